@@ -205,7 +205,7 @@ def find_best(directory: epath.Path) -> epath.Path | None:
 
 
 def anywhere(here: bool) -> bool:
-    """Whether something is so in one of the processes of the job."""
+    """Whether a condition holds in one of the processes of the job."""
     if jax.process_count() == 1:
         return here
     return bool(np.any(multihost_utils.process_allgather(np.array(here))))
@@ -222,34 +222,34 @@ def broadcast(value: Any) -> Any:
 
 
 def share() -> sealing.Share:
-    """Which files of a checkpoint this process hashes: Orbax names its processes in the paths of what they write."""
+    """Returns the files of a checkpoint that this process hashes; Orbax names the writing process in their paths."""
 
     def owner(path: str) -> int:
-        found = re.search(r"process_(\d+)(?:/|$)", path)
-        return int(found[1]) if found else 0
+        match = re.search(r"process_(\d+)(?:/|$)", path)
+        return int(match[1]) if match else 0
 
     return sealing.Share(jax.process_index(), jax.process_count(), owner)
 
 
 def retained(steps: Sequence[int], keep_last: int, keep_every: int, base: int = 0) -> set[int]:
-    """Of the steps of checkpoints, ascending, those that stay; of multiples of `base` the newest, too."""
+    """Returns the steps of the checkpoints to keep; the newest multiple of `base` is one of them."""
     of_base = [step for step in steps if base and step % base == 0]
     return {*steps[-keep_last:], *of_base[-1:], *(step for step in steps if keep_every and step % keep_every == 0)}
 
 
-def prune(directory: epath.Path, kept: set[int]) -> list[int]:
-    """Removes checkpoints but those of some steps and those that a process of this machine reads.
+def prune(directory: epath.Path, retained_steps: set[int]) -> list[int]:
+    """Removes checkpoints, except those of some steps and those that a process of this machine reads.
 
     Returns:
-      The steps of those that were removed.
+      The steps of the removed checkpoints.
 
     Raises:
-      UserError, OSError: one could not be; the others were.
+      UserError, OSError: one could not be removed; the others were.
     """
     removed, failure = [], None
     for step in finished(directory):
         try:
-            if step not in kept and _removed(directory / str(step)):
+            if step not in retained_steps and _remove(directory / str(step)):
                 removed.append(step)
         except (UserError, OSError) as error:
             failure = failure or error
@@ -258,10 +258,10 @@ def prune(directory: epath.Path, kept: set[int]) -> list[int]:
     return removed
 
 
-def _removed(checkpoint: epath.Path) -> bool:
-    """Removes a checkpoint; whether it did, and nobody reads it."""
+def _remove(checkpoint: epath.Path) -> bool:
+    """Removes a checkpoint unless a process reads it; returns whether it did."""
     if storage.is_remote(str(checkpoint)):
-        storage.remove(str(checkpoint / sealing.MANIFEST))  # First what it is not finished without.
+        storage.remove(str(checkpoint / sealing.MANIFEST))  # Without its manifest it is unfinished.
         storage.remove(str(checkpoint))
         return True
     with contextlib.suppress(FileNotFoundError), open(checkpoint.joinpath(*_META), "rb") as file:
@@ -269,18 +269,18 @@ def _removed(checkpoint: epath.Path) -> bool:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
-    # At once for whoever looks: half a checkpoint would look damaged.
-    gone = checkpoint.parent / (checkpoint.name + REMOVED)
-    storage.rename(str(checkpoint), str(gone))
-    storage.remove(str(gone))
+    # Renamed first, since half a checkpoint would look damaged.
+    removed = checkpoint.parent / (checkpoint.name + REMOVED)
+    storage.rename(str(checkpoint), str(removed))
+    storage.remove(str(removed))
     return True
 
 
-def held(checkpoint: epath.Path) -> contextlib.AbstractContextManager:
-    """A lock on a checkpoint of this machine: until it is closed, or forgotten, the checkpoint is not removed.
+def lock(checkpoint: epath.Path) -> contextlib.AbstractContextManager:
+    """Locks a checkpoint of this machine, so that it is not removed until the lock is closed or deleted.
 
     Raises:
-      FileNotFoundError: it is not there, or no longer.
+      FileNotFoundError: it does not exist, or no longer.
       UserError: it is damaged.
     """
     if storage.is_remote(str(checkpoint)):
@@ -299,7 +299,7 @@ def held(checkpoint: epath.Path) -> contextlib.AbstractContextManager:
 
 
 def set_aside(checkpoint: epath.Path) -> epath.Path:
-    """Gives a damaged checkpoint a name under which nothing takes it for one and nothing removes it."""
+    """Renames a damaged checkpoint, so that nothing uses or removes it; returns its new path."""
     numbers = ("", *(f"-{number}" for number in range(2, 1000)))
     names = (checkpoint.parent / f"{checkpoint.name}{DAMAGED}{number}" for number in numbers)
     aside = next(path for path in names if not path.exists())
@@ -307,18 +307,18 @@ def set_aside(checkpoint: epath.Path) -> epath.Path:
     return aside
 
 
-def replace(place: epath.Path, final: epath.Path) -> None:
-    """Gives a sealed checkpoint its name, in the place of what has it; `clear` ends what is cut off in between."""
+def replace(sealed: epath.Path, final: epath.Path) -> None:
+    """Renames a sealed checkpoint to its final path and removes the previous one; `clear` completes this later."""
     replaced = final.parent / (final.name + REMOVED)
     storage.remove(str(replaced))
     if final.exists():
         storage.rename(str(final), str(replaced))
-    storage.rename(str(place), str(final))
+    storage.rename(str(sealed), str(final))
     storage.remove(str(replaced))
 
 
 def clear(directory: epath.Path) -> None:
-    """Removes what saves that were cut off have left."""
+    """Removes the remains of interrupted saves."""
     best, replaced = directory / BEST, directory / (BEST + REMOVED)
     if replaced.exists() and not best.exists():
         storage.rename(str(replaced), str(best))

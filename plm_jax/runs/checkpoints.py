@@ -11,7 +11,7 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 import numpy as np
@@ -32,7 +32,7 @@ def _rest(state: TrainState) -> dict[str, Any]:
 
 
 class Loaded(NamedTuple):
-    """Weights for use: the parameters, the run that trained them, what the checkpoint says of itself."""
+    """Weights of a checkpoint: the parameters, the run that trained them, and the `meta`."""
 
     params: Any
     run: config.Run
@@ -40,16 +40,16 @@ class Loaded(NamedTuple):
 
 
 class Checkpoints:
-    """The checkpoints of one run directory; use as a context manager, leaving it waits for a save under way.
+    """The checkpoints of one run directory; a context manager that waits at its end for the save under way.
 
-    A save that fails leaves the checkpoints as they were, and `failure` says why.
+    A failed save leaves the checkpoints as they were, and `failure` returns the reason.
     """
 
     def __init__(self, workdir: str, settings: config.CheckpointConfig, base: int = 0, run_id: str | None = None):
         """Opens the checkpoints of a run.
 
         Args:
-          base: as in `folders.retained`.
+          base: number of which the newest multiple is kept, too.
           run_id: identity of the run, which each checkpoint records.
         """
         self.directory = folders.of_run(workdir)
@@ -64,20 +64,20 @@ class Checkpoints:
                 self.directory.mkdir(parents=True, exist_ok=True)
                 folders.clear(self.directory)
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         with progress.doing("writing the last checkpoint"):
             self.wait()
             self._saver.close()
 
     def save(self, step: int, state: TrainState, meta: dict[str, Any]) -> None:
-        """Begins to save the state after `step` steps; the arrays are copied before this returns."""
+        """Begins to save the state after `step` steps; returns once the arrays are copied."""
         self._begin(str(step), step, meta, params=state.params, training=_rest(state))
 
     def save_best(self, step: int, params: Any, meta: dict[str, Any]) -> bool:
-        """Replaces the saved best weights and waits for the save; returns whether it succeeded. `meta` as in `save`."""
+        """Replaces the saved best weights and waits for the save; returns whether it succeeded."""
         with progress.doing("writing the best checkpoint"):
             self.wait()
             before, self._failure = self._failure, None
@@ -94,48 +94,48 @@ class Checkpoints:
             self._saving = None
 
     def failure(self) -> str | None:
-        """Why a save failed since this was asked last, in one line; None where none did."""
-        told, self._failure = self._failure, None
-        return told
+        """Returns the reason of a failure since the last call, in one line, or None."""
+        failure, self._failure = self._failure, None
+        return failure
 
     def left(self) -> str | None:
-        """Why a checkpoint that need not be kept is still there, in one line, as of `failure`."""
-        told, self._left = self._left, None
-        return told
+        """Returns the reason why an old checkpoint was not removed since the last call, in one line, or None."""
+        reason, self._left = self._left, None
+        return reason
 
     def restore(self, step: int, abstract: TrainState) -> TrainState:
-        """The state of a checkpoint, laid out as `abstract` (shapes with shardings) says.
+        """Returns the state of a checkpoint with the shapes and shardings of `abstract`.
 
         Raises:
-          UserError: it cannot be read.
+          UserError: the checkpoint cannot be read.
         """
         return read_state(self.directory / str(step), abstract)
 
     def _begin(self, name: str, step: int, meta: dict[str, Any], **trees: Any) -> None:
         self.wait()
-        place = self.directory / (name if self._is_remote else name + folders.UNSEALED)
+        path = self.directory / (name if self._is_remote else name + folders.UNSEALED)
         items: dict[str, Any] = {key: ocp.args.StandardSave(tree) for key, tree in trees.items()}
         about = {"format": folders.FORMAT, "step": step, "run_id": self._run_id}
         items["meta"] = ocp.args.JsonSave(about | meta)
-        with self._noting_failure(name):
-            self._saver.save(place, args=ocp.args.Composite(**items), force=True)
-            self._saving = threading.Thread(target=self._finish, args=(place, name, step), name="saving")
+        with self._recording_failure(name):
+            self._saver.save(path, args=ocp.args.Composite(**items), force=True)
+            self._saving = threading.Thread(target=self._finish, args=(path, name, step), name="saving")
             self._saving.start()
 
-    def _finish(self, place: epath.Path, name: str, step: int) -> None:
-        """Seals what Orbax has written, gives it its name and removes others; on a thread."""
-        with self._noting_failure(name):
+    def _finish(self, path: epath.Path, name: str, step: int) -> None:
+        """Seals a checkpoint that Orbax has written, renames it and removes old ones; runs on a thread."""
+        with self._recording_failure(name):
             self._saver.wait_until_finished()
             about = {"format": folders.FORMAT, "checkpoint": name, "step": step, "sealed": time.time()}
-            sealing.seal(str(place), about, folders.share())
+            sealing.seal(str(path), about, folders.share())
             if jax.process_index():
                 return
             if not self._is_remote:
-                folders.replace(place, self.directory / name)
+                folders.replace(path, self.directory / name)
         self._prune()
 
     def _prune(self) -> None:
-        """Removes what need not be kept; where that fails, the checkpoint that was saved is good all the same."""
+        """Removes old checkpoints; a failure does not affect the saved one."""
         settings = self._settings
         try:
             steps = folders.finished(self.directory)
@@ -144,25 +144,25 @@ class Checkpoints:
             self._left = f"a checkpoint that need not be kept could not be removed ({one_line(error)})"
 
     @contextlib.contextmanager
-    def _noting_failure(self, name: str) -> Iterator[None]:
+    def _recording_failure(self, name: str) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # Orbax, TensorStore and each store have their own.
+        except Exception as error:  # Orbax, TensorStore and each store have errors of their own.
             self._failure = f"checkpoint {name} could not be saved ({one_line(error.__cause__ or error)})"
 
 
 def read_state(checkpoint: epath.Path, abstract: TrainState) -> TrainState:
-    """As `Checkpoints.restore`, of a checkpoint's folder, in and beside which nothing is written.
+    """Returns the state of a checkpoint's folder with the shapes and shardings of `abstract`; writes no files.
 
     Raises:
-      UserError: it is damaged.
+      UserError: the checkpoint is damaged.
     """
     items = ocp.args.Composite(
         params=ocp.args.StandardRestore(abstract.params), training=ocp.args.StandardRestore(_rest(abstract))
     )
     with (
         progress.doing(f"restoring {checkpoint}"),
-        _damage_named(checkpoint),
+        _reporting_damage(checkpoint),
         ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer,
     ):
         restored = checkpointer.restore(checkpoint, args=items)
@@ -170,12 +170,12 @@ def read_state(checkpoint: epath.Path, abstract: TrainState) -> TrainState:
 
 
 @contextlib.contextmanager
-def _damage_named(checkpoint: epath.Path) -> Iterator[None]:
-    """What Orbax raises on a damaged checkpoint becomes a `UserError`."""
+def _reporting_damage(checkpoint: epath.Path) -> Iterator[None]:
+    """Converts the errors of Orbax on a damaged checkpoint to a `UserError`."""
     try:
         yield
     except Exception as error:
-        # Orbax wraps what its parts say into a bare Exception.
+        # Orbax wraps some errors into a bare Exception.
         if type(error) is Exception or isinstance(
             error, ValueError | KeyError | TypeError | OSError | AttributeError | RecursionError
         ):
@@ -194,18 +194,18 @@ class Saved(files.InFiles):
 
 
 def load_params(path: str) -> Loaded:
-    """The newest checkpoint of a run directory, or one checkpoint; its parameters are read when they are asked for.
+    """Opens the newest checkpoint of a run directory, or one checkpoint; reads parameters when they are used.
 
-    Until they are forgotten the checkpoint is not removed by a run of this machine.
+    A run of this machine does not remove the checkpoint as long as the parameters exist.
 
     Raises:
       UserError: there is no checkpoint, or it is damaged.
     """
     checkpoint = folders.newest(path)
     try:
-        return _loaded(checkpoint, folders.held(checkpoint))
+        return _loaded(checkpoint, folders.lock(checkpoint))
     except (UserError, FileNotFoundError):
-        # The run may have removed it since: then there is a newer one.
+        # The run may have removed it meanwhile; then there is a newer one.
         if checkpoint.exists() or folders.newest(path) == checkpoint:
             raise
     return load_params(path)
@@ -215,7 +215,7 @@ def _loaded(checkpoint: epath.Path, hold: Any) -> Loaded:
     meta = folders.checked(checkpoint, outside=["training/"])
     run = config.from_saved(meta["config"], meta.get("modules"))
     # A checkpointer would log that `params` lacks the metadata of a checkpoint.
-    with _damage_named(checkpoint), contextlib.closing(ocp.StandardCheckpointHandler()) as handler:
+    with _reporting_damage(checkpoint), contextlib.closing(ocp.StandardCheckpointHandler()) as handler:
         tree = handler.metadata(checkpoint / "params").tree
 
     # Query, key and value, which some families of Hugging Face's keep in one tensor, are read once each.
@@ -223,7 +223,7 @@ def _loaded(checkpoint: epath.Path, hold: Any) -> Loaded:
     def read(names: tuple[str, ...], _hold: Any = hold) -> np.ndarray:  # The lock lasts as long as this function.
         item = traverse_util.unflatten_dict({names: ocp.RestoreArgs(restore_type=np.ndarray)})
         args = ocp.args.PyTreeRestore(item=item, restore_args=item, partial_restore=True)
-        with _damage_named(checkpoint), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        with _reporting_damage(checkpoint), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
             restored: dict[Any, Any] = traverse_util.flatten_dict(checkpointer.restore(checkpoint / "params", args))
             return restored[names]
 

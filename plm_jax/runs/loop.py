@@ -73,7 +73,7 @@ def pretrain(
             return
     job.reader.check_vocabulary()
     # Only now, so that a mistake leaves no files behind. Leaving `tasks` waits until the last checkpoint is scored.
-    with tasks, workdir_lock.held(workdir), Interruption(run.checkpoint.grace_seconds) as interruption:
+    with tasks, workdir_lock.lock(workdir), Interruption(run.checkpoint.grace_seconds) as interruption:
         resume.set_damaged_aside(resumed, workdir)
         notes += selection.set_aside(best)
         _train(job, workdir, best, notes, began, interruption, tasks)

@@ -108,7 +108,7 @@ def _compute(run: config.Run, workdir: str, first_step: int, step: int) -> tuple
     def read_state(step: int, abstract: TrainState) -> TrainState:
         return checkpoints.read_state(folder / str(step), abstract)
 
-    with folders.held(folder / str(first_step)) if first_step else contextlib.nullcontext():
+    with folders.lock(folder / str(first_step)) if first_step else contextlib.nullcontext():
         resumed = None
         if first_step:
             resumed = resume.from_meta(workdir, folders.checked(folder / str(first_step)))

@@ -13,25 +13,25 @@ from plm_jax.runs import checkpoint_folders as folders
 
 
 def folder(workdir: str) -> str:
-    """Where the first process of the job that trains in a run directory says that it does."""
+    """Returns the folder of the lock, which the first process of a job holds."""
     return os.path.join(workdir, "lock")
 
 
 @contextlib.contextmanager
-def held(workdir: str, about: Callable[[], dict[str, Any]] = dict) -> Iterator[None]:
-    """Holds a run directory; all processes of a job call it, and all are refused where the first one is.
+def lock(workdir: str, about: Callable[[], dict[str, Any]] = dict) -> Iterator[None]:
+    """Locks a run directory; every process of a job calls it, and every one fails if the first one does.
 
     Raises:
       UserError: another job trains in it.
       OSError: it cannot be written.
     """
     with contextlib.ExitStack() as stack:
-        refused: Exception | None = None
+        failure: Exception | None = None
         if jax.process_index() == 0:
             try:
                 stack.enter_context(leases.held(folder(workdir), f"trains in {workdir}", about))
             except (UserError, OSError) as error:
-                refused = error
-        if folders.anywhere(refused is not None):
-            raise refused or UserError(f"the job's first process cannot train in {workdir}: see what it says")
+                failure = error
+        if folders.anywhere(failure is not None):
+            raise failure or UserError(f"the job's first process cannot train in {workdir}: see what it says")
         yield

@@ -13,7 +13,7 @@ import jax
 from plm_jax import config
 from plm_jax.common import users
 from plm_jax.runs import checkpoint_folders as folders
-from plm_jax.runs import epochs, resume, run_directory, selection, setup, weights_and_biases, workdir_lock
+from plm_jax.runs import epochs, phase_costs, resume, run_directory, selection, setup, weights_and_biases, workdir_lock
 from plm_jax.runs.callbacks import Callback, Stop, TrainingContext
 from plm_jax.runs.checkpoints import Checkpoints
 from plm_jax.runs.coordination import Coordinator
@@ -59,7 +59,8 @@ def pretrain(
     resumed = resume.find_latest_checkpoint(workdir, run.train.steps, refuse_damaged)
     job = setup.build(run, resumed)
     best = selection.read_start(run.evaluation.select, workdir, resumed, refuse_damaged)
-    tasks = TaskEvaluation(run.evaluation.tasks, run.data.sources, workdir, users.flags(run))
+    module_flags = users.flags(run) if run.evaluation.tasks else []
+    tasks = TaskEvaluation(run.evaluation.tasks, run.data.sources, workdir, module_flags)
     notes = [*resumed.notes(run, job.changes), *best.notes] if resumed else list(best.notes)
     if resumed:
         is_finished = resumed.step == run.train.steps
@@ -102,7 +103,8 @@ def _train(
         history = described.get("history", [])
         with _open_telemetry(job, workdir, run_id, history, [*notes, *restored]) as telemetry:
             incidents = setup.new_incidents(job, workdir)
-            logger = MetricsLogger(run, telemetry, goodput, incidents)
+            count_costs = functools.partial(phase_costs.count, run)
+            logger = MetricsLogger(run.train.log_every, count_costs, telemetry, goodput, incidents)
             coordinator = Coordinator(run.checkpoint, f"{workdir}/{first_step}")
             select = run.evaluation.select
             selector = selection.Selection(job.validation, checkpoints, select, best) if select else None

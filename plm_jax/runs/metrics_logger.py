@@ -9,12 +9,12 @@ from typing import Any
 import jax
 from typing_extensions import override
 
-from plm_jax import config
+from plm_jax.common.phases import Phase
 from plm_jax.data.reader import digest_hex
-from plm_jax.runs import phase_costs
 from plm_jax.runs.callbacks import Callback, TrainingContext
 from plm_jax.runs.goodput import Goodput
 from plm_jax.runs.incidents import Incidents
+from plm_jax.runs.phase_costs import PhaseCosts
 from plm_jax.runs.telemetry import Telemetry
 from plm_jax.training import flops
 
@@ -25,9 +25,22 @@ _NOT_SCALAR = ("digest", "norms", "incident", "limits")
 class MetricsLogger(Callback):
     """Reads metrics one step late, so that the device never waits for the host, and writes the rows."""
 
-    def __init__(self, run: config.Run, telemetry: Telemetry | None, goodput: Goodput, incidents: Incidents):
-        """`telemetry` is None in every process except the first, which reads metrics without writing rows."""
-        self._run, self._telemetry, self._goodput, self._incidents = run, telemetry, goodput, incidents
+    def __init__(
+        self,
+        log_every: int,
+        count_costs: Callable[[Phase], PhaseCosts],
+        telemetry: Telemetry | None,
+        goodput: Goodput,
+        incidents: Incidents,
+    ):
+        """Prepares to log every `log_every` steps.
+
+        Args:
+          count_costs: function from a phase to the costs of its steps, from which rates are computed.
+          telemetry: files of metrics, or None in every process except the first, which writes no rows.
+        """
+        self._log_every, self._count_costs = log_every, count_costs
+        self._telemetry, self._goodput, self._incidents = telemetry, goodput, incidents
         chip = flops.chip(jax.devices()[0].device_kind)
         self._peak_flops = chip.flops * jax.device_count() if chip else None
         self._pending: tuple[int, Mapping[str, Any], float] | None = None
@@ -37,8 +50,7 @@ class MetricsLogger(Callback):
     @override
     def begin_phase(self, context: TrainingContext) -> None:
         """Prepares the rates of a phase, which leave out its first step because it compiles."""
-        self._tokens = phase_costs.num_tokens(self._run, context.phase)
-        self._flops = phase_costs.model_flops(self._run, context.phase)
+        self._costs, self._num_steps = self._count_costs(context.phase), context.num_steps
         self._since, self._waited, self._steps = None, 0.0, 0
         self._has_validated = False
 
@@ -89,8 +101,7 @@ class MetricsLogger(Callback):
             names = ", ".join(non_finite)
             self._telemetry.say(f"validation after step {step}: {names} of no finite value, left out of its row")
         self._telemetry.progress(step, float(metrics["loss"]), rates.get("train/tokens_per_second"))
-        train = self._run.train
-        if step % train.log_every == 0 or step == train.steps or validation or incident:
+        if step % self._log_every == 0 or step == self._num_steps or validation or incident:
             self._telemetry.write(self._row(step, metrics, rates, validation) | incident)
             self._since, self._waited, self._steps = time.perf_counter() if validate else now, 0.0, 0
         return validation
@@ -110,11 +121,11 @@ class MetricsLogger(Callback):
         step_seconds = seconds / self._steps
         rates = {
             "train/step_seconds": step_seconds,
-            "train/tokens_per_second": self._tokens / step_seconds,
+            "train/tokens_per_second": self._costs.tokens / step_seconds,
             "train/data_wait_seconds": self._waited / self._steps,
         }
         if self._peak_flops:
-            rates["train/mfu"] = self._flops / step_seconds / self._peak_flops
+            rates["train/mfu"] = self._costs.flops / step_seconds / self._peak_flops
         return rates
 
     def _row(

@@ -1,8 +1,27 @@
 """Tokens and model FLOPs of the training steps of a phase."""
 
+from typing import NamedTuple
+
 from plm_jax import config
 from plm_jax.common.phases import Phase
 from plm_jax.training import flops
+
+
+class PhaseCosts(NamedTuple):
+    """Costs of one training step of a phase.
+
+    Attributes:
+      tokens: number of tokens of a batch, including padding.
+      flops: model FLOPs.
+    """
+
+    tokens: int
+    flops: int
+
+
+def count(run: config.Run, phase: Phase) -> PhaseCosts:
+    """Returns the costs of one training step."""
+    return PhaseCosts(num_tokens(run, phase), model_flops(run, phase))
 
 
 def model_flops(run: config.Run, phase: Phase) -> int:

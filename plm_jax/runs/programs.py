@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
-from plm_jax import config, losses
+from plm_jax import config, losses, objectives
 from plm_jax.common import keys
 from plm_jax.common.errors import UserError
 from plm_jax.common.phases import Phase
-from plm_jax.models import pipeline, registry
+from plm_jax.models import ModelConfig, pipeline, registry
 from plm_jax.training import compiler, flops, layer_decay, optimizers, schedules, spikes, trainable
 from plm_jax.training import mesh as meshes
 from plm_jax.training.program import Program
@@ -58,8 +58,10 @@ class Programs:
         self._batch_sizes = {self._sizes(phase): phase.batch_size for phase in reversed(remaining)}
         self._meshes = {self._sizes(phase): meshes.build(config.mesh_of(run, phase), devices) for phase in remaining}
         for phase in remaining:
-            _check_divides(run, phase, self._meshes[self._sizes(phase)])
-        _check_parameters(run, max(mesh.shape["stage"] for mesh in self._meshes.values()))
+            length = run.objective.row_length(phase.length)
+            _check_divides(run.model, phase, length, self._meshes[self._sizes(phase)])
+        most_stages = max(mesh.shape["stage"] for mesh in self._meshes.values())
+        _check_parameters(run.model, run.train.trainable, run.optimizer.layer_decay, most_stages)
         self.first = self.at(remaining[0])
         num_devices = self.first.mesh.size
         of_phases = [config.mesh_of(run, phase) for phase in config.resolve_phases(run)]
@@ -101,7 +103,7 @@ def build(run: config.Run, mesh: Mesh, batch_size: int) -> Program:
     trained = trainable.Trainable(train.trainable)
     return Program(
         model=run.model,
-        loss=build_loss(run, mesh, z_loss=train.z_loss, label_smoothing=train.label_smoothing),
+        loss=build_loss(run.objective, run.model, mesh, z_loss=train.z_loss, label_smoothing=train.label_smoothing),
         optimizer=optimizers.build(run.optimizer, None if trained.is_all else trained, run.model),
         mesh=mesh,
         batch_size=batch_size,
@@ -116,19 +118,18 @@ def build(run: config.Run, mesh: Mesh, batch_size: int) -> Program:
     )
 
 
-def build_loss(run: config.Run, mesh: Mesh, **settings: Any) -> losses.Loss:
-    """Returns the loss of a run's objective; `settings` are further fields of it.
+def build_loss(objective: objectives.Objective, model: ModelConfig, mesh: Mesh, **settings: Any) -> losses.Loss:
+    """Returns the loss of an objective; `settings` are further fields of it.
 
     Raises:
       UserError: the model lacks a head that the loss needs.
     """
-    objective = run.objective
     chip = flops.chip(mesh.devices.flat[0].device_kind)
     if chip and chip.hbm_bytes:
         settings["logits_at_once"] = chip.hbm_bytes // _LOGITS_SHARE // 4
     loss = losses.get(objective.loss, **objective.loss_settings, **settings)
     for head in loss.heads:
-        if head not in run.model.named_heads:
+        if head not in model.named_heads:
             raise UserError(
                 f"objective '{objective.kind}' trains the {head} head, which config.model has not: give it one, or "
                 "choose another objective"
@@ -145,21 +146,21 @@ def _batch_shards(mesh: config.MeshConfig, num_devices: int) -> int:
     return math.prod(sizes[axis] for axis in meshes.BATCH_AXES)
 
 
-def _check_parameters(run: config.Run, most_stages: int) -> None:
+def _check_parameters(model: ModelConfig, patterns: Sequence[str], decay: float, most_stages: int) -> None:
     """Rejects settings of parameters that the model does not have, or that stages of this number cut."""
-    trainable.check_layers(run.model, most_stages)
-    trained = trainable.Trainable(run.train.trainable)
+    trainable.check_layers(model, most_stages)
+    trained = trainable.Trainable(patterns)
     if not trained.is_all:
-        trained.check(registry.shapes(run.model), most_stages)
-    if run.optimizer.layer_decay != 1.0:
-        layer_decay.check(run.model, run.optimizer.layer_decay)
+        trained.check(registry.shapes(model), most_stages)
+    if decay != 1.0:
+        layer_decay.check(model, decay)
 
 
-def _check_divides(run: config.Run, phase: Phase, mesh: Mesh) -> None:
+def _check_divides(model: ModelConfig, phase: Phase, length: int, mesh: Mesh) -> None:
     """Rejects a mesh that does not divide the rows of a phase or their length; the error names the nearest one."""
-    rows, length = phase.batch_size // phase.microbatches, run.objective.row_length(phase.length)
+    rows = phase.batch_size // phase.microbatches
     shards, sizes, over = meshes.batch_shards(mesh), dict(mesh.shape), " × ".join(meshes.BATCH_AXES)
-    nearest_mesh = functools.partial(_nearest_mesh, run, rows, length, mesh)
+    nearest_mesh = functools.partial(_nearest_mesh, model, rows, length, mesh)
     if rows % shards:
         at_once = shards * phase.microbatches
         batch_size = at_once * max(1, round(phase.batch_size / at_once))
@@ -168,9 +169,9 @@ def _check_divides(run: config.Run, phase: Phase, mesh: Mesh) -> None:
             f"mesh's {shards} ({over}) do not divide: {nearest_mesh()}, or a train.batch_size of "
             f"{batch_size:,}"
         )
-    if sizes["context"] > 1 and not run.model.any_order:
+    if sizes["context"] > 1 and not model.any_order:
         raise UserError(
-            f"a model of kind '{run.model.kind}' reads a row from its one end to the other, so mesh.context cannot cut "
+            f"a model of kind '{model.kind}' reads a row from its one end to the other, so mesh.context cannot cut "
             f"it: {nearest_mesh()}"
         )
     if length % sizes["context"]:
@@ -178,11 +179,11 @@ def _check_divides(run: config.Run, phase: Phase, mesh: Mesh) -> None:
             f"rows of {length:,} tokens are not divided by mesh.context={sizes['context']}: {nearest_mesh()}, or "
             "change data.length"
         )
-    stages, wanted = sizes["stage"], run.model.pipeline_microbatches
-    if not pipeline.cuts(run.model.stacks, stages):
-        layers = " and ".join(str(stack.layers) for stack in run.model.stacks) or "no"
+    stages, wanted = sizes["stage"], model.pipeline_microbatches
+    if not pipeline.cuts(model.stacks, stages):
+        layers = " and ".join(str(stack.layers) for stack in model.stacks) or "no"
         raise UserError(
-            f"mesh.stage={stages} does not divide the {layers} layers of a model of kind '{run.model.kind}', or the "
+            f"mesh.stage={stages} does not divide the {layers} layers of a model of kind '{model.kind}', or the "
             f"groups that share parameters: {nearest_mesh()}"
         )
     rows = rows // shards * stages
@@ -194,9 +195,8 @@ def _check_divides(run: config.Run, phase: Phase, mesh: Mesh) -> None:
         )
 
 
-def _nearest_mesh(run: config.Run, rows: int, length: int, mesh: Mesh) -> str:
+def _nearest_mesh(model: ModelConfig, rows: int, length: int, mesh: Mesh) -> str:
     """Returns the advice to take the nearest mesh of as many devices that divides the rows and their length."""
-    model = run.model
 
     def fits(sizes):
         return (

@@ -85,7 +85,7 @@ def build(
     with progress.doing("opening the caches"):
         share = len(_local_rows(program.mesh, program.batch_size)) / program.batch_size
         reader = Reader(config.reader_config(run, programs.phases), share)
-        validation = Validation(run, programs, reader)
+        validation = Validation(run.evaluation, run.objective, run.model, programs, reader)
         validation.check_select()
     changes = _find_changes(run, program, reader, resumed) if resumed else []
     return TrainingSetup(run, programs, reader, validation, resumed, changes)

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from typing_extensions import override
 
-from plm_jax import config, objectives
+from plm_jax import config, losses, objectives
 from plm_jax.common import metrics as declarations
 from plm_jax.common.errors import UserError, nearest
 from plm_jax.data.labelled import metrics
@@ -16,7 +16,7 @@ from plm_jax.data.layouts.labelled import LabelledRows
 from plm_jax.data.mixtures import Mixture
 from plm_jax.data.reader import Reader
 from plm_jax.losses import means
-from plm_jax.models import task_heads
+from plm_jax.models import ModelConfig, task_heads
 from plm_jax.models.heads import TASK
 from plm_jax.runs.callbacks import Callback, TrainingContext
 from plm_jax.runs.metrics_logger import MetricsLogger
@@ -34,13 +34,20 @@ class Validation:
     least one batch, and at most as many as it holds out.
     """
 
-    def __init__(self, run: config.Run, programs: Programs, reader: Reader):
-        self._run, self._programs, self._reader = run, programs, reader
-        self._settings, self._objective = run.evaluation, run.objective
+    def __init__(
+        self,
+        settings: config.EvaluationConfig,
+        objective: objectives.Objective,
+        model: ModelConfig,
+        programs: Programs,
+        reader: Reader,
+    ):
+        self._settings, self._objective, self._model = settings, objective, model
+        self._programs, self._reader = programs, reader
         self._labels: Sequence[str] = ()
-        self._is_labelled = isinstance(run.objective, objectives.LabelledObjective)
+        self._is_labelled = isinstance(objective, objectives.LabelledObjective)
         if self._is_labelled:
-            self._labels = getattr(run.model.named_heads[TASK], "labels", ())
+            self._labels = getattr(model.named_heads[TASK], "labels", ())
         self._batch_size = -(-self._settings.batch_size // programs.batch_shards) * programs.batch_shards
         self._step = functools.cache(self._compile)
 
@@ -128,16 +135,20 @@ class Validation:
             sums, carry, output = self._step(program)(params, batch, carry)
             total = means.add(total, jax.device_get(sums))
             outputs.append(jax.device_get(output))
-        result = means.of_total(build_loss(self._run, program.mesh), total)
+        result = means.of_total(self._loss(program), total)
         if self._is_labelled:
             labelled = self._reader.rows("validation", name, length)
             assert isinstance(labelled, LabelledRows)
             result |= metrics.of_outputs(labelled, list(np.concatenate(outputs)), self._labels)
         return result
 
+    def _loss(self, program: Program) -> losses.Loss:
+        """Returns the loss without the terms that regularize training."""
+        return build_loss(self._objective, self._model, program.mesh)
+
     def _compile(self, program: Program) -> Callable:
         """Returns the jitted function from a batch to its sums, the new carry, and the output of a task head."""
-        loss, model = build_loss(self._run, program.mesh), program.module()
+        loss, model = self._loss(program), program.module()
         published = program.published_state.params
 
         def step(params, batch, carry):

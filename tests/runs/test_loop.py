@@ -25,6 +25,7 @@ from plm_jax.runs import checkpoints, loop, metrics_logger, run_directory, setup
 from plm_jax.runs.callbacks import TrainingContext
 from plm_jax.runs.goodput import Goodput
 from plm_jax.runs.metrics_logger import MetricsLogger
+from plm_jax.runs.phase_costs import PhaseCosts
 from plm_jax.runs.programs import Programs
 from plm_jax.training import flops
 from plm_jax.training import mesh as meshes
@@ -236,7 +237,7 @@ def test_speeds_leave_validation_and_compiling_out(tiny, monkeypatch):
     quiet = lambda *_, **__: contextlib.nullcontext()  # noqa: E731
     log = types.SimpleNamespace(progress=lambda *_: None, write=written.append, doing=quiet, say=print)
     job = setup.build(runs.make(tiny, train={"log_every": 2}), devices=jax.devices()[:1])
-    recorder = MetricsLogger(job.run, log, Goodput(), setup.new_incidents(job, "none"))
+    recorder = MetricsLogger(2, lambda phase: PhaseCosts(1, 1), log, Goodput(), setup.new_incidents(job, "none"))
     context = TrainingContext(job.programs.phases[0], job.program, None, 0, 6)
     recorder.begin_phase(context)
     for step in range(1, 8):

@@ -40,7 +40,7 @@ class Programs:
         phases: Sequence[Phase] | None = None,
         first_step: int = 0,
     ):
-        """Checks that the run fits the devices, and builds the program of the first phase.
+        """Builds the program of the first phase, and checks that the run fits the devices.
 
         Args:
           devices: all by default.
@@ -57,12 +57,12 @@ class Programs:
         remaining = [phase for phase in self.phases if phase.end_step > first_step] or self.phases[-1:]
         self._batch_sizes = {self._sizes(phase): phase.batch_size for phase in reversed(remaining)}
         self._meshes = {self._sizes(phase): meshes.build(config.mesh_of(run, phase), devices) for phase in remaining}
+        self.first = self.at(remaining[0])
         for phase in remaining:
             length = run.objective.row_length(phase.length)
             _check_divides(run.model, phase, length, self._meshes[self._sizes(phase)])
         most_stages = max(mesh.shape["stage"] for mesh in self._meshes.values())
         _check_parameters(run.model, run.train.trainable, run.optimizer.layer_decay, most_stages)
-        self.first = self.at(remaining[0])
         num_devices = self.first.mesh.size
         of_phases = [config.mesh_of(run, phase) for phase in config.resolve_phases(run)]
         self.batch_shards = math.lcm(*(_batch_shards(mesh, num_devices) for mesh in of_phases))

@@ -168,6 +168,7 @@ def newest_intact(directory: epath.Path, refuse_damaged: bool) -> IntactCheckpoi
         meta, damage = checked_everywhere(checkpoint)
         if meta is not None:
             return IntactCheckpoint(checkpoint, meta, damaged_steps)
+        assert damage is not None
         if refuse_damaged or step == steps[0]:
             raise damage
         damaged_steps[step] = damage.reason

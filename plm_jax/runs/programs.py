@@ -146,7 +146,7 @@ def _batch_shards(mesh: config.MeshConfig, num_devices: int) -> int:
     return math.prod(sizes[axis] for axis in meshes.BATCH_AXES)
 
 
-def _check_parameters(model: ModelConfig, patterns: Sequence[str], decay: float, most_stages: int) -> None:
+def _check_parameters(model: ModelConfig, patterns: tuple[str, ...], decay: float, most_stages: int) -> None:
     """Rejects settings of parameters that the model does not have, or that stages of this number cut."""
     trainable.check_layers(model, most_stages)
     trained = trainable.Trainable(patterns)

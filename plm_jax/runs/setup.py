@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from plm_jax import config
@@ -207,7 +208,8 @@ def _local_rows(mesh: jax.sharding.Mesh, batch_size: int) -> np.ndarray:
 def _check_heads(setup: TrainingSetup) -> None:
     """Raises `UserError` if the loss of a new run does not train one of the model's heads."""
     program, objective = setup.program, setup.run.objective
-    batch = blank_batch(config.reader_config(setup.run), setup.programs.phases[0].length)
+    blank = blank_batch(config.reader_config(setup.run), setup.programs.phases[0].length)
+    batch = {name: jnp.asarray(array) for name, array in blank.items()}
     for head in untrained_heads(program.loss, program.module(), batch):
         raise UserError(
             f"nothing trains the {head} head of config.model: objective '{objective.kind}' on config.data "

@@ -153,6 +153,7 @@ def _with_special_tokens(run: config.Run) -> config.Run:
     new = {name: first + number for number, name in enumerate(missing)}
     new_tokens = max(0, size - model.vocab_size)
     if new_tokens:
+        assert isinstance(model, models.TransformerConfig)
         embedding = dataclasses.replace(model.embedding, vocab_size=size)
         model = dataclasses.replace(model, embedding=embedding)
     return dataclasses.replace(

@@ -140,6 +140,7 @@ class Reader:
         layout, source = self._data.layout, self.sources[name]
         if source.has_inputs_targets:
             packed = self._data.inputs_targets.packed
+            assert self._example_rows is not None
             return inputs_targets.InputsTargetsRows(source.splits[split], self._example_rows, length, packed)
         characters = self._spelling if layout.reads_characters(self._settings.objective) else None
         request = layouts.RowRequest.of(source, split, length, self.objective, self._seed, characters)
@@ -426,7 +427,8 @@ def _follow_parent(index: int, count: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def end_too() -> None:
-        multiprocessing.parent_process().join()
+        if (parent := multiprocessing.parent_process()) is not None:
+            parent.join()
         os._exit(1)
 
     threading.Thread(target=end_too, daemon=True).start()

@@ -70,7 +70,7 @@ def get(name: str, special: Special | None = None, **settings: Any) -> BoundObje
     """
     if name not in Objective.choices:
         raise UserError(f"there is no objective '{name}': {nearest(name, Objective.choices)}")
-    choice = Objective.choices[name]
+    choice: Any = Objective.choices[name]
     known = [f.name for f in dataclasses.fields(choice)]
     for setting in settings:
         if setting not in known:

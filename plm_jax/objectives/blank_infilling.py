@@ -273,16 +273,16 @@ def _share(
     """
     if len(rooms) == 1 and (left := int(rooms[0] - lengths.sum()) - len(lengths)) > 0:
         return [left], [lengths.tolist()]
-    rooms, own = rooms.tolist(), [[] for _ in rooms]
+    left_rooms, own = rooms.tolist(), [[] for _ in rooms]
     for length, draw in zip(lengths.tolist(), rng.random(len(lengths)).tolist(), strict=True):
-        length = min(length, max(rooms) - 1)
+        length = min(length, max(left_rooms) - 1)
         if length < 1:
             break
-        fitting = list(itertools.accumulate([room if room > length else 0 for room in rooms]))
+        fitting = list(itertools.accumulate([room if room > length else 0 for room in left_rooms]))
         document = bisect.bisect_right(fitting, draw * fitting[-1])
-        rooms[document] -= length + 1
+        left_rooms[document] -= length + 1
         own[document].append(length)
-    return rooms, own
+    return left_rooms, own
 
 
 # The rows of part B.

@@ -9,7 +9,6 @@ from plm_jax.common.roles import Role
 from plm_jax.objectives.special import Special
 
 
-@dataclass(frozen=True)
 class Objective(Role):
     """What a model is asked to predict of a text: the noise, the targets, and all that the rest asks about them.
 

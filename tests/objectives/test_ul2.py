@@ -95,7 +95,7 @@ def test_mistakes_are_told():
         ({"noise_density": 2.0}, "2.0"),
     ):
         with pytest.raises(UserError, match=message):
-            objectives.get("ul2", denoisers=(objectives.Denoiser(), objectives.Denoiser(**wrong)))
+            trees.parse(objectives.UL2, {"denoisers": [wrong]}, "config.objective")
     with pytest.raises(UserError, match="no rate above 0"):
         objectives.get("ul2", denoisers=(objectives.Denoiser(rate=0.0),))
     with pytest.raises(UserError, match="takes 98 sentinels a row, the vocabulary has 3"):

@@ -69,7 +69,7 @@ class Vectors:
         """
         path = self.path(CHECKSUMS)
         found = load(path, sum(self._blocks.values()), "<u4")
-        if zlib.crc32(found) != self._crc32:
+        if zlib.crc32(found.data) != self._crc32:
             raise damaged(path, "its bytes have changed")
         return found
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 
@@ -90,4 +90,4 @@ def described(columns: Sequence[Column]) -> list[dict[str, str]]:
 
 def read(listed: Sequence[Mapping[str, str]]) -> tuple[Column, ...]:
     """What `described` gave."""
-    return tuple(Column(**{name: of[name] for name in ("name", "dtype", "kind")}) for of in listed)
+    return tuple(Column(of["name"], of["dtype"], cast(Kind, of["kind"])) for of in listed)

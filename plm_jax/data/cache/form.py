@@ -193,7 +193,7 @@ def token_block_bytes(item_bytes: int) -> int:
 
 def files_json(rows: Mapping[str, Any]) -> bytes:
     """What `files.json` holds: of each split its files, each a list that begins with the name, and their CRC-32."""
-    return json.dumps(rows | {"crc32": crc32(rows)}).encode("utf-8")
+    return json.dumps(dict(rows) | {"crc32": crc32(rows)}).encode("utf-8")
 
 
 def read_files(folder: str) -> dict[str, list[Any]] | None:

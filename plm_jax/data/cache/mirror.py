@@ -41,6 +41,10 @@ class Folder:
         """Whether a file is on this machine."""
         return os.path.exists(os.path.join(self.folder, *names))
 
+    def read(self, start: int, stop: int, *names: str) -> bytes:
+        """Returns bytes [start, stop) of a file."""
+        return storage.read_range(self(*names), start, stop)
+
 
 class Mirror(Folder):
     """Local copies of the files of a remote cache, fetched when they are first asked for, for all of this machine.
@@ -73,6 +77,7 @@ class Mirror(Folder):
     def origin(self, *names: str) -> str:
         return os.path.join(self._remote, *names)
 
+    @override
     def read(self, start: int, stop: int, *names: str) -> bytes:
         """Bytes [start, stop) of a file, of which no copy is kept.
 

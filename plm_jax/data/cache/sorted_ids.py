@@ -24,9 +24,11 @@ _GUESSES = 4
 _FEW_PAGES = 4
 
 
-def milestones(numbers: np.ndarray, num_tokens: int) -> np.ndarray:
+def milestones(numbers: "np.ndarray | Ranged", num_tokens: int) -> np.ndarray:
     """Those of numbers that are in memory or on a disk, [ceil(num_tokens / MILESTONE_TOKENS) + 1]."""
-    return np.searchsorted(numbers, np.arange(-(-num_tokens // form.MILESTONE_TOKENS) + 1) * form.MILESTONE_TOKENS)
+    return np.searchsorted(
+        np.asarray(numbers), np.arange(-(-num_tokens // form.MILESTONE_TOKENS) + 1) * form.MILESTONE_TOKENS
+    )
 
 
 class Search:
@@ -49,17 +51,17 @@ class Search:
         if isinstance(self._numbers, np.ndarray) or high - low <= _FEW_PAGES * self._numbers.page_size:
             return low + int(self._local(low, high).searchsorted(limit, side="right"))
         first = int(self._edges[place - 1])
-        return self._by_pages(limit, low, high, (first, first + form.MILESTONE_TOKENS))
+        return self._by_pages(self._numbers, limit, low, high, (first, first + form.MILESTONE_TOKENS))
 
     def _shifted(self, low: int, high: int) -> np.ndarray:
         return self._numbers[low:high] + self._slope * np.arange(low, high)
 
-    def _by_pages(self, limit: int, low: int, high: int, edges: tuple[int, int]) -> int:
+    def _by_pages(self, numbers: "Ranged", limit: int, low: int, high: int, edges: tuple[int, int]) -> int:
         """As `count`, between `low` and `high`: looks where the numbers around, first about `edges`, make it likely."""
         tries = 0
         while low < high:
             share = (limit - edges[0]) / max(edges[1] - edges[0], 1) if tries < _GUESSES else 0.5
-            first, page = self._numbers.page(low + int((high - low) * min(max(share, 0.0), 0.999)))
+            first, page = numbers.page(low + int((high - low) * min(max(share, 0.0), 0.999)))
             begin = max(low, first)
             page = page[begin - first : high - first]
             page = page + self._slope * np.arange(begin, begin + len(page))
@@ -197,6 +199,8 @@ class Ranged:
         return np.array(found).reshape(np.shape(values))[()]
 
     def _count(self, limit: int) -> int:
+        if self._milestones is None or self._search is None:
+            raise TypeError(f"{self._path} is not sorted")
         # Where a milestone is asked for nothing is read.
         place, rest = divmod(limit + 1, form.MILESTONE_TOKENS)
         if rest == 0 and 0 <= place < len(self._milestones):

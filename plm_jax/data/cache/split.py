@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 import numpy as np
-from array_record.python import array_record_module
+from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
 from typing_extensions import override
 
 from plm_jax.common import storage

@@ -197,7 +197,7 @@ def save_checksums(folder: str, checksums: Mapping[str, list[int]]) -> tuple[dic
     """Writes the checksums of the files of a folder; gives how many each file has, and the CRC-32 of all of them."""
     values = np.array([crc for of_file in checksums.values() for crc in of_file], np.uint32)
     save(os.path.join(folder, f"{CHECKSUMS}.npy"), values)
-    return {name: len(of_file) for name, of_file in checksums.items()}, zlib.crc32(values)
+    return {name: len(of_file) for name, of_file in checksums.items()}, zlib.crc32(values.data)
 
 
 def damaged(path: str, what: str) -> UserError:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from array_record.python import array_record_module
+from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
 
 from plm_jax.common import storage
 from plm_jax.data.cache import form
@@ -51,16 +51,17 @@ class SplitWriter:
           num_bytes: of their text in UTF-8.
         """
         flat, sizes = found["tokens"]
+        assert sizes is not None
         begins = self._tokens.num_tokens + np.cumsum(sizes) - sizes
         self._documents.append(begins)
         self._milestones["documents"].add(begins)
         self._num_bytes += num_bytes
         for column in self._columns:
             values, counts = found[column.name]
-            if column.kind == "start":
+            if column.kind == "start" and counts is not None:
                 values = values + np.repeat(begins, counts)
                 self._milestones[column.name].add(values)
-            if column.kind == "value":
+            if column.kind == "value" and counts is not None:
                 name = form.offsets_name(column.name)
                 self._vectors[name].append(self._num_values[column.name] + np.cumsum(counts))
             self._vectors[column.name].append(values)

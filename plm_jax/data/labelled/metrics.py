@@ -52,19 +52,19 @@ def names(objective: objectives.LabelledObjective, labels: Sequence[str] = ()) -
     return found if objective.form != "tags" or tags.has_entities(labels) else found[:1]
 
 
-def accuracy(truth: Sequence[int], told: Sequence[int]) -> float:
+def accuracy(truth: Sequence[int] | np.ndarray, told: Sequence[int] | np.ndarray) -> float:
     """Returns the share of correct predictions."""
     return float(np.mean(np.asarray(truth) == np.asarray(told)))
 
 
-def f1(truth: Sequence[int], told: Sequence[int]) -> float:
+def f1(truth: Sequence[int] | np.ndarray, told: Sequence[int] | np.ndarray) -> float:
     """F1 of class 1; 0 where it is neither there nor told."""
     is_true, is_told = np.asarray(truth) == 1, np.asarray(told) == 1
     number = int(is_true.sum() + is_told.sum())
     return 2 * float((is_true & is_told).sum()) / number if number else 0.0
 
 
-def matthews(truth: Sequence[int], told: Sequence[int]) -> float:
+def matthews(truth: Sequence[int] | np.ndarray, told: Sequence[int] | np.ndarray) -> float:
     """Matthews's correlation, of any number of classes (Gorodkin 2004); 0 where either is constant."""
     classes = np.union1d(truth, told)
     ours, theirs = (np.asarray(of)[:, None] == classes for of in (truth, told))
@@ -79,12 +79,12 @@ def pearson(truth: Sequence[float] | np.ndarray, told: Sequence[float] | np.ndar
     return 0.0 if constant or scale == 0 else float((ours * theirs).sum() / scale)
 
 
-def spearman(truth: Sequence[float], told: Sequence[float]) -> float:
+def spearman(truth: Sequence[float] | np.ndarray, told: Sequence[float] | np.ndarray) -> float:
     """Pearson's correlation of ranks, equals at their mean."""
     return pearson(_ranks(truth), _ranks(told))
 
 
-def _ranks(values: Sequence[float]) -> np.ndarray:
+def _ranks(values: Sequence[float] | np.ndarray) -> np.ndarray:
     _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
     return (np.cumsum(counts) - (counts - 1) / 2)[which]
 
@@ -144,7 +144,7 @@ def tags_of(rows: LabelledRows, item: int, output: np.ndarray, labels: Sequence[
 
 
 def _tags(rows: LabelledRows, outputs: Outputs, labels: Sequence[str]) -> Figures:
-    truth = [[labels[tag] for tag in of] for of in _column(rows, "tags")]
+    truth = [[labels[int(tag)] for tag in of] for of in _column(rows, "tags")]
     told = [tags_of(rows, item, outputs[item], labels) for item in range(rows.num_rows)]
     pairs = [pair for both in zip(truth, told, strict=True) for pair in zip(*both, strict=True)]
     token_accuracy = {"token_accuracy": float(np.mean([target == predicted for target, predicted in pairs]))}

@@ -30,4 +30,5 @@ def _key(seed: int, stream: str) -> _Key:
 def generator(seed: int, stream: str, *counter: int) -> np.random.Generator:
     """The random numbers of (seed, stream, counter): Philox keyed by the first two, started at up to three counts."""
     start = np.array([0, *counter, *[0] * (3 - len(counter))], np.uint64)
-    return np.random.Generator(np.random.Philox(_key(seed, stream), counter=start))
+    key = _key(seed, stream)
+    return np.random.Generator(np.random.Philox(key, counter=start))  # pyright: ignore[reportArgumentType]

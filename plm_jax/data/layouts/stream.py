@@ -60,7 +60,7 @@ class Stream:
             places = starts + offset
             places = places[places.searchsorted(0) : places.searchsorted(size)]
             tokens[places], is_text[places] = mark, False
-        tokens[is_text] = self._split.tokens(at, at + np.count_nonzero(is_text))
+        tokens[is_text] = self._split.tokens(at, at + int(np.count_nonzero(is_text)))
         return tokens, starts[1 : starts.searchsorted(size)]
 
     def numbers(self, start: int, stop: int) -> range:

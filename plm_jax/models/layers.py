@@ -53,10 +53,10 @@ class Dropout(nn.Module):
             return x
         if self.rate == 1:  # x / 0 is no number, nor is its gradient.
             return jnp.zeros_like(x)
-        rows = jnp.arange(len(x)) if rows is None else rows
+        numbers = jnp.arange(len(x)) if rows is None else jnp.asarray(rows)
         places = jnp.arange(1 if self.broadcast else x.shape[1])
         seed = jax.random.bits(self.make_rng("dropout"), (2,), jnp.uint32)
-        kept = keep(seed, rows[:, None, None], 0, places[:, None], jnp.arange(x.shape[2]), self.rate)
+        kept = keep(seed, numbers[:, None, None], 0, places[:, None], jnp.arange(x.shape[2]), self.rate)
         return jnp.where(kept, x / (1 - self.rate), 0)
 
 

@@ -96,7 +96,7 @@ def _hint(error: BaseException) -> str:
     """Returns the nearest name in a module that lacks the one that was asked for, after a comma; "" otherwise."""
     if not isinstance(error, AttributeError) or not isinstance(error.obj, ModuleType):
         return ""
-    hint = nearest(error.name, dir(error.obj))
+    hint = nearest(error.name or "", dir(error.obj))
     return f", {hint}" if hint.startswith("did you mean") else ""
 
 

@@ -1,6 +1,6 @@
 """Ctrl-C during the imports of a program, before `command_line.run` handles it."""
 
-import _signal  # The module that `signal` wraps with much slower imports.
+import _signal  # pyright: ignore[reportMissingImports]  # `signal` wraps it with much slower imports.
 import os
 
 STOPPED = "stopped; run the same command again to go on"

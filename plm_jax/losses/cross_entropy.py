@@ -12,6 +12,11 @@ from jaxtyping import Array, Float, Integer
 from plm_jax.models import tables
 from plm_jax.models.partitioning import is_spread
 
+Features = Float[Any, "batch targets dim"]
+Matrix = Float[Any, "vocab dim"] | tables.GatheredTable
+Bias = Float[Any, " vocab"]
+Targets = Integer[Any, "batch targets"]
+Weights = Float[Any, "batch targets"]
 # Logits that one device holds at a time where its memory is not known; 2**25 in float32 are 128 MiB.
 LOGITS_AT_ONCE = 2**25
 
@@ -28,11 +33,11 @@ class CrossEntropySums(NamedTuple):
 
 
 def linear_cross_entropy(
-    features: Float[Any, "batch targets dim"],
-    unembedding: Float[Any, "vocab dim"] | tables.GatheredTable,
-    bias: Float[Any, " vocab"] | None,
-    targets: Integer[Any, "batch targets"],
-    weights: Float[Any, "batch targets"],
+    features: Features,
+    unembedding: Matrix,
+    bias: Bias | None,
+    targets: Targets,
+    weights: Weights,
     z_loss: float = 0.0,
     label_smoothing: float = 0.0,
     logits_at_once: int = LOGITS_AT_ONCE,
@@ -96,7 +101,8 @@ def _of_device(arrays, settings, with_gradients, layout=None, vocab_size=None):
     own = functools.partial(_chunk, layout, vocab_size, matrix, bias, z_loss, label_smoothing, with_gradients)
     rows, length = targets.shape
     chunk = chunk_length(rows, length, len(matrix), logits_at_once)
-    (sums, d_head), d_features = _walk(own, chunk, features, targets, weights)
+    walk: Callable[..., Any] = own if chunk >= length else functools.partial(_walk, own, chunk)
+    (sums, d_head), d_features = walk(features, targets, weights)
     if not with_gradients:
         return sums, None
     d_matrix, d_bias = d_head
@@ -146,8 +152,6 @@ def _of_devices(features, table, bias, targets, weights, settings, *, with_gradi
 def _walk(function: Callable, chunk: int, features, targets, weights) -> tuple[Any, Any]:
     """`function` of `chunk` places [b, L, …] at a time: its first results, sums, and [b, L, …] of its second ones."""
     rows, length = targets.shape
-    if chunk >= length:
-        return function(features, targets, weights)
     padding = -length % chunk
     arrays = [jnp.pad(x, [(0, 0), (0, padding)] + [(0, 0)] * (x.ndim - 2)) for x in (features, targets, weights)]
 

@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from plm_jax.losses.cross_entropy import linear_cross_entropy
+from plm_jax.losses.cross_entropy import Bias, Features, linear_cross_entropy
 from plm_jax.losses.loss import Batch, Loss
 
 Keys = Mapping[str, jax.Array] | None
+Sum = Float[Array, ""]
 
 
 def dropout_keys(rngs: Keys) -> dict[str, jax.Array]:
@@ -30,9 +31,7 @@ def at_targets(features: Float[Any, "batch length dim"], batch: Batch) -> Float[
     return jnp.take_along_axis(features, batch["target_positions"][..., None], axis=1)
 
 
-def head(
-    model: Any, params: Any, features: Float[Any, "batch targets dim"]
-) -> tuple[Float[Any, "batch targets columns"], Any, Float[Any, " vocab"] | None]:
+def head(model: Any, params: Any, features: Features) -> tuple[Float[Any, "batch targets columns"], Any, Bias | None]:
     """The head by its parts: what is multiplied for features [B, T, D], [B, T, E], the matrix [V, E], the bias [V]."""
     features = model.apply({"params": params}, features, method="head_features")
     matrix, bias = model.apply({"params": params}, method="unembedding")
@@ -40,24 +39,13 @@ def head(
 
 
 def sums(
-    loss: Loss,
-    features: Float[Any, "batch targets dim"],
-    unembedding: Any,
-    bias: Float[Any, " vocab"] | None,
-    batch: Batch,
-) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
+    loss: Loss, features: Features, unembedding: Any, bias: Bias | None, batch: Batch
+) -> tuple[Sum, dict[str, Sum]]:
     """A head's parts against `targets` [B, T] under `target_weights`: the cross-entropy, and `nll` and `accuracy`.
 
     `loss` has the factors of the `Loss` that it is for.
     """
-    found = linear_cross_entropy(
-        features,
-        unembedding,
-        bias,
-        batch["targets"],
-        batch["target_weights"],
-        loss.z_loss,
-        loss.label_smoothing,
-        loss.logits_at_once,
-    )
-    return found.loss, {"nll": found.nll, "accuracy": found.correct}
+    factors = loss.z_loss, loss.label_smoothing, loss.logits_at_once
+    targets, weights = batch["targets"], batch["target_weights"]
+    totals = linear_cross_entropy(features, unembedding, bias, targets, weights, *factors)
+    return totals.loss, {"nll": totals.nll, "accuracy": totals.correct}

@@ -11,12 +11,13 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Integer, Shaped, UInt32
+from jaxtyping import Array, Integer, Shaped
 
 from plm_jax.models import partitioning
 from plm_jax.models.kernels import Context, cudnn, plain, platform
+from plm_jax.models.kernels.context import Keys, Queries, Seed, Window
 from plm_jax.models.kernels.over_mesh import over_mesh
-from plm_jax.models.layers import Dense
+from plm_jax.models.layers import Dense, Depth, Memory, Stream
 from plm_jax.models.partitioning import constrain, mesh_axes
 from plm_jax.models.transformer import TransformerConfig
 
@@ -38,13 +39,7 @@ class Attention(nn.Module):
     deterministic: bool
 
     @nn.compact
-    def __call__(
-        self,
-        x: Float[Array, "batch queries dim"],
-        source: Float[Array, "batch memory dim"] | None,
-        context: Context,
-        depth: Integer[Array, ""] | int,
-    ) -> Float[Array, "batch queries dim"]:
+    def __call__(self, x: Stream, source: Memory | None, context: Context, depth: Depth) -> Stream:
         """Attends.
 
         Args:
@@ -98,13 +93,8 @@ class Attention(nn.Module):
 
 
 def attend(
-    query_BNQH: Float[Array, "batch heads queries head_dim"],
-    key_BGKH: Float[Array, "batch groups keys head_dim"],
-    value_BGKH: Float[Array, "batch groups keys head_dim"],
-    context: Context,
-    depth: Integer[Array, ""] | int = 0,
-    seed: UInt32[Array, "2"] | None = None,
-) -> Float[Array, "batch heads queries head_dim"]:
+    query_BNQH: Queries, key_BGKH: Keys, value_BGKH: Keys, context: Context, depth: Depth = 0, seed: Seed | None = None
+) -> Queries:
     """softmax(query · key + bias) · value over the keys that each query sees: [B, N, Q, H].
 
     A query that sees none gets zeros or some mean of the values, by kernel: of no use, but finite.
@@ -117,10 +107,15 @@ def attend(
     """
     if seed is not None and context.dropout >= 1:
         return jnp.zeros_like(query_BNQH)
+    attend = plain.attend if context.kernel == "xla" else _attend_by_kernel
+    return attend(query_BNQH, key_BGKH, value_BGKH, context, context.window(depth), seed)
+
+
+def _attend_by_kernel(
+    query_BNQH: Queries, key_BGKH: Keys, value_BGKH: Keys, context: Context, window: Window | None, seed: Seed | None
+) -> Queries:
+    """Attends by a kernel that each device runs on its own rows and heads."""
     arrays = query_BNQH, key_BGKH, value_BGKH
-    window = context.window(depth)
-    if context.kernel == "xla":
-        return plain.attend(*arrays, context, window, seed)
     if context.kernel == "cudnn":
         # A prefix is in the dense mask, and causality with it.
         causal = context.causal and context.prefix_lengths is None

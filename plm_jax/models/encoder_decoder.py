@@ -161,9 +161,7 @@ class EncoderDecoder(Architecture):
             positions = self.model.attention.position.places(tokens.shape[1], mask)
         read = None
         if self.model.source_encoder is not None:
-            read = self.source_encoder.features(
-                tokens, mask, positions=positions, segment_ids=segment_ids, deterministic=deterministic
-            )
+            read = self.source_encoder.features(tokens, mask, None, positions, segment_ids, deterministic=deterministic)
         x = self.embed(tokens, positions, prefix=self.prefixes[0], deterministic=deterministic, read=read)
         self.sow("intermediates", "encoder_embedded", x)
         segments = None if segment_ids is None else (segment_ids, segment_ids)
@@ -207,14 +205,8 @@ class EncoderDecoder(Architecture):
         ids = decoder_segment_ids
         own = None if ids is None else (ids, ids)
         across = None if ids is None or segment_ids is None else (ids, segment_ids)
-        context = Context(
-            causal=True,
-            mask=decoder_mask,
-            segment_ids=own,
-            positions=decoder_positions,
-            cache_index=cache_index,
-            slot_places=slot_places,
-        )
+        context = Context(causal=True, mask=decoder_mask, segment_ids=own, positions=decoder_positions)
+        context = context.replace(cache_index=cache_index, slot_places=slot_places)
         memory_context = Context(mask=mask, segment_ids=across, cache_index=None if cache_index is None else 0)
         return self.decoder(x, context, memory, memory_context, deterministic=deterministic)
 

@@ -21,6 +21,10 @@ from plm_jax.models.kernels.dropout import keep
 from plm_jax.models.partitioning import axes_of, device, is_spread, mesh_axes, partitioned, spec_in_force
 from plm_jax.models.tables import GatheredTable
 
+# What layers exchange: a stream of activations, a memory that a decoder attends to, and the number of a layer.
+Stream = Float[Array, "batch length dim"]
+Memory = Float[Array, "batch memory dim"]
+Depth = Integer[Array, ""] | int
 Activation = Literal["gelu_tanh", "gelu_exact", "relu", "silu", "tanh"]
 ACTIVATIONS = {
     "gelu_tanh": functools.partial(nn.gelu, approximate=True),

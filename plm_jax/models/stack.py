@@ -13,12 +13,12 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array, Float, Integer
+from jaxtyping import Array, Integer
 
 from plm_jax.models import kernels, pipeline
 from plm_jax.models.attention import Attention
 from plm_jax.models.kernels import RESIDUALS, Context
-from plm_jax.models.layers import ACTIVATIONS, PRODUCTS, Dense, Dropout, norm
+from plm_jax.models.layers import ACTIVATIONS, PRODUCTS, Dense, Depth, Dropout, Memory, Stream, norm
 from plm_jax.models.partitioning import constrain, mesh_axes
 from plm_jax.models.transformer import StackConfig, TransformerConfig
 
@@ -63,9 +63,7 @@ class FeedForward(nn.Module):
     deterministic: bool
 
     @nn.compact
-    def __call__(
-        self, x: Float[Array, "batch length dim"], rows: Integer[Array, " batch"] | None = None
-    ) -> Float[Array, "batch length dim"]:
+    def __call__(self, x: Stream, rows: Integer[Array, " batch"] | None = None) -> Stream:
         """[B, L, D] → [B, L, D]; `rows` as of `Dropout`."""
         feed_forward, initializer = self.model.feed_forward, self.model.initializer
 
@@ -93,12 +91,12 @@ class Block(nn.Module):
     @nn.compact
     def __call__(
         self,
-        x: Float[Array, "batch length dim"],
-        depth: Integer[Array, ""] | int,
+        x: Stream,
+        depth: Depth,
         context: Context,
-        memory: Float[Array, "batch memory dim"] | None = None,
+        memory: Memory | None = None,
         memory_context: Context | None = None,
-    ) -> Float[Array, "batch length dim"]:
+    ) -> Stream:
         """[B, L, D] → [B, L, D].
 
         Args:
@@ -149,13 +147,13 @@ class Stack(nn.Module):
     @nn.compact
     def __call__(
         self,
-        x: Float[Array, "batch length dim"],
+        x: Stream,
         context: Context,
-        memory: Float[Array, "batch memory dim"] | None = None,
+        memory: Memory | None = None,
         memory_context: Context | None = None,
         *,
         deterministic: bool,
-    ) -> Float[Array, "batch length dim"]:
+    ) -> Stream:
         """[B, L, D] → [B, L, D]; sows `hidden` [layers, B, L, D], each layer's output; arguments as `Block`."""
         stack, batch = self.model.stack, len(x)
         wants_hidden = self.is_mutable_collection("intermediates")
@@ -234,20 +232,23 @@ class Stack(nn.Module):
 
     def _bias(self, context, queries, keys):
         """What the position scheme adds to scores, as its `distance_bias` or `bias` says."""
-        position = self.model.attention.position
-        attention = self.model.attention
+        attention, position = self.model.attention, self.model.attention.position
         declared = position.score_tables(attention.heads, attention.head_dim, self.model.initializer)
         tables = {name: table.declare(self, name) for name, table in declared.items()}
         of_queries, of_keys = context.places(queries, keys)
-        of_model = self.model.attention.heads, context.causal
+        of_model = attention.heads, context.causal
         bias = position.bias(tables, of_queries, of_keys, *of_model)
-        if context.slot_places is None:
-            distances = jnp.arange(1 - queries, keys) - of_queries[0]
-            return {"distance_bias": position.distance_bias(tables, distances, *of_model), "bias": bias}
-        # Out of order, the scores do not have one distance along each diagonal.
+        if context.slot_places is not None:
+            return {"bias": self._bias_out_of_order(context, tables, bias, queries, keys)}
+        distances = jnp.arange(1 - queries, keys) - of_queries[0]
+        return {"distance_bias": position.distance_bias(tables, distances, *of_model), "bias": bias}
+
+    def _bias_out_of_order(self, context, tables, bias, queries, keys):
+        """The bias where scores do not have one distance along each diagonal, float32 [1, N, Q, K]."""
+        position, of_model = self.model.attention.position, (self.model.attention.heads, context.causal)
         distances = -context.places_back(queries, keys).reshape(-1)
         by_distance = position.distance_bias(tables, distances, *of_model)
-        return {"bias": bias if by_distance is None else by_distance.reshape(1, -1, queries, keys)}
+        return bias if by_distance is None else by_distance.reshape(1, -1, queries, keys)
 
 
 def recomputed(layer: Callable, remat: str, scan_layers: bool, staged: bool = False) -> Callable:

@@ -33,22 +33,17 @@ class Watch:
     first_step: int = 0
     window: int = 128
 
-    def limits(self, recent: jax.Array, step: jax.Array) -> jax.Array:
+    def limits(self, recent: jax.Array) -> jax.Array:
         """Above which the loss and the gradient norm are spikes, [2]; infinite until the window is full."""
-        recent = self._since(recent, step)
         mean = recent.mean(1)
         distance = jnp.abs(recent - mean[:, None]).mean(1)
         limit = mean + self.deviations * jnp.maximum(distance, jnp.maximum(_LEAST_SHARE * jnp.abs(mean), _LEAST))
         return jnp.where(jnp.isnan(limit), jnp.inf, limit)
 
-    def after(self, recent: jax.Array, step: jax.Array, values: jax.Array, limits: jax.Array) -> jax.Array:
+    def after(self, recent: jax.Array, values: jax.Array, limits: jax.Array) -> jax.Array:
         """The window after a step with these values [2]; a spike counts as its limit, and lost numbers do not."""
-        recent = self._since(recent, step)
         moved = jnp.concatenate([recent[:, 1:], jnp.minimum(values, limits)[:, None]], axis=1)
         return jnp.where(jnp.isfinite(values).all(), moved, recent)
-
-    def _since(self, recent, step):
-        return jnp.where(step == self.first_step, jnp.nan, recent)
 
 
 def window(size: int) -> jax.Array:
@@ -77,8 +72,9 @@ def judge(watch: Watch | None, recent: Any, step: jax.Array, values: jax.Array) 
     is_lost = ~jnp.isfinite(values).all()
     if watch is None:
         return Verdict(jnp.where(is_lost, LOST, NONE), ~is_lost, jnp.full(2, jnp.inf), recent)
-    limits = watch.limits(recent, step)
+    recent = jnp.where(step == watch.first_step, jnp.nan, recent)
+    limits = watch.limits(recent)
     is_spike = (values > limits).any() & ~is_lost
     incident = jnp.where(is_lost, LOST, jnp.where(is_spike, SPIKE, NONE))
     is_taken = ~(is_lost | (is_spike & watch.skips))
-    return Verdict(incident, is_taken, limits, watch.after(recent, step, values, limits))
+    return Verdict(incident, is_taken, limits, watch.after(recent, values, limits))

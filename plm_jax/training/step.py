@@ -129,8 +129,18 @@ def sum_gradients(
 
     if microbatches == 1:
         (grads, terms, metrics), carry = differentiate(batch, 0, carry)
-        return params.reduced(grads), LossSums(terms, metrics, counts), carry
+    else:
+        (grads, terms, metrics), carry = _accumulate(differentiate, params.zeros, batch, carry, microbatches)
+    return params.reduced(grads), LossSums(terms, metrics, counts), carry
 
+
+def _accumulate(differentiate: Callable, zeros: Any, batch: Any, carry: Any, microbatches: int) -> tuple[Any, Any]:
+    """Returns the sums of `((gradients, terms, metrics), carry)` over the microbatches of a batch, one after another.
+
+    Args:
+      differentiate: function of rows, the number of the microbatch and the carry.
+      zeros: gradients to begin with.
+    """
     rows, carries = split_microbatches((batch, carry), microbatches)
 
     def add(sums, numbered):
@@ -140,9 +150,9 @@ def sum_gradients(
 
     first = jax.tree.map(lambda x: x[0], (rows, jnp.arange(microbatches), carries))
     _, *shapes = jax.eval_shape(differentiate, *first)[0]
-    zeros = params.zeros, *jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-    (grads, terms, metrics), carries = jax.lax.scan(add, zeros, (jnp.arange(microbatches), rows, carries))
-    return params.reduced(grads), LossSums(terms, metrics, counts), join_microbatches(carries)
+    start = zeros, *jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    sums, carries = jax.lax.scan(add, start, (jnp.arange(microbatches), rows, carries))
+    return sums, join_microbatches(carries)
 
 
 def rngs(root: jax.Array, step: ArrayLike, microbatch: ArrayLike, names: Sequence[str]) -> dict[str, jax.Array] | None:

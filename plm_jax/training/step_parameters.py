@@ -43,8 +43,19 @@ def build(
       layouts: of all parameters' shardings, to lay kernels out by; None: they stay as they are.
       part: of the parameters, what is trained; None: all of them.
     """
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), params)
     gathered = getattr(model, "tables", {}) if is_spread() else {}
+    if not gathered and layouts is None and part is None and gradients == jnp.float32:
+        return StepParameters(params, jax.tree.map(jnp.zeros_like, params), lambda params: params, lambda grads: grads)
+    return _gather(model, params, gradients, layouts, part, gathered)
+
+
+def _gather(model, params, gradients, layouts, part, gathered) -> StepParameters:
+    """Builds what a step holds if that is not the parameters themselves; arguments as `build`.
+
+    Args:
+      gathered: logical axis of the rows of each parameter that is taken as a gathered table.
+    """
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), params)
     axes = {name: axis for name, axis in gathered.items() if name in params}
     matrices = {name: tables.gathered(params[name], model.dtype, axis) for name, axis in axes.items()}
     rows = {name: len(params[name]) for name in axes}

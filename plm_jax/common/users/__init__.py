@@ -338,30 +338,34 @@ class _Finder(importlib.abc.MetaPathFinder):
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
         """Returns the spec of a user's file or package, or None if there is none or the importer may not use it."""
-        files = _listed(_ENVIRONMENT)
-        if name.startswith(f"{__name__}."):
-            file = next((file for file in files if _name(file) == name), None)
-            return importlib.util.spec_from_loader(name, _Loader(file), origin=file) if file else None
-        if "." in name:
-            return None
-        # Any code may import a loaded package, since unpickling a class of it does.
-        loaded = [os.path.dirname(file) for file in files if os.path.basename(file) == name]
-        for folder in dict.fromkeys([*loaded, *_searched(_importer(), files)]):
-            spec = code.beside(name, folder)
-            if spec is None:
-                continue
-            if spec.submodule_search_locations:
-                _list(os.path.join(folder, name))
-                return spec
-            if spec.origin and spec.origin.endswith(".py"):
-                return importlib.util.spec_from_loader(name, _Loader(spec.origin), origin=spec.origin)
+        is_own = name.startswith(f"{__name__}.")
+        return _find(name) if is_own or "." not in name else None
+
+
+def _find(name: str) -> importlib.machinery.ModuleSpec | None:
+    """Returns the spec of a user's file by the name of its module, or of a module next to a loaded file."""
+    files = _listed(_ENVIRONMENT)
+    if name.startswith(f"{__name__}."):
+        file = next((file for file in files if _name(file) == name), None)
+        return importlib.util.spec_from_loader(name, _Loader(file), origin=file) if file else None
+    # Any code may import a loaded package, since unpickling a class of it does.
+    loaded = [os.path.dirname(file) for file in files if os.path.basename(file) == name]
+    for folder in dict.fromkeys([*loaded, *_searched(_importer(), files)]):
+        spec = code.beside(name, folder)
+        if spec is None:
+            continue
+        if spec.submodule_search_locations:
+            _list(os.path.join(folder, name))
             return spec
-        return None
+        if spec.origin and spec.origin.endswith(".py"):
+            return importlib.util.spec_from_loader(name, _Loader(spec.origin), origin=spec.origin)
+        return spec
+    return None
 
 
 def _importer() -> str:
     """Returns the file of the code that is importing a module, skipping the frames of Python's import system."""
-    frame = sys._getframe(2)
+    frame = sys._getframe(3)  # The caller of `find_spec`.
     while frame is not None and frame.f_globals.get("__name__", "").startswith("importlib"):
         frame = frame.f_back
     return frame.f_code.co_filename if frame else ""

@@ -10,7 +10,13 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jaxtyping import Array, Float, Integer, UInt32
 
+# Arguments of an attention; each group of keys and values serves several heads of queries.
+Queries = Float[Array, "batch heads queries head_dim"]
+Keys = Float[Array, "batch groups keys head_dim"]
+Window = Integer[Array, ""]
+Seed = UInt32[Array, "2"]
 # What `jax.checkpoint` policies call the output of a flash kernel and the sums of its softmax.
 RESIDUALS = "attention"
 # In flash kernels the score of what is not seen: finite, so that no difference of two is NaN; its exponential is 0

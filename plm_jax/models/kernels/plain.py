@@ -5,20 +5,19 @@ Shapes: B batch, Q queries, K keys, N heads, G groups (key/value heads; each ser
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Integer, UInt32
 
-from plm_jax.models.kernels.context import Context
+from plm_jax.models.kernels.context import Context, Keys, Queries, Seed, Window
 from plm_jax.models.kernels.dropout import keep
 
 
 def attend(
-    query_BNQH: Float[Array, "batch heads queries head_dim"],
-    key_BGKH: Float[Array, "batch groups keys head_dim"],
-    value_BGKH: Float[Array, "batch groups keys head_dim"],
+    query_BNQH: Queries,
+    key_BGKH: Keys,
+    value_BGKH: Keys,
     context: Context,
-    window: Integer[Array, ""] | None = None,
-    seed: UInt32[Array, "2"] | None = None,
-) -> Float[Array, "batch heads queries head_dim"]:
+    window: Window | None = None,
+    seed: Seed | None = None,
+) -> Queries:
     """[B, N, Q, H]; softmax runs in float32. Arguments as of `attention.attend`, of the layer's window and seed."""
     batch, heads, queries, head_dim = query_BNQH.shape
     groups, keys = key_BGKH.shape[1:3]
@@ -36,14 +35,19 @@ def attend(
         scores_BNQK = jnp.where(near, scores_BNQK, jnp.finfo(jnp.float32).min)
     weights_BNQK = jax.nn.softmax(scores_BNQK, axis=-1)
     if seed is not None:
-        shape = batch, heads, 1 if context.broadcast else queries, keys
-        places = (jax.lax.broadcasted_iota(jnp.int32, _alone(shape, axis), axis) for axis in range(4))
-        row, head, query, key = places
-        row = row if context.rows is None else context.rows.reshape(row.shape)
-        kept = keep(seed, row, head, query, key, context.dropout)
-        weights_BNQK = jnp.where(kept, weights_BNQK / (1 - context.dropout), 0)
+        weights_BNQK = _drop(weights_BNQK, context, seed)
     weights_BGRK = weights_BNQK.astype(query_BNQH.dtype).reshape(batch, groups, -1, keys)
     return jnp.einsum("bgrk,bgkh->bgrh", weights_BGRK, value_BGKH).reshape(query_BNQH.shape)
+
+
+def _drop(weights_BNQK: jax.Array, context: Context, seed: Seed) -> jax.Array:
+    batch, heads, queries, keys = weights_BNQK.shape
+    shape = batch, heads, 1 if context.broadcast else queries, keys
+    places = (jax.lax.broadcasted_iota(jnp.int32, _alone(shape, axis), axis) for axis in range(4))
+    row, head, query, key = places
+    row = row if context.rows is None else context.rows.reshape(row.shape)
+    kept = keep(seed, row, head, query, key, context.dropout)
+    return jnp.where(kept, weights_BNQK / (1 - context.dropout), 0)
 
 
 def _alone(shape, axis):

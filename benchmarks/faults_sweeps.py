@@ -42,7 +42,7 @@ STEPS, SAVES = 400, 12
 
 def killed_sweep(folder: pathlib.Path, kills: int, rng: random.Random, runs: dict[str, str], steps: int) -> dict:
     """Runs the sweep to its end, and again over so many kills."""
-    (folder / "cli/sweep.py").write_text(SWEEP.format(runs=runs, steps=steps))
+    (folder / "sweep.py").write_text(SWEEP.format(runs=runs, steps=steps))
     began = time.monotonic()
     _to_its_end(_sweep(folder, "twin"))
     seconds, finished, trained_again, at_kills = time.monotonic() - began, {}, set(), []

@@ -75,7 +75,7 @@ def make_base(folder: pathlib.Path) -> None:
     folder.mkdir(parents=True)
     tiny.write(folder)
     moods.write(folder)
-    (folder / "cli/sweep.py").write_text(_SWEEP)
+    (folder / "sweep.py").write_text(_SWEEP)
     (folder / "mine.py").write_text(_MINE)
     (folder / "prompts.txt").write_text("The sea\nThe ship of the captain\n")
     (folder / "crawl").mkdir()

@@ -1,4 +1,4 @@
-"""The peer of `cli/finetune.py`: Hugging Face's PyTorch model and tokenizer, fine-tuned by a plain loop on two threads.
+"""The peer of `finetune.py`: Hugging Face's PyTorch model and tokenizer, fine-tuned by a plain loop on two threads.
 
     python finetune_torch.py DIRECTORY TRAIN.jsonl TEST.jsonl --seed=0
 

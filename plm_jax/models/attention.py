@@ -23,7 +23,7 @@ from plm_jax.models.transformer import TransformerConfig
 
 
 def causal_positions(
-    length: int, mask: Shaped[Any, "batch length"] | None = None, cache_index: Integer[Array, ""] | int | None = None
+    length: int, mask: Shaped[Any, "batch slots"] | None = None, cache_index: Integer[Array, ""] | int | None = None
 ) -> Integer[Array, "rows length"]:
     """Positions [B or 1, length] of a causal stack's tokens: cumsum(mask) - 1, with a cache or no mask the slots."""
     if mask is None or cache_index is not None:

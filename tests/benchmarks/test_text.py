@@ -15,7 +15,7 @@ def test_cleaning_is_measured_against_c4(monkeypatch, capsys):
     utils = pytest.importorskip("tensorflow_datasets.text.c4_utils")
     for name in ("_SENTENCE_TOKENIZER", "get_counter_inc_fn"):  # The benchmark sets them.
         monkeypatch.setattr(utils, name, getattr(utils, name))
-    monkeypatch.setattr(sys, "argv", ["cli/clean.py", "--tiny"])
+    monkeypatch.setattr(sys, "argv", ["clean.py", "--tiny"])
     importlib.import_module("clean").main()
     found = json.loads(capsys.readouterr().out)
     assert list(found["rules"]) == ["length", "lines", "language", "bad words", "all"]
@@ -25,7 +25,7 @@ def test_cleaning_is_measured_against_c4(monkeypatch, capsys):
 
 def test_preparing_is_measured():
     flags = ["--tiny", "--runners", "local", "--kinds", "sentencepiece", "gpt2"]
-    command = [sys.executable, str(ROOT / "benchmarks" / "cli/prepare.py"), *flags]
+    command = [sys.executable, str(ROOT / "benchmarks" / "prepare.py"), *flags]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

@@ -87,7 +87,7 @@ def test_the_bar_of_a_run_is_drawn_while_a_step_compiles(tmp_path, monkeypatch, 
     said = ""
     with telemetry.Telemetry(str(tmp_path), 0, 10) as told:
         told.progress(1, 2.5, None)
-        with told.doing("compiling step 2", tells=True):
+        with told.doing("compiling step 2", reports=True):
             while not re.search(r"1/10 .*compiling step 2, \d+ s", said):
                 said += capfd.readouterr().err
         told.progress(2, 2.25, 1000.0)

@@ -34,8 +34,8 @@ def overrides():
 @pytest.fixture
 def family(tiny, tmp_path):
     """A sweep's file with six runs, three of which begin with others' weights."""
-    (tmp_path / "cli/sweep.py").write_text(FAMILY.format(base=tiny / "tiny.py"))
-    return str(tmp_path / "cli/sweep.py")
+    (tmp_path / "sweep.py").write_text(FAMILY.format(base=tiny / "tiny.py"))
+    return str(tmp_path / "sweep.py")
 
 
 def local(family, tmp_path, parallel=2):

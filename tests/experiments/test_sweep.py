@@ -41,7 +41,7 @@ def overrides():
 
 def write(folder, base, steps=2, more="") -> str:
     """A sweep's file over `tiny.py`."""
-    path = folder / "cli/sweep.py"
+    path = folder / "sweep.py"
     path.write_text(SWEEP.format(base=base, steps=steps, more=more))
     return str(path)
 
@@ -139,7 +139,7 @@ def test_run_again_only_what_failed_is_tried(swept, calls, capsys):
     folder, _ = swept
     before = (folder / "runs" / "good" / "config.json").read_text()
     with pytest.raises(UserError, match=r"1 of 2 runs failed \(bad: no more\)"):
-        sweep.run(str(folder / "cli/sweep.py"), str(folder / "runs"))
+        sweep.run(str(folder / "sweep.py"), str(folder / "runs"))
     assert calls == [("pretrain", "bad")]
     said = capsys.readouterr()
     assert "2 runs, 1 of them finished before" in said.err
@@ -158,7 +158,7 @@ def test_another_config_in_the_place_of_a_run_is_told_and_left(swept, calls, tin
 
 def test_a_run_without_its_evaluation_is_not_finished(swept, calls, tmp_path):
     folder, _ = swept
-    _, member = sweep.members(str(folder / "cli/sweep.py"), str(folder / "runs"))
+    _, member = sweep.members(str(folder / "sweep.py"), str(folder / "runs"))
     assert members.is_finished(member)
     log = pathlib.Path(member.workdir) / "evaluation.jsonl"
     rows = log.read_text()
@@ -169,7 +169,7 @@ def test_a_run_without_its_evaluation_is_not_finished(swept, calls, tmp_path):
 
 def test_what_else_was_evaluated_is_not_in_the_table(swept):
     folder, _ = swept
-    _, member = sweep.members(str(folder / "cli/sweep.py"), str(folder / "runs"))
+    _, member = sweep.members(str(folder / "sweep.py"), str(folder / "runs"))
     evaluated = pathlib.Path(member.workdir) / "evaluation.jsonl"
     rows, before = evaluated.read_text(), members._metrics(member)
     assert {"a/real_loss", "b/real_loss"} <= before.keys() and "step" not in before
@@ -399,10 +399,10 @@ def overrides():
 
 def test_a_run_takes_its_model_from_the_checkpoint_that_it_begins_with(verbs, tmp_path):
     moods.write(tmp_path)
-    (tmp_path / "cli/sweep.py").write_text(TUNED)
-    found = sweep.members(str(tmp_path / "cli/sweep.py"), str(tmp_path / "runs"))
+    (tmp_path / "sweep.py").write_text(TUNED)
+    found = sweep.members(str(tmp_path / "sweep.py"), str(tmp_path / "runs"))
     with pytest.raises(UserError, match="further"):  # Its parent is none in truth.
-        sweep.run(str(tmp_path / "cli/sweep.py"), str(tmp_path / "runs"))
+        sweep.run(str(tmp_path / "sweep.py"), str(tmp_path / "runs"))
     assert [call for call in verbs.calls if call[0] == "pretrain"] == [("pretrain", "tuned"), ("pretrain", "random")]
     for member in found[:2]:
         held = config.from_dict(members.get_config(member.workdir))
@@ -441,7 +441,7 @@ def test_a_damaged_file_stops_its_own_run_alone(verbs, warm, tmp_path, name, cap
 
 def test_a_run_directory_is_a_config(swept):
     folder, _ = swept
-    _, member = sweep.members(str(folder / "cli/sweep.py"), str(folder / "runs"))
+    _, member = sweep.members(str(folder / "sweep.py"), str(folder / "runs"))
     assert config.from_dict(members.get_config(member.workdir)) == member.run
 
 
@@ -483,7 +483,7 @@ def test_a_run_that_sets_its_seed_has_that_alone(tiny, tmp_path):
 
 
 def test_a_sweep_that_is_stopped_has_the_step_of_its_run_saved_and_goes_on(tiny, verb, tmp_path):
-    path = tmp_path / "cli/sweep.py"
+    path = tmp_path / "sweep.py"
     changes = '{"train.steps": 150, "checkpoint.save_every": 1000, "train.log_every": 1}'
     path.write_text(f'base = "{tiny}/tiny.py"\ndef overrides():\n    yield "one", {changes}\n')
     command = [sys.executable, "-m", "plm_jax", "sweep", f"--sweep={path}", f"--workdir={tmp_path}/runs"]
@@ -514,12 +514,12 @@ def test_a_sweep_that_is_stopped_has_the_step_of_its_run_saved_and_goes_on(tiny,
         ("yield from ()", "has no run"),
         ("return 5", "`overrides` of .* returns 5: give a Python file"),
         ("pass\noverrides = {1: 2}.items", "has `overrides` that is no Python function: give a Python file"),
-        ('yield "a", {', r"cli/sweep.py:3: SyntaxError: '{' was never closed"),
-        ("yield rate", r"cli/sweep.py:3: NameError: name 'rate' is not defined"),
+        ('yield "a", {', r"sweep.py:3: SyntaxError: '{' was never closed"),
+        ("yield rate", r"sweep.py:3: NameError: name 'rate' is not defined"),
     ],
 )
 def test_a_mistake_in_the_file_is_one_line(tiny, tmp_path, overrides, said):
-    path = tmp_path / "cli/sweep.py"
+    path = tmp_path / "sweep.py"
     path.write_text(f'base = "{tiny}/tiny.py:plain"\ndef overrides():\n    {overrides}\n')
     with pytest.raises(UserError, match=said):
         sweep.members(str(path), str(tmp_path))
@@ -554,7 +554,7 @@ def test_a_page_may_have_sizes(tiny, tmp_path):
 
 
 def test_a_section_may_come_from_another_run(tiny, tmp_path):
-    path = tmp_path / "cli/sweep.py"
+    path = tmp_path / "sweep.py"
     path.write_text(
         f'from plm_jax.common import users\nbase = "{tiny}/tiny.py:plain"\nRUNS = users.module("{tiny}/tiny.py").RUNS\n'
         'def overrides():\n    yield "electra", {**vars(RUNS["electra"]), "train.steps": 9}\n'

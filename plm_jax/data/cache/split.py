@@ -6,7 +6,6 @@ import threading
 from typing import Any
 
 import numpy as np
-from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
 from typing_extensions import override
 
 from plm_jax.common import storage
@@ -216,6 +215,9 @@ class Split(DocumentTable):
 
     def _open_shard(self, shard: int) -> Any:
         expected = min(form.SHARD_RECORDS, self._num_records - shard * form.SHARD_RECORDS)
+        # Not at the top: settings of layouts are read where the library is missing.
+        from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
+
         path = self._place(self._name, form.shard_name(shard))
         try:
             reader = array_record_module.ArrayRecordReader(path, _OPTIONS)

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
 
 from plm_jax.common import storage
 from plm_jax.data.cache import form
@@ -133,6 +132,8 @@ class _TokensWriter:
     def _write(self, data: bytes) -> None:
         shard, place = divmod(self._num_records, form.SHARD_RECORDS)
         if place == 0:
+            from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
+
             self._close_shard()
             self._shard_path = os.path.join(self._folder, form.shard_name(shard))
             self._shard = array_record_module.ArrayRecordWriter(self._shard_path, _OPTIONS)

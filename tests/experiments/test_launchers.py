@@ -368,9 +368,9 @@ def test_a_path_in_the_project_is_where_the_job_finds_it(tmp_path, monkeypatch):
     root = pathlib.Path(launchers.__file__).parents[2]
     monkeypatch.chdir(root / "tests")
     words = launchers.job_command("../configs/ablations/positions.py:demo", "runs", (), [])
-    assert words[2:] == ["--sweep=configs/ablations/positions.py:demo", f"--workdir={root}/tests/runs"]
+    assert words[3:] == ["--sweep=configs/ablations/positions.py:demo", f"--workdir={root}/tests/runs"]
     monkeypatch.chdir(tmp_path)
-    assert launchers.job_command("mine.py", "gs://b/runs", (), [])[2] == f"--sweep={tmp_path}/mine.py"
+    assert launchers.job_command("mine.py", "gs://b/runs", (), [])[3] == f"--sweep={tmp_path}/mine.py"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from jaxtyping import AbstractArray
 def check(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a function that raises `TypeError` if an array does not have the shape and type of its annotation.
 
-    Only annotations of jaxtyping are checked, and only for values that are arrays.
+    Only annotations of jaxtyping are checked, and only for arrays of their library: JAX takes NumPy's for its own.
     """
     signature = inspect.signature(function)
 
@@ -23,8 +23,8 @@ def check(function: Callable[..., Any]) -> Callable[..., Any]:
         return {name: found for name, hint in hints.items() if (found := tuple(_array_types(hint)))}
 
     def check_value(name: str, value: Any) -> None:
-        accepted = arrays().get(name)
-        if accepted and hasattr(value, "shape") and not isinstance(value, accepted):
+        accepted = tuple(kind for kind in arrays().get(name, ()) if _is_array(value, kind))
+        if accepted and not isinstance(value, accepted):
             raise TypeError(f"{name} of {function.__qualname__} is {value.dtype}{list(value.shape)}: not {accepted}")
 
     @functools.wraps(function)
@@ -36,6 +36,10 @@ def check(function: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return checked
+
+
+def _is_array(value: Any, kind: Any) -> bool:
+    return hasattr(value, "shape") if kind.array_type is Any else isinstance(value, kind.array_type)
 
 
 def _array_types(hint: Any) -> Iterator[type]:

@@ -167,3 +167,17 @@ def test_a_training_process_imports_no_tensorflow(tiny, tmp_path):
     assert {"jax", "orbax", "grain", "tensorboardX"} <= loaded
     forbidden = "tensorflow tensorflow_text tensorflow_datasets seqio torch transformers tensorboard"
     assert not loaded & set(forbidden.split())
+
+
+# Most files and lines of code of ours. Building traces the model once, for the shapes of its parameters.
+REACH = {"program": (25, 730), "step": (25, 900)}
+
+
+@pytest.mark.parametrize("size", ["gpt2", "bert", "t5"])
+def test_a_step_enters_little_code(size):
+    command = [sys.executable, "-m", "tests.support.reach", size]
+    finished = subprocess.run(command, env=resume.environment(), cwd=PACKAGE.parent, capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr
+    entered = json.loads(finished.stdout)
+    for name, (files, lines) in REACH.items():
+        assert 5 < entered[name]["files"] <= files and 200 < entered[name]["lines"] <= lines, name

@@ -101,7 +101,7 @@ def _of_device(arrays, settings, with_gradients, layout=None, vocab_size=None):
     own = functools.partial(_chunk, layout, vocab_size, matrix, bias, z_loss, label_smoothing, with_gradients)
     rows, length = targets.shape
     chunk = chunk_length(rows, length, len(matrix), logits_at_once)
-    walk: Callable[..., Any] = own if chunk >= length else functools.partial(_walk, own, chunk)
+    walk = own if chunk >= length else functools.partial(_walk, own, chunk)
     (sums, d_head), d_features = walk(features, targets, weights)
     if not with_gradients:
         return sums, None
@@ -169,7 +169,7 @@ def _walk(function: Callable, chunk: int, features, targets, weights) -> tuple[A
 
 def _chunk(
     layout, vocab_size, matrix, bias, z_loss, label_smoothing, with_gradients, features_BCD, targets_BC, weights_BC
-):
+) -> tuple[tuple[CrossEntropySums, Any], Any]:
     """((Sums, (d loss / d matrix [v, D], … / d bias [v])), … / d features [b, C, D]) of some of a device's tokens.
 
     `matrix` and `bias` are the device's part of the vocabulary: over its parts what is of all is combined here, but

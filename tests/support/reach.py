@@ -1,0 +1,101 @@
+"""Files and lines of code of the package that run while a training step of a demo is built and traced.
+
+    python -m tests.support.reach gpt2
+
+prints `{"program": {"files": …, "lines": …}, "step": {…}}`. Lines are those of every function that is entered, without
+docstrings, comments and blank lines.
+"""
+
+import ast
+import collections
+import contextlib
+import dataclasses
+import json
+import pathlib
+import sys
+from collections.abc import Iterator
+
+PACKAGE = pathlib.Path(__file__).parents[2] / "plm_jax"
+
+
+@contextlib.contextmanager
+def entered(functions: dict[pathlib.Path, set[str]]) -> Iterator[None]:
+    """Adds the qualified names of the functions of the package that are entered, by file."""
+    root = f"{PACKAGE}/"
+
+    def trace(frame, event, argument):
+        if event == "call" and frame.f_code.co_filename.startswith(root):
+            functions[pathlib.Path(frame.f_code.co_filename)].add(frame.f_code.co_qualname)
+
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(None)
+
+
+def count(path: pathlib.Path, names: set[str]) -> int:
+    """Returns the lines of code of these functions of a file; a function within one of them is counted with it."""
+    text = path.read_text()
+    lines, tree = text.splitlines(), ast.parse(text)
+    docstrings: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node):
+            docstrings |= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+
+    def is_code(number: int) -> bool:
+        line = lines[number - 1].strip()
+        return bool(line) and not line.startswith("#") and number not in docstrings
+
+    def within(node: ast.AST, prefix: str) -> int:
+        total = 0
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.FunctionDef) and prefix + child.name in names:
+                total += sum(map(is_code, range(child.lineno, child.end_lineno + 1)))
+            elif isinstance(child, ast.FunctionDef):
+                total += within(child, f"{prefix}{child.name}.<locals>.")
+            else:
+                total += within(child, f"{prefix}{child.name}." if isinstance(child, ast.ClassDef) else prefix)
+        return total
+
+    return within(tree, "")
+
+
+def measure(size: str) -> dict[str, dict[str, int]]:
+    """Returns the files and lines of building the program of a demo, with the shapes of its state, and of its step."""
+    import jax
+
+    from plm_jax import config
+    from plm_jax.config import files
+    from plm_jax.models import registry
+    from plm_jax.planning.plan import step_inputs
+    from plm_jax.runs.programs import Programs
+
+    page = files.load(f"demo:{size}")
+    programs = Programs(config.resolve(page.config(), page.file), jax.devices()[:1])
+    parts = {
+        field.name: getattr(programs.first, field.name) for field in dataclasses.fields(programs.first) if field.init
+    }
+    inputs = step_inputs(programs, programs.phases[0])
+    programs.first.phase_step(programs.phases[0]).lower(*inputs)  # What JAX imports at its first lowering is not ours.
+    registry.boxed_shapes.cache_clear()
+    jax.clear_caches()
+    result = {}
+    functions: dict[pathlib.Path, set[str]] = collections.defaultdict(set)
+    with entered(functions):
+        program = type(programs.first)(**parts)
+        state = program.abstract_state
+        assert program.published_state and program.shardings
+    result["program"] = functions
+    functions = collections.defaultdict(set)
+    with entered(functions):
+        program.phase_step(programs.phases[0]).lower(state, *inputs[1:])
+    result["step"] = functions
+    return {
+        name: {"files": len(found), "lines": sum(count(path, names) for path, names in found.items())}
+        for name, found in result.items()
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(sys.argv[1])))

@@ -51,7 +51,7 @@ CONFIG_MISTAKES = [
     ("--config.vocabulary.eos=300", ["config.vocabulary.eos is 300", "256"]),
     (
         "--config.data.length=64 --config.model.attention.position.length=9999 --config.data.length=9000",
-        ["9000", "'a'"],
+        ["9001", "'a'"],
     ),
     ("--nonsense=3", ["nonsense"]),
     ("nonsense", ["nonsense"]),

@@ -62,7 +62,7 @@ def test_the_run_that_is_killed_has_what_makes_it_hard(tiny):
         opened = reader.Reader(config.reader_config(run))
         assert len(opened.sources) == 2 and run.train.microbatches == 2 and run.model.dropout.attention == 0.1
         assert run.data.layout.attend_across_documents is not separate
-        first, second = opened._stages
+        first, second = opened._phases
         assert first.length != second.length and (first.end_step, second.end_step) == (12, 24)
         last = second.first_example + (second.end_step - second.first_step) * second.batch_size
         for source, items in opened._segments[-1].positions(last).items():

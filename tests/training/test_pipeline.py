@@ -39,12 +39,12 @@ def test_losses_and_updates_are_those_of_one_device(tiny, name, stack, sizes, ke
     want_losses, before, want, _, _ = runs.steps(make(tiny, name, stack), 1)
     devices = int(np.prod(list(sizes.values())))
     run = runs.make(tiny, make(tiny, name, stack, **sizes), model={"attention_kernel": kernel})
-    got_losses, _, got, trainer, state = runs.steps(run, devices, before)
+    got_losses, _, got, job, state = runs.steps(run, devices, before)
     np.testing.assert_allclose(got_losses, want_losses, rtol=1e-5)
     for leaf in want:
         np.testing.assert_allclose(got[leaf], want[leaf], atol=1e-5, err_msg=leaf)
     held = state.params["stack"]["blocks"]["feed_forward"]["up"]["kernel"]
-    assert held.sharding.shard_shape(held.shape)[0] == stack.stored_blocks // trainer.mesh.shape["stage"]
+    assert held.sharding.shard_shape(held.shape)[0] == stack.stored_blocks // job.programs.first.mesh.shape["stage"]
 
 
 def traced(folder, microbatches, **sizes):

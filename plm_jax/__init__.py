@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["LanguageModel", "__version__", "evaluate", "finetune", "load", "pretrain"]
 
-# Modules of the public names, imported at their first use: JAX takes seconds to import, and the config and the
-# objectives do not need it.
+# Modules of the public names, imported at their first use: JAX takes seconds to import, and `status` does not need it.
 _MODULES = {
     "LanguageModel": "plm_jax.inference.language_model",
     "evaluate": "plm_jax.evaluation.evaluate",

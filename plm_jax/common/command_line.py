@@ -293,13 +293,17 @@ def start_jax() -> None:
 
 
 def start_jax_for_planning() -> None:
-    """Sets JAX up to compile for TPUs that are not there; to be called before JAX is imported."""
-    os.environ |= WITHOUT_TPU | {"JAX_PLATFORMS": "cpu"}
+    """Sets JAX up to compile for TPUs that are not there; to be called before JAX computes anything."""
+    os.environ |= WITHOUT_TPU
+    start_jax_on_host()
 
 
 def start_jax_on_host() -> None:
-    """Leaves accelerators, which another process may hold, alone; to be called before JAX is imported."""
-    os.environ["JAX_PLATFORMS"] = "cpu"
+    """Leaves accelerators, which another process may hold, alone; to be called before JAX computes anything."""
+    import jax
+
+    os.environ["JAX_PLATFORMS"] = "cpu"  # For processes that this one starts.
+    jax.config.update("jax_platforms", "cpu")
 
 
 def keep_freed_memory() -> None:

@@ -36,7 +36,7 @@ class TrainResult:
     Attributes:
       workdir: the run directory; `plm_jax.load` opens the trained model.
       step: last logged step.
-      metrics: last value of every metric, with the keys of metrics.jsonl, such as `validation/loss`.
+      metrics: last value of every metric that is a number, with the keys of metrics.jsonl, such as `validation/loss`.
     """
 
     workdir: str
@@ -166,5 +166,5 @@ def _result(workdir: str) -> TrainResult:
     step = 0
     for row in read_lines(os.path.join(workdir, "metrics.jsonl")):
         step = row["step"]
-        metrics |= {name: value for name, value in row.items() if name != "step"}
+        metrics |= {name: value for name, value in row.items() if name != "step" and isinstance(value, int | float)}
     return TrainResult(workdir, step, metrics)

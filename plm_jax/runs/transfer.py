@@ -153,7 +153,8 @@ def _with_special_tokens(run: config.Run) -> config.Run:
     new = {name: first + number for number, name in enumerate(missing)}
     new_tokens = max(0, size - model.vocab_size)
     if new_tokens:
-        assert isinstance(model, models.TransformerConfig)
+        if not isinstance(model, models.TransformerConfig):
+            raise UserError(f"a model of kind '{model.kind}' takes no new tokens: set their ids in config.vocabulary")
         embedding = dataclasses.replace(model.embedding, vocab_size=size)
         model = dataclasses.replace(model, embedding=embedding)
     return dataclasses.replace(

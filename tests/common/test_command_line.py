@@ -139,3 +139,22 @@ def test_a_job_whose_place_cannot_be_read_is_one_line(place, monkeypatch):
         monkeypatch.setenv(f"JAX_{name}", value)
     with pytest.raises(UserError, match="JAX_PROCESS_ID are set"):
         command_line.start_jax()
+
+
+HOST = """
+import importlib, sys
+importlib.import_module("plm_jax.cli." + sys.argv[1])
+from plm_jax.common import command_line
+getattr(command_line, sys.argv[2])()
+import jax
+print(jax.config.jax_platforms)
+"""
+
+
+@pytest.mark.parametrize(("verb_name", "start"), [("convert", "start_jax_on_host"), ("plan", "start_jax_for_planning")])
+def test_verbs_that_need_no_accelerator_leave_it_alone(verb_name, start):
+    """The flags of a verb import JAX, which reads JAX_PLATFORMS then."""
+    environment = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
+    command = [sys.executable, "-c", HOST, verb_name, start]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "cpu\n"

@@ -1,5 +1,7 @@
 """Steps that leave the state as it was, the window in which spikes are told, and norms by layer."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -83,7 +85,7 @@ def test_spikes_are_above_the_window_of_the_steps_before(skips):
         series[at, at % 2] = value
     watch = spikes.Watch(deviations=6.0, skips=skips, first_step=first)
     recent, window, told = spikes.window(size), [], []
-    limits_of, after = jax.jit(watch.limits), jax.jit(watch.after)
+    judge = jax.jit(functools.partial(spikes.judge, watch))
     for step, values in enumerate(series):
         if step == first:
             window = []
@@ -92,9 +94,14 @@ def test_spikes_are_above_the_window_of_the_steps_before(skips):
             mean = np.mean(window, axis=0)
             distance = np.abs(np.array(window) - mean).mean(0)
             expected = mean + 6.0 * np.maximum(distance, np.maximum(0.01 * mean, 0.001))
-        limits = limits_of(recent, step)
-        np.testing.assert_allclose(limits, expected, rtol=1e-4)
-        recent = after(recent, step, values, limits)
+        verdict = judge(recent, step, values)
+        np.testing.assert_allclose(verdict.limits, expected, rtol=1e-4)
+        recent = verdict.recent
+        is_spike = bool(np.isfinite(values).all() and (values > expected).any())
+        assert verdict.incident == (
+            spikes.SPIKE if is_spike else spikes.NONE if np.isfinite(values).all() else spikes.LOST
+        )
+        assert verdict.is_taken == (np.isfinite(values).all() and not (is_spike and skips))
         if np.isfinite(values).all():
             window = [*window, np.minimum(values, expected)][-size:]
             told += [step] * bool((values > expected).any())

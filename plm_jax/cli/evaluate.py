@@ -60,7 +60,7 @@ def main() -> None:
         texts=_TEXTS.value,
         few_shot=options,
         stride=_STRIDE.value,
-        limit=_LIMIT.value,
+        limit=None if options else _LIMIT.value,
         report=_write,
     )
 

@@ -252,7 +252,7 @@ def _help(main: Callable[..., None]) -> str:
 
 
 def start_jax() -> None:
-    """Joins the job's other processes, if the environment names any, and turns the compilation cache on.
+    """Joins the job's other processes, unless it has, if the environment names any, and turns the compilation cache on.
 
     `JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES` and `JAX_PROCESS_ID` are what `launch/local.py` sets; on a TPU pod,
     SLURM or GKE jax finds them itself once `PLM_JAX_DISTRIBUTED=1` asks for it.
@@ -262,7 +262,9 @@ def start_jax() -> None:
     # `training.interruption` hears signals itself.
     jax.config.update("jax_enable_preemption_service", False)
     try:
-        if "JAX_NUM_PROCESSES" in os.environ:
+        if jax.distributed.is_initialized():
+            pass
+        elif "JAX_NUM_PROCESSES" in os.environ:
             jax.distributed.initialize(
                 os.environ["JAX_COORDINATOR_ADDRESS"],
                 int(os.environ["JAX_NUM_PROCESSES"]),

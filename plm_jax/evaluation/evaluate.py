@@ -40,6 +40,12 @@ def evaluate(
     Raises:
       UserError: a task or source is unknown, has no cache, or does not fit the model.
     """
+    if texts and (tasks or run is not None or few_shot is not None):
+        raise UserError("texts evaluates files of text only: leave out tasks, run and few_shot")
+    if few_shot is not None and (stride is not None or limit is not None):
+        raise UserError("few_shot has a limit of its own, and no stride: leave out stride and limit")
+    if limit is not None and stride is None and not texts:
+        raise UserError("limit is for texts and stride: leave it out")
     if isinstance(model, LanguageModel):
         lm = model
     else:

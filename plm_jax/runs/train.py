@@ -10,7 +10,7 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 
 from plm_jax import config
-from plm_jax.common import command_line, progress
+from plm_jax.common import command_line, progress, users
 from plm_jax.config import checks
 from plm_jax.runs import loop, preparation, run_directory, transfer
 from plm_jax.runs.telemetry import read_lines
@@ -158,7 +158,7 @@ def _flags_of(run: config.Run, config_flags: Sequence[str] | None) -> Generator[
         path = os.path.join(folder, "run.py")
         with open(path, "w", encoding="utf-8") as file:
             file.write(_CONFIG_FILE.format(tree=json.dumps(config.to_dict(run))))
-        yield [f"--config={path}"]
+        yield [f"--config={path}", *users.flags(run)]
 
 
 def _result(workdir: str) -> TrainResult:

@@ -6,7 +6,9 @@ import json
 import pytest
 
 import plm_jax
+from plm_jax.common import users
 from plm_jax.common.errors import UserError
+from plm_jax.evaluation.few_shot import FewShotOptions
 from tests.support import tiny
 
 
@@ -41,3 +43,28 @@ def test_a_run_is_prepared_trained_resumed_and_evaluated(run, tmp_path):
 def test_a_model_that_a_checkpoint_brings_needs_its_path(run):
     with pytest.raises(UserError):
         plm_jax.finetune(run, "nowhere", "tuned")
+
+
+MINE = """
+from dataclasses import dataclass
+from typing import ClassVar
+
+from plm_jax import config
+
+
+@dataclass(frozen=True)
+class Mine(config.AdamWConfig):
+    kind: ClassVar[str] = "mine"
+"""
+
+
+def test_a_class_of_the_users_own_reaches_the_process_that_prepares(run, tmp_path):
+    (tmp_path / "mine.py").write_text(MINE)
+    own = dataclasses.replace(run, optimizer=users.load("mine.py").Mine())
+    assert plm_jax.pretrain(own, "own").step == 2
+
+
+def test_ways_of_evaluation_that_do_not_go_together_are_rejected():
+    for arguments in ({"texts": ["a.txt"], "tasks": ["a"]}, {"limit": 3}, {"few_shot": FewShotOptions(), "stride": 2}):
+        with pytest.raises(UserError, match="leave"):
+            plm_jax.evaluate("nowhere", **arguments)

@@ -10,11 +10,11 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import lm_eval
+import lm_eval  # pyright: ignore[reportMissingImports]
 import numpy as np
-from lm_eval.api.model import LM
-from lm_eval.defaults import DEFAULT_OTHER_SEED, DEFAULT_RANDOM_SEED
-from lm_eval.tasks import TaskManager
+from lm_eval.api.model import LM  # pyright: ignore[reportMissingImports]
+from lm_eval.defaults import DEFAULT_OTHER_SEED, DEFAULT_RANDOM_SEED  # pyright: ignore[reportMissingImports]
+from lm_eval.tasks import TaskManager  # pyright: ignore[reportMissingImports]
 
 from plm_jax.common.errors import UserError, nearest, one_line
 from plm_jax.evaluation import batches, perplexity, scoring

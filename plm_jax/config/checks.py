@@ -222,7 +222,7 @@ def _words(run: Run) -> None:
 
 
 def _examples(run: Run, phases: Sequence[Phase]) -> None:
-    """What sources with inputs and targets ask for, of a run with these phases.
+    """Checks the settings that sources with inputs and targets need, for a run with these phases.
 
     Raises:
       UserError: an objective whose model answers nothing; a length of the targets that does not fit the rows; packed

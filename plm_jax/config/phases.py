@@ -1,4 +1,4 @@
-"""What a run reads and trains from which step on."""
+"""Phases of a run, with the sources that each reads and the mesh that it is trained on."""
 
 import dataclasses
 from collections.abc import Sequence

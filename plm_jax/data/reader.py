@@ -45,7 +45,7 @@ _AGAIN = "run `python -m plm_jax prepare --config=…` again"
 
 @dataclass(frozen=True)
 class _Segment:
-    """How a phase reads: example k is number k - base of the mixture, and each source's index counts from `offsets`."""
+    """Reading order of a phase: example k is number k - base of the mixture; indexes count from `offsets`."""
 
     phase: Phase
     rates: dict[str, float]
@@ -274,7 +274,7 @@ class Reader:
         return list((self._fetchers.map if self._fetchers else map)(make, numbers))
 
     def notes(self) -> list[str]:
-        """Of phases whose layout leaves rows short: how many rows have as many tokens as how many full ones.
+        """Reports, for phases whose layout leaves rows short, how many rows have as many tokens as how many full ones.
 
         Of sources of examples: how many are too long. Of words masked whole: how many tokens are never masked.
         """

@@ -42,7 +42,7 @@ _LOOK_SECONDS = 1.0
 
 
 class _Job(NamedTuple):
-    """What workers are told: a source, its pieces, and the folder for what they make of them."""
+    """Job of the workers: a source, its pieces, and the folder for their output."""
 
     data: DataConfig
     vocabulary: VocabularyConfig

@@ -1,4 +1,4 @@
-"""Which caches sources need, and making those that are not there."""
+"""Finds the caches that sources need, and makes the missing ones."""
 
 import contextlib
 import hashlib

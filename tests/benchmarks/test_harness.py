@@ -9,27 +9,21 @@ import pytest
 pytest.importorskip("lm_eval")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A folder with the tasks, few rows each, and a model."""
-    return tmp_path_factory.mktemp("harness")
-
-
-def test_ours_answers_as_theirs_does(folder, scripts, monkeypatch):
+def test_ours_answers_as_theirs_does(tmp_path, scripts, monkeypatch):
     import harness
 
     monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
-    monkeypatch.setenv("HF_HOME", str(folder / "home"))
-    harness.write_tasks(folder, rows=4)
-    harness.make_model(folder)
-    harness.ours(folder)
-    ours = json.loads((folder / "ours.json").read_text())
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    harness.write_tasks(tmp_path, rows=4)
+    harness.make_model(tmp_path)
+    harness.ours(tmp_path)
+    ours = json.loads((tmp_path / "ours.json").read_text())
     assert ours["samples"].keys() == harness.TASKS.keys()
     assert ours["metrics"]["speeches"]["word_perplexity"] > 1
     if not all(map(importlib.util.find_spec, ("torch", "transformers", "accelerate"))):
         pytest.skip("lm-eval's own model needs torch, transformers and accelerate")
-    harness.theirs(folder)
-    theirs = json.loads((folder / "theirs.json").read_text())
+    harness.theirs(tmp_path)
+    theirs = json.loads((tmp_path / "theirs.json").read_text())
     for task, found in harness.compared(theirs, ours, prompts={}).items():
         assert found["requests"] >= 3 and not found["metrics_differ"] and not found["greedy_or_text_differs"], task
         if task == "speeches":
@@ -117,17 +111,20 @@ def test_a_task_in_two_groups_is_one_line(tmp_path, monkeypatch):
         harness.evaluate(lm, ["mine", "ours"], include_path=str(tmp_path), show_progress=False)
 
 
-def test_an_unknown_task_is_one_line(folder):
+def test_an_unknown_task_is_one_line(tmp_path, scripts):
+    import harness as tasks
+
     import plm_jax
     from plm_jax.common.errors import UserError
     from plm_jax.evaluation import harness
     from tests import golden
 
+    tasks.write_tasks(tmp_path, rows=4)
     lm = plm_jax.load(golden.FOLDER / "gpt2")
     with pytest.raises(UserError, match="lm-eval has no task 'sentimentt': did you mean 'sentiment'"):
-        harness.evaluate(lm, ["sentimentt"], include_path=str(folder))
+        harness.evaluate(lm, ["sentimentt"], include_path=str(tmp_path))
     with pytest.raises(UserError, match="continues no text"):
-        harness.evaluate(plm_jax.load(golden.FOLDER / "bert"), ["sentiment"], include_path=str(folder))
+        harness.evaluate(plm_jax.load(golden.FOLDER / "bert"), ["sentiment"], include_path=str(tmp_path))
 
 
 def test_a_task_says_how_to_decode_and_not_the_run():

@@ -25,20 +25,31 @@ __all__ = [
     "SpanBoundaryLoss",
     "TaskLoss",
     "Term",
+    "choose",
     "get",
 ]
 
 
-def get(name: str, **settings: Any) -> Loss:
-    """The loss of a kind, as in `get("masked_lm", z_loss=1e-4)`.
+def choose(kind: str) -> type[Loss]:
+    """Returns the class of the losses of a kind.
 
     Raises:
-      UserError: an unknown kind or setting.
+      UserError: there is no such kind.
     """
-    if name not in Loss.choices:
-        raise UserError(f"there is no loss '{name}': {nearest(name, Loss.choices)}")
-    known = [f.name for f in dataclasses.fields(Loss.choices[name])]
+    if kind not in Loss.choices:
+        raise UserError(f"there is no loss '{kind}': {nearest(kind, Loss.choices)}")
+    return Loss.choices[kind]
+
+
+def get(kind: str, **settings: Any) -> Loss:
+    """Returns a loss, as in `get("masked_lm", z_loss=1e-4)`.
+
+    Raises:
+      UserError: an unknown kind or setting, or a value that is out of range.
+    """
+    loss = choose(kind)
+    known = [field.name for field in dataclasses.fields(loss)]
     for setting in settings:
         if setting not in known:
-            raise UserError(f"loss '{name}' has no setting '{setting}': {nearest(setting, known)}")
-    return trees.checked(Loss.choices[name](**settings), f"loss '{name}'")
+            raise UserError(f"loss '{kind}' has no setting '{setting}': {nearest(setting, known)}")
+    return trees.checked(loss(**settings), f"loss '{kind}'")

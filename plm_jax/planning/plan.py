@@ -61,14 +61,14 @@ def plan(
         run = dataclasses.replace(run, mesh=config.MeshConfig())
         phases = tuple(dataclasses.replace(phase, mesh=None) for phase in run.train.phases)
         run = dataclasses.replace(run, train=dataclasses.replace(run.train, phases=phases))
-        return _shapes(Programs(run, jax.devices()[:1]))
+        return _shapes(_programs(run, jax.devices()[:1]))
     devices = slice_devices(topology, slices)
     where = {"topology": topology, "slices": slices}
     if devices[0].platform == "gpu":
         where |= {"unasked": gpus.UNASKED, "memory_is": f"JAX takes {gpus.memory_share():.0%} of a device,"}
     if searched:
         return where | _search(run, devices, price, say)
-    report = where | _compiled(Programs(run, devices), say, price)
+    report = where | _compiled(_programs(run, devices), say, price)
     if not report["fits"]:
         report["suggestion"] = _suggestion(run, devices, report["bytes_per_device"]["total"], say)
     return report
@@ -81,6 +81,13 @@ def slice_devices(topology: str, slices: int = 1) -> list[Any]:
       UserError: their compiler is missing, or there are no such devices.
     """
     return gpus.devices(topology, slices) if topology.startswith("gpu:") else tpus.devices(topology, slices)
+
+
+def _programs(run: config.Run, devices: Sequence[Any]) -> Programs:
+    """Returns the programs of a run whose parameters are checked."""
+    programs = Programs(run, devices)
+    programs.check_parameters()
+    return programs
 
 
 def _chip(devices: Sequence[Any]) -> flops.Chip:
@@ -104,10 +111,10 @@ def _suggestion(
         mesh = programs.at(phase).mesh
         return search.guessed(run, stage, parameters, chip, mesh.shape, phase.microbatches, remat).memory
 
-    before = guessed(Programs(run, devices))
+    before = guessed(_programs(run, devices))
     for change, changed in remedies(run, len(devices)):
         try:
-            programs = Programs(changed, devices)
+            programs = _programs(changed, devices)
         except UserError:  # It does not divide the rows of some phase.
             continue
         if wanted and wanted * guessed(programs) / before > 1.3 * chip.hbm_bytes:
@@ -133,7 +140,7 @@ def _search(run: config.Run, devices: list[Any], price: float, say: Callable[[st
         if sum(report["fits"] for report in reports[1:]) >= FITTING or len(reports) > COMPILED:
             break
         try:
-            programs = Programs(changed, devices)
+            programs = _programs(changed, devices)
         except UserError as error:
             say(f"{_as_flags(settings) or 'as configured'}: {error}")
             continue

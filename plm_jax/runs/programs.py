@@ -40,7 +40,7 @@ class Programs:
         phases: Sequence[Phase] | None = None,
         first_step: int = 0,
     ):
-        """Builds the program of the first phase, and checks that the run fits the devices.
+        """Builds the program of the first phase, and checks that the run fits the devices. It traces no model.
 
         Args:
           devices: all by default.
@@ -61,8 +61,6 @@ class Programs:
         for phase in remaining:
             length = run.objective.row_length(phase.length)
             _check_divides(run.model, phase, length, self._meshes[self._sizes(phase)])
-        most_stages = max(mesh.shape["stage"] for mesh in self._meshes.values())
-        _check_parameters(run.model, run.train.trainable, run.optimizer.layer_decay, most_stages)
         num_devices = self.first.mesh.size
         of_phases = [config.mesh_of(run, phase) for phase in config.resolve_phases(run)]
         self.batch_shards = math.lcm(*(_batch_shards(mesh, num_devices) for mesh in of_phases))
@@ -73,6 +71,20 @@ class Programs:
         if sizes not in self._programs:
             self._programs[sizes] = build(self.run, self._meshes[sizes], self._batch_sizes[sizes])
         return self._programs[sizes]
+
+    def check_parameters(self) -> None:
+        """Traces the model and checks the settings of its parameters.
+
+        Raises:
+          UserError: `train.trainable` or `layer_decay` name parameters that the model does not have, or `mesh.stage`
+            cuts a parameter that covers only some layers.
+        """
+        run, stages = self.run, max(mesh.shape["stage"] for mesh in self._meshes.values())
+        trainable.check_layers(run.model, stages)
+        if not self.first.trained.is_all:
+            self.first.trained.check(registry.shapes(run.model), stages)
+        if run.optimizer.layer_decay != 1.0:
+            layer_decay.check(run.model, run.optimizer.layer_decay)
 
     def inputs(self, step: int) -> tuple[np.ndarray, np.float32]:
         """Returns the inputs of a compiled step after the state and the batch: the run's key and the learning rate.
@@ -127,7 +139,7 @@ def build_loss(objective: objectives.Objective, model: ModelConfig, mesh: Mesh, 
     chip = flops.chip(mesh.devices.flat[0].device_kind)
     if chip and chip.hbm_bytes:
         settings["logits_at_once"] = chip.hbm_bytes // _LOGITS_SHARE // 4
-    loss = losses.get(objective.loss, **objective.loss_settings, **settings)
+    loss = losses.choose(objective.loss)(**objective.loss_settings, **settings)
     for head in loss.heads:
         if head not in model.named_heads:
             raise UserError(
@@ -144,16 +156,6 @@ def _batch_shards(mesh: config.MeshConfig, num_devices: int) -> int:
     except UserError:
         return 1
     return math.prod(sizes[axis] for axis in meshes.BATCH_AXES)
-
-
-def _check_parameters(model: ModelConfig, patterns: tuple[str, ...], decay: float, most_stages: int) -> None:
-    """Rejects settings of parameters that the model does not have, or that stages of this number cut."""
-    trainable.check_layers(model, most_stages)
-    trained = trainable.Trainable(patterns)
-    if not trained.is_all:
-        trained.check(registry.shapes(model), most_stages)
-    if decay != 1.0:
-        layer_decay.check(model, decay)
 
 
 def _check_divides(model: ModelConfig, phase: Phase, length: int, mesh: Mesh) -> None:

@@ -82,6 +82,7 @@ def build(
     if resumed:
         phases = resumed.plan(phases)
     programs = Programs(run, devices, phases, resumed.step if resumed else 0)
+    programs.check_parameters()
     program = programs.first
     with progress.doing("opening the caches"):
         share = len(_local_rows(program.mesh, program.batch_size)) / program.batch_size

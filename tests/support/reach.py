@@ -2,14 +2,14 @@
 
     python -m tests.support.reach gpt2
 
-prints `{"program": {"files": …, "lines": …}, "step": {…}}`. Lines are those of every function that is entered, without
-docstrings, comments and blank lines.
+prints `{"program": {"files": …, "lines": …}, "state": {…}, "step": {…}}`: building the program from a run, the shapes
+of its state (the model is traced once for its parameters), and tracing the step. Lines are those of every function that
+is entered, without docstrings, comments and blank lines.
 """
 
 import ast
 import collections
 import contextlib
-import dataclasses
 import json
 import pathlib
 import sys
@@ -62,7 +62,7 @@ def count(path: pathlib.Path, names: set[str]) -> int:
 
 
 def measure(size: str) -> dict[str, dict[str, int]]:
-    """Returns the files and lines of building the program of a demo, with the shapes of its state, and of its step."""
+    """Returns the files and lines of building the program of a demo, of the shapes of its state, and of its step."""
     import jax
 
     from plm_jax import config
@@ -71,29 +71,24 @@ def measure(size: str) -> dict[str, dict[str, int]]:
     from plm_jax.planning.plan import step_inputs
     from plm_jax.runs.programs import Programs
 
-    page = files.load(f"demo:{size}")
-    programs = Programs(config.resolve(page.config(), page.file), jax.devices()[:1])
-    parts = {
-        field.name: getattr(programs.first, field.name) for field in dataclasses.fields(programs.first) if field.init
-    }
+    config_file = files.load(f"demo:{size}")
+    run, devices = config.resolve(config_file.config(), config_file.file), jax.devices()[:1]
+    programs = Programs(run, devices)
     inputs = step_inputs(programs, programs.phases[0])
     programs.first.phase_step(programs.phases[0]).lower(*inputs)  # What JAX imports at its first lowering is not ours.
     registry.boxed_shapes.cache_clear()
     jax.clear_caches()
-    result = {}
-    functions: dict[pathlib.Path, set[str]] = collections.defaultdict(set)
-    with entered(functions):
-        program = type(programs.first)(**parts)
+    functions = {name: collections.defaultdict(set) for name in ("program", "state", "step")}
+    with entered(functions["program"]):
+        program = Programs(run, devices).first
+    with entered(functions["state"]):
         state = program.abstract_state
         assert program.published_state and program.shardings
-    result["program"] = functions
-    functions = collections.defaultdict(set)
-    with entered(functions):
+    with entered(functions["step"]):
         program.phase_step(programs.phases[0]).lower(state, *inputs[1:])
-    result["step"] = functions
     return {
-        name: {"files": len(found), "lines": sum(count(path, names) for path, names in found.items())}
-        for name, found in result.items()
+        name: {"files": len(names), "lines": sum(count(path, entered_names) for path, entered_names in names.items())}
+        for name, names in functions.items()
     }
 
 

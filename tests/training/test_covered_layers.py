@@ -159,4 +159,4 @@ def test_rows_that_are_not_those_of_the_layers_are_a_mistake(name):
 
 def test_stages_do_not_cut_a_leaf_that_some_layers_lack(tiny):
     with pytest.raises(UserError, match=r"1:4/norm/scale covers only some layers, and mesh.stage=2 cuts.*to 1"):
-        Programs(make(tiny, mesh=config.MeshConfig(stage=2)), jax.devices()[:2])
+        Programs(make(tiny, mesh=config.MeshConfig(stage=2)), jax.devices()[:2]).check_parameters()

@@ -110,14 +110,14 @@ def test_meshes_and_switches_of_speed_train_the_same_part(name, tiny):
 
 def test_layers_in_part_are_not_cut_into_stages(tiny):
     with pytest.raises(UserError, match=r"leaves out layers of stack/blocks/\S+, which mesh.stage=2 cuts"):
-        Programs(made(tiny, mesh=config.MeshConfig(stage=2, data=1)), jax.devices()[:2])
+        Programs(made(tiny, mesh=config.MeshConfig(stage=2, data=1)), jax.devices()[:2]).check_parameters()
 
 
 def test_a_pattern_that_matches_nothing_is_told(tiny, tmp_path):
     with pytest.raises(UserError, match=r"config.train.trainable has 'stack/blocks/2/\.\*', which matches nothing"):
-        Programs(made(tiny, trainable=("token_embedding", "stack/blocks/2/.*")), jax.devices()[:1])
+        Programs(made(tiny, trainable=("token_embedding", "stack/blocks/2/.*")), jax.devices()[:1]).check_parameters()
     with pytest.raises(UserError, match=r"'stack/\(' is no regular expression"):
-        Programs(made(tiny, trainable=("stack/(",)), jax.devices()[:1])
+        Programs(made(tiny, trainable=("stack/(",)), jax.devices()[:1]).check_parameters()
 
 
 def test_a_leaf_of_several_runs_of_layers_is_put_together_again():

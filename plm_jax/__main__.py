@@ -2,10 +2,12 @@
 
 import ast
 import pathlib
+import platform
 import re
 import runpy
 import sys
 
+from plm_jax import __version__
 from plm_jax.common import interrupts
 from plm_jax.common.errors import nearest
 
@@ -14,27 +16,37 @@ _PACKAGE = pathlib.Path(__file__).parent
 
 def verbs() -> dict[str, str]:
     """Returns the summary of every verb: each file of `cli/` has a docstring that begins with its command."""
-    found = {}
+    summaries = {}
     for path in sorted(_PACKAGE.glob("cli/*.py")):
         docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-        if told := re.match(r"`python -m plm_jax (\w+)[^`]*`: (.*)", docstring):
-            found[told[1]] = told[2]
-    return dict(sorted(found.items()))
+        if match := re.match(r"`python -m plm_jax (\w+)[^`]*`: (.*)", docstring):
+            summaries[match[1]] = match[2]
+    return dict(sorted(summaries.items()))
 
 
 def main() -> None:
-    """Runs the verb that the command line names, or lists the verbs."""
+    """Runs the verb that the command line names, lists the verbs, or prints versions."""
     interrupts.end_at_interrupt()
-    found, given = verbs(), sys.argv[1:2]
-    if given in ([], ["-h"], ["--help"], ["help"]):
-        print("plm_jax VERB --flag=value …; plm_jax VERB --help tells a verb's flags.\n")
-        print("\n".join(f"  {name:<12}{told}" for name, told in found.items()))
-        sys.exit(0 if given else 2)
-    if given[0] not in found:
-        print(f"error: there is no verb '{given[0]}': {nearest(given[0], found)}", file=sys.stderr)
+    summaries, arguments = verbs(), sys.argv[1:2]
+    if arguments in ([], ["-h"], ["--help"], ["help"]):
+        print("plm_jax VERB --flag=value …; plm_jax VERB --help lists the flags of a verb.\n")
+        print("\n".join(f"  {name:<12}{summary}" for name, summary in summaries.items()))
+        sys.exit(0 if arguments else 2)
+    if arguments == ["--version"]:
+        _print_versions()
+        sys.exit(0)
+    if arguments[0] not in summaries:
+        print(f"error: there is no verb '{arguments[0]}': {nearest(arguments[0], summaries)}", file=sys.stderr)
         sys.exit(2)
     del sys.argv[1]
-    runpy.run_module(f"plm_jax.cli.{given[0]}", run_name="__main__", alter_sys=True)
+    runpy.run_module(f"plm_jax.cli.{arguments[0]}", run_name="__main__", alter_sys=True)
+
+
+def _print_versions() -> None:
+    from plm_jax.runs import run_directory  # Imports JAX, which takes seconds.
+
+    versions = {"plm_jax": __version__, "python": platform.python_version(), **run_directory.versions()}
+    print("\n".join(f"{name} {version}" for name, version in versions.items()))
 
 
 if __name__ == "__main__":

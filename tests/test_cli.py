@@ -1,12 +1,17 @@
 """What the verbs' command lines mean."""
 
+import importlib.metadata
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
 import sys
 
+import flax
+
+import plm_jax
 from plm_jax import config
 from tests.support import tiny as tiny_config
 
@@ -78,3 +83,11 @@ def test_generate_says_what_it_waits_for_beside_the_text(tiny, verb, tmp_path):
     told = re.findall(r"^(.*): \d+ s$", done.stderr, re.MULTILINE)
     verified = f"verifying {workdir}/checkpoints/1"
     assert told == ["loading JAX", verified, f"loading {workdir}", "loading the vocabulary", "compiling and generating"]
+
+
+def test_version_prints_what_a_report_of_a_bug_needs():
+    command = [sys.executable, "-m", "plm_jax", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    versions = dict(line.split(" ") for line in done.stdout.splitlines())
+    assert versions["plm_jax"] == plm_jax.__version__ and versions["python"] == platform.python_version()
+    assert versions["jax"] == importlib.metadata.version("jax") and versions["flax"] == flax.__version__

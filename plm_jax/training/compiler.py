@@ -1,8 +1,8 @@
-"""How XLA is asked to compile a program: presets of its options, by kind of device.
+"""Presets of XLA's compiler options, by kind of device.
 
-`config.mesh.compiler_preset` names one, `auto` the device's own; `config.mesh.compiler_options` are the user's, which
-come after it. What an option does was read from compiled programs: `python -m plm_jax plan` prints the bytes that are
-gathered, scattered and reduced, and how many of them beside other work.
+`config.mesh.compiler_preset` names a preset; `auto` chooses that of the device. `config.mesh.compiler_options` are
+applied after it. The effects of the options were read from compiled programs: `python -m plm_jax plan` prints the bytes
+that are gathered, scattered and reduced, and how many of them overlap with other work.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from plm_jax.common.errors import UserError, nearest, one_line
 
 
 class Option(NamedTuple):
-    """An option of XLA, what it is set to, and what that does."""
+    """Option of XLA: its name, its value and the effect of that value."""
 
     name: str
     value: str
@@ -73,8 +73,12 @@ PRESETS: dict[str, tuple[Option, ...]] = {
 _OF_DEVICES = {"TPU v5 lite": "tpu", "TPU v5e": "tpu", "TPU v6": "tpu", "TPU": "tpu_overlap", "NVIDIA": "cuda"}
 
 
-def options(mesh: Mesh, preset: str = "auto", own: dict[str, str] | None = None) -> dict[str, str]:
-    """XLA's options for a program over a mesh, by name; `preset` and `own` are those of `config.MeshConfig`.
+def options(mesh: Mesh, preset: str = "auto", overrides: dict[str, str] | None = None) -> dict[str, str]:
+    """Returns XLA's options for a program over a mesh, by name.
+
+    Args:
+      preset: `config.mesh.compiler_preset`.
+      overrides: `config.mesh.compiler_options`, applied after the preset.
 
     Raises:
       UserError: there is no such preset.
@@ -84,7 +88,7 @@ def options(mesh: Mesh, preset: str = "auto", own: dict[str, str] | None = None)
     if preset not in PRESETS:
         known = ["auto", *PRESETS]
         raise UserError(f"there is no config.mesh.compiler_preset '{preset}': {nearest(preset, known)}")
-    return {option.name: option.value for option in PRESETS[preset]} | (own or {})
+    return {option.name: option.value for option in PRESETS[preset]} | (overrides or {})
 
 
 @contextlib.contextmanager

@@ -60,44 +60,47 @@ CHIPS = {
 def per_step(
     model: ModelConfig, rows: int, length: int, targets: int, decoder_length: int = 0, samples: int = 0
 ) -> int:
-    """FLOPs of one training step on `rows` × `length` tokens; further arguments as `ModelConfig.products`.
+    """Returns the FLOPs of one training step on `rows` × `length` tokens; further arguments as `ModelConfig.products`.
 
-    Matrix products of the forward pass × 3, causal attention halved, of layers with windows the keys within them, no
-    recomputation, no embedding look-up, the head at target positions only.
+    Counts the matrix products of the forward pass × 3. Causal attention counts half, attention with a window counts the
+    keys within it, and the head counts at target positions only. Recomputation and embedding look-ups do not count.
     """
     return int(3 * 2 * rows * model.products(length, targets, decoder_length, samples))
 
 
 def of_program(jaxpr) -> int:
-    """FLOPs of a traced program's matrix products, kernels' among them: loops as often as they run, recomputation too.
+    """Returns the FLOPs of the matrix products of a traced program, on all devices together.
 
-    All devices together. A Pallas kernel has what its `cost_estimate` says, or else its products in every cell of its
-    grid; cuDNN's attention has what its shapes say, half of it where it is causal.
+    Every iteration of a loop counts, and recomputation too. A Pallas kernel counts its `cost_estimate` or, without one,
+    its products in every cell of its grid. cuDNN's attention counts by its shapes, and half if it is causal.
     """
     return sum(times * _products(equation) for equation, times in equations(jaxpr))
 
 
 def kernels(jaxpr) -> dict[str, int]:
-    """Of the FLOPs of `of_program` those of Pallas kernels, by the kernels' names."""
+    """Returns the FLOPs of Pallas kernels, by name; `of_program` includes them."""
     return _by_kernel(jaxpr, _products)
 
 
 def scores(jaxpr) -> dict[str, int]:
-    """How many scores of attention Pallas kernels compute, by their names: as many exponentials as they estimate."""
+    """Returns the number of attention scores that Pallas kernels compute, by name: their estimate of exponentials."""
     return _by_kernel(jaxpr, lambda kernel: getattr(kernel.params["cost_estimate"], "transcendentals", 0))
 
 
 def _by_kernel(jaxpr, counted: Callable[[core.JaxprEqn], int]) -> dict[str, int]:
-    found: dict[str, int] = {}
+    totals: dict[str, int] = {}
     for equation, times in equations(jaxpr):
         if equation.primitive.name == "pallas_call":
             name = equation.params["name"] or "unnamed"
-            found[name] = found.get(name, 0) + times * counted(equation)
-    return found
+            totals[name] = totals.get(name, 0) + times * counted(equation)
+    return totals
 
 
 def equations(jaxpr, times: int = 1) -> Iterator[tuple[core.JaxprEqn, int]]:
-    """A traced program's equations and how often each runs, on all devices together; of branches the costliest's."""
+    """Yields the equations of a traced program and how often each runs, on all devices together.
+
+    Only the costliest branch of a `cond` counts.
+    """
     for equation in jaxpr.eqns:
         name, params = equation.primitive.name, equation.params
         inner = [] if name == "pallas_call" else list(core.jaxprs_in_params(params))
@@ -116,14 +119,14 @@ def _trips(params) -> int:
 
 
 def _shards(params) -> int:
-    """On how many devices a `shard_map` runs its function, each on arrays of its own."""
+    """Returns the number of devices on which a `shard_map` runs its function, each on its own shard."""
     mesh = params["mesh"]
     manual = params.get("newly_manual_axes", params.get("manual_axes", mesh.axis_names))
     return math.prod(mesh.shape[axis] for axis in manual)
 
 
 def _products(equation: core.JaxprEqn) -> int:
-    """FLOPs of an equation that calls nothing."""
+    """Returns the FLOPs of an equation without inner programs."""
     name, params = equation.primitive.name, equation.params
     if name == "dot_general":
         ((contracted, _), _) = params["dimension_numbers"]
@@ -140,8 +143,8 @@ def _products(equation: core.JaxprEqn) -> int:
         # Forward two products; backward the scores once more and the gradients of weights, queries, keys and values.
         query_BQNH, key_BKGH = map(_shape, equation.invars[:2])
         products = 2 if "fwd" in name else 5
-        seen = 2 if "CAUSAL" in params["mask_type"].name else 1
-        return products * 2 * math.prod(query_BQNH) * key_BKGH[1] // seen
+        masked = 2 if "CAUSAL" in params["mask_type"].name else 1
+        return products * 2 * math.prod(query_BQNH) * key_BKGH[1] // masked
     return 0
 
 

@@ -14,9 +14,9 @@ from plm_jax.training.trainable import layer_numbers
 
 
 def factors(model: ModelConfig, decay: float, params: Any) -> Any:
-    """What each parameter's learning rate is multiplied with: a tree of numbers, of stacked leaves [layers, 1, …].
+    """Returns the factors on the learning rate, a tree like `params`; those of stacked leaves are [layers, 1, …].
 
-    `decay` to the power of `n + 2 - d`, as `config.OptimizerConfig` says of the depth d.
+    A factor is `decay` to the power of `n + 2 - d`; `OptimizerConfig` defines n and the depth d.
     """
     stacks = dict(zip(model.stack_paths, model.stacks, strict=True))
 
@@ -36,20 +36,20 @@ def _layers_above(names: list[str], leaf: Any, stacks: Mapping[str, StackConfig]
             continue
         inside = name.removeprefix(f"{at}/").split("/")
         if inside[0] == STACKED:
-            # Of a group of layers that share parameters the last one counts.
+            # Layers that share parameters have the rate of the last of them.
             group = np.array(layer_numbers(name, leaf)) // stack.inner + 1
             depth = group * (stack.layers // (stack.stored_blocks // stack.inner))
             return (stack.layers + 2.0 - depth).reshape(-1, *[1] * (leaf.ndim - 1))
-        return 1.0 if inside[0] == "final_norm" else stack.layers + 2.0  # A table of positions, as embeddings.
+        return 1.0 if inside[0] == "final_norm" else stack.layers + 2.0  # A position table counts as an embedding.
     of_embeddings = "embedding" in names[0] or (len(names) > 2 and "embedding" in names[1])
     return max(stack.layers for stack in stacks.values()) + 2.0 if of_embeddings else 0.0
 
 
 def check(model: ModelConfig, decay: float) -> None:
-    """Refuses a decay for a model that has no stack of layers.
+    """Checks that the model has a stack of layers.
 
     Raises:
-      UserError: as it says.
+      UserError: `decay` is not 1 and the model has no stack.
     """
     if decay != 1.0 and not model.stacks:
         raise UserError(
@@ -59,7 +59,7 @@ def check(model: ModelConfig, decay: float) -> None:
 
 
 def notes(model: ModelConfig, decay: float) -> list[str]:
-    """Lines that say which layers share one rate."""
+    """Returns lines that report which layers share a rate."""
     shared = [stack for stack in model.stacks if stack.stored_blocks < stack.blocks]
     if decay == 1.0 or not shared:
         return []

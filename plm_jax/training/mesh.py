@@ -1,4 +1,4 @@
-"""Devices as a mesh, and where the train state and the batch lie on it."""
+"""The device mesh, and the shardings of the train state and the batch."""
 
 import contextlib
 import functools
@@ -19,9 +19,9 @@ from plm_jax.common.errors import UserError
 from plm_jax.models.partitioning import Rules, axes_of, partition_spec
 from plm_jax.training import compiler
 
-# Stages first: they send least, and only to the next one, so theirs may be the farthest neighbours.
+# Stages come first: they send least, and only to the next stage, so they may be farthest apart.
 AXES: tuple[str, ...] = ("stage", "data", "fsdp", "tensor", "context")
-# Outside of the stack stages share the rows, as all else would be done by each of them.
+# Outside of the stack, stages split the rows; otherwise each of them would repeat the same work.
 BATCH_AXES: tuple[str, ...] = ("stage", "data", "fsdp")
 
 
@@ -70,14 +70,17 @@ class MeshConfig:
 
 
 def sizes(mesh: MeshConfig) -> tuple[int, ...]:
-    """Those of the axes of a `MeshConfig`, in the order of `AXES`."""
+    """Returns the sizes of the axes of a `MeshConfig`, in the order of `AXES`."""
     return tuple(getattr(mesh, axis) for axis in AXES)
 
 
 def build(mesh: MeshConfig, devices=None) -> Mesh:
-    """The device mesh of a `MeshConfig`, over all devices unless some are given.
+    """Returns the device mesh of a `MeshConfig`.
 
-    Of several TPU slices only stages and copies of the model (`data`) are in more than one.
+    Over several TPU slices, only the axes `stage` and `data` cross from one slice to another.
+
+    Args:
+      devices: all by default.
 
     Raises:
       UserError: the axes do not multiply to the number of devices, or do not divide over the slices.
@@ -87,28 +90,28 @@ def build(mesh: MeshConfig, devices=None) -> Mesh:
 
 
 def resolved(mesh: MeshConfig, num_devices: int) -> dict[str, int]:
-    """The sizes of the axes of a `MeshConfig` over so many devices.
+    """Returns the sizes of the axes of a `MeshConfig` over `num_devices` devices.
 
     Raises:
       UserError: they do not multiply to the number of devices.
     """
     asked = dict(zip(AXES, sizes(mesh), strict=True))
-    found = list(asked.values())
-    if found.count(-1) > 1 or any(size < 1 and size != -1 for size in found):
+    resolved_sizes = list(asked.values())
+    if resolved_sizes.count(-1) > 1 or any(size < 1 and size != -1 for size in resolved_sizes):
         raise UserError(f"config.mesh is {asked}: give sizes of at least 1, one may be -1")
-    fixed = math.prod(size for size in found if size != -1)
-    if -1 in found and num_devices % fixed == 0:
-        found[found.index(-1)] = num_devices // fixed
-    if math.prod(found) != num_devices:
+    fixed = math.prod(size for size in resolved_sizes if size != -1)
+    if -1 in resolved_sizes and num_devices % fixed == 0:
+        resolved_sizes[resolved_sizes.index(-1)] = num_devices // fixed
+    if math.prod(resolved_sizes) != num_devices:
         raise UserError(
             f"config.mesh {told(asked)} does not fit {num_devices} devices: the nearest that does is "
             f"{told(nearest(asked, num_devices) or {})}"
         )
-    return dict(zip(AXES, found, strict=True))
+    return dict(zip(AXES, resolved_sizes, strict=True))
 
 
 def _arranged(sizes: list[int], devices) -> np.ndarray:
-    """The devices by the sizes of the axes: on a TPU slice neighbours in the mesh are neighbours in the torus."""
+    """Arranges devices in an array of these sizes; neighbors in the mesh are neighbors in the torus of a TPU slice."""
     slices = num_slices(devices)
     if slices == 1:
         return mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
@@ -126,37 +129,38 @@ def _arranged(sizes: list[int], devices) -> np.ndarray:
 
 
 def num_slices(devices) -> int:
-    """Over how many TPU slices devices are spread; the network between them is slower than that within one."""
-    if devices[0].platform != "tpu":  # To GPUs a slice is a host, and no mesh stops there.
+    """Returns the number of TPU slices of the devices; the network between slices is slower than that within one."""
+    if devices[0].platform != "tpu":  # A slice of GPUs is a host, and meshes may cross hosts.
         return 1
-    # Devices that are not there, of one slice, do not say so.
+    # Devices of one slice that are described without hardware have no `slice_index`.
     return len({getattr(device, "slice_index", 0) for device in devices})
 
 
 def told(sizes: Mapping[str, int]) -> str:
-    """The axes of a mesh as settings, but for those of size 1."""
+    """Returns the axes of a mesh as settings, without those of size 1."""
     return " ".join(f"mesh.{axis}={size}" for axis, size in sizes.items() if size != 1) or "mesh.data=1"
 
 
 def nearest(
     sizes: Mapping[str, int], num_devices: int, fits: Callable[[Mapping[str, int]], bool] = lambda sizes: True
 ) -> dict[str, int] | None:
-    """Of the meshes of so many devices that `fits` takes the one nearest to `sizes`; None: it takes none.
+    """Returns the mesh of `num_devices` devices that is nearest to `sizes` and that `fits` accepts, or None.
 
-    Nearest is where few doublings and halvings lie between them, and few axes differ; -1 is near to every size.
+    The nearest mesh needs the fewest doublings and halvings, and then changes the fewest axes; -1 is near every size.
     """
 
-    def distance(found):
-        steps = [0.0 if sizes[axis] == -1 else abs(math.log2(found[axis] / max(sizes[axis], 1))) for axis in sizes]
+    def distance(candidate):
+        ratios = {axis: candidate[axis] / max(size, 1) for axis, size in sizes.items() if size != -1}
+        steps = [abs(math.log2(ratio)) for ratio in ratios.values()]
         return round(sum(steps), 6), sum(step > 0 for step in steps)
 
-    # Stages, which wait for one another, are the last resort.
+    # Stages wait for one another, so they are the last resort.
     axes = sorted(sizes, key=lambda axis: axis == "stage")
     return min(filter(fits, _factored(axes, num_devices)), key=distance, default=None)
 
 
 def _factored(axes: Sequence[str], number: int) -> Iterator[dict[str, int]]:
-    """All sizes of the axes whose product is the number, those with large first ones first."""
+    """Yields all sizes of the axes whose product is the number, those with a large first axis first."""
     if len(axes) == 1:
         yield {axes[0]: number}
         return
@@ -165,42 +169,52 @@ def _factored(axes: Sequence[str], number: int) -> Iterator[dict[str, int]]:
 
 
 def batch_shards(mesh: Mesh) -> int:
-    """Into how many parts the rows of a batch are cut."""
+    """Returns the number of shards that the rows of a batch are split into."""
     return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
 
 
 def batch_sharding(mesh: Mesh, row: Sequence[int] = ()) -> NamedSharding:
-    """Of an array of the batch [B, *row]: rows over `BATCH_AXES`, their places over `context` where it divides."""
+    """Returns the sharding of an array of the batch [B, *row].
+
+    Rows are split over `BATCH_AXES`, and their positions over `context` if it divides them.
+    """
     is_cut = mesh.shape["context"] > 1 and row and row[0] % mesh.shape["context"] == 0
     return NamedSharding(mesh, PartitionSpec(BATCH_AXES, *(["context"] if is_cut else [])))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """The same on every device."""
+    """Returns the sharding of an array that every device holds whole."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def place(values: np.ndarray, sharding: NamedSharding) -> jax.Array:
-    """An array that every process has, laid out; `jax.device_put` takes no NaN for the same in all of them."""
+    """Returns the sharded array of values that every process has.
+
+    `jax.device_put` would compare the values between processes, and NaN differs from itself.
+    """
     return jax.make_array_from_callback(values.shape, sharding, lambda index: np.array(values[index]))
 
 
 def whole_over_tokens(rules: Rules) -> list[tuple[str, str]]:
-    """The rules by which parameters are cut over no axis that tokens alone are: `tensor` cuts the products, too."""
+    """Returns the rules without the axes that split tokens; `tensor` stays, since it splits matrix products too."""
     return [rule for rule in rules if rule[1] not in (*BATCH_AXES, "context") or rule[0] == "layers"]
 
 
 def stored(boxed, mesh: Mesh, rules: Rules, *, padded: bool = True):
-    """Where a tree of shapes lies, in which parameters carry their logical axes (`nn.Partitioned`).
+    """Returns the shapes, types and shardings of a boxed tree as a run stores it.
 
-    Shapes, types and shardings as a run holds them: a vocabulary that the mesh does not divide is padded until it does.
-    Not `padded`, they are the published ones, as in checkpoints, and such a vocabulary is whole everywhere. Vectors,
-    biases and the scales of norms, are not cut over the axes that tokens are: to gather one takes longer than it saves.
+    Vectors (biases, scales of norms) are not split over the axes that split tokens, since gathering one takes longer
+    than it saves.
+
+    Args:
+      boxed: tree of shapes whose parameters have logical axes (`nn.Partitioned`).
+      padded: whether a vocabulary that the mesh does not divide is padded. Otherwise shapes are the published ones, as
+        in checkpoints, and every device holds such a vocabulary whole.
     """
 
     for_vectors = whole_over_tokens(rules)
 
-    def place(leaf):
+    def to_stored(leaf):
         if not isinstance(leaf, nn.Partitioned):
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=replicated(mesh))
         shape = leaf.value.shape
@@ -213,23 +227,23 @@ def stored(boxed, mesh: Mesh, rules: Rules, *, padded: bool = True):
         sharding = NamedSharding(mesh, PartitionSpec(*divided))
         return jax.ShapeDtypeStruct(shape, leaf.value.dtype, sharding=sharding)
 
-    return jax.tree.map(place, boxed, is_leaf=lambda leaf: isinstance(leaf, nn.Partitioned))
+    return jax.tree.map(to_stored, boxed, is_leaf=lambda leaf: isinstance(leaf, nn.Partitioned))
 
 
 def fitted(tree, like):
-    """The arrays of a tree in the shapes of `like`: at the ends of axes zeros are added, or what is there left out."""
+    """Returns a tree in the shapes of `like`: the ends of axes are padded with zeros or cut off."""
 
     def fit(leaf, shape):
         if leaf.shape == shape:
             return leaf
         leaf = leaf[tuple(slice(size) for size in shape)]
-        return jnp.pad(leaf, [(0, size - own) for size, own in zip(shape, leaf.shape, strict=True)])
+        return jnp.pad(leaf, [(0, after - before) for after, before in zip(shape, leaf.shape, strict=True)])
 
     return jax.tree.map(lambda leaf, other: fit(leaf, other.shape), tree, like)
 
 
 def refitted(tree, like):
-    """As `fitted`, of arrays that lie on the mesh, laid out as `like` (shapes with shardings) says."""
+    """Returns arrays of the mesh in the shapes and shardings of `like`, padded and cut as by `fitted`."""
 
     def fit(leaf, other):
         if leaf.shape == other.shape:
@@ -245,23 +259,23 @@ def _refit(like: jax.ShapeDtypeStruct) -> Callable:
 
 
 def local_rows(sharding: NamedSharding, batch_size: int) -> np.ndarray:
-    """The rows of the global batch that this process's devices hold, ascending."""
+    """Returns the rows of the global batch that the devices of this process hold, sorted."""
     indices = sharding.addressable_devices_indices_map((batch_size,)).values()
     return np.unique(np.concatenate([np.arange(batch_size)[index] for index in indices]))
 
 
 def to_global(batch: dict[str, np.ndarray], rows: np.ndarray, batch_size: int, mesh: Mesh):
-    """One global array a key, laid out as `batch_sharding` says, from this process's `rows`."""
+    """Returns one global array per key, with `batch_sharding`, from the `rows` of this process."""
 
-    def place(local):
-        def part(index):
-            wanted = np.arange(batch_size)[index[0]]
-            return local[(np.searchsorted(rows, wanted), *index[1:])]
+    def to_array(local):
+        def shard(index):
+            shard_rows = np.arange(batch_size)[index[0]]
+            return local[(np.searchsorted(rows, shard_rows), *index[1:])]
 
         sharding = batch_sharding(mesh, local.shape[1:])
-        return jax.make_array_from_callback((batch_size, *local.shape[1:]), sharding, part)
+        return jax.make_array_from_callback((batch_size, *local.shape[1:]), sharding, shard)
 
-    return {key: place(value) for key, value in batch.items()}
+    return {key: to_array(value) for key, value in batch.items()}
 
 
 def jit(

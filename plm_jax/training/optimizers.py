@@ -143,8 +143,8 @@ def _scale_by_learning_rate() -> optax.GradientTransformationExtraArgs:
 
 def later(state, steps: jax.Array | int):
     """Returns a state of `build` with `steps` further finished steps."""
-    *others, schedule = state
-    return (*others, schedule._replace(count=schedule.count + steps))  # A buffer of its own: steps give theirs up.
+    *moments, schedule = state
+    return (*moments, schedule._replace(count=schedule.count + steps))  # A buffer of its own: steps give theirs up.
 
 
 def unless_skipped(taken: jax.Array, new, old):
@@ -157,7 +157,7 @@ def unless_skipped(taken: jax.Array, new, old):
 
 
 def global_norm(tree: Any) -> Float[Array, ""]:
-    """The Euclidean norm of all leaves together.
+    """Returns the Euclidean norm of all leaves together.
 
     By products of whole arrays: XLA's CPU backend writes the squares of `optax.global_norm` to memory.
     """

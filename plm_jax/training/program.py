@@ -202,12 +202,12 @@ class Program:
     def _make(self, make: Callable, *arguments: Any) -> Any:
         """Returns the boxed tree that `make(*arguments)` returns, unboxed and sharded over the mesh."""
         like = meshes.stored(jax.eval_shape(make, *arguments), self.mesh, self.rules)
-        made = self.jit(
+        init = self.jit(
             lambda *arguments: meshes.fitted(nn.unbox(make(*arguments)), like),
             in_shardings=meshes.replicated(self.mesh),
             out_shardings=_shardings(like),
         )
-        return made(*arguments)
+        return init(*arguments)
 
 
 def fitted(state: states.TrainState, like: states.TrainState, fit: Callable = meshes.fitted) -> states.TrainState:

@@ -1,7 +1,7 @@
-"""Spikes of the loss and of the gradient norm: what is far above the steps before it, told on the device.
+"""Spikes of the loss and of the gradient norm: values far above those of the preceding steps.
 
-The window of these steps is part of the train state, and what is told a pure function of it. So a run that was cut off
-tells the same as one that was not.
+They are detected on the device. The window of preceding steps is part of the train state, and detection is a pure
+function of it, so a resumed run detects the same spikes as one that was never interrupted.
 """
 
 from dataclasses import dataclass
@@ -10,21 +10,21 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-# Distances from the mean count as at least this share of it, and as this number: where all steps are alike, or all
-# losses next to nothing, none is a spike for a trifle.
+# Lower bounds of the mean distance, as a fraction of the mean and absolutely: if all steps are nearly equal, or all
+# losses nearly 0, a tiny difference is no spike.
 _LEAST_SHARE, _LEAST = 0.01, 1e-3
-# What a step was: as `metrics["incident"]` tells.
+# Values of `metrics["incident"]`.
 NONE, LOST, SPIKE = 0, 1, 2
 
 
 @dataclass(frozen=True)
 class Watch:
-    """What a spike is, and whether its update is left out.
+    """Definition of a spike, and whether its update is skipped.
 
     Attributes:
-      deviations: how far above the mean of the window, in mean distances from it.
-      skips: whether a spike leaves the state as it was.
-      first_step: at which the window begins anew: other rows have other losses.
+      deviations: distance above the mean of the window, in mean absolute deviations.
+      skips: whether the update of a spike is skipped.
+      first_step: step at which the window is emptied, since the losses of another phase differ.
       window: number of steps that a step is compared with.
     """
 
@@ -34,20 +34,23 @@ class Watch:
     window: int = 128
 
     def limits(self, recent: jax.Array) -> jax.Array:
-        """Above which the loss and the gradient norm are spikes, [2]; infinite until the window is full."""
+        """Returns the loss and gradient norm above which a step is a spike, [2]; infinite until the window is full."""
         mean = recent.mean(1)
         distance = jnp.abs(recent - mean[:, None]).mean(1)
         limit = mean + self.deviations * jnp.maximum(distance, jnp.maximum(_LEAST_SHARE * jnp.abs(mean), _LEAST))
         return jnp.where(jnp.isnan(limit), jnp.inf, limit)
 
     def after(self, recent: jax.Array, values: jax.Array, limits: jax.Array) -> jax.Array:
-        """The window after a step with these values [2]; a spike counts as its limit, and lost numbers do not."""
+        """Returns the window after a step with these values [2].
+
+        A spike is recorded as its limit; values that are not finite are not recorded.
+        """
         moved = jnp.concatenate([recent[:, 1:], jnp.minimum(values, limits)[:, None]], axis=1)
         return jnp.where(jnp.isfinite(values).all(), moved, recent)
 
 
 def window(size: int) -> jax.Array:
-    """An empty window, float32 [2, size]: losses and gradient norms, the last at the end, NaN where there is none."""
+    """Returns an empty window, float32 [2, size]: losses and gradient norms, newest last, NaN where there is none."""
     return jnp.full((2, size), jnp.nan, jnp.float32)
 
 
@@ -68,7 +71,7 @@ class Verdict(NamedTuple):
 
 
 def judge(watch: Watch | None, recent: Any, step: jax.Array, values: jax.Array) -> Verdict:
-    """Judges a step by its loss and gradient norm, `values` [2]; without a watch only numbers that are not finite."""
+    """Judges a step by its loss and gradient norm, `values` [2]; without a watch it only detects non-finite values."""
     is_lost = ~jnp.isfinite(values).all()
     if watch is None:
         return Verdict(jnp.where(is_lost, LOST, NONE), ~is_lost, jnp.full(2, jnp.inf), recent)

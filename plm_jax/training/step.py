@@ -36,21 +36,21 @@ def train_step(
     finite, the update is skipped: only the step of the state changes.
 
     Args:
-      loss: what is minimised.
+      loss: function that is minimized.
       model: the module.
       optimizer: transformation of the gradients into updates of `part`; it receives `learning_rate` and `grad_norm`.
       microbatches: parts of the batch whose gradients are added up.
       dropout: whether the loss is given a key `dropout`.
-      part: of the parameters, what is trained; None: all of them.
-      watch: for spikes, in the state's `recent`; None: for none.
-      log_norms: whether norms are of parameters and updates, too.
-      holding: further arguments of `step_parameters.build`: how microbatches take the parameters.
+      part: selection of the parameters that are trained; None for all of them.
+      watch: definition of spikes, compared with the state's `recent`; None detects none.
+      log_norms: whether `norms` includes those of parameters and updates.
+      holding: further arguments of `step_parameters.build`.
 
     Returns:
-      Metrics: the means of the loss, see `losses.means`, `grad_norm`, `learning_rate`; `digest`, the batch's uint32
-      digest halves [B, 2] added up; `norms` of the gradients [1, tensors], with those of the parameters before the
-      update and of the updates [3, tensors], in the order of `trainable.Trainable.names`; `incident` int32, what the
-      step was, see `spikes`, and `limits` [2] above which loss and gradient norm are spikes.
+      Metrics: the means of the loss (`losses.means`), `grad_norm` and `learning_rate`; `digest`, the sum of the batch's
+      uint32 digest halves [B, 2]; `norms` of the gradients [1, tensors] or, with `log_norms`, of gradients, parameters
+      before the update and updates [3, tensors], in the order of `Trainable.names`; `incident`, int32, a constant of
+      `spikes`; `limits` [2], the loss and gradient norm above which a step is a spike.
     """
     # Not every optax transformation accepts extra arguments.
     optimizer = optax.with_extra_args_support(optimizer)
@@ -164,7 +164,10 @@ def rngs(root: jax.Array, step: ArrayLike, microbatch: ArrayLike, names: Sequenc
 
 
 def split_microbatches(batch: Any, count: int) -> Any:
-    """[B, ...] → [count, B / count, ...]: row r goes to microbatch r mod count, so that no row leaves its device."""
+    """Splits arrays [B, ...] into [count, B / count, ...].
+
+    Row r goes to microbatch r mod count, so that it stays on its device.
+    """
 
     def split(x):
         parts = jnp.swapaxes(x.reshape(x.shape[0] // count, count, *x.shape[1:]), 0, 1)
@@ -174,7 +177,7 @@ def split_microbatches(batch: Any, count: int) -> Any:
 
 
 def join_microbatches(parts: Any) -> Any:
-    """[count, B / count, ...] → [B, ...]: the inverse of `split_microbatches`."""
+    """Joins arrays [count, B / count, ...] into [B, ...]; the inverse of `split_microbatches`."""
 
     def join(x):
         return constrain(jnp.swapaxes(x, 0, 1).reshape(-1, *x.shape[2:]), "batch", *[None] * (x.ndim - 2))

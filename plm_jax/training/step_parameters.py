@@ -1,4 +1,4 @@
-"""The parameters as the microbatches of a step take them, and the way back of their gradients."""
+"""Parameters in the form in which a step's microbatches use them, and the reduction of their gradients."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -12,13 +12,13 @@ from plm_jax.training.trainable import Trainable
 
 
 class StepParameters(NamedTuple):
-    """What a step holds of its parameters while it goes through its microbatches.
+    """Parameters of a step while it goes through its microbatches.
 
     Attributes:
-      trained: the tree that gradients are of, of the part that is trained.
-      zeros: float32, to which microbatches' gradients are added.
-      whole: makes of such a tree the parameters that the loss is given.
-      reduced: makes of the gradients' sums over microbatches those of the parameters, float32.
+      trained: tree that is differentiated; only what is trained.
+      zeros: float32; initial value of the sum of the gradients.
+      whole: turns a tree like `trained` into the parameters for the loss.
+      reduced: turns the gradients of such trees, summed over microbatches, into those of the parameters, float32.
     """
 
     trained: Any
@@ -34,14 +34,14 @@ def build(
     layouts: Any = None,
     part: Trainable | None = None,
 ) -> StepParameters:
-    """Returns what a step holds: whole copies of tables that are spread, and kernels in the type of their gradients.
+    """Returns the parameters of a step: tables gathered if they are sharded, kernels in the type of their gradients.
 
     Args:
-      model: the module; what its `tables` does not say it takes, it gets as it is.
+      model: the module; its `tables` names the parameters that it reads as gathered tables.
       params: its parameters.
-      gradients: the type that kernels are held in, and their gradients made and reduced in.
-      layouts: of all parameters' shardings, to lay kernels out by; None: they stay as they are.
-      part: of the parameters, what is trained; None: all of them.
+      gradients: type of kernels, and in which their gradients are computed and reduced.
+      layouts: shardings of all parameters, applied to kernels; None keeps theirs.
+      part: selection of the parameters that are trained; None for all of them.
     """
     gathered = getattr(model, "tables", {}) if is_spread() else {}
     if not gathered and layouts is None and part is None and gradients == jnp.float32:
@@ -50,10 +50,10 @@ def build(
 
 
 def _gather(model, params, gradients, layouts, part, gathered) -> StepParameters:
-    """Builds what a step holds if that is not the parameters themselves; arguments as `build`.
+    """Builds the parameters of a step if they differ from those of the state; arguments as `build`.
 
     Args:
-      gathered: logical axis of the rows of each parameter that is taken as a gathered table.
+      gathered: logical axis of the rows of each gathered table, by parameter.
     """
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), params)
     axes = {name: axis for name, axis in gathered.items() if name in params}
@@ -67,23 +67,25 @@ def _gather(model, params, gradients, layouts, part, gathered) -> StepParameters
         return jax.lax.with_sharding_constraint(leaf, *layout) if layout else leaf
 
     kernels = jax.tree.map_with_path(kernel, params, *([] if layouts is None else [layouts]))
-    own_zeros = {name: tables.no_gradient(params[name].shape, axis) for name, axis in axes.items()}
+    table_zeros = {name: tables.no_gradient(params[name].shape, axis) for name, axis in axes.items()}
 
-    held_params = kernels | own_zeros
+    step_params = kernels | table_zeros
 
     def whole(trained):
-        trained = part.put(held_params, trained) if part else trained
-        own = {
+        trained = part.put(step_params, trained) if part else trained
+        gathered_tables = {
             name: tables.GatheredTable(matrices[name], trained[name], rows[name], axis) for name, axis in axes.items()
         }
-        return trained | own
+        return trained | gathered_tables
 
     def reduced(grads):
         grads = jax.tree.map(lambda grad: grad.astype(jnp.float32), grads)
-        own = {name: axis for name, axis in axes.items() if name in grads}
-        return grads | {name: tables.reduced(grads[name], rows[name], axis) for name, axis in own.items()}
+        reduced_tables = {
+            name: tables.reduced(grads[name], rows[name], axis) for name, axis in axes.items() if name in grads
+        }
+        return grads | reduced_tables
 
-    zeros |= own_zeros
+    zeros |= table_zeros
     if part:
-        return StepParameters(part.of(held_params), part.of(zeros), whole, reduced)
-    return StepParameters(held_params, zeros, whole, reduced)
+        return StepParameters(part.of(step_params), part.of(zeros), whole, reduced)
+    return StepParameters(step_params, zeros, whole, reduced)

@@ -1,11 +1,11 @@
-"""`train.trainable`: the part of the parameters that a run trains; the rest has no gradient, no moments, and stays.
+"""Selection of the parameters that a run trains (`train.trainable`); the others have no gradients and no moments.
 
-The layers of a stack lie in one leaf, on its first axis, and are told apart all the same: of a leaf
-`stack/blocks/attention/query/kernel` layer 0 is called `stack/blocks/0/attention/query/kernel`. A pattern that matches
-the leaf's own name means all of its layers. Where layers share parameters, the numbers are those of the stored ones.
+One leaf holds all layers of a stack on its first axis, but patterns can select single layers: layer 0 of the leaf
+`stack/blocks/attention/query/kernel` has the name `stack/blocks/0/attention/query/kernel`. A pattern that matches the
+name of the leaf selects all of its layers. If layers share parameters, the numbers are those of the stored layers.
 
-A leaf that some layers lack has fewer rows. The name after `blocks` lists the layers that it covers, by numbers and
-ranges as in Python's slices: `stack/blocks/1:12/attention_norm/scale` has 11 rows, for all of 12 layers except the
+A leaf that only some layers have has fewer rows. The name after `blocks` lists the layers that it covers, as numbers
+and ranges like Python's slices: `stack/blocks/1:12/attention_norm/scale` has 11 rows, for all of 12 layers except the
 first, and `stack/blocks/0,2:12:2/...` has 6 rows, for layers 0, 2, 4, 6, 8 and 10.
 """
 
@@ -30,13 +30,13 @@ _EVERYTHING = (".*",)
 
 
 def named(params: Any) -> list[tuple[str, Any]]:
-    """(name such as `stack/blocks/attention/query/kernel`, leaf) for every leaf."""
+    """Returns (name such as `stack/blocks/attention/query/kernel`, leaf) for every leaf."""
     leaves = jax.tree_util.tree_leaves_with_path(params)
     return [("/".join(key.key for key in path), leaf) for path, leaf in leaves]
 
 
 def layers(name: str, leaf: Any) -> list[str]:
-    """The names of the layers that a leaf holds; empty where it holds none."""
+    """Returns the names of the layers of a leaf; empty if it is not stacked."""
     before, _, after = _split(name)
     return ["/".join([*before, str(number), *after]) for number in layer_numbers(name, leaf)]
 
@@ -57,7 +57,7 @@ def stack_of(name: str) -> str:
 
 
 def layer_of(name: str) -> str:
-    """`stack/blocks/3` of `stack/blocks/3/attention/query/kernel`; a name without layers as it is."""
+    """Returns `stack/blocks/3` for `stack/blocks/3/attention/query/kernel`; a name without layers is unchanged."""
     before, layer, _ = _split(name)
     return "/".join([*before, layer]) if before else name
 
@@ -105,7 +105,7 @@ def check_layers(model: ModelConfig, stages: int) -> None:
 
 
 def unmatched(patterns: Sequence[str], names: Sequence[str]) -> str | None:
-    """What to say of the first pattern that matches none of the names; None: each matches some."""
+    """Returns a message about the first pattern that matches no name, or None."""
     for pattern in patterns:
         if not any(compiled(pattern).fullmatch(name) for name in names):
             return f"'{pattern}', which matches nothing: names are such as {names[0]} and {names[-1]}"
@@ -114,10 +114,10 @@ def unmatched(patterns: Sequence[str], names: Sequence[str]) -> str | None:
 
 @functools.cache
 def compiled(pattern: str) -> re.Pattern[str]:
-    """A regular expression of the user's.
+    """Compiles a regular expression of the user.
 
     Raises:
-      UserError: it is none.
+      UserError: it is not a regular expression.
     """
     try:
         return re.compile(pattern)
@@ -127,7 +127,7 @@ def compiled(pattern: str) -> re.Pattern[str]:
 
 @dataclass(frozen=True)
 class Trainable:
-    """The leaves, and the layers of leaves, whose names a pattern matches whole.
+    """Selection of the leaves, and of layers of leaves, whose names fully match a pattern.
 
     Attributes:
       patterns: regular expressions.
@@ -136,17 +136,17 @@ class Trainable:
     patterns: tuple[str, ...] = _EVERYTHING
 
     def of(self, params: Any) -> Any:
-        """The part of a tree: without the other leaves, and of a stacked leaf only the layers that are in it."""
+        """Returns the selected part of a tree: only selected leaves, and only selected layers of stacked leaves."""
         if self.is_all:
             return params
         chosen = self._chosen(params)
         flat = traverse_util.flatten_dict(params)
-        # A boxed leaf, an array with the names of its axes, is a tree, too.
-        found = {path: jax.tree.map(functools.partial(_take, runs), flat[path]) for path, runs in chosen.items()}
-        return traverse_util.unflatten_dict(found)
+        # A boxed leaf (an array with the names of its axes) is a tree too.
+        selected = {path: jax.tree.map(functools.partial(_take, runs), flat[path]) for path, runs in chosen.items()}
+        return traverse_util.unflatten_dict(selected)
 
     def put(self, params: Any, part: Any) -> Any:
-        """The tree with another part, which is as `of` gives it; the rest is as it was, to the bit."""
+        """Returns a tree with its selected part replaced; `part` is a tree like that of `of`."""
         if self.is_all:
             return part
         chosen, new = self._chosen(params), traverse_util.flatten_dict(part)
@@ -156,14 +156,14 @@ class Trainable:
 
     @property
     def is_all(self) -> bool:
-        """Whether nothing is left out."""
+        """Whether all parameters are selected."""
         return self.patterns == _EVERYTHING
 
     def check(self, shapes: Any, stages: int) -> None:
-        """Refuses patterns that match nothing, and layers in part that lie in stages.
+        """Checks the patterns.
 
         Raises:
-          UserError: as it says.
+          UserError: a pattern matches nothing, or selects only some layers in a mesh with stages.
         """
         names = [each for name, leaf in named(shapes) for each in (name, *layers(name, leaf))]
         if pattern := unmatched(self.patterns, names):
@@ -175,38 +175,43 @@ class Trainable:
             )
 
     def notes(self, shapes: Any, scans: bool) -> list[str]:
-        """Lines that say how much is trained, where that is not all; `scans`: layers are computed in a loop."""
+        """Returns lines that report how much is trained; none if all is.
+
+        Args:
+          scans: whether a loop computes the layers.
+        """
         if self.is_all:
             return []
         numbers = [
             sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (jax.eval_shape(self.of, shapes), shapes)
         ]
-        found = ["{:,} of {:,} parameters are trained".format(*numbers)]
+        lines = ["{:,} of {:,} parameters are trained".format(*numbers)]
         if scans and self.cuts(shapes):
-            found.append(
+            lines.append(
                 "the gradients of all layers are computed, since a loop goes through them: "
                 "config.model.scan_layers=False computes those of the trained ones alone"
             )
-        return found
+        return lines
 
     def names(self, shapes: Any) -> list[str]:
-        """The names of the leaves of the part, of stacked ones those of the layers, in the order of JAX's leaves."""
-        chosen, found = self._chosen(shapes), []
+        """Returns the names of the selected leaves, or of the layers of stacked ones, in JAX's order of leaves."""
+        chosen, names = self._chosen(shapes), []
         for name, leaf in named(shapes):
-            runs, of_layers = chosen.get(tuple(name.split("/")), []), layers(name, leaf)
-            found += [each for begin, end in runs for each in of_layers[begin:end]] if of_layers else [name] * len(runs)
-        return found
+            runs, layer_names = chosen.get(tuple(name.split("/")), []), layers(name, leaf)
+            for begin, end in runs:
+                names += layer_names[begin:end] if layer_names else [name]
+        return names
 
     def cuts(self, shapes: Any) -> list[str]:
-        """The names of the stacked leaves of which some layers are in the part, and some are not."""
+        """Returns the names of the stacked leaves that have both selected and other layers."""
         flat = traverse_util.flatten_dict(shapes)
         return ["/".join(path) for path, runs in self._chosen(shapes).items() if not _is_whole(runs, flat[path])]
 
     def _chosen(self, params: Any) -> dict[Path, list[tuple[int, int]]]:
-        """By the paths of the leaves that are in the part the runs [begin, end) of their first axes that are."""
+        """Returns the selected runs [begin, end) of the first axis of each selected leaf, by path."""
         flat = traverse_util.flatten_dict(params)
-        found = {path: self._runs("/".join(path), leaf) for path, leaf in flat.items()}
-        return {path: runs for path, runs in found.items() if runs}
+        runs_of_leaves = {path: self._runs("/".join(path), leaf) for path, leaf in flat.items()}
+        return {path: runs for path, runs in runs_of_leaves.items() if runs}
 
     def _runs(self, name: str, leaf: Any) -> list[tuple[int, int]]:
         if self._has(name):
@@ -223,7 +228,7 @@ ALL = Trainable()
 
 
 def _first_axis(leaf: Any) -> range:
-    """The numbers along the first axis of an array, or of that in a box."""
+    """Returns the indices of the first axis of an array, boxed or not."""
     (array,) = jax.tree.leaves(leaf)
     return range(array.shape[0] if array.ndim else 1)
 
@@ -232,8 +237,8 @@ def _is_whole(runs: Sequence[tuple[int, int]], leaf: Any) -> bool:
     return runs == [(0, len(_first_axis(leaf)))]
 
 
-# Slices and a concatenation, not a gather and a scatter: of the gradient of one after the other XLA leaves nothing of
-# the layers that are not in it, where the layers are unrolled.
+# Slices and a concatenation instead of a gather and a scatter: if layers are unrolled, XLA then removes the gradients
+# of layers that are not selected.
 def _take(runs: Sequence[tuple[int, int]], leaf: Any) -> Any:
     if _is_whole(runs, leaf):
         return leaf

@@ -27,16 +27,16 @@ from plm_jax.runs import run_directory
 
 FORMAT = 2
 BEST = "best"
-# What is being written, what is being removed, and what was found damaged, after the name of the checkpoint.
+# Suffixes of the folders of checkpoints that are being written, that are being removed, and that are damaged.
 UNSEALED, REMOVED, DAMAGED = ".unsealed", ".removed", ".damaged"
 _META = ("meta", "metadata")
 
 
 def of_run(workdir: str) -> epath.Path:
-    """Where the checkpoints of a run directory are.
+    """Returns the folder of the checkpoints of a run directory.
 
     Raises:
-      UserError: they cannot be in this kind of store.
+      UserError: this kind of store cannot hold checkpoints.
     """
     if storage.is_remote(workdir) and not workdir.startswith("gs://"):
         raise UserError(f"checkpoints cannot go to {workdir}: give a local --workdir or one in gs://")
@@ -44,12 +44,12 @@ def of_run(workdir: str) -> epath.Path:
 
 
 def absolute(path: str) -> epath.Path:
-    """Orbax takes no relative paths."""
+    """Returns an absolute path, which Orbax requires."""
     return epath.Path(storage.absolute(path))
 
 
 def finished(directory: epath.Path) -> list[int]:
-    """The steps of the finished checkpoints in a folder, ascending; in a bucket, unfinished ones lie beside them."""
+    """Returns the sorted steps of the finished checkpoints in a folder; a bucket may also hold unfinished ones."""
     steps = storage.numbers(str(directory))
     if storage.is_remote(str(directory)):
         steps = [step for step in steps if (directory / str(step) / sealing.MANIFEST).exists()]
@@ -137,9 +137,9 @@ def manifest_of(checkpoint: epath.Path, below: Sequence[str] = (), outside: Sequ
 
 
 def damaged(checkpoint: epath.Path, reason: str) -> sealing.DamagedError:
-    """The error that says so and what to do."""
-    others = [step for step in finished(checkpoint.parent) if str(step) != checkpoint.name]
-    instead = f"another checkpoint, such as {checkpoint.parent / str(others[-1])}" if others else "a copy of it"
+    """Returns the error of a damaged checkpoint, which names another one."""
+    intact = [step for step in finished(checkpoint.parent) if str(step) != checkpoint.name]
+    instead = f"another checkpoint, such as {checkpoint.parent / str(intact[-1])}" if intact else "a copy of it"
     return sealing.DamagedError(reason, f"checkpoint {checkpoint} is damaged ({reason}): use {instead}")
 
 

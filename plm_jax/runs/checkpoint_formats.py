@@ -72,15 +72,15 @@ def _opened(path: str | os.PathLike[str] | tuple[str, str], unverified: Sequence
         _check_format(folder, described)
         with files.opened(folder) as tensors:
             with sizes.described_by(os.path.join(folder, CONFIG)):
-                found = _converted(folder, described, tensors)
-            yield found
+                pretrained = _converted(folder, described, tensors)
+            yield pretrained
     else:
         with huggingface.opened(folder) as pretrained:
             yield pretrained
 
 
 def described(path: str) -> Pretrained:
-    """The model at a path without its weights; raises as `opened`."""
+    """Returns the model at a path without its weights; raises the errors of `opened`."""
     folder, workdir = _located(path)
     if workdir:
         meta = folders.checked(folders.newest(folder), ["meta/"])
@@ -182,7 +182,7 @@ def of_run(
 
 
 def _begins_with(run: config.Run) -> dict[str, Any]:
-    """What a decoder reads before each text, as special ids."""
+    """Returns the special ids that a decoder reads before each text."""
     begin = run.data.layout.begin
     if begin == ("bos",):
         return {"begins_with_bos": True}
@@ -301,7 +301,7 @@ def _checked(folder: str, model: Any, tensors: Mapping[str, Any]) -> Mapping[str
 
 
 def _type(array: Any) -> str:
-    """What safetensors call the type of an array."""
+    """Returns the name of an array's type in safetensors files."""
     if isinstance(array, files.StoredTensor):
         return array.code
     return next((code for code, dtype in files.FLOATS.items() if dtype == array.dtype), str(array.dtype))

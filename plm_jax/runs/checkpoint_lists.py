@@ -1,4 +1,4 @@
-"""What `plm_jax checkpoints` shows and removes."""
+"""The checkpoints that `plm_jax checkpoints` lists, verifies and removes."""
 
 import time
 from collections.abc import Sequence
@@ -38,9 +38,9 @@ def entries(path: str, verify: bool) -> list[CheckpointEntry]:
     Raises:
       UserError: there are no checkpoints.
     """
-    one = folders.absolute(path)
-    if (one / "params").exists():
-        return [_entry(one, verify)]
+    checkpoint = folders.absolute(path)
+    if (checkpoint / "params").exists():
+        return [_entry(checkpoint, verify)]
     directory = folders.of_run(path)
     names = [str(step) for step in folders.finished(directory)]
     names += [folders.BEST] * (directory / folders.BEST).exists()
@@ -68,10 +68,10 @@ def _entry(checkpoint: epath.Path, verify: bool) -> CheckpointEntry:
     )
 
 
-def listed(found: Sequence[CheckpointEntry]) -> str:
+def listed(checkpoints: Sequence[CheckpointEntry]) -> str:
     """Returns a line for each checkpoint: step, size, time of sealing, and the value of the best weights."""
     lines = []
-    for entry in found:
+    for entry in checkpoints:
         cells = [f"{entry.name:>10}"]
         if entry.damage is None:
             sealed = time.strftime("sealed %Y-%m-%d %H:%M:%S UTC", time.gmtime(entry.sealed))
@@ -80,17 +80,18 @@ def listed(found: Sequence[CheckpointEntry]) -> str:
     return "\n".join(lines)
 
 
-def verified(found: Sequence[CheckpointEntry]) -> str:
-    """Returns a line for each checkpoint that says whether it is whole."""
-    whole = (f"whole: {entry.files:,} files have the hashes of their manifest" for entry in found)
-    return "\n".join(f"{entry.name:>10}  {entry.damage or line}" for entry, line in zip(found, whole, strict=True))
+def verified(checkpoints: Sequence[CheckpointEntry]) -> str:
+    """Returns a line for each checkpoint that reports whether it is complete and undamaged."""
+    whole = (f"whole: {entry.files:,} files have the hashes of their manifest" for entry in checkpoints)
+    lines = (f"{entry.name:>10}  {entry.damage or line}" for entry, line in zip(checkpoints, whole, strict=True))
+    return "\n".join(lines)
 
 
 def pruned(workdir: str, keep_last: int | None, keep_every: int | None) -> str:
-    """Removes what is not kept; says what.
+    """Removes the checkpoints that are not retained, and returns a line that lists them.
 
     Raises:
-      UserError: there are no checkpoints, the newest one that stays is damaged, or a flag is no such number.
+      UserError: there are no checkpoints, the newest one is damaged, or a flag is out of range.
     """
     directory = folders.of_run(workdir)
     steps = folders.finished(directory)

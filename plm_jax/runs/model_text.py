@@ -1,4 +1,4 @@
-"""How a model sees text: its vocabulary, what stands around a text, and its tokenizer for Hugging Face."""
+"""Text as a model reads it: vocabulary, special tokens around a text, and tokenizer files for Hugging Face."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -15,12 +15,12 @@ from plm_jax.models.protocol import ModelConfig
 
 
 def vocabulary(pretrained: Pretrained, in_seqio: bool = False) -> vocabularies.Vocabulary:
-    """The vocabulary of a model that has one: as its run has it, or as its files and special ids say.
+    """Returns the vocabulary of a model: that of its run, or one from its files and special ids.
 
-    Special ids above the file are added ones.
+    Special ids beyond the size of the file become added tokens.
 
     Args:
-      in_seqio: whether it is a `seqio.Vocabulary`, too, for which seconds are spent on TensorFlow.
+      in_seqio: whether it is also a `seqio.Vocabulary`, which takes seconds to import TensorFlow.
 
     Raises:
       UserError: it has more tokens than the model, it is not the one that the model was trained with, or a file is
@@ -28,26 +28,26 @@ def vocabulary(pretrained: Pretrained, in_seqio: bool = False) -> vocabularies.V
     """
     load = vocabularies.load if in_seqio else vocabularies.load_plain
     section = _section(pretrained)
-    found, size = load(section), pretrained.model.vocab_size
+    loaded, size = load(section), pretrained.model.vocab_size
     trained_with = pretrained.vocabulary_id if pretrained.run is not None else None
-    if trained_with is not None and (identity := vocabularies.identity(found)) != trained_with:
+    if trained_with is not None and (identity := vocabularies.identity(loaded)) != trained_with:
         raise UserError(
             f"{pretrained.vocabulary} is the vocabulary {identity[:12]}, the model was trained with "
             f"{trained_with[:12]}: put that one's files there"
         )
     above = [i for i in _ids(pretrained.special_ids) if i < size]
-    if (lacking := max(above, default=-1) + 1 - (found.vocab_size - found.extra_ids)) > 0:
-        found = load(dataclasses.replace(section, added=section.added + lacking))
-    if found.vocab_size > size:
+    if (lacking := max(above, default=-1) + 1 - (loaded.vocab_size - loaded.extra_ids)) > 0:
+        loaded = load(dataclasses.replace(section, added=section.added + lacking))
+    if loaded.vocab_size > size:
         raise UserError(
-            f"the vocabulary {pretrained.vocabulary} has {found.vocab_size} tokens, the model {size}: "
+            f"the vocabulary {pretrained.vocabulary} has {loaded.vocab_size} tokens, the model {size}: "
             "use the vocabulary that the model was trained with"
         )
-    return found
+    return loaded
 
 
 def _section(pretrained: Pretrained) -> config.VocabularyConfig:
-    """The vocabulary of a model as a config has it; of one from elsewhere without its special ids."""
+    """Returns the vocabulary settings of a model; without special ids if the model is not one of a run."""
     special, run = pretrained.special_ids, pretrained.run
     if run is not None:
         return dataclasses.replace(run.vocabulary, spec=pretrained.vocabulary)
@@ -59,21 +59,21 @@ def _section(pretrained: Pretrained) -> config.VocabularyConfig:
 
 
 def section(pretrained: Pretrained) -> config.VocabularyConfig:
-    """The vocabulary of a model that has one as the config of a run that trains it further.
+    """Returns the vocabulary settings of a run that continues to train a model.
 
     Raises:
-      UserError: as `vocabulary`.
+      UserError: the errors of `vocabulary`.
     """
-    found = _section(pretrained)
+    settings = _section(pretrained)
     if pretrained.run is not None:
-        return found
+        return settings
     size = vocabulary(pretrained).vocab_size
-    return with_ids(found, {name: i for name, i in _by_name(pretrained.special_ids).items() if i < size})
+    return with_ids(settings, {name: i for name, i in _by_name(pretrained.special_ids).items() if i < size})
 
 
 def with_ids(section: config.VocabularyConfig, ids: Mapping[str, int]) -> config.VocabularyConfig:
-    """A vocabulary with these special ids, and room for those that are above its own."""
-    if section.spec != "bytes":  # That has as many ids as it needs.
+    """Returns vocabulary settings with these special ids, and with added tokens for those beyond its size."""
+    if section.spec != "bytes":  # The vocabulary of bytes has as many ids as needed.
         room = vocabularies.load_plain(section).vocab_size - section.sentinels
         section = dataclasses.replace(section, added=section.added + max(0, max(ids.values(), default=-1) + 1 - room))
     return dataclasses.replace(section, **ids)
@@ -107,33 +107,37 @@ def frame(model: ModelConfig, ids: Mapping[str, Any], run: config.Run | None) ->
 
 
 def _labelled_format(run: config.Run | None) -> objectives.RowFormat | None:
-    """What stands around the texts of labelled examples; None: a model was not trained on such."""
+    """Returns the special tokens around the texts of labelled examples, or None if the model was not trained on any."""
     if run is None or not isinstance(run.objective, objectives.LabelledObjective):
         return None
     return run.objective.row_format(objectives.Special.of(run.vocabulary))
 
 
 def begins_with(ids: Mapping[str, Any]) -> list[int]:
-    """The ids that a decoder reads before every text."""
+    """Returns the ids that a decoder reads before every text."""
     bos = _by_name(ids).get("bos") if ids.get("begins_with_bos") else None
     return list(ids.get("begins_with", [] if bos is None else [bos]))
 
 
 def tokenizer(pretrained: Pretrained) -> tokenizer_json.Tokenizer | None:
-    """Returns the files with which Hugging Face's libraries produce a model's ids; None if the model has no vocabulary,
-    or already has a tokenizer's files.
+    """Returns tokenizer files with which Hugging Face's libraries produce the ids of a model.
 
-    Special tokens are around texts as they were in training; in those of a pair a single mark stands between the
-    two, of RoBERTa and BART two, as in the originals.
+    Special tokens are put around texts as in training. The texts of a pair are separated by one special token, or by
+    two in RoBERTa and BART, as in the originals.
+
+    Returns:
+      None if the model has no vocabulary or already has tokenizer files.
 
     Raises:
-      UserError: as `vocabulary`, or the vocabulary cannot be said in theirs; the line names a text.
+      UserError: the errors of `vocabulary`; or such files cannot reproduce the vocabulary, and the message has a text
+        that differs.
     """
     if pretrained.vocabulary is None or hub_files.has_tokenizer(pretrained.hub_files):
         return None
     model, ids = families.published(pretrained.model)[0], _by_name(pretrained.special_ids)
     before, after = frame(model, pretrained.special_ids, pretrained.run)
-    if before == pretrained.special_ids.get("begins_with") and len(before) == 2:  # Of ChatGLM2's files that is all.
+    # The files of ChatGLM2 have no other special ids.
+    if before == pretrained.special_ids.get("begins_with") and len(before) == 2:
         ids = {"gmask": before[0], "sop": before[1]} | ids
     row_format = _labelled_format(pretrained.run)
     between = list(row_format.between) if row_format else after * 2 if before == [ids.get("bos")] else after
@@ -148,13 +152,13 @@ def tokenizer(pretrained: Pretrained) -> tokenizer_json.Tokenizer | None:
 
 
 def _by_name(ids: Mapping[str, Any]) -> dict[str, int]:
-    """The special ids without `_token_id`; of several for one the first."""
-    found = {name: ids.get(f"{name}_token_id") for name in special_ids.NAMES}
-    found = {name: i[0] if isinstance(i, list | tuple) and i else i for name, i in found.items()}
-    return {name: i for name, i in found.items() if isinstance(i, int)}
+    """Returns the special ids by name without `_token_id`; the first one if a name has several."""
+    by_name = {name: ids.get(f"{name}_token_id") for name in special_ids.NAMES}
+    by_name = {name: i[0] if isinstance(i, list | tuple) and i else i for name, i in by_name.items()}
+    return {name: i for name, i in by_name.items() if isinstance(i, int)}
 
 
 def _ids(ids: Mapping[str, Any]) -> list[int]:
-    """All special ids."""
-    found = (i for name, i in ids.items() if name.endswith("_token_id") or name in ("begins_with", "ends_with"))
-    return [i for some in found for i in (some if isinstance(some, list | tuple) else [some])]
+    """Returns all special ids."""
+    values = (i for name, i in ids.items() if name.endswith("_token_id") or name in ("begins_with", "ends_with"))
+    return [i for value in values for i in (value if isinstance(value, list | tuple) else [value])]

@@ -57,13 +57,13 @@ def prepare_if_needed(run: config.Run, arguments: Sequence[str], trained: str = 
         return
     # In a bucket a folder is there as soon as its upload has begun.
     last = "manifest.json" if storage.is_remote(run.data.cache_dir) else ""
-    missing, changed, seen = [], [], set()
+    missing, changed, checked = [], [], set()
     for each in (run, config.expand_mixtures(run)):  # Of a mixture what is noted of it, and then its tasks' caches.
-        names = [name for name in config.read_sources(each) if name not in seen]
+        names = [name for name in config.read_sources(each) if name not in checked]
         absent = [name for name in names if not storage.exists(os.path.join(run.data.cache_dir, name, last))]
         changed += changed_caches(each, [name for name in names if name not in absent])
         missing += absent
-        seen.update(names)
+        checked.update(names)
     several = os.environ.get("JAX_NUM_PROCESSES", os.environ.get("SLURM_NTASKS", "1")) != "1"
     if changed and trained:
         raise UserError(
@@ -93,13 +93,13 @@ def changed_caches(run: config.Run, names: Iterable[str]) -> list[str]:
     """
     changed, unseen = [], []
     for name in names:
-        found = staleness.compare(run.data, name)
-        if found.changed:
+        comparison = staleness.compare(run.data, name)
+        if comparison.changed:
             changed.append(
-                f"the cache of '{name}' in {run.data.cache_dir} is not of what the config names ({found.changed})"
+                f"the cache of '{name}' in {run.data.cache_dir} is not of what the config names ({comparison.changed})"
             )
-        elif found.unseen:
-            unseen.append(f"'{name}' ({found.unseen})")
+        elif comparison.unseen:
+            unseen.append(f"'{name}' ({comparison.unseen})")
     if unseen:
         _say(f"cannot compare the texts of {', '.join(unseen)}: using their caches as they are")
     return changed

@@ -181,7 +181,7 @@ def _check_divides(model: ModelConfig, phase: Phase, length: int, mesh: Mesh) ->
             f"rows of {length:,} tokens are not divided by mesh.context={sizes['context']}: {nearest_mesh()}, or "
             "change data.length"
         )
-    stages, wanted = sizes["stage"], model.pipeline_microbatches
+    stages, pipeline_microbatches = sizes["stage"], model.pipeline_microbatches
     if not pipeline.cuts(model.stacks, stages):
         layers = " and ".join(str(stack.layers) for stack in model.stacks) or "no"
         raise UserError(
@@ -189,11 +189,12 @@ def _check_divides(model: ModelConfig, phase: Phase, length: int, mesh: Mesh) ->
             f"groups that share parameters: {nearest_mesh()}"
         )
     rows = rows // shards * stages
-    if wanted and stages > 1 and pipeline.num_microbatches(wanted, stages, rows) != wanted:
+    is_cut = pipeline_microbatches and stages > 1
+    if is_cut and pipeline.num_microbatches(pipeline_microbatches, stages, rows) != pipeline_microbatches:
         fitting = [str(count) for count in range(stages, rows + 1, stages) if rows % count == 0]
         raise UserError(
-            f"config.model.pipeline_microbatches is {wanted}, and {stages} stages have {rows} rows at a time: give one "
-            f"of {', '.join(fitting)}, or 0"
+            f"config.model.pipeline_microbatches is {pipeline_microbatches}, and {stages} stages have {rows} rows at a "
+            f"time: give one of {', '.join(fitting)}, or 0"
         )
 
 

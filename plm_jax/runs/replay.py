@@ -73,8 +73,8 @@ def _recorded(workdir: str, step: int, history: History) -> dict[str, Any]:
     row = history.rows.get(step)
     if row is None:
         near = sorted(history.rows, key=lambda other: abs(other - step))[:2]
-        others = f"the nearest are {' and '.join(map(str, sorted(near)))}" if near else "there is none of any"
-        raise UserError(f"{workdir}/metrics.jsonl has no row of step {step} to compare with: {others}")
+        nearest = f"the nearest are {' and '.join(map(str, sorted(near)))}" if near else "there is none of any"
+        raise UserError(f"{workdir}/metrics.jsonl has no row of step {step} to compare with: {nearest}")
     if not isinstance(row.get("train/batch_digest"), str):
         raise UserError(f"{workdir}/metrics.jsonl has no digest of the batch of step {step}: its row is damaged")
     if all(isinstance(row.get(key), int | float) for key in _COMPARED):

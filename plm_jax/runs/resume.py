@@ -98,12 +98,12 @@ FIELDS: dict[str, Meaning] = {
     "evaluation": "free",
     "versions": "free",
 }
-# How many fields the line of a refusal names.
+# Maximum number of fields in the message of a rejected resume.
 _NAMED = 5
 
 
 def meaning(field: str, optimizer: config.OptimizerConfig) -> Meaning:
-    """What a change of a field, by its dotted path, means to a run that goes on with an optimizer."""
+    """Returns the meaning of a change of a field, a dotted path, for a run that resumes with an optimizer."""
     section, _, name = field.partition(".")
     if section == "optimizer" and name in optimizer.recipe:
         return "recipe"
@@ -113,7 +113,7 @@ def meaning(field: str, optimizer: config.OptimizerConfig) -> Meaning:
 
 
 class Change(NamedTuple):
-    """A field that differs, and whether that is refused unless changes are allowed."""
+    """Field that differs, and whether the change is rejected unless changes are allowed."""
 
     field: str
     was: Any

@@ -1,4 +1,4 @@
-"""`config.json` of a run directory: the config, what it ran with, and what was changed on the way."""
+"""`config.json` of a run directory: the config, versions and devices, and the history of changes."""
 
 import importlib.metadata
 import json
@@ -18,10 +18,10 @@ _PACKAGES = ("jax", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 
 
 def read(workdir: str) -> dict[str, Any] | None:
-    """What the config.json of a run directory says, its `config` checked; None where there is none.
+    """Returns the contents of a run directory's config.json with `config` checked, or None if there is no such file.
 
     Raises:
-      UserError: it is damaged.
+      UserError: the file is damaged.
     """
     path = os.path.join(workdir, "config.json")
     try:
@@ -79,12 +79,12 @@ def write(
 
 
 def has_checkpoint(workdir: str) -> bool:
-    """Whether there is something to go on from."""
+    """Whether a run directory has a checkpoint to resume from."""
     return bool(storage.numbers(os.path.join(workdir, "checkpoints")))
 
 
 def start(step: int, changes: Sequence[tuple[str, Any, Any]]) -> dict[str, Any]:
-    """An entry of the history: after which step, when, which fields changed from what to what, what it runs with."""
+    """Returns an entry of the history: step, time, changed fields with old and new values, versions and devices."""
     return {
         "step": step,
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -96,13 +96,13 @@ def start(step: int, changes: Sequence[tuple[str, Any, Any]]) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """The versions of the packages that decide what a run computes."""
+    """Returns the versions of the packages that affect the results of a run."""
     return {name: importlib.metadata.version(name) for name in _PACKAGES}
 
 
 def devices() -> dict[str, Any]:
-    """What a run computes on."""
-    import jax  # Who asks for something else of a run directory need not wait for it.
+    """Returns the kind and the number of the devices."""
+    import jax  # Callers of the other functions do not wait for its import.
 
     return {"kind": jax.devices()[0].device_kind, "count": jax.device_count()}
 

@@ -1,7 +1,7 @@
-"""How a run is, as its files tell: no JAX, so that it is told at once.
+"""Status of a run, read from its files. It does not import JAX, which takes seconds.
 
-W/lock        who trains in it (`workdir_lock`)
-W/heartbeat   its signs of life (`heartbeat`)
+W/lock        process that trains in the directory (`workdir_lock`)
+W/heartbeat   heartbeats of each start (`heartbeat`)
 """
 
 import contextlib
@@ -20,16 +20,16 @@ from plm_jax.runs.goodput import PARTS
 
 Start = Mapping[str, Any]
 
-# Of another machine's process: so old a sign of life is none, and so long one is waited for. Clocks differ.
+# A process on another machine: seconds after which a heartbeat is stale, and seconds to wait for one. Clocks differ.
 _FRESH, _WAIT = 30.0, 25.0
-# After so many seconds without one a living process is said to stand still.
+# Seconds without a heartbeat after which a living process is reported as stalled.
 _SILENT = 60.0
-# The end of metrics.jsonl, in which the last rows are.
+# Bytes read from the end of metrics.jsonl.
 _TAIL = 2**18
 _THREADS = 16
-# Seconds since 1970 up to which there are dates, of which no clock of a run is beyond.
+# Upper bound of plausible times, in seconds since 1970.
 _LATEST = 2**40
-# The fields of a start.
+# Types of the fields of a start.
 _NUMBER = int | float
 _KINDS = {
     **{"began": _NUMBER, "alive": _NUMBER, "worked": _NUMBER, "seconds": dict, "saves": list},
@@ -49,11 +49,11 @@ _NAMES = {
 
 
 class Status(NamedTuple):
-    """How a run is.
+    """Status of a run.
 
     Attributes:
-      fine: it is alive or finished.
-      lines: what there is to say.
+      fine: whether it is alive or finished.
+      lines: lines to print.
     """
 
     fine: bool
@@ -61,7 +61,7 @@ class Status(NamedTuple):
 
 
 def of_run(workdir: str) -> Status:
-    """Reads how a run is.
+    """Reads the status of a run.
 
     Raises:
       UserError: there is no run, or its store cannot be reached.
@@ -77,7 +77,7 @@ def of_run(workdir: str) -> Status:
     current, over = (last, starts[:-1]) if is_its else ({}, starts)
     rows, steps = _last_rows(workdir), _steps(workdir)
     lines = [f"{workdir}: {_life(alive, finished, holder, last, now)}"]
-    lines += _steps_told(current, rows, _step(last, rows), steps)
+    lines += _progress_line(current, rows, _step(last, rows), steps)
     if alive:
         lines.append(f"doing       {current.get('doing', 'starting')}")
     lines.append(f"checkpoint  {_checkpoint(workdir, now)}")
@@ -120,61 +120,62 @@ def standing(workdir: str) -> Standing:
 
 
 def read(workdir: str) -> list[Start]:
-    """What the starts of a run tell of themselves, in order; one that cannot be read is left out."""
+    """Returns the records of the starts of a run, in order, without those that cannot be read."""
 
-    def one(number: int) -> Start | None:
+    def read_start(number: int) -> Start | None:
         with contextlib.suppress(ValueError, FileNotFoundError):
-            found = strict_json.read(heartbeat.path(workdir, number))
-            return found if _is_whole(found) else None
+            record = strict_json.read(heartbeat.path(workdir, number))
+            return record if _is_whole(record) else None
         return None
 
     with futures.ThreadPoolExecutor(_THREADS) as pool:
-        return [start for start in pool.map(one, heartbeat.numbers(workdir)) if start]
+        return [start for start in pool.map(read_start, heartbeat.numbers(workdir)) if start]
 
 
-def _is_whole(found: Any) -> bool:
-    """Whether it is what `heartbeat` writes of a start, and no damage."""
-    if not isinstance(found, dict) or not found.keys() >= _KINDS.keys():
+def _is_whole(record: Any) -> bool:
+    """Whether a record has the fields and values that `heartbeat` writes."""
+    if not isinstance(record, dict) or not record.keys() >= _KINDS.keys():
         return False
-    if not all(isinstance(found[name], kind) for name, kind in _KINDS.items()):
+    if not all(isinstance(record[name], kind) for name, kind in _KINDS.items()):
         return False
-    if found["seconds"].keys() != set(PARTS) or (found["first_step"] is None) != (found["step"] is None):
+    if record["seconds"].keys() != set(PARTS) or (record["first_step"] is None) != (record["step"] is None):
         return False
-    if not all(isinstance(mark, list) and len(mark) == 2 for mark in found["saves"]):
+    if not all(isinstance(mark, list) and len(mark) == 2 for mark in record["saves"]):
         return False
-    times = (found[name] for name in ("began", "alive", "worked"))
-    numbers = itertools.chain(times, found["seconds"].values(), *found["saves"])
+    times = (record[name] for name in ("began", "alive", "worked"))
+    numbers = itertools.chain(times, record["seconds"].values(), *record["saves"])
     return all(isinstance(number, _NUMBER) and abs(number) < _LATEST for number in numbers)
 
 
 def account(starts: Sequence[Start]) -> dict[str, float]:
-    """The seconds since the first start by what they went to; they sum to all up to the last sign of life.
+    """Splits the seconds from the first start to the last heartbeat by use.
 
     Returns:
-      Those of `goodput.PARTS`, `steps` being the time of steps that were kept; `lost`: that of steps beyond the one
-      that a later start went on from; `down`: between starts, unless the one before had finished the run.
+      Seconds of each of `goodput.PARTS`, where `steps` counts only steps that later starts kept; `lost`, the seconds of
+      steps after the one from which a later start resumed; `down`, the seconds between starts, unless the earlier one
+      finished the run.
     """
-    found = dict.fromkeys((_STEPS, *_NAMES), 0.0)
-    went_on = float("inf")
+    totals = dict.fromkeys((_STEPS, *_NAMES), 0.0)
+    resumed_at = float("inf")
     for start in reversed(starts):
         seconds = dict(start["seconds"])
         worked = seconds.pop(_STEPS)
-        kept = min(worked, _worked_until(start, went_on))
-        found[_STEPS] += kept
-        found[_LOST] += worked - kept
+        useful = min(worked, _worked_until(start, resumed_at))
+        totals[_STEPS] += useful
+        totals[_LOST] += worked - useful
         for part, spent in seconds.items():
-            found[part] += spent
+            totals[part] += spent
         if start["first_step"] is not None:
-            went_on = min(went_on, start["first_step"])
+            resumed_at = min(resumed_at, start["first_step"])
     for before, after in itertools.pairwise(starts):
         if before["ended"] != heartbeat.FINISHED:
-            # Clocks of two machines may have it that one began before the other ended.
-            found[_DOWN] += max(0.0, after["began"] - before["began"] - sum(before["seconds"].values()))
-    return found
+            # By the clocks of two machines, a start may begin before the earlier one ended.
+            totals[_DOWN] += max(0.0, after["began"] - before["began"] - sum(before["seconds"].values()))
+    return totals
 
 
 def _worked_until(start: Start, step: float) -> float:
-    """The seconds of the steps of a start up to one, by the marks of its saves and evenly between them."""
+    """Returns the seconds of the steps of a start up to a step, interpolated between its saves."""
     if start["first_step"] is None or step > start["step"]:
         return float("inf")
     at, worked = start["first_step"], 0.0
@@ -192,7 +193,7 @@ def _lock(workdir: str) -> str:
 
 def _is_alive(workdir: str, holder: dict[str, Any]) -> bool:
     if abs(time.time() - holder.get("alive", 0.0)) < _FRESH:
-        # Of another machine's process that is the best word there is; of this one's the system knows better.
+        # Nothing more is known of a process on another machine; the operating system knows those on this one.
         return leases.is_alive(_lock(workdir), wait=0.0) or not leases.is_here(holder)
     with progress.doing(f"waiting for a sign of life of process {holder.get('pid')} on {holder.get('host')}"):
         return leases.is_alive(_lock(workdir), _WAIT)
@@ -213,11 +214,11 @@ def _why(start: Start) -> str:
     return start["error"] or "it died without a word" if start else "it died before its first step"
 
 
-def _steps_told(current: Start, rows: Sequence[Mapping[str, Any]], step: int | None, steps: int | None) -> list[str]:
-    told = f"{0 if step is None else step:,}"
+def _progress_line(current: Start, rows: Sequence[Mapping[str, Any]], step: int | None, steps: int | None) -> list[str]:
+    count = f"{0 if step is None else step:,}"
     if steps:
-        told += f" of {steps:,} ({(step or 0) / steps:.1%})"
-    parts = [told]
+        count += f" of {steps:,} ({(step or 0) / steps:.1%})"
+    parts = [count]
     if current.get("step_seconds"):
         parts.append(f"{current['step_seconds']:.3g} s a step")
     speeds = [row["train/tokens_per_second"] for row in rows if "train/tokens_per_second" in row]
@@ -229,7 +230,7 @@ def _steps_told(current: Start, rows: Sequence[Mapping[str, Any]], step: int | N
 
 
 def _rate(start: Start) -> float | None:
-    """Seconds a step of a start has taken, with waits, saves and validations."""
+    """Returns the mean seconds per step of a start, including waits, saves and validation."""
     if start["first_step"] is None or start["step"] == start["first_step"]:
         return None
     spent = sum(spent for part, spent in start["seconds"].items() if part not in ("start", "compile"))
@@ -244,13 +245,13 @@ def _step(last: Start, rows: Sequence[Mapping[str, Any]]) -> int | None:
 
 def _steps(workdir: str) -> int | None:
     with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
-        found = strict_json.read(os.path.join(workdir, "config.json"))["config"]["train"]["steps"]
-        return found if isinstance(found, int) else None
+        steps = strict_json.read(os.path.join(workdir, "config.json"))["config"]["train"]["steps"]
+        return steps if isinstance(steps, int) else None
     return None
 
 
 def _last_rows(workdir: str) -> list[dict[str, Any]]:
-    """The last rows of metrics.jsonl, as far as they are whole."""
+    """Returns the last rows of metrics.jsonl that can be read."""
     path, rows = os.path.join(workdir, "metrics.jsonl"), []
     if not storage.exists(path):
         return rows
@@ -265,7 +266,7 @@ def _last_rows(workdir: str) -> list[dict[str, Any]]:
 
 
 def _last_error(starts: Sequence[Start], rows: Sequence[Mapping[str, Any]]) -> str:
-    told = [
+    errors = [
         f"after step {row['step']}: {value}"
         for row in rows
         for name, value in row.items()
@@ -276,7 +277,7 @@ def _last_error(starts: Sequence[Start], rows: Sequence[Mapping[str, Any]]) -> s
         for number, start in enumerate(starts, 1)
         if start["ended"] in (None, heartbeat.FAILED)
     ]
-    return "; ".join([*told[-1:], *ends[-1:]]) or "none"
+    return "; ".join([*errors[-1:], *ends[-1:]]) or "none"
 
 
 def _checkpoint(workdir: str, now: float) -> str:
@@ -290,14 +291,14 @@ def _checkpoint(workdir: str, now: float) -> str:
 
 
 def _goodput(starts: Sequence[Start]) -> list[str]:
-    found = account(starts)
-    whole = sum(found.values()) or 1.0
+    totals = account(starts)
+    whole = sum(totals.values()) or 1.0
     since = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(starts[0]["began"]))
-    others = ", ".join(f"{name} {found[part] / whole:.1%}" for part, name in _NAMES.items())
+    losses = ", ".join(f"{name} {totals[part] / whole:.1%}" for part, name in _NAMES.items())
     number = f"{len(starts)} starts" if len(starts) > 1 else "one start"
     return [
-        f"goodput     {found[_STEPS] / whole:.1%} of {_span(whole)} since {since}, {number}: steps that were kept",
-        f"            {others}",
+        f"goodput     {totals[_STEPS] / whole:.1%} of {_span(whole)} since {since}, {number}: steps that were kept",
+        f"            {losses}",
     ]
 
 
@@ -306,8 +307,8 @@ def _stalls(workdir: str) -> list[str]:
     for name in storage.names(heartbeat.folder(workdir)):
         if name.startswith("stalled-"):
             with contextlib.suppress(ValueError, FileNotFoundError, KeyError, TypeError):
-                found = strict_json.read(os.path.join(heartbeat.folder(workdir), name))
-                lines.append(f"stalled     {found['says']} (told {_ago(time.time() - found['time'])})")
+                stall = strict_json.read(os.path.join(heartbeat.folder(workdir), name))
+                lines.append(f"stalled     {stall['says']} (told {_ago(time.time() - stall['time'])})")
     return lines
 
 

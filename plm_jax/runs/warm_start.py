@@ -26,21 +26,21 @@ def load_weights(params, train: config.TrainConfig, model: ModelConfig):
     """
     tops = _tops(model, train.reinitialise_top)
 
-    def wanted(name):
+    def is_selected(name):
         return any(compiled(pattern).fullmatch(name) for pattern in train.init_names)
 
     with checkpoint_formats.opened(train.init_from) as pretrained:
-        there = named(pretrained.params)
-        if pattern := unmatched(train.init_names, [name for name, _ in there]):
+        stored = named(pretrained.params)
+        if pattern := unmatched(train.init_names, [name for name, _ in stored]):
             raise UserError(f"{train.init_from}: config.train.init_names has {pattern}")
-        found = {name: leaf for name, leaf in there if wanted(name)}
+        selected = {name: leaf for name, leaf in stored if is_selected(name)}
         new, leaves = [], []
         for name, leaf in named(params):
-            if name not in found:
+            if name not in selected:
                 new.append(name)
                 leaves.append(leaf)
                 continue
-            taken = float32(found.pop(name))
+            taken = float32(selected.pop(name))
             if train.new_tokens and taken.shape == (leaf.shape[0] - train.new_tokens, *leaf.shape[1:]):
                 taken = _with_new_rows(taken, train, name)
             if taken.shape != leaf.shape:
@@ -56,13 +56,13 @@ def load_weights(params, train: config.TrainConfig, model: ModelConfig):
     if not taken and train.init_names:
         raise UserError(f"nothing in {train.init_from} matches config.train.init_names {train.init_names}")
     notes = [f"took {taken} of {len(leaves)} parameters from {train.init_from}"]
-    notes += [f"{what}: {', '.join(names)}" for what, names in (("new", new), ("left out", found)) if names]
+    notes += [f"{what}: {', '.join(names)}" for what, names in (("new", new), ("left out", selected)) if names]
     notes += [f"drawn anew: the {train.reinitialise_top} layers at the top of {stack}" for stack in tops]
     return jax.tree.unflatten(jax.tree.structure(params), leaves), notes
 
 
 def _with_new_rows(taken: np.ndarray, train: config.TrainConfig, name: str) -> np.ndarray:
-    """A matrix or bias of the vocabulary with rows for new tokens at its end; a bias has zeros there."""
+    """Appends rows for new tokens to a matrix or bias of the vocabulary; those of a bias are zeros."""
     rng = layouts.generator(train.seed, f"new tokens/{name}", 0)
     rows = rng.normal(0.0, 0.02, (train.new_tokens, *taken.shape[1:])) if taken.ndim > 1 else np.zeros(train.new_tokens)
     return np.concatenate([taken, rows.astype(np.float32)])
@@ -75,7 +75,7 @@ def _tops(model: ModelConfig, layers: int) -> dict[str, int]:
             f"a model of kind '{model.kind}' has no stack of whose layers config.train.reinitialise_top could be drawn "
             "anew: leave it out"
         )
-    found = {}
+    first_blocks = {}
     for path, stack in zip(model.stack_paths, model.stacks, strict=True) if layers else ():
         a_group = 1 if stack.groups is None else stack.layers // stack.groups
         if layers > stack.layers or layers % a_group:
@@ -83,12 +83,12 @@ def _tops(model: ModelConfig, layers: int) -> dict[str, int]:
                 f"config.train.reinitialise_top is {layers}: {path} has {stack.layers} layers"
                 + (f", {a_group} of which share parameters" if a_group > 1 else "")
             )
-        found[path] = stack.stored_blocks - layers // a_group * stack.inner
-    return found
+        first_blocks[path] = stack.stored_blocks - layers // a_group * stack.inner
+    return first_blocks
 
 
 def _with_top(taken: jax.Array, fresh: jax.Array, top: int) -> jax.Array:
-    """A stacked leaf with the last blocks of a fresh one."""
+    """Replaces the last `top` blocks of a stacked leaf by those of a fresh one."""
     if not top:
         return taken
     join = jax.jit(lambda old, new: jnp.concatenate([old[:-top], new[-top:]]), out_shardings=fresh.sharding)

@@ -4,6 +4,7 @@ from typing import ClassVar
 
 import flax.linen as nn
 import jax.numpy as jnp
+from typing_extensions import override
 
 from plm_jax.models import tables
 from plm_jax.models.heads import HeadModule, NoHead
@@ -112,6 +113,7 @@ class Architecture(VocabularyModule):
         *_, hidden = getattr(self, self.last_stack).get_variable("intermediates", "hidden")
         return jnp.concatenate([embedded[None], hidden[:-1], features[None]])
 
+    @override
     def head_features(self, features):
         """What the unembedding is applied to, [..., D] → [..., E]."""
         head = self.model.vocabulary_head
@@ -128,6 +130,7 @@ class Architecture(VocabularyModule):
         """The `HeadModule` of one of the settings' `named_heads`, not the vocabulary's."""
         return self.heads[name]
 
+    @override
     def head_output(self, features, name, **inputs):
         """What one of the settings' `named_heads` gives of features [B, L, D] and what else it reads; of the
         vocabulary's the logits.

@@ -3,34 +3,40 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from jaxtyping import Array, Integer, Shaped
+from typing_extensions import override
+
 from plm_jax.models.architecture import Architecture
 from plm_jax.models.attention import causal_positions
 from plm_jax.models.heads import NoHead, VocabularyHead
 from plm_jax.models.kernels import Context
+from plm_jax.models.layers import Stream
 from plm_jax.models.stack import Stack
 from plm_jax.models.transformer import TransformerConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderConfig(TransformerConfig):
-    """A causal language model: GPT, LLaMA, GLM and their kin."""
+    """A causal language model: GPT, LLaMA, GLM and related models."""
 
     kind: ClassVar[str] = "decoder"
     inputs = ("tokens", "mask", "positions", "segment_ids", "block_positions", "prefix_lengths")
     head: VocabularyHead | NoHead = VocabularyHead()
 
+    @override
     def module(self, dtype):
-        """A `Decoder`."""
+        """Returns a `Decoder`."""
         return Decoder(self, dtype)
 
+    @override
     def products(self, length, targets, decoder_length=0, samples=0):
-        """Of a causal stack and its heads."""
+        """Counts the products of a causal stack and its heads."""
         stack = self.stack_products(length, causal=True)
         return stack + self.projection_products(length) + self.heads_products(length, targets)
 
 
 class Decoder(Architecture):
-    """A language model of `DecoderConfig`: causal, but for a prefix where one is given."""
+    """A language model of `DecoderConfig`: causal, except for a prefix if there is one."""
 
     model: DecoderConfig
 
@@ -41,29 +47,29 @@ class Decoder(Architecture):
 
     def features(
         self,
-        tokens,
-        mask=None,
-        positions=None,
-        segment_ids=None,
-        cache_index=None,
-        slot_places=None,
+        tokens: Integer[Array, "batch length"],
+        mask: Shaped[Array, "batch slots"] | Shaped[Array, "batch length slots"] | None = None,
+        positions: Integer[Array, "rows length"] | None = None,
+        segment_ids: Integer[Array, "batch length"] | None = None,
+        cache_index: Integer[Array, ""] | int | None = None,
+        slot_places: Integer[Array, " slots"] | None = None,
         *,
-        block_positions=None,
-        prefix_lengths=None,
-        deterministic=True,
-    ):
-        """What the head is applied to: [B, L, D]; sows `embedded` and, in the stack, `hidden`.
+        block_positions: Integer[Array, "batch length"] | None = None,
+        prefix_lengths: Integer[Array, " batch"] | None = None,
+        deterministic: bool = True,
+    ) -> Stream:
+        """Returns the input of the head [B, L, D]; sows `embedded` and, in the stack, `hidden`.
 
         Args:
           tokens: int32 [B, L].
           mask: [B, L], 1 for real tokens; with a cache [B, slots], 1 for slots filled once this call is done, or
-            [B, L, slots], those of them that each token sees.
+            [B, L, slots], 1 for the slots that each token attends to.
           positions: int32 [B, L]; by default arange, or cumsum(mask) - 1 where there is a mask and no cache.
-          segment_ids: int32 [B, L]; tokens see their own segment only.
+          segment_ids: int32 [B, L]; tokens attend only to their own segment.
           cache_index: the first slot this call fills (with the `cache` collection mutable); None: no cache.
-          slot_places: int32 [slots], which place of a text each slot of the cache is for; by default they are in order.
-          block_positions: int32 [B, L], the place within a blank, from 1 on; by default 0, outside of all blanks.
-          prefix_lengths: int32 [B], how many of the first places (with a cache: slots) all tokens see; by default none.
+          slot_places: int32 [slots], the position in the text of each slot of the cache; by default they are in order.
+          block_positions: int32 [B, L], the position within a blank, from 1; by default 0, outside all blanks.
+          prefix_lengths: int32 [B], number of leading positions (or cache slots) visible to all tokens; by default 0.
           deterministic: no dropout.
         """
         length = tokens.shape[1]

@@ -5,6 +5,8 @@ import functools
 from dataclasses import dataclass
 from typing import ClassVar
 
+from typing_extensions import override
+
 from plm_jax.common import ranges
 from plm_jax.models.encoder import Encoder, EncoderConfig
 from plm_jax.models.heads import Discriminator, NoHead, VocabularyHead
@@ -67,23 +69,28 @@ class ElectraConfig(EncoderConfig):
         )
 
     @property
+    @override
     def named_heads(self):
         """The generator's for the vocabulary, the others the discriminator's."""
         return {"vocabulary": self.generator.head} | super().named_heads
 
+    @override
     def with_task(self, head):
         """The discriminator by itself with it."""
         return self.discriminator_model.with_task(head)
 
     @property
+    @override
     def stacks(self):
         """The discriminator's and the generator's."""
         return self.stack, self.generator_model.stack
 
+    @override
     def module(self, dtype):
         """An `Electra`."""
         return Electra(self, dtype)
 
+    @override
     def products(self, length, targets, decoder_length=0, samples=0):
         """Of both."""
         return sum(one.products(length, targets) for one in (self.generator_model, self.discriminator_model))

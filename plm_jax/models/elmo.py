@@ -11,6 +11,8 @@ from typing import Any, ClassVar, Literal
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float, Integer, Shaped
+from typing_extensions import override
 
 from plm_jax.common import ranges
 from plm_jax.common.errors import UserError
@@ -23,7 +25,7 @@ from plm_jax.models.protocol import ModelConfig
 from plm_jax.models.stack import loop, recomputed
 from plm_jax.models.transformer import DropoutConfig
 
-# A word's bytes, and the beginnings and ends of sentences and words, and what fills a word up.
+# The bytes, the beginnings and ends of sentences and words, and padding.
 CHARACTERS = 261
 SIDES = ("batch", None, "length", "embed")
 
@@ -33,8 +35,8 @@ class CharacterCNNConfig:
     """Embeddings of words made from their characters by a CNN (Kim et al. 2016), as in allenai/bilm-tf.
 
     Attributes:
-      vocab_size: number of words that the head tells apart; 0 if there is no head and the number is unknown.
-      width: of a word's vector, and of what each LSTM gives.
+      vocab_size: number of words that the head can predict; 0 if there is no head and the number is unknown.
+      width: width of a word's vector and of the output of each LSTM.
       dim: of a character's vector.
       filters: (characters wide, how many), each applied wherever it fits; of each the largest value stays.
       max_characters: of a word, its begin and end among them; a longer one is cut.
@@ -78,7 +80,7 @@ class LstmConfig:
 
     Attributes:
       cell: units of the memory.
-      cell_clip, projection_clip: the largest absolute value of the memory and of what is given.
+      cell_clip, projection_clip: the largest absolute value of the memory and of the output.
     """
 
     layers: ranges.Layers = 2
@@ -113,7 +115,7 @@ class ElmoConfig(ModelConfig):
     inputs = ("characters", "mask")
     embedding: CharacterCNNConfig
     lstm: LstmConfig = LstmConfig()
-    # Those of heads of tasks.
+    # Initialization and norm of heads of tasks.
     initializer = InitializerConfig()
     norm = NormConfig()
     head: Softmax | NoHead = Softmax()
@@ -128,44 +130,50 @@ class ElmoConfig(ModelConfig):
 
     @property
     def vocab_size(self) -> int:
-        """Words that the head tells apart."""
+        """Number of words that the head can predict."""
         return self.embedding.vocab_size
 
     @property
+    @override
     def max_characters(self) -> int:
-        """Of a word, its begin and end among them."""
+        """Maximum number of characters of a word, its begin and end included."""
         return self.embedding.max_characters
 
     @property
+    @override
     def named_heads(self) -> dict[str, Head]:
-        """The softmax, after the words so far and before those to come, and the others."""
+        """Heads by name: the softmax in both directions, and those in `heads`."""
         own = () if isinstance(self.head, NoHead) else ("vocabulary", "backward")
         return dict.fromkeys(own, self.head) | dict(self.heads)
 
     @property
     def num_states(self) -> int:
-        """The words' vectors and each layer."""
+        """Number of hidden states: the words' vectors and each layer."""
         return self.lstm.layers + 1
 
     @property
     def state_width(self) -> int:
-        """Both directions'."""
+        """Width of a hidden state, both directions included."""
         return 2 * self.embedding.width
 
+    @override
     def module(self, dtype):
-        """An `Elmo`."""
+        """Returns an `Elmo`."""
         return Elmo(self, dtype)
 
+    @override
     def init_inputs(self):
-        """One word's characters."""
+        """Returns the characters of one word."""
         return {"characters": jnp.zeros((1, 1, self.max_characters), jnp.int32)}
 
+    @override
     def new_carry(self, rows):
-        """The state of the LSTMs before the first word."""
+        """Returns the state of the LSTMs before the first word."""
         return new_carry(self, rows)
 
+    @override
     def products(self, length, targets, decoder_length=0, samples=0):
-        """Each direction reads every word and predicts one at each."""
+        """Counts the products of both directions, which read every word and predict one at each."""
         embedding, lstm = self.embedding, self.lstm
         places = ((width, number, embedding.max_characters - width + 1) for width, number in embedding.filters)
         filters = sum(number for _, number in embedding.filters)
@@ -183,8 +191,8 @@ class CharacterCNN(nn.Module):
     dtype: Any
 
     @nn.compact
-    def __call__(self, characters):
-        """int32 [..., C] → [..., D]."""
+    def __call__(self, characters: Integer[Array, "*words characters"]) -> Float[Array, "*words dim"]:
+        """Returns the vectors [..., D] of words given as characters, int32 [..., C]."""
         embedding = self.model.embedding
         activation = ACTIVATIONS[embedding.activation]
         table = partitioned(recurrent.uniform(1.0), (None, None))
@@ -208,10 +216,10 @@ class CharacterCNN(nn.Module):
 
 
 def _largest(x_WCE, of_width, dtype):
-    """The largest value of each filter of a width over the places where it fits, [words, filters]."""
+    """Returns the maximum of each filter over the positions where it fits, [words, filters]."""
     kernel, bias = of_width["kernel"].astype(dtype), of_width["bias"].astype(dtype)
-    found = jax.lax.conv_general_dilated(x_WCE, kernel, (1,), "VALID", dimension_numbers=("NWC", "WIO", "NWC"))
-    return found.max(1) + bias
+    convolved = jax.lax.conv_general_dilated(x_WCE, kernel, (1,), "VALID", dimension_numbers=("NWC", "WIO", "NWC"))
+    return convolved.max(1) + bias
 
 
 def _init_filters(key, embedding):
@@ -231,30 +239,28 @@ def _init_highway(key, layers, width):
             "bias": (nn.initializers.constant(bias), ("layers", "mlp"), (layers, width)),
         }
 
-    # At first most of what comes is carried on.
+    # Initially most of the input is carried through.
     return recurrent.parameters(key, {"carry": gate(-2.0), "transform": gate(0.0)})
 
 
 class Lstm(nn.Module):
-    """The LSTMs of both directions. Each reads from left to right: who wants the backward one to read a text from its
-    end turns the text round.
-    """
+    """The LSTMs of both directions. Each reads from left to right: callers reverse the text for the backward one."""
 
     model: ElmoConfig
     dtype: Any
 
     @nn.compact
     def __call__(self, x, carry, mask=None, *, deterministic):
-        """Reads on from a state.
+        """Runs the LSTMs from a given state.
 
         Args:
           x: [B, S, L, D], a sequence for each direction.
-          carry: the state before them, as `new_carry` and this function give it.
+          carry: the state before them, as returned by `new_carry` and this function.
           mask: [B, S, L], 1 for real words; others leave the state as it is.
           deterministic: no dropout.
 
         Returns:
-          [layers, B, S, L, D], what each layer gives, and the state after it.
+          [layers, B, S, L, D], the output of each layer, and the final state.
         """
         lstm, dropout = self.model.lstm, self.model.dropout
         blocks = self.param("blocks", _init_lstm, self.model)
@@ -265,9 +271,9 @@ class Lstm(nn.Module):
             depth, block, state, key = numbered
             if key is not None:
                 x = nn.Dropout(dropout.input).apply({}, x, deterministic=False, rngs={"dropout": key})
-            given, state = recurrent.run(block, x, state, steps_LBS, lstm, self.dtype)
-            # Around all but the first; what is added is no part of the state.
-            x = constrain(given + x * (depth > 0), *SIDES)
+            outputs, state = recurrent.run(block, x, state, steps_LBS, lstm, self.dtype)
+            # A residual connection around all layers except the first; the state does not include it.
+            x = constrain(outputs + x * (depth > 0), *SIDES)
             return x, (x, state)
 
         states = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 1, 0), carry)
@@ -321,12 +327,14 @@ class Elmo(nn.Module):
             bias = partitioned(nn.initializers.zeros, ("vocab",))
             self.head_bias = self.param("head_bias", bias, (vocab_size,))
 
-    def streams(self, characters, carry, *, deterministic=True):
-        """What the head is applied to, for streams of both directions that go on from batch to batch.
+    def streams(
+        self, characters: Integer[Array, "batch sides length characters"], carry: Any, *, deterministic: bool = True
+    ):
+        """Returns the input of the head for streams of both directions that continue from batch to batch.
 
         Args:
-          characters: int32 [B, S, L, C], the words as each direction reads them.
-          carry: the state after the batch before.
+          characters: int32 [B, S, L, C], the words in the order in which each direction reads them.
+          carry: the state after the previous batch.
           deterministic: no dropout.
 
         Returns:
@@ -336,20 +344,31 @@ class Elmo(nn.Module):
         hidden, carry = self.lstm(x, carry, deterministic=deterministic)
         return self.output_dropout(hidden[-1], deterministic=deterministic), carry
 
-    def states(self, characters, mask=None, *, deterministic=True):
-        """Both directions side by side, the words' vectors twice: [layers + 1, B, L, 2 D] of texts, as `layers`.
+    def states(
+        self,
+        characters: Integer[Array, "batch length characters"],
+        mask: Shaped[Array, "batch length"] | None = None,
+        *,
+        deterministic: bool = True,
+    ) -> Float[Array, "states batch length width"]:
+        """Returns both directions of `layers` concatenated, [layers + 1, B, L, 2 D]; the words' vectors occur twice.
 
-        There is no dropout, as in a model that has been trained and is read from.
+        There is no dropout: the states are read from a trained model.
         """
         return jax.vmap(_side_by_side)(self.layers(characters, mask)[0])
 
-    def layers(self, characters, mask=None, carry=None):
-        """All layers of texts that both directions read, the backward one from the end.
+    def layers(
+        self,
+        characters: Integer[Array, "batch length characters"],
+        mask: Shaped[Array, "batch length"] | None = None,
+        carry: Any = None,
+    ):
+        """Returns all layers for texts that both directions read, the backward one from the end.
 
         Args:
           characters: int32 [B, L, C].
           mask: [B, L], 1 for real words.
-          carry: the state to begin with; None: zeros. bilm-tf keeps that of the batch before.
+          carry: the initial state; None: zeros. bilm-tf keeps the state of the previous batch.
 
         Returns:
           [layers + 1, B, S, L, D], the words' vectors, the same for both directions, first; and the state after them.
@@ -363,19 +382,25 @@ class Elmo(nn.Module):
         return self._turned(jnp.concatenate([both[None], hidden])), carry
 
     def _turned(self, x):
-        """[..., S, L, D] with the second direction's sequence turned round."""
+        """Reverses the sequence of the second direction of [..., S, L, D]."""
         return jnp.stack([x[..., 0, :, :], x[..., 1, ::-1, :]], axis=-3)
 
-    def features(self, characters, mask=None, *, deterministic=True):
-        """What the head is applied to: [B, S, L, D] of texts, as in `layers`; there is no dropout."""
+    def features(
+        self,
+        characters: Integer[Array, "batch length characters"],
+        mask: Shaped[Array, "batch length"] | None = None,
+        *,
+        deterministic: bool = True,
+    ) -> Float[Array, "batch sides length dim"]:
+        """Returns the input of the head [B, S, L, D], the last of `layers`; there is no dropout."""
         return self.layers(characters, mask)[0][-1]
 
     def head_features(self, features):
-        """What the unembedding is applied to: the features."""
+        """Returns the input of the unembedding: the features."""
         return features
 
     def unembedding(self):
-        """The head's matrix [V, D] and bias [V]."""
+        """Returns the head's matrix [V, D] and bias [V]."""
         return self.head, self.head_bias
 
     def _logits(self, features):
@@ -383,26 +408,28 @@ class Elmo(nn.Module):
         logits = jnp.einsum("bld,vd->blv", features, matrix.astype(self.dtype), preferred_element_type=jnp.float32)
         return constrain(logits + bias, "batch", "length", "vocab")
 
-    def logits(self, features):
-        """The word after each place, from those up to it: [B, S, L, D] → float32 [B, L, V]."""
+    def logits(self, features: Float[Array, "batch sides length dim"]) -> Float[Array, "batch length vocab"]:
+        """Scores the word after each position given the words up to it: [B, S, L, D] → float32 [B, L, V]."""
         return self._logits(features[:, 0])
 
-    def backward_logits(self, features):
-        """The word before each place, from those from it on: [B, S, L, D] → float32 [B, L, V]."""
+    def backward_logits(self, features: Float[Array, "batch sides length dim"]) -> Float[Array, "batch length vocab"]:
+        """Scores the word before each position given the words from it on: [B, S, L, D] → float32 [B, L, V]."""
         return self._logits(features[:, 1])
 
     def head_output(self, features, name, **inputs):
-        """The logits of either direction, "vocabulary" or "backward", or what another head gives of both and `inputs`.
+        """Returns the logits of a direction, "vocabulary" or "backward", or the output of another head for both.
 
-        That takes features [B, S, L, D], or what `states` gives of a layer, [B, L, 2 D].
+        Other heads read features [B, S, L, D] or one layer of `states`, [B, L, 2 D], and `inputs`.
         """
         own = {"vocabulary": self.logits, "backward": self.backward_logits}
         if name in own:
             return own[name](features)
         return self.heads[name](_side_by_side(features) if features.ndim == 4 else features, **inputs)
 
-    def __call__(self, characters, mask=None):
-        """Logits of the forward direction, float32 [B, L, V], or the features of a model without a head."""
+    def __call__(
+        self, characters: Integer[Array, "batch length characters"], mask: Shaped[Array, "batch length"] | None = None
+    ):
+        """Returns logits of the forward direction, float32 [B, L, V], or the features of a model without a head."""
         features = self.features(characters, mask)
         if self.is_initializing():
             for name, head in self.model.heads:
@@ -411,12 +438,12 @@ class Elmo(nn.Module):
 
 
 def _side_by_side(x):
-    """[B, S, L, D] → [B, L, S · D]."""
+    """Concatenates the directions, [B, S, L, D] → [B, L, S · D]."""
     return jnp.concatenate([x[:, 0], x[:, 1]], axis=-1)
 
 
 def new_carry(model: ElmoConfig, rows: int):
-    """The state of the LSTMs before the first word, zeros [rows, layers, S, …], boxed with its logical axes."""
+    """Returns the state of the LSTMs before the first word, zeros [rows, layers, S, …], boxed with its logical axes."""
 
     def zeros(size, axis):
         return nn.LogicallyPartitioned(jnp.zeros((rows, model.lstm.layers, 2, size)), ("batch", "layers", None, axis))

@@ -6,18 +6,20 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import flax.linen as nn
+from jaxtyping import Array, Integer, Shaped
 from typing_extensions import override
 
 from plm_jax.models.architecture import Architecture
 from plm_jax.models.heads import TASK, Discriminator, Head, HeadModule, NoHead, Pooler, SpanBoundary, VocabularyHead
 from plm_jax.models.kernels import Context
+from plm_jax.models.layers import Stream
 from plm_jax.models.stack import Stack
 from plm_jax.models.transformer import TransformerConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig(TransformerConfig):
-    """A bidirectional transformer with optional heads: BERT and its kin. The pooler classifies pairs of sentences."""
+    """A bidirectional transformer with optional heads: BERT and others. The pooler classifies pairs of sentences."""
 
     kind: ClassVar[str] = "encoder"
     inputs = ("tokens", "mask", "token_types", "positions", "segment_ids")
@@ -28,28 +30,32 @@ class EncoderConfig(TransformerConfig):
 
     @property
     def own_heads(self) -> dict[str, Head]:
-        """Those of its fields but the vocabulary's."""
+        """Heads that are fields of these settings, except the vocabulary head."""
         pair = "sentence_pair" if getattr(self.pooler, "classes", 0) else "pooled"
         heads = {pair: self.pooler, "discriminator": self.discriminator, "span_boundary": self.span_boundary}
         return {name: head for name, head in heads.items() if not isinstance(head, NoHead)}
 
     @property
+    @override
     def named_heads(self) -> dict[str, Head]:
-        """Those of its fields, and the others."""
+        """Heads by name: those that are fields and those in `heads`."""
         return {**super().named_heads, **self.own_heads}
 
+    @override
     def with_task(self, head):
-        """Without the heads that it was trained with, but for a pooler that the task's head reads."""
+        """Returns these settings with the task's head only, and with a pooler if that head reads it."""
         pooler = Pooler(0) if getattr(head, "feature", None) == "pooler" else NoHead()
         fields = {"head": NoHead(), "discriminator": NoHead(), "span_boundary": NoHead(), "pooler": pooler}
         return dataclasses.replace(self, heads=((TASK, head),), **fields)
 
+    @override
     def module(self, dtype):
-        """An `Encoder`."""
+        """Returns an `Encoder`."""
         return Encoder(self, dtype)
 
+    @override
     def products(self, length, targets, decoder_length=0, samples=0):
-        """Of a stack that sees both ways, and the heads."""
+        """Counts the products of a bidirectional stack and of the heads."""
         stack = self.stack_products(length, causal=False)
         return stack + self.projection_products(length) + self.heads_products(length, targets)
 
@@ -80,15 +86,24 @@ class Encoder(Architecture):
             if name != "span_boundary":  # Its parameters alone have a name in common.
                 nn.share_scope(self, module)
 
-    def features(self, tokens, mask=None, token_types=None, positions=None, segment_ids=None, *, deterministic=True):
-        """What the heads are applied to: [B, L, D]; sows `embedded` and, in the stack, `hidden`.
+    def features(
+        self,
+        tokens: Integer[Array, "batch length"],
+        mask: Shaped[Array, "batch length"] | None = None,
+        token_types: Integer[Array, "batch length"] | None = None,
+        positions: Integer[Array, "rows length"] | None = None,
+        segment_ids: Integer[Array, "batch length"] | None = None,
+        *,
+        deterministic: bool = True,
+    ) -> Stream:
+        """Returns the input of the heads [B, L, D]; sows `embedded` and, in the stack, `hidden`.
 
         Args:
           tokens: int32 [B, L].
           mask: [B, L], 1 for real tokens.
-          token_types: int32 [B, L], which part of a pair each token is of; by default all 0.
+          token_types: int32 [B, L], the part of a pair that each token belongs to; by default all 0.
           positions: int32 [B, L]; by default as the position scheme's `places`.
-          segment_ids: int32 [B, L]; tokens see their own segment only.
+          segment_ids: int32 [B, L]; tokens attend only to their own segment.
           deterministic: no dropout.
         """
         if positions is None:
@@ -99,22 +114,29 @@ class Encoder(Architecture):
         context = Context(mask=mask, segment_ids=segments, positions=positions)
         return self.stack(x, context, deterministic=deterministic)
 
+    @override
     def head_module(self, name):
-        """That of one of the settings' heads."""
+        """Returns the module of one of the settings' heads."""
         return getattr(self, OWN_HEADS[name]) if name in OWN_HEADS else super().head_module(name)
 
     @override
     def head_output(self, features, name, **inputs):
-        """A task's head may read the pooler."""
+        """Computes the output of a head; a task's head may read the pooler."""
         if getattr(self.model.named_heads.get(name), "feature", None) == "pooler":
             inputs["pool"] = functools.partial(self.pair_head, classify=False)
         return super().head_output(features, name, **inputs)
 
-    def boundary_head(self, features, left, right, offsets):
-        """The second vocabulary head of tokens in spans; arguments as `SpanBoundary.compute`.
+    def boundary_head(
+        self,
+        features: Stream,
+        left: Integer[Array, "batch targets"],
+        right: Integer[Array, "batch targets"],
+        offsets: Integer[Array, "batch targets"],
+    ):
+        """Applies the second vocabulary head, of tokens in spans; arguments as `SpanBoundary.compute`.
 
         Returns:
-          What its matrix is applied to [B, T, E], the matrix [V, E] and the bias [V].
+          The input of its matrix [B, T, E], the matrix [V, E] and the bias [V].
         """
         features, bias = self.span_boundary(features, left=left, right=right, offsets=offsets)
         return features, self.token_embedding, bias

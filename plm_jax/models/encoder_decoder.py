@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
+from jaxtyping import Array, Integer, Shaped
+from typing_extensions import override
 
 from plm_jax.common import ranges
 from plm_jax.common.errors import UserError
@@ -14,8 +16,12 @@ from plm_jax.models.attention import causal_positions
 from plm_jax.models.encoder import Encoder, EncoderConfig
 from plm_jax.models.heads import NoHead, VocabularyHead
 from plm_jax.models.kernels import Context
+from plm_jax.models.layers import Memory, Stream
 from plm_jax.models.stack import Stack
 from plm_jax.models.transformer import StackConfig, TransformerConfig
+
+Tokens = Integer[Array, "batch length"]
+Mask = Shaped[Array, "batch length"]
 
 
 @dataclass(frozen=True)
@@ -64,7 +70,7 @@ class EncoderDecoderConfig(TransformerConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        decoder, _ = self.decoder_model, self.source_model  # They have checks of their own.
+        decoder, _ = self.decoder_model, self.source_model  # Their constructors check the settings.
         parts = [(model.stack, model.attention, model.feed_forward) for model in (self, decoder)]
         if self.tie_encoder_decoder and parts[0] != parts[1]:
             raise UserError(
@@ -104,28 +110,33 @@ class EncoderDecoderConfig(TransformerConfig):
         return EncoderConfig(**fields, head=NoHead())
 
     @property
+    @override
     def stacks(self):
-        """Both, or the one that they are, and the new encoder's."""
+        """Both stacks (one if they are tied) and that of the new encoder."""
         own = (self.decoder_stack,) if self.tie_encoder_decoder else (self.stack, self.decoder_stack)
         return own if self.source_model is None else (*own, self.source_model.stack)
 
     @property
+    @override
     def stack_paths(self):
-        """Of each of `stacks`."""
+        """Path of each of `stacks` in the parameter tree."""
         own = ("decoder",) if self.tie_encoder_decoder else ("encoder", "decoder")
         return (*own, *(() if self.source_encoder is None else ("source_encoder/stack",)))
 
+    @override
     def module(self, dtype):
-        """An `EncoderDecoder`."""
+        """Returns an `EncoderDecoder`."""
         return EncoderDecoder(self, dtype)
 
+    @override
     def init_inputs(self):
-        """A token for each stack."""
+        """Returns one token for each stack."""
         tokens = jnp.zeros((1, 1), jnp.int32)
         return {"tokens": tokens, "decoder_tokens": tokens}
 
+    @override
     def products(self, length, targets, decoder_length=0, samples=0):
-        """Of both stacks, of the attention between them and the heads."""
+        """Counts the products of both stacks, of the attention between them and of the heads."""
         stacks = self.stack_products(length, causal=False)
         if self.source_model is not None:
             stacks += self.source_model.products(length, 0)
@@ -141,8 +152,9 @@ class EncoderDecoder(Architecture):
     last_stack: ClassVar[str] = "decoder"
 
     @property
+    @override
     def prefixes(self):
-        """The encoder's and the decoder's; of those that are tied the decoder's."""
+        """Prefixes of the encoder and the decoder; only the decoder's if they are tied."""
         return ("decoder_",) if self.model.tie_encoder_decoder else ("encoder_", "decoder_")
 
     def setup(self):
@@ -155,8 +167,8 @@ class EncoderDecoder(Architecture):
         self.decoder = Stack(self.model.decoder_model, self.dtype, crosses=True)
         self.encoder = self.decoder if self.model.tie_encoder_decoder else Stack(self.model, self.dtype)
 
-    def encode(self, tokens, mask=None, positions=None, segment_ids=None, *, deterministic=True):
-        """The memory [B, M, D] of tokens [B, M]; arguments as `Encoder.features`; sows `encoder_embedded`."""
+    def encode(self, tokens: Tokens, mask=None, positions=None, segment_ids=None, *, deterministic=True) -> Memory:
+        """Encodes tokens [B, M] as the memory [B, M, D]; arguments as `Encoder.features`; sows `encoder_embedded`."""
         if positions is None:
             positions = self.model.attention.position.places(tokens.shape[1], mask)
         read = None
@@ -170,31 +182,31 @@ class EncoderDecoder(Architecture):
 
     def decode(
         self,
-        decoder_tokens,
-        memory,
-        mask=None,
-        decoder_mask=None,
-        decoder_positions=None,
-        segment_ids=None,
-        decoder_segment_ids=None,
-        cache_index=None,
-        slot_places=None,
+        decoder_tokens: Integer[Array, "batch length"],
+        memory: Memory | None,
+        mask: Shaped[Array, "batch memory"] | None = None,
+        decoder_mask: Shaped[Array, "batch slots"] | Shaped[Array, "batch length slots"] | None = None,
+        decoder_positions: Integer[Array, "rows length"] | None = None,
+        segment_ids: Integer[Array, "batch memory"] | None = None,
+        decoder_segment_ids: Integer[Array, "batch length"] | None = None,
+        cache_index: Integer[Array, ""] | int | None = None,
+        slot_places: Integer[Array, " slots"] | None = None,
         *,
-        deterministic=True,
-    ):
-        """What the head is applied to: [B, L, D]; sows `embedded`.
+        deterministic: bool = True,
+    ) -> Stream:
+        """Returns the input of the head [B, L, D]; sows `embedded`.
 
         Args:
           decoder_tokens: int32 [B, L].
-          memory: [B, M, D]; None: with a cache, the one of the call before.
+          memory: [B, M, D]; None: with a cache, the memory of the previous call.
           mask, segment_ids: [B, M], the memory's.
           decoder_mask: [B, L], 1 for real tokens; with a cache [B, slots], 1 for slots filled once this call is done,
-            or [B, L, slots], those of them that each token sees.
+            or [B, L, slots], 1 for the slots that each token attends to.
           decoder_positions: int32 [B, L]; by default arange, or cumsum(decoder_mask) - 1 with a mask and no cache.
-          decoder_segment_ids: int32 [B, L]; tokens see their own segment only, of the memory too.
+          decoder_segment_ids: int32 [B, L]; tokens attend only to their own segment, in the memory too.
           cache_index: the first slot this call fills (with the `cache` collection mutable); None: no cache. With one,
             `mask` must be given.
-          slot_places: int32 [slots], which place of a text each slot of the cache is for; by default they are in order.
+          slot_places: int32 [slots], the position in the text of each slot of the cache; by default they are in order.
           deterministic: no dropout.
         """
         length = decoder_tokens.shape[1]
@@ -210,8 +222,10 @@ class EncoderDecoder(Architecture):
         memory_context = Context(mask=mask, segment_ids=across, cache_index=None if cache_index is None else 0)
         return self.decoder(x, context, memory, memory_context, deterministic=deterministic)
 
-    def features(self, tokens, decoder_tokens, mask=None, *, deterministic=True, **decoder):
-        """Both in one: [B, L, D]; `decoder` are further arguments of `decode`."""
+    def features(
+        self, tokens: Tokens, decoder_tokens: Tokens, mask: Mask | None = None, *, deterministic=True, **decoder: Any
+    ) -> Stream:
+        """Encodes and decodes: [B, L, D]; `decoder` are further arguments of `decode`."""
         segment_ids = decoder.get("segment_ids")
         memory = self.encode(tokens, mask, None, segment_ids, deterministic=deterministic)
         return self.decode(decoder_tokens, memory, mask, deterministic=deterministic, **decoder)

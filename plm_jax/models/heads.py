@@ -1,4 +1,4 @@
-"""Heads: what a model makes of its features.
+"""Heads: modules that compute outputs from the features of a model.
 
 Shapes: B batch, L length, D width, E the tables' width, T targets, V vocabulary.
 """
@@ -9,15 +9,17 @@ from typing import Annotated, Any, ClassVar, Protocol, runtime_checkable
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float, Integer, Shaped
+from typing_extensions import override
 
 from plm_jax.common import ranges
 from plm_jax.common.roles import Role
 from plm_jax.models.initializers import Initialization
-from plm_jax.models.layers import ACTIVATIONS, Activation, Dense, Dropout, NormConfig, ScalarMix, norm
+from plm_jax.models.layers import ACTIVATIONS, Activation, Dense, Dropout, NormConfig, ScalarMix, Stream, norm
 from plm_jax.models.partitioning import partitioned
 from plm_jax.models.recurrent import BiLstm, BiLstmConfig
 
-# What the head of a task is called among a model's `heads`.
+# The name of a task's head in a model's `heads`.
 TASK = "task"
 
 
@@ -72,11 +74,11 @@ class HeadedModel(Protocol):
 
 
 class HeadModule(nn.Module):
-    """A head over a model's features: its parameters, and the parts that most heads are made of.
+    """A head over a model's features: its parameters, and the layers that most heads use.
 
     Attributes:
-      head: its settings, which compute.
-      model: the settings of the model that it is a head of.
+      head: its settings, whose `compute` defines the computation.
+      model: the settings of the model that the head belongs to.
       dtype: of activations.
     """
 
@@ -86,7 +88,7 @@ class HeadModule(nn.Module):
 
     @nn.compact
     def __call__(self, features: jax.Array, **inputs: jax.Array) -> Any:
-        """What the head gives of features [B, L, D]."""
+        """Returns the output of the head for features [B, L, D]."""
         return self.head.compute(self, features, **inputs)
 
     def dense(
@@ -97,39 +99,50 @@ class HeadModule(nn.Module):
         axes: tuple[str | None, str | None] = ("embed", None),
         bias: bool = True,
     ) -> jax.Array:
-        """A dense layer, [..., in] → [..., features]; `axes` are the logical ones of its matrix."""
+        """Applies a dense layer, [..., in] → [..., features]; `axes` are the logical axes of its matrix."""
         return Dense(features, axes, bias, self.model.initializer.matrix(), self.dtype, name=name)(x)
 
     def dropout(self, x: jax.Array, rate: float, shared: bool, deterministic: bool) -> jax.Array:
-        """Dropout over [B, L, features]; `shared`: the same features at each of L."""
+        """Applies dropout to [B, L, features]; `shared`: drops the same features at each position."""
         return Dropout(rate, shared)(x, deterministic=deterministic)
 
-    def mixed(self, name: str, layers: jax.Array, mask: jax.Array | None, layer_norm: bool) -> jax.Array:
-        """The `ScalarMix` of layers [S, B, L, D]: [B, L, D]."""
+    def mixed(
+        self,
+        name: str,
+        layers: Float[Array, "states batch length dim"],
+        mask: Shaped[Array, "batch length"] | None,
+        layer_norm: bool,
+    ) -> Stream:
+        """Applies a `ScalarMix` to layers [S, B, L, D]: [B, L, D]."""
         return ScalarMix(layer_norm, name=name)(layers, mask).astype(self.dtype)
 
     def recurrent(
-        self, name: str, lstm: BiLstmConfig, x: jax.Array, mask: jax.Array | None, deterministic: bool
-    ) -> jax.Array:
-        """LSTMs in both directions, [B, L, D] → [B, L, 2 · cell]."""
+        self,
+        name: str,
+        lstm: BiLstmConfig,
+        x: Stream,
+        mask: Shaped[Array, "batch length"] | None,
+        deterministic: bool,
+    ) -> Stream:
+        """Applies LSTMs in both directions, [B, L, D] → [B, L, 2 · cell]."""
         return BiLstm(lstm, self.dtype, name=name)(x, mask, deterministic=deterministic)
 
     def norm(self, name: str, x: jax.Array) -> jax.Array:
-        """The model's norm, [..., width] → [..., width]."""
+        """Applies the model's norm, [..., width] → [..., width]."""
         return norm(self.model.norm, self.dtype, name=name)(x)
 
-    def table(self, name: str, rows: int, width: int) -> jax.Array:
-        """A trained table [rows, width]."""
+    def table(self, name: str, rows: int, width: int) -> Float[Array, "rows width"]:
+        """Creates a trained table [rows, width]."""
         init = partitioned(self.model.initializer.matrix(), (None, None))
         return self.param(name, init, (rows, width)).astype(self.dtype)
 
-    def bias(self, name: str, size: int, axis: str | None = None) -> jax.Array:
-        """A trained vector float32 [size], at first zeros."""
+    def bias(self, name: str, size: int, axis: str | None = None) -> Float[Array, " size"]:
+        """Creates a trained vector float32 [size], initialized to zeros."""
         return self.param(name, partitioned(nn.initializers.zeros, (axis,)), (size,))
 
 
 class Head(Role):
-    """The base of heads. One is a frozen dataclass of its fields and what it computes.
+    """Base class of heads: frozen dataclasses of settings with the computation.
 
     Attributes:
       loss: kind of the loss, or of the term of one, that trains it, in `losses/`; None: the loss of an objective names
@@ -141,28 +154,28 @@ class Head(Role):
     drops = False
 
     def with_dropout(self, rate: float) -> "Head":
-        """The same with all its dropout at this rate."""
+        """Returns the same head with this rate for all its dropout."""
         return self
 
     def compute(self, module: HeadModule, features: jax.Array, **inputs: Any) -> Any:
-        """What it gives of features [B, L, D].
+        """Computes the output of the head from features [B, L, D].
 
         Args:
-          module: has the parameters: inside of this function Linen modules and `module.param` make them, as in a
-            `compact` method.
-          features: the model's.
-          inputs: what else it reads, by name.
+          module: the owner of the parameters; this function creates them with Linen modules and `module.param`, as a
+            `compact` method does.
+          features: the output of the model.
+          inputs: further inputs of the head, by name.
         """
         raise NotImplementedError
 
     def init_inputs(self, features: jax.Array) -> dict[str, jax.Array]:
-        """Inputs besides the features with which its parameters are made."""
+        """Returns the inputs, in addition to the features, that initialize the parameters."""
         return {}
 
     def products(self, model: HeadedModel, length: int, targets: int) -> int:
-        """Multiplications with its matrices, forward, for a row of so many tokens, so many of them targets.
+        """Counts the forward multiplications by its matrices for a row of `length` tokens and `targets` targets.
 
-        What is done once a row is left out.
+        Computations done once per row are not counted.
         """
         return 0
 
@@ -172,7 +185,7 @@ class NoHead(Head):
     """No head: the model gives features only."""
 
     kind: ClassVar[str] = "none"
-    # As of a `VocabularyHead`.
+    # The fields of a `VocabularyHead`.
     tied = False
     scale_by_width = False
     transform = None
@@ -181,11 +194,11 @@ class NoHead(Head):
 
 @dataclass(frozen=True)
 class VocabularyHead(Head):
-    """The projection to the vocabulary, which the architecture makes beside its tables of embeddings.
+    """The projection to the vocabulary, which the architecture creates next to its tables of embeddings.
 
     Attributes:
       tied: it is the token table transposed.
-      scale_by_width: features shrink by width ** -0.5 before it (T5 with a tied head).
+      scale_by_width: features are multiplied by width ** -0.5 before it (T5 with a tied head).
       transform: before it comes a dense layer with this activation, and a norm (BERT's masked LM head).
       bias: it has a bias [vocab_size].
     """
@@ -196,8 +209,9 @@ class VocabularyHead(Head):
     transform: Activation | None = None
     bias: bool = False
 
+    @override
     def products(self, model, length, targets):
-        """At targets alone."""
+        """Counts the products at targets only."""
         embedding = model.embedding
         transform = embedding.width * embedding.columns if self.transform else 0
         return targets * (embedding.columns * embedding.vocab_size + transform)
@@ -211,12 +225,14 @@ class Pooler(Head):
     classes: Annotated[int, ranges.Range(0, 1024)] = 2
 
     @property
+    @override
     def loss(self) -> str | None:
-        """That of pairs; features alone have none."""
+        """Kind of the loss of pairs; None if there are no classes."""
         return "pair" if self.classes else None
 
-    def compute(self, module, features, classify=True):
-        """[B, L, D] → float32 [B, classes]; without classes, or where they are not asked for, [B, D]."""
+    @override
+    def compute(self, module: HeadModule, features: Stream, classify: bool = True) -> Float[Array, "batch outputs"]:
+        """Returns float32 logits [B, classes]; without classes, or if `classify` is False, pooled features [B, D]."""
         pooled = jnp.tanh(module.dense("pooler", features[:, 0], module.model.embedding.width))
         if not (self.classes and classify):
             return pooled
@@ -225,33 +241,35 @@ class Pooler(Head):
 
 @dataclass(frozen=True)
 class Discriminator(Head):
-    """ELECTRA's head: for each token a dense layer and one logit, was it replaced (Clark et al. 2020 §2)."""
+    """ELECTRA's head: for each token a dense layer and one logit for whether it was replaced (Clark et al. 2020 §2)."""
 
     kind: ClassVar[str] = "discriminator"
     loss = "replaced_token"
     activation: Activation = "gelu_exact"
 
-    def compute(self, module, features):
-        """[B, L, D] → float32 [B, L], above 0 where a token was replaced."""
+    @override
+    def compute(self, module: HeadModule, features: Stream) -> Float[Array, "batch length"]:
+        """Returns float32 logits [B, L], above 0 where a token was replaced."""
         hidden = module.dense("discriminator_transform", features, module.model.embedding.width)
         return module.dense("discriminator", ACTIVATIONS[self.activation](hidden), 1)[..., 0].astype(jnp.float32)
 
+    @override
     def products(self, model, length, targets):
-        """At all tokens."""
+        """Counts the products at all tokens."""
         width = model.embedding.width
         return length * (width * width + width)
 
 
 @dataclass(frozen=True)
 class SpanBoundary(Head):
-    """SpanBERT's span boundary head: a span's tokens from the two beside it (Joshi et al. 2020 §3.2).
+    """SpanBERT's span boundary head: a span's tokens from the two tokens next to the span (Joshi et al. 2020 §3.2).
 
     The defaults are those of the command in facebookresearch/SpanBERT, pretraining/README.md.
 
     Attributes:
-      positions: how many tokens of a span, from its first on, are predicted.
-      width: of the vectors that tell these apart.
-      activation: of the two dense layers, each followed by a norm, before the token table transposed.
+      positions: number of tokens of a span, from the first, that are predicted.
+      width: width of the embeddings of these positions.
+      activation: activation of the two dense layers, each followed by a norm, before the transposed token table.
     """
 
     kind: ClassVar[str] = "span_boundary"
@@ -260,11 +278,19 @@ class SpanBoundary(Head):
     width: ranges.Width = 200
     activation: Activation = "gelu_exact"
 
-    def compute(self, module, features, left, right, offsets):
-        """From features [B, L, D] to those of T targets, [B, T, E], and the bias [V] of what they are multiplied with.
+    @override
+    def compute(
+        self,
+        module: HeadModule,
+        features: Stream,
+        left: Integer[Array, "batch targets"],
+        right: Integer[Array, "batch targets"],
+        offsets: Integer[Array, "batch targets"],
+    ) -> tuple[Float[Array, "batch targets columns"], Float[Array, " vocab"]]:
+        """Returns the features of T targets [B, T, E] from features [B, L, D], and the bias [V] of the unembedding.
 
         Args:
-          module: as in `Head`.
+          module: the owner of the parameters.
           features: [B, L, D].
           left, right: int32 [B, T], the positions before and after each target's span.
           offsets: int32 [B, T], each target's number in its span, from 0.
@@ -279,12 +305,14 @@ class SpanBoundary(Head):
             x = module.norm(f"norm_{number}", ACTIVATIONS[self.activation](x))
         return x, module.bias("bias", embedding.vocab_size, "vocab")
 
-    def init_inputs(self, features):
-        """One target a token."""
+    @override
+    def init_inputs(self, features: Stream) -> dict[str, Integer[Array, "batch length"]]:
+        """Returns one target per token."""
         return dict.fromkeys(("left", "right", "offsets"), jnp.zeros(features.shape[:2], jnp.int32))
 
+    @override
     def products(self, model, length, targets):
-        """At targets alone."""
+        """Counts the products at targets only."""
         width, columns = model.embedding.width, model.embedding.columns
         return targets * (columns * model.embedding.vocab_size + (2 * width + self.width) * width + width * columns)
 

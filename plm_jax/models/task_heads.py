@@ -46,6 +46,7 @@ class LastLayer(Layers):
     kind: ClassVar[str] = "last"
     reads_states = False
 
+    @override
     def read(self, module, states, mask):
         """As it is."""
         return states
@@ -62,10 +63,12 @@ class ConcatenatedLayers(Layers):
     kind: ClassVar[str] = "concatenated"
     layers: tuple[Annotated[int, ranges.Range(-4097, 4096)], ...] = (-4, -3, -2, -1)
 
+    @override
     def read(self, module, states, mask):
         """[S, B, L, D] → [B, L, D · layers]."""
         return jnp.concatenate([states[layer] for layer in _numbers(self.layers, len(states))], axis=-1)
 
+    @override
     def width(self, model):
         """All of them."""
         return len(self.layers) * model.state_width
@@ -87,6 +90,7 @@ class MixedLayers(Layers):
     layer_norm: bool = False
     words: bool = False
 
+    @override
     def read(self, module, states, mask):
         """[S, B, L, D] → [B, L, D], or [B, L, x + D] with the words' vectors."""
         numbers = _numbers(self.layers or tuple(range(len(states))), len(states))
@@ -95,6 +99,7 @@ class MixedLayers(Layers):
         words = states[0, ..., : module.model.embedding.width]
         return jnp.concatenate([words, mixed], axis=-1) if self.words else mixed
 
+    @override
     def width(self, model):
         """The sum's, and that of words."""
         return model.state_width + self.words * model.embedding.width
@@ -150,6 +155,7 @@ class TaskHead(Head):
         recurrent = self.recurrent and dataclasses.replace(self.recurrent, dropout=rate)
         return dataclasses.replace(self, recurrent=recurrent, dropout=rate, input_dropout=rate)
 
+    @override
     def compute(self, module, features, mask=None, states=None, pool=None, texts=1, *, deterministic=True):
         """[B · N, L, D] → float32, as the task asks for.
 
@@ -200,6 +206,7 @@ class TaskHead(Head):
         """The output in the shape that the task asks for."""
         return x
 
+    @override
     def products(self, model, length, targets):
         """At all tokens, as far as there are layers there."""
         width = self.layers.width(model)
@@ -224,6 +231,7 @@ class _OfLabels(TaskHead):
     labels: tuple[str, ...] = ()
 
     @property
+    @override
     def outputs(self):
         """One a label."""
         return len(self.labels)
@@ -243,6 +251,7 @@ class SpanHead(TaskHead):
     kind: ClassVar[str] = "span"
 
     @property
+    @override
     def outputs(self):
         """The scores of beginnings and of ends."""
         return 2
@@ -262,16 +271,19 @@ class TextHead(TaskHead):
     of_tokens = False
     feature: Literal["pooler", "first", "mean", "last", "max"] = "first"
 
+    @override
     def gathered(self, x, mask, pool):
         """[B · N, L, D] → [B · N, D]."""
         if self.feature == "pooler":
             return pool(_gathered(x, mask, "first")[:, None])
         return _gathered(x, mask, self.feature)
 
+    @override
     def joined(self, x):
         """The sum over texts, [B, N, D] → [B, 1, D]."""
         return x.sum(1, keepdims=True)
 
+    @override
     def finished(self, x):
         """[B, 1, outputs] → [B, outputs]."""
         return x[:, 0]
@@ -309,6 +321,7 @@ class ScoreHead(TextHead):
     labels: tuple[str, ...] = ()
 
     @property
+    @override
     def outputs(self):
         """One."""
         return 1
@@ -321,14 +334,17 @@ class ChoiceHead(TextHead):
     kind: ClassVar[str] = "choice"
 
     @property
+    @override
     def outputs(self):
         """One for each text."""
         return 1
 
+    @override
     def joined(self, x):
         """Each by itself."""
         return x
 
+    @override
     def finished(self, x):
         """[B, N, 1] → [B, N]."""
         return x[..., 0]

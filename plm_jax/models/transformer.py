@@ -4,6 +4,8 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from typing_extensions import override
+
 from plm_jax.common import ranges
 from plm_jax.common.errors import UserError
 from plm_jax.models.heads import Head, NoHead, VocabularyHead
@@ -195,6 +197,7 @@ class TransformerConfig(ModelConfig):
         return self.embedding.vocab_size
 
     @property
+    @override
     def num_positions(self) -> int | None:
         """How many positions the position scheme has; None: any number."""
         return self.attention.position.limit
@@ -210,31 +213,37 @@ class TransformerConfig(ModelConfig):
         return self.attention.position.embedding_tables(self.embedding.columns, self.initializer)
 
     @property
+    @override
     def stacks(self) -> tuple[StackConfig, ...]:
         """Its one."""
         return (self.stack,)
 
     @property
+    @override
     def meant_length(self) -> int | None:
         """As its position scheme says."""
         return getattr(self.attention.position, "length", None)
 
     @property
+    @override
     def attention_heads(self) -> int:
         """Of queries."""
         return self.attention.heads
 
     @property
+    @override
     def token_types(self) -> int:
         """Rows of the table for the parts of a row."""
         return self.embedding.token_types
 
     @property
+    @override
     def tells_places(self) -> bool:
         """As its position scheme does."""
         return self.attention.position.tells_places
 
     @property
+    @override
     def named_heads(self) -> dict[str, Head]:
         """The vocabulary head, where there is one, and the others."""
         head = self.vocabulary_head

@@ -21,7 +21,8 @@ from plm_jax.models.stack import Stack
 from plm_jax.models.transformer import StackConfig, TransformerConfig
 
 Tokens = Integer[Array, "batch length"]
-Mask = Shaped[Array, "batch length"]
+Source = Integer[Array, "batch memory"]
+Mask = Shaped[Array, "batch memory"]
 
 
 @dataclass(frozen=True)
@@ -167,7 +168,7 @@ class EncoderDecoder(Architecture):
         self.decoder = Stack(self.model.decoder_model, self.dtype, crosses=True)
         self.encoder = self.decoder if self.model.tie_encoder_decoder else Stack(self.model, self.dtype)
 
-    def encode(self, tokens: Tokens, mask=None, positions=None, segment_ids=None, *, deterministic=True) -> Memory:
+    def encode(self, tokens: Source, mask=None, positions=None, segment_ids=None, *, deterministic=True) -> Memory:
         """Encodes tokens [B, M] as the memory [B, M, D]; arguments as `Encoder.features`; sows `encoder_embedded`."""
         if positions is None:
             positions = self.model.attention.position.places(tokens.shape[1], mask)
@@ -223,7 +224,7 @@ class EncoderDecoder(Architecture):
         return self.decoder(x, context, memory, memory_context, deterministic=deterministic)
 
     def features(
-        self, tokens: Tokens, decoder_tokens: Tokens, mask: Mask | None = None, *, deterministic=True, **decoder: Any
+        self, tokens: Source, decoder_tokens: Tokens, mask: Mask | None = None, *, deterministic=True, **decoder: Any
     ) -> Stream:
         """Encodes and decodes: [B, L, D]; `decoder` are further arguments of `decode`."""
         segment_ids = decoder.get("segment_ids")

@@ -123,7 +123,7 @@ class HeadModule(nn.Module):
         x: Stream,
         mask: Shaped[Array, "batch length"] | None,
         deterministic: bool,
-    ) -> Stream:
+    ) -> Float[Array, "batch length units"]:
         """Applies LSTMs in both directions, [B, L, D] → [B, L, 2 · cell]."""
         return BiLstm(lstm, self.dtype, name=name)(x, mask, deterministic=deterministic)
 

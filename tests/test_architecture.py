@@ -169,7 +169,7 @@ def test_a_training_process_imports_no_tensorflow(tiny, tmp_path):
     assert not loaded & set(forbidden.split())
 
 
-# Most files and lines of code of ours. Building traces the model once, for the shapes of its parameters.
+# Maximum numbers of files and lines of our code. The shapes of the state need one trace of the model.
 REACH = {"program": (25, 600), "state": (25, 730), "step": (25, 900)}
 
 

@@ -25,20 +25,8 @@ __all__ = [
     "SpanBoundaryLoss",
     "TaskLoss",
     "Term",
-    "choose",
     "get",
 ]
-
-
-def choose(kind: str) -> type[Loss]:
-    """Returns the class of the losses of a kind.
-
-    Raises:
-      UserError: there is no such kind.
-    """
-    if kind not in Loss.choices:
-        raise UserError(f"there is no loss '{kind}': {nearest(kind, Loss.choices)}")
-    return Loss.choices[kind]
 
 
 def get(kind: str, **settings: Any) -> Loss:
@@ -47,7 +35,9 @@ def get(kind: str, **settings: Any) -> Loss:
     Raises:
       UserError: an unknown kind or setting, or a value that is out of range.
     """
-    loss = choose(kind)
+    if kind not in Loss.choices:
+        raise UserError(f"there is no loss '{kind}': {nearest(kind, Loss.choices)}")
+    loss = Loss.choices[kind]
     known = [field.name for field in dataclasses.fields(loss)]
     for setting in settings:
         if setting not in known:

@@ -40,7 +40,7 @@ class Programs:
         phases: Sequence[Phase] | None = None,
         first_step: int = 0,
     ):
-        """Builds the program of the first phase, and checks that the run fits the devices. It traces no model.
+        """Builds the program of the first phase, and checks that the run fits the devices, without tracing the model.
 
         Args:
           devices: all by default.
@@ -139,7 +139,7 @@ def build_loss(objective: objectives.Objective, model: ModelConfig, mesh: Mesh, 
     chip = flops.chip(mesh.devices.flat[0].device_kind)
     if chip and chip.hbm_bytes:
         settings["logits_at_once"] = chip.hbm_bytes // _LOGITS_SHARE // 4
-    loss = losses.choose(objective.loss)(**objective.loss_settings, **settings)
+    loss = losses.get(objective.loss, **objective.loss_settings, **settings)
     for head in loss.heads:
         if head not in model.named_heads:
             raise UserError(

@@ -294,11 +294,11 @@ def _goodput(starts: Sequence[Start]) -> list[str]:
     totals = account(starts)
     whole = sum(totals.values()) or 1.0
     since = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(starts[0]["began"]))
-    losses = ", ".join(f"{name} {totals[part] / whole:.1%}" for part, name in _NAMES.items())
+    other_uses = ", ".join(f"{name} {totals[part] / whole:.1%}" for part, name in _NAMES.items())
     number = f"{len(starts)} starts" if len(starts) > 1 else "one start"
     return [
         f"goodput     {totals[_STEPS] / whole:.1%} of {_span(whole)} since {since}, {number}: steps that were kept",
-        f"            {losses}",
+        f"            {other_uses}",
     ]
 
 

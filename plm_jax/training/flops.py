@@ -143,8 +143,8 @@ def _products(equation: core.JaxprEqn) -> int:
         # Forward two products; backward the scores once more and the gradients of weights, queries, keys and values.
         query_BQNH, key_BKGH = map(_shape, equation.invars[:2])
         products = 2 if "fwd" in name else 5
-        masked = 2 if "CAUSAL" in params["mask_type"].name else 1
-        return products * 2 * math.prod(query_BQNH) * key_BKGH[1] // masked
+        divisor = 2 if "CAUSAL" in params["mask_type"].name else 1
+        return products * 2 * math.prod(query_BQNH) * key_BKGH[1] // divisor
     return 0
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from plm_jax.inference.language_model import LanguageModel, load
     from plm_jax.runs.train import finetune, pretrain
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 __all__ = ["LanguageModel", "__version__", "evaluate", "finetune", "load", "pretrain"]
 
 # Modules of the public names, imported at their first use: JAX takes seconds to import, and `status` does not need it.

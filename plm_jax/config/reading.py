@@ -105,7 +105,10 @@ def resolve(tree: Any, config_file: str, overridden: Collection[str] = (), repla
     sources = {
         name: dataclasses.replace(
             source,
-            **{place: absolute(getattr(source, place), f"data.sources.{name}.{place}") for place in source.places},
+            **{
+                field: absolute(getattr(source, field), f"data.sources.{name}.{field}")
+                for field in source.location_fields
+            },
         )
         for name, source in run.data.sources.items()
     }

@@ -102,7 +102,7 @@ def task(run: config.Run | None, given: str) -> PromptTask:
             return Record(question, group=files.group(*row, source))
         found = source.record(*row)
         if found is None:
-            raise BadRow(f"{row.place} is a row that '{name}' leaves out")
+            raise BadRow(f"{row.location} is a row that '{name}' leaves out")
         return found
 
     train, tested = (
@@ -156,7 +156,7 @@ def maker(name: str, source: config.Source) -> Callable[[rows.SourceRow], Prompt
             for choice in templates.render_all(template, place, fields, "prompt.choices")
         )
         if not choices and isinstance(form, config.ClassForm | config.ChoiceForm):
-            choices = form.labels or labelled.record(form, place, fields).others
+            choices = form.labels or labelled.record(form, place, fields).other_texts
         if not choices:
             return PromptExample(question, (), _written(name, source, prompt, place, fields))
         if len(set(choices)) < max(2, len(choices)):

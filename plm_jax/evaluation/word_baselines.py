@@ -51,9 +51,9 @@ def choices(train: Sequence[Record], test: Sequence[Record]) -> np.ndarray:
     from sklearn.linear_model import LogisticRegression
 
     def alone(records: Sequence[Record]) -> list[Record]:
-        return [Record(record.text, (choice,)) for record in records for choice in record.others or ()]
+        return [Record(record.text, (choice,)) for record in records for choice in record.other_texts or ()]
 
-    right = [number == record.values["label"] for record in train for number in range(len(record.others or ()))]
+    right = [number == record.values["label"] for record in train for number in range(len(record.other_texts or ()))]
     count = _counter(alone(train))
     model = LogisticRegression(C=10, max_iter=1000).fit(count(alone(train)), right)
     chances = model.predict_proba(count(alone(test)))[:, 1]
@@ -66,7 +66,7 @@ def _counter(records: Sequence[Record]) -> Callable[[Sequence[Record]], Any]:
 
     # Logarithms of counts and a weak prior: the best of what was tried on the reviews that come with the package.
     def texts(records: Sequence[Record]) -> Any:
-        return zip(*((record.text, *(record.others or ())) for record in records), strict=True)
+        return zip(*((record.text, *(record.other_texts or ())) for record in records), strict=True)
 
     fitted = [TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True).fit(of) for of in texts(records)]
     return lambda records: sparse.hstack([one.transform(of) for one, of in zip(fitted, texts(records), strict=True)])

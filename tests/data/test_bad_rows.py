@@ -77,7 +77,7 @@ def test_more_than_one_in_a_hundred_stop_it(make, tmp_path):
     preparation.prepare(run, str(tmp_path / "cache"), show_progress=False)
     write(tmp_path / "a.jsonl", [*bad, *good[1:]])
     before = contents(tmp_path / "cache" / "a")
-    with pytest.raises(UserError, match=r"2 of the 199 rows of source 'a' are bad, more than 1% \(.*a.jsonl:1 is no"):
+    with pytest.raises(UserError, match=r"2 of the 199 rows of source 'a' are bad, more than 1% \(.*a.jsonl:1 is not"):
         preparation.prepare(run, str(tmp_path / "cache"), show_progress=False)
     assert contents(tmp_path / "cache" / "a") == before
 
@@ -109,7 +109,7 @@ def test_examples_are_left_out_as_well_where_they_are_prepared_as_where_they_are
     write(tmp_path / "a.jsonl", [b'{"a": "x", "b": 1}', b'{"a": "x"}', b'{"a": null, "b": 2}', b'{"a": "y", "b": 3}'])
     source, skipped = config.JsonLinesInputsTargets(f"{tmp_path}/a.jsonl", "in {a}", "{b}"), corpus.Skipped()
     wanted = [("in x", "1"), ("in y", "3")]
-    found = [(record.text, *record.others) for record in files.read(source, skipped=skipped)]
+    found = [(record.text, *record.other_texts) for record in files.read(source, skipped=skipped)]
     assert found == wanted and (skipped.bad, skipped.rows) == (
         2,
         4,
@@ -134,9 +134,9 @@ def test_a_row_beyond_the_limits_is_a_bad_one_with_its_place(make, tmp_path, cap
     source, skipped = config.JsonLines(f"{tmp_path}/a.jsonl", max_characters=60, max_depth=3), corpus.Skipped()
     assert [record.text for record in files.read(source, skipped=skipped)] == ["a", "[[[[[[[[]", "c"]
     told = [line.split(": ")[0].removeprefix(f"{tmp_path}/a.jsonl:") for line in skipped.first]
-    long, deep = "has more than 60 characters", "has more than 3 lists in each other"
+    long, deep = "has more than 60 characters", "is nested more than 3 levels deep"
     assert told == [f"2 {long}", f"3 {long}", f"4 {deep}", f"7 {deep}"] and skipped.rows == 7
-    with pytest.raises(UserError, match=r"a.jsonl:2 has more than 60 characters: part it, or raise .*max_characters"):
+    with pytest.raises(UserError, match=r"a.jsonl:2 has more than 60 characters: split it, or raise .*max_characters"):
         list(files.read(source))
     # What is not told on the screen stands in the manifest.
     many = [b'{"text": "x"}'] * 600 + [b"{"] * 5

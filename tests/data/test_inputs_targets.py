@@ -118,20 +118,20 @@ def test_rows_may_be_those_alone_in_which_a_field_is_true(tmp_path):
     assert [record.text for record in files.read(source)] == ["0", "1", "2", "3"]
     assert "only" not in files.definition(source), "older caches keep their identity"
     some = dataclasses.replace(source, only="kept")
-    assert [(record.text, record.place) for record in files.read(some)] == [("0", 1), ("2", 3)]
+    assert [(record.text, record.row_number) for record in files.read(some)] == [("0", 1), ("2", 3)]
     assert files.definition(some)["only"] == "kept"
     with pytest.raises(UserError, match=r"a.jsonl:1 has no field 'keep': did you mean 'kept'"):
         list(files.read(dataclasses.replace(source, only="keep")))
     for value in ("false", 2, 1.0, None, []):  # Each is true or false in Python.
         (tmp_path / "b.jsonl").write_text(json.dumps(rows[0] | {"kept": value}))
-        with pytest.raises(UserError, match=r"b.jsonl:1 has .* in 'kept': give true, false, 1 or 0"):
+        with pytest.raises(UserError, match=r"b.jsonl:1 has .* in 'kept': use true, false, 1 or 0"):
             list(files.read(dataclasses.replace(some, path=str(tmp_path / "b.jsonl"))))
 
 
 def test_templates_write_booleans_as_json_does(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"question": "is it", "answer": true}')
     source = config.JsonLinesInputsTargets(str(tmp_path / "a.jsonl"), "{question}", "{answer}")
-    assert [(record.text, *record.others) for record in files.read(source)] == [("is it", "true")]
+    assert [(record.text, *record.other_texts) for record in files.read(source)] == [("is it", "true")]
 
 
 def test_the_reviews_are_those_that_people_agreed_on():
@@ -139,7 +139,7 @@ def test_the_reviews_are_those_that_people_agreed_on():
     run = config.from_dict(pages.load("demo").module.get_config("t5-tasks"))
     path = run.data.sources["sentiment"].path.replace("package:", "plm_jax/")
     source = dataclasses.replace(run.data.sources["sentiment"], path=path)
-    found = [(record.text, *record.others) for record in files.read(source)]
+    found = [(record.text, *record.other_texts) for record in files.read(source)]
     assert len(found) == 9173
     digest = hashlib.sha256(json.dumps(found, ensure_ascii=False).encode()).hexdigest()
     assert digest == "2347307af1adead2785aa14834aa8949ce81faf45063af52eee620633be0bba4"
@@ -296,7 +296,7 @@ def test_what_cannot_be_is_told(run, prepared):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("[1]", r"a\.jsonl:2 is no JSON object"),
+        ("[1]", r"a\.jsonl:2 is not a JSON object"),
         ('{"words": "x", "tags": ["y"]}', r"a\.jsonl:2 has no field 'word': did you mean 'words'"),
         ('{"word": "x", "tags": []}', r"a\.jsonl:2 does not fit the source's inputs and targets: "),
         ('{"word": null, "tags": ["y"]}', r"a\.jsonl:2 does not fit .*: 'word' is null, neither text nor a number"),

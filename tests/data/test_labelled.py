@@ -488,7 +488,7 @@ def test_a_label_is_its_name_or_a_number_where_no_name_is_one(labels, label, fou
         return labelled.record(config.ClassForm(labels), "a:1", {"text": "a", "label": label}).values["label"]
 
     if found is None:
-        with pytest.raises(BadRow, match=r"none of form.labels"):
+        with pytest.raises(BadRow, match=r"not in form.labels"):
             read()
     else:
         assert read() == found
@@ -499,35 +499,39 @@ MISTAKES = [
     (
         CLASSES,
         {"text": "a", "label": "yess"},
-        r"a.jsonl:1 has \"yess\" in 'label', none of form.labels: did you mean",
+        r"a.jsonl:1 has \"yess\" in 'label', which is not in form.labels: did you mean",
     ),
-    (CLASSES, {"text": "a", "label": 2}, "has 2 in 'label', none of form.labels"),
+    (CLASSES, {"text": "a", "label": 2}, "has 2 in 'label', which is not in form.labels"),
     (CLASSES, {"texts": "a", "label": 1}, "has no field 'text': did you mean 'texts'"),
-    (CLASSES, {"text": 3, "label": 1}, "has 3 in 'text': give a text"),
-    (config.ScoreForm(), {"text": "a", "score": "1"}, "in 'score': give a number"),
-    (config.TagForm(TAGS), {"tokens": ["a", "b"], "tags": ["O"]}, "has 2 words and 1 tags: give a tag for each word"),
+    (CLASSES, {"text": 3, "label": 1}, "has 3 in 'text': expected a text"),
+    (config.ScoreForm(), {"text": "a", "score": "1"}, "in 'score': expected a number"),
+    (
+        config.TagForm(TAGS),
+        {"tokens": ["a", "b"], "tags": ["O"]},
+        "2 words and 1 tags: expected a tag for each word",
+    ),
     (config.TagForm(TAGS), {"tokens": ["a", " "], "tags": ["O", "O"]}, "has an empty word"),
-    (config.ChoiceForm(2), {"question": "a", "choices": ["b"], "label": 0}, "has 1 choices, form.number is 2"),
+    (config.ChoiceForm(2), {"question": "a", "choices": ["b"], "label": 0}, "has 1 choices, but form.number is 2"),
     (
         config.ChoiceForm(2),
         {"question": "a", "choices": ["b", "c"], "label": 2},
-        "'label': give 0 to 1, or the text of",
+        "'label': expected 0 to 1, or the text of",
     ),
     (
         config.AnswerForm(),
         {"question": "a", "context": "the union", "answers": [{"text": "union", "start": 3}]},
-        r"has the answer \"union\" not at its offset: at 3 of its context is \" unio\"",
+        r"has the answer \"union\" at offset 3, but the context has \" unio\" there: fix the offset",
     ),
     (
         config.AnswerForm(),
         {"question": "a", "context": "b", "answers": {"text": ["b"]}},
-        "give a list of texts and starts",
+        "expected a list of texts and starts",
     ),
     *[
         (
             config.AnswerForm(),
             {"question": "a", "context": "bb b", "answers": answers},
-            "give a list of texts and starts",
+            "expected a list of texts and starts",
         )
         for answers in (
             {"text": ["b"], "answer_start": [True]},
@@ -541,10 +545,14 @@ MISTAKES = [
             None,
         )
     ],
-    (config.ScoreForm(), {"text": "a", "score": True}, "in 'score': give a number"),
-    (config.ScoreForm(), {"text": "a", "score": None}, "in 'score': give a number"),
-    (config.TagForm(TAGS), {"tokens": "ab", "tags": ["O", "O"]}, "has \\\"ab\\\" in 'tokens': give a list of texts"),
-    (CLASSES, {"text": " ", "label": 0}, "jsonl:1 has no text: leave it out"),
+    (config.ScoreForm(), {"text": "a", "score": True}, "in 'score': expected a number"),
+    (config.ScoreForm(), {"text": "a", "score": None}, "in 'score': expected a number"),
+    (
+        config.TagForm(TAGS),
+        {"tokens": "ab", "tags": ["O", "O"]},
+        "\\\"ab\\\" in 'tokens': expected a list of texts",
+    ),
+    (CLASSES, {"text": " ", "label": 0}, "jsonl:1 has no text: remove this row"),
     (config.TagForm(("O", "B-C")), {"tokens": [], "tags": []}, "jsonl:1 has no text"),
 ]
 OBJECTIVES = {
@@ -655,7 +663,7 @@ def test_parts_that_do_not_fit_are_said(make, bert):
             objectives.Classification(**arguments)
     with pytest.raises(UserError, match="rows is decoder: tagging has rows for encoder, encoder_decoder, elmo"):
         objectives.Tagging("decoder")
-    with pytest.raises(UserError, match="give at least two, none twice"):
+    with pytest.raises(UserError, match="list at least two different labels"):
         config.ClassForm(("a", "a"))
 
 
@@ -702,7 +710,7 @@ def test_a_verb_says_a_bad_row_in_one_line(verb, make, bert, tmp_path):
     finished = verb("prepare", f"--config={tmp_path}/page.py")
     assert finished.status == 2
     assert finished.errors == [
-        f"error: {tmp_path}/a.jsonl:1 has \"maybe\" in 'label', none of form.labels: there are: no, yes"
+        f"error: {tmp_path}/a.jsonl:1 has \"maybe\" in 'label', which is not in form.labels: there are: no, yes"
     ]
 
 

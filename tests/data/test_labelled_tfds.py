@@ -78,7 +78,9 @@ def test_glues_rows_are_pairs_and_classes(folder):
     assert [of.place for of in found] == list(range(1, 8))
     assert corpus.fingerprint() == ["tiny_nli/1.0.0", "train:7", "validation_matched:3"]
     assert corpus.progress()["total"] == 10
-    with pytest.raises(UserError, match=r"tiny_nli validation_matched:\d has -1 in 'label', none of form.labels"):
+    with pytest.raises(
+        UserError, match=r"validation_matched:\d has -1 in 'label', which is not in form.labels"
+    ):
         list(corpus.read("validation", None))
     skipped = Skipped()
     assert len(list(corpus.read("validation", None, skipped))) == 2 and (skipped.rows, skipped.bad) == (3, 1)

@@ -242,7 +242,7 @@ class Table(config.Source):
     """A user's source that reads a table."""
 
     kind: ClassVar[str] = "tests_table"
-    places: ClassVar[tuple[str, ...]] = ("path",)
+    location_fields: ClassVar[tuple[str, ...]] = ("path",)
     path: str
 
     def open(self, name):
@@ -254,7 +254,7 @@ class FileTable(config.FileSource):
     """The same as a source of files."""
 
     kind: ClassVar[str] = "tests_file_table"
-    places: ClassVar[tuple[str, ...]] = ("path",)
+    location_fields: ClassVar[tuple[str, ...]] = ("path",)
     path: str
 
     open = Table.open
@@ -271,8 +271,8 @@ class TableCorpus(Corpus):
         return [0]
 
     def read(self, split, shard, skipped=None, advance=lambda size: None):
-        for place, text in enumerate(np.load(self._path).tolist(), 1):
-            yield Record(text, place=place)
+        for number, text in enumerate(np.load(self._path).tolist(), 1):
+            yield Record(text, row_number=number)
 
     def fingerprint(self):
         if self.fingerprints is not None:

@@ -153,8 +153,11 @@ def test_a_mixture_of_examples_beside_texts_and_without_seqio(folder):
 @pytest.mark.parametrize(
     "name, message",
     [
-        ("failing", r"'failing' gives task 'c' no rate \(.*my_mixtures.py:\d+: ZeroDivisionError: division by zero\)"),
-        ("negative", r"'negative' gives task 'c' the rate -1.0: give at least 0"),
+        (
+            "failing",
+            r"'failing' fails to compute the rate of task 'c' \(.*my_mixtures.py:\d+: ZeroDivisionError: ",
+        ),
+        ("negative", r"'negative' has the rate -1.0 for task 'c': use a finite rate of at least 0"),
         ("idle", r"'idle' has no task with a split 'train' and a rate above 0"),
     ],
 )

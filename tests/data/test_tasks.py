@@ -64,9 +64,9 @@ def test_tasks_are_in_seqios_registry(tmp_path):
     "line, message",
     [
         ("{", "a.jsonl:2 is not valid JSON"),
-        ("[1]", "a.jsonl:2 is no JSON object"),
+        ("[1]", "a.jsonl:2 is not a JSON object"),
         ('{"text": ' + "[" * 99, "a.jsonl:2 is not valid JSON"),
-        ('{"text": ' + "[" * 100_000, "a.jsonl:2 has more than 100 lists in each other"),
+        ('{"text": ' + "[" * 100_000, "a.jsonl:2 is nested more than 100 levels deep"),
         ('{"test": "x"}', "a.jsonl:2 has no text in 'text': did you mean 'test'"),
         ('{"text": 3}', "a.jsonl:2 has no text in 'text'"),
         (r'{"text": "half \ud83d"}', "a.jsonl:2 has half of a surrogate pair"),
@@ -134,7 +134,7 @@ def test_a_folder_as_path_is_told_the_glob_of_what_is_in_it(tmp_path, names, pat
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("{}")
     for path in (folder, f"{folder}/"):
-        says = f"{path} is a folder: give {folder}/{pattern}, as config.data.sources.mine.path"
+        says = f"{path} is a folder: set config.data.sources.mine.path to {folder}/{pattern}"
         with pytest.raises(UserError, match=re.escape(says)):
             files.check("mine", config.JsonLines(str(path)))
     files.check("mine", config.JsonLines(f"{folder}/{pattern}"))
@@ -280,5 +280,5 @@ def test_json_lines_with_files_for_validation(tmp_path):
     assert files.definition(config.Tfds("a"))["validation"] == "validation"
     with pytest.raises(UserError, match=r"no file at .*none: .*or set config.data.sources.source.validation"):
         files.check("source", config.JsonLines(path, validation=str(tmp_path / "none")))
-    with pytest.raises(UserError, match=r"'source' trains on files of its validation: let path leave out .*validation"):
+    with pytest.raises(UserError, match=r"'source' has validation files among its training files: exclude .*vali"):
         files.check("source", config.JsonLines(str(tmp_path / "*"), validation=validation))

@@ -123,7 +123,7 @@ def _tell(name: str, num_documents: int, counts: dict[str, Any], skipped: Skippe
         f"{size / tokens:.2f} bytes a token: {final}"
     )
     if skipped.bad:
-        print(f"{name}: left out {skipped.bad:,} bad rows of {skipped.rows:,} ({skipped.told})")
+        print(f"{name}: left out {skipped.bad:,} bad rows of {skipped.rows:,} ({skipped.summary})")
 
 
 def _report_overlap(

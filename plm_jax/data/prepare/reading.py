@@ -88,8 +88,8 @@ def documents(
     skipped = (skipped or Skipped()) if data.bad_rows == "skip" else None
     records = corpus.read(piece.split, piece.shard, skipped, advance)
     for number, record in enumerate((record for record in records if record.has_text), first):
-        values = {**record.values, "origin": columns.origin(record.file, record.place)}
-        yield Document(number, record.text, piece.split == "validation", record.others, values, record.group)
+        values = {**record.values, "origin": columns.origin(record.file, record.row_number)}
+        yield Document(number, record.text, piece.split == "validation", record.other_texts, values, record.group)
 
 
 def all_documents(

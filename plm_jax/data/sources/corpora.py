@@ -1,10 +1,10 @@
-"""The corpora that the published models were trained on, by name, and how they were mixed.
+"""Corpora of published models, by name, and their mixtures.
 
     data = config.DataConfig(cache_dir="../.cache/bert", length=128, **corpora.mixture("bert"))
 
-What TensorFlow Datasets has is taken from there. The others were not released, or not with the right to pass them on:
-they are your own files, one JSON object {"text": …} a line, at `../corpora/NAME/*.jsonl.gz` beside the config's folder
-or wherever `data.sources.NAME.path` says. A part with a rate of 0 is neither prepared nor read.
+Corpora that TensorFlow Datasets provides are read from there. The others were not released, or may not be
+redistributed. For these you provide files with one JSON object {"text": …} per line, at `../corpora/NAME/*.jsonl.gz`
+relative to the config file or at `data.sources.NAME.path`. A source with a rate of 0 is neither prepared nor read.
 """
 
 from dataclasses import dataclass
@@ -19,11 +19,12 @@ Source = JsonLines | Tfds
 
 @dataclass(frozen=True)
 class PublishedCorpus:
-    """A corpus.
+    """A corpus that published models were trained on.
 
     Attributes:
-      source: where its documents are.
-      size: how much text, as `reference`, a paper, says.
+      source: source of the documents.
+      size: amount of text, according to `reference`.
+      reference: a paper.
     """
 
     source: Source
@@ -33,11 +34,11 @@ class PublishedCorpus:
 
 @dataclass(frozen=True)
 class PublishedMixture:
-    """What a model was trained on.
+    """The corpora that a published model was trained on.
 
     Attributes:
-      rates: of each corpus, in proportion to the tokens that are drawn from it.
-      reference: the paper, and where in it the rates are.
+      rates: rate of each corpus, proportional to the tokens that are drawn from it.
+      reference: the paper and the section or table with the rates.
     """
 
     rates: dict[str, float]
@@ -75,7 +76,7 @@ CORPORA = {
     "stack_exchange": PublishedCorpus(_files("stack_exchange"), "78 GB", "Touvron et al. 2023a, table 1"),
 }
 
-# BERT's corpus was 2.5e9 words of Wikipedia and 0.8e9 of books one after another; RoBERTa counts them as 16 GB.
+# BERT's corpus was 2.5e9 words of Wikipedia followed by 0.8e9 of books; RoBERTa counts them as 16 GB.
 _BERT = {"wikipedia": 2.5, "books": 0.8}
 _BERT_GIGABYTES = {name: 16 * words / sum(_BERT.values()) for name, words in _BERT.items()}
 
@@ -87,7 +88,7 @@ MIXTURES = {
     ),
     "gpt1": PublishedMixture({"books": 1}, "Radford et al. 2018, §4.1"),
     "gpt2": PublishedMixture({"webtext": 1}, "Radford et al. 2019, §2.1"),
-    # The table's shares are rounded, to 101 together.
+    # The shares in the table are rounded and add up to 101.
     "gpt3": PublishedMixture(
         {"common_crawl": 60, "webtext2": 22, "books1": 8, "books2": 8, "wikipedia": 3},
         "Brown et al. 2020, table 2.2",
@@ -110,7 +111,7 @@ MIXTURES = {
 
 
 def sources(*names: str) -> dict[str, Source]:
-    """The sources of corpora; of `c4_multilingual` one a language: `c4_multilingual:sw` is mC4's Swahili.
+    """Returns the sources of corpora; `c4_multilingual:sw` is the Swahili part of mC4.
 
     Raises:
       UserError: an unknown corpus.
@@ -128,7 +129,7 @@ def _source(name: str) -> Source:
 
 
 def mixture(name: str) -> dict[str, Any]:
-    """The fields `sources` and `mixture` of `config.DataConfig` for one of MIXTURES.
+    """Returns the fields `sources` and `mixture` of `config.DataConfig` for one of MIXTURES.
 
     Raises:
       UserError: an unknown mixture.

@@ -1,82 +1,93 @@
-"""What `prepare` reads of a source of a config, once it is opened."""
+"""Opened sources, as `prepare` reads them: records, bad rows and the base class `Corpus`."""
 
 import abc
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from plm_jax.common.errors import UserError
+from plm_jax.common.errors import UserError, nearest
 from plm_jax.data.cache.columns import Column
 
-# The share of a source's rows above which bad ones are not left out, how many of those that are are told, and noted.
-MOST_BAD = 0.01
-_TOLD, _NOTED = 3, 1000
+# Largest share of a source's rows that may be bad and skipped.
+MAX_BAD_SHARE = 0.01
+# Numbers of skipped rows whose errors are reported, and recorded.
+_NUM_REPORTED, _NUM_RECORDED = 3, 1000
 
 
 class BadRow(UserError):
-    """A line, paragraph, record or text file that holds no document or example."""
+    """A line, paragraph, record or text file that is not a valid document or example."""
 
 
 class Record(NamedTuple):
     """A document, or an example of several texts.
 
     Attributes:
-      text: the text, or the first text of an example, such as its inputs.
-      others: of an example those that follow, such as targets; None: it is a document.
-      file, place: which of the source's files, or shards, it is from, counted from 0, and which line or record, from 1.
-      values: of each of the source's `columns` what the document has.
+      text: text of a document, or the first text of an example, such as its inputs.
+      other_texts: further texts of an example, such as its targets; None for a document.
+      file: number of the file or shard in the source, counted from 0.
+      row_number: number of the line or record in the file, counted from 1.
+      values: values of the source's `columns`.
       group: name shared by records that must stay in one split, such as a document's id; None for `text`, which keeps
         the questions of a context together.
     """
 
     text: str
-    others: tuple[str, ...] | None = None
+    other_texts: tuple[str, ...] | None = None
     file: int = 0
-    place: int = 0
+    row_number: int = 0
     values: Mapping[str, Any] = {}
     group: str | None = None
 
     @property
     def has_text(self) -> bool:
-        """Whether its first text is not blank, or any further text is not empty."""
-        return bool(self.text.strip() or any(self.others or ()))
+        """Whether the first text is not blank, or any further text is not empty."""
+        return bool(self.text.strip() or any(self.other_texts or ()))
 
 
 @dataclasses.dataclass
 class Skipped:
-    """How many rows there were, how many of them bad and left out, and where the first were and what was wrong."""
+    """Counts of rows that were read and of bad rows that were skipped; the manifest of a cache stores these fields.
+
+    Attributes:
+      rows: number of rows, bad ones included.
+      bad: number of bad rows.
+      first: messages about the first bad rows.
+    """
 
     rows: int = 0
     bad: int = 0
     first: list[str] = dataclasses.field(default_factory=list)
 
     def add(self, other: "Skipped") -> None:
-        """Adds those of rows that follow."""
+        """Adds the counts of rows that follow."""
         self.rows, self.bad = self.rows + other.rows, self.bad + other.bad
-        self.first += other.first[: _NOTED - len(self.first)]
+        self.first += other.first[: _NUM_RECORDED - len(self.first)]
 
     @property
-    def told(self) -> str:
-        """Some of the first."""
-        return "; ".join(self.first[:_TOLD])
+    def summary(self) -> str:
+        """Messages about the first few bad rows, on one line."""
+        return "; ".join(self.first[:_NUM_REPORTED])
 
     def check(self, name: str) -> None:
-        """Raises a `UserError` if more than MOST_BAD of a source's rows are bad."""
-        if self.bad > MOST_BAD * self.rows:
+        """Raises a `UserError` if more than MAX_BAD_SHARE of the rows of source `name` are bad."""
+        if self.bad > MAX_BAD_SHARE * self.rows:
             raise UserError(
-                f"{self.bad:,} of the {self.rows:,} rows of source '{name}' are bad, more than {MOST_BAD:.0%} "
-                f"({self.told}): mend them, or what the source asks for"
+                f"{self.bad:,} of the {self.rows:,} rows of source '{name}' are bad, more than {MAX_BAD_SHARE:.0%} "
+                f"({self.summary}): fix them, or the settings of the source"
             )
 
 
-def kept(make: Callable[[], Record | None], skipped: Skipped | None) -> Record | None:
-    """The record that `make` gives; None: a bad one, which is counted, or what `make` leaves out.
+def read_or_skip(read: Callable[[], Record | None], skipped: Skipped | None) -> Record | None:
+    """Returns the record that `read` returns, or None if the row is bad and skipped.
+
+    Args:
+      skipped: counts rows and bad rows; None to raise errors of bad rows.
 
     Raises:
-      BadRow: a bad one that nobody counts.
+      BadRow: the row is bad and `skipped` is None.
     """
     try:
-        record = make()
+        record = read()
     except BadRow as error:
         if skipped is None:
             raise
@@ -87,19 +98,31 @@ def kept(make: Callable[[], Record | None], skipped: Skipped | None) -> Record |
     return record
 
 
+def document_record(location: str, row: Mapping[str, Any], field: str) -> Record:
+    """Returns the record of a row whose `field` holds the text of a document.
+
+    Raises:
+      BadRow: the field is missing or not a string.
+    """
+    text = row.get(field)
+    if not isinstance(text, str):
+        raise BadRow(f"{location} has no text in '{field}': {nearest(field, row)}")
+    return Record(text)
+
+
 def ignore(size: int) -> None:
-    """Progress that nobody watches."""
+    """Ignores progress."""
 
 
 class Corpus(abc.ABC):
-    """A source, opened: its documents by splits and shards, and what tells whether they have changed.
+    """An opened source: its documents by split and shard, and a fingerprint of its contents.
 
     Attributes:
-      splits: `train`, and `validation` where it has one of its own.
-      columns: what it says of documents besides their text; each record's `values` have them, a number of a column of
-        kind `document`, of kind `value` any sequence of them.
-      keeps_offsets: whether of each token is kept which characters of its text it is.
-      skips_bad_rows: whether `read` counts rows and leaves bad ones out where it is asked to.
+      splits: `train`, and `validation` if the source has its own.
+      columns: columns that records have besides their text, in `Record.values`: one number for a column of kind
+        `document`, any sequence of numbers for one of kind `value`.
+      keeps_offsets: whether the cache stores the characters that each token spans.
+      skips_bad_rows: whether `read` supports `skipped`.
     """
 
     splits: tuple[str, ...]
@@ -109,26 +132,30 @@ class Corpus(abc.ABC):
 
     @abc.abstractmethod
     def shards(self, split: str, most: int = 1) -> list[Any]:
-        """What a split can be read in, one after another or at once; up to `most` where it can be parted anywhere."""
+        """Returns the shards of a split, which can be read in parallel.
+
+        Args:
+          most: largest number of shards, for a source that can be divided anywhere.
+        """
 
     @abc.abstractmethod
     def read(
         self, split: str, shard: Any, skipped: Skipped | None = None, advance: Callable[[int], Any] = ignore
     ) -> Iterator[Record]:
-        """The records of a shard, in order.
+        """Yields the records of a shard, in order.
 
         Args:
-          skipped: counts the rows, of which bad ones are left out; None: a bad one is an error.
-          advance: is told how much more was read, as `progress` counts it.
+          skipped: counts rows; bad rows are skipped. If None, a bad row is an error.
+          advance: called with the amount that was read since the last call, in the unit of `progress`.
 
         Raises:
-          UserError: what the user can mend in the source.
+          UserError: the source is damaged or does not fit its settings.
         """
 
     @abc.abstractmethod
     def fingerprint(self) -> list[str]:
-        """What the source holds, as text to hash."""
+        """Returns strings to hash that change whenever the contents of the source change."""
 
     def progress(self) -> dict[str, Any]:
-        """How its reading is drawn: `total` and `unit`, as tqdm takes them; by default so many documents."""
+        """Returns arguments of tqdm for a progress bar; by default it counts documents without a total."""
         return {"total": None, "unit": " documents"}

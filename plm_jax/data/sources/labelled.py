@@ -1,16 +1,19 @@
-"""Sources of labelled examples: which fields of a row hold what, and rows as the texts and columns of the cache.
+"""Sources of labelled examples: the fields of a row, and the texts and columns of the cache that they become.
 
     config.LabelledJsonLines("train.jsonl", config.ClassForm(("negative", "positive"), text="sentence"), "test.jsonl")
 
-An example's texts are the sentences of its document: a text and its pair; words, joined by spaces; a context and then
-the question to it; a context and its choices. What is held out follows from the first. Its columns are, of each form:
+An example is a document of the cache, and its texts are the sentences of the document: a text and its pair; words,
+joined by spaces; a context and the question about it; a context and its choices. The first text decides whether the
+example is held out. Each form has its own columns:
 
-    classes   label         the class
-    score     score
-    tags      tags          of each word, and `word_begins`, at which character of the text it begins
-    span      answer_begins of each answer the character of the context with which it begins, `answer_ends`, up to
-                            which it goes, and `context_bytes`, the context's UTF-8
-    choice    label         which choice is right
+    classes   label          id of the class
+    score     score          the score
+    tags      tags           id of the tag of each word
+              word_begins    first character of each word in the text
+    span      answer_begins  first character of each answer in the context
+              answer_ends    end of each answer in the context, exclusive
+              context_bytes  the context in UTF-8
+    choice    label          index of the correct choice
 """
 
 import json
@@ -33,8 +36,7 @@ from plm_jax.data.sources.source import Source
 
 Row = Mapping[str, Any]
 
-# Of a float32.
-_MOST = float(np.finfo(np.float32).max)
+_MAX_FLOAT32 = float(np.finfo(np.float32).max)
 _NUMBER = re.compile(r"\s*[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?\s*")
 _LABEL = Column("label", "<i4", "document")
 _COLUMNS = {
@@ -51,10 +53,10 @@ _COLUMNS = {
 
 
 class Form(Role):
-    """What the rows of a labelled source are; the fields say which of a row's hold it.
+    """Format of the rows of a labelled source; settings such as `text` name fields of a row.
 
     Attributes:
-      labels: names of the classes or tags, in the order of their ids; empty where there are none.
+      labels: names of the classes or tags, in the order of their ids; empty for forms without labels.
     """
 
     labels: tuple[str, ...] = ()
@@ -67,10 +69,10 @@ class Form(Role):
 
 @dataclass(frozen=True)
 class ClassForm(Form):
-    """A text, or a pair of texts, and its class: a name of `labels`, or its number from 0.
+    """A text or a pair of texts, and its class: a name in `labels` or an index from 0.
 
     Attributes:
-      pair: the field of the second text; empty: there is one text.
+      pair: field of the second text; if empty, there is only one text.
     """
 
     kind: ClassVar[str] = "classes"
@@ -90,7 +92,11 @@ class ClassForm(Form):
 
 @dataclass(frozen=True)
 class ScoreForm(Form):
-    """A text, or a pair of texts, and a number; `pair` as in `ClassForm`."""
+    """A text or a pair of texts, and a number.
+
+    Attributes:
+      pair: field of the second text; if empty, there is only one text.
+    """
 
     kind: ClassVar[str] = "score"
     text: str = "text"
@@ -105,7 +111,7 @@ class ScoreForm(Form):
 
 @dataclass(frozen=True)
 class TagForm(Form):
-    """A list of words and one of as many tags: names of `labels`, or their numbers from 0."""
+    """A list of words and a list with a tag for each word: a name in `labels` or an index from 0."""
 
     kind: ClassVar[str] = "tags"
     labels: tuple[str, ...]
@@ -123,10 +129,10 @@ class TagForm(Form):
 
 @dataclass(frozen=True)
 class AnswerForm(Form):
-    """A question, a context, and the stretches of it that answer the question, none where it has no answer.
+    """A question, a context, and the spans of the context that answer the question, possibly none.
 
-    Answers are SQuAD's `{"text": […], "answer_start": […]}`, or a list of `{"text": …, "start": …}`; an offset counts
-    the characters of the context. The first answer is what training reads.
+    Answers are SQuAD's `{"text": […], "answer_start": […]}`, or a list of `{"text": …, "start": …}`. Starts are offsets
+    in characters of the context. Training reads the first answer.
     """
 
     kind: ClassVar[str] = "span"
@@ -142,7 +148,7 @@ class AnswerForm(Form):
 
 @dataclass(frozen=True)
 class ChoiceForm(Form):
-    """A context, a list of `number` texts that may go on with it, and the right one, its number from 0 or the text."""
+    """A context, a list of `number` possible endings, and the correct ending, as its index from 0 or its text."""
 
     kind: ClassVar[str] = "choice"
     number: Annotated[int, ranges.Range(2, 1024)]
@@ -158,48 +164,49 @@ class ChoiceForm(Form):
 
 def _check_labels(labels: tuple[str, ...]) -> None:
     if len(labels) < 2 or len(set(labels)) < len(labels):
-        raise UserError(f"a source has form.labels {', '.join(labels) or '()'}: give at least two, none twice")
+        raise UserError(f"a source has form.labels {', '.join(labels) or '()'}: list at least two different labels")
 
 
 def columns(form: Form) -> tuple[Column, ...]:
-    """What documents of a form bring along."""
+    """Returns the columns of examples of a form."""
     return _COLUMNS[form.kind]
 
 
 def keeps_offsets(form: Form) -> bool:
-    """Whether labels of a form are those of stretches of text."""
+    """Whether labels of a form belong to spans of the text."""
     return form.kind in ("tags", "span")
 
 
-def record(form: Form, place: str, row: Row) -> Record:
-    """The example that a row is; `place` is what errors call it.
+def record(form: Form, location: str, row: Row) -> Record:
+    """Returns the record of a row; `location` is the name of the row in errors.
 
     Raises:
-      BadRow: it lacks a field, what it holds is not of the form, or it has no text.
+      BadRow: the row lacks a field, a field does not fit the form, or there is no text.
     """
-    found = _RECORDS[form.kind](form, place, row)
-    if not any(map(str.strip, (found.text, *(found.others or ())))):
-        raise BadRow(f"{place} has no text: leave it out")  # Left out unseen it would count nowhere.
-    return found
+    record = _RECORDS[form.kind](form, location, row)
+    if not any(map(str.strip, (record.text, *(record.other_texts or ())))):
+        # Rows skipped without an error are not counted.
+        raise BadRow(f"{location} has no text: remove this row")
+    return record
 
 
-def _field(place: str, row: Row, name: str) -> Any:
+def _field(location: str, row: Row, name: str) -> Any:
     if name not in row:
-        raise BadRow(f"{place} has no field '{name}': {nearest(name, row)}")
+        raise BadRow(f"{location} has no field '{name}': {nearest(name, row)}")
     return row[name]
 
 
-def _text(place: str, row: Row, name: str) -> str:
-    text = _field(place, row, name)
+def _text(location: str, row: Row, name: str) -> str:
+    text = _field(location, row, name)
     if not isinstance(text, str):
-        raise BadRow(f"{place} has {_brief(text)} in '{name}': give a text")
+        raise BadRow(f"{location} has {_brief(text)} in '{name}': expected a text")
     return text
 
 
-def _texts(place: str, row: Row, name: str) -> list[str]:
-    texts = _field(place, row, name)
+def _texts(location: str, row: Row, name: str) -> list[str]:
+    texts = _field(location, row, name)
     if not (isinstance(texts, list) and all(isinstance(text, str) for text in texts)):
-        raise BadRow(f"{place} has {_brief(texts)} in '{name}': give a list of texts")
+        raise BadRow(f"{location} has {_brief(texts)} in '{name}': expected a list of texts")
     return texts
 
 
@@ -211,8 +218,8 @@ def label_index(value: Any, names: Sequence[str]) -> int | None:
     """Returns the index of a label among the names of a task's classes, or None if it is not one of them.
 
     Args:
-      value: a value of JSON: a name; true, false or a number that is a name as JSON writes it; or, where no name looks
-        like a number, the index itself. Nothing else is a label: null is not the class "None".
+      value: a JSON value: a name; true, false or a number whose JSON text is a name; or, if no name looks like a
+        number, the index itself. Nothing else is a label: null is not the class "None".
     """
     name = json.dumps(value) if isinstance(value, bool | int | float) else value
     if isinstance(name, str) and name in names:
@@ -222,55 +229,58 @@ def label_index(value: Any, names: Sequence[str]) -> int | None:
     return value if 0 <= value < len(names) else None
 
 
-def _label(place: str, field: str, value: Any, labels: tuple[str, ...]) -> int:
+def _label(location: str, field: str, value: Any, labels: tuple[str, ...]) -> int:
     index = label_index(value, labels)
     if index is None:
-        raise BadRow(f"{place} has {_brief(value)} in '{field}', none of form.labels: {nearest(str(value), labels)}")
+        raise BadRow(
+            f"{location} has {_brief(value)} in '{field}', which is not in form.labels: {nearest(str(value), labels)}"
+        )
     return index
 
 
-def _one_or_two(form: ClassForm | ScoreForm, place: str, row: Row) -> tuple[str, tuple[str, ...]]:
-    """The text of a row, and the one that it is paired with."""
-    return _text(place, row, form.text), (_text(place, row, form.pair),) if form.pair else ()
+def _one_or_two(form: ClassForm | ScoreForm, location: str, row: Row) -> tuple[str, tuple[str, ...]]:
+    """Returns the first text of a row and its further texts, at most one."""
+    return _text(location, row, form.text), (_text(location, row, form.pair),) if form.pair else ()
 
 
-def _classes(form: ClassForm, place: str, row: Row) -> Record:
-    label = _label(place, form.label, _field(place, row, form.label), form.labels)
-    return Record(*_one_or_two(form, place, row), values={"label": label})
+def _classes(form: ClassForm, location: str, row: Row) -> Record:
+    label = _label(location, form.label, _field(location, row, form.label), form.labels)
+    return Record(*_one_or_two(form, location, row), values={"label": label})
 
 
-def _score(form: ScoreForm, place: str, row: Row) -> Record:
-    score = _field(place, row, form.score)
-    if isinstance(score, bool) or not isinstance(score, int | float) or not -_MOST < score < _MOST:
-        raise BadRow(f"{place} has {_brief(score)} in '{form.score}': give a number")
-    return Record(*_one_or_two(form, place, row), values={"score": score})
+def _score(form: ScoreForm, location: str, row: Row) -> Record:
+    score = _field(location, row, form.score)
+    if isinstance(score, bool) or not isinstance(score, int | float) or not -_MAX_FLOAT32 < score < _MAX_FLOAT32:
+        raise BadRow(f"{location} has {_brief(score)} in '{form.score}': expected a number")
+    return Record(*_one_or_two(form, location, row), values={"score": score})
 
 
-def _tags(form: TagForm, place: str, row: Row) -> Record:
-    words, tags = _texts(place, row, form.words), _field(place, row, form.tags)
+def _tags(form: TagForm, location: str, row: Row) -> Record:
+    words, tags = _texts(location, row, form.words), _field(location, row, form.tags)
     if not isinstance(tags, list) or len(tags) != len(words):
         number = len(tags) if isinstance(tags, list) else "no"
-        raise BadRow(f"{place} has {len(words)} words and {number} tags: give a tag for each word")
+        raise BadRow(f"{location} has {len(words)} words and {number} tags: expected a tag for each word")
     if not all(map(str.strip, words)):
-        raise BadRow(f"{place} has an empty word in '{form.words}': leave it and its tag out")
-    begins, at = [], 0
+        raise BadRow(f"{location} has an empty word in '{form.words}': remove it and its tag")
+    begins, end = [], 0
     for word in words:
-        begins.append(at)
-        at += len(word) + 1
-    ids = [_label(place, form.tags, tag, form.labels) for tag in tags]
+        begins.append(end)
+        end += len(word) + 1
+    ids = [_label(location, form.tags, tag, form.labels) for tag in tags]
     return Record(" ".join(words), (), values={"tags": ids, "word_begins": begins})
 
 
-def _span(form: AnswerForm, place: str, row: Row) -> Record:
-    context, question = _text(place, row, form.context), _text(place, row, form.question)
+def _span(form: AnswerForm, location: str, row: Row) -> Record:
+    context, question = _text(location, row, form.context), _text(location, row, form.question)
     begins, ends = [], []
-    for text, begin in _answers(place, form.answers, _field(place, row, form.answers)):
+    for text, begin in _answers(location, form.answers, _field(location, row, form.answers)):
         if not text.strip():
-            raise BadRow(f"{place} has an answer without text in '{form.answers}': leave it out")
+            raise BadRow(f"{location} has an answer without text in '{form.answers}': remove it")
         if begin < 0 or not context.startswith(text, begin):
-            found = context[max(begin, 0) :][: len(text)]
+            actual = context[max(begin, 0) :][: len(text)]
             raise BadRow(
-                f"{place} has the answer {_brief(text)} not at its offset: at {begin} of its context is {_brief(found)}"
+                f"{location} has the answer {_brief(text)} at offset {begin}, but the context has {_brief(actual)} "
+                "there: fix the offset, in characters"
             )
         begins.append(begin)
         ends.append(begin + len(text))
@@ -282,8 +292,8 @@ def _span(form: AnswerForm, place: str, row: Row) -> Record:
     return Record(context, (question,), values=values)
 
 
-def _answers(place: str, field: str, answers: Any) -> list[tuple[str, int]]:
-    """The text of each answer and the character with which it begins."""
+def _answers(location: str, field: str, answers: Any) -> list[tuple[str, int]]:
+    """Returns the text of each answer and the offset of its first character."""
     if isinstance(answers, Mapping):
         texts, starts = answers.get("text"), answers.get("answer_start")
     elif isinstance(answers, list) and all(isinstance(answer, Mapping) for answer in answers):
@@ -296,21 +306,23 @@ def _answers(place: str, field: str, answers: Any) -> list[tuple[str, int]]:
         if all(isinstance(text, str) and type(start) is int for text, start in pairs):
             return pairs
     raise BadRow(
-        f"{place} has {_brief(answers)} in '{field}': give a list of texts and starts, as in "
+        f"{location} has {_brief(answers)} in '{field}': expected a list of texts and starts, as in "
         '{"text": ["here"], "answer_start": [7]}'
     )
 
 
-def _choice(form: ChoiceForm, place: str, row: Row) -> Record:
-    choices, label = _texts(place, row, form.endings), _field(place, row, form.label)
+def _choice(form: ChoiceForm, location: str, row: Row) -> Record:
+    choices, label = _texts(location, row, form.endings), _field(location, row, form.label)
     if len(choices) != form.number:
-        raise BadRow(f"{place} has {len(choices)} choices, form.number is {form.number}: give as many")
+        raise BadRow(f"{location} has {len(choices)} choices, but form.number is {form.number}: make them equal")
     if isinstance(label, str) and choices.count(label) == 1:
         label = choices.index(label)
     if isinstance(label, bool) or not isinstance(label, int) or not 0 <= label < form.number:
-        most = form.number - 1
-        raise BadRow(f"{place} has {_brief(label)} in '{form.label}': give 0 to {most}, or the text of one choice")
-    return Record(_text(place, row, form.context), tuple(choices), values={"label": label})
+        last = form.number - 1
+        raise BadRow(
+            f"{location} has {_brief(label)} in '{form.label}': expected 0 to {last}, or the text of one choice"
+        )
+    return Record(_text(location, row, form.context), tuple(choices), values={"label": label})
 
 
 _RECORDS: dict[str, Callable[[Any, str, Row], Record]] = {
@@ -330,10 +342,15 @@ class LabelledSource(Source):
 
 @dataclass(frozen=True)
 class LabelledJsonLines(JsonSource, LabelledSource):
-    """Labelled examples, one JSON object a line, `.gz` allowed; places as in `JsonLines`."""
+    """Labelled examples, one JSON object per line, also as `.gz`.
+
+    Attributes:
+      path, validation: files for training and files for validation, each may be a glob; without the latter, some of the
+        former are held out.
+    """
 
     kind: ClassVar[str] = "labelled_jsonl"
-    places: ClassVar[tuple[str, ...]] = ("path", "validation")
+    location_fields: ClassVar[tuple[str, ...]] = ("path", "validation")
     path: str
     form: Form
     validation: str = ""
@@ -350,5 +367,5 @@ class LabelledJsonLines(JsonSource, LabelledSource):
         return keeps_offsets(self.form)
 
     @override
-    def _record(self, place: str, row: dict[str, Any]) -> Record:
-        return record(self.form, place, row)
+    def _record(self, location: str, row: dict[str, Any]) -> Record:
+        return record(self.form, location, row)

@@ -1,4 +1,4 @@
-"""Labelled examples of TensorFlow Datasets. Importing this imports TensorFlow."""
+"""Labelled examples of TensorFlow Datasets. Importing this module imports TensorFlow."""
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
@@ -7,24 +7,21 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from plm_jax.common.errors import UserError, nearest
 from plm_jax.data.sources import labelled, tasks
-from plm_jax.data.sources.corpus import Corpus, Record, Skipped, ignore, kept
+from plm_jax.data.sources.corpus import Corpus, Record, Skipped, ignore, read_or_skip
 from plm_jax.data.sources.source import RowReader, SourceRow, TfdsSource
 from plm_jax.data.tensorflow_side import tfds
 
 
 class TfdsCorpus(Corpus):
-    """Labelled examples of a builder's splits, in its order."""
+    """Labelled examples of the splits of a builder, in its order."""
 
     skips_bad_rows = True
 
     def __init__(self, source: TfdsSource, form: labelled.Form):
         self._source, self._form, self._builder = source, form, tasks.builder(source)
-        self._found = tasks.download(self._builder)
-        if source.train not in self._found:
-            raise UserError(f"{source.name} has no split '{source.train}': {nearest(source.train, self._found)}")
-        self.splits = ("train", "validation") if source.validation in self._found else ("train",)
+        self._downloaded = tasks.download_splits(source, self._builder)
+        self.splits = ("train", "validation") if source.validation in self._downloaded else ("train",)
         self.columns, self.keeps_offsets = labelled.columns(form), labelled.keeps_offsets(form)
 
     @override
@@ -35,21 +32,21 @@ class TfdsCorpus(Corpus):
     def read(
         self, split: str, shard: None, skipped: Skipped | None = None, advance: Callable[[int], Any] = ignore
     ) -> Iterator[Record]:
-        for number, (place, row) in enumerate(rows(self._builder, self._source.name, getattr(self._source, split)), 1):
+        located = rows(self._builder, self._source.name, getattr(self._source, split))
+        for number, (location, row) in enumerate(located, 1):
             advance(1)
-            found = kept(functools.partial(labelled.record, self._form, place, row), skipped)
-            if found is not None:
-                yield found._replace(place=number)
+            record = read_or_skip(functools.partial(labelled.record, self._form, location, row), skipped)
+            if record is not None:
+                yield record._replace(row_number=number)
 
     @override
     def fingerprint(self) -> list[str]:
-        """The builder's name and version, and the sizes of its splits."""
+        """Returns the builder's name and version, and the sizes of its splits."""
         return tasks.builder_fingerprint(self._builder)
 
     @override
     def progress(self) -> dict[str, Any]:
-        """So many examples."""
-        total = sum(self._found[getattr(self._source, split)].num_examples for split in self.splits)
+        total = sum(self._downloaded[getattr(self._source, split)].num_examples for split in self.splits)
         return {"total": total, "unit": " examples"}
 
 
@@ -61,9 +58,7 @@ def open_rows(source: TfdsSource) -> RowReader:
     """
     builder = tasks.builder(source)
     renamed = {"train": source.train, "validation": source.validation}
-    known = tasks.download(builder)
-    if source.train not in known:
-        raise UserError(f"{source.name} has no split '{source.train}': {nearest(source.train, known)}")
+    known = tasks.download_splits(source, builder)
 
     def read(split: str) -> list[SourceRow]:
         return [SourceRow(*row) for row in rows(builder, source.name, renamed.get(split, split))]
@@ -72,9 +67,8 @@ def open_rows(source: TfdsSource) -> RowReader:
 
 
 def rows(builder: tfds.core.DatasetBuilder, name: str, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The rows of a builder's split in its order as JSON would hold them, and what errors call each."""
-    # One file after another.
-    reading = tfds.ReadConfig(interleave_cycle_length=1)
+    """Yields the rows of a builder's split in its order: name of the row in errors, and its fields as JSON values."""
+    reading = tfds.ReadConfig(interleave_cycle_length=1)  # Reads one file after another.
     as_dataset: Any = builder.as_dataset  # Its decorator hides its arguments.
     examples: Any = tfds.as_numpy(as_dataset(split, shuffle_files=False, read_config=reading))
     for number, row in enumerate(examples, 1):
@@ -82,11 +76,11 @@ def rows(builder: tfds.core.DatasetBuilder, name: str, split: str) -> Iterator[t
 
 
 def _plain(value: Any) -> Any:
-    """What JSON would hold of a row's NumPy values."""
+    """Converts NumPy values to JSON values."""
     if isinstance(value, Mapping):
-        return {name: _plain(of) for name, of in value.items()}
+        return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, np.ndarray):
-        return [_plain(of) for of in value] if value.ndim else _plain(value[()])
+        return [_plain(item) for item in value] if value.ndim else _plain(value[()])
     if isinstance(value, bytes):
         return value.decode("utf-8")
     return value.item() if isinstance(value, np.generic) else value

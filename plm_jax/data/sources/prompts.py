@@ -1,4 +1,4 @@
-"""How rows of a source are put to a model as text, for `evaluate --shots`."""
+"""Prompt formats of sources, for `evaluate --shots`."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -8,21 +8,22 @@ from plm_jax.common.errors import UserError
 
 @dataclass(frozen=True)
 class PromptConfig:
-    """A row as a question and an answer; examples are both, and before them all may stand an introduction.
+    """Prompt of a row: a question and an answer, after an optional introduction and examples of both.
 
-    In a template `{name}` stands for a field of the row, as in `{question}` or `{choices[0]}`; where a source's form
-    has tags, `{text}` is the words. A field that is a list of texts, alone in a template, stands for all of them.
+    In a template `{name}` stands for a field of the row, as in `{question}` or `{choices[0]}`. If the source's form has
+    tags, `{text}` is the words joined by spaces. A template that is only a field with a list of texts stands for every
+    text of the list.
 
     Attributes:
-      question: template of what comes before the answer.
-      choices: templates of the answers among which a model chooses, in the order of the form's labels; empty: those
-        labels, or a row's choices; where there are none, it writes its answer.
-      answer: template of the right answer, a choice or its number from 0, or of written ones all that are right; empty:
-        what the form says, or the source's targets.
-      delimiter: between question and answer; it counts as part of the answer, and not of its length.
-      separator: behind each example, and behind the introduction.
-      introduction: before all.
-      condition: what stands before an answer that is judged by itself, in `--normalise=unconditional`.
+      question: template of the text before the answer.
+      choices: templates of the answers that a model chooses from, in the order of the form's labels; if empty, the
+        labels or the row's choices; if there are none, the model generates its answer.
+      answer: template of the correct answer: a choice, its index from 0, or every accepted generated answer; if empty,
+        the label of the form or the source's targets.
+      delimiter: text between question and answer; scored as part of the answer, but not counted in its length.
+      separator: text after each example and after the introduction.
+      introduction: text at the beginning of the prompt.
+      condition: text before an answer that is scored without its question, for `--normalise=unconditional`.
     """
 
     kind: ClassVar[str] = "prompt"
@@ -40,4 +41,4 @@ class PromptConfig:
                 "a source has an empty prompt.question: give a template, as in 'Review: {text}\\nSentiment:'"
             )
         if len(set(self.choices)) < len(self.choices):
-            raise UserError(f"a source has prompt.choices {', '.join(self.choices)}: give none twice")
+            raise UserError(f"a source has prompt.choices {', '.join(self.choices)}: remove the duplicates")

@@ -1,4 +1,4 @@
-"""The rows of a source with fields as they are, for prompts, by the same splits as its cache has."""
+"""Rows of a source with their fields, for prompts, in the same splits as its cache."""
 
 from collections.abc import Callable
 
@@ -9,29 +9,30 @@ from plm_jax.data.sources.source import Source, SourceRow
 
 
 def splits(
-    name: str, source: Source, wanted: str, fraction: float, record: Callable[[SourceRow], Record]
+    name: str, source: Source, split: str, fraction: float, record: Callable[[SourceRow], Record]
 ) -> tuple[list[SourceRow], list[SourceRow]]:
-    """The rows of `train`, and those of the split that is wanted.
+    """Returns the rows of `train` and those of another split.
 
-    Where a source has no split for validation, `train` is parted as `prepare` parts it.
+    If the source has no validation split, `train` is divided as `prepare` divides it.
 
     Args:
-      name: what the config calls the source.
-      fraction: of rows that are held out where there is no split for them.
+      name: name of the source in the config.
+      split: name of the other split.
+      fraction: fraction of the rows that are held out if the source has no validation split.
       record: returns the record that `prepare` reads for a row, which decides whether the row is held out.
 
     Raises:
-      UserError: a source whose rows have no fields, or without such a split; what is wrong with its rows.
+      UserError: the rows of the source have no fields, there is no such split, or a row does not fit the source.
     """
-    read, known = source.open_rows(name)
-    if wanted not in (*known, "validation"):
-        raise UserError(f"'{name}' has no split '{wanted}': {nearest(wanted, known)}")
-    train = read("train")
-    if wanted == "train" or wanted in known:
-        return train, train if wanted == "train" else read(wanted)
-    held = reading.hold_out([record(row) for row in train], fraction)
-    parted = {of: [row for row, is_held in zip(train, held, strict=True) if is_held == of] for of in (False, True)}
-    if not parted[True]:
+    read, splits = source.open_rows(name)
+    if split not in (*splits, "validation"):
+        raise UserError(f"'{name}' has no split '{split}': {nearest(split, splits)}")
+    rows = read("train")
+    if split == "train" or split in splits:
+        return rows, rows if split == "train" else read(split)
+    is_held_out = reading.hold_out([record(row) for row in rows], fraction)
+    if not any(is_held_out):
         fix = "give it validation rows, or raise config.data.validation_fraction"
         raise UserError(f"nothing is held out of '{name}': {fix}")
-    return parted[False], parted[True]
+    pairs = list(zip(rows, is_held_out, strict=True))
+    return [row for row, held_out in pairs if not held_out], [row for row, held_out in pairs if held_out]

@@ -1,4 +1,4 @@
-"""Bases of the settings that say where the documents and examples of a run come from."""
+"""Base classes of the settings of sources of documents and examples."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
@@ -10,14 +10,14 @@ from plm_jax.data.sources.prompts import PromptConfig
 
 
 class SourceRow(NamedTuple):
-    """A row's fields by name, and the name of its place in errors."""
+    """A row's fields by name, and its name in errors."""
 
-    place: str
+    location: str
     fields: dict[str, Any]
 
 
 class RowReader(NamedTuple):
-    """Reader of the rows of a source as they are.
+    """Reader of the rows of a source with their fields.
 
     Attributes:
       read: returns the rows of a split.
@@ -29,21 +29,22 @@ class RowReader(NamedTuple):
 
 
 class Source(Role):
-    """Where text comes from: a corpus, or a task of inputs and targets.
+    """A source of text: a corpus, or a task with inputs and targets.
 
     Attributes:
-      places: the fields that say where it lies, and nothing of what it is; relative ones count from the config file.
-      prompt: of rows with fields how `evaluate --shots` puts them to a model; None: it does not.
+      location_fields: names of the fields with paths to the data, which do not change its contents. Relative paths
+        count from the config file.
+      prompt: prompt format of `evaluate --shots` for rows with fields; None if they are not prompted.
     """
 
-    places: ClassVar[tuple[str, ...]] = ()
+    location_fields: ClassVar[tuple[str, ...]] = ()
     prompt: PromptConfig | None = None
 
     def open(self, name: str) -> Corpus:
-        """Its documents, as `prepare` reads them; `name` is what the config calls it.
+        """Opens the source for `prepare`; `name` is its name in the config.
 
         Raises:
-          UserError: what the user can mend in it.
+          UserError: the source does not exist or does not fit its settings.
         """
         raise NotImplementedError
 
@@ -57,11 +58,11 @@ class Source(Role):
             f"source '{name}' is of kind '{self.kind}', whose rows have no fields: prompts need JSONL or TFDS"
         )
 
-    def record(self, place: str, row: dict[str, Any]) -> Record | None:
-        """Returns the record that `prepare` makes of a row with fields, or None if the source leaves it out.
+    def record(self, location: str, row: dict[str, Any]) -> Record | None:
+        """Returns the record that `prepare` makes of a row with fields, or None if the source skips the row.
 
         Args:
-          place: name of the row in errors.
+          location: name of the row in errors.
           row: its fields.
 
         Raises:
@@ -70,7 +71,7 @@ class Source(Role):
         raise NotImplementedError
 
     def rates(self) -> dict[str, float] | None:
-        """Of a mixture of tasks the rate of each; None: it is none."""
+        """Returns the rate of each task of a mixture, or None if the source is not a mixture."""
         return None
 
 
@@ -93,11 +94,11 @@ class TfdsSource(TaskSource):
 
 
 class RegisteredSource(TaskSource):
-    """A source of which seqio's registry knows more; there its name may be that of a mixture."""
+    """A source in seqio's registry; its name may be that of a task or of a mixture."""
 
     name: str
     module: str
 
 
 class InputsTargetsSource(Source):
-    """A source of examples, with inputs and targets; the others are of documents."""
+    """A source of examples with inputs and targets instead of documents."""

@@ -1,9 +1,9 @@
-"""Sources that name a mixture of seqio's registry: in their place a source for each task, by the mixture's rates.
+"""Sources that name a mixture in seqio's registry. Each is replaced by one source per task, with the mixture's rates.
 
-    CACHE_DIR/NAME/manifest.json   `source` as of any cache; `parts`: of each task's source the task and its rate
-    CACHE_DIR/NAME-TASK/…          the cache of each task, as of any source
+    CACHE_DIR/NAME/manifest.json   `source`, like any cache; `parts`: task and rate of the source of each task
+    CACHE_DIR/NAME-TASK/…          cache of each task, like that of any source
 
-`prepare`, which alone asks seqio, writes the manifest last. Nothing here imports seqio or TensorFlow.
+`prepare` writes the manifest last. Only `prepare` calls seqio: this module imports neither seqio nor TensorFlow.
 """
 
 import collections
@@ -35,14 +35,14 @@ class MixtureTask(NamedTuple):
     rate: float
 
 
-Parts = dict[str, MixtureTask]  # By the name of the task's source.
+Parts = dict[str, MixtureTask]  # Keys are the names of the sources of tasks.
 
 
 def named(name: str, rates: Mapping[str, float]) -> Parts:
-    """The parts of the mixture that source `name` is, from the rate of each task.
+    """Returns the parts of a mixture from the rate of each task; `name` is the mixture's source.
 
-    A part is called NAME-TASK, with _ for what no folder should have in its name; tasks that would then be called
-    alike have a hash behind it.
+    Parts are named NAME-TASK, with _ instead of characters that are unsafe in folder names. Tasks whose names would
+    then be equal get a hash as a suffix.
     """
     plain = {task: f"{name}-{_UNSAFE.sub('_', task)}" for task in rates}
     shared = {part for part, number in collections.Counter(plain.values()).items() if number > 1}
@@ -57,16 +57,16 @@ def registered(sources: Mapping[str, Source]) -> dict[str, Parts]:
 
 
 def manifest(data: DataConfig, name: str, parts: Parts, has_validation: bool) -> dict[str, Any]:
-    """What is noted of a mixture; `has_validation`: each of its tasks has a split for that of its own."""
-    found = {
+    """Returns the manifest of a mixture; `has_validation` is whether each of its tasks has a validation split."""
+    described = {
         "source": staleness.describe(data, name, has_validation),
-        "parts": {part: of._asdict() for part, of in parts.items()},
+        "parts": {part: task._asdict() for part, task in parts.items()},
     }
-    return {"identity": hashlib.sha256(json.dumps(found, sort_keys=True).encode("utf-8")).hexdigest()} | found
+    return {"identity": hashlib.sha256(json.dumps(described, sort_keys=True).encode("utf-8")).hexdigest()} | described
 
 
 def write(folder: str, name: str, manifest: dict[str, Any]) -> None:
-    """Writes what is noted of a mixture into a local folder of caches."""
+    """Writes the manifest of a mixture into a local folder of caches."""
     temporary = os.path.join(folder, f".{name}.tmp")
     storage.remove(temporary)
     os.makedirs(folder, exist_ok=True)
@@ -75,20 +75,20 @@ def write(folder: str, name: str, manifest: dict[str, Any]) -> None:
 
 
 def prepared(cache_dir: str, sources: Mapping[str, Source]) -> dict[str, Parts]:
-    """The parts of each source that is a mixture, as far as they were prepared."""
-    found = {}
+    """Returns the parts of each source that is a prepared mixture, from the manifests in `cache_dir`."""
+    parts: dict[str, Parts] = {}
     for name, source in sources.items():
         if not isinstance(source, RegisteredSource):
             continue
-        with contextlib.suppress(UserError):  # What is missing or damaged is told where caches are opened.
-            held = cache.read_manifest(os.path.join(cache_dir, name))
-            if "parts" in held and held["source"]["task"] == files.definition(source):
-                found[name] = {part: MixtureTask(**of) for part, of in held["parts"].items()}
-    return found
+        with contextlib.suppress(UserError):  # Missing and damaged caches are reported when they are opened.
+            saved = cache.read_manifest(os.path.join(cache_dir, name))
+            if "parts" in saved and saved["source"]["task"] == files.definition(source):
+                parts[name] = {part: MixtureTask(**task) for part, task in saved["parts"].items()}
+    return parts
 
 
 def expanded_rates(rates: Mapping[str, float], names: Iterable[str], parts: Mapping[str, Parts]) -> dict[str, float]:
-    """Returns the rates with that of each mixture divided among its tasks.
+    """Returns the rates of sources, with the rate of each mixture divided among its tasks.
 
     Args:
       rates: rates of the sources; if empty, all of `names` have the same rate.
@@ -96,14 +96,15 @@ def expanded_rates(rates: Mapping[str, float], names: Iterable[str], parts: Mapp
       parts: parts of each source that is a mixture.
     """
     rates = rates or mixtures.equal(names)
-    shares = ({part: of.rate for part, of in parts.get(name, {}).items()} or {name: 1.0} for name in rates)
+    shares = ({part: task.rate for part, task in parts.get(name, {}).items()} or {name: 1.0} for name in rates)
     return mixtures.nested(*zip(shares, rates.values(), strict=True))
 
 
 def expanded(data: DataConfig, parts: Mapping[str, Parts]) -> DataConfig:
-    """Returns the data with the tasks of each mixture as sources of their own, which divide its rate by theirs.
+    """Returns the config with a source for each task of a mixture, in place of the mixture.
 
-    They have its segmenter. A source that is not a mixture stays as it is.
+    The tasks divide the rate of the mixture in proportion to their rates, and use its segmenter. Other sources are
+    unchanged.
 
     Args:
       parts: parts of each source that is a mixture.
@@ -115,17 +116,16 @@ def expanded(data: DataConfig, parts: Mapping[str, Parts]) -> DataConfig:
         return data
     sources: dict[str, Source] = {}
     for name, source in data.sources.items():
-        tasks = {part: _of_task(source, of.task) for part, of in parts.get(name, {}).items()}
-        for own in tasks or (name,):
-            if own in sources:
-                raise UserError(f"two of config.data.sources would be '{own}', as tasks of mixtures: rename '{name}'")
+        tasks = {part: _task_source(source, task.task) for part, task in parts.get(name, {}).items()}
+        for new in tasks or (name,):
+            if new in sources:
+                raise UserError(f"two of config.data.sources would be '{new}', as tasks of mixtures: rename '{name}'")
         sources |= tasks or {name: source}
-    sources = dict(sorted(sources.items()))  # As a config that is read back has them: example k goes by their order.
-    segmenters = {own: how for name, how in data.segmenters.items() for own in parts.get(name, (name,))}
+    sources = dict(sorted(sources.items()))  # A saved config is sorted too, and the order of sources decides example k.
+    segmenters = {part: segmenter for name, segmenter in data.segmenters.items() for part in parts.get(name, (name,))}
     mixture = expanded_rates(data.mixture, data.sources, parts)
     return dataclasses.replace(data, sources=sources, mixture=mixture, segmenters=segmenters)
 
 
-def _of_task(source: Any, task: str) -> Source:
-    """Returns the source of a task of a mixture."""
+def _task_source(source: Any, task: str) -> Source:
     return dataclasses.replace(source, name=task)

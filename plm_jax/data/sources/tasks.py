@@ -1,4 +1,4 @@
-"""Each source of a config as a seqio task that yields texts. Importing this imports seqio and so TensorFlow."""
+"""Sources of a config as seqio tasks that yield texts. Importing this module imports seqio and TensorFlow."""
 
 import contextlib
 import hashlib
@@ -25,14 +25,14 @@ from plm_jax.data.tensorflow_side import seqio, tf, tfds
 _TEXT = seqio.Feature(seqio.PassThroughVocabulary(0), add_eos=False, dtype=tf.string, rank=0)
 _FEATURES = {"text": _TEXT}
 _PARTS: tuple[str, ...] = ("inputs", "targets")
-# Feature that holds the declared group of a row of a file.
+# Feature with the group of a row, for a source of files with the setting `group`.
 _GROUP = "plm_jax/group"
-# A builder's version as TFDS prints it, behind a slash; it takes one behind a colon.
+# Version of a builder as TFDS prints it, after a slash; `tfds.builder` expects it after a colon.
 _VERSION = re.compile(r"/(\d+\.\d+\.\d+)$")
 
 
 class TaskExample(NamedTuple):
-    """The texts of an example's inputs and targets, and the task's whole row, NumPy arrays and bytes by name."""
+    """Texts of the inputs and targets of an example, and every feature of its row as NumPy arrays and bytes."""
 
     inputs: str
     targets: str
@@ -40,10 +40,10 @@ class TaskExample(NamedTuple):
 
 
 class _FileSource(seqio.DataSource):
-    """Documents of text or JSONL files; the shards of a split are stretches of its files.
+    """Documents of text or JSONL files; a shard of a split is a range of its files.
 
     Attributes:
-      error: the `UserError` that TensorFlow would bury.
+      error: `UserError` raised while reading, which TensorFlow hides.
     """
 
     def __init__(self, source: FileSource, bad_rows: str):
@@ -78,8 +78,8 @@ class _FileSource(seqio.DataSource):
         def documents() -> Iterator[dict[str, bytes]]:
             skipped = Skipped() if self._bad_rows == "skip" else None
             try:
-                for found in files.read(source, index, number, skipped):
-                    texts = found.text, *(found.others or ()), *([found.group or ""] if groups else ())
+                for record in files.read(source, index, number, skipped):
+                    texts = record.text, *(record.other_texts or ()), *([record.group or ""] if groups else ())
                     yield {name: text.encode("utf-8") for name, text in zip((*names, *groups), texts, strict=True)}
             except UserError as error:
                 self.error = error
@@ -113,13 +113,13 @@ class TaskCorpus(Corpus):
         advance: Callable[[int], Any] = ignore,
     ) -> Iterator[Record]:
         if isinstance(self._source, InputsTargetsSource):
-            found = ((example.inputs, (example.targets,)) for example in examples(self._task, split, shard))
+            rows = ((example.inputs, (example.targets,)) for example in examples(self._task, split, shard))
         else:
             field = self._source.document_field if isinstance(self._source, RegisteredSource) else None
-            found = ((text, None) for text in texts(self._task, split, field or "text", shard))
-        for place, (text, others) in enumerate(found, 1):
+            rows = ((text, None) for text in texts(self._task, split, field or "text", shard))
+        for number, (text, other_texts) in enumerate(rows, 1):
             advance(1)
-            yield Record(text, others, shard.index if shard else 0, place)
+            yield Record(text, other_texts, shard.index if shard else 0, number)
 
     @override
     def fingerprint(self) -> list[str]:
@@ -134,24 +134,28 @@ class TaskCorpus(Corpus):
 
 
 def task(name: str, source: Source) -> seqio.Task:
-    """The seqio task of a config's source, registered as `plm_jax:NAME:HASH` (a `SeqioTask` is there already).
+    """Returns the seqio task of a source, and registers it as `plm_jax:NAME:HASH` unless its module registers it.
 
     Raises:
-      UserError: an unknown TFDS builder, module or task; a data set that cannot be downloaded; a source without a
+      UserError: an unknown TFDS builder, module or task, a data set that cannot be downloaded, or a source without a
         `train` split.
     """
-    found = registered(name, source)
-    if "train" not in found.splits:
-        raise UserError(f"source '{name}' has no split 'train', only {', '.join(found.splits)}: choose another")
-    return found
+    task = registered(name, source)
+    if "train" not in task.splits:
+        raise UserError(f"source '{name}' has no split 'train', only {', '.join(task.splits)}: choose another")
+    return task
 
 
 def registered(name: str, source: Source, bad_rows: str = "stop") -> seqio.Task:
-    """As `task`, whatever splits there are: some are there to be evaluated alone; `bad_rows` of files as in `Data`."""
+    """Returns the seqio task of a source like `task`, but accepts one without a `train` split, for evaluation.
+
+    Args:
+      bad_rows: `stop` or `skip`, as in `DataConfig`; for sources of files.
+    """
     if isinstance(source, RegisteredSource):
         return _seqio_task(source, source.name)
     if not isinstance(source, FileSource | TfdsSource):
-        raise TypeError(f"'{name}' is of kind '{source.kind}', of which seqio knows nothing")
+        raise TypeError(f"'{name}' is of kind '{source.kind}', which seqio cannot read")
     return _register(name, source, bad_rows)
 
 
@@ -169,42 +173,46 @@ def _seqio_task(source: RegisteredSource, name: str) -> seqio.Task:
 
 
 def rates(source: RegisteredSource) -> dict[str, float] | None:
-    """The rate of each task of a registered mixture, as seqio computes it; None: `source` is a task.
+    """Returns the rate of each task of a registered mixture, as seqio computes it, or None if `source` is a task.
 
-    As in seqio a task without a `train` split is not trained on, and is left out.
+    Like seqio, skips tasks without a `train` split.
 
     Raises:
-      UserError: a rate that is no number of at least 0, or cannot be computed; no task to train on; as `task`.
+      UserError: a rate that is negative, not finite or cannot be computed; no task to train on; an unknown module or
+        task.
     """
     module = _imported(source.module)
     if source.name not in seqio.MixtureRegistry.names():
         return None
     mixture = seqio.MixtureRegistry.get(source.name)
-    found = {}
+    rates = {}
     for name in [task.name for task in mixture.tasks]:
-        task = _seqio_task(source, name)  # Rates may ask how many examples it has.
+        task = _seqio_task(source, name)  # Downloads the task, whose number of examples may decide its rate.
         if "train" not in task.splits:
             continue
         try:
-            found[name] = float(mixture.get_rate(task))
+            rates[name] = float(mixture.get_rate(task))
         except Exception as error:
-            told = in_users_code(error, module.__file__ or "")
-            what = told or one_line(error)
-            raise UserError(f"mixture '{source.name}' gives task '{name}' no rate ({what}): mend it") from error
-        if not (found[name] >= 0 and math.isfinite(found[name])):
-            raise UserError(f"mixture '{source.name}' gives task '{name}' the rate {found[name]}: give at least 0")
-    if not sum(found.values()) > 0:
+            reason = in_users_code(error, module.__file__ or "") or one_line(error)
+            raise UserError(
+                f"mixture '{source.name}' fails to compute the rate of task '{name}' ({reason}): fix it"
+            ) from error
+        if not (rates[name] >= 0 and math.isfinite(rates[name])):
+            raise UserError(
+                f"mixture '{source.name}' has the rate {rates[name]} for task '{name}': use a finite rate of at least 0"
+            )
+    if not sum(rates.values()) > 0:
         raise UserError(f"mixture '{source.name}' has no task with a split 'train' and a rate above 0: choose another")
-    return found
+    return rates
 
 
 def _imported(module: str) -> ModuleType:
-    """A module that registers tasks, if it is one that may be imported; an error within it names their line."""
+    """Imports a module that registers tasks; errors in a user's module name its file and line."""
     try:
         is_ours = module.split(".")[0] == __name__.split(".")[0]
         return importlib.import_module(module) if is_ours else users.imported(module)
-    except (ModuleNotFoundError, ValueError) as error:  # The latter: no name of one.
-        raise UserError(f"cannot import {module} ({error}): mend the source's module") from error
+    except (ModuleNotFoundError, ValueError) as error:  # ValueError: not a module name.
+        raise UserError(f"cannot import {module} ({error}): fix the source's module") from error
 
 
 def _register(name: str, source: FileSource | TfdsSource, bad_rows: str) -> seqio.Task:
@@ -213,10 +221,8 @@ def _register(name: str, source: FileSource | TfdsSource, bad_rows: str) -> seqi
     if full_name in seqio.TaskRegistry.names():
         return seqio.TaskRegistry.get(full_name)
     if isinstance(source, TfdsSource):
-        found = download(builder(source))
-        if source.train not in found:
-            raise UserError(f"{source.name} has no split '{source.train}': {nearest(source.train, found)}")
-        splits = {"train": source.train} | ({"validation": source.validation} if source.validation in found else {})
+        known = download_splits(source, builder(source))
+        splits = {"train": source.train} | ({"validation": source.validation} if source.validation in known else {})
         return register_tfds(full_name, source, splits)
     provider: Any = _FileSource(source, bad_rows)
     if isinstance(source, JsonLinesInputsTargets):
@@ -231,10 +237,10 @@ def _register(name: str, source: FileSource | TfdsSource, bad_rows: str) -> seqi
 
 
 def register_tfds(name: str, source: TfdsSource, splits: dict[str, str] | None = None) -> seqio.Task:
-    """Registers the documents of a TFDS builder as a seqio task `name`; nothing is downloaded.
+    """Registers the documents of a TFDS builder as a seqio task `name`, without downloading anything.
 
     Args:
-      splits: of the task the builder's; None: all that there are, as they are named.
+      splits: split of the builder for each split of the task; None for every split of the builder.
 
     Raises:
       UserError: an unknown builder or field.
@@ -247,40 +253,58 @@ def register_tfds(name: str, source: TfdsSource, splits: dict[str, str] | None =
 
 
 def builder(source: TfdsSource) -> tfds.core.DatasetBuilder:
-    """That of a source, whose field it has.
+    """Returns the TFDS builder of a source.
 
     Raises:
-      UserError: an unknown builder or field.
+      UserError: an unknown builder, or one without the source's field.
     """
     try:
-        found = tfds.builder(_VERSION.sub(r":\1", source.name), data_dir=source.data_dir or None)
-    except (tfds.core.DatasetNotFoundError, ValueError, AssertionError) as error:  # The last: no such version.
-        what = one_line(error, 400)
+        builder = tfds.builder(_VERSION.sub(r":\1", source.name), data_dir=source.data_dir or None)
+    except (tfds.core.DatasetNotFoundError, ValueError, AssertionError) as error:  # AssertionError: no such version.
+        reason = one_line(error, 400)
         raise UserError(
-            f"TensorFlow Datasets does not know '{source.name}' ({what}): mend the source's name"
+            f"TensorFlow Datasets does not know '{source.name}' ({reason}): fix the source's name"
         ) from error
-    features: Any = found.info.features
+    features: Any = builder.info.features
     field = source.document_field
     if field is not None and field not in features:
         raise UserError(f"{source.name} has no feature '{field}': {nearest(field, features)}")
-    return found
+    return builder
 
 
 def download(builder: tfds.core.DatasetBuilder) -> Mapping[str, Any]:
-    """A builder's splits, downloaded and prepared if they are not there: it knows them only then."""
+    """Returns the splits of a builder, which are unknown before it is downloaded and prepared.
+
+    Raises:
+      UserError: the builder cannot be downloaded.
+    """
     try:
         builder.download_and_prepare()
     except Exception as error:
-        what = one_line(error, 160)
-        raise UserError(f"cannot download '{builder.info.full_name}' ({what}): put it at {builder.data_dir}") from error
+        reason = one_line(error, 160)
+        raise UserError(
+            f"cannot download '{builder.info.full_name}' ({reason}): put it at {builder.data_dir}"
+        ) from error
     return builder.info.splits
 
 
-def shards(source: Source, task: seqio.Task, split: str) -> list[seqio.ShardInfo | None]:
-    """What a split can be read in, one after another or at once: its files.
+def download_splits(source: TfdsSource, builder: tfds.core.DatasetBuilder) -> Mapping[str, Any]:
+    """Returns the splits of a source's builder, as `download` does.
 
-    TensorFlow Datasets' stay apart however many they are, since a whole split mixes them; those of seqio's own
-    tasks stay together, since a task's examples may depend on each other, unless `register_tfds` has made it.
+    Raises:
+      UserError: the builder cannot be downloaded, or lacks the source's training split.
+    """
+    splits = download(builder)
+    if source.train not in splits:
+        raise UserError(f"{source.name} has no split '{source.train}': {nearest(source.train, splits)}")
+    return splits
+
+
+def shards(source: Source, task: seqio.Task, split: str) -> list[seqio.ShardInfo | None]:
+    """Returns the shards of a split, which can be read in parallel: one per file for files and TFDS builders.
+
+    Files of TFDS are never joined, since reading a whole split would interleave them. A task of seqio's registry is a
+    single shard, since its examples may depend on each other, unless `register_tfds` registered it.
     """
     if isinstance(source, RegisteredSource) and not isinstance(task.source, _TfdsTexts):
         return [None]
@@ -289,24 +313,28 @@ def shards(source: Source, task: seqio.Task, split: str) -> list[seqio.ShardInfo
 
 
 def texts(task: seqio.Task, split: str, field: str = "text", shard: seqio.ShardInfo | None = None) -> Iterator[str]:
-    """The documents of a split, or of a shard of it, streamed in the order of the source.
+    """Yields the documents of a split or of a shard of it, in the order of the source.
 
     Raises:
-      UserError: as `files.read`; a task whose examples lack `field`.
+      UserError: the examples of the task lack `field`, or the errors of `files.read`.
     """
     rows = _dataset(task, split, (field,), shard)
     with _source_errors(task):
-        found: Any = rows.map(lambda row: row[field]).as_numpy_iterator()
-        for row in found:
-            yield row.decode("utf-8")
+        values: Any = rows.map(lambda row: row[field]).as_numpy_iterator()
+        for value in values:
+            yield value.decode("utf-8")
 
 
 def examples(task: seqio.Task, split: str, shard: seqio.ShardInfo | None = None) -> Iterator[TaskExample]:
-    """The examples of a split or of a shard of it, streamed in the order of the source. Raises as `texts`."""
+    """Yields the examples of a split or of a shard of it, in the order of the source.
+
+    Raises:
+      UserError: the examples lack inputs or targets, or the errors of `files.read`.
+    """
     rows = _dataset(task, split, _PARTS, shard)
     with _source_errors(task):
-        found: Any = rows.as_numpy_iterator()
-        for row in found:
+        values: Any = rows.as_numpy_iterator()
+        for row in values:
             yield TaskExample(_text(task, row, "inputs"), _text(task, row, "targets"), row)
 
 
@@ -317,7 +345,7 @@ def record(example: TaskExample) -> Record:
 
 
 def _dataset(task: seqio.Task, split: str, features: tuple[str, ...], shard: seqio.ShardInfo | None) -> tf.data.Dataset:
-    """All rows of a split or shard, which must have these features."""
+    """Returns the rows of a split or shard; raises `UserError` if they lack a feature."""
     rows = task.get_dataset(sequence_length=None, split=split, shuffle=False, use_cached=False, shard_info=shard)
     for field in features:
         if field not in rows.element_spec:
@@ -327,18 +355,21 @@ def _dataset(task: seqio.Task, split: str, features: tuple[str, ...], shard: seq
 
 @contextlib.contextmanager
 def _source_errors(task: seqio.Task) -> Iterator[None]:
-    """Lets out the `UserError` of a source of files that TensorFlow has buried."""
+    """Raises the `UserError` of a source of files instead of the error that TensorFlow makes of it."""
     try:
         yield
     except tf.errors.OpError:
-        error = getattr(task.source, "error", None)  # Of ours, and of the text-to-text suite's.
+        error = getattr(task.source, "error", None)  # `_FileSource` and the text-to-text suite have it.
         if error:
             raise error from None
         raise
 
 
 def _text(task: seqio.Task, row: dict[str, Any], name: str) -> str:
-    """The text of a feature of a row that is text, or of tokens, beside which seqio keeps the text as a rule."""
+    """Returns a feature of a row as text.
+
+    A feature of tokens is read from `{name}_pretokenized`, where seqio usually stores its text, or else decoded.
+    """
     value = row.get(f"{name}_pretokenized", row[name])
     if isinstance(value, bytes):
         return value.decode("utf-8")
@@ -352,25 +383,25 @@ def accuracy(targets: list[str], predictions: list[str]) -> dict[str, float]:
 
 
 def fingerprint(source: Source, task: seqio.Task) -> list[str]:
-    """What a seqio task holds, as text to hash: SHA-256 of each file; of a TFDS builder, whose files may be terabytes,
-    its version and sizes.
+    """Returns strings to hash that change whenever the contents of a seqio task change.
 
-    For a registered task, also the hashes of its module's code, of that code's imports from its folder, and of the
+    These are the SHA-256 of each file, or for a TFDS builder, whose files may have terabytes, its version and sizes. A
+    registered task adds the hashes of its module's code, of the modules that it imports from its folder, and of the
     files that its data source lists in `code`.
     """
-    found, sizes, code = [], [], []
+    paths, sizes, code = [], [], []
     if isinstance(source, RegisteredSource):
         code += users.digests(source.module)
-        found += getattr(task.source, "code", ())
+        paths += getattr(task.source, "code", ())
     if isinstance(task.source, seqio.TfdsDataSource) and not task.source.tfds_dataset.tfds_splits:
         sizes = builder_fingerprint(task.source.tfds_dataset.builder)
     else:
-        found += [path for split in cache.SPLITS if split in task.splits for path in task.source.list_shards(split)]
-    hashed = [files.sha256(path) for path in found if path and (storage.is_remote(path) or os.path.isfile(path))]
+        paths += [path for split in cache.SPLITS if split in task.splits for path in task.source.list_shards(split)]
+    hashed = [files.sha256(path) for path in paths if path and (storage.is_remote(path) or os.path.isfile(path))]
     return [*code, *hashed, *sizes]
 
 
 def builder_fingerprint(builder: tfds.core.DatasetBuilder) -> list[str]:
-    """What a TFDS builder holds: its version and sizes."""
+    """Returns the name and version of a TFDS builder and the sizes of its splits."""
     splits = sorted(builder.info.splits.items())
     return [builder.info.full_name, *(f"{name}:{split.num_examples}" for name, split in splits)]

@@ -1,16 +1,16 @@
-"""Texts of rows by templates such as `sentiment: {sentence}` or `{choices[0]}`."""
+"""Templates of rows, such as `sentiment: {sentence}` or `{choices[0]}`."""
 
 import json
 import re
 import string
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from plm_jax.common.errors import nearest
 from plm_jax.data.sources.corpus import BadRow
 
 # Largest number of digits of a width or a precision.
-_MOST_DIGITS = 3
+_MAX_DIGITS = 3
 
 
 class _Template(string.Formatter):
@@ -26,36 +26,41 @@ class _Template(string.Formatter):
         return json.dumps(value) if isinstance(value, bool) else value, first
 
     def format_field(self, value, format_spec):
-        if re.search(rf"\d{{{_MOST_DIGITS + 1}}}", format_spec):
-            raise ValueError(f"'{format_spec[:40]}' has a number above 999: give a smaller width or precision")
+        if re.search(rf"\d{{{_MAX_DIGITS + 1}}}", format_spec):
+            raise ValueError(f"'{format_spec[:40]}' has a number above 999: use a smaller width or precision")
         return super().format_field(value, format_spec)
 
 
-def render(template: str, place: str, row: Mapping[str, Any], what: str) -> str:
-    """The text that a template makes of a row; `place` and `what` the template is for are said in errors.
+def render(template: str, location: str, row: Mapping[str, Any], template_name: str) -> str:
+    """Renders a template with the fields of a row.
+
+    Args:
+      location: name of the row in errors.
+      template_name: name of the template in errors.
 
     Raises:
-      BadRow: it lacks a field, or one holds neither text nor a number.
+      BadRow: the row lacks a field, or a field is neither text nor a number.
     """
-    return _told(lambda: _Template().vformat(template, (), row), place, row, what)
+    return _raise_bad_row(lambda: _Template().vformat(template, (), row), location, row, template_name)
 
 
-def render_all(template: str, place: str, row: Mapping[str, Any], what: str) -> tuple[str, ...]:
-    """As `render`, but a field alone that holds a list of texts gives all of them."""
+def render_all(template: str, location: str, row: Mapping[str, Any], template_name: str) -> tuple[str, ...]:
+    """Renders a template; if it is only a field with a list of texts, returns every text of the list."""
     parts = list(string.Formatter().parse(template))
     text, field, *_ = parts[0] if len(parts) == 1 else ("", None)
     if field and not text:
-        value, _ = _told(lambda: string.Formatter().get_field(field, (), row), place, row, what)
-        if isinstance(value, list) and all(isinstance(one, str) for one in value):
+        value, _ = _raise_bad_row(lambda: string.Formatter().get_field(field, (), row), location, row, template_name)
+        if isinstance(value, list) and all(isinstance(item, str) for item in value):
             return tuple(value)
-    return (render(template, place, row, what),)
+    return (render(template, location, row, template_name),)
 
 
-def _told(make, place: str, row: Mapping[str, Any], what: str) -> Any:
+def _raise_bad_row(function: Callable[[], Any], location: str, row: Mapping[str, Any], template_name: str) -> Any:
+    """Returns the result of a function that formats a row, with its errors raised as `BadRow`."""
     try:
-        return make()
+        return function()
     except KeyError as error:
         (name,) = error.args
-        raise BadRow(f"{place} has no field '{name}': {nearest(str(name), row)}") from None
+        raise BadRow(f"{location} has no field '{name}': {nearest(str(name), row)}") from None
     except (ValueError, TypeError, IndexError, AttributeError, OverflowError) as error:
-        raise BadRow(f"{place} does not fit the source's {what}: {error}") from None
+        raise BadRow(f"{location} does not fit the source's {template_name}: {error}") from None

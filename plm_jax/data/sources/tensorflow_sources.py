@@ -1,4 +1,4 @@
-"""Settings of the sources that TensorFlow reads. TensorFlow is imported only when one of them is opened."""
+"""Settings of sources that TensorFlow reads. TensorFlow is imported only when one of them is opened."""
 
 from dataclasses import dataclass
 from types import ModuleType
@@ -7,16 +7,15 @@ from typing import Any, ClassVar
 from typing_extensions import override
 
 from plm_jax.common import progress
-from plm_jax.common.errors import nearest
 from plm_jax.data.sources import labelled
-from plm_jax.data.sources.corpus import BadRow, Corpus, Record
+from plm_jax.data.sources.corpus import Corpus, Record, document_record
 from plm_jax.data.sources.labelled import Form, LabelledSource
 from plm_jax.data.sources.prompts import PromptConfig
 from plm_jax.data.sources.source import InputsTargetsSource, RegisteredSource, RowReader, TfdsSource
 
 
 def import_tasks() -> ModuleType:
-    """Imports `plm_jax.data.sources.tasks`, and with it seqio and TensorFlow."""
+    """Imports `plm_jax.data.sources.tasks`, which imports seqio and TensorFlow."""
     with progress.doing("importing TensorFlow"):
         from plm_jax.data.sources import tasks
     return tasks
@@ -30,14 +29,15 @@ def _labelled_tfds() -> ModuleType:
 
 @dataclass(frozen=True)
 class Tfds(TfdsSource):
-    """A TensorFlow Datasets builder, `name` as in `wikipedia/20230601.en`; `field` holds the document's text.
+    """A TensorFlow Datasets builder such as `wikipedia/20230601.en`; `field` holds the text of a document.
 
     Attributes:
-      train, validation: the builder's splits that are these two; one without the second is parted by `Data`.
+      train, validation: names of the builder's splits for training and validation; if there is no validation split,
+        some of the training documents are held out.
     """
 
     kind: ClassVar[str] = "tfds"
-    places: ClassVar[tuple[str, ...]] = ("data_dir",)
+    location_fields: ClassVar[tuple[str, ...]] = ("data_dir",)
     name: str
     field: str = "text"
     data_dir: str = ""
@@ -59,19 +59,21 @@ class Tfds(TfdsSource):
         return _labelled_tfds().open_rows(self)
 
     @override
-    def record(self, place: str, row: dict[str, Any]) -> Record:
-        text = row.get(self.field)
-        if not isinstance(text, str):
-            raise BadRow(f"{place} has no text in '{self.field}': {nearest(self.field, row)}")
-        return Record(text)
+    def record(self, location: str, row: dict[str, Any]) -> Record:
+        return document_record(location, row, self.field)
 
 
 @dataclass(frozen=True)
 class LabelledTfds(TfdsSource, LabelledSource):
-    """Labelled examples of a TensorFlow Datasets builder, such as `glue/mnli` or `squad`; splits as in `Tfds`."""
+    """Labelled examples of a TensorFlow Datasets builder such as `glue/mnli` or `squad`.
+
+    Attributes:
+      train, validation: names of the builder's splits for training and validation; if there is no validation split,
+        some of the training examples are held out.
+    """
 
     kind: ClassVar[str] = "labelled_tfds"
-    places: ClassVar[tuple[str, ...]] = ("data_dir",)
+    location_fields: ClassVar[tuple[str, ...]] = ("data_dir",)
     name: str
     form: Form
     data_dir: str = ""
@@ -88,8 +90,8 @@ class LabelledTfds(TfdsSource, LabelledSource):
         return _labelled_tfds().open_rows(self)
 
     @override
-    def record(self, place: str, row: dict[str, Any]) -> Record:
-        return labelled.record(self.form, place, row)
+    def record(self, location: str, row: dict[str, Any]) -> Record:
+        return labelled.record(self.form, location, row)
 
 
 class SeqioSource(RegisteredSource):
@@ -106,11 +108,11 @@ class SeqioSource(RegisteredSource):
 
 @dataclass(frozen=True)
 class SeqioTask(SeqioSource):
-    """A task, or a mixture of tasks, that `module` registers with seqio under `name`; its `field` holds text.
+    """A task or mixture of tasks that `module` registers with seqio as `name`; `field` holds the text of a document.
 
-    Of a mixture each task is prepared and read as a source `SOURCE-TASK` of its own, and so the run's config.json holds
-    these, as its `validation/…` do; of the rate of SOURCE each has the share that seqio's rates give it, which
-    `prepare` works out.
+    Each task of a mixture is prepared and read as a source SOURCE-TASK, under which it appears in the run's config.json
+    and in its `validation/…` metrics. The tasks divide the rate of SOURCE in proportion to seqio's rates, which
+    `prepare` computes.
     """
 
     kind: ClassVar[str] = "seqio"
@@ -126,10 +128,10 @@ class SeqioTask(SeqioSource):
 
 @dataclass(frozen=True)
 class SeqioInputsTargets(SeqioSource, InputsTargetsSource):
-    """A task, or a mixture of tasks, that `module` registers with seqio; each row is an example, inputs and targets.
+    """A task or mixture of tasks with inputs and targets that `module` registers with seqio.
 
-    They may be texts or tokens, whose text is then taken: `inputs_pretokenized`, or what the task's vocabulary decodes.
-    A mixture is read as in `SeqioTask`.
+    Inputs and targets may be texts or tokens. The text of tokens is `inputs_pretokenized`, or decoded by the task's
+    vocabulary. Mixtures are read like those of `SeqioTask`.
     """
 
     kind: ClassVar[str] = "seqio_inputs_targets"

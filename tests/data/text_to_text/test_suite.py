@@ -153,7 +153,7 @@ def test_several_files_a_split(tmp_path, register):
     "line, message",
     [
         ("not json", r"rows\.jsonl:2 is not valid JSON .*: fix"),
-        ("[1]", r"rows\.jsonl:2 is no JSON object"),
+        ("[1]", r"rows\.jsonl:2 is not a JSON object"),
         ('{"sentence": "a"}', r"rows\.jsonl:2 has no 'label': there are: sentence"),
         ('{"sentense": "a", "label": 0}', "no 'sentence': did you mean 'sentense'"),
         ('{"sentence": "a", "label": 5}', r"rows\.jsonl:2: label 5: give 0 to 1"),

@@ -200,7 +200,7 @@ class Reader:
             end = phase.first_example + (end_step - phase.first_step) * phase.batch_size
             first, last = (segment.positions(k)[name] for k in (phase.first_example, end))
             order, offset = segment.orders[name], segment.offsets[name]
-            places = [order.places(rows, first, last) for rows in order.rows.rows_with(document)]
+            places = [order.positions(rows, first, last) for rows in order.rows.rows_with(document)]
             for place in np.unique(np.concatenate(places)).tolist():
                 k = segment.base + segment.mixture.place(name, place - offset)
                 if document in self.origin(k)[1]:

@@ -46,7 +46,7 @@ def rows_of(form, column, values):
         num_rows=len(values),
         document=lambda item: item,
         values=lambda name, item: {column: values}[name][item],
-        word_places=lambda document: np.arange(len(values[document])),
+        word_positions=lambda document: np.arange(len(values[document])),
     )
 
 

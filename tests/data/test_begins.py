@@ -105,9 +105,9 @@ def test_examples_of_a_decoder_begin_as_its_texts_do():
 @pytest.mark.parametrize(
     ("begin", "objective", "ids", "message"),
     [
-        (("bos",), objectives.Causal(), {}, "begin names bos: set config.vocabulary.bos, or leave it out"),
+        (("bos",), objectives.Causal(), {}, "begin names bos: set config.vocabulary.bos, or remove it"),
         (("boss",), objectives.Causal(), {}, r"begin\[0\] is 'boss': did you mean 'bos'"),
-        (("bos",), objectives.MaskedLM(), {"bos": 3}, "'masked_lm' has its own marks around texts: leave config.data"),
+        (("bos",), objectives.MaskedLM(), {"bos": 3}, "'masked_lm' adds its own special tokens to texts: remove"),
     ],
 )
 def test_what_cannot_begin_documents_is_told(make_run, begin, objective, ids, message):

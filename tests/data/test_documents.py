@@ -54,7 +54,7 @@ def test_short_and_unknown_rows_are_left_out_and_a_run_says_how_much(write_sourc
     assert found == [[1, *text, 2] for text in kept] * 9
     left_out = 1 - sum(map(len, kept)) / sum(map(len, texts))
     assert opened.notes() == [
-        f"{left_out:.1%} of the tokens of 'a' are left out, in rows too short or too unknown",
+        f"{left_out:.1%} of the tokens of 'a' are dropped, in rows that are too short or have too many unknown tokens",
         "4 rows of 16 have as many tokens as 4 full ones",
     ]
     order = layouts.Order(layout, 64, 3, "a")
@@ -63,9 +63,9 @@ def test_short_and_unknown_rows_are_left_out_and_a_run_says_how_much(write_sourc
 
 def test_what_they_need_is_told(write_source, make):
     for run, message in (
-        (make(length=11), "config.data.length is 11: documents take at least 12"),
+        (make(length=11), "config.data.length is 11: documents need at least 12"),
         (make(cls=None, bos=9), "documents need special ids around them: set config.vocabulary.cls"),
-        (make(objective=objectives.Causal()), "objective 'causal' makes rows of its own, documents are a row"),
+        (make(objective=objectives.Causal()), "objective 'causal' adds its own special tokens, but rows of documents"),
     ):
         with pytest.raises(UserError, match=message):
             config.from_dict(config.to_dict(run))

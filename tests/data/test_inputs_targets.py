@@ -251,7 +251,7 @@ def test_a_decoder_reads_texts_and_examples_in_one_batch(prepared, tmp_path, att
 def test_a_run_says_how_many_examples_are_cut(prepared):
     _, opened = prepared(length=24, target_length=8, sources=["up"])
     (note,) = opened.notes()
-    share = re.fullmatch(r"(.*)% of the examples of 'up' are longer than a row and lose their end", note)[1]
+    share = re.fullmatch(r"(.*)% of the examples of 'up' are longer than a row and are truncated", note)[1]
     split = opened.sources["up"].splits["train"]
     inputs, targets = inputs_targets._lengths(split, 0, split.num_documents)
     assert 0 < float(share) < 100

@@ -242,7 +242,7 @@ def test_a_tag_is_at_the_first_piece_of_its_word(read, bert, name):
         assert made["tokens"][row][1:end].tolist() == pieces[:14]
         assert made["tags"][row].tolist() == [-1, *tags[:14], *[-1] * (16 - end)]
     assert 0 < cut < 17
-    assert opened.notes("a") == [f"{cut} of the 17 examples of 'a' are longer than a row and are cut"]
+    assert opened.notes("a") == [f"{cut} of the 17 examples of 'a' are longer than a row and are truncated"]
 
 
 def test_an_elmo_reads_the_characters_of_words(read, elmo, make):
@@ -331,8 +331,8 @@ def test_a_note_tells_of_answers_that_no_window_holds(read, bert):
     made, _, opened = read(examples, config.AnswerForm(), objective, bert)
     assert not made["span_starts"].any()
     assert opened.notes("a") == [
-        "1 of the 2 examples of 'a' have a question too long and are cut",
-        "of 'a' 1 answers are in no window whole: no row of theirs is told to find them",
+        "1 of the 2 examples of 'a' have a question that is too long and are truncated",
+        "1 answers of 'a' fit into no window: their rows count as unanswerable",
     ]
 
 
@@ -614,17 +614,17 @@ def test_parts_that_do_not_fit_are_said(make, bert):
     span = {"a": dataclasses.replace(source, form=config.AnswerForm())}
     choices = {"a": dataclasses.replace(source, form=config.ChoiceForm(3))}
     mistakes = [
-        ({"data": {"length": 3}}, "length is 3: rows of 1 texts with 2 special tokens take at least 4"),
+        ({"data": {"length": 3}}, "length is 3: rows of 1 texts with 2 special tokens need at least 4"),
         (
             {"data": {"length": 4, "sources": pair}},
-            "length is 4: rows of 2 texts with 3 special tokens take at least 5",
+            "length is 4: rows of 2 texts with 3 special tokens need at least 5",
         ),
         ({"data": {"sources": other}}, "sources 'a' and 'b' have different form.labels"),
         (
             {"data": {"sources": span}},
             "'a' has form.kind span: objective 'classification' reads form.kind classes",
         ),
-        ({"data": {"sources": {"a": config.JsonLines("x")}}}, "source 'a' is no labelled source"),
+        ({"data": {"sources": {"a": config.JsonLines("x")}}}, "source 'a' is not a labelled source"),
         ({"data": {"layout": config.Blocks()}}, "'classification' does not read config.data.layout 'blocks'"),
         ({"objective": {"rows": "encoder_decoder"}}, "rows is encoder_decoder, config.model.kind is 'encoder'"),
         ({"vocabulary": {"cls": None}}, "labelled examples need special ids around them"),
@@ -644,7 +644,7 @@ def test_parts_that_do_not_fit_are_said(make, bert):
         model = dataclasses.replace(run.model, heads=(("task", models.ClassesHead(labels=labels)),))
         with pytest.raises(UserError, match=said):
             config.from_dict(config.to_dict(dataclasses.replace(run, model=model)))
-    with pytest.raises(UserError, match="length is 16, too few for windows to advance: give at least 196"):
+    with pytest.raises(UserError, match="length is 16, too short for windows to advance: set at least 196"):
         config.from_dict(config.to_dict(asks))
     chooses = dataclasses.replace(changed(run, data={"sources": choices}), objective=objectives.MultipleChoice())
     with pytest.raises(UserError, match=r"num_choices is 2, the source has form.number 3"):

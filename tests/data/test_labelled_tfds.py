@@ -75,12 +75,10 @@ def test_glues_rows_are_pairs_and_classes(folder):
     assert sorted((of.text, of.others, of.values["label"]) for of in found) == [
         (f"é {i}", (f"b {i}",), i % 3) for i in range(7)
     ]
-    assert [of.place for of in found] == list(range(1, 8))
+    assert [record.row_number for record in found] == list(range(1, 8))
     assert corpus.fingerprint() == ["tiny_nli/1.0.0", "train:7", "validation_matched:3"]
     assert corpus.progress()["total"] == 10
-    with pytest.raises(
-        UserError, match=r"validation_matched:\d has -1 in 'label', which is not in form.labels"
-    ):
+    with pytest.raises(UserError, match=r"validation_matched:\d has -1 in 'label', which is not in form.labels"):
         list(corpus.read("validation", None))
     skipped = Skipped()
     assert len(list(corpus.read("validation", None, skipped))) == 2 and (skipped.rows, skipped.bad) == (3, 1)
@@ -105,7 +103,7 @@ def test_rows_for_prompts_are_those_of_the_splits_with_all_their_fields(folder):
     train, tested = rows.splits("a", nli(folder), "validation", 0.5, record=premise)
     assert sorted(row.fields["idx"] for row in train) == list(range(7)) and len(tested) == 3
     assert tested[0].fields.keys() == {"premise", "hypothesis", "label", "idx"}
-    assert tested[0].place.startswith("tiny_nli validation_matched:1")
+    assert tested[0].location.startswith("tiny_nli validation_matched:1")
     alone = dataclasses.replace(nli(folder), validation="validation")
     parts = rows.splits("a", alone, "validation", 0.5, record=premise)
     assert all(parts) and sorted(row.fields["idx"] for part in parts for row in part) == list(range(7))

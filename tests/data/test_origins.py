@@ -79,7 +79,7 @@ def test_rows_of_streams_come_where_their_order_says():
     items = [order.item(k) for k in range(400)]
     for item in range(24):
         expected = [k for k in range(37, 391) if items[k] == item]
-        assert order.places([item], 37, 391).tolist() == expected
+        assert order.positions([item], 37, 391).tolist() == expected
 
 
 @pytest.mark.parametrize("rates", [{"a": 1.0}, {"a": 1.0, "b": 2.5, "c": 0.01}])

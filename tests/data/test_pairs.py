@@ -369,7 +369,7 @@ def test_what_pairs_need_is_told(make_run, paired):
 
     causal = make_run("a", vocab_size=VOCAB_SIZE).model
     refuse("trains a model of kind 'decoder', config.model.kind is 'encoder'", objective=objectives.Causal())
-    refuse("objective 'causal' makes rows of its own", objective=objectives.Causal(), model=causal)
+    refuse("objective 'causal' adds its own special tokens", objective=objectives.Causal(), model=causal)
     for pooler in (models.NoHead(), models.Pooler(classes=0)):
         refuse("need a model with a pooler of two classes", model=dataclasses.replace(run.model, pooler=pooler))
     refuse("set config.vocabulary.cls and", vocabulary=dataclasses.replace(run.vocabulary, sep=None))

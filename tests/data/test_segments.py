@@ -108,8 +108,8 @@ def test_what_they_need_is_told(make, make_run):
     causal = dataclasses.replace(make_run("a", eos=9), vocabulary=config.VocabularyConfig("bytes", **IDS))
     causal = dataclasses.replace(causal, data=dataclasses.replace(causal.data, layout=config.Segments()))
     for run, message in (
-        (causal, "objective 'causal' makes rows of its own, two segments are a row"),
-        (make(length=4), "config.data.length is 4: two segments take at least 5"),
+        (causal, "objective 'causal' adds its own special tokens, but rows of two segments"),
+        (make(length=4), "config.data.length is 4: two segments need at least 5"),
         (make(cls=None), "two segments need special ids: set config.vocabulary.cls and config.vocabulary.sep"),
         (
             make(token_types=0),

@@ -198,7 +198,7 @@ def test_what_streams_cannot_read_is_refused(folder):
             make_run(folder, **changed)
     mixed = config.DataConfig(str(folder), 4, two, {"b": 1.0}, layout=config.Streams())
     assert reader.Reader(config.reader_config(make_run(folder, data=mixed))).sources.keys() == {"b"}
-    with pytest.raises(UserError, match="a batch of streams takes"):
+    with pytest.raises(UserError, match="a batch of streams needs"):
         reader.Reader(config.reader_config(make_run(folder, length=20, batch_size=99)))
     (folder / "vocabulary" / "words.txt").write_text("changed")
     with pytest.raises(UserError, match="is not the vocabulary of the cache"):

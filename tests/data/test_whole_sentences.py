@@ -197,7 +197,7 @@ def test_bos_and_eos_serve_where_there_is_no_cls(make):
 def test_what_they_need_is_told(make, make_run):
     for run, message in (
         (make(True, cls=1, mask=3), "set config.vocabulary.cls and config.vocabulary.sep, or config.vocabulary.bos"),
-        (make(True, length=2), "config.data.length is 2: whole sentences take at least 3"),
+        (make(True, length=2), "config.data.length is 2: full sentences need at least 3"),
     ):
         with pytest.raises(UserError, match=message):
             config.from_dict(config.to_dict(run))
@@ -207,7 +207,7 @@ def test_what_they_need_is_told(make, make_run):
         data=dataclasses.replace(causal.data, layout=config.FullSentences()),
         vocabulary=config.VocabularyConfig("bytes", bos=8, eos=9),
     )
-    with pytest.raises(UserError, match="objective 'causal' makes rows of its own, whole sentences are"):
+    with pytest.raises(UserError, match="objective 'causal' adds its own special tokens, but rows of full sentences"):
         config.from_dict(config.to_dict(run))
 
 

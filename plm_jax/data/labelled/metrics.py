@@ -139,7 +139,7 @@ def _score(rows: LabelledRows, outputs: Outputs, labels: Sequence[str]) -> Figur
 def tags_of(rows: LabelledRows, item: int, output: np.ndarray, labels: Sequence[str]) -> list[str]:
     """The tag told of each word of a row's example; of a word that the row does not hold it is `O`, or the first."""
     missing = "O" if "O" in labels else labels[0]
-    places = rows.word_places(rows.document(item)).tolist()
+    places = rows.word_positions(rows.document(item)).tolist()
     return [labels[int(np.argmax(output[place]))] if place >= 0 else missing for place in places]
 
 

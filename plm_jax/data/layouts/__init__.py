@@ -1,14 +1,14 @@
-"""Layouts: which tokens make each row of a batch. No state decides which row is the k-th.
+"""Layouts, which decide the tokens of each row of a batch. Row k depends on k alone, not on any state.
 
     layout.py     the role `Layout`, which opens a split
     rows.py       rows of an opened split
-    order.py      which row comes k-th: windows permuted by a seed, and rows within each
+    order.py      order of rows: windows permuted by a seed, and rows permuted within each
     stream.py     a split as one stream of tokens, with special ids around documents
-    index.py      where rows begin if each depends on the one before
-    formats.py    a row that is a span of a stream
+    index.py      starts of rows on disk, for layouts where each row depends on the one before
+    formats.py    padding, mask and segment ids of a row
     noising.py    a row with the noise and targets of an objective
 
-and one file for each layout.
+Each layout has its own file.
 """
 
 from plm_jax.data.layouts.blocks import Blocks

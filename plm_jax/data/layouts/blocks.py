@@ -1,4 +1,4 @@
-"""Documents one after another, cut every so many tokens."""
+"""Rows that are blocks of a fixed number of tokens of concatenated documents."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ from plm_jax.data.layouts.stream import Stream
 
 @dataclass(frozen=True)
 class Blocks(Layout):
-    """Documents one after another, cut every `length` tokens.
+    """Concatenated documents, cut every `length` tokens.
 
     Attributes:
       attend_across_documents: whether a token sees earlier documents of its block; if not, the batch has segment ids.
-      begin: what a decoder reads before each document, by the names of `vocabulary`'s special ids, as in `("bos",)`;
-        then every prompt and every example with inputs begins with it, too.
+      begin: special ids that a decoder reads before each document, by their names in `vocabulary`, as in `("bos",)`;
+        every prompt and every example with inputs then begins with them, too.
     """
 
     kind: ClassVar[str] = "blocks"
@@ -38,25 +38,25 @@ class Blocks(Layout):
         super().check(objective, special, length, sources)
         if self.begin and not objective.takes_begin:
             raise UserError(
-                f"objective '{objective.kind}' has its own marks around texts: leave config.data.layout.begin out"
+                f"objective '{objective.kind}' adds its own special tokens to texts: remove config.data.layout.begin"
             )
         for name in self.begin:
             if getattr(special, name) is None:
-                raise UserError(f"config.data.layout.begin names {name}: set config.vocabulary.{name}, or leave it out")
+                raise UserError(f"config.data.layout.begin names {name}: set config.vocabulary.{name}, or remove it")
 
     @override
     def open(self, request: RowRequest) -> "BlockRows":
         objective, special = request.objective, request.objective.special
         stream = Stream(request.split, objective.separator, special.pad, begins_with(self, special))
-        needed, stride = objective.input_length(request.length), objective.stride(request.length)
-        return BlockRows(stream, needed, stride, not self.attend_across_documents, objective.reads)
+        length, stride = objective.input_length(request.length), objective.stride(request.length)
+        return BlockRows(stream, length, stride, not self.attend_across_documents, objective.reads)
 
 
 class BlockRows(StridedRows):
     """Rows of `length` tokens of a stream, one every `stride`, in one pass.
 
-    Rows have those columns of the split that the objective `reads`. The tokens left at the end of the stream are the
-    last row, which is padded and in no window.
+    Rows have the columns of the split that the objective `reads`. The remaining tokens at the end of the stream are the
+    last row, which is padded and belongs to no window.
     """
 
     def __init__(self, stream: Stream, length: int, stride: int, separate: bool, reads: Sequence[str] = ()):
@@ -80,6 +80,6 @@ class BlockRows(StridedRows):
     @override
     def shortage(self) -> str:
         return (
-            f"has {self._stream.num_tokens} training tokens, a row takes {self._length}: "
-            "lower config.data.length or give more text"
+            f"has {self._stream.num_tokens} training tokens, but a row needs {self._length}: "
+            "lower config.data.length or add more text"
         )

@@ -1,13 +1,13 @@
 """Rows of one document each, DistilBERT's (Sanh et al. 2019, arXiv:1910.01108).
 
 The rules are those of huggingface/transformers, research_projects/distillation (`scripts/binarized_data.py`, where a
-document is a line, and `lm_seqs_dataset.py`): each document stands between `[CLS]` and `[SEP]`. One that is longer than
-a row is cut, marks and all, into pieces of two tokens less, each of which gets the marks that it lacks. Rows of at most
-11 tokens go, and rows of which at least half are unknown. The split is walked once, and its index, see `index`, has
-these columns:
+document is a line, and `lm_seqs_dataset.py`): each document is framed by `[CLS]` and `[SEP]`. A framed document that is
+longer than a row is cut into pieces of two tokens less than a row, and each piece gets the special tokens that it
+lacks. Rows of at most 11 tokens are dropped, and so are rows with at least half unknown tokens. The index of a split
+(`index.py`) has these columns:
 
-    starts   first token of text of each row
-    lengths  how many tokens of text it has
+    starts   first text token of each row
+    lengths  number of text tokens of each row
 """
 
 from collections.abc import Iterator
@@ -24,16 +24,16 @@ from plm_jax.data.layouts.formats import Example
 from plm_jax.data.layouts.layout import Layout, RowRequest
 
 BLOCK_TOKENS = 2**20
-# Of a row, marks counted: most tokens of one that goes, and the share of unknown ones with which it goes.
+# Largest number of tokens, special ones included, and smallest share of unknown tokens of a row that is dropped.
 TOO_SHORT, TOO_UNKNOWN = 11, 0.5
 
 
 @dataclass(frozen=True)
 class Documents(Layout):
-    """One document a row, between `cls` and `sep` (or `bos` and `eos`); a longer one is cut into several (DistilBERT).
+    """One document per row, between `cls` and `sep` (or `bos` and `eos`); longer documents are cut (DistilBERT).
 
-    Left out are rows of 11 tokens or fewer, marks counted, and such of which half or more is unknown. Short documents
-    fill little of a row: a run says how much.
+    Rows of 11 tokens or fewer, special tokens included, are dropped, and so are rows with at least half unknown tokens.
+    Short documents leave much of a row empty: a run reports the share of padding.
     """
 
     kind: ClassVar[str] = "documents"
@@ -46,31 +46,34 @@ class Documents(Layout):
         unk = request.objective.special.unk
         settings, columns = [trees.to_dict(self), request.length], {"starts": "<i8", "lengths": "<i4"}
 
-        def walk(number: int) -> Iterator[index.Found]:
+        def walk(number: int) -> Iterator[index.RowBlock]:
             return _walk(request.split, request.length, unk)
 
         return DocumentRows(index.open_index(request, settings, columns, walk), request, self)
 
 
 def cut(documents: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Pieces of documents that begin at `documents` [d + 1], the end among them, for rows of `length`.
+    """Cuts documents into pieces for rows of `length`.
+
+    Args:
+      documents: [d + 1], first token of each document, and the end.
 
     Returns:
-      Where each piece begins and ends; it may be empty.
+      First token and end of each piece, which may be empty.
     """
     step = length - 2
     sizes = np.diff(documents) + 2
     counts = np.where(sizes <= length, 1, -(-sizes // step))
     begins, ends = np.repeat(documents[:-1], counts), np.repeat(documents[1:], counts)
     number = np.arange(len(begins)) - np.repeat(counts.cumsum() - counts, counts)
-    # The mark that begins a document is cut off with its first piece, so that it is one token shorter.
+    # The first piece has one text token less, since it includes the special token that begins the document.
     starts = np.where(number == 0, begins, begins - 1 + number * step)
     stops = np.where(np.repeat(counts, counts) == 1, ends, np.minimum(begins - 1 + (number + 1) * step, ends))
     return starts, stops
 
 
 def _blocks(split: cache.DocumentTable) -> Iterator[np.ndarray]:
-    """Where documents begin, and the end, about BLOCK_TOKENS a time."""
+    """Yields the first tokens of documents, and the end, for about BLOCK_TOKENS tokens at a time."""
     first, starts = 0, np.asarray(split.documents)
     while first < split.num_documents:
         edge = int(starts[first]) + BLOCK_TOKENS
@@ -79,8 +82,8 @@ def _blocks(split: cache.DocumentTable) -> Iterator[np.ndarray]:
         first = last
 
 
-def _walk(split: cache.DocumentTable, length: int, unk: int | None) -> Iterator[index.Found]:
-    """The rows of a split that stay."""
+def _walk(split: cache.DocumentTable, length: int, unk: int | None) -> Iterator[index.RowBlock]:
+    """Yields the rows of a split that are not dropped."""
     for documents in _blocks(split):
         begins, ends = cut(documents, length)
         sizes = ends - begins + 2
@@ -89,15 +92,15 @@ def _walk(split: cache.DocumentTable, length: int, unk: int | None) -> Iterator[
             unknown = split.tokens(int(documents[0]), int(documents[-1])) == unk
             before = np.concatenate([[0], unknown.cumsum()])
             keep &= before[ends - documents[0]] - before[begins - documents[0]] < TOO_UNKNOWN * sizes
-        yield index.Found(len(documents) - 1, [begins[keep], (ends - begins)[keep]])
+        yield index.RowBlock(len(documents) - 1, [begins[keep], (ends - begins)[keep]])
 
 
 class DocumentRows(index.IndexedRows):
     """`[CLS] document [SEP]` in rows of `length`, in one pass."""
 
-    def __init__(self, found: index.Index, request: RowRequest, layout: Documents):
-        super().__init__(found, request)
-        self._lengths = found.columns["lengths"]
+    def __init__(self, rows: index.Index, request: RowRequest, layout: Documents):
+        super().__init__(rows, request)
+        self._lengths = rows.columns["lengths"]
         self._format = layout.row_format(request.objective.special)
 
     @override
@@ -115,10 +118,11 @@ class DocumentRows(index.IndexedRows):
     def shortage(self) -> str:
         return (
             f"has no training document of {TOO_SHORT - 1} tokens, most of them known: "
-            "give longer ones or another config.data.layout"
+            "add longer documents or use another config.data.layout"
         )
 
     @override
     def notes(self, name: str) -> list[str]:
         share = 1 - int(np.asarray(self._lengths).sum(dtype=np.int64)) / max(1, self._split.num_tokens)
-        return [f"{share:.1%} of the tokens of '{name}' are left out, in rows too short or too unknown"] * (share > 0)
+        reason = "in rows that are too short or have too many unknown tokens"
+        return [f"{share:.1%} of the tokens of '{name}' are dropped, {reason}"] * (share > 0)

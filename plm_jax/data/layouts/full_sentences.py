@@ -1,11 +1,12 @@
-"""Rows of whole sentences, RoBERTa's FULL-SENTENCES and DOC-SENTENCES (Liu et al. 2019, arXiv:1907.11692).
+"""Rows of full sentences, RoBERTa's FULL-SENTENCES and DOC-SENTENCES (Liu et al. 2019, arXiv:1907.11692).
 
-As in fairseq's `TokenBlockDataset` (`complete` and `complete_doc`) each row takes sentences until the next one does not
-fit, so where a row begins depends on the one before it. BART's rows are the same (Lewis et al. 2020, arXiv:1910.13461),
-but nothing stands between documents, and what frames a row comes with the noise. The split is walked once, and its
-index, see `index`, has the columns `starts` and `ends`: tokens [start, end) of each row, in the stream of documents
-each followed by a separator, if there is one. A row ends wherever one of the blocks of documents does that are walked
-at once, about every 262,144 sentences.
+As in fairseq's `TokenBlockDataset` (`complete` and `complete_doc`), each row has sentences until the next one does not
+fit, so the start of a row depends on the row before. BART's rows are the same (Lewis et al. 2020, arXiv:1910.13461),
+but have no separator between documents, and the noising adds the special tokens around a row.
+
+The index of a split (`index.py`) has the columns `starts` and `ends`: tokens [start, end) of each row, in the stream of
+documents and the separators after them, if any. Documents are indexed in blocks of about 262,144 sentences, and a row
+always ends at the end of a block.
 """
 
 from collections.abc import Iterator
@@ -26,22 +27,22 @@ from plm_jax.data.layouts.stream import Stream
 
 @dataclass(frozen=True)
 class FullSentences(Layout):
-    """As many whole sentences a row as fit, in the order of the text, between `cls` and `sep` (or `bos` and `eos`).
+    """Rows of as many full sentences as fit, in order, between `cls` and `sep` (or `bos` and `eos`).
 
-    RoBERTa's formats without pairs (Liu et al. 2019 §4.2), BART's rows, and SpanBERT's. With `sep` as RoBERTa's `</s>`,
-    it stands between documents and at the end of a row, never between sentences of one document.
+    Rows of RoBERTa's formats without pairs (Liu et al. 2019 §4.2), of BART and of SpanBERT. The separator `sep`
+    (RoBERTa's `</s>`) is placed between documents and at the end of a row, never between sentences of one document.
 
     Attributes:
-      cross_documents: whether a row goes on in the next document, behind an extra `sep` (FULL-SENTENCES; where a text
-        is denoised, behind nothing); if not, it is padded (DOC-SENTENCES; fairseq's default for BART). RoBERTa then
-        makes a batch larger until it has as many tokens; here a batch has `train.batch_size` rows, and a run says how
-        many rows make up for the padding.
-      drop_long_sentences: whether a sentence longer than a row is left out and the row before it ends, as in SpanBERT's
+      cross_documents: whether a row continues in the next document, after an extra `sep` (FULL-SENTENCES; without `sep`
+        in denoising); if not, it is padded (DOC-SENTENCES; fairseq's default for BART). RoBERTa then enlarges a batch
+        until it has as many tokens; here a batch has `train.batch_size` rows, and a run reports how many rows would
+        compensate for the padding.
+      drop_long_sentences: whether a sentence longer than a row is dropped and ends the row before it, as in SpanBERT's
         `BlockDataset` (which also loses the row before such a sentence at the end of a document); if not, it is cut.
     """
 
     kind: ClassVar[str] = "whole_sentences"
-    plural: ClassVar[str] = "whole sentences"
+    plural: ClassVar[str] = "full sentences"
     num_texts: ClassVar[int] = 1
     least_length: ClassVar[int] = 3
     cross_documents: bool = True
@@ -49,7 +50,7 @@ class FullSentences(Layout):
 
     @override
     def form(self, objective: objectives.Objective) -> Form:
-        return "text" if objective.frames else "row"  # An objective that frames a text reads the sentences alone.
+        return "text" if objective.frames else "row"  # Objectives that frame a text add special tokens themselves.
 
     @property
     @override
@@ -64,18 +65,18 @@ class FullSentences(Layout):
         room = size if row_format is None else row_format.room(length)
         stream = Stream(split, None if row_format is None else row_format.between[0], objective.special.pad)
 
-        def walk_all(number: int) -> Iterator[index.Found]:
+        def walk_all(number: int) -> Iterator[index.RowBlock]:
             walked, separated = 0, row_format is not None
             for sentences, documents in index.blocks(split):
                 rows = walk(sentences, documents, room, self.cross_documents, separated, self.drop_long_sentences)
-                yield index.Found(len(documents) - 1, [walked + edges for edges in rows])
+                yield index.RowBlock(len(documents) - 1, [walked + edges for edges in rows])
                 walked += separated * (len(documents) - 1)
 
         settings, columns = [trees.to_dict(self), room, row_format is not None], {"starts": "<i8", "ends": "<i8"}
-        found = index.open_index(request, settings, columns, walk_all)
-        if not found.passes[-1]:
+        rows = index.open_index(request, settings, columns, walk_all)
+        if not rows.passes[-1]:
             raise UserError(f"every sentence is longer than a row of {length}: raise config.data.length")
-        return SentenceRows(found, request, stream, size, row_format)
+        return SentenceRows(rows, request, stream, size, row_format)
 
 
 def walk(
@@ -91,31 +92,30 @@ def walk(
     Args:
       sentences: [s + 1], the first token of each sentence, and the end.
       documents: [d + 1], the first sentence of each document, and the end.
-      room: tokens of a row, separators between documents counted.
-      cross_documents: whether a row goes on in the next document.
-      drop_long_sentences: whether sentences of more than `room` tokens are in no row.
+      room: tokens of a row, separators between documents included.
+      cross_documents: whether a row continues in the next document.
+      drop_long_sentences: whether sentences of more than `room` tokens are dropped.
 
     Returns:
-      The first token of each row and the token after its last, two [rows]; separators before it are counted from the
-      first document on.
+      First token and end of each row, two [rows]. These positions count the separators from the first document on.
     """
     sizes = np.diff(sentences)
     dropped = (sizes > room).nonzero()[0] if drop_long_sentences else np.zeros(0, np.int64)
-    pieces = -(-sizes // room)  # A sentence too long for a row is as many.
+    pieces = -(-sizes // room)  # A sentence that is too long is cut into several rows.
     pieces[dropped] = 1
-    places = np.concatenate([[0], pieces.cumsum()])
-    number = np.arange(places[-1]) - np.repeat(places[:-1], pieces)
+    first_pieces = np.concatenate([[0], pieces.cumsum()])
+    number = np.arange(first_pieces[-1]) - np.repeat(first_pieces[:-1], pieces)
     sentences = np.append(np.repeat(sentences[:-1], pieces) + room * number, sentences[-1])
-    documents = places[documents]
+    documents = first_pieces[documents]
     begins_document = np.zeros(len(sentences), np.int64)
     begins_document[documents] = separated
     starts = sentences + begins_document.cumsum() - separated
-    ends = starts - begins_document  # A separator at a row's end takes no room.
+    ends = starts - begins_document  # A separator at the end of a row does not count.
     following = ends.searchsorted(starts[:-1] + room, side="right") - 1
     if not cross_documents:
         following = np.minimum(following, np.repeat(documents[1:], np.diff(documents)))
-    dropped = places[dropped]
-    ends_row = np.append(dropped, len(following))  # The next one dropped ends a row at the latest.
+    dropped = first_pieces[dropped]
+    ends_row = np.append(dropped, len(following))  # A row ends at the next dropped sentence at the latest.
     following = np.minimum(following, ends_row[dropped.searchsorted(np.arange(len(following)), side="right")])
     following[dropped] = dropped + 1
     rows = index.follow(following)
@@ -127,19 +127,19 @@ def walk(
 class SentenceRows(index.IndexedRows):
     """`[CLS] sentences [SEP]`, with `[SEP]` between documents, in rows of `length` and in one pass.
 
-    Without a format a row is the sentences alone.
+    Without a format, a row has no special tokens around the sentences.
     """
 
     def __init__(
         self,
-        found: index.Index,
+        rows: index.Index,
         request: RowRequest,
         stream: Stream,
         length: int,
         row_format: objectives.RowFormat | None,
     ):
-        super().__init__(found, request, stream)
-        self._ends = found.columns["ends"]
+        super().__init__(rows, request, stream)
+        self._ends = rows.columns["ends"]
         self._stream, self._length, self._format = stream, length, row_format
         self._pad = request.objective.special.pad or 0
 
@@ -148,17 +148,17 @@ class SentenceRows(index.IndexedRows):
         start, stop = self.span(item)
         tokens, begins = self._stream.read(start, stop)
         if self._format is None:
-            at, row = 0, formats.stretch(tokens, begins, self._length, separate=False, pad=self._pad)
+            offset, row = 0, formats.make_row(tokens, begins, self._length, separate=False, pad=self._pad)
         else:
-            # A separator stands already where the row's last document ends.
+            # The last token is already a separator if the row ends with a document.
             tokens = tokens[:-1] if tokens[-1] == self._format.after[0] else tokens
-            at, row = len(self._format.before), self._format.row([tokens], self._length)
-        return row | {name: at + self._stream.starts(name, start, stop) for name in self._reads}
+            offset, row = len(self._format.before), self._format.row([tokens], self._length)
+        return row | {name: offset + self._stream.starts(name, start, stop) for name in self._reads}
 
     @override
     def rows_within(self, start: int, stop: int) -> list[range]:
         rows = super().rows_within(start, stop)
-        return [range(of.start + int(len(of) > 0 and self._ends[of.start] <= start), of.stop) for of in rows]
+        return [range(run.start + int(len(run) > 0 and self._ends[run.start] <= start), run.stop) for run in rows]
 
     @override
     def span(self, item: int) -> tuple[int, int]:

@@ -1,13 +1,13 @@
-"""Where rows begin, for layouts of which each row depends on the one before: found once, then read from disk.
+"""Indexes of rows, for layouts where each row depends on the one before: computed once, then read from disk.
 
-A split is walked document after document, and what is found stays beside the cache or its local copy:
+An index is computed in one walk over the documents of a split and stored in the cache or its local copy:
 
     CACHE_DIR/SOURCE/index/KEY/index.json    `key`; `passes`, the first row of each pass, and the end; `blocks` and
-                                             `checksums`, as of a split of a cache; `crc32`, its own
-    CACHE_DIR/SOURCE/index/KEY/COLUMN.npy    a number of each row
-    CACHE_DIR/SOURCE/index/KEY/checksums.npy CRC-32 of each block of these
+                                             `checksums`, like those of a split of a cache; `crc32` of the others
+    CACHE_DIR/SOURCE/index/KEY/COLUMN.npy    a number for each row
+    CACHE_DIR/SOURCE/index/KEY/checksums.npy CRC-32 of each block of the columns
 
-KEY is a hash of all that decides them.
+KEY is a hash of everything that decides the rows.
 """
 
 import contextlib
@@ -35,12 +35,12 @@ from plm_jax.data.layouts.stream import Stream
 
 FORMAT = 3
 BLOCK_SENTENCES = 2**18
-# Rows of which windows are found at once.
+# Number of rows that are searched at once for the edges of windows.
 _BLOCK_ROWS = 2**20
 
 
-class Found(NamedTuple):
-    """What the walk of some documents finds: how many they were, and of their rows the values of each column."""
+class RowBlock(NamedTuple):
+    """Rows of a block of documents: the number of documents, and the values of each column."""
 
     num_documents: int
     columns: Sequence[np.ndarray]
@@ -51,7 +51,7 @@ class Index(NamedTuple):
 
     Attributes:
       passes: the first row of each pass over the split, and the end.
-      columns: [passes[-1]], by name.
+      columns: columns by name, each [passes[-1]].
     """
 
     passes: list[int]
@@ -59,8 +59,8 @@ class Index(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Described:
-    """An `index.json`."""
+class _Metadata:
+    """Contents of an `index.json`."""
 
     key: str
     passes: tuple[int, ...]
@@ -74,32 +74,32 @@ def open_index(
     request: RowRequest,
     settings: Sequence[Any],
     columns: Mapping[str, str],
-    walk: Callable[[int], Iterator[Found]],
+    walk: Callable[[int], Iterator[RowBlock]],
     num_passes: int = 1,
 ) -> Index:
-    """Opens an index, and makes it if it is missing; of several makers at once the first to end is taken.
+    """Opens an index and computes it if it is missing; if several processes compute it at once, the first one wins.
 
     Args:
       settings: everything that decides the rows, except for the split itself.
-      columns: the type of each.
-      walk: function from the number of a pass to the rows that are found in it.
+      columns: type of each column.
+      walk: function from the number of a pass to its rows.
 
     Raises:
-      UserError: it is damaged or cannot be written.
+      UserError: the index is damaged or cannot be written.
     """
-    described = [FORMAT, request.identity, request.name, *settings, dict(columns), num_passes]
-    key = hashlib.sha256(json.dumps(described).encode("utf-8")).hexdigest()[:16]
+    description = [FORMAT, request.identity, request.name, *settings, dict(columns), num_passes]
+    key = hashlib.sha256(json.dumps(description).encode("utf-8")).hexdigest()[:16]
     root = os.path.join(request.folder, "index")
     folder = os.path.join(root, key)
     if not os.path.exists(folder):
         try:
             os.makedirs(root, exist_ok=True)
             with tempfile.TemporaryDirectory(prefix=".", dir=root) as temporary:
-                made = os.path.join(temporary, "index")
-                os.mkdir(made)
-                _write(made, key, columns, walk, num_passes, request.split.num_documents)
-                with contextlib.suppress(OSError):  # Another one was first.
-                    os.rename(made, folder)
+                new = os.path.join(temporary, "index")
+                os.mkdir(new)
+                _write(new, key, columns, walk, num_passes, request.split.num_documents)
+                with contextlib.suppress(OSError):  # Another process was first.
+                    os.rename(new, folder)
         except OSError as error:
             raise UserError(
                 f"cannot write {root} ({error.strerror}): make it writable or move config.data.cache_dir"
@@ -114,71 +114,70 @@ def _write(
     folder: str,
     key: str,
     columns: Mapping[str, str],
-    walk: Callable[[int], Iterator[Found]],
+    walk: Callable[[int], Iterator[RowBlock]],
     num_passes: int,
     num_documents: int,
 ) -> None:
-    """Walks all passes and writes the index's files into a folder."""
+    """Computes every pass and writes the files of the index into a folder."""
     files = {name: cache.NpyAppender(os.path.join(folder, f"{name}.npy"), dtype) for name, dtype in columns.items()}
     passes = [0]
     with tqdm(None, "indexing rows", num_passes * num_documents, unit=" documents", delay=2) as bar:
         for number in range(num_passes):
             passes.append(passes[-1])
-            for found in walk(number):
-                for file, values in zip(files.values(), found.columns, strict=True):
+            for block in walk(number):
+                for file, values in zip(files.values(), block.columns, strict=True):
                     file.append(values)
-                passes[-1] += len(found.columns[0])
-                bar.update(found.num_documents)
+                passes[-1] += len(block.columns[0])
+                bar.update(block.num_documents)
     for file in files.values():
         file.close()
-    found = {name: file.checksums for name, file in files.items()}
-    blocks, checksums = cache.save_checksums(folder, found)
-    described = {"key": key, "passes": passes, "types": dict(columns), "blocks": blocks, "checksums": checksums}
+    blocks, checksums = cache.save_checksums(folder, {name: file.checksums for name, file in files.items()})
+    metadata = {"key": key, "passes": passes, "types": dict(columns), "blocks": blocks, "checksums": checksums}
     with open(os.path.join(folder, "index.json"), "w") as file:
-        json.dump(described | {"crc32": cache.crc32(described)}, file)
+        json.dump(metadata | {"crc32": cache.crc32(metadata)}, file)
         storage.sync(file)
 
 
-def _describe(folder: str) -> _Described:
-    """What its `index.json` says of the index in a folder, which has the name of its key."""
+def _read_metadata(folder: str) -> _Metadata:
+    """Reads and checks the `index.json` in a folder, whose name must be the key of the index."""
     path = os.path.join(folder, "index.json")
     try:
         with open(path) as file:
             read = json.load(file)
-        described = trees.parse(_Described, read, "index")
+        metadata = trees.parse(_Metadata, read, "index")
     except (OSError, ValueError, RecursionError, UserError) as error:
         raise cache.damaged(path, one_line(error)) from error
-    if described.crc32 != cache.crc32(read) or described.key != os.path.basename(folder):
+    if metadata.crc32 != cache.crc32(read) or metadata.key != os.path.basename(folder):
         raise cache.damaged(path, "it has changed")
-    if not described.types.keys() <= described.blocks.keys():
+    if not metadata.types.keys() <= metadata.blocks.keys():
         raise cache.damaged(path, "lacks some of its columns")
-    if [0, *sorted(described.passes[1:])] != list(described.passes):
-        raise cache.damaged(path, "its passes do not follow one another")
-    return described
+    if [0, *sorted(metadata.passes[1:])] != list(metadata.passes):
+        raise cache.damaged(path, "its passes are not sorted")
+    return metadata
 
 
 def _open(folder: str) -> tuple[cache.Vectors, list[int]]:
-    """The columns of an index, and its passes."""
-    described, place = _describe(folder), cache.Folder(os.path.dirname(folder))
-    vectors = cache.Vectors(place, os.path.basename(folder), described.blocks, described.checksums)
-    return vectors, list(described.passes)
+    """Opens the columns of an index; returns them and its passes."""
+    metadata, parent = _read_metadata(folder), cache.Folder(os.path.dirname(folder))
+    vectors = cache.Vectors(parent, os.path.basename(folder), metadata.blocks, metadata.checksums)
+    return vectors, list(metadata.passes)
 
 
 def verify(folder: str) -> None:
-    """Reads all of an index.
+    """Reads every block of an index and checks it.
 
     Raises:
-      UserError: a file of it is damaged.
+      UserError: a file of the index is damaged.
     """
     vectors, passes = _open(folder)
-    for name, dtype in _describe(folder).types.items():
+    for name, dtype in _read_metadata(folder).types.items():
         vectors.whole(name, passes[-1], dtype)
 
 
 def blocks(split: cache.DocumentTable) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Whole documents with about BLOCK_SENTENCES sentences a time.
+    """Yields the sentences of whole documents, about BLOCK_SENTENCES at a time.
 
-    Returns:
+    Yields:
       [s + 1], the first token of each sentence, and the end; [d + 1], the first sentence of each document, and the end.
     """
     starts, firsts = np.asarray(split.documents), np.asarray(split.sentences)
@@ -191,38 +190,38 @@ def blocks(split: cache.DocumentTable) -> Iterator[tuple[np.ndarray, np.ndarray]
 
 
 def follow(following: np.ndarray) -> np.ndarray:
-    """Where a path from 0 to beyond the end comes by, if from each place it goes on to that in `following`."""
-    steps, visited, at = following.tolist(), [], 0
-    while at < len(steps):
-        visited.append(at)
-        at = steps[at]
+    """Returns the indices 0, `following[0]`, `following[following[0]]`, and so on, up to the end of `following`."""
+    steps, visited, current = following.tolist(), [], 0
+    while current < len(steps):
+        visited.append(current)
+        current = steps[current]
     return np.array(visited)
 
 
-def edges_of(num_tokens: int, window_tokens: int) -> np.ndarray:
-    """The first token of each window of so many, and the end of the last."""
+def window_edges(num_tokens: int, window_tokens: int) -> np.ndarray:
+    """Returns the first token of each window of `window_tokens`, and the end of the last window."""
     return np.arange(-(-num_tokens // window_tokens) + 1, dtype=np.int64) * window_tokens
 
 
 def _first_from(starts: np.ndarray | cache.Ranged, first: int, end: int, edges: np.ndarray) -> np.ndarray:
-    """Which of `starts`, which rise from `first` up to `end`, is the first at or beyond each of rising `edges`."""
-    found, done = np.full(len(edges), end), 0
+    """Returns for each edge the first row in [first, end) that starts at or after it; `edges` and starts are sorted."""
+    rows, done = np.full(len(edges), end), 0
     for begin in range(first, end, _BLOCK_ROWS):
-        part = starts[begin : min(begin + _BLOCK_ROWS, end)]
-        last = int(edges.searchsorted(part[-1], side="right"))
-        found[done:last] = begin + part.searchsorted(edges[done:last])
+        block = starts[begin : min(begin + _BLOCK_ROWS, end)]
+        last = int(edges.searchsorted(block[-1], side="right"))
+        rows[done:last] = begin + block.searchsorted(edges[done:last])
         done = last
-    return found
+    return rows
 
 
 class IndexedRows(SpanRows):
-    """Rows that an index lists; its column `starts` holds the first token of each.
+    """Rows of an index whose column `starts` holds the first token of each row.
 
-    By default a row ends where the next one begins. Rows have those columns of the split that the objective `reads`.
+    By default, a row ends where the next one begins. Rows have the columns of the split that the objective `reads`.
     """
 
     def __init__(self, index: Index, request: RowRequest, stream: Stream | None = None):
-        """`stream` is the text that the index counts tokens of; None: the split itself."""
+        """Opens the rows; `stream` is the text whose tokens the index counts, by default the split itself."""
         self._split, self._passes, self._starts = request.split, index.passes, index.columns["starts"]
         self._length = request.length
         self._reads = [name for name in request.objective.reads if self._split.has(name)]
@@ -231,17 +230,17 @@ class IndexedRows(SpanRows):
 
     @override
     def windows(self, window_tokens: int) -> list[np.ndarray]:
-        edges = edges_of(self.pass_tokens, window_tokens)
+        edges = window_edges(self.pass_tokens, window_tokens)
         return [_first_from(self._starts, first, end, edges) for first, end in itertools.pairwise(self._passes)]
 
     @override
     def rows_within(self, start: int, stop: int) -> list[range]:
-        found = []
+        rows = []
         for first, end in itertools.pairwise(self._passes):
             starts = self._starts[first:end]
             begin = max(0, int(starts.searchsorted(start, side="right")) - 1)
-            found.append(range(first + begin, first + int(starts.searchsorted(stop))))
-        return found
+            rows.append(range(first + begin, first + int(starts.searchsorted(stop))))
+        return rows
 
     @override
     def span(self, item: int) -> tuple[int, int]:
@@ -249,11 +248,11 @@ class IndexedRows(SpanRows):
         return int(self._starts[item]), stop
 
     def _with_starts(
-        self, row: Example, stretches: Sequence[tuple[int, int]], sizes: Sequence[int], row_format: objectives.RowFormat
+        self, row: Example, spans: Sequence[tuple[int, int]], sizes: Sequence[int], row_format: objectives.RowFormat
     ) -> Example:
-        """A row with what is read besides tokens; its texts, of these sizes, are stretches [start, stop) of a split."""
+        """Adds the columns that the objective reads to a row whose texts, of these sizes, are spans of the split."""
         if self._reads:
-            places = list(zip(row_format.begins(sizes), stretches, strict=True))
+            located = list(zip(row_format.begins(sizes), spans, strict=True))
             for name in self._reads:
-                row[name] = np.concatenate([at + self._split.starts(name, *stretch) for at, stretch in places])
+                row[name] = np.concatenate([begin + self._split.starts(name, *span) for begin, span in located])
         return row

@@ -1,8 +1,8 @@
-"""Rows of examples with inputs and targets, one a row or, packed, as many as fit.
+"""Rows of examples with inputs and targets: one example per row or, if packed, as many as fit.
 
-In the cache of such a source a document is an example, and its two sentences are its inputs and its targets, either of
-which may have no tokens. Where packed rows begin follows from the examples' lengths, in the order of the cache, which
-`prepare` shuffled; a row ends wherever one of the blocks of examples does that are walked at once.
+In the cache of such a source, a document is an example, and its two sentences are its inputs and its targets. Either
+may have no tokens. Packed rows follow from the lengths of examples, in the order of the cache, which `prepare`
+shuffled. Examples are packed in blocks of BLOCK_EXAMPLES, and a row always ends at the end of a block.
 """
 
 from typing import ClassVar
@@ -35,7 +35,7 @@ class InputsTargetsRows(Rows):
     def windows(self, window_tokens: int) -> list[np.ndarray]:
         documents, is_packed = self._split.documents, not isinstance(self._first, range)
         begins = np.asarray(documents)[self._first[:-1]] if is_packed else documents
-        edges = index.edges_of(self._split.num_tokens, window_tokens)
+        edges = index.window_edges(self._split.num_tokens, window_tokens)
         return [np.minimum(begins.searchsorted(edges), self.num_rows)]
 
     @override
@@ -55,7 +55,7 @@ class InputsTargetsRows(Rows):
         return [range(row, row + 1)]
 
     def _read(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Inputs and targets of an example."""
+        """Returns the inputs and targets of an example."""
         start, stop = self._split.span(number)
         tokens, size = self._split.tokens(start, stop), int(self._split.sentences[2 * number + 1]) - start
         return tokens[:size], tokens[size:]
@@ -64,24 +64,24 @@ class InputsTargetsRows(Rows):
     def notes(self, name: str) -> list[str]:
         lengths = _lengths(self._split, 0, self._split.num_documents)
         share = float(np.mean(self._rows.are_cut(*lengths, self._length)))
-        return [f"{share:.1%} of the examples of '{name}' are longer than a row and lose their end"] * (share > 0)
+        return [f"{share:.1%} of the examples of '{name}' are longer than a row and are truncated"] * (share > 0)
 
 
 def _lengths(split: cache.DocumentTable, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers of tokens of the inputs and targets of examples [first, last)."""
+    """Returns the numbers of tokens of the inputs and targets of examples [first, last)."""
     documents, targets = np.asarray(split.documents)[first : last + 1], np.asarray(split.sentences)
     targets = targets[2 * first + 1 : 2 * last : 2]
     return targets - documents[:-1], documents[1:] - targets
 
 
 def _pack(split: cache.DocumentTable, rows: objectives.ExampleRows, length: int) -> np.ndarray:
-    """The first example of each row [rows], and the end; each row takes examples until the next one does not fit."""
-    found = []
+    """Packs examples into rows until the next one does not fit; returns the first example of each row, and the end."""
+    firsts = []
     for first in range(0, split.num_documents, BLOCK_EXAMPLES):
         lengths = _lengths(split, first, min(first + BLOCK_EXAMPLES, split.num_documents))
         following = []
         for sizes, limit in zip(rows.sizes(*lengths, length), rows.lengths(length), strict=True):
             ends = np.concatenate([[0], sizes.cumsum()])
             following.append(ends.searchsorted(ends[:-1] + limit, side="right") - 1)
-        found.append(first + index.follow(np.minimum(*following)))
-    return np.concatenate([*found, [split.num_documents]])
+        firsts.append(first + index.follow(np.minimum(*following)))
+    return np.concatenate([*firsts, [split.num_documents]])

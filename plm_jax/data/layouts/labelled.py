@@ -1,6 +1,6 @@
-"""Labelled examples, one a row, or in as many windows as a long context takes.
+"""Rows of labelled examples: one row per example, or several windows for a long context.
 
-In the cache of a labelled source a document is an example, and its sentences are its texts (`sources.labelled`).
+In the cache of a labelled source, a document is an example, and its sentences are its texts (`sources.labelled`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,13 +18,13 @@ from plm_jax.data.layouts import index
 from plm_jax.data.layouts.layout import Form, Layout, RowRequest, check_length, check_special_ids
 from plm_jax.data.layouts.rows import Rows
 
-# Tokens of text that the shortest row has.
+# Number of text tokens of the shortest row.
 _LEAST_TOKENS = 2
 
 
 @dataclass(frozen=True)
 class LabelledLayout(Layout):
-    """Labelled examples: texts and a label, of which objectives such as `classification` make rows."""
+    """Labelled examples: texts and a label, from which objectives such as `classification` make rows."""
 
     kind: ClassVar[str] = "labelled"
     plural: ClassVar[str] = "labelled examples"
@@ -56,7 +56,7 @@ class LabelledLayout(Layout):
             if getattr(special, name) is None:
                 raise UserError(
                     f"a decoder's rows of {objective.kind} begin with bos, have sep between texts, end with cls: set "
-                    f"config.vocabulary.{name}, to a new id if need be (config.vocabulary.added)"
+                    f"config.vocabulary.{name}, to a new id if necessary (config.vocabulary.added)"
                 )
         if objective.rows != "decoder":
             check_special_ids(special, 1, self.plural)
@@ -78,66 +78,67 @@ class LabelledLayout(Layout):
 
 
 def _labelled(objective: objectives.Objective) -> objectives.LabelledObjective:
-    """Returns the objective, which must be one of labelled examples."""
+    """Returns the objective; raises `UserError` if it is not one of labelled examples."""
     if not isinstance(objective, objectives.LabelledObjective):
         raise UserError(f"objective '{objective.kind}' is not one of labelled examples")
     return objective
 
 
 def _form(name: str, source: Any, objective: objectives.LabelledObjective) -> Any:
-    """Returns the form of a source, which must be that of the objective."""
+    """Returns the form of a source; raises `UserError` if the objective reads another form."""
     form = getattr(source, "form", None)
     if form is None or form.kind != objective.form:
-        what = "is no labelled source" if form is None else f"has form.kind {form.kind}"
-        raise UserError(f"source '{name}' {what}: objective '{objective.kind}' reads form.kind {objective.form}")
+        actual = "is not a labelled source" if form is None else f"has form.kind {form.kind}"
+        raise UserError(f"source '{name}' {actual}: objective '{objective.kind}' reads form.kind {objective.form}")
     return form
 
 
 def _check_texts(objective: objectives.LabelledObjective, num_texts: int) -> None:
-    """Refuses examples with more or fewer texts than rows have."""
+    """Rejects examples with more or fewer texts than the objective reads."""
     if isinstance(objective, objectives.MultipleChoice) and num_texts != 1 + objective.num_choices:
         raise UserError(
             f"config.objective.num_choices is {objective.num_choices}, the source has form.number {num_texts - 1}: "
-            "give as many"
+            "make them equal"
         )
     if num_texts < objective.least_texts:
-        raise UserError("config.objective.both_orders is for pairs of texts: name form.pair of the source")
+        raise UserError("config.objective.both_orders is for pairs of texts: set form.pair of the source")
     if objective.rows == "elmo" and num_texts > 1:
-        raise UserError("an ELMo reads one text a row: leave form.pair of the source out")
+        raise UserError("ELMo reads one text per row: remove form.pair of the source")
 
 
 def _check_room(
     objective: objectives.LabelledObjective, special: objectives.Special, num_texts: int, length: int
 ) -> None:
-    """Refuses rows too short for their marks and some text."""
+    """Rejects rows that are too short for their special tokens and some text."""
     num_texts = min(num_texts, 2)
-    marks = length - objective.row_format(special).room(length, num_texts)
-    check_length(length, marks + _LEAST_TOKENS, f"rows of {num_texts} texts with {marks} special tokens")
+    num_special = length - objective.row_format(special).room(length, num_texts)
+    check_length(length, num_special + _LEAST_TOKENS, f"rows of {num_texts} texts with {num_special} special tokens")
     if objective.rows == "decoder" and num_texts == 2:
-        check_length(length, 6, "a decoder's rows of two texts, each half of the row less two,")
+        check_length(length, 6, "a decoder's rows of two texts")
     if isinstance(objective, objectives.SpanExtraction):
-        least = marks + objective.question_length + objective.stride + 1
+        least = num_special + objective.question_length + objective.stride + 1
         if length < least:
             raise UserError(
-                f"config.data.length is {length}, too few for windows to advance: give at least {least}, or "
+                f"config.data.length is {length}, too short for windows to advance: set at least {least}, or "
                 "lower config.objective.stride or config.objective.question_length"
             )
 
 
 def _check_same_labels(labels: Mapping[str, Sequence[str]]) -> None:
     """Rejects sources whose labels differ."""
-    (first, expected), *others = labels.items()
-    for name, of in others:
-        if of != expected:
-            raise UserError(f"sources '{first}' and '{name}' have different form.labels: give them the same")
+    (first, expected), *rest = labels.items()
+    for name, actual in rest:
+        if actual != expected:
+            raise UserError(f"sources '{first}' and '{name}' have different form.labels: make them equal")
 
 
 class LabelledRows(Rows):
     """Labelled examples and their windows, in one pass.
 
     Attributes:
-      objective: what makes rows of them.
-      length: of a row.
+      objective: objective that makes the rows.
+      length: length of a row in tokens.
+      sizes: numbers of tokens of the texts of each example [examples, texts], in the order of a row.
     """
 
     def __init__(
@@ -153,9 +154,9 @@ class LabelledRows(Rows):
         documents, starts = np.asarray(split.documents), np.asarray(split.sentences)
         num_texts = len(starts) // split.num_documents
         if num_texts * split.num_documents != len(starts):
-            raise UserError("the examples of a cache have not all as many texts: prepare it again")
+            raise UserError("the examples of a cache differ in their number of texts: prepare it again")
         sizes = np.diff(np.append(starts, split.num_tokens)).reshape(split.num_documents, num_texts)
-        # Of a question and its context the cache has the context first, by which it parts them.
+        # The cache has a context before its question, since the first text decides whether an example is held out.
         self._order = [1, 0] if self._has_windows else list(range(num_texts))
         self.sizes = sizes[:, self._order]
         counts = objective.num_windows(self.sizes, length, special)
@@ -170,23 +171,23 @@ class LabelledRows(Rows):
 
     @property
     def num_documents(self) -> int:
-        """How many examples there are."""
+        """Number of examples."""
         return self._split.num_documents
 
     @override
     def windows(self, window_tokens: int) -> list[np.ndarray]:
-        return [self._begins.searchsorted(index.edges_of(self.pass_tokens, window_tokens))]
+        return [self._begins.searchsorted(index.window_edges(self.pass_tokens, window_tokens))]
 
     def document(self, item: int) -> int:
-        """The number of the example that a row is of."""
+        """Returns the number of the example that a row belongs to."""
         return int(self._first.searchsorted(item, side="right")) - 1
 
     def rows_of(self, document: int) -> range:
-        """The rows of an example."""
+        """Returns the rows of an example."""
         return range(int(self._first[document]), int(self._first[document + 1]))
 
     def window(self, item: int) -> objectives.ContextWindow:
-        """The part of its context that a row holds."""
+        """Returns the part of the context that a row has."""
         assert isinstance(self.objective, objectives.SpanExtraction)
         document = self.document(item)
         number = item - int(self._first[document])
@@ -194,32 +195,32 @@ class LabelledRows(Rows):
         return self.objective.window(question, context, self.length, self._special, number)
 
     def values(self, name: str, document: int) -> np.ndarray:
-        """What a column has of an example."""
+        """Returns the values of a column for an example."""
         return self._split.of_document(name, document)
 
     def context(self, document: int) -> str:
-        """The text of an example's context."""
+        """Returns the text of an example's context."""
         return bytes(self.values("context_bytes", document)).decode("utf-8")
 
     def context_offsets(self, document: int) -> tuple[np.ndarray, np.ndarray]:
-        """At which character of its context each of its tokens begins and ends, two [tokens]."""
+        """Returns the first character and the end of each token of an example's context, two [tokens]."""
         size = int(self.sizes[document, 1])
         return self.values("char_starts", document)[:size], self.values("char_ends", document)[:size]
 
     def word_tokens(self, document: int) -> np.ndarray:
-        """The first token of each word [words]; -1: it has none."""
+        """Returns the first token of each word of an example [words], -1 for a word without tokens."""
         begins, starts = self.values("word_begins", document), self.values("char_starts", document)
-        found = starts.searchsorted(np.append(begins, np.iinfo(np.int64).max))
-        return np.where(found[:-1] < found[1:], found[:-1], -1)
+        edges = starts.searchsorted(np.append(begins, np.iinfo(np.int64).max))
+        return np.where(edges[:-1] < edges[1:], edges[:-1], -1)
 
-    def word_places(self, document: int) -> np.ndarray:
-        """Where in a row the first token of each word is [words]; -1: it is cut off, or has none."""
+    def word_positions(self, document: int) -> np.ndarray:
+        """Returns the position in a row of the first token of each word [words], -1 if it has none or is cut off."""
         tokens, row_format = self.word_tokens(document), self.objective.row_format(self._special)
-        there = (tokens >= 0) & (tokens < row_format.room(self.length))
-        return np.where(there, row_format.begins([0])[0] + tokens, -1)
+        is_in_row = (tokens >= 0) & (tokens < row_format.room(self.length))
+        return np.where(is_in_row, row_format.begins([0])[0] + tokens, -1)
 
     def answer(self, document: int) -> tuple[int, int] | None:
-        """The first and the last token of the context that are of the first answer; None: there is none."""
+        """Returns the first and the last context token of an example's first answer, or None if there is none."""
         begins, ends = self.values("answer_begins", document), self.values("answer_ends", document)
         if not len(begins):
             return None
@@ -255,23 +256,25 @@ class LabelledRows(Rows):
 
     @override
     def notes(self, name: str) -> list[str]:
-        found, cut = [], int(self.objective.are_cut(self.sizes, self.length, self._special).sum())
-        if cut:
-            what = "have a question too long" if self._has_windows else "are longer than a row"
-            found.append(f"{cut:,} of the {self.num_documents:,} examples of '{name}' {what} and are cut")
-        if self._has_windows and (lost := self._lost_answers()):
-            found.append(f"of '{name}' {lost:,} answers are in no window whole: no row of theirs is told to find them")
-        return found
+        notes, num_cut = [], int(self.objective.are_cut(self.sizes, self.length, self._special).sum())
+        if num_cut:
+            reason = "have a question that is too long" if self._has_windows else "are longer than a row"
+            notes.append(f"{num_cut:,} of the {self.num_documents:,} examples of '{name}' {reason} and are truncated")
+        if self._has_windows and (missing := self._num_missing_answers()):
+            notes.append(f"{missing:,} answers of '{name}' fit into no window: their rows count as unanswerable")
+        return notes
 
-    def _lost_answers(self) -> int:
-        """How many examples have an answer that no window holds, which a single window does if it has tokens."""
-        lost = 0
+    def _num_missing_answers(self) -> int:
+        """Counts the examples with an answer that is in no window as a whole."""
+        missing = 0
         for document in range(self.num_documents):
             if not len(self.values("answer_begins", document)):
                 continue
             if (answer := self.answer(document)) is None:
-                lost += 1
-            elif len(rows := self.rows_of(document)) > 1:
+                missing += 1
+            elif len(rows := self.rows_of(document)) > 1:  # A single window has the whole context.
                 windows = map(self.window, rows)
-                lost += not any(of.first <= answer[0] and answer[1] < of.first + of.size for of in windows)
-        return lost
+                missing += not any(
+                    window.first <= answer[0] and answer[1] < window.first + window.size for window in windows
+                )
+        return missing

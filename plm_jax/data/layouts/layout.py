@@ -1,4 +1,4 @@
-"""The role `Layout`: a choice of the config that decides which tokens make each row."""
+"""The role `Layout`: a section of the config that decides the tokens of each row."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class RowRequest:
       length: tokens of a row.
       objective: the objective that reads the rows.
       seed: seed of the rows that are drawn when a split is opened.
-      characters: [vocab_size, C], the characters of each word, for layouts that read them.
+      characters: characters of each word [vocab_size, C], for layouts that read them.
     """
 
     split: cache.DocumentTable
@@ -58,15 +58,15 @@ class RowRequest:
 
 
 class Layout(Role):
-    """Which tokens make each row of a batch.
+    """Rule that makes rows of a batch from the tokens of a split.
 
-    A choice is a frozen dataclass of settings that defines `kind`, `plural` and `open`; the rest has defaults.
+    Subclasses are frozen dataclasses of settings that define `kind`, `plural` and `open`; the rest has defaults.
 
     Attributes:
-      plural: what errors call its rows.
+      plural: name of the rows in errors.
       num_texts: number of texts between special ids in a row, such as 2 for `[CLS] A [SEP] B [SEP]`; 0 for rows without
         special ids of their own.
-      least_length: tokens of the shortest row.
+      least_length: smallest length of a row in tokens.
       attend_across_documents: whether a token sees earlier documents of its row; if not, rows have segment ids.
       begin: the special ids before each document, by their names in a config's `vocabulary`.
       goes_on: whether a row of a batch continues the same row of the previous batch, and so the recurrent state of a
@@ -95,7 +95,7 @@ class Layout(Role):
         return Order(rows, window_tokens, seed, name)
 
     def form(self, objective: objectives.Objective) -> Form:
-        """Returns the form of the rows that an objective reads, one of those that it `takes`."""
+        """Returns the form of the rows that an objective reads, one of its `takes`."""
         return "row" if self.num_texts else "text"
 
     def reads_characters(self, objective: objectives.Objective) -> bool:
@@ -104,11 +104,11 @@ class Layout(Role):
 
     @property
     def is_full(self) -> bool:
-        """Whether only the end of a split is padded; if not, a run reports how much padding there is."""
+        """Whether only the last row of a split is padded; if not, a run reports the share of padding."""
         return not self.num_texts
 
     def blank(self, length: int, objective: objectives.BoundObjective, num_characters: int = 0) -> Example:
-        """Returns a row without text, with the keys, shapes and types of opened rows.
+        """Returns a row without text that has the keys, shapes and types of real rows.
 
         Args:
           num_characters: number of characters of a word, for layouts that read them.
@@ -117,10 +117,10 @@ class Layout(Role):
             texts = [np.zeros(1, np.int32)] * self.num_texts
             return self.row_format(objective.special).row(texts, length)
         tokens = np.zeros(objective.input_length(length), np.int32)
-        return formats.stretch(tokens, np.zeros(0, np.int64), len(tokens), not self.attend_across_documents)
+        return formats.make_row(tokens, np.zeros(0, np.int64), len(tokens), not self.attend_across_documents)
 
     def row_format(self, special: objectives.Special) -> objectives.RowFormat:
-        """Returns the special ids of a row of texts; pairs have `token_types`, 0 up to the first `[SEP]`, then 1."""
+        """Returns the special ids of a row; pairs have `token_types`, 0 up to the first `[SEP]` and 1 after it."""
         return objectives.RowFormat.of(special, has_types=self.num_texts > 1)
 
     def check(
@@ -134,7 +134,7 @@ class Layout(Role):
           sources: settings of the sources that are read.
 
         Raises:
-          UserError: the objective does not take its rows, or a setting is missing.
+          UserError: the objective does not read these rows, or a setting is missing.
         """
         self._check_form(objective)
         if self.num_texts:
@@ -147,28 +147,28 @@ class Layout(Role):
             return
         if "labelled" in (form, *takes):
             raise UserError(
-                f"objective '{objective.kind}' does not read config.data.layout '{self.kind}': labelled is the "
-                "layout of classification, regression, tagging, span_extraction and multiple_choice, and of them alone"
+                f"objective '{objective.kind}' does not read config.data.layout '{self.kind}': use labelled with "
+                "classification, regression, tagging, span_extraction and multiple_choice, and only with them"
             )
         if "stream" in (form, *takes):
             raise UserError(
-                f"objective '{objective.kind}' does not read config.data.layout '{self.kind}': bidirectional_lm "
-                "reads streams, all others read the other layouts"
+                f"objective '{objective.kind}' does not read config.data.layout '{self.kind}': use streams with "
+                "bidirectional_lm, and only with it"
             )
         raise UserError(
-            f"objective '{objective.kind}' makes rows of its own, {self.plural} are a row: "
-            "choose masked_lm, or blocks as config.data.layout"
+            f"objective '{objective.kind}' adds its own special tokens, but rows of {self.plural} have theirs: "
+            "use masked_lm, or blocks as config.data.layout"
         )
 
 
 def check_length(length: int, least: int, plural: str) -> None:
     """Rejects rows too short for a layout."""
     if length < least:
-        raise UserError(f"config.data.length is {length}: {plural} take at least {least}")
+        raise UserError(f"config.data.length is {length}: {plural} need at least {least}")
 
 
 def check_special_ids(special: SpecialIds, num_texts: int, plural: str) -> None:
-    """Rejects rows between special ids that the vocabulary lacks."""
+    """Rejects rows whose special ids the vocabulary lacks."""
     if None not in (special.cls, special.sep):
         return
     if num_texts > 1:

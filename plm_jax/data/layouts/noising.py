@@ -1,4 +1,4 @@
-"""Rows with an objective's noise and targets: what the trainer's reader and seqio preprocessors share."""
+"""Rows with the noise and targets of an objective, for the reader and for seqio preprocessors."""
 
 import numpy as np
 
@@ -15,7 +15,7 @@ def make(
     rng: np.random.Generator,
     word_initial: np.ndarray | None,
 ) -> Example:
-    """A row with noise and targets; arguments as of `read`."""
+    """Returns a row with noise and targets; the arguments are those of `read`."""
     return objective(read(objective, rows, item, rng, word_initial), rng)
 
 
@@ -26,10 +26,11 @@ def read(
     rng: np.random.Generator,
     word_initial: np.ndarray | None,
 ) -> Example:
-    """A row with all that the objective reads.
+    """Returns a row with everything that the objective reads.
 
     Args:
-      word_initial: bool [vocab_size], for words masked whole where the split does not say where they begin.
+      word_initial: bool [vocab_size], whether a token begins a word; needed by whole-word masking if the split does not
+        store the starts of words.
     """
     example = rows.example(item, rng)
     if "word_starts" in objective.reads and "word_starts" not in example:
@@ -39,7 +40,10 @@ def read(
 
 
 def blank(layout: Layout, length: int, objective: objectives.BoundObjective, num_characters: int = 0) -> Example:
-    """An example without text: the keys, shapes and types of all that `make` gives; arguments as of `Layout.blank`."""
+    """Returns an example without text that has the keys, shapes and types of examples from `make`.
+
+    The arguments are those of `Layout.blank`.
+    """
     row = layout.blank(length, objective, num_characters)
     row |= {name: np.zeros(1, np.int64) for name in objective.reads}
     return objective(row, np.random.default_rng(0))

@@ -1,4 +1,4 @@
-"""Random numbers that depend on a seed, the name of a stream and a few counts, and on nothing that went before."""
+"""Stateless random numbers: a generator depends only on a seed, the name of a stream and a few counters."""
 
 import functools
 import zlib
@@ -11,14 +11,17 @@ from plm_jax.common import seeds
 
 
 class _Key(ISeedSequence):
-    """A key of Philox. Given one as it is, NumPy first gathers entropy from the system: most of a generator's cost."""
+    """Key of Philox as a seed sequence.
+
+    If Philox gets a plain key, NumPy first gathers entropy from the system, which is most of a generator's cost.
+    """
 
     def __init__(self, *words: int):
         self._words = np.array(words, np.uint64)
 
     @override
     def generate_state(self, n_words, dtype=np.uint32):
-        """The two words of 64 bits that Philox asks for."""
+        """Returns the two 64-bit words of the key, which is all that Philox requests."""
         return self._words
 
 
@@ -28,7 +31,7 @@ def _key(seed: int, stream: str) -> _Key:
 
 
 def generator(seed: int, stream: str, *counter: int) -> np.random.Generator:
-    """The random numbers of (seed, stream, counter): Philox keyed by the first two, started at up to three counts."""
+    """Returns a Philox generator with the key (seed, stream), started at `counter`, up to three counts."""
     start = np.array([0, *counter, *[0] * (3 - len(counter))], np.uint64)
     key = _key(seed, stream)
     return np.random.Generator(np.random.Philox(key, counter=start))  # pyright: ignore[reportArgumentType]

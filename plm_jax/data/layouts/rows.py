@@ -20,10 +20,10 @@ class Rows(abc.ABC):
     split.
 
     Attributes:
-      num_rows: rows 0 to num_rows - 1 are the split once, in order.
-      pass_tokens: the tokens by which the rows of a pass advance in total.
+      num_rows: number of rows of the first pass, which are the whole split in order.
+      pass_tokens: number of tokens by which the rows of a pass advance in total.
       examples_a_row: mean number of examples per row, for a source with inputs and targets.
-      is_finished: whether a model reads these rows as they are, without an objective.
+      is_finished: whether a model reads these rows unchanged, without an objective.
     """
 
     num_rows: int
@@ -33,30 +33,30 @@ class Rows(abc.ABC):
 
     @abc.abstractmethod
     def windows(self, window_tokens: int) -> list[np.ndarray]:
-        """Returns for each pass the first row of each window [windows + 1], and the end.
+        """Returns for each pass the first row of each window, and the end [windows + 1].
 
-        A row belongs to the window of `window_tokens` that it starts in, so windows are the same tokens at every
-        length.
+        A row belongs to the window of `window_tokens` in which it starts, so windows have the same tokens for every
+        length of rows.
         """
 
     @abc.abstractmethod
     def example(self, item: int, rng: np.random.Generator) -> Example:
-        """Returns row `item` in the form that an objective reads; `rng` draws what differs each time it is read."""
+        """Returns row `item` in the form that an objective reads; `rng` draws its random parts."""
 
     def documents(self, item: int, rng: np.random.Generator) -> Iterable[int]:
         """Returns the numbers of the documents in row `item`, drawn by `rng` as `example` draws; empty if unknown."""
         return ()
 
     def rows_with(self, document: int) -> Iterable[np.ndarray | range]:
-        """Returns the rows of each pass that may have text of a document; `documents` says which have it."""
-        raise UserError(f"{type(self).__name__} does not tell of which documents its rows are: give it `rows_with`")
+        """Returns the rows of each pass that may have text of a document; check them with `documents`."""
+        raise UserError(f"{type(self).__name__} cannot find the rows of a document: implement `rows_with`")
 
     def shortage(self) -> str:
-        """Returns what an error says of a source whose split has too little text for a row, and what to do."""
-        return "has too little training text for a row: lower config.data.length or give more text"
+        """Returns the part of an error about a split that has too little text for a row, and how to fix it."""
+        return "has too little training text for a row: lower config.data.length or add more text"
 
     def notes(self, name: str) -> list[str]:
-        """Returns lines that a run prints about the rows of source `name`, such as what they leave out."""
+        """Returns lines that a run prints about the rows of source `name`, such as the share of dropped tokens."""
         return []
 
 

@@ -1,13 +1,13 @@
 """Rows of two segments of a document without a label, ELECTRA's (Clark et al. 2020, arXiv:2003.10555).
 
-The rules are those of `build_pretraining_dataset.py` in google-research/electra. A row takes sentences of one document
-until they have as many tokens as were drawn for it, so where it begins depends on the one before it. The split is
-walked once, and its index, see `index`, has these columns:
+The rules are those of `build_pretraining_dataset.py` in google-research/electra. A row has sentences of one document
+until it reaches its target number of tokens, so its start depends on the row before. The index of a split (`index.py`)
+has these columns:
 
-    starts   first token of each row, which goes on to the next one's
-    targets  the tokens that each should have
+    starts   first token of each row, which ends where the next one begins
+    targets  target number of tokens of each row
 
-Which sentences are the first segment is drawn by example.
+The sentences of the first segment are drawn each time that a row is read.
 """
 
 from collections.abc import Iterator
@@ -23,8 +23,8 @@ from plm_jax.data.layouts.formats import Example
 from plm_jax.data.layouts.layout import Layout, RowRequest
 from plm_jax.data.layouts.randomness import generator
 
-# Share of the rows whose sentences are all one segment, and chance that the sentence with which the first one would be
-# more than half of the row is still part of it.
+# Probability that a row is a single segment, and that the sentence with which the first segment exceeds half of the row
+# still belongs to it.
 ONE_SEGMENT, GOES_BEYOND = 0.1, 0.5
 SHORTEST = 5
 
@@ -33,12 +33,12 @@ SHORTEST = 5
 class Segments(Layout):
     """Sentences of one document in two segments, `[CLS] first [SEP] second [SEP]`, without a label (ELECTRA).
 
-    A row takes sentences until it is full or the document ends; what is beyond its length is cut off. Up to about half
-    of it they are the first segment, the others the second, and of a tenth of the rows all are the first. That is drawn
-    anew in each epoch; where rows begin is not.
+    A row has sentences until it is full or the document ends; tokens beyond its length are cut off. Sentences up to
+    about half of the row are the first segment, and the others are the second. In a tenth of the rows, every sentence
+    is in the first. Segments are drawn again in each epoch; the starts of rows are fixed.
 
     Attributes:
-      short_probability: share of rows that take sentences up to a length drawn from 5 to the row's.
+      short_probability: share of rows whose target length is drawn from 5 up to the length of a row.
     """
 
     kind: ClassVar[str] = "segments"
@@ -51,27 +51,27 @@ class Segments(Layout):
     def open(self, request: RowRequest) -> "SegmentRows":
         length, stream = request.length, f"segments/{request.identity}/{request.name}"
 
-        def walk_all(number: int) -> Iterator[index.Found]:
+        def walk_all(number: int) -> Iterator[index.RowBlock]:
             for block, (sentences, documents) in enumerate(index.blocks(request.split)):
                 rng, num = generator(request.seed, stream, block), len(sentences) - 1
                 short = rng.random(num) < self.short_probability
-                wanted = np.where(short, rng.integers(SHORTEST, length, num, endpoint=True), length)
-                yield index.Found(len(documents) - 1, walk(sentences, documents, wanted))
+                targets = np.where(short, rng.integers(SHORTEST, length, num, endpoint=True), length)
+                yield index.RowBlock(len(documents) - 1, walk(sentences, documents, targets))
 
         settings, columns = [trees.to_dict(self), length, request.seed], {"starts": "<i8", "targets": "<i4"}
         return SegmentRows(index.open_index(request, settings, columns, walk_all), request, self)
 
 
 def walk(sentences: np.ndarray, documents: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The rows of some documents.
+    """Finds the rows of some documents.
 
     Args:
       sentences: [s + 1], the first token of each sentence, and the end.
       documents: [d + 1], the first sentence of each document, and the end.
-      targets: [s], how many tokens a row that begins at a sentence should have.
+      targets: [s], target number of tokens of a row that begins at each sentence.
 
     Returns:
-      The first token of each row, and how many it should have.
+      First token and target number of tokens of each row.
     """
     last = np.repeat(documents[1:], np.diff(documents))
     path = index.follow(np.minimum(np.searchsorted(sentences, sentences[:-1] + targets), last))
@@ -79,23 +79,28 @@ def walk(sentences: np.ndarray, documents: np.ndarray, targets: np.ndarray) -> t
 
 
 def in_first(sizes: list[int], target: int, rng: np.random.Generator) -> list[bool]:
-    """Of sentences with so many tokens, whether each is of the first segment of a row that should have `target`."""
+    """Draws for each sentence of a row whether it belongs to the first segment.
+
+    Args:
+      sizes: number of tokens of each sentence.
+      target: target number of tokens of the row.
+    """
     limit = np.inf if rng.random() < ONE_SEGMENT else (target - 3) // 2
-    found, num_first, all_first = [], 0, True
+    is_first, num_first, all_first = [], 0, True
     for size in sizes:
         fits = num_first == 0 or num_first + size < limit
         fits = fits or (all_first and num_first < limit and rng.random() < GOES_BEYOND)
         num_first, all_first = num_first + size * fits, all_first and fits
-        found.append(fits)
-    return found
+        is_first.append(fits)
+    return is_first
 
 
 class SegmentRows(index.IndexedRows):
     """`[CLS] first [SEP] second [SEP]` in rows of `length`, in one pass."""
 
-    def __init__(self, found: index.Index, request: RowRequest, layout: Segments):
-        super().__init__(found, request)
-        self._targets = found.columns["targets"]
+    def __init__(self, rows: index.Index, request: RowRequest, layout: Segments):
+        super().__init__(rows, request)
+        self._targets = rows.columns["targets"]
         self._format = layout.row_format(request.objective.special)
 
     @override
@@ -113,6 +118,6 @@ class SegmentRows(index.IndexedRows):
         for name in self._reads:
             is_start = np.zeros(stop - start, np.bool_)
             is_start[self._split.starts(name, start, stop)] = True
-            found = (at + is_start[part].nonzero()[0] for at, part in zip(begins, parts, strict=True))
-            row[name] = np.concatenate(list(found))
+            starts = [begin + is_start[part].nonzero()[0] for begin, part in zip(begins, parts, strict=True)]
+            row[name] = np.concatenate(starts)
         return row

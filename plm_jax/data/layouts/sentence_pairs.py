@@ -2,17 +2,17 @@
 
 The rules are those of `create_pretraining_data.py` in google-research/bert (Devlin et al. 2019, arXiv:1810.04805) and
 in google-research/albert (Lan et al. 2020, arXiv:1909.11942), where the second part is put before the first instead of
-being random, but in chunks of one sentence. RoBERTa's pairs of two single sentences (Liu et al. 2019,
-arXiv:1907.11692) are the same with chunks of two sentences. Where an example begins depends on the one
-before it in its document, because sentences that a random second part displaces are put back. So each pass over the
-text is walked once, and its index, see `index`, has these columns:
+being random, except in chunks of one sentence. RoBERTa's pairs of two single sentences (Liu et al. 2019,
+arXiv:1907.11692) are the same with chunks of two sentences. The start of an example depends on the one before it in its
+document, because sentences that a random second part displaces are put back. The index of a split (`index.py`) has
+these columns, for each pass:
 
     starts     first token of the first part
-    lengths_a  tokens of the first part, before truncation
-    lengths_b  tokens of the second part, which follows the first; if negative, at least so many come from somewhere
-               else
+    lengths_a  number of tokens of the first part, before truncation
+    lengths_b  number of tokens of the second part, which follows the first; if negative, the smallest number of tokens
+               of a random second part
 
-Partners of random pairs, swaps and what is truncated are drawn by example.
+Partners of random pairs, swaps and truncation are drawn each time that an example is read.
 """
 
 import functools
@@ -32,28 +32,28 @@ from plm_jax.data.layouts.formats import Example
 from plm_jax.data.layouts.layout import Layout, RowRequest
 from plm_jax.data.layouts.randomness import generator
 
-# Share of pairs whose second part is from elsewhere, and, where order is the task, that are swapped.
+# Probability of a random second part, and of a swap if the task is sentence order.
 RANDOM_NEXT = SWAPPED = 0.5
 PARTNER_TRIES = 10
-# Random parts come from the same stretch of text as the first part, for `prepare` has shuffled the documents: what is
-# read stays close together. The source, too, draws from the documents of the files at hand, not from the whole corpus.
+# Random parts come from the same stretch of text as the first part, so that reads stay close together; `prepare` has
+# shuffled the documents. BERT's code, too, draws them from its current input files, not from the whole corpus.
 STRETCH_TOKENS = 2**21
 _COLUMNS = {"starts": "<i8", "lengths_a": "<i4", "lengths_b": "<i4"}
 
 
 @dataclass(frozen=True)
 class SentencePairs(Layout):
-    """Two stretches of text a row, of which the second follows the first or does not, as `pair_label` says.
+    """Two spans of text per row; `pair_label` is 0 if the second follows the first in the text, else 1.
 
     Attributes:
-      task: what label 0, the second follows, is told from: 1, it is from another document, in half of the pairs and
-        where a document has but one sentence left (`next_sentence`, BERT); or 1, the two are swapped, in half of the
-        pairs, or the second is from another document where there is but one sentence (`sentence_order`, ALBERT).
-      parts: stretches of several sentences that fill the row (BERT, and RoBERTa's SEGMENT-PAIR), or two single ones
-        (RoBERTa's SENTENCE-PAIR). Single ones fill little of a row: a run says how much.
-      short_probability: share of documents that are cut into pairs shorter than the row; single sentences are as long
-        as they are.
-      duplicates: different passes over each document, an epoch each; then they come again.
+      task: meaning of label 1. With `next_sentence` (BERT), the second span is from another document, in half of the
+        pairs and if a document has only one sentence left. With `sentence_order` (ALBERT), the two are swapped, in half
+        of the pairs, or the second is from another document if there is only one sentence.
+      parts: `segments` of several sentences that fill the row (BERT, and RoBERTa's SEGMENT-PAIR) or two single
+        `sentences` (RoBERTa's SENTENCE-PAIR). Single sentences leave much of a row empty: a run reports the padding.
+      short_probability: share of documents that are cut into pairs shorter than the row; without effect on single
+        sentences.
+      duplicates: number of different passes over the documents, one per epoch, before they repeat.
     """
 
     kind: ClassVar[str] = "sentence_pairs"
@@ -79,18 +79,17 @@ class SentencePairs(Layout):
     def open(self, request: RowRequest) -> "PairRows":
         stream = f"pairs/{request.identity}/{request.name}"
 
-        def walk_pass(number: int) -> Iterator[index.Found]:
+        def walk_pass(number: int) -> Iterator[index.RowBlock]:
             return self._walk(request.split, request.length, functools.partial(generator, request.seed, stream, number))
 
         settings = [trees.to_dict(self), request.length, request.seed]
-        # Half a second for 2 million sentences a pass.
-        found = index.open_index(request, settings, _COLUMNS, walk_pass, self.duplicates)
-        return PairRows(found, request, self)
+        # A pass over 2 million sentences takes half a second.
+        return PairRows(index.open_index(request, settings, _COLUMNS, walk_pass, self.duplicates), request, self)
 
     def _walk(
         self, split: cache.DocumentTable, length: int, generator_of: Callable[[int], np.random.Generator]
-    ) -> Iterator[index.Found]:
-        """A pass over a split; `generator_of` the number of a block of documents."""
+    ) -> Iterator[index.RowBlock]:
+        """Yields the pairs of a pass; `generator_of` returns the generator of a block of documents."""
         longest, random_next = length - 3, RANDOM_NEXT if self.task == "next_sentence" else 0.0
         for block, (sentences, documents) in enumerate(index.blocks(split)):
             rng, num_documents = generator_of(block), len(documents) - 1
@@ -98,8 +97,8 @@ class SentencePairs(Layout):
             lengths = rng.integers(2, longest, num_documents, endpoint=True)
             targets = np.where(short, lengths, longest)
             draws = rng.random((len(sentences) - 1, 2))
-            found = walk(sentences, documents, targets, draws, random_next, self.parts == "sentences")
-            yield index.Found(num_documents, found)
+            pairs = walk(sentences, documents, targets, draws, random_next, self.parts == "sentences")
+            yield index.RowBlock(num_documents, pairs)
 
 
 def walk(
@@ -110,15 +109,16 @@ def walk(
     random_next: float = RANDOM_NEXT,
     single: bool = False,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The pairs of some documents, each from its first sentence to its last.
+    """Finds the pairs of some documents, each document from its first sentence to its last.
 
     Args:
       sentences: [s + 1], the first token of each sentence, and the end.
       documents: [d + 1], the first sentence of each document, and the end.
-      targets: [d], how many tokens a pair of each document should have.
-      draws: [s, 2], uniform in [0, 1), for the pair that begins at a sentence: where it is cut, and whether at random.
-      random_next: chance of a second part from elsewhere where the document has one.
-      single: each part is one sentence, whatever the target.
+      targets: [d], target number of tokens of a pair of each document.
+      draws: [s, 2], uniform in [0, 1), for the pair that begins at a sentence: the first decides where it is cut, the
+        second whether its second part is random.
+      random_next: probability of a random second part if the document has a second part.
+      single: whether each part is one sentence, regardless of the target.
 
     Returns:
       `starts`, `lengths_a` and `lengths_b` of the index, in order.
@@ -126,7 +126,7 @@ def walk(
     counts = np.diff(documents)
     target, last = np.repeat(targets, counts), np.repeat(documents[1:], counts)
     numbers = np.arange(len(last))
-    # What a pair that begins at a sentence would be is found for all sentences at once, then the path is followed.
+    # Computes the pair that would begin at each sentence, then follows the path of actual pairs.
     end = np.minimum(numbers + 2 if single else np.searchsorted(sentences, sentences[:-1] + target), last)
     choices = end - numbers - 1
     cut = numbers + 1 + (draws[:, 0] * choices).astype(np.int64)
@@ -134,12 +134,12 @@ def walk(
     path = index.follow(np.where(is_random, cut, end))
     starts, middle = sentences[path], sentences[cut[path]]
     lengths_a = middle - starts
-    wanted = 1 if single else np.maximum(target[path] - lengths_a, 1)
-    return starts, lengths_a, np.where(is_random[path], -wanted, sentences[end[path]] - middle)
+    least_b = 1 if single else np.maximum(target[path] - lengths_a, 1)
+    return starts, lengths_a, np.where(is_random[path], -least_b, sentences[end[path]] - middle)
 
 
 def truncate(num_a: int, num_b: int, room: int) -> tuple[int, int]:
-    """What is left of two lengths when the longer one, B if they are equal, loses one until both fit into `room`."""
+    """Shortens the longer of two lengths, B if they are equal, by one until both fit into `room`; returns both."""
     kept_a = min(num_a, max(room - room // 2, room - num_b))
     return kept_a, min(num_b, room - kept_a)
 
@@ -147,9 +147,9 @@ def truncate(num_a: int, num_b: int, room: int) -> tuple[int, int]:
 class PairRows(index.IndexedRows):
     """`[CLS] A [SEP] B [SEP]` in rows of `length`."""
 
-    def __init__(self, found: index.Index, request: RowRequest, layout: SentencePairs):
-        super().__init__(found, request)
-        self._lengths_a, self._lengths_b = found.columns["lengths_a"], found.columns["lengths_b"]
+    def __init__(self, rows: index.Index, request: RowRequest, layout: SentencePairs):
+        super().__init__(rows, request)
+        self._lengths_a, self._lengths_b = rows.columns["lengths_a"], rows.columns["lengths_b"]
         self._format = layout.row_format(request.objective.special)
         self._swaps = layout.task == "sentence_order"
         self._near = functools.lru_cache(16)(self._documents_of)
@@ -165,62 +165,65 @@ class PairRows(index.IndexedRows):
             label, (start_a, num_a), (start_b, num_b) = 1, (start_b, num_b), (start_a, num_a)
         room = self._format.room(self._length, 2)
         kept_a, kept_b = truncate(num_a, num_b, room)
-        if num_a + num_b > room:  # Each token that goes is the first or the last.
+        if num_a + num_b > room:  # Each dropped token is the first or the last one, at random.
             cut_a, cut_b = rng.binomial((num_a - kept_a, num_b - kept_b), 0.5).tolist()
             start_a, start_b = start_a + cut_a, start_b + cut_b
-        stretches = (start_a, start_a + kept_a), (start_b, start_b + kept_b)
-        made = self._format.row([self._split.tokens(*stretch) for stretch in stretches], self._length)
-        made["pair_label"] = np.array(label, np.int32)
-        return self._with_starts(made, stretches, (kept_a, kept_b), self._format)
+        spans = (start_a, start_a + kept_a), (start_b, start_b + kept_b)
+        row = self._format.row([self._split.tokens(*span) for span in spans], self._length)
+        row["pair_label"] = np.array(label, np.int32)
+        return self._with_starts(row, spans, (kept_a, kept_b), self._format)
 
     @override
     def documents(self, item: int, rng: np.random.Generator) -> list[int]:
-        start, wanted = int(self._starts[item]), -int(self._lengths_b[item])
-        starts = [start, self._partner(start, wanted, rng)[0]] if wanted > 0 else [start]
-        return [number for at in starts for number in self._split.numbers(at, at + 1)]
+        start, least = int(self._starts[item]), -int(self._lengths_b[item])
+        starts = [start, self._partner(start, least, rng)[0]] if least > 0 else [start]
+        return [number for token in starts for number in self._split.numbers(token, token + 1)]
 
     @override
     def rows_with(self, document: int) -> Iterator[np.ndarray]:
         """Returns the rows of the document itself, and those whose random second part it may be."""
         documents = self._split.documents
-        own = documents[document : document + 2].tolist()
-        for first, end in itertools.pairwise(self._passes):
-            starts = self._starts[first:end]
-            yield np.arange(*(first + starts.searchsorted(own)))
-            for stretch in {own[0] // STRETCH_TOKENS, *self._lonely}:
+        begin, end = documents[document : document + 2].tolist()
+        for first, last in itertools.pairwise(self._passes):
+            starts = self._starts[first:last]
+            yield np.arange(*(first + starts.searchsorted([begin, end])))
+            for stretch in {begin // STRETCH_TOKENS, *self._lonely}:
                 edges = documents.searchsorted((stretch * STRETCH_TOKENS, (stretch + 1) * STRETCH_TOKENS))
                 tokens = [int(documents[min(edge, self._split.num_documents)]) for edge in edges.tolist()]
-                begin, stop = (first + starts.searchsorted(tokens)).tolist()
-                found = begin + (self._lengths_b[begin:stop] < 0).nonzero()[0]
-                yield found[(self._starts[found] < own[0]) | (self._starts[found] >= own[1])]
+                low, high = (first + starts.searchsorted(tokens)).tolist()
+                rows = low + (self._lengths_b[low:high] < 0).nonzero()[0]
+                yield rows[(self._starts[rows] < begin) | (self._starts[rows] >= end)]
 
     @functools.cached_property
     def _lonely(self) -> list[int]:
-        """The stretches in which one document begins: its partners are from anywhere."""
+        """Returns the stretches in which only one document begins; its partners come from the whole split."""
         edges = np.arange(-(-self._split.num_tokens // STRETCH_TOKENS) + 1) * STRETCH_TOKENS
         return (np.diff(self._split.documents.searchsorted(edges)) == 1).nonzero()[0].tolist()
 
     def _documents_of(self, stretch: int) -> tuple[int, int]:
-        """The first document that begins in a stretch and the one after the last; of all where there is but one."""
+        """Returns the range of documents that begin in a stretch, or of every document if there is only one."""
         edges = stretch * STRETCH_TOKENS, (stretch + 1) * STRETCH_TOKENS
         first, end = np.minimum(self._split.documents.searchsorted(edges), self._split.num_documents).tolist()
         return (first, end) if end - first > 1 else (0, self._split.num_documents)
 
-    def _partner(self, start: int, wanted: int, rng: np.random.Generator) -> tuple[int, int]:
-        """The first token and the number of tokens of whole sentences, `wanted` or more, or up to their document's end.
+    def _partner(self, start: int, least: int, rng: np.random.Generator) -> tuple[int, int]:
+        """Draws whole sentences of another document with at least `least` tokens, or up to the end of the document.
 
-        The document is another one than that of the token `start`, but for ten failures to draw one, and begins in the
-        same stretch; where there is no other in it, anywhere.
+        The document begins in the same stretch as that of the token `start`, or anywhere if the stretch has no other.
+        If PARTNER_TRIES draws fail, it is the same document.
+
+        Returns:
+          First token and number of tokens.
         """
         documents, sentences = self._split.documents, self._split.sentences
-        own = int(documents.searchsorted(start, side="right")) - 1
-        choices = self._near(int(documents[own]) // STRETCH_TOKENS)
+        excluded = int(documents.searchsorted(start, side="right")) - 1
+        choices = self._near(int(documents[excluded]) // STRETCH_TOKENS)
         for _ in range(PARTNER_TRIES):
             document = int(rng.integers(*choices))
-            if document != own:
+            if document != excluded:
                 break
         begin, end = documents[document : document + 2].tolist()
         first = int(rng.integers(*sentences.searchsorted((begin, end)).tolist()))
         start = int(sentences[first])
-        last = int(sentences.searchsorted(start + wanted))
+        last = int(sentences.searchsorted(start + least))
         return start, (end if last == len(sentences) else min(int(sentences[last]), end)) - start

@@ -1,4 +1,4 @@
-"""The tokens of a split as one stream: its documents one after another, each between the marks around it."""
+"""Stream of the tokens of a split: its documents one after another, with special ids around each."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ import numpy as np
 from plm_jax.data import cache
 from plm_jax.data.layouts import formats
 
-# Documents that are looked at first for where a row ends; few rows have more.
+# Number of documents that are read first to find the end of a row; few rows have more.
 _FEW = 8
 
 
@@ -15,63 +15,67 @@ class Stream:
     """The tokens of a split with `begin` before each document and `eos` after it.
 
     Attributes:
-      num_tokens: the stream's length.
+      num_tokens: number of tokens of the stream.
     """
 
     def __init__(self, split: cache.DocumentTable, eos: int | None, pad: int | None, begin: Sequence[int] = ()):
         self._split = split
-        # What stands around the place where one document ends and the next begins, and where, counted from there.
-        self._marks = [*enumerate(begin), *([] if eos is None else [(-1, eos)])]
-        self._begin, self._extra = len(begin), len(self._marks)
+        # Offsets of special ids from the start of a document, and their ids.
+        self._special = [*enumerate(begin), *([] if eos is None else [(-1, eos)])]
+        self._begin, self._extra = len(begin), len(self._special)
         self._pad = 0 if pad is None else pad
         self.num_tokens = split.num_tokens + self._extra * split.num_documents
         self._search = split.search(self._extra)
 
     def _starts(self, documents: slice) -> np.ndarray:
-        """Where these documents begin, and, as the last one, where the stream ends."""
+        """Returns the starts of documents; number `num_documents` stands for the end of the stream."""
         numbers = np.arange(*documents.indices(self._split.num_documents + 1))
         return self._split.documents[documents] + self._extra * numbers
 
     def _starts_until(self, document: int, stop: int) -> np.ndarray:
-        """Where this document and those after it begin, on to the first at or beyond `stop`, and perhaps some more."""
+        """Returns the starts of documents from `document` up to the first one at or after `stop`, or some more."""
         count = _FEW
-        while len(found := self._starts(slice(document, document + count))) == count and found[-1] < stop:
+        while len(starts := self._starts(slice(document, document + count))) == count and starts[-1] < stop:
             count *= _FEW
-        return found
+        return starts
 
     def _first_document(self, token: int) -> int:
-        """The last document that starts at or before `token`."""
+        """Returns the last document that starts at or before `token`."""
         return min(self._search.count(token), self._split.num_documents) - 1
 
     def _text(self, document: int, start: int, token: int) -> int:
-        """How many tokens of text precede `token`, which is of the document that begins at `start` in the stream."""
+        """Returns the number of text tokens before `token` of the document that begins at `start` in the stream."""
         return start - self._extra * document + max(0, token - start - self._begin)
 
     def read(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens [start, stop) as int32, and where in them a document begins (the one running at `start` left out)."""
+        """Reads tokens [start, stop).
+
+        Returns:
+          Tokens, int32; positions at which documents begin among them, without the first document.
+        """
         first, size = self._first_document(start), stop - start
         starts = self._starts_until(first, stop)
-        at = self._text(first, int(starts[0]), start)
+        text_start = self._text(first, int(starts[0]), start)
         starts -= start
         if starts[0] <= -self._begin and starts[1] > size:
-            return self._split.tokens(at, at + size).astype(np.int32), starts[:0]
+            return self._split.tokens(text_start, text_start + size).astype(np.int32), starts[:0]
         tokens, is_text = np.empty(size, np.int32), np.ones(size, np.bool_)
-        for offset, mark in self._marks:
-            places = starts + offset
-            places = places[places.searchsorted(0) : places.searchsorted(size)]
-            tokens[places], is_text[places] = mark, False
-        tokens[is_text] = self._split.tokens(at, at + int(np.count_nonzero(is_text)))
+        for offset, special_id in self._special:
+            positions = starts + offset
+            positions = positions[positions.searchsorted(0) : positions.searchsorted(size)]
+            tokens[positions], is_text[positions] = special_id, False
+        tokens[is_text] = self._split.tokens(text_start, text_start + int(np.count_nonzero(is_text)))
         return tokens, starts[1 : starts.searchsorted(size)]
 
     def numbers(self, start: int, stop: int) -> range:
-        """The documents of whose text tokens [start, stop) are some."""
+        """Returns the documents that have text among tokens [start, stop)."""
         first, last = self._first_document(start), self._first_document(stop - 1) + 1
         _, text_end = self._text_of(first)
         text_begin, _ = self._text_of(last - 1)
         return range(first + (start >= text_end), last - (stop <= text_begin))
 
     def _text_of(self, document: int) -> tuple[int, int]:
-        """The tokens [start, stop) of a document without its marks."""
+        """Returns the tokens [start, stop) of a document without its special ids."""
         start, stop = self.span(document)
         return start + self._begin, stop - (self._extra - self._begin)
 
@@ -81,11 +85,11 @@ class Stream:
         return start, stop
 
     def has(self, name: str) -> bool:
-        """Whether its split has a column."""
+        """Whether the split has a column."""
         return self._split.has(name)
 
     def starts(self, name: str, start: int, stop: int) -> np.ndarray:
-        """Where in tokens [start, stop) the parts begin, sentences or words, that a column of the split tells."""
+        """Returns the positions in tokens [start, stop) at which sentences or words of a column begin."""
         parts, documents = self._split.column(name), self._split.documents
         first, last = self._first_document(start), self._first_document(stop - 1)
         edges = [
@@ -93,18 +97,18 @@ class Stream:
             for document, token in ((first, start), (last, stop))
         ]
         begin, end = parts.searchsorted(edges)
-        found = parts[begin:end]
-        before = first + documents[first : last + 2].searchsorted(found, side="right") - 1
-        starts = found + self._extra * before + self._begin - start
+        tokens = parts[begin:end]
+        before = first + documents[first : last + 2].searchsorted(tokens, side="right") - 1
+        starts = tokens + self._extra * before + self._begin - start
         return starts[starts < stop - start]
 
     def documents(self, start: int, stop: int) -> np.ndarray:
-        """Where each document that tokens [start, stop) are of begins, and, as the last one, where the last ends."""
+        """Returns the start of each document with some of tokens [start, stop), and the end of the last one."""
         first = self._first_document(start)
         begins = self._starts_until(first, stop)
         return begins[: begins.searchsorted(stop) + 1]
 
     def example(self, start: int, length: int, separate: bool) -> dict[str, np.ndarray]:
-        """The row of `length` tokens from `start` on, see `formats.stretch`."""
+        """Returns the row of `length` tokens from `start` on, as `formats.make_row` makes it."""
         tokens, begins = self.read(start, start + min(length, self.num_tokens - start))
-        return formats.stretch(tokens, begins, length, separate, self._pad)
+        return formats.make_row(tokens, begins, length, separate, self._pad)

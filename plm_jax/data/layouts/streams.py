@@ -1,9 +1,9 @@
-"""ELMo's contiguous streams: a row of a batch goes on where the same row of the batch before ended.
+"""ELMo's contiguous streams: a row of a batch begins where the same row of the previous batch ended.
 
-Each document is framed by `<S>` and `</S>`: of n words it makes n + 1 places. At the k-th place forward reading sees
-the word before the k-th (first `<S>`) and predicts the k-th (last `</S>`); backward reading does the same with the
-words in reverse, from `</S>` to `<S>`. Both directions go through the documents in the same order, so the state that
-they carry is at any time that of the documents before (allenai/bilm-tf, bilm/data.py, where a line is a document).
+Each document is framed by `<S>` and `</S>`, so n words make n + 1 positions. At position k, the forward direction reads
+word k - 1 (first `<S>`) and predicts word k (last `</S>`). The backward direction does the same with the words in
+reverse, from `</S>` to `<S>`. Both directions read the documents in the same order, so their recurrent states always
+come from the same preceding documents (allenai/bilm-tf, bilm/data.py, where a line is a document).
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,9 +25,9 @@ from plm_jax.data.layouts.stream import Stream
 
 @dataclass(frozen=True)
 class Streams(Layout):
-    """Each row of a batch goes on where it ended in the batch before, with a state carried along (ELMo).
+    """Rows that begin where the same row of the previous batch ended, with the recurrent state kept (ELMo).
 
-    Example k depends on the batch size too, and so each change of it begins with a fresh state.
+    Example k also depends on the batch size, so each change of the batch size begins with a new state.
     """
 
     kind: ClassVar[str] = "streams"
@@ -48,7 +48,7 @@ class Streams(Layout):
     ) -> None:
         super().check(objective, special, length, sources)
         if len(sources) != 1:
-            raise UserError("streams read one source: name one in config.data.sources, of several files if need be")
+            raise UserError("streams read one source: set one in config.data.sources, with several files if necessary")
         if None in (special.bos, special.eos):
             raise UserError("streams frame documents: set config.vocabulary.bos and config.vocabulary.eos")
 
@@ -61,7 +61,7 @@ class Streams(Layout):
     def open(self, request: RowRequest) -> "StreamRows":
         special = request.objective.special
         if special.bos is None or request.characters is None:
-            raise UserError("streams read the characters of words, framed by config.vocabulary.bos and its eos")
+            raise UserError("streams need the characters of words and config.vocabulary.bos and eos: set them")
         stream = Stream(request.split, request.objective.separator, special.pad)
         return StreamRows(stream, request.length, special.bos, request.characters)
 
@@ -75,12 +75,12 @@ class StreamRows(StridedRows):
     """The words of a split in rows of `length`, in one pass.
 
     Attributes:
-      length: words of a row.
-      num_whole: rows that are not padded; the last may be short.
+      length: number of words of a row.
+      num_whole: number of rows without padding; the last row may be shorter.
     """
 
     def __init__(self, stream: Stream, length: int, bos: int, characters: np.ndarray):
-        """`stream` has its `eos`; `characters` [vocab_size, C] are those of each word."""
+        """Opens the rows; `stream` has an `eos`, and `characters` [vocab_size, C] are those of each word."""
         super().__init__(stream, length, length)
         self.length, self.pass_tokens = length, stream.num_tokens
         self._bos = bos
@@ -94,37 +94,37 @@ class StreamRows(StridedRows):
     def example(self, item: int, rng: np.random.Generator) -> Example:
         """Returns `characters` int32 [2, length, C] and `targets` int32 [2, length], forward and backward.
 
-        Where the row is short, `mask` [length] is 0 at padding and 1 elsewhere.
+        If the row is padded, `mask` [length] is 0 at padding and 1 elsewhere.
         """
         start, stop = self.span(item)
-        places = np.arange(start, stop)
+        positions = np.arange(start, stop)
         begins = self._stream.documents(start, stop)
-        document = begins.searchsorted(places, side="right")
+        document = begins.searchsorted(positions, side="right")
         begin, end = begins[document - 1], begins[document]
-        word, before = self._words(places, begin)
-        # The place that is as far from the document's end.
-        turned_word, turned_before = self._words(begin + end - 1 - places, begin)
+        word, before = self._words(positions, begin)
+        # The backward direction reads the position at the same distance from the end of the document.
+        reverse_word, reverse_before = self._words(begin + end - 1 - positions, begin)
         inputs, targets = np.zeros((2, 2, self._length), np.int32)
-        inputs[:, : len(places)] = before, turned_word
-        targets[:, : len(places)] = word, turned_before
+        inputs[:, : len(positions)] = before, reverse_word
+        targets[:, : len(positions)] = word, reverse_before
         example = {"characters": self._characters[inputs].astype(np.int32), "targets": targets}
-        if len(places) < self._length:
-            example["mask"] = (np.arange(self._length) < len(places)).astype(np.int32)
+        if len(positions) < self._length:
+            example["mask"] = (np.arange(self._length) < len(positions)).astype(np.int32)
         return example
 
-    def _words(self, places: np.ndarray, begin: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """What is at these places, and what is before it; each one's document begins at `begin`."""
-        first = max(0, int(places.min()) - 1)
-        tokens, _ = self._stream.read(first, int(places.max()) + 1)
-        before = np.where(places == begin, self._bos, tokens[np.maximum(places - first - 1, 0)])
-        return tokens[places - first], before
+    def _words(self, positions: np.ndarray, begin: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the words at these positions, and the words before; `begin` is the start of each one's document."""
+        first = max(0, int(positions.min()) - 1)
+        tokens, _ = self._stream.read(first, int(positions.max()) + 1)
+        before = np.where(positions == begin, self._bos, tokens[np.maximum(positions - first - 1, 0)])
+        return tokens[positions - first], before
 
 
 class StreamOrder(RowOrder):
-    """The order of streams' rows over batches: row r of every batch reads on in its own share of the text.
+    """Order of rows of streams: row r of every batch reads its own share of the text in order.
 
-    Once a row has come to the end of its share it goes on with the next one's, and from the end of the text to its
-    begin: there is no end of an epoch.
+    After the end of its share, a row continues with the next share, and after the end of the text with its beginning,
+    so batches run across epochs.
     """
 
     def __init__(self, rows: StreamRows, batch_size: int):
@@ -141,27 +141,27 @@ class StreamOrder(RowOrder):
         return (row * self._share + batch) % self._num_whole
 
     @override
-    def places(self, rows: Sequence[int] | np.ndarray, first: int, last: int) -> np.ndarray:
-        found, batches = [], np.array([first // self._batch_size, -(-last // self._batch_size)])
+    def positions(self, rows: Sequence[int] | np.ndarray, first: int, last: int) -> np.ndarray:
+        parts, batches = [], np.array([first // self._batch_size, -(-last // self._batch_size)])
         for item in rows:
             if item < self._num_whole:
                 starts = (item - np.arange(self._batch_size) * self._share) % self._num_whole
                 for row, start in enumerate(starts.tolist()):
-                    # Every so many batches a row of the batch comes to the same row of the text.
+                    # A row of the batch reads the same row of the text again after `_num_whole` batches.
                     begin = start + -(-(max(0, int(batches[0]) - start)) // self._num_whole) * self._num_whole
-                    found.append(np.arange(begin, batches[1], self._num_whole) * self._batch_size + row)
-        places = np.concatenate([np.zeros(0, np.int64), *found])
-        return np.sort(places[(places >= first) & (places < last)])
+                    parts.append(np.arange(begin, batches[1], self._num_whole) * self._batch_size + row)
+        positions = np.concatenate([np.zeros(0, np.int64), *parts])
+        return np.sort(positions[(positions >= first) & (positions < last)])
 
     @override
     def shortage(self) -> str:
         return (
-            f"has {self.rows.pass_tokens} training words, a batch of streams takes {self._batch_size * self._length}: "
-            "lower config.train.batch_size or give more text"
+            f"has {self.rows.pass_tokens} training words, but a batch of streams needs "
+            f"{self._batch_size * self._length}: lower config.train.batch_size or add more text"
         )
 
     @override
     def resume(self, k: int, before: Self) -> int:
-        """Returns the start of a batch, as many words into the text, rounded up."""
-        places = k * before._length
-        return -(-places // (self._batch_size * self._length)) * self._batch_size
+        """Returns the position after the same number of words, rounded up to the start of a batch."""
+        num_words = k * before._length
+        return -(-num_words // (self._batch_size * self._length)) * self._batch_size

@@ -17,8 +17,7 @@ from plm_jax.common.errors import UserError
 from plm_jax.data import vocabularies
 from plm_jax.data.prepare import tokenizing as tokenising
 from plm_jax.data.prepare import workers
-from plm_jax.data.vocabularies import sentences, tokenizer_files, training
-from plm_jax.data.vocabularies import word_spans as stretches
+from plm_jax.data.vocabularies import sentences, tokenizer_files, training, word_spans
 from plm_jax.runs import preparation
 from tests.data.test_prepare import contents, corpus, run  # noqa: F401
 
@@ -72,7 +71,7 @@ def first_bytes(vocabulary, text):
     ((ids, offsets),) = vocabulary.encode_offsets([text])
     if not len(ids):
         return 0
-    if (own := vocabulary._own_bytes.get(int(ids[0]))) is not None:
+    if (own := vocabulary._byte_counts.get(int(ids[0]))) is not None:
         return own
     if len(ids) == 1:
         return len(text.encode())
@@ -98,8 +97,8 @@ def test_any_text_is_encoded_as_the_library_does(vocabulary, texts):
 def test_what_is_remembered_is_bounded_and_changes_nothing(vocabulary, lines, monkeypatch):
     if not getattr(vocabulary, "separable", False):
         pytest.skip("it remembers nothing")
-    monkeypatch.setattr(stretches, "_MOST_TOKENS", 200)
-    fresh = stretches.Stretches(vocabulary.encode_offsets)
+    monkeypatch.setattr(word_spans, "_MAX_TOKENS", 200)
+    fresh = word_spans.SpanTokenizer(vocabulary.encode_offsets)
     for begin in range(0, 200, 20):
         ids, _, sizes = fresh(lines[begin : begin + 20])
         expected = [vocabulary.encode(text) for text in lines[begin : begin + 20]]
@@ -116,7 +115,7 @@ def test_a_stretch_is_tokenised_once():
         seen.extend(texts)
         return [(e.ids, [begin for begin, _ in e.offsets]) for e in tokenizer.encode_batch(texts)]
 
-    fresh = stretches.Stretches(encode)
+    fresh = word_spans.SpanTokenizer(encode)
     for _ in range(2):
         ids, places, sizes = fresh(["the the sea", "sea the"])
         assert (ids.tolist(), places.tolist(), sizes.tolist()) == ([1, 1, 0, 0, 1], [0, 4, 8, 0, 4], [3, 2])
@@ -165,5 +164,5 @@ def test_what_goes_wrong_in_a_process_is_told_and_none_stays(what, message):
 
 
 def test_ranges():
-    found = stretches.ranges(np.array([5, 0, 9]), np.array([2, 0, 3]))
+    found = word_spans.ranges(np.array([5, 0, 9]), np.array([2, 0, 3]))
     assert found.tolist() == [5, 6, 9, 10, 11]

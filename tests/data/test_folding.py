@@ -15,7 +15,7 @@ from plm_jax import config
 from plm_jax.common.errors import UserError
 from plm_jax.data import cache, vocabularies
 from plm_jax.data.vocabularies import folding, sentences, training
-from plm_jax.data.vocabularies.vocabulary import MOST_UNITS
+from plm_jax.data.vocabularies.vocabulary import MAX_UNITS
 from plm_jax.runs import preparation
 from tests.data.test_prepare import corpus, run  # noqa: F401
 
@@ -67,7 +67,7 @@ def test_any_text_is_folded_letter_by_letter(text):
     assert folding.fold(text) == folded(text)
     sizes = [len(folding.fold(letter).encode()) for letter in text]
     assert sum(sizes) == len(folded(text).encode())
-    assert max(sizes, default=0) <= MOST_UNITS
+    assert max(sizes, default=0) <= MAX_UNITS
 
 
 def test_ids_are_those_of_folded_text_and_places_those_of_the_text(section):
@@ -115,7 +115,7 @@ def test_only_a_folded_vocabulary_has_another_identity(section, tmp_path):
     assert vocabularies.identity(plain) != vocabularies.identity(vocabularies.load_plain(section))
     (tmp_path / "vocab.txt").write_text("[UNK]\nthe\n")
     for spec, words in {f"wordpiece:{tmp_path}/vocab.txt": "set train_kind to 'uncased'", "bytes": "leave it"}.items():
-        with pytest.raises(UserError, match=f"lowercase is for SentencePiece alone.*{words}"):
+        with pytest.raises(UserError, match=f"lowercase is for SentencePiece only.*{words}"):
             vocabularies.load_plain(config.VocabularyConfig(spec, lowercase=True))
 
 

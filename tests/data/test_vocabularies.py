@@ -282,7 +282,7 @@ def test_sentinels_of_a_sentencepiece_file_are_the_ones_that_count(trained, tmp_
     ids = [402, *inside.encode("the whale"), 401]
     assert inside.decode(ids) == above.decode(ids) == "<extra_id_0> the whale <extra_id_1>"
     for other in (2, 5):  # Another number would make another id the first one.
-        with pytest.raises(UserError, match=rf"sentinels is {other} but .* has 3: set it to that"):
+        with pytest.raises(UserError, match=rf"sentinels is {other} but .* has 3: set it to 3"):
             vocabularies.load(dataclasses.replace(own, sentinels=other))
     with pytest.raises(UserError, match="ends with its sentinels, no id goes above them"):
         vocabularies.load(dataclasses.replace(own, added=1, sop=402))
@@ -300,7 +300,7 @@ def test_special_ids_may_be_added_above_the_file(trained, gpt2):
         assert loaded.decode([size, *text, size + 1, size + 2]) == "the whale"
         assert loaded.decode([*text, size + 3]) == "the whale <extra_id_0>"
         assert len({vocabularies.identity(v) for v in (plain, loaded)}) == 2
-        with pytest.raises(UserError, match=rf"eop is {size + 2}: give an id below the vocabulary's size, {size + 2}"):
+        with pytest.raises(UserError, match=rf"eop is {size + 2}: use an id below the vocabulary's size, {size + 2}"):
             vocabularies.load(dataclasses.replace(given, added=2))
 
 
@@ -327,12 +327,12 @@ def test_mistakes_are_told(trained, tmp_path):
     merges = GPT2.split(",")[1]
     cases = {
         "sentencepiece:/none": "cannot read the vocabulary's /none",
-        f"sentencepiece:{damaged}": "is no SentencePiece model",
+        f"sentencepiece:{damaged}": "is not a SentencePiece model",
         f"bpe:{damaged},{merges}": "make no BPE vocabulary",
-        f"bpe:{merges}": "give bpe:VOCAB,MERGES",
-        "bytes:no": "give bytes",
-        f"tiktoken:{damaged}": "is no file of tiktoken's",
-        f"json:{damaged}": "is no tokenizer.json",
+        f"bpe:{merges}": "use bpe:VOCAB,MERGES",
+        "bytes:no": "use bytes",
+        f"tiktoken:{damaged}": "is not a tiktoken file",
+        f"json:{damaged}": "is not a tokenizer.json",
         "byte": "did you mean 'bytes'",
     }
     for spec, message in cases.items():
@@ -344,11 +344,11 @@ def test_mistakes_are_told(trained, tmp_path):
         vocabularies.load(config.VocabularyConfig("bytes", pad=0))
     with pytest.raises(UserError, match=r"vocabulary.eos is 50257"):
         vocabularies.load(config.VocabularyConfig(GPT2, eos=50257))
-    with pytest.raises(UserError, match=r"eos is 0, a token of text in .*vocab.json: give a special one's id"):
+    with pytest.raises(UserError, match=r"eos is 0, a token of text in .*vocab.json: use the id of a special one"):
         vocabularies.load(config.VocabularyConfig(GPT2, eos=0))
     with pytest.raises(UserError, match=r"mask is 50255, a token of text"):
         vocabularies.load(config.VocabularyConfig(GPT2, mask=50255))
-    with pytest.raises(UserError, match="no SentencePiece vocabulary of 5000"):
+    with pytest.raises(UserError, match="cannot train a SentencePiece vocabulary of 5000"):
         training.train(["few words"], dataclasses.replace(T5_LIKE, spec=f"sentencepiece:{damaged}", train_size=5000))
     with pytest.raises(UserError, match="needs an unk id"):
         training.train(["x"], config.VocabularyConfig(f"sentencepiece:{damaged}", train_size=400))
@@ -366,9 +366,9 @@ def line_of(change):
 @pytest.mark.parametrize(
     ("name", "change", "says"),
     [
-        ("merges.txt", line_of(lambda lines: lines.pop()), "1 tokens, such as .* are made by no merge"),
+        ("merges.txt", line_of(lambda lines: lines.pop()), "1 tokens, such as .* have no merge"),
         ("merges.txt", line_of(lambda lines: lines.__delitem__(slice(1, None))), r"\d{5} tokens, such as"),
-        ("merges.txt", lambda data: data[:-4], "are made by no merge|out of vocabulary"),
+        ("merges.txt", lambda data: data[:-4], "have no merge|out of vocabulary"),
         ("merges.txt", lambda data: b"", r"\d{5} tokens, such as"),
         ("merges.txt", line_of(lambda lines: lines.append(b"a\n")), "other than two tokens"),
         ("vocab.json", lambda data: data.replace(b'"!": 0', b'"!": 1'), "ids are not 0 to size - 1"),

@@ -167,13 +167,13 @@ def test_what_cannot_be_trained_is_told(tmp_path):
         training.train([text], specials_of(name, tmp_path, **changes))
 
     for name in ("gpt2", "uncased"):
-        with pytest.raises(UserError, match=rf"train_size is {SIZE}, the texts give no more than \d+: lower it"):
+        with pytest.raises(UserError, match=rf"train_size is {SIZE}, but the texts have no more than \d+ tokens"):
             train(name)
-    with pytest.raises(UserError, match=r"a tiktoken vocabulary has no symbol for eos: .* or put it above"):
+    with pytest.raises(UserError, match=r"a tiktoken vocabulary has no symbol for eos: .* or set it to an id of at"):
         train("llama3", eos=7)
-    with pytest.raises(UserError, match=r"train_size is 100, the letters .* alone are 257: give more"):
+    with pytest.raises(UserError, match=r"train_size is 100, but the letters .* alone are 257: raise it"):
         train("gpt2", train_size=100, eos=99)
-    with pytest.raises(UserError, match=r"train_size is 5, the letters .* alone are 6: give more"):
+    with pytest.raises(UserError, match=r"train_size is 5, but the letters .* alone are 6: raise it"):
         train("cased", train_size=5)
     with pytest.raises(UserError, match="train_kind is 'bpe', wordpiece has uncased or cased"):
         train("cased", train_kind="bpe")

@@ -143,7 +143,7 @@ def test_mistakes_are_told(load):
     with pytest.raises(UserError, match=r"vocabulary.mask is 4 but .* has no \[MASK\]: add it"):
         load([token for token in LOWER if token != "[MASK]"])
     for tokens in (LOWER[2:], [*LOWER, "the"]):
-        with pytest.raises(UserError, match="is no WordPiece vocabulary"):
+        with pytest.raises(UserError, match="is not a WordPiece vocabulary"):
             load(tokens, config.VocabularyConfig(""))
     with pytest.raises(UserError, match="cannot read the vocabulary's /none"):
         vocabularies.load("wordpiece:/none")

@@ -18,7 +18,7 @@ import tqdm
 from plm_jax.data.cache import columns, form, writer
 from plm_jax.data.cache.columns import Column, Values
 from plm_jax.data.prepare import groups
-from plm_jax.data.vocabularies import word_spans as stretches
+from plm_jax.data.vocabularies import word_spans
 
 NUM_SHARDS = 256
 KEYS_FILE = "keys"
@@ -72,7 +72,7 @@ class Shuffle:
         for column in self.several:
             flat, sizes = found[column.name]
             assert sizes is not None, f"{column.name} has no sizes"
-            picked = flat[stretches.ranges((np.cumsum(sizes) - sizes)[chosen], sizes[chosen])]
+            picked = flat[word_spans.ranges((np.cumsum(sizes) - sizes)[chosen], sizes[chosen])]
             parts.append(picked.astype(column.dtype, copy=False).tobytes())
             totals.append(len(picked))
         return b"".join(part + bytes(-len(part) % 8) for part in (np.array(totals, "<u8").tobytes(), *parts))
@@ -121,7 +121,7 @@ class ShuffleShard:
                 continue
             values, firsts = self._several[column.name]
             sizes = rows[f"number of {column.name}"].astype(np.int64)
-            found[column.name] = Values(values[stretches.ranges(firsts[documents], sizes)], sizes)
+            found[column.name] = Values(values[word_spans.ranges(firsts[documents], sizes)], sizes)
         return found
 
 

@@ -1,7 +1,7 @@
-"""Text to ids and back, as `seqio.Vocabulary`: SentencePiece, WordPiece, byte-level BPE, words, bytes, tokenizer.json.
+"""Vocabularies, with the interface of `seqio.Vocabulary`: SentencePiece, WordPiece, BPE, words, bytes, tokenizer.json.
 
-Special ids come from the config's `vocabulary` section. Text never becomes a special token: `<|endoftext|>` in a
-document is spelt out in pieces. `load` imports seqio and so TensorFlow, `load_plain` does not.
+Special ids come from the section `vocabulary` of the config. Text never becomes a special token: `<|endoftext|>` in a
+document is encoded as ordinary pieces. `load` imports seqio and TensorFlow, `load_plain` does not.
 """
 
 from plm_jax.data.vocabularies.loading import KINDS, check_lowercase, copy, files, load, load_plain, within

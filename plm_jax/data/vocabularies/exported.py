@@ -1,7 +1,7 @@
-"""Our vocabularies as Hugging Face's `tokenizer.json`: the same ids for the same text, checked before one is written.
+"""Export of vocabularies as Hugging Face's `tokenizer.json`, checked to give the same ids for the same text.
 
-What text never becomes here, Hugging Face reads in it: `[MASK]` in a prompt is the mask there, as its users want it.
-With `split_special_tokens=True` special tokens are text there too.
+There is one intended difference: Hugging Face reads special tokens in text, so that `[MASK]` in a prompt is the mask,
+as its users expect. With `split_special_tokens=True` it encodes them as text, like this package.
 """
 
 import base64
@@ -19,19 +19,19 @@ from plm_jax.data.vocabularies import folding, loading, symbols, tokenizer_files
 from plm_jax.data.vocabularies.vocabulary import Vocabulary
 
 Tree = dict[str, Any]
-# The special tokens that Hugging Face has a name for.
+# Special tokens that have a name in Hugging Face's tokenizers.
 NAMED = ("bos", "eos", "unk", "pad", "cls", "sep", "mask")
-# What a blank is marked by; the space before one belongs to what fills it.
-_MARKS = {"mask", "smask", "gmask", "dblock"}
-# How special tokens above a file are written.
-_ABOVE = {"pad": "<pad>", "bos": "<s>", "eos": "</s>", "unk": "<unk>", **symbols.SYMBOLS}
-_ABOVE_TIKTOKEN = {"bos": "<|begin_of_text|>", "eos": "<|end_of_text|>"}
+# Special tokens that stand for a blank; the space before one belongs to the text that fills it.
+_BLANKS = {"mask", "smask", "gmask", "dblock"}
+# Names of special tokens whose ids are above those of the file.
+_ADDED_NAMES = {"pad": "<pad>", "bos": "<s>", "eos": "</s>", "unk": "<unk>", **symbols.SYMBOLS}
+_ADDED_TIKTOKEN_NAMES = {"bos": "<|begin_of_text|>", "eos": "<|end_of_text|>"}
 _SPACE = "▁"
-# SentencePiece gives a symbol of the user's a score for each of its bytes, the best of all pieces, and this.
+# SentencePiece scores a user-defined symbol with the best score of all pieces times its number of bytes, plus this.
 _USER_DEFINED_BONUS = -0.1
-# What Python's `str.split` cuts at.
+# White space according to Python's `str.split`.
 _WHITE_SPACE = "[\t-\r\x1c-\x20\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+"
-# Characters that change at most when NFKC comes before a SentencePiece model's own rules.
+# Largest number of characters that NFKC may change although the rules of a SentencePiece model do not.
 _MAX_EXCEPTIONS = 16
 _PRIVATE = 0xF0000
 PROBES = (
@@ -60,7 +60,14 @@ PROBES = (
 
 
 class Frame(NamedTuple):
-    """The ids around a text, and those between the two texts of a pair; `types`: the second has another type."""
+    """Special ids around a text.
+
+    Attributes:
+      before: ids before a text or the first text of a pair.
+      between: ids between the two texts of a pair.
+      after: ids after a text or the second text of a pair.
+      types: whether the second text has token type 1.
+    """
 
     before: Sequence[int] = ()
     between: Sequence[int] = ()
@@ -69,38 +76,37 @@ class Frame(NamedTuple):
 
 
 def export(vocabulary: Vocabulary, special_ids: Mapping[str, int], frame: Frame | None) -> tuple[Tree, dict[str, Any]]:
-    """A `tokenizer.json` that gives this vocabulary's ids, and what it says of itself in `tokenizer_config.json`.
+    """Returns a `tokenizer.json` that gives the ids of a vocabulary, and the fields of its `tokenizer_config.json`.
 
-    Exact but for this: SentencePiece adds scores in float32, Hugging Face in float64, so that a unigram model from
-    elsewhere may cut one text of thousands at another of two equally good places (those that are trained here have
-    scores whose sums are exact in both); and where a model normalises text, marks on characters that it replaces may
-    be lost (Hugging Face's `Precompiled` takes a character with its marks for one).
+    The ids are the same with two exceptions. SentencePiece adds scores in float32 and Hugging Face in float64, so a
+    unigram model trained elsewhere may split one text in thousands differently if two splits are equally good. Models
+    that this package trains have scores whose sums are exact in both. If a model normalizes text, combining characters
+    after a character that it replaces may be lost (Hugging Face's `Precompiled` reads them as one character).
 
     Args:
-      special_ids: by their names in SPECIALS; those that are tokens of text are left out.
-      frame: what `add_special_tokens` puts around texts; None: what a vocabulary's own tokenizer.json says.
+      special_ids: special ids by their names in SPECIALS; ids that are tokens of text are ignored.
+      frame: special ids that `add_special_tokens` puts around texts; None for those of the vocabulary's tokenizer.json.
 
     Raises:
-      UserError: a text of PROBES, or a symbol of the vocabulary's own, gets other ids.
+      UserError: a text of PROBES, or a user-defined symbol of the vocabulary, gets other ids.
     """
     scheme = vocabulary.specials.spec.partition(":")[0]
-    tree, tokens, own = _BUILDERS[scheme](vocabulary)
-    special_ids = _known(vocabulary, scheme, tokens, special_ids)
+    tree, tokens, probes = _BUILDERS[scheme](vocabulary)
+    special_ids = _select_special_ids(vocabulary, scheme, tokens, special_ids)
     names = _names(vocabulary, scheme, tokens, special_ids)
     tree["added_tokens"] = _added(tree, names, special_ids, vocabulary, normalized=_has_prefix(tree))
     if _has_prefix(tree):
-        _spare(tree, vocabulary.specials.lowercase)
+        _exempt_special_tokens(tree, vocabulary.specials.lowercase)
     if frame is not None:
         tree["post_processor"] = _template(frame, names)
-    check(vocabulary, tree, [*PROBES, *own])
+    check(vocabulary, tree, [*PROBES, *probes])
     described: dict[str, Any] = {
         f"{name}_token": names[special_ids[name]] for name in NAMED if special_ids.get(name) in names
     }
     sentinels = [names[i] for i in sorted(names, reverse=True) if names[i].startswith("<extra_id_")]
-    if others := [names[special_ids[name]] for name in SPECIALS if name not in NAMED and name in special_ids]:
-        sentinels += sorted(set(others))
-    if sentinels:
-        described["additional_special_tokens"] = sentinels
+    additional = [names[special_ids[name]] for name in SPECIALS if name not in NAMED and name in special_ids]
+    if sentinels or additional:
+        described["additional_special_tokens"] = [*sentinels, *sorted(set(additional))]
     if scheme == "wordpiece":
         described["do_lower_case"] = vocabulary.table["lowercase"]
     if scheme == "sentencepiece":
@@ -110,47 +116,53 @@ def export(vocabulary: Vocabulary, special_ids: Mapping[str, int], frame: Frame 
 
 
 def check(vocabulary: Vocabulary, tree: Tree, texts: Sequence[str]) -> None:
-    """Refuses a `tokenizer.json` that gives other ids for one of the texts, special tokens taken as text."""
+    """Checks that a `tokenizer.json` gives the ids of a vocabulary for some texts, reading special tokens as text.
+
+    Raises:
+      UserError: a text gets other ids.
+    """
     tokenizer = tokenizers.Tokenizer.from_str(json.dumps(tree))
     tokenizer.encode_special_tokens = True
     for text in texts:
-        ours = [int(i) for i in vocabulary.encode(text)]
-        if tokenizer.encode(text, add_special_tokens=False).ids != ours:
+        expected = [int(i) for i in vocabulary.encode(text)]
+        if tokenizer.encode(text, add_special_tokens=False).ids != expected:
             raise UserError(
-                f"Hugging Face's tokenizers cannot give the ids of the vocabulary {vocabulary.specials.spec} "
+                f"Hugging Face's tokenizers cannot reproduce the ids of the vocabulary {vocabulary.specials.spec} "
                 f"(first for {text!r}): save in format plm_jax"
             )
 
 
-def _known(vocabulary, scheme: str, tokens: Sequence[str], special_ids: Mapping[str, int]) -> dict[str, int]:
-    """The special ids that no text becomes, with that of what is unknown."""
+def _select_special_ids(
+    vocabulary, scheme: str, tokens: Sequence[str], special_ids: Mapping[str, int]
+) -> dict[str, int]:
+    """Selects the special ids that text never becomes, including the unknown token."""
     unknown = vocabulary.specials.unk
     if unknown is None and scheme in _UNKNOWN:
         unknown = _UNKNOWN[scheme](vocabulary, tokens)
-    found = {} if unknown is None else {"unk": unknown}
+    selected = {} if unknown is None else {"unk": unknown}
     for name in SPECIALS:
         i = special_ids.get(name)
         if i is None or not 0 <= i < vocabulary.vocab_size or name == "unk":
             continue
         if i == unknown or i >= len(tokens) or i not in vocabulary.encode(tokens[i]):
-            found[name] = i
-    return found
+            selected[name] = i
+    return selected
 
 
 def _names(vocabulary, scheme: str, tokens: Sequence[str], special_ids: Mapping[str, int]) -> dict[int, str]:
-    """The special tokens by their ids, and all ids above the file: none may be left out."""
-    taken, names = set(tokens), {}
-    written = _ABOVE | (_ABOVE_TIKTOKEN if scheme == "tiktoken" else {})
+    """Returns the names of special tokens and of every id above the file, sorted by id."""
+    used, names = set(tokens), {}
+    added_names = _ADDED_NAMES | (_ADDED_TIKTOKEN_NAMES if scheme == "tiktoken" else {})
     if special_ids.get("bos") == special_ids.get("eos"):
-        written |= {"bos": "<|endoftext|>", "eos": "<|endoftext|>"}
+        added_names |= {"bos": "<|endoftext|>", "eos": "<|endoftext|>"}
     for name, i in special_ids.items():
         if i in names:
             continue
-        names[i] = tokens[i] if i < len(tokens) else written[name]
-        if i >= len(tokens) and names[i] in taken:
+        names[i] = tokens[i] if i < len(tokens) else added_names[name]
+        if i >= len(tokens) and names[i] in used:
             del names[i]
         else:
-            taken.add(names[i])
+            used.add(names[i])
     top = vocabulary.vocab_size
     for k in range(vocabulary.extra_ids):
         i = top - 1 - k
@@ -164,17 +176,17 @@ def _names(vocabulary, scheme: str, tokens: Sequence[str], special_ids: Mapping[
 
 
 def _added(tree: Tree, names: Mapping[int, str], special_ids: Mapping[str, int], vocabulary, normalized: bool):
-    """The tokens of a `tokenizer.json` beside its model's, those that it has among them."""
-    marks = {special_ids[name] for name in _MARKS & special_ids.keys()}
-    marks |= {i for i, name in names.items() if name.startswith("<extra_id_")}
-    own = tree.get("added_tokens") or []
-    known = {token["id"] for token in own}
+    """Returns the `added_tokens` of a `tokenizer.json`: existing ones and special tokens, sorted by id."""
+    blanks = {special_ids[name] for name in _BLANKS & special_ids.keys()}
+    blanks |= {i for i, name in names.items() if name.startswith("<extra_id_")}
+    existing = tree.get("added_tokens") or []
+    known = {token["id"] for token in existing}
     new = [
         {
             "id": i,
             "content": name,
             "single_word": False,
-            "lstrip": i in marks,
+            "lstrip": i in blanks,
             "rstrip": False,
             "normalized": normalized,
             "special": True,
@@ -182,24 +194,25 @@ def _added(tree: Tree, names: Mapping[int, str], special_ids: Mapping[str, int],
         for i, name in names.items()
         if i not in known
     ]
-    return sorted([*own, *new], key=lambda token: token["id"])
+    return sorted([*existing, *new], key=lambda token: token["id"])
 
 
 def _has_prefix(tree: Tree) -> bool:
-    """Whether a text gets a space before it, as `_sentencepiece` does it."""
+    """Whether the tree adds a space before a text, as `_sentencepiece` does."""
     return _PREFIX in ((tree.get("normalizer") or {}).get("normalizers") or [])
 
 
-def _spare(tree: Tree, lowercase: bool) -> None:
-    """Lets the names of special tokens get no space: they are looked for in text that has it already.
+def _exempt_special_tokens(tree: Tree, lowercase: bool) -> None:
+    """Makes the tree add no space before the names of special tokens.
 
-    So what follows one within a text is no beginning of a text. Where text is folded, so are the names.
+    Special tokens are searched in text that already has the space, so text after one does not count as the beginning
+    of a text. If text is folded, their names are folded, too.
     """
     names = (token["content"] for token in tree["added_tokens"])
     names = "|".join(re.escape(folding.fold(name) if lowercase else name) for name in names)
-    spared = {"Regex": rf"\A(?!(?:{names})?\z)"}
+    exempting = {"Regex": rf"\A(?!(?:{names})?\z)"}
     tree["normalizer"]["normalizers"] = [
-        step | {"pattern": spared} if step == _PREFIX else step for step in tree["normalizer"]["normalizers"]
+        step | {"pattern": exempting} if step == _PREFIX else step for step in tree["normalizer"]["normalizers"]
     ]
 
 
@@ -208,11 +221,11 @@ def _template(frame: Frame, names: Mapping[int, str]) -> Tree:
     if text_ids := ids - names.keys():
         raise UserError(f"texts are framed by id {min(text_ids)}, which is a token of text: save in format plm_jax")
 
-    def special(some: Sequence[int], kind: int) -> list[Tree]:
-        return [{"SpecialToken": {"id": names[i], "type_id": kind}} for i in some]
+    def special(ids: Sequence[int], type_id: int) -> list[Tree]:
+        return [{"SpecialToken": {"id": names[i], "type_id": type_id}} for i in ids]
 
-    def text(name: str, kind: int) -> list[Tree]:
-        return [{"Sequence": {"id": name, "type_id": kind}}]
+    def text(name: str, type_id: int) -> list[Tree]:
+        return [{"Sequence": {"id": name, "type_id": type_id}}]
 
     second, first_text = int(frame.types), [*special(frame.before, 0), *text("A", 0)]
     return {
@@ -269,7 +282,7 @@ def _hugging_face(vocabulary) -> tuple[Tree, list[str], list[str]]:
     return tree, [names.get(i, "") for i in range(max(names) + 1)], []
 
 
-# One space before a text, also before one that begins with a space.
+# Adds a space before a text, even if the text begins with a space.
 _PREFIX = {"type": "Replace", "pattern": {"Regex": r"\A(?!\z)"}, "content": " "}
 
 
@@ -278,14 +291,16 @@ def _replace(pattern: Mapping[str, str], content: str) -> Tree:
 
 
 def _sentencepiece(vocabulary) -> tuple[Tree, list[str], list[str]]:
-    """A SentencePiece model; the texts to try besides are the symbols that its user defined."""
+    """Builds the tree of a SentencePiece model; the further texts to check have its user-defined symbols."""
     (path,) = loading.files(vocabulary.specials.spec)
     data = storage.read(path)
     model = sentence_models.parse(data)
     trained, pieces = model.trainer_spec, list(model.pieces)
     is_unigram = trained.model_type == trained.UNIGRAM
     if trained.model_type not in (trained.UNIGRAM, trained.BPE):
-        raise UserError(f"{path} is a model of words or characters, which Hugging Face lacks: save in format plm_jax")
+        raise UserError(
+            f"{path} is a model of words or characters, which Hugging Face does not support: save in format plm_jax"
+        )
     pre_tokenizers = [{"type": "Metaspace", "replacement": _SPACE, "prepend_scheme": "never", "split": False}]
     if is_unigram and (cuts := "|".join(_cuts(pieces, trained.byte_fallback))):
         pre_tokenizers.append(
@@ -312,16 +327,16 @@ def _sentencepiece(vocabulary) -> tuple[Tree, list[str], list[str]]:
         },
         "model": (_unigrams if is_unigram else _merges)(pieces, trained),
     }
-    own = [f"a {symbol.replace(_SPACE, ' ')} b{symbol.replace(_SPACE, ' ')}" for symbol in user_defined]
-    return tree, [piece.piece for piece in pieces], own
+    probes = [f"a {symbol.replace(_SPACE, ' ')} b{symbol.replace(_SPACE, ' ')}" for symbol in user_defined]
+    return tree, [piece.piece for piece in pieces], probes
 
 
-# A sigma at the end of a word, by Unicode's rule for it, which Hugging Face's `Lowercase` leaves out.
+# A final sigma according to Unicode's rule, which Hugging Face's `Lowercase` does not implement.
 _LAST_SIGMA = r"(?<=\p{Cased}|\p{Cased}\p{Case_Ignorable})Σ(?!\p{Case_Ignorable}*\p{Cased})"
 
 
 def _folding() -> Iterator[Tree]:
-    """As `folding.fold`. Hugging Face's `StripAccents` drops more, such as the vowels of Hindi."""
+    """Yields the normalizers of `folding.fold`; Hugging Face's `StripAccents` drops more, such as vowels in Hindi."""
     yield {"type": "NFKD"}
     yield _replace({"Regex": folding.combining()}, "")
     yield _replace({"Regex": _LAST_SIGMA}, "ς")
@@ -329,7 +344,7 @@ def _folding() -> Iterator[Tree]:
 
 
 def _normalizers(spec, data: bytes) -> Iterator[Tree]:
-    """What a SentencePiece model does to text before it cuts it."""
+    """Yields the normalizers of a SentencePiece model."""
     if spec.precompiled_charsmap:
         yield from _charsmap(spec.precompiled_charsmap, data)
     if spec.remove_extra_whitespaces:
@@ -342,14 +357,14 @@ def _normalizers(spec, data: bytes) -> Iterator[Tree]:
 
 
 def _charsmap(charsmap: bytes, data: bytes) -> Iterator[Tree]:
-    """A model's own rules, after NFKC where they are that and more.
+    """Yields the normalization rules of a model, preceded by NFKC if the rules include it.
 
-    Hugging Face's reading of them takes of a character with its marks the shortest rule alone; so marks are joined
-    with their characters before. The characters that NFKC changes and the model does not are kept out of it.
+    Hugging Face's `Precompiled` applies only the shortest rule to a character with combining characters, so NFKC joins
+    them first. Characters that NFKC changes and the model does not are replaced by private ones during NFKC.
     """
     processor = sentence_models.processor(data)
     nfkc = tokenizers.normalizers.NFKC()
-    characters = [chr(i) for i in (*range(1, 0xD800), *range(0xE000, 0x30000))]  # Beyond, NFKC changes none.
+    characters = [chr(i) for i in (*range(1, 0xD800), *range(0xE000, 0x30000))]  # NFKC changes none beyond.
     changed = [c for c in characters if nfkc.normalize_str(c) != c]
     before = processor.normalize([nfkc.normalize_str(c) for c in changed])
     exceptions = [c for c, a, b in zip(changed, before, processor.normalize(changed), strict=True) if a != b]
@@ -362,9 +377,9 @@ def _charsmap(charsmap: bytes, data: bytes) -> Iterator[Tree]:
 
 
 def _cuts(pieces, byte_fallback: bool) -> Iterator[str]:
-    """Where text is cut so that it does not become a piece that is no text, such as `<0x41>` for a byte.
+    """Yields patterns that split text so that it never becomes a piece that is not text, such as `<0x41>` for a byte.
 
-    It is cut where no piece of text would go across, and no run of unknown characters, which is one token.
+    Text is split only where no text piece and no run of unknown characters (a single token) spans the cut.
     """
     texts = [piece.piece for piece in pieces if _is_text(piece)]
     joined, known = "\n".join(texts), set(texts)
@@ -397,7 +412,7 @@ def _unigrams(pieces, trained) -> Tree:
 
 
 def _merges(pieces, trained) -> Tree:
-    """Two neighbours are merged if together they are a piece, those of the best score first."""
+    """Builds a BPE model that merges two neighbors if their concatenation is a piece, best score first."""
     ids = {piece.piece: i for i, piece in enumerate(pieces)}
     scores = {piece.piece: piece.score for piece in pieces if piece.type == piece.NORMAL}
     merges = []
@@ -415,7 +430,7 @@ def _merges(pieces, trained) -> Tree:
     }
 
 
-# By scheme: a vocabulary → its tree without special tokens, its file's tokens, and texts to try besides.
+# Functions by scheme: vocabulary → tree without special tokens, tokens of the file, further texts to check.
 _BUILDERS = {
     "sentencepiece": _sentencepiece,
     "wordpiece": _wordpiece,
@@ -425,7 +440,7 @@ _BUILDERS = {
     "words": _words,
     "bytes": lambda vocabulary: _bytes(),
 }
-# By scheme: the id of what is unknown, where the config has none.
+# Functions by scheme that return the id of the unknown token if the config has none.
 _UNKNOWN = {
     "sentencepiece": lambda vocabulary, tokens: vocabulary.processor.unk_id(),
     "wordpiece": lambda vocabulary, tokens: tokens.index("[UNK]"),

@@ -1,4 +1,4 @@
-"""Each kind of vocabulary as a `seqio.Vocabulary`. Importing this imports seqio and so TensorFlow."""
+"""Vocabularies as subclasses of `seqio.Vocabulary`. Importing this module imports seqio and TensorFlow."""
 
 import functools
 
@@ -9,7 +9,7 @@ from plm_jax.data.vocabularies.vocabulary import Vocabulary
 
 
 class _InGraphs(Vocabulary):
-    """What `seqio.Vocabulary` asks in TensorFlow's graphs."""
+    """Methods of `seqio.Vocabulary` for TensorFlow graphs."""
 
     def _encode_tf(self, s: tf.Tensor) -> tf.Tensor:
         ids = tf.py_function(lambda text: np.array(self._encode(text.numpy().decode("utf-8"))), [s], tf.int32)
@@ -19,11 +19,11 @@ class _InGraphs(Vocabulary):
         return tf.py_function(lambda i: self.decode(i.numpy().tolist()), [ids], tf.string)
 
     def decode_tf(self, ids: tf.Tensor) -> tf.Tensor:
-        """As `decode`; seqio's own needs an unk and an eos id."""
+        """Decodes ids like `decode`; seqio's implementation needs an unk and an eos id."""
         return self._decode_tf(ids)
 
 
 @functools.cache
-def of(kind: type[Vocabulary]) -> type[Vocabulary]:
-    """A kind of vocabulary that is a `seqio.Vocabulary`, too; both have one name, which the identity counts."""
+def seqio_class(kind: type[Vocabulary]) -> type[Vocabulary]:
+    """Returns a subclass that is also a `seqio.Vocabulary`; it keeps the name, which enters the identity."""
     return type(kind.__name__, (_InGraphs, kind, seqio.Vocabulary), {"__doc__": kind.__doc__})

@@ -1,4 +1,4 @@
-"""Which vocabulary a config means: its kinds by the schemes of a spec, and the files that a spec names."""
+"""Loading of vocabularies by their spec, `SCHEME:FILES`."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ KINDS = {
     "words": Words,
     "bytes": Bytes,
 }
-# The files that a spec names, by its scheme.
+# Names of the files of each scheme.
 _FILES = {
     "sentencepiece": ("FILE",),
     "wordpiece": ("FILE",),
@@ -33,21 +33,21 @@ _FILES = {
 
 
 def load(vocabulary: VocabularyConfig | str) -> Vocabulary:
-    """As `load_plain`, and it is a `seqio.Vocabulary`."""
-    from plm_jax.data.vocabularies import for_seqio  # Seconds, which tokenising alone need not wait.
+    """Loads a vocabulary like `load_plain`, as a `seqio.Vocabulary`."""
+    from plm_jax.data.vocabularies import for_seqio  # Takes seconds, which tokenization alone does not need.
 
-    return _load(vocabulary, {scheme: for_seqio.of(kind) for scheme, kind in KINDS.items()})
+    return _load(vocabulary, {scheme: for_seqio.seqio_class(kind) for scheme, kind in KINDS.items()})
 
 
 def load_plain(vocabulary: VocabularyConfig | str) -> Vocabulary:
-    """The vocabulary of a config section, or of a spec alone (then without special ids).
+    """Loads the vocabulary of a config section, or of a plain spec without special ids.
 
     Args:
-      vocabulary: its `spec` is `sentencepiece:FILE`, `wordpiece:FILE`, `bpe:VOCAB,MERGES`, `tiktoken:FILE`,
-        `json:tokenizer.json`, `words:FILE` or `bytes`.
+      vocabulary: section or spec. A spec is `sentencepiece:FILE`, `wordpiece:FILE`, `bpe:VOCAB,MERGES`,
+        `tiktoken:FILE`, `json:tokenizer.json`, `words:FILE` or `bytes`.
 
     Raises:
-      UserError: an unknown scheme; a missing or damaged file; special ids that do not fit it.
+      UserError: an unknown scheme, a missing or damaged file, or special ids that do not fit it.
     """
     return _load(vocabulary, KINDS)
 
@@ -61,40 +61,39 @@ def _load(vocabulary: VocabularyConfig | str, kinds: Mapping[str, Callable[..., 
 
 
 def check_lowercase(vocabulary: VocabularyConfig) -> None:
-    """Refuses `lowercase` where text is not folded by us."""
+    """Rejects `lowercase` for schemes other than SentencePiece, the only one that folds text."""
     scheme, _ = _parse(vocabulary.spec)
     if vocabulary.lowercase and scheme != "sentencepiece":
         instead = " and set train_kind to 'uncased'" if scheme == "wordpiece" else ""
         raise UserError(
-            f"config.vocabulary.lowercase is for SentencePiece alone, the spec is of {scheme}: leave it out{instead}"
+            f"config.vocabulary.lowercase is for SentencePiece only, but the spec is {scheme}: remove it{instead}"
         )
 
 
 def _parse(spec: str) -> tuple[str, list[str]]:
-    """A spec's scheme and files."""
     scheme, _, rest = spec.partition(":")
     paths = [path for path in rest.split(",") if path]
     if scheme not in _FILES:
         raise UserError(f"config.vocabulary.spec is '{spec}': {nearest(scheme, _FILES)}")
     if len(paths) != len(_FILES[scheme]):
         raise UserError(
-            f"config.vocabulary.spec is '{spec}': give {':'.join([scheme, ','.join(_FILES[scheme])]).rstrip(':')}"
+            f"config.vocabulary.spec is '{spec}': use {':'.join([scheme, ','.join(_FILES[scheme])]).rstrip(':')}"
         )
     return scheme, paths
 
 
 def files(spec: str) -> list[str]:
-    """The files that a spec names."""
+    """Returns the files that a spec names."""
     return _parse(spec)[1]
 
 
 def within(spec: str, folder: str) -> str:
-    """The spec with its files in `folder`, where `copy` puts them."""
+    """Returns the spec with its files in `folder`, where `copy` puts them."""
     scheme, paths = _parse(spec)
     return ":".join([scheme, *([",".join(os.path.join(folder, os.path.basename(p)) for p in paths)] if paths else [])])
 
 
 def copy(spec: str, folder: str) -> None:
-    """Copies a spec's files into `folder`; no reader sees half of one."""
+    """Copies the files of a spec into `folder`, each atomically."""
     for path in files(spec):
         storage.copy(path, os.path.join(folder, os.path.basename(path)))

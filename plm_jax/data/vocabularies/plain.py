@@ -14,9 +14,9 @@ from plm_jax.data.vocabulary_config import VocabularyConfig
 
 
 class Words(Vocabulary):
-    """Whole words, one a line of a file, as allenai/bilm-tf has them; others are `<UNK>`.
+    """Whole words from a file with one word per line, as in allenai/bilm-tf; other words are `<UNK>`.
 
-    Text is cut at white space alone: give it as the words' file has it, with punctuation apart.
+    Text is split at white space only, so it must be tokenized like the file, with punctuation separated from words.
     """
 
     byte_offsets = False
@@ -43,23 +43,23 @@ class Words(Vocabulary):
 
     @override
     def spans(self, texts: list[str]) -> list[tuple[Integers, Integers, Integers]]:
-        found = []
+        encoded = []
         for text in texts:
             words = [match.span() for match in re.finditer(r"\S+", text)]
-            found.append((self._encode(text), [begin for begin, _ in words], [end for _, end in words]))
-        return found
+            encoded.append((self._encode(text), [begin for begin, _ in words], [end for _, end in words]))
+        return encoded
 
 
 class Bytes(Vocabulary):
-    """UTF-8 bytes: id = byte. Special ids, if any, are 256 and up, sentinels above the last of them."""
+    """UTF-8 bytes, whose ids are their values; special ids are 256 or more, and sentinels follow the last of them."""
 
     byte_offsets = True
 
     def __init__(self, specials: VocabularyConfig):
-        given = [i for name in SPECIALS if (i := getattr(specials, name)) is not None]
-        if given and min(given) < 256:
-            raise UserError(f"config.vocabulary has special id {min(given)}, which is a byte: give 256 or more")
-        super().__init__(specials, np.isin(np.arange(max([255, *given]) + 1), list(b" \t\n\r\v\f")))
+        special_ids = [i for name in SPECIALS if (i := getattr(specials, name)) is not None]
+        if special_ids and min(special_ids) < 256:
+            raise UserError(f"config.vocabulary has special id {min(special_ids)}, which is a byte: use 256 or more")
+        super().__init__(specials, np.isin(np.arange(max([255, *special_ids]) + 1), list(b" \t\n\r\v\f")))
         self.table = "bytes"
 
     def _encode(self, s: str) -> Sequence[int]:

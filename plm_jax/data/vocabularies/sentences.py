@@ -1,17 +1,17 @@
-"""Where sentences begin."""
+"""Splitting of text into sentences."""
 
 import itertools
 import re
 
-# Quantifiers that give nothing back (`++`, `*+`) keep an end and its closers together, and each search linear.
+# Possessive quantifiers (`++`, `*+`) keep an end and its closing quotes together, and every search linear.
 _CLOSERS = r"[\"'”’»)\]」』）]*+"
-# Han, kana, Hangul, full-width letters and digits, and what opens a quotation or a bracket among them.
+# Han, kana, Hangul, full-width letters and digits, and their opening quotes and brackets.
 _CJK = (
     r"[\u3041-\u30ff\u3105-\u312f\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7a3\uf900-\ufaff"
     r"\uff10-\uff19\uff21-\uff3a\uff41-\uff5a\uff66-\uff9d\U00020000-\U0003ffff〈《「『【〔（]"
 )
 _REST = rf"[.!?…。！？]*+{_CLOSERS}"
-# It begins with a set of characters, which `re` looks for faster than for anything else; only the first of a run may.
+# The pattern begins with a set of characters, the fastest search of `re`; only the first character of a run matches.
 _END = re.compile(
     rf"[.!?…。！？](?<![.!?…。！？]{{2}})(?:{_REST}(?=\s++\S)"
     rf"|(?:(?<=[。！？])|[.!?…]*+[。！？]){_REST}(?=\S)"
@@ -22,13 +22,17 @@ _BLANK_LINE = re.compile(r"\n[^\S\n]*+\n\s*+")
 
 
 def boundaries(text: str) -> list[int]:
-    """The characters at which a sentence other than the first begins, rising.
+    """Returns the sorted offsets, in characters, at which sentences other than the first begin.
 
-    A sentence ends at a run of . ! ? … 。！？ with its closing quotes and brackets: where white space follows; always
-    if 。！ or ？ is in it; directly before Chinese, Japanese or Korean text if ! or ? is (`Hi!你好`); there, after one
-    full stop, too, if such text also goes before it (`来了.我走`, but neither `3.5版` nor `Dr.王`). It ends at a blank
-    line as well. White space between two sentences belongs to the later one. A rule this simple also ends one after an
-    abbreviation. At the end of the text no sentence begins.
+    A sentence ends at a run of . ! ? … 。！？ with its closing quotes and brackets in these cases:
+
+    - White space follows.
+    - The run contains 。！ or ？.
+    - The run contains ! or ?, and Chinese, Japanese or Korean text follows directly (`Hi!你好`).
+    - The run is a single full stop between Chinese, Japanese or Korean text (`来了.我走`, but not `3.5版` or `Dr.王`).
+
+    A sentence also ends at a blank line. White space between two sentences belongs to the later one. The rule is simple
+    and also ends a sentence after an abbreviation. No sentence begins at the end of the text.
     """
     cuts = {match.end() for match in _END.finditer(text)}
     for match in _BLANK_LINE.finditer(text):
@@ -41,6 +45,6 @@ def boundaries(text: str) -> list[int]:
 
 
 def split(text: str) -> list[str]:
-    """The sentences of `text`; joined they are `text`."""
+    """Returns the sentences of a text, whose concatenation is the text."""
     cuts = [0, *boundaries(text), len(text)]
     return [text[a:b] for a, b in itertools.pairwise(cuts)]

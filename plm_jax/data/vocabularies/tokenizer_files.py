@@ -1,4 +1,4 @@
-"""What tokens and merges are to Hugging Face's `tokenizers`: BERT's WordPiece, GPT-2's BPE, tiktoken's, their own."""
+"""Hugging Face tokenizers from the files of BERT's WordPiece, GPT-2's BPE, tiktoken and tokenizer.json."""
 
 import base64
 import itertools
@@ -14,34 +14,35 @@ from plm_jax.common import sentence_models, strict_json
 from plm_jax.common.special_ids import NAMES as SPECIALS
 from plm_jax.data.vocabulary_config import VocabularyConfig
 
-# Where LLaMA 3 cuts text before it merges bytes (meta-llama/llama3, llama/tokenizer.py), and GLM-4 too
+# Pattern that splits text before bytes are merged, in LLaMA 3 (meta-llama/llama3, llama/tokenizer.py) and GLM-4
 # (THUDM/glm-4-9b, tokenization_chatglm.py).
 LLAMA3_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# The marks of ALBERT's rule for words, see `sentencepiece_begins_words`.
-_MARKS = frozenset('!"#$%&()*+,-./:;?@[\\]^_`{|}~')
-_GO_ON = _MARKS | frozenset(string.ascii_lowercase)
-# How a BPE of characters writes a byte of one that it lacks.
+# Punctuation in ALBERT's rule for the beginnings of words, `sentencepiece_begins_words`.
+_PUNCTUATION = frozenset('!"#$%&()*+,-./:;?@[\\]^_`{|}~')
+_CONTINUING = _PUNCTUATION | frozenset(string.ascii_lowercase)
+# Token for a byte of an unknown character in a character-level BPE.
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
-# The names of tokens that no merge makes, as in GPT-2's, RoBERTa's and other vocabularies.
+# Names of tokens without a merge, as in the vocabularies of GPT-2, RoBERTa and others.
 _SPECIAL = re.compile(r"<.*>|\[.*\]|madeupword\d+", re.DOTALL)
-# Several times what published files of tiktoken's have: each place of a token where it may be cut is tried.
-_MOST_RANKS, _LONGEST_RANK = 2**24, 2**10
-# Before a special token's own name it makes one that no text has.
+# Limits in bytes on a tiktoken file and its lines, several times those of published files: every split of a token is
+# tried.
+_MAX_FILE_BYTES, _MAX_LINE_BYTES = 2**24, 2**10
+# Prefix that turns the name of a special token into one that no text contains.
 _HIDDEN = "\U0010ffff"
 
 
 def byte_characters() -> list[str]:
-    """How byte-level BPE writes each byte (GPT-2): printable ones of Latin-1 as they are, others from 256 on."""
+    """Returns the character of each byte in byte-level BPE (GPT-2): its own in Latin-1 if printable, else from 256 on."""
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    others = itertools.count(256)
-    return [chr(byte if byte in printable else next(others)) for byte in range(256)]
+    unused = itertools.count(256)
+    return [chr(byte if byte in printable else next(unused)) for byte in range(256)]
 
 
 def byte_level(model: tokenizers.models.BPE, split: str = "") -> tokenizers.Tokenizer:
-    """A byte-level BPE over text that is cut by a regular expression, GPT-2's by default."""
+    """Returns a byte-level BPE that splits text by a regular expression, by default GPT-2's."""
     tokenizer = tokenizers.Tokenizer(model)
     whole = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, trim_offsets=False, use_regex=not split)
     cut = [tokenizers.pre_tokenizers.Split(tokenizers.Regex(split), "isolated")] if split else []
@@ -51,46 +52,50 @@ def byte_level(model: tokenizers.models.BPE, split: str = "") -> tokenizers.Toke
 
 
 def byte_pairs(vocab: bytes, merges: bytes, specials: VocabularyConfig) -> tuple[dict[str, int], list[tuple[str, ...]]]:
-    """The ids of a vocab.json, and the pairs of a merges.txt in their order.
+    """Returns the ids of a vocab.json and the pairs of a merges.txt in their order.
 
     Raises:
-      ValueError: they are no such files; ids are not 0 to size - 1; merges are cut or missing: a token of text is
-        neither a byte nor made by any.
+      ValueError: the files have another format, ids are not 0 to size - 1, or merges are missing: a token of text is
+        neither a byte nor the result of a merge.
     """
     ids, text = strict_json.loads(vocab), merges.decode("utf-8")
     if not isinstance(ids, dict) or not all(type(i) is int for i in ids.values()):
-        raise ValueError("the vocabulary maps no tokens to integers")
+        raise ValueError("the vocabulary does not map tokens to integers")
     if sorted(ids.values()) != list(range(len(ids))):
         raise ValueError("ids are not 0 to size - 1")
     pairs = [tuple(line.split(" ")) for line in text.splitlines() if line and not line.startswith("#version")]
     if not all(len(pair) == 2 and all(pair) for pair in pairs):
-        raise ValueError("a line of the merges is other than two tokens")
-    made = {*byte_characters(), *map("".join, pairs)}
-    own = {getattr(specials, name) for name in SPECIALS}
-    lost = [token for token, i in ids.items() if token not in made and i not in own and not _SPECIAL.fullmatch(token)]
-    if lost:
-        raise ValueError(f"{len(lost)} tokens, such as {lost[0][:50]!r}, are made by no merge: merges are missing")
+        raise ValueError("a line of the merges does not have two tokens")
+    merged = {*byte_characters(), *map("".join, pairs)}
+    special = {getattr(specials, name) for name in SPECIALS}
+    unreachable = [
+        token for token, i in ids.items() if token not in merged and i not in special and not _SPECIAL.fullmatch(token)
+    ]
+    if unreachable:
+        raise ValueError(
+            f"{len(unreachable)} tokens, such as {unreachable[0][:50]!r}, have no merge: merges are missing"
+        )
     return ids, pairs
 
 
 def check_ids(tree: dict[str, Any], ids: dict[str, int]) -> None:
-    """Checks that the tokens of a `tokenizer.json`, added ones among them, have ids of their own without large holes.
+    """Checks that the tokens of a `tokenizer.json`, including added ones, have different ids without large gaps.
 
     Raises:
-      ValueError: they have not, or a BPE lacks its merges.
+      ValueError: the ids are wrong, or a BPE lacks its merges.
     """
     if not ids:
         raise ValueError("it has no tokens")
     if len(set(ids.values())) < len(ids):
-        raise ValueError("two tokens have one id")
+        raise ValueError("two tokens have the same id")
     if max(ids.values()) >= 2 * len(ids) + 1000:
         raise ValueError(f"{len(ids):,} tokens have ids up to {max(ids.values()):,}")
     model = tree["model"]
     if isinstance(model["vocab"], list) and len(model["vocab"]) > len({piece for piece, _ in model["vocab"]}):
-        raise ValueError("a piece comes twice")
+        raise ValueError("a piece is duplicated")
     for token in _added(tree):
         if ids.get(token["content"]) != token["id"]:
-            raise ValueError(f"the added token {token['content'][:50]!r} has not the id {token['id']}")
+            raise ValueError(f"the added token {token['content'][:50]!r} does not have the id {token['id']}")
     if model.get("type") == "BPE" and not model.get("merges") and not model.get("ignore_merges"):
         added = {token["content"] for token in _added(tree)}
         if any(len(token) > 1 and not _BYTE.fullmatch(token) for token in ids.keys() - added):
@@ -98,15 +103,15 @@ def check_ids(tree: dict[str, Any], ids: dict[str, int]) -> None:
 
 
 def tiktoken(data: bytes) -> tuple[list[str], tokenizers.Tokenizer]:
-    """The tokens, as byte-level BPE writes them, and the tokenizer of a file of lines `BASE64 RANK`; id = rank.
+    """Returns the tokens, in the characters of byte-level BPE, and the tokenizer of a file with lines `BASE64 RANK`.
 
-    Two neighbours are merged if together they are a token, those of the lowest rank first.
+    The id of a token is its rank. Two neighbors are merged if their concatenation is a token, lowest rank first.
 
     Raises:
-      ValueError: it is no such file, or lacks a rank or a byte.
+      ValueError: the file has another format, or lacks a rank or a byte.
     """
-    if len(data) > _MOST_RANKS or max(map(len, data.splitlines()), default=0) > _LONGEST_RANK:
-        raise ValueError(f"it has more than {_MOST_RANKS:,} bytes, or a line of more than {_LONGEST_RANK:,}")
+    if len(data) > _MAX_FILE_BYTES or max(map(len, data.splitlines()), default=0) > _MAX_LINE_BYTES:
+        raise ValueError(f"it has more than {_MAX_FILE_BYTES:,} bytes, or a line of more than {_MAX_LINE_BYTES:,}")
     lines = [line.split() for line in data.splitlines() if line]
     ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in lines}
     if sorted(ranks.values()) != list(range(len(lines))):
@@ -126,8 +131,8 @@ def tiktoken(data: bytes) -> tuple[list[str], tokenizers.Tokenizer]:
 
 
 def bert(ids: dict[str, int], lowercase: bool) -> tokenizers.Tokenizer:
-    """BERT's WordPiece over these tokens, without accents and upper case if `lowercase`."""
-    # 100 characters a word, as in transformers.
+    """Returns BERT's WordPiece tokenizer; if `lowercase`, it lowercases text and strips accents."""
+    # Words of at most 100 characters, as in transformers.
     model = tokenizers.models.WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=100)
     tokenizer = tokenizers.Tokenizer(model)
     tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(
@@ -139,12 +144,12 @@ def bert(ids: dict[str, int], lowercase: bool) -> tokenizers.Tokenizer:
 
 
 def hugging_face(tree: dict[str, Any]) -> tuple[tokenizers.Tokenizer, tokenizers.Tokenizer]:
-    """The tokenizer of a `tokenizer.json` for text, to which special tokens are text like any other, and that for ids.
+    """Returns two tokenizers of a `tokenizer.json`, for encoding, which reads special tokens as text, and for decoding.
 
-    Neither adds tokens around a text, cuts or pads it.
+    Neither of them adds special tokens, truncates or pads.
 
     Raises:
-      Exception: it is no such tree; the library says no more.
+      Exception: the tree is not that of a `tokenizer.json`; the library has no narrower type.
     """
     tree = tree | dict.fromkeys(("post_processor", "truncation", "padding"))
     for rules in _rules(tree.get("normalizer")):
@@ -158,7 +163,7 @@ def hugging_face(tree: dict[str, Any]) -> tuple[tokenizers.Tokenizer, tokenizers
 
 
 def _rules(normalizer: Any) -> Iterator[str]:
-    """Those of SentencePiece's in a normaliser and its parts; the library crashes on what is none."""
+    """Yields the SentencePiece rules in a normalizer and its parts; the library crashes if they are malformed."""
     if isinstance(normalizer, dict):
         if normalizer.get("type") == "Precompiled":
             yield normalizer["precompiled_charsmap"]
@@ -167,18 +172,18 @@ def _rules(normalizer: Any) -> Iterator[str]:
 
 
 def _added(tree: dict[str, Any]) -> list[dict[str, Any]]:
-    """The tokens that a `tokenizer.json` has besides those of its model."""
+    """Returns the added tokens of a `tokenizer.json`."""
     return tree.get("added_tokens", [])
 
 
 def special_ids(tree: dict[str, Any], ids: dict[str, int]) -> set[int | None]:
-    """The tokens of a `tokenizer.json` that text never becomes, and the one for what it does not know."""
+    """Returns the ids of tokens of a `tokenizer.json` that text never becomes, and the id of the unknown token."""
     unknown = {ids.get(tree["model"].get("unk_token")), tree["model"].get("unk_id")}
     return unknown | {token["id"] for token in _added(tree) if token["special"]}
 
 
 def _hide(tree: dict[str, Any], special: set[str]) -> dict[str, Any]:
-    """The tree with other names for special tokens that the model itself has: some models find them in text."""
+    """Returns the tree with other names for special tokens in the model, since some models find them in text."""
     model, added = dict(tree["model"]), [dict(token) for token in _added(tree)]
 
     def hide(token: str) -> str:
@@ -199,7 +204,7 @@ def _hide(tree: dict[str, Any], special: set[str]) -> dict[str, Any]:
 
 
 def begins_words(tree: dict[str, Any], tokens: list[str]) -> list[bool]:
-    """Which tokens of a `tokenizer.json` begin a word; each, where that is not to be seen from the token."""
+    """Returns whether each token of a `tokenizer.json` begins a word; all do if tokens do not show it."""
     model = tree["model"]
     if model.get("type") == "WordPiece":
         return [not token.startswith(model.get("continuing_subword_prefix", "##")) for token in tokens]
@@ -211,16 +216,20 @@ def begins_words(tree: dict[str, Any], tokens: list[str]) -> list[bool]:
 
 
 def sentencepiece_begins_words(pieces: list[str]) -> list[bool]:
-    """Which pieces of SentencePiece begin a word: ALBERT's rule (`_is_start_piece_sp` in google-research/albert).
+    """Returns whether each SentencePiece piece begins a word, by ALBERT's rule.
 
-    Those with ▁ or < in front, a mark by itself, and all with a character that is neither an English letter nor a mark,
-    such as a digit, an apostrophe or é: so each piece of Chinese begins one.
+    A piece begins a word if it starts with ▁ or <, is a single punctuation character, or has a character that is
+    neither an English letter nor punctuation, such as a digit, an apostrophe or é. Every Chinese piece begins a word.
+    The rule is `_is_start_piece_sp` in google-research/albert.
     """
-    return [piece.startswith(("▁", "<")) or piece in _MARKS or not _GO_ON.issuperset(piece.lower()) for piece in pieces]
+    return [
+        piece.startswith(("▁", "<")) or piece in _PUNCTUATION or not _CONTINUING.issuperset(piece.lower())
+        for piece in pieces
+    ]
 
 
-def own_bytes(tree: dict[str, Any], tokens: list[str]) -> dict[int, int]:
-    """Returns the number of bytes of text of each token of a `tokenizer.json` that has the same number everywhere."""
+def byte_counts(tree: dict[str, Any], tokens: list[str]) -> dict[int, int]:
+    """Returns the number of text bytes of each token of a `tokenizer.json` for which it does not depend on context."""
     added, model = {token["content"] for token in _added(tree)}, tree["model"]
     if model.get("byte_fallback"):
         return {i: 1 for i, token in enumerate(tokens) if _BYTE.fullmatch(token) and token not in added}
@@ -231,5 +240,5 @@ def own_bytes(tree: dict[str, Any], tokens: list[str]) -> dict[int, int]:
 
 
 def byte_level_begins_words(tokens: list[str]) -> list[bool]:
-    """Which tokens of a byte-level BPE begin with white space: a space, a line feed, a tab or a carriage return."""
+    """Returns whether each token of a byte-level BPE begins with a space, line feed, tab or carriage return."""
     return [token.startswith(("Ġ", "Ċ", "ĉ", "č")) for token in tokens]

@@ -1,7 +1,7 @@
-"""Vocabularies made from a corpus: SentencePiece, WordPiece, byte-level BPE, tiktoken's and words.
+"""Training of vocabularies: SentencePiece, WordPiece, byte-level BPE, tiktoken and words.
 
-Each has its special tokens at their ids. The same texts give the same files, and a file has the size that was asked for
-(words: at most).
+Special tokens have the ids of the config. The same texts always give the same files. A vocabulary has exactly
+`train_size` tokens; one of words may have fewer.
 """
 
 import base64
@@ -22,17 +22,17 @@ from plm_jax.data.vocabularies import folding, loading, sentences, tokenizer_fil
 from plm_jax.data.vocabularies.symbols import SYMBOLS, WORD_SYMBOLS, WORDPIECE_SYMBOLS
 from plm_jax.data.vocabulary_config import VocabularyConfig
 
-# RoBERTa's symbols; where an id has several, the first. A text's end alone is GPT-2's.
+# RoBERTa's symbols; the first one wins if an id has several. GPT-2 has only the end of text.
 _BPE_SYMBOLS = {"bos": "<s>", "pad": "<pad>", "eos": "</s>", "unk": "<unk>", **SYMBOLS, "mask": "<mask>"}
 _END_OF_TEXT = "<|endoftext|>"
-# Share of the characters of the texts that a vocabulary covers, as SentencePiece advises for rich character sets.
+# Share of the characters of the texts that a vocabulary covers, as SentencePiece recommends for large character sets.
 _CHARACTER_COVERAGE = 0.9999
-# Of a pair of tokens that is merged, how often it occurs at least.
+# Smallest number of occurrences of a merged pair.
 _MIN_COUNT = 2
-# Scores of unigrams are multiples of 1 / this. Their sums are then exact in float32, in which SentencePiece takes them,
-# up to 16,384, a long page, and of two equally good places to cut text it finds the same one as with other numbers.
+# Scores of unigrams are multiples of 1 / this. Their sums are then exact in float32, which SentencePiece uses, up to
+# 16,384, a long page. Other implementations then choose the same one of two equally good splits.
 _SCORE_GRID = 2**10
-# The first of the characters that Unicode leaves to everybody's own use.
+# First character of a private use area of Unicode.
 _PRIVATE = 0xF0000
 
 
@@ -43,7 +43,7 @@ class TrainingTask(NamedTuple):
       texts: texts to train on.
       specials: settings of the vocabulary.
       kind: `train_kind`, or the default of the scheme.
-      show_progress: whether to draw a bar.
+      show_progress: whether to show a progress bar.
     """
 
     texts: Iterable[str]
@@ -53,14 +53,14 @@ class TrainingTask(NamedTuple):
 
 
 def train(texts: Iterable[str], specials: VocabularyConfig, show_progress: bool = False) -> None:
-    """Trains the vocabulary that `specials.spec` names, of `train_size` tokens and of `train_kind`.
+    """Trains the vocabulary that `specials.spec` names, with `train_size` tokens and of `train_kind`.
 
     Args:
-      texts: kept in memory by all but words, which are only counted.
+      texts: texts to train on; every scheme except words keeps them in memory.
 
     Raises:
-      UserError: the scheme cannot be trained or not so, a special token has no symbol in it, or the texts do not fill
-        the size.
+      UserError: the scheme cannot be trained with these settings, a special token has no symbol in the scheme, or the
+        texts are too few for the size.
     """
     scheme, paths = specials.spec.partition(":")[0], loading.files(specials.spec)
     if scheme not in _TRAINERS:
@@ -73,24 +73,23 @@ def train(texts: Iterable[str], specials: VocabularyConfig, show_progress: bool 
     kind = specials.train_kind or kinds[0]
     if kind not in kinds:
         known = " or ".join(filter(None, kinds)) or "no kinds"
-        raise UserError(f"config.vocabulary.train_kind is '{kind}', {scheme} has {known}: change it or leave it out")
+        raise UserError(f"config.vocabulary.train_kind is '{kind}', {scheme} has {known}: change or remove it")
     for path, content in zip(paths, trainer(TrainingTask(texts, specials, kind, show_progress)), strict=True):
         storage.write(path, content)
 
 
 def _sentencepiece(task: TrainingTask) -> list[bytes]:
-    """A unigram or BPE model.
+    """Trains a unigram or BPE model.
 
-    Nothing but what `lowercase` folds is normalised away and characters outside the model fall back to bytes, so text
-    survives a round trip. One thread and no sampling make it the same each time.
+    Text is not normalized, except that `lowercase` folds it, and unknown characters fall back to bytes, so decoding
+    restores the text. A single thread and no sampling make the result deterministic.
     """
     if task.specials.unk is None:
         raise UserError("SentencePiece needs an unk id: set config.vocabulary.unk")
-    given = ((name, getattr(task.specials, name)) for name in SPECIALS)
-    ids = {
-        name: -1 if i is None or i >= task.specials.train_size else i for name, i in given
-    }  # Others lie above the file.
-    # Control symbols take the lowest free ids in the order given; text never yields them.
+    special_ids = ((name, getattr(task.specials, name)) for name in SPECIALS)
+    # Ids of at least `train_size` are above those of the file.
+    ids = {name: -1 if i is None or i >= task.specials.train_size else i for name, i in special_ids}
+    # Control symbols, which text never becomes, get the lowest free ids in this order.
     symbols = sorted((i, symbol) for name, symbol in SYMBOLS.items() if (i := ids[name]) >= 0)
     parts = map(folding.fold, _sentences(task.texts)) if task.specials.lowercase else _sentences(task.texts)
     model = io.BytesIO()
@@ -112,13 +111,15 @@ def _sentencepiece(task: TrainingTask) -> list[bytes]:
             **{f"{name}_id": i for name, i in ids.items() if name not in SYMBOLS},
         )
     except RuntimeError as error:
-        what = " ".join(str(error).split(") ", 1)[-1].split())[-300:]
-        raise UserError(f"no SentencePiece vocabulary of {task.specials.train_size}: {what}") from error
+        reason = " ".join(str(error).split(") ", 1)[-1].split())[-300:]
+        raise UserError(
+            f"cannot train a SentencePiece vocabulary of {task.specials.train_size} tokens: {reason}"
+        ) from error
     return [_on_grid(model.getvalue()) if task.kind == "unigram" else model.getvalue()]
 
 
 def _on_grid(data: bytes) -> bytes:
-    """The SentencePiece model with its scores rounded to multiples of 1 / _SCORE_GRID."""
+    """Rounds the scores of a SentencePiece model to multiples of 1 / _SCORE_GRID."""
     model = sentence_models.parse(data)
     for piece in model.pieces:
         piece.score = round(piece.score * _SCORE_GRID) / _SCORE_GRID
@@ -126,7 +127,7 @@ def _on_grid(data: bytes) -> bytes:
 
 
 def _words(task: TrainingTask) -> list[bytes]:
-    """The most frequent words, special ones first; fewer where there are no more."""
+    """Returns special tokens and then the most frequent words, at most `train_size` in total."""
     symbols = {getattr(task.specials, name): symbol for name, symbol in WORD_SYMBOLS.items()}
     if symbols.keys() != set(range(len(symbols))):
         raise UserError("a vocabulary of words begins with bos, eos and unk: set config.vocabulary to 0, 1 and 2")
@@ -140,35 +141,35 @@ def _words(task: TrainingTask) -> list[bytes]:
 
 
 def _byte_pairs(task: TrainingTask) -> list[bytes]:
-    """GPT-2's byte-level BPE: bytes, then what they are merged into, the most frequent first."""
+    """Trains GPT-2's byte-level BPE: bytes, then merged tokens, most frequent first."""
     is_alone = task.specials.bos in (None, task.specials.eos)
     table = _symbols_at(task.specials, _BPE_SYMBOLS | (dict.fromkeys(("bos", "eos"), _END_OF_TEXT) if is_alone else {}))
     characters, tokenizer = tokenizer_files.byte_characters(), tokenizer_files.byte_level(tokenizers.models.BPE())
     room = _room(task.specials, table, len(characters))
     tokens, merges = _merge(tokenizer, _sentences(task.texts), room, characters, task.show_progress)
-    ids = {token: i for i, token in enumerate(_placed(task.specials, table, tokens))}
+    ids = {token: i for i, token in enumerate(_place_symbols(task.specials, table, tokens))}
     lines = ["#version: 0.2", *(" ".join(pair) for pair in merges), ""]
     return [json.dumps(ids, ensure_ascii=False).encode("utf-8"), "\n".join(lines).encode("utf-8")]
 
 
 def _tiktoken(task: TrainingTask) -> list[bytes]:
-    """LLaMA 3's byte-level BPE: a rank for each byte and for each token that they are merged into."""
+    """Trains LLaMA 3's byte-level BPE: a rank for each byte and each merged token."""
     _symbols_at(task.specials, {})
     characters = tokenizer_files.byte_characters()
     tokenizer = tokenizer_files.byte_level(tokenizers.models.BPE(), tokenizer_files.LLAMA3_SPLIT)
     room = _room(task.specials, {}, len(characters))
     tokens, _ = _merge(tokenizer, _sentences(task.texts), room, characters, task.show_progress)
     byte = {character: i for i, character in enumerate(characters)}
-    spelt = (bytes(map(byte.__getitem__, token)) for token in _placed(task.specials, {}, tokens))
-    return [b"".join(b"%s %d\n" % (base64.b64encode(token), rank) for rank, token in enumerate(spelt))]
+    encoded = (bytes(map(byte.__getitem__, token)) for token in _place_symbols(task.specials, {}, tokens))
+    return [b"".join(b"%s %d\n" % (base64.b64encode(token), rank) for rank, token in enumerate(encoded))]
 
 
 def _wordpiece(task: TrainingTask) -> list[bytes]:
-    """BERT's pieces of words: characters, then what they are merged into, the most frequent first.
+    """Trains BERT's word pieces: characters, then merged pieces, most frequent first.
 
-    Characters that are too rare, or too many for the size as those of Chinese may be, are left to the unknown token.
-    The library's own trainer numbers letters in the order of a hash table, so that its files differ from one time to
-    the next. Hence words are trained on as plain BPE, each letter that goes on a word in a code of its own.
+    Characters that are too rare, or too many for the size, such as those of Chinese, become the unknown token. The
+    trainer of the library numbers letters in the order of a hash table, so its files differ from run to run. For this
+    reason words are trained as plain BPE, with a separate character for each letter that continues a word.
     """
     if task.specials.unk is None:
         raise UserError("WordPiece needs an unk id: set config.vocabulary.unk")
@@ -183,42 +184,41 @@ def _wordpiece(task: TrainingTask) -> list[bytes]:
     for word, count in words.items():
         for letter in _letters(word):
             letters[letter] += count
-    if task.kind == "uncased":  # Unicode's newest letters may be known to one library alone.
+    if task.kind == "uncased":  # Libraries differ in their version of Unicode and may not lowercase new letters.
         letters = collections.Counter({letter: n for letter, n in letters.items() if letter == letter.lower()})
-    kept = sorted(_covering(letters)[:room])
-    codes = {letter: chr(_PRIVATE + i) for i, letter in enumerate(kept)}
+    alphabet = sorted(_covering(letters)[:room])
+    codes = {letter: chr(_PRIVATE + i) for i, letter in enumerate(alphabet)}
     coded = (("".join(codes.get(letter, "") for letter in _letters(word)), word) for word in words)
     repeated = (" ".join(itertools.repeat(code, words[word])) for code, word in coded if len(code) == len(word))
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     merged, _ = _merge(tokenizer, repeated, room, codes.values(), task.show_progress)
-    parts = ([kept[ord(code) - _PRIVATE] for code in token] for token in merged)
-    tokens = [first + "".join(letter.removeprefix("##") for letter in others) for first, *others in parts]
-    return ["\n".join([*_placed(task.specials, table, tokens), ""]).encode("utf-8")]
+    parts = ([alphabet[ord(code) - _PRIVATE] for code in token] for token in merged)
+    tokens = [first + "".join(letter.removeprefix("##") for letter in rest) for first, *rest in parts]
+    return ["\n".join([*_place_symbols(task.specials, table, tokens), ""]).encode("utf-8")]
 
 
 def _letters(word: str) -> list[str]:
-    """A word's letters as WordPiece writes them."""
     return [word[0], *("##" + letter for letter in word[1:])]
 
 
 def _covering(counts: Mapping[str, int]) -> list[str]:
-    """The most frequent, without the rarest."""
-    falling = sorted(counts, key=lambda letter: (-counts[letter], letter))
-    before = itertools.accumulate((counts[letter] for letter in falling), initial=0)
+    """Returns the most frequent letters that together cover _CHARACTER_COVERAGE of the counts."""
+    by_count = sorted(counts, key=lambda letter: (-counts[letter], letter))
+    before = itertools.accumulate((counts[letter] for letter in by_count), initial=0)
     enough = _CHARACTER_COVERAGE * sum(counts.values())
-    return [letter for letter, sum_before in zip(falling, before, strict=False) if sum_before < enough]
+    return [letter for letter, sum_before in zip(by_count, before, strict=False) if sum_before < enough]
 
 
 def _sentences(texts: Iterable[str]) -> Iterator[str]:
-    """In sentences a long text takes little memory; no word reaches over their ends."""
+    """Yields the sentences of texts, which need less memory than long texts; no word spans two of them."""
     return (sentence for text in texts for sentence in sentences.split(text) if sentence.strip())
 
 
 def _merge(
     tokenizer: tokenizers.Tokenizer, texts: Iterable[str], size: int, alphabet: Iterable[str], show_progress: bool
 ) -> tuple[list[str], list[tuple[str, str]]]:
-    """A trained BPE's tokens, first the alphabet as Unicode has it, `size` in all if there are; and its merges."""
+    """Trains a BPE; returns at most `size` tokens, the sorted alphabet first, and the merges."""
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=size, min_frequency=_MIN_COUNT, initial_alphabet=list(alphabet), show_progress=show_progress
     )
@@ -229,43 +229,44 @@ def _merge(
 
 
 def _symbols_at(specials: VocabularyConfig, symbols: Mapping[str, str]) -> dict[int, str]:
-    """The symbols of the special ids within the file, the first of those that share one."""
-    given = {name: i for name in SPECIALS if (i := getattr(specials, name)) is not None and i < specials.train_size}
+    """Returns the symbols of special ids below `train_size`; if several symbols have the same id, the first one."""
+    ids = {name: i for name in SPECIALS if (i := getattr(specials, name)) is not None and i < specials.train_size}
     table = {}
     for name, symbol in symbols.items():
-        if name in given:
-            table.setdefault(given[name], symbol)
-    for name, i in given.items():
+        if name in ids:
+            table.setdefault(ids[name], symbol)
+    for name, i in ids.items():
         if i not in table:
             scheme = specials.spec.partition(":")[0]
             raise UserError(
-                f"a {scheme} vocabulary has no symbol for {name}: leave out config.vocabulary.{name}, or put it above"
+                f"a {scheme} vocabulary has no symbol for {name}: remove config.vocabulary.{name}, or set it to an id "
+                f"of at least {specials.train_size}"
             )
     return table
 
 
 def _room(specials: VocabularyConfig, table: Mapping[int, str], num_letters: int) -> int:
-    """How many tokens there are besides symbols, letters among them."""
+    """Returns the number of tokens besides symbols, including letters."""
     if (least := num_letters + len(table)) > specials.train_size:
         raise UserError(
-            f"config.vocabulary.train_size is {specials.train_size}, the letters of the texts and the special tokens "
-            f"alone are {least}: give more"
+            f"config.vocabulary.train_size is {specials.train_size}, but the letters of the texts and the special "
+            f"tokens alone are {least}: raise it"
         )
     return specials.train_size - len(table)
 
 
-def _placed(specials: VocabularyConfig, table: Mapping[int, str], tokens: list[str]) -> list[str]:
-    """All tokens, the symbols at their ids and the others in order at what is left."""
-    if (found := len(tokens) + len(table)) < specials.train_size:
+def _place_symbols(specials: VocabularyConfig, table: Mapping[int, str], tokens: list[str]) -> list[str]:
+    """Returns every token by id: symbols at their ids, and `tokens` in order at the remaining ids."""
+    if (total := len(tokens) + len(table)) < specials.train_size:
         raise UserError(
-            f"config.vocabulary.train_size is {specials.train_size}, the texts give no more than {found}: "
-            "lower it or give more text"
+            f"config.vocabulary.train_size is {specials.train_size}, but the texts have no more than {total} tokens: "
+            "lower it or add more text"
         )
-    others = iter(tokens)
-    return [table[i] if i in table else next(others) for i in range(specials.train_size)]
+    remaining = iter(tokens)
+    return [table[i] if i in table else next(remaining) for i in range(specials.train_size)]
 
 
-# By scheme: what makes the contents of its files, and the kinds that it knows, the default first.
+# Trainers by scheme, which return the contents of the files, and their kinds, the default first.
 _TRAINERS = {
     "sentencepiece": (_sentencepiece, ("unigram", "bpe")),
     "wordpiece": (_wordpiece, ("uncased", "cased")),

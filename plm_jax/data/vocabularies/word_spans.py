@@ -1,8 +1,8 @@
-"""Tokens of texts by way of their stretches between spaces, each of which is tokenised once.
+"""Tokenization of texts by the spans between their spaces, with a cache of spans.
 
-The tokenizers of BERT, GPT-2 and LLaMA 3 cut text into words before all else. None of their words has a space but at
-its beginning, and where white space meets white space the last before other text goes with that text. So a text may be
-cut before a space that has something else than white space on either side, and the tokens are the same.
+The tokenizers of BERT, GPT-2 and LLaMA 3 first split text into words. Their words have a space only at the beginning,
+and the last white space of a run belongs to the text that follows. So a text can be split before a space that has a
+character other than white space on at least one side, and the tokens stay the same.
 """
 
 import re
@@ -11,21 +11,28 @@ from typing import NamedTuple
 
 import numpy as np
 
-# What is kept: stretches up to so many characters, until they have so many tokens.
-_LONGEST = 64
-_MOST_TOKENS = 2**21
-# A space with white space, or the end of the text, on both sides; any other.
+# Largest number of characters of a cached span, and of tokens in the cache before it is cleared.
+_MAX_CHARACTERS = 64
+_MAX_TOKENS = 2**21
+# A space with white space, or the end of the text, on both sides; any other space.
 _WITHIN_SPACE = re.compile(r" (?<=\s )(?=\s|\Z)")
 _CUT = re.compile(r" (?:(?<=\S )|(?=\S))")
-# Before the first stretch of a text, which no space comes before: half of a character, which no text has.
+# Prefix of the first span of a text, which has no space before it: a surrogate, which no text contains.
 _FIRST = "\ud800"
 
 
 class _Table(NamedTuple):
-    """Tokenised stretches: the tokens of stretch i are from `ends[i]` to `ends[i + 1]`; `places` are characters."""
+    """Tokenized spans.
+
+    Attributes:
+      ids: ids of tokens.
+      offsets: first character of each token in its span.
+      ends: edges of spans: the tokens of span i are [ends[i], ends[i + 1]).
+      lengths: number of characters of each span.
+    """
 
     ids: np.ndarray
-    places: np.ndarray
+    offsets: np.ndarray
     ends: np.ndarray
     lengths: np.ndarray
 
@@ -33,67 +40,71 @@ class _Table(NamedTuple):
 _EMPTY = _Table(np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(1, np.int64), np.zeros(0, np.int64))
 
 
-class Stretches:
-    """The tokens of texts; remembers those of stretches."""
+class SpanTokenizer:
+    """Tokenizer of texts that caches the tokens of spans."""
 
     def __init__(
         self, encode: Callable[[list[str]], list[tuple[Sequence[int] | np.ndarray, Sequence[int] | np.ndarray]]]
     ):
-        """`encode` gives ids of texts, and at which character each begins."""
+        """Creates an empty cache; `encode` returns the ids of texts and the first character of each token."""
         self._encode = encode
         self._rows: dict[str, int] = {}
         self._table = _EMPTY
 
     def __call__(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Ids [n] of all texts; the character of its text at which each begins [n]; how many each text has [texts]."""
-        stretches, counts = [], []
+        """Tokenizes texts.
+
+        Returns:
+          Ids of all texts [n]; first character of each token in its text [n]; number of tokens of each text [texts].
+        """
+        spans, counts = [], []
         for text in texts:
-            first, *others = _CUT.split(text) if _WITHIN_SPACE.search(text) else text.split(" ")
-            stretches.append(_FIRST + first)
-            stretches += others
-            counts.append(1 + len(others))
-        rows, table = self._look_up(stretches)
+            first, *rest = _CUT.split(text) if _WITHIN_SPACE.search(text) else text.split(" ")
+            spans.append(_FIRST + first)
+            spans += rest
+            counts.append(1 + len(rest))
+        rows, table = self._look_up(spans)
         sizes = table.ends[rows + 1] - table.ends[rows]
-        found = ranges(table.ends[rows], sizes)
+        tokens = ranges(table.ends[rows], sizes)
         lengths, last = table.lengths[rows], np.cumsum(counts)
         begins = np.cumsum(lengths) - lengths
         begins -= np.repeat(begins[last - counts], counts)
         token_ends = np.append(0, np.cumsum(sizes))
         return (
-            table.ids[found],
-            table.places[found] + np.repeat(begins, sizes),
+            table.ids[tokens],
+            table.offsets[tokens] + np.repeat(begins, sizes),
             token_ends[last] - token_ends[last - counts],
         )
 
-    def _look_up(self, stretches: list[str]) -> tuple[np.ndarray, _Table]:
-        """The rows of stretches, and the table that they are in."""
-        rows = list(map(self._rows.get, stretches))
-        new = dict.fromkeys(stretch for stretch, row in zip(stretches, rows, strict=True) if row is None)
+    def _look_up(self, spans: list[str]) -> tuple[np.ndarray, _Table]:
+        """Returns the rows of spans, and the table that has these rows; caches the short spans."""
+        rows = list(map(self._rows.get, spans))
+        new = dict.fromkeys(span for span, row in zip(spans, rows, strict=True) if row is None)
         if not new:
             return np.array(rows), self._table
-        if len(self._table.ids) > _MOST_TOKENS:
+        if len(self._table.ids) > _MAX_TOKENS:
             self._rows, self._table = {}, _EMPTY
-            return self._look_up(stretches)
-        kept = [stretch for stretch in new if len(stretch) <= _LONGEST]
-        self._table = self._with(self._table, kept)
-        self._rows |= zip(kept, range(len(self._rows), len(self._rows) + len(kept)), strict=True)
-        long = [stretch for stretch in new if len(stretch) > _LONGEST]
-        others = dict(zip(long, range(len(self._rows), len(self._rows) + len(long)), strict=True))
-        rows = [self._rows.get(stretch, others.get(stretch)) for stretch in stretches]
-        return np.array(rows), self._with(self._table, long)
+            return self._look_up(spans)
+        short = [span for span in new if len(span) <= _MAX_CHARACTERS]
+        self._table = self._extend(self._table, short)
+        self._rows |= zip(short, range(len(self._rows), len(self._rows) + len(short)), strict=True)
+        long = [span for span in new if len(span) > _MAX_CHARACTERS]
+        long_rows = dict(zip(long, range(len(self._rows), len(self._rows) + len(long)), strict=True))
+        rows = [self._rows.get(span, long_rows.get(span)) for span in spans]
+        return np.array(rows), self._extend(self._table, long)
 
-    def _with(self, table: _Table, stretches: list[str]) -> _Table:
-        """The table with more stretches."""
-        if not stretches:
+    def _extend(self, table: _Table, spans: list[str]) -> _Table:
+        """Returns the table with more spans."""
+        if not spans:
             return table
-        texts = [stretch[1:] if stretch.startswith(_FIRST) else " " + stretch for stretch in stretches]
+        texts = [span[1:] if span.startswith(_FIRST) else " " + span for span in spans]
         encoded = self._encode(texts)
         ends = table.ends[-1] + np.cumsum([len(ids) for ids, _ in encoded])
-        ids, places = (np.array([i for pair in encoded for i in pair[part]], np.int32) for part in (0, 1))
-        made = _Table(ids, places, ends, np.array(list(map(len, texts)), np.int64))
-        return _Table(*map(np.concatenate, zip(table, made, strict=True)))
+        ids, offsets = (np.array([i for pair in encoded for i in pair[part]], np.int32) for part in (0, 1))
+        new = _Table(ids, offsets, ends, np.array(list(map(len, texts)), np.int64))
+        return _Table(*map(np.concatenate, zip(table, new, strict=True)))
 
 
 def ranges(starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """`starts[0]`, `starts[0]` + 1, … up to `sizes[0]` of them, then those from `starts[1]`, and so on."""
+    """Returns the concatenated ranges [start, start + size) of each start and size."""
     return np.arange(sizes.sum()) + np.repeat(starts - (np.cumsum(sizes) - sizes), sizes)

@@ -1,7 +1,7 @@
-"""Whole words and their characters, as allenai/bilm-tf numbers them (bilm/data.py). NumPy only.
+"""Whole words and the ids of their characters, numbered as in allenai/bilm-tf (bilm/data.py). NumPy only.
 
-A character is a byte of the word's UTF-8, 0 to 255; beyond are those below. bilm-tf adds one to all of them where 0
-stands for padded words (262 ids in place of 261); here a mask says which words are padding.
+A character is a UTF-8 byte of the word, 0 to 255, or one of the special ids below. bilm-tf adds one to every id, since
+0 stands for padded words (262 ids instead of 261); here a mask marks padded words.
 """
 
 import os
@@ -16,47 +16,47 @@ from plm_jax.common.wordpiece import lines
 
 BEGIN_SENTENCE, END_SENTENCE, BEGIN_WORD, END_WORD, PADDING = range(256, 261)
 BOS, EOS, UNK = "<S>", "</S>", "<UNK>"
-_MARKS = {BOS: BEGIN_SENTENCE, EOS: END_SENTENCE}
+_BOUNDARIES = {BOS: BEGIN_SENTENCE, EOS: END_SENTENCE}
 
 
 def read(path: str) -> list[str]:
-    """The words of a file, one a line.
+    """Reads the words of a file with one word per line.
 
     Raises:
-      UserError: a line without a word, or a word that comes twice.
+      UserError: a line without a word, or a duplicate word.
       OSError: the file cannot be read.
     """
     try:
         words = lines(storage.read(path, strict_json.MOST_BYTES), "replace")
     except ValueError as error:
-        raise UserError(f"{path} is no vocabulary of words ({error}): give one word a line, none twice") from error
+        raise UserError(f"{path} is not a vocabulary of words ({error}): write one different word per line") from error
     if len(set(words)) < len(words) or not all(map(str.strip, words)):
-        raise UserError(f"{path} is no vocabulary of words: give one word a line, none twice")
+        raise UserError(f"{path} is not a vocabulary of words: write one different word per line")
     return words
 
 
 def characters(words: Sequence[str], length: int) -> np.ndarray:
-    """The characters of words, uint16 [words, length]: its begin, its bytes, its end, and padding.
+    """Returns the characters of words, uint16 [words, length]: begin of word, bytes, end of word, padding.
 
-    Of a word with more than `length` - 2 bytes the rest is cut. `<S>` and `</S>` have a character of their own; unknown
-    words are spelt as they are, `<UNK>` too.
+    Words are truncated to `length` - 2 bytes. `<S>` and `</S>` have their own characters; unknown words and `<UNK>` are
+    spelled out.
     """
-    spelt = [b" " if word in _MARKS else word.encode("utf-8", "replace")[: length - 2] for word in words]
-    sizes = np.array([len(letters) for letters in spelt], np.int64)
+    encoded = [b" " if word in _BOUNDARIES else word.encode("utf-8", "replace")[: length - 2] for word in words]
+    sizes = np.array([len(letters) for letters in encoded], np.int64)
     table = np.full((len(words), length), PADDING, np.uint16)
     column = np.arange(length)
     table[:, 0] = BEGIN_WORD
     table[column == sizes[:, None] + 1] = END_WORD
     table[(column > 0) & (column <= sizes[:, None])] = np.concatenate(
-        [np.zeros(0, np.uint16), *(np.frombuffer(letters, np.uint8) for letters in spelt)]
+        [np.zeros(0, np.uint16), *(np.frombuffer(letters, np.uint8) for letters in encoded)]
     )
-    for mark, character in _MARKS.items():
-        table[np.array([word == mark for word in words], np.bool_), 1] = character
+    for boundary, character in _BOUNDARIES.items():
+        table[np.array([word == boundary for word in words], np.bool_), 1] = character
     return table
 
 
 def sentences(texts: Iterable[str], length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Texts of words with white space between, each framed by `<S>` and `</S>`.
+    """Returns the characters of texts, split at white space and each framed by `<S>` and `</S>`.
 
     Returns:
       Characters int32 [texts, longest, length] and a mask int32 [texts, longest], 1 for real words.
@@ -64,19 +64,19 @@ def sentences(texts: Iterable[str], length: int) -> tuple[np.ndarray, np.ndarray
     framed = [[BOS, *text.split(), EOS] for text in texts]
     sizes = np.array([len(text) for text in framed])
     mask = (np.arange(sizes.max(initial=0)) < sizes[:, None]).astype(np.int32)
-    found = np.full((*mask.shape, length), PADDING, np.int32)
-    found[mask > 0] = characters([word for text in framed for word in text], length)
-    return found, mask
+    table = np.full((*mask.shape, length), PADDING, np.int32)
+    table[mask > 0] = characters([word for text in framed for word in text], length)
+    return table, mask
 
 
 def spelling(cache_dir: str, vocabulary: dict[str, Any], length: int) -> np.ndarray:
-    """The characters uint16 [vocab_size, length] of a cache's words, from the copy of their file beside it.
+    """Returns the characters of a cache's words, uint16 [vocab_size, length], from the file in the cache's folder.
 
     Args:
-      vocabulary: what the manifest says of it.
+      vocabulary: entry of the vocabulary in the manifest.
 
     Raises:
-      UserError: it is no vocabulary of words, or its file is missing or has changed.
+      UserError: the vocabulary does not consist of words, or its file is missing or has changed.
     """
     if vocabulary["kind"] != "words":
         raise UserError(f"streams read whole words: set config.vocabulary.spec to words:FILE, not {vocabulary['kind']}")

@@ -50,7 +50,7 @@ def evaluate(lm: LanguageModel, run: config.Run, task: str, show_progress: bool 
             outputs += list(np.asarray(_output(lm.model, lm.params, given)))
             drawn.update()
     labels = getattr(head, "labels", ())
-    found = metrics.of_outputs(rows, outputs, labels)
+    found = metrics.compute_metrics(rows, outputs, labels)
     constant = trivial(rows, labels)
     return {"examples": rows.num_documents} | found | {f"trivial_{key}": value for key, value in constant.items()}
 
@@ -73,7 +73,7 @@ def trivial(rows: LabelledRows, labels: Sequence[str] = ()) -> dict[str, float]:
     output = np.array([values.mean()]) if form == "score" else 1.0 * np.bincount(values.astype(np.int64))
     if form == "tags":
         output = np.broadcast_to(output, (rows.length, len(output)))
-    return metrics.of_outputs(rows, [output] * rows.num_rows, labels)
+    return metrics.compute_metrics(rows, [output] * rows.num_rows, labels)
 
 
 @functools.partial(jax.jit, static_argnames="module")

@@ -139,7 +139,7 @@ class Validation:
         if self._is_labelled:
             labelled = self._reader.rows("validation", name, length)
             assert isinstance(labelled, LabelledRows)
-            result |= metrics.of_outputs(labelled, list(np.concatenate(outputs)), self._labels)
+            result |= metrics.compute_metrics(labelled, list(np.concatenate(outputs)), self._labels)
         return result
 
     def _loss(self, program: Program) -> losses.Loss:

@@ -416,13 +416,13 @@ def test_figures_of_what_is_right_are_1(read, bert):
     examples = [{"text": text, "label": i % 2, "score": i / 2} for i, text in enumerate(texts_of(0, 9, 6))]
     made, _, rows = read(examples, config.ClassForm(labels), objectives.Classification(), bert)
     right = dict.fromkeys(metrics.names(objectives.Classification(), labels), 1.0)
-    assert metrics.of_outputs(rows, one_hot(made["label"], 2), labels) == pytest.approx(right)
-    wrong = metrics.of_outputs(rows, one_hot(1 - made["label"], 2), labels)
+    assert metrics.compute_metrics(rows, one_hot(made["label"], 2), labels) == pytest.approx(right)
+    wrong = metrics.compute_metrics(rows, one_hot(1 - made["label"], 2), labels)
     assert wrong == pytest.approx({"accuracy": 0.0, "matthews": -1.0, "f1": 0.0})
     made, _, rows = read(examples, config.ScoreForm(), objectives.Regression(), bert)
-    found = metrics.of_outputs(rows, made["score"][:, None])
+    found = metrics.compute_metrics(rows, made["score"][:, None])
     assert found == pytest.approx({"pearson": 1.0, "spearman": 1.0, "mse": 0.0})
-    assert metrics.of_outputs(rows, np.ones((9, 1)))["pearson"] == 0.0
+    assert metrics.compute_metrics(rows, np.ones((9, 1)))["pearson"] == 0.0
 
 
 def test_words_that_are_cut_off_count_as_outside(read, bert):
@@ -431,19 +431,19 @@ def test_words_that_are_cut_off_count_as_outside(read, bert):
     outputs = [np.where(tags[:, None] >= 0, np.eye(5)[tags], np.eye(5)[1]) for tags in made["tags"]]
     lost = 0
     for item, i in enumerate(origins):
-        told = metrics.tags_of(rows, item, outputs[item], TAGS)
+        told = metrics.predict_tags(rows, item, outputs[item], TAGS)
         kept = int((made["tags"][item] >= 0).sum())
         assert told == examples[i]["tags"][:kept] + ["O"] * (len(told) - kept)
         assert len(told) == len(examples[i]["tokens"])
         lost += sum(tag != "O" for tag in examples[i]["tags"][kept:])
-    found = metrics.of_outputs(rows, outputs, TAGS)
+    found = metrics.compute_metrics(rows, outputs, TAGS)
     words = sum(len(example["tokens"]) for example in examples)
     assert lost and found["token_accuracy"] == pytest.approx(1 - lost / words)
     assert found["strict_recall"] < 1 and found["recall"] < 1
     assert list(found) == ["token_accuracy", "precision", "recall", "f1"] + [
         f"strict_{name}" for name in ("precision", "recall", "f1")
     ]
-    parts = metrics.of_outputs(rows, outputs, ("NOUN", *TAGS[1:]))
+    parts = metrics.compute_metrics(rows, outputs, ("NOUN", *TAGS[1:]))
     assert list(parts) == metrics.names(objectives.Tagging(), ("NOUN", *TAGS[1:])) == ["token_accuracy"]
 
 
@@ -458,8 +458,8 @@ def test_the_answer_is_found_in_whichever_window_holds_it(read, bert):
     found = metrics.answers(rows, outputs)
     for document, i in enumerate(dict.fromkeys(origins)):
         assert found[document].text == "".join(examples[i]["answers"]["text"])
-    assert metrics.of_outputs(rows, outputs) == {"exact_match": 1.0, "f1": 1.0}
-    nothing = metrics.of_outputs(rows, np.eye(32)[0][None, :, None].repeat(rows.num_rows, 0).repeat(2, 2))
+    assert metrics.compute_metrics(rows, outputs) == {"exact_match": 1.0, "f1": 1.0}
+    nothing = metrics.compute_metrics(rows, np.eye(32)[0][None, :, None].repeat(rows.num_rows, 0).repeat(2, 2))
     assert nothing["exact_match"] == nothing["f1"] == pytest.approx(4 / 21)
 
 

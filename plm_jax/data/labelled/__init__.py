@@ -1,6 +1,6 @@
-"""What is measured of a model that tells labels: NumPy alone, so that training and `evaluate` both can.
+"""Metrics of models that predict labels, in NumPy only, so that both training and `evaluate` can compute them.
 
-spans.py    the answer that scores of begins and ends give
-tags.py     the entities that tags say
-metrics.py  the figures of each form
+spans.py    answers from the scores of start and end tokens
+tags.py     entities from tags
+metrics.py  metrics of each form
 """

@@ -1,7 +1,7 @@
-"""The answer to a question from the scores of where it begins and ends, over the windows of its context.
+"""Answers from the scores of start and end tokens, over the windows of a context.
 
 The rules are those of `utils_qa.py` in huggingface/transformers' question-answering example and of `run_squad.py` in
-google-research/bert: of the best begins and ends of each window, those pairs that are legal, the best first.
+google-research/bert: the best starts and ends of each window are combined into valid pairs, best first.
 """
 
 from collections.abc import Sequence
@@ -11,12 +11,12 @@ import numpy as np
 
 
 class AnswerWindow(NamedTuple):
-    """A row that holds a part of a context.
+    """A row with a part of a context.
 
     Attributes:
-      starts, ends: [L], a score of each place, as a begin and as an end; those of the first stand for no answer.
-      begins, stops: [L], the characters of the context from which on and up to which each place is; -1: of none.
-      may_start: bool [L], where this window has more context around a place than any other, and answers may begin.
+      starts, ends: [L], score of each position as the start and the end of the answer; position 0 stands for no answer.
+      begins, stops: [L], first character and end of each position in the context; -1 for positions outside of it.
+      may_start: bool [L], whether answers may start here: this window has more context around the token than any other.
     """
 
     starts: np.ndarray
@@ -27,7 +27,7 @@ class AnswerWindow(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Characters [begin, stop) of a context, and the sum of the scores of their begin and end."""
+    """Characters [begin, stop) of a context, and the sum of the scores of its start and end."""
 
     begin: int
     stop: int
@@ -35,12 +35,12 @@ class Span(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What is told of a question.
+    """Predicted answer to a question.
 
     Attributes:
-      text: empty: it has no answer.
-      null_difference: by how much the score of no answer is above the best answer's, which is 0 where none is legal.
-      spans: the best ones, the best first.
+      text: text of the answer; empty if there is none.
+      null_difference: score of no answer minus that of the best answer, or minus 0 if no answer is valid.
+      spans: best answers, best first.
     """
 
     text: str
@@ -49,21 +49,21 @@ class Answer(NamedTuple):
 
 
 def best(windows: Sequence[AnswerWindow], n_best: int = 20, answer_length: int = 30) -> list[Span]:
-    """The `n_best` best legal spans of `n_best` begins and as many ends of each window, the best first.
+    """Returns the `n_best` best valid spans, best first, from the `n_best` best starts and ends of each window.
 
-    A legal one has both ends in the context, begins where its window may, and has at most `answer_length` tokens.
+    A valid span has both ends in the context, starts where `may_start` allows, and has at most `answer_length` tokens.
     """
-    found: list[Span] = []
+    spans: list[Span] = []
     for window in windows:
         starts, ends = (np.argsort(-scores, kind="stable")[:n_best] for scores in (window.starts, window.ends))
         is_start, is_end = (window.begins[starts] >= 0) & window.may_start[starts], window.begins[ends] >= 0
         sizes = ends - starts[:, None] + 1
-        legal = is_start[:, None] & is_end & (sizes >= 1) & (sizes <= answer_length)
-        for i, j in zip(*legal.nonzero(), strict=True):
+        valid = is_start[:, None] & is_end & (sizes >= 1) & (sizes <= answer_length)
+        for i, j in zip(*valid.nonzero(), strict=True):
             first, last = starts[i], ends[j]
             score = float(window.starts[first]) + float(window.ends[last])
-            found.append(Span(int(window.begins[first]), int(window.stops[last]), score))
-    return sorted(found, key=lambda span: -span.score)[:n_best]
+            spans.append(Span(int(window.begins[first]), int(window.stops[last]), score))
+    return sorted(spans, key=lambda span: -span.score)[:n_best]
 
 
 def answer(
@@ -74,9 +74,9 @@ def answer(
     unanswerable: bool = False,
     null_threshold: float = 0.0,
 ) -> Answer:
-    """The text of the best span; where `unanswerable`, none if its score is too far below that of no answer.
+    """Returns the best answer; if `unanswerable`, none if the score of no answer exceeds it by `null_threshold`.
 
-    The latter is the least of all windows': each must say that the answer is not there.
+    The score of no answer is the smallest one of all windows, since every window must reject an answer.
     """
     spans = best(windows, n_best, answer_length)
     null = min(float(window.starts[0]) + float(window.ends[0]) for window in windows)
@@ -87,14 +87,18 @@ def answer(
 
 
 def most_context(parts: Sequence[tuple[int, int]]) -> list[np.ndarray]:
-    """Of each part of a context, its first token and how many there are, bool [tokens]: where it has most around them.
+    """Returns for each part of a context whether it has more context around each token than any other, bool [tokens].
 
-    That is the lesser of what is before and after, and a hundredth of the part's size; of equals the first part has it.
+    The amount of context is the smaller of the numbers of tokens before and after, plus a hundredth of the size of the
+    part. The first part wins ties.
+
+    Args:
+      parts: first token and number of tokens of each part.
     """
     stop = max(first + size for first, size in parts)
     scores = np.full((len(parts), stop), -np.inf)
     for row, (first, size) in zip(scores, parts, strict=True):
-        place = np.arange(size)
-        row[first : first + size] = np.minimum(place, size - 1 - place) + 0.01 * size
+        offset = np.arange(size)
+        row[first : first + size] = np.minimum(offset, size - 1 - offset) + 0.01 * size
     chosen = scores.argmax(0)
     return [chosen[first : first + size] == number for number, (first, size) in enumerate(parts)]

@@ -6,37 +6,41 @@ Entity = tuple[str, int, int]
 
 
 def has_entities(labels: Sequence[str]) -> bool:
-    """Whether all tags of a set say where entities begin and go on."""
+    """Whether all tags of a set mark entities: `B-…`, `I-…` or `O`."""
     return all(label == "O" or label[:2] in ("B-", "I-") for label in labels)
 
 
 def entities(tags: Sequence[str], strict: bool = False) -> list[Entity]:
-    """The type, the first and the last word of each entity of a sentence.
+    """Returns the type, the first and the last word of each entity of a sentence.
 
-    An `I-` after `O` or after another type begins one, as conlleval has it and seqeval by default; if `strict`, as
-    seqeval with `mode="strict"` and the scheme IOB2, it is none.
+    An `I-` after `O` or after another type begins an entity, as in conlleval and by default in seqeval. If `strict`, it
+    does not, as in seqeval with `mode="strict"` and the scheme IOB2.
     """
-    found: list[Entity] = []
+    spans: list[Entity] = []
     open_type: str | None = None
-    for place, tag in enumerate(tags):
+    for position, tag in enumerate(tags):
         prefix, _, kind = tag.partition("-")
-        goes_on = prefix == "I" and kind == open_type
-        if goes_on:
-            found[-1] = (kind, found[-1][1], place)
+        continues = prefix == "I" and kind == open_type
+        if continues:
+            spans[-1] = (kind, spans[-1][1], position)
         elif prefix == "B" or (prefix == "I" and not strict):
-            found.append((kind, place, place))
+            spans.append((kind, position, position))
             open_type = kind
         else:
             open_type = None
-    return found
+    return spans
 
 
-def scores(truth: Sequence[Sequence[str]], told: Sequence[Sequence[str]], strict: bool = False) -> dict[str, float]:
+def scores(
+    truth: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]], strict: bool = False
+) -> dict[str, float]:
     """Returns precision, recall and F1 of the entities of all sentences, 0 if there are none."""
-    right, wanted, found = 0, 0, 0
-    for of_truth, of_told in zip(truth, told, strict=True):
-        pair = [set(entities(tags, strict)) for tags in (of_truth, of_told)]
-        right, wanted, found = right + len(pair[0] & pair[1]), wanted + len(pair[0]), found + len(pair[1])
-    precision, recall = (right / number if number else 0.0 for number in (found, wanted))
-    f1 = 2 * right / (wanted + found) if right else 0.0
+    num_correct, num_true, num_predicted = 0, 0, 0
+    for true_tags, predicted_tags in zip(truth, predicted, strict=True):
+        true_entities, predicted_entities = (set(entities(tags, strict)) for tags in (true_tags, predicted_tags))
+        num_correct += len(true_entities & predicted_entities)
+        num_true += len(true_entities)
+        num_predicted += len(predicted_entities)
+    precision, recall = (num_correct / number if number else 0.0 for number in (num_predicted, num_true))
+    f1 = 2 * num_correct / (num_true + num_predicted) if num_correct else 0.0
     return {"precision": precision, "recall": recall, "f1": f1}

@@ -1,7 +1,7 @@
-"""What a model wrote, and what the target says, as the metrics of the task compare them.
+"""Conversion of outputs of a model and of targets to values that the metrics of a task compare.
 
-Each is a seqio `postprocess_fn(output, example=row, is_target=bool)`, called with the target's text and with a
-prediction of it; `example` holds the fields of the task's examples, texts of it as bytes.
+Each function is a seqio `postprocess_fn(output, example=row, is_target=bool)`, called with the text of the target and
+with that of the prediction; `example` has the fields of the task's examples, with texts as bytes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,12 +17,12 @@ _DETERMINERS = frozenset({*_ARTICLES, *_POSSESSIVES, *_DEMONSTRATIVES, *_QUANTIF
 
 
 def label_index(output: str, labels: Sequence[str], **_: Any) -> int:
-    """Index of the label, -1 for any other text."""
+    """Returns the index of the label, or -1 for any other text."""
     return labels.index(output) if output in labels else -1
 
 
 def number(output: str, **_: Any) -> float:
-    """The number, -1 for any other text."""
+    """Returns the number, or -1 for any other text."""
     try:
         return float(output)
     except ValueError:
@@ -30,15 +30,15 @@ def number(output: str, **_: Any) -> float:
 
 
 def multirc(output: str, example: Example, is_target: bool = False) -> dict[str, Any]:
-    """Index of the label; with the target the question that the answer belongs to."""
-    found: dict[str, Any] = {"value": label_index(output, ("False", "True"))}
-    return found | _group(example, is_target, "paragraph", "question")
+    """Returns the index of the label; for a target also the question that the answer belongs to."""
+    value: dict[str, Any] = {"value": label_index(output, ("False", "True"))}
+    return value | _group(example, is_target, "paragraph", "question")
 
 
 def record(output: str, example: Example, is_target: bool = False) -> dict[str, Any]:
-    """The answer; as target all that are right, and the query that they belong to."""
-    found = {"value": answers(output, example, is_target)}
-    return found | _group(example, is_target, "passage", "query")
+    """Returns the answer; for a target all correct answers and the query that they belong to."""
+    value = {"value": answers(output, example, is_target)}
+    return value | _group(example, is_target, "passage", "query")
 
 
 def _group(example: Example, is_target: bool, *parts: str) -> dict[str, tuple[int, ...]]:
@@ -46,24 +46,25 @@ def _group(example: Example, is_target: bool, *parts: str) -> dict[str, tuple[in
 
 
 def answers(output: str, example: Example, is_target: bool = False) -> str | list[str]:
-    """The answer; as target all that are right."""
+    """Returns the answer; for a target all correct answers."""
     return [_text(answer) for answer in example["answers"]] if is_target else output
 
 
 def referent(output: str, example: Example, is_target: bool = False) -> int:
-    """Whether the noun is the one in question, as target whether it should be; -1 for no noun.
+    """Returns 1 if the output is the candidate noun, 0 if not, -1 if it is empty; for a target, its label.
 
-    Words in lower case, without determiners: all of one noun are among the other's. A possessive is another noun.
+    Nouns are compared in lower case and without determiners. They are equal if every word of one is in the other, and
+    both or neither are possessive.
     """
     if is_target:
         return int(example["label"])
-    found, asked = _content(output), _content(_text(example["referent"]))
-    if not found:
+    noun, candidate = _content(output), _content(_text(example["referent"]))
+    if not noun:
         return -1
-    if ("'" in found) != ("'" in asked):
+    if ("'" in noun) != ("'" in candidate):
         return 0
-    words, asked_words = set(found.split(" ")), set(asked.split(" "))
-    return int(words <= asked_words or asked_words <= words)
+    words, candidate_words = set(noun.split(" ")), set(candidate.split(" "))
+    return int(words <= candidate_words or candidate_words <= words)
 
 
 def _content(text: str) -> str:

@@ -1,9 +1,9 @@
-"""Training examples of each task: the rates of T5's mixtures before limit and temperature.
+"""Numbers of training examples of each task: the rates of T5's mixtures before limit and temperature.
 
-From `t5/data/glue_utils.py` and `mixtures.py` of google-research/text-to-text-transfer-transformer; those outside GLUE
-and SuperGLUE are the sizes of the training splits in TFDS's catalog, WMT15's and WMT16's in Hugging Face's. Tasks that
-are only evaluated are not listed. T5 leaves WNLI out. It trains WSC only on rows with the correct noun, and adds
-definite pronoun resolution.
+Sizes are those of `t5/data/glue_utils.py` and `mixtures.py` in google-research/text-to-text-transfer-transformer. Sizes
+outside GLUE and SuperGLUE are those of the training splits in the catalog of TFDS, for WMT15 and WMT16 in that of
+Hugging Face. Tasks that are only evaluated are not listed. T5 excludes WNLI, trains WSC only on rows with the correct
+noun, and adds definite pronoun resolution.
 """
 
 GLUE = {
@@ -36,5 +36,5 @@ SIZES = {
     "wmt15_enfr": 40_853_137,
     "wmt16_enro": 610_320,
 }
-# T5's `all_proportional` but for C4: RTE, which is in both GLUE and SuperGLUE, counts half in each.
+# T5's `all_proportional` without C4. RTE is in both GLUE and SuperGLUE and counts half in each.
 ALL = SIZES | {name: size / 2 for name, size in SIZES.items() if name.endswith("_rte")}

@@ -1,6 +1,6 @@
-"""T5's supervised tasks: the table, and seqio tasks made of it, over TFDS or over files of one's own.
+"""Table of T5's supervised tasks, and their registration with seqio, on TFDS data or on your own files.
 
-Importing this imports seqio and so TensorFlow; `TASKS[name].examples(row)` itself is plain Python.
+Importing this module imports seqio and TensorFlow; `TASKS[name].examples(row)` itself is plain Python.
 """
 
 import functools
@@ -18,13 +18,13 @@ from plm_jax.data.sources import files
 from plm_jax.data.tensorflow_side import seqio, tf
 from plm_jax.data.text_to_text import formats, metrics, postprocessors, wnli
 
-# Rows go from TensorFlow to Python and back so many at a time; one by one they would take ten times as long.
+# Number of rows that move between TensorFlow and Python at a time; single rows would take ten times as long.
 _BATCH = 256
-# What a batch of examples holds besides `inputs` and `targets`, for postprocessors.
+# Types of the fields of a batch besides `inputs` and `targets`, for postprocessors.
 _INTEGERS, _STRINGS = tf.TensorSpec([None], tf.int64), tf.TensorSpec([None], tf.string)
 _ANSWERS = {"answers": tf.RaggedTensorSpec([None, None], tf.string, 1)}
 _REFERENT = {"referent": _STRINGS, "label": _INTEGERS}
-# What makes the examples of rows: a cache of them hangs on it.
+# Code that makes examples of rows; its hash enters the fingerprint of a cache.
 _CODE = (__file__, formats.__file__, wnli.__file__)
 
 
@@ -33,13 +33,13 @@ class SuiteTask:
     """A task of the suite.
 
     Attributes:
-      tfds: the data set, its configuration and version, as TFDS names it.
-      examples: a row of it, as plain Python or JSON has it, as texts `inputs` and `targets` and `fields`.
-      lengths: tokens of inputs and of targets, end included, that T5 takes (`t5/models/gin/sequence_lengths`).
-      metric_fns: none where there are no labels to evaluate with.
-      postprocess: for the metrics; None: they compare texts.
-      fields: what examples hold besides, and the types of a batch of it.
-      splits: those of the data set that the task has; empty: all.
+      tfds: name of the data set in TFDS, with its configuration and version.
+      examples: format of rows, which converts a row of plain Python or JSON values to `inputs`, `targets` and `fields`.
+      lengths: T5's numbers of tokens of inputs and targets, including the end (`t5/models/gin/sequence_lengths`).
+      metric_fns: metrics; empty if there are no labels to evaluate with.
+      postprocess: postprocessor for the metrics; None if they compare texts.
+      fields: types of the further fields of a batch of examples.
+      splits: splits of the data set that the task has; if empty, all.
       trained: format of the split `train`, if it differs from that of the other splits.
     """
 
@@ -59,7 +59,7 @@ class SuiteTask:
 
 @dataclass(frozen=True)
 class FromTfds:
-    """Rows of TensorFlow Datasets; downloaded and prepared under `data_dir` (empty: TFDS's own) when first read."""
+    """Rows of TensorFlow Datasets, downloaded to `data_dir`, by default that of TFDS, when they are first read."""
 
     kind: ClassVar[str] = "tfds"
     data_dir: str = ""
@@ -67,10 +67,10 @@ class FromTfds:
 
 @dataclass(frozen=True)
 class FromJsonLines:
-    """Rows of JSONL files, one a line with the fields that TFDS gives them, classes as numbers.
+    """Rows of JSONL files, one per line, with the fields of the TFDS data set and classes as integers.
 
     Attributes:
-      paths: a path or glob of each split, `.gz` allowed.
+      paths: path or glob of each split; files may be `.gz`.
     """
 
     kind: ClassVar[str] = "jsonl"
@@ -104,7 +104,7 @@ def _labelled(
     columns: Sequence[str] = (),
     splits: tuple[str, ...] = (),
 ) -> SuiteTask:
-    """A task whose target is a label; `prefix` and `columns` where the inputs do not say the names that TFDS has."""
+    """Returns a task whose target is a label; `prefix` and `columns` override the names of TFDS in the inputs."""
     examples = formats.labelled(prefix or name, fields, labels, columns)
     postprocess = functools.partial(postprocessors.label_index, labels=labels)
     return SuiteTask(f"{suite}/{name}:{version}", examples, lengths, metric_fns, postprocess, splits=splits)
@@ -157,7 +157,7 @@ TASKS: dict[str, SuiteTask] = {
         "super_glue/multirc:1.0.2",
         formats.multirc,
         _SUPER_GLUE_LENGTHS,
-        (metrics.of_values(metrics.binary_f1), metrics.mean_of_groups(metrics.all_match)),
+        (metrics.on_values(metrics.binary_f1), metrics.mean_over_groups(metrics.all_match)),
         postprocessors.multirc,
         {f"idx/{part}": _INTEGERS for part in ("paragraph", "question", "answer")},
     ),
@@ -165,7 +165,7 @@ TASKS: dict[str, SuiteTask] = {
         "super_glue/record:1.0.2",
         formats.record,
         _SUPER_GLUE_LENGTHS,
-        (metrics.once_a_group(metrics.squad),),
+        (metrics.on_first_of_groups(metrics.squad),),
         postprocessors.record,
         {**_ANSWERS, **{f"idx/{part}": _INTEGERS for part in ("passage", "query")}},
     ),
@@ -186,7 +186,7 @@ TASKS: dict[str, SuiteTask] = {
         trained=formats.true_wsc,
     ),
     "dpr": SuiteTask("definite_pronoun_resolution:1.1.0", formats.definite_pronoun, _SUPER_GLUE_LENGTHS, (_accuracy,)),
-    # Questions, with the text that answers them and without.
+    # Questions, with and without the context.
     "squad": SuiteTask(
         "squad/v1.1:3.0.0", formats.squad, _SQUAD_LENGTHS, (metrics.squad,), postprocessors.answers, _ANSWERS
     ),
@@ -214,48 +214,51 @@ def register(
     vocabulary: seqio.Vocabulary | None = None,
     name: str = "",
 ) -> seqio.Task:
-    """Registers a task of the suite with seqio, its data still untouched, and gives it.
+    """Registers a task of the suite with seqio, without reading its data, and returns it.
+
+    Rows that do not fit the task raise `UserError` when they are read. TensorFlow hides this error, so it is also the
+    attribute `source.error` of the task.
 
     Args:
-      vocabulary: tokenises `inputs` and `targets`, each ended by eos after it is cut to a `sequence_length`; the texts
-        are kept as `inputs_pretokenized` and `targets_pretokenized`. None: the features are the texts.
-      name: as what; by default `plm_jax:TASK`.
+      vocabulary: vocabulary that tokenizes `inputs` and `targets`, each truncated to its `sequence_length` and followed
+        by eos; the texts are the features `inputs_pretokenized` and `targets_pretokenized`. If None, the features are
+        texts.
+      name: name of the task in seqio; by default `plm_jax:TASK`.
 
     Raises:
-      UserError: no such task; seqio has a task of the name already; a vocabulary without eos. When read, the rows of a
-        source: see `FromJsonLines`; the error is also kept as `.source.error` of the task, since TensorFlow buries it.
+      UserError: there is no such task, seqio already has a task of this name, or the vocabulary has no eos.
     """
     if task not in TASKS:
         raise UserError(f"the text-to-text suite has no task '{task}': {nearest(task, TASKS)}")
     name = name or f"plm_jax:{task}"
     if name in seqio.TaskRegistry.names():
-        raise UserError(f"seqio has a task '{name}' already: give another name")
-    made = TASKS[task]
-    data: Any = _Tfds(made, source.data_dir) if isinstance(source, FromTfds) else _JsonLines(made, source.paths)
+        raise UserError(f"seqio already has a task '{name}': use another name")
+    entry = TASKS[task]
+    data: Any = _Tfds(entry, source.data_dir) if isinstance(source, FromTfds) else _JsonLines(entry, source.paths)
     data.code = _CODE
     return seqio.TaskRegistry.add(
         name,
         source=data,
-        preprocessors=_TOKENISE if vocabulary else [],
+        preprocessors=_TOKENIZE if vocabulary else [],
         output_features={part: _feature(vocabulary) for part in ("inputs", "targets")},
-        postprocess_fn=made.postprocess,
-        metric_fns=list(made.metric_fns),
+        postprocess_fn=entry.postprocess,
+        metric_fns=list(entry.metric_fns),
     )
 
 
-_TOKENISE = [seqio.preprocessors.tokenize, seqio.CacheDatasetPlaceholder(), seqio.preprocessors.append_eos_after_trim]
+_TOKENIZE = [seqio.preprocessors.tokenize, seqio.CacheDatasetPlaceholder(), seqio.preprocessors.append_eos_after_trim]
 
 
 def _feature(vocabulary: Any) -> Any:
     if vocabulary is None:
         return seqio.Feature(seqio.PassThroughVocabulary(0), add_eos=False, dtype=tf.string, rank=0)
     if vocabulary.eos_id is None:
-        raise UserError("the vocabulary has no eos, with which inputs and targets end: give vocabulary.eos")
+        raise UserError("the vocabulary has no eos, which ends inputs and targets: set vocabulary.eos")
     return seqio.Feature(vocabulary)
 
 
 class _JsonLines(seqio.DataSource):
-    """Examples of a task, made of the rows of JSONL files."""
+    """Examples of a task from the rows of JSONL files."""
 
     def __init__(self, task: SuiteTask, paths: Mapping[str, str]):
         self._task, self._paths = task, dict(paths)
@@ -272,7 +275,7 @@ class _JsonLines(seqio.DataSource):
 
     @override
     def get_dataset(self, split: str = "train", shuffle: bool = True, seed=None, shard_info=None, **_: Any):
-        # seqio shuffles what it reads.
+        # seqio shuffles the rows itself.
         paths = self.list_shards(split)
         if shard_info:
             paths = paths[shard_info.index :: shard_info.num_shards]
@@ -280,7 +283,7 @@ class _JsonLines(seqio.DataSource):
 
 
 class _Tfds(seqio.TfdsDataSource):
-    """Examples of a task, made from rows of TensorFlow Datasets."""
+    """Examples of a task from the rows of TensorFlow Datasets."""
 
     def __init__(self, task: SuiteTask, data_dir: str):
         self._task = task
@@ -311,21 +314,23 @@ def _examples(
     signature = {"inputs": _STRINGS, "targets": _STRINGS, **task.fields}
 
     def examples() -> Iterator[formats.Example]:
-        for place, row in rows():
+        for location, row in rows():
             try:
                 yield from make(row)
             except KeyError as error:
                 missing = error.args[0]
-                raise UserError(f"{place} has no '{missing}': {nearest(missing, row)}") from None
+                raise UserError(f"{location} has no '{missing}': {nearest(missing, row)}") from None
             except UserError as error:
-                raise UserError(f"{place}: {error}") from None
+                raise UserError(f"{location}: {error}") from None
             except (TypeError, ValueError, OverflowError, re.error) as error:
-                raise UserError(f"{place} is no row of {task.tfds} ({one_line(error)}): mend or remove it") from None
+                raise UserError(
+                    f"{location} is not a row of {task.tfds} ({one_line(error)}): fix or remove this row"
+                ) from None
 
     def batches() -> Iterator[dict[str, Any]]:
-        made = examples()
+        remaining = examples()
         try:
-            while batch := list(itertools.islice(made, _BATCH)):
+            while batch := list(itertools.islice(remaining, _BATCH)):
                 columns = {name: [example[name] for example in batch] for name in signature}
                 ragged = {name: tf.ragged.constant(columns[name], tf.string, 1) for name in _ANSWERS if name in columns}
                 yield columns | ragged
@@ -337,7 +342,7 @@ def _examples(
 
 
 def _row(columns: Any, i: int) -> Any:
-    """Row i of what TensorFlow gives of a batch, with texts for bytes and lists for arrays."""
+    """Returns row i of a batch of TensorFlow values, with texts instead of bytes and lists instead of arrays."""
     if isinstance(columns, dict):
         return {name: _row(column, i) for name, column in columns.items()}
     return _plain(columns[i])

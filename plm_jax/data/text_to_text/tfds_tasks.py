@@ -1,8 +1,9 @@
-"""Importing this registers with seqio, as texts, what is trained on over TFDS; nothing is downloaded.
+"""Registration of tasks and mixtures on TFDS data with seqio, as texts. Importing this module downloads nothing.
 
-Tasks `plm_jax:TASK`, every one of the suite; mixtures `plm_jax:glue`, `plm_jax:super_glue` and `plm_jax:all`, by the
-sizes of their tasks as T5 has them; tasks `plm_jax:CORPUS`, the corpora to pretrain on that TFDS has, with the feature
-`text`; mixtures `plm_jax:MODEL` of these alone, such as `plm_jax:t5`.
+plm_jax:TASK                        every task of the suite
+plm_jax:glue, :super_glue, :all     mixtures, with T5's sizes of the tasks as rates
+plm_jax:CORPUS                      corpora for pretraining that TFDS provides, with the feature `text`
+plm_jax:MODEL                       mixtures of these corpora for published models, such as `plm_jax:t5`
 """
 
 from plm_jax.data.sources import corpora, tasks
@@ -12,7 +13,7 @@ from plm_jax.data.text_to_text import sizes, suite
 
 _CORPORA = {name: corpus.source for name, corpus in corpora.CORPORA.items() if isinstance(corpus.source, Tfds)}
 _MIXTURES = {"glue": sizes.GLUE, "super_glue": sizes.SUPER_GLUE, "all": sizes.ALL}
-_MIXTURES |= {name: made.rates for name, made in corpora.MIXTURES.items() if made.rates.keys() <= _CORPORA.keys()}
+_MIXTURES |= {name: mix.rates for name, mix in corpora.MIXTURES.items() if mix.rates.keys() <= _CORPORA.keys()}
 
 for _name in suite.TASKS:
     suite.register(_name)

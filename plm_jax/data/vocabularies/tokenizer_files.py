@@ -35,7 +35,7 @@ _HIDDEN = "\U0010ffff"
 
 
 def byte_characters() -> list[str]:
-    """Returns the character of each byte in byte-level BPE (GPT-2): its own in Latin-1 if printable, else from 256 on."""
+    """Returns the character of each byte in byte-level BPE (GPT-2): printable Latin-1 as it is, others from 256 on."""
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     unused = itertools.count(256)
     return [chr(byte if byte in printable else next(unused)) for byte in range(256)]

@@ -90,9 +90,9 @@ def test_similarity_is_rounded_as_tensorflow_rounds(label):
 @pytest.mark.parametrize(
     "name, changes, message",
     [
-        ("glue_cola", {"label": 2}, "label 2: give 0 to 1, or -1 for none"),
+        ("glue_cola", {"label": 2}, "label 2: expected 0 to 1, or -1 for none"),
         ("glue_cola", {"label": -2}, "label -2"),
-        ("glue_mnli", {"label": "neutral"}, "label 'neutral': give 0 to 2"),
+        ("glue_mnli", {"label": "neutral"}, "label 'neutral': expected 0 to 2"),
         ("super_glue_wsc", {"span2_index": 3}, "word 3 of 'Ann thanked.*is not 'she'"),
         ("super_glue_wsc", {"span2_index": 99}, "word 99"),
         ("super_glue_wsc", {"span2_index": 0, "span2_text": "Ann"}, "word 0"),

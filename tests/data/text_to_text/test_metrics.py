@@ -59,21 +59,21 @@ CASES = [
     # `po` is right; `us dollars dollar` shares two words with `us dollar`; nothing; nothing is left of articles.
     (metrics.squad, lambda t5: t5.squad, ANSWERS, {"em": 1 / 2, "f1": 0.45}),
     (
-        metrics.of_values(metrics.binary_f1),
+        metrics.on_values(metrics.binary_f1),
         lambda t5: t5.multirc_f1_over_all_answers,
         GROUPS,
         {"f1": 2 / 3},
     ),
     # The first question alone has all its answers right.
     (
-        metrics.mean_of_groups(metrics.all_match),
+        metrics.mean_over_groups(metrics.all_match),
         lambda t5: t5.mean_group_metric(t5.all_match),
         GROUPS,
         {"exact_match": 1 / 3},
     ),
     # `ann` is right and its second copy does not count; `Bob B` has one word of two.
     (
-        metrics.once_a_group(metrics.squad),
+        metrics.on_first_of_groups(metrics.squad),
         lambda t5: t5.deduplicate_metric(t5.squad),
         QUERIES,
         {"em": 1 / 2, "f1": 5 / 6},

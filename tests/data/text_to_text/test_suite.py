@@ -156,7 +156,7 @@ def test_several_files_a_split(tmp_path, register):
         ("[1]", r"rows\.jsonl:2 is not a JSON object"),
         ('{"sentence": "a"}', r"rows\.jsonl:2 has no 'label': there are: sentence"),
         ('{"sentense": "a", "label": 0}', "no 'sentence': did you mean 'sentense'"),
-        ('{"sentence": "a", "label": 5}', r"rows\.jsonl:2: label 5: give 0 to 1"),
+        ('{"sentence": "a", "label": 5}', r"rows\.jsonl:2: label 5: expected 0 to 1"),
         (r'{"sentence": "\ud800", "label": 0}', r"rows\.jsonl:2 has half of a surrogate pair"),
     ],
 )
@@ -168,27 +168,31 @@ def test_bad_rows_are_named(tmp_path, register, line, message):
 
 
 BAD = [
-    ("glue_cola", {"sentence": None}, "'sentence' is None: give text"),
-    ("glue_cola", {"sentence": 3}, "'sentence' is 3: give text"),
-    ("glue_cola", {"label": None}, "label None: give 0 to 1"),
-    ("glue_stsb", {"label": "x"}, "label 'x': give a number"),
-    ("glue_stsb", {"label": None}, "label None: give a number"),
+    ("glue_cola", {"sentence": None}, "'sentence' is None: expected text"),
+    ("glue_cola", {"sentence": 3}, "'sentence' is 3: expected text"),
+    ("glue_cola", {"label": None}, "label None: expected 0 to 1"),
+    ("glue_stsb", {"label": "x"}, "label 'x': expected a number"),
+    ("glue_stsb", {"label": None}, "label None: expected a number"),
     ("glue_stsb", {"label": math.nan}, "is not valid JSON .NaN is no JSON."),
-    ("glue_stsb", {"label": 10**400}, "is no row of glue/stsb.*too large"),
-    ("glue_stsb", {"sentence1": ["a"]}, "'sentence1' is \\['a'\\]: give text"),
-    ("glue_wnli_eval", {"sentence1": "He saw ( it .", "sentence2": "He saw ( the cup ."}, "is no row of glue/wnli"),
-    ("super_glue_multirc", {"idx": 3}, "is no row of super_glue/multirc"),
-    ("super_glue_multirc", {"idx": {"paragraph": "x", "question": 1, "answer": 1}}, "is no row of super_glue/multirc"),
+    ("glue_stsb", {"label": 10**400}, "is not a row of glue/stsb.*too large"),
+    ("glue_stsb", {"sentence1": ["a"]}, "'sentence1' is \\['a'\\]: expected text"),
+    ("glue_wnli_eval", {"sentence1": "He saw ( it .", "sentence2": "He saw ( the cup ."}, "is not a row of glue/wnli"),
+    ("super_glue_multirc", {"idx": 3}, "is not a row of super_glue/multirc"),
+    (
+        "super_glue_multirc",
+        {"idx": {"paragraph": "x", "question": 1, "answer": 1}},
+        "is not a row of super_glue/multirc",
+    ),
     ("super_glue_multirc", {"idx": {"paragraph": 1}}, "has no 'question'"),
     ("super_glue_multirc", {"idx": {"paragraph": math.inf, "question": 1, "answer": 1}}, "is not valid JSON .Infinity"),
-    ("super_glue_multirc", {"idx": {"paragraph": 1, "question": 2**80, "answer": 1}}, "is no row .*too large"),
-    ("super_glue_record", {"entities": [None]}, "'entities' is \\[None\\]: give a list of texts"),
-    ("super_glue_record", {"answers": "Eve"}, "'answers' is 'Eve': give a list of texts"),
-    ("super_glue_wsc", {"label": "1"}, "label '1': give 0 to 1"),
+    ("super_glue_multirc", {"idx": {"paragraph": 1, "question": 2**80, "answer": 1}}, "is not a row .*too large"),
+    ("super_glue_record", {"entities": [None]}, "'entities' is \\[None\\]: expected a list of texts"),
+    ("super_glue_record", {"answers": "Eve"}, "'answers' is 'Eve': expected a list of texts"),
+    ("super_glue_wsc", {"label": "1"}, "label '1': expected 0 to 1"),
     ("super_glue_wsc", {"span1_text": None}, "'span1_text' is None"),
-    ("super_glue_wsc", {"span2_index": "4"}, "is no row of super_glue/wsc"),
-    ("dpr", {"candidates": ["Ann", 2]}, "give a list of texts"),
-    ("squad", {"answers": []}, "is no row of squad"),
+    ("super_glue_wsc", {"span2_index": "4"}, "is not a row of super_glue/wsc"),
+    ("dpr", {"candidates": ["Ann", 2]}, "expected a list of texts"),
+    ("squad", {"answers": []}, "is not a row of squad"),
     ("squad", {"answers": {"text": [None]}}, "'text' is \\[None\\]"),
     ("cnn_dailymail", {"highlights": None}, "'highlights' is None"),
     ("wmt16_enro", {"ro": None}, "'ro' is None"),
@@ -219,7 +223,7 @@ def test_mistakes_are_named(tmp_path, register):
     with pytest.raises(UserError, match="the vocabulary has no eos"):
         register("glue_cola", files, vocabularies.load("bytes"), name="tests:none")
     task = register("glue_cola", files)
-    with pytest.raises(UserError, match="seqio has a task 'tests:task' already"):
+    with pytest.raises(UserError, match="seqio already has a task 'tests:task'"):
         suite.register("glue_cola", files, name="tests:task")
     with pytest.raises(UserError, match=r"there is no file at .*none.jsonl"):
         read(task)

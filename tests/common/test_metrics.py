@@ -66,7 +66,7 @@ LABELLED = {
 @pytest.mark.parametrize("form", LABELLED)
 def test_metrics_of_labelled_rows(form):
     objective, labels, column, values, perfect, trivial = LABELLED[form]
-    found = [labelled.of_outputs(rows_of(form, column, values), outputs, labels) for outputs in (perfect, trivial)]
+    found = [labelled.compute_metrics(rows_of(form, column, values), outputs, labels) for outputs in (perfect, trivial)]
     assert list(found[0]) == labelled.names(objective, labels)
     if form == "tags":  # No entity is predicted, so precision is 0.
         assert tags.scores([["O"]], [["O"]])["f1"] == 0.0

@@ -201,7 +201,7 @@ def test_rates_are_multiplied_out_in_every_phase():
 
 
 def test_names_of_parts_are_names_of_folders_and_differ():
-    found = task_mixtures.named("m", {"a:x": 1.0, "a.x": 2.0, "b.en-de": 3.0, "é": 4.0})
+    found = task_mixtures.name_parts("m", {"a:x": 1.0, "a.x": 2.0, "b.en-de": 3.0, "é": 4.0})
     assert {of.task: of.rate for of in found.values()} == {"a:x": 1.0, "a.x": 2.0, "b.en-de": 3.0, "é": 4.0}
     assert len(found) == 4 and all(name.replace("-", "_").isidentifier() and name.isascii() for name in found)
     assert found["m-b_en-de"].task == "b.en-de" and sum(name.startswith("m-a_x-") for name in found) == 2

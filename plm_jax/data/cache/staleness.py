@@ -180,7 +180,7 @@ def _compare_fingerprint(name: str, source: Any, before: str | None) -> Comparis
 
 def _listing(source: files.FileSource) -> Listing:
     """Lists the files of each split of a source, in order; a split without files has an empty list."""
-    return {split: storage.listing(files.of_split(source, split).path) for split in files.splits(source)}
+    return {split: storage.listing(files.for_split(source, split).path) for split in files.splits(source)}
 
 
 def _settle(listed: Listing) -> None:
@@ -224,5 +224,5 @@ def _compare_files(folder: str, source: files.FileSource, listed: Listing) -> Co
 
 def _name(source: files.FileSource, split: str, path: str) -> str:
     """A file's path from the folder that its source's pattern begins with, which may move."""
-    head = re.split(r"[*?[]", files.of_split(source, split).path, maxsplit=1)[0]
+    head = re.split(r"[*?[]", files.for_split(source, split).path, maxsplit=1)[0]
     return os.path.relpath(path, os.path.dirname(head))

@@ -142,15 +142,15 @@ class Layout(Role):
         check_length(length, self.least_length, self.plural)
 
     def _check_form(self, objective: objectives.Objective) -> None:
-        form, takes = self.form(objective), objective.takes
-        if form in takes:
+        form, accepted = self.form(objective), objective.takes
+        if form in accepted:
             return
-        if "labelled" in (form, *takes):
+        if "labelled" in (form, *accepted):
             raise UserError(
                 f"objective '{objective.kind}' does not read config.data.layout '{self.kind}': use labelled with "
                 "classification, regression, tagging, span_extraction and multiple_choice, and only with them"
             )
-        if "stream" in (form, *takes):
+        if "stream" in (form, *accepted):
             raise UserError(
                 f"objective '{objective.kind}' does not read config.data.layout '{self.kind}': use streams with "
                 "bidirectional_lm, and only with it"

@@ -21,7 +21,7 @@ class _Key(ISeedSequence):
 
     @override
     def generate_state(self, n_words, dtype=np.uint32):
-        """Returns the two 64-bit words of the key, which is all that Philox requests."""
+        """Returns the two 64-bit words of the key, as Philox requests."""
         return self._words
 
 

@@ -115,7 +115,7 @@ class JsonSource(FileSource):
     @override
     def open_rows(self, name: str) -> RowReader:
         def read(split: str) -> list[SourceRow]:
-            source = of_split(self, split)
+            source = for_split(self, split)
             rows = (SourceRow(*row) for path in paths(source) for row in json_rows(path, source))
             return [row for row in rows if is_taken(*row, self)]
 
@@ -222,7 +222,7 @@ class FileCorpus(Corpus):
     @override
     def shards(self, split: str, most: int = 1) -> list[tuple[int, int]]:
         """Returns `(index, number)` of each shard, a range of consecutive files."""
-        number = min(most, len(paths(of_split(self._source, split))))
+        number = min(most, len(paths(for_split(self._source, split))))
         return [(index, number) for index in range(number)]
 
     @override
@@ -230,19 +230,19 @@ class FileCorpus(Corpus):
         self, split: str, shard: Any, skipped: Skipped | None = None, advance: Callable[[int], Any] = ignore
     ) -> Iterator[Record]:
         index, number = shard
-        return read(of_split(self._source, split), index, number, skipped, advance)
+        return read(for_split(self._source, split), index, number, skipped, advance)
 
     @override
     def fingerprint(self) -> list[str]:
         """Returns the SHA-256 of each file."""
         hashes = []
         for split in self.splits:
-            hashes += [*([] if split == "train" else [split]), *map(sha256, paths(of_split(self._source, split)))]
+            hashes += [*([] if split == "train" else [split]), *map(sha256, paths(for_split(self._source, split)))]
         return hashes
 
     @override
     def progress(self) -> dict[str, Any]:
-        total = sum(storage.size(path) for split in self.splits for path in paths(of_split(self._source, split)))
+        total = sum(storage.size(path) for split in self.splits for path in paths(for_split(self._source, split)))
         return {"total": total, "unit": "B", "unit_scale": True}
 
 
@@ -263,7 +263,7 @@ def splits(source: FileSource) -> tuple[str, ...]:
     return ("train", "validation") if getattr(source, "validation", "") else ("train",)
 
 
-def of_split(source: Files, split: str) -> Files:
+def for_split(source: Files, split: str) -> Files:
     """Returns a source of the files of one split."""
     if split != "validation":
         return source
@@ -358,7 +358,7 @@ def _record(source: FileSource, location: str, row: str | None) -> Record | None
 
 
 def _limited(source: FileSource, location: str, row: str | None) -> str:
-    """Returns the text of a row; raises `BadRow` for None, the mark of a row above `max_characters`."""
+    """Returns the text of a row; raises `BadRow` if it is None, which means longer than `max_characters`."""
     if row is None:
         limit = source.max_characters
         raise BadRow(f"{location} has more than {limit:,} characters: split it, or raise the source's max_characters")
@@ -441,7 +441,7 @@ def check(name: str, source: Source) -> None:
         return
     known: set[str] = set()
     for split in splits(source):
-        path = of_split(source, split).path
+        path = for_split(source, split).path
         files = storage.glob(path)
         if not files:
             field = f"config.data.sources.{name}.{'path' if split == 'train' else split}"

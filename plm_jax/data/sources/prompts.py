@@ -38,7 +38,7 @@ class PromptConfig:
     def __post_init__(self):
         if not self.question:
             raise UserError(
-                "a source has an empty prompt.question: give a template, as in 'Review: {text}\\nSentiment:'"
+                "a source has an empty prompt.question: set a template, as in 'Review: {text}\\nSentiment:'"
             )
         if len(set(self.choices)) < len(self.choices):
             raise UserError(f"a source has prompt.choices {', '.join(self.choices)}: remove the duplicates")

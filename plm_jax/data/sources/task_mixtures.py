@@ -38,7 +38,7 @@ class MixtureTask(NamedTuple):
 Parts = dict[str, MixtureTask]  # Keys are the names of the sources of tasks.
 
 
-def named(name: str, rates: Mapping[str, float]) -> Parts:
+def name_parts(name: str, rates: Mapping[str, float]) -> Parts:
     """Returns the parts of a mixture from the rate of each task; `name` is the mixture's source.
 
     Parts are named NAME-TASK, with _ instead of characters that are unsafe in folder names. Tasks whose names would
@@ -53,7 +53,7 @@ def named(name: str, rates: Mapping[str, float]) -> Parts:
 def registered(sources: Mapping[str, Source]) -> dict[str, Parts]:
     """Returns the parts of each source that is a mixture, from seqio."""
     rates = {name: source.rates() for name, source in sources.items()}
-    return {name: named(name, of_source) for name, of_source in rates.items() if of_source is not None}
+    return {name: name_parts(name, task_rates) for name, task_rates in rates.items() if task_rates is not None}
 
 
 def manifest(data: DataConfig, name: str, parts: Parts, has_validation: bool) -> dict[str, Any]:

@@ -59,7 +59,7 @@ class _FileSource(seqio.DataSource):
 
     @override
     def list_shards(self, split: str) -> list[str]:
-        return files.paths(files.of_split(self._source, split))
+        return files.paths(files.for_split(self._source, split))
 
     @override
     def get_dataset(
@@ -70,7 +70,7 @@ class _FileSource(seqio.DataSource):
         shard_info: seqio.ShardInfo | None = None,
         **_: Any,
     ) -> tf.data.Dataset:
-        source = files.of_split(self._source, split)
+        source = files.for_split(self._source, split)
         index, number = (shard_info.index, shard_info.num_shards) if shard_info else (0, 1)
         names = _PARTS if isinstance(source, JsonLinesInputsTargets) else ("text",)
         groups = (_GROUP,) if getattr(source, "group", "") else ()

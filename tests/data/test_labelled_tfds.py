@@ -72,7 +72,7 @@ def test_glues_rows_are_pairs_and_classes(folder):
     corpus = nli(folder).open("a")
     assert corpus.splits == ("train", "validation")
     found = list(corpus.read("train", None))
-    assert sorted((of.text, of.others, of.values["label"]) for of in found) == [
+    assert sorted((of.text, of.other_texts, of.values["label"]) for of in found) == [
         (f"é {i}", (f"b {i}",), i % 3) for i in range(7)
     ]
     assert [record.row_number for record in found] == list(range(1, 8))
@@ -87,7 +87,7 @@ def test_glues_rows_are_pairs_and_classes(folder):
 def test_squads_rows_are_questions_contexts_and_answers(folder):
     corpus = config.LabelledTfds("tiny_squad", config.AnswerForm(), folder).open("a")
     assert corpus.splits == ("train",) and corpus.keeps_offsets
-    found = {of.others[0]: of for of in corpus.read("train", None)}
+    found = {of.other_texts[0]: of for of in corpus.read("train", None)}
     answers = {
         question: [of.text[a:b] for a, b in zip(of.values["answer_begins"], of.values["answer_ends"], strict=True)]
         for question, of in found.items()

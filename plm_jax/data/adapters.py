@@ -1,11 +1,11 @@
-"""Layouts and objectives as seqio preprocessors: the same NumPy code as the trainer's.
+"""Layouts and objectives as seqio preprocessors, which run the same NumPy code as the trainer.
 
     vocabulary = vocabularies.load(config.VocabularyConfig("bytes", bos=256, eos=257, mask=258))
     special = objectives.Special(bos=256, eos=257, mask=258, vocab_size=vocabulary.vocab_size)
     noise = adapters.preprocessor(objectives.get("denoising", special), 512, word_initial=vocabulary.word_initial)
     seqio.TaskRegistry.add("noised", source, preprocessors=[adapters.tokenize(vocabulary), noise], ...)
 
-Importing this imports seqio and so TensorFlow.
+Importing this module imports seqio and therefore TensorFlow.
 """
 
 import tempfile
@@ -26,24 +26,31 @@ SENTENCES, BLOCKS = "sentence_starts", layouts.Blocks()
 
 
 def tokenize(vocabulary: Vocabulary, feature: str = "targets") -> Preprocessor:
-    """A seqio preprocessor: from `text` to its tokens [n] in `feature` and `sentence_starts` [s], both int32."""
+    """Returns a seqio preprocessor that tokenizes `text` into `feature` [n] and `sentence_starts` [s], both int32."""
 
     def encode(text: bytes) -> list[np.ndarray]:
-        (found,) = vocabulary.encode_sentences([text.decode("utf-8")])
-        return [part.astype(np.int32) for part in found]
+        ((tokens, sentence_starts),) = vocabulary.encode_sentences([text.decode("utf-8")])
+        return [tokens.astype(np.int32), sentence_starts.astype(np.int32)]
 
     def row(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        made = tf.numpy_function(encode, [example["text"]], [tf.int32, tf.int32])
-        return {name: tf.ensure_shape(part, [None]) for name, part in zip((feature, SENTENCES), made, strict=True)}
+        tokens, sentence_starts = tf.numpy_function(encode, [example["text"]], [tf.int32, tf.int32])
+        return {feature: tf.ensure_shape(tokens, [None]), SENTENCES: tf.ensure_shape(sentence_starts, [None])}
 
     return lambda dataset: dataset.map(row)
 
 
 class _Documents(cache.DocumentTable):
-    """Documents in memory, with their sentences."""
+    """Table of documents in memory, with their sentences."""
 
     def __init__(self, tokens: np.ndarray, documents: np.ndarray, sentences: np.ndarray, counts: np.ndarray):
-        """`sentences` are those of all documents, each counted from its document's begin; `counts` tells how many."""
+        """Creates the table.
+
+        Args:
+          tokens: [num_tokens], the tokens of all documents.
+          documents: [num_documents + 1], first token of each document, and the end.
+          sentences: first token of each sentence, counted from the first token of its document.
+          counts: [num_documents], number of sentences of each document.
+        """
         self._tokens = tokens
         self.documents = documents.astype(np.int64)
         self._sentences = sentences + np.repeat(self.documents[:-1], counts)
@@ -63,7 +70,7 @@ class _Documents(cache.DocumentTable):
 
 
 def _ragged(batch: Any) -> tf.RaggedTensor:
-    """A batch that is dense where all rows are known to be of one length."""
+    """Returns a ragged batch; TensorFlow makes a dense one if it knows that all rows have the same length."""
     ragged: Any = tf.RaggedTensor
     return batch if isinstance(batch, ragged) else ragged.from_tensor(batch)
 
@@ -81,19 +88,21 @@ def preprocessor(
     identity: str = "",
     num_documents: int = 2**14,
 ) -> Preprocessor:
-    """A seqio preprocessor: from documents, tokens [n] in `feature`, to rows of `length` with noise and targets.
+    """Returns a seqio preprocessor that makes rows of `length` with noise and targets from tokenized documents.
 
-    Documents are laid out `num_documents` at a time, in memory. The first rows are those of `Reader.in_order(split)`
-    over so many documents, the noise keyed by seed, split and index; in what follows it is keyed by how many documents
-    went before, too. Sentences begin at `sentence_starts` [s]; without them each document is one. Rows of streams are
-    in the order of the text: batch b shards of the source to have b rows that each go on.
+    Documents, tokens [n] in `feature`, are laid out in memory in groups of `num_documents`. The rows of the first group
+    equal those of `Reader.in_order(split)` over the same documents: their noise is keyed by seed, split and index. The
+    noise of later groups is also keyed by the number of the group. Sentences begin at `sentence_starts` [s]; without
+    them each document is one sentence. Rows of streams come in the order of the text. For a batch of b rows that each
+    continue their own text, read b shards of the source and take one row from each.
 
     Args:
-      word_initial: bool [vocab_size], the vocabulary's; objectives that mask whole words need it.
-      layout: which tokens make a row.
-      characters: [vocab_size, C], those of each word, for streams (`words.characters`).
-      identity: of the cache whose pairs are wanted, as in its manifest; pairs are drawn by it, too.
-      num_documents: more are more alike to the trainer's rows, and fewer sooner begun.
+      word_initial: bool [vocab_size] of the vocabulary, for objectives that mask whole words.
+      layout: choice of the tokens that make a row.
+      characters: [vocab_size, C], characters of each word, for streams (`words.characters`).
+      identity: identity in the manifest of a cache, to draw the same pairs as from that cache.
+      num_documents: number of documents per group. Larger groups resemble the trainer's rows more closely; smaller
+        groups yield their first row sooner.
     """
     like = noising.blank(layout, length, objective, 0 if characters is None else characters.shape[1])
     signature = {key: tf.TensorSpec(value.shape, value.dtype) for key, value in like.items()}

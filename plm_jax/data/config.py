@@ -1,4 +1,4 @@
-"""Settings of the data of a run, and of the reader that makes batches of it."""
+"""Settings of a run's data and of the reader that makes batches from it."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -14,12 +14,12 @@ from plm_jax.data.vocabulary_config import VocabularyConfig
 
 @dataclass(frozen=True)
 class InputsTargetsConfig:
-    """How text-to-text examples, inputs and targets, become rows; those of other sources are the objective's.
+    """Rows of text-to-text examples; the objective sets the rows of other sources.
 
     Attributes:
-      target_length: tokens of the targets, end included, and of a decoder's row in an encoder-decoder, where None is
-        the length that the objective gives it. A decoder alone needs it: its inputs get the rest of the row.
-      packed: as many examples a row as fit, none of which sees another; else one.
+      target_length: tokens of the targets, including their end, and of a decoder's row in an encoder-decoder; None for
+        the length that the objective sets. A decoder-only model needs it: its inputs get the rest of the row.
+      packed: whether a row holds as many examples as fit, none of which attends to another; otherwise one per row.
     """
 
     target_length: ranges.Length | None = None
@@ -28,26 +28,27 @@ class InputsTargetsConfig:
 
 @dataclass(frozen=True)
 class DataConfig:
-    """What is read: sources, their mixture, and how rows are made of them.
+    """Sources of a run, their mixture, and the settings of the rows made from them.
 
     Attributes:
-      cache_dir: what `prepare` writes and the trainer reads: one folder a source.
-      length: tokens a row of the batch.
-      mixture: rate of each source, in rows or, since seqio mixes before it packs, in examples where those are packed
-        (`data.mixtures` has the usual rules); empty means each in proportion to its tokens, or, where a source has
-        examples, to its rows. It may not be empty where a mixture of seqio's is one of several sources.
-      segmenters: of sources whose words the vocabulary does not tell, as of Chinese, a Python function
-        `module:function` from a text to its words in order, such as `jieba:lcut`.
-      bad_rows: what `prepare` does with a line of JSONL that is none or lacks what the source asks for, and with text
-        that is not UTF-8: stop, or skip and tell them, and stop if they are more than 1 % of a source's rows. A damaged
-        file always stops it.
-      validation_fraction: share of the groups of rows that is held out if a source has no validation split. If these
-        groups have fewer than 20 rows, more are added, up to 10 % of the rows; at least one group is held out. 0: none.
-      window_tokens: tokens within which examples are shuffled together; windows are shuffled too.
-      threads, prefetch: batches made at once, batches made ahead, on each host. Two threads make half as many batches
-        as one, since they wait for Python's lock; more than one may pay where the cache is remote and must be fetched.
-      processes: of each host that make training batches in turn, each `prefetch` or more ahead, where one core's are
-        too few; 0: the trainer's own threads do. The batches are the same.
+      cache_dir: folder that `prepare` writes and the trainer reads, with a subfolder for each source.
+      length: tokens in each row of a batch.
+      mixture: rate of each source, in rows, or in examples if they are packed, because seqio mixes before it packs;
+        empty for rates in proportion to tokens, or to rows if any source has inputs and targets. `data.mixtures` has
+        the usual rules. The mixture is required if a mixture of seqio's is one of several sources.
+      segmenters: Python function `module:function` for each source whose words the vocabulary does not mark, such as
+        Chinese text; it splits a text into words, in order, as `jieba:lcut` does.
+      bad_rows: action of `prepare` on a bad row: `stop`, or `skip` and report it, stopping if more than 1 % of the rows
+        of a source are bad. A bad row is a line that is not JSON, lacks a field that the source needs, or is not UTF-8.
+        A damaged file always stops `prepare`.
+      validation_fraction: share of the groups of rows that is held out if a source has no validation split; 0 for none.
+        If these groups have fewer than 20 rows, more are added, up to 10 % of the rows; at least one group is held out.
+      window_tokens: tokens of the windows within which examples are shuffled; the windows are shuffled too.
+      threads: batches made concurrently on each host. Two threads make half as many batches as one, because they wait
+        for Python's lock; more than one can help if the cache is remote, because rows must be fetched.
+      prefetch: batches made ahead on each host.
+      processes: processes on each host that make training batches in turn, for when one core is too slow; 0 for threads
+        of the trainer. Each makes at least `prefetch` batches ahead. The batches are the same.
     """
 
     cache_dir: str
@@ -77,20 +78,20 @@ class DataConfig:
 
     @property
     def modules(self) -> set[str]:
-        """The Python modules that register the sources' tasks, and those of the segmenters."""
+        """Python modules that register the sources' tasks or define segmenters."""
         registering = {source.module for source in self.sources.values() if isinstance(source, RegisteredSource)}
         return registering | {name.partition(":")[0] for name in self.segmenters.values()}
 
 
 @dataclass(frozen=True)
 class ReaderConfig:
-    """Everything that decides the batches of a run.
+    """Settings that determine the batches of a run.
 
     Attributes:
-      phases: the phases that are read; their mixtures may name sources that `data` no longer has.
-      sources: names of the sources that are read.
-      vocab_size: number of ids of the model, at least as many as the vocabulary has.
-      max_characters: characters of a word, for layouts that read them.
+      phases: phases to read; their mixtures may name sources that `data` no longer has.
+      sources: names of the sources to read.
+      vocab_size: number of ids of the model, at least the vocabulary's.
+      max_characters: number of characters of a word, for layouts that read them.
     """
 
     data: DataConfig
@@ -103,7 +104,7 @@ class ReaderConfig:
     max_characters: int = 0
 
     def example_rows(self, special: objectives.Special) -> objectives.ExampleRows | None:
-        """Returns how rows of examples with inputs and targets are made; None if no source has any."""
+        """Returns the rows of examples with inputs and targets; None if no source has any or the objective has none."""
         if not self.data.has_inputs_targets or self.objective.example_rows is None:
             return None
         layout, settings = self.data.layout, self.data.inputs_targets

@@ -1,4 +1,4 @@
-"""Which source example k comes from, a pure function of k, by counting, without drawing; and by which rates."""
+"""Mixtures of sources, in which the source of example k is a pure function of k, without random draws."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -7,14 +7,14 @@ _ONE = 2**32
 
 
 class Mixture:
-    """Sources in proportion to rates, evenly interleaved.
+    """Interleaving of sources in proportion to their rates.
 
     The first source takes its share of all examples, the second its share of the rest, and so on. A share q, in 32-bit
-    fixed point, of n examples is floor(n · q): within one of n · q at every n, in exact integers, so both "how many of
-    the first k" and "which one is k" cost one step a source.
+    fixed point, of n examples is floor(n · q): within one of n · q at every n, in exact integers, so both `counts` and
+    `locate` take one step per source.
 
     Attributes:
-      names: the sources with a rate above 0.
+      names: sources with a rate above 0.
     """
 
     def __init__(self, rates: Mapping[str, float]):
@@ -25,24 +25,24 @@ class Mixture:
         self._shares = [*(min(max(round(share * _ONE), 1), _ONE - 1) for share in shares), _ONE]
 
     def counts(self, k: int) -> dict[str, int]:
-        """How many of the first k examples come from each source."""
-        found = {}
+        """Returns the number of examples of each source among the first k."""
+        counts = {}
         for name, share in zip(self.names, self._shares, strict=True):
-            found[name] = k * share // _ONE
-            k -= found[name]
-        return found
+            counts[name] = k * share // _ONE
+            k -= counts[name]
+        return counts
 
     def locate(self, k: int) -> tuple[str, int]:
-        """The source of example k, and its index among the examples of that source."""
+        """Returns the source of example k, and its index among the examples of that source."""
         for name, share in zip(self.names, self._shares, strict=True):
             before = k * share // _ONE
             if (k + 1) * share // _ONE > before:
                 return name, before
             k -= before
-        raise AssertionError("the last source takes all that is left")
+        raise AssertionError("the share of the last source is not 1")
 
-    def place(self, name: str, index: int) -> int:
-        """Which example is the one of a source with this index among its own: the inverse of `locate`."""
+    def position(self, name: str, index: int) -> int:
+        """Returns the k of the example with this index among those of a source; the inverse of `locate`."""
         low, high = index, 2 * index + 2
         while self.counts(high)[name] <= index:
             high *= 2
@@ -53,30 +53,31 @@ class Mixture:
 
 
 def equal(names: Iterable[str]) -> dict[str, float]:
-    """The same rate for each source."""
+    """Returns the same rate for each source."""
     return dict.fromkeys(names, 1.0)
 
 
 def proportional(
     examples: Mapping[str, float], *, scale: float = 1.0, maximum: float | None = None, temperature: float = 1.0
 ) -> dict[str, float]:
-    """Rates by how many examples each source has (Raffel et al. 2020 §3.5.2, arXiv:1910.10683).
+    """Returns rates based on the number of examples of each source (Raffel et al. 2020 §3.5.2, arXiv:1910.10683).
 
-    In the order of seqio's `mixing_rate_num_examples`: count × `scale`, at most `maximum` (the paper's K), to the power
-    of 1 / `temperature` (the paper's T; the larger, the more alike the rates are).
+    A rate is min(count × `scale`, `maximum`)^(1 / `temperature`), as in seqio's `mixing_rate_num_examples`. The paper
+    calls the maximum K and the temperature T; the larger the temperature, the more equal the rates.
     """
     limit = math.inf if maximum is None else maximum
     return {name: min(count * scale, limit) ** (1 / temperature) for name, count in examples.items()}
 
 
 def nested(*mixtures: tuple[Mapping[str, float], float]) -> dict[str, float]:
-    """One mixture of several, each given with its rate as a whole; a source that is in several gets the sum.
+    """Combines mixtures, each with a rate for the whole of it; a source in several mixtures gets the sum of its rates.
 
-    `nested(({"c4": 1.0}, 0.5), (proportional(GLUE, maximum=2**21), 0.5))`: half from C4, half from GLUE's tasks.
+    `nested(({"c4": 1.0}, 0.5), (proportional(GLUE, maximum=2**21), 0.5))` takes half of the examples from C4 and half
+    from the tasks of GLUE.
     """
-    found: dict[str, float] = {}
+    rates: dict[str, float] = {}
     for mixture, rate in mixtures:
         total = math.fsum(mixture.values())
         for name, share in mixture.items():
-            found[name] = found.get(name, 0.0) + rate * share / total
-    return found
+            rates[name] = rates.get(name, 0.0) + rate * share / total
+    return rates

@@ -1,4 +1,4 @@
-"""Batches from the cache, read through Grain: example k is a pure function of (config, seed, k).
+"""Reader of batches from the cache, through Grain: example k is a pure function of (config, seed, k).
 
 A training process imports neither seqio nor TensorFlow.
 """
@@ -35,10 +35,11 @@ Example = layouts.Example
 HostRows = Callable[[int], Sequence[int]]
 PhaseRows = Callable[[Phase], Sequence[int]]
 
-# Rows that stand for all where a run tells of padding and of words that are too long; of these from which share on.
+# Number of rows from which a run estimates its padding and its share of tokens in words too long to be masked.
 _SAMPLE = 512
+# Smallest share of such tokens that is reported.
 _LEFT_OUT = 0.01
-# Rows of remote caches that are fetched at once.
+# Number of rows of remote caches that are fetched concurrently.
 _FETCHERS = 32
 _AGAIN = "run `python -m plm_jax prepare --config=…` again"
 
@@ -55,17 +56,17 @@ class _Segment:
     offsets: dict[str, int]
 
     def positions(self, k: int) -> dict[str, int]:
-        """The index of each source's first item at or after example k."""
+        """Returns the index of each source's first item at or after example k."""
         counts = self.mixture.counts(k - self.base)
         return {name: offset + counts.get(name, 0) for name, offset in self.offsets.items()}
 
 
 class Reader:
-    """The examples and batches of a run.
+    """Reader of the examples and batches of a run.
 
     Attributes:
-      sources: the opened caches of the sources that are read.
-      vocabulary: the vocabulary as the manifests of the caches describe it.
+      sources: opened caches of the sources.
+      vocabulary: description of the vocabulary in the manifests of the caches.
       rows: function from a split, the name of a source and a length to `layouts.Rows`.
     """
 
@@ -73,10 +74,10 @@ class Reader:
         """Opens the caches.
 
         Args:
-          share: share of the rows of each batch that this process reads; little more is fetched of a remote cache.
+          share: share of the rows of each batch that this process reads; it fetches little more of a remote cache.
 
         Raises:
-          UserError: a cache that is missing, damaged, of another vocabulary or too small for one row; a model whose
+          UserError: a cache is missing, damaged, of another vocabulary or too small for one row, or the model's
             embedding is smaller than the vocabulary.
         """
         self._settings, self._share = settings, share
@@ -89,7 +90,7 @@ class Reader:
             if "train" not in source.splits:
                 raise UserError(f"the cache of '{name}' has no split train: {_AGAIN}")
             if source.has_inputs_targets != isinstance(self._data.sources[name], InputsTargetsSource):
-                raise UserError(f"the cache of '{name}' is of another kind of source: {_AGAIN}")
+                raise UserError(f"the cache of '{name}' is of another kind of source than the config's: {_AGAIN}")
         special = _special_ids(self.vocabulary)
         self.objective = objectives.BoundObjective(settings.objective, special)
         self._example_rows = settings.example_rows(special)
@@ -98,7 +99,7 @@ class Reader:
         self._first_examples = [segment.phase.first_example for segment in self._segments]
 
     def __reduce__(self):
-        """A process that is sent a reader opens the caches itself."""
+        """Pickles the settings alone: the process that receives a reader opens the caches itself."""
         return Reader, (self._settings, self._share)
 
     def _plan(self) -> list[_Segment]:
@@ -116,27 +117,27 @@ class Reader:
                 position = {name: orders[name].resume(k, orders_before[name]) for name, k in position.items()}
             base = last.base if last and rates == last.rates else phase.first_example
             counts = mixture.counts(phase.first_example - base)
-            offsets = {name: place - counts.get(name, 0) for name, place in position.items()}
+            offsets = {name: k - counts.get(name, 0) for name, k in position.items()}
             segments.append(_Segment(phase, rates, mixture, base, orders, offsets))
         return segments
 
     def _rates(self, phase: Phase) -> dict[str, float]:
-        """Of each source in rows; those of the config are in examples, of which a packed row holds several."""
+        """Returns the rate of each source in rows. The config's rates count examples; a packed row holds several."""
         if not (phase.mixture or any(source.has_inputs_targets for source in self.sources.values())):
-            # Rows of text have as many tokens, and so a change of their length changes nothing here.
+            # Every row of text has the same number of tokens, so these rates do not depend on the length of rows.
             return {name: source.splits["train"].num_tokens for name, source in self.sources.items()}
-        found = {}
+        rates = {}
         for name in dict.fromkeys([*phase.mixture, *self.sources]):
             if name not in self.sources:
-                found[name] = phase.mixture[name]
+                rates[name] = phase.mixture[name]
                 continue
             rows = self.rows("train", name, phase.length)
             rate = phase.mixture.get(name, 0.0) / rows.examples_a_row
-            found[name] = rate if phase.mixture else rows.num_rows
-        return found
+            rates[name] = rate if phase.mixture else rows.num_rows
+        return rates
 
     def _open(self, split: str, name: str, length: int) -> layouts.Rows:
-        """A source's split in rows of `length`."""
+        """Opens a source's split in rows of `length`."""
         layout, source = self._data.layout, self.sources[name]
         if source.has_inputs_targets:
             packed = self._data.inputs_targets.packed
@@ -148,11 +149,11 @@ class Reader:
 
     @functools.cached_property
     def _spelling(self) -> np.ndarray:
-        """The characters of each word, [vocab_size, C]."""
+        """Characters of each word, [vocab_size, C]."""
         return words.spelling(self._data.cache_dir, self.vocabulary, self._settings.max_characters)
 
     def _order(self, name: str, phase: Phase) -> layouts.RowOrder:
-        """The order of a source's training examples in a phase."""
+        """Returns the order of a source's training examples in a phase."""
         rows = self.rows("train", name, phase.length)
         layout, window, seed = self._data.layout, self._data.window_tokens, self._seed
         if self.sources[name].has_inputs_targets:
@@ -161,19 +162,19 @@ class Reader:
             order = layout.order(rows, window, phase.batch_size, seed, name)
         if layout.goes_on and isinstance(order, layouts.Order):
             raise UserError(
-                f"config.data.layout '{layout.kind}' sets `goes_on`, but the order of its rows is shuffled: give it an "
-                "`order` in which row r of a batch continues row r of the batch before"
+                f"config.data.layout '{layout.kind}' sets `goes_on`, but the order of its rows is shuffled: define an "
+                "`order` in which row r of a batch continues row r of the previous batch"
             )
         if not order.num_items:
             raise UserError(f"source '{name}' {order.shortage()}")
         return order
 
     def example(self, k: int) -> Example:
-        """Example k of the run, of its phase's length."""
+        """Returns example k of the run, of its phase's length."""
         return self._make(*self._draw(k))
 
     def _draw(self, k: int) -> tuple[str, layouts.Rows, int, np.random.Generator]:
-        """Of example k the source, its rows, the number among these, and the random numbers."""
+        """Returns the source of example k, its rows, the number of its row, and its random generator."""
         segment = self._segments[bisect.bisect_right(self._first_examples, k) - 1]
         name, index = segment.mixture.locate(k - segment.base)
         order, number, seed = segment.orders[name], segment.offsets[name] + index, self._seed
@@ -184,14 +185,14 @@ class Reader:
         return name, order.rows, item, rng
 
     def origin(self, k: int) -> tuple[str, list[int]]:
-        """Of example k the source and, by their numbers in its training split, the documents that it has text of."""
+        """Returns the source of example k, and the numbers in its training split of the documents in the example."""
         name, rows, item, rng = self._draw(k)
         return name, list(rows.documents(item, rng))
 
     def examples_with(self, name: str, document: int, steps: int) -> Iterator[int]:
-        """The examples of the first so many steps that have text of a source's training document, in order.
+        """Yields the examples of the first `steps` steps that contain text of a source's training document, in order.
 
-        What is looked at are the rows that may have some of it, in each epoch; nothing is read of the others.
+        Only rows that may contain the document are read, in each epoch.
         """
         for segment in self._segments:
             phase, end_step = segment.phase, min(segment.phase.end_step, steps)
@@ -200,20 +201,20 @@ class Reader:
             end = phase.first_example + (end_step - phase.first_step) * phase.batch_size
             first, last = (segment.positions(k)[name] for k in (phase.first_example, end))
             order, offset = segment.orders[name], segment.offsets[name]
-            places = [order.positions(rows, first, last) for rows in order.rows.rows_with(document)]
-            for place in np.unique(np.concatenate(places)).tolist():
-                k = segment.base + segment.mixture.place(name, place - offset)
+            positions = [order.positions(rows, first, last) for rows in order.rows.rows_with(document)]
+            for position in np.unique(np.concatenate(positions)).tolist():
+                k = segment.base + segment.mixture.position(name, position - offset)
                 if document in self.origin(k)[1]:
                     yield k
 
     def numbers(self, step: int) -> range:
-        """The examples of a step, counted from 0: its batch's rows in order."""
+        """Returns the numbers of the examples in the batch of a step, in the order of its rows. Steps count from 0."""
         phase = self._phase(step)
         first = phase.first_example + (step - phase.first_step) * phase.batch_size
         return range(first, first + phase.batch_size)
 
-    def place(self, k: int) -> tuple[int, int]:
-        """The step, counted from 0, that reads example k, and the row of its batch."""
+    def locate(self, k: int) -> tuple[int, int]:
+        """Returns the step that reads example k, counted from 0, and the row in its batch."""
         phase = self._segments[bisect.bisect_right(self._first_examples, k) - 1].phase
         step, row = divmod(k - phase.first_example, phase.batch_size)
         return phase.first_step + step, row
@@ -221,25 +222,25 @@ class Reader:
     def _make(self, name: str, rows: layouts.Rows, item: int, rng: np.random.Generator) -> Example:
         if rows.is_finished:
             return rows.example(item, rng)
-        made = noising.make(self.objective, rows, item, rng, self.sources[name].word_initial)
-        return made if self._example_rows is None else self._example_rows.align(made)
+        example = noising.make(self.objective, rows, item, rng, self.sources[name].word_initial)
+        return example if self._example_rows is None else self._example_rows.align(example)
 
     def _phase(self, step: int) -> Phase:
         return next(phase for phase in reversed(self._phases) if phase.first_step <= step)
 
     def batch(self, step: int, rows: Sequence[int]) -> Example:
-        """These rows of a step's global batch, [rows, …], and `digest` uint32 [rows, 2] (see `digest_hex`)."""
+        """Returns rows of the global batch of a step, [rows, …], with the `digest` of each, uint32 [rows, 2]."""
         first = self.numbers(step).start
-        return _batch(self._fetched(self.example, [first + row for row in rows]))
+        return _batch(self._make_all(self.example, [first + row for row in rows]))
 
     def batches(self, first_step: int, rows: PhaseRows | None = None) -> Iterator[Example]:
-        """The batches of steps `first_step` up to the last one, made ahead; any start costs the same.
+        """Iterates over the batches from `first_step` to the last step, made ahead. Any first step costs the same.
 
         Args:
-          rows: a phase → this host's rows of its batches; all by default.
+          rows: function from a phase to this host's rows of its batches; all rows by default.
         """
         rows = rows or (lambda phase: range(phase.batch_size))
-        # What chooses them may know devices, which stay in this process.
+        # `rows` may refer to devices, which cannot be sent to other processes.
         chosen = {phase.first_step: rows(phase) for phase in self._phases if phase.end_step > first_step}
 
         def batch(step: int) -> Example:
@@ -248,12 +249,12 @@ class Reader:
         data = self._data
         ahead = self._read_ahead(grain.MapDataset.range(first_step, self._phases[-1].end_step), batch)
         if data.processes:
-            if not flags.FLAGS.is_parsed():  # Grain asks for flags of its own.
+            if not flags.FLAGS.is_parsed():  # Grain reads its own flags.
                 flags.FLAGS.mark_as_parsed()
             options = grain.MultiprocessingOptions(data.processes, max(1, data.prefetch // data.processes))
-            # Through pipes: Grain frees shared memory late, and containers have little of it.
+            # Batches go through pipes: Grain frees shared memory late, and containers have little of it.
             piped = grain.experimental.DatasetOptions(min_shm_size=2**62)
-            # Python's process that ends last would tell what one that ends with an error leaves.
+            # Silences warnings about resources that a process leaked when it ended with an error.
             sys.warnoptions.append("ignore::UserWarning:multiprocessing.resource_tracker")
             ahead = grain.experimental.WithOptionsIterDataset(ahead, piped).mp_prefetch(options, _follow_parent)
         return iter(ahead)
@@ -265,69 +266,69 @@ class Reader:
 
     @functools.cached_property
     def _fetchers(self) -> ThreadPoolExecutor | None:
-        """Threads that wait for rows that are fetched one by one; None where rows come from this machine."""
-        is_afar = self._share < 1 and storage.is_remote(self._data.cache_dir)
-        return ThreadPoolExecutor(_FETCHERS) if is_afar else None
+        """Threads that fetch rows of a remote cache one by one; None for rows from this machine."""
+        is_remote = self._share < 1 and storage.is_remote(self._data.cache_dir)
+        return ThreadPoolExecutor(_FETCHERS) if is_remote else None
 
-    def _fetched(self, make: Callable[[int], Example], numbers: Sequence[int]) -> list[Example]:
-        """Rows of these numbers, made at once where they must be fetched."""
+    def _make_all(self, make: Callable[[int], Example], numbers: Sequence[int]) -> list[Example]:
+        """Makes the rows of these numbers, concurrently if they must be fetched."""
         return list((self._fetchers.map if self._fetchers else map)(make, numbers))
 
     def notes(self) -> list[str]:
-        """Reports, for phases whose layout leaves rows short, how many rows have as many tokens as how many full ones.
+        """Returns lines for the log of a run about padding, examples that are too long and words that are never masked.
 
-        Of sources of examples: how many are too long. Of words masked whole: how many tokens are never masked.
+        Padding is reported for layouts that leave rows short, as the number of full rows with as many tokens.
         """
-        # Stages that were read may be of sources that are no more.
+        # Earlier phases may have read sources that the config no longer has.
         phases = [segment.phase for segment in self._segments if segment.rates.keys() <= self.sources.keys()]
         length = self._phases[0].length
-        found = [note for name in self.sources for note in self.rows("train", name, length).notes(name)]
+        notes = [note for name in self.sources for note in self.rows("train", name, length).notes(name)]
         if self._settings.objective.whole_words:
             share, length = max((self._share_left_out(phase), phase.length) for phase in phases)
             if share >= _LEFT_OUT:
-                found.append(
-                    f"{share:.1%} of the tokens in rows of {length} are never masked: they are in words of more tokens "
-                    "than a row has predicted; name a segmenter in config.data.segmenters, or set "
+                notes.append(
+                    f"{share:.1%} of the tokens in rows of {length} are never masked, because their words have more "
+                    "tokens than a row predicts: name a segmenter in config.data.segmenters, or set "
                     "config.objective.whole_words to 0"
                 )
         if self._data.layout.is_full:
-            return found
+            return notes
         for phase in phases:
             sample = _sample(phase)
-            # Noise makes a row no shorter.
+            # Noise does not shorten rows.
             first = self.example(sample[0])
             has_targets = "decoder_tokens" in first and "target_weights" in first
             real = "target_weights" if has_targets or "mask" not in first else "mask"
             sample = [self.example(k)[real].mean() for k in sample]
             full = phase.batch_size * float(np.mean(sample))
-            found.append(f"{phase.batch_size} rows of {phase.length} have as many tokens as {full:.0f} full ones")
-        return found
+            notes.append(f"{phase.batch_size} rows of {phase.length} have as many tokens as {full:.0f} full rows")
+        return notes
 
     def _share_left_out(self, phase: Phase) -> float:
-        """Of the tokens of a phase that may be masked, the share in words that are too long to be."""
-        found = []
+        """Returns the share of a phase's maskable tokens that are in words too long to be masked."""
+        counts = []
         for k in _sample(phase):
             name, rows, item, rng = self._draw(k)
             example = noising.read(self.objective, rows, item, rng, self.sources[name].word_initial)
-            found.append(self._settings.objective.left_out(example, self.objective.special))
-        left_out, tokens = np.sum(found, axis=0)
+            counts.append(self._settings.objective.left_out(example, self.objective.special))
+        left_out, tokens = np.sum(counts, axis=0)
         return float(left_out / max(tokens, 1))
 
     def check_vocabulary(self) -> None:
-        """Raises a `UserError` unless the vocabulary's files beside the caches are those that these were made with."""
+        """Raises a `UserError` if the vocabulary's files in the folder of the caches are not those of the caches."""
         for name, digest in self.vocabulary["files"].items():
             path = os.path.join(self._data.cache_dir, "vocabulary", name)
             if storage.exists(path) and storage.sha256(path) != digest:
                 raise UserError(f"{path} is not the vocabulary that the caches were made with: {_AGAIN}")
 
     def num_rows(self, split: str, name: str | None = None, length: int | None = None) -> dict[str, int]:
-        """How many rows hold all of a split's tokens, of each source that has it; arguments as of `in_order`."""
-        names = [own for own, source in self.sources.items() if split in source.splits and name in (None, own)]
+        """Returns the number of rows in one pass over a split, for each source that has it."""
+        names = [key for key, source in self.sources.items() if split in source.splits and name in (None, key)]
         length = self._phases[-1].length if length is None else length
-        return {own: self.rows(split, own, length).num_rows for own in names}
+        return {key: self.rows(split, key, length).num_rows for key in names}
 
     def num_batches(self, split: str, batch_size: int, name: str | None = None, length: int | None = None) -> int:
-        """How many batches `in_order` gives."""
+        """Returns the number of batches of `in_order`, without `max_batches`."""
         return -(-sum(self.num_rows(split, name, length).values()) // batch_size)
 
     def in_order(
@@ -339,15 +340,16 @@ class Reader:
         length: int | None = None,
         max_batches: int | None = None,
     ) -> Iterator[Example]:
-        """All tokens of a split once, in order, in rows of `length`; noise is keyed by the index.
+        """Iterates over a split once, in order, in rows of `length`; noise is keyed by the index of a row.
 
-        The last batch is filled up with rows of weight 0. Of streams each row of a batch goes on in the next one.
+        The last batch is filled up with rows of weight 0. Each row of streams continues the same row of the previous
+        batch.
 
         Args:
-          rows: the batch's size → this host's rows of it; all by default.
-          name: of the one source; default: of all, one after another.
-          length: default: of the last phase.
-          max_batches: where to stop.
+          rows: function from the batch size to this host's rows; all rows by default.
+          name: source to read; by default all, one after another.
+          length: tokens of a row; by default the last phase's.
+          max_batches: maximum number of batches.
         """
         length = self._phases[-1].length if length is None else length
         counts, number = self.num_rows(split, name, length), self.num_batches(split, batch_size, name, length)
@@ -355,7 +357,7 @@ class Reader:
 
         def batch(i: int) -> Example:
             indices = [i * batch_step + row * row_step for row in rows(batch_size)]
-            return _stack(self._fetched(lambda index: self._row(split, length, counts, index), indices))
+            return _stack(self._make_all(lambda index: self._row(split, length, counts, index), indices))
 
         number = number if max_batches is None else min(number, max_batches)
         return iter(self._read_ahead(grain.MapDataset.range(number), batch))
@@ -370,49 +372,50 @@ class Reader:
         return {key: np.zeros_like(value) for key, value in self._row(split, length, counts, 0).items()}
 
     def rates(self, phase: Phase) -> dict[str, float]:
-        """Those of the sources that a phase reads, in rows."""
+        """Returns the rate of each source that a phase reads, in rows."""
         segment = next(segment for segment in self._segments if segment.phase == phase)
         return {name: rate for name, rate in segment.rates.items() if rate > 0 and name in self.sources}
 
 
 def _sample(phase: Phase) -> range:
-    """Some examples that stand for all of a phase."""
+    """Returns the first examples of a phase, from which its rows are described."""
     return range(phase.first_example, min(phase.end_example, phase.first_example + _SAMPLE))
 
 
 def _check_vocabulary(settings: ReaderConfig, sources: Mapping[str, cache.CachedSource]) -> dict[str, Any]:
-    """Returns the vocabulary of all sources, which must be that of the config and fit the model."""
-    first, *others = sources.items()
-    for name, source in others:
-        if source.vocabulary["id"] != first[1].vocabulary["id"]:
-            raise UserError(f"the caches of '{first[0]}' and '{name}' differ in vocabulary: prepare them again")
-    found = first[1].vocabulary
+    """Returns the vocabulary of all sources, after checking it against the config and the model."""
+    first, *_ = sources
+    vocabulary = sources[first].vocabulary
+    for name, source in sources.items():
+        if source.vocabulary["id"] != vocabulary["id"]:
+            raise UserError(f"the caches of '{first}' and '{name}' differ in vocabulary: prepare them again")
     kind, _, paths = settings.vocabulary.spec.partition(":")
-    if kind != found["kind"]:
-        raise UserError(f"config.vocabulary.spec is {kind}, the cache's is {found['kind']}: {_AGAIN}")
+    if kind != vocabulary["kind"]:
+        raise UserError(f"config.vocabulary.spec is {kind}, the cache's is {vocabulary['kind']}: {_AGAIN}")
     absent = {"sentinels": 0, "lowercase": False}
     for name in (*NAMES, *absent):
-        given, cached = getattr(settings.vocabulary, name), found.get(name, absent.get(name))
-        if given != cached:
-            raise UserError(f"config.vocabulary.{name} is {given}, the cache's is {cached}: {_AGAIN}")
+        configured, cached = getattr(settings.vocabulary, name), vocabulary.get(name, absent.get(name))
+        if configured != cached:
+            raise UserError(f"config.vocabulary.{name} is {configured}, the cache's is {cached}: {_AGAIN}")
     for path in filter(storage.exists, paths.split(",")):
-        if storage.sha256(path) not in found["files"].values():
+        if storage.sha256(path) not in vocabulary["files"].values():
             raise UserError(f"{path} is not the vocabulary that the cache was made with: {_AGAIN}")
-    if settings.vocab_size < found["size"]:
+    if settings.vocab_size < vocabulary["size"]:
         raise UserError(
             f"config.model.embedding.vocab_size is {settings.vocab_size}: "
-            f"give at least the vocabulary's size, {found['size']}"
+            f"set it to at least the vocabulary's size, {vocabulary['size']}"
         )
-    return found
+    return vocabulary
 
 
 def _check_segmenters(segmenters: Mapping[str, str], sources: Mapping[str, cache.CachedSource]) -> None:
-    """Rejects caches whose words another segmenter found than that of the config."""
+    """Rejects caches made with another segmenter than the config's."""
     for name, source in sources.items():
-        given = segmenters.get(name)
-        if given != source.segmenter:
+        segmenter = segmenters.get(name)
+        if segmenter != source.segmenter:
             raise UserError(
-                f"config.data.segmenters has {given} for '{name}', the cache was made with {source.segmenter}: {_AGAIN}"
+                f"config.data.segmenters has {segmenter} for '{name}', the cache was made with "
+                f"{source.segmenter}: {_AGAIN}"
             )
 
 
@@ -423,7 +426,7 @@ def _special_ids(vocabulary: Mapping[str, Any]) -> objectives.Special:
 
 
 def _follow_parent(index: int, count: int) -> None:
-    """Makes a process that reads end with its parent, however that ends, and leave Ctrl-C to it."""
+    """Ends a reader process when its parent ends, for whatever reason, and leaves Ctrl-C to the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def end_too() -> None:
@@ -440,12 +443,12 @@ def _stack(examples: list[Example]) -> Example:
 
 def _batch(examples: list[Example]) -> Example:
     batch = _stack(examples)
-    found = crcs(batch)
-    return batch | {"digest": np.stack([found & 0xFFFF, found >> 16], axis=1)}
+    checksums = crcs(batch)
+    return batch | {"digest": np.stack([checksums & 0xFFFF, checksums >> 16], axis=1)}
 
 
 def blank_batch(settings: ReaderConfig, length: int) -> Example:
-    """Returns a batch of one row without text, with the keys, shapes and types of all batches. It needs no cache."""
+    """Returns a batch of one row without text, with the keys, shapes and types of all batches. Needs no cache."""
     special = objectives.Special.of(settings.vocabulary, settings.vocab_size, settings.vocabulary.sentinels)
     if (rows := settings.example_rows(special)) is not None:
         return _batch([rows.row([((), ())], length)])
@@ -454,9 +457,9 @@ def blank_batch(settings: ReaderConfig, length: int) -> Example:
 
 
 def crcs(batch: Example) -> np.ndarray:
-    """Of each row, uint32 [rows], CRC-32 over each key in sorted order: its name, its shape and its bytes.
+    """Returns a CRC-32 checksum per row, uint32 [rows], over the name, shape and bytes of each key in sorted order.
 
-    The shape is that in the row, as int64, and all numbers are little-endian.
+    The shape is that of the row's value, as int64. All numbers are little-endian.
     """
     pieces = []
     for key, values in sorted(batch.items()):
@@ -468,6 +471,10 @@ def crcs(batch: Example) -> np.ndarray:
 
 
 def digest_hex(total: Sequence[int]) -> str:
-    """`train/batch_digest` from the sum of `digest` over the global batch, [2]: the sum of CRCs modulo 2^64, in hex."""
+    """Returns `train/batch_digest`, the sum of the rows' checksums modulo 2^64 in hex.
+
+    Args:
+      total: [2], the sum of `digest` over the global batch.
+    """
     low, high = (int(half) for half in total)
     return f"{(low + (high << 16)) % 2**64:016x}"

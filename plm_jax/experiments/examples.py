@@ -51,7 +51,7 @@ def of_document(workdir: str, document: str) -> Iterator[str]:
     yield f"{_document(reader, name, number)} in the {steps:,} steps of {workdir}:"
     found = 0
     for k in reader.examples_with(name, number, steps):
-        step, row = reader.place(k)
+        step, row = reader.locate(k)
         found += 1
         yield f"  step {step + 1}, row {row} (example {k})"
     yield f"{found:,} rows have text of it"

@@ -55,7 +55,7 @@ def test_short_and_unknown_rows_are_left_out_and_a_run_says_how_much(write_sourc
     left_out = 1 - sum(map(len, kept)) / sum(map(len, texts))
     assert opened.notes() == [
         f"{left_out:.1%} of the tokens of 'a' are dropped, in rows that are too short or have too many unknown tokens",
-        "4 rows of 16 have as many tokens as 4 full ones",
+        "4 rows of 16 have as many tokens as 4 full rows",
     ]
     order = layouts.Order(layout, 64, 3, "a")
     assert sorted(order.item(k) for k in range(order.num_items)) == list(range(layout.num_rows))

@@ -59,7 +59,7 @@ def test_documents_of_rows_are_those_whose_tokens_they_have(documents, make_run,
     found = {}
     for step in range(30):
         for row, k in enumerate(opened.numbers(step)):
-            assert opened.place(k) == (step, row)
+            assert opened.locate(k) == (step, row)
             source, numbers = opened.origin(k)
             has = np.unique(ends[source].searchsorted(written(opened.example(k)), side="right")).tolist()
             assert sorted(set(numbers)) == has, (k, numbers, has)
@@ -86,4 +86,4 @@ def test_rows_of_streams_come_where_their_order_says():
 def test_the_place_of_an_example_in_a_mixture(rates):
     mixture = mixtures.Mixture(rates)
     for k in [*range(300), 10**12, 10**12 + 1]:
-        assert mixture.place(*mixture.locate(k)) == k
+        assert mixture.position(*mixture.locate(k)) == k

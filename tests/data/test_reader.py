@@ -299,7 +299,7 @@ def test_what_does_not_match_is_told(write_source, random_documents, make_run, t
         reader.Reader(config.reader_config(make_run("ab")))
     with pytest.raises(UserError, match=r"vocabulary.eos is None, the cache's is 99"):
         reader.Reader(config.reader_config(make_run("a", eos=None)))
-    with pytest.raises(UserError, match="vocab_size is 64: give at least the vocabulary's size, 100"):
+    with pytest.raises(UserError, match="vocab_size is 64: set it to at least the vocabulary's size, 100"):
         reader.Reader(config.reader_config(make_run("a", vocab_size=64)))
     with pytest.raises(UserError, match="has 3 training tokens, but a row needs 9"):
         reader.Reader(config.reader_config(make_run(["small"])))

@@ -182,7 +182,7 @@ def test_a_run_says_how_full_short_rows_are(write_sentences, make):
     assert reader.Reader(config.reader_config(make(True, 14))).notes() == []
     # Seven of 14 tokens are real, so that four rows are as two.
     assert reader.Reader(config.reader_config(make(False, 14))).notes() == [
-        "4 rows of 14 have as many tokens as 2 full ones"
+        "4 rows of 14 have as many tokens as 2 full rows"
     ]
 
 

@@ -10,8 +10,7 @@ import pytest
 from plm_jax import config
 from plm_jax.common.errors import UserError
 from plm_jax.config import files as pages
-from plm_jax.data.prepare import build as making
-from plm_jax.data.prepare import reading
+from plm_jax.data.prepare import build, reading
 from plm_jax.data.sources import corpora
 from tests.support import tiny
 
@@ -132,7 +131,7 @@ def test_tfds_has_the_corpus_and_its_field(name, tmp_path, monkeypatch):
         texts = list(tasks.texts(task, "train"))
         assert len(texts) == 3 and all(isinstance(text, str) and text for text in texts)
         assert [piece.split for piece in reading.pieces(name, source)] == ["train", "validation"]
-        assert making.bar("tokenising", source.open(name), show=False).total == 6
+        assert build.bar("tokenizing", source.open(name), show=False).total == 6
 
 
 def test_a_missing_corpus_is_named_with_the_field_to_set(verb, tmp_path):

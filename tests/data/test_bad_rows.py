@@ -63,7 +63,7 @@ def test_bad_lines_are_left_out_counted_and_told(make, tmp_path, capsys):
     assert manifest["bad_rows"]["rows"] == 404 and manifest["bad_rows"]["bad"] == 4
     for place, (_, words), line in zip(places, BAD, manifest["bad_rows"]["first"], strict=False):
         assert line.startswith(f"{place} {words}") and line in said
-    assert "a: left out 4 bad rows of 404 (" in said
+    assert "a: skipped 4 bad rows of 404 (" in said
     assert "bad_rows" not in other and manifest["splits"] == other["splits"]
     # What is done with bad rows is a part of what the cache is.
     with pytest.raises(UserError, match=r"bad.jsonl:9 is not valid JSON"):

@@ -18,9 +18,7 @@ from plm_jax import config
 from plm_jax.common import storage
 from plm_jax.common.errors import UserError
 from plm_jax.data import cache
-from plm_jax.data.prepare import reading
-from plm_jax.data.prepare import shuffle as spill
-from plm_jax.data.prepare import tokenizing as tokenising
+from plm_jax.data.prepare import reading, shuffle, tokenizing
 from plm_jax.data.sources import tasks
 from plm_jax.runs import preparation
 from tests.data.test_prepare import contents, stored_texts
@@ -75,14 +73,14 @@ def test_files_give_the_same_cache_and_nothing_else_is_left(run, tmp_path, monke
         sizes.extend([len(data)] if "." not in name else [])
         write(folder, name, data)
 
-    monkeypatch.setattr(tokenising, "_BATCH_CHARACTERS", 100)
+    monkeypatch.setattr(tokenizing, "_BATCH_CHARACTERS", 100)
     monkeypatch.setattr(beam, "_FILE_BYTES", 2000)
     monkeypatch.setattr(beam, "_write", write_and_weigh)
     local, other = both(run, tmp_path)
     assert other == local
     assert {name.split(os.sep)[0] for name in other} == {"a"}
     # What a worker holds is bounded by the size of its files, not of its piece.
-    largest = 2000 + 2 * 300 + len(spill.FILES) * 8
+    largest = 2000 + 2 * 300 + len(shuffle.FILES) * 8
     assert len(sizes) > 6 and max(sizes) < largest
 
 
@@ -91,7 +89,7 @@ def test_bad_rows_are_left_out_and_told_as_the_local_runner_does(run, tmp_path, 
     run = dataclasses.replace(run, data=dataclasses.replace(run.data, bad_rows="skip"))
     local, other = both(run, tmp_path)
     assert local == other
-    told = f"left out 1 bad rows of 128 ({tmp_path}/d.jsonl.gz:2 is not valid JSON"
+    told = f"skipped 1 bad rows of 128 ({tmp_path}/d.jsonl.gz:2 is not valid JSON"
     assert capsys.readouterr().out.count(told) == 2
     (tmp_path / "e.jsonl.gz").write_bytes(gzip.compress(b"[]"))
     for options in (None, []):
@@ -148,11 +146,11 @@ def test_documents_stream_through_in_batches():
             most = max(most, waiting)
             yield reading.Document(number, f"{number} " * 10_000)
 
-    task = tokenising.TokenizingTask(config.VocabularyConfig("bytes"), None, ())
-    for block in tokenising.blocks(documents(), tokenising.encoder(task)):
+    task = tokenizing.TokenizingTask(config.VocabularyConfig("bytes"), None, ())
+    for block in tokenizing.blocks(documents(), tokenizing.encoder(task)):
         waiting -= block.documents
-        assert len(block.files) == len(spill.FILES)
-    assert waiting == 0 and most * 20_000 <= 2 * tokenising._BATCH_CHARACTERS
+        assert len(block.files) == len(shuffle.FILES)
+    assert waiting == 0 and most * 20_000 <= 2 * tokenizing._BATCH_CHARACTERS
 
 
 def test_the_verb_prepares_with_two_processes(verb, run, tmp_path):

@@ -273,14 +273,14 @@ def test_segmenters_that_do_not_fit_are_told():
     assert segmenters.load(SEGMENTER)("白日依山盡。 黃河") == [2, 4, 5, 6]
     assert segmenters.load("tests.data.test_chinese:everything")(" 白日 ") == []
     for name in ("nowhere.at_all:cut", "json:nothing", "json", ""):
-        with pytest.raises(UserError, match="give module:function of Python"):
+        with pytest.raises(UserError, match="write a Python function as module:function"):
             segmenters.load(name)
-    with pytest.raises(UserError, match="gives '黃河' where the text goes on '白日依山盡'"):
+    with pytest.raises(UserError, match="returns '黃河' where the text continues '白日依山盡'"):
         segmenters.boundaries("白日依山盡", ["黃河"], "x")
-    with pytest.raises(UserError, match="the segmenter x leaves out '依山盡'"):
+    with pytest.raises(UserError, match="the segmenter x omits '依山盡'"):
         segmenters.boundaries("白日依山盡", ["白日"], "x")
     for words in ([("白日", "n")], None):
-        with pytest.raises(UserError, match=r"the segmenter x gives .*: give words, each a text"):
+        with pytest.raises(UserError, match=r"the segmenter x returns .*: return a list of strings"):
             segmenters.boundaries("白日", words, "x")
-    with pytest.raises(UserError, match="'json:__name__', which is no function"):
+    with pytest.raises(UserError, match="'json:__name__', which is not a function"):
         segmenters.load("json:__name__")

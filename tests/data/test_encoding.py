@@ -15,8 +15,7 @@ import plm_jax
 from plm_jax import config
 from plm_jax.common.errors import UserError
 from plm_jax.data import vocabularies
-from plm_jax.data.prepare import tokenizing as tokenising
-from plm_jax.data.prepare import workers
+from plm_jax.data.prepare import tokenizing, workers
 from plm_jax.data.vocabularies import sentences, tokenizer_files, training, word_spans
 from plm_jax.runs import preparation
 from tests.data.test_prepare import contents, corpus, run  # noqa: F401
@@ -107,7 +106,7 @@ def test_what_is_remembered_is_bounded_and_changes_nothing(vocabulary, lines, mo
         assert len(fresh._table.ids) < 3000
 
 
-def test_a_stretch_is_tokenised_once():
+def test_a_span_is_tokenized_once():
     tokenizer = tokenizer_files.bert({"[UNK]": 0, "the": 1}, True)
     seen = []
 
@@ -123,7 +122,7 @@ def test_a_stretch_is_tokenised_once():
 
 
 def test_the_cache_is_the_same_for_any_number_of_processes(run, tmp_path, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(tokenising, "_BATCH_CHARACTERS", 500)
+    monkeypatch.setattr(tokenizing, "_BATCH_CHARACTERS", 500)
     found = []
     for cores in (1, 2, 3):
         monkeypatch.setattr(workers, "cores", lambda cores=cores: cores)
@@ -152,7 +151,7 @@ def test_results_come_in_order_from_several_processes():
     assert len(set(processes)) == 3 and os.getpid() not in processes
 
 
-@pytest.mark.parametrize(("what", "message"), [("mistake", "mend this"), ("killed", "SIGKILL ended a process")])
+@pytest.mark.parametrize(("what", "message"), [("mistake", "mend this"), ("killed", "SIGKILL ended a worker process")])
 def test_what_goes_wrong_in_a_process_is_told_and_none_stays(what, message):
     seen = set()
     with pytest.raises(UserError, match=message):

@@ -15,9 +15,7 @@ import pytest
 from plm_jax import config
 from plm_jax.common.errors import UserError
 from plm_jax.data import cache
-from plm_jax.data.prepare import groups, reading, workers
-from plm_jax.data.prepare import shuffle as spill
-from plm_jax.data.prepare import tokenizing as tokenising
+from plm_jax.data.prepare import groups, reading, shuffle, tokenizing, workers
 from plm_jax.data.sources import corpus, files
 from plm_jax.runs import preparation
 from tests.support import splits
@@ -135,10 +133,10 @@ def run(make_run):
 
 @pytest.fixture
 def few_shards(monkeypatch):
-    """Uses four files per spill and no worker processes, so that many small caches are quick to make."""
-    monkeypatch.setattr(spill, "NUM_SHARDS", 4)
-    monkeypatch.setattr(spill, "_SHARD_SHIFT", np.uint64(62))
-    monkeypatch.setattr(spill, "FILES", ("000", "001", "002", "003", spill.KEYS_FILE))
+    """Uses four files per shuffle and no worker processes, so that many small caches are quick to make."""
+    monkeypatch.setattr(shuffle, "NUM_SHARDS", 4)
+    monkeypatch.setattr(shuffle, "_SHARD_SHIFT", np.uint64(62))
+    monkeypatch.setattr(shuffle, "FILES", ("000", "001", "002", "003", shuffle.KEYS_FILE))
     monkeypatch.setattr(workers, "cores", lambda: 1)
 
 
@@ -186,7 +184,7 @@ def test_whole_groups_are_held_out_by_the_rule_and_overlap_is_counted(run, tmp_p
     fraction = rng.choice(FRACTIONS)
     made = run(SOURCE[kind](write(tmp_path / "a.jsonl", rows)), fraction)
     rule, held_out = splits.held_out([group_of(kind, row) for row in rows], fraction)
-    monkeypatch.setattr(tokenising, "_BATCH_CHARACTERS", rng.choice([1000, 10**6]))
+    monkeypatch.setattr(tokenizing, "_BATCH_CHARACTERS", rng.choice([1000, 10**6]))
     if all(held_out):
         with pytest.raises(UserError, match=r"lower config\.data\.validation_fraction"):
             preparation.prepare(made, show_progress=False)
@@ -232,7 +230,7 @@ def test_a_validation_file_that_overlaps_the_training_file_is_reported_to_the_ro
 
 def test_one_and_three_workers_write_the_same_cache(run, tmp_path, monkeypatch):
     made = run(SOURCE["span"](write(tmp_path / "a.jsonl", rows_of("span", 5, 150))), 0.01)
-    monkeypatch.setattr(tokenising, "_BATCH_CHARACTERS", 1000)
+    monkeypatch.setattr(tokenizing, "_BATCH_CHARACTERS", 1000)
     contents = []
     for number in (1, 3):
         monkeypatch.setattr(workers, "cores", lambda number=number: number)

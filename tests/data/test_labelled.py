@@ -596,7 +596,7 @@ def test_a_file_without_a_row_is_named(file, content, make, bert, tmp_path):
     """Either file of a source with a validation file."""
     run = make([TEXT], CLASSES, OBJECTIVES["classes"], bert)
     (tmp_path / file).write_text(content)
-    with pytest.raises(UserError, match=rf"no row of source 'a' \(.*/{file}\) has text: give a source with rows"):
+    with pytest.raises(UserError, match=rf"no row of source 'a' \(.*/{file}\) has text: check its path"):
         preparation.prepare(run, show_progress=False)
 
 

@@ -19,8 +19,7 @@ from plm_jax.common import storage
 from plm_jax.common.errors import UserError
 from plm_jax.data import cache, reader, vocabularies
 from plm_jax.data.cache import form
-from plm_jax.data.prepare import caches, reading
-from plm_jax.data.prepare import tokenizing as tokenising
+from plm_jax.data.prepare import caches, reading, tokenizing
 from plm_jax.runs import preparation
 from tests.support import splits
 
@@ -119,7 +118,7 @@ def test_a_cut_off_upload_is_taken_up_without_preparing_again(run, tmp_path, mon
         preparation.prepare(run, "memory://bucket/cache", show_progress=False)
     assert not storage.exists("memory://bucket/cache/a/manifest.json")
     with monkeypatch.context() as patch:
-        patch.setattr(tokenising, "tokenise", cut_off)
+        patch.setattr(tokenizing, "tokenize", cut_off)
         preparation.prepare(run, "memory://bucket/cache", show_progress=False)
     preparation.prepare(run, show_progress=False)
     splits = [
@@ -241,7 +240,7 @@ from plm_jax.data.prepare import build
 from plm_jax.runs import preparation
 run, output, stop_at = pickle.load(open(sys.argv[1], "rb"))
 print("started", flush=True)
-if stop_at == "spill":
+if stop_at == "shuffle":
     original = build.write_shards
     def stop(*args):
         print("stopped", flush=True); time.sleep(600)
@@ -264,7 +263,7 @@ def _start(tmp_path, run, output, stop_at):
 def test_killed_anywhere_the_next_run_writes_the_same_bytes(run, tmp_path):
     whole, broken = str(tmp_path / "whole"), str(tmp_path / "broken")
     preparation.prepare(run, whole, show_progress=False)
-    processes = [_start(tmp_path, run, broken, "publish"), _start(tmp_path, run, broken + "2", "spill")]
+    processes = [_start(tmp_path, run, broken, "publish"), _start(tmp_path, run, broken + "2", "shuffle")]
     for process in processes:
         assert [process.stdout.readline() for _ in range(2)] == ["started\n", "stopped\n"]
         process.send_signal(signal.SIGKILL)

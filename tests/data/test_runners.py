@@ -30,7 +30,7 @@ def test_other_runners_are_beams():
 @pytest.mark.parametrize(
     "option, says",
     [
-        ("direct_num_workers=8", "'direct_num_workers=8' is no option of the pipeline: write --name=value"),
+        ("direct_num_workers=8", "'direct_num_workers=8' is not an option of the pipeline: write --name=value"),
         ("-direct_num_workers=8", "'-direct_num_workers=8' is no option"),
         ("--runner=DirectRunner 8", "'8' is no option"),
         ("--direct_num_workers 8 16", "'16' is no option"),

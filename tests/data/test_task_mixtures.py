@@ -109,7 +109,7 @@ def test_examples_come_from_each_task_by_the_rates_of_seqio(folder, capsys):
     (folder / "rate").write_text("2")
     preparation.prepare(run, show_progress=False)
     assert {name: (path.stat().st_ino, path.read_bytes()) for name, path in manifests.items()} == before
-    assert "mix: a mixture by the rates" in capsys.readouterr().out
+    assert "mix: a mixture with the rates" in capsys.readouterr().out
     assert config.expand_mixtures(run).data.mixture == pytest.approx(
         {"mix-mine_a": 0.5 / 4, "mix-mine_b": 1.5 / 4, "mix-c": 2 / 4}
     )

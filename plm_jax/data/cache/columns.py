@@ -83,11 +83,11 @@ def gather(column: Column, documents: Sequence[Any]) -> Values:
     return Values(flat, sizes)
 
 
-def described(columns: Sequence[Column]) -> list[dict[str, str]]:
+def describe(columns: Sequence[Column]) -> list[dict[str, str]]:
     """Columns as the manifest lists them."""
     return [{"name": column.name, "dtype": column.dtype, "kind": column.kind} for column in columns]
 
 
 def read(listed: Sequence[Mapping[str, str]]) -> tuple[Column, ...]:
-    """What `described` gave."""
+    """Returns the columns that `describe` listed."""
     return tuple(Column(of["name"], of["dtype"], cast(Kind, of["kind"])) for of in listed)

@@ -81,7 +81,7 @@ def segmenter(data: DataConfig, name: str) -> list[str]:
     return [function, *users.digests(function.partition(":")[0])]
 
 
-def look(source: Any, fingerprint: Callable[[], list[str]]) -> Origin:
+def read_origin(source: Any, fingerprint: Callable[[], list[str]]) -> Origin:
     """Returns the current contents of a source. Files are listed before they are read, so later changes are noticed.
 
     Raises:
@@ -98,7 +98,7 @@ def look(source: Any, fingerprint: Callable[[], list[str]]) -> Origin:
     return Origin(list(contents), listed)
 
 
-def note(folder: str, source: Any, origin: Origin) -> None:
+def record_files(folder: str, source: Any, origin: Origin) -> None:
     """Writes the `files.json` of a source of files, unless it is the same."""
     if not origin.listed:
         return
@@ -168,7 +168,7 @@ def _compare_fingerprint(name: str, source: Any, before: str | None) -> Comparis
     """Compares the fingerprint of a user's own source with the one that its cache recorded."""
     try:
         with progress.doing(f"{name}: comparing its contents"):
-            contents = look(source, source.open(name).fingerprint).contents
+            contents = read_origin(source, source.open(name).fingerprint).contents
     except Exception as error:  # Only the machine that prepares caches may have its data or libraries.
         return Comparison(unseen=f"its fingerprint fails with {type(error).__name__}: {one_line(error)}")
     if not contents:
@@ -218,7 +218,7 @@ def _compare_files(folder: str, source: files.FileSource, listed: Listing) -> Co
             if files.sha256(path) != sha256:
                 return Comparison(f"{path} has changed")
     with contextlib.suppress(OSError, UserError):  # If it cannot be written, they are read again next time.
-        note(folder, source, Origin(contents, listed))
+        record_files(folder, source, Origin(contents, listed))
     return Comparison(unseen=unmarked)
 
 

@@ -10,7 +10,8 @@ import numpy as np
 
 from plm_jax.common import storage
 from plm_jax.data.cache import form
-from plm_jax.data.cache.columns import FIRST_BYTES, SENTENCE_STARTS, Column, Values, described, tokens
+from plm_jax.data.cache.columns import FIRST_BYTES, SENTENCE_STARTS, Column, Values, tokens
+from plm_jax.data.cache.columns import describe as describe_columns
 from plm_jax.data.cache.sorted_ids import MilestonesWriter
 from plm_jax.data.cache.vectors import NpyAppender, crc32s, save, save_checksums
 
@@ -156,7 +157,7 @@ class _TokensWriter:
 def describe(vocab_size: int, columns: Sequence[Column], word_initial: np.ndarray, folder: str) -> dict[str, Any]:
     """Writes which tokens begin words, and gives what a manifest says of this and of the columns of all splits."""
     checksums = save(os.path.join(folder, "word_initial.npy"), word_initial)
-    return {"columns": described([tokens(vocab_size), *columns]), "word_initial": checksums}
+    return {"columns": describe_columns([tokens(vocab_size), *columns]), "word_initial": checksums}
 
 
 def publish(temporary: str, final: str, manifest: Mapping[str, Any]) -> None:

@@ -1,9 +1,10 @@
-"""Tokenising on Apache Beam: workers take the pieces of a source, each on its own; what comes out is the local cache.
+"""Tokenization on Apache Beam: each worker tokenizes pieces of a source. The cache is the same as without Beam.
 
-A document's number, which its place depends on, counts from the source's beginning: a first pass counts each piece's.
-Then a worker writes what it made of a piece into files, parted as the spill's are, in a folder that this process shares
-with it, and this process sorts the parts into its own spill. The names follow from the piece, so that to do one twice
-does no harm, and Beam itself moves no text: its runners on one machine would hold all of it in memory.
+The position of a document in the cache depends on its number in the source, so a first pass counts the documents of
+each piece. Then a worker writes the tokens of a piece to files in a folder that it shares with this process. Each of
+these files has a part for every file of the shuffle, to which this process appends the parts. File names depend on the
+piece alone, so that a piece may be tokenized twice. Beam itself moves no text, because its runners on one machine would
+hold all of it in memory.
 """
 
 import contextlib
@@ -27,18 +28,16 @@ from apache_beam.pvalue import AsDict
 from plm_jax.common import children, storage, users
 from plm_jax.common.errors import UserError
 from plm_jax.data.config import DataConfig
-from plm_jax.data.prepare import groups, reading, runners
-from plm_jax.data.prepare import shuffle as spill
-from plm_jax.data.prepare import tokenizing as tokenising
+from plm_jax.data.prepare import groups, reading, runners, shuffle, tokenizing
 from plm_jax.data.sources.corpus import Skipped
 from plm_jax.data.vocabulary_config import VocabularyConfig
 
-# Each piece costs a worker some tenths of a second.
+# Each piece costs a worker a few tenths of a second.
 _MOST_PIECES = 1024
-# What a worker holds before it writes a file.
+# Size at which a worker writes a file.
 _FILE_BYTES = 2**26
 _OFFSETS = np.dtype("<u8")
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 
 
 class _Job(NamedTuple):
@@ -51,7 +50,7 @@ class _Job(NamedTuple):
     folder: str
 
 
-def tokenise(
+def tokenize(
     data: DataConfig,
     vocabulary: VocabularyConfig,
     name: str,
@@ -60,32 +59,35 @@ def tokenise(
     skipped: Skipped,
     show_progress: bool = True,
 ) -> tuple[int, groups.Groups]:
-    """Spills all documents of a source; returns the number of documents with tokens, and the groups of all.
+    """Tokenizes all documents of a source into shuffle files.
 
     Args:
       name: name of the source.
-      target: existing folder on this machine for the spill.
-      options: as `runners.pipeline` takes them. Where workers are elsewhere, `--temp_location` must be a place that
-        they share with this process.
-      skipped: to which the bad rows that were left out are added.
+      target: existing folder on this machine for the shuffle files.
+      options: options of the pipeline (`runners.pipeline`). If workers run on other machines, `--temp_location` must be
+        a folder that they share with this process.
+      skipped: counts of bad rows, to which this adds.
       show_progress: whether to draw a bar.
 
+    Returns:
+      Number of documents with tokens; groups of all documents.
+
     Raises:
-      UserError: an option that Beam refuses; no folder in common; what the source's files are to blame for.
+      UserError: Beam rejects an option, the workers share no folder with this process, or the source has an error.
     """
     pipeline = runners.pipeline(options)
     pieces = reading.pieces(name, data.sources[name], _MOST_PIECES)
     root = pipeline.options.view_as(pipeline_options.GoogleCloudOptions).temp_location
     if not root:
         root = os.path.dirname(os.path.dirname(target))
-        # What a killed run left. Its workers, which may outlive it, stop when they find their folder gone.
+        # Remains of killed runs. Their workers may outlive them, and stop when their folder is gone.
         for stale in glob.glob(os.path.join(glob.escape(root), f".{name}.pieces-*")):
             shutil.rmtree(stale, ignore_errors=True)
     folder = os.path.join(root, f".{name}.pieces-{uuid.uuid4().hex}")
     if not storage.is_remote(folder):
         os.makedirs(folder)
     try:
-        with _progress(folder, f"{name}: counting, tokenising", 2 * len(pieces), show_progress):
+        with _progress(folder, f"{name}: counting, tokenizing", 2 * len(pieces), show_progress):
             children.shielded(lambda: _run(pipeline, _Job(data, vocabulary, name, pieces, folder)))
         return _collect(folder, len(pieces), target, skipped)
     finally:
@@ -93,16 +95,15 @@ def tokenise(
 
 
 def _run(pipeline: apache_beam.Pipeline, job: _Job) -> None:
-    """The pipeline, to its end."""
     with pipeline:
         indices = pipeline | apache_beam.Create(range(len(job.pieces))) | apache_beam.Reshuffle()
         counts: Any = indices | "Count" >> apache_beam.Map(_count, job)
         numbers = AsDict(counts)
-        _ = indices | "Tokenise" >> apache_beam.Map(_tokenise, job, numbers)
+        _ = indices | "Tokenize" >> apache_beam.Map(_tokenize, job, numbers)
 
 
 def _count(index: int, job: _Job) -> tuple[int, int]:
-    """The number of documents in a piece, with its index."""
+    """Returns the index of a piece and the number of its documents."""
     number = 0
     with _reporting(index, job):
         number = sum(1 for _ in reading.documents(job.data, job.name, job.pieces[index], 0))
@@ -110,39 +111,39 @@ def _count(index: int, job: _Job) -> tuple[int, int]:
     return index, number
 
 
-def _tokenise(index: int, job: _Job, counts: Mapping[int, int]) -> None:
-    """Writes a piece's documents: `INDEX-0`, `INDEX-1`, … and at last `INDEX.done`."""
-    number, of_groups, written, skipped = 0, groups.Groups(), 0, Skipped()
+def _tokenize(index: int, job: _Job, counts: Mapping[int, int]) -> None:
+    """Writes the files of a piece: `INDEX-0`, `INDEX-1`, … and finally `INDEX.done`."""
+    num_documents, all_groups, written, skipped = 0, groups.Groups(), 0, Skipped()
     with _reporting(index, job):
         first = sum(counts[before] for before in range(index))
         documents = reading.documents(job.data, job.name, job.pieces[index], first, skipped)
-        blocks = tokenising.blocks(documents, _encoder(tokenising.task(job.data, job.vocabulary, job.name)))
-        for batch in tokenising.batches(blocks, _FILE_BYTES, len):
+        blocks = tokenizing.blocks(documents, _encoder(tokenizing.task(job.data, job.vocabulary, job.name)))
+        for batch in tokenizing.batches(blocks, _FILE_BYTES, len):
             _write(job.folder, f"{index}-{written}", _parted(batch))
             written += 1
             for block in batch:
-                number += block.documents
-                of_groups.add(block.groups)
-        counted = {"rows": of_groups.rows, "smallest": list(of_groups.smallest.items())}
-        done = {"documents": number, "groups": counted, "files": written, "skipped": dataclasses.asdict(skipped)}
+                num_documents += block.documents
+                all_groups.add(block.groups)
+        counted = {"rows": all_groups.rows, "smallest": list(all_groups.smallest.items())}
+        done = {"documents": num_documents, "groups": counted, "files": written, "skipped": dataclasses.asdict(skipped)}
         _write(job.folder, f"{index}.done", json.dumps(done).encode("utf-8"))
 
 
-def _parted(blocks: list[tokenising.TokenBlock]) -> bytes:
+def _parted(blocks: list[tokenizing.TokenBlock]) -> bytes:
     """Returns the data that `_distribute` reads: the end of each file's part, followed by the parts."""
-    parts = [b"".join(of_file) for of_file in zip(*(block.files for block in blocks), strict=True)]
+    parts = [b"".join(pieces) for pieces in zip(*(block.files for block in blocks), strict=True)]
     return b"".join([np.cumsum([len(part) for part in parts], dtype=_OFFSETS).tobytes(), *parts])
 
 
-# Made once by a worker.
-_encoder = functools.cache(tokenising.encoder)
+# Each worker makes an encoder once.
+_encoder = functools.cache(tokenizing.encoder)
 
 
 @contextlib.contextmanager
 def _reporting(index: int, job: _Job) -> Iterator[None]:
-    """Leaves a user's mistake to the process that started the pipeline: Beam would bury it in a traceback.
+    """Passes a `UserError` to the process that started the pipeline; Beam would bury it in a traceback.
 
-    The worker may be on another machine, where the modules of the user's config are to be trusted as they are here.
+    It also trusts the modules of the user's config, because the worker may be on another machine.
     """
     users.trust(job.data.modules)
     try:
@@ -152,7 +153,7 @@ def _reporting(index: int, job: _Job) -> Iterator[None]:
 
 
 def _write(folder: str, name: str, data: bytes) -> None:
-    """Writes a file, whole or not at all, into a folder that must still be there."""
+    """Writes a file atomically; a local folder must still exist."""
     path = os.path.join(folder, name)
     if storage.is_remote(path):
         storage.write(path, data)
@@ -165,53 +166,53 @@ def _write(folder: str, name: str, data: bytes) -> None:
 
 @contextlib.contextmanager
 def _progress(folder: str, description: str, total: int, show: bool) -> Iterator[None]:
-    """Draws how many times a piece was counted or tokenised."""
-    over = threading.Event()
+    """Draws the number of pieces that were counted plus the number that were tokenized."""
+    finished = threading.Event()
 
-    def look() -> None:
+    def draw() -> None:
         with tqdm.tqdm(None, description, total, unit=" pieces") as bar:
             last = False
             while not last:
-                last = over.wait(_LOOK_SECONDS)
+                last = finished.wait(_POLL_SECONDS)
                 bar.update(sum(name.endswith((".counted", ".done")) for name in storage.names(folder)) - bar.n)
 
-    thread = threading.Thread(target=look, daemon=True)
+    thread = threading.Thread(target=draw, daemon=True)
     if show:
         thread.start()
     try:
         yield
     finally:
-        over.set()
+        finished.set()
         if show:
             thread.join()
 
 
 def _collect(folder: str, num_pieces: int, target: str, skipped: Skipped) -> tuple[int, groups.Groups]:
-    """Distributes the files that workers wrote to the spill of this machine; returns what `tokenise` returns."""
-    found = set(storage.names(folder))
+    """Distributes the files that workers wrote to the shuffle files of this machine; returns as `tokenize` does."""
+    names = set(storage.names(folder))
     for index in range(num_pieces):
-        if f"{index}.error" in found:
+        if f"{index}.error" in names:
             raise UserError(storage.read(os.path.join(folder, f"{index}.error")).decode("utf-8"))
-    number, of_groups = 0, groups.Groups()
-    with spill.open_files(target) as files:
+    num_documents, all_groups = 0, groups.Groups()
+    with shuffle.open_files(target) as files:
         for index in range(num_pieces):
-            if f"{index}.done" not in found:
+            if f"{index}.done" not in names:
                 raise UserError(
-                    f"the workers left nothing in {folder}: give a --temp_location that they share with this machine"
+                    f"the workers wrote nothing to {folder}: set --temp_location to a folder shared with this machine"
                 )
             done = json.loads(storage.read(os.path.join(folder, f"{index}.done")))
-            number += done["documents"]
-            of_groups.add(groups.Groups(done["groups"]["rows"], dict(done["groups"]["smallest"])))
+            num_documents += done["documents"]
+            all_groups.add(groups.Groups(done["groups"]["rows"], dict(done["groups"]["smallest"])))
             skipped.add(Skipped(**done["skipped"]))
             for part in range(done["files"]):
                 path = os.path.join(folder, f"{index}-{part}")
                 _distribute(memoryview(storage.read(path)), files)
                 storage.remove(path)
-    return number, of_groups
+    return num_documents, all_groups
 
 
 def _distribute(data: memoryview, files: Sequence[BinaryIO]) -> None:
-    """Appends the parts of a worker's file to their files of the spill."""
+    """Appends the parts of a worker's file to the files of the shuffle."""
     start = len(files) * _OFFSETS.itemsize
     ends = np.frombuffer(data[:start], _OFFSETS) + np.uint64(start)
     for file, end in zip(files, ends.tolist(), strict=True):

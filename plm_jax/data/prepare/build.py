@@ -1,4 +1,4 @@
-"""The cache of one source: its documents tokenised, shuffled once and written."""
+"""Builds the cache of one source: tokenizes its documents, shuffles them once and writes them."""
 
 import dataclasses
 import os
@@ -15,8 +15,7 @@ from plm_jax.common.special_ids import NAMES as SPECIALS
 from plm_jax.data import cache, vocabularies
 from plm_jax.data.cache import staleness
 from plm_jax.data.config import DataConfig
-from plm_jax.data.prepare import groups, reading
-from plm_jax.data.prepare import tokenizing as tokenising
+from plm_jax.data.prepare import groups, reading, tokenizing
 from plm_jax.data.prepare.shuffle import KEYS_FILE, Shuffle, write_shards
 from plm_jax.data.sources.corpus import Corpus, Skipped
 from plm_jax.data.sources.source import InputsTargetsSource, Source
@@ -30,50 +29,50 @@ _RULES = {
 }
 
 
-def make(
+def build_cache(
     data: DataConfig,
     name: str,
     vocabulary: vocabularies.Vocabulary,
-    wanted: str,
+    identity: str,
     folder: str,
     show_progress: bool,
     beam_options: Sequence[str] | None,
     origin: staleness.Origin,
 ) -> None:
-    """Writes the cache of a source, of the identity `wanted`, into a local folder."""
+    """Writes the cache of a source, with this identity, into a local folder.
+
+    Args:
+      beam_options: options of a Beam pipeline that tokenizes; None to tokenize on this machine.
+      origin: contents of the source.
+
+    Raises:
+      UserError: the source has an error, or no text in one of its splits.
+    """
     final, temporary = os.path.join(folder, name), os.path.join(folder, f".{name}.tmp")
     storage.remove(temporary)
-    unsorted = os.path.join(temporary, "spill")
+    unsorted = os.path.join(temporary, "shuffle")
     os.makedirs(folder, exist_ok=True)
-    os.mkdir(temporary)  # Which, unlike `makedirs`, goes through no link.
+    os.mkdir(temporary)  # Unlike `makedirs`, it does not follow links.
     os.mkdir(unsorted)
-    source, skipped, task = data.sources[name], Skipped(), tokenising.task(data, vocabulary.specials, name)
-    if beam_options is None:
-        with bar(f"{name}: tokenising", source.open(name), show_progress) as drawn:
-            unread = reading.all_documents(data, name, skipped, drawn.update)
-            num_documents, of_groups = tokenising.tokenise(unread, task, unsorted)
-    else:
-        from plm_jax.data.prepare import beam  # A heavy import, and an optional one.
-
-        num_documents, of_groups = beam.tokenise(
-            data, vocabulary.specials, name, unsorted, beam_options, skipped, show_progress
-        )
+    source, skipped, task = data.sources[name], Skipped(), tokenizing.task(data, vocabulary.specials, name)
+    num_documents, all_groups = _tokenize(data, name, task, unsorted, skipped, beam_options, show_progress)
     skipped.check(name)
     has_validation = "validation" in reading.splits(name, source)
     fraction = data.validation_fraction
-    rule = groups.HeldOutRule("source") if has_validation else of_groups.rule(fraction)
+    rule = groups.HeldOutRule("source") if has_validation else all_groups.rule(fraction)
     with progress.doing(f"{name}: comparing validation with training rows"):
         overlap = groups.overlap(os.path.join(unsorted, KEYS_FILE), rule)
     _check_splits(name, source, num_documents, overlap.validation, has_validation)
     splits = cache.SPLITS if overlap.validation else ("train",)
     size = vocabulary.vocab_size
     writers = {split: cache.SplitWriter(os.path.join(temporary, split), size, task.columns) for split in splits}
-    with tqdm.tqdm(None, f"{name}: writing", num_documents, unit=" documents", disable=not show_progress) as drawn:
-        write_shards(unsorted, Shuffle(size, task.columns), writers, rule, drawn)
+    description = f"{name}: writing"
+    with tqdm.tqdm(None, description, num_documents, unit=" documents", disable=not show_progress) as written:
+        write_shards(unsorted, Shuffle(size, task.columns), writers, rule, written)
     shutil.rmtree(unsorted)
     counts = {split: writer.close() for split, writer in writers.items()}
     manifest = {
-        "identity": wanted,
+        "identity": identity,
         "vocabulary": _describe(vocabulary),
         **cache.describe(size, task.columns, vocabulary.word_initial, temporary),
         "splits": counts,
@@ -85,10 +84,29 @@ def make(
         manifest["segmenter"] = task.segmenter
     if skipped.bad:
         manifest["bad_rows"] = dataclasses.asdict(skipped)
-    staleness.note(temporary, source, origin)
+    staleness.record_files(temporary, source, origin)
     cache.publish(temporary, final, manifest)
-    _tell(name, num_documents, counts, skipped, final, _RULES[rule.name].format(fraction))
-    _report_overlap(name, overlap, rule, of_groups.rows, fraction)
+    _report(name, num_documents, counts, skipped, final, _RULES[rule.name].format(fraction))
+    _report_overlap(name, overlap, rule, all_groups.rows, fraction)
+
+
+def _tokenize(
+    data: DataConfig,
+    name: str,
+    task: tokenizing.TokenizingTask,
+    target: str,
+    skipped: Skipped,
+    beam_options: Sequence[str] | None,
+    show_progress: bool,
+) -> tuple[int, groups.Groups]:
+    """Tokenizes a source into shuffle files; returns the number of documents with tokens and the groups of all."""
+    if beam_options is None:
+        with bar(f"{name}: tokenizing", data.sources[name].open(name), show_progress) as progress_bar:
+            documents = reading.all_documents(data, name, skipped, progress_bar.update)
+            return tokenizing.tokenize(documents, task, target)
+    from plm_jax.data.prepare import beam  # A slow import of an optional dependency.
+
+    return beam.tokenize(data, task.vocabulary, name, target, beam_options, skipped, show_progress)
 
 
 def _check_splits(name: str, source: Source, num_documents: int, num_validation: int, has_validation: bool) -> None:
@@ -107,23 +125,21 @@ def no_rows(sources: Mapping[str, Source], split: str = "train") -> UserError:
     """Returns the error for sources that have no row with text in a split."""
     field = "path" if split == "train" else split
     descriptions = (f"'{name}' ({getattr(source, field, '') or split})" for name, source in sources.items())
-    return UserError(
-        f"no row of source {', '.join(descriptions)} has text: give a source with rows, or check the field of the text"
-    )
+    return UserError(f"no row of source {', '.join(descriptions)} has text: check its path and the field of the text")
 
 
-def _tell(name: str, num_documents: int, counts: dict[str, Any], skipped: Skipped, final: str, rule: str) -> None:
+def _report(name: str, num_documents: int, counts: dict[str, Any], skipped: Skipped, final: str, rule: str) -> None:
     """Prints the counts of a new cache, and the rule that chose the held-out rows."""
-    held = "none held out, so validation leaves it out"
+    held_out = "none held out, so it is not validated"
     if "validation" in counts:
-        held = f"{counts['validation']['documents']:,} held out ({rule})"
+        held_out = f"{counts['validation']['documents']:,} held out ({rule})"
     tokens, size = (sum(split[of] for split in counts.values()) for of in ("tokens", "bytes"))
     print(
-        f"{name}: {num_documents:,} documents, {held}, {counts['train']['tokens']:,} training tokens, "
+        f"{name}: {num_documents:,} documents, {held_out}, {counts['train']['tokens']:,} training tokens, "
         f"{size / tokens:.2f} bytes a token: {final}"
     )
     if skipped.bad:
-        print(f"{name}: left out {skipped.bad:,} bad rows of {skipped.rows:,} ({skipped.summary})")
+        print(f"{name}: skipped {skipped.bad:,} bad rows of {skipped.rows:,} ({skipped.summary})")
 
 
 def _report_overlap(
@@ -151,12 +167,12 @@ def _warn(line: str) -> None:
 
 
 def bar(description: str, corpus: Corpus, show: bool) -> tqdm.tqdm:
-    """Progress through a source."""
+    """Returns a progress bar for reading a source."""
     return tqdm.tqdm(None, description, disable=not show, **corpus.progress())
 
 
 def _describe(vocabulary: vocabularies.Vocabulary) -> dict[str, Any]:
-    """What the manifest says of the vocabulary: all that training needs to know."""
+    """Returns the description of a vocabulary in the manifest, from which training reads it."""
     spec = vocabulary.specials
     return {
         "id": vocabularies.identity(vocabulary),

@@ -43,7 +43,7 @@ def key(text: str) -> int:
 
 def keys(
     texts: Sequence[str],
-    others: Sequence[tuple[str, ...]] | None,
+    further_texts: Sequence[tuple[str, ...]] | None,
     groups: Sequence[str | None],
     validates: Sequence[bool],
 ) -> np.ndarray:
@@ -51,12 +51,12 @@ def keys(
 
     Args:
       texts: first text of each row.
-      others: further texts of each row; None if rows are documents of one text.
+      further_texts: texts of each row after the first; None if rows are documents of one text.
       groups: group of each row; None for the first text.
       validates: whether each row is in the source's own validation split.
     """
     hashes = []
-    for text, rest, group in zip(texts, others or [()] * len(texts), groups, strict=True):
+    for text, rest, group in zip(texts, further_texts or [()] * len(texts), groups, strict=True):
         normalized = normalize(text)
         of_group = normalized if group is None else normalize(group)
         hashes.append((_hash(text, *rest), _hash(normalized, *map(normalize, rest)), _hash(of_group)))
@@ -67,10 +67,10 @@ def keys(
     return rows
 
 
-def _hash(text: str, *others: str) -> int:
+def _hash(text: str, *further_texts: str) -> int:
     """Returns a 64-bit hash. The lengths of several texts are hashed too, so that texts cannot run into each other."""
-    parts = [part.encode("utf-8") for part in (text, *others)]
-    lengths = b"".join(len(part).to_bytes(8, "little") for part in parts) if others else b""
+    parts = [part.encode("utf-8") for part in (text, *further_texts)]
+    lengths = b"".join(len(part).to_bytes(8, "little") for part in parts) if further_texts else b""
     return int.from_bytes(hashlib.blake2b(lengths + b"".join(parts), digest_size=8).digest(), "big")
 
 

@@ -1,4 +1,4 @@
-"""The documents of a run's sources: in which order, which of them are held out, and the identity of what they make."""
+"""Documents of a run's sources: their order, the held-out ones, and the identity of the cache made from them."""
 
 import hashlib
 import itertools
@@ -19,19 +19,20 @@ _COUNTED = 1000
 
 
 class Document(NamedTuple):
-    """A text and its number within the source; `text` is the first text of an example.
+    """Document or example, with its number within the source.
 
     Attributes:
+      text: text of a document, or first text of an example.
       validates: whether it is in the source's own validation split.
-      others: of an example the texts that follow; None: it is a document.
-      values: of each column that it brings along what it has: its `origin`, and what its source says of it.
-      group: the group of its `Record`.
+      further_texts: texts of an example after the first; None for a document.
+      values: values of each of the `source_columns`.
+      group: group of its `Record`.
     """
 
     number: int
     text: str
     validates: bool = False
-    others: tuple[str, ...] | None = None
+    further_texts: tuple[str, ...] | None = None
     values: Mapping[str, Any] = {}
     group: str | None = None
 
@@ -41,35 +42,34 @@ class Document(NamedTuple):
 
 
 class SourcePiece(NamedTuple):
-    """A part of a source that one worker reads: of a split all or a shard."""
+    """Part of a source that one worker reads: a split or a shard of it."""
 
     split: str
     shard: Any
 
 
 def pieces(name: str, source: Source, most: int = 1) -> list[SourcePiece]:
-    """The parts of a source, in order; where it can be parted anywhere up to `most` of a split."""
+    """Returns the parts of a source, in order, up to `most` per split if the source can be cut anywhere."""
     corpus = source.open(name)
     splits = [split for split in form.SPLITS if split in corpus.splits]
     return [SourcePiece(split, shard) for split in splits for shard in corpus.shards(split, most)]
 
 
 def splits(name: str, source: Source) -> tuple[str, ...]:
-    """The splits that a source has of its own."""
+    """Returns the splits that a source defines."""
     return tuple(source.open(name).splits)
 
 
-def brought(name: str, source: Source) -> tuple[columns.Column, ...]:
-    """The columns that documents of a source bring along.
+def source_columns(name: str, source: Source) -> tuple[columns.Column, ...]:
+    """Returns the columns whose values come from a source, not from tokenization.
 
     Raises:
-      UserError: one of its own that cannot be kept.
+      UserError: the cache cannot store one of them.
     """
-    own = source.open(name).columns
-    columns.check(
-        own, (columns.SENTENCE_STARTS, columns.WORD_STARTS, columns.FIRST_BYTES, *columns.OFFSETS, columns.ORIGIN)
-    )
-    return (columns.ORIGIN, *own)
+    additional = source.open(name).columns
+    standard = (columns.SENTENCE_STARTS, columns.WORD_STARTS, columns.FIRST_BYTES, *columns.OFFSETS, columns.ORIGIN)
+    columns.check(additional, standard)
+    return (columns.ORIGIN, *additional)
 
 
 def documents(
@@ -82,7 +82,9 @@ def documents(
 ) -> Iterator[Document]:
     """Yields the documents of a piece, numbered from `first`.
 
-    Where the data skip bad rows, `skipped` counts them. `advance` is told how much more was read.
+    Args:
+      skipped: counts the bad rows, if `data.bad_rows` is "skip".
+      advance: called with the amount that was read since the last call.
     """
     corpus = data.sources[name].open(name)
     skipped = (skipped or Skipped()) if data.bad_rows == "skip" else None
@@ -95,7 +97,7 @@ def documents(
 def all_documents(
     data: DataConfig, name: str, skipped: Skipped | None = None, advance: Callable[[int], Any] = ignore
 ) -> Iterator[Document]:
-    """All documents of a source, one piece after another."""
+    """Yields all documents of a source, one piece after another."""
     number = 0
     for piece in pieces(name, data.sources[name]):
         for document in documents(data, name, piece, number, skipped, advance):
@@ -104,7 +106,10 @@ def all_documents(
 
 
 def key(number: int, text: bytes) -> int:
-    """64 bits that decide a document's place; equal texts differ by their number, so as not to end up side by side."""
+    """Returns the 64-bit hash that sets a document's position in the cache.
+
+    It covers the number too, so that equal texts do not end up next to each other.
+    """
     digest = hashlib.blake2b(number.to_bytes(8, "little"), digest_size=8)
     digest.update(text)
     return int.from_bytes(digest.digest(), "big")
@@ -136,13 +141,17 @@ def hold_out(records: Sequence[Record], fraction: float) -> list[bool]:
 def identity(
     data: DataConfig, name: str, vocabulary: vocabularies.Vocabulary, contents: Sequence[str] | None = None
 ) -> str:
-    """SHA-256 of a source's contents, its `fingerprint`, task definition, vocabulary and what decides a cache's tokens.
+    """Returns the identity of a source's cache, a SHA-256.
 
-    It also covers the definitions of the source's columns, and the code of a segmenter.
+    It covers the contents of the source, its task definition and columns, the vocabulary, the settings that affect the
+    tokens of the cache, and the code of a segmenter.
+
+    Args:
+      contents: `Corpus.fingerprint` of the source; computed if None.
     """
     source = data.sources[name]
     corpus = source.open(name)
-    what = {
+    determinants = {
         "contents": corpus.fingerprint() if contents is None else contents,
         "task": files.definition(source),
         "validation_fraction": None if "validation" in corpus.splits else data.validation_fraction,
@@ -150,11 +159,11 @@ def identity(
         "format": form.CONTENT,
     }
     if name in data.segmenters:
-        what["segmenter"], *code = staleness.segmenter(data, name)
+        determinants["segmenter"], *code = staleness.segmenter(data, name)
         if code:
-            what["segmenter_code"] = code
+            determinants["segmenter_code"] = code
     if data.bad_rows == "skip" and corpus.skips_bad_rows:
-        what["bad_rows"] = "skip"
+        determinants["bad_rows"] = "skip"
     if corpus.columns:
-        what["columns"] = columns.described(corpus.columns)
-    return hashlib.sha256(json.dumps(what, sort_keys=True).encode("utf-8")).hexdigest()
+        determinants["columns"] = columns.describe(corpus.columns)
+    return hashlib.sha256(json.dumps(determinants, sort_keys=True).encode("utf-8")).hexdigest()

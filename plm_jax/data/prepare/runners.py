@@ -1,4 +1,4 @@
-"""Pipelines of Apache Beam from its own options, as on a command line: what `prepare` and `clean` run on."""
+"""Apache Beam pipelines, built from Beam's command-line options, on which `prepare` and `clean` run."""
 
 import contextlib
 import io
@@ -17,38 +17,38 @@ from plm_jax.common.errors import UserError, nearest, one_line
 
 
 def pipeline(options: Sequence[str]) -> apache_beam.Pipeline:
-    """An empty pipeline with the runner and the options that are asked for.
+    """Returns an empty pipeline with the runner and the settings in `options`.
 
-    Without a `--runner` it runs on this machine, with more than one `--direct_num_workers` in as many processes.
+    Without a `--runner` it runs on this machine, in as many processes as `--direct_num_workers`.
 
     Raises:
-      UserError: an option that Beam or its runner refuses or would drop, a runner that is unknown or not installed.
+      UserError: Beam or its runner rejects or would drop an option, or the runner is unknown or not installed.
     """
     parsed = _parse(options)
     runner = _runner(parsed)
     try:
         return apache_beam.Pipeline(runner, parsed)
-    except Exception as error:  # Each runner checks its options in its own way, some in their cloud.
-        raise UserError(f"Beam does not take {' '.join(options)}: {one_line(error, 400)}") from error
+    except Exception as error:  # Each runner checks its options differently, some in their cloud.
+        raise UserError(f"Beam rejects {' '.join(options)}: {one_line(error, 400)}") from error
 
 
 def _parse(options: Sequence[str]) -> pipeline_options.PipelineOptions:
-    """The options, checked, with what this machine's runner needs."""
+    """Parses and checks the options, and adds those that this machine's runner needs."""
     for before, option in itertools.pairwise(["", *options]):
         if not option.startswith("--") and (not before.startswith("--") or "=" in before):
-            raise UserError(f"'{option}' is no option of the pipeline: write --name=value")  # Beam would drop it.
-    logging.basicConfig()  # Beam does it too, with whatever stderr there then is.
-    said = io.StringIO()
+            raise UserError(f"'{option}' is not an option of the pipeline: write --name=value")  # Beam would drop it.
+    logging.basicConfig()  # Otherwise Beam does it below, while stderr is redirected.
+    output = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+        with contextlib.redirect_stderr(output), contextlib.redirect_stdout(output):
             parsed = pipeline_options.PipelineOptions(list(options))
-            given = parsed.get_all_options(retain_unknown_options=True)
+            all_options = parsed.get_all_options(retain_unknown_options=True)
     except SystemExit as stop:
-        refused = said.getvalue().strip().rpartition("error: ")[2] if stop.code else "--help"
-        raise UserError(f"options of the pipeline, {refused}: see beam.apache.org/documentation/runners") from None
+        rejected = output.getvalue().strip().rpartition("error: ")[2] if stop.code else "--help"
+        raise UserError(f"options of the pipeline, {rejected}: see beam.apache.org/documentation/runners") from None
     if _is_local(parsed):
         known = pipeline_options.PipelineOptions([]).get_all_options()
-        for name in given.keys() - known.keys():
+        for name in all_options.keys() - known.keys():
             raise UserError(f"Beam has no option --{name}: {nearest(name, known)}")
         direct = parsed.view_as(pipeline_options.DirectOptions)
         if direct.direct_num_workers != 1 and direct.direct_running_mode == "in_memory":
@@ -64,7 +64,7 @@ def _is_local(options: pipeline_options.PipelineOptions) -> bool:
 
 
 def _runner(options: pipeline_options.PipelineOptions) -> Any:
-    """The runner; on this machine the one that `DirectRunner` takes once it has failed to download another."""
+    """Returns the runner; for this machine the one to which `DirectRunner` falls back if it cannot download another."""
     if not _is_local(options):
         return options.view_as(pipeline_options.StandardOptions).runner
     encoded = portable_runner.JobServiceHandle.encode_pipeline_options(options.get_all_options())

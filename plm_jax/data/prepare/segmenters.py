@@ -1,4 +1,4 @@
-"""Where words begin in text without spaces: the user's own function says, for example `jieba:lcut` for Chinese."""
+"""User-defined segmenters, which find words in text without spaces, such as `jieba:lcut` for Chinese."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -11,24 +11,28 @@ _SPACE = re.compile(r"\s*")
 
 
 def load(name: str) -> Callable[[str], list[int]]:
-    """The rule of a function `module:function`, which takes a text and gives its words in order.
+    """Loads the segmenter `module:function`, a function that splits a text into words, in order.
 
-    White space may be left out of the words, nothing else; it belongs to the word that follows it.
+    The words may omit white space and nothing else. White space belongs to the word that follows it.
 
     Returns:
-      Text → the characters at which a word other than the first begins, rising, as `sentences.boundaries` gives them.
+      Function from a text to the characters at which words other than the first begin, sorted, as in
+      `sentences.boundaries`. It raises a `UserError` if the words do not join to the text.
 
     Raises:
-      UserError: there is no such function. The rule raises it where the words are not those of the text.
+      UserError: there is no such function.
     """
     module, _, function = name.partition(":")
     try:
         segment = getattr(users.imported(module), function)
     except (ImportError, AttributeError, ValueError) as error:
-        what = one_line(error, None)
-        raise UserError(f"config.data.segmenters has '{name}' ({what}): give module:function of Python") from error
+        raise UserError(
+            f"config.data.segmenters has '{name}' ({one_line(error, None)}): write a Python function as module:function"
+        ) from error
     if not callable(segment):
-        raise UserError(f"config.data.segmenters has '{name}', which is no function: give module:function of Python")
+        raise UserError(
+            f"config.data.segmenters has '{name}', which is not a function: write a Python function as module:function"
+        )
     return lambda text: boundaries(text, segment(text), name)
 
 
@@ -39,20 +43,20 @@ def _after_space(text: str, begin: int) -> int:
 
 
 def boundaries(text: str, words: Any, name: str) -> list[int]:
-    """The characters at which a word other than the first begins; `name` is what an error calls the segmenter."""
+    """Returns the characters at which words other than the first begin; `name` names the segmenter in errors."""
     words = list(words) if isinstance(words, Iterable) else [words]
     if not all(isinstance(word, str) for word in words):
-        raise UserError(f"the segmenter {name} gives {repr(words)[:40]}: give words, each a text")
+        raise UserError(f"the segmenter {name} returns {repr(words)[:40]}: return a list of strings")
     cuts, end = [], 0
     for word in filter(str.strip, words):
         begin = _after_space(text, end)
         if not text.startswith(word.lstrip(), begin):
             raise UserError(
-                f"the segmenter {name} gives '{word}' where the text goes on '{text[begin : begin + 20]}': give words "
-                "that join to the text"
+                f"the segmenter {name} returns '{word}' where the text continues '{text[begin : begin + 20]}': return "
+                "words that join to the text"
             )
         cuts.append(end)
         end = begin + len(word.strip())
     if text[end:].strip():
-        raise UserError(f"the segmenter {name} leaves out '{text[end : end + 20]}': give words that join to the text")
+        raise UserError(f"the segmenter {name} omits '{text[end : end + 20]}': return words that join to the text")
     return cuts[1:]

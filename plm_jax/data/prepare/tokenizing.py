@@ -1,4 +1,4 @@
-"""Documents to tokens and to the columns that are kept beside them, in batches, with a process for each core."""
+"""Tokenization of documents in batches, with a process per core, into tokens and the columns stored with them."""
 
 import contextlib
 import itertools
@@ -18,36 +18,39 @@ from plm_jax.data.vocabularies import sentences
 from plm_jax.data.vocabulary_config import VocabularyConfig
 
 _BATCH_CHARACTERS = 2**20
-# Fewer are tokenised before other processes have begun.
+# So few batches are tokenized in less time than worker processes take to start.
 _INLINE_BATCHES = 4
 Item = TypeVar("Item")
-Rule = Callable[[str], list[int]]  # Text → the characters at which a part other than the first begins.
+Rule = Callable[[str], list[int]]  # Text → characters at which parts other than the first begin.
 
 
 class Batch(NamedTuple):
-    """Some documents one after another: the number of the first; of examples the texts are their first.
+    """Consecutive documents or examples of a source.
 
     Attributes:
-      others: of examples the texts that follow; None: they are documents.
-      groups, validates: `group` and `validates` of each document.
-      values: of each column that documents bring along those of all.
+      first: number of the first document.
+      texts: text of each document, or first text of each example.
+      further_texts: texts of each example after the first; None for documents.
+      groups: `group` of each document.
+      validates: `validates` of each document.
+      values: values of all documents, by column of the source.
     """
 
     first: int
     texts: list[str]
-    others: list[tuple[str, ...]] | None
+    further_texts: list[tuple[str, ...]] | None
     groups: list[str | None]
     validates: list[bool]
     values: dict[str, list[Any]]
 
 
 class TokenBlock(NamedTuple):
-    """Tokenized documents and their number.
+    """Tokenized documents in the format of the shuffle.
 
     Attributes:
       documents: number of documents with tokens.
       groups: groups of all documents, with and without tokens.
-      files: bytes to append to each file of the spill.
+      files: bytes to append to each file of the shuffle.
     """
 
     documents: int
@@ -59,86 +62,91 @@ class TokenBlock(NamedTuple):
 
 
 class TokenizingTask(NamedTuple):
-    """What a worker has to know of a source to tokenise its documents.
+    """Settings with which a worker tokenizes the documents of a source.
 
     Attributes:
-      segmenter: finds the words where the vocabulary does not.
-      brought: the columns that documents bring along.
-      keeps_offsets: see `Corpus`.
+      segmenter: name of the function that splits texts into words, if the vocabulary does not mark them.
+      source_columns: columns whose values come from the source.
+      keeps_offsets: whether the cache stores the characters of each token.
     """
 
     vocabulary: VocabularyConfig
     segmenter: str | None
-    brought: tuple[Column, ...]
+    source_columns: tuple[Column, ...]
     keeps_offsets: bool = False
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """All that is kept besides the tokens."""
+        """Columns of the cache, without the tokens."""
         words = (columns.WORD_STARTS,) if self.segmenter else ()
         offsets = columns.OFFSETS if self.keeps_offsets else ()
-        return (columns.SENTENCE_STARTS, *words, columns.FIRST_BYTES, *offsets, *self.brought)
+        return (columns.SENTENCE_STARTS, *words, columns.FIRST_BYTES, *offsets, *self.source_columns)
 
 
 def task(data: DataConfig, vocabulary: VocabularyConfig, name: str) -> TokenizingTask:
     """Returns the task of tokenizing a source."""
     source = data.sources[name]
     keeps_offsets = source.open(name).keeps_offsets
-    return TokenizingTask(vocabulary, data.segmenters.get(name), reading.brought(name, source), keeps_offsets)
+    return TokenizingTask(vocabulary, data.segmenters.get(name), reading.source_columns(name, source), keeps_offsets)
 
 
 def encoder(task: TokenizingTask) -> Callable[[Batch], TokenBlock]:
-    """What tokenises, here or in a process of its own."""
+    """Returns the function that tokenizes a batch, in this process or in a worker."""
     vocabulary = vocabularies.load_plain(task.vocabulary)
     rules: dict[str, Rule] = {"sentence_starts": sentences.boundaries}
     if task.segmenter:
         rules["word_starts"] = segmenters.load(task.segmenter)
-    spill = Shuffle(vocabulary.vocab_size, task.columns)
-    return lambda batch: encode(batch, task, vocabulary, rules, spill)
+    shuffle = Shuffle(vocabulary.vocab_size, task.columns)
+    return lambda batch: encode(batch, task, vocabulary, rules, shuffle)
 
 
 def encode(
-    batch: Batch, task: TokenizingTask, vocabulary: vocabularies.Vocabulary, rules: dict[str, Rule], spill: Shuffle
+    batch: Batch, task: TokenizingTask, vocabulary: vocabularies.Vocabulary, rules: dict[str, Rule], shuffle: Shuffle
 ) -> TokenBlock:
-    """The documents of a batch that have tokens; `rules` find the starts of parts of texts, each for a column."""
+    """Tokenizes a batch; documents without tokens are dropped.
+
+    Args:
+      rules: functions that find the starts of parts of a text, by the column for these starts.
+    """
     texts = [text.encode("utf-8") for text in batch.texts]
     num_bytes = np.array(list(map(len, texts)), np.uint64)
-    if batch.others is None:
-        found = _texts(batch.texts, vocabulary, rules)
+    if batch.further_texts is None:
+        values = _encode_texts(batch.texts, vocabulary, rules)
     else:
-        found = _examples(batch.texts, batch.others, vocabulary, task.keeps_offsets)
-        found |= {name: columns.gather(columns.WORD_STARTS, [()] * len(texts)) for name in rules.keys() - found.keys()}
-        num_bytes += np.array([len("".join(others).encode("utf-8")) for others in batch.others], np.uint64)
-    found |= {column.name: columns.gather(column, batch.values[column.name]) for column in task.brought}
+        values = _encode_examples(batch.texts, batch.further_texts, vocabulary, task.keeps_offsets)
+        missing = rules.keys() - values.keys()
+        values |= {name: columns.gather(columns.WORD_STARTS, [()] * len(texts)) for name in missing}
+        num_bytes += np.array([len("".join(rest).encode("utf-8")) for rest in batch.further_texts], np.uint64)
+    values |= {column.name: columns.gather(column, batch.values[column.name]) for column in task.source_columns}
     keys = [reading.key(number, text) for number, text in enumerate(texts, batch.first)]
-    of_groups = groups.keys(batch.texts, batch.others, batch.groups, batch.validates)
-    rows = spill.rows(keys, num_bytes, of_groups, found)
-    sizes = found["tokens"].sizes
+    group_keys = groups.keys(batch.texts, batch.further_texts, batch.groups, batch.validates)
+    rows = shuffle.rows(keys, num_bytes, group_keys, values)
+    sizes = values["tokens"].sizes
     assert sizes is not None, "tokens have no sizes"
     (chosen,) = sizes.nonzero()
-    files = [*spill.shards(rows, found, chosen), of_groups[chosen].tobytes()]
-    return TokenBlock(len(chosen), groups.Groups.of(of_groups["group"]), files)
+    files = [*shuffle.shards(rows, values, chosen), group_keys[chosen].tobytes()]
+    return TokenBlock(len(chosen), groups.Groups.of(group_keys["group"]), files)
 
 
-def _texts(texts: list[str], vocabulary: vocabularies.Vocabulary, rules: dict[str, Rule]) -> dict[str, Values]:
-    """The tokens of texts, and where parts begin in each."""
+def _encode_texts(texts: list[str], vocabulary: vocabularies.Vocabulary, rules: dict[str, Rule]) -> dict[str, Values]:
+    """Returns the tokens of texts, and the starts of the parts of each text."""
     ids, ends, starts, first_bytes = vocabulary.encode_parts(texts, list(rules.values()))
-    found = {"tokens": Values(ids, np.diff(ends)), "first_bytes": Values(np.array(first_bytes))}
-    for name, of_all in zip(rules, starts, strict=True):
-        found[name] = _within(of_all, np.diff(np.searchsorted(of_all, ends)), ends)
-    return found
+    values = {"tokens": Values(ids, np.diff(ends)), "first_bytes": Values(np.array(first_bytes))}
+    for name, flat in zip(rules, starts, strict=True):
+        values[name] = _within_documents(flat, np.diff(np.searchsorted(flat, ends)), ends)
+    return values
 
 
-def _examples(
-    firsts: list[str], others: list[tuple[str, ...]], vocabulary: vocabularies.Vocabulary, keeps_offsets: bool
+def _encode_examples(
+    firsts: list[str], further_texts: list[tuple[str, ...]], vocabulary: vocabularies.Vocabulary, keeps_offsets: bool
 ) -> dict[str, Values]:
-    """The tokens of the texts of each example as those of one document, of which these are the sentences.
+    """Returns the tokens of examples, each as a document whose sentences are the texts of the example.
 
-    Each may have no tokens, and yet begins.
+    A text without tokens also has a start.
     """
-    texts = [text for first, rest in zip(firsts, others, strict=True) for text in (first, *rest)]
-    counts = np.array([1 + len(rest) for rest in others])
-    found: dict[str, Values] = {}
+    texts = [text for first, rest in zip(firsts, further_texts, strict=True) for text in (first, *rest)]
+    counts = np.array([1 + len(rest) for rest in further_texts])
+    values: dict[str, Values] = {}
     if keeps_offsets:
         encoded = vocabulary.encode_spans(texts)
         ids, *offsets = (np.concatenate([np.zeros(0, np.int64), *part]) for part in zip(*encoded, strict=True))
@@ -146,34 +154,41 @@ def _examples(
     else:
         (ids, starts, _, _), offsets = vocabulary.encode_parts(texts, []), ()
     ends = starts[np.append(0, np.cumsum(counts))]
-    for column, values in zip(columns.OFFSETS, offsets, strict=False):
-        found[column.name] = Values(values, np.diff(ends))
-    return found | {
+    for column, flat in zip(columns.OFFSETS, offsets, strict=False):
+        values[column.name] = Values(flat, np.diff(ends))
+    return values | {
         "tokens": Values(ids, np.diff(ends)),
-        "sentence_starts": _within(starts[:-1], counts, ends),
+        "sentence_starts": _within_documents(starts[:-1], counts, ends),
         "first_bytes": Values(np.zeros(len(firsts), np.int64)),
     }
 
 
-def _within(starts: np.ndarray, sizes: np.ndarray, ends: np.ndarray) -> Values:
-    """Starts counted from the first token of their document; documents begin and the last one ends at `ends`."""
+def _within_documents(starts: np.ndarray, sizes: np.ndarray, ends: np.ndarray) -> Values:
+    """Returns starts counted from the first token of their document.
+
+    Args:
+      starts: starts counted from the first token of all documents.
+      sizes: number of starts of each document.
+      ends: first token of each document, and the end of the last one.
+    """
     return Values(starts - np.repeat(ends[:-1], sizes), sizes)
 
 
 def in_batches(documents: Iterable[Document]) -> Iterator[Batch]:
-    """All documents, whose numbers have no gaps."""
-    for found in batches(documents, _BATCH_CHARACTERS, _num_characters):
-        numbers, texts, validates, others, values, of_groups = map(list, zip(*found, strict=True))
-        brought = {name: [of[name] for of in values] for name in values[0]}
-        yield Batch(numbers[0], texts, None if others[0] is None else others, of_groups, validates, brought)
+    """Yields batches of documents, whose numbers must be consecutive."""
+    for batch in batches(documents, _BATCH_CHARACTERS, _num_characters):
+        numbers, texts, validates, further_texts, values, group_names = map(list, zip(*batch, strict=True))
+        by_column = {name: [document[name] for document in values] for name in values[0]}
+        has_examples = further_texts[0] is not None
+        yield Batch(numbers[0], texts, further_texts if has_examples else None, group_names, validates, by_column)
 
 
 def _num_characters(document: Document) -> int:
-    return sum(map(len, (document.text, *(document.others or ()))))
+    return sum(map(len, (document.text, *(document.further_texts or ()))))
 
 
 def batches(items: Iterable[Item], limit: int, size: Callable[[Item], int]) -> Iterator[list[Item]]:
-    """Items in lists, each of which ends when its sizes add up to `limit`."""
+    """Yields items in lists, each of which ends when the sizes of its items reach `limit` in total."""
     batch, total = [], 0
     for item in items:
         batch.append(item)
@@ -186,28 +201,32 @@ def batches(items: Iterable[Item], limit: int, size: Callable[[Item], int]) -> I
 
 
 def blocks(documents: Iterable[Document], encoder: Callable[[Batch], TokenBlock]) -> Iterator[TokenBlock]:
-    """The documents tokenised in this process."""
+    """Tokenizes documents in this process."""
     return map(encoder, in_batches(documents))
 
 
-def tokenise(documents: Iterable[Document], task: TokenizingTask, folder: str) -> tuple[int, groups.Groups]:
-    """Spills all documents, with a process for each core; returns the number with tokens, and the groups of all.
+def tokenize(documents: Iterable[Document], task: TokenizingTask, folder: str) -> tuple[int, groups.Groups]:
+    """Tokenizes documents into the shuffle files of a folder, with a process per core.
 
-    What processes make comes in the order of the documents, so that their number makes no difference.
+    Results are written in the order of the documents, so the number of processes makes no difference.
+
+    Returns:
+      Number of documents with tokens; groups of all documents.
     """
-    number, of_groups, found = 0, groups.Groups(), in_batches(documents)
-    head = list(itertools.islice(found, _INLINE_BATCHES))
-    found, processes = itertools.chain(head, found), workers.cores()
+    num_documents, all_groups, remaining = 0, groups.Groups(), in_batches(documents)
+    head = list(itertools.islice(remaining, _INLINE_BATCHES))
+    every_batch, processes = itertools.chain(head, remaining), workers.cores()
     if processes == 1 or len(head) < _INLINE_BATCHES:
         processes = 0
     with open_files(folder) as files, contextlib.ExitStack() as stack:
         if processes:
-            made = stack.enter_context(contextlib.closing(workers.in_order(encoder, (task,), found, processes)))
+            results = workers.in_order(encoder, (task,), every_batch, processes)
+            token_blocks = stack.enter_context(contextlib.closing(results))
         else:
-            made = map(encoder(task), found)
-        for block in made:
+            token_blocks = map(encoder(task), every_batch)
+        for block in token_blocks:
             for file, data in zip(files, block.files, strict=True):
                 file.write(data)
-            number += block.documents
-            of_groups.add(block.groups)
-    return number, of_groups
+            num_documents += block.documents
+            all_groups.add(block.groups)
+    return num_documents, all_groups

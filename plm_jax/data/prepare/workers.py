@@ -1,7 +1,7 @@
-"""A function in processes of their own, one a core: what goes in comes out in the same order.
+"""Pool of worker processes that apply a function to items, with results in the order of the items.
 
-They are fresh interpreters that import the function's module alone, so that this process may hold TensorFlow, run
-threads, or be a script without a guard. They end with it, however it ends.
+Workers are fresh interpreters that import only the function's module, so that this process may have imported
+TensorFlow, run threads, or be a script without a main guard. They end when this process ends, for whatever reason.
 """
 
 import collections
@@ -19,25 +19,27 @@ from typing import Any
 
 from plm_jax.common.errors import UserError
 
-# Libraries start no threads of their own: there is a process for each core.
+# Libraries must not start threads, because there is a process for each core.
 _ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-# Workers import the same modules as this process, whatever is in their working directory.
+# Workers import the same modules as this process, regardless of their working directory.
 _MAIN = "import sys; sys.path[:] = {path!r}; from plm_jax.data.prepare import workers; workers.main()"
 
 
 def cores() -> int:
-    """How many cores this process may run on."""
+    """Returns the number of cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def in_order(make: Callable[..., Callable], arguments: Sequence[Any], items: Iterable[Any], number: int) -> Generator:
-    """What `make(*arguments)` makes of each item, in `number` processes; at most two items a process are under way.
+    """Yields the results of `make(*arguments)` for each item, computed in `number` processes.
+
+    At most two items per process are in progress.
 
     Raises:
-      UserError: one that a process raised; a process that was killed.
+      UserError: a process raised it, or was killed.
     """
     with contextlib.ExitStack() as stack:
-        # Left in reverse: the processes end first, and so do the threads that wait for them.
+        # Exits in reverse: when the processes end, so do the threads that wait for them.
         threads = stack.enter_context(futures.ThreadPoolExecutor(number))
         idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
         for _ in range(number):
@@ -50,17 +52,17 @@ def in_order(make: Callable[..., Callable], arguments: Sequence[Any], items: Ite
             finally:
                 idle.put(worker)
 
-        under_way: collections.deque[futures.Future] = collections.deque()
+        in_progress: collections.deque[futures.Future] = collections.deque()
         for item in items:
-            under_way.append(threads.submit(apply, item))
-            if len(under_way) == 2 * number:
-                yield under_way.popleft().result()
-        while under_way:
-            yield under_way.popleft().result()
+            in_progress.append(threads.submit(apply, item))
+            if len(in_progress) == 2 * number:
+                yield in_progress.popleft().result()
+        while in_progress:
+            yield in_progress.popleft().result()
 
 
 class _Worker:
-    """A process that makes something of one item after another."""
+    """Process that applies a function to one item after another."""
 
     def __init__(self, make: Callable[..., Callable], arguments: Sequence[Any]):
         self._process = subprocess.Popen(
@@ -73,9 +75,9 @@ class _Worker:
         self._input, self._output = self._process.stdin, self._process.stdout
         self._send((make, arguments))
 
-    def _send(self, what: Any) -> None:
-        with contextlib.suppress(BrokenPipeError):  # What it died of is told when it is read.
-            pickle.dump(what, self._input, pickle.HIGHEST_PROTOCOL)
+    def _send(self, message: Any) -> None:
+        with contextlib.suppress(BrokenPipeError):  # The read that follows reports how the process ended.
+            pickle.dump(message, self._input, pickle.HIGHEST_PROTOCOL)
             self._input.flush()
 
     def __call__(self, item: Any) -> Any:
@@ -85,9 +87,9 @@ class _Worker:
         except (EOFError, pickle.UnpicklingError) as end:
             status = self._process.wait()
             if status < 0:
-                what = signal.Signals(-status).name
-                raise UserError(f"{what} ended a process that tokenises: free memory and start again") from end
-            raise RuntimeError(f"a process that tokenises ended with status {status}, see above") from end
+                name = signal.Signals(-status).name
+                raise UserError(f"{name} ended a worker process: free some memory and start again") from end
+            raise RuntimeError(f"a worker process ended with status {status}: see its output above") from end
         if error is not None:
             raise error
         return result
@@ -104,10 +106,10 @@ class _Worker:
 
 
 def main() -> None:
-    """What a process runs: it is sent what makes the function, then items, until its parent is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's.
+    """Runs a worker: reads the function's factory and its arguments, then items, until its parent is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # The parent handles Ctrl-C.
     source, target = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # What a user's code prints must not get between.
+    os.dup2(2, 1)  # Output of a user's code must not mix with the results.
     with contextlib.suppress(EOFError, BrokenPipeError):
         make, arguments = pickle.load(source)
         make_once = functools.cache(lambda: make(*arguments))

@@ -68,5 +68,5 @@ def test_texts_that_are_away_are_a_note_and_swapped_caches_are_told(trained, ver
     cache = folder / "cache"
     for source, target in (("a", "aside"), ("b", "a"), ("aside", "b")):
         shutil.move(cache / source, cache / target)
-    assert_one_line(verb("evaluate", f"--checkpoint={workdir}"), "it is that of 'b'", "it is that of 'a'")
-    assert_one_line(verb(*command[:-1], "--config.train.steps=3"), "it is that of 'b'", str(workdir))
+    assert_one_line(verb("evaluate", f"--checkpoint={workdir}"), "it was made from 'b'", "it was made from 'a'")
+    assert_one_line(verb(*command[:-1], "--config.train.steps=3"), "it was made from 'b'", str(workdir))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from plm_jax import config, objectives
 from plm_jax.common.errors import UserError
 from plm_jax.data import cache, layouts, reader
-from plm_jax.data.cache import sorted_ids as rising
+from plm_jax.data.cache import sorted_ids
 from plm_jax.objectives.examples import DecoderRows
 
 BOS, GMASK, SOP, EOS = 95, 96, 97, 99
@@ -50,7 +50,7 @@ def test_words_and_sentences_are_where_they_lie_behind_it(eos, documents, num_be
         num_documents=len(documents),
         num_tokens=sum(lengths),
         documents=(starts := np.cumsum([0, *map(sum, documents)])),
-        search=lambda extra: rising.Search(starts, rising.milestones(starts, sum(lengths)), extra),
+        search=lambda extra: sorted_ids.Search(starts, sorted_ids.milestones(starts, sum(lengths)), extra),
         column={"sentence_starts": np.cumsum([0, *lengths[:-1]])}.get,
     )
     stream, marks = layouts.Stream(split, eos, None, [BOS] * num_begin), []

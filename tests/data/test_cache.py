@@ -189,7 +189,7 @@ def test_a_cache_that_is_replaced_is_never_mixed_up(remote, write_source):
     local = write_source("b", {"train": [list(range(96))[::-1]]})
     caches.rewrite(os.path.join(local, "b"), lambda manifest: manifest.update(identity="other"))
     cache.upload(os.path.join(local, "b"), "memory://cache/a", show_progress=False)
-    with pytest.raises(UserError, match="another cache has taken the place"):
+    with pytest.raises(UserError, match="another cache has replaced"):
         split.tokens(40, 48)
     assert cache.open_source("memory://cache", "a").splits["train"].tokens(0, 3).tolist() == [95, 94, 93]
 

@@ -10,8 +10,7 @@ import pytest
 from plm_jax import config, objectives
 from plm_jax.common.errors import UserError
 from plm_jax.data import cache
-from plm_jax.data.cache import form, vectors
-from plm_jax.data.cache import sorted_ids as rising
+from plm_jax.data.cache import form, sorted_ids, vectors
 from plm_jax.data.reader import Reader
 from tests.support import caches
 
@@ -66,7 +65,7 @@ def test_rows_are_the_same_however_long_vectors_are(write, make_run, monkeypatch
     folder, (objective, layout) = write(), RUNS[name]
     run = make_run("a", objective=objective, data={"layout": layout, "length": 16}, **SPECIALS)
     found = batches(run)
-    assert isinstance(cache.open_source(str(folder.parent), "a").splits["train"].documents, rising.Ranged)
+    assert isinstance(cache.open_source(str(folder.parent), "a").splits["train"].documents, sorted_ids.PagedVector)
     monkeypatch.setattr(vectors, "_SHORT_BYTES", 2**24)
     for one, other in zip(found, batches(run), strict=True):
         for key in one | other:
@@ -97,7 +96,7 @@ UNDER_WAY = [(file, damage) for file in ("documents.npy", TOKENS) for damage in 
 def test_what_is_damaged_under_way_ends_a_run_with_one_line(write, make_run, long, monkeypatch, file, damage):
     """Also where threads of Grain's find it, and where a mapped file would end the process."""
     folder = write()
-    monkeypatch.setattr(rising, "_KEPT_BYTES", 0)
+    monkeypatch.setattr(sorted_ids, "_MEMORY_BYTES", 0)
     data = {"length": 16, "threads": 2, "prefetch": 2, "window_tokens": 2048}
     reads = make_run("a", data=data, train={"steps": 400}, **SPECIALS)
     whole = iter(Reader(config.reader_config(reads)).batches(0))

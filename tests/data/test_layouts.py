@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from plm_jax import config, objectives
 from plm_jax.common.errors import UserError
 from plm_jax.data import cache, layouts, reader
-from plm_jax.data.cache import sorted_ids as rising
+from plm_jax.data.cache import sorted_ids
 from plm_jax.data.layouts import blocks as block_rows
 
 
@@ -120,7 +120,7 @@ def test_sentence_starts_are_those_of_the_documents_where_they_lie_in_the_stream
         num_documents=len(documents),
         num_tokens=sum(lengths),
         documents=(starts := np.cumsum([0, *map(sum, documents)])),
-        search=lambda extra: rising.Search(starts, rising.milestones(starts, sum(lengths)), extra),
+        search=lambda extra: sorted_ids.Search(starts, sorted_ids.milestones(starts, sum(lengths)), extra),
         has=lambda name: name in columns,
         column=lambda name: columns[name],
         tokens=lambda start, stop: np.zeros(stop - start, int),

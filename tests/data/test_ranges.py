@@ -15,8 +15,7 @@ from plm_jax import config, objectives
 from plm_jax.common import storage
 from plm_jax.common.errors import UserError
 from plm_jax.data import cache
-from plm_jax.data.cache import form, mirror, shards, vectors
-from plm_jax.data.cache import sorted_ids as rising
+from plm_jax.data.cache import form, mirror, shards, sorted_ids, vectors
 from plm_jax.data.reader import Reader
 from tests.support import caches
 
@@ -48,13 +47,13 @@ def ranged(numbers, page):
         fetched.append(stop - start)
         return data[start:stop]
 
-    milestones = rising.milestones(numbers, int(numbers[-1]))
-    found = rising.Ranged("v.npy", fetch, lambda: numbers, len(numbers), "<i8", page, milestones=milestones)
+    milestones = sorted_ids.milestones(numbers, int(numbers[-1]))
+    found = sorted_ids.PagedVector("v.npy", fetch, lambda: numbers, len(numbers), "<i8", page, milestones=milestones)
     return found, fetched
 
 
 @pytest.mark.parametrize("kind", ["even", "uneven", "repeated"])
-def test_places_are_found_in_rising_numbers_wherever_they_are(monkeypatch, kind):
+def test_search_in_sorted_numbers_counts_as_bisection(monkeypatch, kind):
     monkeypatch.setattr(form, "MILESTONE_TOKENS", 1000)
     rng = np.random.default_rng(0)
     sizes = {
@@ -66,7 +65,7 @@ def test_places_are_found_in_rising_numbers_wherever_they_are(monkeypatch, kind)
     total = int(numbers[-1])
     afar, fetched = ranged(numbers, 16)
     for slope in (0, 1, 2):
-        searches = [rising.Search(of, rising.milestones(numbers, total), slope) for of in (numbers, afar)]
+        searches = [sorted_ids.Search(of, sorted_ids.milestones(numbers, total), slope) for of in (numbers, afar)]
         shifted = (numbers + slope * np.arange(len(numbers))).tolist()
         for limit in [-1, 0, 1, total, shifted[-1] + 5, *rng.integers(0, shifted[-1], 300).tolist()]:
             wanted = bisect.bisect_right(shifted, limit)
@@ -91,7 +90,7 @@ def test_milestones_that_are_written_are_those_of_all_numbers(write_source, rand
     monkeypatch.setattr(form, "MILESTONE_TOKENS", 16)
     documents = [*random_documents(0, 40), list(range(70)), *random_documents(1, 3)]
     split = cache.open_source(write_source("a", {"train": documents}), "a").splits["train"]
-    assert split.milestones.tolist() == rising.milestones(split.documents, split.num_tokens).tolist()
+    assert split.milestones.tolist() == sorted_ids.milestones(split.documents, split.num_tokens).tolist()
     assert "documents.milestones" in split._names() and "sentence_starts.milestones" in split._names()
     split.verify()
 
@@ -138,7 +137,7 @@ def test_a_host_of_many_makes_the_same_rows_of_what_it_fetches_by_range(make_run
     remote = make_run("a", objective=objective, data=data, train={"batch_size": 16}, **specials)
     one, other = Reader(config.reader_config(local)), Reader(config.reader_config(remote), share=1 / 256)
     walks = not isinstance(layout, config.Blocks)
-    assert isinstance(other.sources["a"].splits["train"].documents, rising.Ranged)
+    assert isinstance(other.sources["a"].splits["train"].documents, sorted_ids.PagedVector)
     for step in (0, 1, 17):
         for rows in (range(3, 4), range(9, 12)):
             ours, theirs = one.batch(step, rows), other.batch(step, rows)
@@ -192,9 +191,9 @@ def test_another_cache_in_its_place_is_seen_in_time(write_source, random_documen
     write_source("a", {"train": random_documents(0, 60)})
     remote = afar(str(tmp_path), "a")
     split = cache.open_source(remote, "a", share=1 / 256).splits["train"]
-    monkeypatch.setattr(mirror, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(mirror, "_CHECK_SECONDS", 0.0)
     assert len(split.tokens(0, 40)) == 40
     caches.rewrite(tmp_path / "a", lambda manifest: manifest.update(identity="other"))
     storage.copy(str(tmp_path / "a/manifest.json"), f"{remote}/a/manifest.json")
-    with pytest.raises(UserError, match="another cache has taken the place"):
+    with pytest.raises(UserError, match="another cache has replaced"):
         split.tokens(0, 40)

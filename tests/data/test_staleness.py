@@ -122,7 +122,7 @@ def test_texts_that_are_not_here_are_no_change_but_a_swapped_folder_is_one(run, 
     shutil.rmtree(corpora)
     assert compare(run) == (None, f"there is no file at {corpora}/a/*.jsonl")
     swap(run)
-    assert compare(run).changed == "it is that of 'b'" and compare(run, "b").changed == "it is that of 'a'"
+    assert compare(run).changed == "it was made from 'b'" and compare(run, "b").changed == "it was made from 'a'"
 
 
 def test_swapped_folders_are_told_by_their_texts_and_other_names_are_no_change(run, corpora):
@@ -154,7 +154,7 @@ def test_a_data_set_of_tensorflow_s_is_told_by_its_settings(run):
     assert "kind" in compare(own).changed or "task" in compare(own).changed
     described = staleness.describe(own.data, "a", has_validation=False)
     caches.rewrite(folder, lambda manifest: manifest.update(source=described))
-    assert compare(own) == (None, "TensorFlow reads it, and `prepare` alone compares it")
+    assert compare(own) == (None, "TensorFlow reads it, so only `prepare` can compare it")
     for changed in (dataclasses.replace(source, name="wikipedia/20230601.de"), dataclasses.replace(source, train="a")):
         other = dataclasses.replace(run, data=dataclasses.replace(run.data, sources={"a": changed}))
         assert compare(other).changed.startswith("task.")

@@ -1,29 +1,30 @@
-"""The cache of tokenised documents: what `prepare` writes and the trainer reads.
+"""Cache of tokenized documents, which `prepare` writes and the trainer reads.
 
-    columns.py    what is kept of documents: named columns, each of one type and one kind
-    form.py       names and sizes of the files, and the manifest
-    vectors.py    .npy files, written piece by piece, checked block by block
-    rising.py     long vectors, read by pages; where parts begin in them, found by milestones
-    checked.py    the vectors of a folder, each compared with its checksums
-    shards.py     where the bytes of tokens lie in their files
-    writer.py     writes splits, publishes and uploads a cache
-    split.py      reads a split
-    source.py     opens and verifies a cache
-    mirror.py     a cache's folder; local copies of the files of remote ones
-    staleness.py  whether a cache is still that of a config's source
+    columns.py     columns of documents, each with a name, a type and a kind
+    form.py        names and sizes of the files, and the manifest
+    vectors.py     .npy files, written piece by piece and checked block by block
+    sorted_ids.py  long vectors, read page by page, and search in sorted ones
+    checked.py     vectors of a folder, compared with their checksums
+    shards.py      positions of tokens in the bytes of their files
+    writer.py      writes splits, publishes and uploads a cache
+    split.py       reads a split
+    source.py      opens and verifies a cache
+    mirror.py      folder of a cache, and local copies of the files of a remote cache
+    staleness.py   comparison of a cache with the source in a config
 
-Documents hold no special tokens. Where the manifest says `has_inputs_targets`, the sentences of a document are two,
-inputs and targets; either may have no tokens. Records and long vectors are read through small caches, and a few token
-files are open at once, so memory does not grow with the corpus. Of a remote cache each file is fetched when it is first
-read (`Mirror`), so that the disk need not hold the corpus either; long vectors, and tokens of which a process reads
-few, are fetched by range. Whatever is read is compared with its checksum. NumPy and array_record only.
+Documents have no special tokens. If the manifest sets `has_inputs_targets`, a document has two sentences, inputs and
+targets, either of which may have no tokens. Records and long vectors are read through small caches, and only a few
+token files are open at a time, so memory does not grow with the corpus. Each file of a remote cache is fetched when it
+is first read (`Mirror`), so the disk need not hold the corpus either. Long vectors, and tokens if a process reads few
+of a file, are fetched by range. Everything that is read is compared with its checksum. The package needs only NumPy and
+array_record.
 """
 
 from plm_jax.data.cache.checked import Vectors
 from plm_jax.data.cache.columns import Column, Values, gather
 from plm_jax.data.cache.form import SPLITS, crc32, read_manifest
 from plm_jax.data.cache.mirror import Folder
-from plm_jax.data.cache.sorted_ids import Ranged
+from plm_jax.data.cache.sorted_ids import PagedVector
 from plm_jax.data.cache.source import CachedSource, open_source, verify
 from plm_jax.data.cache.split import DocumentTable, Split
 from plm_jax.data.cache.vectors import NpyAppender, damaged, save_checksums
@@ -36,7 +37,7 @@ __all__ = [
     "DocumentTable",
     "Folder",
     "NpyAppender",
-    "Ranged",
+    "PagedVector",
     "Split",
     "SplitWriter",
     "Values",

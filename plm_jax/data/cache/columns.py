@@ -1,4 +1,4 @@
-"""What a cache keeps of its documents: named columns, each of one type and one kind."""
+"""Columns of a cache: values of its documents, each column with a name, a type and a kind."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ Kind = Literal["token", "start", "value", "document"]
 
 @dataclass(frozen=True)
 class Column:
-    """A column.
+    """Column of a cache.
 
     Attributes:
-      name: what objectives read and files are called by.
-      dtype: of its numbers, as NumPy writes it, little-endian.
-      kind: how many of them a document has: `token`, one for each of its tokens; `start`, the tokens at which parts of
-        it begin, rising, counted from its first; `value`, any number; `document`, one.
+      name: name of its files, by which objectives read it.
+      dtype: NumPy type of its values, little-endian.
+      kind: number of values per document: `token`, one for each token; `start`, the sorted tokens at which parts of the
+        document begin, counted from its first token; `value`, any number of values; `document`, one value.
     """
 
     name: str
@@ -28,11 +28,11 @@ class Column:
 
 
 class Values(NamedTuple):
-    """A column of some documents.
+    """Values of a column for several documents.
 
     Attributes:
-      flat: those of one document after another.
-      sizes: int64 [documents], how many each has; of kind `document` None.
+      flat: values of one document after another.
+      sizes: int64 [num_documents], number of values of each document; None for the kind `document`.
     """
 
     flat: np.ndarray
@@ -41,53 +41,57 @@ class Values(NamedTuple):
 
 SENTENCE_STARTS = Column("sentence_starts", "<u4", "start")
 WORD_STARTS = Column("word_starts", "<u4", "start")
-# UTF-8 bytes of a document's first token, which no model predicts.
+# Number of UTF-8 bytes of a document's first token, which no model predicts.
 FIRST_BYTES = Column("first_bytes", "<i4", "document")
-# Of each token the characters of its text that it is, from which on and up to which, white space around left out.
+# Characters [start, end) of each token in its text, without surrounding white space.
 OFFSETS = (Column("char_starts", "<u4", "token"), Column("char_ends", "<u4", "token"))
-# Where a document comes from, see `origin`.
+# File and row of each document in its source, packed by `origin`.
 ORIGIN = Column("origin", "<u8", "document")
 
 
-# Names that files of a split have besides.
-_TAKEN = ("tokens", "documents", "unigram", "checksums")
+# Names of the other files of a split.
+_RESERVED = ("tokens", "documents", "unigram", "checksums")
 
 
-def check(own: Sequence[Column], others: Sequence[Column]) -> None:
-    """Refuses columns of a source's own whose names are no file's, or another column's, or types that do not fit."""
-    taken = {*_TAKEN, *(column.name for column in others)}
-    for column in own:
-        if not column.name.isidentifier() or column.name in taken:
-            raise UserError(f"a source brings a column '{column.name}': give it a name of its own, of letters and _")
-        taken.add(column.name)
+def check(additional: Sequence[Column], standard: Sequence[Column]) -> None:
+    """Rejects additional columns of a source whose name is invalid or not unique, or whose type is not numeric."""
+    names = {*_RESERVED, *(column.name for column in standard)}
+    for column in additional:
+        if not column.name.isidentifier() or column.name in names:
+            raise UserError(f"a source has a column '{column.name}': choose a unique name of letters, digits and _")
+        names.add(column.name)
         if np.dtype(column.dtype).kind not in "biuf":
-            raise UserError(f"a source brings the column '{column.name}' of {column.dtype}: give the type of a number")
+            raise UserError(f"a source has a column '{column.name}' of type {column.dtype}: choose a numeric type")
 
 
 def tokens(vocab_size: int) -> Column:
-    """The tokens themselves: uint16 where it holds every id, else uint32."""
+    """Returns the column of the tokens: uint16 if every id fits, otherwise uint32."""
     return Column("tokens", "<u2" if vocab_size <= 2**16 else "<u4", "token")
 
 
-def origin(file: int, place: int) -> int:
-    """Which of the source's files, from 0, and in it which line or record, from 1, as one number."""
-    return file << 32 | place
+def origin(file: int, row: int) -> int:
+    """Packs the number of a source's file, from 0, and of a line or record in it, from 1, into one integer."""
+    return file << 32 | row
 
 
 def gather(column: Column, documents: Sequence[Any]) -> Values:
-    """The values of one document after another, each a number or, of other kinds than `document`, a sequence."""
+    """Returns the values of a column.
+
+    Args:
+      documents: value of each document for the kind `document`, or sequence of values of each document.
+    """
     if column.kind == "document":
         return Values(np.array(documents, column.dtype))
-    sizes = np.array([len(found) for found in documents], np.int64)
-    flat = np.concatenate([np.zeros(0, column.dtype), *(np.asarray(found, column.dtype) for found in documents)])
+    sizes = np.array([len(values) for values in documents], np.int64)
+    flat = np.concatenate([np.zeros(0, column.dtype), *(np.asarray(values, column.dtype) for values in documents)])
     return Values(flat, sizes)
 
 
 def describe(columns: Sequence[Column]) -> list[dict[str, str]]:
-    """Columns as the manifest lists them."""
+    """Returns the list of columns in a manifest."""
     return [{"name": column.name, "dtype": column.dtype, "kind": column.kind} for column in columns]
 
 
 def read(listed: Sequence[Mapping[str, str]]) -> tuple[Column, ...]:
     """Returns the columns that `describe` listed."""
-    return tuple(Column(of["name"], of["dtype"], cast(Kind, of["kind"])) for of in listed)
+    return tuple(Column(entry["name"], entry["dtype"], cast(Kind, entry["kind"])) for entry in listed)

@@ -3,20 +3,21 @@
     CACHE_DIR/SOURCE/manifest.json         format, identity, source, vocabulary, columns, counts of each split;
                                            `validation`: the rule that chose the held-out rows, and their overlap
                                            with the training rows
-    CACHE_DIR/SOURCE/files.json            of which files it was made, see `staleness`
+    CACHE_DIR/SOURCE/files.json            files from which the cache was made (`staleness`)
     CACHE_DIR/SOURCE/word_initial.npy      bool [vocab_size]: whether a token begins a word
-    CACHE_DIR/SOURCE/SPLIT/tokens-00000.array_record, …   the tokens of all documents, RECORD_TOKENS a record,
-                                           SHARD_RECORDS records a file
+    CACHE_DIR/SOURCE/SPLIT/tokens-00000.array_record, …   tokens of all documents, RECORD_TOKENS per
+                                           record, SHARD_RECORDS records per file
     CACHE_DIR/SOURCE/SPLIT/documents.npy   int64 [documents + 1]: first token of each document, and the end
-    CACHE_DIR/SOURCE/SPLIT/COLUMN.npy      a column's values, those of one document after another; of kind `start` they
+    CACHE_DIR/SOURCE/SPLIT/COLUMN.npy      values of a column, one document after another; values of the kind `start`
                                            are int64 and count from the split's first token
-    CACHE_DIR/SOURCE/SPLIT/COLUMN.offsets.npy   of kind `value`, int64 [documents + 1]: first value of each, and the end
-    CACHE_DIR/SOURCE/SPLIT/COLUMN.milestones.npy   of `documents` and of kind `start`, int64: how many of its values are
-                                           below token 0, MILESTONE_TOKENS, … and the split's end
-    CACHE_DIR/SOURCE/SPLIT/unigram.npy     int64 [vocab_size]: how often each token occurs
-    CACHE_DIR/SOURCE/SPLIT/checksums.npy   uint32: CRC-32 of each block of these files, in the manifest's order: of
-                                           each `vectors.BLOCK_BYTES` of the tokens of all records, and of each vector's
-                                           values; a file's first is after those of the files before it
+    CACHE_DIR/SOURCE/SPLIT/COLUMN.offsets.npy   for the kind `value`, int64 [documents + 1]: first value of each
+                                           document, and the end
+    CACHE_DIR/SOURCE/SPLIT/COLUMN.milestones.npy   for `documents` and the kind `start`, int64: number of values below
+                                           token 0, MILESTONE_TOKENS, … and the split's end
+    CACHE_DIR/SOURCE/SPLIT/unigram.npy     int64 [vocab_size]: number of occurrences of each token
+    CACHE_DIR/SOURCE/SPLIT/checksums.npy   uint32: CRC-32 of each block of `vectors.BLOCK_BYTES` bytes, first of the
+                                           tokens of all records and then of the values of each vector, file after
+                                           file in the manifest's order
 
 Older formats are rejected, because copies of their validation rows may be among their training rows.
 """
@@ -37,7 +38,7 @@ from plm_jax.common.errors import UserError, one_line
 from plm_jax.data.cache.columns import Column
 from plm_jax.data.cache.vectors import BLOCK_BYTES, damaged
 
-# The form of the files, and what decides which tokens are in them, and in which order: identities count that alone.
+# Version of the file format, and version of the tokens and their order, which alone is part of identities.
 FORMAT, CONTENT = 6, 4
 RECORD_TOKENS = 2**15
 SHARD_RECORDS = 64
@@ -48,7 +49,7 @@ FILES = "files.json"
 
 @dataclass(frozen=True)
 class CachedVocabulary:
-    """What a manifest says of the vocabulary, special ids apart."""
+    """Description of the vocabulary in a manifest, without the special ids."""
 
     id: str
     size: int
@@ -60,13 +61,15 @@ class CachedVocabulary:
 
 @dataclass(frozen=True)
 class Counts:
-    """What a manifest says of a split.
+    """Description of a split in a manifest.
 
     Attributes:
-      bytes: of its documents' text.
-      sizes: how many values each column but the tokens has.
+      documents: number of documents.
+      tokens: number of tokens.
+      bytes: UTF-8 bytes of the documents' text.
+      sizes: number of values of each column except the tokens.
       blocks: number of checksums of each file.
-      crc32: that of all checksums.
+      crc32: CRC-32 of all checksums.
     """
 
     documents: int
@@ -79,10 +82,10 @@ class Counts:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a manifest says of what is in the cache.
+    """Contents of a cache, from its manifest.
 
     Attributes:
-      word_initial: the checksums of that file.
+      word_initial: checksums of the file `word_initial.npy`.
     """
 
     identity: str
@@ -95,31 +98,31 @@ class Manifest:
 
 
 def shard_name(number: int) -> str:
-    """The file of a split's records from `number * SHARD_RECORDS` on."""
+    """Returns the name of the file with a split's records from `number * SHARD_RECORDS` on."""
     return f"tokens-{number:05d}.array_record"
 
 
 def offsets_name(column: str) -> str:
-    """What the vector is called that says where a column's values of each document begin."""
+    """Returns the name of the vector of the first value of each document in a column."""
     return f"{column}.offsets"
 
 
 def milestones_name(vector: str) -> str:
-    """What the vector is called that says how many values of a rising one are below every so many-th token."""
+    """Returns the name of the vector of milestones of a sorted vector."""
     return f"{vector}.milestones"
 
 
 def crc32(manifest: Mapping[str, Any]) -> int:
-    """That of a manifest but for its own `crc32`."""
-    others = {name: value for name, value in manifest.items() if name != "crc32"}
-    return zlib.crc32(json.dumps(others, sort_keys=True).encode("utf-8"))
+    """Returns the CRC-32 of a manifest, computed without its field `crc32`."""
+    fields = {name: value for name, value in manifest.items() if name != "crc32"}
+    return zlib.crc32(json.dumps(fields, sort_keys=True).encode("utf-8"))
 
 
 def read_manifest(folder: str) -> dict[str, Any]:
     """Returns the manifest in a source's folder.
 
     Raises:
-      UserError: it is missing, damaged, out of reach, or in a format other than FORMAT.
+      UserError: the manifest is missing, damaged, unreachable, or has a format other than FORMAT.
     """
     path = os.path.join(folder, "manifest.json")
     try:
@@ -128,10 +131,10 @@ def read_manifest(folder: str) -> dict[str, Any]:
         raise UserError(f"there is no cache at {folder}: run `python -m plm_jax prepare --config=…`") from None
     except (OSError, ValueError, RecursionError) as error:
         raise damaged(path, one_line(error)) from error
-    found = manifest.get("format") if isinstance(manifest, dict) else None
-    if found != FORMAT:
+    stored = manifest.get("format") if isinstance(manifest, dict) else None
+    if stored != FORMAT:
         raise UserError(
-            f"{path} has format {found}, this version reads {FORMAT}: run `python -m plm_jax prepare --config=…` again"
+            f"{path} has format {stored}, this version reads {FORMAT}: run `python -m plm_jax prepare --config=…` again"
         )
     if manifest.get("crc32") != crc32(manifest):
         raise damaged(path, "it has changed")
@@ -141,28 +144,28 @@ def read_manifest(folder: str) -> dict[str, Any]:
 
 
 def parse(folder: str, manifest: Mapping[str, Any]) -> Manifest:
-    """What the manifest in a folder, as it was read, says of what is in the cache.
+    """Parses a manifest that was read from a folder.
 
     Raises:
-      UserError: something is missing or wrong.
+      UserError: a field is missing or invalid.
     """
     path, known = os.path.join(folder, "manifest.json"), {f.name for f in dataclasses.fields(Manifest)}
     tree = {name: value for name, value in manifest.items() if name in known}
-    of_vocabulary = {f.name for f in dataclasses.fields(CachedVocabulary)}
+    vocabulary_fields = {f.name for f in dataclasses.fields(CachedVocabulary)}
     if isinstance(tree.get("vocabulary"), dict):
-        tree["vocabulary"] = {name: value for name, value in tree["vocabulary"].items() if name in of_vocabulary}
+        tree["vocabulary"] = {name: value for name, value in tree["vocabulary"].items() if name in vocabulary_fields}
     try:
-        found = trees.parse(Manifest, tree, "manifest")
-        _check(found)
-    except (UserError, TypeError, ValueError, SyntaxError) as error:  # As NumPy has it of types.
+        parsed = trees.parse(Manifest, tree, "manifest")
+        _check(parsed)
+    except (UserError, TypeError, ValueError, SyntaxError) as error:  # NumPy raises these for types.
         raise damaged(path, one_line(error)) from error
     if any(manifest.get(name, value) != value for name, value in sizes().items()):
         raise damaged(path, "its records have another size")
-    return found
+    return parsed
 
 
 def _check(manifest: Manifest) -> None:
-    """Refuses what types alone do not tell."""
+    """Rejects values that have the right types but are invalid."""
     columns = {column.name: column for column in manifest.columns}
     names = [*manifest.splits, *columns]
     if not all(map(str.isidentifier, names)) or "tokens" not in columns:
@@ -170,44 +173,48 @@ def _check(manifest: Manifest) -> None:
     for column in manifest.columns:
         if np.dtype(column.dtype).kind not in "biuf":
             raise UserError(f"manifest.columns.{column.name} is of {column.dtype}")
-    others = {*columns} - {"tokens"}
-    others |= {offsets_name(name) for name, column in columns.items() if column.kind == "value"}
+    vectors = {*columns} - {"tokens"}
+    vectors |= {offsets_name(name) for name, column in columns.items() if column.kind == "value"}
     starts = ["documents", *(name for name, column in columns.items() if column.kind == "start")]
-    needed = {*others, "tokens", "documents", "unigram", *map(milestones_name, starts)}
+    needed = {*vectors, "tokens", "documents", "unigram", *map(milestones_name, starts)}
     for split, counts in manifest.splits.items():
-        for lacking in sorted(others - counts.sizes.keys()) or sorted(needed - counts.blocks.keys()):
+        for lacking in sorted(vectors - counts.sizes.keys()) or sorted(needed - counts.blocks.keys()):
             raise UserError(f"manifest.splits.{split} lacks {lacking}")
         if min(counts.documents, counts.tokens, manifest.vocabulary.size, *counts.sizes.values(), 0) < 0:
             raise UserError(f"manifest.splits.{split} has numbers below 0")
 
 
 def sizes() -> dict[str, int]:
-    """How many tokens or records there are in what a cache is divided into."""
+    """Returns the sizes of the units of a cache in tokens or records, as the manifest lists them."""
     return {"record_tokens": RECORD_TOKENS, "shard_records": SHARD_RECORDS, "milestone_tokens": MILESTONE_TOKENS}
 
 
 def token_block_bytes(item_bytes: int) -> int:
-    """How many bytes of tokens of so many bytes each have a checksum, a record at most."""
+    """Returns the number of bytes of tokens per checksum, at most a record. A token has `item_bytes` bytes."""
     return min(BLOCK_BYTES, RECORD_TOKENS * item_bytes)
 
 
 def files_json(rows: Mapping[str, Any]) -> bytes:
-    """What `files.json` holds: of each split its files, each a list that begins with the name, and their CRC-32."""
+    """Returns the contents of `files.json`.
+
+    Args:
+      rows: for each split a list of its files, each a list that begins with the name.
+    """
     return json.dumps(dict(rows) | {"crc32": crc32(rows)}).encode("utf-8")
 
 
 def read_files(folder: str) -> dict[str, list[Any]] | None:
-    """What `files.json` says of each split's files; None: it is not there, or not as it was written."""
+    """Reads the files of each split from `files.json`; None if it is missing or damaged."""
     try:
         rows = json.loads(storage.read(os.path.join(folder, FILES)))
-        noted = rows.pop("crc32", None)  # Older ones have none.
-        is_whole = noted in (None, crc32(rows)) and all(map(_is_file, itertools.chain(*rows.values())))
+        checksum = rows.pop("crc32", None)  # Older files have none.
+        is_valid = checksum in (None, crc32(rows)) and all(map(_is_file, itertools.chain(*rows.values())))
     except (OSError, ValueError, AttributeError, TypeError, RecursionError):
         return None
-    return rows if is_whole else None
+    return rows if is_valid else None
 
 
 def _is_file(row: Any) -> bool:
-    """Whether an entry has a file's name, size, two times (or twice the mark of its store), and SHA-256."""
+    """Whether an entry has a file's name, size, two times (or twice the version of a store), and SHA-256."""
     types = str, int, int | str, int | str, str
     return isinstance(row, list) and len(row) == len(types) and all(map(isinstance, row, types))

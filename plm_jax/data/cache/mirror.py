@@ -1,4 +1,4 @@
-"""Where the files of a cache are: in a folder of this machine, or in a bucket with local copies of what is read."""
+"""Files of a cache: in a folder of this machine, or in a bucket with local copies of the files that are read."""
 
 import contextlib
 import glob
@@ -14,15 +14,15 @@ from plm_jax.common import storage
 from plm_jax.common.errors import UserError
 from plm_jax.data.cache.form import read_manifest
 
-# How much of the disk the token files of remote caches may take together, and how many fetches go between two looks.
+# Disk space for the token files of all remote caches, and number of fetches after which it is checked.
 _MIRROR_BYTES = 2**35
 _MIRROR_FETCHES = 64
-# How long bytes are fetched before it is looked whether the cache is still the one that was opened.
-_LOOK_SECONDS = 60.0
+# Time after which a read checks again that the cache is still the one that was opened.
+_CHECK_SECONDS = 60.0
 
 
 class Folder:
-    """A folder of a cache on this machine."""
+    """Folder of a cache on this machine."""
 
     is_remote: ClassVar[bool] = False
 
@@ -30,11 +30,11 @@ class Folder:
         self.folder = folder
 
     def __call__(self, *names: str) -> str:
-        """The local path of a file."""
+        """Returns the local path of a file."""
         return os.path.join(self.folder, *names)
 
     def origin(self, *names: str) -> str:
-        """The path of a file where the cache is."""
+        """Returns the path of a file in the cache itself, which may be remote."""
         return os.path.join(self.folder, *names)
 
     def has(self, *names: str) -> bool:
@@ -47,9 +47,9 @@ class Folder:
 
 
 class Mirror(Folder):
-    """Local copies of the files of a remote cache, fetched when they are first asked for, for all of this machine.
+    """Local copies of the files of a remote cache, fetched on first use and shared by all processes of this machine.
 
-    The token files that were not read for longest go when those of all caches take more than `_MIRROR_BYTES`.
+    The least recently read token files are removed when those of all caches exceed `_MIRROR_BYTES`.
     """
 
     is_remote: ClassVar[bool] = True
@@ -58,13 +58,13 @@ class Mirror(Folder):
         super().__init__(storage.cache_folder("mirror", identity))
         self._remote, self._identity = remote, identity
         self._fetches = itertools.count()
-        self._looked = time.monotonic()
+        self._checked_at = time.monotonic()
 
     def __call__(self, *names: str) -> str:
-        """The local path of a file of the cache.
+        """Returns the local path of a file of the cache, after fetching the file if necessary.
 
         Raises:
-          UserError: it cannot be fetched, or another cache has taken the place of this one.
+          UserError: the file cannot be fetched, or another cache has replaced this one.
         """
         path = super().__call__(*names)
         try:
@@ -79,28 +79,28 @@ class Mirror(Folder):
 
     @override
     def read(self, start: int, stop: int, *names: str) -> bytes:
-        """Bytes [start, stop) of a file, of which no copy is kept.
+        """Reads bytes [start, stop) of a remote file without copying it.
 
         Raises:
-          UserError: as of a call; that another cache has taken the place is seen within a minute.
+          UserError: the file cannot be read, or another cache has replaced this one, which is noticed within a minute.
         """
         data = storage.read_range(self.origin(*names), start, stop)
-        if time.monotonic() > self._looked + _LOOK_SECONDS:
-            self._look()
+        if time.monotonic() > self._checked_at + _CHECK_SECONDS:
+            self._check_identity()
         return data
 
-    def _look(self) -> None:
-        """Whoever replaces a cache removes its manifest first: while it stands, what was fetched is of this one."""
-        self._looked = time.monotonic()
+    def _check_identity(self) -> None:
+        """Checks that the files fetched so far are of this cache; a replacement removes the manifest first."""
+        self._checked_at = time.monotonic()
         if read_manifest(self._remote)["identity"] != self._identity:
-            raise UserError(f"another cache has taken the place of {self._remote}: start again")
+            raise UserError(f"another cache has replaced {self._remote}: start again")
 
     def _fetch(self, names: tuple[str, ...], path: str) -> None:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         temporary = f"{path}.{uuid.uuid4().hex}"
         try:
             storage.download(self.origin(*names), temporary)
-            self._look()
+            self._check_identity()
             os.replace(temporary, path)
         finally:
             storage.remove(temporary)
@@ -109,7 +109,7 @@ class Mirror(Folder):
 
 
 def prune(folder: str, limit: int) -> None:
-    """Removes the token files below `folder` that were not read for longest while all have more than `limit` bytes."""
+    """Removes the least recently read token files below `folder` until they have at most `limit` bytes in total."""
     shards = []
     for path in glob.iglob(os.path.join(glob.escape(folder), "*", "*", "tokens-*")):
         with contextlib.suppress(FileNotFoundError):  # Other processes prune too.

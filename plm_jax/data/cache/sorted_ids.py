@@ -1,8 +1,8 @@
-"""Long vectors, read by pages that are checked; of rising numbers, how one is found without a look at all of them.
+"""Long vectors that are read page by page, and search in sorted ones, such as the first tokens of documents.
 
-Beside a vector of rising numbers, which say where parts of a split begin, the cache keeps milestones, how many of its
-numbers are below 0, MILESTONE_TOKENS, and so on: few, so that they are at hand at once. The others stay where they are,
-on a disk or in a bucket. Nothing is memory-mapped: a file that is cut would end the process that maps it.
+Each sorted vector of token positions comes with milestones, the number of its values below 0, MILESTONE_TOKENS, and so
+on. Milestones are few and fit in memory, while the vector stays on disk or in a bucket. Nothing is memory-mapped,
+because truncating a mapped file would kill the process.
 """
 
 import functools
@@ -14,75 +14,80 @@ from typing import Any
 import numpy as np
 
 from plm_jax.data.cache import form
-from plm_jax.data.cache.vectors import HEADER_BYTES, Checksums, check_rising, damaged, read_header
+from plm_jax.data.cache.vectors import HEADER_BYTES, Checksums, check_sorted, damaged, read_header
 
-# Of each vector so many bytes are kept, and so many pages.
-_KEPT_BYTES, _PAGES = 2**24, 256
-# Looks at pages, guessed from the numbers around, after which the middle is taken: of what is spread unevenly.
-_GUESSES = 4
-# The numbers between two milestones are taken at once where they are on so few pages.
+# Bytes and pages of each vector that are held in memory.
+_MEMORY_BYTES, _MAX_PAGES = 2**24, 256
+# Steps of interpolation search, after which bisection takes over, because values can be spread unevenly.
+_INTERPOLATION_STEPS = 4
+# Number of pages up to which the values between two milestones are read together.
 _FEW_PAGES = 4
 
 
-def milestones(numbers: "np.ndarray | Ranged", num_tokens: int) -> np.ndarray:
-    """Those of numbers that are in memory or on a disk, [ceil(num_tokens / MILESTONE_TOKENS) + 1]."""
+def milestones(values: "np.ndarray | PagedVector", num_tokens: int) -> np.ndarray:
+    """Returns the milestones of a sorted vector, [ceil(num_tokens / MILESTONE_TOKENS) + 1]."""
     return np.searchsorted(
-        np.asarray(numbers), np.arange(-(-num_tokens // form.MILESTONE_TOKENS) + 1) * form.MILESTONE_TOKENS
+        np.asarray(values), np.arange(-(-num_tokens // form.MILESTONE_TOKENS) + 1) * form.MILESTONE_TOKENS
     )
 
 
 class Search:
-    """Finds places among rising numbers, the i-th of them slope · i further on; safe to use from several threads."""
+    """Search in the sorted values `values[i] + slope * i`; can be used from several threads."""
 
-    def __init__(self, numbers: "np.ndarray | Ranged", milestones: np.ndarray, slope: int = 0):
-        """`milestones` are those of the numbers."""
-        self._numbers, self._slope = numbers, slope
-        self._counts = np.append(milestones, len(numbers))
+    def __init__(self, values: "np.ndarray | PagedVector", milestones: np.ndarray, slope: int = 0):
+        """Creates the search from the milestones of `values`."""
+        self._values, self._slope = values, slope
+        self._counts = np.append(milestones, len(values))
         self._edges = np.arange(len(milestones)) * form.MILESTONE_TOKENS + slope * np.asarray(milestones)
         self._local = functools.lru_cache(16)(self._shifted)
 
     def count(self, limit: int) -> int:
-        """How many of the numbers are at most `limit`."""
-        place = int(self._edges.searchsorted(limit, side="right"))
-        if place == 0:
+        """Returns the number of values that are at most `limit`."""
+        milestone = int(self._edges.searchsorted(limit, side="right"))
+        if milestone == 0:
             return 0
-        # All before `low` are at most the limit, none from `high` on.
-        low, high = int(self._counts[place - 1]), int(self._counts[place])
-        if isinstance(self._numbers, np.ndarray) or high - low <= _FEW_PAGES * self._numbers.page_size:
+        # Values before index `low` are at most the limit, values from index `high` on exceed it.
+        low, high = int(self._counts[milestone - 1]), int(self._counts[milestone])
+        if isinstance(self._values, np.ndarray) or high - low <= _FEW_PAGES * self._values.page_size:
             return low + int(self._local(low, high).searchsorted(limit, side="right"))
-        first = int(self._edges[place - 1])
-        return self._by_pages(self._numbers, limit, low, high, (first, first + form.MILESTONE_TOKENS))
+        first = int(self._edges[milestone - 1])
+        return self._interpolate(self._values, limit, low, high, (first, first + form.MILESTONE_TOKENS))
 
     def _shifted(self, low: int, high: int) -> np.ndarray:
-        return self._numbers[low:high] + self._slope * np.arange(low, high)
+        return self._values[low:high] + self._slope * np.arange(low, high)
 
-    def _by_pages(self, numbers: "Ranged", limit: int, low: int, high: int, edges: tuple[int, int]) -> int:
-        """As `count`, between `low` and `high`: looks where the numbers around, first about `edges`, make it likely."""
+    def _interpolate(self, values: "PagedVector", limit: int, low: int, high: int, edges: tuple[int, int]) -> int:
+        """Returns `count` by interpolation search over pages.
+
+        Args:
+          low, high: bounds of the count.
+          edges: approximate values at `low` and `high`.
+        """
         tries = 0
         while low < high:
-            share = (limit - edges[0]) / max(edges[1] - edges[0], 1) if tries < _GUESSES else 0.5
-            first, page = numbers.page(low + int((high - low) * min(max(share, 0.0), 0.999)))
+            share = (limit - edges[0]) / max(edges[1] - edges[0], 1) if tries < _INTERPOLATION_STEPS else 0.5
+            first, page = values.page(low + int((high - low) * min(max(share, 0.0), 0.999)))
             begin = max(low, first)
             page = page[begin - first : high - first]
             page = page + self._slope * np.arange(begin, begin + len(page))
-            found = int(page.searchsorted(limit, side="right"))
-            if found == 0:
+            count = int(page.searchsorted(limit, side="right"))
+            if count == 0:
                 high, edges = begin, (edges[0], int(page[0]))
-            elif found == len(page):
-                low, edges = begin + found, (int(page[-1]), edges[1])
+            elif count == len(page):
+                low, edges = begin + count, (int(page[-1]), edges[1])
             else:
-                return begin + found
+                return begin + count
             tries += 1
         return low
 
 
-class Ranged:
-    """A vector in a .npy file that is read by pages: what is asked of it, as of NumPy's arrays, is fetched and checked.
+class PagedVector:
+    """Vector in a .npy file that is read and checked page by page, with the interface of a NumPy array.
 
-    `np.asarray` gives all of it.
+    `np.asarray` reads the whole vector.
 
     Attributes:
-      page_size: numbers of a page.
+      page_size: number of values of a page.
     """
 
     def __init__(
@@ -100,27 +105,29 @@ class Ranged:
         """Reads the file's header.
 
         Args:
-          path: what errors call it.
-          fetch: gives bytes [start, stop) of the file.
-          load: gives it whole.
-          page: numbers of a page, at least.
-          checksums: of its blocks.
-          limit: up to which its numbers rise from 0; None: they need not.
-          milestones: of rising numbers, to search in.
+          path: path of the file in errors.
+          fetch: function that returns bytes [start, stop) of the file.
+          load: function that returns the whole vector.
+          length: number of values.
+          dtype: type of the values.
+          page: minimum number of values of a page.
+          checksums: checksums of the file's blocks.
+          limit: maximum of a vector that must be sorted and not negative; None for vectors that need not be sorted.
+          milestones: milestones of a sorted vector, for `searchsorted`.
 
         Raises:
-          UserError: the file is not that of such a vector.
+          UserError: the file has another length or type, or is not a .npy file.
         """
         self._path, self._bytes, self._load, self._length = path, fetch, load, length
         self._dtype, self._checksums, self._milestones, self._limit = np.dtype(dtype), checksums, milestones, limit
-        a_block = 1 if checksums is None else checksums.block_bytes // self._dtype.itemsize
-        self.page_size = -(-page // a_block) * a_block
-        self._num_kept = min(_PAGES, max(2 * _FEW_PAGES, _KEPT_BYTES // (self.page_size * self._dtype.itemsize)))
+        block_values = 1 if checksums is None else checksums.block_bytes // self._dtype.itemsize
+        self.page_size = -(-page // block_values) * block_values
+        self._max_pages = min(_MAX_PAGES, max(2 * _FEW_PAGES, _MEMORY_BYTES // (self.page_size * self._dtype.itemsize)))
         self._search = None if milestones is None else Search(self, milestones)
         self._whole: np.ndarray | None = None
         self._lock = threading.Lock()
-        self._kept: dict[int, np.ndarray] = {}
-        self._fetched: dict[int, Future] = {}
+        self._pages: dict[int, np.ndarray] = {}
+        self._pending: dict[int, Future] = {}
         self._begin = read_header(path, fetch(0, HEADER_BYTES), length, dtype)
 
     def __len__(self) -> int:
@@ -131,102 +138,102 @@ class Ranged:
             self._whole = self._load()
         return np.array(self._whole, dtype, copy=copy)
 
-    def page(self, number: int) -> tuple[int, np.ndarray]:
-        """The first number of the page that a number is on, and the page, read-only."""
-        page = number // self.page_size
-        found = self._kept.get(page)  # Which takes no lock, as most of what is asked for is kept.
-        return page * self.page_size, self._wanted(page) if found is None else found
+    def page(self, index: int) -> tuple[int, np.ndarray]:
+        """Returns the index of the first value of the page that contains `index`, and the page, read-only."""
+        number = index // self.page_size
+        page = self._pages.get(number)  # Without the lock, because most pages are in memory.
+        return number * self.page_size, self._load_page(number) if page is None else page
 
-    def _wanted(self, page: int) -> np.ndarray:
-        """A page that is fetched, once for all who want it at once; the oldest one goes."""
+    def _load_page(self, number: int) -> np.ndarray:
+        """Fetches a page, once for all threads that wait for it; the oldest page is dropped."""
         with self._lock:
-            if page in self._kept:
-                return self._kept[page]
-            is_new = page not in self._fetched
-            future = self._fetched.setdefault(page, Future())
+            if number in self._pages:
+                return self._pages[number]
+            is_new = number not in self._pending
+            future = self._pending.setdefault(number, Future())
         if not is_new:
             return future.result()
         try:
-            found = self._fetch(page * self.page_size, min((page + 1) * self.page_size, self._length))
+            page = self._fetch(number * self.page_size, min((number + 1) * self.page_size, self._length))
         except BaseException as error:
             with self._lock:
-                del self._fetched[page]
+                del self._pending[number]
             future.set_exception(error)
             raise
         with self._lock:
-            del self._fetched[page]
-            self._kept[page] = found
-            if len(self._kept) > self._num_kept:
-                del self._kept[next(iter(self._kept))]
-        future.set_result(found)
-        return found
+            del self._pending[number]
+            self._pages[number] = page
+            if len(self._pages) > self._max_pages:
+                del self._pages[next(iter(self._pages))]
+        future.set_result(page)
+        return page
 
     def _fetch(self, start: int, stop: int) -> np.ndarray:
         size = self._dtype.itemsize
         data = self._bytes(self._begin + start * size, self._begin + stop * size)
         if len(data) != (stop - start) * size:
             raise damaged(self._path, f"ends before byte {self._begin + stop * size}")
-        if self._checksums is not None and not self._checksums.are(start * size, data):
+        if self._checksums is not None and not self._checksums.match(start * size, data):
             raise damaged(self._path, "its bytes have changed")
-        numbers = np.frombuffer(data, self._dtype)
-        check_rising(self._path, numbers, self._limit)
-        return numbers
+        values = np.frombuffer(data, self._dtype)
+        check_sorted(self._path, values, self._limit)
+        return values
 
     def __getitem__(self, key: int | slice) -> Any:
         if isinstance(key, slice):
             start, stop, step = key.indices(self._length)
             return self._read(start, stop)[::step]
-        first, page = self.page(at := range(self._length)[key])
-        return page[at - first]
+        first, page = self.page(index := range(self._length)[key])
+        return page[index - first]
 
     def _read(self, start: int, stop: int) -> np.ndarray:
-        """Numbers [start, stop), perhaps read-only."""
+        """Returns values [start, stop), possibly read-only."""
         if stop <= start:
             return np.zeros(0, self._dtype)
         first, page = self.page(start)
         if stop <= first + len(page):
             return page[start - first : stop - first]
         parts = [page[start - first :]]
-        for at in range(first + len(page), stop, self.page_size):
-            parts.append(self.page(at)[1][: stop - at])
+        for index in range(first + len(page), stop, self.page_size):
+            parts.append(self.page(index)[1][: stop - index])
         return np.concatenate(parts)
 
     def searchsorted(self, values: Any, side: str = "left") -> Any:
-        """As of an array of whole numbers."""
+        """Returns `np.searchsorted` for values that are integers."""
         if isinstance(values, int):
             return self._count(values - (side == "left"))
-        found = [self._count(int(value) - (side == "left")) for value in np.ravel(values)]
-        return np.array(found).reshape(np.shape(values))[()]
+        indices = [self._count(int(value) - (side == "left")) for value in np.ravel(values)]
+        return np.array(indices).reshape(np.shape(values))[()]
 
     def _count(self, limit: int) -> int:
         if self._milestones is None or self._search is None:
             raise TypeError(f"{self._path} is not sorted")
-        # Where a milestone is asked for nothing is read.
-        place, rest = divmod(limit + 1, form.MILESTONE_TOKENS)
-        if rest == 0 and 0 <= place < len(self._milestones):
-            return int(self._milestones[place])
+        # A milestone answers without reading a page.
+        milestone, rest = divmod(limit + 1, form.MILESTONE_TOKENS)
+        if rest == 0 and 0 <= milestone < len(self._milestones):
+            return int(self._milestones[milestone])
         return self._search.count(limit)
 
 
 class MilestonesWriter:
-    """Makes the milestones of numbers that come piece by piece."""
+    """Computes the milestones of a sorted vector that is written piece by piece."""
 
     def __init__(self, append: Callable[[np.ndarray], None]):
-        """`append` is given them in turn."""
+        """Creates the writer; `append` is called with the milestones, piece by piece."""
         self._append = append
-        self._numbers = self._next = 0
+        self._num_values = self._next = 0
 
-    def add(self, numbers: np.ndarray) -> None:
-        """The next `numbers` [n], rising."""
-        if len(numbers):
-            self._upto(int(numbers[-1]) // form.MILESTONE_TOKENS, numbers)
-            self._numbers += len(numbers)
+    def add(self, values: np.ndarray) -> None:
+        """Adds the next sorted `values` [n]."""
+        if len(values):
+            self._append_until(int(values[-1]) // form.MILESTONE_TOKENS, values)
+            self._num_values += len(values)
 
-    def _upto(self, last: int, numbers: Sequence[int] | np.ndarray = ()) -> None:
+    def _append_until(self, last: int, values: Sequence[int] | np.ndarray = ()) -> None:
         edges = np.arange(self._next, last + 1) * form.MILESTONE_TOKENS
-        self._append(self._numbers + np.searchsorted(np.asarray(numbers, np.int64), edges))
+        self._append(self._num_values + np.searchsorted(np.asarray(values, np.int64), edges))
         self._next += len(edges)
 
     def close(self, num_tokens: int) -> None:
-        """Those up to the end."""
-        self._upto(-(-num_tokens // form.MILESTONE_TOKENS))
+        """Appends the remaining milestones, up to the end of the split."""
+        self._append_until(-(-num_tokens // form.MILESTONE_TOKENS))

@@ -1,4 +1,4 @@
-"""A source's cache, opened."""
+"""Opens and verifies the cache of a source."""
 
 import os
 from dataclasses import dataclass
@@ -17,16 +17,16 @@ from plm_jax.data.cache.vectors import BLOCK_BYTES, Checksums, load
 
 @dataclass(frozen=True)
 class CachedSource:
-    """A source's cache, opened.
+    """Opened cache of a source.
 
     Attributes:
-      folder: a local one, where more can be kept.
-      path: where the cache itself is.
-      vocabulary: `id`, `size`, `pad`, `bos`, `eos`, `unk`, `cls`, `sep`, `mask` (None where absent), `sentinels`,
-        `kind` and `files` as prepared, `lowercase` where that is true.
-      splits: `train`, and `validation` where there is one.
-      word_initial: bool [vocab_size]: whether a token begins a word.
-      segmenter: what found the words of its splits, where they have them.
+      folder: local folder of the cache or of its copies, in which further files can be written.
+      path: folder of the cache itself, which may be remote.
+      vocabulary: `id`, `size`, `pad`, `bos`, `eos`, `unk`, `cls`, `sep`, `mask` (None if absent), `sentinels`, `kind`
+        and `files` from the manifest, and `lowercase` if it is true.
+      splits: `train`, and `validation` if there is one.
+      word_initial: bool [vocab_size], whether a token begins a word.
+      segmenter: name of the function that split the texts into words, if any.
       has_inputs_targets: whether the two sentences of each document are inputs and targets.
     """
 
@@ -40,45 +40,46 @@ class CachedSource:
     path: str = ""
 
     def origin(self, split: str, document: int) -> tuple[str, int] | None:
-        """Where a document comes from: a file, or a part of another source, and in it which line or record, from 1.
+        """Returns the file (or the part of another kind of source) of a document, and the line or record in it, from 1.
 
-        None: the cache was not made by `prepare` and has no origins.
+        Returns None if the cache has no origins, because `prepare` did not write it.
         """
         opened = self.splits[split]
         if not opened.has("origin"):
             return None
-        file, place = divmod(int(opened.of_document("origin", document)), 2**32)
-        listed = form.read_files(self.path) or {}
-        rows = listed.get(split, listed.get("train", []))
-        return rows[file][0] if file < len(rows) else f"part {file}", place
+        file, row = divmod(int(opened.of_document("origin", document)), 2**32)
+        by_split = form.read_files(self.path) or {}
+        files = by_split.get(split, by_split.get("train", []))
+        return files[file][0] if file < len(files) else f"part {file}", row
 
 
 def open_source(cache_dir: str, name: str, cached_tokens: int = 3 * 2**21, share: float = 1.0) -> CachedSource:
-    """Opens a source's cache; each split keeps about `cached_tokens` tokens in memory.
+    """Opens a source's cache.
 
     Args:
-      share: of the rows of each batch this process reads; of a remote cache little more is fetched than it reads.
+      cached_tokens: approximate number of tokens of each split that are held in memory.
+      share: share of the rows of each batch that this process reads; it fetches little more of a remote cache.
 
     Raises:
-      UserError: the cache is missing, damaged or of another format.
+      UserError: the cache is missing, damaged or has another format.
     """
     folder = os.path.join(cache_dir, name)
-    found = read_manifest(folder)
-    if "parts" in found:
+    fields = read_manifest(folder)
+    if "parts" in fields:
         raise UserError(f"{folder} is of another mixture of tasks: run `python -m plm_jax prepare --config=…` again")
-    manifest, remote = form.parse(folder, found), storage.is_remote(folder)
-    place = Mirror(folder, manifest.identity) if remote else Folder(folder)
-    splits = {split: Split(place, split, manifest, cached_tokens, share) for split in manifest.splits}
+    manifest, remote = form.parse(folder, fields), storage.is_remote(folder)
+    root = Mirror(folder, manifest.identity) if remote else Folder(folder)
+    splits = {split: Split(root, split, manifest, cached_tokens, share) for split in manifest.splits}
     size, crc32s = manifest.vocabulary.size, np.array(manifest.word_initial)
     checksums = Checksums(crc32s, 0, len(crc32s), BLOCK_BYTES)
-    word_initial = load(place("word_initial.npy"), size, np.bool_, checksums)
-    if not remote:  # Of a remote one, files stay where they are until they are read.
+    word_initial = load(root("word_initial.npy"), size, np.bool_, checksums)
+    if not remote:  # Files of a remote cache are fetched when they are read.
         for split in splits.values():
             split.check()
     return CachedSource(
-        place.folder,
+        root.folder,
         manifest.identity,
-        found["vocabulary"],
+        fields["vocabulary"],
         splits,
         word_initial,
         manifest.segmenter,
@@ -88,7 +89,7 @@ def open_source(cache_dir: str, name: str, cached_tokens: int = 3 * 2**21, share
 
 
 def verify(cache_dir: str, name: str) -> None:
-    """Reads a source's cache to its end and compares it with its checksums.
+    """Reads the whole cache of a source and compares it with its checksums.
 
     Raises:
       UserError: a file is missing or damaged.

@@ -1,12 +1,12 @@
-"""Whether a cache is current: compares what `prepare` recorded of its source with what is there now.
+"""Comparison of a cache with its source: checks whether the source has changed since `prepare` recorded it.
 
     CACHE_DIR/SOURCE/manifest.json   `source`: its name, its task definition, the share that is held out, `bad_rows`;
-                                     `segmenter`, its name and the hashes of its code;
-                                     of a user's own source `fingerprint`, the SHA-256 of `Corpus.fingerprint`
-    CACHE_DIR/SOURCE/files.json      of a source of files, of each split: name, size, modification time, change time
+                                     `segmenter`: its name and the hashes of its code;
+                                     `fingerprint`: SHA-256 of `Corpus.fingerprint`, for a user's own source
+    CACHE_DIR/SOURCE/files.json      for a source of files, in each split: name, size, modification time, change time
                                      and SHA-256 of each file
 
-The manifest depends on the texts alone; the times of the files also depend on the machine. Nothing here imports
+The manifest depends on the texts alone; the times of the files also depend on the machine. This module does not import
 TensorFlow. A file is read only if its size is unchanged, but its name or one of its times has changed.
 """
 
@@ -36,8 +36,8 @@ class Comparison(NamedTuple):
     """Result of a comparison of a cache with its source.
 
     Attributes:
-      changed: how they differ; None if they do not.
-      unseen: why they could not be compared; None if they were.
+      changed: difference between them; None if they are equal.
+      unseen: reason why they could not be compared; None if they were.
     """
 
     changed: str | None = None
@@ -57,7 +57,7 @@ class Origin(NamedTuple):
 
 
 def describe(data: DataConfig, name: str, has_validation: bool, contents: Sequence[str] = ()) -> dict[str, Any]:
-    """Returns the description of a source that its manifest records.
+    """Returns the description of a source for its manifest.
 
     Args:
       has_validation: whether the source has its own validation split.
@@ -125,7 +125,7 @@ def compare(data: DataConfig, name: str) -> Comparison:
     source, folder = data.sources[name], os.path.join(data.cache_dir, name)
     was = form.read_manifest(folder).get("source")
     if not isinstance(was, dict) or not {"name", "validation_fraction"} <= was.keys():
-        return Comparison("it does not say what it was made of")
+        return Comparison("its manifest does not describe its source")
     before = {field: value for field, value in was.items() if field != "fingerprint"}
     now = describe(data, name, was["validation_fraction"] is None)
     if len(now.get("segmenter", ())) == 1 and now["segmenter"] == before.get("segmenter", [])[:1]:
@@ -138,14 +138,14 @@ def compare(data: DataConfig, name: str) -> Comparison:
     if _is_users(source):
         return _compare_fingerprint(name, source, was.get("fingerprint"))
     if not _is_of_files(source):
-        return Comparison(unseen="TensorFlow reads it, and `prepare` alone compares it")
+        return Comparison(unseen="TensorFlow reads it, so only `prepare` can compare it")
     try:
         listed = _listing(source)
     except UserError as error:
         return Comparison(unseen=str(error))
     if not any(listed.values()):
-        # Without the texts the name alone tells caches apart.
-        other = f"it is that of '{was['name']}'" if was["name"] != name else None
+        # Without the texts, caches differ by name alone.
+        other = f"it was made from '{was['name']}'" if was["name"] != name else None
         return Comparison(other, f"there is no file at {source.path}")
     return _compare_files(folder, source, listed)
 
@@ -156,7 +156,7 @@ def _is_of_files(source: Source) -> TypeGuard[files.FileSource]:
 
 
 def _is_users(source: Any) -> bool:
-    """Whether a source opens a user's corpus, rather than files or a corpus that needs TensorFlow."""
+    """Whether a source opens a user's own corpus, not files or a corpus that needs TensorFlow."""
     return not (_is_of_files(source) or isinstance(source, TaskSource))
 
 

@@ -1,4 +1,4 @@
-"""Writes a cache's splits, and puts a finished one in its place."""
+"""Writes the splits of a cache, and publishes and uploads finished caches."""
 
 import glob
 import json
@@ -19,18 +19,18 @@ _OPTIONS = "group_size:1,uncompressed"
 
 
 class SplitWriter:
-    """Writes one split's files into `folder`, which it makes."""
+    """Writer of the files of a split into a new folder."""
 
     def __init__(self, folder: str, vocab_size: int, columns: Sequence[Column] = (SENTENCE_STARTS, FIRST_BYTES)):
-        """`columns` are all but the tokens."""
+        """Creates the folder and its files; `columns` are the columns except the tokens."""
         os.makedirs(folder)
         self._folder = folder
         self._columns = tuple(columns)
         self._tokens = _TokensWriter(folder, vocab_size)
         self._documents = NpyAppender(os.path.join(folder, "documents.npy"))
         self._vectors: dict[str, NpyAppender] = {}
-        rising = ["documents", *(column.name for column in columns if column.kind == "start")]
-        files = {name: NpyAppender(os.path.join(folder, f"{form.milestones_name(name)}.npy")) for name in rising}
+        sorted_names = ["documents", *(column.name for column in columns if column.kind == "start")]
+        files = {name: NpyAppender(os.path.join(folder, f"{form.milestones_name(name)}.npy")) for name in sorted_names}
         self._milestone_files = {form.milestones_name(name): file for name, file in files.items()}
         self._milestones = {name: MilestonesWriter(file.append) for name, file in files.items()}
         for column in columns:
@@ -43,21 +43,21 @@ class SplitWriter:
         self._num_values = dict.fromkeys(self._vectors, 0)
         self._num_bytes = 0
 
-    def add(self, found: Mapping[str, Values], num_bytes: int) -> None:
+    def add(self, documents: Mapping[str, Values], num_bytes: int) -> None:
         """Adds whole documents.
 
         Args:
-          found: `tokens` and each of the columns; starts are counted from the first token of their document.
-          num_bytes: of their text in UTF-8.
+          documents: `tokens` and each of the columns; starts count from the first token of their document.
+          num_bytes: size of their text in UTF-8.
         """
-        flat, sizes = found["tokens"]
+        flat, sizes = documents["tokens"]
         assert sizes is not None
         begins = self._tokens.num_tokens + np.cumsum(sizes) - sizes
         self._documents.append(begins)
         self._milestones["documents"].add(begins)
         self._num_bytes += num_bytes
         for column in self._columns:
-            values, counts = found[column.name]
+            values, counts = documents[column.name]
             if column.kind == "start" and counts is not None:
                 values = values + np.repeat(begins, counts)
                 self._milestones[column.name].add(values)
@@ -69,7 +69,7 @@ class SplitWriter:
         self._tokens.add(flat)
 
     def close(self) -> dict[str, Any]:
-        """Ends the files, syncs them to disk and gives what the manifest says of the split."""
+        """Closes the files, syncs them to disk and returns the description of the split for the manifest."""
         self._tokens.close()
         self._documents.append(end := np.array([self._tokens.num_tokens]))
         self._milestones["documents"].add(end)
@@ -96,11 +96,11 @@ class SplitWriter:
 
 
 class _TokensWriter:
-    """Writes the tokens of a split in records.
+    """Writer of the tokens of a split, in records.
 
     Attributes:
-      unigram: int64 [vocab_size], how often each token occurs.
-      checksums: the CRC-32 of each block of all records.
+      unigram: int64 [vocab_size], number of occurrences of each token.
+      checksums: CRC-32 of each block of all records.
     """
 
     def __init__(self, folder: str, vocab_size: int):
@@ -122,17 +122,17 @@ class _TokensWriter:
             self._flush(whole_records_only=True)
 
     def _flush(self, whole_records_only: bool) -> None:
-        size, found = form.RECORD_TOKENS, np.concatenate([np.zeros(0, self._dtype), *self._pending])
-        end = len(found) // size * size if whole_records_only else len(found)
+        size, pending = form.RECORD_TOKENS, np.concatenate([np.zeros(0, self._dtype), *self._pending])
+        end = len(pending) // size * size if whole_records_only else len(pending)
         for start in range(0, end, size):
-            record = found[start : min(start + size, end)]
+            record = pending[start : min(start + size, end)]
             self._write(record.tobytes())
             self.unigram += np.bincount(record, minlength=len(self.unigram))
-        self._pending, self._num_pending = [found[end:].copy()], len(found) - end
+        self._pending, self._num_pending = [pending[end:].copy()], len(pending) - end
 
     def _write(self, data: bytes) -> None:
-        shard, place = divmod(self._num_records, form.SHARD_RECORDS)
-        if place == 0:
+        shard, position = divmod(self._num_records, form.SHARD_RECORDS)
+        if position == 0:
             from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
 
             self._close_shard()
@@ -140,7 +140,7 @@ class _TokensWriter:
             self._shard = array_record_module.ArrayRecordWriter(self._shard_path, _OPTIONS)
         self._shard.write(data)
         self._num_records += 1
-        # Records but the last are whole blocks.
+        # Every record except the last consists of whole blocks.
         self.checksums += crc32s(data, form.token_block_bytes(self._dtype.itemsize))
 
     def _close_shard(self) -> None:
@@ -155,25 +155,32 @@ class _TokensWriter:
 
 
 def describe(vocab_size: int, columns: Sequence[Column], word_initial: np.ndarray, folder: str) -> dict[str, Any]:
-    """Writes which tokens begin words, and gives what a manifest says of this and of the columns of all splits."""
+    """Writes `word_initial.npy`, and returns the description of this file and of the columns for the manifest.
+
+    Args:
+      columns: columns of all splits, except the tokens.
+      word_initial: bool [vocab_size], whether a token begins a word.
+    """
     checksums = save(os.path.join(folder, "word_initial.npy"), word_initial)
     return {"columns": describe_columns([tokens(vocab_size), *columns]), "word_initial": checksums}
 
 
 def publish(temporary: str, final: str, manifest: Mapping[str, Any]) -> None:
-    """Writes the manifest, last of all, and renames the folder to `final`, replacing what is there."""
+    """Writes the manifest, the last file of a cache, and renames the folder to `final`, replacing an older cache."""
     with open(os.path.join(temporary, "manifest.json"), "w") as file:
-        written = {"format": form.FORMAT} | form.sizes() | dict(manifest)
-        json.dump(written | {"crc32": form.crc32(written)}, file, indent=2)
+        fields = {"format": form.FORMAT} | form.sizes() | dict(manifest)
+        json.dump(fields | {"crc32": form.crc32(fields)}, file, indent=2)
         storage.sync(file)
     storage.replace_folder(temporary, final)
 
 
 def upload(folder: str, remote: str, show_progress: bool = True) -> None:
-    """Copies a published cache to a remote folder, replacing what is there; the manifest goes first and comes last.
+    """Copies a published cache to a remote folder, replacing an older cache.
+
+    It removes the old manifest first and writes the new one last.
 
     Raises:
-      UserError: the store cannot be reached.
+      UserError: the store is unreachable.
     """
     manifest = os.path.join(remote, "manifest.json")
     storage.remove(manifest)

@@ -55,7 +55,7 @@ class Index(NamedTuple):
     """
 
     passes: list[int]
-    columns: dict[str, np.ndarray | cache.Ranged]
+    columns: dict[str, np.ndarray | cache.PagedVector]
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ def window_edges(num_tokens: int, window_tokens: int) -> np.ndarray:
     return np.arange(-(-num_tokens // window_tokens) + 1, dtype=np.int64) * window_tokens
 
 
-def _first_from(starts: np.ndarray | cache.Ranged, first: int, end: int, edges: np.ndarray) -> np.ndarray:
+def _first_from(starts: np.ndarray | cache.PagedVector, first: int, end: int, edges: np.ndarray) -> np.ndarray:
     """Returns for each edge the first row in [first, end) that starts at or after it; `edges` and starts are sorted."""
     rows, done = np.full(len(edges), end), 0
     for begin in range(first, end, _BLOCK_ROWS):

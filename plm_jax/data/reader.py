@@ -88,7 +88,7 @@ class Reader:
         _check_segmenters(self._data.segmenters, self.sources)
         for name, source in self.sources.items():
             if "train" not in source.splits:
-                raise UserError(f"the cache of '{name}' has no split train: {_AGAIN}")
+                raise UserError(f"the cache of '{name}' has no training split: {_AGAIN}")
             if source.has_inputs_targets != isinstance(self._data.sources[name], InputsTargetsSource):
                 raise UserError(f"the cache of '{name}' is of another kind of source than the config's: {_AGAIN}")
         special = _special_ids(self.vocabulary)

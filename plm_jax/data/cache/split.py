@@ -49,7 +49,7 @@ class DocumentTable(abc.ABC):
 
     @functools.cached_property
     def milestones(self) -> np.ndarray:
-        """Milestones of `documents` (`sorted_ids`)."""
+        """Milestones of `documents`, as `sorted_ids.milestones` computes them."""
         return sorted_ids.milestones(self.documents, self.num_tokens)
 
     def span(self, document: int) -> tuple[int, int]:

@@ -262,7 +262,7 @@ def _of_batch(
 
 @functools.partial(jax.jit, static_argnames=("loss", "model"))
 def _decisions(loss: losses.Loss, model: Module, params: Any, batch: Batch) -> Any:
-    return loss.decisions(model, params, batch)
+    return loss.scores(model, params, batch)
 
 
 def _check_model(lm: LanguageModel, run: config.Run, loss: losses.Loss) -> None:

@@ -1,4 +1,4 @@
-"""What is minimised: pure functions `(model, params, batch, rngs, carry) → (terms, metrics, carry)`, one file each."""
+"""Training losses: pure functions `(model, params, batch, rngs, carry) → (terms, metrics, carry)`, one file each."""
 
 import dataclasses
 from typing import Any

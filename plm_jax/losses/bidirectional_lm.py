@@ -1,4 +1,4 @@
-"""Prediction of each word from those before it, and from those after it."""
+"""Prediction of each word from the words before it, and from the words after it."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,13 +13,13 @@ from plm_jax.losses.sampled_softmax import sampled_softmax
 
 @dataclass(frozen=True)
 class BidirectionalLMLoss(Loss):
-    """Cross-entropy of both directions of streams [B, 2, L], weighed alike; `carry` is the state of the LSTMs.
+    """Cross-entropy of streams [B, 2, L], averaged over the two directions; `carry` is the state of the LSTMs.
 
-    No gradient reaches the batches before: they are data.
+    Gradients do not flow into earlier batches: the carried state is an input.
 
     Attributes:
-      negative_samples: in training, where it is not 0, the cross-entropy is that of `sampled_softmax` among so many
-        words, and there are no metrics.
+      negative_samples: number of words drawn for `sampled_softmax` in training, which then reports no metrics; 0 uses
+        the full softmax.
     """
 
     kind: ClassVar[str] = "bidirectional_lm"
@@ -28,11 +28,11 @@ class BidirectionalLMLoss(Loss):
 
     @property
     def samples(self) -> bool:
-        """Not for the softmax over all words."""
+        """Whether training uses a sampled softmax."""
         return self.negative_samples > 0
 
+    @override
     def weights(self, model, batch):
-        """Targets of both directions."""
         return {"bidirectional_lm": num_targets(batch)}
 
     @override

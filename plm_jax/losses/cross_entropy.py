@@ -1,4 +1,4 @@
-"""Cross-entropy with a vocabulary, never all of its logits at once."""
+"""Cross-entropy with a vocabulary, computed in chunks so that the full logits are never in memory."""
 
 import functools
 from collections.abc import Callable
@@ -17,14 +17,15 @@ Matrix = Float[Any, "vocab dim"] | tables.GatheredTable
 Bias = Float[Any, " vocab"]
 Targets = Integer[Any, "batch targets"]
 Weights = Float[Any, "batch targets"]
-# Logits that one device holds at a time where its memory is not known; 2**25 in float32 are 128 MiB.
+# Default number of logits per device and chunk; 2**25 in float32 take 128 MiB.
 LOGITS_AT_ONCE = 2**25
 
 
 class CrossEntropySums(NamedTuple):
-    """Sums over target tokens: the loss to minimise, the plain negative log-likelihood (nats), and hits.
+    """Sums over target tokens: the loss to minimize, the plain negative log-likelihood (nats) and correct predictions.
 
-    A hit is a target whose logit is above all others; a tie is none, so that constant logits hit nothing.
+    A prediction is correct if the target's logit is strictly above all others; with a tie it is not, so that constant
+    logits predict nothing correctly.
     """
 
     loss: Float[Array, ""]
@@ -42,10 +43,10 @@ def linear_cross_entropy(
     label_smoothing: float = 0.0,
     logits_at_once: int = LOGITS_AT_ONCE,
 ) -> CrossEntropySums:
-    """Cross-entropy of features @ unembedding.T + bias without ever holding all logits.
+    """Returns the cross-entropy of features @ unembedding.T + bias without holding all logits in memory.
 
-    Each device walks over its own tokens, some at a time; when it is differentiated it leaves the gradients instead of
-    the logits, so nothing is computed twice. Only `loss` has a gradient.
+    Each device processes its own tokens in chunks. Under differentiation, the forward pass computes the gradients in
+    place of the logits, so nothing is computed twice. Only `loss` has a gradient.
 
     Args:
       features: [B, L, D].
@@ -55,7 +56,7 @@ def linear_cross_entropy(
       weights: float32 [B, L].
       z_loss: factor of log(Z)² per token (Chowdhery et al. 2022 §5).
       label_smoothing: share of the target's mass spread evenly over the vocabulary.
-      logits_at_once: how many a device holds, about, but at least those of one place of each of its rows.
+      logits_at_once: approximate number of logits per device and chunk; a chunk has at least one position of every row.
     """
     settings = z_loss, label_smoothing, logits_at_once
     if isinstance(unembedding, tables.GatheredTable):
@@ -78,7 +79,7 @@ def _forward(features, unembedding, bias, targets, weights, settings):
 
 
 def _backward(settings, gradients, cotangents):
-    # In float32: a factor rounded to bfloat16 would be off by up to 0.4 % for all of them.
+    # In float32: rounding the factor to bfloat16 would scale every gradient by up to 0.4 %.
     d_features, d_matrix, d_bias = jax.tree.map(lambda g: (g * cotangents.loss).astype(g.dtype), gradients)
     return d_features, d_matrix, d_bias, None, None
 
@@ -90,19 +91,19 @@ def _of_device(arrays, settings, with_gradients, layout=None, vocab_size=None):
     """Returns the sums of a device's tokens, and the gradients of features, matrix [v, D] and bias [v].
 
     Args:
-      arrays: features; matrix [v, D], the device's part of the vocabulary, in the type of the features; bias; targets;
-        weights.
-      layout: the `tables.TableSharding` by which a mesh cuts the vocabulary; None: it does not.
-      vocab_size: V; None: v.
+      arrays: features; matrix [v, D], the device's shard of the vocabulary, in the dtype of the features; bias;
+        targets; weights.
+      layout: the `tables.TableSharding` of a vocabulary sharded over a mesh; None if it is not sharded.
+      vocab_size: V; None stands for v.
     """
     features, matrix, bias, targets, weights = arrays
     z_loss, label_smoothing, logits_at_once = settings
     vocab_size = len(matrix) if vocab_size is None else vocab_size
-    own = functools.partial(_chunk, layout, vocab_size, matrix, bias, z_loss, label_smoothing, with_gradients)
+    process = functools.partial(_chunk, layout, vocab_size, matrix, bias, z_loss, label_smoothing, with_gradients)
     rows, length = targets.shape
     chunk = chunk_length(rows, length, len(matrix), logits_at_once)
-    walk = own if chunk >= length else functools.partial(_walk, own, chunk)
-    (sums, d_head), d_features = walk(features, targets, weights)
+    apply = process if chunk >= length else functools.partial(_walk, process, chunk)
+    (sums, d_head), d_features = apply(features, targets, weights)
     if not with_gradients:
         return sums, None
     d_matrix, d_bias = d_head
@@ -122,12 +123,12 @@ _over_mesh.defvjp(_forward_over_mesh, _backward)
 
 
 def _of_devices(features, table, bias, targets, weights, settings, *, with_gradients):
-    """`_of_device` of each device's own tokens, put together: the gradients of features and bias, and [S, V, D]."""
+    """Runs `_of_device` on each device; returns the sums and the gradients of features, table [S, V, D] and bias."""
     layout, rows = table.layout, table.rows
     of_tokens, repeats = layout.spec(targets.shape), layout.repeats(targets.shape)
     of_features, of_bias = PartitionSpec(*of_tokens, None), PartitionSpec(layout.vocab)
 
-    def own(features, matrix, bias, targets, weights):
+    def local_sums(features, matrix, bias, targets, weights):
         arrays = features, matrix, bias, targets, weights
         sums, gradients = _of_device(arrays, settings, with_gradients, layout, rows)
         sums = jax.lax.psum(sums, tables.axes(of_tokens))
@@ -140,7 +141,7 @@ def _of_devices(features, table, bias, targets, weights, settings, *, with_gradi
     in_specs = of_features, PartitionSpec(layout.vocab, None), of_bias, of_tokens, of_tokens
     of_matrix = PartitionSpec(layout.tokens, layout.vocab, None)
     out_specs = PartitionSpec(), (of_features, of_matrix, of_bias) if with_gradients else None
-    run = layout.on_each_device(own, in_specs, out_specs)
+    run = layout.on_each_device(local_sums, in_specs, out_specs)
     padded = bias if bias is None else jnp.pad(bias, (0, layout.padding(rows)))
     sums, gradients = run(features, table.matrix, padded, targets, weights)
     if not with_gradients:
@@ -150,7 +151,11 @@ def _of_devices(features, table, bias, targets, weights, settings, *, with_gradi
 
 
 def _walk(function: Callable, chunk: int, features, targets, weights) -> tuple[Any, Any]:
-    """`function` of `chunk` places [b, L, …] at a time: its first results, sums, and [b, L, …] of its second ones."""
+    """Applies `function` to `chunk` positions [b, chunk, …] at a time.
+
+    Returns:
+      Sums of its first results; its second results joined to [b, L, …].
+    """
     rows, length = targets.shape
     padding = -length % chunk
     arrays = [jnp.pad(x, [(0, 0), (0, padding)] + [(0, 0)] * (x.ndim - 2)) for x in (features, targets, weights)]
@@ -170,10 +175,10 @@ def _walk(function: Callable, chunk: int, features, targets, weights) -> tuple[A
 def _chunk(
     layout, vocab_size, matrix, bias, z_loss, label_smoothing, with_gradients, features_BCD, targets_BC, weights_BC
 ) -> tuple[tuple[CrossEntropySums, Any], Any]:
-    """((Sums, (d loss / d matrix [v, D], … / d bias [v])), … / d features [b, C, D]) of some of a device's tokens.
+    """Returns ((sums, (d loss / d matrix [v, D], d loss / d bias [v])), d loss / d features [b, C, D]) of one chunk.
 
-    `matrix` and `bias` are the device's part of the vocabulary: over its parts what is of all is combined here, but
-    for the gradient of the features.
+    `matrix` and `bias` are the device's shard of the vocabulary. Results are reduced over the shards here, except the
+    gradient of the features.
     """
     own_size = len(matrix)
     logits = jnp.einsum("bcd,vd->bcv", features_BCD, matrix, preferred_element_type=jnp.float32)
@@ -182,8 +187,8 @@ def _chunk(
     if layout is not None:
         ids_BC, vocab = layout.own_ids(targets_BC, own_size), layout.vocab
         logits = layout.without_padding(logits, vocab_size)
-    # No argmax, which costs as much as a softmax on a CPU.
-    of_target, of_others = own_and_largest_other(logits, ids_BC)
+    # An argmax would cost as much as the softmax on a CPU.
+    of_target, of_others = target_and_largest_other(logits, ids_BC)
     if vocab:
         of_target = jax.lax.psum(jnp.where((ids_BC >= 0) & (ids_BC < own_size), of_target, 0.0), vocab)
         of_others = jax.lax.pmax(of_others, vocab)
@@ -212,19 +217,19 @@ def _chunk(
     return (sums, (d_matrix, d_bias)), d_features
 
 
-def own_and_largest_other(
+def target_and_largest_other(
     logits: Float[Any, "*rows vocab"], targets: Integer[Any, "*rows"]
 ) -> tuple[Float[Array, "*rows"], Float[Array, "*rows"]]:
-    """The targets' logits [...], and the largest of the others' [...], of logits [..., V] and targets [...].
+    """Returns the logits of the targets [...] and the largest of the other logits [...], from logits [..., V].
 
-    Where a target is not in [0, V), its logit is any, and all are others.
+    For a target outside [0, V), its logit is arbitrary and all V logits count as others.
     """
     is_target = jnp.arange(logits.shape[-1]) == targets[..., None]
-    own = jnp.take_along_axis(logits, targets[..., None], axis=-1, mode="clip")[..., 0]
-    return own, jnp.where(is_target, -jnp.inf, logits).max(-1)
+    target_logits = jnp.take_along_axis(logits, targets[..., None], axis=-1, mode="clip")[..., 0]
+    return target_logits, jnp.where(is_target, -jnp.inf, logits).max(-1)
 
 
 def chunk_length(rows: int, length: int, vocab_size: int, logits_at_once: int) -> int:
-    """Into which even parts to cut a device's [rows, length] so that it holds at most about so many logits."""
+    """Returns the number of positions in each even chunk of [rows, length], for about `logits_at_once` logits."""
     chunks = -(-rows * length * vocab_size // logits_at_once)
     return -(-length // min(chunks, length))

@@ -1,4 +1,4 @@
-"""From the sums of a loss to its means: in training, in validation and in evaluation."""
+"""Means of a loss from its sums, in training, validation and evaluation."""
 
 import functools
 import operator
@@ -11,7 +11,7 @@ from plm_jax.losses.loss import Batch, Loss, Metrics, Terms
 
 
 class LossSums(NamedTuple):
-    """A tree of sums over batches: of a loss's terms, of its metrics, and what divides those of each term."""
+    """Sums over batches: the terms of a loss, its metrics, and the weight of each term."""
 
     terms: Terms
     metrics: Metrics
@@ -19,26 +19,29 @@ class LossSums(NamedTuple):
 
 
 def sums(loss: Loss, model: Any, params: Any, batch: Batch, carry: Any) -> tuple[LossSums, Any]:
-    """Those of a whole batch outside of training, and what is carried on."""
+    """Returns the sums of a whole batch outside of training, and the carry for the next batch."""
     terms, metrics, carry = loss(model, params, batch, None, carry)
     return LossSums(terms, metrics, loss.weights(model, batch)), carry
 
 
 def unit(weights: Mapping[str, jax.Array]) -> jax.Array:
-    """What `in_units` leaves to divide by: the weight of the first term."""
+    """Returns the weight of the first term, by which results of `in_units` are still to be divided."""
     return _divisor(next(iter(weights.values())))
 
 
 def _divisor(weight):
-    """1 where nothing is counted."""
-    return weight + (weight == 0)
+    return weight + (weight == 0)  # An empty term has the mean 0.
 
 
 def in_units(loss: Loss, terms: Terms, weights: Mapping[str, jax.Array]) -> jax.Array:
-    """What is minimised times `unit(weights)`, of the terms of a part of a batch and the weights of the whole.
+    """Returns the contribution of a microbatch to the loss, multiplied by `unit(weights)`.
 
-    So the gradients of the first term, mostly the only one, are those of its sum: in bfloat16, too, no factor is
-    rounded into them, and all are divided once, in float32.
+    The gradients of the first term, usually the only one, are then those of its sum: even in bfloat16 no factor is
+    rounded into them, and they are divided once, in float32.
+
+    Args:
+      terms: sums of the microbatch.
+      weights: weights of the whole batch.
     """
     first = next(iter(weights))
     scaled = {name: value * loss.coefficients.get(name, 1.0) for name, value in terms.items()}
@@ -46,27 +49,29 @@ def in_units(loss: Loss, terms: Terms, weights: Mapping[str, jax.Array]) -> jax.
     return functools.reduce(operator.add, (scaled[name] * ratios[name] for name in terms))
 
 
-def means(loss: Loss, found: LossSums) -> dict[str, Any]:
-    """`loss`, what is minimised; where it has several terms each term's mean by NAME_loss; the metrics' means.
+def means(loss: Loss, sums: LossSums) -> dict[str, Any]:
+    """Returns `loss`, the value that is minimized, and the means of the metrics.
 
-    An empty weight makes a mean of 0.
+    With several terms, the mean of each is returned as NAME_loss. A term with weight 0 has the mean 0.
     """
-    divisors = {name: _divisor(weight) for name, weight in found.weights.items()}
-    terms = {name: value / divisors[name] for name, value in found.terms.items()}
-    made = {"loss": sum(loss.coefficients.get(name, 1.0) * value for name, value in terms.items())}
+    divisors = {name: _divisor(weight) for name, weight in sums.weights.items()}
+    terms = {name: value / divisors[name] for name, value in sums.terms.items()}
+    results = {"loss": sum(loss.coefficients.get(name, 1.0) * value for name, value in terms.items())}
     if len(terms) > 1:
-        made |= {f"{name}_loss": value for name, value in terms.items()}
-    return made | {key: value / divisors[name] for name, own in found.metrics.items() for key, value in own.items()}
+        results |= {f"{name}_loss": value for name, value in terms.items()}
+    for name, metrics in sums.metrics.items():
+        results |= {key: value / divisors[name] for key, value in metrics.items()}
+    return results
 
 
-def add(total: LossSums | None, found: LossSums) -> LossSums:
-    """Sums over batches, numbers in double precision, with those of one more; None: there were none."""
-    found = jax.tree.map(float, found)
-    return found if total is None else jax.tree.map(operator.add, total, found)
+def add(total: LossSums | None, sums: LossSums) -> LossSums:
+    """Adds the sums of a batch to a total in double precision; a total of None is empty."""
+    sums = jax.tree.map(float, sums)
+    return sums if total is None else jax.tree.map(operator.add, total, sums)
 
 
 def of_total(loss: Loss, total: LossSums | None) -> dict[str, float]:
-    """The `means` of sums over batches; nothing of a term for which they count nothing."""
+    """Returns the `means` of a total over batches, without the terms whose weight is 0; empty if there are none."""
     if total is None or not any(total.weights.values()):
         return {}
     counted = [name for name, weight in total.weights.items() if weight]

@@ -1,4 +1,4 @@
-"""Prediction of each next token or of some tokens of a row, and what other heads tell of the same features."""
+"""Prediction of each next token, or of some tokens of a row, together with the terms of the model's other heads."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,16 +11,16 @@ from plm_jax.losses.loss import Loss, num_targets, terms_of
 
 @dataclass(frozen=True)
 class NextTokenLoss(Loss):
-    """Cross-entropy at each of `tokens`, of `decoder_tokens` where there are some, with `targets`.
+    """Cross-entropy of `targets` at each position of `decoder_tokens`, or of `tokens` if there are none.
 
-    The terms of the model's other heads are added, as far as the batch tells them.
+    The terms of the model's other heads are added if the batch has their arrays.
     """
 
     kind: ClassVar[str] = "next_token"
     heads: ClassVar[tuple[str, ...]] = ("vocabulary",)
 
+    @override
     def weights(self, model, batch):
-        """Targets, and what the other terms count."""
         return {self.kind: num_targets(batch)} | {
             term.kind: term.weight(model, batch) for term in terms_of(model, batch)
         }
@@ -29,21 +29,22 @@ class NextTokenLoss(Loss):
     def __call__(self, model, params, batch, rngs, carry):
         features = vocabulary.features_of(model, params, batch, rngs)
         head = vocabulary.head(model, params, self.predicting(features, batch))
-        found = {self.kind: vocabulary.sums(self, *head, batch)}
-        found |= {term.kind: term(self, model, params, features, batch) for term in terms_of(model, batch)}
-        return {name: loss for name, (loss, _) in found.items()}, {name: own for name, (_, own) in found.items()}, carry
+        sums = {self.kind: vocabulary.sums(self, *head, batch)}
+        sums |= {term.kind: term(self, model, params, features, batch) for term in terms_of(model, batch)}
+        losses, metrics = ({name: pair[i] for name, pair in sums.items()} for i in range(2))
+        return losses, metrics, carry
 
     def predicting(self, features, batch):
-        """Of features [B, L, D] those that targets are predicted from, [B, T, D]."""
+        """Returns the features that predict targets [B, T, D], out of features [B, L, D]."""
         return features
 
 
 @dataclass(frozen=True)
 class MaskedLMLoss(NextTokenLoss):
-    """As `NextTokenLoss`, at `target_positions` alone."""
+    """Cross-entropy of `targets` at `target_positions`; otherwise like `NextTokenLoss`."""
 
     kind: ClassVar[str] = "masked_lm"
 
+    @override
     def predicting(self, features, batch):
-        """Those at `target_positions`."""
         return vocabulary.at_targets(features, batch)

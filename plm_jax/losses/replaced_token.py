@@ -18,14 +18,14 @@ from plm_jax.models.partitioning import local_shape
 
 @dataclass(frozen=True)
 class ReplacedTokenLoss(Loss):
-    """The generator's cross-entropy at `target_positions`, and the discriminator's at all real tokens (ELECTRA).
+    """The generator's cross-entropy at `target_positions` plus the discriminator's at all real tokens (ELECTRA).
 
-    The discriminator sees the text with a sample of the generator's in each target's place, drawn with the key
-    `sample`, and has to say which tokens are not the text's; a sample may be (Clark et al. 2020 §3.1). No gradient
-    passes through samples. Without keys, as in validation, each batch draws with the same one.
+    The discriminator reads the text with each target replaced by a sample of the generator, drawn with the key
+    `sample`, and predicts which tokens differ from the text; a sample may equal the target (Clark et al. 2020 §3.1). No
+    gradient passes through the samples. Without keys, as in validation, every batch draws with the same key.
 
     Attributes:
-      discriminator_weight: of the discriminator's mean over tokens beside the generator's over targets.
+      discriminator_weight: factor of the discriminator's mean over tokens, relative to the generator's over targets.
     """
 
     kind: ClassVar[str] = "replaced_token"
@@ -34,17 +34,17 @@ class ReplacedTokenLoss(Loss):
     discriminator_weight: ranges.Scale = 50.0
 
     @property
+    @override
     def coefficients(self):
-        """The generator's is 1."""
         return {"discriminator": self.discriminator_weight}
 
+    @override
     def weights(self, model, batch):
-        """Targets, and real tokens."""
         return {"generator": num_targets(batch), "discriminator": batch["mask"].astype(jnp.float32).sum()}
 
     @override
     def __call__(self, model, params, batch, rngs, carry):
-        """`replaced` is the share of tokens that are not the text's."""
+        """Returns the sums; the metric `replaced` is the share of tokens that differ from the text."""
         head, logits, replaced = self._discriminated(model, params, batch, rngs)
         generator, of_generator = vocabulary.sums(self, *head, batch)
         mask = batch["mask"].astype(jnp.float32)
@@ -58,20 +58,23 @@ class ReplacedTokenLoss(Loss):
         }
         return terms, {"generator": of_generator, "discriminator": of_discriminator}, carry
 
-    def decisions(self, model, params, batch):
-        """The discriminator's, of all tokens."""
+    @override
+    def scores(self, model, params, batch):
         _, logits, replaced = self._discriminated(model, params, batch, None)
         return {"discriminator": (logits, replaced > 0, batch["mask"] > 0)}
 
     def _discriminated(self, model, params, batch, rngs):
-        """The parts of the generator's head, see `vocabulary.head`; the discriminator's logits [B, L]; `replaced`
-        float32 [B, L], 1 where a token is not the text's.
+        """Samples the targets with the generator and runs the discriminator.
+
+        Returns:
+          The generator's `vocabulary.head`; the discriminator's logits [B, L]; `replaced` float32 [B, L], 1 where a
+          token differs from the text.
         """
         generator, generator_params = electra.generator(model, params)
         keys = rngs or {"sample": jax.random.key(0)}
-        own_keys = {name: named_key(key, "generator") for name, key in keys.items()}
-        features = vocabulary.at_targets(vocabulary.features_of(generator, generator_params, batch, own_keys), batch)
-        head = vocabulary.head(generator, generator_params, features)
+        generator_keys = {name: named_key(key, "generator") for name, key in keys.items()}
+        features = vocabulary.features_of(generator, generator_params, batch, generator_keys)
+        head = vocabulary.head(generator, generator_params, vocabulary.at_targets(features, batch))
         features, unembedding, bias = jax.lax.stop_gradient(head)
         rows, length = local_shape(features.shape[:2], "batch", None)
         chunk = chunk_length(rows, length, generator.model.vocab_size, self.logits_at_once)
@@ -84,9 +87,9 @@ class ReplacedTokenLoss(Loss):
 
 
 def _sample(features, unembedding, bias, key, chunk):
-    """A token from each softmax of features [B, T, E] @ unembedding.T + bias, int32 [B, T]; `chunk` of T at a time.
+    """Samples from the softmax of features [B, T, E] @ unembedding.T + bias, int32 [B, T], `chunk` of T at a time.
 
-    Each of the T has a key of its own, so that neither chunks nor meshes change what is drawn.
+    Each of the T slots has its own key, so that neither the chunk size nor the mesh changes the samples.
     """
     matrix = unembedding.astype(features.dtype)
 
@@ -100,10 +103,10 @@ def _sample(features, unembedding, bias, key, chunk):
 
 
 def _filled(batch, values):
-    """`tokens` [B, L] with values [B, T] at the target positions."""
+    """Returns `tokens` [B, L] with `values` [B, T] at the target positions."""
 
     def of_row(tokens, positions, values, weights):
-        # Added, since unused slots all name one position.
+        # `add` rather than `set`: unused slots all have the same position.
         return tokens.at[positions].add(jnp.where(weights > 0, values - tokens[positions], 0))
 
     return jax.vmap(of_row)(batch["tokens"], batch["target_positions"], values, batch["target_weights"])

@@ -11,27 +11,27 @@ from plm_jax.losses.loss import Term
 
 @dataclass(frozen=True)
 class SpanBoundaryLoss(Term):
-    """Cross-entropy of each target from its span's two ends, as far as SpanBERT's head counts (Joshi et al. 2020 §3.2).
+    """Cross-entropy of each target, predicted from the two boundaries of its span (SpanBERT, Joshi et al. 2020 §3.2).
 
-    Its mean is over the targets that count.
+    Targets beyond the head's number of positions are left out; the mean is over the others.
     """
 
     kind: ClassVar[str] = "boundary"
     reads: ClassVar[tuple[str, ...]] = ("target_left", "target_right", "target_offsets")
 
+    @override
     def weight(self, model, batch):
-        """Targets near enough to their span's beginning."""
         return self._counted(model, batch).sum()
 
     @override
     def __call__(self, loss, model, params, features, batch):
         inputs = (batch[name] for name in self.reads)
         features, matrix, bias = model.apply({"params": params}, features, *inputs, method="boundary_head")
-        found, metrics = vocabulary.sums(
+        boundary_loss, metrics = vocabulary.sums(
             loss, features, matrix, bias, {**batch, "target_weights": self._counted(model, batch)}
         )
-        return found, {"boundary_accuracy": metrics["accuracy"]}
+        return boundary_loss, {"boundary_accuracy": metrics["accuracy"]}
 
     def _counted(self, model, batch):
-        """The targets' weights [B, T], 0 beyond the head's positions."""
+        """Returns the weights of the targets [B, T], 0 beyond the head's positions."""
         return batch["target_weights"] * (batch["target_offsets"] < model.model.named_heads[self.head].positions)

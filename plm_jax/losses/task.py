@@ -1,4 +1,4 @@
-"""What fine-tuning minimises: the loss of a task's head, and beside it that of a language model."""
+"""The loss of fine-tuning: that of a task's head, optionally with a language modeling loss."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,7 +10,7 @@ from typing_extensions import override
 from plm_jax.common import ranges
 from plm_jax.common.errors import UserError, nearest
 from plm_jax.losses import vocabulary
-from plm_jax.losses.cross_entropy import own_and_largest_other
+from plm_jax.losses.cross_entropy import target_and_largest_other
 from plm_jax.losses.loss import Loss
 from plm_jax.models import task_heads
 from plm_jax.models.heads import TASK
@@ -18,16 +18,16 @@ from plm_jax.models.heads import TASK
 
 @dataclass(frozen=True)
 class TaskLoss(Loss):
-    """The loss of the model's head "task", a term called as that head's kind, by what rows are labelled with.
+    """The loss of the model's head "task"; its term is named after the kind of the head.
 
     `classes` and `choice`: cross-entropy with `label` int32 [B]. `score`: squared error from `score` float32 [B].
-    `tags`: cross-entropy with `tags` int32 [B, L] where these are at least 0, in the mean over such tokens. `span`:
-    half of the cross-entropy of `span_starts` and of `span_ends` int32 [B] over all places of a row, padding too, as in
-    BERT. All but the tags' are means over rows; those of padding alone do not count.
+    `tags`: cross-entropy with `tags` int32 [B, L] at tokens whose tag is at least 0, averaged over these tokens.
+    `span`: half the sum of the cross-entropies of `span_starts` and `span_ends` int32 [B] over all positions of a row,
+    padding included, as in BERT. Except for `tags`, terms are averaged over rows, without rows of padding.
 
     Attributes:
-      lm_coefficient: of a further term, `lm`, GPT-1's λ: the cross-entropy of `targets` under `target_weights`, both of
-        the shape of `tokens`, in the mean over a text's targets, then over texts (Radford et al. 2018 §3.2).
+      lm_coefficient: coefficient of the term `lm`, GPT-1's λ: the cross-entropy of `targets` under `target_weights`,
+        both of the shape of `tokens`, averaged over a text's targets, then over texts (Radford et al. 2018 §3.2).
     """
 
     kind: ClassVar[str] = "task"
@@ -35,31 +35,31 @@ class TaskLoss(Loss):
 
     @property
     def heads(self) -> tuple[str, ...]:
-        """The vocabulary's only for its own term."""
+        """Names of the heads; the vocabulary head is needed for the term `lm` only."""
         return (TASK, "vocabulary") if self.lm_coefficient else (TASK,)
 
     @property
+    @override
     def coefficients(self):
-        """The task's is 1."""
         return {"lm": self.lm_coefficient}
 
+    @override
     def weights(self, model, batch):
-        """Rows, or tokens with a tag; texts with a target."""
         head = _head(model)
-        found = {head.kind: _counted(model, head, batch).sum()}
+        weights = {head.kind: _counted(model, head, batch).sum()}
         if self.lm_coefficient:
-            found["lm"] = jnp.sum(batch["target_weights"].sum(-1) > 0, dtype=jnp.float32)
-        return found
+            weights["lm"] = jnp.sum(batch["target_weights"].sum(-1) > 0, dtype=jnp.float32)
+        return weights
 
     @override
     def __call__(self, model, params, batch, rngs, carry):
-        """`accuracy` is the share of right classes, tags and choices, and of spans right at both ends."""
+        """Returns the sums; `accuracy` counts correct classes, tags and choices, and spans correct at both ends."""
         head = _head(model)
         output, features = task_heads.output(model, params, batch, vocabulary.dropout_keys(rngs))
-        each, right = LOSSES[head.kind](self, output, batch)
+        losses, correct = LOSSES[head.kind](self, output, batch)
         counted = _counted(model, head, batch)
-        terms = {head.kind: jnp.sum(jnp.where(counted > 0, each, 0.0))}
-        metrics = {head.kind: {} if right is None else {"accuracy": jnp.sum(right * counted)}}
+        terms = {head.kind: jnp.sum(jnp.where(counted > 0, losses, 0.0))}
+        metrics = {head.kind: {} if correct is None else {"accuracy": jnp.sum(correct * counted)}}
         if self.lm_coefficient:
             terms["lm"] = self._language_model(model, params, features, batch)
         return terms, metrics, carry
@@ -71,11 +71,11 @@ class TaskLoss(Loss):
         return vocabulary.sums(self, *vocabulary.head(model, params, features), flat)[0]
 
     def cross_entropy(self, logits, labels):
-        """Of logits [..., C] with labels int32 [...], and whether the label's logit is above all others."""
-        own, other = own_and_largest_other(logits, labels)
+        """Returns the losses of logits [..., C] with labels int32 [...], and whether a label's logit is the largest."""
+        label_logits, largest_others = target_and_largest_other(logits, labels)
         log_z = jax.nn.logsumexp(logits, axis=-1)
-        smoothed = self.label_smoothing * (own - logits.mean(-1))
-        return log_z - own + self.z_loss * log_z**2 + smoothed, own > other
+        smoothed = self.label_smoothing * (label_logits - logits.mean(-1))
+        return log_z - label_logits + self.z_loss * log_z**2 + smoothed, label_logits > largest_others
 
 
 def _classes(loss, output, batch):
@@ -97,19 +97,19 @@ def _span(loss, output, batch):
     return (start + end) / 2, starts_right & ends_right
 
 
-# By the kinds of heads: the loss, an output and a batch → each item's loss, and whether it is right (None: no such).
+# By the kind of the head, functions (loss, output, batch) → (losses, whether each prediction is correct or None).
 LOSSES = {"classes": _classes, "score": _score, "tags": _tags, "span": _span, "choice": _classes}
 
 
 def _head(model):
     head = model.model.named_heads[TASK]
     if head.kind not in LOSSES:
-        raise UserError(f"loss 'task' knows no head of kind '{head.kind}': {nearest(head.kind, LOSSES)}")
+        raise UserError(f"loss 'task' does not support a head of kind '{head.kind}': {nearest(head.kind, LOSSES)}")
     return head
 
 
 def _counted(model, head, batch):
-    """Float32, 1 for the rows [B] or tokens [B, L] that count."""
+    """Returns 1 for the rows [B] or tokens [B, L] that count, float32."""
     mask = batch["decoder_mask" if model.model.has_decoder else "mask"]
     if head.kind == "tags":
         return ((mask > 0) & (batch["tags"] >= 0)).astype(jnp.float32)

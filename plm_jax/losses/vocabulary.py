@@ -1,4 +1,4 @@
-"""From a batch to a model's features, and from features to the sums of the vocabulary head."""
+"""Features of a batch, and the sums of the vocabulary head from features."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,24 +15,24 @@ Sum = Float[Array, ""]
 
 
 def dropout_keys(rngs: Keys) -> dict[str, jax.Array]:
-    """The key `dropout` of `rngs` as Linen takes it; nothing where there is none."""
+    """Returns the key `dropout` of `rngs` as Linen expects it; empty if there is none."""
     return {name: key for name, key in (rngs or {}).items() if name == "dropout"}
 
 
 def features_of(model: Any, params: Any, batch: Batch, rngs: Keys) -> Float[Array, "batch length *dims"]:
-    """The model's features [B, L, D] of a batch; no key `dropout` among `rngs`: no dropout."""
+    """Returns the model's features [B, L, D] of a batch; without a key `dropout` in `rngs` there is no dropout."""
     keys = dropout_keys(rngs)
     inputs = model.model.read(batch)
     return model.apply({"params": params}, **inputs, deterministic=not keys, rngs=keys, method="features")
 
 
 def at_targets(features: Float[Any, "batch length dim"], batch: Batch) -> Float[Array, "batch targets dim"]:
-    """Features [B, L, D] at `target_positions`: [B, T, D]."""
+    """Gathers features [B, L, D] at `target_positions`: [B, T, D]."""
     return jnp.take_along_axis(features, batch["target_positions"][..., None], axis=1)
 
 
 def head(model: Any, params: Any, features: Features) -> tuple[Float[Any, "batch targets columns"], Any, Bias | None]:
-    """The head by its parts: what is multiplied for features [B, T, D], [B, T, E], the matrix [V, E], the bias [V]."""
+    """Returns the inputs of the unembedding [B, T, E] for features [B, T, D], its matrix [V, E] and its bias [V]."""
     features = model.apply({"params": params}, features, method="head_features")
     matrix, bias = model.apply({"params": params}, method="unembedding")
     return features, matrix, bias
@@ -41,9 +41,11 @@ def head(model: Any, params: Any, features: Features) -> tuple[Float[Any, "batch
 def sums(
     loss: Loss, features: Features, unembedding: Any, bias: Bias | None, batch: Batch
 ) -> tuple[Sum, dict[str, Sum]]:
-    """A head's parts against `targets` [B, T] under `target_weights`: the cross-entropy, and `nll` and `accuracy`.
+    """Returns the cross-entropy of a head with `targets` [B, T] under `target_weights`, and `nll` and `accuracy`.
 
-    `loss` has the factors of the `Loss` that it is for.
+    Args:
+      loss: the loss whose `z_loss`, `label_smoothing` and `logits_at_once` apply.
+      features, unembedding, bias: results of `head`.
     """
     factors = loss.z_loss, loss.label_smoothing, loss.logits_at_once
     targets, weights = batch["targets"], batch["target_weights"]

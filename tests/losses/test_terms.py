@@ -291,7 +291,7 @@ def test_heads_that_name_no_loss_or_the_same_are_told(own):
 
     del Head.choices["lost"]
     for heads, said in (
-        ({"size": Lost()}, r"there is no loss 'nrom', which head 'size' names: .*norm"),
+        ({"size": Lost()}, r"head 'size' has an unknown loss 'nrom': .*norm"),
         ({"size": head(), "width": head()}, r"heads 'size' and 'width' both have the loss 'norm'"),
     ):
         module = registry.build(dataclasses.replace(tiny.BERT, heads=tuple(heads.items())))

@@ -208,7 +208,7 @@ def _positions(run: Run, length: int) -> None:
 def _words(run: Run) -> None:
     """What an objective that predicts words in both directions asks of a model's softmax."""
     objective, train = run.objective, run.train
-    if "stream" not in objective.takes:
+    if "stream" not in objective.inputs:
         return
     if objective.negative_samples >= run.model.vocab_size:
         raise UserError(

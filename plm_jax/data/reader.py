@@ -310,7 +310,7 @@ class Reader:
         for k in _sample(phase):
             name, rows, item, rng = self._draw(k)
             example = noising.read(self.objective, rows, item, rng, self.sources[name].word_initial)
-            counts.append(self._settings.objective.left_out(example, self.objective.special))
+            counts.append(self._settings.objective.count_unmaskable(example, self.objective.special))
         left_out, tokens = np.sum(counts, axis=0)
         return float(left_out / max(tokens, 1))
 

@@ -1,4 +1,4 @@
-"""What noise and which targets: pure NumPy functions `(example, rng) → example`, one file each."""
+"""Training objectives: pure NumPy functions `(example, rng) → example` that add noise and targets, one file each."""
 
 import dataclasses
 from typing import Any
@@ -63,7 +63,7 @@ __all__ = [
 
 
 def get(name: str, special: Special | None = None, **settings: Any) -> BoundObjective:
-    """The objective of a kind, as in `get("causal")`.
+    """Returns an objective, as in `get("causal")`.
 
     Raises:
       UserError: an unknown kind or setting.

@@ -1,4 +1,4 @@
-"""Bidirectional language modelling."""
+"""Bidirectional language modeling."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,14 +14,15 @@ from plm_jax.objectives.special import Special
 
 @dataclass(frozen=True)
 class BidirectionalLM(Objective):
-    """Predict each word from those before it, and from those after it (ELMo, Peters et al. 2018, arXiv:1802.05365).
+    """Prediction of each word from the words before it, and from the words after it (ELMo, Peters et al. 2018,
+    arXiv:1802.05365).
 
-    The loss is the mean of both directions'. The layout of streams gives what allenai/bilm-tf reads; characters are
-    numbered from 0, where the source keeps 0 for padding.
+    The loss is the mean over both directions. The layout of streams reads text as allenai/bilm-tf does, except that
+    characters are numbered from 0; bilm-tf reserves 0 for padding.
 
     Attributes:
-      negative_samples: words drawn for each batch, log-uniformly by their ids, so that these must fall in frequency;
-        when training, the softmax is over them and the target alone. 0: over all words, as it always is in validation.
+      negative_samples: words drawn per batch for a sampled softmax in training; 0 uses the full softmax. Words are
+        drawn log-uniformly by id, so ids must be sorted by falling frequency. Validation always uses the full softmax.
     """
 
     kind: ClassVar[str] = "bidirectional_lm"
@@ -29,27 +30,27 @@ class BidirectionalLM(Objective):
     loss: ClassVar[str] = "bidirectional_lm"
     loss_fields: ClassVar[tuple[str, ...]] = ("negative_samples",)
     targets: ClassVar[str] = "every next word, and every one before when reading backward"
-    takes: ClassVar[tuple[str, ...]] = ("stream",)
+    inputs: ClassVar[tuple[str, ...]] = ("stream",)
     negative_samples: ranges.LengthOrZero = 0
 
     @override
     def apply(
         self, example: dict[str, np.ndarray], special: Special, rng: np.random.Generator
     ) -> dict[str, np.ndarray]:
-        """Weighs the targets that the layout of streams has found; nothing is drawn.
+        """Adds target weights to an example of the layout of streams, without randomness.
 
         Args:
-          example: `targets` [2, L] and `characters` [2, L, C], forward and backward; `mask` [L], 0 at padding, may be
-            left out where there is none.
+          example: `targets` [2, L] and `characters` [2, L, C], forward and backward; optionally `mask` [L], 0 at
+            padding.
 
         Returns:
           `characters` and `targets` int32, `target_weights` [2, L] float32.
 
         Raises:
-          UserError: it is no example of streams.
+          UserError: the example is not of the layout of streams.
         """
         if "characters" not in example:
-            raise UserError("bidirectional language modelling reads streams: choose streams as config.data.layout")
+            raise UserError("bidirectional language modeling reads streams: set config.data.layout to streams")
         targets = np.asarray(example["targets"], np.int32)
         weights = np.ones(targets.shape, np.float32)
         if "mask" in example:

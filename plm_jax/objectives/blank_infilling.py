@@ -17,12 +17,19 @@ from plm_jax.objectives import rows
 from plm_jax.objectives.objective import Objective
 from plm_jax.objectives.special import Special
 
-# The shortest text that `short_probability` makes, in tokens (THUDM/GLM, blocklm_utils.py).
+# Minimum number of tokens of a text shortened by `short_probability` (THUDM/GLM, blocklm_utils.py).
 _SHORTEST = 32
 
 
 class _Blanks(NamedTuple):
-    """Spans of a text, rising; the mask that stands for each; whether eop follows each; whether they are short ones."""
+    """Spans cut out of a text.
+
+    Attributes:
+      starts, lengths: the spans, sorted.
+      mask: id that replaces each span.
+      closed: whether eop follows each span.
+      short: whether these are short spans.
+    """
 
     starts: np.ndarray
     lengths: np.ndarray
@@ -33,28 +40,28 @@ class _Blanks(NamedTuple):
 
 @dataclass(frozen=True)
 class BlankInfilling(Objective):
-    """Blanks in a text are filled token by token, in any order (GLM, Du et al. 2022, arXiv:2103.10360).
+    """Autoregressive filling of blanks in a text, in random order (GLM, Du et al. 2022, arXiv:2103.10360).
 
-    A row is part A, cls if there is one and the text with one mask for each span that is cut out of it, and part B, the
-    spans in random order, each behind sop; part B predicts each span and eop. Part A sees itself, part B sees part A
-    and what precedes. Every token has two positions: its place in part A, which for part B is that of the span's mask,
-    and its place within the span, counted from 1 at sop, 0 in part A.
+    Part A of a row is the text, after cls if the vocabulary has one, with each cut span replaced by a mask. Part B is
+    the spans in random order, each after sop; its targets are the tokens of each span and eop. Part A attends to
+    itself, part B to part A and to the tokens before. Every token has two positions: its position in part A, which for
+    part B is that of the span's mask, and its position within the span, counted from 1 at sop and 0 in part A.
 
-    The rules and defaults are those of `blocklm_utils.py` in THUDM/GLM, but for these: each row draws its own kind of
-    blanks, not each batch; every way to place short spans is equally likely; a shortened text is the only one of its
-    row, begins anywhere and is not cut where sentences end; the ends of sentences are the cache's.
+    Rules and defaults are those of `blocklm_utils.py` in THUDM/GLM, with these differences: the kind of blanks is drawn
+    per row, not per batch; all placements of short spans are equally likely; a shortened text is alone in its row,
+    begins at any token and may end within a sentence; boundaries of sentences come from the cache.
 
     Attributes:
-      rate: short spans, or sentences, are drawn until so much of the text, rounded down, is cut out.
-      mean_span_length, max_span_length: short spans have lengths from a Poisson distribution with this parameter,
-        without 0 and what exceeds the maximum. They lie within documents and do not touch.
-      sentence_rate: share of rows whose blanks are whole sentences, of which each has the mask `smask`.
-      document_rate: share of rows that have one long blank, with the mask `gmask`.
-      document_min_share: the least share of the text that this blank takes; the most is all but two tokens.
-      document_end_share: how often it is the end of the text, which then has no eop; always so where there are several
-        documents.
-      block_mask_rate: share of the inputs of short spans, not of what they predict, that `dblock` replaces.
-      short_probability: share of rows that hold a shorter stretch of their text.
+      rate: share of the text to cut out, rounded down; short spans or sentences are drawn until it is reached.
+      mean_span_length, max_span_length: parameters of the lengths of short spans, a Poisson distribution truncated to 1
+        to the maximum. Short spans lie within documents and do not touch.
+      sentence_rate: share of rows whose blanks are full sentences, each replaced by the mask `smask`.
+      document_rate: share of rows with one long blank, replaced by the mask `gmask`.
+      document_min_share: minimum share of the text in a long blank; the maximum is all tokens but two.
+      document_end_share: probability that a long blank ends the text, in which case it has no eop. In a row of several
+        documents it always does.
+      block_mask_rate: share of the input tokens of short spans that are replaced by `dblock`; targets are unchanged.
+      short_probability: share of rows with a shortened text.
     """
 
     kind: ClassVar[str] = "blank_infilling"
@@ -82,46 +89,47 @@ class BlankInfilling(Objective):
     @property
     @override
     def reads(self) -> tuple[str, ...]:
-        """What of an example it reads beyond its tokens."""
         return ("sentence_starts",) if self.sentence_rate else ()
 
     def text_length(self, length: int) -> int:
-        """The tokens of text and cls that with masks, sop and eop make a row of `length`: 512 make 592.
+        """Returns the number of tokens, cls included, that with masks, sop and eop make a row of `length`: 512 for 592.
 
         Raises:
-          UserError: no number does.
+          UserError: no number of tokens makes such a row.
         """
         return _text_length(self, length)
 
     @override
     def input_length(self, length: int) -> int:
-        """The text of a row but for cls: 511 for a row of 592."""
+        """Returns the number of tokens of a row without cls: 511 for a row of 592."""
         return self.text_length(length) - 1
 
     @override
     def num_positions(self, length: int) -> int:
-        """Those of the text: what fills blanks has the positions of their masks."""
+        """Returns the number of tokens of the text: tokens of part B have the positions of their masks."""
         return self.text_length(length)
 
     @override
     def target_length(self, length: int) -> int:
-        """Slots for part B: 154 in a row of 592 with short spans alone."""
+        """Returns the number of slots for part B: 154 in a row of 592 with short spans only."""
         return self._lengths(self.text_length(length))[1]
 
     def _lengths(self, num_tokens: int) -> tuple[int, int]:
-        """The lengths of the row and of part B, both with slots for all that may be cut out of so many tokens."""
+        """Returns the maximum lengths of the row and of part B for a text of `num_tokens`."""
         spans, longest = self._spans(num_tokens), num_tokens - 1
         if not self.sentence_rate + self.document_rate:
             longest = min(longest, self._budget(num_tokens) + self.max_span_length - 1)
         return num_tokens + 2 * spans, longest + spans
 
     def _budget(self, num_tokens: int) -> int:
-        """How many of so many tokens are cut out at least."""
+        """Returns the minimum number of tokens to cut out of `num_tokens`."""
         return max(1, int(num_tokens * self.rate))
 
     def _spans(self, num_tokens: int) -> int:
-        """At most so many spans are cut out of so many tokens: six standard deviations above the mean number of short
-        ones, by the renewal theorem, so that the limit is as good as never met.
+        """Returns the maximum number of spans in a text of `num_tokens`.
+
+        It is six standard deviations above the mean number of short spans, by the renewal theorem, so that in practice
+        rows never reach it.
         """
         budget, (mean, variance) = self._budget(num_tokens), _moments(self.mean_span_length, self.max_span_length)
         return min(budget, math.ceil(budget / mean + 6 * math.sqrt(budget * variance / mean**3)))
@@ -130,20 +138,20 @@ class BlankInfilling(Objective):
     def apply(
         self, example: dict[str, np.ndarray], special: Special, rng: np.random.Generator
     ) -> dict[str, np.ndarray]:
-        """Cuts blanks out and appends what fills them.
+        """Cuts blanks out of the text and appends their contents.
 
         Args:
-          example: `tokens` [input_length(L)], without cls, eos after each document but one that is cut; `mask` of that
-            shape, 0 at padding behind the text, may be left out where there is none; `sentence_starts` [s], where
-            sentences begin, of use for sentence blanks: a document without any counts as one sentence.
+          example: `tokens` [input_length(L)], without cls, with eos after each document that ends in the row;
+            optionally `mask` of that shape, 0 at padding after the text; optionally `sentence_starts` [s], indices of
+            the first tokens of sentences. A document without any counts as one sentence.
 
         Returns:
           `tokens`, `positions` and `block_positions` [L] int32, part A and then part B; `prefix_lengths` [] int32, the
-          length of part A. `targets` and `target_positions` [T] int32 and `target_weights` [T] float32,
-          T = `target_length(L)`: what part B predicts, and where. Unused slots are 0, unused tokens pad.
+          length of part A. `targets` and `target_positions` [T] int32 and `target_weights` [T] float32, T =
+          `target_length(L)`, of part B. Unused slots are 0, unused tokens are pad.
 
         Raises:
-          UserError: the vocabulary lacks a special id; documents are kept apart.
+          UserError: the vocabulary lacks a special id, or documents are kept apart.
         """
         self._check(example, special)
         tokens = np.asarray(example["tokens"], np.int32)
@@ -183,7 +191,7 @@ class BlankInfilling(Objective):
         needed |= {"smask": self.sentence_rate, "gmask": self.document_rate, "dblock": self.block_mask_rate}
         for name, rate in needed.items():
             if rate and getattr(special, name) is None:
-                raise UserError(f"blank infilling as configured needs an id for {name}: set config.vocabulary.{name}")
+                raise UserError(f"blank infilling needs an id for {name}: set config.vocabulary.{name}")
         rows.check_joined(example, "blank infilling")
 
     def _draw(
@@ -194,7 +202,12 @@ class BlankInfilling(Objective):
         special: Special,
         rng: np.random.Generator,
     ) -> _Blanks:
-        """The blanks of a text [n], of which tokens from `first` on may be cut out; sentences begin at `sentences`."""
+        """Draws the blanks of a text [n].
+
+        Args:
+          first: index of the first token that may be cut out.
+          sentences: indices of the first tokens of sentences.
+        """
         ends = np.zeros(0, np.int64) if special.eos is None else first + (text[first:] == special.eos).nonzero()[0]
         bounds = np.concatenate([[first - 1], ends, [len(text)]])
         begins, ends = bounds[:-1] + 1, bounds[1:]
@@ -206,7 +219,7 @@ class BlankInfilling(Objective):
         return self._short(text, begins, ends, special, rng)
 
     def _long(self, text: Int[np.ndarray, " length"], end: int, special: Special, rng: np.random.Generator) -> _Blanks:
-        """One blank at the text's end, or within its first document, which ends at `end`, if that is all."""
+        """Draws one blank at the end of the text, or within its first document, up to `end`, if it is the only one."""
         least = max(1, int(self.document_min_share * len(text)))
         length = int(rng.integers(min(least, len(text) - 2), len(text) - 1))
         if end < len(text) - 1 or rng.random() < self.document_end_share:
@@ -248,32 +261,32 @@ class BlankInfilling(Objective):
         lengths = lengths[: 1 + lengths.cumsum().searchsorted(self._budget(len(text)))]
         lengths = rng.permutation(lengths)  # The last one drawn tends to be long.
         starts, placed = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-        for begin, room, own in zip(begins.tolist(), *_share(lengths, ends - begins + 1, rng), strict=True):
-            if own:
-                own = np.array(own)
-                # Each span takes one token more than its length, which keeps it off the next one. Shrunk to that one
-                # they are a subset of the places; each is then moved by the lengths of those before it.
-                starts.append(begin + rows.subset(room + len(own), len(own), rng) + own.cumsum() - own)
-                placed.append(own)
+        for begin, room, sizes in zip(begins.tolist(), *_share(lengths, ends - begins + 1, rng), strict=True):
+            if sizes:
+                spans = np.array(sizes)
+                # A free token follows each span. With spans shrunk to that token, a placement is a subset of the
+                # positions; each span is then moved by the lengths of the spans before it.
+                starts.append(begin + rows.subset(room + len(spans), len(spans), rng) + spans.cumsum() - spans)
+                placed.append(spans)
         return _Blanks(np.concatenate(starts), np.concatenate(placed), special.required("mask"), short=True)
 
 
 def _share(
     lengths: Int[np.ndarray, " spans"], rooms: Int[np.ndarray, " documents"], rng: np.random.Generator
 ) -> tuple[list[int], list[list[int]]]:
-    """Shares spans out to documents, each in proportion to the room that is left where it fits.
+    """Distributes spans among documents, with probability proportional to the free room where a span fits.
 
     Args:
-      lengths: of the spans.
-      rooms: of each document one more than its tokens.
+      lengths: lengths of the spans.
+      rooms: number of tokens plus one of each document.
 
     Returns:
-      What room is left in each document, and the lengths of its spans. Where none fits a span is cut to the largest
-      room; where there is none at all it is dropped.
+      The remaining room of each document and the lengths of its spans. A span that fits nowhere is cut to the largest
+      room, or dropped if there is none.
     """
     if len(rooms) == 1 and (left := int(rooms[0] - lengths.sum()) - len(lengths)) > 0:
         return [left], [lengths.tolist()]
-    left_rooms, own = rooms.tolist(), [[] for _ in rooms]
+    left_rooms, spans = rooms.tolist(), [[] for _ in rooms]
     for length, draw in zip(lengths.tolist(), rng.random(len(lengths)).tolist(), strict=True):
         length = min(length, max(left_rooms) - 1)
         if length < 1:
@@ -281,53 +294,54 @@ def _share(
         fitting = list(itertools.accumulate([room if room > length else 0 for room in left_rooms]))
         document = bisect.bisect_right(fitting, draw * fitting[-1])
         left_rooms[document] -= length + 1
-        own[document].append(length)
-    return left_rooms, own
+        spans[document].append(length)
+    return left_rooms, spans
 
 
-# The rows of part B.
+# Rows of the array that holds part B.
 _TOKEN, _POSITION, _BLOCK_POSITION, _TARGET = range(4)
 
 
 def _parts(
     text: Int[np.ndarray, " length"], blanks: _Blanks, special: Special, rng: np.random.Generator
 ) -> tuple[Int[np.ndarray, " part_a"], Int[np.ndarray, "4 part_b"]]:
-    """Part A [a], and part B [4, b]: its tokens, both positions and targets."""
+    """Returns part A [a], and part B [4, b]: its tokens, both positions and targets."""
     order = rng.permutation(len(blanks.starts))
     starts, lengths = blanks.starts[order], blanks.lengths[order]
     sizes = lengths + 1
     firsts = sizes.cumsum() - sizes
     within = np.arange(sizes.sum()) - firsts.repeat(sizes)
-    # The token of the text that each place predicts; at eop, which follows the last one of its span, the one beyond.
+    # Index of the token that each position predicts; one past the span where eop is predicted.
     source = starts.repeat(sizes) + within
-    kept = np.ones(len(text) + 1, np.bool_)
-    kept[source] = False
-    kept[starts] = kept[starts + lengths] = True
-    kept = kept[:-1]
+    in_part_a = np.ones(len(text) + 1, np.bool_)
+    in_part_a[source] = False
+    in_part_a[starts] = in_part_a[starts + lengths] = True
+    in_part_a = in_part_a[:-1]
     part_a = text.copy()
     part_a[starts] = blanks.mask
     part_b = np.empty((4, len(within)), np.int32)
     part_b[_TOKEN] = text.take(source - 1, mode="clip")
     part_b[_TOKEN, firsts] = special.required("sop")
-    part_b[_POSITION] = (kept.cumsum()[starts] - 1).repeat(sizes)
+    part_b[_POSITION] = (in_part_a.cumsum()[starts] - 1).repeat(sizes)
     part_b[_BLOCK_POSITION] = within + 1
     part_b[_TARGET] = text.take(source, mode="clip")
     part_b[_TARGET, firsts + lengths] = special.required("eop")
-    return part_a[kept], part_b if blanks.closed else part_b[:, :-1]
+    return part_a[in_part_a], part_b if blanks.closed else part_b[:, :-1]
 
 
 @functools.cache
 def _text_length(settings: BlankInfilling, length: int) -> int:
-    found = bisect.bisect_left(range(length), length, key=lambda n: settings._lengths(n)[0])
-    made = settings._lengths(found)[0]
-    if found < 3 or made != length:
-        raise UserError(f"blank infilling makes no row of length {length}: set config.data.length to {max(made, 5)}")
-    return found
+    """Returns `BlankInfilling.text_length`."""
+    num_tokens = bisect.bisect_left(range(length), length, key=lambda n: settings._lengths(n)[0])
+    nearest = settings._lengths(num_tokens)[0]
+    if num_tokens < 3 or nearest != length:
+        raise UserError(f"blank infilling makes no row of length {length}: set config.data.length to {max(nearest, 5)}")
+    return num_tokens
 
 
 @functools.cache
 def _cumulative(mean: float, most: int) -> Float[np.ndarray, " {most}"]:
-    """The cumulative probabilities of lengths 1 to `most` under a Poisson distribution confined to them."""
+    """Returns the cumulative probabilities of lengths 1 to `most` under a Poisson distribution truncated to them."""
     logs = [k * math.log(mean) - math.lgamma(k + 1) for k in range(1, most + 1)]
     weights = np.exp(np.array(logs) - max(logs))
     cumulative = weights.cumsum() / weights.sum()
@@ -337,7 +351,7 @@ def _cumulative(mean: float, most: int) -> Float[np.ndarray, " {most}"]:
 
 @functools.cache
 def _moments(mean: float, most: int) -> tuple[float, float]:
-    """The mean and variance of that length."""
+    """Returns the mean and the variance of the lengths of short spans."""
     probabilities, lengths = np.diff(_cumulative(mean, most), prepend=0.0), np.arange(1, most + 1)
     average = float(probabilities @ lengths)
     return average, float(probabilities @ lengths**2) - average**2

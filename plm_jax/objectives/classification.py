@@ -1,4 +1,4 @@
-"""The class or the score of a text or of a pair of texts."""
+"""Classification and regression of texts and pairs of texts."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -12,13 +12,13 @@ from plm_jax.objectives.special import Special
 
 
 @dataclass(frozen=True)
-class _OneOrTwo(LabelledObjective):
-    """What both read.
+class _TextsObjective(LabelledObjective):
+    """The base of objectives with one label for a text or a pair of texts.
 
     Attributes:
-      label, dtype: the key of the label in examples and rows, and its type in rows.
-      both_orders: whether a decoder reads a pair in both orders, a row each, for what is alike whichever comes first
-        (Radford et al. 2018 §3.3, similarity).
+      label, dtype: key of the label in examples and rows, and its type in rows.
+      both_orders: whether a decoder reads a pair in both orders, one row each, for symmetric tasks such as similarity
+        (Radford et al. 2018 §3.3).
     """
 
     architectures: ClassVar[tuple[str, ...]] = ("encoder", "decoder", "encoder_decoder", "elmo")
@@ -29,26 +29,28 @@ class _OneOrTwo(LabelledObjective):
     def __post_init__(self):
         super().__post_init__()
         if self.both_orders and self.rows != "decoder":
-            raise UserError(f"config.objective.both_orders is for decoders, rows are for {self.rows}: leave it out")
+            raise UserError(
+                f"config.objective.both_orders needs rows for a decoder, config.objective.rows is {self.rows}: "
+                "set both_orders to False"
+            )
 
     @property
     @override
-    def least_texts(self) -> int:
+    def min_texts(self) -> int:
         return 2 if self.both_orders else 1
 
     @property
     @override
-    def rows_an_example(self) -> int:
-        """One for each order."""
+    def rows_per_example(self) -> int:
         return 2 if self.both_orders else 1
 
     @override
-    def blank_label(self) -> dict[str, Any]:
+    def placeholder_label(self) -> dict[str, Any]:
         return {self.label: 0}
 
     @override
     def apply(self, example: dict[str, Any], special: Special, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """The row, see `LabelledObjective.make_row`, of both orders on a first axis, and the label []."""
+        """Returns the row of `LabelledObjective.make_row`, or the rows of both orders stacked, and the label []."""
         texts = example["texts"]
         if self.both_orders:
             row = stacked([self.make_row(order, example, special).row for order in (texts, texts[::-1])])
@@ -58,8 +60,8 @@ class _OneOrTwo(LabelledObjective):
 
 
 @dataclass(frozen=True)
-class Classification(_OneOrTwo):
-    """Tell the class of a text, or of a pair of texts (Devlin et al. 2019 §4.1; Radford et al. 2018 §3.3)."""
+class Classification(_TextsObjective):
+    """Classification of a text or a pair of texts (Devlin et al. 2019 §4.1; Radford et al. 2018 §3.3)."""
 
     kind: ClassVar[str] = "classification"
     form: ClassVar[str] = "classes"
@@ -69,8 +71,8 @@ class Classification(_OneOrTwo):
 
 
 @dataclass(frozen=True)
-class Regression(_OneOrTwo):
-    """Tell the score of a text, or of a pair of texts, by its squared error."""
+class Regression(_TextsObjective):
+    """Prediction of a score of a text or a pair of texts, with the squared error."""
 
     kind: ClassVar[str] = "regression"
     form: ClassVar[str] = "score"

@@ -18,14 +18,14 @@ from plm_jax.objectives.text_to_text import TextToText
 
 @dataclass(frozen=True)
 class DecoderTextToText(Objective):
-    """A decoder reads the inputs of a text-to-text objective and goes on with its targets (Raffel et al. 2020 §3.2.1).
+    """A text-to-text objective for a decoder, which reads the inputs and continues with the targets.
 
-    Both end with eos and share a row; the targets alone are predicted. Where a row has fewer than it may, as
-    `TextToText.lengths` says, it ends with padding.
+    As in Raffel et al. 2020 §3.2.1, inputs and targets each end with eos and share a row; only the targets are
+    predicted. Rows have the largest lengths that `TextToText.lengths` allows; shorter ones end with padding.
 
     Attributes:
-      noise: what makes inputs and targets of a text.
-      prefix: whether the inputs see all of themselves, the "prefix LM" of that paper's table 2, or what is before them.
+      noise: text-to-text objective that turns a text into inputs and targets.
+      prefix: whether attention within the inputs is bidirectional (the "prefix LM" of that paper's table 2) or causal.
     """
 
     kind: ClassVar[str] = "decoder_text_to_text"
@@ -42,10 +42,10 @@ class DecoderTextToText(Objective):
 
     @override
     def input_length(self, length: int) -> int:
-        """How many tokens become a row of `length`.
+        """Returns the number of tokens that make a row of `length`.
 
         Raises:
-          UserError: no number does.
+          UserError: no number of tokens makes such a row.
         """
         return _input_length(self.noise, length)
 
@@ -58,16 +58,16 @@ class DecoderTextToText(Objective):
     def apply(
         self, example: dict[str, np.ndarray], special: Special, rng: np.random.Generator
     ) -> dict[str, np.ndarray]:
-        """Makes the row, L long; `TextToText.apply` tells the example, and what it may lack.
+        """Returns the row of an example as in `TextToText.apply`.
 
         Returns:
-          `tokens`, `targets` [L] int32: inputs, eos, targets, eos and padding, the latter shifted left by one.
-          `target_weights` [L] float32, 1 at targets and their eos. With a `prefix`, `prefix_lengths` [] int32, how many
-          of `tokens` are the inputs and their eos.
+          `tokens`, `targets` [L] int32: inputs, eos, targets, eos and padding, with `targets` shifted left by one.
+          `target_weights` [L] float32, 1 at targets and their eos. With `prefix`, `prefix_lengths` [] int32, the number
+          of inputs including their eos.
         """
         length = _row_length(self.noise, len(example["tokens"]))
-        made = self.noise.apply(example, special, rng)
-        inputs, targets = made["tokens"][made["mask"] > 0], made["targets"][made["target_weights"] > 0]
+        noised = self.noise.apply(example, special, rng)
+        inputs, targets = noised["tokens"][noised["mask"] > 0], noised["targets"][noised["target_weights"] > 0]
         whole = np.concatenate([inputs, targets])
         size, pad = len(whole) - 1, special.pad or 0
         weights = np.zeros(length, np.float32)
@@ -81,7 +81,7 @@ class DecoderTextToText(Objective):
 
 
 def _row_length(noise: TextToText, num_tokens: int) -> int:
-    """Of a row of inputs and targets, each with eos, without the last eos, which is a target alone."""
+    """Returns the length of a row: inputs and targets, each with eos, without the last eos, which is only a target."""
     return sum(noise.lengths(num_tokens)) - 1
 
 
@@ -90,11 +90,11 @@ def _input_length(noise: TextToText, length: int) -> int:
     num_tokens = 1
     while _row_length(noise, num_tokens + 1) <= length:
         num_tokens += 1
-    if (found := _row_length(noise, num_tokens)) != length:
+    if (nearest := _row_length(noise, num_tokens)) != length:
         name = noise.kind.replace("_", " ")
-        others = [found, _row_length(noise, num_tokens + 1)] if found < length else [found]
+        lengths = [nearest, _row_length(noise, num_tokens + 1)] if nearest < length else [nearest]
         raise UserError(
             f"{name} for a decoder makes no row of length {length}: set config.data.length to "
-            f"{' or '.join(map(str, others))}"
+            f"{' or '.join(map(str, lengths))}"
         )
     return num_tokens

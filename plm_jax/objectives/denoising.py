@@ -1,4 +1,4 @@
-"""Denoising."""
+"""Denoising of whole texts."""
 
 import math
 from collections.abc import Callable
@@ -16,13 +16,13 @@ from plm_jax.objectives.examples import EncoderDecoderRows
 from plm_jax.objectives.objective import Objective
 from plm_jax.objectives.special import Special
 
-# Function from a number to as many masks, of which some may be random ids.
+# Returns the given number of masks, some of which may be random ids.
 Masks = Callable[[int], Int[np.ndarray, " _"]]
 
 
 @dataclass(frozen=True)
 class TokenMasking:
-    """A share `rate` of the tokens is replaced by the mask, each by one."""
+    """Replacement of a share `rate` of the tokens by one mask each."""
 
     kind: ClassVar[str] = "masking"
     rate: ranges.Share = 0.3
@@ -30,7 +30,7 @@ class TokenMasking:
 
 @dataclass(frozen=True)
 class TokenDeletion:
-    """A share `rate` of the tokens is left out without a trace."""
+    """Deletion of a share `rate` of the tokens."""
 
     kind: ClassVar[str] = "deletion"
     rate: ranges.Share = 0.3
@@ -38,11 +38,11 @@ class TokenDeletion:
 
 @dataclass(frozen=True)
 class TextInfilling:
-    """Spans of words are replaced by one mask each, a span of no words by a mask more.
+    """Replacement of spans of words by one mask each; a span of no words inserts a mask.
 
     Attributes:
       rate: share of the words that are in spans.
-      mean_span_length: of the Poisson distribution of the spans' lengths, in words.
+      mean_span_length: mean of the Poisson distribution of span lengths, in words.
     """
 
     kind: ClassVar[str] = "infilling"
@@ -52,30 +52,32 @@ class TextInfilling:
 
 @dataclass(frozen=True)
 class NoNoise:
-    """Every token stays; sentences may still be permuted, tokens inserted, the text rotated."""
+    """No noise on tokens; sentences may still be permuted, masks inserted and the text rotated."""
 
     kind: ClassVar[str] = "none"
 
 
 @dataclass(frozen=True)
 class Denoising(Objective):
-    """The encoder reads a text with noise, the decoder says the text (BART, Lewis et al. 2020, arXiv:1910.13461).
+    """Reconstruction of a text by the decoder from a noised text (BART, Lewis et al. 2020, arXiv:1910.13461).
 
-    The noises come in the order of facebookresearch/fairseq, denoising_dataset.py: sentences are permuted, `noise` acts
-    on tokens, tokens are inserted, the text is rotated. The defaults are the recipe of BART, which are not fairseq's.
+    Noise is applied in the order of facebookresearch/fairseq, denoising_dataset.py: sentences are permuted, `noise` is
+    applied to tokens or words, masks are inserted, the text is rotated. The defaults are the recipe of BART, which
+    differs from fairseq's defaults.
 
     Counts of tokens, words and sentences are shares rounded up, drawn without replacement. As in fairseq, spans may
-    meet: what they share is cut out once, and the mask of one that begins within another goes. Unlike there, sentences
-    begin where the cache says, whatever the vocabulary (fairseq ends them at GPT-2's full stop, else at eos); a random
-    id may be any (fairseq spares 0) and is drawn for each inserted mask, too (fairseq makes a fixed share of them
-    random); and a rotation begins at each token as often (fairseq leaves the text as it is twice as often).
+    overlap: the overlap is cut once, and the mask of a span that begins within another one is dropped. There are three
+    differences. Sentences begin where the cache says, for any vocabulary; fairseq ends them at GPT-2's full stop,
+    otherwise at eos. A random id may be any, and is drawn for each inserted mask, too; fairseq never draws 0 and makes
+    a fixed share of the inserted masks random. A rotation begins at each token with equal probability; fairseq leaves
+    the text unchanged twice as often.
 
     Attributes:
-      permute_sentences: share of the sentences that change places among themselves.
-      noise: what happens to tokens or words.
-      insert: so many tokens are added, as a share of those there, at places drawn uniformly.
-      rotate: probability that the text begins at a token drawn uniformly, and ends with what was before it.
-      random_share: probability of each mask, inserted or not, to be any id of the vocabulary instead.
+      permute_sentences: share of the sentences that are permuted.
+      noise: noise on tokens or words.
+      insert: number of masks inserted at uniformly random positions, as a share of the tokens.
+      rotate: probability that the text is rotated to begin at a uniformly random token.
+      random_share: probability that a mask, inserted or not, is replaced by a random id of the vocabulary.
     """
 
     kind: ClassVar[str] = "denoising"
@@ -93,16 +95,17 @@ class Denoising(Objective):
     @property
     @override
     def reads(self) -> tuple[str, ...]:
-        """What examples must have besides tokens."""
         words = () if isinstance(self.noise, NoNoise) else ("word_starts",)
         return (*words, "sentence_starts") if self.permute_sentences else words
 
     @override
     def input_length(self, length: int) -> int:
-        """The most tokens that fit an encoder row of `length` with bos, eos and what is inserted; one may be left free.
+        """Returns the maximum number of tokens that fit an encoder row of `length` with bos, eos and inserted masks.
+
+        One slot may stay free.
 
         Raises:
-          UserError: no number does.
+          UserError: no token fits.
         """
         num_tokens = int((length - 2) / (1 + self.insert)) + 1
         while num_tokens + math.ceil(self.insert * num_tokens) > length - 2:
@@ -113,7 +116,7 @@ class Denoising(Objective):
 
     @override
     def target_length(self, length: int) -> int:
-        """Length of the decoder's row beside an encoder row of `length`: the whole text, bos and eos."""
+        """Returns the length of the decoder's row for an encoder row of `length`: the whole text, bos and eos."""
         return self.input_length(length) + 2
 
     @override
@@ -123,17 +126,18 @@ class Denoising(Objective):
         """Adds the noise.
 
         Args:
-          example: `tokens` [input_length(L)]; `mask` of that shape, 0 at padding behind the text, may be left out where
-            there is none. `sentence_starts` and `word_starts`, the rising indices of the tokens that begin sentences
-            and words; left out, the text is one sentence, and each token is a word. `segment_ids` of that shape, the
-            number of each token's document from 1, only if documents do not see each other: each gets its own noise.
+          example: `tokens` [input_length(L)]; optionally `mask` of that shape, 0 at padding after the text. Optionally
+            `sentence_starts` and `word_starts`, sorted indices of the first tokens of sentences and words; by default
+            the text is one sentence, and each token is a word. `segment_ids` of that shape, the number of each token's
+            document from 1, only if attention does not cross documents: noise is then applied to each document
+            separately.
 
         Returns:
-          `tokens` and `mask` [L] int32: bos, the text with noise, eos; what does not fit, as after many spans of no
-          words in a short text, is cut off before eos. `targets` [T] int32 and `target_weights` [T] float32, T =
-          `target_length(L)`: bos, the text, eos. `decoder_tokens` [T] int32: the targets shifted right behind eos. If
-          `segment_ids` were given, bos is of the first document and eos of the last; `segment_ids` [L] and
-          `decoder_segment_ids` [T] int32, 0 at padding; the decoder starts each document from eos, at place 0 of
+          `tokens` and `mask` [L] int32: bos, the noised text, eos; a text that is too long, as after many spans of no
+          words in a short text, is cut before eos. `targets` [T] int32 and `target_weights` [T] float32, T =
+          `target_length(L)`: bos, the text, eos. `decoder_tokens` [T] int32: the targets shifted right after eos. With
+          `segment_ids` in the example, bos belongs to the first document and eos to the last; `segment_ids` [L] and
+          `decoder_segment_ids` [T] int32, 0 at padding; the decoder starts each document from eos, at position 0 of
           `decoder_positions` [T] int32.
 
         Raises:
@@ -152,7 +156,7 @@ class Denoising(Objective):
         targets = _framed(tokens, target_length, special, pad)
         decoder_tokens = np.full_like(targets, special.required("eos"))
         decoder_tokens[1:] = targets[:-1]
-        made = {
+        row = {
             "tokens": _framed(noised, length, special, pad),
             "mask": rows.padded(1, len(noised) + 2, length),
             "decoder_tokens": decoder_tokens,
@@ -160,13 +164,13 @@ class Denoising(Objective):
             "target_weights": rows.padded(1, len(tokens) + 2, target_length, dtype=np.float32),
         }
         if "segment_ids" in example:
-            made["segment_ids"] = _numbered(np.array([len(part) for part in parts]), len(noised), length)
+            row["segment_ids"] = _numbered(np.array([len(part) for part in parts]), len(noised), length)
             ids = _numbered(np.diff(begins, append=len(tokens)), len(tokens), target_length)
-            made["decoder_segment_ids"], made["decoder_positions"] = ids, rows.places(ids)
-            # Of a document of which nothing is left there is nothing to say it from.
-            made["target_weights"] *= np.isin(ids, made["segment_ids"])
+            row["decoder_segment_ids"], row["decoder_positions"] = ids, rows.segment_positions(ids)
+            # A document of which no token is left in the encoder is not predicted.
+            row["target_weights"] *= np.isin(ids, row["segment_ids"])
             decoder_tokens[np.diff(ids, prepend=0) > 0] = special.required("eos")
-        return made
+        return row
 
     def _noised_apart(
         self,
@@ -176,23 +180,23 @@ class Denoising(Objective):
         special: Special,
         rng: np.random.Generator,
     ) -> list[Int[np.ndarray, " _"]]:
-        """Of each document of a text [n], which begin at `begins`, what noise makes of it."""
+        """Applies the noise to each document of a text [n] separately; `begins` are their first tokens."""
         if len(begins) == 1:
             return [self._noised(tokens, example, special, rng)]
-        ends, found = np.append(begins[1:], len(tokens)), []
+        ends, documents = np.append(begins[1:], len(tokens)), []
         for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
-            own = {}
+            local_starts = {}
             for name in example.keys() & {"sentence_starts", "word_starts"}:
                 starts = example[name]
-                own[name] = starts[slice(*starts.searchsorted((begin, end)))] - begin
-            found.append(self._noised(tokens[begin:end], own, special, rng))
-        return found
+                local_starts[name] = starts[slice(*starts.searchsorted((begin, end)))] - begin
+            documents.append(self._noised(tokens[begin:end], local_starts, special, rng))
+        return documents
 
     def _check(self, special: Special) -> None:
         writes_masks = self.insert > 0 or isinstance(self.noise, TextInfilling | TokenMasking)
         for name in ("bos", "eos", *(["mask"] if writes_masks else [])):
             if getattr(special, name) is None:
-                raise UserError(f"denoising needs a special id {name}: set config.vocabulary.{name}")
+                raise UserError(f"denoising needs an id for {name}: set config.vocabulary.{name}")
 
     def _noised(
         self,
@@ -201,18 +205,18 @@ class Denoising(Objective):
         special: Special,
         rng: np.random.Generator,
     ) -> Int[np.ndarray, " noised"]:
-        """All noises on a text [n], one after another."""
+        """Applies all noise to a text [n]."""
         sentences, words = (_is_start(example.get(f"{name}_starts"), len(tokens)) for name in ("sentence", "word"))
         if self.permute_sentences and sentences is not None:
             order = _permuted(sentences, self.permute_sentences, rng)
             tokens, words = tokens[order], None if words is None else words[order]
 
         def masks(count: int) -> Int[np.ndarray, " {count}"]:
-            made = np.full(count, special.required("mask"), np.int32)
+            ids = np.full(count, special.required("mask"), np.int32)
             if self.random_share:
                 random = rng.random(count) < self.random_share
-                made[random] = rng.integers(special.vocab_size, size=np.count_nonzero(random))
-            return made
+                ids[random] = rng.integers(special.vocab_size, size=np.count_nonzero(random))
+            return ids
 
         match self.noise:
             case TokenMasking(rate):
@@ -231,7 +235,7 @@ class Denoising(Objective):
 
 
 def _framed(text: Integer[np.ndarray, " _"], length: int, special: Special, pad: int) -> Int[np.ndarray, " {length}"]:
-    """A row [length]: bos, `text`, eos, and `pad`."""
+    """Returns a row [length]: bos, `text`, eos and padding."""
     row = np.full(length, pad, np.int32)
     row[0], row[len(text) + 1] = special.required("bos"), special.required("eos")
     row[1 : len(text) + 1] = text
@@ -239,26 +243,26 @@ def _framed(text: Integer[np.ndarray, " _"], length: int, special: Special, pad:
 
 
 def _numbered(sizes: Int[np.ndarray, " _"], num_tokens: int, length: int) -> Int[np.ndarray, " {length}"]:
-    """The number from 1 of each token's document in a framed row [length] int32, of documents of these sizes."""
+    """Returns the document of each token, counted from 1, in a framed row [length] of documents of these sizes."""
     ids = np.repeat(np.arange(1, len(sizes) + 1), sizes)[:num_tokens]
     return rows.padded(np.concatenate([[1], ids, [len(sizes)]]), num_tokens + 2, length)
 
 
 def _is_start(starts: Integer[np.ndarray, " _"] | None, num_tokens: int) -> Bool[np.ndarray, " {num_tokens}"] | None:
-    """Bool [num_tokens], true at the indices `starts`, of which those beyond are of padding; None without any."""
+    """Returns a bool array [num_tokens], True at the indices `starts` that are not padding; None without `starts`."""
     if starts is None:
         return None
-    found = np.zeros(num_tokens, np.bool_)
-    found[starts[: np.searchsorted(starts, num_tokens)]] = True
-    return found
+    is_start = np.zeros(num_tokens, np.bool_)
+    is_start[starts[: np.searchsorted(starts, num_tokens)]] = True
+    return is_start
 
 
 def _permuted(
     is_start: Bool[np.ndarray, " length"], share: float, rng: np.random.Generator
 ) -> Int[np.ndarray, " length"]:
-    """Which token stands at each place [n] once a share of the sentences has changed places among themselves."""
+    """Returns the order of the tokens [n] after a share of the sentences has been permuted."""
     num_tokens = len(is_start)
-    # What stands before the first start is the rest of a sentence.
+    # Tokens before the first start are the rest of a sentence.
     begins = np.concatenate([[0], 1 + np.flatnonzero(is_start[1:])]) if num_tokens else np.zeros(0, np.int64)
     lengths = np.diff(begins, append=num_tokens)
     order = np.arange(len(begins))
@@ -270,7 +274,7 @@ def _permuted(
 
 
 def _span_lengths(budget: int, mean: float, rng: np.random.Generator) -> Int[np.ndarray, " spans"]:
-    """Poisson draws until they add up to `budget`, the last cut to do so exactly."""
+    """Draws Poisson lengths until they sum to `budget`; the last one is cut to match it exactly."""
     ends = np.zeros(0, np.int64)
     while not len(ends) or ends[-1] < budget:
         drawn = rng.poisson(mean, int(budget / mean) + 8)
@@ -288,7 +292,7 @@ def _infilled(
     masks: Masks,
     rng: np.random.Generator,
 ) -> Int[np.ndarray, " noised"]:
-    """The text with spans of words, or of tokens where no words are told, replaced by a mask each."""
+    """Replaces spans of words, or of tokens if `is_start` is None, by one mask each."""
     num_tokens = len(tokens)
     starts = np.arange(num_tokens) if is_start is None else np.flatnonzero(is_start)
     budget = math.ceil(rate * len(starts))
@@ -300,16 +304,21 @@ def _infilled(
     first_words = rng.choice(len(starts), len(lengths), replace=False)
     tokens = tokens.copy()
     tokens[starts[first_words]] = masks(len(first_words))
-    return _inserted(tokens[~_goes_on(num_tokens, starts, first_words, lengths)], num_empty, masks, rng)
+    return _inserted(tokens[~_continues_span(num_tokens, starts, first_words, lengths)], num_empty, masks, rng)
 
 
-def _goes_on(
+def _continues_span(
     num_tokens: int,
     starts: Int[np.ndarray, " words"],
     first_words: Int[np.ndarray, " spans"],
     lengths: Int[np.ndarray, " spans"],
 ) -> Bool[np.ndarray, " {num_tokens}"]:
-    """Bool [num_tokens]: whether a token is in a span, but not the span's first; spans are stretches of words."""
+    """Returns whether a token is in a span without being its first token, bool [num_tokens].
+
+    Args:
+      starts: indices of the first tokens of words.
+      first_words, lengths: spans, in words.
+    """
     begins, ends = starts[first_words], np.append(starts, num_tokens)[np.minimum(first_words + lengths, len(starts))]
     changes = np.bincount(begins + 1, minlength=num_tokens + 1) - np.bincount(ends, minlength=num_tokens + 1)
     return changes[:-1].cumsum() > 0
@@ -318,7 +327,7 @@ def _goes_on(
 def _inserted(
     tokens: Int[np.ndarray, " length"], count: int, masks: Masks, rng: np.random.Generator
 ) -> Int[np.ndarray, " noised"]:
-    """`count` masks among the tokens, every way to merge the two equally likely."""
+    """Inserts `count` masks among the tokens; all ways to merge the two are equally likely."""
     if not count:
         return tokens
     row = np.empty(len(tokens) + count, np.int32)

@@ -1,4 +1,4 @@
-"""Rows of examples that bring inputs and targets of their own, with the keys of the rows that an objective makes."""
+"""Rows of examples with inputs and targets, with the same keys as the rows of an objective."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from plm_jax.common.errors import UserError
 from plm_jax.objectives.objective import Objective
-from plm_jax.objectives.rows import places
+from plm_jax.objectives.rows import segment_positions
 from plm_jax.objectives.special import Special
 
 Tokens = Sequence[int] | Integer[np.ndarray, " _"]
@@ -19,14 +19,14 @@ Counts = Integer[np.ndarray, " examples"]
 
 @dataclass(frozen=True)
 class ExampleRows:
-    """The base of rows of examples, each inputs and targets.
+    """The base of rows of examples, each with inputs and targets.
 
     Attributes:
-      objective: the one whose rows are of the same shape.
-      target_length: most tokens of the targets, their end counted; in an encoder-decoder the length of the decoder's
-        row, and None is as the objective makes it.
-      segmented: whether rows say which example each token is of, so that several can share a row.
-      begin: what begins a decoder's texts, and so its inputs.
+      objective: objective whose rows have the same keys and shapes.
+      target_length: maximum number of target tokens, eos included; for an encoder-decoder the length of the decoder's
+        row, where None is the objective's length.
+      segmented: whether rows have segment ids, so that several examples can share a row.
+      begin: special ids at the start of a decoder's texts, and so of its inputs.
     """
 
     objective: Objective
@@ -36,81 +36,84 @@ class ExampleRows:
     begin: Sequence[int] = ()
 
     def lengths(self, length: int) -> tuple[int, int]:
-        """Of the row of inputs and that of targets, of `length` for the former."""
+        """Returns the lengths of the row of inputs and the row of targets for a row of `length`."""
         raise NotImplementedError
 
     def sizes(self, num_inputs: Counts, num_targets: Counts, length: int) -> tuple[Counts, Counts]:
-        """What examples take of the row of inputs and that of targets, of their numbers of tokens [n]."""
+        """Returns the room that each example needs in the row of inputs and in that of targets.
+
+        Args:
+          num_inputs, num_targets: numbers of tokens of the examples [n].
+        """
         raise NotImplementedError
 
-    def are_cut(self, num_inputs: Counts, num_targets: Counts, length: int) -> Bool[np.ndarray, " examples"]:
-        """Bool [n]: of which examples inputs or targets are cut."""
+    def are_truncated(self, num_inputs: Counts, num_targets: Counts, length: int) -> Bool[np.ndarray, " examples"]:
+        """Returns whether inputs or targets of each example are truncated, bool [n]."""
         raise NotImplementedError
 
     def prompt(self, inputs: Tokens, length: int) -> list[int]:
-        """What of `inputs`, with the marks around them, a model reads in a row of `length`."""
+        """Returns the ids that a model reads for `inputs` in a row of `length`, with special tokens."""
         raise NotImplementedError
 
     def row(self, examples: Sequence[Example], length: int) -> dict[str, np.ndarray]:
-        """Examples one after another, each as inputs and targets; they must fit, see `sizes`."""
+        """Packs examples into a row, one after another; they must fit according to `sizes`."""
         raise NotImplementedError
 
     def align(self, row: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The objective's row of a text with the keys and lengths of rows of examples."""
+        """Gives an objective's row of a text the keys and lengths of rows of examples."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class EncoderDecoderRows(ExampleRows):
-    """The encoder reads the inputs, the decoder says the targets, both ended by eos (Raffel et al. 2020 §2.4).
+    """Rows with inputs in the encoder and targets in the decoder, each followed by eos (Raffel et al. 2020 §2.4).
 
-    Beside denoising both begin with bos, and the decoder with eos, as BART has it. What is too long is cut at its end,
-    before eos, as T5's `append_eos_after_trim` does.
+    With a denoising objective both also begin with bos, and the decoder's input with eos, as in BART. Long texts are
+    truncated at the end, before eos, like T5's `append_eos_after_trim`.
     """
 
     def __post_init__(self):
         if self.special.eos is None or (self._framed and self.special.bos is None):
-            raise UserError("examples end with eos, beside denoising begin with bos: set config.vocabulary.eos and bos")
+            raise UserError(
+                "examples end with eos and, with denoising, begin with bos: set config.vocabulary.eos and bos"
+            )
 
     @property
     def _framed(self) -> bool:
         return self.objective.frames
 
     @property
-    def _around(self) -> int:
-        """How many special tokens each part has."""
+    def _num_special(self) -> int:
+        """Returns the number of special tokens around each text."""
         return 2 if self._framed else 1
 
     @override
     def lengths(self, length: int) -> tuple[int, int]:
-        """Of the encoder's row and the decoder's."""
         return length, self.target_length or self.objective.target_length(length)
 
     @override
     def sizes(self, num_inputs: Counts, num_targets: Counts, length: int) -> tuple[Counts, Counts]:
-        """What examples take of the encoder's row and the decoder's, of their numbers of tokens [n]."""
         of_inputs, of_targets = self.lengths(length)
-        return np.minimum(num_inputs + self._around, of_inputs), np.minimum(num_targets + self._around, of_targets)
+        extra = self._num_special
+        return np.minimum(num_inputs + extra, of_inputs), np.minimum(num_targets + extra, of_targets)
 
     @override
-    def are_cut(self, num_inputs: Counts, num_targets: Counts, length: int) -> Bool[np.ndarray, " examples"]:
-        """Bool [n]: of which examples inputs or targets are cut."""
+    def are_truncated(self, num_inputs: Counts, num_targets: Counts, length: int) -> Bool[np.ndarray, " examples"]:
         of_inputs, of_targets = self.lengths(length)
-        return (num_inputs > of_inputs - self._around) | (num_targets > of_targets - self._around)
+        return (num_inputs > of_inputs - self._num_special) | (num_targets > of_targets - self._num_special)
 
     @override
     def prompt(self, inputs: Tokens, length: int) -> list[int]:
-        """What the encoder reads of `inputs` in a row of `length`."""
         begin = [self.special.required("bos")] if self._framed else []
-        return [*begin, *inputs[: length - self._around], self.special.required("eos")]
+        return [*begin, *inputs[: length - self._num_special], self.special.required("eos")]
 
     @override
     def row(self, examples: Sequence[Example], length: int) -> dict[str, np.ndarray]:
-        """Examples one after another, each as inputs and targets; they must fit, see `sizes`.
+        """Packs examples into a row, one after another; they must fit according to `sizes`.
 
         Returns:
           `tokens` and `mask` [length], `decoder_tokens` and `targets` [target_length] int32, `target_weights` float32.
-          If `segmented`, `segment_ids` and `decoder_segment_ids`, the example's number from 1, 0 at padding, and
+          If `segmented`, `segment_ids` and `decoder_segment_ids`, the number of the example from 1, 0 at padding, and
           `decoder_positions`, counted from its first token.
         """
         pad, limits = self.special.pad or 0, self.lengths(length)
@@ -120,11 +123,11 @@ class EncoderDecoderRows(ExampleRows):
         )
         decoder_tokens = np.empty_like(targets)
         decoder_tokens[1:] = targets[:-1]
-        positions = places(decoder_segment_ids)
+        positions = segment_positions(decoder_segment_ids)
         decoder_tokens[(positions == 0) & (decoder_segment_ids > 0)] = (
             self.special.required("eos") if self._framed else pad
         )
-        made = {
+        arrays = {
             "tokens": tokens,
             "mask": (segment_ids > 0).astype(np.int32),
             "decoder_tokens": decoder_tokens,
@@ -132,13 +135,12 @@ class EncoderDecoderRows(ExampleRows):
             "target_weights": (decoder_segment_ids > 0).astype(np.float32),
         }
         if self.segmented:
-            made |= {"segment_ids": segment_ids, "decoder_segment_ids": decoder_segment_ids}
-            made["decoder_positions"] = positions
-        return made
+            arrays |= {"segment_ids": segment_ids, "decoder_segment_ids": decoder_segment_ids}
+            arrays["decoder_positions"] = positions
+        return arrays
 
     @override
     def align(self, row: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The objective's row of a text with the keys and lengths of rows of examples."""
         num = len(row["targets"])
         if self.target_length is not None:
             padding, pad = (0, self.target_length - num), self.special.pad or 0
@@ -154,11 +156,11 @@ class EncoderDecoderRows(ExampleRows):
 
 @dataclass(frozen=True)
 class DecoderRows(ExampleRows):
-    """A decoder reads the inputs and goes on with the targets and eos; what is predicted are these alone.
+    """Rows in which a decoder reads the inputs and predicts the targets and eos.
 
-    Beside a prefix LM the inputs see all of themselves. Without inputs and what begins texts, eos stands for them.
-    Inputs are cut to what `target_length` leaves of a row whatever their targets, so that they are the same when an
-    answer is asked for.
+    With a prefix LM, attention within the inputs is bidirectional. Empty inputs without `begin` are replaced by eos.
+    Inputs are truncated to the room that `target_length` leaves in a row, regardless of their targets, so that a prompt
+    at inference is the same as in training.
     """
 
     def __post_init__(self):
@@ -167,7 +169,7 @@ class DecoderRows(ExampleRows):
 
     @property
     def _num_targets(self) -> int:
-        """Most tokens of the targets, their end included."""
+        """Returns the maximum number of target tokens, eos included."""
         if self.target_length is None:
             raise UserError(
                 "a decoder's row is shared by inputs and targets: set config.data.inputs_targets.target_length"
@@ -176,34 +178,32 @@ class DecoderRows(ExampleRows):
 
     @override
     def lengths(self, length: int) -> tuple[int, int]:
-        """Of the row, twice: inputs and targets share it."""
+        """Returns the length of the row twice: inputs and targets share it."""
         return length, length
 
     @override
     def sizes(self, num_inputs: Counts, num_targets: Counts, length: int) -> tuple[Counts, Counts]:
-        """What examples take of the row, twice; see `EncoderDecoderRows.sizes`."""
+        """Returns the room that each example takes in the shared row, twice."""
         inputs = np.clip(num_inputs + len(self.begin), 1, length + 1 - self._num_targets)
         size = inputs + np.minimum(num_targets, self._num_targets - 1)
         return size, size
 
     @override
-    def are_cut(self, num_inputs: Counts, num_targets: Counts, length: int) -> Bool[np.ndarray, " examples"]:
-        """Bool [n]: of which examples inputs or targets are cut."""
+    def are_truncated(self, num_inputs: Counts, num_targets: Counts, length: int) -> Bool[np.ndarray, " examples"]:
         room = length + 1 - self._num_targets - len(self.begin)
         return (num_inputs > room) | (num_targets >= self._num_targets)
 
     @override
     def prompt(self, inputs: Tokens, length: int) -> list[int]:
-        """What of `inputs` goes before the targets in a row of `length`."""
         return [*self.begin, *inputs][: length + 1 - self._num_targets] or [self.special.required("eos")]
 
     @override
     def row(self, examples: Sequence[Example], length: int) -> dict[str, np.ndarray]:
-        """Examples one after another, each as inputs and targets; they must fit, see `sizes`.
+        """Packs examples into a row, one after another, each as inputs and targets; they must fit according to `sizes`.
 
         Returns:
-          `tokens` and `targets` [length] int32, `target_weights` float32, 1 at targets and eos; beside a prefix LM
-          `prefix_lengths` [] int32. If `segmented`, `segment_ids`, the example's number from 1, 0 at padding, and
+          `tokens` and `targets` [length] int32, `target_weights` float32, 1 at targets and eos; with a prefix LM
+          `prefix_lengths` [] int32. If `segmented`, `segment_ids`, the number of the example from 1, 0 at padding, and
           `positions`, counted from its first token.
         """
         prompts = [self.prompt(inputs, length) for inputs, _ in examples]
@@ -213,17 +213,16 @@ class DecoderRows(ExampleRows):
         tokens, segment_ids = _joined([text[:-1] for text in whole], length, pad)
         targets, _ = _joined([text[1:] for text in whole], length, pad)
         is_answer = [[0] * (len(prompt) - 1) + [1] * len(rest) for prompt, rest in zip(prompts, answers, strict=True)]
-        made = {"tokens": tokens, "targets": targets, "target_weights": _joined(is_answer, length, 0)[0]}
-        made["target_weights"] = made["target_weights"].astype(np.float32)
+        arrays = {"tokens": tokens, "targets": targets, "target_weights": _joined(is_answer, length, 0)[0]}
+        arrays["target_weights"] = arrays["target_weights"].astype(np.float32)
         if self.segmented:
-            made |= {"segment_ids": segment_ids, "positions": places(segment_ids)}
+            arrays |= {"segment_ids": segment_ids, "positions": segment_positions(segment_ids)}
         if self.objective.has_prefix:
-            made["prefix_lengths"] = np.array(len(prompts[0]), np.int32)
-        return made
+            arrays["prefix_lengths"] = np.array(len(prompts[0]), np.int32)
+        return arrays
 
     @override
     def align(self, row: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The objective's row of a text with the keys of rows of examples."""
         if not self.segmented or "segment_ids" in row:
             return row
         num = len(row["tokens"])
@@ -233,7 +232,7 @@ class DecoderRows(ExampleRows):
 def _joined(
     parts: Sequence[Sequence[int]], length: int, pad: int
 ) -> tuple[Int[np.ndarray, " {length}"], Int[np.ndarray, " {length}"]]:
-    """Parts one after another as a row [length] int32, and the number of each token's part from 1, 0 at padding."""
+    """Concatenates parts into a row [length] int32; also returns the part of each token from 1, 0 at padding."""
     sizes = [len(part) for part in parts]
     row, numbers = np.full(length, pad, np.int32), np.zeros(length, np.int32)
     row[: sum(sizes)] = np.concatenate([np.asarray(part, np.int32) for part in parts])

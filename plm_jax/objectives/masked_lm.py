@@ -1,4 +1,4 @@
-"""Masked language modelling."""
+"""Masked language modeling."""
 
 import functools
 from dataclasses import dataclass
@@ -14,39 +14,39 @@ from plm_jax.objectives import rows
 from plm_jax.objectives.objective import Objective
 from plm_jax.objectives.special import Special
 
-_KEPT = ("token_types", "segment_ids", "positions", "pair_label")
+_COPIED_KEYS = ("token_types", "segment_ids", "positions", "pair_label")
 
 
 @dataclass(frozen=True)
 class MaskedLM(Objective):
-    """Predict some tokens from all others (BERT, Devlin et al. 2019, arXiv:1810.04805), drawn anew for every example.
+    """Prediction of masked tokens from all other tokens (BERT, Devlin et al. 2019, arXiv:1810.04805).
 
-    The defaults are those of `create_pretraining_data.py` in google-research/bert, and so is how whole words fill the
-    budget: in random order, those left out that would overflow it. So a word of more tokens than a row may have
-    predicted is never masked, and a row of such words has no target; `left_out` counts them. Stretches of several words
-    are those of the same file in google-research/albert (Lan et al. 2020, arXiv:1909.11942): where one would overflow
-    the budget it is shortened, one that begins near the row's end is as long as words remain (its length is drawn as
-    everywhere else), one that meets another is left out, and what goes on behind a separator counts as next to it.
-    RoBERTa (Liu et al. 2019, arXiv:1907.11692) differs little: fairseq rounds the number of predictions at random, may
-    mask what begins a row, and draws random ids that are not special.
+    By default, masks are drawn again each time an example is read. The defaults are those of
+    `create_pretraining_data.py` in google-research/bert. Whole words fill the budget as they do there: in random order,
+    skipping words that would exceed it. A word with more tokens than the budget is therefore never masked, and a row of
+    such words has no target; `count_unmaskable` counts them. N-grams of words follow the same file in
+    google-research/albert (Lan et al. 2020, arXiv:1909.11942), with these rules: an n-gram that would exceed the budget
+    or the row is shortened, one that overlaps another is skipped, and words on both sides of a separator count as
+    adjacent. RoBERTa (Liu et al. 2019, arXiv:1907.11692) differs slightly: fairseq rounds the number of predictions at
+    random, may mask the first token of a row, and draws no special tokens as random ids.
 
     Attributes:
-      rate: share of a row's tokens, special ones counted, that are predicted; at least one is.
-      max_predictions: slots for targets in a row; 0: as many as a whole row needs. BERT has 20 at length 128.
-      mask_share, random_share: of the predicted tokens, those replaced by the mask and by any id of the vocabulary;
-        the rest stay.
-      whole_words: words masked together, which takes `word_starts`. 0: tokens are masked one by one; 1: all tokens of a
-        word (BERT's whole-word masking); n: up to n neighbouring words, k of them with probability proportional to 1/k
-        (ALBERT has 3).
-      duplicates: how many masks each row has, an epoch each, after which they come again, as where masks are written to
-        files once (BERT; "static masking" in RoBERTa's comparison, with 10); 0: a new one every time.
+      rate: share of a row's tokens, special tokens counted, that are predicted; at least one is.
+      max_predictions: slots for targets in a row; 0 allows as many as a full row needs. BERT has 20 at length 128.
+      mask_share, random_share: shares of the predicted tokens that are replaced by the mask and by a random id; the
+        rest stay.
+      whole_words: maximum number of neighboring words masked together; needs `word_starts`. 0 masks single tokens; 1
+        all tokens of a word (BERT's whole-word masking); n up to n words, k of them with probability proportional to
+        1/k (ALBERT has 3).
+      duplicates: number of different masks of each row, one per epoch, after which they repeat (static masking: BERT's
+        files, RoBERTa's comparison with 10); 0 draws a new mask every time.
     """
 
     kind: ClassVar[str] = "masked_lm"
     architectures: ClassVar[tuple[str, ...]] = ("encoder",)
     loss: ClassVar[str] = "masked_lm"
     targets: ClassVar[str] = "the masked tokens; with sentence pairs the loss is theirs and the pairs' added up"
-    takes: ClassVar[tuple[str, ...]] = ("text", "row")
+    inputs: ClassVar[tuple[str, ...]] = ("text", "row")
     separators: ClassVar[tuple[str, ...]] = ("eos", "sep")
     rate: ranges.ShareAboveZero = 0.15
     max_predictions: ranges.LengthOrZero = 0
@@ -65,40 +65,37 @@ class MaskedLM(Objective):
     @property
     @override
     def reads(self) -> tuple[str, ...]:
-        """What examples must have besides tokens."""
         return ("word_starts",) if self.whole_words else ()
 
     @override
     def target_length(self, length: int) -> int:
-        """Slots for targets in a row."""
         return self.max_predictions or self._budget(length)
 
     def _budget(self, num_tokens: int) -> int:
-        """How many of so many tokens are predicted; Python's `round`, halves to even, as in the source."""
+        """Returns the number of predictions for `num_tokens`; Python's `round`, halves to even, as in the source."""
         return max(1, round(num_tokens * self.rate))
 
     @override
     def apply(
         self, example: dict[str, np.ndarray], special: Special, rng: np.random.Generator
     ) -> dict[str, np.ndarray]:
-        """Masks tokens, never one that begins or ends a row or document.
+        """Masks tokens, except special tokens that begin or end a row or document.
 
         Args:
-          example: `tokens` [L]; `mask` [L], 0 at padding, may be left out where there is none; where whole words are
-            masked `word_starts`, the rising indices of the tokens that begin words; behind tokens that are never masked
-            words begin in any case.
+          example: `tokens` [L]; optionally `mask` [L], 0 at padding; for whole words `word_starts`, the sorted indices
+            of the first tokens of words. Tokens after an unmaskable token always begin a word.
 
         Returns:
-          `tokens` and `mask` [L] int32; `targets` and `target_positions` [P] int32, positions rising, and
-          `target_weights` [P] float32, with P = `target_length(L)`, unused slots all 0; `token_types`, `segment_ids`,
-          `positions` and `pair_label` as they were given.
+          `tokens` and `mask` [L] int32; `targets` and `target_positions` [P] int32, sorted by position, and
+          `target_weights` [P] float32, with P = `target_length(L)` and 0 in unused slots; `token_types`, `segment_ids`,
+          `positions` and `pair_label` unchanged.
 
         Raises:
-          UserError: the vocabulary has no mask; `word_starts` are missing.
+          UserError: the vocabulary has no mask, or `word_starts` are missing.
         """
         if special.mask is None:
-            raise UserError("masked language modelling needs a mask id: set config.vocabulary.mask")
-        tokens, mask, free, num = self._look(example, special)
+            raise UserError("masked language modeling needs a mask id: set config.vocabulary.mask")
+        tokens, mask, free, num = self._prepare(example, special)
         slots = self.target_length(len(tokens))
         positions = self._choose(free, num, example, rng)
         num = len(positions)
@@ -109,9 +106,9 @@ class MaskedLM(Objective):
         np.putmask(replaced, draw >= self.mask_share + self.random_share, targets)
         np.putmask(replaced, draw < self.mask_share, special.mask)
         tokens[positions] = replaced
-        kept = {key: np.asarray(example[key], np.int32) for key in _KEPT if key in example}
-        kept |= {name: rows.padded(values, num, slots) for name, values in more.items()}
-        return kept | {
+        row = {key: np.asarray(example[key], np.int32) for key in _COPIED_KEYS if key in example}
+        row |= {name: rows.padded(values, num, slots) for name, values in more.items()}
+        return row | {
             "tokens": tokens,
             "mask": mask,
             "targets": rows.padded(targets, num, slots),
@@ -120,45 +117,47 @@ class MaskedLM(Objective):
         }
 
     @override
-    def left_out(self, example: dict[str, np.ndarray], special: Special) -> tuple[int, int]:
-        """How many tokens of a row, as `apply` takes it, are in words too long to be ever masked, and of how many."""
-        _, _, free, num = self._look(example, special)
+    def count_unmaskable(self, example: dict[str, np.ndarray], special: Special) -> tuple[int, int]:
+        _, _, free, num = self._prepare(example, special)
         (candidates,) = free.nonzero()
         if not self.whole_words or not num:
             return 0, len(candidates)
         sizes = np.diff(self._begins(candidates, example).nonzero()[0], append=len(candidates))
         return int(sizes[sizes > num].sum()), len(candidates)
 
-    def _look(
+    def _prepare(
         self, example: dict[str, np.ndarray], special: Special
     ) -> tuple[Int[np.ndarray, " length"], Int[np.ndarray, " length"], Bool[np.ndarray, " real"], int]:
-        """A row's `tokens`, a copy, and `mask` [L] int32; which of them up to the last real one may be predicted, bool;
-        and how many are to be.
+        """Prepares a row for masking.
+
+        Returns:
+          A copy of `tokens` and `mask` [L] int32; whether each token up to the last real one may be predicted, bool;
+          the number of tokens to predict.
         """
         tokens = np.array(example["tokens"], np.int32)
         mask = np.asarray(example["mask"], np.int32) if "mask" in example else np.ones(len(tokens), np.int32)
         (real,) = mask.nonzero()
-        end = int(real[-1]) + 1 if len(real) else 0  # Of a short row most is padding, which need not be looked at.
+        end = int(real[-1]) + 1 if len(real) else 0  # Short rows are mostly padding, which is skipped.
         free = self._free(tokens[:end], mask[:end], special)
         rated = self._num_rated(tokens[:end], mask[:end], special)
         num = min(self.target_length(len(tokens)), self._budget(rated), int(np.count_nonzero(free)))
         return tokens, mask, free, num
 
     def _num_rated(self, tokens: Int[np.ndarray, " real"], mask: Int[np.ndarray, " real"], special: Special) -> int:
-        """Returns the number of tokens of a row of which `rate` is the share to predict: special tokens count."""
+        """Returns the number of tokens that `rate` is a share of: all real tokens, special tokens included."""
         return int(np.count_nonzero(mask))
 
     def _free(
         self, tokens: Int[np.ndarray, " real"], mask: Int[np.ndarray, " real"], special: Special
     ) -> Bool[np.ndarray, " real"]:
-        """Bool [n]: which tokens of a row up to its last real one may be predicted."""
+        """Returns whether each token of a row up to the last real one may be predicted, bool [n]."""
         is_text = _is_text(special.bos, special.eos, special.cls, special.sep)
         return is_text.take(tokens, mode="clip") & (mask > 0)
 
     def _choose(
         self, free: Bool[np.ndarray, " real"], num: int, example: dict[str, np.ndarray], rng: np.random.Generator
     ) -> Int[np.ndarray, " positions"]:
-        """The positions of `num` free tokens, rising; of fewer where whole words do not fill the budget."""
+        """Chooses the positions of `num` free tokens, sorted; fewer if whole words do not fill the budget."""
         (candidates,) = free.nonzero()
         if not self.whole_words or not num:
             return candidates[rows.subset(len(candidates), num, rng)]
@@ -168,9 +167,9 @@ class MaskedLM(Objective):
     def _begins(
         self, candidates: Int[np.ndarray, " candidates"], example: dict[str, np.ndarray]
     ) -> Bool[np.ndarray, " candidates"]:
-        """Bool [n]: which of a row's candidates, rising positions, begin a word."""
+        """Returns whether each candidate, a sorted position in the row, begins a word, bool [n]."""
         if "word_starts" not in example:
-            raise UserError("masking whole words takes examples with `word_starts`")
+            raise UserError("whole-word masking needs examples with `word_starts`")
         starts = np.zeros(len(example["tokens"]), np.bool_)
         starts[example["word_starts"]] = True
         begins = starts[candidates]
@@ -181,13 +180,16 @@ class MaskedLM(Objective):
     def _draw(
         self, positions: Int[np.ndarray, " positions"], rng: np.random.Generator
     ) -> tuple[Float[np.ndarray, " positions"], dict[str, np.ndarray]]:
-        """For each position the number in [0, 1) that decides what its token is replaced by, and more to say of it."""
+        """Draws a number in [0, 1) per position, which decides its replacement; also returns more arrays of targets."""
         return rng.random(len(positions)), {}
 
 
 @functools.lru_cache(16)
 def _is_text(*fixed: int | None) -> Bool[np.ndarray, " ids"]:
-    """Bool [largest of these ids + 2]: whether an id is none of them; the last stands for all that are larger."""
+    """Returns a table, bool [largest of these ids + 2], of whether an id is not among `fixed`.
+
+    The last entry stands for all larger ids.
+    """
     ids = np.array([token for token in fixed if token is not None], np.int64)
     table = np.ones(ids.max(initial=-1) + 2, np.bool_)
     table[ids] = False
@@ -197,10 +199,10 @@ def _is_text(*fixed: int | None) -> Bool[np.ndarray, " ids"]:
 def _whole_words(
     begins: Bool[np.ndarray, " candidates"], budget: int, longest: int, rng: np.random.Generator
 ) -> Int[np.ndarray, " chosen"]:
-    """Stretches of up to `longest` words, of `budget` tokens at most: which tokens, rising.
+    """Chooses n-grams of up to `longest` words with at most `budget` tokens; returns their sorted token indices.
 
     Args:
-      begins: bool [n], whether a token begins a word; the first does.
+      begins: whether each token begins a word, bool [n]; the first one does.
     """
     (first,) = begins.nonzero()
     num_words = len(first)
@@ -213,7 +215,7 @@ def _whole_words(
         sizes = np.minimum(sizes, np.arange(num_words, 0, -1))
     starts, sizes = bounds.tolist(), sizes.tolist()
     taken = bytearray(num_words)
-    # Each depends on those before it; few are looked at, since the budget is soon used up.
+    # Sequential, since each word depends on those chosen before; the budget is used up after a few.
     for word in rng.permutation(num_words).tolist():
         size, start = sizes[word], starts[word]
         while size and starts[word + size] - start > budget:

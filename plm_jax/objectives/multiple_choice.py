@@ -1,4 +1,4 @@
-"""Which of several texts goes on with a context, or answers it."""
+"""Multiple choice: which of several texts continues or answers a context."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
@@ -14,10 +14,10 @@ from plm_jax.objectives.special import Special
 
 @dataclass(frozen=True)
 class MultipleChoice(LabelledObjective):
-    """Tell which of several texts is right, each in a row with the context (Devlin et al. 2019 §4.4).
+    """Choice of the correct one of several texts, each in a row with the context (Devlin et al. 2019 §4.4).
 
     Attributes:
-      num_choices: how many there are, as many as the sources' `form.number`.
+      num_choices: number of choices; must equal the sources' `form.number`.
     """
 
     kind: ClassVar[str] = "multiple_choice"
@@ -28,17 +28,16 @@ class MultipleChoice(LabelledObjective):
 
     @property
     @override
-    def least_texts(self) -> int:
+    def min_texts(self) -> int:
         return 1 + self.num_choices
 
     @property
     @override
-    def rows_an_example(self) -> int:
-        """One for each choice."""
+    def rows_per_example(self) -> int:
         return self.num_choices
 
     @override
-    def blank_label(self) -> dict[str, Any]:
+    def placeholder_label(self) -> dict[str, Any]:
         return {"label": 0}
 
     @override
@@ -46,12 +45,11 @@ class MultipleChoice(LabelledObjective):
         return super().special_tokens(min(num_texts, 2))  # Each row has two texts.
 
     @override
-    def are_cut(
+    def are_truncated(
         self, sizes: Integer[np.ndarray, "examples texts"], length: int, special: Special
     ) -> Bool[np.ndarray, " examples"]:
-        """Of which examples a row is."""
         pairs = (sizes[:, [0, choice]] for choice in range(1, sizes.shape[1]))
-        return np.any([super(MultipleChoice, self).are_cut(pair, length, special) for pair in pairs], axis=0)
+        return np.any([super(MultipleChoice, self).are_truncated(pair, length, special) for pair in pairs], axis=0)
 
     @override
     def apply(self, example: dict[str, Any], special: Special, rng: np.random.Generator) -> dict[str, np.ndarray]:

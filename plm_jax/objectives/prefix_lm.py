@@ -1,4 +1,4 @@
-"""Language modelling after a prefix, and, for encoder-decoders, without one."""
+"""Prefix language modeling, and full language modeling for encoder-decoders."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -16,16 +16,16 @@ from plm_jax.objectives.text_to_text import TextToText, decoder
 
 
 def _prefix_length(num_tokens: int, rng: np.random.Generator) -> int:
-    """Any number from 1 on that leaves a token; of a single token, 0."""
+    """Draws a length from 1 on that leaves a token; 0 for a single token."""
     return int(rng.integers(min(1, num_tokens - 1), num_tokens))
 
 
 @dataclass(frozen=True)
 class PrefixLM(TextToText):
-    """The encoder reads the text up to a random place, the decoder goes on (Raffel et al. 2020 §3.2.3, 3.3.1).
+    """Prefix language modeling: the decoder continues a text that the encoder reads up to a random position.
 
-    As in T5's `prefix_lm` every place is equally likely, and both parts end with eos. T5 leaves 512 slots for each; a
-    row of 512 here, too.
+    As in T5's `prefix_lm` (Raffel et al. 2020 §3.2.3, 3.3.1), all positions are equally likely, both parts end with
+    eos, and a row of length 512 has room for 512 tokens of each part.
     """
 
     kind: ClassVar[str] = "prefix_lm"
@@ -35,16 +35,16 @@ class PrefixLM(TextToText):
     def corrupt(
         self, tokens: Integer[np.ndarray, " length"], special: Special, rng: np.random.Generator
     ) -> tuple[Integer[np.ndarray, " inputs"], Integer[np.ndarray, " targets"]]:
-        """The text up to a place, and from there on."""
+        """Splits the text at a random position."""
         cut = _prefix_length(len(tokens), rng)
         return tokens[:cut], tokens[cut:]
 
 
 @dataclass(frozen=True)
 class FullLM(Objective):
-    """The decoder says the text after an encoder that reads nothing but eos (T5's `full_lm`, for an encoder-decoder).
+    """Prediction of a text by the decoder of an encoder-decoder whose encoder reads only eos (T5's `full_lm`).
 
-    Documents end with eos, rows do not. `config.data.length` is the decoder's; the encoder's row is of length 1.
+    Documents end with eos, rows do not. `config.data.length` is the decoder's; the encoder's row has length 1.
     """
 
     kind: ClassVar[str] = "full_lm"
@@ -53,27 +53,27 @@ class FullLM(Objective):
 
     @override
     def row_length(self, length: int) -> int:
-        """Eos alone."""
+        """Returns 1: the encoder reads only eos."""
         return 1
 
     @override
     def apply(
         self, example: dict[str, np.ndarray], special: Special, rng: np.random.Generator
     ) -> dict[str, np.ndarray]:
-        """Gives the text to the decoder.
+        """Returns a row with the text in the decoder.
 
         Args:
-          example: `tokens` [L]; `mask` [L], 0 at padding, may be left out where there is none.
+          example: `tokens` [L]; optionally `mask` [L], 0 at padding.
 
         Returns:
           `tokens` and `mask` [1] int32, eos; `targets` [L] int32, the text; `target_weights` [L] float32;
-          `decoder_tokens` [L] int32, the text shifted right behind pad (0 if there is none).
+          `decoder_tokens` [L] int32, the text shifted right after pad (0 if there is none).
 
         Raises:
-          UserError: the vocabulary has no eos; documents are kept apart.
+          UserError: the vocabulary has no eos, or documents are kept apart.
         """
         if special.eos is None:
-            raise UserError("full lm gives the encoder eos: set config.vocabulary.eos")
+            raise UserError("full lm needs eos as the encoder's input: set config.vocabulary.eos")
         check_joined(example, "full lm")
         targets = np.asarray(example["tokens"], np.int32)
         weights = np.asarray(example["mask"] if "mask" in example else np.ones(len(targets)), np.float32)
@@ -83,11 +83,11 @@ class FullLM(Objective):
 
 @dataclass(frozen=True)
 class DecoderPrefixLM(Causal):
-    """Causal language modelling whose rows begin with a prefix that sees all of itself and is not predicted.
+    """Causal language modeling after a prefix with bidirectional attention, which is not predicted.
 
-    For a decoder: the "prefix LM" of Raffel et al. 2020 §3.2.1, and UniLM's (Dong et al. 2019, arXiv:1905.03197). Every
-    prefix that leaves a token is equally likely, as in T5's `prefix_lm`; eos stands after documents alone, where T5
-    puts one after each of the two parts.
+    For a decoder: the "prefix LM" of Raffel et al. 2020 §3.2.1, and of UniLM (Dong et al. 2019, arXiv:1905.03197). All
+    prefixes that leave a token are equally likely, as in T5's `prefix_lm`; eos follows documents only, while T5 puts
+    one after each of the two parts.
     """
 
     kind: ClassVar[str] = "decoder_prefix_lm"
@@ -99,17 +99,17 @@ class DecoderPrefixLM(Causal):
     def apply(
         self, example: dict[str, np.ndarray], special: Special, rng: np.random.Generator
     ) -> dict[str, np.ndarray]:
-        """Shifts the tokens by one, see `Causal.apply`, which tells the example.
+        """Shifts the tokens by one, like `Causal.apply`, and draws a prefix.
 
         Returns:
-          What `Causal.apply` does, with `target_weights` 0 where the target is in the prefix, and `prefix_lengths` []
-          int32, how many of `tokens` are the prefix.
+          The row of `Causal.apply`, with `target_weights` 0 for targets in the prefix, and `prefix_lengths` [] int32,
+          the number of tokens in the prefix.
 
         Raises:
           UserError: documents are kept apart.
         """
         check_joined(example, "a prefix")
-        made = super().apply(example, special, rng)
-        length = _prefix_length(1 + int(np.count_nonzero(made["target_weights"])), rng)
-        made["target_weights"][: max(0, length - 1)] = 0
-        return made | {"prefix_lengths": np.array(length, np.int32)}
+        row = super().apply(example, special, rng)
+        length = _prefix_length(1 + int(np.count_nonzero(row["target_weights"])), rng)
+        row["target_weights"][: max(0, length - 1)] = 0
+        return row | {"prefix_lengths": np.array(length, np.int32)}

@@ -9,15 +9,15 @@ from plm_jax.objectives.masked_lm import MaskedLM
 
 @dataclass(frozen=True)
 class ReplacedToken(MaskedLM):
-    """Tell the tokens that a generator made up from those of the text (ELECTRA, Clark et al. 2020, arXiv:2003.10555).
+    """Detection of tokens replaced by a generator (ELECTRA, Clark et al. 2020, arXiv:2003.10555).
 
-    The example is that of the generator, a masked language model: the device draws its samples, and knows which of them
-    differ from the text (`losses.replaced_token`). As in google-research/electra
-    (pretrain/pretrain_helpers.py) the mask hides 85 % of the tokens to predict, and the generator sees the others; the
-    paper hides all. The source may draw a position twice, this does not.
+    Rows are those of the generator, a masked language model; its samples are drawn on the device and compared with the
+    text there (`losses.replaced_token`). As in google-research/electra (pretrain/pretrain_helpers.py), 85 % of the
+    tokens to predict are masked and the generator sees the others; the paper masks all of them. The source may draw a
+    position twice, this implementation does not.
 
     Attributes:
-      discriminator_weight: of the discriminator's loss beside the generator's.
+      discriminator_weight: factor of the discriminator's loss, relative to the generator's.
     """
 
     kind: ClassVar[str] = "replaced_token"

@@ -1,4 +1,4 @@
-"""The marks around the texts of a row, their types, padding."""
+"""Special tokens around the texts of a row, token types and padding."""
 
 import functools
 from collections.abc import Sequence
@@ -12,12 +12,13 @@ from plm_jax.objectives.special import Special
 
 @dataclass(frozen=True)
 class RowFormat:
-    """The marks of a row of whole texts: `before`, a text, `between`, the next one, and `after` the last.
+    """The special tokens of a row: `before` the first text, `between` texts and `after` the last.
 
-    BERT's is `[CLS] A [SEP] B [SEP]`: before (cls,), between and after (sep,).
+    BERT's `[CLS] A [SEP] B [SEP]` has before (cls,), between and after (sep,).
 
     Attributes:
-      has_types: whether rows have `token_types`, the number of each token's text; marks are of the text before them.
+      has_types: whether rows have `token_types`, the index of each token's text; a special token has the type of the
+        text before it.
     """
 
     before: tuple[int, ...]
@@ -28,23 +29,25 @@ class RowFormat:
 
     @classmethod
     def of(cls, special: Special, has_types: bool = False) -> "RowFormat":
-        """That of a vocabulary: cls and sep, or bos and eos where it lacks one of these."""
+        """Returns the format of a vocabulary: cls and sep, or bos and eos if it lacks one of these."""
         names = ("cls", "sep") if None not in (special.cls, special.sep) else ("bos", "eos")
         begin, end = map(special.required, names)
         return cls((begin,), (end,), (end,), special.pad or 0, has_types)
 
     @classmethod
     def labelled(cls, special: Special) -> "RowFormat":
-        """That of labelled texts: BERT's, with types, or where there is no cls and sep RoBERTa's and BART's
-        `<s> A </s></s> B </s>`, without.
+        """Returns the format of labeled texts.
+
+        It is BERT's, with types, or without cls and sep that of RoBERTa and BART, `<s> A </s></s> B </s>`, without
+        types.
         """
-        found = cls.of(special, has_types=True)
-        if found.before == (special.cls,):
-            return found
-        return replace(found, between=found.after * 2, has_types=False)
+        row_format = cls.of(special, has_types=True)
+        if row_format.before == (special.cls,):
+            return row_format
+        return replace(row_format, between=row_format.after * 2, has_types=False)
 
     def room(self, length: int, num_texts: int = 1) -> int:
-        """How many tokens of so many texts fit into a row of `length`."""
+        """Returns the number of tokens of `num_texts` texts that fit into a row of `length`."""
         return length - len(self.before) - len(self.after) - (num_texts - 1) * len(self.between)
 
     @functools.cached_property
@@ -52,7 +55,7 @@ class RowFormat:
         return tuple(np.array(marks, np.int32) for marks in (self.before, self.between, self.after))
 
     def row(self, texts: Sequence[Integer[np.ndarray, " _"]], length: int) -> dict[str, np.ndarray]:
-        """Texts that fit as a row: `tokens` and `mask` (0 at padding) [length] int32, and its `token_types`."""
+        """Joins texts that fit into a row of `length`: `tokens`, `mask` (0 at padding), and `token_types` if it has types."""
         before, between, after = self._marks
         tokens = np.full(length, self.pad, np.int32)
         token_types = np.zeros(length, np.int32) if self.has_types else None
@@ -66,13 +69,13 @@ class RowFormat:
             size += len(marks)
             if number and token_types is not None:
                 token_types[start:size] = number
-        made = {"tokens": tokens, "mask": (np.arange(length) < size).astype(np.int32)}
-        return made if token_types is None else made | {"token_types": token_types}
+        row = {"tokens": tokens, "mask": (np.arange(length) < size).astype(np.int32)}
+        return row if token_types is None else row | {"token_types": token_types}
 
-    def begins(self, sizes: Sequence[int]) -> list[int]:
-        """Where in a row texts of these sizes begin."""
-        found, at = [], len(self.before)
+    def text_starts(self, sizes: Sequence[int]) -> list[int]:
+        """Returns the index of the first token of each text in a row, for texts of these sizes."""
+        starts, start = [], len(self.before)
         for size in sizes:
-            found.append(at)
-            at += size + len(self.between)
-        return found
+            starts.append(start)
+            start += size + len(self.between)
+        return starts

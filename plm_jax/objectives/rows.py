@@ -1,4 +1,4 @@
-"""What objectives share: draws and rows, in few NumPy calls, since each costs about a microsecond an example."""
+"""Helpers of objectives: random subsets and padded rows, in few NumPy calls, as each costs about a microsecond."""
 
 import numpy as np
 from jaxtyping import Int, Num
@@ -6,10 +6,10 @@ from jaxtyping import Int, Num
 from plm_jax.common.errors import UserError
 
 
-def check_joined(example: dict[str, np.ndarray], what: str) -> None:
-    """Raises a `UserError` where documents are kept apart, which `what` cannot do."""
+def check_joined(example: dict[str, np.ndarray], name: str) -> None:
+    """Raises a `UserError` if documents are kept apart, which the objective `name` does not support."""
     if "segment_ids" in example:
-        raise UserError(f"{what} cannot keep documents apart: set config.data.layout.attend_across_documents to True")
+        raise UserError(f"{name} cannot keep documents apart: set config.data.layout.attend_across_documents to True")
 
 
 def subset(total: int, size: int, rng: np.random.Generator) -> Int[np.ndarray, " {size}"]:
@@ -22,7 +22,7 @@ def subset(total: int, size: int, rng: np.random.Generator) -> Int[np.ndarray, "
 def padded(
     values: Num[np.ndarray, " {size}"] | int, size: int, length: int, pad: int = 0, dtype: type = np.int32
 ) -> Num[np.ndarray, " {length}"]:
-    """A row [length] that begins with `values` [size] and goes on with `pad`."""
+    """Returns a row [length] of `values` [size] followed by `pad`."""
     row = np.zeros(length, dtype)
     row[:size] = values
     if pad:
@@ -30,8 +30,8 @@ def padded(
     return row
 
 
-def places(segment_ids: Int[np.ndarray, " length"]) -> Int[np.ndarray, " length"]:
-    """Places within each segment [n] int32, 0 at padding."""
+def segment_positions(segment_ids: Int[np.ndarray, " length"]) -> Int[np.ndarray, " length"]:
+    """Returns the position of each token within its segment [n] int32, 0 at padding."""
     index = np.arange(len(segment_ids), dtype=np.int32)
     begins = np.ones(len(segment_ids), np.bool_)
     begins[1:] = segment_ids[1:] != segment_ids[:-1]

@@ -15,16 +15,16 @@ from plm_jax.objectives.text_to_text import TextToText, weave
 
 @dataclass(frozen=True)
 class SpanCorruption(TextToText):
-    """Spans give way to sentinels, the decoder says the spans (T5, Raffel et al. 2020, arXiv:1910.10683).
+    """Replacement of spans by sentinels, which the decoder predicts (T5, Raffel et al. 2020, arXiv:1910.10683).
 
-    The defaults are those of `span_corruption` in google-research/text-to-text-transfer-transformer. There a token's
-    chance to be noise depends on its place, too: a row begins with clean text and ends with noise. A row's number of
-    tokens, and so its numbers of noise tokens and spans, do not vary: 568 tokens become rows of 512 and 114. T5 cuts
-    them from 128 joined documents at a time, of each at most 65,536 tokens in a row; here the layout decides.
+    The defaults are those of `span_corruption` in google-research/text-to-text-transfer-transformer. As there, the
+    probability that a token is noise depends on its position: a row begins with clean text and ends with noise. The
+    numbers of tokens, noise tokens and spans of a row are fixed: 568 tokens become rows of 512 and 114. T5 cuts its
+    texts from 128 joined documents, at most 65,536 tokens of each; here the layout decides.
 
     Attributes:
       noise_density: share of tokens that are cut out.
-      mean_span_length: of those spans, in tokens.
+      mean_span_length: mean length of the spans, in tokens.
     """
 
     kind: ClassVar[str] = "span_corruption"
@@ -33,7 +33,7 @@ class SpanCorruption(TextToText):
     mean_span_length: Annotated[float, ranges.Range(1, 1e9)] = 3.0
 
     def _counts(self, num_tokens: int) -> tuple[int, int]:
-        """How many of so many tokens are noise, and in how many spans; Python's `round`, halves to even, as in T5."""
+        """Returns the numbers of noise tokens and of spans; Python's `round`, halves to even, as in T5."""
         noise = max(1, min(round(num_tokens * self.noise_density), num_tokens - 1))
         return noise, max(1, min(round(noise / self.mean_span_length), num_tokens - noise))
 
@@ -44,14 +44,13 @@ class SpanCorruption(TextToText):
 
     @override
     def num_sentinels(self, num_tokens: int) -> int:
-        """One a span."""
         return self._counts(num_tokens)[1]
 
     @override
     def corrupt(
         self, tokens: Integer[np.ndarray, " length"], special: Special, rng: np.random.Generator
     ) -> tuple[Integer[np.ndarray, " inputs"], Integer[np.ndarray, " targets"]]:
-        """The clean spans, each followed by a sentinel, and each sentinel followed by its span."""
+        """Returns the clean spans, each followed by a sentinel, and the sentinels, each followed by its noise span."""
         noise, spans = self._counts(len(tokens))
         clean_ends, noise_ends = _partition(len(tokens) - noise, spans, rng), _partition(noise, spans, rng)
         noise_starts = np.zeros_like(noise_ends)
@@ -63,7 +62,7 @@ class SpanCorruption(TextToText):
 
 
 def _partition(total: int, parts: int, rng: np.random.Generator) -> Int[np.ndarray, " {parts}"]:
-    """The ends [parts] of consecutive non-empty parts of `total` tokens, every way to part them equally likely."""
+    """Splits `total` tokens into non-empty parts, all partitions equally likely; returns the ends [parts]."""
     ends = np.full(parts, total)
     ends[:-1] = rows.subset(total - 1, parts - 1, rng) + 1
     return ends

@@ -1,4 +1,4 @@
-"""The stretch of a context that answers a question."""
+"""Extraction of the span of a context that answers a question."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, NamedTuple
@@ -13,26 +13,33 @@ from plm_jax.objectives.special import Special
 
 
 class ContextWindow(NamedTuple):
-    """The part of a context that a row holds: its first token, how many there are, and where in the row they begin."""
+    """The part of a context in a row.
+
+    Attributes:
+      first: its first token in the context.
+      size: number of tokens.
+      offset: index in the row of its first token.
+    """
 
     first: int
     size: int
-    place: int
+    offset: int
 
 
 @dataclass(frozen=True)
 class SpanExtraction(LabelledObjective):
-    """Tell where in a context the answer to a question begins and ends (Devlin et al. 2019 §4.2).
+    """Prediction of the start and end of the answer to a question in a context (Devlin et al. 2019 §4.2).
 
-    A context too long for a row is read in windows, each a row. One that does not hold the answer whole points at the
-    first token.
+    A context too long for a row is split into windows, one row each. A window without the whole answer has the first
+    token of the row as its target.
 
     Attributes:
-      stride: how many tokens of the context a window shares with the one before it, as `--doc_stride` of Hugging Face's
-        run_qa.py (of BERT's own code it is by how many a window advances).
-      question_length: tokens of the question; the rest is cut.
-      answer_length, n_best: of an answer most tokens; from how many of the best begins and ends it is chosen.
-      unanswerable: whether a question may have no answer, which is told where the first token's score is above the best
+      stride: number of context tokens that a window shares with the previous one, like `--doc_stride` in Hugging Face's
+        run_qa.py (in BERT's own code it is the step between windows).
+      question_length: maximum number of tokens of the question; longer ones are truncated.
+      answer_length: maximum number of tokens of an answer.
+      n_best: number of the best starts and ends among which the answer is chosen.
+      unanswerable: whether questions may have no answer, which is predicted if the first token's score exceeds the best
         answer's by more than `null_threshold`.
     """
 
@@ -48,15 +55,15 @@ class SpanExtraction(LabelledObjective):
 
     @property
     @override
-    def least_texts(self) -> int:
+    def min_texts(self) -> int:
         return 2
 
     @override
-    def blank_label(self) -> dict[str, Any]:
+    def placeholder_label(self) -> dict[str, Any]:
         return {"answer": None, "window": 0}
 
     def room(self, question: Any, length: int, special: Special) -> Any:
-        """How many tokens of the context a row has beside a question of so many tokens, numbers or arrays."""
+        """Returns the context tokens that fit in a row with a question of `question` tokens, a number or an array."""
         return self.row_format(special).room(length, 2) - np.minimum(question, self.question_length)
 
     @override
@@ -67,34 +74,34 @@ class SpanExtraction(LabelledObjective):
         return 1 + np.maximum(0, -(-(sizes[:, 1] - room) // (room - self.stride)))
 
     @override
-    def are_cut(
+    def are_truncated(
         self, sizes: Integer[np.ndarray, "examples texts"], length: int, special: Special
     ) -> Bool[np.ndarray, " examples"]:
-        """Of which examples the question is cut."""
+        """Returns whether the question of each example is truncated, bool [n]; contexts never are."""
         return sizes[:, 0] > self.question_length
 
     def window(self, question: int, context: int, length: int, special: Special, number: int) -> ContextWindow:
-        """Window `number` of an example whose texts have so many tokens."""
+        """Returns window `number` of an example whose question and context have these numbers of tokens."""
         room = int(self.room(question, length, special))
         first = number * (room - self.stride)
-        begins = self.row_format(special).begins([min(question, self.question_length), 0])
-        return ContextWindow(first, min(room, context - first), begins[1])
+        starts = self.row_format(special).text_starts([min(question, self.question_length), 0])
+        return ContextWindow(first, min(room, context - first), starts[1])
 
     @override
     def apply(self, example: dict[str, Any], special: Special, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """The row of a window, and `span_starts` and `span_ends` [] int32, places in the row; nothing is drawn.
+        """Returns the row of a window, and `span_starts` and `span_ends` [] int32, indices in the row.
 
         Args:
           example: `texts`, question and context; `window`, its number; `answer`, the first and the last token of the
-            context's that are of the answer; None: there is none.
+            answer in the context, or None.
         """
         question, context = example["texts"]
         window = self.window(len(question), len(context), example["length"], special, example["window"])
         texts = [question[: self.question_length], context[window.first : window.first + window.size]]
         first, last = example["answer"] or (-1, -1)
         begin, end = first - window.first, last - window.first
-        is_there = 0 <= begin <= end < window.size
+        is_inside = 0 <= begin <= end < window.size
         return self.make_row(texts, example, special).row | {
-            "span_starts": number(window.place + begin if is_there else 0),
-            "span_ends": number(window.place + end if is_there else 0),
+            "span_starts": number(window.offset + begin if is_inside else 0),
+            "span_ends": number(window.offset + end if is_inside else 0),
         }

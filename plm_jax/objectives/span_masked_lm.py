@@ -1,4 +1,4 @@
-"""Masked language modelling of spans."""
+"""Masked language modeling of spans."""
 
 import bisect
 import functools
@@ -18,20 +18,21 @@ from plm_jax.objectives.special import Special
 
 @dataclass(frozen=True)
 class SpanMaskedLM(MaskedLM):
-    """Predict spans of whole words, from all other tokens and from the two at their ends (SpanBERT, Joshi et al. 2020,
+    """Prediction of spans of words from all other tokens and from their boundaries (SpanBERT, Joshi et al. 2020,
     arXiv:1907.10529).
 
-    The rules are those of facebookresearch/SpanBERT, masking.py: a span starts with the word of a token drawn from
-    those still free, and goes on for a number of words, fewer where the row's text or the budget ends, in a word's
-    midst if need be; spans that touch become one. The budget is a share of the text, special tokens not counted. The
-    defaults are those of the command in its pretraining/README.md; the code's own are 0.3 and "token". The source draws
-    random tokens from the text, this from the vocabulary, as BERT does. A row's first and last token are never
-    predicted, so that every span has two ends.
+    The rules are those of facebookresearch/SpanBERT, masking.py: a span starts with the word of a random unmasked token
+    and continues for a number of words, or until the text of the row or the budget ends, within a word if necessary;
+    adjacent spans are merged. The budget is a share of the text without special tokens. The defaults are those of the
+    command in its pretraining/README.md; the defaults of the code are 0.3 and "token". The source draws random tokens
+    from the text, this implementation from the vocabulary, like BERT. The first and last token of a row are never
+    predicted, so that every span has two boundaries.
 
     Attributes:
-      geometric_p: lengths in words are k with a probability proportional to (1 - geometric_p)^k; 0.2 makes 3.8 words.
-      max_words: the longest.
-      replacement: whether the mask, random ids or neither are drawn for a span as a whole or for each token.
+      geometric_p: parameter of the span length in words: k has a probability proportional to (1 - geometric_p)^k; 0.2
+        gives a mean of 3.8.
+      max_words: maximum number of words in a span.
+      replacement: whether the replacement (mask, random ids or none) is drawn once per span or for each token.
     """
 
     kind: ClassVar[str] = "span_masked_lm"
@@ -44,31 +45,29 @@ class SpanMaskedLM(MaskedLM):
     def __post_init__(self):
         super().__post_init__()
         if self.whole_words:
-            raise UserError("config.objective.whole_words is not for spans, which have max_words: leave it out")
+            raise UserError("config.objective.whole_words does not apply to spans: set max_words instead")
 
     @property
     @override
     def reads(self) -> tuple[str, ...]:
-        """What examples must have besides tokens."""
         return ("word_starts",)
 
     @override
     def _budget(self, num_tokens: int) -> int:
-        """How many of so many tokens are predicted."""
         return max(1, math.ceil(num_tokens * self.rate))
 
     @override
     def apply(
         self, example: dict[str, np.ndarray], special: Special, rng: np.random.Generator
     ) -> dict[str, np.ndarray]:
-        """Masks spans, none with a token that begins or ends a row or document.
+        """Masks spans, except special tokens that begin or end a row or document.
 
         Args:
-          example: as `MaskedLM.apply` takes it; `word_starts` may be left out where each token is a word.
+          example: as for `MaskedLM.apply`; without `word_starts`, each token is a word.
 
         Returns:
-          What `MaskedLM.apply` gives, and of each target `target_left` and `target_right`, the positions before and
-          after its span, and `target_offsets`, its number in the span from 0; [P] int32, unused slots all 0.
+          The row of `MaskedLM.apply`, and for each target `target_left` and `target_right`, the positions before and
+          after its span, and `target_offsets`, its index in the span; [P] int32, 0 in unused slots.
         """
         return super().apply(example, special, rng)
 
@@ -91,12 +90,12 @@ class SpanMaskedLM(MaskedLM):
     ) -> Int[np.ndarray, " positions"]:
         starts = free.copy()
         if "word_starts" in example:
-            # What follows a token that stays begins a word, too.
+            # A token after an unmaskable token also begins a word.
             begins = np.zeros(len(example["tokens"]), np.bool_)
             begins[example["word_starts"]] = True
             starts[1:] &= begins[1 : len(free)] | ~free[:-1]
-        # Drawn from what is still free, one after another: a random order, of which what is taken is passed over. Few
-        # of them are looked at, so each is looked up by itself.
+        # Visits free tokens in random order and skips those already taken. Only a few are visited, so that single
+        # lookups are cheaper than arrays.
         anchors = rng.permutation(free.nonzero()[0])
         draws = rng.random(len(anchors))
         limits = _cumulative(self.geometric_p, self.max_words)
@@ -133,6 +132,6 @@ class SpanMaskedLM(MaskedLM):
 
 @functools.cache
 def _cumulative(p: float, longest: int) -> tuple[float, ...]:
-    """Of a geometric law cut off after `longest`: the probability of at most 1, 2, … up to `longest` - 1."""
+    """Returns the probabilities of at most 1, 2, …, `longest` - 1 under a truncated geometric distribution."""
     chances = (1 - p) ** np.arange(longest)
     return tuple((np.cumsum(chances)[:-1] / chances.sum()).tolist())

@@ -1,4 +1,4 @@
-"""What an objective knows of the vocabulary."""
+"""The special ids of a vocabulary, as objectives need them."""
 
 from dataclasses import dataclass
 
@@ -7,10 +7,10 @@ from plm_jax.common.special_ids import NAMES, SpecialIds
 
 @dataclass(frozen=True, kw_only=True)
 class Special(SpecialIds):
-    """Special ids of a vocabulary, None where it has none.
+    """Special ids of a vocabulary, None for those it lacks.
 
     Attributes:
-      sentinels: in the order in which they are used.
+      sentinels: ids of sentinels in the order of their use.
       vocab_size: number of ids, sentinels included; random tokens are drawn from all of them.
     """
 
@@ -21,5 +21,5 @@ class Special(SpecialIds):
     def of(cls, ids: SpecialIds, vocab_size: int = 0, num_sentinels: int = 0) -> "Special":
         """Returns the ids of a vocabulary whose last `num_sentinels` ids are sentinels, used from the last one down."""
         sentinels = tuple(range(vocab_size - 1, vocab_size - 1 - num_sentinels, -1))
-        given = {name: getattr(ids, name) for name in NAMES}
-        return cls(**given, sentinels=sentinels, vocab_size=vocab_size)
+        special_ids = {name: getattr(ids, name) for name in NAMES}
+        return cls(**special_ids, sentinels=sentinels, vocab_size=vocab_size)

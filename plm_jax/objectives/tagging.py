@@ -1,4 +1,4 @@
-"""The tag of each word."""
+"""Tagging of words."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -12,7 +12,7 @@ from plm_jax.objectives.special import Special
 
 @dataclass(frozen=True)
 class Tagging(LabelledObjective):
-    """Tell the tag of each word, from the first of its tokens (Devlin et al. 2019 §5.3)."""
+    """Prediction of the tag of each word from its first token (Devlin et al. 2019 §5.3)."""
 
     kind: ClassVar[str] = "tagging"
     form: ClassVar[str] = "tags"
@@ -20,19 +20,19 @@ class Tagging(LabelledObjective):
     targets: ClassVar[str] = "the tag of each word"
 
     @override
-    def blank_label(self) -> dict[str, Any]:
+    def placeholder_label(self) -> dict[str, Any]:
         return {"tags": np.zeros(0, np.int64), "word_tokens": np.zeros(0, np.int64)}
 
     @override
     def apply(self, example: dict[str, Any], special: Special, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """The row, and `tags` [L] int32: at the first token of each word its tag, elsewhere -1; nothing is drawn.
+        """Returns the row, and `tags` [L] int32: the tag of each word at its first token, -1 elsewhere.
 
         Args:
-          example: `tags` [words]; `word_tokens` [words], the first of the text's tokens that is of each word, -1: none.
+          example: `tags` [words]; `word_tokens` [words], the index in the text of each word's first token, or -1.
         """
-        row, (begin,), (size,) = self.make_row(example["texts"], example, special)
+        row, (start,), (size,) = self.make_row(example["texts"], example, special)
         tokens = np.asarray(example["word_tokens"])
-        there = (tokens >= 0) & (tokens < size)
+        in_row = (tokens >= 0) & (tokens < size)
         tags = np.full(example["length"], -1, np.int32)
-        tags[begin + tokens[there]] = np.asarray(example["tags"])[there]
+        tags[start + tokens[in_row]] = np.asarray(example["tags"])[in_row]
         return row | {"tags": tags}

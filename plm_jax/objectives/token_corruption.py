@@ -1,8 +1,8 @@
-"""Text-to-text objectives whose noise is drawn token by token, those that T5 was compared with.
+"""Text-to-text objectives with i.i.d. noise per token, the baselines of T5.
 
 Raffel et al. 2020 (arXiv:1910.10683) §3.3, table 3, after `preprocessors.py` of
-google-research/text-to-text-transfer-transformer. There documents are joined without a mark, but for deshuffling, which
-takes each alone; here the layout decides.
+google-research/text-to-text-transfer-transformer. T5 joins documents without a separator, except for deshuffling, which
+reads single documents; here the layout decides.
 """
 
 import math
@@ -17,8 +17,8 @@ from plm_jax.common import ranges
 from plm_jax.objectives.special import Special
 from plm_jax.objectives.text_to_text import TextToText, with_sentinels
 
-# By how many standard deviations the slots for what varies by row exceed its mean. So i.i.d. noise at length 512 has
-# T5's 192 slots for targets; two rows in 10,000 have more and lose their end, as T5's do.
+# Slots for a random number of tokens exceed its mean by this number of standard deviations. With i.i.d. noise at length
+# 512 there are then T5's 192 slots for targets; two rows in 10,000 need more and are truncated, as in T5.
 DEVIATIONS = 3.5
 
 
@@ -28,15 +28,14 @@ def _slots(mean: float, variance: float) -> int:
 
 @dataclass(frozen=True)
 class ReplaceSpans(TextToText):
-    """I.i.d. noise of which each stretch gives way to one sentinel (T5's "i.i.d. denoising, replace spans").
+    """I.i.d. noise in which a sentinel replaces each run of noise tokens (T5's "i.i.d. denoising, replace spans").
 
-    As in T5, the sentinels of the targets stand for the stretches of clean text: a text that begins with noise has
-    targets that begin with it, and one that ends clean has targets that end with a sentinel. Where there are more
-    stretches of noise than sentinels, which is one row in millions, the last ones stay clean; T5 would run into the ids
-    of text.
+    As in T5, sentinels in the targets replace runs of clean text: the targets of a text that begins with noise begin
+    with that noise, and those of a text that ends clean end with a sentinel. If there are more runs of noise than
+    sentinels, about one row in millions, the last runs stay clean; T5 would use ids of text.
 
     Attributes:
-      noise_density: chance of a token to be noise.
+      noise_density: probability that a token is noise.
     """
 
     kind: ClassVar[str] = "replace_spans"
@@ -53,7 +52,7 @@ class ReplaceSpans(TextToText):
 
     @override
     def num_sentinels(self, num_tokens: int) -> int:
-        """What nearly all rows need."""
+        """Returns the number of sentinels that nearly all rows need."""
         begins = self.noise_density * (1 - self.noise_density)
         return min(1 + _slots(num_tokens * begins, num_tokens * begins * (1 - 3 * begins)), num_tokens)
 
@@ -61,7 +60,7 @@ class ReplaceSpans(TextToText):
     def corrupt(
         self, tokens: Integer[np.ndarray, " length"], special: Special, rng: np.random.Generator
     ) -> tuple[Integer[np.ndarray, " inputs"], Integer[np.ndarray, " targets"]]:
-        """The text with a sentinel for each stretch of noise, and with one for each stretch of clean text."""
+        """Returns the text with a sentinel for each run of noise, and the text with a sentinel for each clean run."""
         noise = rng.random(len(tokens)) < self.noise_density
         begins = noise.copy()
         begins[1:] &= ~noise[:-1]
@@ -73,12 +72,12 @@ class ReplaceSpans(TextToText):
 
 @dataclass(frozen=True)
 class DropTokens(TextToText):
-    """I.i.d. noise that is left out; the targets are what is missing (T5's "i.i.d. denoising, drop tokens").
+    """I.i.d. noise in which noise tokens are deleted and become the targets (T5's "i.i.d. denoising, drop tokens").
 
-    T5 leaves 104 slots for the targets of rows of 512, here there are 106.
+    T5 has 104 slots for the targets of rows of 512, this implementation has 106.
 
     Attributes:
-      noise_density: chance of a token to be noise.
+      noise_density: probability that a token is noise.
     """
 
     kind: ClassVar[str] = "drop_tokens"
@@ -94,22 +93,22 @@ class DropTokens(TextToText):
     def corrupt(
         self, tokens: Integer[np.ndarray, " length"], special: Special, rng: np.random.Generator
     ) -> tuple[Integer[np.ndarray, " inputs"], Integer[np.ndarray, " targets"]]:
-        """The clean tokens, and the noise."""
+        """Returns the clean tokens and the noise tokens."""
         noise = rng.random(len(tokens)) < self.noise_density
         return tokens[~noise], tokens[noise]
 
 
 @dataclass(frozen=True)
 class MaskTokens(TextToText):
-    """I.i.d. noise that gives way to one mask, and in part to random tokens; the targets are the whole text.
+    """I.i.d. noise in which noise tokens are replaced by a mask or random tokens; the targets are the whole text.
 
-    With random tokens it is T5's "BERT-style" denoising, without its "MASS-style" (Song et al. 2019, arXiv:1905.02450).
-    The mask is the first sentinel, as in T5. A random token is any but the special ones; T5 spares the ids 0 to 2,
-    which are its special ones.
+    With random tokens this is T5's "BERT-style" denoising, without them its "MASS-style" (Song et al. 2019,
+    arXiv:1905.02450). The mask is the first sentinel, as in T5. Random tokens exclude special tokens; T5 excludes ids 0
+    to 2, which are its special tokens.
 
     Attributes:
-      noise_density: chance of a token to be noise.
-      random_share: chance of a noise token to become a random one and not the mask.
+      noise_density: probability that a token is noise.
+      random_share: probability that a noise token is replaced by a random token, not by the mask.
     """
 
     kind: ClassVar[str] = "mask_tokens"
@@ -119,14 +118,14 @@ class MaskTokens(TextToText):
 
     @override
     def num_sentinels(self, num_tokens: int) -> int:
-        """The mask."""
+        """Returns 1, for the mask."""
         return 1
 
     @override
     def corrupt(
         self, tokens: Integer[np.ndarray, " length"], special: Special, rng: np.random.Generator
     ) -> tuple[Integer[np.ndarray, " inputs"], Integer[np.ndarray, " targets"]]:
-        """The text with its noise, and the text."""
+        """Returns the noised text and the text."""
         noise = rng.random(len(tokens)) < self.noise_density
         inputs = np.where(noise, special.sentinels[0], tokens)
         if self.random_share:
@@ -137,18 +136,18 @@ class MaskTokens(TextToText):
 
 
 def _random_ids(size: int, special: Special, rng: np.random.Generator) -> Int[np.ndarray, " {size}"]:
-    """`size` ids, each that is not special equally likely; sentinels are not special."""
+    """Draws `size` ids uniformly, except special ids; sentinels are not special."""
     ids = (special.pad, special.bos, special.eos, special.unk, special.cls, special.sep, special.mask)
-    spared = sorted({i for i in ids if i is not None})
-    drawn = rng.integers(special.vocab_size - len(spared), size=size)
-    for i in spared:
+    special_ids = sorted({i for i in ids if i is not None})
+    drawn = rng.integers(special.vocab_size - len(special_ids), size=size)
+    for i in special_ids:
         drawn += drawn >= i
     return drawn
 
 
 @dataclass(frozen=True)
 class Deshuffling(TextToText):
-    """The text's tokens in random order; the targets are the text (T5's "deshuffling")."""
+    """Prediction of a text from its tokens in random order (T5's "deshuffling")."""
 
     kind: ClassVar[str] = "deshuffling"
     targets: ClassVar[str] = "the text in its order, and the end token"
@@ -157,5 +156,5 @@ class Deshuffling(TextToText):
     def corrupt(
         self, tokens: Integer[np.ndarray, " length"], special: Special, rng: np.random.Generator
     ) -> tuple[Integer[np.ndarray, " inputs"], Integer[np.ndarray, " targets"]]:
-        """The text shuffled, and the text."""
+        """Returns the shuffled text and the text."""
         return rng.permutation(tokens), tokens

@@ -15,7 +15,7 @@ from plm_jax.objectives.special import Special
 from plm_jax.objectives.text_to_text import TextToText
 
 MODES = ("R", "S", "X")
-# A mean length above that of any row: one span, which ends the row.
+# A mean span length above the length of any row: a single span at the end of the row.
 ONE_SPAN = 1e9
 
 
@@ -34,17 +34,18 @@ class Denoiser(SpanCorruption):
 
 @dataclass(frozen=True)
 class UL2(TextToText):
-    """Span corruption of several kinds, each row behind its mode's token (UL2, Tay et al. 2022, arXiv:2205.05131).
+    """Span corruption of several kinds, each with a mode token at the start of its inputs (UL2, Tay et al. 2022,
+    arXiv:2205.05131).
 
-    The kinds are those of table 1: regular, sequential (the last quarter of the text, after one sentinel) and extreme.
-    The table has no rates; §4.5 advises a fifth of sequential rows, and the rest is shared evenly here by the regular
-    and the extreme. Three sentinels, those used last, are the modes' tokens R, S and X; the released model's tokenizer
-    cuts its `[NLU]`, `[S2S]` and `[NLG]` into pieces. All rows take as many tokens as the kind that keeps most of them
-    has room for, so rows of the other kinds have padding; the paper's listing cuts as many for each kind as fill its
-    row. Its sequential rows are a prefix LM cut anywhere; those here are the table's.
+    The denoisers are those of table 1: regular, sequential (the last quarter of the text, after one sentinel) and
+    extreme. The table has no rates; §4.5 recommends a fifth of sequential rows, and the rest is split evenly here
+    between regular and extreme ones. The last three sentinels are the mode tokens R, S and X; the tokenizer of the
+    released model splits its `[NLU]`, `[S2S]` and `[NLG]` into pieces. All rows have the number of tokens that fits the
+    denoiser with the longest rows, so rows of other denoisers have padding; the paper's listing fills each row. Its
+    sequential rows are a prefix LM cut anywhere; those here are the table's.
 
     Attributes:
-      denoisers: the kinds.
+      denoisers: the denoisers of the mixture.
     """
 
     kind: ClassVar[str] = "ul2"
@@ -64,8 +65,8 @@ class UL2(TextToText):
             raise UserError("config.objective.denoisers has no rate above 0: give at least one")
 
     @functools.cached_property
-    def _ends(self) -> np.ndarray:
-        """The rates added up."""
+    def _cumulative_rates(self) -> np.ndarray:
+        """Cumulative rates."""
         return np.cumsum([denoiser.rate for denoiser in self.denoisers])
 
     @override
@@ -75,15 +76,16 @@ class UL2(TextToText):
 
     @override
     def num_sentinels(self, num_tokens: int) -> int:
-        """The most spans of any kind, and the modes."""
+        """Returns the maximum number of spans of any denoiser plus the number of modes."""
         return max(denoiser.num_sentinels(num_tokens) for denoiser in self.denoisers) + len(MODES)
 
     @override
     def corrupt(
         self, tokens: Integer[np.ndarray, " length"], special: Special, rng: np.random.Generator
     ) -> tuple[Integer[np.ndarray, " inputs"], Integer[np.ndarray, " targets"]]:
-        """Those of one kind, the inputs behind its mode's token."""
-        denoiser = self.denoisers[int(self._ends.searchsorted(rng.random() * self._ends[-1], side="right"))]
+        """Applies a random denoiser and prepends its mode token to the inputs."""
+        draw = rng.random() * self._cumulative_rates[-1]
+        denoiser = self.denoisers[int(self._cumulative_rates.searchsorted(draw, side="right"))]
         inputs, targets = denoiser.corrupt(tokens, special, rng)
         mode = special.sentinels[MODES.index(denoiser.mode) - len(MODES)]
         return np.append(np.int32(mode), inputs), targets

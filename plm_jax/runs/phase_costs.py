@@ -27,13 +27,13 @@ def count(run: config.Run, phase: Phase) -> PhaseCosts:
 def model_flops(run: config.Run, phase: Phase) -> int:
     """Returns the FLOPs of one training step, counted as in `flops.per_step`."""
     tokens, targets, decoder_length = row_lengths(run, phase)
-    rows, samples = phase.batch_size * run.objective.rows_an_example, run.objective.negative_samples
+    rows, samples = phase.batch_size * run.objective.rows_per_example, run.objective.negative_samples
     return flops.per_step(run.model, rows, tokens - decoder_length, targets, decoder_length, samples)
 
 
 def num_tokens(run: config.Run, phase: Phase) -> int:
     """Returns the number of tokens of a batch, including padding."""
-    return phase.batch_size * run.objective.rows_an_example * row_lengths(run, phase)[0]
+    return phase.batch_size * run.objective.rows_per_example * row_lengths(run, phase)[0]
 
 
 def row_lengths(run: config.Run, phase: Phase) -> tuple[int, int, int]:

@@ -98,7 +98,7 @@ def test_examples_of_a_decoder_begin_as_its_texts_do():
     assert row["target_weights"].tolist() == [0, 0, 0, 1, 1, 0, 1, 1, 0, 0, 0, 0]
     sizes = [size.tolist() for size in rows.sizes(np.array([2, 0, 90]), np.array([1, 1, 90]), 12)]
     assert sizes == [[5, 3, 12], [5, 3, 12]]
-    assert rows.are_cut(np.array([7, 8]), np.array([3, 3]), 12).tolist() == [False, True]
+    assert rows.are_truncated(np.array([7, 8]), np.array([3, 3]), 12).tolist() == [False, True]
     assert rows.prompt(list(range(20)), 12) == [GMASK, SOP, *range(7)]
 
 

@@ -661,7 +661,7 @@ def test_parts_that_do_not_fit_are_said(make, bert):
     ):
         with pytest.raises(UserError, match=said):
             objectives.Classification(**arguments)
-    with pytest.raises(UserError, match="rows is decoder: tagging has rows for encoder, encoder_decoder, elmo"):
+    with pytest.raises(UserError, match="rows is decoder: tagging supports encoder, encoder_decoder, elmo"):
         objectives.Tagging("decoder")
     with pytest.raises(UserError, match="list at least two different labels"):
         config.ClassForm(("a", "a"))

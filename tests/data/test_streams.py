@@ -205,7 +205,7 @@ def test_what_streams_cannot_read_is_refused(folder):
         reader.Reader(config.reader_config(make_run(folder))).example(0)
     with pytest.raises(UserError, match="streams read whole words"):
         words.spelling(str(folder), {"kind": "bytes"}, 5)
-    with pytest.raises(UserError, match="choose streams"):
+    with pytest.raises(UserError, match=r"set config\.data\.layout to streams"):
         objectives.get("bidirectional_lm")({"tokens": np.zeros(3, np.int32)}, np.random.default_rng(0))
 
 

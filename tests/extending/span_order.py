@@ -16,7 +16,7 @@ class SpanOrder(objectives.Objective):
     kind = "span_order"
     architectures = ("encoder",)
     loss = "masked_lm"
-    takes = ("text", "row")
+    inputs = ("text", "row")
     targets = "the masked spans"
     rate: float = 0.15
     span: int = 3

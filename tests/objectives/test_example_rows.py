@@ -126,7 +126,7 @@ def test_sizes_are_those_of_the_row(objective, special, target_length, inputs, t
     whole = all(
         [token for token in part if token >= 10] == text for part, text in zip(kept, (inputs, targets), strict=True)
     )
-    assert bool(of.are_cut(*counts, 10)[0]) == (not whole)
+    assert bool(of.are_truncated(*counts, 10)[0]) == (not whole)
 
 
 @pytest.mark.parametrize("target_length", [None, 40])

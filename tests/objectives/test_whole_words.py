@@ -66,13 +66,13 @@ def test_words_beyond_the_budget_are_never_masked_and_counted():
     objective, example = objectives.get("masked_lm", BERT, whole_words=1), row([7, 2, 6, 3])
     found = {p for seed in range(200) for p in masked(objective(example, np.random.default_rng(seed))).tolist()}
     assert found == {8, 9, 16, 17, 18}
-    assert objective.settings.left_out(example, BERT) == (13, 18)
+    assert objective.settings.count_unmaskable(example, BERT) == (13, 18)
     nothing = objective(row([9, 9]), np.random.default_rng(0))
     assert (
         nothing["target_weights"].tolist() == [0, 0, 0] and nothing["tokens"].tolist() == row([9, 9])["tokens"].tolist()
     )
-    assert objective.settings.left_out(row([9, 9]), BERT) == (18, 18)
-    assert objectives.MaskedLM().left_out(row([9, 9]), BERT) == (0, 18)
+    assert objective.settings.count_unmaskable(row([9, 9]), BERT) == (18, 18)
+    assert objectives.MaskedLM().count_unmaskable(row([9, 9]), BERT) == (0, 18)
 
 
 def test_each_word_is_as_likely():

@@ -176,7 +176,7 @@ def _window(
     rows: LabelledRows, document: int, part: objectives.ContextWindow, output: np.ndarray, has_most: np.ndarray
 ) -> spans.AnswerWindow:
     """Returns the window of a row; `has_most` [part.size] is whether it has more context than any other window."""
-    in_row, in_context = slice(part.place, part.place + part.size), slice(part.first, part.first + part.size)
+    in_row, in_context = slice(part.offset, part.offset + part.size), slice(part.first, part.first + part.size)
     begins, stops = np.full((2, rows.length), -1)
     begins[in_row], stops[in_row] = (offsets[in_context] for offsets in rows.context_offsets(document))
     may_start = np.zeros(rows.length, np.bool_)

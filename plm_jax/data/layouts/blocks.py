@@ -36,7 +36,7 @@ class Blocks(Layout):
         self, objective: objectives.Objective, special: SpecialIds, length: int, sources: Mapping[str, Any]
     ) -> None:
         super().check(objective, special, length, sources)
-        if self.begin and not objective.takes_begin:
+        if self.begin and not objective.allows_begin:
             raise UserError(
                 f"objective '{objective.kind}' adds its own special tokens to texts: remove config.data.layout.begin"
             )

@@ -252,7 +252,7 @@ class IndexedRows(SpanRows):
     ) -> Example:
         """Adds the columns that the objective reads to a row whose texts, of these sizes, are spans of the split."""
         if self._reads:
-            located = list(zip(row_format.begins(sizes), spans, strict=True))
+            located = list(zip(row_format.text_starts(sizes), spans, strict=True))
             for name in self._reads:
                 row[name] = np.concatenate([begin + self._split.starts(name, *span) for begin, span in located])
         return row

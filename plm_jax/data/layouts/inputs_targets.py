@@ -63,7 +63,7 @@ class InputsTargetsRows(Rows):
     @override
     def notes(self, name: str) -> list[str]:
         lengths = _lengths(self._split, 0, self._split.num_documents)
-        share = float(np.mean(self._rows.are_cut(*lengths, self._length)))
+        share = float(np.mean(self._rows.are_truncated(*lengths, self._length)))
         return [f"{share:.1%} of the examples of '{name}' are longer than a row and are truncated"] * (share > 0)
 
 

@@ -67,8 +67,8 @@ class LabelledLayout(Layout):
     def blank(self, length: int, objective: objectives.BoundObjective, num_characters: int = 0) -> dict[str, Any]:
         settings = _labelled(objective.settings)
         spelling = np.broadcast_to(np.zeros(num_characters, np.uint16), (objective.special.vocab_size, num_characters))
-        texts = [np.zeros(0, np.int32)] * settings.least_texts
-        return {"texts": texts, "length": length, "spelling": spelling} | settings.blank_label()
+        texts = [np.zeros(0, np.int32)] * settings.min_texts
+        return {"texts": texts, "length": length, "spelling": spelling} | settings.placeholder_label()
 
     @override
     def open(self, request: RowRequest) -> "LabelledRows":
@@ -100,7 +100,7 @@ def _check_texts(objective: objectives.LabelledObjective, num_texts: int) -> Non
             f"config.objective.num_choices is {objective.num_choices}, the source has form.number {num_texts - 1}: "
             "make them equal"
         )
-    if num_texts < objective.least_texts:
+    if num_texts < objective.min_texts:
         raise UserError("config.objective.both_orders is for pairs of texts: set form.pair of the source")
     if objective.rows == "elmo" and num_texts > 1:
         raise UserError("ELMo reads one text per row: remove form.pair of the source")
@@ -217,7 +217,7 @@ class LabelledRows(Rows):
         """Returns the position in a row of the first token of each word [words], -1 if it has none or is cut off."""
         tokens, row_format = self.word_tokens(document), self.objective.row_format(self._special)
         is_in_row = (tokens >= 0) & (tokens < row_format.room(self.length))
-        return np.where(is_in_row, row_format.begins([0])[0] + tokens, -1)
+        return np.where(is_in_row, row_format.text_starts([0])[0] + tokens, -1)
 
     def answer(self, document: int) -> tuple[int, int] | None:
         """Returns the first and the last context token of an example's first answer, or None if there is none."""
@@ -256,7 +256,7 @@ class LabelledRows(Rows):
 
     @override
     def notes(self, name: str) -> list[str]:
-        notes, num_cut = [], int(self.objective.are_cut(self.sizes, self.length, self._special).sum())
+        notes, num_cut = [], int(self.objective.are_truncated(self.sizes, self.length, self._special).sum())
         if num_cut:
             reason = "have a question that is too long" if self._has_windows else "are longer than a row"
             notes.append(f"{num_cut:,} of the {self.num_documents:,} examples of '{name}' {reason} and are truncated")

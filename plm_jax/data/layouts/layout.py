@@ -95,7 +95,7 @@ class Layout(Role):
         return Order(rows, window_tokens, seed, name)
 
     def form(self, objective: objectives.Objective) -> Form:
-        """Returns the form of the rows that an objective reads, one of its `takes`."""
+        """Returns the form of the rows that an objective reads, one of its `inputs`."""
         return "row" if self.num_texts else "text"
 
     def reads_characters(self, objective: objectives.Objective) -> bool:
@@ -142,7 +142,7 @@ class Layout(Role):
         check_length(length, self.least_length, self.plural)
 
     def _check_form(self, objective: objectives.Objective) -> None:
-        form, accepted = self.form(objective), objective.takes
+        form, accepted = self.form(objective), objective.inputs
         if form in accepted:
             return
         if "labelled" in (form, *accepted):

@@ -114,7 +114,7 @@ class SegmentRows(index.IndexedRows):
         second = (~is_first).nonzero()[0][: max(0, self._format.room(self._length, 2) - len(first))]
         tokens, parts = self._split.tokens(start, stop), [first, second] if len(second) else [first]
         row = self._format.row([tokens[part] for part in parts], self._length)
-        begins = self._format.begins([len(part) for part in parts])
+        begins = self._format.text_starts([len(part) for part in parts])
         for name in self._reads:
             is_start = np.zeros(stop - start, np.bool_)
             is_start[self._split.starts(name, start, stop)] = True

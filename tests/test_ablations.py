@@ -38,7 +38,7 @@ def test_every_run_can_be_trained_and_compared(name, size, tmp_path, monkeypatch
     found = {member.name: member for member in sweep.members(path, str(tmp_path / "runs"))}
     for member in found.values():
         run = member.run
-        if run.model.stands_in:
+        if run.model.is_placeholder:
             parent = found[pathlib.Path(member.parent).name].run
             assert parent.model.kind in run.objective.architectures
             continue

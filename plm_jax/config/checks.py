@@ -23,7 +23,7 @@ def check(run: Run) -> None:
     Raises:
       UserError: it does not.
     """
-    if run.model.stands_in:
+    if run.model.is_placeholder:
         return
     if not run.vocabulary.spec:
         raise UserError("config.vocabulary.spec is missing: set it")
@@ -53,7 +53,7 @@ def refuse_stand_in(run: Run) -> None:
     Raises:
       UserError: it is such a run.
     """
-    if run.model.stands_in:
+    if run.model.is_placeholder:
         raise UserError(
             f"config.model.kind is '{run.model.kind}', which stands for a checkpoint's model: name one, as in "
             "`plm_jax finetune --checkpoint=SRC` or `--from=SRC` of prepare and pretrain"
@@ -257,7 +257,7 @@ def _examples(run: Run, phases: Sequence[Phase]) -> None:
         return
     if objective.has_prefix:
         raise UserError("a row has one prefix: set config.data.inputs_targets.packed to False")
-    if not shares_row and run.model.tells_places:
+    if not shares_row and run.model.uses_absolute_positions:
         raise UserError(
             "packed examples share an encoder's places, which the model's positions tell: set "
             "config.data.inputs_targets.packed to False, or config.model.attention.position.kind to relative_bias"

@@ -58,7 +58,7 @@ def evaluate(
     if few_shot is not None:
         run = lm.run if run is None else run
         return prepared.evaluate_prompts(lm, run, prepared.prompted_of(run, tasks), few_shot, record)
-    if run is not None and run.model.stands_in:
+    if run is not None and run.model.is_placeholder:
         if isinstance(model, LanguageModel):
             raise UserError("the config takes its model from a checkpoint: give the path of one instead of a model")
         run = transfer.resolve(run, model)

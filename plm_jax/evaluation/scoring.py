@@ -127,7 +127,7 @@ def _texts(name: str, run: config.Run, split: str) -> Iterator[str]:
 
 def context_length(lm: LanguageModel) -> int:
     """How many tokens a model reads at once: its positions, else what it is meant for, else its run's rows."""
-    known = lm.config.num_positions or lm.config.meant_length
+    known = lm.config.num_positions or lm.config.max_length
     return known or (ANY_LENGTH if lm.run is None else max(lm.run.data.length, 1))
 
 

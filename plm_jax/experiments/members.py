@@ -179,7 +179,7 @@ def _resolved(member: Member) -> config.Run:
       UserError: that checkpoint is not there, or does not fit the config.
     """
     run = config.expand_mixtures(member.run)
-    return transfer.resolve(run, run.train.init_from) if run.model.stands_in else run
+    return transfer.resolve(run, run.train.init_from) if run.model.is_placeholder else run
 
 
 def _record(workdir: str) -> dict[str, Any]:

@@ -107,7 +107,7 @@ def differences(setup: Setup, run: config.Run) -> list[SetupDifference]:
 def _stated(setup: Setup, run: config.Run) -> dict[str, Any]:
     """Returns the values of a set-up that a config is compared with, by name."""
     stated: dict[str, Any] = {}
-    sections = ("objective", "rows") if run.model.stands_in else ("objective", "rows", "model")
+    sections = ("objective", "rows") if run.model.is_placeholder else ("objective", "rows", "model")
     for name in sections:
         section = getattr(setup, name)
         if section is NOT_STATED:

@@ -249,7 +249,7 @@ def _generate(
         positions = {"positions": jnp.maximum(jnp.cumsum(mask_BP, axis=1) - 1, 0)}
     if has_prefix:
         positions["prefix_lengths"] = jnp.full(batch, slots)
-    forward = partial(_forward, model, stack.apart(params), rules.vocab_size)
+    forward = partial(_forward, model, stack.unstack(params), rules.vocab_size)
     logits_B1V, cache = forward(tokens_BP, filled_BS, positions, 0, source_mask, memory)
     last = _last_positions(positions, slots, limit, rows)
 

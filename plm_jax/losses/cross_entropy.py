@@ -180,17 +180,17 @@ def _chunk(
     `matrix` and `bias` are the device's shard of the vocabulary. Results are reduced over the shards here, except the
     gradient of the features.
     """
-    own_size = len(matrix)
+    local_size = len(matrix)
     logits = jnp.einsum("bcd,vd->bcv", features_BCD, matrix, preferred_element_type=jnp.float32)
     logits = logits if bias is None else logits + bias
     ids_BC, vocab = targets_BC, ()
     if layout is not None:
-        ids_BC, vocab = layout.own_ids(targets_BC, own_size), layout.vocab
+        ids_BC, vocab = layout.local_ids(targets_BC, local_size), layout.vocab
         logits = layout.without_padding(logits, vocab_size)
     # An argmax would cost as much as the softmax on a CPU.
     of_target, of_others = target_and_largest_other(logits, ids_BC)
     if vocab:
-        of_target = jax.lax.psum(jnp.where((ids_BC >= 0) & (ids_BC < own_size), of_target, 0.0), vocab)
+        of_target = jax.lax.psum(jnp.where((ids_BC >= 0) & (ids_BC < local_size), of_target, 0.0), vocab)
         of_others = jax.lax.pmax(of_others, vocab)
     largest = jnp.maximum(of_target, of_others)
     exp = jnp.exp(logits - largest[..., None])
@@ -205,14 +205,14 @@ def _chunk(
     sums = CrossEntropySums(*(jnp.sum(x * weights_BC) for x in (loss, nll, correct)))
     if not with_gradients:
         return (sums, None), None
-    hard = jnp.where(jnp.arange(own_size) == ids_BC[..., None], 1 - label_smoothing, 0.0)
+    hard = jnp.where(jnp.arange(local_size) == ids_BC[..., None], 1 - label_smoothing, 0.0)
     soft = exp * ((1 + 2 * z_loss * log_z) / z)[..., None]
     smooth = jnp.where(logits > -jnp.inf, label_smoothing / vocab_size, 0.0) if label_smoothing else 0.0
     d_logits = weights_BC[..., None] * (soft - hard - smooth)
     d_bias = None if bias is None else d_logits.sum((0, 1))
     d_logits = d_logits.astype(features_BCD.dtype)
     d_features = jnp.einsum("bcv,vd->bcd", d_logits, matrix)
-    flat_logits, flat_features = d_logits.reshape(-1, own_size), features_BCD.reshape(-1, features_BCD.shape[-1])
+    flat_logits, flat_features = d_logits.reshape(-1, local_size), features_BCD.reshape(-1, features_BCD.shape[-1])
     d_matrix = jnp.einsum("nv,nd->vd", flat_logits, flat_features, preferred_element_type=jnp.float32)
     return (sums, (d_matrix, d_bias)), d_features
 

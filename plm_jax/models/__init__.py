@@ -1,7 +1,7 @@
 """Models: settings, and the Linen modules that they build.
 
-Settings are small nested frozen dataclasses. A field that is one of several dataclasses is a tagged choice: in a config
-file each is written as its fields plus `kind`, so a field of one choice cannot be given to another.
+Settings are small nested frozen dataclasses. A field that accepts one of several dataclasses is a tagged choice: a
+config file has the fields of the chosen class and its `kind`, so that a field of one choice cannot be set on another.
 """
 
 from plm_jax.models.decoder import DecoderConfig

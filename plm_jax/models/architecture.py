@@ -1,16 +1,17 @@
-"""What every architecture has: tables of embeddings before its stacks, a head to the vocabulary after them."""
+"""The base of the transformer architectures: embedding tables before the stacks, heads after them."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 from typing_extensions import override
 
-from plm_jax.models import tables
 from plm_jax.models.heads import HeadModule, NoHead
-from plm_jax.models.layers import ACTIVATIONS, Dense, Dropout, look_up, norm
+from plm_jax.models.layers import ACTIVATIONS, Dense, Dropout, Stream, look_up, norm
 from plm_jax.models.partitioning import constrain, partitioned
 from plm_jax.models.protocol import VocabularyModule
+from plm_jax.models.tables import GatheredTable
 from plm_jax.models.transformer import TransformerConfig
 
 
@@ -18,10 +19,10 @@ class Architecture(VocabularyModule):
     """The base of `Decoder`, `Encoder` and `EncoderDecoder`.
 
     Attributes:
-      model: its settings.
-      dtype: of activations.
-      last_stack: which of its stacks gives the features.
-      prefixes: of the names of what the architecture has once for each of its texts.
+      model: settings.
+      dtype: dtype of activations.
+      last_stack: name of the stack whose output are the features.
+      prefixes: prefixes of the names of the modules that exist once per text (encoder and decoder).
     """
 
     prefixes: ClassVar[tuple[str, ...]] = ("",)
@@ -29,20 +30,19 @@ class Architecture(VocabularyModule):
     model: TransformerConfig
 
     def setup(self):
-        """Parameters: `token_embedding` [V, E], the position scheme's tables [P, E], `token_type_embedding` [T, E],
-        `head` [V, E], `head_bias` [V]; modules `embedding_norm`, `embedding_projection` [E, D], `head_transform`
-        [D, E], `head_norm`, `heads_NAME`: what the settings ask for. E is the tables' width, by default D.
+        """Creates the parameters and modules that the settings ask for.
 
-        Positions and the norm of embeddings are there once for each of `prefixes`.
+        Parameters: `token_embedding` [V, E], the position scheme's tables [P, E], `token_type_embedding` [T, E], `head`
+        [V, E], `head_bias` [V]. Modules: `embedding_norm`, `embedding_projection` [E, D], `head_transform` [D, E],
+        `head_norm`, `heads_NAME`. E is the width of the tables, by default D. Position tables and the norm of
+        embeddings exist once for each of `prefixes`.
         """
         embedding, head = self.model.embedding, self.model.vocabulary_head
 
         def table(name, rows, axis, init):
-            given = self.get_variable("params", name)
-            if isinstance(
-                given, tables.GatheredTable
-            ):  # Linen knows one by its shape, which is that of the padded matrix.
-                return given
+            value = self.get_variable("params", name)
+            if isinstance(value, GatheredTable):  # `param` would reject the shape of the padded matrix.
+                return value
             return self.param(name, partitioned(init, (axis, "embed")), (rows, embedding.columns))
 
         initializer = self.model.initializer
@@ -77,21 +77,30 @@ class Architecture(VocabularyModule):
 
     @property
     def tables(self) -> dict[str, str | None]:
-        """Returns the logical axis of the rows of each parameter that may be a `tables.GatheredTable`."""
+        """Returns the logical axis of the rows of each parameter that may be a `GatheredTable`."""
         of_positions = self.model.position_tables
         positions = {
             f"{prefix}{name}": table.axes[0] for prefix in self.prefixes for name, table in of_positions.items()
         }
         return {"token_embedding": "vocab", "token_type_embedding": None, "head": "vocab"} | positions
 
-    def embed(self, tokens, positions, token_types=None, block_positions=None, prefix="", *, deterministic, read=None):
-        """[B, L, D] of tokens [B, L], positions [B or 1, L] and, where the model has them, token types [B, L] and
-        places within blanks [B, L]; of the last two, None is 0 everywhere. `prefix` is which of `prefixes` they are of,
-        `read` [B, L, E] what stands in the place of the tokens' embeddings.
+    def embed(
+        self, tokens, positions, token_types=None, block_positions=None, prefix="", *, deterministic, replacement=None
+    ):
+        """Returns the embeddings [B, L, D] of tokens.
+
+        Args:
+          tokens: [B, L].
+          positions: [B or 1, L].
+          token_types: [B, L], None for 0 everywhere.
+          block_positions: positions within blanks [B, L], None for 0 everywhere.
+          prefix: one of `prefixes`.
+          deterministic: no dropout.
+          replacement: [B, L, E], replaces the embeddings of the tokens.
         """
         embedding, position = self.model.embedding, self.model.attention.position
-        x = look_up(self.token_embedding, tokens, self.dtype) if read is None else read
-        if embedding.scale_by_width and read is None:
+        x = look_up(self.token_embedding, tokens, self.dtype) if replacement is None else replacement
+        if embedding.scale_by_width and replacement is None:
             x = x * embedding.width**0.5
         x = position.embed(x, self.position_tables[prefix], positions, block_positions)
         if embedding.token_types:
@@ -105,8 +114,10 @@ class Architecture(VocabularyModule):
         return constrain(x, "batch", "length", "embed")
 
     def states(self, *args, **kwargs):
-        """The embeddings, then what each layer of the last stack gives, [layers + 1, B, L, D], the last after the final
-        norm; arguments as `features`. The collection `intermediates` is to be mutable.
+        """Returns the embeddings and the output of each layer of the last stack, [layers + 1, B, L, D].
+
+        The last one is after the final norm. The collection `intermediates` must be mutable. Arguments are those of
+        `features`.
         """
         features = self.features(*args, **kwargs)
         (embedded,) = self.get_variable("intermediates", "embedded")
@@ -114,31 +125,35 @@ class Architecture(VocabularyModule):
         return jnp.concatenate([embedded[None], hidden[:-1], features[None]])
 
     @override
-    def head_features(self, features):
-        """What the unembedding is applied to, [..., D] → [..., E]."""
+    def head_features(self, features: Float[Array, "*rows dim"]) -> Float[Array, "*rows columns"]:
+        """Returns the input of the unembedding, [..., D] → [..., E]."""
         head = self.model.vocabulary_head
         if head.transform:
             features = self.head_norm(ACTIVATIONS[head.transform](self.head_transform(features)))
         return features * self.model.embedding.width**-0.5 if head.scale_by_width else features
 
-    def unembedding(self):
-        """The head's matrix [V, E] and bias [V] (None: it has none)."""
+    def unembedding(self) -> tuple[Float[Array, "vocab columns"] | GatheredTable, Float[Array, " vocab"] | None]:
+        """Returns the matrix [V, E] of the vocabulary head and its bias [V] or None."""
         head = self.model.vocabulary_head
         return self.token_embedding if head.tied else self.head, self.head_bias if head.bias else None
 
     def head_module(self, name):
-        """The `HeadModule` of one of the settings' `named_heads`, not the vocabulary's."""
+        """Returns the `HeadModule` of one of the settings' `named_heads`, except the vocabulary head."""
         return self.heads[name]
 
     @override
-    def head_output(self, features, name, **inputs):
-        """What one of the settings' `named_heads` gives of features [B, L, D] and what else it reads; of the
-        vocabulary's the logits.
+    def head_output(self, features: Stream, name: str, **inputs: Any) -> Any:
+        """Returns the output of one of the settings' `named_heads`; for "vocabulary" the logits.
+
+        Args:
+          features: [B, L, D].
+          name: name of the head.
+          inputs: further inputs of the head.
         """
         return self.logits(features) if name == "vocabulary" else self.head_module(name)(features, **inputs)
 
     def __call__(self, *args, **kwargs):
-        """Logits, float32 [B, L, V], or the features of a model without that head; arguments as `features`."""
+        """Returns logits, float32 [B, L, V], or without a vocabulary head the features; arguments as `features`."""
         features = self.features(*args, **kwargs)
         if self.is_initializing():
             for name, head in self.model.named_heads.items():

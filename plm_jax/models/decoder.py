@@ -29,10 +29,10 @@ class DecoderConfig(TransformerConfig):
         return Decoder(self, dtype)
 
     @override
-    def products(self, length, targets, decoder_length=0, samples=0):
+    def macs(self, length, targets, decoder_length=0, samples=0):
         """Counts the products of a causal stack and its heads."""
-        stack = self.stack_products(length, causal=True)
-        return stack + self.projection_products(length) + self.heads_products(length, targets)
+        stack = self.stack_macs(length, causal=True)
+        return stack + self.projection_macs(length) + self.heads_macs(length, targets)
 
 
 class Decoder(Architecture):
@@ -75,7 +75,7 @@ class Decoder(Architecture):
         length = tokens.shape[1]
         if positions is None:
             if cache_index is not None:
-                raise ValueError("with a cache, give positions")
+                raise ValueError("positions are required with a cache")
             positions = causal_positions(length, mask)
         x = self.embed(tokens, positions, block_positions=block_positions, deterministic=deterministic)
         self.sow("intermediates", "embedded", x)

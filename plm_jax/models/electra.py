@@ -1,4 +1,4 @@
-"""The ELECTRA architecture: a discriminator and a generator over the same tables of embeddings (Clark et al. 2020)."""
+"""The ELECTRA architecture: a discriminator and a generator that share embedding tables (Clark et al. 2020)."""
 
 import dataclasses
 import functools
@@ -14,11 +14,11 @@ from plm_jax.models.heads import Discriminator, NoHead, VocabularyHead
 
 @dataclass(frozen=True)
 class GeneratorConfig:
-    """The sizes of the masked language model that replaces tokens for an ELECTRA; all else is as in the discriminator.
+    """Sizes of ELECTRA's generator, a masked language model; its other settings are those of the discriminator.
 
     Attributes:
-      width: of its stack; where the tables of embeddings have another, a dense layer leads to it and the head's
-        transform back.
+      width: width of its stack; if the embedding tables have another width, a dense layer projects to it, and the
+        transform of the head back.
     """
 
     width: ranges.Width
@@ -44,26 +44,26 @@ class ElectraConfig(EncoderConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        _ = self.generator_model  # It has checks of its own.
+        _ = self.generator_model  # Its constructor checks the settings.
 
     @functools.cached_property
     def discriminator_model(self) -> EncoderConfig:
-        """The discriminator by itself."""
+        """Settings of the discriminator alone."""
         return EncoderConfig(**{f.name: getattr(self, f.name) for f in dataclasses.fields(EncoderConfig)})
 
     @functools.cached_property
     def generator_model(self) -> EncoderConfig:
-        """The generator by itself."""
-        own, columns = self.generator, self.embedding.columns
+        """Settings of the generator alone."""
+        sizes, columns = self.generator, self.embedding.columns
         return dataclasses.replace(
             self.discriminator_model,
             embedding=dataclasses.replace(
-                self.embedding, width=own.width, embedding_size=None if columns == own.width else columns
+                self.embedding, width=sizes.width, embedding_size=None if columns == sizes.width else columns
             ),
-            attention=dataclasses.replace(self.attention, heads=own.heads, head_dim=own.head_dim, kv_heads=None),
-            feed_forward=dataclasses.replace(self.feed_forward, width=own.feed_forward),
-            stack=dataclasses.replace(self.stack, layers=own.layers),
-            head=own.head,
+            attention=dataclasses.replace(self.attention, heads=sizes.heads, head_dim=sizes.head_dim, kv_heads=None),
+            feed_forward=dataclasses.replace(self.feed_forward, width=sizes.feed_forward),
+            stack=dataclasses.replace(self.stack, layers=sizes.layers),
+            head=sizes.head,
             discriminator=NoHead(),
             heads=(),
         )
@@ -71,51 +71,49 @@ class ElectraConfig(EncoderConfig):
     @property
     @override
     def named_heads(self):
-        """The generator's for the vocabulary, the others the discriminator's."""
+        """Heads by name: the vocabulary head of the generator and the heads of the discriminator."""
         return {"vocabulary": self.generator.head} | super().named_heads
 
     @override
     def with_task(self, head):
-        """The discriminator by itself with it."""
+        """Returns the settings of the discriminator alone with a task's head."""
         return self.discriminator_model.with_task(head)
 
     @property
     @override
     def stacks(self):
-        """The discriminator's and the generator's."""
+        """Stacks of the discriminator and the generator."""
         return self.stack, self.generator_model.stack
 
     @override
     def module(self, dtype):
-        """An `Electra`."""
         return Electra(self, dtype)
 
     @override
-    def products(self, length, targets, decoder_length=0, samples=0):
-        """Of both."""
-        return sum(one.products(length, targets) for one in (self.generator_model, self.discriminator_model))
+    def macs(self, length, targets, decoder_length=0, samples=0):
+        return sum(model.macs(length, targets) for model in (self.generator_model, self.discriminator_model))
 
 
 class Electra(Encoder):
-    """The discriminator of `ElectraConfig`, an encoder; `generator` gives the other one."""
+    """The discriminator of `ElectraConfig`, an encoder; `generator` returns the generator."""
 
     model: ElectraConfig
 
     def setup(self):
-        """Parameters besides those of the discriminator: `generator`, a generator's without the tables."""
+        """Creates the discriminator's parameters, and `generator`, the generator's without the shared tables."""
         super().setup()
         if self.is_initializing():
             self.param("generator", _init_generator, self.model.generator_model)
 
 
 def generator(module: Electra, params) -> tuple[Encoder, dict]:
-    """The generator as an encoder by itself, and of `params`, the pair's, all that are its."""
+    """Returns the generator as an `Encoder`, and its parameters out of `params`, those of both."""
     shared = {name: params[name] for name in _shared(module.model) if name in params}
     return Encoder(module.model.generator_model, module.dtype), {**shared, **params["generator"]}
 
 
 def _shared(model: EncoderConfig) -> set[str]:
-    """What the generator has from the discriminator, as in google-research/electra, modeling.py."""
+    """Returns the names of the shared parameters, as in google-research/electra, modeling.py."""
     return {"token_embedding", "token_type_embedding", "embedding_norm", *model.position_tables}
 
 

@@ -2,7 +2,8 @@
 
 Shapes: B batch, S the two directions (forward, backward), L length, C characters of a word, D width, M units of an
 LSTM's memory, N filters, V vocabulary. Parameters are float32 and cast to `dtype` where they are used; the LSTMs'
-gates and states stay float32. All LSTMs of a stack, and all highway layers, lie on a leading `layers` axis.
+gates and states stay float32. The parameters of all LSTMs, and of all highway layers, are stacked on a leading `layers`
+axis.
 """
 
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from plm_jax.models.protocol import ModelConfig
 from plm_jax.models.stack import loop, recomputed
 from plm_jax.models.transformer import DropoutConfig
 
-# The bytes, the beginnings and ends of sentences and words, and padding.
+# Number of character ids: bytes, beginnings and ends of sentences and words, and padding.
 CHARACTERS = 261
 SIDES = ("batch", None, "length", "embed")
 
@@ -37,11 +38,11 @@ class CharacterCNNConfig:
     Attributes:
       vocab_size: number of words that the head can predict; 0 if there is no head and the number is unknown.
       width: width of a word's vector and of the output of each LSTM.
-      dim: of a character's vector.
-      filters: (characters wide, how many), each applied wherever it fits; of each the largest value stays.
-      max_characters: of a word, its begin and end among them; a longer one is cut.
-      activation: after the largest value is taken.
-      highway_layers: between the filters and the projection to `width` (Srivastava et al. 2015).
+      dim: width of a character's vector.
+      filters: (width in characters, number of filters); the output of each filter is max-pooled over the word.
+      max_characters: maximum number of characters of a word, its begin and end included; longer words are truncated.
+      activation: activation after the pooling.
+      highway_layers: number of layers between the filters and the projection to `width` (Srivastava et al. 2015).
     """
 
     vocab_size: ranges.LengthOrZero
@@ -62,14 +63,14 @@ class CharacterCNNConfig:
 
     @property
     def columns(self) -> int:
-        """The width of a word's vector."""
+        """Width of a word's vector."""
         return self.width
 
     def __post_init__(self):
         widest = max((width for width, _ in self.filters), default=0)
         if not self.filters or min(min(pair) for pair in self.filters) < 1 or widest > self.max_characters:
             raise UserError(
-                f"embedding.filters are {self.filters}: give (characters, filters), both at least 1, at most "
+                f"embedding.filters is {self.filters}: give pairs (characters, filters), both at least 1, of at most "
                 f"{self.max_characters} characters"
             )
 
@@ -79,8 +80,8 @@ class LstmConfig:
     """Stacked LSTMs with a projection of their output (Sak et al. 2014), one stack for each direction.
 
     Attributes:
-      cell: units of the memory.
-      cell_clip, projection_clip: the largest absolute value of the memory and of the output.
+      cell: number of units of the memory.
+      cell_clip, projection_clip: maximum absolute value of the memory and of the output.
     """
 
     layers: ranges.Layers = 2
@@ -91,7 +92,7 @@ class LstmConfig:
 
 @dataclass(frozen=True)
 class LstmDropoutConfig:
-    """Dropout rates: on the input of each LSTM, on the output of the last."""
+    """Dropout rates of the input of each LSTM and of the output of the last."""
 
     input: ranges.ShareBelowOne = 0.0
     output: ranges.ShareBelowOne = 0.0
@@ -102,11 +103,11 @@ class LstmDropoutConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ElmoConfig(ModelConfig):
-    """A bidirectional language model (Peters et al. 2018): LSTMs that read forward and others that read backward.
+    """A bidirectional language model (Peters et al. 2018) of forward and backward LSTMs.
 
     Attributes:
-      heads: as of `Transformer`; they read both directions side by side.
-      scan_layers, remat: as in `Transformer`, of whose values `remat` has three.
+      heads: as in `TransformerConfig`; they read the concatenation of both directions.
+      scan_layers, remat: as in `TransformerConfig`; `remat` has three of its values.
     """
 
     kind: ClassVar[str] = "elmo"
@@ -126,7 +127,7 @@ class ElmoConfig(ModelConfig):
 
     def __post_init__(self):
         if isinstance(self.head, Softmax) and not self.embedding.vocab_size:
-            raise UserError("embedding.vocab_size is 0: give the number of words that the head tells apart")
+            raise UserError("embedding.vocab_size is 0: set it to the number of words that the head predicts")
 
     @property
     def vocab_size(self) -> int:
@@ -143,8 +144,8 @@ class ElmoConfig(ModelConfig):
     @override
     def named_heads(self) -> dict[str, Head]:
         """Heads by name: the softmax in both directions, and those in `heads`."""
-        own = () if isinstance(self.head, NoHead) else ("vocabulary", "backward")
-        return dict.fromkeys(own, self.head) | dict(self.heads)
+        names = () if isinstance(self.head, NoHead) else ("vocabulary", "backward")
+        return dict.fromkeys(names, self.head) | dict(self.heads)
 
     @property
     def num_states(self) -> int:
@@ -172,20 +173,20 @@ class ElmoConfig(ModelConfig):
         return new_carry(self, rows)
 
     @override
-    def products(self, length, targets, decoder_length=0, samples=0):
+    def macs(self, length, targets, decoder_length=0, samples=0):
         """Counts the products of both directions, which read every word and predict one at each."""
         embedding, lstm = self.embedding, self.lstm
-        places = ((width, number, embedding.max_characters - width + 1) for width, number in embedding.filters)
+        filters_fit = ((width, number, embedding.max_characters - width + 1) for width, number in embedding.filters)
         filters = sum(number for _, number in embedding.filters)
-        products = sum(width * embedding.dim * number * fits for width, number, fits in places)
+        products = sum(width * embedding.dim * number * fits for width, number, fits in filters_fit)
         products += 2 * embedding.highway_layers * filters**2 + filters * embedding.width
         products += lstm.layers * (2 * embedding.width * 4 * lstm.cell + lstm.cell * embedding.width)
         products += embedding.width * (samples + 1 if samples else embedding.vocab_size)
-        return 2 * length * products + sum(head.products(self, length, targets) for _, head in self.heads)
+        return 2 * length * products + sum(head.macs(self, length, targets) for _, head in self.heads)
 
 
 class CharacterCNN(nn.Module):
-    """A word's vector from its characters."""
+    """A CNN from the characters of words to vectors of words."""
 
     model: ElmoConfig
     dtype: Any
@@ -250,7 +251,14 @@ class Lstm(nn.Module):
     dtype: Any
 
     @nn.compact
-    def __call__(self, x, carry, mask=None, *, deterministic):
+    def __call__(
+        self,
+        x: Float[Array, "batch sides length dim"],
+        carry: Any,
+        mask: Shaped[Array, "batch sides length"] | None = None,
+        *,
+        deterministic: bool,
+    ) -> tuple[Float[Array, "layers batch sides length dim"], Any]:
         """Runs the LSTMs from a given state.
 
         Args:
@@ -329,7 +337,7 @@ class Elmo(nn.Module):
 
     def streams(
         self, characters: Integer[Array, "batch sides length characters"], carry: Any, *, deterministic: bool = True
-    ):
+    ) -> tuple[Float[Array, "batch sides length dim"], Any]:
         """Returns the input of the head for streams of both directions that continue from batch to batch.
 
         Args:
@@ -362,7 +370,7 @@ class Elmo(nn.Module):
         characters: Integer[Array, "batch length characters"],
         mask: Shaped[Array, "batch length"] | None = None,
         carry: Any = None,
-    ):
+    ) -> tuple[Float[Array, "states batch sides length dim"], Any]:
         """Returns all layers for texts that both directions read, the backward one from the end.
 
         Args:
@@ -395,11 +403,11 @@ class Elmo(nn.Module):
         """Returns the input of the head [B, S, L, D], the last of `layers`; there is no dropout."""
         return self.layers(characters, mask)[0][-1]
 
-    def head_features(self, features):
+    def head_features(self, features: Float[Array, "*rows dim"]) -> Float[Array, "*rows dim"]:
         """Returns the input of the unembedding: the features."""
         return features
 
-    def unembedding(self):
+    def unembedding(self) -> tuple[Float[Array, "vocab dim"], Float[Array, " vocab"]]:
         """Returns the head's matrix [V, D] and bias [V]."""
         return self.head, self.head_bias
 
@@ -416,19 +424,24 @@ class Elmo(nn.Module):
         """Scores the word before each position given the words from it on: [B, S, L, D] → float32 [B, L, V]."""
         return self._logits(features[:, 1])
 
-    def head_output(self, features, name, **inputs):
+    def head_output(
+        self,
+        features: Float[Array, "batch sides length dim"] | Float[Array, "batch length width"],
+        name: str,
+        **inputs: Any,
+    ) -> Any:
         """Returns the logits of a direction, "vocabulary" or "backward", or the output of another head for both.
 
         Other heads read features [B, S, L, D] or one layer of `states`, [B, L, 2 D], and `inputs`.
         """
-        own = {"vocabulary": self.logits, "backward": self.backward_logits}
-        if name in own:
-            return own[name](features)
+        directions = {"vocabulary": self.logits, "backward": self.backward_logits}
+        if name in directions:
+            return directions[name](features)
         return self.heads[name](_side_by_side(features) if features.ndim == 4 else features, **inputs)
 
     def __call__(
         self, characters: Integer[Array, "batch length characters"], mask: Shaped[Array, "batch length"] | None = None
-    ):
+    ) -> Float[Array, "batch length vocab"] | Float[Array, "batch sides length dim"]:
         """Returns logits of the forward direction, float32 [B, L, V], or the features of a model without a head."""
         features = self.features(characters, mask)
         if self.is_initializing():

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import flax.linen as nn
-from jaxtyping import Array, Integer, Shaped
+from jaxtyping import Array, Float, Integer, Shaped
 from typing_extensions import override
 
 from plm_jax.models.architecture import Architecture
@@ -14,12 +14,16 @@ from plm_jax.models.heads import TASK, Discriminator, Head, HeadModule, NoHead, 
 from plm_jax.models.kernels import Context
 from plm_jax.models.layers import Stream
 from plm_jax.models.stack import Stack
+from plm_jax.models.tables import GatheredTable
 from plm_jax.models.transformer import TransformerConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig(TransformerConfig):
-    """A bidirectional transformer with optional heads: BERT and others. The pooler classifies pairs of sentences."""
+    """A bidirectional transformer with optional heads: BERT and related models.
+
+    The pooler classifies pairs of sentences.
+    """
 
     kind: ClassVar[str] = "encoder"
     inputs = ("tokens", "mask", "token_types", "positions", "segment_ids")
@@ -54,10 +58,10 @@ class EncoderConfig(TransformerConfig):
         return Encoder(self, dtype)
 
     @override
-    def products(self, length, targets, decoder_length=0, samples=0):
+    def macs(self, length, targets, decoder_length=0, samples=0):
         """Counts the products of a bidirectional stack and of the heads."""
-        stack = self.stack_products(length, causal=False)
-        return stack + self.projection_products(length) + self.heads_products(length, targets)
+        stack = self.stack_macs(length, causal=False)
+        return stack + self.projection_macs(length) + self.heads_macs(length, targets)
 
 
 # The modules of the heads that are fields of `EncoderConfig`, by the names of the heads.
@@ -83,7 +87,7 @@ class Encoder(Architecture):
         for name, head in self.model.own_heads.items():
             module = HeadModule(head, self.model, self.dtype)
             setattr(self, OWN_HEADS[name], module)
-            if name != "span_boundary":  # Its parameters alone have a name in common.
+            if name != "span_boundary":  # The parameters of the other heads are at the top level.
                 nn.share_scope(self, module)
 
     def features(
@@ -132,7 +136,11 @@ class Encoder(Architecture):
         left: Integer[Array, "batch targets"],
         right: Integer[Array, "batch targets"],
         offsets: Integer[Array, "batch targets"],
-    ):
+    ) -> tuple[
+        Float[Array, "batch targets columns"],
+        Float[Array, "vocab columns"] | GatheredTable,
+        Float[Array, " vocab"],
+    ]:
         """Applies the second vocabulary head, of tokens in spans; arguments as `SpanBoundary.compute`.
 
         Returns:

@@ -27,13 +27,13 @@ Mask = Shaped[Array, "batch memory"]
 
 @dataclass(frozen=True)
 class SourceEncoderConfig:
-    """A new encoder whose outputs take the place of the token embeddings that a pretrained encoder reads.
+    """A new encoder whose outputs replace the token embeddings of a pretrained encoder.
 
-    So a BART learns to translate (Lewis et al. 2020 §3.4). It has a table of tokens of its own; but for how many layers
-    it has, it is made as the model's own encoder, and shares nothing with it.
+    A BART learns to translate this way (Lewis et al. 2020 §3.4). It has its own token table and shares no parameters
+    with the model; except for the number of layers, its settings are those of the model's encoder.
 
     Attributes:
-      layers: of its stack; the paper's has 6.
+      layers: number of layers; 6 in the paper.
     """
 
     kind: ClassVar[str] = "source_encoder"
@@ -44,16 +44,15 @@ class SourceEncoderConfig:
 class EncoderDecoderConfig(TransformerConfig):
     """A text-to-text transformer, such as T5 or BART: a causal stack that attends to a bidirectional one.
 
-    One table of token embeddings serves both; learned positions and the norm of the embeddings are each stack's own.
+    Both share one table of token embeddings; each has its own learned positions and norm of embeddings.
 
     Attributes:
-      decoder_stack: the causal one; `stack` is the bidirectional one.
-      decoder_heads, decoder_head_dim: of the causal one's attention, also of that to the other; None: as `attention`.
-      decoder_feed_forward: the width of its feed-forward; None: as `feed_forward`.
-      tie_encoder_decoder: the bidirectional stack has the causal one's parameters, all but those of the attention to
-        it, which is the latter's alone (the "shared" encoder-decoder of Raffel et al. 2020 §3.2.2; in their code both
-        stacks bear one name, and so share norms and relative bias, too).
-      source_encoder: what reads the input's tokens before the bidirectional stack; None: their embeddings do.
+      decoder_stack: the causal stack; `stack` is the bidirectional one.
+      decoder_heads, decoder_head_dim: heads of the causal stack's self- and cross-attention; None: as `attention`.
+      decoder_feed_forward: width of the causal stack's feed-forward layers; None: as `feed_forward`.
+      tie_encoder_decoder: whether both stacks share all parameters except those of cross-attention (the "shared"
+        encoder-decoder of Raffel et al. 2020 §3.2.2; in its code, norms and the relative bias are shared, too).
+      source_encoder: a new encoder that replaces the token embeddings of the bidirectional stack, or None.
     """
 
     kind: ClassVar[str] = "encoder_decoder"
@@ -75,15 +74,15 @@ class EncoderDecoderConfig(TransformerConfig):
         parts = [(model.stack, model.attention, model.feed_forward) for model in (self, decoder)]
         if self.tie_encoder_decoder and parts[0] != parts[1]:
             raise UserError(
-                "tie_encoder_decoder needs stacks that are alike: give decoder_stack what stack has, and leave "
-                "decoder_heads, decoder_head_dim and decoder_feed_forward out"
+                "tie_encoder_decoder needs equal stacks: set decoder_stack to the values of stack, and leave out "
+                "decoder_heads, decoder_head_dim and decoder_feed_forward"
             )
         if self.source_encoder is not None and self.embedding.embedding_size is not None:
-            raise UserError("source_encoder gives what is as wide as the model: leave embedding.embedding_size out")
+            raise UserError("source_encoder has outputs of the model's width: leave out embedding.embedding_size")
 
     @functools.cached_property
     def decoder_model(self) -> TransformerConfig:
-        """The settings of the causal stack."""
+        """Settings of the causal stack."""
         attention, feed_forward = self.attention, self.feed_forward
         return TransformerConfig(
             **{f.name: getattr(self, f.name) for f in dataclasses.fields(TransformerConfig)}
@@ -103,7 +102,7 @@ class EncoderDecoderConfig(TransformerConfig):
 
     @functools.cached_property
     def source_model(self) -> EncoderConfig | None:
-        """The settings of the new encoder of the input; None: there is none."""
+        """Settings of the source encoder, or None."""
         if self.source_encoder is None:
             return None
         fields: dict[str, Any] = {f.name: getattr(self, f.name) for f in dataclasses.fields(TransformerConfig)}
@@ -113,16 +112,16 @@ class EncoderDecoderConfig(TransformerConfig):
     @property
     @override
     def stacks(self):
-        """Both stacks (one if they are tied) and that of the new encoder."""
-        own = (self.decoder_stack,) if self.tie_encoder_decoder else (self.stack, self.decoder_stack)
-        return own if self.source_model is None else (*own, self.source_model.stack)
+        """Both stacks (one if they are tied) and that of the source encoder."""
+        stacks = (self.decoder_stack,) if self.tie_encoder_decoder else (self.stack, self.decoder_stack)
+        return stacks if self.source_model is None else (*stacks, self.source_model.stack)
 
     @property
     @override
     def stack_paths(self):
         """Path of each of `stacks` in the parameter tree."""
-        own = ("decoder",) if self.tie_encoder_decoder else ("encoder", "decoder")
-        return (*own, *(() if self.source_encoder is None else ("source_encoder/stack",)))
+        paths = ("decoder",) if self.tie_encoder_decoder else ("encoder", "decoder")
+        return (*paths, *(() if self.source_encoder is None else ("source_encoder/stack",)))
 
     @override
     def module(self, dtype):
@@ -136,13 +135,13 @@ class EncoderDecoderConfig(TransformerConfig):
         return {"tokens": tokens, "decoder_tokens": tokens}
 
     @override
-    def products(self, length, targets, decoder_length=0, samples=0):
+    def macs(self, length, targets, decoder_length=0, samples=0):
         """Counts the products of both stacks, of the attention between them and of the heads."""
-        stacks = self.stack_products(length, causal=False)
+        stacks = self.stack_macs(length, causal=False)
         if self.source_model is not None:
-            stacks += self.source_model.products(length, 0)
-        stacks += self.decoder_model.stack_products(decoder_length, causal=True, memory_length=length)
-        return stacks + self.projection_products(length + decoder_length) + self.heads_products(length, targets)
+            stacks += self.source_model.macs(length, 0)
+        stacks += self.decoder_model.stack_macs(decoder_length, causal=True, memory_length=length)
+        return stacks + self.projection_macs(length + decoder_length) + self.heads_macs(length, targets)
 
 
 class EncoderDecoder(Architecture):
@@ -159,23 +158,32 @@ class EncoderDecoder(Architecture):
         return ("decoder_",) if self.model.tie_encoder_decoder else ("encoder_", "decoder_")
 
     def setup(self):
-        """Modules besides those of `Architecture`: the stacks `encoder` and `decoder`, of those that are tied the
-        latter, and where the settings have one `source_encoder`, a whole `Encoder`.
-        """
+        """Creates the stacks `decoder` and, unless they are tied, `encoder`, and possibly a `source_encoder`."""
         super().setup()
         if self.model.source_model is not None:
             self.source_encoder = Encoder(self.model.source_model, self.dtype)
         self.decoder = Stack(self.model.decoder_model, self.dtype, crosses=True)
         self.encoder = self.decoder if self.model.tie_encoder_decoder else Stack(self.model, self.dtype)
 
-    def encode(self, tokens: Source, mask=None, positions=None, segment_ids=None, *, deterministic=True) -> Memory:
-        """Encodes tokens [B, M] as the memory [B, M, D]; arguments as `Encoder.features`; sows `encoder_embedded`."""
+    def encode(
+        self,
+        tokens: Source,
+        mask: Mask | None = None,
+        positions: Integer[Array, "rows memory"] | None = None,
+        segment_ids: Source | None = None,
+        *,
+        deterministic: bool = True,
+    ) -> Memory:
+        """Encodes tokens [B, M] into the memory [B, M, D]; arguments as `Encoder.features`; sows `encoder_embedded`."""
         if positions is None:
             positions = self.model.attention.position.places(tokens.shape[1], mask)
-        read = None
+        replacement = None
         if self.model.source_encoder is not None:
-            read = self.source_encoder.features(tokens, mask, None, positions, segment_ids, deterministic=deterministic)
-        x = self.embed(tokens, positions, prefix=self.prefixes[0], deterministic=deterministic, read=read)
+            replacement = self.source_encoder.features(
+                tokens, mask, None, positions, segment_ids, deterministic=deterministic
+            )
+        prefix = self.prefixes[0]
+        x = self.embed(tokens, positions, prefix=prefix, deterministic=deterministic, replacement=replacement)
         self.sow("intermediates", "encoder_embedded", x)
         segments = None if segment_ids is None else (segment_ids, segment_ids)
         context = Context(mask=mask, segment_ids=segments, positions=positions)
@@ -204,7 +212,7 @@ class EncoderDecoder(Architecture):
           decoder_mask: [B, L], 1 for real tokens; with a cache [B, slots], 1 for slots filled once this call is done,
             or [B, L, slots], 1 for the slots that each token attends to.
           decoder_positions: int32 [B, L]; by default arange, or cumsum(decoder_mask) - 1 with a mask and no cache.
-          decoder_segment_ids: int32 [B, L]; tokens attend only to their own segment, in the memory too.
+          decoder_segment_ids: int32 [B, L]; tokens attend only to their self_ids segment, in the memory too.
           cache_index: the first slot this call fills (with the `cache` collection mutable); None: no cache. With one,
             `mask` must be given.
           slot_places: int32 [slots], the position in the text of each slot of the cache; by default they are in order.
@@ -216,11 +224,11 @@ class EncoderDecoder(Architecture):
         x = self.embed(decoder_tokens, decoder_positions, prefix="decoder_", deterministic=deterministic)
         self.sow("intermediates", "embedded", x)
         ids = decoder_segment_ids
-        own = None if ids is None else (ids, ids)
-        across = None if ids is None or segment_ids is None else (ids, segment_ids)
-        context = Context(causal=True, mask=decoder_mask, segment_ids=own, positions=decoder_positions)
+        self_ids = None if ids is None else (ids, ids)
+        cross_ids = None if ids is None or segment_ids is None else (ids, segment_ids)
+        context = Context(causal=True, mask=decoder_mask, segment_ids=self_ids, positions=decoder_positions)
         context = context.replace(cache_index=cache_index, slot_places=slot_places)
-        memory_context = Context(mask=mask, segment_ids=across, cache_index=None if cache_index is None else 0)
+        memory_context = Context(mask=mask, segment_ids=cross_ids, cache_index=None if cache_index is None else 0)
         return self.decoder(x, context, memory, memory_context, deterministic=deterministic)
 
     def features(

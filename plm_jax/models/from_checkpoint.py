@@ -1,4 +1,4 @@
-"""What a config says of a model that a checkpoint brings."""
+"""Settings of a model that is loaded from a checkpoint."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -12,18 +12,18 @@ from plm_jax.models.protocol import ModelConfig
 
 @dataclass(frozen=True, kw_only=True)
 class FromCheckpointConfig(ModelConfig):
-    """Stands in a config for the model that `finetune --checkpoint` names; what is None is as the checkpoint has it.
+    """A placeholder for the model of `finetune --checkpoint`; fields that are None keep the checkpoint's values.
 
     Attributes:
-      dropout: all rates, those of a task's head too.
-      heads: `task`: that of the task; without it the checkpoint's, if that is of the objective's kind and labels, or
-        else one as the model's family lays it out. Labels that it does not name are those of the sources.
-      source_encoder: of an encoder-decoder, a new one; None: as the checkpoint has it.
-      scan_layers, remat, attention_kernel, pipeline_microbatches: as of any transformer.
+      dropout: rate of all dropout, that of a task's head included.
+      heads: `task`: head of the task. By default the checkpoint's head if it has the kind and labels of the objective,
+        otherwise the default head of the model's family. Labels that are not set are those of the sources.
+      source_encoder: a new source encoder for an encoder-decoder; None keeps the checkpoint's.
+      scan_layers, remat, attention_kernel, pipeline_microbatches: as in `TransformerConfig`.
     """
 
     kind: ClassVar[str] = "from_checkpoint"
-    stands_in: ClassVar[bool] = True
+    is_placeholder: ClassVar[bool] = True
     dropout: ranges.ShareBelowOne | None = None
     heads: tuple[tuple[str, Head], ...] = ()
     source_encoder: SourceEncoderConfig | None = None
@@ -34,4 +34,4 @@ class FromCheckpointConfig(ModelConfig):
 
     def __post_init__(self):
         if self.dropout is not None and not 0.0 <= self.dropout < 1.0:
-            raise UserError(f"config.model.dropout is {self.dropout}: give 0 to below 1, or None")
+            raise UserError(f"config.model.dropout is {self.dropout}: set it to at least 0 and below 1, or to None")

@@ -87,22 +87,22 @@ class HeadModule(nn.Module):
     dtype: Any
 
     @nn.compact
-    def __call__(self, features: jax.Array, **inputs: jax.Array) -> Any:
+    def __call__(self, features: Stream, **inputs: Any) -> Any:
         """Returns the output of the head for features [B, L, D]."""
         return self.head.compute(self, features, **inputs)
 
     def dense(
         self,
         name: str,
-        x: jax.Array,
+        x: Float[Array, "*rows inputs"],
         features: int,
         axes: tuple[str | None, str | None] = ("embed", None),
         bias: bool = True,
-    ) -> jax.Array:
+    ) -> Float[Array, "*rows outputs"]:
         """Applies a dense layer, [..., in] → [..., features]; `axes` are the logical axes of its matrix."""
         return Dense(features, axes, bias, self.model.initializer.matrix(), self.dtype, name=name)(x)
 
-    def dropout(self, x: jax.Array, rate: float, shared: bool, deterministic: bool) -> jax.Array:
+    def dropout(self, x: Stream, rate: float, shared: bool, deterministic: bool) -> Stream:
         """Applies dropout to [B, L, features]; `shared`: drops the same features at each position."""
         return Dropout(rate, shared)(x, deterministic=deterministic)
 
@@ -127,7 +127,7 @@ class HeadModule(nn.Module):
         """Applies LSTMs in both directions, [B, L, D] → [B, L, 2 · cell]."""
         return BiLstm(lstm, self.dtype, name=name)(x, mask, deterministic=deterministic)
 
-    def norm(self, name: str, x: jax.Array) -> jax.Array:
+    def norm(self, name: str, x: Float[Array, "*rows dim"]) -> Float[Array, "*rows dim"]:
         """Applies the model's norm, [..., width] → [..., width]."""
         return norm(self.model.norm, self.dtype, name=name)(x)
 
@@ -157,7 +157,7 @@ class Head(Role):
         """Returns the same head with this rate for all its dropout."""
         return self
 
-    def compute(self, module: HeadModule, features: jax.Array, **inputs: Any) -> Any:
+    def compute(self, module: HeadModule, features: Stream, **inputs: Any) -> Any:
         """Computes the output of the head from features [B, L, D].
 
         Args:
@@ -168,11 +168,11 @@ class Head(Role):
         """
         raise NotImplementedError
 
-    def init_inputs(self, features: jax.Array) -> dict[str, jax.Array]:
+    def init_inputs(self, features: Float[Array, "batch length *dims"]) -> dict[str, jax.Array]:
         """Returns the inputs, in addition to the features, that initialize the parameters."""
         return {}
 
-    def products(self, model: HeadedModel, length: int, targets: int) -> int:
+    def macs(self, model: HeadedModel, length: int, targets: int) -> int:
         """Counts the forward multiplications by its matrices for a row of `length` tokens and `targets` targets.
 
         Computations done once per row are not counted.
@@ -182,7 +182,7 @@ class Head(Role):
 
 @dataclass(frozen=True)
 class NoHead(Head):
-    """No head: the model gives features only."""
+    """No head: the model returns features only."""
 
     kind: ClassVar[str] = "none"
     # The fields of a `VocabularyHead`.
@@ -194,13 +194,13 @@ class NoHead(Head):
 
 @dataclass(frozen=True)
 class VocabularyHead(Head):
-    """The projection to the vocabulary, which the architecture creates next to its tables of embeddings.
+    """The projection to the vocabulary, which the architecture creates next to its embedding tables.
 
     Attributes:
-      tied: it is the token table transposed.
-      scale_by_width: features are multiplied by width ** -0.5 before it (T5 with a tied head).
-      transform: before it comes a dense layer with this activation, and a norm (BERT's masked LM head).
-      bias: it has a bias [vocab_size].
+      tied: whether its matrix is the transposed token table.
+      scale_by_width: whether features are multiplied by width ** -0.5 before it (T5 with a tied head).
+      transform: activation of a dense layer, followed by a norm, before it (BERT's masked LM head); None for no layer.
+      bias: whether it has a bias [vocab_size].
     """
 
     kind: ClassVar[str] = "vocabulary"
@@ -210,7 +210,7 @@ class VocabularyHead(Head):
     bias: bool = False
 
     @override
-    def products(self, model, length, targets):
+    def macs(self, model, length, targets):
         """Counts the products at targets only."""
         embedding = model.embedding
         transform = embedding.width * embedding.columns if self.transform else 0
@@ -241,7 +241,7 @@ class Pooler(Head):
 
 @dataclass(frozen=True)
 class Discriminator(Head):
-    """ELECTRA's head: for each token a dense layer and one logit for whether it was replaced (Clark et al. 2020 §2)."""
+    """ELECTRA's head: a dense layer and one logit per token for whether it was replaced (Clark et al. 2020 §2)."""
 
     kind: ClassVar[str] = "discriminator"
     loss = "replaced_token"
@@ -254,7 +254,7 @@ class Discriminator(Head):
         return module.dense("discriminator", ACTIVATIONS[self.activation](hidden), 1)[..., 0].astype(jnp.float32)
 
     @override
-    def products(self, model, length, targets):
+    def macs(self, model, length, targets):
         """Counts the products at all tokens."""
         width = model.embedding.width
         return length * (width * width + width)
@@ -262,7 +262,7 @@ class Discriminator(Head):
 
 @dataclass(frozen=True)
 class SpanBoundary(Head):
-    """SpanBERT's span boundary head: a span's tokens from the two tokens next to the span (Joshi et al. 2020 §3.2).
+    """SpanBERT's head, which predicts the tokens of a span from the two tokens next to it (Joshi et al. 2020 §3.2).
 
     The defaults are those of the command in facebookresearch/SpanBERT, pretraining/README.md.
 
@@ -292,8 +292,8 @@ class SpanBoundary(Head):
         Args:
           module: the owner of the parameters.
           features: [B, L, D].
-          left, right: int32 [B, T], the positions before and after each target's span.
-          offsets: int32 [B, T], each target's number in its span, from 0.
+          left, right: int32 [B, T], the positions before and after the span of each target.
+          offsets: int32 [B, T], the index of each target in its span.
         """
         embedding = module.model.embedding
         table = module.table("position_embedding", self.positions, self.width)
@@ -311,7 +311,7 @@ class SpanBoundary(Head):
         return dict.fromkeys(("left", "right", "offsets"), jnp.zeros(features.shape[:2], jnp.int32))
 
     @override
-    def products(self, model, length, targets):
+    def macs(self, model, length, targets):
         """Counts the products at targets only."""
         width, columns = model.embedding.width, model.embedding.columns
         return targets * (columns * model.embedding.vocab_size + (2 * width + self.width) * width + width * columns)

@@ -1,4 +1,4 @@
-"""The first values of a model's parameters.
+"""Initializers of a model's parameters.
 
 Matrices are [in, out]; tables of embeddings and unembeddings are [rows, width].
 """
@@ -14,10 +14,10 @@ from plm_jax.common import ranges
 
 @dataclass(frozen=True)
 class InitializerConfig:
-    """Parameters are drawn from a normal distribution with `std`; `truncated`: cut off at two standard deviations.
+    """Normal initialization with standard deviation `std`; `truncated` cuts it off at two standard deviations.
 
     Attributes:
-      shrink_residual: the projections that write to the residual stream shrink by 1 / sqrt(2 · layers).
+      shrink_residual: whether projections that write to the residual stream are scaled by 1 / sqrt(2 · layers).
     """
 
     kind: ClassVar[str] = "normal"
@@ -56,7 +56,7 @@ class InitializerConfig:
 
 @dataclass(frozen=True)
 class FanInConfig:
-    """T5's initialization: matrices with a variance of 1 / inputs, queries also / head_dim; embeddings with one of 1.
+    """T5's initialization: matrices with variance 1 / inputs, queries also / head_dim; embeddings with variance 1.
 
     google-research/t5x, examples/t5/layers.py.
     """

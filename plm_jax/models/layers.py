@@ -1,6 +1,6 @@
-"""The layers that every family shares: dense, norm, dropout, activations.
+"""Layers that all model families share: dense layers, norms, dropout and activations.
 
-Parameters are float32 and cast to `dtype` where they are used; norms run in float32.
+Parameters are float32 and cast to `dtype` where they are used; norms are computed in float32.
 """
 
 import functools
@@ -21,7 +21,7 @@ from plm_jax.models.kernels.dropout import keep
 from plm_jax.models.partitioning import axes_of, device, is_spread, mesh_axes, partitioned, spec_in_force
 from plm_jax.models.tables import GatheredTable
 
-# What layers exchange: a stream of activations, a memory that a decoder attends to, and the number of a layer.
+# Activations, a memory that a decoder attends to, and the number of a layer.
 Stream = Float[Array, "batch length dim"]
 Memory = Float[Array, "batch memory dim"]
 Depth = Integer[Array, ""] | int
@@ -36,13 +36,13 @@ ACTIVATIONS = {
 
 
 class Dropout(nn.Module):
-    """Dropout of which each row draws for itself, by its number in the batch: what stands beside it changes nothing.
+    """Dropout in which each row has its own mask, a function of its number in the batch, regardless of the other rows.
 
-    What is dropped is told by a hash, as in attention (`kernels.dropout`): draws of threefry for every feature would
-    take a good part of a step.
+    The mask is computed by a hash, as in attention (`kernels.dropout`): threefry draws for every feature would take a
+    considerable part of a step.
 
     Attributes:
-      broadcast: the same features are dropped at every place.
+      broadcast: whether the same features are dropped at all positions.
     """
 
     rate: float
@@ -52,24 +52,24 @@ class Dropout(nn.Module):
     def __call__(
         self, x: Float[Any, "batch length dim"], rows: Integer[Any, " batch"] | None = None, *, deterministic: bool
     ) -> Float[Array, "batch length dim"]:
-        """[B, length, features], of the rows with these numbers, int32 [B]; by default they count from 0."""
+        """Applies dropout to x [B, length, features]; `rows`, int32 [B], are its rows' numbers, by default from 0."""
         if self.rate == 0 or deterministic:
             return x
-        if self.rate == 1:  # x / 0 is no number, nor is its gradient.
+        if self.rate == 1:  # x / 0 and its gradient are NaN.
             return jnp.zeros_like(x)
         numbers = jnp.arange(len(x)) if rows is None else jnp.asarray(rows)
-        places = jnp.arange(1 if self.broadcast else x.shape[1])
+        positions = jnp.arange(1 if self.broadcast else x.shape[1])
         seed = jax.random.bits(self.make_rng("dropout"), (2,), jnp.uint32)
-        kept = keep(seed, numbers[:, None, None], 0, places[:, None], jnp.arange(x.shape[2]), self.rate)
-        return jnp.where(kept, x / (1 - self.rate), 0)
+        mask = keep(seed, numbers[:, None, None], 0, positions[:, None], jnp.arange(x.shape[2]), self.rate)
+        return jnp.where(mask, x / (1 - self.rate), 0)
 
 
-# What `jax.checkpoint` policies call the products of weight matrices; with a bias they go by their modules' names.
+# Name of the products with weight matrices in `jax.checkpoint` policies; with a bias they have their modules' names.
 PRODUCTS = "product"
-# Rows of a tile of a TPU's arrays of two bytes a number.
+# Rows of a tile of a TPU's arrays with two bytes per number.
 TILE = 16
-# Parts of jax's device_kind for which XLA scatters gradients whatever their parts, beside other work: in rings on v5e,
-# by SparseCores on v6e.
+# Substrings of jax's device_kind for which XLA overlaps the reduce-scatter of gradients of any shape with other work:
+# in rings on v5e, by SparseCores on v6e.
 SCATTERED_BY_XLA = ("v5 lite", "v5e", "v6")
 
 
@@ -80,11 +80,13 @@ def product(
     spec: PartitionSpec | None,
     of_rows: tuple[str, ...] = (),
 ) -> Float[Array, "*rows outputs"]:
-    """x [rows, ..., in] @ kernel [in, out] in the type of x; the kernel's gradient is made, and so reduced, in the
-    kernel's.
+    """Returns x [rows, ..., in] @ kernel [in, out] in the dtype of x; the kernel's gradient has the kernel's dtype.
 
-    That gradient is laid out by `spec`, the parameter's: it never is whole on a device. `of_rows` are the axes of the
-    mesh that cut rows, where none but `tensor` cuts anything else of x and XLA does not scatter by itself; else ().
+    Args:
+      spec: sharding of the kernel's gradient, that of the parameter, so that it is never whole on a device; None if
+        there is one device.
+      of_rows: mesh axes that shard rows, if only `tensor` shards other dimensions of x and XLA does not reduce-scatter
+        by itself; otherwise ().
     """
     return x @ kernel.astype(x.dtype)
 
@@ -120,28 +122,28 @@ product.defvjp(lambda x, kernel, spec, of_rows: (product(x, kernel, spec, of_row
 
 
 def _devices(axes: tuple[str, ...]) -> int:
-    """How many there are along some axes of the mesh in force."""
+    """Returns the number of devices along mesh axes."""
     return math.prod(jax.sharding.get_abstract_mesh().shape[axis] for axis in axes)
 
 
 def _outer(x, y, dtype):
-    """x [rows, ..., m] and y [rows, ..., n] → [m, n]."""
+    """Contracts x [rows, ..., m] and y [rows, ..., n] over all rows: [m, n]."""
     summed = tuple(range(x.ndim - 1))
     return jax.lax.dot_general(x, y, ((summed, summed), ((), ())), preferred_element_type=dtype)
 
 
 def _scattered(x, d_y, dtype, of_rows, dimension, cut):
-    """`_outer` of both, each device's own sums scattered over `cut` along a dimension of the result.
+    """Computes `_outer` with each device's sums scattered over the axes `cut` along a dimension of the result.
 
-    Left to XLA's TPU backend, sums whose parts are no whole tiles would be reduced whole on every device, and then cut:
-    here the parts stand on an axis in front.
+    XLA's TPU backend would all-reduce sums whose shards are not whole tiles on every device and slice them afterwards;
+    with the shards on a leading axis it does not.
     """
-    others = tuple(axis for axis in of_rows if axis not in cut)
+    other_axes = tuple(axis for axis in of_rows if axis not in cut)
 
     def scatter(first, second):
         sums = _outer(first, second, dtype)
         sums = jax.lax.psum_scatter(sums.reshape(_devices(cut), -1, sums.shape[-1]), cut)
-        return jax.lax.psum(sums, others)
+        return jax.lax.psum(sums, other_axes)
 
     of_arrays, of_sums = PartitionSpec(of_rows), PartitionSpec(cut)
     run = jax.shard_map(scatter, in_specs=of_arrays, out_specs=of_sums, axis_names=set(of_rows), check_vma=False)
@@ -159,12 +161,12 @@ class Dense(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Any, "*rows inputs"]) -> Float[Array, "*rows outputs"]:
-        """[..., in] → [..., out]."""
+        """Returns x @ kernel + bias, [..., in] → [..., out]."""
         kernel = self.param("kernel", partitioned(self.initializer, self.axes), (x.shape[-1], self.features))
-        # In two dimensions: XLA's CPU backend would transpose a copy of a 3-D gradient, a quarter of the backward pass.
-        # Where rows and their places are both cut, they do not make one dimension that is.
+        # Flattened: XLA's CPU backend would transpose a copy of a 3-D gradient, a quarter of the backward pass. Rows
+        # and positions that are both sharded cannot be merged into one sharded dimension.
         flat = x if mesh_axes("length") else x.reshape(-1, x.shape[-1])
-        # The rules that are in force here need not be when the gradient is made.
+        # Computed here: other rules may be in force when the gradient is computed.
         spec = spec_in_force(kernel.shape, *self.axes)
         of_rows = _axes_of_rows() if is_spread() else ()
         y = checkpoint_name(product(flat, kernel, spec, of_rows), PRODUCTS).reshape(*x.shape[:-1], self.features)
@@ -176,12 +178,12 @@ class Dense(nn.Module):
 
 @dataclass(frozen=True)
 class NormConfig:
-    """The normalisation: LayerNorm, or RMSNorm, which has neither mean nor bias (Zhang and Sennrich 2019).
+    """The normalization: LayerNorm, or RMSNorm without mean and bias (Zhang and Sennrich 2019).
 
     Attributes:
-      placement: before each sub-layer and once more after the stack; or after each addition of a sub-layer's output;
-        `deep` is as `pre`, but a sub-layer's output is added to its normed input times sqrt(2 · layers), not to the
-        input itself (ChatGLM-6B's variant of Wang et al. 2022).
+      placement: `pre`: before each sub-layer and after the stack; `post`: after each residual addition; `deep`: like
+        `pre`, but a sub-layer's output is added to its normed input times sqrt(2 · layers) instead of the input
+        (ChatGLM-6B's variant of Wang et al. 2022).
     """
 
     epsilon: ranges.Share = 1e-5
@@ -190,7 +192,7 @@ class NormConfig:
 
 
 def norm(config: NormConfig, dtype: Any, name: str | None = None) -> nn.Module:
-    """A norm over the last axis, statistics in float32; parameters `scale` [D] and, in LayerNorm, `bias`."""
+    """Returns a norm over the last axis with float32 statistics; parameters `scale` [D] and, for LayerNorm, `bias`."""
     scale_init = partitioned(nn.initializers.ones, ("embed",))
     if config.kind == "rms":
         return nn.RMSNorm(config.epsilon, dtype=dtype, use_fast_variance=False, scale_init=scale_init, name=name)
@@ -206,26 +208,26 @@ def look_up(
     dtype: Any,
     rows: int | None = None,
 ) -> Float[Array, "batch length dim"]:
-    """Returns the rows of a table [V, E] for ids [B, L]: [B, L, E] in a type, with a gradient in the table's.
+    """Returns the rows of a table [V, E] for ids [B, L]: [B, L, E], with a gradient in the dtype of the table.
 
     Args:
       table: embeddings.
       ids: int32 [B, L], or [1, L] for all rows.
-      dtype: of activations.
+      dtype: dtype of the result.
       rows: B; None: that of the ids.
     """
     rows = len(ids) if rows is None else rows
     if isinstance(table, GatheredTable):
         return table.look_up(ids, rows)
-    found = table[ids]
-    return jnp.broadcast_to(found, (rows, *found.shape[1:])).astype(dtype)
+    embeddings = table[ids]
+    return jnp.broadcast_to(embeddings, (rows, *embeddings.shape[1:])).astype(dtype)
 
 
 class ScalarMix(nn.Module):
-    """γ · Σ softmax(w)_j · layer_j (Peters et al. 2018, equation 1): what a task trains beside a frozen model.
+    """Scalar mix γ · Σ softmax(w)_j · layer_j (Peters et al. 2018, equation 1), trained with a task on a frozen model.
 
     Attributes:
-      layer_norm: each layer is normed before, over all real places and channels of a text together.
+      layer_norm: whether each layer is first normalized over all real positions and channels of a text.
     """
 
     layer_norm: bool = False
@@ -234,13 +236,13 @@ class ScalarMix(nn.Module):
     def __call__(
         self, layers: Float[Any, "layers batch length *rest"], mask: Shaped[Any, "batch length"] | None = None
     ) -> Float[Array, "batch length *rest"]:
-        """[layers, B, L, ...] → [B, L, ...]; `mask` [B, L] says which places a norm counts."""
+        """Mixes [layers, B, L, ...] into [B, L, ...]; `mask` [B, L] marks the positions that the norm counts."""
         weights = nn.softmax(self.param("weights", nn.initializers.zeros, (len(layers),)))
         scale = self.param("scale", nn.initializers.ones, ())
         if self.layer_norm:
             axes = tuple(range(2, layers.ndim))
             real = None if mask is None else mask.reshape(mask.shape + (1,) * (layers.ndim - 3)) > 0
-            # A text of padding alone has no mean.
+            # A text of padding only would have no mean.
             real = real if real is None else real | ~real.any(axes[0] - 1, keepdims=True)
             layers = layers.astype(jnp.float32)
             mean = layers.mean(axes, where=real, keepdims=True)

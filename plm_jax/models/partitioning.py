@@ -1,6 +1,6 @@
-"""From the logical axes of an array to a PartitionSpec: one rule for parameters and activations.
+"""Logical axes of arrays and their PartitionSpecs, with the same rules for parameters and activations.
 
-Model code names axes (`batch`, `length`, `embed`, `heads`, `mlp`, `vocab`, `layers`) and knows no devices.
+Model code names axes (`batch`, `length`, `embed`, `heads`, `mlp`, `vocab`, `layers`) and is independent of devices.
 """
 
 import contextlib
@@ -13,31 +13,31 @@ from jax.sharding import PartitionSpec
 
 Rules = Sequence[tuple[str, str]]
 
-# A logical axis that a mesh axis cuts though it does not divide it: what is stored is padded, the rest XLA pads.
+# Logical axis that a mesh axis may shard unevenly: stored arrays are padded explicitly, others by XLA.
 PADDED = ("vocab", "tensor")
 
 
 def partition_spec(
     shape: Sequence[int], axes: Sequence[str | None], rules: Rules, mesh_shape: Mapping[str, int]
 ) -> PartitionSpec:
-    """Gives each mesh axis, in the order of the rules, to the first dimension that asks for it and that it divides.
+    """Assigns each mesh axis, in the order of the rules, to the first dimension with its logical axis that it divides.
 
-    A dimension may collect several mesh axes; a mesh axis serves an array once; what does not divide stays whole, but
-    for a vocabulary, which `tensor` cuts with a last part that is smaller.
+    A dimension may have several mesh axes; a mesh axis is used once per array. Dimensions that are not divisible stay
+    whole, except a vocabulary sharded over `tensor`, whose last shard is smaller.
     """
-    given: list[list[str]] = [[] for _ in shape]
+    assigned: list[list[str]] = [[] for _ in shape]
     used: set[str] = set()
     for logical, mesh_axis in rules:
         if logical not in axes or mesh_axis in used or mesh_shape.get(mesh_axis, 1) == 1:
             continue
         dimension = axes.index(logical)
         parts = mesh_shape[mesh_axis]
-        for taken in given[dimension]:
+        for taken in assigned[dimension]:
             parts *= mesh_shape[taken]
         if shape[dimension] % parts == 0 or (logical, mesh_axis) == PADDED:
-            given[dimension].append(mesh_axis)
+            assigned[dimension].append(mesh_axis)
             used.add(mesh_axis)
-    return PartitionSpec(*(tuple(names) if len(names) > 1 else names[0] if names else None for names in given))
+    return PartitionSpec(*(tuple(names) if len(names) > 1 else names[0] if names else None for names in assigned))
 
 
 def partitioned(init: Callable[..., Any], axes: Sequence[str | None]) -> Callable[..., Any]:
@@ -51,12 +51,12 @@ def rules_in_force() -> Rules:
 
 
 def axes_of(cut: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    """The mesh axes of one dimension of a PartitionSpec."""
+    """Returns the mesh axes of one dimension of a PartitionSpec."""
     return (cut,) if isinstance(cut, str) else tuple(cut or ())
 
 
 def local_shape(shape: Sequence[int], *axes: str | None) -> tuple[int, ...]:
-    """Of an array laid out as the rules in force say, the shape of each device's part."""
+    """Returns the shape of each device's shard of an array under the rules in force."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return tuple(shape)
@@ -65,13 +65,13 @@ def local_shape(shape: Sequence[int], *axes: str | None) -> tuple[int, ...]:
 
 
 def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
-    """Lays an activation out as the rules in force say; on one device it does nothing."""
+    """Constrains the sharding of an activation by the rules in force; does nothing on one device."""
     spec = spec_in_force(x.shape, *axes)
     return x if spec is None else jax.lax.with_sharding_constraint(x, spec)
 
 
 def spec_in_force(shape: Sequence[int], *axes: str | None) -> PartitionSpec | None:
-    """Returns the PartitionSpec of an array under the rules in force; None if there is one device."""
+    """Returns the PartitionSpec of an array under the rules in force; None on one device."""
     if not is_spread():
         return None
     return partition_spec(shape, axes, rules_in_force(), dict(jax.sharding.get_abstract_mesh().shape))
@@ -84,7 +84,7 @@ def is_spread() -> bool:
 
 
 def mesh_axes(axis: str) -> dict[str, int]:
-    """The axes of the mesh in force along which the rules cut a logical axis, and their sizes above 1."""
+    """Returns the mesh axes, with sizes above 1, that shard a logical axis under the rules in force."""
     mesh = jax.sharding.get_abstract_mesh()
     sizes = {} if mesh.empty else dict(mesh.shape)
     named = dict.fromkeys(name for logical, name in rules_in_force() if logical == axis)
@@ -92,13 +92,13 @@ def mesh_axes(axis: str) -> dict[str, int]:
 
 
 def device() -> Any:
-    """One of those of the mesh in force, which a host may compile for without having them; else the first there is.
+    """Returns a device of the mesh in force, or the first device.
 
-    It has a `platform` and a `device_kind`.
+    It has a `platform` and a `device_kind`. A host may compile for a mesh without having its devices.
     """
     return jax.sharding.get_abstract_mesh().abstract_device or jax.devices()[0]
 
 
 def without(axes: Collection[str]) -> contextlib.AbstractContextManager[None]:
-    """Within it the rules in force leave these axes of the mesh alone."""
+    """Returns a context in which the rules in force ignore these mesh axes."""
     return nn.logical_axis_rules([rule for rule in rules_in_force() if rule[1] not in axes])

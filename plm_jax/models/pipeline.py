@@ -1,12 +1,14 @@
-"""A stack's layers in stages, each on devices of its own, through which rows go a microbatch at a time (GPipe).
+"""Pipeline parallelism over a stack's layers: stages on different devices process one microbatch at a time (GPipe).
 
-It is written for all stages at once, over arrays [stages, …] of which each device holds its stage's: the compiler makes
-of the step to the next stage a `collective-permute`, and nothing else crosses from stage to stage within the loop.
+The code is written for all stages at once, over arrays [stages, …] sharded by stage: the compiler turns the step to the
+next stage into a `collective-permute`, and nothing else moves between stages within the loop.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,14 +20,14 @@ from plm_jax.models.transformer import StackConfig, TransformerConfig
 
 
 def stage_axes() -> dict[str, int]:
-    """The axes of the mesh in force, and their sizes above 1, that cut layers into stages."""
+    """Returns the mesh axes, with sizes above 1, that split layers into stages."""
     return partitioning.mesh_axes("layers")
 
 
 def cuts(stacks: Sequence[StackConfig], stages: int) -> bool:
-    """Whether each of a model's stacks has so many parts alike, with no layers that share parameters split between two.
+    """Returns whether every stack of a model splits into equal stages without splitting layers that share parameters.
 
-    Where there are more stages than groups of such layers, each of them has the parameters of its group.
+    With more stages than groups of such layers, each stage has the parameters of its group.
     """
 
     def divides(stack):
@@ -35,103 +37,128 @@ def cuts(stacks: Sequence[StackConfig], stages: int) -> bool:
     return stages == 1 or (bool(stacks) and all(map(divides, stacks)))
 
 
-def num_microbatches(wanted: int, stages: int, rows: int) -> int:
-    """Into how many microbatches a pipeline cuts so many rows, a multiple of its stages.
+def num_microbatches(limit: int, stages: int, rows: int) -> int:
+    """Returns the number of microbatches of a pipeline, a multiple of its stages.
 
-    It is the most that divide them, up to `wanted` (0: four a stage), but at least one a stage.
+    It is the largest number that divides `rows`, up to `limit` (0: four per stage), but at least one per stage.
     """
-    most = max(wanted or 4 * stages, stages)
-    return max(count for count in range(stages, most + 1, stages) if rows % count == 0)
+    largest = max(limit or 4 * stages, stages)
+    return max(count for count in range(stages, largest + 1, stages) if rows % count == 0)
+
+
+class _Pipelines(NamedTuple):
+    """The splits of rows and layers over pipelines and their stages; a pipeline has one device of each stage.
+
+    Attributes:
+      axes: mesh axes of the stages.
+      batch_axes: mesh axes of the pipelines.
+      stages: number of stages.
+      pipelines: number of pipelines, the parts that rows are split into.
+      microbatches: number of microbatches of each pipeline.
+    """
+
+    axes: tuple[str, ...]
+    batch_axes: tuple[str, ...]
+    stages: int
+    pipelines: int
+    microbatches: int
+
+    def is_stage(self, stage, leaf):
+        """Returns a mask of one stage for a leaf [stages, …]."""
+        return (jnp.arange(self.stages) == stage).reshape(-1, *[1] * (leaf.ndim - 1))
+
+    def inputs(self, leaf):
+        """Returns the input of the first stage at each tick, zeros for other stages, [R, …] → [ticks, stages, b, …]."""
+        leaf = _constrain(_split(leaf, self.microbatches), self.axes)[:, None]
+        leaf = _constrain(jnp.where(self.is_stage(0, leaf[0]), leaf, jnp.zeros_like(leaf)), None, self.axes)
+        return jnp.pad(leaf, [(0, self.stages - 1)] + [(0, 0)] * (leaf.ndim - 1))
+
+    def outputs(self, leaf):
+        """Returns the outputs of the last stage, [ticks, stages, b, …] → [R, …]."""
+        leaf = leaf[self.stages - 1 :]
+        leaf = _constrain(jnp.where(self.is_stage(self.stages - 1, leaf[0]), leaf, 0).sum(1), self.axes)
+        return leaf.reshape(-1, *leaf.shape[2:])
+
+    def advance(self, old, new):
+        """Moves each stage's microbatch to the next stage, and a new one to the first."""
+        moved = jnp.pad(old, [(1, 0)] + [(0, 0)] * (old.ndim - 1))[:-1]
+        return _constrain(jnp.where(self.is_stage(0, old), new, moved), self.axes)
+
+    def split_rows(self, leaf):
+        """Splits [B, …] into [pipelines, B / pipelines, …]; no row moves, as rows are sharded by stages first."""
+        leaf = leaf.reshape(self.stages, self.pipelines, -1, *leaf.shape[1:]).swapaxes(0, 1)
+        return leaf.reshape(self.pipelines, -1, *leaf.shape[3:])
+
+    def join_rows(self, leaf):
+        """Joins rows; the inverse of `split_rows`."""
+        leaf = leaf.reshape(self.pipelines, self.stages, -1, *leaf.shape[2:]).swapaxes(0, 1)
+        return leaf.reshape(-1, *leaf.shape[3:])
+
+    def split_layers(self, groups, leaf):
+        """Splits [layers, …] into [pipelines, stages, layers per stage, …], repeating `groups` fewer than stages."""
+        parts = min(self.stages, groups or self.stages)
+        leaf = jnp.repeat(_split(leaf, parts), self.stages // parts, axis=0)
+        return _constrain(jnp.broadcast_to(leaf, (self.pipelines, *leaf.shape)), self.batch_axes, self.axes)
+
+
+def _pipelines(model: TransformerConfig, rows: int) -> _Pipelines:
+    """Returns the pipelines of the mesh in force for a batch of `rows`."""
+    axes = tuple(stage_axes())
+    stages = math.prod(stage_axes().values())
+    batch_axes = tuple(name for name in partitioning.mesh_axes("batch") if name not in axes)
+    pipelines = math.prod(partitioning.mesh_axes("batch")[name] for name in batch_axes)
+    microbatches = num_microbatches(model.pipeline_microbatches, stages, rows // pipelines)
+    return _Pipelines(axes, batch_axes, stages, pipelines, microbatches)
 
 
 def pipelined(model: TransformerConfig, stack: StackConfig, through: Callable, x, of_rows, layers):
-    """As `through(stack, x, of_rows, layers)[0]`, by stages.
+    """Returns `through(stack, x, of_rows, layers)[0]`, computed by stages.
 
-    At tick t stage s works on microbatch t - s. Before its first and after its last one it works on zeros, which go
-    nowhere and take no gradient. For the length of a step the devices of a stage hold its weights whole, but for what
-    is cut over other axes than those of the batch: these are gathered once, and their gradients are summed up in place
-    and reduced once.
+    At tick t stage s processes microbatch t - s. Before its first and after its last microbatch it processes zeros,
+    whose results are discarded and have no gradient. During a step, the devices of a stage hold its weights unsharded
+    over the axes of the batch: they are gathered once, and their gradients are accumulated in place and reduced once.
 
     Args:
-      model: says into how many microbatches rows are cut.
-      through: a pure function; x [b, L, D] of any rows, with what is of them, through the layers of a stack.
+      model: settings with the number of microbatches.
+      through: a pure function of x [b, L, D] with any number of rows, the arrays of these rows, and the layers of a
+        stack.
       x: [B, L, D].
-      of_rows: a tree of arrays [B, …], which go with their rows.
-      layers: as of `stack.through_layers`.
+      of_rows: a tree of arrays [B, …] that belong to the rows.
+      layers: as in `stack.through_layers`.
     """
-    axes = tuple(stage_axes())
-    stages = math.prod(stage_axes().values())
+    pipelines = _pipelines(model, len(x))
+    axes, stages = pipelines.axes, pipelines.stages
     groups = stack.groups and max(stack.groups // stages, 1)
-    part = dataclasses.replace(stack, layers=stack.layers // stages, groups=groups)
-    # A pipeline is a device of each stage; there are as many as the rows have parts.
-    batch_axes = tuple(name for name in partitioning.mesh_axes("batch") if name not in axes)
-    pipelines = math.prod(partitioning.mesh_axes("batch")[name] for name in batch_axes)
-    microbatches = num_microbatches(model.pipeline_microbatches, stages, len(x) // pipelines)
+    stage_stack = dataclasses.replace(stack, layers=stack.layers // stages, groups=groups)
+    params, per_layer = layers
 
-    def of_pipeline(x, of_rows, params):
-        all_stages = jax.vmap(lambda *args: through(part, *args)[0], spmd_axis_name=axes)
-        of_stages = params, jax.tree.map(lambda leaf: _cut(leaf, stages), others)
+    def run_pipeline(x, of_rows, params):
+        all_stages = jax.vmap(lambda *args: through(stage_stack, *args)[0], spmd_axis_name=axes)
+        stage_layers = params, jax.tree.map(lambda leaf: _split(leaf, stages), per_layer)
 
-        def tick(held, new):
-            held = jax.tree.map(next_stage, held, new)
-            x = _placed(all_stages(*held, of_stages), axes)
-            return (x, held[1]), x
+        def tick(current, new):
+            current = jax.tree.map(pipelines.advance, current, new)
+            x = _constrain(all_stages(*current, stage_layers), axes)
+            return (x, current[1]), x
 
-        new = jax.tree.map(entering, (x, of_rows))
-        _, x = jax.lax.scan(tick, jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), new), new)
-        return leaving(x)
+        inputs = jax.tree.map(pipelines.inputs, (x, of_rows))
+        _, x = jax.lax.scan(tick, jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), inputs), inputs)
+        return pipelines.outputs(x)
 
-    def at(stage, leaf):
-        """Which of [stages, …] is that stage's."""
-        return (jnp.arange(stages) == stage).reshape(-1, *[1] * (leaf.ndim - 1))
-
-    def entering(leaf):
-        """[R, …] → [ticks, stages, b, …]: what comes to the first stage at each tick."""
-        leaf = _placed(_cut(leaf, microbatches), axes)[:, None]
-        leaf = _placed(jnp.where(at(0, leaf[0]), leaf, jnp.zeros_like(leaf)), None, axes)
-        return jnp.pad(leaf, [(0, stages - 1)] + [(0, 0)] * (leaf.ndim - 1))
-
-    def leaving(leaf):
-        """[ticks, stages, b, …], of which what left the last stage counts → [R, …]."""
-        leaf = leaf[stages - 1 :]
-        leaf = _placed(jnp.where(at(stages - 1, leaf[0]), leaf, 0).sum(1), axes)
-        return leaf.reshape(-1, *leaf.shape[2:])
-
-    def next_stage(old, new):
-        moved = jnp.pad(old, [(1, 0)] + [(0, 0)] * (old.ndim - 1))[:-1]
-        return _placed(jnp.where(at(0, old), new, moved), axes)
-
-    def of_pipelines(leaf):
-        """[B, …] → [pipelines, B / pipelines, …]: outside, rows are cut by stages first. None leaves its device."""
-        leaf = leaf.reshape(stages, pipelines, -1, *leaf.shape[1:]).swapaxes(0, 1)
-        return leaf.reshape(pipelines, -1, *leaf.shape[3:])
-
-    def of_batch(leaf):
-        """The inverse of `of_pipelines`."""
-        leaf = leaf.reshape(pipelines, stages, -1, *leaf.shape[2:]).swapaxes(0, 1)
-        return leaf.reshape(-1, *leaf.shape[3:])
-
-    def of_each_pipeline(leaf):
-        """[layers, …] → [pipelines, stages, layers of one, …]."""
-        held = min(stages, stack.groups or stages)
-        leaf = jnp.repeat(_cut(leaf, held), stages // held, axis=0)
-        return _placed(jnp.broadcast_to(leaf, (pipelines, *leaf.shape)), batch_axes, axes)
-
-    params, others = layers
-    params = jax.tree.map(of_each_pipeline, params)
-    x, of_rows = jax.tree.map(of_pipelines, (x, of_rows))
-    with partitioning.without((*batch_axes, *axes)):
-        x = jax.vmap(of_pipeline, spmd_axis_name=batch_axes or None)(x, of_rows, params)
-    return constrain(of_batch(x), "batch", "length", "embed")
+    params = jax.tree.map(functools.partial(pipelines.split_layers, stack.groups), params)
+    x, of_rows = jax.tree.map(pipelines.split_rows, (x, of_rows))
+    with partitioning.without((*pipelines.batch_axes, *axes)):
+        x = jax.vmap(run_pipeline, spmd_axis_name=pipelines.batch_axes or None)(x, of_rows, params)
+    return constrain(pipelines.join_rows(x), "batch", "length", "embed")
 
 
-def _cut(leaf, parts: int):
-    """[N, …] → [parts, N / parts, …]."""
+def _split(leaf, parts: int):
+    """Splits [N, …] into [parts, N / parts, …]."""
     return leaf.reshape(parts, -1, *leaf.shape[1:])
 
 
-def _placed(leaf, *axes):
-    """Cuts the first dimensions along these axes of the mesh, where they divide them; the others as may be."""
+def _constrain(leaf, *axes):
+    """Shards the first dimensions over these mesh axes if they are divisible; the compiler shards the others."""
     mesh = jax.sharding.get_abstract_mesh()
     cut = [
         names if names and size % math.prod(mesh.shape[name] for name in names) == 0 else None

@@ -1,6 +1,6 @@
-"""LSTMs that run in both directions.
+"""Bidirectional LSTMs.
 
-Shapes: B batch, S the two directions (forward, backward), L length, D width, M units of an LSTM's memory. The gates and
+Shapes: B batch, S the two directions (forward, backward), L length, D width, M units of an LSTM's memory. Gates and
 states are float32.
 """
 
@@ -11,38 +11,39 @@ from typing import Any, ClassVar
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float, Shaped
 
 from plm_jax.common import ranges
 from plm_jax.models.layers import Dropout
 from plm_jax.models.partitioning import constrain, partitioned
 
-# What TensorFlow's LSTM adds to the forget gate, beside the trained bias.
+# Constant that TensorFlow's LSTM adds to the forget gate, in addition to the trained bias.
 FORGET_BIAS = 1.0
 
 
-def uniform(largest: float):
-    """An initialiser that draws from -largest to largest."""
-    return lambda key, shape, dtype=jnp.float32: jax.random.uniform(key, shape, dtype, -largest, largest)
+def uniform(limit: float):
+    """Returns an initializer that draws uniformly from -limit to limit."""
+    return lambda key, shape, dtype=jnp.float32: jax.random.uniform(key, shape, dtype, -limit, limit)
 
 
 def parameters(key, leaves):
-    """Boxed parameters by their names, from (initialiser, logical axes, shape) of each."""
+    """Returns boxed parameters by name, given (initializer, logical axes, shape) of each."""
     leaves, structure = jax.tree.flatten(leaves, is_leaf=lambda leaf: isinstance(leaf, tuple))
     keyed = zip(jax.random.split(key, len(leaves)), leaves, strict=True)
-    made = [partitioned(init, axes)(own_key, shape) for own_key, (init, axes, shape) in keyed]
-    return jax.tree.unflatten(structure, made)
+    values = [partitioned(init, axes)(leaf_key, shape) for leaf_key, (init, axes, shape) in keyed]
+    return jax.tree.unflatten(structure, values)
 
 
 def run(block, x_BSLD, state, steps_LBS, lstm, dtype):
-    """One layer over all steps: [B, S, L, D] and the state after it.
+    """Runs one layer over all steps; returns its outputs [B, S, L, D] and the final state.
 
     Args:
-      block: its parameters; those of a projection only where `lstm` is given.
+      block: parameters of the layer, with those of a projection only if `lstm` is set.
       x_BSLD: [B, S, L, D].
-      state: `cell` and `hidden` before them, [B, S, …].
-      steps_LBS: 1 at the steps that count; others leave the state as it is. None: all count.
-      lstm: the `elmo.LstmConfig` whose limits hold; None: there are none, and no projection.
-      dtype: of activations.
+      state: the initial `cell` and `hidden`, [B, S, …].
+      steps_LBS: 1 at real steps; others leave the state unchanged. None: all steps are real.
+      lstm: the `elmo.LstmConfig` with clipping and a projection; None: neither.
+      dtype: dtype of activations.
     """
     gates_LBSGM = jnp.einsum(
         "bsld,sdgm->lbsgm", x_BSLD, block["input"]["kernel"].astype(dtype), preferred_element_type=jnp.float32
@@ -50,52 +51,52 @@ def run(block, x_BSLD, state, steps_LBS, lstm, dtype):
     gates_LBSGM = constrain(gates_LBSGM + block["input"]["bias"], "length", "batch", None, None, "cell")
     kernels = {name: block[name]["kernel"] for name in ("recurrent", *(["projection"] if lstm else []))}
     result: tuple[jax.Array, Any] = _over_steps(lstm, dtype, kernels, gates_LBSGM, state, steps_LBS)
-    given_LBSD, state = result
-    return jnp.moveaxis(given_LBSD, 0, 2), state
+    outputs_LBSD, state = result
+    return jnp.moveaxis(outputs_LBSD, 0, 2), state
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _over_steps(lstm, dtype, kernels, gates_LBSGM, state, steps_LBS):
-    """What each step gives, [L, B, S, D], and the state after them.
+    """Returns the output of each step, [L, B, S, D], and the final state.
 
-    The kernels' gradients are products over all steps at once, in the kernels' type and layout: summed step by step
-    they would be read and written whole at each.
+    The gradients of the kernels are products over all steps at once, in the dtype and sharding of the kernels: summed
+    step by step, they would be read and written at each.
     """
     return _forward(lstm, dtype, kernels, gates_LBSGM, state, steps_LBS)[0]
 
 
 def _forward(lstm, dtype, kernels, gates_LBSGM, state, steps_LBS):
-    # Whole over `embed` from here on, so that they are gathered once and not at every step.
+    # Not sharded over `embed` from here on, so that they are gathered once and not at every step.
     recurrent = constrain(kernels["recurrent"].astype(dtype), None, None, None, "cell")
     if lstm:
         projection = constrain(kernels["projection"].astype(dtype), None, "cell", None)
 
     def step(state, inputs):
-        gates_BSGM, nothing_BSD, real_BS = inputs
+        gates_BSGM, zeros_BSD, real_BS = inputs
         hidden = state["hidden"].astype(dtype)
         gates_BSGM += jnp.einsum("bsd,sdgm->bsgm", hidden, recurrent, preferred_element_type=jnp.float32)
-        take, new, forget, give = (gates_BSGM[:, :, gate] for gate in range(4))
-        cell = nn.sigmoid(forget + FORGET_BIAS) * state["cell"] + nn.sigmoid(take) * jnp.tanh(new)
+        input_gate, candidate, forget_gate, output_gate = (gates_BSGM[:, :, gate] for gate in range(4))
+        cell = nn.sigmoid(forget_gate + FORGET_BIAS) * state["cell"] + nn.sigmoid(input_gate) * jnp.tanh(candidate)
         cell = jnp.clip(cell, -lstm.cell_clip, lstm.cell_clip) if lstm else cell
-        hidden, projected = nn.sigmoid(give) * jnp.tanh(cell), None
+        hidden, projected = nn.sigmoid(output_gate) * jnp.tanh(cell), None
         if lstm:
             projected = hidden.astype(dtype)
             hidden = jnp.einsum("bsm,smd->bsd", projected, projection, preferred_element_type=jnp.float32)
-            hidden = jnp.clip(hidden + nothing_BSD, -lstm.projection_clip, lstm.projection_clip)
+            hidden = jnp.clip(hidden + zeros_BSD, -lstm.projection_clip, lstm.projection_clip)
         after = {"cell": constrain(cell, "batch", None, "cell"), "hidden": constrain(hidden, "batch", None, "embed")}
         if real_BS is not None:
             after = jax.tree.map(lambda one, other: jnp.where(real_BS[..., None] > 0, one, other), after, state)
         return after, (after["hidden"].astype(dtype), projected)
 
-    def over_steps(gates_LBSGM, nothing_LBSD, state):
-        state, (given_LBSD, projected_LBSM) = jax.lax.scan(step, state, (gates_LBSGM, nothing_LBSD, steps_LBS))
-        return (given_LBSD, state), projected_LBSM
+    def over_steps(gates_LBSGM, zeros_LBSD, state):
+        state, (outputs_LBSD, projected_LBSM) = jax.lax.scan(step, state, (gates_LBSGM, zeros_LBSD, steps_LBS))
+        return (outputs_LBSD, state), projected_LBSM
 
-    # Its gradient is that of what the projection gives.
-    nothing_LBSD = jnp.zeros((len(gates_LBSGM), *state["hidden"].shape)) if lstm else None
-    (given_LBSD, after), backward, projected_LBSM = jax.vjp(over_steps, gates_LBSGM, nothing_LBSD, state, has_aux=True)
-    before_LBSD = jnp.concatenate([state["hidden"].astype(dtype)[None], given_LBSD[:-1]])
-    return (given_LBSD, after), (backward, before_LBSD, projected_LBSM, kernels)
+    # Zeros added to the output of the projection, whose gradient they receive.
+    zeros_LBSD = jnp.zeros((len(gates_LBSGM), *state["hidden"].shape)) if lstm else None
+    (outputs_LBSD, after), backward, projected_LBSM = jax.vjp(over_steps, gates_LBSGM, zeros_LBSD, state, has_aux=True)
+    before_LBSD = jnp.concatenate([state["hidden"].astype(dtype)[None], outputs_LBSD[:-1]])
+    return (outputs_LBSD, after), (backward, before_LBSD, projected_LBSM, kernels)
 
 
 def _backward(lstm, dtype, residuals, gradients):
@@ -111,7 +112,7 @@ def _backward(lstm, dtype, residuals, gradients):
         "recurrent": product("lbsd,lbsgm->sdgm", before_LBSD, d_gates_LBSGM, "recurrent", "embed", None, "cell")
     }
     if lstm:
-        # Scattered over `embed` in front of `cell`: XLA for TPUs reduces whole what is cut within a tile's columns.
+        # With `embed` before `cell`: XLA on TPUs cannot reduce-scatter along the columns of a tile.
         turned = product("lbsm,lbsd->sdm", projected_LBSM, d_hidden_LBSD, "projection", "embed", "cell")
         d_kernels["projection"] = jnp.swapaxes(turned, 1, 2)
     return d_kernels, d_gates_LBSGM, d_state, None
@@ -122,11 +123,11 @@ _over_steps.defvjp(_forward, _backward)
 
 @dataclass(frozen=True)
 class BiLstmConfig:
-    """LSTMs in both directions over what a task's head reads, each layer's two outputs side by side.
+    """Bidirectional LSTMs between a model and a task's head; each layer concatenates the outputs of both directions.
 
     Attributes:
       cell: units of each direction.
-      dropout: on what each layer reads.
+      dropout: dropout rate on the input of each layer.
     """
 
     kind: ClassVar[str] = "bilstm"
@@ -134,26 +135,32 @@ class BiLstmConfig:
     layers: ranges.Layers = 1
     dropout: ranges.ShareBelowOne = 0.0
 
-    def products(self, width: int) -> int:
-        """Multiplications a place, of inputs of a width."""
+    def macs(self, width: int) -> int:
+        """Returns the multiplications per position for inputs of a width."""
         inputs = [width] + [2 * self.cell] * (self.layers - 1)
-        return sum(2 * 4 * self.cell * (own + self.cell) for own in inputs)
+        return sum(2 * 4 * self.cell * (size + self.cell) for size in inputs)
 
 
 class BiLstm(nn.Module):
-    """The LSTMs of `BiLstmConfig`, whose states are what they give.
+    """The LSTMs of `BiLstmConfig`, without a projection.
 
     Attributes:
-      lstm: the settings.
-      dtype: of activations.
+      lstm: settings.
+      dtype: dtype of activations.
     """
 
     lstm: BiLstmConfig
     dtype: Any
 
     @nn.compact
-    def __call__(self, x, mask=None, *, deterministic):
-        """[B, L, D] → [B, L, 2 M]; the mask [B, L] is 1 at real places, and what stands at others is not read."""
+    def __call__(
+        self,
+        x: Float[Array, "batch length dim"],
+        mask: Shaped[Array, "batch length"] | None = None,
+        *,
+        deterministic: bool,
+    ) -> Float[Array, "batch length units"]:
+        """Returns [B, L, 2 M] for x [B, L, D]; positions where the mask [B, L] is 0 are ignored."""
         cell = self.lstm.cell
         steps_LBS = None if mask is None else jnp.moveaxis(jnp.stack([mask, mask[:, ::-1]], axis=1), -1, 0)
         zeros = jnp.zeros((len(x), 2, cell))
@@ -161,8 +168,8 @@ class BiLstm(nn.Module):
             x = Dropout(self.lstm.dropout)(x, deterministic=deterministic)
             block = self.param(f"layer_{number}", _init_lstm, x.shape[-1], cell)
             both = jnp.stack([x, x[:, ::-1]], axis=1)
-            given, _ = run(block, both, {"cell": zeros, "hidden": zeros}, steps_LBS, None, self.dtype)
-            x = jnp.concatenate([given[:, 0], given[:, 1, ::-1]], axis=-1)
+            outputs, _ = run(block, both, {"cell": zeros, "hidden": zeros}, steps_LBS, None, self.dtype)
+            x = jnp.concatenate([outputs[:, 0], outputs[:, 1, ::-1]], axis=-1)
         return x
 
 

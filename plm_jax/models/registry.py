@@ -1,4 +1,4 @@
-"""From settings to modules and parameters, whatever the model."""
+"""Functions from settings to modules and parameters."""
 
 import functools
 from typing import Any
@@ -16,8 +16,9 @@ def build(model: ModelConfig, dtype: Any = jnp.float32, device: Any = None) -> M
 
     Args:
       model: settings.
-      dtype: of activations.
-      device: one that it will run on, by which an `attention_kernel` of `auto` is chosen now; None: when it is traced.
+      dtype: dtype of activations.
+      device: device that the module will run on, for which an `attention_kernel` of `auto` is resolved now; None
+        resolves it when the module is traced.
     """
     setting = getattr(model, "attention_kernel", None)
     if device is not None and setting == "auto":
@@ -26,21 +27,21 @@ def build(model: ModelConfig, dtype: Any = jnp.float32, device: Any = None) -> M
 
 
 def init_params(module: Module, key: jax.Array) -> Any:
-    """Fresh parameters, boxed with their logical axes."""
+    """Initializes parameters, boxed with their logical axes."""
     return module.init(key, **module.model.init_inputs())["params"]
 
 
 def new_carry(module: Module, rows: int) -> Any:
-    """What the loss carries from batch to batch before the first: a tree of arrays [rows, ...], boxed; mostly empty."""
+    """Returns the initial carry of a loss, a tree of boxed arrays [rows, ...]; empty for most models."""
     return module.model.new_carry(rows)
 
 
 @functools.cache
 def boxed_shapes(model: ModelConfig) -> Any:
-    """The parameters' shapes and types, as a tree of `jax.ShapeDtypeStruct` in the boxes of `init_params`."""
+    """Returns the shapes and dtypes of the parameters, `jax.ShapeDtypeStruct`s in the boxes of `init_params`."""
     return jax.eval_shape(lambda: init_params(build(model), jax.random.key(0)))
 
 
 def shapes(model: ModelConfig) -> Any:
-    """The parameters' shapes and types, as a tree of `jax.ShapeDtypeStruct`, without making them."""
+    """Returns the shapes and dtypes of the parameters as `jax.ShapeDtypeStruct`s."""
     return nn.unbox(boxed_shapes(model))

@@ -1,7 +1,7 @@
-"""Blocks of attention and feed-forward, and the stack of them.
+"""Blocks of attention and feed-forward layers, and stacks of blocks.
 
-Shapes: B batch, L length, M memory's length, Q queries, K keys, D width. All blocks of a stack lie on a leading
-`layers` axis; those that layers share lie there once.
+Shapes: B batch, L length, M length of the memory, Q queries, K keys, D width. The parameters of a stack's blocks are
+stacked on a leading `layers` axis; layers that share parameters have one entry.
 """
 
 import functools
@@ -22,16 +22,16 @@ from plm_jax.models.layers import ACTIVATIONS, PRODUCTS, Dense, Depth, Dropout, 
 from plm_jax.models.partitioning import constrain, mesh_axes
 from plm_jax.models.transformer import StackConfig, TransformerConfig
 
-# What a flash kernel leaves is no larger than a product of weights, and costs more.
+# The residuals of a flash kernel are no larger than a product with weights, and more expensive to recompute.
 _PRODUCTS = jax.checkpoint_policies.save_from_both_policies(
     jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     jax.checkpoint_policies.save_only_these_names(RESIDUALS, PRODUCTS),
 )
 LAYER_INPUT = "layer_input"
-# By `TransformerConfig.remat` what is kept. Modules' products go by the modules' names.
+# Checkpoint policies by `TransformerConfig.remat`. Products within modules have the modules' names.
 REMAT_POLICIES = {
     "dots": _PRODUCTS,
-    # All stages' products at once have a batch axis, that of the stages, and go by their names.
+    # Products of all stages have a batch axis, that of the stages, so they are selected by name.
     "dots of stages": jax.checkpoint_policies.save_only_these_names(
         RESIDUALS, "query", "key", "value", "out", "gate", "up", "down"
     ),
@@ -45,18 +45,18 @@ REMAT_POLICIES = {
         offload_dst="pinned_host",
     ),
 }
-# Name under which a stack holds the parameters of its layers, on their first axis.
+# Name of the parameters of a stack's layers, which are stacked on the first axis.
 STACKED = "blocks"
 logger = logging.getLogger(__name__)
 
 
 def is_stacked(path: Sequence[Any]) -> bool:
-    """Whether the parameter at a path, as of `jax.tree_util`, holds the layers of a stack on its first axis."""
+    """Returns whether the parameter at a path, as in `jax.tree_util`, stacks layers on its first axis."""
     return any(getattr(entry, "key", None) == STACKED for entry in path)
 
 
 class FeedForward(nn.Module):
-    """Two dense layers around an activation, or three around a gated one."""
+    """Two dense layers around an activation, or three with a gated one."""
 
     model: TransformerConfig
     dtype: Any
@@ -64,7 +64,7 @@ class FeedForward(nn.Module):
 
     @nn.compact
     def __call__(self, x: Stream, rows: Integer[Array, " batch"] | None = None) -> Stream:
-        """[B, L, D] → [B, L, D]; `rows` as of `Dropout`."""
+        """Returns [B, L, D]; `rows` as in `Dropout`."""
         feed_forward, initializer = self.model.feed_forward, self.model.initializer
 
         def widen(name):
@@ -82,7 +82,7 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, attention to a memory if there is one, and feed-forward: each one normed and added to the stream."""
+    """Attention, attention to a memory if there is one, and feed-forward, each with a norm and a residual."""
 
     model: TransformerConfig
     dtype: Any
@@ -97,14 +97,14 @@ class Block(nn.Module):
         memory: Memory | None = None,
         memory_context: Context | None = None,
     ) -> Stream:
-        """[B, L, D] → [B, L, D].
+        """Returns the output of the block [B, L, D].
 
         Args:
           x: [B, L, D].
-          depth: this block's number, from 0.
-          context: of the attention of x to itself.
+          depth: number of this block, from 0.
+          context: context of the self-attention.
           memory: [B, M, D], or None if its keys are cached.
-          memory_context: of the attention to the memory; None: the block has none.
+          memory_context: context of the attention to the memory; None without this attention.
         """
 
         def add(name, sublayer, x):
@@ -129,15 +129,13 @@ class Block(nn.Module):
 
 
 class Stack(nn.Module):
-    """All blocks, scanned or unrolled over one layout of parameters, `blocks` [layers, ...], and the norm after them.
+    """A stack of blocks, scanned or unrolled over the same parameters `blocks` [layers, ...], and the norm after it.
 
-    Where layers share parameters, `blocks` are the stored ones, [groups · inner, ...].
-
-    The blocks are pure functions of a slice of the stacked parameters, so a loop and an unrolled program see the same
-    parameters and the same dropout keys.
+    With shared layers, `blocks` are the stored ones, [groups · inner, ...]. Blocks are pure functions of a slice of the
+    stacked parameters, so that a scanned and an unrolled program have the same parameters and dropout keys.
 
     Attributes:
-      crosses: whether its blocks have attention to a memory; where a call has no memory, they go without.
+      crosses: whether its blocks have attention to a memory, which is skipped in calls without a memory.
     """
 
     model: TransformerConfig
@@ -154,7 +152,7 @@ class Stack(nn.Module):
         *,
         deterministic: bool,
     ) -> Stream:
-        """[B, L, D] → [B, L, D]; sows `hidden` [layers, B, L, D], each layer's output; arguments as `Block`."""
+        """Returns [B, L, D]; sows `hidden`, the output of each layer [layers, B, L, D]; arguments as `Block`."""
         stack, batch = self.model.stack, len(x)
         wants_hidden = self.is_mutable_collection("intermediates")
         context = self._with_kernel("attention", context, x, x, deterministic)
@@ -165,26 +163,29 @@ class Stack(nn.Module):
             params = self.param("blocks", _stacked_init, block, stack.stored_blocks, x[:1, :1], self.crosses)
         else:
             params = nn.unbox(self.get_variable("params", "blocks"))
-        if self.crosses and memory_context is None:  # Or a loop would carry their gradients, zeros.
+        if self.crosses and memory_context is None:  # Otherwise a loop would carry their gradients, zeros.
             params = {name: leaf for name, leaf in params.items() if not name.startswith("cross_attention")}
         cache = self.get_variable("cache", "blocks")
         keys = None if deterministic else jax.random.split(self.make_rng("dropout"), stack.blocks)
 
         def through(stack, x, of_rows, layers):
-            memory, own, across = of_rows
-            seen = self._seen(context.replace(**own), x, x)
-            seen_memory = None if memory_context is None else self._seen(memory_context.replace(**across), x, memory)
+            memory, by_row, memory_by_row = of_rows
+            self_context = self._with_rows(context, by_row, x, x)
+            cross_context = None
+            if memory_context is not None:
+                cross_context = self._with_rows(memory_context, memory_by_row, x, memory)
 
             def apply(x, one):
                 params, (depth, cache, key) = one
                 variables = {"params": params} if cache is None else {"params": params, "cache": cache}
                 rngs = None if key is None else {"dropout": key}
-                x, updated = block.apply(variables, x, depth, seen, memory, seen_memory, rngs=rngs, mutable=["cache"])
+                contexts = self_context, memory, cross_context
+                x, updated = block.apply(variables, x, depth, *contexts, rngs=rngs, mutable=["cache"])
                 return x, (updated.get("cache"), x if wants_hidden else None)
 
             if context.cache_index is None:
                 return through_layers(self.model, stack, apply, x, layers)
-            return written_out(stack, apply, x, layers)
+            return through_unrolled(stack, apply, x, layers)
 
         of_rows = memory, context.by_row(batch), {} if memory_context is None else memory_context.by_row(batch)
         layers = params, (jnp.arange(stack.blocks), cache, keys)
@@ -200,9 +201,9 @@ class Stack(nn.Module):
         return Dropout(self.model.dropout.output, self.model.dropout.broadcast)(x, deterministic=deterministic)
 
     def _with_kernel(self, attention, context, x, source, deterministic):
-        """The context of an attention of x [B, Q, D] to a source [B, K, D] with its kernel, and its bias.
+        """Adds the kernel and the bias to the context of an attention of x [B, Q, D] to a source [B, K, D].
 
-        A cache is left to `xla` without a word: its few queries a call are no work for the others.
+        With a cache the kernel is always `xla`: other kernels do not help with a few queries per call.
         """
         queries, keys = _lengths(context, x, source)
         rates = self.model.dropout
@@ -222,8 +223,9 @@ class Stack(nn.Module):
         sizes = {"head_dim": config.head_dim, "groups": config.num_kv_heads, "queries": queries, "keys": keys}
         return context.replace(kernel=kernels.pick(name, setting, context, dtype=self.dtype, **sizes))
 
-    def _seen(self, context, x, source):
-        """A context with what is made of its rows: the rotation by their positions, and the mask of its kernel."""
+    def _with_rows(self, context, by_row, x, source):
+        """Adds the arrays of rows to a context, with the rotation by their positions and the mask of its kernel."""
+        context = context.replace(**by_row)
         if context.positions is not None:
             position, head_dim = self.model.attention.position, self.model.attention.head_dim
             rotation = position.rotation(head_dim, context.positions, context.block_positions)
@@ -231,7 +233,7 @@ class Stack(nn.Module):
         return context.with_kernel(context.kernel, *_lengths(context, x, source))
 
     def _bias(self, context, queries, keys):
-        """What the position scheme adds to scores, as its `distance_bias` or `bias` says."""
+        """Returns the `distance_bias` and the `bias` of the position scheme."""
         attention, position = self.model.attention, self.model.attention.position
         declared = position.score_tables(attention.heads, attention.head_dim, self.model.initializer)
         tables = {name: table.declare(self, name) for name, table in declared.items()}
@@ -244,7 +246,7 @@ class Stack(nn.Module):
         return {"distance_bias": position.distance_bias(tables, distances, *of_model), "bias": bias}
 
     def _bias_out_of_order(self, context, tables, bias, queries, keys):
-        """The bias where scores do not have one distance along each diagonal, float32 [1, N, Q, K]."""
+        """Returns the bias [1, N, Q, K] of slots out of order, where a diagonal of scores has several distances."""
         position, of_model = self.model.attention.position, (self.model.attention.heads, context.causal)
         distances = -context.places_back(queries, keys).reshape(-1)
         by_distance = position.distance_bias(tables, distances, *of_model)
@@ -252,7 +254,7 @@ class Stack(nn.Module):
 
 
 def recomputed(layer: Callable, remat: str, scan_layers: bool, staged: bool = False) -> Callable:
-    """Returns a layer whose backward pass recomputes what `remat` says.
+    """Returns a layer whose backward pass recomputes activations according to `remat`.
 
     Args:
       layer: a function of a carry and one layer's parameters.
@@ -270,63 +272,62 @@ def recomputed(layer: Callable, remat: str, scan_layers: bool, staged: bool = Fa
 
         layer = offloaded
 
-    # Inside a compiled loop XLA cannot merge the two computations, so the costly barrier is not needed there.
+    # Within a compiled loop XLA cannot merge the two computations, so the expensive barrier is not needed.
     name = "dots of stages" if staged and remat == "dots" else remat
     return jax.checkpoint(layer, policy=REMAT_POLICIES[name], prevent_cse=not scan_layers)
 
 
 def loop(scan_layers: bool) -> Callable:
-    """Returns `jax.lax.scan`, or the same written out."""
+    """Returns `jax.lax.scan`, or `unrolled`."""
     return jax.lax.scan if scan_layers else unrolled
 
 
 def unrolled(function, carry, stacked):
-    """As `jax.lax.scan(function, carry, stacked)`, written out."""
+    """Computes `jax.lax.scan(function, carry, stacked)` without a loop."""
     results = []
-    for layer in apart_layers(stacked):
+    for layer in unstack_layers(stacked):
         carry, result = function(carry, layer)
         results.append(result)
     return carry, jax.tree.map(lambda *parts: jnp.stack(parts), *results)
 
 
-def apart_layers(stacked):
-    """The layers of a tree of arrays with a leading axis of them, each a tree of its own."""
+def unstack_layers(stacked):
+    """Returns a tree for each layer of a tree of arrays with a leading axis of layers."""
     leaves, structure = jax.tree.flatten(stacked)
-    # Split, not indexed: the transpose of one split is one concatenation of all layers' gradients.
+    # Split rather than indexed: the transpose of one split is one concatenation of all layers' gradients.
     columns = [leaf if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else _split(leaf) for leaf in leaves]
     return tuple(jax.tree.unflatten(structure, layer) for layer in zip(*columns, strict=True))
 
 
 def _split(leaf):
-    """The slices of the leading axis."""
     return [part[0] for part in jax.lax.split(leaf, [1] * leaf.shape[0])]
 
 
-def written_out(stack: StackConfig, layer: Callable, x, layers):
-    """As `through_layers` one after another, but that each layer's cache is apart from those of the others.
+def through_unrolled(stack: StackConfig, layer: Callable, x, layers):
+    """Computes `through_layers` without a loop and with a separate cache for each layer.
 
-    In a loop over tokens such a cache is changed in place; of a stack of them each token would make a copy. So it would
-    of slices of the parameters, which may be as `apart_layers` gives them.
+    In a loop over tokens such a cache is updated in index; a stacked one would be copied for each token. The same holds
+    for slices of the parameters, which may be passed as the result of `unstack_layers`.
     """
     params, (_, caches, keys) = layers
-    params = params if isinstance(params, tuple) else apart_layers(params)
+    params = params if isinstance(params, tuple) else unstack_layers(params)
     in_group = stack.blocks // stack.stored_blocks * stack.inner
     results = []
     for depth in range(stack.blocks):
-        group, place = divmod(depth, in_group)
-        stored = group * stack.inner + place % stack.inner
-        others = depth, None if caches is None else caches[depth], None if keys is None else keys[depth]
-        x, result = layer(x, (params[stored], others))
+        group, index = divmod(depth, in_group)
+        stored = group * stack.inner + index % stack.inner
+        rest = depth, None if caches is None else caches[depth], None if keys is None else keys[depth]
+        x, result = layer(x, (params[stored], rest))
         results.append(result)
     caches, hidden = zip(*results, strict=True)
     return x, (caches, None if hidden[0] is None else jnp.stack(hidden))
 
 
 def through_layers(model: TransformerConfig, stack: StackConfig, layer: Callable, x, layers):
-    """x through layers, as `jax.lax.scan(layer, x, layers)`, `layers` being (params, others).
+    """Computes `jax.lax.scan(layer, x, layers)` with `layers` = (parameters, other arrays of the layers).
 
-    Parameters are those of the stored blocks, the others of all. Within a group, its parameters are constants to the
-    loop: nothing keeps them once for each layer.
+    Parameters are those of the stored blocks, other arrays those of all blocks. Within a group of layers, its
+    parameters are constants of the loop, so that they are not stored once per layer.
     """
     go = loop(model.scan_layers)
     layer = recomputed(layer, model.remat, model.scan_layers, staged=stack.layers < model.stack.layers)
@@ -334,21 +335,21 @@ def through_layers(model: TransformerConfig, stack: StackConfig, layer: Callable
         return go(layer, x, layers)
 
     def of_group(x, group):
-        params, others = group
-        return go(lambda x, others: unrolled(layer, x, (params, others)), x, others)
+        params, rest = group
+        return go(lambda x, rest: unrolled(layer, x, (params, rest)), x, rest)
 
-    def cut(tree, *shape):
+    def reshape(tree, *shape):
         return jax.tree.map(lambda leaf: leaf.reshape(*shape, *leaf.shape[1:]), tree)
 
-    params, others = layers
+    params, rest = layers
     num_groups = stack.stored_blocks // stack.inner
     repeats = stack.layers // num_groups
-    groups = cut(params, num_groups, stack.inner), cut(others, num_groups, repeats, stack.inner)
+    groups = reshape(params, num_groups, stack.inner), reshape(rest, num_groups, repeats, stack.inner)
     x, results = go(of_group, x, groups)
     return x, jax.tree.map(lambda leaf: leaf.reshape(stack.blocks, *leaf.shape[3:]), results)
 
 
-def apart(params: Mapping[str, Any]) -> dict[str, Any]:
+def unstack(params: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a model's parameters with a separate tree for each block of its stacks, for calls with a cache.
 
     Stacks with leaves that some layers lack are unchanged.
@@ -356,20 +357,20 @@ def apart(params: Mapping[str, Any]) -> dict[str, Any]:
 
     def of(name, value):
         if name == "blocks" and len({len(leaf) for leaf in jax.tree.leaves(value)}) == 1:
-            return apart_layers(value)
-        return apart(value) if isinstance(value, Mapping) else value
+            return unstack_layers(value)
+        return unstack(value) if isinstance(value, Mapping) else value
 
     return {name: of(name, value) for name, value in params.items()}
 
 
 def _lengths(context, x, source):
-    """How many queries and keys an attention of x [B, Q, D] to a source [B, K, D], or to a cache's slots, has."""
+    """Returns the numbers of queries and keys of an attention of x [B, Q, D] to a source [B, K, D] or to a cache."""
     return x.shape[1], source.shape[1] if context.cache_index is None else context.mask.shape[-1]
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2, 4))  # Traced once: Flax asks for the shapes in every call, too.
+@functools.partial(jax.jit, static_argnums=(1, 2, 4))  # Traced once, although Flax asks for the shapes in every call.
 def _stacked_init(key, block, layers, x, crosses):
-    """Parameters of `layers` blocks, each leaf with a leading axis of that name; x [1, 1, D] gives the width."""
+    """Initializes `layers` blocks with a leading axis of that name; x [1, 1, D] has the width of the model."""
     context = Context()
 
     def init_one(key):

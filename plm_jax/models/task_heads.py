@@ -1,6 +1,6 @@
-"""Heads of tasks that a pretrained model is fine-tuned for: classes, a score, tags, a span, a choice.
+"""Heads of the tasks that a pretrained model is fine-tuned for: classes, a score, tags, a span, a choice.
 
-Shapes: B rows, N texts a row, L length, S states (the embeddings, then what each layer gives), D width, C classes.
+Shapes: B rows, N texts per row, L length, S states (the embeddings and the output of each layer), D width, C classes.
 """
 
 import dataclasses
@@ -22,20 +22,20 @@ from plm_jax.models.recurrent import BiLstmConfig
 
 
 class Layers(Role):
-    """Which of a model's layers a task's head reads.
+    """The layers of a model that a task's head reads.
 
     Attributes:
-      reads_states: whether `read` takes the states [S, B, L, D] or the last layer's features [B, L, D] alone.
+      reads_states: whether `read` reads the states [S, B, L, D], or only the last layer's features [B, L, D].
     """
 
     reads_states = True
 
     def read(self, module: HeadModule, states: jax.Array, mask: jax.Array | None) -> jax.Array:
-        """[S, B, L, D], or [B, L, D] where it reads no states → [B, L, D']; a text's mask is [B, L]."""
+        """Returns the input of the head [B, L, D'] from [S, B, L, D], or from [B, L, D] without `reads_states`."""
         raise NotImplementedError
 
     def width(self, model: HeadedModel) -> int:
-        """D'."""
+        """Returns D'."""
         return model.state_width
 
 
@@ -48,16 +48,15 @@ class LastLayer(Layers):
 
     @override
     def read(self, module, states, mask):
-        """As it is."""
         return states
 
 
 @dataclass(frozen=True)
 class ConcatenatedLayers(Layers):
-    """Several layers side by side, by default BERT's last four (Devlin et al. 2019 §5.3).
+    """Several layers concatenated, by default BERT's last four (Devlin et al. 2019 §5.3).
 
     Attributes:
-      layers: their numbers; 0 is the embeddings, -1 the last layer.
+      layers: numbers of the layers; 0 is the embeddings, -1 the last layer.
     """
 
     kind: ClassVar[str] = "concatenated"
@@ -65,24 +64,22 @@ class ConcatenatedLayers(Layers):
 
     @override
     def read(self, module, states, mask):
-        """[S, B, L, D] → [B, L, D · layers]."""
         return jnp.concatenate([states[layer] for layer in _numbers(self.layers, len(states))], axis=-1)
 
     @override
     def width(self, model):
-        """All of them."""
         return len(self.layers) * model.state_width
 
 
 @dataclass(frozen=True)
 class MixedLayers(Layers):
-    """A trained weighted sum of layers, ELMo's (Peters et al. 2018, equation 1).
+    """A trained weighted sum of layers, as in ELMo (Peters et al. 2018, equation 1).
 
     Attributes:
-      layers: as of `ConcatenatedLayers`; empty: all.
-      layer_norm: each layer is normed before, over all real places and channels of a text together (AllenNLP's
-        `do_layer_norm`, but that takes all texts of a batch together, so that what stands beside a text changes it).
-      words: the words' own vectors x stand beside the sum, [x; ELMo]: layer 0, without what it has of context.
+      layers: as in `ConcatenatedLayers`; empty for all.
+      layer_norm: whether each layer is first normalized over all real positions and channels of a text. AllenNLP's
+        `do_layer_norm` normalizes over all texts of a batch instead, so that a result depends on the other texts.
+      words: whether the words' context-free vectors x, layer 0, are concatenated with the sum, [x; ELMo].
     """
 
     kind: ClassVar[str] = "mixed"
@@ -92,24 +89,22 @@ class MixedLayers(Layers):
 
     @override
     def read(self, module, states, mask):
-        """[S, B, L, D] → [B, L, D], or [B, L, x + D] with the words' vectors."""
         numbers = _numbers(self.layers or tuple(range(len(states))), len(states))
         mixed = module.mixed("mix", states[jnp.array(numbers)], mask, self.layer_norm)
-        # An ELMo has its words' vectors once for each direction.
+        # ELMo's states have the words' vectors once per direction.
         words = states[0, ..., : module.model.embedding.width]
         return jnp.concatenate([words, mixed], axis=-1) if self.words else mixed
 
     @override
     def width(self, model):
-        """The sum's, and that of words."""
         return model.state_width + self.words * model.embedding.width
 
 
 def _numbers(layers: tuple[int, ...], states: int) -> tuple[int, ...]:
-    """Layers counted from the embeddings.
+    """Returns the numbers of layers, counted from the embeddings.
 
     Raises:
-      UserError: there are fewer.
+      UserError: the model has no such layer.
     """
     for layer in layers:
         if not -states <= layer < states:
@@ -119,20 +114,20 @@ def _numbers(layers: tuple[int, ...], states: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class TaskHead(Head):
-    """What the heads of all tasks have; a dense layer to what is told of a text comes last.
+    """The base of heads of tasks; the last layer is a dense one.
 
     Attributes:
-      of_tokens: whether each token has an output of its own.
-      layers: what of the model is read.
-      recurrent: an LSTM in both directions over that; None: there is none.
-      transform: before the last layer comes a dense one with this activation.
-      bias: the last layer has a bias.
-      dropout: before the last layer.
-      input_dropout: before the transform.
+      per_token: whether each token has an output.
+      layers: layers of the model that it reads.
+      recurrent: a bidirectional LSTM over these layers, or None.
+      transform: activation of a dense layer before the last one, or None.
+      bias: whether the last layer has a bias.
+      dropout: dropout rate before the last layer.
+      input_dropout: dropout rate before the transform.
     """
 
     loss = "task"
-    of_tokens = True
+    per_token = True
     layers: Layers = LastLayer()
     recurrent: BiLstmConfig | None = None
     transform: Activation | None = None
@@ -142,7 +137,7 @@ class TaskHead(Head):
 
     @property
     def outputs(self) -> int:
-        """How many numbers the last layer gives."""
+        """Number of outputs of the last layer."""
         raise NotImplementedError
 
     @property
@@ -157,14 +152,14 @@ class TaskHead(Head):
 
     @override
     def compute(self, module, features, mask=None, states=None, pool=None, texts=1, *, deterministic=True):
-        """[B · N, L, D] → float32, as the task asks for.
+        """Returns the output of the head in the shape of the task, float32.
 
         Args:
           module: as in `Head`.
-          features: [B · N, L, D], the model's.
-          mask: [B · N, L], 1 for real tokens; None: all are.
-          states: [S, B · N, L, D], for layers that are read besides the last.
-          pool: what the model's pooler makes of features, [B · N, 1, D] → [B · N, D].
+          features: [B · N, L, D], the features of the model.
+          mask: [B · N, L], 1 for real tokens; None: all are real.
+          states: [S, B · N, L, D], for heads that read other layers than the last.
+          pool: the pooler of the model, a function [B · N, 1, D] → [B · N, D].
           texts: N.
           deterministic: no dropout.
         """
@@ -172,60 +167,59 @@ class TaskHead(Head):
             states = features
         elif states is None:
             if not module.is_initializing():
-                raise ValueError("this head reads several layers: give states")
+                raise ValueError("states are required: this head reads several layers")
             states = jnp.broadcast_to(features, (module.model.num_states, *features.shape))
         x = self.layers.read(module, states, mask)
         if self.recurrent:
             x = module.recurrent("recurrent", self.recurrent, x, mask, deterministic)
-        x = self.gathered(x, mask, pool)
-        if not self.of_tokens:
+        x = self.select_features(x, mask, pool)
+        if not self.per_token:
             x = x.reshape(-1, texts, x.shape[-1])
-        return self.finished(self.told(module, x, deterministic))
+        return self.shape_output(self.predict(module, x, deterministic))
 
-    def told(self, module, x, deterministic):
-        """The layers after what is read: [B, L or N, D] → float32 [B, L or N or 1, outputs]."""
-        # The texts of a row are dropped alike, as in GPT-1's two choices.
-        shared = not self.of_tokens
+    def predict(self, module, x, deterministic):
+        """Applies the last layers, [B, L or N, D] → float32 [B, L or N or 1, outputs]."""
+        # The texts of a row share a dropout mask, as in GPT-1's two choices.
+        shared = not self.per_token
         if self.transform:
             x = module.dropout(x, self.input_dropout, shared, deterministic)
             x = ACTIVATIONS[self.transform](module.dense("transform", x, module.model.embedding.width))
-        x = module.dropout(self.joined(x), self.dropout, shared, deterministic)
+        x = module.dropout(self.combine_texts(x), self.dropout, shared, deterministic)
         if not self.outputs:
             raise UserError(f"the task's head of kind '{self.kind}' has no labels: set model.heads.{TASK}.labels")
         return module.dense("output", x, self.outputs, bias=self.bias).astype(jnp.float32)
 
-    def gathered(self, x: jax.Array, mask: jax.Array | None, pool: Any) -> jax.Array:
-        """What of a text is used: [B · N, L, D] as it is, or [B · N, D]."""
+    def select_features(self, x: jax.Array, mask: jax.Array | None, pool: Any) -> jax.Array:
+        """Returns the features of the tokens [B · N, L, D], or of the texts [B · N, D]."""
         return x
 
-    def joined(self, x: jax.Array) -> jax.Array:
-        """What a row's texts make together."""
+    def combine_texts(self, x: jax.Array) -> jax.Array:
+        """Combines the texts of a row."""
         return x
 
-    def finished(self, x: jax.Array) -> jax.Array:
-        """The output in the shape that the task asks for."""
+    def shape_output(self, x: jax.Array) -> jax.Array:
+        """Returns the output in the shape of the task."""
         return x
 
     @override
-    def products(self, model, length, targets):
-        """At all tokens, as far as there are layers there."""
+    def macs(self, model, length, targets):
         width = self.layers.width(model)
-        each = 0
+        per_position = 0
         if self.recurrent:
-            each, width = self.recurrent.products(width), 2 * self.recurrent.cell
-        if self.of_tokens:
+            per_position, width = self.recurrent.macs(width), 2 * self.recurrent.cell
+        if self.per_token:
             if self.transform:
-                each, width = each + width * model.embedding.width, model.embedding.width
-            each += width * self.outputs
-        return length * each
+                per_position, width = per_position + width * model.embedding.width, model.embedding.width
+            per_position += width * self.outputs
+        return length * per_position
 
 
 @dataclass(frozen=True)
-class _OfLabels(TaskHead):
-    """The base of heads that tell one of several labels.
+class _LabelsHead(TaskHead):
+    """The base of heads that predict one of several labels.
 
     Attributes:
-      labels: their names, in the order of their ids.
+      labels: names of the labels, in the order of their ids.
     """
 
     labels: tuple[str, ...] = ()
@@ -233,64 +227,60 @@ class _OfLabels(TaskHead):
     @property
     @override
     def outputs(self):
-        """One a label."""
         return len(self.labels)
 
 
 @dataclass(frozen=True)
-class TagsHead(_OfLabels):
-    """A label for each token: float32 [B, L, C]."""
+class TagsHead(_LabelsHead):
+    """Prediction of a label for each token: float32 [B, L, C]."""
 
     kind: ClassVar[str] = "tags"
 
 
 @dataclass(frozen=True)
 class SpanHead(TaskHead):
-    """Where an answer begins and ends: float32 [B, L, 2], how likely each token is its first, its last."""
+    """Prediction of a span: float32 [B, L, 2], scores of each token as the first and as the last of the span."""
 
     kind: ClassVar[str] = "span"
 
     @property
     @override
     def outputs(self):
-        """The scores of beginnings and of ends."""
         return 2
 
 
 @dataclass(frozen=True)
 class TextHead(TaskHead):
-    """The base of heads that tell something of a whole text, or of several texts by the sum of what stands for each.
+    """The base of heads that predict something about a text, or about several texts by the sum of their features.
 
-    GPT-1 reads a pair of texts in both orders so (Radford et al. 2018 §3.3).
+    GPT-1 reads a pair of texts in both orders this way (Radford et al. 2018 §3.3).
 
     Attributes:
-      feature: what stands for the text. `pooler`: the model's own pooler's dense layer with tanh on the first token;
-        `first`, `last`: a real token; `mean`, `max`: over all real tokens.
+      feature: features of a text. `pooler`: the model's pooler, a dense layer with tanh, on the first token; `first`,
+        `last`: features of this real token; `mean`, `max`: over all real tokens.
     """
 
-    of_tokens = False
+    per_token = False
     feature: Literal["pooler", "first", "mean", "last", "max"] = "first"
 
     @override
-    def gathered(self, x, mask, pool):
-        """[B · N, L, D] → [B · N, D]."""
+    def select_features(self, x, mask, pool):
         if self.feature == "pooler":
-            return pool(_gathered(x, mask, "first")[:, None])
-        return _gathered(x, mask, self.feature)
+            return pool(_pool_tokens(x, mask, "first")[:, None])
+        return _pool_tokens(x, mask, self.feature)
 
     @override
-    def joined(self, x):
-        """The sum over texts, [B, N, D] → [B, 1, D]."""
+    def combine_texts(self, x):
+        """Sums over texts, [B, N, D] → [B, 1, D]."""
         return x.sum(1, keepdims=True)
 
     @override
-    def finished(self, x):
-        """[B, 1, outputs] → [B, outputs]."""
+    def shape_output(self, x):
         return x[:, 0]
 
 
-def _gathered(x, mask, feature):
-    """[B, L, D] → [B, D], of the real tokens alone; of a row of padding, which does not count, of all."""
+def _pool_tokens(x, mask, feature):
+    """Reduces [B, L, D] to [B, D] over real tokens; a row of padding, which does not count, uses all tokens."""
     real = jnp.ones(x.shape[:2], bool) if mask is None else mask > 0
     real = real | ~real.any(1, keepdims=True)
     if feature == "max":
@@ -298,23 +288,23 @@ def _gathered(x, mask, feature):
     if feature == "mean":
         total = jnp.sum(x * real[..., None], 1, dtype=jnp.float32) / real.sum(1, keepdims=True)
         return total.astype(x.dtype)
-    place = real.argmax(1) if feature == "first" else real.shape[1] - 1 - real[:, ::-1].argmax(1)
-    return jnp.take_along_axis(x, place[:, None, None], axis=1)[:, 0]
+    position = real.argmax(1) if feature == "first" else real.shape[1] - 1 - real[:, ::-1].argmax(1)
+    return jnp.take_along_axis(x, position[:, None, None], axis=1)[:, 0]
 
 
 @dataclass(frozen=True)
-class ClassesHead(TextHead, _OfLabels):
-    """One of several labels of a text: float32 [B, C]."""
+class ClassesHead(TextHead, _LabelsHead):
+    """Classification of a text: float32 [B, C]."""
 
     kind: ClassVar[str] = "classes"
 
 
 @dataclass(frozen=True)
 class ScoreHead(TextHead):
-    """A number for a text: float32 [B, 1].
+    """Regression of a score of a text: float32 [B, 1].
 
     Attributes:
-      labels: what it is called, if it is.
+      labels: name of the score, if it has one.
     """
 
     kind: ClassVar[str] = "score"
@@ -323,30 +313,26 @@ class ScoreHead(TextHead):
     @property
     @override
     def outputs(self):
-        """One."""
         return 1
 
 
 @dataclass(frozen=True)
 class ChoiceHead(TextHead):
-    """Which of a row's texts is the right one: float32 [B, N]."""
+    """Choice of one of a row's texts: float32 [B, N]."""
 
     kind: ClassVar[str] = "choice"
 
     @property
     @override
     def outputs(self):
-        """One for each text."""
         return 1
 
     @override
-    def joined(self, x):
-        """Each by itself."""
+    def combine_texts(self, x):
         return x
 
     @override
-    def finished(self, x):
-        """[B, N, 1] → [B, N]."""
+    def shape_output(self, x):
         return x[..., 0]
 
 
@@ -357,32 +343,32 @@ def output(
     keys: Mapping[str, jax.Array] | None = None,
     name: str = TASK,
 ) -> tuple[jax.Array, jax.Array]:
-    """What a model's head of a task gives for a batch, and the features [B · N, L, D] that other heads may read.
+    """Returns the output of a task's head for a batch, and the features [B · N, L, D] for other heads.
 
     Args:
-      module: of a model with the head.
+      module: module of a model with the head.
       params: its parameters.
-      batch: its inputs, each [B, L], or [B, N, L] for several texts a row; others are not read. Which tokens are real
-        tells `mask`, of an encoder-decoder's decoder `decoder_mask`; without it all are.
-      keys: `dropout`, or none.
-      name: of the head.
+      batch: inputs of the model, each [B, L], or [B, N, L] with several texts per row; other arrays are ignored.
+        `mask`, or `decoder_mask` for an encoder-decoder, marks real tokens; without it all are real.
+      keys: key `dropout`, or none.
+      name: name of the head.
     """
     model, keys = module.model, dict(keys or {})
     head = model.named_heads[name]
     reads_states = getattr(head, "layers", LastLayer()).reads_states
-    inputs, texts = flattened(model, model.read(batch))
-    given = {"deterministic": not keys, "rngs": keys}
+    inputs, texts = flatten_texts(model, model.read(batch))
+    options = {"deterministic": not keys, "rngs": keys}
     if reads_states:
-        states, _ = module.apply({"params": params}, **inputs, **given, method="states", mutable=["intermediates"])
-        features, read = states[-1], {"states": states}
+        states, _ = module.apply({"params": params}, **inputs, **options, method="states", mutable=["intermediates"])
+        features, head_inputs = states[-1], {"states": states}
     else:
-        features, read = module.apply({"params": params}, **inputs, **given, method="features"), {}
-    read |= {"mask": inputs.get("decoder_mask" if model.has_decoder else "mask"), "texts": texts}
-    return module.apply({"params": params}, features, name, **read, **given, method="head_output"), features
+        features, head_inputs = module.apply({"params": params}, **inputs, **options, method="features"), {}
+    head_inputs |= {"mask": inputs.get("decoder_mask" if model.has_decoder else "mask"), "texts": texts}
+    return module.apply({"params": params}, features, name, **head_inputs, **options, method="head_output"), features
 
 
-def flattened(model: ModelConfig, inputs: Mapping[str, jax.Array]) -> tuple[dict[str, jax.Array], int]:
-    """A model's inputs with the texts of all rows as rows, [B, N, …] → [B · N, …], and N; 1 where rows are texts."""
+def flatten_texts(model: ModelConfig, inputs: Mapping[str, jax.Array]) -> tuple[dict[str, jax.Array], int]:
+    """Returns a model's inputs with each text as a row, [B, N, …] → [B · N, …], and N, which is 1 if rows are texts."""
     name, one = next(iter(model.init_inputs().items()))
     if inputs[name].ndim == one.ndim:
         return dict(inputs), 1

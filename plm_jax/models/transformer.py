@@ -1,4 +1,4 @@
-"""The settings that transformers share: embeddings, attention, feed-forward, stack, dropout."""
+"""The settings that transformers share: embeddings, attention, feed-forward, stack and dropout."""
 
 import dataclasses
 from dataclasses import dataclass, field
@@ -20,11 +20,11 @@ class EmbeddingConfig:
     """The embeddings of tokens, [vocab_size, width]; `vocab_size` may be larger than the vocabulary.
 
     Attributes:
-      token_types: rows of a second table, for the parts of a pair (BERT's segments); 0: there is none.
-      norm: whether the sum of the embeddings is normed.
-      embedding_size: the width of all tables, where it is not `width`: a dense layer with a bias leads from their sum,
-        normed, to `width`, and the head's transform back (Lan et al. 2020 §3.1).
-      scale_by_width: the tokens' embeddings grow by width ** 0.5 before the sum.
+      token_types: number of token types (BERT's segments), rows of a second table; 0 for none.
+      norm: whether the sum of the embeddings is normalized.
+      embedding_size: width of all tables if it is not `width`: a dense layer with a bias projects their normalized sum
+        to `width`, and the transform of the head projects back (Lan et al. 2020 §3.1).
+      scale_by_width: whether token embeddings are multiplied by width ** 0.5 before the sum.
     """
 
     vocab_size: ranges.Length
@@ -36,21 +36,22 @@ class EmbeddingConfig:
 
     @property
     def columns(self) -> int:
-        """The width of the embedding tables: `embedding_size`, or else `width`."""
+        """Width of the embedding tables: `embedding_size`, or `width` if it is None."""
         return self.width if self.embedding_size is None else self.embedding_size
 
 
 @dataclass(frozen=True)
 class AttentionConfig:
-    """Multi-head attention, with a position scheme; grouped-query attention where `kv_heads` is given.
+    """Multi-head attention with a position scheme; grouped-query attention if `kv_heads` is set.
 
     Attributes:
-      kv_heads: heads of keys and values, each shared by as many heads in a row (Ainslie et al. 2023); None: all heads
-        have their own.
-      score_scale: factor on query·key; None means head_dim ** -0.5.
-      scale_by_inverse_depth: layer i (from 0) further divides its scores by i + 1.
-      out_bias: whether the projection after the heads has a bias; None: if queries, keys and values have one.
-      windows: layer i sees keys less than windows[i % len(windows)] places away, 0: all of them; empty: all layers do.
+      kv_heads: number of heads of keys and values, each shared by consecutive heads of queries (Ainslie et al. 2023);
+        None: as many as `heads`.
+      score_scale: factor of query·key; None means head_dim ** -0.5.
+      scale_by_inverse_depth: whether layer i (from 0) further divides its scores by i + 1.
+      out_bias: whether the output projection has a bias; None: if queries, keys and values have one.
+      windows: layer i attends to keys at distances less than windows[i % len(windows)]; 0 means all keys. Empty: all
+        keys in all layers.
     """
 
     heads: ranges.Width
@@ -65,23 +66,23 @@ class AttentionConfig:
 
     def __post_init__(self):
         if self.kv_heads is not None and (self.kv_heads < 1 or self.heads % self.kv_heads):
-            raise UserError(f"attention.kv_heads is {self.kv_heads}: give a divisor of the {self.heads} heads")
+            raise UserError(f"attention.kv_heads is {self.kv_heads}: set it to a divisor of the {self.heads} heads")
         self.position.check(self.head_dim)
 
     @property
     def num_kv_heads(self) -> int:
-        """How many heads of keys and values there are."""
+        """Number of heads of keys and values."""
         return self.heads if self.kv_heads is None else self.kv_heads
 
     @property
     def bias_after(self) -> bool:
-        """Whether the projection after the heads has a bias."""
+        """Whether the output projection has a bias."""
         return self.bias if self.out_bias is None else self.out_bias
 
 
 @dataclass(frozen=True)
 class FeedForwardConfig:
-    """The feed-forward layer: to `width`, an activation, and back; `gated`: times a second product (Shazeer 2020)."""
+    """The feed-forward layer: a projection to `width`, an activation, and a projection back; `gated` (Shazeer 2020)."""
 
     width: ranges.Width
     activation: Activation = "gelu_tanh"
@@ -91,13 +92,13 @@ class FeedForwardConfig:
 
 @dataclass(frozen=True)
 class StackConfig:
-    """How many layers there are, and which of them share parameters.
+    """The number of layers of a stack, and which of them share parameters.
 
     Attributes:
-      layers: how many; each gives a hidden state.
-      groups: the layers are divided into this many groups of consecutive layers, and those of a group share one set of
-        parameters (ALBERT's `num_hidden_groups`, Lan et al. 2020 §3.1); None: nothing is shared.
-      inner: transformer blocks within a layer, each with parameters of its own (ALBERT's `inner_group_num`).
+      layers: number of layers, each with a hidden state.
+      groups: number of groups of consecutive layers; the layers of a group share one set of parameters (ALBERT's
+        `num_hidden_groups`, Lan et al. 2020 §3.1). None: nothing is shared.
+      inner: number of transformer blocks in a layer, each with its own parameters (ALBERT's `inner_group_num`).
     """
 
     layers: ranges.Layers
@@ -106,16 +107,16 @@ class StackConfig:
 
     def __post_init__(self):
         if self.groups is not None and (self.groups < 1 or self.layers % self.groups):
-            raise UserError(f"stack.groups is {self.groups}: give a divisor of the {self.layers} layers")
+            raise UserError(f"stack.groups is {self.groups}: set it to a divisor of the {self.layers} layers")
 
     @property
     def blocks(self) -> int:
-        """How many transformer blocks a token goes through."""
+        """Number of transformer blocks that a token passes through."""
         return self.layers * self.inner
 
     @property
     def stored_blocks(self) -> int:
-        """How many transformer blocks have parameters of their own."""
+        """Number of transformer blocks with their own parameters."""
         return (self.layers if self.groups is None else self.groups) * self.inner
 
 
@@ -124,12 +125,12 @@ class DropoutConfig:
     """Dropout rates.
 
     Attributes:
-      embedding: after the embeddings.
-      attention: on attention probabilities.
-      residual: on the output of each sub-layer before it is added.
-      feed_forward: on the activations of the feed-forward layer.
-      output: on the output of a stack.
-      broadcast: the same units are dropped at every position (T5).
+      embedding: rate after the embeddings.
+      attention: rate on attention probabilities.
+      residual: rate on the output of each sub-layer before it is added.
+      feed_forward: rate on the activations of the feed-forward layer.
+      output: rate on the output of a stack.
+      broadcast: whether the same units are dropped at every position (T5).
     """
 
     embedding: ranges.ShareBelowOne = 0.0
@@ -141,32 +142,32 @@ class DropoutConfig:
 
     @property
     def rates(self) -> dict[str, float]:
-        """Each rate by its name."""
+        """Dropout rates by name."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "broadcast"}
 
     def all_at(self, rate: float) -> "DropoutConfig":
-        """Every rate set to `rate`."""
+        """Returns these settings with every rate set to `rate`."""
         return dataclasses.replace(self, **dict.fromkeys(self.rates, rate))
 
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig(ModelConfig):
-    """The settings that all transformers have.
+    """The settings of all transformers.
 
     Attributes:
-      scan_layers: compile one block and loop, or unroll all; parameters are stacked on a `layers` axis either way.
-      remat: what of a block is kept for the backward pass, which recomputes the rest, besides its input. `none`: all of
-        it; `dots`: the products of weight matrices and what a flash kernel leaves; `minimal`: of these the ones that
-        are as wide as the model, attention's and the sub-layers' outputs; `attention`: what a flash kernel leaves;
-        `full`: nothing; `offload`: nothing, and the input is kept in the host's memory.
-      pipeline_microbatches: where the layers lie in stages, into how many microbatches the rows that a device has at a
-        time are cut, which go through the stages one after another: the most up to this number that divide them. 0:
-        four a stage. Of S stages and M microbatches a stage waits for (S - 1) / (M + S - 1) of the time.
-      heads: others than those of the fields, by the names that losses and callers ask for them by; in a config a
-        mapping.
-      attention_kernel: what computes attention: XLA; this package's flash attention on TPUs and NVIDIA GPUs (elsewhere
-        interpreted, which is slow); cuDNN's (Ampere or newer); `auto`: the device's. What a kernel cannot do falls to
-        the next, in the end to XLA.
+      scan_layers: whether one block is compiled and run in a loop; otherwise all are unrolled. Parameters are stacked
+        on a `layers` axis either way.
+      remat: activations of a block that are kept for the backward pass besides its input; the others are recomputed.
+        `none`: all; `dots`: products with weight matrices and residuals of a flash kernel; `minimal`: only those of the
+        model's width, the outputs of attention and of the sub-layers; `attention`: residuals of a flash kernel; `full`:
+        nothing; `offload`: nothing, and the input is kept in the memory of the host.
+      pipeline_microbatches: maximum number of microbatches that the rows of a device are split into when layers are
+        split into pipeline stages; the largest number that divides the rows is used. 0: four per stage. With S stages
+        and M microbatches, a stage is idle for (S - 1) / (M + S - 1) of the time.
+      heads: further heads by the names that losses and callers use; a mapping in a config.
+      attention_kernel: implementation of attention: `xla`; `flash`, this package's flash attention on TPUs and NVIDIA
+        GPUs (interpreted and slow elsewhere); `cudnn` (Ampere or newer); `auto`: the best one for the device. If a
+        kernel does not support an attention, the next one is used, in the end XLA.
     """
 
     embedding: EmbeddingConfig
@@ -186,112 +187,109 @@ class TransformerConfig(ModelConfig):
         _check_heads(self)
         head = self.vocabulary_head
         if self.embedding.embedding_size is not None and isinstance(head, VocabularyHead) and head.transform is None:
-            raise UserError("embedding.embedding_size needs a head that leads back to it: set head.transform")
+            raise UserError("embedding.embedding_size needs a head that projects back to it: set head.transform")
 
     stack_paths = ("stack",)
     remat_levels = ("none", "dots", "minimal", "attention", "full", "offload")
 
     @property
     def vocab_size(self) -> int:
-        """How many tokens have an embedding."""
+        """Number of rows of the token table."""
         return self.embedding.vocab_size
 
     @property
     @override
     def num_positions(self) -> int | None:
-        """How many positions the position scheme has; None: any number."""
+        """Maximum number of positions of the position scheme; None for any number."""
         return self.attention.position.limit
 
     @property
     def vocabulary_head(self) -> VocabularyHead | NoHead:
-        """The head of its field `head`, where it has one."""
+        """The vocabulary head, the field `head` if there is one."""
         return getattr(self, "head", NoHead())
 
     @property
     def position_tables(self) -> dict[str, Table]:
-        """The tables of its position scheme that are added to embeddings."""
+        """Tables of the position scheme that are added to embeddings."""
         return self.attention.position.embedding_tables(self.embedding.columns, self.initializer)
 
     @property
     @override
     def stacks(self) -> tuple[StackConfig, ...]:
-        """Its one."""
         return (self.stack,)
 
     @property
     @override
-    def meant_length(self) -> int | None:
-        """As its position scheme says."""
+    def max_length(self) -> int | None:
         return getattr(self.attention.position, "length", None)
 
     @property
     @override
     def attention_heads(self) -> int:
-        """Of queries."""
         return self.attention.heads
 
     @property
     @override
     def token_types(self) -> int:
-        """Rows of the table for the parts of a row."""
         return self.embedding.token_types
 
     @property
     @override
-    def tells_places(self) -> bool:
-        """As its position scheme does."""
-        return self.attention.position.tells_places
+    def uses_absolute_positions(self) -> bool:
+        return self.attention.position.uses_absolute_positions
 
     @property
     @override
     def named_heads(self) -> dict[str, Head]:
-        """The vocabulary head, where there is one, and the others."""
+        """Heads by name: the vocabulary head, if there is one, and those in `heads`."""
         head = self.vocabulary_head
         return ({} if isinstance(head, NoHead) else {"vocabulary": head}) | dict(self.heads)
 
     @property
     def num_states(self) -> int:
-        """The embeddings and each layer of the stack that heads read."""
+        """Number of hidden states that heads read: the embeddings and each layer of the stack."""
         return getattr(self, "decoder_stack", self.stack).layers + 1
 
     @property
     def state_width(self) -> int:
-        """The stack's."""
+        """Width of each hidden state."""
         return self.embedding.width
 
-    def heads_products(self, length: int, targets: int) -> int:
-        """Multiplications of a row with the matrices of all heads."""
-        return sum(head.products(self, length, targets) for head in self.named_heads.values())
+    def heads_macs(self, length: int, targets: int) -> int:
+        """Returns the multiply-accumulates of a row with the matrices of all heads."""
+        return sum(head.macs(self, length, targets) for head in self.named_heads.values())
 
-    def stack_products(self, length: int, causal: bool, memory_length: int = 0) -> float:
-        """Multiplications of a row in the stack's matrix products; with a memory also those of attention to it."""
+    def stack_macs(self, length: int, causal: bool, memory_length: int = 0) -> float:
+        """Returns the multiply-accumulates of a row in the stack, those of attention to a memory included."""
         width, attention, blocks = self.embedding.width, self.attention, self.stack.blocks
         joined, joined_keys = attention.heads * attention.head_dim, attention.num_kv_heads * attention.head_dim
         feed_forward = (3 if self.feed_forward.gated else 2) * width * self.feed_forward.width
         windows = attention.windows or (0,)
-        attended = sum(_seen(windows[i % len(windows)], length) for i in range(blocks)) / blocks / (2 if causal else 1)
+        attended = (
+            sum(_mean_keys(windows[i % len(windows)], length) for i in range(blocks)) / blocks / (2 if causal else 1)
+        )
         products = length * (2 * width * (joined + joined_keys) + feed_forward + 2 * attended * joined)
-        # Of attention to a memory queries and outputs are the stack's, keys and values the memory's.
+        # In attention to a memory, queries and outputs come from the stack, keys and values from the memory.
         if memory_length:
             products += 2 * width * (joined * length + joined_keys * memory_length)
             products += 2 * joined * length * memory_length
         return blocks * products
 
-    def projection_products(self, length: int) -> int:
-        """Multiplications with the matrix that leads from the tables' width to the model's, where they differ."""
+    def projection_macs(self, length: int) -> int:
+        """Returns the multiply-accumulates of the projection from the tables' width to the model's, if there is one."""
         embedding = self.embedding
         return 0 if embedding.embedding_size is None else length * embedding.columns * embedding.width
 
 
-# The names of heads that are fields of a model's settings, or what they give.
-OWN = ("vocabulary", "sentence_pair", "pooled", "discriminator", "span_boundary")
+# Names of heads that are fields of a model's settings, or of their outputs.
+RESERVED_HEADS = ("vocabulary", "sentence_pair", "pooled", "discriminator", "span_boundary")
 
 
 def _check_heads(model: TransformerConfig) -> None:
     names = [name for name, _ in model.heads]
-    taken = [name for name in names if name in OWN or names.count(name) > 1]
+    taken = [name for name in names if name in RESERVED_HEADS or names.count(name) > 1]
     if taken:
-        raise UserError(f"model.heads has '{taken[0]}', which names another head: give it another name")
+        raise UserError(f"model.heads has '{taken[0]}', which is the name of another head: rename it")
     for name, head in model.heads:
         if getattr(head, "feature", None) == "pooler" and isinstance(getattr(model, "pooler", NoHead()), NoHead):
             raise UserError(
@@ -300,7 +298,7 @@ def _check_heads(model: TransformerConfig) -> None:
             )
 
 
-def _seen(window: int, length: int) -> float:
-    """Keys less than `window` (0: any number) places away, on either side, in the mean over `length` queries."""
+def _mean_keys(window: int, length: int) -> float:
+    """Returns the mean number of keys over `length` queries at distances less than `window` (0: any distance)."""
     window = min(window or length, length)
     return 2 * window - 1 - window * (window - 1) / length

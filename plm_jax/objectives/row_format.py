@@ -55,7 +55,7 @@ class RowFormat:
         return tuple(np.array(marks, np.int32) for marks in (self.before, self.between, self.after))
 
     def row(self, texts: Sequence[Integer[np.ndarray, " _"]], length: int) -> dict[str, np.ndarray]:
-        """Joins texts that fit into a row of `length`: `tokens`, `mask` (0 at padding), and `token_types` if it has types."""
+        """Joins texts that fit into a row of `length`: `tokens`, `mask` (0 at padding), and `token_types` if any."""
         before, between, after = self._marks
         tokens = np.full(length, self.pad, np.int32)
         token_types = np.zeros(length, np.int32) if self.has_types else None

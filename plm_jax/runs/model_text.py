@@ -146,8 +146,8 @@ def tokenizer(pretrained: Pretrained) -> tokenizer_json.Tokenizer | None:
     around = exported.Frame(before, between or before, after, types)
     tree, described = exported.export(vocabulary(pretrained), ids, None if is_theirs else around)
     described["model_input_names"] = ["input_ids", *(["token_type_ids"] if types else []), "attention_mask"]
-    if model.meant_length is not None:
-        described["model_max_length"] = model.meant_length
+    if model.max_length is not None:
+        described["model_max_length"] = model.max_length
     return tokenizer_json.Tokenizer(tree, described)
 
 

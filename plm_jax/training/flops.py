@@ -65,7 +65,7 @@ def per_step(
     Counts the matrix products of the forward pass × 3. Causal attention counts half, attention with a window counts the
     keys within it, and the head counts at target positions only. Recomputation and embedding look-ups do not count.
     """
-    return int(3 * 2 * rows * model.products(length, targets, decoder_length, samples))
+    return int(3 * 2 * rows * model.macs(length, targets, decoder_length, samples))
 
 
 def of_program(jaxpr) -> int:

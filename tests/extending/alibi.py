@@ -16,7 +16,7 @@ class Alibi(Position):
     """Each head takes its slope times the distance off a score; it has no parameters and takes texts of any length."""
 
     kind = "alibi"
-    tells_places = False
+    uses_absolute_positions = False
 
     def distance_bias(self, tables, distances, heads, causal):
         """Float32 [N, R], of R distances."""

@@ -21,7 +21,7 @@ class SkipGram(ModelConfig):
     def module(self, dtype):
         return SkipGramModule(self, dtype)
 
-    def products(self, length, targets, decoder_length=0, samples=0):
+    def macs(self, length, targets, decoder_length=0, samples=0):
         return targets * self.width * self.vocab_size
 
 

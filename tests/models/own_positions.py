@@ -14,7 +14,7 @@ class Slopes(Position):
     """Scores fall with the distance, in each head by another factor (Press et al. 2022, "ALiBi")."""
 
     kind: ClassVar[str] = "slopes"
-    tells_places = False
+    uses_absolute_positions = False
 
     def distance_bias(self, tables, distances, heads, causal):
         slopes = 2.0 ** (-8 * jnp.arange(1, heads + 1) / heads)
@@ -27,7 +27,7 @@ class DistanceKeys(Position):
 
     kind: ClassVar[str] = "distance_keys"
     reach: int = 4
-    tells_places = False
+    uses_absolute_positions = False
 
     def score_tables(self, heads, head_dim, initializer):
         return {"distance_keys": Table((2 * self.reach + 1, head_dim), (None, None), initializer.normal(0.3))}

@@ -99,7 +99,7 @@ def test_flash_adds_a_users_own_bias_where_distances_alone_tell_it(position, cap
 @own
 def test_a_users_own_positions_have_no_end_and_may_be_packed(position):
     assert with_position(small(), position).num_positions is None
-    assert not position.tells_places
+    assert not position.uses_absolute_positions
 
 
 @own

@@ -74,7 +74,7 @@ class TokenClasses(Head):
     def compute(self, module, features):
         return module.dense("classes", features, self.classes).astype(jnp.float32)
 
-    def products(self, model, length, targets):
+    def macs(self, model, length, targets):
         return length * model.embedding.width * self.classes
 
 
@@ -97,7 +97,7 @@ def test_a_head_of_a_users_own_is_made_named_and_counted(make):
     np.testing.assert_allclose(given("task"), features @ kernel + bias, rtol=1e-5, atol=1e-5)
     assert given("other").shape == (2, 8, 2)
     np.testing.assert_array_equal(given("vocabulary"), given(method="logits"))
-    assert model.products(8, 2, 4) - plain.products(8, 2, 4) == 8 * 12 * (5 + 2)
+    assert model.macs(8, 2, 4) - plain.macs(8, 2, 4) == 8 * 12 * (5 + 2)
 
 
 @pytest.mark.parametrize("names", [("vocabulary",), ("task", "task")])
@@ -117,7 +117,7 @@ class Words(models.ModelConfig):
     def module(self, dtype):
         return WordsModule(self, dtype)
 
-    def products(self, length, targets, decoder_length=0, samples=0):
+    def macs(self, length, targets, decoder_length=0, samples=0):
         return targets * self.width * (samples + 1 if samples else self.vocab_size)
 
 

@@ -57,8 +57,8 @@ def test_nothing_else_changes_and_its_leaves_are_counted_and_named():
     assert {name: leaf for name, leaf in shapes.items() if name != "source_encoder"} == plain
     assert trees.parse(models.ModelConfig, trees.to_dict(MODEL), "model") == MODEL
     assert MODEL.stack_paths == ("encoder", "decoder", "source_encoder/stack") and len(MODEL.stacks) == 3
-    added = MODEL.products(10, 3, 5) - tiny.BART.products(10, 3, 5)
-    assert added == MODEL.source_model.products(10, 0) > 0
+    added = MODEL.macs(10, 3, 5) - tiny.BART.macs(10, 3, 5)
+    assert added == MODEL.source_model.macs(10, 0) > 0
     with pytest.raises(UserError, match="BART cannot hold this model: it needs source_encoder = None"):
         families.family_of(MODEL, "bart")
 

@@ -263,8 +263,8 @@ def test_it_is_a_choice_in_a_config_and_counts_its_products():
     assert trees.parse(models.ModelConfig, trees.to_dict(model), "model") == model
     plain = replace(model, heads=())
     each = 2 * 4 * 8 * (32 + 8) + 16 * 32 + 32 * 2
-    assert model.products(12, 3) - plain.products(12, 3) == 12 * each
-    assert replace(model, heads=(("task", models.ScoreHead()),)).products(12, 3) == plain.products(12, 3)
+    assert model.macs(12, 3) - plain.macs(12, 3) == 12 * each
+    assert replace(model, heads=(("task", models.ScoreHead()),)).macs(12, 3) == plain.macs(12, 3)
     assert tiny.ELECTRA.with_task(head).kind == "encoder"
     assert "vocabulary" in tiny.LLAMA.with_task(head).named_heads
     with pytest.raises(UserError, match=r"has no labels: set model.heads.task.labels"):

@@ -100,7 +100,7 @@ def test_what_is_shared_is_counted_once_and_computed_twice():
     assert model_table.count(tied) == 32_128 * 768 + 12 * layer + 32 * 12 + 768 == 137_949_312
     of_encoder = 12 * (attention + feed_forward + 2 * 768) + 32 * 12 + 768
     assert model_table.count(whole) - model_table.count(tied) == of_encoder
-    assert tied.products(512, 114, 114) == whole.products(512, 114, 114)
+    assert tied.macs(512, 114, 114) == whole.macs(512, 114, 114)
     assert (tied.stack_paths, tied.stacks) == (("decoder",), (whole.stack,))
     assert trees.parse(models.ModelConfig, trees.to_dict(tied), "model") == tied
 

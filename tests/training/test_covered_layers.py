@@ -38,7 +38,7 @@ class Tower(ModelConfig):
     def module(self, dtype):
         return TowerModule(self, dtype)
 
-    def products(self, length, targets, decoder_length=0, samples=0):
+    def macs(self, length, targets, decoder_length=0, samples=0):
         return length * LAYERS * WIDTH**2 + targets * WIDTH * self.vocab_size
 
 

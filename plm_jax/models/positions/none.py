@@ -11,4 +11,4 @@ class NoPositions(Position):
     """No positions: only the causal mask tells the order of tokens."""
 
     kind: ClassVar[str] = "none"
-    tells_places = False
+    uses_absolute_positions = False

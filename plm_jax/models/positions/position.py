@@ -43,13 +43,13 @@ class Position(Role):
     Attributes:
       limit: how many positions there are; None: any number.
       skips_padding: a bidirectional stack counts real tokens alone, as a causal one does.
-      tells_places: a text reads otherwise where it stands further back in a row; not where distances alone count.
+      uses_absolute_positions: whether outputs depend on absolute positions, not only on distances between tokens.
       counts_blanks: places within a blank are counted apart, and all of a blank has the place of its mask in the text.
     """
 
     limit: int | None = None
     skips_padding: bool = False
-    tells_places: bool = True
+    uses_absolute_positions: bool = True
     counts_blanks: bool = False
 
     def check(self, head_dim: int) -> None:

@@ -21,7 +21,7 @@ class RelativeBias(Position):
     kind: ClassVar[str] = "relative_bias"
     buckets: ranges.Width = 32
     max_distance: ranges.Length = 128
-    tells_places = False
+    uses_absolute_positions = False
 
     def score_tables(self, heads, head_dim, initializer):
         """`relative_bias` [buckets, N]."""

@@ -218,7 +218,7 @@ def _last_positions(positions: dict[str, jax.Array], slots: int, limit: int, row
     """Returns the positions of the last token of each prompt, and for several answers the position of each slot."""
     last = {name: value[:, -1:] if value.ndim == 2 else value for name, value in positions.items()}
     if rows > 1:
-        last["slot_places"] = jnp.append(jnp.arange(slots), slots + jnp.repeat(jnp.arange(limit), rows))
+        last["slot_positions"] = jnp.append(jnp.arange(slots), slots + jnp.repeat(jnp.arange(limit), rows))
     return last
 
 

@@ -52,7 +52,7 @@ class Decoder(Architecture):
         positions: Integer[Array, "rows length"] | None = None,
         segment_ids: Integer[Array, "batch length"] | None = None,
         cache_index: Integer[Array, ""] | int | None = None,
-        slot_places: Integer[Array, " slots"] | None = None,
+        slot_positions: Integer[Array, " slots"] | None = None,
         *,
         block_positions: Integer[Array, "batch length"] | None = None,
         prefix_lengths: Integer[Array, " batch"] | None = None,
@@ -67,7 +67,7 @@ class Decoder(Architecture):
           positions: int32 [B, L]; by default arange, or cumsum(mask) - 1 where there is a mask and no cache.
           segment_ids: int32 [B, L]; tokens attend only to their own segment.
           cache_index: the first slot this call fills (with the `cache` collection mutable); None: no cache.
-          slot_places: int32 [slots], the position in the text of each slot of the cache; by default they are in order.
+          slot_positions: int32 [slots], position in the text of each slot of the cache; by default they are in order.
           block_positions: int32 [B, L], the position within a blank, from 1; by default 0, outside all blanks.
           prefix_lengths: int32 [B], number of leading positions (or cache slots) visible to all tokens; by default 0.
           deterministic: no dropout.
@@ -87,7 +87,7 @@ class Decoder(Architecture):
             positions=positions,
             block_positions=block_positions,
             cache_index=cache_index,
-            slot_places=slot_places,
+            slot_positions=slot_positions,
             prefix_lengths=prefix_lengths,
         )
         return self.stack(x, context, deterministic=deterministic)

@@ -106,12 +106,12 @@ class Encoder(Architecture):
           tokens: int32 [B, L].
           mask: [B, L], 1 for real tokens.
           token_types: int32 [B, L], the part of a pair that each token belongs to; by default all 0.
-          positions: int32 [B, L]; by default as the position scheme's `places`.
+          positions: int32 [B, L]; by default as the position scheme's `default_positions`.
           segment_ids: int32 [B, L]; tokens attend only to their own segment.
           deterministic: no dropout.
         """
         if positions is None:
-            positions = self.model.attention.position.places(tokens.shape[1], mask)
+            positions = self.model.attention.position.default_positions(tokens.shape[1], mask)
         x = self.embed(tokens, positions, token_types, deterministic=deterministic)
         self.sow("intermediates", "embedded", x)
         segments = None if segment_ids is None else (segment_ids, segment_ids)

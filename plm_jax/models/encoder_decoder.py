@@ -176,7 +176,7 @@ class EncoderDecoder(Architecture):
     ) -> Memory:
         """Encodes tokens [B, M] into the memory [B, M, D]; arguments as `Encoder.features`; sows `encoder_embedded`."""
         if positions is None:
-            positions = self.model.attention.position.places(tokens.shape[1], mask)
+            positions = self.model.attention.position.default_positions(tokens.shape[1], mask)
         replacement = None
         if self.model.source_encoder is not None:
             replacement = self.source_encoder.features(
@@ -199,7 +199,7 @@ class EncoderDecoder(Architecture):
         segment_ids: Integer[Array, "batch memory"] | None = None,
         decoder_segment_ids: Integer[Array, "batch length"] | None = None,
         cache_index: Integer[Array, ""] | int | None = None,
-        slot_places: Integer[Array, " slots"] | None = None,
+        slot_positions: Integer[Array, " slots"] | None = None,
         *,
         deterministic: bool = True,
     ) -> Stream:
@@ -215,7 +215,7 @@ class EncoderDecoder(Architecture):
           decoder_segment_ids: int32 [B, L]; tokens attend only to their self_ids segment, in the memory too.
           cache_index: the first slot this call fills (with the `cache` collection mutable); None: no cache. With one,
             `mask` must be given.
-          slot_places: int32 [slots], the position in the text of each slot of the cache; by default they are in order.
+          slot_positions: int32 [slots], position in the text of each slot of the cache; by default they are in order.
           deterministic: no dropout.
         """
         length = decoder_tokens.shape[1]
@@ -227,7 +227,7 @@ class EncoderDecoder(Architecture):
         self_ids = None if ids is None else (ids, ids)
         cross_ids = None if ids is None or segment_ids is None else (ids, segment_ids)
         context = Context(causal=True, mask=decoder_mask, segment_ids=self_ids, positions=decoder_positions)
-        context = context.replace(cache_index=cache_index, slot_places=slot_places)
+        context = context.replace(cache_index=cache_index, slot_positions=slot_positions)
         memory_context = Context(mask=mask, segment_ids=cross_ids, cache_index=None if cache_index is None else 0)
         return self.decoder(x, context, memory, memory_context, deterministic=deterministic)
 

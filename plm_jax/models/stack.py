@@ -237,10 +237,10 @@ class Stack(nn.Module):
         attention, position = self.model.attention, self.model.attention.position
         declared = position.score_tables(attention.heads, attention.head_dim, self.model.initializer)
         tables = {name: table.declare(self, name) for name, table in declared.items()}
-        of_queries, of_keys = context.places(queries, keys)
+        of_queries, of_keys = context.token_positions(queries, keys)
         of_model = attention.heads, context.causal
         bias = position.bias(tables, of_queries, of_keys, *of_model)
-        if context.slot_places is not None:
+        if context.slot_positions is not None:
             return {"bias": self._bias_out_of_order(context, tables, bias, queries, keys)}
         distances = jnp.arange(1 - queries, keys) - of_queries[0]
         return {"distance_bias": position.distance_bias(tables, distances, *of_model), "bias": bias}
@@ -248,7 +248,7 @@ class Stack(nn.Module):
     def _bias_out_of_order(self, context, tables, bias, queries, keys):
         """Returns the bias [1, N, Q, K] of slots out of order, where a diagonal of scores has several distances."""
         position, of_model = self.model.attention.position, (self.model.attention.heads, context.causal)
-        distances = -context.places_back(queries, keys).reshape(-1)
+        distances = -context.distances_back(queries, keys).reshape(-1)
         by_distance = position.distance_bias(tables, distances, *of_model)
         return bias if by_distance is None else by_distance.reshape(1, -1, queries, keys)
 

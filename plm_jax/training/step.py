@@ -64,39 +64,49 @@ def train_step(
         keys = functools.partial(rngs, root, state.step, names=names)
         grads, sums, carry = sum_gradients(loss, model, params, batch, counts, keys, state.carry, microbatches)
 
-        # Norms of the sums and a product: XLA fuses the product into the optimizer, and would store a quotient.
         unit = means.unit(counts)
-        squared_norms = optimizers.squared_norms(grads)
-        grad_norm = jnp.sqrt(squared_norms.sum()) / unit
-        scale = 1.0 / unit
-        grads = jax.tree.map(lambda grad: grad * scale, grads)
-        updates, optimizer_state = optimizer.update(
-            grads, state.optimizer, state.params, grad_norm=grad_norm, learning_rate=learning_rate
-        )
+        updates, optimizer_state, squared_norms, grad_norm = _update(optimizer, state, grads, unit, learning_rate)
         metrics = means.means(loss, sums)
         verdict = spikes.judge(watch, state.recent, state.step, jnp.stack([metrics["loss"], grad_norm]))
-
-        def unless_skipped(new, old):
-            return jax.tree.map(functools.partial(jnp.where, verdict.is_taken), new, old)
-
         trained = part.of(state.params) if part else state.params
-        new_trained = unless_skipped(optax.apply_updates(trained, updates), trained)
-        new_state = TrainState(
-            step=state.step + 1,
-            params=part.put(state.params, new_trained) if part else new_trained,
-            optimizer=optimizers.unless_skipped(verdict.is_taken, optimizer_state, state.optimizer),
-            carry=unless_skipped(carry, state.carry),
-            recent=verdict.recent,
-        )
+        new_state = _next_state(state, updates, optimizer_state, carry, verdict, trained, part)
         logged = (trained, updates) if log_norms else ()
         metrics |= {"grad_norm": grad_norm, "learning_rate": learning_rate, "digest": digest}
         metrics |= {"incident": verdict.incident, "limits": verdict.limits}
-        metrics["norms"] = jnp.stack(
-            [jnp.sqrt(squared_norms) / unit, *(jnp.sqrt(optimizers.squared_norms(tree)) for tree in logged)]
-        )
+        norms = [jnp.sqrt(optimizers.squared_norms(tree)) for tree in logged]
+        metrics["norms"] = jnp.stack([jnp.sqrt(squared_norms) / unit, *norms])
         return new_state, metrics
 
     return step
+
+
+def _update(optimizer, state: TrainState, grads: Any, unit: jax.Array, learning_rate: jax.Array):
+    """Returns updates, the state of the optimizer, and of `grads`, sums, the squared norms and the norm of the mean."""
+    # Norms of the sums and a product: XLA fuses the product into the optimizer, and would store a quotient.
+    squared_norms = optimizers.squared_norms(grads)
+    grad_norm = jnp.sqrt(squared_norms.sum()) / unit
+    scale = 1.0 / unit
+    grads = jax.tree.map(lambda grad: grad * scale, grads)
+    updates, optimizer_state = optimizer.update(
+        grads, state.optimizer, state.params, grad_norm=grad_norm, learning_rate=learning_rate
+    )
+    return updates, optimizer_state, squared_norms, grad_norm
+
+
+def _next_state(state, updates, optimizer_state, carry, verdict, trained, part: Trainable | None) -> TrainState:
+    """Returns the state after the updates of the `trained` parameters, unless the step is skipped."""
+
+    def unless_skipped(new, old):
+        return jax.tree.map(functools.partial(jnp.where, verdict.is_taken), new, old)
+
+    new_trained = unless_skipped(optax.apply_updates(trained, updates), trained)
+    return TrainState(
+        step=state.step + 1,
+        params=part.put(state.params, new_trained) if part else new_trained,
+        optimizer=optimizers.unless_skipped(verdict.is_taken, optimizer_state, state.optimizer),
+        carry=unless_skipped(carry, state.carry),
+        recent=verdict.recent,
+    )
 
 
 def sum_gradients(

@@ -126,7 +126,7 @@ def test_a_decoder_of_other_sizes_has_the_same_paths_in_other_shapes():
         "decoder/blocks/feed_forward/up/bias": (2, 28),
         "decoder/blocks/feed_forward/down/kernel": (2, 28, 12),
     }
-    with pytest.raises(UserError, match="kv_heads is 3: give a divisor of the 2 heads"):
+    with pytest.raises(UserError, match="kv_heads is 3: set it to a divisor of the 2 heads"):
         replace(UNEVEN, attention=replace(UNEVEN.attention, kv_heads=3))
     tree = config.to_config_dict(UNEVEN)
     assert config.model_from_saved(tree.to_dict(), "model") == UNEVEN

@@ -91,7 +91,7 @@ def both(flash, causal, rate, broadcast, told, query, key, value, bias):
 
 def sees(context, window, queries, keys):
     """Whether a query sees any key, bool [B, Q]."""
-    near = jnp.abs(context.places_back(queries, keys))
+    near = jnp.abs(context.distances_back(queries, keys))
     seen = jnp.broadcast_to((near < window) | (window == 0) if window is not None else near >= 0, (ROWS, queries, keys))
     visible = context.with_kernel("xla", queries, keys).visible
     return (seen if visible is None else seen & visible[:, 0]).any(-1)

@@ -10,8 +10,7 @@ from jax.extend import core
 
 from plm_jax import models
 from plm_jax.models import registry
-from plm_jax.models.kernels import Context, gpu, plain, tiles
-from plm_jax.models.kernels import tile_mask as seen
+from plm_jax.models.kernels import Context, gpu, plain, tile_mask, tiles
 from plm_jax.training import flops
 from tests.models.test_kernels import HOPPER, MODEL, TOKENS, devices
 
@@ -148,8 +147,8 @@ def test_tiles_that_are_left_out_are_seen_by_nobody_and_those_without_masks_by_a
             rng.integers(-1, 2, (2, keys)),
         )
         visible &= (ids[0][:, :, None] == ids[1][:, None]) & (ids[1][:, None] >= 0)
-    some, every = seen.tiles(queries, keys, query_tile, key_tile, offsets=offsets, **options)
-    ranges = np.broadcast_to(seen.ranges(some, every), (2, *some.shape[1:2], 4))
+    some, every = tile_mask.tiles(queries, keys, query_tile, key_tile, offsets=offsets, **options)
+    ranges = np.broadcast_to(tile_mask.ranges(some, every), (2, *some.shape[1:2], 4))
     for (row, query, key), is_visible in np.ndenumerate(visible):
         first, begin, end, last = ranges[row, query // query_tile]
         assert first <= begin <= end <= last

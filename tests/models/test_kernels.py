@@ -177,8 +177,8 @@ PLAIN = {"dtype": jnp.bfloat16, "head_dim": 64, "queries": 512, "keys": 512}
         ("auto", "gpu", {}, "xla", ""),
         ("auto", "tpu", {"dense": True, "dropout": True, "distance_bias": True, "windows": True}, "flash", ""),
         ("auto", "tpu", {"dtype": jnp.float32, "queries": 114, "head_dim": 24}, "flash", ""),
-        ("auto", "tpu", {"bias": True}, "xla", "distances alone, not this bias"),
-        ("auto", "tpu", {"head_dim": 12}, "xla", "in eights, not 12"),
+        ("auto", "tpu", {"bias": True}, "xla", "only a bias that depends on distances"),
+        ("auto", "tpu", {"head_dim": 12}, "xla", "divisible by 8, not 12"),
         ("auto", "cuda", {"dense": True}, "cudnn", ""),
         ("auto", "cuda", {"queries": 113}, "cudnn", ""),
         ("auto", "cuda", {"queries": 113, "dense": True}, "flash", ""),
@@ -187,15 +187,15 @@ PLAIN = {"dtype": jnp.bfloat16, "head_dim": 64, "queries": 512, "keys": 512}
         ("auto", "cuda", {"dropout": True}, "flash", ""),
         ("auto", "cuda", {"distance_bias": True}, "flash", ""),
         ("auto", "cuda", {"cut": True}, "flash", ""),
-        ("auto", "cuda", {"bias": True}, "xla", "distances alone, not this bias"),
-        ("auto", "cuda", {"head_dim": 12}, "xla", "in eights, not 12"),
+        ("auto", "cuda", {"bias": True}, "xla", "only a bias that depends on distances"),
+        ("auto", "cuda", {"head_dim": 12}, "xla", "divisible by 8, not 12"),
         ("cudnn", "cuda", {"queries": 113, "dense": True}, "flash", "even lengths, not 113 and 512"),
-        ("cudnn", "cuda", {"dropout": True}, "flash", "does not repeat"),
+        ("cudnn", "cuda", {"dropout": True}, "flash", "not reproducible"),
         ("xla", "tpu", {"bias": True, "dropout": True}, "xla", ""),
         ("xla", "cuda", {}, "xla", ""),
         ("cudnn", "cpu", {}, "xla", "needs an NVIDIA GPU, not a cpu"),
         ("flash", "cpu", {}, "flash", "interpreted"),
-        ("flash", "cpu", {"bias": True}, "xla", "distances alone, not this bias"),
+        ("flash", "cpu", {"bias": True}, "xla", "only a bias that depends on distances"),
     ],
 )
 def test_the_kernel_is_the_devices_unless_something_speaks_against_it(setting, platform, facts, kernel, says):
@@ -234,7 +234,7 @@ def test_what_was_picked_is_logged_and_a_fall_back_warned_of(caplog):
     assert trace() == [("INFO", f"{name}: kernel xla") for name in names]
     model = replace(model, attention=replace(model.attention, position=DistanceKeys()))
     module, shapes = registry.build(model), registry.shapes(model)
-    said = "kernel xla (flash adds to scores what depends on distances alone, not this bias)"
+    said = "kernel xla (flash adds to scores what depends on only a bias that depends on distances)"
     with devices(TPU):
         assert trace() == [
             *(("WARNING", f"{name}: {said}") for name in names[:2]),

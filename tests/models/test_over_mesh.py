@@ -12,7 +12,7 @@ from plm_jax import config
 from plm_jax.models import registry
 from plm_jax.models.attention import attend
 from plm_jax.models.kernels import Context
-from plm_jax.models.kernels.over_mesh import cuts_queries, over_mesh
+from plm_jax.models.kernels.over_mesh import over_mesh, shards_queries
 from plm_jax.training import mesh
 from tests.support import tiny
 
@@ -63,7 +63,7 @@ def test_queries_are_cut_by_context_and_where_tensor_does_not_divide_the_groups(
     found = []
     for sizes, groups in (({"context": 2}, 4), ({"tensor": 2}, 4), ({"tensor": 4}, 2), ({"fsdp": 8}, 4)):
         with jax.set_mesh(on(sizes)), nn.logical_axis_rules(config.MeshConfig().rules):
-            found.append(cuts_queries(groups, LENGTH))
+            found.append(shards_queries(groups, LENGTH))
     assert found == [True, False, True, False]
 
 

@@ -13,7 +13,7 @@ from plm_jax.common.errors import UserError
 from plm_jax.models import registry
 from plm_jax.models.attention import attend
 from plm_jax.models.kernels import Context
-from plm_jax.models.kernels.context import by_places
+from plm_jax.models.kernels.context import expand_distance_bias
 from plm_jax.models.positions import Position
 from tests.models.own_positions import DistanceKeys, Slopes
 from tests.models.test_decoder import small
@@ -46,7 +46,7 @@ def test_the_bias_of_a_tile_is_that_of_the_whole(position, causal):
             return found(query[:, :, queries], key[:, :, keys])
         first = places[1][0] - places[0][-1]
         distances = first + jnp.arange(len(places[0]) + len(places[1]) - 1)
-        return by_places(position.distance_bias(tables, distances, heads, causal), len(places[0]))[None]
+        return expand_distance_bias(position.distance_bias(tables, distances, heads, causal), len(places[0]))[None]
 
     whole = bias(slice(None), slice(None))
     assert whole.shape in {(1, heads, length, length), (2, heads, length, length)}
@@ -110,5 +110,5 @@ def test_a_users_own_positions_are_a_choice_in_a_config(position):
 
 
 def test_rotary_2d_asks_for_heads_of_two_halves():
-    with pytest.raises(UserError, match=r"attention\.head_dim is 6: rotary_2d takes a multiple of 4"):
+    with pytest.raises(UserError, match=r"attention\.head_dim is 6: set it to a multiple of 4"):
         models.AttentionConfig(2, 6, models.Rotary2D())

@@ -102,7 +102,7 @@ def test_a_head_of_a_users_own_is_made_named_and_counted(make):
 
 @pytest.mark.parametrize("names", [("vocabulary",), ("task", "task")])
 def test_a_name_is_of_one_head(names):
-    with pytest.raises(UserError, match=f"model.heads has '{names[0]}', which names another head"):
+    with pytest.raises(UserError, match=f"model.heads has '{names[0]}', which is the name of another head"):
         small_encoder(heads=tuple((name, TokenClasses()) for name in names))
 
 

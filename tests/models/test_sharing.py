@@ -150,7 +150,7 @@ def test_narrow_tables_are_led_to_the_width_and_back():
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: models.StackConfig(6, groups=4), "stack.groups is 4: give a divisor of the 6 layers"),
+        (lambda: models.StackConfig(6, groups=4), "stack.groups is 4: set it to a divisor of the 6 layers"),
         (lambda: models.StackConfig(6, groups=0), "stack.groups is 0"),
         (lambda: trees.checked(models.StackConfig(6, inner=0), "config.model.stack"), "stack.inner is 0"),
         (

@@ -106,7 +106,7 @@ def test_what_is_shared_is_counted_once_and_computed_twice():
 
 
 def test_what_cannot_be_is_said():
-    with pytest.raises(UserError, match="stacks that are alike: give decoder_stack what stack has"):
+    with pytest.raises(UserError, match="equal stacks: set decoder_stack to the values of stack"):
         replace(T5, stack=models.StackConfig(1))
     with pytest.raises(UserError, match="leave decoder_heads"):
         replace(T5, decoder_heads=2)

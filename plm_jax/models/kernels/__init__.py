@@ -1,11 +1,11 @@
-"""Attention: what its queries see (`context`), which kernel computes it (`choice`), and the kernels.
+"""Attention: its masks and biases (`context`), the choice of a kernel (`choice`), and the kernels.
 
-`plain` is written out for XLA and takes everything. `tpu` (Pallas) and `gpu` (Pallas, Triton) are one flash attention
-on two kinds of devices, `cudnn` is NVIDIA's own: they never hold all scores, and leave out what nobody sees. What is
-dropped (`dropout`) is the same in all.
+`plain` is XLA and supports everything. `tpu` (Pallas) and `gpu` (Pallas, Triton) are flash attention for two kinds of
+devices, `cudnn` is NVIDIA's: they never hold all scores, and skip tiles that are not visible. Dropout masks (`dropout`)
+are the same in all kernels but `cudnn`, which is not used with dropout.
 
-Shapes: B batch, Q queries, K keys, N heads, G groups (key/value heads; each serves N / G heads in a row), H head_dim.
-Softmax runs in float32.
+Shapes: B batch, Q queries, K keys, N heads, G groups (key/value heads; each serves N / G consecutive heads), H
+head_dim. Softmax is computed in float32.
 """
 
 from plm_jax.models.kernels.choice import choose, pick, platform, resolve

@@ -1,4 +1,4 @@
-"""Which kernel computes an attention: the device's own wherever it can."""
+"""The choice of a kernel for an attention: the device's own if it supports the attention."""
 
 import logging
 from typing import Any
@@ -7,22 +7,22 @@ import jax.numpy as jnp
 
 from plm_jax.models import partitioning
 from plm_jax.models.kernels.context import Context
-from plm_jax.models.kernels.over_mesh import cuts_queries
+from plm_jax.models.kernels.over_mesh import shards_queries
 
 logger = logging.getLogger(__name__)
 
-# What `attention_kernel=auto` tries, by platform, the first that can; XLA takes everything.
+# Kernels that `attention_kernel=auto` tries, by platform; XLA is the fallback.
 PREFERRED = {"tpu": ("flash",), "cuda": ("cudnn", "flash")}
 
 
 def platform(device: Any = None) -> str:
-    """Returns the platform of a device: `tpu`, `cuda` or JAX's name for another; None: that of the mesh in force."""
+    """Returns the platform of a device, by default of the mesh in force: `tpu`, `cuda` or JAX's name for another."""
     device = device or partitioning.device()
     return "cuda" if device.platform == "gpu" and "nvidia" in device.device_kind.lower() else device.platform
 
 
 def resolve(setting: str, platform: str) -> str:
-    """Returns a setting for a platform: its kernel in place of `auto`, unless it has several to choose from."""
+    """Returns the setting for a platform: `auto` is replaced by its kernel, unless the platform has several."""
     preferred = PREFERRED.get(platform, ("xla",))
     return preferred[0] if setting == "auto" and len(preferred) == 1 else setting
 
@@ -43,57 +43,55 @@ def choose(
     windows: bool = False,
     cut: bool = False,
 ) -> tuple[str, str]:
-    """(the kernel, what speaks against the one that was asked for, or "").
+    """Returns the kernel, and the reason why it is not the requested one, or "".
 
     Args:
-      setting: `TransformerConfig.attention_kernel`; `auto` asks for the platform's own.
-      platform: as `platform` gives it.
-      dtype: of queries, keys and values.
-      distance_bias: whether something that depends on distances alone is added to the scores.
-      bias: whether something else is.
+      setting: `TransformerConfig.attention_kernel`; `auto` requests the best kernel of the platform.
+      platform: result of `platform`.
+      dtype: dtype of queries, keys and values.
+      distance_bias: whether scores have a bias that depends only on distances.
+      bias: whether scores have another bias.
       dense: whether there is padding, or segments.
-      prefix: whether some keys are seen by all queries of a causal stack.
+      prefix: whether a causal stack has a prefix that all queries attend to.
       dropout: whether attention weights are dropped.
-      windows: whether some layers see near keys only.
-      cut: whether devices share the queries of a row.
+      windows: whether some layers have a window.
+      cut: whether the queries of a row are sharded over devices.
     """
-    obstacles = {
-        "xla": {},
-        "flash": {
-            "flash adds to scores what depends on distances alone, not this bias": bias,
-            f"flash takes a head_dim in eights, not {head_dim}": head_dim % 8 != 0,
-        },
-        # Limits of jax's cuDNN attention (jax/_src/cudnn/fused_attention_stablehlo.py); 128 holds before Hopper too.
-        "cudnn": {
-            f"cudnn needs an NVIDIA GPU, not a {platform}": platform != "cuda",
-            f"cudnn computes in bfloat16, not {jnp.dtype(dtype)}": dtype not in (jnp.bfloat16, jnp.float16),
-            f"cudnn takes a head_dim of 8 to 128 in eights, not {head_dim}": head_dim % 8 != 0 or head_dim > 128,
-            f"cudnn takes masks of even lengths, not {queries} and {keys}": (
-                (dense or prefix) and (queries % 2 or keys % 2)
-            ),
-            "cudnn would hold a bias of all scores": bias or distance_bias,
-            # Its seed is in the program's text and its offset in the process: a resume would drop others.
-            "cudnn's dropout does not repeat": dropout,
-            "here cudnn sees alike in all layers, it takes no windows": windows,
-            "here cudnn computes all queries of a row on each device": cut,
-        },
+    flash = {
+        "flash supports only a bias that depends on distances": bias,
+        f"flash needs a head_dim divisible by 8, not {head_dim}": head_dim % 8 != 0,
     }
+    # Limits of jax's cuDNN attention (jax/_src/cudnn/fused_attention_stablehlo.py); 128 holds before Hopper too.
+    cudnn = {
+        f"cudnn needs an NVIDIA GPU, not a {platform}": platform != "cuda",
+        f"cudnn needs bfloat16 or float16, not {jnp.dtype(dtype)}": dtype not in (jnp.bfloat16, jnp.float16),
+        f"cudnn needs a head_dim divisible by 8 and at most 128, not {head_dim}": head_dim % 8 != 0 or head_dim > 128,
+        f"cudnn needs masks of even lengths, not {queries} and {keys}": (
+            (dense or prefix) and (queries % 2 or keys % 2)
+        ),
+        "cudnn would hold a bias of all scores in memory": bias or distance_bias,
+        # Its seed is part of the program and its offset of the process, so a resumed run would drop other weights.
+        "dropout of cudnn is not reproducible": dropout,
+        "windows are not implemented for cudnn": windows,
+        "sharding of queries is not implemented for cudnn": cut,
+    }
+    obstacles = {"xla": {}, "flash": flash, "cudnn": cudnn}
+    reasons = {name: [reason for reason, holds in checks.items() if holds] for name, checks in obstacles.items()}
     preferred = PREFERRED.get(platform, ("xla",))
-    wanted = preferred if setting == "auto" else (setting, *preferred)
-    reasons = {name: [reason for reason, holds in obstacles[name].items() if holds] for name in (*wanted, "xla")}
-    kernel = next(name for name, against in reasons.items() if not against)
+    candidates = preferred if setting == "auto" else (setting, *preferred)
+    kernel = next((name for name in candidates if not reasons[name]), "xla")
     if setting == "auto":
-        # That one kernel of a platform leaves something to another is no news; that none serves is.
+        # Falling back from one kernel of a platform to another needs no reason.
         return kernel, "" if kernel in preferred else "; ".join(reasons[preferred[-1]])
     if kernel == "flash" and platform not in PREFERRED:
-        return kernel, "interpreted, slow: there is no TPU and no NVIDIA GPU"
+        return kernel, "interpreted and slow: there is no TPU or NVIDIA GPU"
     return kernel, "; ".join(reasons[setting])
 
 
 def pick(
     name: str, setting: str, context: Context, *, dtype: Any, head_dim: int, groups: int, queries: int, keys: int
 ) -> str:
-    """The kernel of an attention, which the log names: a warning where something speaks against the wanted one."""
+    """Returns the kernel of an attention and logs it, as a warning if it is not the requested one."""
     kernel, reason = choose(
         setting,
         platform(),
@@ -107,7 +105,7 @@ def pick(
         prefix=context.prefix_lengths is not None,
         dropout=context.dropout > 0,
         windows=bool(context.windows),
-        cut=cuts_queries(groups, queries),
+        cut=shards_queries(groups, queries),
     )
     if reason:
         logger.warning("%s: kernel %s (%s)", name, kernel, reason)

@@ -1,4 +1,4 @@
-"""What an attention's queries see, and what is added to their scores.
+"""Masks and biases of an attention.
 
 Shapes: B batch, Q queries, K keys, N heads.
 """
@@ -17,39 +17,39 @@ Queries = Float[Array, "batch heads queries head_dim"]
 Keys = Float[Array, "batch groups keys head_dim"]
 Window = Integer[Array, ""]
 Seed = UInt32[Array, "2"]
-# What `jax.checkpoint` policies call the output of a flash kernel and the sums of its softmax.
+# Name in `jax.checkpoint` policies of the output of a flash kernel and the sums of its softmax.
 RESIDUALS = "attention"
-# In flash kernels the score of what is not seen: finite, so that no difference of two is NaN; its exponential is 0
-# beside any other.
+# Score of keys that are not visible in flash kernels: finite, so that differences are not NaN; its exponential is 0
+# relative to any other.
 UNSEEN = -1e30
 
 
 class Context(struct.PyTreeNode):
-    """What an attention is to know besides its inputs.
+    """The masks, biases and other settings of an attention.
 
     Attributes:
-      causal: a query sees no key after its own place.
-      mask: [B, K], or [B, Q, K] where queries see others, 1 for real keys; None: all are. With a cache it is needed and
-        K are the cache's slots.
-      segment_ids: of the queries [B, Q] and of the keys [B, K], not negative; a query sees its own segment only. None:
-        there is one.
-      positions: of the queries and of the keys that this call makes, int32 [B or 1, Q], for rotary positions.
-      block_positions: of the same, their places within blanks, int32 [B, Q]; None: 0 everywhere.
-      rotation: what turns both by their positions, as `Position.rotation` gives it; None: nothing does.
-      distance_bias: added to the scores, float32 [N, Q + K - 1]: entry j where the key's place less the query's is
-        j - (Q - 1), both counted from the first of this call; None: nothing.
-      bias: added to the scores, float32 [1, N, Q, K], or a function of queries and keys, as `Position.bias` gives it.
-      windows: in layer i a query sees keys less than windows[i % len(windows)] places away, 0: all; empty: all layers
-        do.
-      cache_index: where in the cache's slots the keys of this call go; None: there is no cache.
-      slot_places: int32 [K], of a cache: which place of the text a slot is for; None: they are in order.
-      prefix_lengths: [B], of a causal stack: all queries see the keys in the first so many places. None: there is none.
-      rows: the rows' numbers in the batch, by which they draw what is dropped, int32 [B]; on each device they follow on
-        one another. None: they count from 0.
-      dropout: the share of attention weights that a call with a seed drops.
-      broadcast: what is dropped is the same for all queries.
-      kernel: what computes the attention; see `with_kernel`.
-      visible: what of causality, mask and segments this kernel takes as a dense mask, bool [B or 1, 1, Q or 1, K].
+      causal: whether queries attend to no later keys.
+      mask: [B, K], or [B, Q, K] for a mask per query, 1 for real keys; None: all are real. Required with a cache, where
+        K are the slots.
+      segment_ids: nonnegative ids of the queries [B, Q] and of the keys [B, K]; queries attend to their own segment
+        only. None: a single segment.
+      positions: positions of the queries and of the new keys, int32 [B or 1, Q], for rotary positions.
+      block_positions: positions of the same within blanks, int32 [B, Q]; None: 0 everywhere.
+      rotation: rotation of both by their positions, as returned by `Position.rotation`, or None.
+      distance_bias: bias of scores, float32 [N, Q + K - 1]: entry j is for keys at distance j - (Q - 1) after the
+        query, both counted from the first of this call; None: no bias.
+      bias: bias of scores, float32 [1, N, Q, K], or a function of queries and keys, as returned by `Position.bias`.
+      windows: in layer i queries attend to keys at distances less than windows[i % len(windows)]; 0 means all keys.
+        Empty: all keys in all layers.
+      cache_index: slot of the cache for the first key of this call; None without a cache.
+      slot_positions: int32 [K], position in the text of each slot of a cache; None: they are in order.
+      prefix_lengths: [B], number of leading keys that all queries of a causal stack attend to; None: no prefix.
+      rows: numbers of the rows in the batch, int32 [B], for their dropout masks; consecutive on each device. None: from
+        0.
+      dropout: rate of dropout of attention weights in a call with a seed.
+      broadcast: whether all queries share a dropout mask.
+      kernel: the kernel that computes the attention; see `with_kernel`.
+      visible: dense mask of causality, mask and segments, as far as the kernel needs one, bool [B or 1, 1, Q or 1, K].
     """
 
     causal: bool = struct.field(pytree_node=False, default=False)
@@ -62,7 +62,7 @@ class Context(struct.PyTreeNode):
     bias: jax.Array | Callable | None = None
     windows: tuple[int, ...] = struct.field(pytree_node=False, default=())
     cache_index: jax.Array | int | None = None
-    slot_places: jax.Array | None = None
+    slot_positions: jax.Array | None = None
     prefix_lengths: jax.Array | None = None
     rows: jax.Array | None = None
     dropout: float = struct.field(pytree_node=False, default=0.0)
@@ -71,47 +71,47 @@ class Context(struct.PyTreeNode):
     visible: jax.Array | None = None
 
     def by_row(self, rows: int) -> dict[str, Any]:
-        """Of the fields that a caller gives those that tell something of each of so many rows."""
+        """Returns the fields that have an entry for each of `rows` rows."""
         names = ("mask", "segment_ids", "positions", "block_positions", "prefix_lengths", "rows")
-        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        return {name: field for name, field in given.items() if len(jax.tree.leaves(field)[0]) == rows}
+        fields = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return {name: field for name, field in fields.items() if len(jax.tree.leaves(field)[0]) == rows}
 
     def with_kernel(self, kernel: str, queries: int, keys: int) -> "Context":
-        """This context for a kernel, with the dense mask and bias that it needs, made once for all layers."""
+        """Returns this context for a kernel, with the dense mask and bias that it needs, once for all layers."""
         if kernel == "flash":
             return self.replace(kernel=kernel)
         dense = self._padding_and_segments()
         if self.causal and (kernel == "xla" or self.prefix_lengths is not None):
-            seen = (self.places_back(queries, keys) >= 0)[None, None]
+            visible_keys = (self.distances_back(queries, keys) >= 0)[None, None]
             if self.prefix_lengths is not None:
-                seen = seen | (jnp.arange(keys) < self.prefix_lengths[:, None, None, None])
-            dense.append(seen)
+                visible_keys = visible_keys | (jnp.arange(keys) < self.prefix_lengths[:, None, None, None])
+            dense.append(visible_keys)
         visible = functools.reduce(jnp.logical_and, dense) if dense else None
         if visible is not None and kernel == "cudnn":
             visible = jnp.broadcast_to(visible, (visible.shape[0], 1, queries, keys))
-        bias = self.bias if self.distance_bias is None else by_places(self.distance_bias, queries)[None]
+        bias = self.bias if self.distance_bias is None else expand_distance_bias(self.distance_bias, queries)[None]
         return self.replace(kernel=kernel, visible=visible, distance_bias=None, bias=bias)
 
-    def places(self, queries: int, keys: int) -> tuple[jax.Array, jax.Array]:
-        """Those of the queries, int32 [Q], and of the keys, int32 [K]; with a cache they are its slots'."""
+    def token_positions(self, queries: int, keys: int) -> tuple[jax.Array, jax.Array]:
+        """Returns the positions of the queries, int32 [Q], and of the keys, int32 [K], or of the slots of a cache."""
         first = 0 if self.cache_index is None else self.cache_index
-        if self.slot_places is None:
+        if self.slot_positions is None:
             return first + jnp.arange(queries), jnp.arange(keys)
-        return jax.lax.dynamic_slice_in_dim(self.slot_places, first, queries), self.slot_places
+        return jax.lax.dynamic_slice_in_dim(self.slot_positions, first, queries), self.slot_positions
 
-    def places_back(self, queries: int, keys: int) -> jax.Array:
-        """How many places each key is before each query, int32 [Q, K]."""
-        of_queries, of_keys = self.places(queries, keys)
+    def distances_back(self, queries: int, keys: int) -> jax.Array:
+        """Returns the distance of each key before each query, int32 [Q, K]."""
+        of_queries, of_keys = self.token_positions(queries, keys)
         return of_queries[:, None] - of_keys
 
     def window(self, depth: jax.Array | int) -> jax.Array | None:
-        """That of a layer by its number, from 0, int32 []; None: no layer has one."""
+        """Returns the window of a layer, numbered from 0, int32 []; None if no layer has a window."""
         return jnp.array(self.windows, jnp.int32)[depth % len(self.windows)] if self.windows else None
 
     def ids(self, batch: int, queries: int, keys: int) -> tuple[jax.Array, jax.Array] | tuple[None, None]:
-        """Segments and padding in one, int32 of queries [B, Q] and keys [B, K]: equal ids see each other; -1: no one's.
+        """Combines segments and padding into ids of queries [B, Q] and keys [B, K], int32; None if all are visible.
 
-        None: all see each other.
+        Queries attend to keys with their own id; keys with id -1 are never visible.
         """
         if self.mask is None and self.segment_ids is None:
             return None, None
@@ -122,23 +122,23 @@ class Context(struct.PyTreeNode):
     def _padding_and_segments(self) -> list[jax.Array]:
         dense = []
         if self.mask is not None:
-            seen = self.mask if self.mask.ndim == 3 else self.mask[:, None, :]
-            dense.append(seen[:, None] != 0)
+            mask = self.mask if self.mask.ndim == 3 else self.mask[:, None, :]
+            dense.append(mask[:, None] != 0)
         if self.segment_ids is not None:
             of_queries, of_keys = self.segment_ids
             dense.append(of_queries[:, None, :, None] == of_keys[:, None, None, :])
         return dense
 
 
-def by_places(distance_bias: jax.Array, queries: int) -> jax.Array:
-    """[N, Q + K - 1], as `Context.distance_bias`, as [N, Q, K]: row q is the K entries from Q - 1 - q on.
+def expand_distance_bias(distance_bias: jax.Array, queries: int) -> jax.Array:
+    """Expands a `Context.distance_bias` [N, Q + K - 1] to [N, Q, K]: row q is the K entries from Q - 1 - q.
 
-    Written without indices, so that the gradient is sums and no scatter: laid out in rows one shorter than its period,
-    a repeated vector moves on by one each row.
+    It uses no indices, so that the gradient is a sum and not a scatter: a repeated vector, reshaped to rows one shorter
+    than its period, shifts by one in each row.
     """
     heads, distances = distance_bias.shape
     period = jnp.pad(distance_bias, ((0, 0), (0, 1)))
     repeated = jnp.broadcast_to(period[:, None], (heads, queries, distances + 1)).reshape(heads, -1)
-    # Row r of these starts at entry -r: the last query's is entry 0, the first's Q - 1.
+    # Row r starts at entry -r: that of the last query at entry 0, that of the first at Q - 1.
     rows = repeated[:, : queries * distances].reshape(heads, queries, distances)
     return rows[:, :, queries - 1 :]

@@ -1,4 +1,4 @@
-"""Attention by cuDNN, NVIDIA's library."""
+"""Attention by NVIDIA's cuDNN."""
 
 import jax
 from jaxtyping import Array, Bool, Float
@@ -14,12 +14,12 @@ def attend(
     causal: bool,
     visible: Bool[Array, "rows 1 queries keys"] | None = None,
 ) -> Float[Array, "batch heads queries head_dim"]:
-    """[B, N, Q, H], each device's own rows and heads.
+    """Returns the attention [B, N, Q, H] of a device's rows and heads.
 
     Args:
-      query_BNQH: scaled already.
-      causal: a query sees no key after its own place.
-      visible: bool [B or 1, 1, Q, K], what else it sees; None: everything.
+      query_BNQH: scaled queries.
+      causal: whether queries attend to no later keys.
+      visible: bool [B or 1, 1, Q, K], further mask; None: no mask.
 
     Raises:
       UserError: jax finds no cuDNN, or one that is too old.

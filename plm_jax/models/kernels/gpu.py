@@ -1,11 +1,11 @@
 """Flash attention on NVIDIA GPUs (Pallas, Triton): no array of all scores, forward or backward.
 
-A program keeps one tile of queries and goes over the tiles of keys that these see, or the other way around. Nothing is
-added up by atomic operations: the same inputs give the same bits. Heads lie side by side in a row, as the products
-before and after attention have them, and nothing is transposed in memory.
+A program holds one tile of queries and loops over the tiles of keys that are visible to them, or the other way around.
+Without atomic operations, the same inputs give the same bits. Heads are concatenated in a row, as in the projections
+before and after attention, and nothing is transposed in memory.
 
-Shapes: B batch, Q queries, K keys, N heads, G groups (key/value heads; each serves N / G heads in a row), H head_dim,
-T a tile's length, D diagonals of tiles, C parts of the batch.
+Shapes: B batch, Q queries, K keys, N heads, G groups (key/value heads; each serves N / G consecutive heads), H
+head_dim, T length of a tile, D diagonals of tiles, C parts of the batch.
 """
 
 import dataclasses
@@ -20,21 +20,20 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 from jaxtyping import Array, Float, Integer
 
-from plm_jax.models.kernels import tile_mask as seen
-from plm_jax.models.kernels import tiles
+from plm_jax.models.kernels import tile_mask, tiles
 from plm_jax.models.kernels.context import RESIDUALS, UNSEEN
 from plm_jax.models.kernels.dropout import keep
 
 _LOG2E = math.log2(math.e)
 _LOG2E_BITS = 0x3FB8AA3B  # As a float32.
-# What nobody asks for is left out of a program as a whole: jax keeps a bare kernel.
+# Results that are not used are removed from a program as a whole; jax never removes a bare kernel.
 _WHOLE = functools.partial(jax.jit, static_argnums=0)
-# Programs of a bias's gradient: several for each of an H100's 132 multiprocessors.
+# Programs of the gradient of a bias: several for each of an H100's 132 multiprocessors.
 _PROGRAMS = 512
 
 
 class Mask(NamedTuple):
-    """What is seen and what is dropped, as arguments of `flash`: int32 and uint32 arrays, in a kernel their refs."""
+    """Arguments of `flash` for masks and dropout: int32 and uint32 arrays, or their refs in a kernel."""
 
     offsets: Any
     query_ids: Any
@@ -45,7 +44,7 @@ class Mask(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """What is attended to: arrays, in a kernel their refs."""
+    """Inputs of the attention: arrays, or their refs in a kernel."""
 
     query_BQNH: Any
     key_BKGH: Any
@@ -54,8 +53,8 @@ class Inputs(NamedTuple):
     mask: Mask | Any
 
 
-class Known(NamedTuple):
-    """What is known besides in the backward pass; `products` are the sums of output · its cotangent over H."""
+class BackwardInputs(NamedTuple):
+    """Further inputs of the backward pass; `products` are the sums of output · cotangent over H."""
 
     cotangent_BQNH: Any
     log_sums_BNQ: Any
@@ -79,9 +78,9 @@ def flash(
     seed=None,
     offsets,
 ) -> Float[Array, "batch heads queries head_dim"]:
-    """softmax(query · key + bias) · value over the keys that each query sees, [B, N, Q, H]; arguments as `tpu.flash`.
+    """Computes softmax(query · key + bias) · value over visible keys, [B, N, Q, H]; arguments as `tpu.flash`.
 
-    A query that sees nothing gets zeros, and gives no gradients.
+    A query without visible keys gets zeros, and has no gradients.
     """
     window = None if window is None else jnp.reshape(window, 1)
     mask = Mask(offsets, query_ids, key_ids, prefix_lengths, window, seed)
@@ -93,7 +92,7 @@ def flash(
 
 @dataclasses.dataclass(frozen=True)
 class GpuOptions:
-    """Arguments of `flash` that are settled when it is traced."""
+    """Static arguments of `flash`."""
 
     causal: bool
     rate: float
@@ -103,7 +102,6 @@ class GpuOptions:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attention(options, inputs):
-    """[B, Q, N, H]."""
     return _attention_forward(options, inputs)[0]
 
 
@@ -115,10 +113,10 @@ def _attention_forward(options, inputs):
 def _attention_backward(options, residuals, cotangent_BQNH):
     inputs, mixed_BQNH, log_sums_BNQ = residuals
     products_BQN = (mixed_BQNH.astype(jnp.float32) * cotangent_BQNH.astype(jnp.float32)).sum(-1)
-    known = Known(cotangent_BQNH, log_sums_BNQ, products_BQN.swapaxes(1, 2))
-    of_query = _query_gradient(options, inputs, known)
-    of_key, of_value = _key_value_gradients(options, inputs, known)
-    of_bias = None if inputs.bias_NR is None else _bias_gradient(options, inputs, known)
+    backward = BackwardInputs(cotangent_BQNH, log_sums_BNQ, products_BQN.swapaxes(1, 2))
+    of_query = _query_gradient(options, inputs, backward)
+    of_key, of_value = _key_value_gradients(options, inputs, backward)
+    of_bias = None if inputs.bias_NR is None else _bias_gradient(options, inputs, backward)
     return (Inputs(of_query, of_key, of_value, of_bias, None),)
 
 
@@ -127,15 +125,15 @@ _attention.defvjp(_attention_forward, _attention_backward)
 
 @dataclasses.dataclass(frozen=True)
 class GpuCall:
-    """What is settled of a kernel when it is traced.
+    """Static arguments of a kernel.
 
     Attributes:
       options: those of `flash`.
-      tile: how the work is cut up.
+      tile: tile sizes.
       queries, keys: Q and K.
-      repeats: heads of queries that a head of keys serves.
-      head_dim: H; tiles have the next power of 2, the rest zeros.
-      query_axis: on which axis of a tile of scores the queries are.
+      repeats: number of heads of queries that a key head serves.
+      head_dim: H; tiles are padded with zeros to the next power of 2.
+      query_axis: axis of the queries in a tile of scores.
     """
 
     options: GpuOptions
@@ -148,33 +146,33 @@ class GpuCall:
 
     @property
     def query_tiles(self) -> int:
-        """How many tiles its queries make."""
+        """Number of tiles of queries."""
         return pl.cdiv(self.queries, self.tile.queries)
 
     @property
     def key_tiles(self) -> int:
-        """How many tiles its keys make."""
+        """Number of tiles of keys."""
         return pl.cdiv(self.keys, self.tile.keys)
 
     def load_query(self, ref, row, head, start):
-        """A tile of queries' [B, Q, N, H] or [B, N, Q], zeros past its end."""
+        """Loads a tile of queries from [B, Q, N, H] or [B, N, Q], zeros past its end."""
         if len(ref.shape) == 3:
             return _load(ref, (row, head, pl.ds(start, self.tile.queries)), self._inside(start, 0))
         index = row, pl.ds(start, self.tile.queries), head, slice(None)
         return _load(ref, index, self._inside(start, 0, ref.shape[-1]))
 
     def load_key(self, ref, row, head, start):
-        """A tile of keys' [B, K, G, H] for a head of queries, zeros past its end."""
+        """Loads a tile of keys from [B, K, G, H] for a head of queries, zeros past its end."""
         index = row, pl.ds(start, self.tile.keys), jax.lax.div(head, self.repeats), slice(None)
         return _load(ref, index, self._inside(start, 1, ref.shape[-1]))
 
     def store(self, ref, row, head, start, values, axis):
-        """Writes a tile of [B, Q, N, H] (axis 0) or of [B, K, G, H] (axis 1)."""
+        """Stores a tile of [B, Q, N, H] (axis 0) or of [B, K, G, H] (axis 1)."""
         index = row, pl.ds(start, values.shape[0]), head, slice(None)
         triton.store(ref.at[index], values.astype(ref.dtype), mask=self._inside(start, axis, ref.shape[-1]))
 
     def _inside(self, start, axis, width=None):
-        """What of a tile of queries (axis 0) or keys (axis 1) is in its array, with a width [T, width]; None: all."""
+        """Returns a mask of a tile of queries (axis 0) or keys (axis 1) in its array, [T] or [T, width]; None: all."""
         tile, length = self.tile[axis], (self.queries, self.keys)[axis]
         inside = start + jnp.arange(tile) < length if length % tile else None
         if width is None:
@@ -186,26 +184,26 @@ class GpuCall:
         return inside & features
 
     def of_queries(self, vector):
-        """A vector over the tile's queries as one over its scores."""
+        """Broadcasts a vector over the tile's queries to its scores."""
         return jnp.expand_dims(vector, 1 - self.query_axis)
 
     def of_keys(self, vector):
-        """A vector over the tile's keys as one over its scores."""
+        """Broadcasts a vector over the tile's keys to its scores."""
         return jnp.expand_dims(vector, self.query_axis)
 
     def product(self, of_queries, of_keys):
-        """Of queries' [T, H] and keys' [T, H] all products, float32 over the tile's scores."""
+        """Multiplies queries' [T, H] and keys' [T, H], contracting H: float32 over the tile's scores."""
         left, right = (of_queries, of_keys) if self.query_axis == 0 else (of_keys, of_queries)
         return _dot(left, right, 1)
 
-    def places(self, starts):
-        """The numbers of queries and of keys in this call, each along its axis."""
+    def indices(self, starts):
+        """Returns the indices of queries and of keys in this call, each along its axis."""
         queries, keys = starts[0] + jnp.arange(self.tile.queries), starts[1] + jnp.arange(self.tile.keys)
         return self.of_queries(queries), self.of_keys(keys)
 
     def scores(self, refs, query, key, row, head, starts, masked):
-        """query · key + bias, where `masked` with `UNSEEN` where nothing is seen."""
-        scores, (queries, keys) = self.product(query, key), self.places(starts)
+        """Returns query · key + bias; if `masked`, `UNSEEN` for keys that are not visible."""
+        scores, (queries, keys) = self.product(query, key), self.indices(starts)
         if refs.bias_NR is not None:
             scores += refs.bias_NR[head, keys - queries + (self.query_tiles * self.tile.queries - 1)]
         for visible in self._visible(refs.mask, row, starts, queries, keys) if masked else ():
@@ -230,28 +228,28 @@ class GpuCall:
             key_ids = _load(mask.key_ids, (row, pl.ds(starts[1], self.tile.keys)), self._inside(starts[1], 1), -1)
             yield self.of_queries(query_ids) == self.of_keys(jnp.where(key_ids < 0, -2, key_ids))
 
-    def kept(self, mask, row, head, starts):
-        """Which weights are not dropped, bool over the tile's scores, or over its keys."""
-        queries, keys = self.places(starts)
+    def keep_mask(self, mask, row, head, starts):
+        """Returns the dropout mask, bool over the tile's scores, or over its keys."""
+        queries, keys = self.indices(starts)
         first_row, first_head, first_query, first_key = (mask.offsets[i] for i in range(4))
         query = jnp.int32(0) if self.options.broadcast else first_query + queries
         seed = mask.seed[0], mask.seed[1]
         return keep(seed, first_row + row, first_head + head, query, first_key + keys, self.options.rate)
 
-    def derivative(self, refs, known, query, key, value, cotangent, row, head, starts, masked):
-        """(weights after dropout, the cotangent of the scores), float32; both lack the factor 1 / (1 - rate)."""
-        log_sums = self.load_query(known.log_sums_BNQ, row, head, starts[0])
-        products = self.load_query(known.products_BNQ, row, head, starts[0]) * (1 - self.options.rate)
+    def derivative(self, refs, backward, query, key, value, cotangent, row, head, starts, masked):
+        """Returns (weights after dropout, cotangent of the scores), float32, both without the factor 1 / (1 - rate)."""
+        log_sums = self.load_query(backward.log_sums_BNQ, row, head, starts[0])
+        products = self.load_query(backward.products_BNQ, row, head, starts[0]) * (1 - self.options.rate)
         scores = self.scores(refs, query, key, row, head, starts, masked)
         weights = _exponential(scores, self.of_queries(-_LOG2E * log_sums), self.options.interpret)
         dropped, of_weights = weights, self.product(cotangent, value)
         if self.options.rate:
-            kept = self.kept(refs.mask, row, head, starts)
-            dropped, of_weights = jnp.where(kept, weights, 0.0), jnp.where(kept, of_weights, 0.0)
+            keep_mask = self.keep_mask(refs.mask, row, head, starts)
+            dropped, of_weights = jnp.where(keep_mask, weights, 0.0), jnp.where(keep_mask, of_weights, 0.0)
         return dropped, weights * (of_weights - self.of_queries(products))
 
     def over(self, ranges_ref, mask, row, program, body, carry):
-        """Goes over a program's tiles, see `seen.ranges`: `body(masked, tile, carry)` of each."""
+        """Loops over a program's tiles, given by `tile_mask.ranges`, with `body(masked, tile, carry)`."""
         first, begin, end, last = (ranges_ref[row if ranges_ref.shape[0] > 1 else 0, program, i] for i in range(4))
         masks = self.options.causal or mask.window is not None or mask.query_ids is not None
         if not masks and self.keys % self.tile.keys == 0:
@@ -266,12 +264,12 @@ def _load(ref, index, inside, other=0):
 
 
 def _dot(left, right, axis):
-    """The product of two matrices, over the last axis of the first and this one of the other, in float32."""
+    """Multiplies two matrices over the last axis of the first and `axis` of the second, in float32."""
     return jax.lax.dot_general(left, right, (((1,), (axis,)), ((), ())), preferred_element_type=jnp.float32)
 
 
 def _exponential(scores, shift, interpret):
-    """exp(scores) · 2^shift in float32, by two instructions; left to itself Triton takes seven."""
+    """Returns exp(scores) · 2^shift in float32 with two instructions, where Triton would use seven."""
     shift = jnp.broadcast_to(shift, scores.shape)
     if interpret:
         return jnp.exp2(scores * _LOG2E + shift)
@@ -287,7 +285,7 @@ def _exponential(scores, shift, interpret):
 
 def _forward_kernel(call, refs, ranges_ref, mixed_ref, log_sums_ref):
     tile, head, row = (pl.program_id(axis) for axis in range(3))
-    # Of a causal attention the last queries see most: they begin first.
+    # In causal attention the last queries have the most visible keys, so they start first.
     tile = call.query_tiles - 1 - tile
     start = tile * call.tile.queries
     query = call.load_query(refs.query_BQNH, row, head, start)
@@ -297,44 +295,45 @@ def _forward_kernel(call, refs, ranges_ref, mixed_ref, log_sums_ref):
         starts = start, key_tile * call.tile.keys
         scores = call.scores(refs, query, call.load_key(refs.key_BKGH, row, head, starts[1]), row, head, starts, masked)
         new_greatest = jnp.maximum(greatest, scores.max(1))
-        # Where nothing was seen so far the difference of two large numbers would be rounding, its exponential infinite.
+        # Without visible keys so far, the difference of two large numbers would be a rounding error with an infinite
+        # exponential.
         shift = jnp.where(new_greatest == UNSEEN, 0.0, -_LOG2E * new_greatest)
         weights = _exponential(scores, shift[:, None], call.options.interpret)
         shrink = jnp.exp2(_LOG2E * (greatest - new_greatest))
         sums = sums * shrink + weights.sum(1)
         if call.options.rate:
-            weights = jnp.where(call.kept(refs.mask, row, head, starts), weights, 0.0)
+            weights = jnp.where(call.keep_mask(refs.mask, row, head, starts), weights, 0.0)
         value = call.load_key(refs.value_BKGH, row, head, starts[1])
         mixed = mixed * shrink[:, None] + _dot(weights.astype(value.dtype), value, 0)
         return mixed, new_greatest, sums
 
     carry = jnp.zeros(query.shape, jnp.float32), jnp.full(query.shape[0], UNSEEN), jnp.zeros(query.shape[0])
     mixed, greatest, sums = call.over(ranges_ref, refs.mask, row, tile, body, carry)
-    blind = greatest == UNSEEN
-    sums = jnp.where(blind, 1.0, sums)
-    scale = jnp.where(blind, 0.0, 1 / ((1 - call.options.rate) * sums))
+    sees_nothing = greatest == UNSEEN
+    sums = jnp.where(sees_nothing, 1.0, sums)
+    scale = jnp.where(sees_nothing, 0.0, 1 / ((1 - call.options.rate) * sums))
     call.store(mixed_ref, row, head, start, mixed * scale[:, None], 0)
-    log_sums = jnp.where(blind, 0.0, greatest) + jnp.log(sums)
+    log_sums = jnp.where(sees_nothing, 0.0, greatest) + jnp.log(sums)
     triton.store(log_sums_ref.at[row, head, pl.ds(start, call.tile.queries)], log_sums, mask=call._inside(start, 0))
 
 
-def _query_kernel(call, refs, ranges_ref, known, gradient_ref):
+def _query_kernel(call, refs, ranges_ref, backward, gradient_ref):
     tile, head, row = (pl.program_id(axis) for axis in range(3))
     tile = call.query_tiles - 1 - tile
     start = tile * call.tile.queries
-    query, cotangent = (call.load_query(ref, row, head, start) for ref in (refs.query_BQNH, known.cotangent_BQNH))
+    query, cotangent = (call.load_query(ref, row, head, start) for ref in (refs.query_BQNH, backward.cotangent_BQNH))
 
     def body(masked, key_tile, gradient):
         starts = start, key_tile * call.tile.keys
         key, value = (call.load_key(ref, row, head, starts[1]) for ref in (refs.key_BKGH, refs.value_BKGH))
-        _, of_scores = call.derivative(refs, known, query, key, value, cotangent, row, head, starts, masked)
+        _, of_scores = call.derivative(refs, backward, query, key, value, cotangent, row, head, starts, masked)
         return gradient + _dot(of_scores.astype(key.dtype), key, 0)
 
     gradient = call.over(ranges_ref, refs.mask, row, tile, body, jnp.zeros(query.shape, jnp.float32))
     call.store(gradient_ref, row, head, start, gradient / (1 - call.options.rate), 0)
 
 
-def _key_kernel(call, refs, ranges_ref, known, of_key_ref, of_value_ref):
+def _key_kernel(call, refs, ranges_ref, backward, of_key_ref, of_value_ref):
     tile, group, row = (pl.program_id(axis) for axis in range(3))
     start, first_head = tile * call.tile.keys, group * call.repeats
     key, value = (call.load_key(ref, row, first_head, start) for ref in (refs.key_BKGH, refs.value_BKGH))
@@ -344,9 +343,11 @@ def _key_kernel(call, refs, ranges_ref, known, of_key_ref, of_value_ref):
             of_key, of_value = carry
             starts = query_tile * call.tile.queries, start
             query, cotangent = (
-                call.load_query(ref, row, head, starts[0]) for ref in (refs.query_BQNH, known.cotangent_BQNH)
+                call.load_query(ref, row, head, starts[0]) for ref in (refs.query_BQNH, backward.cotangent_BQNH)
             )
-            dropped, of_scores = call.derivative(refs, known, query, key, value, cotangent, row, head, starts, masked)
+            dropped, of_scores = call.derivative(
+                refs, backward, query, key, value, cotangent, row, head, starts, masked
+            )
             of_value += _dot(dropped.astype(cotangent.dtype), cotangent, 0)
             of_key += _dot(of_scores.astype(query.dtype), query, 0)
             return of_key, of_value
@@ -362,18 +363,18 @@ def _key_kernel(call, refs, ranges_ref, known, of_key_ref, of_value_ref):
         call.store(ref, row, group, start, gradient / (1 - call.options.rate), 1)
 
 
-def _bias_kernel(rows, call, refs, ranges_ref, known, gradient_ref):
-    """The sum over `rows` of the batch and all pairs of tiles of a diagonal."""
+def _bias_kernel(rows, call, refs, ranges_ref, backward, gradient_ref):
+    """Sums over `rows` of the batch and all pairs of tiles of a diagonal."""
     diagonal, head, part = (pl.program_id(axis) for axis in range(3))
 
     def of_row(row, gradient):
         def body(masked, tile, gradient):
             starts = tile * call.tile.queries, (tile + diagonal - (call.query_tiles - 1)) * call.tile.keys
             query, cotangent = (
-                call.load_query(ref, row, head, starts[0]) for ref in (refs.query_BQNH, known.cotangent_BQNH)
+                call.load_query(ref, row, head, starts[0]) for ref in (refs.query_BQNH, backward.cotangent_BQNH)
             )
             key, value = (call.load_key(ref, row, head, starts[1]) for ref in (refs.key_BKGH, refs.value_BKGH))
-            _, of_scores = call.derivative(refs, known, query, key, value, cotangent, row, head, starts, masked)
+            _, of_scores = call.derivative(refs, backward, query, key, value, cotangent, row, head, starts, masked)
             return gradient + of_scores
 
         return call.over(ranges_ref, refs.mask, row, diagonal, body, gradient)
@@ -393,25 +394,25 @@ def _forward(options, inputs):
 
 
 @_WHOLE
-def _query_gradient(options, inputs, known):
+def _query_gradient(options, inputs, backward):
     batch, _, heads, _ = inputs.query_BQNH.shape
     call, ranges = _prepared("triton_dq", options, inputs)
     grid = call.query_tiles, heads, batch
-    return _run("triton_dq", _query_kernel, call, grid, _like(inputs.query_BQNH), inputs, ranges, known)
+    return _run("triton_dq", _query_kernel, call, grid, _like(inputs.query_BQNH), inputs, ranges, backward)
 
 
 @_WHOLE
-def _key_value_gradients(options, inputs, known):
+def _key_value_gradients(options, inputs, backward):
     batch, _, groups, _ = inputs.key_BKGH.shape
     call, ranges = _prepared("triton_dkv", options, inputs)
-    # Keys first: what is summed over queries then stays in registers.
+    # With the keys' tiles in the grid, sums over queries stay in registers.
     outputs, grid = (_like(inputs.key_BKGH), _like(inputs.value_BKGH)), (call.key_tiles, groups, batch)
-    return _run("triton_dkv", _key_kernel, call, grid, outputs, inputs, ranges, known)
+    return _run("triton_dkv", _key_kernel, call, grid, outputs, inputs, ranges, backward)
 
 
 @_WHOLE
-def _bias_gradient(options, inputs, known):
-    """[N, Q + K - 1]: the kernel adds up tiles along each diagonal of tiles, XLA those sums along their own."""
+def _bias_gradient(options, inputs, backward):
+    """Returns [N, Q + K - 1]: the kernel sums over each diagonal of tiles, XLA along the diagonals within tiles."""
     batch, queries, heads, _ = inputs.query_BQNH.shape
     call, ranges = _prepared("triton_dbias", options, inputs)
     length, diagonals = call.tile.queries, call.query_tiles + call.key_tiles - 1
@@ -419,18 +420,18 @@ def _bias_gradient(options, inputs, known):
     grid = diagonals, heads, pl.cdiv(batch, rows)
     outputs = jax.ShapeDtypeStruct((*grid[::-1], length, length), jnp.float32)
     body = functools.partial(_bias_kernel, rows)
-    sums_NDTT = _run("triton_dbias", body, call, grid, outputs, inputs, ranges, known).sum(0)
+    sums_NDTT = _run("triton_dbias", body, call, grid, outputs, inputs, ranges, backward).sum(0)
     first = call.query_tiles * length - queries
     return _along_diagonals(sums_NDTT)[:, first : first + inputs.bias_NR.shape[1]]
 
 
 def _along_diagonals(tiles_NDTT):
-    """Sums along the diagonals of tiles, and over the tiles that share one, [N, (D + 1) · T].
+    """Sums tiles along their diagonals, and over the tiles that share one, [N, (D + 1) · T].
 
-    Key x of a tile after its query y adds to entry d · T + T - 1 + x - y.
+    Key x of a tile and its query y contribute to entry d · T + T - 1 + x - y.
     """
     heads, diagonals, length, _ = tiles_NDTT.shape
-    # Rows upside down, each filled up and cut so that it begins one place later than the one before: [D, T, 2 T - 1].
+    # Rows in reverse order, padded and reshaped so that each begins one entry later than the previous: [D, T, 2 T - 1].
     rows = jnp.pad(tiles_NDTT[:, :, ::-1], ((0, 0), (0, 0), (0, 0), (0, length)))
     rows = rows.reshape(heads, diagonals, -1)[:, :, :-length].reshape(heads, diagonals, length, -1)
     left, right = jnp.split(jnp.pad(rows.sum(2), ((0, 0), (0, 0), (0, 1))), 2, axis=-1)
@@ -438,30 +439,30 @@ def _along_diagonals(tiles_NDTT):
 
 
 def _prepared(name, options, inputs):
-    """A kernel's `GpuCall`, and the tiles that its programs go over, as `seen.ranges` gives them."""
+    """Returns a kernel's `GpuCall`, and the ranges of tiles of its programs, from `tile_mask.ranges`."""
     (_, queries, heads, head_dim), (_, keys, groups, _) = inputs.query_BQNH.shape, inputs.key_BKGH.shape
     tile = tiles.on_gpu(name, head_dim)
     call = GpuCall(options, tile, queries, keys, heads // groups, head_dim, query_axis=int(name == "triton_dkv"))
     mask = inputs.mask._asdict()
     del mask["seed"]
-    found = seen.tiles(queries, keys, tile.queries, tile.keys, causal=options.causal, **mask)
+    visibility = tile_mask.tiles(queries, keys, tile.queries, tile.keys, causal=options.causal, **mask)
     if name == "triton_dkv":
-        found = [x.swapaxes(1, 2) for x in found]
+        visibility = [x.swapaxes(1, 2) for x in visibility]
     if name == "triton_dbias":
-        found = [seen.diagonals(x) for x in found]
-    return call, seen.ranges(*found)
+        visibility = [tile_mask.diagonals(x) for x in visibility]
+    return call, tile_mask.ranges(*visibility)
 
 
-def _run(name, body, call, grid, outputs, inputs, ranges, *known):
+def _run(name, body, call, grid, outputs, inputs, ranges, *backward):
     batch, _, heads, head_dim = inputs.query_BQNH.shape
     if inputs.bias_NR is not None:
-        # As far as tiles reach.
+        # Padded to whole tiles.
         beyond = call.query_tiles * call.tile.queries - call.queries, call.key_tiles * call.tile.keys - call.keys
         inputs = inputs._replace(bias_NR=jnp.pad(inputs.bias_NR, ((0, 0), beyond)))
-    arguments = inputs, ranges, *known
+    arguments = inputs, ranges, *backward
 
     def spec(array):
-        """All of it, its last axis filled up to a power of 2 where it is H."""
+        """Returns a block with the whole array, with H padded to a power of 2."""
         *most, last = array.shape
         block = (*most, max(16, pl.next_power_of_2(last))) if array.ndim == 4 else array.shape
         return pl.BlockSpec(block, lambda *_: (0,) * array.ndim)
@@ -486,11 +487,11 @@ def _run(name, body, call, grid, outputs, inputs, ranges, *known):
 
 
 def _visited(call, mask):
-    """How many scores are computed for a head, if causality alone leaves any out and both begin at 0."""
+    """Returns the number of scores computed per head; only causality is considered, with both offsets 0."""
     tiles_of_keys = [call.key_tiles] * call.query_tiles
     if call.options.causal and mask.prefix_lengths is None:
         last = ((i + 1) * call.tile.queries - 1 for i in range(call.query_tiles))
-        tiles_of_keys = [min(place // call.tile.keys + 1, call.key_tiles) for place in last]
+        tiles_of_keys = [min(query // call.tile.keys + 1, call.key_tiles) for query in last]
     return sum(tiles_of_keys) * call.tile.queries * call.tile.keys
 
 

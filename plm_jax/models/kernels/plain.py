@@ -1,6 +1,7 @@
-"""Attention by XLA: all scores in memory, everything that a `Context` says.
+"""Attention by XLA, with all scores in memory; supports every field of a `Context`.
 
-Shapes: B batch, Q queries, K keys, N heads, G groups (key/value heads; each serves N / G heads in a row), H head_dim.
+Shapes: B batch, Q queries, K keys, N heads, G groups (key/value heads; each serves N / G consecutive heads), H
+head_dim.
 """
 
 import jax
@@ -18,10 +19,10 @@ def attend(
     window: Window | None = None,
     seed: Seed | None = None,
 ) -> Queries:
-    """[B, N, Q, H]; softmax runs in float32. Arguments as of `attention.attend`, of the layer's window and seed."""
+    """Returns the attention [B, N, Q, H], with a float32 softmax; arguments as `attention.attend`, for one layer."""
     batch, heads, queries, head_dim = query_BNQH.shape
     groups, keys = key_BGKH.shape[1:3]
-    # The heads of a group are so many more queries of its keys.
+    # The heads of a group are treated as more queries of its keys.
     query_BGRH = query_BNQH.reshape(batch, groups, -1, head_dim)
     scores_BGRK = jnp.einsum("bgrh,bgkh->bgrk", query_BGRH, key_BGKH, preferred_element_type=jnp.float32)
     scores_BNQK = scores_BGRK.reshape(batch, heads, queries, keys)
@@ -31,7 +32,7 @@ def attend(
     if context.visible is not None:
         scores_BNQK = jnp.where(context.visible, scores_BNQK, jnp.finfo(jnp.float32).min)
     if window is not None:
-        near = (jnp.abs(context.places_back(queries, keys)) < window) | (window == 0)
+        near = (jnp.abs(context.distances_back(queries, keys)) < window) | (window == 0)
         scores_BNQK = jnp.where(near, scores_BNQK, jnp.finfo(jnp.float32).min)
     weights_BNQK = jax.nn.softmax(scores_BNQK, axis=-1)
     if seed is not None:
@@ -43,13 +44,13 @@ def attend(
 def _drop(weights_BNQK: jax.Array, context: Context, seed: Seed) -> jax.Array:
     batch, heads, queries, keys = weights_BNQK.shape
     shape = batch, heads, 1 if context.broadcast else queries, keys
-    places = (jax.lax.broadcasted_iota(jnp.int32, _alone(shape, axis), axis) for axis in range(4))
-    row, head, query, key = places
+    indices = (jax.lax.broadcasted_iota(jnp.int32, _alone(shape, axis), axis) for axis in range(4))
+    row, head, query, key = indices
     row = row if context.rows is None else context.rows.reshape(row.shape)
-    kept = keep(seed, row, head, query, key, context.dropout)
-    return jnp.where(kept, weights_BNQK / (1 - context.dropout), 0)
+    mask = keep(seed, row, head, query, key, context.dropout)
+    return jnp.where(mask, weights_BNQK / (1 - context.dropout), 0)
 
 
 def _alone(shape, axis):
-    """The shape with all other axes 1."""
+    """Returns the shape with all axes but one set to 1."""
     return tuple(size if i == axis else 1 for i, size in enumerate(shape))

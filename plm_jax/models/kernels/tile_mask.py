@@ -1,4 +1,4 @@
-"""Which tiles of an attention anybody sees: settled for whole tiles, before a kernel begins.
+"""Visibility of whole tiles of an attention, computed before a kernel runs.
 
 Shapes: B batch, Q queries, K keys.
 """
@@ -20,13 +20,14 @@ def tiles(
     prefix_lengths=None,
     window=None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Whether a tile of queries sees any of a tile of keys, and whether it sees all: bool [B or 1, of Q, of K].
+    """Returns whether a tile of queries attends to any key of a tile, and to all: bool [B or 1, Q tiles, K tiles].
 
-    The first errs to true, the second to false. A tile that sticks out of the keys is not seen whole.
+    The first may be True and the second False although the opposite holds. A tile that exceeds the keys is never fully
+    visible.
 
     Args:
-      query_tile, key_tile: the tiles' lengths.
-      causal, offsets, …: as of `tpu.flash`.
+      query_tile, key_tile: lengths of the tiles.
+      causal, offsets, …: as in `tpu.flash`.
     """
 
     def bounds(length, tile, offset):
@@ -56,17 +57,17 @@ def tiles(
 
 
 def _extremes(ids_BL, tile):
-    """The least and the greatest id of each tile, int32 [B, tiles]; one that sticks out repeats its last id."""
+    """Returns the smallest and the largest id of each tile, int32 [B, tiles]; the last tile repeats its last id."""
     ids_BL = jnp.pad(ids_BL, ((0, 0), (0, -ids_BL.shape[1] % tile)), mode="edge")
     ids_BTL = ids_BL.reshape(ids_BL.shape[0], -1, tile)
     return ids_BTL.min(-1), ids_BTL.max(-1)
 
 
 def ranges(some: jax.Array, every: jax.Array) -> jax.Array:
-    """Which tiles each program goes over: of bool [..., programs, tiles] int32 [..., programs, 4].
+    """Returns the range of tiles of each program, bool [..., programs, tiles] → int32 [..., programs, 4].
 
-    From the first number up to the last somebody may see something; from the second up to the third, in between,
-    everybody sees everything.
+    Tiles from the first number up to the last are partly visible; those from the second up to the third, in between,
+    are fully visible.
     """
     tiles = some.shape[-1]
     sees = some.any(-1)
@@ -78,9 +79,9 @@ def ranges(some: jax.Array, every: jax.Array) -> jax.Array:
     return jnp.stack([first, begin, jnp.clip(end, begin, last), last], -1).astype(jnp.int32)
 
 
-def diagonals(seen: jax.Array) -> jax.Array:
-    """[B, of Q, of K] by diagonals, [B, D, of Q]: entry [b, d, i] is that of tiles i and i + d - (of Q - 1)."""
-    of_queries, of_keys = seen.shape[1:]
+def diagonals(visible: jax.Array) -> jax.Array:
+    """Rearranges [B, Q tiles, K tiles] to [B, D, Q tiles]; entry [b, d, i] is tile (i, i + d - (Q tiles - 1))."""
+    of_queries, of_keys = visible.shape[1:]
     query = jnp.arange(of_queries)
     key = query + jnp.arange(of_queries + of_keys - 1)[:, None] - (of_queries - 1)
-    return seen[:, query, jnp.clip(key, 0, of_keys - 1)] & (key >= 0) & (key < of_keys)
+    return visible[:, query, jnp.clip(key, 0, of_keys - 1)] & (key >= 0) & (key < of_keys)

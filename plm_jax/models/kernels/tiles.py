@@ -1,22 +1,22 @@
-"""How attention's work is cut up, on TPUs and on GPUs.
+"""Tile sizes of attention kernels on TPUs and GPUs.
 
-TPUs' tiles are chosen by the bundles of the compiler's schedules, as benchmarks/kernel_bundles.py counts them.
+Tiles of TPUs are chosen by the bundles in the compiler's schedules, as counted by benchmarks/kernel_bundles.py.
 """
 
 from typing import NamedTuple
 
-# What a kernel may take of a core's fast memory, by a part of jax's device_kind: v4 has 16 MiB, v5p 64, v5e and v6e 128
-# (jax's tpu_info).
+# Memory budget of a kernel in a core's VMEM, by a substring of jax's device_kind: v4 has 16 MiB, v5p 64, v5e and v6e
+# 128 (jax's tpu_info).
 _VMEM_BYTES = {"v4": 14 * 2**20, "": 48 * 2**20}
 
 
 def vmem_bytes(device_kind: str) -> int:
-    """What a kernel may take of a core's fast memory."""
+    """Returns the memory budget of a kernel in a core's VMEM."""
     return next(size for part, size in _VMEM_BYTES.items() if part in device_kind)
 
 
 class Tile(NamedTuple):
-    """Of a program: how many places of queries and of keys, and how many heads of keys."""
+    """Tile of a TPU program: numbers of queries, of keys and of key heads."""
 
     queries: int
     keys: int
@@ -24,41 +24,41 @@ class Tile(NamedTuple):
 
 
 def choose(groups: int, repeats: int, head_dim: int, queries: int, keys: int, biased: bool) -> Tile:
-    """The tile for G heads of keys, each of which serves so many of queries.
+    """Returns the tile for G key heads, each of which serves `repeats` heads of queries.
 
-    More places take fewer cycles a score, but of a causal row leave little out. Small tiles take several heads at a
-    time, by which beginning a program counts for less; a program of very many is smaller, as its text is as long as its
-    heads are many.
+    Larger tiles take fewer cycles per score, but skip less of a causal row. Small tiles have several heads at a time,
+    to amortize the start of a program; with very many heads they are smaller, as the size of the program grows with its
+    heads.
 
     Args:
-      biased: tiles are to be square.
+      biased: whether tiles must be square.
     """
-    of_queries, of_keys = (_places(length, many=repeats > 8) for length in (queries, keys))
+    of_queries, of_keys = (_tile_length(length, many=repeats > 8) for length in (queries, keys))
     if biased:
         of_queries = of_keys = min(of_queries, of_keys)
-    # Blocks are whole registers of 128 lanes, or all heads.
+    # Blocks must be whole registers of 128 lanes, or all heads.
     together = next((n for n in range(1, groups) if n * head_dim % 128 == 0), groups)
     while together < groups and of_queries * of_keys * together * repeats < 2**18:
         together = min(2 * together, groups)
     return Tile(of_queries, of_keys, together)
 
 
-def _places(length: int, many: bool) -> int:
-    """Those of the tiles by which a row takes the fewest cycles: what fills the last counts, and small ones are dear.
+def _tile_length(length: int, many: bool) -> int:
+    """Returns the tile length with the fewest cycles per row, padding and the overhead of small tiles included.
 
-    A tile of t places takes about 1 + 128 / t times the cycles of a large one for a score.
+    A tile of length t takes about 1 + 128 / t times the cycles per score of a large one.
     """
     largest = 256 if many else 640 if length <= 640 else 512
     return min(range(128, largest + 1, 128), key=lambda tile: -(-length // tile) * tile * (1 + 128 / tile))
 
 
 def queries_fit(queries: int, lanes: int, itemsize: int, device_kind: str) -> bool:
-    """Whether the gradients of all a row's queries stay in fast memory: once in float32, twice as they are written."""
+    """Returns whether the gradients of a row's queries fit in VMEM: once in float32, twice in the output's dtype."""
     return queries * lanes * (4 + 2 * itemsize) <= vmem_bytes(device_kind) // 2
 
 
 class GpuTile(NamedTuple):
-    """Of a program on a GPU: how many places of queries and of keys, and how Triton compiles it."""
+    """Tile of a GPU program: numbers of queries and of keys, and Triton's numbers of warps and stages."""
 
     queries: int
     keys: int
@@ -66,9 +66,9 @@ class GpuTile(NamedTuple):
     stages: int
 
 
-# By kernel and the least head_dim that is not below. Chosen by what ptxas 13.5 says of sm_90a for published families:
-# nothing spilled at 64 and 128 (gradients at 256, which no family has, do spill), and where it can be two programs a
-# multiprocessor, of which one computes weights while the other multiplies. None of it was timed on a GPU.
+# Tiles by kernel and maximum head_dim. Chosen by the output of ptxas 13.5 for sm_90a and published families: no
+# register spills at 64 and 128 (gradients at 256, which no family has, do spill), and if possible two programs per
+# multiprocessor, so that one computes weights while the other multiplies. They have not been timed on a GPU.
 _GPU = {
     "triton_forward": {64: GpuTile(128, 64, 4, 3), 128: GpuTile(128, 64, 8, 2), 256: GpuTile(64, 64, 4, 2)},
     "triton_dq": {64: GpuTile(64, 64, 4, 2), 128: GpuTile(64, 64, 4, 2), 256: GpuTile(128, 32, 8, 1)},
@@ -78,5 +78,5 @@ _GPU = {
 
 
 def on_gpu(kernel: str, head_dim: int) -> GpuTile:
-    """The tile of a kernel of `gpu`; more than 256 features are taken as 256 are."""
+    """Returns the tile of a kernel of `gpu`; a head_dim above 256 has the tile of 256."""
     return next((tile for limit, tile in _GPU[kernel].items() if head_dim <= limit), _GPU[kernel][256])

@@ -1,12 +1,13 @@
 """Flash attention on TPUs (Pallas, Mosaic): no array of all scores, forward or backward.
 
-A program computes a tile of scores, keys × queries, for several heads. So a query's maximum and sum run over rows, the
-cheap direction, and what is kept of a query (its sum, its places) lies along lanes, as it does in memory. Heads lie
-side by side in a row, as the products before and after attention have them, so that the kernel transposes nothing. XLA
-still copies queries, keys and values around it into another layout: of BERT-large on v5e, most of 26 GB a step.
+A program computes a tile of scores, keys × queries, for several heads. The maximum and the sum of a query are then
+reductions over rows, the cheap direction, and values per query (its sum, its position) lie along lanes, as in memory.
+Heads are concatenated in a row, as in the projections before and after attention, so that the kernel transposes
+nothing. XLA still copies queries, keys and values to another layout around the kernel: for BERT-large on v5e, most of
+26 GB per step.
 
-Shapes: B batch, Q queries, K keys, N heads, G groups (key/value heads; each serves N / G heads in a row), H head_dim,
-P programs beside one another (each of n heads, N = P · n), T places of a tile.
+Shapes: B batch, Q queries, K keys, N heads, G groups (key/value heads; each serves N / G consecutive heads), H
+head_dim, P programs next to one another (each with n heads, N = P · n), T length of a tile.
 """
 
 import dataclasses
@@ -24,21 +25,21 @@ from plm_jax.models.kernels.context import RESIDUALS, UNSEEN
 from plm_jax.models.kernels.dropout import meet, word
 from plm_jax.models.partitioning import device
 
-# Numbers that programs read, before what is given for each row: where each stands in the array of all.
+# Indices of the scalars that programs read, followed by those of each row.
 SEED, ROW, HEAD, QUERY, KEY, WINDOW, ROWS = 0, 2, 3, 4, 5, 6, 7
 
 
 @dataclasses.dataclass(frozen=True)
 class TpuCall:
-    """What is settled of a call when it is traced.
+    """Static arguments of a call.
 
     Attributes:
       batch, heads, groups, head_dim: B, N, G, H.
-      queries, keys: Q and K as they came, before they are filled up to whole tiles.
-      tile: how the work is cut up.
-      causal, rate, broadcast, interpret: as of `flash`.
-      has_ids, has_prefix, has_window, has_bias: which of the optional arrays there are.
-      device_kind: as jax calls what this is traced for.
+      queries, keys: Q and K before padding to whole tiles.
+      tile: tile sizes.
+      causal, rate, broadcast, interpret: as in `flash`.
+      has_ids, has_prefix, has_window, has_bias: whether these optional arrays exist.
+      device_kind: jax's name of the device.
     """
 
     batch: int
@@ -60,43 +61,43 @@ class TpuCall:
 
     @property
     def query_tiles(self) -> int:
-        """How many tiles the queries fill."""
+        """Number of tiles of queries."""
         return -(-self.queries // self.tile.queries)
 
     @property
     def key_tiles(self) -> int:
-        """How many tiles the keys fill."""
+        """Number of tiles of keys."""
         return -(-self.keys // self.tile.keys)
 
     @property
     def repeats(self) -> int:
-        """Heads of queries that a head of keys serves."""
+        """Number of heads of queries that a key head serves."""
         return self.heads // self.groups
 
     @property
-    def own_heads(self) -> int:
-        """Heads of queries in a program."""
+    def program_heads(self) -> int:
+        """Number of heads of queries in a program."""
         return self.tile.groups * self.repeats
 
     @property
     def programs(self) -> int:
-        """P."""
+        """Number of programs next to one another, P."""
         return -(-self.groups // self.tile.groups)
 
     @property
     def masked(self) -> bool:
-        """Whether some queries may not see some keys."""
-        filled = self.keys % self.tile.keys != 0
-        return self.causal or self.has_ids or self.has_window or filled
+        """Whether some keys are not visible to some queries."""
+        has_padding = self.keys % self.tile.keys != 0
+        return self.causal or self.has_ids or self.has_window or has_padding
 
-    def seen_tiles(self) -> int:
-        """How many tiles of scores are computed for a head, if causality alone leaves any out."""
+    def num_visible_tiles(self) -> int:
+        """Returns the number of tiles of scores computed per head; only causality is considered."""
         if not self.causal or self.has_prefix:
             return self.query_tiles * self.key_tiles
-        if self.queries < self.keys:  # A part of a row, early on one device and late on another: half on average.
+        if self.queries < self.keys:  # Devices have different parts of a row; half are visible on average.
             return -(-self.query_tiles * (self.key_tiles + 1) // 2)
         last = ((i + 1) * self.tile.queries - 1 for i in range(self.query_tiles))
-        return sum(min(place // self.tile.keys + 1, self.key_tiles) for place in last)
+        return sum(min(query // self.tile.keys + 1, self.key_tiles) for query in last)
 
 
 def flash(
@@ -117,24 +118,23 @@ def flash(
     offsets,
     tile: tiles.Tile | None = None,
 ) -> Float[Array, "batch heads queries head_dim"]:
-    """softmax(query · key + bias) · value over the keys that each query sees, [B, N, Q, H].
+    """Computes softmax(query · key + bias) · value over the keys visible to each query, [B, N, Q, H].
 
-    A query that sees nothing gets zeros, and gives no gradients.
+    A query without visible keys gets zeros, and has no gradients.
 
     Args:
-      query_BNQH: scaled already.
-      causal: a query sees no key after its own place.
-      rate: the share of weights that is dropped where there is a seed.
-      broadcast: what is dropped is the same for all queries.
-      interpret: runs anywhere, slowly.
-      query_ids, key_ids: int32 [B, Q] and [B, K]: equal ids see each other; keys of -1 nobody does. None: all do.
-      prefix_lengths: int32 [B], where causal: all queries see keys before that place.
-      window: int32 []; keys less than so many places away are seen; 0: all.
-      distance_bias: float32 [N, Q + K - 1], added to scores: entry j where the key's place in this call less the
-        query's is j - (Q - 1).
-      seed: uint32 [2], of the dropped weights.
-      offsets: int32 [4], what this call's first row, head, query's place and key's place are among all.
-      tile: how the work is cut up; None: as `tiles.choose` says.
+      query_BNQH: scaled queries.
+      causal: whether queries attend to no later keys.
+      rate: dropout rate of the weights, if there is a seed.
+      broadcast: whether all queries share a dropout mask.
+      interpret: whether to interpret the kernel, on any device, slowly.
+      query_ids, key_ids: int32 [B, Q] and [B, K]: equal ids see each other, keys of -1 are hidden; None: all are seen.
+      prefix_lengths: int32 [B], if causal: keys before this position are visible to all queries.
+      window: int32 []; keys at distances less than this are visible; 0: at any distance.
+      distance_bias: float32 [N, Q + K - 1], bias of scores: entry j is for keys j - (Q - 1) positions after the query.
+      seed: uint32 [2], seed of the dropout mask.
+      offsets: int32 [4], numbers of this call's first row, head, query and key in the whole attention.
+      tile: tile sizes; None: those of `tiles.choose`.
     """
     batch, heads, queries, head_dim = query_BNQH.shape
     groups, keys = key_BGKH.shape[1:3]
@@ -156,28 +156,38 @@ def flash(
         has_bias=distance_bias is not None,
         device_kind=device().device_kind,
     )
-    query, key, value = (x.swapaxes(1, 2).reshape(batch, x.shape[2], -1) for x in (query_BNQH, key_BGKH, value_BGKH))
-    query = _filled(query, 1, call.tile.queries)
-    key, value = (_filled(x, 1, call.tile.keys) for x in (key, value))
-    ids = None
-    if query_ids is not None and key_ids is not None:
-        ids = _filled(query_ids, 1, call.tile.queries)[:, None], _filled(key_ids, 1, call.tile.keys, -1)[:, None]
+    ids = _padded_ids(call, query_ids, key_ids)
     numbers = _numbers(call, seed, offsets, window, prefix_lengths, ids)
+    return _attend_padded(call, query_BNQH, key_BGKH, value_BGKH, distance_bias, numbers, ids)
+
+
+def _padded_ids(call, query_ids, key_ids):
+    if query_ids is None or key_ids is None:
+        return None
+    return _padded(query_ids, 1, call.tile.queries)[:, None], _padded(key_ids, 1, call.tile.keys, -1)[:, None]
+
+
+def _attend_padded(call, query_BNQH, key_BGKH, value_BGKH, distance_bias, numbers, ids) -> jax.Array:
+    """Pads queries, keys and values to whole tiles, and computes the attention [B, N, Q, H]."""
+    arrays = query_BNQH, key_BGKH, value_BGKH
+    query, key, value = (x.swapaxes(1, 2).reshape(call.batch, x.shape[2], -1) for x in arrays)
+    query = _padded(query, 1, call.tile.queries)
+    key, value = (_padded(x, 1, call.tile.keys) for x in (key, value))
     bands = _bands(call, distance_bias) if call.has_bias else None
     out: jax.Array = _attention(call, query, key, value, bands, numbers, ids)
-    return out[:, :queries].reshape(batch, queries, heads, head_dim).swapaxes(1, 2)
+    return out[:, : call.queries].reshape(call.batch, call.queries, call.heads, call.head_dim).swapaxes(1, 2)
 
 
-def _filled(x, axis, tile, value=0):
-    """x with an axis filled up to whole tiles."""
+def _padded(x, axis, tile, value=0):
+    """Pads an axis of x to whole tiles."""
     width = [(0, -x.shape[axis] % tile if i == axis else 0) for i in range(x.ndim)]
     return jnp.pad(x, width, constant_values=value) if width[axis][1] else x
 
 
 def _numbers(call, seed, offsets, window, prefix_lengths, ids):
-    """Everything that programs read as numbers, one after another: int32 [7 + 1 or more a row].
+    """Returns all scalars that programs read, concatenated: int32 [7 + at least 1 per row].
 
-    Of a row: its prefix, then of each tile of queries and of keys the least and the greatest id.
+    Those of a row: its prefix, then the smallest and the largest id of each tile of queries and of keys.
     """
     seed = jnp.zeros(2, jnp.int32) if seed is None else jax.lax.bitcast_convert_type(seed, jnp.int32)
     window = jnp.zeros((), jnp.int32) if window is None else window
@@ -193,21 +203,21 @@ def _numbers(call, seed, offsets, window, prefix_lengths, ids):
 
 
 def _bands(call, distance_bias):
-    """What a tile's bias is made of, [P, diagonals, n, 2 T], for each diagonal of tiles.
+    """Returns the bands of which the biases of tiles are made, [P, diagonals, n, 2 T], for each diagonal of tiles.
 
-    In the tile of queries i from iT on and keys j from jT on, entry x is the bias where the query's place in the tile
-    less the key's is x - (T - 1); `i - j + (tiles of keys) - 1` is the number of their diagonal.
+    In the tile of queries from iT and keys from jT, entry x is the bias of a query and a key whose offsets in the tile
+    differ by x - (T - 1); the diagonal of the tile is number `i - j + (tiles of keys) - 1`.
     """
     size, both = call.tile.keys, call.query_tiles + call.key_tiles
     fill = size * call.key_tiles - call.keys, size * call.query_tiles - call.queries + 1
-    reversed_ = jnp.pad(distance_bias[:, ::-1], ((0, call.programs * call.own_heads - call.heads), fill))
-    parts = reversed_.reshape(call.programs, call.own_heads, both, size).swapaxes(1, 2)
+    reversed_ = jnp.pad(distance_bias[:, ::-1], ((0, call.programs * call.program_heads - call.heads), fill))
+    parts = reversed_.reshape(call.programs, call.program_heads, both, size).swapaxes(1, 2)
     return jnp.concatenate([parts[:, :-1], parts[:, 1:]], axis=-1)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attention(call, query, key, value, bands, numbers, ids):
-    """[B, Q, N · H] of queries [B, Q, N · H], keys and values [B, K, G · H], whole tiles."""
+    """Returns [B, Q, N · H] from queries [B, Q, N · H], keys and values [B, K, G · H], padded to whole tiles."""
     return _forward(call, query, key, value, bands, numbers, ids)[0]
 
 
@@ -226,7 +236,7 @@ _attention.defvjp(_attention_forward, _attention_backward)
 
 
 class ScoreTile:
-    """One tile of scores in a program: what of its row, heads, queries and keys it is, and what is seen there."""
+    """One tile of scores in a program: the indices of its row, heads, queries and keys, and their masks."""
 
     def __init__(self, call, numbers, row, program, query_tile, key_tile):
         self.call, self.numbers = call, numbers
@@ -238,31 +248,31 @@ class ScoreTile:
         self.last_key = self.first_key + call.tile.keys - 1
 
     def of_row(self, number):
-        """A number of this row."""
+        """Returns a scalar of this row."""
         call = self.call
         size = call.has_prefix + 2 * call.has_ids * (call.query_tiles + call.key_tiles)
         return self.numbers[ROWS + self.row * size + number]
 
     @property
     def prefix(self):
-        """Of this row, how many keys all queries see."""
+        """Length of the row's prefix, keys that are visible to all queries."""
         return self.of_row(0)
 
     @property
     def window(self):
-        """As a number of places, where 0 stands for all."""
+        """Window as a distance; 0 becomes the largest integer."""
         window = self.numbers[WINDOW]
         return jnp.where(window == 0, jnp.iinfo(jnp.int32).max, window)
 
     def ids(self):
-        """The least and greatest of the queries' and of the keys' ids."""
+        """Returns the smallest and the largest id of the queries and of the keys."""
         call, first = self.call, int(self.call.has_prefix)
         of_queries = [self.of_row(first + i * call.query_tiles + self.query_tile) for i in (0, 1)]
         first += 2 * call.query_tiles
         return *of_queries, *(self.of_row(first + i * call.key_tiles + self.key_tile) for i in (0, 1))
 
-    def seen(self):
-        """(Whether some query may see some key, whether every one sees every one)."""
+    def visibility(self):
+        """Returns whether some key may be visible to some query, and whether all are visible to all."""
         call, some, every = self.call, True, True
         if call.causal:
             some, every = self.first_key <= self.last_query, self.last_key <= self.first_query
@@ -282,70 +292,70 @@ class ScoreTile:
         return some, every
 
     def queries(self):
-        """Their places, int32 [1, T]."""
+        """Returns the positions of the queries, int32 [1, T]."""
         return self.first_query + jax.lax.broadcasted_iota(jnp.int32, (1, self.call.tile.queries), 1)
 
     def keys(self):
-        """Their places, int32 [T, 1]."""
+        """Returns the positions of the keys, int32 [T, 1]."""
         return self.first_key + jax.lax.broadcasted_iota(jnp.int32, (self.call.tile.keys, 1), 0)
 
     def visible(self, blocks):
-        """bool [keys, queries]."""
+        """Returns the mask of visible keys, bool [keys, queries]."""
         call, queries, keys = self.call, self.queries(), self.keys()
-        found = []
+        masks = []
         if call.causal:
-            found.append((keys <= queries) | (keys < self.prefix) if call.has_prefix else keys <= queries)
+            masks.append((keys <= queries) | (keys < self.prefix) if call.has_prefix else keys <= queries)
         if call.has_window:
-            found.append(jnp.abs(keys - queries) < self.window)
+            masks.append(jnp.abs(keys - queries) < self.window)
         if call.has_ids:
-            found.append(_column(blocks["key_ids"][0]) == blocks["query_ids"][0])
+            masks.append(_column(blocks["key_ids"][0]) == blocks["query_ids"][0])
         if call.keys % call.tile.keys:
-            found.append(keys < call.keys + self.numbers[KEY])
-        return functools.reduce(jnp.logical_and, found)
+            masks.append(keys < call.keys + self.numbers[KEY])
+        return functools.reduce(jnp.logical_and, masks)
 
-    def kept(self, head):
-        """Which weights of a head of this program are not dropped, bool [keys, queries or 1]."""
+    def keep_mask(self, head):
+        """Returns the dropout mask of a head of this program, bool [keys, queries or 1]."""
         seed = self.numbers[SEED], self.numbers[SEED + 1]
         row = self.numbers[ROW] + self.row
-        head = self.numbers[HEAD] + self.program * self.call.own_heads + head
+        head = self.numbers[HEAD] + self.program * self.call.program_heads + head
         query = jnp.zeros((1, 1), jnp.int32) if self.call.broadcast else self.queries()
-        # Along lanes, many fewer registers, and only then down the rows.
+        # Hashed along lanes, which takes far fewer registers, and then transposed.
         keys = self.first_key + jax.lax.broadcasted_iota(jnp.int32, (1, self.call.tile.keys), 1)
         of_keys = _column(word(seed[1], row, head, keys))
         return meet(word(seed[0], row, head, query), of_keys, self.call.rate)
 
     def lanes(self, head):
-        """Where a head of this program, and the head of keys that serves it, lie within their blocks."""
+        """Returns the slices of a head, and of the key head that serves it, within their blocks."""
         group, size = head // self.call.repeats, self.call.head_dim
         return slice(head * size, (head + 1) * size), slice(group * size, (group + 1) * size)
 
     def scores(self, blocks, head, visible):
-        """[keys, queries] of a head, float32; `visible` as above, or None."""
+        """Returns the scores of a head [keys, queries], float32; `visible` is a mask or None."""
         of_head, of_group = self.lanes(head)
         scores = _dot(blocks["key"][0, :, of_group], blocks["query"][0, :, of_head], (1, 1))
         if self.call.has_bias:
             scores = scores + _bias(blocks["bands"][0, 0, head : head + 1], self.call.tile.keys)
         return scores if visible is None else jnp.where(visible, scores, UNSEEN)
 
-    def where_seen(self, function, skip):
-        """`function(masked)` if some query sees some key, or always; with masks where one does not see all."""
+    def when_visible(self, function, skip):
+        """Calls `function(masked)` if some key is visible, or always without `skip`; `masked` if not all are."""
         if not self.call.masked:
             function(False)
             return
-        some, every = self.seen()
+        some, every = self.visibility()
         pl.when(every)(functools.partial(function, False))
         some = jnp.logical_not(every) & (some if skip else True)
         pl.when(some)(functools.partial(function, True))
 
     def nearest_key_tile(self):
-        """The tile of keys, of those that its queries may see, nearest to this one: what is skipped is not fetched."""
+        """Returns the visible tile of keys nearest to this one, so that skipped tiles are not fetched."""
         if not self.call.causal or self.call.has_prefix:
             return self.key_tile
         last = (self.last_query - self.numbers[KEY]) // self.call.tile.keys
         return jnp.clip(last, 0, self.key_tile)
 
     def nearest_query_tile(self):
-        """The tile of queries, of those that may see its keys, nearest to this one."""
+        """Returns the tile of queries nearest to this one to which its keys are visible."""
         if not self.call.causal or self.call.has_prefix:
             return self.query_tile
         first = (self.first_key - self.numbers[QUERY]) // self.call.tile.queries
@@ -353,14 +363,14 @@ class ScoreTile:
 
 
 def _column(row):
-    """[1, T] → [T, 1]."""
+    """Transposes [1, T] to [T, 1]."""
     return jnp.broadcast_to(row, (8, row.shape[1])).T[:, :1]
 
 
 def _bias(band, size):
-    """The tile [T, T] of a band [1, 2 T] as of `_bands`: row j, column i is entry i - j + T - 1.
+    """Returns the bias [T, T] of a tile from a band [1, 2 T] of `_bands`: row j, column i is entry i - j + T - 1.
 
-    Rows a multiple of 128 apart are the same moved by whole registers: only the first so many are rolled.
+    Rows a multiple of 128 apart differ by a shift of whole registers, so only the first 128 are rolled.
     """
     rows = min(128, size)
     rolled = pltpu.roll(jnp.broadcast_to(band, (rows, 2 * size)), 1, 1, stride=1, stride_axis=0)
@@ -368,42 +378,42 @@ def _bias(band, size):
 
 
 def _band(tile):
-    """The sums of a tile [T, T] along its diagonals, [1, 2 T]: the gradient of `_bias`."""
+    """Sums a tile [T, T] along its diagonals, [1, 2 T]: the gradient of `_bias`."""
     size = tile.shape[0]
     rows = min(128, size)
     parts = [jnp.pad(tile[at : at + rows], ((0, 0), (size - at, at))) for at in range(0, size, rows)]
     moved = functools.reduce(jnp.add, parts)
-    # Row r goes r + 1 places to the left: first the eights of r, so that eight rows are left, then its bits.
-    eights = [_to_left(moved[at : at + 8], at + 1) for at in range(0, rows, 8)]
+    # Row r is rotated left by r + 1: first by multiples of eight, which leaves eight rows, then by the bits of r.
+    eights = [_rotate_left(moved[at : at + 8], at + 1) for at in range(0, rows, 8)]
     eight = functools.reduce(jnp.add, eights)
     row = jax.lax.broadcasted_iota(jnp.int32, eight.shape, 0)
     for bit in (1, 2, 4):
-        eight = jnp.where(row & bit != 0, _to_left(eight, bit), eight)
+        eight = jnp.where(row & bit != 0, _rotate_left(eight, bit), eight)
     return eight.sum(0, keepdims=True)
 
 
-def _to_left(x, places):
-    return pltpu.roll(x, x.shape[1] - places, 1)
+def _rotate_left(x, count):
+    return pltpu.roll(x, x.shape[1] - count, 1)
 
 
 def _dot(a, b, contract=(1, 0)):
-    """The product of two matrices over these of their dimensions, float32."""
+    """Multiplies two matrices over the dimensions `contract`, float32."""
     dimensions = ((contract[:1], contract[1:]), ((), ()))
     return jax.lax.dot_general(a, b, dimensions, preferred_element_type=jnp.float32)
 
 
 def _blocks(call, arrays, query_major):
-    """The specifications of what a program reads, by names: see `_run`."""
-    size, heads, groups = call.tile, call.own_heads, call.tile.groups
+    """Returns the block specifications of a program's inputs, by name; arguments as in `_run`."""
+    size, heads, groups = call.tile, call.program_heads, call.tile.groups
 
     def spec(shape, index):
-        def placed(program, row, outer, inner, numbers):
+        def index_map(program, row, outer, inner, numbers):
             i, j = (outer, inner) if query_major else (inner, outer)
             tile = ScoreTile(call, numbers, row, program, i, j)
             i, j = (i, tile.nearest_key_tile()) if query_major else (tile.nearest_query_tile(), j)
             return index(row, program, i, j)
 
-        return pl.BlockSpec(shape, placed)
+        return pl.BlockSpec(shape, index_map)
 
     of_query = spec((1, size.queries, heads * call.head_dim), lambda b, p, i, j: (b, i, p))
     of_key = spec((1, size.keys, groups * call.head_dim), lambda b, p, i, j: (b, j, p))
@@ -429,11 +439,12 @@ def _arrays(query, key, value, bands, ids, **others):
 
 
 def _run(call, name, kernel, numbers, arrays, out_specs, out_shape, scratch_shapes, query_major, products):
-    """A kernel over P programs × B rows × tiles; the last two by queries first, or by keys first.
+    """Runs a kernel over P programs × B rows × tiles; the last two with queries in the outer loop, or keys.
 
     Args:
-      kernel: a function of a `ScoreTile`, the blocks of `arrays` by names, those of the outputs and the scratch memory.
-      products: of a tile's size and head_dim that it makes for each head.
+      kernel: a function of a `ScoreTile`, the blocks of `arrays` by name, those of the outputs, and the scratch memory.
+      query_major: whether the outer loop is over queries.
+      products: number of products of a tile's size and head_dim per head, for the cost estimate.
     """
     outer, inner = call.query_tiles, call.key_tiles
     if not query_major:
@@ -444,10 +455,10 @@ def _run(call, name, kernel, numbers, arrays, out_specs, out_shape, scratch_shap
         tile = ScoreTile(call, numbers, row, program, *((first, second) if query_major else (second, first)))
         kernel(tile, blocks, *others)
 
-    # Where rows are summed up, of a bias' gradient, they come one after another.
+    # The gradient of a bias is summed over rows, which are therefore sequential.
     sums_rows = call.has_bias and not query_major
     order = ("parallel", "arbitrary" if sums_rows else "parallel", "arbitrary", "arbitrary")
-    seen = call.seen_tiles() * call.batch * call.heads * call.tile.queries * call.tile.keys
+    scores = call.num_visible_tiles() * call.batch * call.heads * call.tile.queries * call.tile.keys
     moved = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves((arrays, out_shape)))
     return pl.pallas_call(
         body,
@@ -463,19 +474,19 @@ def _run(call, name, kernel, numbers, arrays, out_specs, out_shape, scratch_shap
             dimension_semantics=order, vmem_limit_bytes=tiles.vmem_bytes(call.device_kind)
         ),
         cost_estimate=pl.CostEstimate(
-            flops=2 * products * call.head_dim * seen, transcendentals=seen, bytes_accessed=moved
+            flops=2 * products * call.head_dim * scores, transcendentals=scores, bytes_accessed=moved
         ),
         interpret=call.interpret,
         name=name,
     )(numbers, arrays)
 
 
-# jax never removes a bare kernel whose results nobody uses, as where rematerialisation finds them saved.
+# jax never removes a bare kernel whose results are not used, for example because rematerialization has saved them.
 @functools.partial(jax.jit, static_argnums=0)
 def _forward(call, query, key, value, bands, numbers, ids):
-    """(The output [B, Q, N · H], of each query the logarithm of the sum of exponentials, float32 [B, P, n, Q])."""
+    """Returns the output [B, Q, N · H], and the log of the sum of exponentials per query, float32 [B, P, n, Q]."""
     arrays = _arrays(query, key, value, bands, ids)
-    size, heads, lanes = call.tile, call.own_heads, call.own_heads * call.head_dim
+    size, heads, lanes = call.tile, call.program_heads, call.program_heads * call.head_dim
     sums = jax.ShapeDtypeStruct((call.batch, call.programs, heads, query.shape[1]), jnp.float32)
     return _run(
         call,
@@ -499,8 +510,8 @@ def _forward(call, query, key, value, bands, numbers, ids):
 
 
 def _forward_kernel(tile, blocks, out, sums, tops, totals, mixed):
-    """What queries have seen so far: the greatest score, the sum of exponentials, the values mixed by these."""
-    call, alone = tile.call, tile.call.key_tiles == 1
+    """Keeps running softmax statistics of a tile of queries: maximum, sum of exponentials, weighted sum of values."""
+    call, is_single = tile.call, tile.call.key_tiles == 1
 
     def begin():
         tops[...] = jnp.full_like(tops, UNSEEN)
@@ -510,51 +521,51 @@ def _forward_kernel(tile, blocks, out, sums, tops, totals, mixed):
     def add(masked):
         visible = tile.visible(blocks) if masked else None
         values = blocks["value"][0].T
-        for head in range(call.own_heads):
+        for head in range(call.program_heads):
             scores = tile.scores(blocks, head, visible)
-            own, of_head, of_group = slice(head, head + 1), *tile.lanes(head)
+            row, of_head, of_group = slice(head, head + 1), *tile.lanes(head)
             top = scores.max(0, keepdims=True)
-            if not alone:
-                top = jnp.maximum(top, tops[own])
+            if not is_single:
+                top = jnp.maximum(top, tops[row])
             weights = jnp.exp(scores - top)
             total = weights.sum(0, keepdims=True)
             if call.rate:
-                weights = jnp.where(tile.kept(head), weights, 0.0)
+                weights = jnp.where(tile.keep_mask(head), weights, 0.0)
             new = _dot(values[of_group], weights.astype(values.dtype))
-            if not alone:
-                shrink = jnp.exp(tops[own] - top)
-                total, new = totals[own] * shrink + total, mixed[of_head] * shrink + new
-            tops[own], totals[own], mixed[of_head] = top, total, new
+            if not is_single:
+                shrink = jnp.exp(tops[row] - top)
+                total, new = totals[row] * shrink + total, mixed[of_head] * shrink + new
+            tops[row], totals[row], mixed[of_head] = top, total, new
 
     def end():
         top, total = tops[...], totals[...]
-        saw = top > UNSEEN / 2
-        total = jnp.where(saw, total, 1.0)
-        sums[0, 0] = jnp.where(saw, top + jnp.log(total), 0.0)
-        share = jnp.where(saw, 1 / (total * (1 - call.rate)), 0.0)
-        for head in range(call.own_heads):
+        has_visible = top > UNSEEN / 2
+        total = jnp.where(has_visible, total, 1.0)
+        sums[0, 0] = jnp.where(has_visible, top + jnp.log(total), 0.0)
+        share = jnp.where(has_visible, 1 / (total * (1 - call.rate)), 0.0)
+        for head in range(call.program_heads):
             of_head = tile.lanes(head)[0]
             mixed[of_head] = mixed[of_head] * share[head : head + 1]
         out[0] = mixed[...].T.astype(out.dtype)
 
-    if not alone:
+    if not is_single:
         _when(tile.key_tile == 0, begin)
-    tile.where_seen(add, skip=not alone)
-    _when(alone or tile.key_tile == call.key_tiles - 1, end)
+    tile.when_visible(add, skip=not is_single)
+    _when(is_single or tile.key_tile == call.key_tiles - 1, end)
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _backward(call, query, key, value, bands, numbers, ids, out, sums, gradient):
-    """The gradients of query, key, value and bands.
+    """Returns the gradients of query, key, value and bands.
 
-    In one pass, in which those of all a row's queries stay in fast memory, or where they do not fit there in two.
+    One pass is used if the gradients of all queries of a row fit in VMEM, otherwise two.
     """
     arrays = _arrays(query, key, value, bands, ids, out=out, gradient=gradient, sums=sums)
-    size, lanes, group_lanes = call.tile, call.own_heads * call.head_dim, call.tile.groups * call.head_dim
-    whole = tiles.queries_fit(query.shape[1], lanes, query.dtype.itemsize, call.device_kind)
-    rows = query.shape[1] if whole else size.queries
+    size, lanes, group_lanes = call.tile, call.program_heads * call.head_dim, call.tile.groups * call.head_dim
+    one_pass = tiles.queries_fit(query.shape[1], lanes, query.dtype.itemsize, call.device_kind)
+    rows = query.shape[1] if one_pass else size.queries
     of_queries = [jax.ShapeDtypeStruct(query.shape, query.dtype)]
-    query_specs = [pl.BlockSpec((1, rows, lanes), lambda p, b, i, j, _: (b, 0 if whole else i, p))]
+    query_specs = [pl.BlockSpec((1, rows, lanes), lambda p, b, i, j, _: (b, 0 if one_pass else i, p))]
     query_scratch = [pltpu.VMEM((rows // size.queries, lanes, size.queries), jnp.float32)]
     of_keys = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (key, value)]
     key_specs = [pl.BlockSpec((1, size.keys, group_lanes), lambda p, b, j, i, _: (b, j, p))] * 2
@@ -566,13 +577,13 @@ def _backward(call, query, key, value, bands, numbers, ids, out, sums, gradient)
     def run(name, kernel, specs, shapes, scratch, query_major, products):
         return _run(call, name, kernel, numbers, arrays, specs, shapes, scratch, query_major, products)
 
-    if whole:
+    if one_pass:
         specs, shapes, scratch = query_specs + key_specs, of_queries + of_keys, query_scratch + key_scratch
-        found = run("flash_backward", _both_kernel, specs, shapes, scratch, False, 5)
+        gradients = run("flash_backward", _both_kernel, specs, shapes, scratch, False, 5)
     else:
-        found = run("flash_dq", _query_kernel, query_specs, of_queries, query_scratch, True, 3)
-        found += run("flash_dkv", _key_kernel, key_specs, of_keys, key_scratch, False, 4)
-    return (*found, *[None] * (bands is None))
+        gradients = run("flash_dq", _query_kernel, query_specs, of_queries, query_scratch, True, 3)
+        gradients += run("flash_dkv", _key_kernel, key_specs, of_keys, key_scratch, False, 4)
+    return (*gradients, *[None] * (bands is None))
 
 
 def _both_kernel(tile, blocks, of_query, of_key, of_value, *others):
@@ -590,21 +601,21 @@ def _key_kernel(tile, blocks, of_key, of_value, *others):
 
 
 def _gradients(tile, blocks, for_queries, for_keys, of_bands):
-    """Adds a tile's part to the gradients of its queries, or keys and values, or all.
+    """Accumulates a tile's contribution to the gradients of its queries, of its keys and values, or of all.
 
-    With o = Σ w v, w = softmax(s) kept / (1 - rate): of s it is w' (kept (g · v) / (1 - rate) - g · o), w' the weights
-    before any is dropped. All is left times 1 - rate until the sums are complete.
+    For o = Σ w v with w = w' keep / (1 - rate) and w' = softmax(s), the gradient of s is
+    w' (keep (g · v) / (1 - rate) - g · o). All sums lack the factor 1 / (1 - rate) until they are complete.
     """
     call, i, j = tile.call, tile.query_tile, tile.key_tile
     share = 1 - call.rate
     if for_queries is not None:
         of_query, query_scratch = for_queries
-        i_held = i if query_scratch.shape[0] > 1 else 0
+        slot = _query_slot(tile, query_scratch)
     if for_keys is not None:
         of_key, of_value, key_scratch, value_scratch = for_keys
 
     def begin_queries():
-        query_scratch[i_held] = jnp.zeros(query_scratch.shape[1:], jnp.float32)
+        query_scratch[slot] = jnp.zeros(query_scratch.shape[1:], jnp.float32)
 
     def begin_keys():
         key_scratch[...] = jnp.zeros_like(key_scratch)
@@ -613,33 +624,10 @@ def _gradients(tile, blocks, for_queries, for_keys, of_bands):
     def begin_bands():
         of_bands[0][...] = jnp.zeros_like(of_bands[0])
 
-    def add(masked):
-        visible = tile.visible(blocks) if masked else None
-        query, key, gradient = (blocks[name][0].T for name in ("query", "key", "gradient"))
-        mixed = gradient.astype(jnp.float32) * blocks["out"][0].T.astype(jnp.float32)
-        for head in range(call.own_heads):
-            of_head, of_group = tile.lanes(head)
-            weights = jnp.exp(tile.scores(blocks, head, visible) - blocks["sums"][0, 0, head : head + 1])
-            of_weights = _dot(blocks["value"][0, :, of_group], gradient[of_head])
-            kept = weights
-            if call.rate:
-                here = tile.kept(head)
-                kept, of_weights = jnp.where(here, weights, 0.0), jnp.where(here, of_weights, 0.0)
-            of_scores = weights * (of_weights - mixed[of_head].sum(0, keepdims=True) * share)
-            if of_bands:
-                at = 0, i - j + call.key_tiles - 1, slice(head, head + 1)
-                of_bands[0][at] += _band(of_scores) / share
-            of_scores = of_scores.astype(query.dtype)
-            if for_keys is not None:
-                value_scratch[of_group] += _dot(gradient[of_head], kept.astype(query.dtype), (1, 1))
-                key_scratch[of_group] += _dot(query[of_head], of_scores, (1, 1))
-            if for_queries is not None:
-                query_scratch[i_held, of_head] += _dot(key[of_group], of_scores)
-
     def end_queries():
         first = pl.multiple_of(i * call.tile.queries, call.tile.queries) if query_scratch.shape[0] > 1 else 0
         rows = pl.ds(first, call.tile.queries)
-        of_query[0, rows] = (query_scratch[i_held] / share).T.astype(of_query.dtype)
+        of_query[0, rows] = (query_scratch[slot] / share).T.astype(of_query.dtype)
 
     def end_keys():
         of_key[0] = (key_scratch[...] / share).T.astype(of_key.dtype)
@@ -652,15 +640,49 @@ def _gradients(tile, blocks, for_queries, for_keys, of_bands):
         _when(not several_keys or j == 0, begin_queries)
     if for_keys is not None:
         _when(not several_queries or i == 0, begin_keys)
-    tile.where_seen(add, skip=True)
+    add = functools.partial(_add_gradients, tile, blocks, for_queries, for_keys, of_bands)
+    tile.when_visible(add, skip=True)
     if for_queries is not None:
         _when(not several_keys or j == call.key_tiles - 1, end_queries)
     if for_keys is not None:
         _when(not several_queries or i == call.query_tiles - 1, end_keys)
 
 
+def _query_slot(tile, query_scratch):
+    """Returns the index in the scratch memory of a tile's queries."""
+    return tile.query_tile if query_scratch.shape[0] > 1 else 0
+
+
+def _add_gradients(tile, blocks, for_queries, for_keys, of_bands, masked):
+    """Adds the gradients of one tile of scores to the scratch memory and the bands."""
+    call, share = tile.call, 1 - tile.call.rate
+    visible = tile.visible(blocks) if masked else None
+    query, key, gradient = (blocks[name][0].T for name in ("query", "key", "gradient"))
+    mixed = gradient.astype(jnp.float32) * blocks["out"][0].T.astype(jnp.float32)
+    for head in range(call.program_heads):
+        of_head, of_group = tile.lanes(head)
+        weights = jnp.exp(tile.scores(blocks, head, visible) - blocks["sums"][0, 0, head : head + 1])
+        of_weights = _dot(blocks["value"][0, :, of_group], gradient[of_head])
+        dropped = weights
+        if call.rate:
+            keep = tile.keep_mask(head)
+            dropped, of_weights = jnp.where(keep, weights, 0.0), jnp.where(keep, of_weights, 0.0)
+        of_scores = weights * (of_weights - mixed[of_head].sum(0, keepdims=True) * share)
+        if of_bands:
+            at = 0, tile.query_tile - tile.key_tile + call.key_tiles - 1, slice(head, head + 1)
+            of_bands[0][at] += _band(of_scores) / share
+        of_scores = of_scores.astype(query.dtype)
+        if for_keys is not None:
+            *_, key_scratch, value_scratch = for_keys
+            value_scratch[of_group] += _dot(gradient[of_head], dropped.astype(query.dtype), (1, 1))
+            key_scratch[of_group] += _dot(query[of_head], of_scores, (1, 1))
+        if for_queries is not None:
+            _, query_scratch = for_queries
+            query_scratch[_query_slot(tile, query_scratch), of_head] += _dot(key[of_group], of_scores)
+
+
 def _when(condition, function):
-    """Runs it, if need be under a branch."""
+    """Calls a function, under a branch unless the condition is True."""
     if condition is True:
         function()
     else:

@@ -1,4 +1,4 @@
-"""Position schemes, one file each; `position` says what one is. A file here, named below, is all that another takes."""
+"""Position schemes, one file each, derived from `Position`. A new scheme needs a file here and its name below."""
 
 from plm_jax.models.positions.block import BlockPositions
 from plm_jax.models.positions.learned import LearnedPositions

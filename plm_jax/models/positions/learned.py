@@ -1,9 +1,10 @@
-"""Learned positions: a trained vector for each."""
+"""Learned positions: a trained vector per position."""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
 import jax.numpy as jnp
+from typing_extensions import override
 
 from plm_jax.common import ranges
 from plm_jax.models.layers import look_up
@@ -15,10 +16,11 @@ class LearnedPositions(Position):
     """Learned absolute positions: a trained table [offset + length, embed], added to the token embeddings.
 
     Attributes:
-      length: how many positions there are.
-      offset: rows before the first position's; fairseq's tables have two (Liu et al. 2019, Lewis et al. 2020).
-      skips_padding: a bidirectional stack counts real tokens alone, as a causal one does; padding takes the row before
-        the first position's where there is one (Liu et al. 2019, fairseq).
+      length: number of positions.
+      offset: number of rows before that of the first position; 2 in fairseq's tables (Liu et al. 2019, Lewis et al.
+        2020).
+      skips_padding: whether a bidirectional stack counts real tokens only, like a causal one; padding has the row
+        before that of the first position, if there is one (Liu et al. 2019, fairseq).
     """
 
     kind: ClassVar[str] = "learned"
@@ -28,21 +30,21 @@ class LearnedPositions(Position):
     skips_padding: bool = False
 
     @property
+    @override
     def limit(self):
-        """As many as the table has rows for."""
         return self.length
 
-    def places(self, length, mask):
-        """The slots, or as `skips_padding` says."""
+    @override
+    def default_positions(self, length, mask):
         if mask is None or not self.skips_padding:
-            return super().places(length, mask)
+            return super().default_positions(length, mask)
         return jnp.maximum(jnp.cumsum(mask, axis=1) * mask - 1, -self.offset)
 
     def embedding_tables(self, width, initializer):
-        """`position_embedding` [offset + length, D]."""
+        """Returns `position_embedding` [offset + length, D]."""
         shape = self.offset + self.length, width
         return {"position_embedding": Table(shape, ("positions", "embed"), initializer.normal(self.init_std))}
 
+    @override
     def embed(self, x, tables, positions, block_positions):
-        """The vectors of the positions are added."""
         return x + look_up(tables["position_embedding"], positions + self.offset, x.dtype, len(x))

@@ -8,7 +8,7 @@ from plm_jax.models.positions.position import Position
 
 @dataclass(frozen=True)
 class NoPositions(Position):
-    """No positions: only the causal mask tells the order of tokens."""
+    """No positions: the order of tokens is only visible through the causal mask."""
 
     kind: ClassVar[str] = "none"
     uses_absolute_positions = False

@@ -1,7 +1,7 @@
-"""What a position scheme is: how a transformer tells the places of its tokens.
+"""The interface of position schemes of transformers.
 
-Shapes: B batch, L length, D width of the tables of embeddings, N heads, G groups of keys and values, H head_dim, Q
-queries, K keys.
+Shapes: B batch, L length, D width of the embedding tables, N heads, G groups of keys and values, H head_dim, Q queries,
+K keys.
 """
 
 from collections.abc import Callable
@@ -18,12 +18,12 @@ from plm_jax.models.partitioning import partitioned
 
 
 class Table(NamedTuple):
-    """A parameter that a scheme has.
+    """A parameter of a position scheme.
 
     Attributes:
-      shape: of the parameter.
-      axes: the logical name of each dimension; None: it is never divided.
-      init: gives its first values, as `flax.linen.initializers` do.
+      shape: shape of the parameter.
+      axes: logical name of each dimension; None for one that is never sharded.
+      init: initializer, as in `flax.linen.initializers`.
     """
 
     shape: tuple[int, ...]
@@ -36,15 +36,16 @@ class Table(NamedTuple):
 
 
 class Position(Role):
-    """The base of position schemes. One is a frozen dataclass of its fields, and those of these hooks that it needs.
+    """The base of position schemes: a frozen dataclass with the hooks that a scheme needs.
 
-    Hooks are pure functions of arrays, so JAX has their gradients, and each may be asked about any tile of a text.
+    Hooks are pure functions of arrays, differentiated by JAX, and may be called for any tile of a text.
 
     Attributes:
-      limit: how many positions there are; None: any number.
-      skips_padding: a bidirectional stack counts real tokens alone, as a causal one does.
+      limit: maximum number of positions; None for any number.
+      skips_padding: whether a bidirectional stack counts real tokens only, like a causal one.
       uses_absolute_positions: whether outputs depend on absolute positions, not only on distances between tokens.
-      counts_blanks: places within a blank are counted apart, and all of a blank has the place of its mask in the text.
+      counts_blanks: whether positions within a blank are counted separately; all tokens of a blank then have the
+        position of its mask in the text.
     """
 
     limit: int | None = None
@@ -53,17 +54,14 @@ class Position(Role):
     counts_blanks: bool = False
 
     def check(self, head_dim: int) -> None:
-        """Raises `UserError` for a `head_dim` that the scheme does not work with."""
+        """Raises `UserError` for a `head_dim` that the scheme does not support."""
 
-    def places(self, length: int, mask: Shaped[Any, "batch length"] | None) -> Integer[Array, "rows length"]:
-        """Positions int32 [B or 1, L] of a bidirectional stack's tokens under a mask [B, L], 1 for real ones."""
+    def default_positions(self, length: int, mask: Shaped[Any, "batch length"] | None) -> Integer[Array, "rows length"]:
+        """Returns positions int32 [B or 1, L] for a bidirectional stack with a mask [B, L], 1 for real tokens."""
         return jnp.arange(length)[None]
 
     def embedding_tables(self, width: int, initializer: Initialization) -> dict[str, Table]:
-        """Returns the tables [rows, width] that `embed` reads, by the names of their parameters.
-
-        A text-to-text model has them twice.
-        """
+        """Returns the tables [rows, width] that `embed` reads, by parameter name; an encoder-decoder has them twice."""
         return {}
 
     def embed(
@@ -73,63 +71,65 @@ class Position(Role):
         positions: Integer[Any, "rows length"],
         block_positions: Integer[Any, "batch length"] | None,
     ) -> Float[Array, "batch length dim"]:
-        """Embeddings [B, L, D] with what tells their places added.
+        """Returns the embeddings [B, L, D] with position embeddings added.
 
         Args:
           x: [B, L, D].
           tables: those of `embedding_tables`.
           positions: int32 [B or 1, L].
-          block_positions: int32 [B, L], places within blanks, from 1 on, 0 outside; None: 0 everywhere.
+          block_positions: int32 [B, L], positions within blanks from 1, 0 outside; None: 0 everywhere.
         """
         return x
 
     def rotation(
         self, head_dim: int, positions: jax.Array, block_positions: jax.Array | None
     ) -> Callable[[jax.Array], jax.Array] | None:
-        """What turns queries and keys [B, N or G, L, H] at these positions, as in `embed`; None: nothing does."""
+        """Returns the rotation of queries and keys [B, N or G, L, H] at these positions, or None if there is none."""
         return None
 
     def score_tables(self, heads: int, head_dim: int, initializer: Initialization) -> dict[str, Table]:
-        """The tables of `distance_bias` and `bias`, by the names of their parameters; a stack's layers share them."""
+        """Returns the tables of `distance_bias` and `bias`, by parameter name; all layers of a stack share them."""
         return {}
 
     def distance_bias(
         self, tables: dict[str, Any], distances: Integer[Array, " distances"], heads: int, causal: bool
     ) -> Float[Array, "heads distances"] | None:
-        """What is added to a score by how far its key is behind its query, before masks: once for all layers.
+        """Returns the bias of scores by the distance from query to key, before masks; computed once for all layers.
 
-        Flash kernels add it without holding it for all scores.
+        Flash kernels add it without expanding it to all scores.
 
         Args:
           tables: those of `score_tables`.
-          distances: int32 [R], the key's place less the query's, of any order.
+          distances: int32 [R], position of the key minus that of the query, in any order.
           heads: N.
-          causal: whether no query sees a key behind it.
+          causal: whether queries attend to no later keys.
 
         Returns:
-          float32 [N, R]; None: nothing.
+          float32 [N, R], or None without a bias.
         """
         return None
 
     def bias(
         self,
         tables: dict[str, jax.Array],
-        query_places: jax.Array,
-        key_places: jax.Array,
+        query_positions: jax.Array,
+        key_positions: jax.Array,
         heads: int,
         causal: bool,
     ) -> jax.Array | Callable[[jax.Array, jax.Array], jax.Array] | None:
-        """What is added to scores by more than distances, before masks: once for all layers. XLA alone computes it.
+        """Returns a bias of scores that depends on more than distances, before masks; only supported by the XLA kernel.
+
+        It is computed once for all layers.
 
         Args:
           tables: those of `score_tables`.
-          query_places: int32 [Q], where in the row (in a cache: in its slots) they stand.
-          key_places: int32 [K].
+          query_positions: int32 [Q], positions in the row, or in the slots of a cache.
+          key_positions: int32 [K].
           heads: N.
-          causal: whether no query sees a key behind it.
+          causal: whether queries attend to no later keys.
 
         Returns:
-          float32 [1, N, Q, K]; or, where it depends on the text, a function from each layer's queries [B, N, Q, H],
-          turned and scaled, and keys [B, G, K, H] to [B, N, Q, K]; None: nothing.
+          float32 [1, N, Q, K]; or, if it depends on the text, a function of each layer's rotated and scaled queries [B,
+          N, Q, H] and keys [B, G, K, H] that returns [B, N, Q, K]; None without a bias.
         """
         return None

@@ -1,4 +1,4 @@
-"""T5's positions: a trained bias on scores for each distance of query and key."""
+"""T5's positions: a trained bias of scores by the distance from query to key."""
 
 import math
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
+from typing_extensions import override
 
 from plm_jax.common import ranges
 from plm_jax.models.positions.position import Position, Table
@@ -13,7 +14,7 @@ from plm_jax.models.positions.position import Position, Table
 
 @dataclass(frozen=True)
 class RelativeBias(Position):
-    """T5's relative positions: a trained bias on scores, [buckets, heads], one a stack (Raffel et al. 2020 §2.1).
+    """T5's relative positions: a trained bias of scores [buckets, heads] per stack (Raffel et al. 2020 §2.1).
 
     Half of the buckets are single distances, the others are spaced logarithmically up to `max_distance`.
     """
@@ -24,21 +25,21 @@ class RelativeBias(Position):
     uses_absolute_positions = False
 
     def score_tables(self, heads, head_dim, initializer):
-        """`relative_bias` [buckets, N]."""
+        """Returns `relative_bias` [buckets, N]."""
         return {"relative_bias": Table((self.buckets, heads), (None, "heads"), initializer.score_bias())}
 
+    @override
     def distance_bias(self, tables, distances, heads, causal):
-        """The table's rows for the distances, float32 [N, R]."""
-        # A product, not a look-up: its gradient is one too, instead of a scatter.
+        # A product rather than a look-up, so that the gradient is a product, too, and not a scatter.
         one_hot_RB = jax.nn.one_hot(relative_buckets(distances, self, causal), self.buckets)
         return jnp.einsum("rb,bn->nr", one_hot_RB, tables["relative_bias"])
 
 
 def relative_buckets(distances, position: RelativeBias, causal: bool):
-    """The bucket of each distance key - query, of any shape (Raffel et al. 2020 §2.1; google-research/t5x).
+    """Returns the bucket of each distance key - query, of any shape (Raffel et al. 2020 §2.1; google-research/t5x).
 
-    Both directions split the buckets between them, the upper half for keys after the query; a causal stack gives all
-    to keys before it. The first half of a side are single distances, the others grow to `max_distance`.
+    In a bidirectional stack, the upper half of the buckets is for keys after the query; in a causal stack all are for
+    keys before it. In each direction, the first half are single distances, the others grow up to `max_distance`.
     """
     buckets = position.buckets if causal else position.buckets // 2
     first = 0 if causal else jnp.where(distances > 0, buckets, 0)

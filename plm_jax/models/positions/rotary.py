@@ -1,6 +1,6 @@
-"""Rotary positions: queries and keys turn by angles that grow with their positions (Su et al. 2021).
+"""Rotary positions: queries and keys are rotated by angles proportional to their positions (Su et al. 2021).
 
-The score of a query and a key then depends on how far apart they are, and not on where.
+Scores then depend on the distance of query and key, not on their absolute positions.
 """
 
 import math
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import jax.numpy as jnp
+from typing_extensions import override
 
 from plm_jax.common import ranges
 from plm_jax.common.errors import UserError
@@ -16,11 +17,11 @@ from plm_jax.models.positions.position import Position
 
 @dataclass(frozen=True)
 class RotaryScaling:
-    """LLaMA 3.1's scaling of frequencies, for longer texts (meta-llama/llama-models, llama3/model.py).
+    """LLaMA 3.1's scaling of frequencies for longer texts (meta-llama/llama-models, llama3/model.py).
 
-    Pairs that turn at least `high_frequency_factor` times over `original_length` tokens keep their frequency, those
-    that turn at most `low_frequency_factor` times have it divided by `factor`; between the two it changes linearly.
-    The defaults are LLaMA 3.1's.
+    Pairs that rotate at least `high_frequency_factor` times over `original_length` tokens keep their frequency, for
+    those that rotate at most `low_frequency_factor` times it is divided by `factor`, with a linear transition. The
+    defaults are LLaMA 3.1's.
     """
 
     kind: ClassVar[str] = "llama3"
@@ -33,16 +34,16 @@ class RotaryScaling:
         low, high = self.low_frequency_factor, self.high_frequency_factor
         if not (self.factor > 0 and low < high):
             raise UserError(
-                f"rotary scaling by {self.factor} between {low} and {high}: give a factor above 0 and a "
+                f"rotary scaling by {self.factor} between {low} and {high}: set factor above 0, and "
                 "high_frequency_factor above low_frequency_factor"
             )
 
     def scaled(self, frequency: float) -> float:
-        """A frequency, radians a position, as it is here."""
+        """Returns the scaled frequency, in radians per position."""
         turns = self.original_length * frequency / (2 * math.pi)
         low, high = self.low_frequency_factor, self.high_frequency_factor
-        kept = min(max((turns - low) / (high - low), 0.0), 1.0)
-        return frequency * (kept + (1 - kept) / self.factor)
+        unscaled = min(max((turns - low) / (high - low), 0.0), 1.0)
+        return frequency * (unscaled + (1 - unscaled) / self.factor)
 
 
 @dataclass(frozen=True)
@@ -50,12 +51,12 @@ class Rotary(Position):
     """Rotary positions: pairs of dimensions of queries and keys are rotated by the position (Su et al. 2021).
 
     Attributes:
-      theta: pair i of a head's d rotated dimensions turns by theta ** (-2i / d) radians a position.
-      fraction: the share of a head's dimensions that are rotated, its first ones, an even number of them.
-      interleaved: a pair is two neighbouring dimensions; if not, pair i is dimensions i and i + d / 2, as Hugging Face
-        lays LLaMA out.
-      scaling: of the frequencies; None: as they are.
-      length: tokens that the model is meant for; nothing refuses more.
+      theta: pair i of the d rotated dimensions of a head rotates by theta ** (-2i / d) radians per position.
+      fraction: share of the dimensions of a head that are rotated, the first ones, rounded down to an even number.
+      interleaved: whether a pair is two neighboring dimensions; if not, pair i is dimensions i and i + d / 2, as in
+        Hugging Face's LLaMA.
+      scaling: scaling of the frequencies, or None.
+      length: number of tokens that the model is designed for; longer texts are accepted.
     """
 
     kind: ClassVar[str] = "rotary"
@@ -68,22 +69,22 @@ class Rotary(Position):
     def __post_init__(self):
         if not (self.theta > 0 and 0 < self.fraction <= 1):
             raise UserError(
-                f"rotary positions of theta {self.theta} and fraction {self.fraction}: give a theta above 0 and a "
-                "fraction above 0 up to 1"
+                f"rotary positions of theta {self.theta} and fraction {self.fraction}: set theta above 0, and fraction "
+                "above 0 and at most 1"
             )
 
     def rotated(self, head_dim: int) -> int:
-        """How many of a head's dimensions are rotated."""
+        """Returns the number of rotated dimensions of a head."""
         return int(head_dim * self.fraction / 2) * 2
 
     def frequencies(self, head_dim: int) -> list[float]:
-        """The radians that each pair turns by a position."""
+        """Returns the radians that each pair rotates per position."""
         rotated = self.rotated(head_dim)
         plain = [self.theta ** (-i / rotated) for i in range(0, rotated, 2)]
         return plain if self.scaling is None else [self.scaling.scaled(frequency) for frequency in plain]
 
+    @override
     def rotation(self, head_dim, positions, block_positions):
-        """Turns the first dimensions of each head, in float32, and leaves the others."""
         angles = positions[:, None, :, None].astype(jnp.float32) * jnp.array(self.frequencies(head_dim), jnp.float32)
         cos, sin = jnp.cos(angles), jnp.sin(angles)  # [B or 1, 1, L, pairs]
 

@@ -1,9 +1,10 @@
-"""ChatGLM-6B's positions: one half of each head turns by the place in the text, the other by that within a blank."""
+"""ChatGLM-6B's positions: half of each head is rotated by the position in the text, half by that within a blank."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import jax.numpy as jnp
+from typing_extensions import override
 
 from plm_jax.common import ranges
 from plm_jax.common.errors import UserError
@@ -13,12 +14,12 @@ from plm_jax.models.positions.rotary import Rotary
 
 @dataclass(frozen=True)
 class Rotary2D(Position):
-    """Rotary positions in two halves of each head: the place in the text, and that within a blank (ChatGLM-6B).
+    """Rotary positions in the two halves of each head: the position in the text, and that within a blank (ChatGLM-6B).
 
-    Both as a half-split `Rotary` of that many dimensions; for the two places see `BlockPositions`.
+    Each half is rotated like a `Rotary` of its size; both positions are those of `BlockPositions`.
 
     Attributes:
-      length: tokens that the model is meant for; nothing refuses more.
+      length: number of tokens that the model is designed for; longer texts are accepted.
     """
 
     kind: ClassVar[str] = "rotary_2d"
@@ -26,17 +27,15 @@ class Rotary2D(Position):
     length: ranges.Length = 2048
     counts_blanks = True
 
+    @override
     def check(self, head_dim):
-        """Heads must have halves of pairs."""
         if head_dim % 4:
-            raise UserError(f"attention.head_dim is {head_dim}: rotary_2d takes a multiple of 4")
+            raise UserError(f"attention.head_dim is {head_dim}: set it to a multiple of 4 for rotary_2d")
 
+    @override
     def rotation(self, head_dim, positions, block_positions):
-        """Turns the halves of each head."""
         within = jnp.zeros_like(positions) if block_positions is None else block_positions
-        of_text, of_blanks = (
-            Rotary(self.theta).rotation(head_dim // 2, places, None) for places in (positions, within)
-        )
+        of_text, of_blanks = (Rotary(self.theta).rotation(head_dim // 2, each, None) for each in (positions, within))
 
         def turn(x_BNLH):
             first, second = jnp.split(x_BNLH, 2, axis=-1)

@@ -1,9 +1,10 @@
-"""Sinusoidal positions: a vector of sines and cosines for each."""
+"""Sinusoidal positions: a vector of sines and cosines per position."""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
 import jax.numpy as jnp
+from typing_extensions import override
 
 from plm_jax.models.positions.position import Position
 
@@ -14,16 +15,17 @@ class SinusoidalPositions(Position):
 
     kind: ClassVar[str] = "sinusoidal"
 
+    @override
     def embed(self, x, tables, positions, block_positions):
-        """The sinusoids of the positions are added."""
         return x + sinusoids(positions, x.shape[-1]).astype(x.dtype)
 
 
 def sinusoids(positions, width):
-    """Positions [...] as float32 [..., width]: sin(p / 10,000^(2i/width)) at place 2i, its cosine at place 2i + 1.
+    """Returns float32 [..., width] of positions [...]: sin(p / 10,000^(2i/width)) at index 2i, its cosine at 2i + 1.
 
-    So Vaswani et al. 2017 §3.5 write them; their code (tensorflow/tensor2tensor) puts all sines before all cosines.
+    This is the order of Vaswani et al. 2017 §3.5; their code (tensorflow/tensor2tensor) puts all sines before all
+    cosines.
     """
-    places = jnp.arange(width)
-    angles = positions[..., None] * 1e4 ** (-(places - places % 2) / width)
-    return jnp.where(places % 2 == 0, jnp.sin(angles), jnp.cos(angles))
+    index = jnp.arange(width)
+    angles = positions[..., None] * 1e4 ** (-(index - index % 2) / width)
+    return jnp.where(index % 2 == 0, jnp.sin(angles), jnp.cos(angles))

@@ -1,6 +1,7 @@
-"""ALBERT (Lan et al. 2020) as Hugging Face keeps it: `AlbertForPreTraining` and all models that hold part of it.
+"""ALBERT (Lan et al. 2020) in Hugging Face's format: `AlbertForPreTraining` and all models that contain part of it.
 
-Its tables are narrower than its layers, and its layers, BERT's but for their names, are those of a few groups.
+The embedding tables are narrower than the layers. The layers are those of BERT under other names, and groups of layers
+share their parameters.
 """
 
 import warnings
@@ -55,7 +56,7 @@ class AlbertFamily(Family):
     copies = {"predictions.decoder.bias": "predictions.bias"}
     vocabulary_files = {"sentencepiece": ("spiece.model",)}
     tokenizer_class = "AlbertTokenizer"
-    # The rate has a default of its own in `transformers`.
+    # `transformers` has another default of this rate for ALBERT.
     tasks = {
         kind: layout if kind == "span" else replace(layout, default=0.1)
         for kind, layout in bert.encoder_tasks("classifier_dropout_prob").items()
@@ -81,17 +82,17 @@ class AlbertFamily(Family):
         lower = _is_uncased(files) if lower is None else bool(lower)
         if lower and keeps_accents:
             raise UserError(
-                "tokenizer_config.json has keep_accents with do_lower_case: set keep_accents to false, by which "
-                "letters with accents have other ids"
+                "tokenizer_config.json has keep_accents with do_lower_case: set keep_accents to false (letters with "
+                "accents then get other ids)"
             )
         if not lower and keeps_accents is False:
             warnings.warn(
-                "tokenizer_config.json has neither do_lower_case nor keep_accents: here a cased vocabulary keeps "
-                "accents, and letters that have them get other ids",
+                "tokenizer_config.json has neither do_lower_case nor keep_accents: plm_jax keeps the accents of a "
+                "cased vocabulary, so letters with accents get other ids than in transformers",
                 stacklevel=2,
             )
-        found = {f"{name}_token_id": ids[symbol] for name, symbol in bert.SYMBOLS.items() if symbol in ids}
-        return found | {"lowercase": lower}
+        special_ids = {f"{name}_token_id": ids[symbol] for name, symbol in bert.SYMBOLS.items() if symbol in ids}
+        return special_ids | {"lowercase": lower}
 
 
 def _is_uncased(files: list[bytes]) -> bool:

@@ -1,7 +1,7 @@
-"""BART (Lewis et al. 2020) as Hugging Face keeps it: `BartForConditionalGeneration`, and `BartModel`.
+"""BART (Lewis et al. 2020) in Hugging Face's format: `BartForConditionalGeneration`, and `BartModel`.
 
-Its dense layers are torch's `Linear`, stored [out, in]. The bias of its head is no parameter there but a buffer, 0 in
-the published models; it becomes a parameter of ours only where it is not 0.
+Dense layers are torch's `Linear`, stored [out, in]. The bias of the head is a buffer there, which is 0 in the published
+models. It becomes a parameter of our model only if it is not 0.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ OFFSET = 2
 
 
 def _stack(stack: str) -> tuple[Tensor, ...]:
-    """The tensors of a stack and of its embeddings."""
+    """Returns the tensors of a stack and of its embeddings."""
     layer, blocks = f"model.{stack}.layers.{{layer}}", f"{stack}/blocks"
     return (
         Tensor(f"model.{stack}.embed_positions.weight", (f"{stack}_position_embedding",)),
@@ -42,7 +42,7 @@ def _decoder_head_dim(values: Mapping[str, Any]) -> int | None:
 
 
 class BartFamily(Family):
-    """BART. One dropout rate stands for embeddings and sub-layers."""
+    """BART. One dropout rate applies to embeddings and sub-layers."""
 
     kind = "bart"
     name = "BART"
@@ -73,7 +73,7 @@ class BartFamily(Family):
         Field("max_position_embeddings", "attention.position.length", 1024),
         initializer_range("init_std", "attention.position.init_std"),
         Field("scale_embedding", "embedding.scale_by_width", False),
-        # If it were false, `transformers` would look for a table of tokens in each stack. The tensors show an own head.
+        # With false, `transformers` looks for a token table in each stack. Untied heads show in the tensors.
         Field("tie_word_embeddings", "head.tied", True, write=lambda model: True),
     )
     prefix = "model."

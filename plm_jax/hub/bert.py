@@ -1,6 +1,6 @@
-"""BERT (Devlin et al. 2019) as Hugging Face keeps it: `BertForPreTraining` and all models that hold part of it.
+"""BERT (Devlin et al. 2019) in Hugging Face's format: `BertForPreTraining` and all models that contain part of it.
 
-Its dense layers are torch's `Linear`, stored [out, in].
+Dense layers are torch's `Linear`, stored [out, in].
 """
 
 from typing_extensions import override
@@ -12,7 +12,7 @@ from plm_jax.hub.fields import Derived, Field, Fixed, activation, initializer_ra
 
 
 def embeddings(prefix: str) -> tuple[Tensor, ...]:
-    """The tensors of the tables, as BERT and its kin call them."""
+    """Returns the tensors of the embedding tables, under the names of BERT and its variants."""
     return (
         Tensor(f"{prefix}.embeddings.word_embeddings.weight", ("token_embedding",)),
         Tensor(f"{prefix}.embeddings.position_embeddings.weight", ("position_embedding",)),
@@ -22,7 +22,7 @@ def embeddings(prefix: str) -> tuple[Tensor, ...]:
 
 
 def layers(prefix: str) -> tuple[Tensor, ...]:
-    """The tensors of the blocks, as BERT and its closest kin call them."""
+    """Returns the tensors of the blocks, under the names of BERT, RoBERTa and ELECTRA."""
     layer, blocks = f"{prefix}.encoder.layer.{{layer}}", "stack/blocks"
     return (
         *attention(f"{layer}.attention", f"{blocks}/attention", "self.query", "self.key", "self.value", "output.dense"),
@@ -37,20 +37,26 @@ BUFFERS = r"embeddings\.(position_ids|token_type_ids)"
 OTHER_HEADS = r"(pre_classifier|classifier|qa_outputs|sequence_summary)\..*"
 
 
-def encoder_tasks(rate: str, text: TaskLayout | None = None, **others: TaskLayout) -> dict[str, TaskLayout]:
-    """The heads of tasks, a text's by default over the pooler; `rate` is what `config.json` calls their dropout's."""
+def encoder_tasks(rate: str, text: TaskLayout | None = None, **layouts: TaskLayout) -> dict[str, TaskLayout]:
+    """Returns the layouts of the task heads of an encoder.
+
+    Args:
+      rate: name of their dropout rate in `config.json`.
+      text: head of a whole text; by default a layer on the pooler.
+      layouts: other heads than the defaults, by kind.
+    """
     pooled = TaskLayout("classifier", {"feature": "pooler"}, rate=rate)
     tags, span = TaskLayout("classifier", rate=rate), TaskLayout("qa_outputs", default=0.0)
-    return task_layouts(text or pooled, **{"tags": tags, "span": span, "choice": pooled} | others)
+    return task_layouts(text or pooled, **{"tags": tags, "span": span, "choice": pooled} | layouts)
 
 
 def transformed(activation: str, rate: str) -> TaskLayout:
-    """A text's head with a dense layer of its own on the first token."""
+    """Returns a head of a whole text that has its own dense layer on the first token."""
     fields = {"feature": "first", "transform": activation}
     return TaskLayout("classifier.out_proj", fields, "classifier.dense", rate, drops_input=True)
 
 
-# Settings that BERT and its kin have in common. Fields of `config.json` set the sizes.
+# Settings that BERT and its variants have in common. Fields of `config.json` set the sizes.
 BASE = models.EncoderConfig(
     embedding=models.EmbeddingConfig(1, 1, norm=True),
     attention=models.AttentionConfig(1, 1, models.LearnedPositions(1)),
@@ -85,7 +91,7 @@ class WordPieceFamily(Family):
 
     @override
     def tokenizer_config(self, files, special_ids):
-        # The vocabulary alone does not always say whether text is lower-cased.
+        # The vocabulary alone does not always show whether text is lower-cased.
         uncased = wordpiece.is_uncased(wordpiece.read(files[0]))
         return super().tokenizer_config(files, special_ids) | {"do_lower_case": special_ids.get("lowercase", uncased)}
 
@@ -93,8 +99,8 @@ class WordPieceFamily(Family):
     def special_ids(self, files, tokenizer_config):
         tokens = wordpiece.read(files[0])
         ids = {token: i for i, token in enumerate(tokens)}
-        found = {f"{name}_token_id": ids[symbol] for name, symbol in SYMBOLS.items() if symbol in ids}
-        return found | {"lowercase": bool(tokenizer_config.get("do_lower_case", wordpiece.is_uncased(tokens)))}
+        special_ids = {f"{name}_token_id": ids[symbol] for name, symbol in SYMBOLS.items() if symbol in ids}
+        return special_ids | {"lowercase": bool(tokenizer_config.get("do_lower_case", wordpiece.is_uncased(tokens)))}
 
 
 class BertFamily(WordPieceFamily):

@@ -1,9 +1,9 @@
-"""ChatGLM2, ChatGLM3 and GLM-4-9B (Zeng et al. 2024) in both layouts that they are published in.
+"""ChatGLM2, ChatGLM3 and GLM-4-9B (Zeng et al. 2024) in both published formats.
 
-They are one architecture. `GLM` is Hugging Face's: `GlmForCausalLM`, as in zai-org/glm-4-9b-hf. `CHATGLM` is that of
-the original repositories (THUDM/chatglm2-6b, chatglm3-6b, glm-4-9b), whose code comes with their weights: attention's
-projections are one `Linear`, [queries; keys; values]. In both the feed-forward's gate and its other half are one,
-[gate; up], and dense layers are stored [out, in].
+They have the same architecture. `GlmFamily` reads Hugging Face's format: `GlmForCausalLM`, as in zai-org/glm-4-9b-hf.
+`ChatGlmFamily` reads that of the original repositories (THUDM/chatglm2-6b, chatglm3-6b, glm-4-9b), whose code comes
+with their weights: the projections of attention are one `Linear`, [queries; keys; values]. In both formats, the gate
+and the other half of the feed-forward are one `Linear`, [gate; up], and dense layers are stored [out, in].
 """
 
 from typing_extensions import override
@@ -22,7 +22,7 @@ BASE = llama.decoder_base(models.Rotary(fraction=0.5, interleaved=True))
 
 
 class GlmFamily(Family):
-    """GLM-4 in the layout of Hugging Face. Of the dropout rates, `config.json` has that of attention only."""
+    """GLM-4 in Hugging Face's format. `config.json` contains only the dropout rate of attention."""
 
     kind = "glm"
     name = "GLM-4"
@@ -61,9 +61,9 @@ class GlmFamily(Family):
 
 
 class ChatGlmFamily(Family):
-    """ChatGLM2, ChatGLM3 and GLM-4-9B in the original layout, for the code of THUDM/chatglm3-6b.
+    """ChatGLM2, ChatGLM3 and GLM-4-9B in the original format, for the code of THUDM/chatglm3-6b.
 
-    `rope_ratio` is a factor of theta, as in ChatGLM3 and GLM-4. (In ChatGLM2-6B-32K alone it divides the positions.)
+    `rope_ratio` is a factor of theta, as in ChatGLM3 and GLM-4. (Only in ChatGLM2-6B-32K does it divide the positions.)
     """
 
     kind = "chatglm"
@@ -98,7 +98,7 @@ class ChatGlmFamily(Family):
             write=lambda model: getattr(model.attention.position, "theta", 10_000.0) / 10_000.0,
         ),
         Field("tie_word_embeddings", "head.tied", False),
-        # With the defaults of `ChatGLMConfig`. All published models have the values.
+        # The defaults are those of `ChatGLMConfig`. Every published model has the fixed values.
         Fixed("multi_query_attention", True, default=False),
         Fixed("rmsnorm", True),
         Fixed("add_bias_linear", False),
@@ -129,10 +129,10 @@ class ChatGlmFamily(Family):
 
     @override
     def special_ids(self, files, tokenizer_config):
-        """Returns what every text begins with: `[gMASK] sop`.
+        """Returns the ids that every text begins with: `[gMASK] sop`.
 
-        `tokenizer_config.json` says their ids; otherwise they are the second and fourth above those of SentencePiece
-        (THUDM/chatglm3-6b, tokenization_chatglm.py; glm-4-9b).
+        They come from `tokenizer_config.json`. Without it, they are the second and fourth id above those of
+        SentencePiece (THUDM/chatglm3-6b, tokenization_chatglm.py; glm-4-9b).
         """
         added = tokenizer_config.get("added_tokens_decoder", {}).items()
         ids = {token.get("content"): int(number) for number, token in added}

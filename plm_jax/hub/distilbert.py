@@ -1,6 +1,6 @@
-"""DistilBERT (Sanh et al. 2019) as Hugging Face keeps it: `DistilBertForMaskedLM`, and `DistilBertModel`.
+"""DistilBERT (Sanh et al. 2019) in Hugging Face's format: `DistilBertForMaskedLM`, and `DistilBertModel`.
 
-It is BERT without token types and pooler, under other names.
+The model is BERT without token types and pooler, under other names.
 """
 
 from dataclasses import replace
@@ -13,7 +13,7 @@ from plm_jax.hub.family import TaskLayout, Tensor, attention, dense, norm, task_
 from plm_jax.hub.fields import Derived, Field, activation, initializer_range, quotient
 
 LAYER, BLOCKS = "distilbert.transformer.layer.{layer}", "stack/blocks"
-OF_TEXT = TaskLayout(
+TEXT_HEAD = TaskLayout(
     "classifier",
     {"feature": "first", "transform": "relu"},
     "pre_classifier",
@@ -58,10 +58,10 @@ class DistilBertFamily(bert.WordPieceFamily):
     buffers = bert.BUFFERS
     tokenizer_class = "DistilBertTokenizer"
     tasks = task_layouts(
-        OF_TEXT,
+        TEXT_HEAD,
         tags=TaskLayout("classifier"),
         span=TaskLayout("qa_outputs", rate="qa_dropout", default=0.1),
-        choice=OF_TEXT,
+        choice=TEXT_HEAD,
     )
     task_class = "DistilBert"
     other_heads = bert.OTHER_HEADS

@@ -1,7 +1,7 @@
-"""ELECTRA (Clark et al. 2020) as Hugging Face keeps it: a discriminator, `ElectraForPreTraining`, or a generator,
-`ElectraForMaskedLM`, each in a directory of its own.
+"""ELECTRA (Clark et al. 2020) in Hugging Face's format: `ElectraForPreTraining` and `ElectraForMaskedLM`.
 
-Both are BERT's but for their heads, and tables that may be narrower than the layers.
+A directory contains either a discriminator or a generator. Both are BERTs with other heads, and their embedding tables
+may be narrower than the layers.
 """
 
 from dataclasses import replace
@@ -15,7 +15,7 @@ from plm_jax.hub.fields import Field, activation, changed
 
 
 class ElectraFamily(bert.WordPieceFamily):
-    """ELECTRA. The head of a generator has the exact GELU whatever the activation of its layers is."""
+    """ELECTRA. The head of a generator uses the exact GELU, whatever the activation of the layers."""
 
     kind = "electra"
     name = "ELECTRA"

@@ -1,7 +1,7 @@
-"""ELMo (Peters et al. 2018) as allenai/bilm-tf keeps it: `options.json`, weights in HDF5, a word a line of a file.
+"""ELMo (Peters et al. 2018) in the format of allenai/bilm-tf: `options.json`, weights in HDF5, one word per line.
 
-The weights have no softmax, which bilm-tf leaves out of its dumps; what we write has it too, where there is one, under
-the name that it has in bilm-tf's graph, and bilm-tf and AllenNLP do not mind.
+bilm-tf leaves the softmax out of its weights. `write` includes the softmax of a model that has one, under its name in
+bilm-tf's graph; bilm-tf and AllenNLP ignore it.
 """
 
 import io
@@ -23,69 +23,73 @@ from plm_jax.hub.pretrained import Pretrained
 
 OPTIONS, WEIGHTS, VOCABULARY = "options.json", "weights.hdf5", "vocabulary.txt"
 SOFTMAX = "softmax/W"
-# What the names of layers begin with.
-_PARTS = ("char_embed", "CNN", "RNN", "softmax")
-# How many bytes may be stored as one: published weights are not packed at all.
-_MOST_PACKED = 100
+_PREFIXES = ("char_embed", "CNN", "RNN", "softmax")
+# Largest accepted ratio of bytes to stored bytes. Published weights are not compressed.
+_MAX_COMPRESSION = 100
 
 
 class ElmoTensor(NamedTuple):
-    """How a dataset holds our parameters: these parts, `parameters[path][index]`, joined along their first axis."""
+    """Dataset of a weights file: parts of parameters, joined along their first axis.
+
+    Attributes:
+      shape: shape of the dataset.
+      parts: pairs (path, index) that stand for `parameters[path][index]`.
+    """
 
     shape: tuple[int, ...]
     parts: tuple[tuple[str, Any], ...]
 
 
 def find(directory: str) -> tuple[str, str] | None:
-    """The options and the weights in a folder, by how their names end; None if it has neither.
+    """Returns the paths of the options and the weights in a folder, by the ends of their names; None if it has neither.
 
     Raises:
-      UserError: one of them is missing, or is there more than once.
+      UserError: one of them is missing, or there are several.
     """
     names = storage.names(directory)
-    found = [[name for name in names if name.endswith(ending)] for ending in (OPTIONS, WEIGHTS)]
-    if not any(found):
+    options, weights = ([name for name in names if name.endswith(ending)] for ending in (OPTIONS, WEIGHTS))
+    if not options and not weights:
         return None
-    for ending, candidates in zip((OPTIONS, WEIGHTS), found, strict=True):
+    for ending, candidates in ((OPTIONS, options), (WEIGHTS, weights)):
         if len(candidates) != 1:
             raise UserError(
-                f"{directory} has {len(candidates)} files …{ending}: keep one, or give plm_jax.load the pair of paths"
+                f"{directory} has {len(candidates)} files …{ending}: keep one, or pass both paths to plm_jax.load"
             )
-    return os.path.join(directory, found[0][0]), os.path.join(directory, found[1][0])
+    return os.path.join(directory, options[0]), os.path.join(directory, weights[0])
 
 
 def read(options_path: str, weights_path: str) -> Pretrained:
-    """Reads a model; its vocabulary is the file `…vocab….txt` beside the options, if there is one.
+    """Reads a model. The vocabulary is the file `…vocab….txt` in the folder of the options, if there is one.
 
     Raises:
-      UserError: a file is missing or damaged, the options are beyond ours, datasets are missing or misshapen, or the
-        numbers of one lie in other files.
+      UserError: a file is missing or damaged, the options are not supported, or datasets are missing, have other shapes
+        or link to other files.
     """
     vocabulary = _vocabulary(os.path.dirname(options_path))
     try:
         options = files.read_json(options_path)
         with storage.open_binary(weights_path) as file, h5py.File(file, "r") as weights:
             stored = _datasets(weights)
-            vocab_size, head = _words(options, stored, vocabulary)
+            vocab_size, head = _vocab_size_and_head(options, stored, vocabulary)
             model = to_settings(options, vocab_size, head)
             params = _gather(weights_path, stored, model)
     except FileNotFoundError as error:
-        raise UserError(f"{error.filename} is missing: give an ELMo's options and weights") from None
+        raise UserError(f"{error.filename} is missing: pass the options and the weights of an ELMo") from None
     except (OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        what = one_line(error)
-        raise UserError(f"{options_path} or {weights_path} is damaged ({what}): fetch it again") from error
+        cause = one_line(error)
+        raise UserError(f"{options_path} or {weights_path} is damaged ({cause}): fetch it again") from error
     return Pretrained(model, params, {}, vocabulary and f"words:{vocabulary}")
 
 
 def _datasets(weights: h5py.Group) -> dict[str, h5py.Dataset]:
-    """The arrays of an open file by their names.
+    """Returns the datasets of an open file by their names.
 
     Raises:
-      ValueError: a link leads out of the file, or the numbers of an array are in none, in others or packed beyond
-        belief.
+      ValueError: the file has links, or the numbers of a dataset are missing, in other files, or compressed by more
+        than `_MAX_COMPRESSION`.
     """
-    found: dict[str, h5py.Dataset] = {}
-    groups, seen = [("", weights)], {weights.id.__hash__()}
+    datasets: dict[str, h5py.Dataset] = {}
+    groups, visited = [("", weights)], {weights.id.__hash__()}
     while groups:
         prefix, group = groups.pop()
         for name in group:
@@ -94,21 +98,21 @@ def _datasets(weights: h5py.Group) -> dict[str, h5py.Dataset]:
                 raise ValueError(f"{path} is a link")
             item = group[name]
             if isinstance(item, h5py.Group):
-                if item.id.__hash__() in seen or path.count("/") > 16:
+                if item.id.__hash__() in visited or path.count("/") > 16:
                     raise ValueError(f"{path} is a group within itself")
-                seen.add(item.id.__hash__())
+                visited.add(item.id.__hash__())
                 groups.append((f"{path}/", item))
             elif isinstance(item, h5py.Dataset):
                 if item.is_virtual or item.external or item.dtype.kind != "f" or item.shape is None:
-                    raise ValueError(f"{path} holds no floating-point numbers of its own")
-                if item.nbytes > _MOST_PACKED * item.id.get_storage_size():
+                    raise ValueError(f"{path} is not an array of floating-point numbers in this file")
+                if item.nbytes > _MAX_COMPRESSION * item.id.get_storage_size():
                     raise ValueError(f"{path} would have {item.nbytes:,} bytes")
-                found[path] = item
-    return found
+                datasets[path] = item
+    return datasets
 
 
 def write(directory: str, pretrained: Pretrained) -> None:
-    """Writes what `read`, bilm-tf and AllenNLP open: the options last. A warning says which heads are left out."""
+    """Writes a model for `read`, bilm-tf and AllenNLP: options last. A warning names the heads that are left out."""
     model = pretrained.model
     assert isinstance(model, models.ElmoConfig)
     if model.heads:
@@ -129,32 +133,32 @@ def write(directory: str, pretrained: Pretrained) -> None:
 
 
 def layout(model: models.ElmoConfig) -> dict[str, ElmoTensor]:
-    """Each dataset of a model's file."""
+    """Returns the datasets of a model's weights file by their names."""
     shapes = tensor_layout.shapes_of(model)
-    found: dict[str, tuple[tuple[str, Any], ...]] = {"char_embed": (("embedding/characters", ...),)}
+    parts_of: dict[str, tuple[tuple[str, Any], ...]] = {"char_embed": (("embedding/characters", ...),)}
     for i in range(len(model.embedding.filters)):
         for ours, theirs in (("kernel", "W"), ("bias", "b")):
-            found[f"CNN/{theirs}_cnn_{i}"] = ((f"embedding/filters/{i}/{ours}", ...),)
+            parts_of[f"CNN/{theirs}_cnn_{i}"] = ((f"embedding/filters/{i}/{ours}", ...),)
     for i in range(model.embedding.highway_layers):
         for gate in ("carry", "transform"):
             for ours, theirs in (("kernel", "W"), ("bias", "b")):
-                found[f"CNN_high_{i}/{theirs}_{gate}"] = ((f"embedding/blocks/{gate}/{ours}", i),)
-    found["CNN_proj/W_proj"] = (("embedding/projection/kernel", ...),)
-    found["CNN_proj/b_proj"] = (("embedding/projection/bias", ...),)
+                parts_of[f"CNN_high_{i}/{theirs}_{gate}"] = ((f"embedding/blocks/{gate}/{ours}", i),)
+    parts_of["CNN_proj/W_proj"] = (("embedding/projection/kernel", ...),)
+    parts_of["CNN_proj/b_proj"] = (("embedding/projection/bias", ...),)
     for side in range(2):
         for layer in range(model.lstm.layers):
             cell = f"RNN_{side}/RNN/MultiRNNCell/Cell{layer}/LSTMCell"
             both = ("lstm/blocks/input/kernel", "lstm/blocks/recurrent/kernel")
-            found[f"{cell}/W_0"] = tuple((path, (layer, side)) for path in both)
-            found[f"{cell}/B"] = (("lstm/blocks/input/bias", (layer, side)),)
-            found[f"{cell}/W_P_0"] = (("lstm/blocks/projection/kernel", (layer, side)),)
+            parts_of[f"{cell}/W_0"] = tuple((path, (layer, side)) for path in both)
+            parts_of[f"{cell}/B"] = (("lstm/blocks/input/bias", (layer, side)),)
+            parts_of[f"{cell}/W_P_0"] = (("lstm/blocks/projection/kernel", (layer, side)),)
     if isinstance(model.head, models.Softmax):
-        found |= {SOFTMAX: (("head", ...),), "softmax/b": (("head_bias", ...),)}
-    return {name: ElmoTensor(_shape(name, parts, shapes), parts) for name, parts in found.items()}
+        parts_of |= {SOFTMAX: (("head", ...),), "softmax/b": (("head_bias", ...),)}
+    return {name: ElmoTensor(_shape(name, parts, shapes), parts) for name, parts in parts_of.items()}
 
 
 def _shape(name: str, parts, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
-    """A dataset's shape: our parts joined, but filters with an axis of height 1 and an LSTM's gates side by side."""
+    """Returns the shape of a dataset: filters have an axis of height 1, and the gates of an LSTM are side by side."""
     path, index = parts[0]
     indexed = 0 if index is ... else 1 if isinstance(index, int) else len(index)
     first, *rest = shapes[path][indexed:]
@@ -166,21 +170,21 @@ def _shape(name: str, parts, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int
 
 
 def _gather(path: str, weights: Mapping[str, h5py.Dataset], model: models.ElmoConfig) -> dict[str, Any]:
-    """Our tree, filled from an open file; every misfit is found before the first dataset is read."""
-    wanted = layout(model)
-    missing = [name for name in wanted if name not in weights]
+    """Returns the parameters, read from an open file once the names and shapes of all datasets are checked."""
+    expected = layout(model)
+    missing = [name for name in expected if name not in weights]
     misshapen = [
         f"{name} is {weights[name].shape} and not {stored.shape}"
-        for name, stored in wanted.items()
+        for name, stored in expected.items()
         if name in weights and weights[name].shape != stored.shape
     ]
-    unknown = [name for name in weights if name.startswith(_PARTS) and name not in wanted]
+    unknown = [name for name in weights if name.startswith(_PREFIXES) and name not in expected]
     for kind, names in (("lack", missing), ("do not fit its options", misshapen), ("have beyond its options", unknown)):
         if names:
             more = f" and {len(names) - 5} more" if len(names) > 5 else ""
             raise UserError(f"the weights in {path} {kind}: {', '.join(names[:5])}{more}")
     flat = {path: np.empty(shape, np.float32) for path, shape in tensor_layout.shapes_of(model).items()}
-    for name, stored in wanted.items():
+    for name, stored in expected.items():
         value = np.asarray(weights[name], np.float32)
         for (ours, index), part in zip(stored.parts, np.split(value.reshape(-1), len(stored.parts)), strict=True):
             flat[ours][index] = part.reshape(flat[ours][index].shape)
@@ -192,8 +196,10 @@ def _vocabulary(folder: str) -> str | None:
     return os.path.join(folder, names[0]) if len(names) == 1 else None
 
 
-def _words(options: Mapping[str, Any], weights: Mapping[str, h5py.Dataset], vocabulary: str | None) -> tuple[int, Any]:
-    """How many words there are, and the head: its matrix, the options or the vocabulary tell."""
+def _vocab_size_and_head(
+    options: Mapping[str, Any], weights: Mapping[str, h5py.Dataset], vocabulary: str | None
+) -> tuple[int, Any]:
+    """Returns the number of words, from the softmax, the options or the vocabulary, and the head."""
     if SOFTMAX in weights:
         return len(weights[SOFTMAX]), models.Softmax()
     if "n_tokens_vocab" in options:
@@ -204,13 +210,13 @@ def _words(options: Mapping[str, Any], weights: Mapping[str, h5py.Dataset], voca
 
 
 def to_settings(options: Mapping[str, Any], vocab_size: int, head: models.Softmax | models.NoHead) -> models.ElmoConfig:
-    """The settings that options describe.
+    """Returns the settings that `options.json` describes.
 
     Raises:
-      UserError: words and not characters come in, something is missing, or something is beyond our settings.
+      UserError: the inputs are words instead of characters, an option is missing, or a value is not supported.
     """
     if "char_cnn" not in options:
-        raise UserError("options.json: there is no char_cnn: only ELMo with character inputs can be read")
+        raise UserError("options.json has no char_cnn: only an ELMo with character inputs can be read")
     try:
         cnn, lstm, dropout = options["char_cnn"], options["lstm"], float(options.get("dropout", 0.0))
         filters = tuple((int(width), int(number)) for width, number in cnn["filters"])
@@ -233,7 +239,7 @@ def to_settings(options: Mapping[str, Any], vocab_size: int, head: models.Softma
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"options.json is damaged ({type(error).__name__}: {error}): fetch it again") from error
     width = model.embedding.width
-    for fits, what in (
+    for is_supported, problem in (
         (cnn.get("n_characters") in (261, 262), "char_cnn.n_characters other than 261 or 262"),
         (model.embedding.activation in ("relu", "tanh"), "char_cnn.activation other than relu or tanh"),
         (lstm.get("use_skip_connections") is True, "an LSTM without skip connections"),
@@ -241,13 +247,13 @@ def to_settings(options: Mapping[str, Any], vocab_size: int, head: models.Softma
         (width < model.lstm.cell, "an LSTM whose projection_dim is not below its dim"),
         (width != sum(number for _, number in filters), "filters that are not projected"),
     ):
-        if not fits:
-            raise UserError(f"options.json: {what} cannot be read")
+        if not is_supported:
+            raise UserError(f"options.json: {problem} cannot be read")
     return trees.checked(model, OPTIONS)
 
 
 def to_options(model: models.ElmoConfig) -> dict[str, Any]:
-    """The inverse, for inference, where bilm-tf has 262 characters."""
+    """Returns the options of a model for inference, where bilm-tf has 262 characters."""
     embedding, lstm = model.embedding, model.lstm
     return {
         "bidirectional": True,

@@ -1,4 +1,4 @@
-"""The role of a Hugging Face model family: a two-way table of `config.json` and a table of tensor names."""
+"""Base class of Hugging Face model families: a two-way table of `config.json` and a table of tensor names."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -11,16 +11,17 @@ from plm_jax.hub.fields import Entry, read, with_settings, write
 
 @dataclass(frozen=True)
 class Tensor:
-    """A Hugging Face tensor, and which of our parameters it holds.
+    """A Hugging Face tensor and the parameters that it holds.
 
     Attributes:
-      name: its full name; `{layer}` stands for the block's number, and the parameters are then stacked [layers, ...].
-        Of layers with several blocks or shared parameters `{group}` and `{inner}` say which.
-      parameters: our paths, joined by `/`; several lie side by side along the tensor's last axis.
-      transposed: it is stored [out, in], as torch's `Linear` keeps its weight.
-      by_head: the parameters, of one width, alternate head by head.
-      applies: whether a model with these parameters has the tensor, as far as it has the parameters named.
-      as_row: a vector is stored as a matrix of one row, [1, n].
+      name: full name. `{layer}` stands for the number of the block; the parameters are then stacked [layers, ...]. If
+        layers have several blocks or share parameters, `{group}` and `{inner}` are the numbers of the group and of the
+        block in it.
+      parameters: paths of the parameters, joined by `/`. Several are concatenated along the last axis.
+      transposed: whether the tensor is stored [out, in], like the weight of torch's `Linear`.
+      by_head: whether the parameters, of one width, alternate head by head.
+      applies: whether a model with these parameters has the tensor, provided that it has `parameters`.
+      as_row: whether a vector is stored as a matrix of one row, [1, n].
     """
 
     name: str
@@ -47,14 +48,15 @@ def attention(name: str, path: str, query: str, key: str, value: str, out: str) 
 
 
 def norm(name: str, path: str) -> tuple[Tensor, Tensor]:
-    """The tensors of torch's `LayerNorm`, ours."""
+    """Returns the tensors of torch's `LayerNorm`."""
     return Tensor(f"{name}.weight", (f"{path}/scale",)), Tensor(f"{name}.bias", (f"{path}/bias",))
 
 
 def unembedding(name: str) -> tuple[Tensor, Tensor, Tensor]:
-    """The tensors of a `decoder` whose bias is stored beside it, too: untied, its own counts, and the other is unused.
+    """Returns the tensors of a vocabulary head, whose bias is stored both in its `decoder` and next to it.
 
-    `Family.copies` is to name the bias of a tied one.
+    An untied head uses the bias of the `decoder`. For a tied head, `Family.copies` must contain the bias of the
+    `decoder`.
     """
     return (
         Tensor(f"{name}.decoder.weight", ("head",)),
@@ -65,15 +67,15 @@ def unembedding(name: str) -> tuple[Tensor, Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class TaskLayout:
-    """How a family keeps a head of a task, of `models.task_heads`.
+    """Format of a task head of `models.task_heads` in a family.
 
     Attributes:
-      output: the name of the tensors of its last layer.
-      fields: of the head's settings, but labels and rates.
-      transform: the name of those of its transform, where it has one.
-      rate: what `config.json` calls the rate of its dropout; None: it has no name there.
-      default: the rate where `config.json` says nothing; None: that of the model's sub-layers.
-      drops_input: dropout of that rate comes before the transform, too.
+      output: name of the tensors of the last layer.
+      fields: settings of the head, except labels and dropout rates.
+      transform: name of the tensors of the transform; None if the head has none.
+      rate: field of the dropout rate in `config.json`; None if there is none.
+      default: dropout rate if `config.json` has none; None for that of the model's sub-layers.
+      drops_input: whether dropout of that rate is also applied before the transform.
     """
 
     output: str
@@ -87,35 +89,35 @@ class TaskLayout:
 def task_layouts(
     text: TaskLayout, tags: TaskLayout | None = None, span: TaskLayout | None = None, choice: TaskLayout | None = None
 ) -> dict[str, TaskLayout]:
-    """`Family.tasks` of a family, of which a class and a score are told alike."""
-    found = {"classes": text, "score": text, "tags": tags, "span": span, "choice": choice}
-    return {kind: layout for kind, layout in found.items() if layout}
+    """Returns `Family.tasks` for a family that uses one layout for classes and for scores of a text."""
+    layouts = {"classes": text, "score": text, "tags": tags, "span": span, "choice": choice}
+    return {kind: layout for kind, layout in layouts.items() if layout}
 
 
 class Family(Role):
-    """How Hugging Face stores the models of a family.
+    """Base of the classes that define how Hugging Face stores the models of a family.
 
-    A family is a class below this one that sets `kind`. Importing its module registers it.
+    A subclass that sets `kind` is registered when its module is imported.
 
     Attributes:
       kind: name of the family of this package, and by default its `model_type` in `config.json`.
       name: name of the family in messages.
-      base: settings that the models have in common. The fields set the others.
+      base: settings that the models have in common. The fields set the remaining ones.
       fields: entries of `config.json`, in the order in which they are written. A file describes a model with all heads.
       tensors: names of the tensors. A model has those whose parameters it has.
       model_type: `model_type` in `config.json`, unless it is `kind`.
       prefix: part of the names that a file of the model without its head leaves out.
-      buffers: regular expression of names, without the prefix, of tensors that are not weights.
+      buffers: regular expression that matches the names, without the prefix, of tensors that are not weights.
       vocabulary_files: names of the files of a vocabulary by scheme of `vocabularies.load`.
-      tokenizer_class: name of the class of the tokenizer in `transformers`. Empty: it is not written.
-      start: special id that a decoder's input begins with, in an encoder-decoder.
+      tokenizer_class: name of the class of the tokenizer in `transformers`; empty if it is not written.
+      start: special id at the beginning of a decoder's input, in an encoder-decoder.
       copies: names under which a file may repeat another tensor → that tensor's name.
-      old_endings: endings of names in old files → today's.
+      old_endings: endings of names in old files → current endings.
       ids: special ids that `config.json` has besides those of every family → their names there.
       tasks: layouts of the heads of fine-tuned models, by kind of the head.
       task_class: beginning of the names of these models' classes.
-      other_heads: regular expression of names, without the prefix, of heads of fine-tuned models. They are left out
-        unless they are complete heads of `tasks`.
+      other_heads: regular expression that matches the names, without the prefix, of heads of fine-tuned models. They
+        are left out unless they are complete heads of `tasks`.
     """
 
     name: ClassVar[str]

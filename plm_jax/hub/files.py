@@ -1,8 +1,8 @@
-"""The files of a model's directory: JSON, and safetensors, read and written one tensor at a time, here or in a bucket.
+"""Files of a model directory, local or in a bucket: JSON and safetensors, read and written one tensor at a time.
 
-A safetensors file is the length of its header (8 bytes, little-endian), the header (JSON: each tensor's type, shape,
-and where its bytes lie after the header), and the bytes, without gaps. A model is one such file, or several with an
-index of which tensor is where (https://github.com/huggingface/safetensors). What is not as the format says is refused.
+A safetensors file consists of the length of its header (8 bytes, little-endian), the header (JSON: type, shape and byte
+offsets of each tensor) and the bytes of the tensors, without gaps. A model is one such file, or several and an index
+from tensors to files (https://github.com/huggingface/safetensors). Files that violate the format are rejected.
 """
 
 import contextlib
@@ -23,27 +23,27 @@ from plm_jax.common.errors import UserError, one_line
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 UNPICKLE = (
-    f"in that folder, make {WEIGHTS} of it by "
+    f"in that folder, convert it to {WEIGHTS} with "
     'python -c "import glob, torch; from safetensors.torch import save_file; '
     "save_file({k: v.contiguous().clone() for f in glob.glob('pytorch_model*.bin') "
     f"for k, v in torch.load(f, weights_only=True).items()}}, '{WEIGHTS}')\""
 )
 SHARD_BYTES = 5 * 10**9
-# A hundred times those of any model that is read here.
-MOST_TENSORS = 100_000
+# A hundred times the number of tensors of any supported model.
+MAX_TENSORS = 100_000
 
-# By their names in a header. Other types a file may hold, but no model's weights.
+# Types of weights, by their names in a header. Files may contain other types, but not as weights of a model.
 FLOATS = {"F64": np.dtype("float64"), "F32": np.dtype("float32"), "F16": np.dtype("float16")}
 FLOATS["BF16"] = np.dtype(jnp.bfloat16)
-# Bits of a number of each type.
+# Number of bits of each type.
 _BITS = {name: 8 * dtype.itemsize for name, dtype in FLOATS.items()}
 _BITS |= {"BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32, "U64": 64, "I64": 64, "C64": 64}
 _BITS |= {"F8_E5M2": 8, "F8_E4M3": 8, "F8_E5M2FNUZ": 8, "F8_E4M3FNUZ": 8, "F8_E8M0": 8}
 _BITS |= {"F6_E2M3": 6, "F6_E3M2": 6, "F4": 4}
 
 
-class InFiles:
-    """An array that is read when it is indexed: with `...` all of it, with an integer that slice of its first axis."""
+class LazyArray:
+    """Array that is read from files when it is indexed: whole by `...`, one slice of the first axis by an integer."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -55,16 +55,16 @@ class InFiles:
         return np.asarray(self[...], dtype)
 
     def parts(self) -> Iterator[np.ndarray]:
-        """The content in C order, no more at once than one layer of a stacked array."""
+        """Iterates over the content in C order: a stacked array layer by layer, other arrays whole."""
         return (self[i] for i in range(self.shape[0])) if len(self.shape) > 2 else iter([self[...]])
 
 
-class StoredTensor(InFiles):
-    """A tensor in an open safetensors file; a slice of integers reads some of its first axis.
+class StoredTensor(LazyArray):
+    """Tensor in an open safetensors file. A slice reads some rows of the first axis.
 
     Attributes:
-      name: its name there.
-      code: its type's name there; `dtype` is for one of FLOATS alone.
+      name: name in the file.
+      code: name of its type in the file. `dtype` is defined only for those in FLOATS.
     """
 
     def __init__(self, file: BinaryIO, path: str, name: str, code: str, shape: tuple[int, ...], begin: int):
@@ -73,7 +73,7 @@ class StoredTensor(InFiles):
 
     @property
     def dtype(self) -> np.dtype:
-        """Of its numbers."""
+        """NumPy type of the elements."""
         return FLOATS[self.code]
 
     def __getitem__(self, index: Any) -> np.ndarray:
@@ -88,14 +88,14 @@ class StoredTensor(InFiles):
         data = bytearray(math.prod(shape) * self.dtype.itemsize)
         with storage.reaching(self._path):
             self._file.seek(self._begin + row * math.prod(self.shape[1:]) * self.dtype.itemsize)
-            # `BinaryIO` lacks it, every file of Python and fsspec has it.
+            # Missing from `BinaryIO`, but present in every file object of Python and fsspec.
             read = self._file.readinto(data)  # pyright: ignore[reportAttributeAccessIssue]
         if read != len(data):
             raise _damaged(self._path, f"it ends within {self.name}")
         return np.frombuffer(data, self.dtype).reshape(shape)
 
     def equals(self, other: "StoredTensor") -> bool:
-        """Whether both hold the same numbers of a type in FLOATS; compared some rows at a time."""
+        """Whether both tensors have types in FLOATS and equal numbers. Only a few rows are in memory at a time."""
         if self.shape != other.shape or not {self.code, other.code} <= FLOATS.keys():
             return False
         if not self.shape:
@@ -106,7 +106,7 @@ class StoredTensor(InFiles):
 
 
 class Content(NamedTuple):
-    """A tensor to be written: its shape, type, and its numbers in C order, part by part."""
+    """Content of a tensor to write: its shape, its type, and its numbers in C order, in parts."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -114,48 +114,48 @@ class Content(NamedTuple):
 
     @classmethod
     def of(cls, array: Any) -> "Content":
-        """What an array holds, in files or in memory."""
-        return cls(array.shape, array.dtype, array.parts if isinstance(array, InFiles) else lambda: [array])
+        """Returns the content of an array in files or in memory."""
+        return cls(array.shape, array.dtype, array.parts if isinstance(array, LazyArray) else lambda: [array])
 
 
 def common_type(arrays: Iterable[Any]) -> np.dtype:
-    """The smallest type that holds the numbers of all."""
+    """Returns the smallest type that can represent the numbers of all arrays."""
     return functools.reduce(np.promote_types, {array.dtype for array in arrays})
 
 
 @contextlib.contextmanager
 def opened(folder: str) -> Iterator[dict[str, StoredTensor]]:
-    """The tensors of a model by their names, to be read while this lasts.
+    """Context manager that yields the tensors of a model by their names. They can be read until it exits.
 
     Raises:
-      UserError: a file is missing or damaged, a tensor is not in the one file that the index says, or the weights are a
-        pickle.
+      UserError: a file is missing or damaged, a tensor is not in exactly the file that the index names, or the weights
+        are a pickle.
     """
     shards, names = _shards(folder)
     with contextlib.ExitStack() as stack:
         tensors: dict[str, StoredTensor] = {}
         for shard in shards:
             path = os.path.join(folder, shard)
-            found = _open(path, stack)
-            elsewhere = [name for name in found if names.get(name, shard) != shard or name in tensors]
-            if elsewhere:
-                raise _damaged(path, f"it has {elsewhere[0][:200]!r}, which {INDEX} says is in another file")
-            tensors |= found
-            if len(tensors) > MOST_TENSORS:
-                raise _damaged(path, f"with those before it has more than {MOST_TENSORS:,} tensors")
+            of_shard = _open(path, stack)
+            misplaced = [name for name in of_shard if names.get(name, shard) != shard or name in tensors]
+            if misplaced:
+                raise _damaged(path, f"it has {misplaced[0][:200]!r}, which {INDEX} says is in another file")
+            tensors |= of_shard
+            if len(tensors) > MAX_TENSORS:
+                raise _damaged(path, f"with the shards before it has more than {MAX_TENSORS:,} tensors")
         if missing := names.keys() - tensors.keys():
-            raise _damaged(os.path.join(folder, INDEX), f"{min(missing)[:200]!r} is not where it says")
+            raise _damaged(os.path.join(folder, INDEX), f"{min(missing)[:200]!r} is not in the file that it lists")
         yield tensors
 
 
 def _shards(folder: str) -> tuple[list[str], dict[str, str]]:
-    """The names of the files, and in which of them the index says each tensor is."""
+    """Returns the names of the files, and the name of the file of each tensor by the index."""
     if storage.exists(os.path.join(folder, WEIGHTS)):
         return [WEIGHTS], {}
     index = os.path.join(folder, INDEX)
     if not storage.exists(index):
         if any(storage.exists(os.path.join(folder, name)) for name in PICKLES):
-            raise UserError(f"{folder} holds a pickle, which could run any code, so it is not read: {UNPICKLE}")
+            raise UserError(f"{folder} holds a pickle, which could run any code and is not read: {UNPICKLE}")
         raise UserError(f"{folder} has neither {WEIGHTS} nor {INDEX}: save the weights as safetensors")
     names = read_json(index).get("weight_map")
     if not isinstance(names, dict) or not names or not all(isinstance(name, str) for name in names.values()):
@@ -163,7 +163,7 @@ def _shards(folder: str) -> tuple[list[str], dict[str, str]]:
     shards = sorted(set(names.values()))
     for shard in shards:
         if not re.fullmatch(r"[\w.-]+\.safetensors", shard, re.ASCII) or shard.startswith("."):
-            raise _damaged(index, f"{shard[:200]!r} is no name of a shard beside it")
+            raise _damaged(index, f"{shard[:200]!r} is not the name of a shard in its folder")
         if not storage.exists(os.path.join(folder, shard)):
             raise UserError(f"{folder}/{shard[:200]} is missing, though {INDEX} lists it: fetch it again")
     return shards, names
@@ -177,12 +177,12 @@ def _open(path: str, stack: contextlib.ExitStack) -> dict[str, StoredTensor]:
             file.seek(0)
             length = int.from_bytes(file.read(8), "little")
             if 8 + length > size:
-                raise ValueError("no header of safetensors")
+                raise ValueError("it has no safetensors header")
             if length > strict_json.MOST_BYTES:
                 raise ValueError(f"a header of {length:,} bytes, at most {strict_json.MOST_BYTES:,} are read")
             header = file.read(length)
-        if header.count(b"data_offsets") > MOST_TENSORS:  # Before each of them is made something of.
-            raise ValueError(f"more than {MOST_TENSORS:,} tensors")
+        if header.count(b"data_offsets") > MAX_TENSORS:  # Checked before the header is parsed.
+            raise ValueError(f"more than {MAX_TENSORS:,} tensors")
         return _tensors(file, path, strict_json.loads(header), 8 + length, size)
     except OSError as error:
         raise unreadable(path, error) from error
@@ -191,28 +191,31 @@ def _open(path: str, stack: contextlib.ExitStack) -> dict[str, StoredTensor]:
 
 
 def _tensors(file: BinaryIO, path: str, header: Any, begin: int, size: int) -> dict[str, StoredTensor]:
-    """Those of a header that is as the format has it: together the tensors are all bytes from `begin` on, each once.
+    """Returns the tensors of a parsed header.
 
     Raises:
-      ValueError: it is not.
+      ValueError: the header violates the format, which requires the tensors to cover each byte from `begin` to the end
+        of the file exactly once.
     """
     if not isinstance(header, dict):
-        raise ValueError("its header is no JSON object")
+        raise ValueError("its header is not a JSON object")
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise ValueError("its __metadata__ maps names to other than texts")
+        raise ValueError("its __metadata__ maps names to values that are not strings")
     stored, end = {}, begin
     spans = []
     for name, entry in header.items():
         if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
-            raise ValueError(f"{name[:200]!r} has other than dtype, shape and data_offsets")
+            raise ValueError(f"{name[:200]!r} has fields other than dtype, shape and data_offsets")
         code, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
         if not isinstance(code, str) or code not in _BITS:
             raise ValueError(f"{name[:200]!r} has the type {str(code)[:200]!r}")
         if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
-            raise ValueError(f"{name[:200]!r} has a shape or data_offsets that are no sizes")
+            raise ValueError(f"{name[:200]!r} has a shape or data_offsets that are not lists of sizes")
         if math.prod(shape) * _BITS[code] != 8 * (offsets[1] - offsets[0]):
-            raise ValueError(f"{name[:200]!r} has {offsets[1] - offsets[0]} bytes, which its type and shape are not")
+            raise ValueError(
+                f"{name[:200]!r} has {offsets[1] - offsets[0]} bytes, which does not fit its type and shape"
+            )
         stored[name] = StoredTensor(file, path, name, code, tuple(shape), begin + offsets[0])
         spans.append((begin + offsets[0], begin + offsets[1], name))
     for first, last, name in sorted(spans):
@@ -227,23 +230,23 @@ def _tensors(file: BinaryIO, path: str, header: Any, begin: int, size: int) -> d
 
 
 def _are_sizes(value: Any) -> bool:
-    """Whether it is a list of integers that a file's sizes can be; there is none of 32 axes."""
+    """Whether a value is a list of integers that can be sizes in a file. Arrays have at most 32 axes."""
     return isinstance(value, list) and len(value) <= 32 and all(type(i) is int and 0 <= i < 2**63 for i in value)
 
 
-def _damaged(path: str, what: str) -> UserError:
-    return UserError(f"{path} is damaged ({what}): fetch it again")
+def _damaged(path: str, cause: str) -> UserError:
+    return UserError(f"{path} is damaged ({cause}): fetch it again")
 
 
 def unreadable(path: str, error: OSError) -> UserError:
-    """What to say of a file that the system does not let be read."""
-    return UserError(f"cannot read {path} ({error.strerror}): make it readable or give another")
+    """Returns the error for a file that the operating system refuses to open."""
+    return UserError(f"cannot read {path} ({error.strerror}): make it readable or pass another file")
 
 
 def write(folder: str | os.PathLike[str], tensors: Mapping[str, Content], shard_bytes: int = SHARD_BYTES) -> None:
-    """Writes the tensors to one file, or to shards of at most so many bytes (a larger tensor has its own) and an index.
+    """Writes the tensors to one file, or to shards of at most `shard_bytes` and an index.
 
-    Weights of another model that were there are gone then.
+    A tensor larger than `shard_bytes` gets its own shard. Existing weights of another model are removed.
     """
     shards = _divide(tensors, shard_bytes)
     names = [f"model-{number + 1:05}-of-{len(shards):05}.safetensors" for number in range(len(shards))]
@@ -265,7 +268,7 @@ def _num_bytes(content: Content) -> int:
 
 
 def _divide(tensors: Mapping[str, Content], shard_bytes: int) -> list[list[str]]:
-    """The names of each shard, in their order."""
+    """Returns the names of the tensors of each shard, in order."""
     shards, free = [[]], shard_bytes
     for name, content in tensors.items():
         size = _num_bytes(content)
@@ -278,7 +281,7 @@ def _divide(tensors: Mapping[str, Content], shard_bytes: int) -> list[list[str]]
 
 
 def _write_file(path: str, tensors: Mapping[str, Content]) -> None:
-    # Wide types first: so each tensor begins at a multiple of its type's size, which readers that map files need.
+    # Wide types first: each tensor then begins at a multiple of its type's size, as memory-mapped reading requires.
     names = sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize)
     codes = {dtype: code for code, dtype in FLOATS.items()}
     header: dict[str, dict[str, Any]] = {"__metadata__": {"format": "pt"}}
@@ -296,15 +299,15 @@ def _write_file(path: str, tensors: Mapping[str, Content]) -> None:
                 file.write(np.ascontiguousarray(part, tensors[name].dtype).reshape(-1).view(np.uint8).data)
 
 
-def refuse_misfits(what: str, misfits: Mapping[str, Iterable[str]]) -> None:
-    """Raises a `UserError` that begins with `what` and names the misfits of each sort, if there are any."""
+def refuse_misfits(summary: str, misfits: Mapping[str, Iterable[str]]) -> None:
+    """Raises a `UserError` that begins with `summary` and lists the misfits of each sort, if there are any."""
     problems = [
         f"{sort}: {', '.join(n[:200] for n in names[:5])}{f' and {len(names) - 5} more' if len(names) > 5 else ''}"
         for sort, names in ((sort, sorted(names)) for sort, names in misfits.items())
         if names
     ]
     if problems:
-        raise UserError(f"{what}: {'; '.join(problems)}")
+        raise UserError(f"{summary}: {'; '.join(problems)}")
 
 
 def write_json(path: str, tree: Mapping[str, Any]) -> None:
@@ -313,36 +316,36 @@ def write_json(path: str, tree: Mapping[str, Any]) -> None:
 
 
 def read_json(path: str) -> dict[str, Any]:
-    """A file's JSON object.
+    """Reads a JSON object from a file.
 
     Raises:
-      UserError: the file is missing, cannot be read or holds none.
+      UserError: the file is missing, cannot be read or does not contain a JSON object.
     """
     try:
         tree = strict_json.read(path)
     except FileNotFoundError:
-        raise UserError(f"{path} is missing: a model's directory has one") from None
+        raise UserError(f"{path} is missing: every model directory has one") from None
     except OSError as error:
         raise unreadable(path, error) from error
     except ValueError as error:
         raise _damaged(path, one_line(error)) from error
     if not isinstance(tree, dict):
-        raise _damaged(path, "no JSON object")
+        raise _damaged(path, "it is not a JSON object")
     return tree
 
 
 def contents(vocabulary: str) -> dict[str, bytes]:
-    """What the files of a vocabulary's spec hold, by their names, in order.
+    """Reads the files of a vocabulary's spec. Returns their contents by name, in order.
 
     Raises:
-      UserError: one is missing, cannot be read or is larger than any vocabulary.
+      UserError: a file is missing, cannot be read or is larger than any vocabulary.
     """
-    found = {}
+    data = {}
     for path in filter(None, vocabulary.partition(":")[2].split(",")):
         try:
-            found[os.path.basename(path)] = storage.read(path, strict_json.MOST_BYTES)
+            data[os.path.basename(path)] = storage.read(path, strict_json.MOST_BYTES)
         except FileNotFoundError:
-            raise UserError(f"{path} is missing: put the model's vocabulary there") from None
+            raise UserError(f"{path} is missing: copy the model's vocabulary there") from None
         except OSError as error:
             raise unreadable(path, error) from error
-    return found
+    return data

@@ -1,11 +1,11 @@
 """GLM (Du et al. 2022) and ChatGLM-6B under the tensor names of THUDM/GLM and THUDM/chatglm-6b.
 
-Their code comes with their weights, not with `transformers`, which since uses the same `model_type` for other models:
-"glm" for GLM-4, and ChatGLM2 kept "chatglm". In the `config.json` of these two the text's longest length is
-`max_sequence_length`, in the later ones it is not; that tells them apart.
+Their code comes with their weights. Later models use the same `model_type`: "glm" is GLM-4 in `transformers`, and
+ChatGLM2 is "chatglm", too. Only the `config.json` of the original two has `max_sequence_length`, by which they are
+recognized.
 
-Dense layers are torch's `Linear`, stored [out, in], with query, key and value in one: in GLM one after the other, in
-ChatGLM-6B head by head. GLM's feed-forward has the tanh form of GELU, as in THUDM/GLM, which trained it.
+Dense layers are torch's `Linear`, stored [out, in]. One `Linear` holds query, key and value: one after the other in
+GLM, head by head in ChatGLM-6B. GLM's feed-forward uses the tanh form of GELU, like the training code in THUDM/GLM.
 """
 
 from typing import Any
@@ -44,7 +44,7 @@ def _base(position: models.BlockPositions | models.Rotary2D, **fields: Any) -> m
 
 
 class _OriginalFamily(Family):
-    """Base of the families in the layout of the original repositories, which later models of the type lack."""
+    """Base of the families in the format of the original repositories, which later models of the type do not use."""
 
     @override
     def reads(self, config):
@@ -129,7 +129,7 @@ class ChatGlm6BFamily(_OriginalFamily):
         Tensor("transformer.word_embeddings.weight", ("token_embedding",)),
         *_stack("transformer", by_head=True),
         Tensor("lm_head.weight", ("head",)),
-        # A tied head is stored once more, since its code does not tie.
+        # A tied head is stored again because the code of ChatGLM-6B does not tie parameters.
         Tensor("lm_head.weight", ("token_embedding",), applies=lambda parameters: "head" not in parameters),
     )
     buffers = r"layers\.\d+\.attention\.rotary_emb\.inv_freq"

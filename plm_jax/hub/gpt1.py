@@ -1,7 +1,7 @@
-"""GPT-1 (Radford et al. 2018) as Hugging Face keeps it: `OpenAIGPTLMHeadModel`, and `OpenAIGPTModel`.
+"""GPT-1 (Radford et al. 2018) in Hugging Face's format: `OpenAIGPTLMHeadModel`, and `OpenAIGPTModel`.
 
-Its dense layers are `Conv1D`, stored [in, out] like ours, with query, key and value fused along the last axis. Its
-vocabulary is read from `tokenizer.json` alone, which cuts words as BERT does; the paper's own rules were spaCy's.
+Dense layers are `Conv1D`, stored [in, out] like ours, with query, key and value fused along the last axis. The
+vocabulary is read only from `tokenizer.json`, which splits words like BERT. The paper used spaCy instead.
 """
 
 from typing_extensions import override
@@ -11,7 +11,7 @@ from plm_jax.hub.family import Family, Tensor
 from plm_jax.hub.fields import Derived, Field, activation, initializer_range, quotient
 from plm_jax.hub.gpt2 import blocks
 
-# `afn` → activation; its "gelu" is the tanh form.
+# `afn` → activation. Its "gelu" is the tanh form.
 ACTIVATIONS = {"gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"}
 
 

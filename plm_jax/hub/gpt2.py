@@ -1,6 +1,6 @@
-"""GPT-2 (Radford et al. 2019) as Hugging Face keeps it: `GPT2LMHeadModel`, and `GPT2Model` without the prefix.
+"""GPT-2 (Radford et al. 2019) in Hugging Face's format: `GPT2LMHeadModel`, and `GPT2Model` without the prefix.
 
-Its dense layers are `Conv1D`, stored [in, out] like ours, with query, key and value fused along the last axis.
+Dense layers are `Conv1D`, stored [in, out] like ours, with query, key and value fused along the last axis.
 """
 
 from typing_extensions import override
@@ -25,7 +25,7 @@ def blocks() -> tuple[Tensor, ...]:
 
 
 class Gpt2Family(Family):
-    """GPT-2. Of the settings of the initializer, `config.json` has the standard deviation only."""
+    """GPT-2. `config.json` contains only the standard deviation of the initializer."""
 
     kind = "gpt2"
     name = "GPT-2"

@@ -32,7 +32,7 @@ def find(directory: str | os.PathLike[str], family: Family) -> dict[str, str]:
     present, names = set(storage.names(os.fspath(directory))), {CONFIG, GENERATION}
     if tokenizer_json.NAME in present:
         vocabularies = {**tokenizer_json.FILES, **vocabulary_files.files_of(family)}.values()
-        names |= {*_TOKENIZER, *(name for of_scheme in vocabularies for name in of_scheme)}
+        names |= {*_TOKENIZER, *(name for names in vocabularies for name in names)}
     return {name: os.path.join(directory, name) for name in sorted(present & names)}
 
 

@@ -1,6 +1,6 @@
-"""Hugging Face directories in and out: `config.json`, safetensors in one file or in shards, the vocabulary's files.
+"""Reading and writing of Hugging Face directories: `config.json`, safetensors and the files of the vocabulary.
 
-Every family is read and written by the same few functions over its table (`hub/family.py`).
+All families share these functions. A family only defines tables (`hub/family.py`).
 """
 
 import contextlib
@@ -31,40 +31,41 @@ START_ID = "decoder_start_token_id"
 
 @contextlib.contextmanager
 def opened(directory: str) -> Iterator[Pretrained]:
-    """A model whose parameters stay in their files, in the type that they have there, to be read while this lasts.
+    """Context manager that yields a model whose parameters stay in their files, with their stored types.
+
+    The parameters can be read until it exits.
 
     Raises:
-      UserError: a file is missing or damaged, the family is unknown, the settings are beyond ours, or tensors are
-        missing, unknown or misshapen; the line names them.
+      UserError: a file is missing or damaged, the family is unknown, a setting is not supported, or tensors are
+        missing, unknown or have other shapes. The message names them.
     """
     path = os.path.join(directory, CONFIG)
     config = files.read_json(path)
-    with sizes.described_by(path):
+    with sizes.report_as_damaged(path):
         if config.get("model_type") is None:
             config = config | {"model_type": families.model_type_of(directory, config)}
         registered = families.registered()
-        own = (kind for kind, family in registered.items() if family.reads(config))
-        kind = next(own, str(config.get("model_type")))
+        claims = (kind for kind, family in registered.items() if family.reads(config))
+        kind = next(claims, str(config.get("model_type")))
         if kind not in registered:
             known = nearest(kind[:100], registered)
             raise UserError(f"{directory}/{CONFIG}: model_type '{kind[:100]}': {known}")
         family = registered[kind]
         model = families.to_settings(family, config)
-    vocabulary, special_ids = _text(directory, family, config)
+    vocabulary, special_ids = _read_vocabulary(directory, family, config)
     sizes.check_ids(directory, special_ids)
     with files.opened(directory) as tensors:
         sizes.check(path, model, tensors)
         stored = families.by_full_name(tensors, family)
         model = families.with_heads(
-            family, model, stored, _has_own_head(family, stored), _has_head_bias(family, stored)
+            family, model, stored, _has_untied_head(family, stored), _has_head_bias(family, stored)
         )
         params = _gather(directory, family, model, stored)
-        kept = hub_files.find(directory, family)
-        yield Pretrained(model, params, special_ids, vocabulary, kind, hub_files=kept)
+        yield Pretrained(model, params, special_ids, vocabulary, kind, hub_files=hub_files.find(directory, family))
 
 
-def _text(directory: str, family: Family, config: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
-    """The spec of a model's vocabulary, if it has one, and its special ids.
+def _read_vocabulary(directory: str, family: Family, config: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
+    """Returns the spec of a model's vocabulary, or None, and its special ids.
 
     Raises:
       UserError: a file is damaged.
@@ -77,13 +78,13 @@ def _text(directory: str, family: Family, config: Mapping[str, Any]) -> tuple[st
     tokenizer = files.read_json(path) if storage.exists(path) else {}
     vocabulary = vocabulary_files.find(directory, family, tokenizer)
     if vocabulary is not None:
-        with sizes.described_by(f"{path} or {vocabulary.partition(':')[2]}"):
-            special_ids = vocabulary_files.told(directory, family, vocabulary, tokenizer) | special_ids
+        with sizes.report_as_damaged(f"{path} or {vocabulary.partition(':')[2]}"):
+            special_ids = vocabulary_files.read_special_ids(directory, family, vocabulary, tokenizer) | special_ids
     return vocabulary, special_ids
 
 
 def read(directory: str) -> Pretrained:
-    """A model with its parameters in memory, float32 NumPy arrays; raises as `opened`."""
+    """Reads a model with its parameters as float32 NumPy arrays. Raises the same errors as `opened`."""
     with opened(directory) as pretrained:
         flat = {path: float32(leaf) for path, leaf in pretrained.flat().items()}
         return replace(pretrained, params=traverse_util.unflatten_dict(flat, sep="/"))
@@ -95,11 +96,12 @@ def write(
     shard_bytes: int = files.SHARD_BYTES,
     tokenizer: tokenizer_json.Tokenizer | None = None,
 ) -> None:
-    """Writes what `opened` and `transformers` open: weights and vocabulary first, `config.json` last.
+    """Writes a directory for `opened` and `transformers`: weights and vocabulary first, `config.json` last.
 
-    The weights are written one tensor at a time, in the type that the parameters have. Of an ELECTRA the discriminator
-    is written, of a SpanBERT a BERT; a warning says what is left out. Without a `tokenizer` a vocabulary is written
-    only where the family has files for it, from which `transformers` makes a tokenizer of its own.
+    The weights are written one tensor at a time, in the types of the parameters. For an ELECTRA, only the discriminator
+    is written, and for a SpanBERT only the BERT; a warning names the parameters that are left out. Without a
+    `tokenizer`, a vocabulary is written only if the family has files for it, from which `transformers` makes its own
+    tokenizer.
 
     Raises:
       UserError: no Hugging Face family can hold the model.
@@ -110,7 +112,7 @@ def write(
     assert isinstance(model, models.TransformerConfig)  # Every family's models are.
     config = families.to_config(family, model) | {"dtype": str(files.common_type(flat.values()))}
     special_ids = {name: pretrained.special_ids.get(name) for name in SPECIAL_IDS}
-    for name in config.keys() & special_ids.keys():  # Those that the settings ask for.
+    for name in config.keys() & special_ids.keys():  # Ids that the settings require.
         if config[name] != special_ids[name]:
             raise UserError(
                 f"Hugging Face's {family.name} cannot hold this model: it needs {name} = {config[name]}, "
@@ -132,7 +134,7 @@ def write(
 
 
 def _further_ids(family: Family, special_ids: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the ids of a `config.json` besides SPECIAL_IDS."""
+    """Returns the ids of a `config.json` in addition to SPECIAL_IDS."""
     ids = {name: special_ids[name] for name in FRAME if name in special_ids}
     ids |= {name: special_ids[ours] for ours, name in family.ids.items() if ours in special_ids}
     if family.start:
@@ -152,12 +154,12 @@ def _published(pretrained: Pretrained) -> Pretrained:
 def _gather(
     folder, family: Family, model: models.TransformerConfig, stored: Mapping[str, files.StoredTensor]
 ) -> dict[str, Any]:
-    """Our tree, each leaf still in the open files; every misfit is found before the first tensor is read."""
+    """Returns the parameters as arrays in the open files. All names and shapes are checked before a tensor is read."""
     shapes = tensor_layout.shapes_of(model)
-    wanted = families.layout_of(family, model)
-    _check(folder, family, wanted, stored)
+    expected = families.layout_of(family, model)
+    _check(folder, family, expected, stored)
     flat = {path: tensor_layout.Parameter(shape) for path, shape in shapes.items()}
-    for name, pieces in wanted.items():
+    for name, pieces in expected.items():
         for number, piece in enumerate(pieces):
             flat[piece.path].add(stored[name], pieces, number)
     return traverse_util.unflatten_dict(flat, sep="/")
@@ -166,26 +168,26 @@ def _gather(
 def _check(
     folder,
     family: Family,
-    wanted: Mapping[str, list[tensor_layout.TensorPiece]],
+    expected: Mapping[str, list[tensor_layout.TensorPiece]],
     stored: Mapping[str, files.StoredTensor],
 ) -> None:
     def matches(pattern, name):
         return re.fullmatch(pattern, name.removeprefix(family.prefix))
 
-    # A tied head may be stored once more; `opened` has compared the two.
-    extra = stored.keys() - wanted.keys() - {families.name_in(family, "head")}
+    # A tied head may be stored as a copy of the token table; `_has_untied_head` has compared the two.
+    extra = stored.keys() - expected.keys() - {families.name_in(family, "head")}
     copies = extra & family.copies.keys()
     extra = [name for name in extra - copies if not matches(family.buffers, name)]
     misshapen = [
         f"{name} is {stored[name].code} {list(stored[name].shape)} and not {list(tensor_layout.stored_shape(pieces))}"
-        for name, pieces in wanted.items()
+        for name, pieces in expected.items()
         if name in stored
         and (stored[name].shape != tensor_layout.stored_shape(pieces) or stored[name].code not in files.FLOATS)
     ]
     files.refuse_misfits(
         f"the weights in {folder} do not fit its {CONFIG}",
         {
-            "missing": wanted.keys() - stored.keys(),
+            "missing": expected.keys() - stored.keys(),
             "unknown": [stored[name].name for name in extra if not matches(family.other_heads, name)],
             "misshapen": misshapen,
             "copies that differ": [name for name in copies if not stored[name].equals(stored[family.copies[name]])],
@@ -196,19 +198,19 @@ def _check(
         warnings.warn(f"{folder}: the heads of a fine-tuned model are left out: {heads}", stacklevel=6)
 
 
-def _has_own_head(family: Family, stored: Mapping[str, files.StoredTensor]) -> bool:
-    """Whether a head lies in the files that is not the token table again (the tensors decide, not the config)."""
-    head, table = (_holding(family, parameter, stored) for parameter in ("head", "token_embedding"))
+def _has_untied_head(family: Family, stored: Mapping[str, files.StoredTensor]) -> bool:
+    """Whether the files contain a head that differs from the token table. The tensors decide, not the config."""
+    head, table = (_tensor_of(family, parameter, stored) for parameter in ("head", "token_embedding"))
     return head is not None and table is not None and not head.equals(table)
 
 
 def _has_head_bias(family: Family, stored: Mapping[str, files.StoredTensor]) -> bool:
-    """Whether the files hold a bias of the head that is not 0 everywhere."""
-    bias = _holding(family, "head_bias", stored)
+    """Whether the files contain a bias of the head that is not 0 everywhere."""
+    bias = _tensor_of(family, "head_bias", stored)
     return bias is not None and bool(np.any(bias[...]))
 
 
-def _holding(family: Family, parameter: str, stored: Mapping[str, files.StoredTensor]) -> files.StoredTensor | None:
+def _tensor_of(family: Family, parameter: str, stored: Mapping[str, files.StoredTensor]) -> files.StoredTensor | None:
     """Returns the tensor that holds a parameter; None if the family or the files have none."""
     name = families.name_in(family, parameter)
     return None if name is None else stored.get(name)

@@ -1,7 +1,7 @@
-"""LLaMA 1 to 3.2 (Touvron et al. 2023) as Hugging Face keeps it: `LlamaForCausalLM`, and `LlamaModel`.
+"""LLaMA 1 to 3.2 (Touvron et al. 2023) in Hugging Face's format: `LlamaForCausalLM`, and `LlamaModel`.
 
-Its dense layers are torch's `Linear`, stored [out, in]. Its queries and keys are laid out for rotation by halves, like
-ours; Meta's own files (consolidated.*.pth), laid out for rotation by neighbours, are not read.
+Dense layers are torch's `Linear`, stored [out, in]. Queries and keys are ordered for rotation by halves, like ours.
+Meta's files (consolidated.*.pth), ordered for rotation of neighboring dimensions, are not read.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ def norms(layer: str) -> tuple[Tensor, Tensor]:
 
 
 def decoder_base(position: models.Rotary) -> models.DecoderConfig:
-    """Returns the settings that LLaMA and its kin have in common. Fields of `config.json` set the sizes."""
+    """Returns the settings that LLaMA and its variants have in common. Fields of `config.json` set the sizes."""
     return models.DecoderConfig(
         embedding=models.EmbeddingConfig(1, 1),
         attention=models.AttentionConfig(1, 4, position),
@@ -46,7 +46,7 @@ def _num_heads(fields: Mapping[str, Any]) -> int:
 
 
 class LlamaFamily(Family):
-    """LLaMA. Of the dropout rates, `config.json` has that of attention only."""
+    """LLaMA. `config.json` contains only the dropout rate of attention."""
 
     kind = "llama"
     name = "LLaMA"

@@ -1,4 +1,4 @@
-"""mT5 (Xue et al. 2021) as Hugging Face keeps it: a T5 1.1 whose SentencePiece model may hold the sentinels itself."""
+"""mT5 (Xue et al. 2021) in Hugging Face's format: a T5 1.1 whose SentencePiece model may contain the sentinels."""
 
 from typing_extensions import override
 
@@ -6,7 +6,7 @@ from plm_jax.hub.fields import changed
 from plm_jax.hub.t5 import T5Family
 
 
-def _own_sentinels(files: list[bytes]) -> int:
+def _count_sentinels(files: list[bytes]) -> int:
     """Returns the number of sentinels that are pieces of the SentencePiece model."""
     return files[0].count(b"<extra_id_")
 
@@ -32,9 +32,9 @@ class Mt5Family(T5Family):
 
     @override
     def tokenizer_config(self, files, special_ids):
-        added = special_ids.get("sentinels", 0) - _own_sentinels(files)
+        added = special_ids.get("sentinels", 0) - _count_sentinels(files)
         return super().tokenizer_config(files, {"sentinels": added})
 
     @override
     def special_ids(self, files, tokenizer_config):
-        return {"sentinels": _own_sentinels(files) + tokenizer_config.get("extra_ids", 0)}
+        return {"sentinels": _count_sentinels(files) + tokenizer_config.get("extra_ids", 0)}

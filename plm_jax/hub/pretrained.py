@@ -1,4 +1,4 @@
-"""The one record of a trained model: its settings, its weights, and what is known of where they come from."""
+"""Record of a trained model: its settings, its parameters and their origin."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,21 +16,21 @@ class Pretrained:
     """A trained model.
 
     Attributes:
-      model: the model's settings.
-      params: its parameters: arrays, or `files.InFiles`, which are read when they are asked for.
-      special_ids: `NAME_token_id` for the names of `common.special_ids` (an integer, of `eos` perhaps several),
-        `decoder_start_token_id`, `sentinels` (how many), `lowercase` (whether WordPiece or SentencePiece drops case
-        and accents), `begins_with_bos` (whether every text does) or `begins_with` (the ids that every text begins
-        with), `ends_with` (the ids that every text ends with), `separator_token_id` (the id between a decoder's
-        documents), as far as they are known.
-      vocabulary: a spec for `vocabularies.load`; None where there are no files for one.
-      family: the model_type of the Hugging Face family that it was read as; None: it was read as none.
-      run: config of the run that trained it, which this package does not read; None for a model from elsewhere.
-      workdir: the run's directory; None for a model that is in none.
-      step: the checkpoint's step; None for a model from elsewhere.
-      vocabulary_id: of the vocabulary that it was trained with, where that is recorded.
-      hub_files: paths by name of the files of its Hugging Face directory that `hub.hub_files` copies unchanged into
-        others; empty for a model that is not from Hugging Face.
+      model: settings of the model.
+      params: parameters: arrays, or `files.LazyArray`, which are read on access.
+      special_ids: known special ids and how texts are framed. `NAME_token_id` for the names of `common.special_ids` (an
+        integer; several for `eos` if there are several), `decoder_start_token_id`, `sentinels` (their number),
+        `lowercase` (whether WordPiece or SentencePiece drops case and accents), `begins_with_bos` (whether every text
+        begins with `bos`) or `begins_with` (ids at the beginning of every text), `ends_with` (ids at the end of every
+        text), and `separator_token_id` (id between the documents of a decoder).
+      vocabulary: spec for `vocabularies.load`; None if there are no files of a vocabulary.
+      family: kind of the Hugging Face family that the model was read as; None for other formats.
+      run: config of the run that trained the model, which this package does not read; None for other models.
+      workdir: directory of that run; None for other models.
+      step: step of the checkpoint; None for other models.
+      vocabulary_id: recorded id of the vocabulary that the model was trained with, or None.
+      hub_files: files of its Hugging Face directory, as paths by name, that `hub.hub_files` copies unchanged; empty for
+        other models.
     """
 
     model: ModelConfig
@@ -45,11 +45,11 @@ class Pretrained:
     hub_files: Mapping[str, str] = field(default_factory=dict)
 
     def flat(self) -> dict[str, Any]:
-        """The parameters by their paths, joined by `/`; those on devices are fetched."""
+        """Returns the parameters by path, joined by `/`. Parameters on devices are fetched."""
         flat = traverse_util.flatten_dict(self.params, sep="/")
         return {path: np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf for path, leaf in flat.items()}
 
 
 def float32(leaf: Any) -> Any:
-    """A parameter as a float32 array in memory; one on a device stays there."""
+    """Returns a parameter as a float32 array in memory. An array on a device is returned unchanged."""
     return leaf if isinstance(leaf, jax.Array) else np.asarray(leaf, np.float32)

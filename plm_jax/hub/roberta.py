@@ -1,6 +1,6 @@
-"""RoBERTa (Liu et al. 2019) as Hugging Face keeps it: `RobertaForMaskedLM`, and `RobertaModel`.
+"""RoBERTa (Liu et al. 2019) in Hugging Face's format: `RobertaForMaskedLM`, and `RobertaModel`.
 
-Its layers are BERT's. Positions count real tokens alone, from the row after that of the padding's id on.
+The layers are those of BERT. Positions skip padding and start at the row after the id of the padding token.
 """
 
 from dataclasses import replace
@@ -19,7 +19,7 @@ LENGTH = 512
 
 
 class PositionsAfterPadding(Entry):
-    """Rows of the table of positions, of which those up to the padding's id are unused."""
+    """Number of rows of the position table. The rows up to the id of the padding token are unused."""
 
     name = "max_position_embeddings"
 
@@ -52,7 +52,7 @@ def special_ids(files: list[bytes]) -> dict[str, Any]:
 
 
 class RobertaFamily(Family):
-    """RoBERTa. Its head has the exact GELU whatever the activation of its layers is."""
+    """RoBERTa. The head uses the exact GELU, whatever the activation of the layers."""
 
     kind = "roberta"
     name = "RoBERTa"

@@ -1,4 +1,4 @@
-"""Rotary positions in a `config.json`: `rope_parameters` of transformers 5, before it `rope_theta`, `rope_scaling`."""
+"""Rotary positions in a `config.json`: `rope_parameters` in transformers 5, `rope_theta` and `rope_scaling` before."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

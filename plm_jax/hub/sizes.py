@@ -1,4 +1,4 @@
-"""Whether a description of a model can be of the tensors beside it, before anything is traced or made of it."""
+"""Plausibility checks of downloaded settings against the tensors, before anything is traced or allocated."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -8,25 +8,25 @@ from plm_jax.common.errors import UserError, one_line
 from plm_jax.hub.files import StoredTensor
 from plm_jax.models.protocol import ModelConfig
 
-_MOST_SENTINELS = 2**20
-# The special ids of which there may be several.
+_MAX_SENTINELS = 2**20
+# Special ids that may be lists.
 _FRAME = ("begins_with", "ends_with")
 _LISTS = (*_FRAME, "eos_token_id")
-_WANTED = dict.fromkeys(_FRAME, "a list of the ids of tokens") | {"sentinels": "how many there are"}
+_EXPECTED = dict.fromkeys(_FRAME, "a list of token ids") | {"sentinels": "their number"}
 
 
 @contextlib.contextmanager
-def described_by(path: str) -> Iterator[None]:
-    """Within it what a file of others says is taken for what it should say; where it does not, the file is damaged.
+def report_as_damaged(path: str) -> Iterator[None]:
+    """Context manager that turns the errors of code that trusts the content of a file into a `UserError`.
 
     Raises:
-      UserError: it is.
+      UserError: the file is damaged.
     """
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
-        what = f"{type(error).__name__}: {one_line(error)}"
-        raise UserError(f"{path} is damaged ({what}): fetch it again") from error
+        cause = f"{type(error).__name__}: {one_line(error)}"
+        raise UserError(f"{path} is damaged ({cause}): fetch it again") from error
 
 
 def check(path: str, model: ModelConfig, tensors: Mapping[str, StoredTensor]) -> None:
@@ -46,16 +46,16 @@ def check(path: str, model: ModelConfig, tensors: Mapping[str, StoredTensor]) ->
 
 
 def check_ids(path: str, ids: Mapping[str, Any]) -> None:
-    """Refuses special ids, as `Pretrained` has them, that are no integers, or more sentinels than any model has.
+    """Checks the special ids of a `Pretrained`.
 
     Raises:
-      UserError: there is one.
+      UserError: an id is not an integer, or there are more sentinels than any model has.
     """
     for name, value in ids.items():
         if not name.endswith("_token_id") and name not in (*_FRAME, "sentinels"):
             continue
-        several = value if isinstance(value, list | tuple) and name in _LISTS else [value]
-        is_number = all(type(i) is int and abs(i) < 2**31 for i in several)
-        is_count = name != "sentinels" or (type(value) is int and 0 <= value <= _MOST_SENTINELS)
+        numbers = value if isinstance(value, list | tuple) and name in _LISTS else [value]
+        is_number = all(type(i) is int and abs(i) < 2**31 for i in numbers)
+        is_count = name != "sentinels" or (type(value) is int and 0 <= value <= _MAX_SENTINELS)
         if not (is_number and is_count):
-            raise UserError(f"{path}: {name} is {str(value)[:100]}: give {_WANTED.get(name, 'the id of a token')}")
+            raise UserError(f"{path}: {name} is {str(value)[:100]}: expected {_EXPECTED.get(name, 'a token id')}")

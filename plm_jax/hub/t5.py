@@ -1,6 +1,6 @@
-"""T5 (Raffel et al. 2020), 1.0 and 1.1, as Hugging Face keeps it: `T5ForConditionalGeneration`, and `T5Model`.
+"""T5 (Raffel et al. 2020), 1.0 and 1.1, in Hugging Face's format: `T5ForConditionalGeneration`, and `T5Model`.
 
-Its dense layers are torch's `Linear`, stored [out, in]; the relative bias of a stack lies in its first block.
+Dense layers are torch's `Linear`, stored [out, in]. The relative bias of a stack is stored in its first block.
 """
 
 from typing_extensions import override
@@ -12,7 +12,7 @@ from plm_jax.hub.fields import ACTIVATIONS, Field, Written
 
 
 def _stack(stack: str, feed_forward: int) -> tuple[Tensor, ...]:
-    """The tensors of a stack, whose feed-forward is the sub-layer of this number."""
+    """Returns the tensors of a stack whose feed-forward is the sub-layer number `feed_forward`."""
     layer, blocks = f"{stack}.block.{{layer}}.layer", f"{stack}/blocks"
     wide, gate = f"{layer}.{feed_forward}.DenseReluDense", f"{blocks}/feed_forward/gate/kernel"
     up = (f"{blocks}/feed_forward/up/kernel",)
@@ -31,7 +31,7 @@ def _stack(stack: str, feed_forward: int) -> tuple[Tensor, ...]:
     )
 
 
-# `feed_forward_proj` → activation, gated. Gated, Hugging Face's "gelu" is the tanh form.
+# `feed_forward_proj` → activation, gated. In a gated feed-forward, Hugging Face's "gelu" is the tanh form.
 FEED_FORWARDS = {
     **{name: (activation, False) for name, activation in ACTIVATIONS.items()},
     "gated-gelu": ("gelu_tanh", True),
@@ -42,7 +42,7 @@ ENCODER_ONLY = "T5EncoderModel"
 
 
 class T5Family(Family):
-    """T5. One dropout rate stands for all, and `config.json` has nothing of the initializer."""
+    """T5. There is one dropout rate, and `config.json` does not describe the initializer."""
 
     kind = "t5"
     name = "T5"
@@ -71,7 +71,7 @@ class T5Family(Family):
         Field("layer_norm_epsilon", "norm.epsilon", 1e-6),
         Field("feed_forward_proj", ("feed_forward.activation", "feed_forward.gated"), "relu", choices=FEED_FORWARDS),
         Field("tie_word_embeddings", "head.tied", True),
-        # Older files lack it. They scale a tied head.
+        # Older files lack this field and scale a tied head.
         Field(
             "scale_decoder_outputs",
             "head.scale_by_width",
@@ -85,7 +85,7 @@ class T5Family(Family):
         *_stack("decoder", feed_forward=2),
         Tensor("lm_head.weight", ("head",)),
     )
-    # The first checkpoints hold a table for the attention to the memory that nothing uses.
+    # The first checkpoints contain an unused table of the cross-attention.
     buffers = r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"
     copies = {f"{stack}.embed_tokens.weight": "shared.weight" for stack in ("encoder", "decoder")}
     vocabulary_files = {"sentencepiece": ("spiece.model",)}
@@ -99,7 +99,7 @@ class T5Family(Family):
     @override
     def to_settings(self, config):
         if not config.get("is_encoder_decoder", True) or ENCODER_ONLY in (config.get("architectures") or ()):
-            raise UserError(f"config.json: a {ENCODER_ONLY} is half a model: give a whole T5, encoder and decoder")
+            raise UserError(f"config.json: a {ENCODER_ONLY} has no decoder: pass a T5 with encoder and decoder")
         return super().to_settings(config)
 
     @override

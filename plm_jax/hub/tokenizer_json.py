@@ -1,7 +1,8 @@
-"""`tokenizer.json`, a vocabulary as Hugging Face's `tokenizers` keeps it: what it tells of special tokens.
+"""Special tokens in `tokenizer.json`, the vocabulary format of Hugging Face's `tokenizers`.
 
-A directory that we write has one whatever its vocabulary is, beside the vocabulary's own files; `tokenizer_config.json`
-says under OURS which these are, as in `sentencepiece:tokenizer.model`, so that we read the same vocabulary again.
+Directories that plm_jax writes contain one in addition to the vocabulary's own files. Field OURS of
+`tokenizer_config.json` names these, as in `sentencepiece:tokenizer.model`, so that plm_jax reads the same vocabulary
+again.
 """
 
 from collections.abc import Mapping
@@ -12,10 +13,10 @@ from plm_jax.common.errors import UserError, one_line
 
 SCHEME, NAME = "json", "tokenizer.json"
 OURS = "plm_jax_vocabulary"
-# transformers 5 then takes the pipeline as it is; other classes build their own from its tokens.
+# transformers 5 uses the pipeline of the file for these classes. Other classes build their own from its tokens.
 CLASS = "PreTrainedTokenizerFast"
 CLASSES = (CLASS, "TokenizersBackend")
-# The files of a vocabulary of a scheme for which a family has no names of its own.
+# Files of a vocabulary by scheme, for families that do not define other names.
 FILES = {
     "sentencepiece": ("tokenizer.model",),
     "wordpiece": ("vocab.txt",),
@@ -29,7 +30,7 @@ _SPECIALS = ("bos", "eos", "pad", "cls", "sep", "mask")
 
 
 class Tokenizer(NamedTuple):
-    """What `tokenizer.json` and `tokenizer_config.json` hold."""
+    """Contents of `tokenizer.json` and of `tokenizer_config.json`."""
 
     tree: Mapping[str, Any]
     config: Mapping[str, Any]
@@ -40,16 +41,16 @@ def special_ids(files: list[bytes], tokenizer_config: Mapping[str, Any]) -> dict
     tree = parse(files)
     ids = {token["content"]: token["id"] for token in tree.get("added_tokens", ())}
     named = ((name, _content(tokenizer_config.get(f"{name}_token"))) for name in _SPECIALS)
-    found = {f"{name}_token_id": ids[token] for name, token in named if token in ids}
+    special = {f"{name}_token_id": ids[token] for name, token in named if token in ids}
     if sentinels := sum("<extra_id_" in token for token in ids):
-        found["sentinels"] = sentinels
+        special["sentinels"] = sentinels
     if "do_lower_case" in tokenizer_config:
-        found["lowercase"] = tokenizer_config["do_lower_case"]
-    return found | frame(tree)
+        special["lowercase"] = tokenizer_config["do_lower_case"]
+    return special | frame(tree)
 
 
 def tokenizer_config(files: list[bytes], special_ids: Mapping[str, Any]) -> dict[str, Any]:
-    """The class that opens any such file, and the names of the special tokens."""
+    """Returns the fields of `tokenizer_config.json`: a class that opens any `tokenizer.json`, and special tokens."""
     names = {token["id"]: token["content"] for token in parse(files).get("added_tokens", ())}
     ids = ((name, special_ids.get(f"{name}_token_id")) for name in _SPECIALS)
     ids = ((name, i[0] if isinstance(i, list | tuple) else i) for name, i in ids)
@@ -64,12 +65,12 @@ def parse(files: list[bytes]) -> dict[str, Any]:
     except ValueError as error:
         raise UserError(f"{NAME} is damaged ({one_line(error)}): fetch it again") from error
     if not isinstance(tree, dict):
-        raise UserError(f"{NAME} is damaged (no JSON object): fetch it again")
+        raise UserError(f"{NAME} is damaged (it is not a JSON object): fetch it again")
     return tree
 
 
 def _content(token: Any) -> str | None:
-    """The text of a token, which is given as it is or with how it is looked for."""
+    """Returns the text of a token, which is a string or a mapping with the content and flags."""
     return token.get("content") if isinstance(token, Mapping) else token
 
 

@@ -1,4 +1,4 @@
-"""The files of a vocabulary in a Hugging Face directory: found, read for special ids, and written."""
+"""Vocabulary files of a Hugging Face directory: finding them, reading special ids, and writing."""
 
 import os
 import re
@@ -11,33 +11,33 @@ from plm_jax.hub.family import Family
 from plm_jax.hub.pretrained import Pretrained
 
 TOKENIZER = "tokenizer_config.json"
-_RANK = re.compile(rb"[0-9A-Za-z+/]+=* \d+\r?\n")  # The first line of a file of tiktoken's.
+_RANK = re.compile(rb"[0-9A-Za-z+/]+=* \d+\r?\n")  # First line of a tiktoken file.
 
 
 def find(folder: str, family: Family, tokenizer: Mapping[str, Any]) -> str | None:
-    """The spec of the files that we wrote, else of the family's own, else of `tokenizer.json`."""
+    """Returns the spec of the files that plm_jax wrote, else of the family's files, else of `tokenizer.json`."""
     scheme, _, names = str(tokenizer.get(tokenizer_json.OURS, "")).partition(":")
-    told = (
+    recorded = (
         {scheme: tuple(map(os.path.basename, filter(None, names.split(","))))} if scheme in tokenizer_json.FILES else {}
     )
-    for scheme, names in (told | {s: n for s, n in files_of(family).items() if s not in told}).items():
+    for scheme, names in (recorded | {s: n for s, n in files_of(family).items() if s not in recorded}).items():
         paths = [os.path.join(folder, name) for name in names]
-        if all(map(storage.exists, paths)) and (scheme in told or _is_of(scheme, paths[0])):
+        if all(map(storage.exists, paths)) and (scheme in recorded or _is_of(scheme, paths[0])):
             return f"{scheme}:{','.join(paths)}".rstrip(":")
     return None
 
 
-def told(folder: str, family: Family, vocabulary: str, tokenizer: Mapping[str, Any]) -> dict[str, Any]:
-    """The special ids that the vocabulary's files tell, those of a family's own or else `tokenizer.json`."""
+def read_special_ids(folder: str, family: Family, vocabulary: str, tokenizer: Mapping[str, Any]) -> dict[str, Any]:
+    """Reads the special ids from the vocabulary files of the family, otherwise from `tokenizer.json`."""
     path = os.path.join(folder, tokenizer_json.NAME)
     if vocabulary.partition(":")[0] in family.vocabulary_files:
-        found = family.special_ids(list(files.contents(vocabulary).values()), tokenizer)
-        # What we wrote says it of whatever family.
+        special_ids = family.special_ids(list(files.contents(vocabulary).values()), tokenizer)
+        # plm_jax writes the field for every family.
         is_lower = tokenizer_json.OURS in tokenizer and tokenizer.get("do_lower_case")
-        found |= {"lowercase": True} if is_lower else {}
+        special_ids |= {"lowercase": True} if is_lower else {}
         if tokenizer.get("tokenizer_class") in tokenizer_json.CLASSES and storage.exists(path):
-            found |= tokenizer_json.frame(tokenizer_json.parse(_contents(path)))
-        return found
+            special_ids |= tokenizer_json.frame(tokenizer_json.parse(_contents(path)))
+        return special_ids
     return tokenizer_json.special_ids(_contents(path), tokenizer)
 
 
@@ -46,7 +46,7 @@ def _contents(tokenizer_path: str) -> list[bytes]:
 
 
 def write(directory: str, family: Family, pretrained: Pretrained, tokenizer: tokenizer_json.Tokenizer | None) -> None:
-    """The vocabulary's own files, by which we know it again, and the tokenizer's, which `transformers` takes first."""
+    """Writes the vocabulary's own files, which plm_jax reads, and the tokenizer's, which `transformers` prefers."""
     scheme, described = (pretrained.vocabulary or "").partition(":")[0], {}
     names = files_of(family).get(scheme) or (tokenizer_json.FILES.get(scheme) if tokenizer else None)
     if names is None or pretrained.vocabulary is None:
@@ -67,12 +67,12 @@ def write(directory: str, family: Family, pretrained: Pretrained, tokenizer: tok
 
 
 def files_of(family: Family) -> dict[str, tuple[str, ...]]:
-    """The family's own files by their scheme; each may have a `tokenizer.json`."""
+    """Returns the vocabulary files of a family by scheme, including `tokenizer.json`, which every family may have."""
     return {**family.vocabulary_files, tokenizer_json.SCHEME: tokenizer_json.FILES[tokenizer_json.SCHEME]}
 
 
 def _is_of(scheme: str, path: str) -> bool:
-    """Whether a file may be of a scheme: SentencePiece's and tiktoken's have the same name, and tiktoken's is text."""
+    """Whether a file fits a scheme. SentencePiece and tiktoken share file names, but tiktoken's files are text."""
     is_tiktoken = scheme == "tiktoken"
     if not is_tiktoken and scheme != "sentencepiece":
         return True

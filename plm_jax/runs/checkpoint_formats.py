@@ -71,7 +71,7 @@ def _opened(path: str | os.PathLike[str] | tuple[str, str], unverified: Sequence
         _verify(folder, unverified)
         _check_format(folder, described)
         with files.opened(folder) as tensors:
-            with sizes.described_by(os.path.join(folder, CONFIG)):
+            with sizes.report_as_damaged(os.path.join(folder, CONFIG)):
                 pretrained = _converted(folder, described, tensors)
             yield pretrained
     else:
@@ -146,7 +146,7 @@ def _described(folder: str) -> dict[str, Any]:
 
 
 def _of_run(folder: str, workdir: str) -> Pretrained:
-    with sizes.described_by(folder):
+    with sizes.report_as_damaged(folder):
         params, run, meta = checkpoints.load_params(folder)
         if not isinstance(meta["vocabulary_id"], str) or type(meta["step"]) is not int:
             raise UserError(f"{folder} is damaged (its step or its vocabulary's id is none): use another checkpoint")

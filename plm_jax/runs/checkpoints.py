@@ -183,7 +183,7 @@ def _reporting_damage(checkpoint: epath.Path) -> Iterator[None]:
         raise
 
 
-class Saved(files.InFiles):
+class Saved(files.LazyArray):
     """A parameter in a checkpoint. `read` gives all of it and remembers the last ones: layers are asked for singly."""
 
     def __init__(self, path: tuple[str, ...], shape: tuple[int, ...], dtype: np.dtype, read: Callable):

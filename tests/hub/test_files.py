@@ -200,7 +200,7 @@ def test_the_command_that_the_line_gives_makes_safetensors_of_pickles(tmp_path):
     (tmp_path / "pytorch_model.bin.index.json").write_text("{}")
     with pytest.raises(UserError) as error:
         read(tmp_path)
-    _, flag, program = shlex.split(str(error.value).partition("of it by ")[2])
+    _, flag, program = shlex.split(str(error.value).partition("safetensors with ")[2])
     subprocess.run([sys.executable, flag, program], cwd=tmp_path, check=True)
     assert_same(read(tmp_path), want | {"tied": want["a"], "turned": want["a"].T})
 
@@ -260,9 +260,9 @@ def test_a_name_may_not_come_twice(tmp_path):
 @pytest.mark.parametrize(
     ("shard", "says"),
     [
-        ("../elsewhere/model-00001-of-00002.safetensors", "is no name of a shard beside it"),
-        ("/dev/zero", "is no name of a shard beside it"),
-        ("model-00002-of-00002.safetensors", "'a' is not where it says"),
+        ("../elsewhere/model-00001-of-00002.safetensors", "is not the name of a shard in its folder"),
+        ("/dev/zero", "is not the name of a shard in its folder"),
+        ("model-00002-of-00002.safetensors", "'a' is not in the file that it lists"),
     ],
 )
 def test_an_index_leads_nowhere_else_and_says_where_a_tensor_is(tmp_path, shard, says):

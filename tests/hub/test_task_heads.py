@@ -197,7 +197,7 @@ def test_a_score_without_a_name_comes_back_without_one(tmp_path):
 
 @pytest.mark.parametrize("config", [{"id2label": {"0": "a", "2": "b"}}, {"id2label": {"1": "a"}}])
 def test_labels_are_numbered_from_0(config):
-    with pytest.raises(UserError, match="number them from 0 on"):
+    with pytest.raises(UserError, match="number them from 0"):
         tasks.labels_of(config)
     assert tasks.labels_of({}) == ("LABEL_0", "LABEL_1") and tasks.labels_of({"num_labels": 1}) == ("LABEL_0",)
 
@@ -218,7 +218,7 @@ def test_a_new_head_is_laid_out_as_the_familys():
     assert new("choice", tiny.MODEL) == models.ChoiceHead(feature="last", bias=False)
     assert new("score", tiny.BART, "bart") == models.ScoreHead(labels=("grade",), feature="last", transform="tanh")
     assert new("tags", tiny.T5, "t5") == models.TagsHead(labels=LABELS)
-    with pytest.raises(UserError, match="there is no head of a task of kind 'summary'"):
+    with pytest.raises(UserError, match="there is no task head of kind 'summary'"):
         new("summary", bert)
 
 

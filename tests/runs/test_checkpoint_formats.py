@@ -214,7 +214,7 @@ DAMAGE = [
     ({"model": None}, ["its model is missing or none"]),
     ({"model": {"kind": []}}, ["config.json: model.kind is []", "there are: decoder"]),
     ({"run": {"schedule": {"kind": []}}}, ["config.model is missing: set it"]),
-    ({"special_ids": {"eos_token_id": "2"}}, ["config.json: eos_token_id is 2: give the id of a token"]),
+    ({"special_ids": {"eos_token_id": "2"}}, ["config.json: eos_token_id is 2: expected a token id"]),
     ({"special_ids": []}, ["its special_ids is missing or none"]),
 ]
 

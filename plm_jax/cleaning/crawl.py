@@ -1,4 +1,4 @@
-"""Crawls as pages: WET and WARC files, and JSON lines. What cannot be read is quarantined, and never stops a run."""
+"""Readers of crawls: WET and WARC files, and JSON Lines. Unreadable records are quarantined and never stop a run."""
 
 import contextlib
 import gzip
@@ -17,28 +17,41 @@ from plm_jax.cleaning.settings import LimitsConfig
 from plm_jax.common import bounded, storage, strict_json
 from plm_jax.common.errors import UserError, one_line
 
-# C4's reader takes these for headers of a WET record wherever a line begins with them.
+# C4's reader treats every line that begins with one of these as a header of a WET record.
 _HEADERS = ("WARC", "CONTENT-", "Content-")
 _HTML = ("text/html", "application/xhtml+xml")
 _SAMPLE_CHARACTERS = 10_000
-# A gzip member begins so: its mark, and "deflated".
+# Beginning of a gzip member: the magic number and the method "deflate".
 _MAGIC = b"\x1f\x8b\x08"
-_CHUNK, _MAX_MEMBER, _IN_VAIN = 2**16, 2**28, 2**29
+_CHUNK, _MAX_MEMBER, _MAX_WASTED = 2**16, 2**28, 2**29
 _LIMITS = LimitsConfig()
-# What stores say of a file that changes with its content, but for upper case and underscores.
-_CHANGING = ("mtime", "etag", "md5hash", "lastmodified", "created", "updated")
+# Metadata of stores that changes with the content of a file, in lower case and without underscores.
+_VERSION_FIELDS = ("mtime", "etag", "md5hash", "lastmodified", "created", "updated")
 
 
 class CrawlFile(NamedTuple):
-    """A file of a crawl: its name among the others, its bytes, and what changes when its content does."""
+    """File of a crawl.
+
+    Attributes:
+      name: path from the folder that contains all files of the crawl.
+      size: number of bytes.
+      version: metadata that changes with the content.
+    """
 
     name: str
     size: int
-    changing: str
+    version: str
 
 
 class Quarantined(NamedTuple):
-    """A record that cannot be read: where (byte of an archive, line of JSON), why, and the beginning of it."""
+    """Record that cannot be read.
+
+    Attributes:
+      file: name of the file.
+      position: byte in an archive, or line of a JSON Lines file.
+      reason: why it cannot be read.
+      sample: beginning of the record.
+    """
 
     file: str
     position: int
@@ -47,53 +60,55 @@ class Quarantined(NamedTuple):
 
 
 def files(patterns: list[str]) -> dict[str, CrawlFile]:
-    """The files that patterns or plain paths name, by path, in order.
+    """Returns the files that match paths or globs, sorted by path.
 
-    A file's name is its path from the folder that holds them all, so that it stays when the crawl is moved.
+    A file's name is its path from the folder that contains all of them, so that it does not change when the crawl is
+    moved.
 
     Raises:
-      UserError: no file at one of them, a file of another kind, a path that is not UTF-8, or a store that cannot be
-        reached.
+      UserError: a pattern matches no file, a file has another format, a path is not UTF-8, or a store is unreachable.
     """
-    found: dict[str, tuple[int, str]] = {}
+    sizes_and_versions: dict[str, tuple[int, str]] = {}
     for pattern in patterns:
-        named = _remote(pattern) if storage.is_remote(pattern) else _local(pattern)
-        if not named:
-            raise UserError(f"there is no file at {pattern}: mend --input")
-        found |= named
-    for path in found:
+        matches = _remote_files(pattern) if storage.is_remote(pattern) else _local_files(pattern)
+        if not matches:
+            raise UserError(f"there is no file at {pattern}: fix --input")
+        sizes_and_versions |= matches
+    for path in sizes_and_versions:
         try:
             path.encode("utf-8")
         except UnicodeEncodeError:
             raise UserError(f"the path {path!a} is not UTF-8: rename it") from None
         _reader(path)
-    # `commonpath` takes no mixture of paths and URLs.
-    root = os.path.commonprefix([*found]).rpartition("/")[0]  # noqa: RUF071
-    return {path: CrawlFile(path[len(root) :].lstrip("/"), *found[path]) for path in sorted(found)}
+    # `commonpath` does not accept a mixture of paths and URLs.
+    root = os.path.commonprefix([*sizes_and_versions]).rpartition("/")[0]  # noqa: RUF071
+    return {
+        path: CrawlFile(path[len(root) :].lstrip("/"), *sizes_and_versions[path]) for path in sorted(sizes_and_versions)
+    }
 
 
-def _local(pattern: str) -> dict[str, tuple[int, str]]:
-    """By path, size and what changes of files on this machine; links count as what they lead to."""
+def _local_files(pattern: str) -> dict[str, tuple[int, str]]:
+    """Returns size and version of local files by path. Links are followed."""
     stats = {os.path.abspath(path): os.stat(path) for path in storage.glob(pattern)}
     return {path: (stat.st_size, str(stat.st_mtime_ns)) for path, stat in stats.items()}
 
 
-def _remote(pattern: str) -> dict[str, tuple[int, str]]:
-    """The same of files in a store."""
+def _remote_files(pattern: str) -> dict[str, tuple[int, str]]:
+    """Returns size and version of files in a store by URL."""
     with storage.reaching(pattern):
         system = fsspec.core.url_to_fs(pattern, use_listings_cache=False)[0]
-        found = system.glob(pattern, detail=True).items()
+        matches = system.glob(pattern, detail=True).items()
     return {
-        system.unstrip_protocol(path): (info.get("size") or 0, _changing(info))
-        for path, info in found
+        system.unstrip_protocol(path): (info.get("size") or 0, _version(info))
+        for path, info in matches
         if info["type"] == "file"
     }
 
 
-def _changing(info: Mapping[str, Any]) -> str:
-    """What a store says of a file that changes with its content: of each store something, under its own names."""
-    known = {name.lower().replace("_", ""): value for name, value in info.items()}
-    return repr([known.get(name) for name in _CHANGING])
+def _version(info: Mapping[str, Any]) -> str:
+    """Returns metadata that changes with the content of a file. Every store has at least one of `_VERSION_FIELDS`."""
+    fields = {name.lower().replace("_", ""): value for name, value in info.items()}
+    return repr([fields.get(name) for name in _VERSION_FIELDS])
 
 
 def _reader(path: str):
@@ -102,19 +117,20 @@ def _reader(path: str):
         return _archive
     if ".json" in name:
         return _json_lines
-    raise UserError(f"{path} is by its name no WET, WARC or JSON lines: call it *.wet.gz, *.warc.gz or *.jsonl.gz")
+    raise UserError(f"{path} has an unknown ending: name it *.wet.gz, *.warc.gz or *.jsonl.gz")
 
 
 def read(path: str, name: str, tally: Tally, limits: LimitsConfig = _LIMITS) -> Iterator[Page | Quarantined]:
-    """The pages of a file; what has no URL, text or time (in JSON lines: no text) is only counted.
+    """Iterates over the pages of a file.
 
-    What exceeds the limits, or cannot be read, is quarantined, and what follows is read on.
+    Records that exceed the limits or cannot be read are quarantined. Records without URL, text or time (in JSON Lines:
+    without text) are only counted.
 
-    A page of JSON lines is an object with `text` and, if it has them, `url` and `timestamp`; one without a URL is known
-    by the file's `name` and the line.
+    A line of JSON Lines is an object with `text` and optionally `url` and `timestamp`. The file's `name` and the number
+    of the line replace a missing URL.
 
     Raises:
-      UserError: the file cannot be opened, or its store not be reached.
+      UserError: the file cannot be opened, or its store cannot be reached.
     """
     try:
         with storage.open_binary(path) as file:
@@ -129,7 +145,7 @@ def _quarantine(name: str, position: int, reason: str, data: bytes) -> Quarantin
 
 
 def _archive(name: str, file: BinaryIO, tally: Tally, limits: LimitsConfig) -> Iterator[Page | Quarantined]:
-    """The `conversion` records of a WET and the HTML `response` records of a WARC file."""
+    """Iterates over the `conversion` records of a WET file and the HTML `response` records of a WARC file."""
     if not name.endswith(".gz"):
         yield from _records(name, 0, file, tally, limits)
         return
@@ -141,18 +157,19 @@ def _archive(name: str, file: BinaryIO, tally: Tally, limits: LimitsConfig) -> I
 
 
 def _members(file: BinaryIO) -> Iterator[tuple[int, bytes | Exception]]:
-    """The members of a gzip file, which crawlers write one a record: where each begins, and what is in it.
+    """Iterates over the members of a gzip file: their positions, and their contents or errors.
 
-    So a damaged one is lost alone; the next is looked for behind it, as long as not too much was read in vain.
+    Crawlers write one member per record. After a damaged member, the reader searches for the next one, until it has
+    read more than `_MAX_WASTED` bytes of damaged members.
     """
-    start = in_vain = 0
+    start = wasted = 0
     while True:
         file.seek(start)
         try:
             data, size = _member(file)
         except (zlib.error, EOFError, ValueError) as error:
-            in_vain += file.tell() - start
-            if in_vain > _IN_VAIN:
+            wasted += file.tell() - start
+            if wasted > _MAX_WASTED:
                 yield start, ValueError(f"damaged from here: {error}")
                 return
             yield start, error
@@ -167,7 +184,7 @@ def _members(file: BinaryIO) -> Iterator[tuple[int, bytes | Exception]]:
 
 
 def _member(file: BinaryIO) -> tuple[bytes | None, int]:
-    """The content of the gzip member that begins here, None at the end of the file, and its size in the file."""
+    """Returns the content of the next gzip member, None at the end of the file, and its size in the file."""
     stream, pieces, size, read = zlib.decompressobj(wbits=31), [], 0, 0
     while not stream.eof:
         chunk = file.read(_CHUNK)
@@ -183,40 +200,40 @@ def _member(file: BinaryIO) -> tuple[bytes | None, int]:
 
 
 def _next_member(file: BinaryIO, start: int) -> int:
-    """How far behind `start` the next gzip member may begin, 0 if nowhere."""
+    """Returns the distance from `start` to the next possible gzip member, or 0 if there is none."""
     file.seek(start + 1)
     before, passed = b"", 1
     while chunk := file.read(_CHUNK):
-        found = (before + chunk).find(_MAGIC)
-        if found >= 0:
-            return passed - len(before) + found
+        offset = (before + chunk).find(_MAGIC)
+        if offset >= 0:
+            return passed - len(before) + offset
         passed += len(chunk)
         before = (before + chunk)[-len(_MAGIC) + 1 :]
     return 0
 
 
 def _records(name: str, start: int, file: BinaryIO, tally: Tally, limits: LimitsConfig) -> Iterator[Page | Quarantined]:
-    """The pages of WARC records that are not compressed; `start` is added to their positions."""
+    """Iterates over the pages of uncompressed WARC records. `start` is added to their positions."""
     from fastwarc.warc import ArchiveIterator, WarcRecordType
 
-    wanted = WarcRecordType.conversion | WarcRecordType.response
+    record_types = WarcRecordType.conversion | WarcRecordType.response
     position = start
     try:
-        for record in ArchiveIterator(file, record_types=wanted, auto_decode="all"):
+        for record in ArchiveIterator(file, record_types=record_types, auto_decode="all"):
             position = start + record.stream_pos
             is_response = record.record_type == WarcRecordType.response
-            limit, which = (limits.body_bytes, "body") if is_response else (limits.page_bytes, "page")
+            limit, field = (limits.body_bytes, "body") if is_response else (limits.page_bytes, "page")
             body = record.reader.read(limit + 1)
             if len(body) > limit:
-                yield _quarantine(name, position, f"more than limits.{which}_bytes={limit}", body)
+                yield _quarantine(name, position, f"more than limits.{field}_bytes={limit}", body)
             elif record.is_http or len(body) == record.content_length:
                 yield from _record(name, position, record, body, tally, limits)
             else:
                 yield _quarantine(name, position, "the record is cut off", body)
     except OSError as error:
-        if error.errno is not None:  # The disk's or the network's, not the file's.
+        if error.errno is not None:  # An error of the disk or the network, not of the file.
             raise
-        # Nothing tells where the next record begins.
+        # The beginning of the next record is unknown.
         yield _quarantine(name, position, f"damaged from here: {error}", b"")
 
 
@@ -235,7 +252,7 @@ def _record(
     except (LookupError, ValueError) as error:
         yield _quarantine(name, position, one_line(error, None), body)
         return
-    yield from _whole(Page(url, _tidy(text), timestamp), tally)
+    yield from _complete(Page(url, _tidy(text), timestamp), tally)
 
 
 def _is_html(record: Any) -> bool:
@@ -247,28 +264,28 @@ def _is_html(record: Any) -> bool:
 
 
 def _html_text(record: Any, body: bytes, limits: LimitsConfig) -> str:
-    """The visible text of a page.
+    """Returns the visible text of a page.
 
     Raises:
-      ValueError: its elements lie too deep in each other.
+      ValueError: its elements are nested too deeply.
     """
     from resiliparse.parse.encoding import bytes_to_str, detect_encoding, map_encoding_to_html5
 
-    told = record.http_charset or detect_encoding(body, from_html_meta=True) or "utf-8"
-    page = bytes_to_str(body, map_encoding_to_html5(told) or "utf-8")
+    encoding = record.http_charset or detect_encoding(body, from_html_meta=True) or "utf-8"
+    page = bytes_to_str(body, map_encoding_to_html5(encoding) or "utf-8")
     if html.is_nested(page, limits.depth):
         raise ValueError(f"nested beyond limits.depth={limits.depth}")
     return html.text(page)
 
 
 def _tidy(text: str) -> str:
-    """Lines without white space around them, without blank ones and without what C4 takes for headers."""
+    """Strips lines and removes those that are blank or that C4 treats as headers."""
     lines = (line.strip() for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n"))
     return "\n".join(line for line in lines if line and not line.startswith(_HEADERS))
 
 
-def _whole(page: Page, tally: Tally) -> Iterator[Page]:
-    """The page, if it has URL, text and time."""
+def _complete(page: Page, tally: Tally) -> Iterator[Page]:
+    """Yields the page if it has URL, text and time."""
     for reason, field in (("no_url", page.url), ("no_text", page.text), ("no_timestamp", page.timestamp)):
         if not field:
             tally.add(reason, page, [page.text])
@@ -292,18 +309,18 @@ def _json_lines(name: str, file: BinaryIO, tally: Tally, limits: LimitsConfig) -
 
 def _json_page(name: str, number: int, line: bytes, tally: Tally, limits: LimitsConfig) -> Iterator[Page | Quarantined]:
     try:
-        written = line.decode(json.detect_encoding(line), "surrogatepass")
-        if bounded.is_nested(written, limits.depth):
+        decoded = line.decode(json.detect_encoding(line), "surrogatepass")
+        if bounded.is_nested(decoded, limits.depth):
             yield _quarantine(name, number, f"nested beyond limits.depth={limits.depth}", line)
             return
-        row = strict_json.parse(written)
+        row = strict_json.parse(decoded)
         text, url, timestamp = (row.get(field) or "" for field in ("text", "url", "timestamp"))
         page = Page(url.strip() or f"{name}:{number}", text, timestamp)
         "".join(page).encode("utf-8")
     except UnicodeError as error:
-        yield _quarantine(name, number, f"no valid Unicode: {error}", line)
+        yield _quarantine(name, number, f"invalid Unicode: {error}", line)
     except (ValueError, AttributeError, TypeError, RecursionError):
-        yield _quarantine(name, number, "no JSON object with the strings 'text', 'url' and 'timestamp'", line)
+        yield _quarantine(name, number, "not a JSON object with the strings 'text', 'url' and 'timestamp'", line)
     else:
         if page.text:
             tally.count("read", page.text)

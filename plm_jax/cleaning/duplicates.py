@@ -1,7 +1,7 @@
-"""Duplicates across pages. A page is a set of units (lines, spans of sentences, MinHash bands), each a digest.
+"""Removal of duplicates across pages. A page is a set of units (lines, spans of sentences, MinHash bands).
 
-Of all pages with a unit, the one with the smallest key owns it; so the choice depends neither on the order in which
-pages come nor on the machines, and no site is favoured. A page then keeps what it owns.
+Each unit is a digest. The page with the smallest key among those that contain a unit owns it, and a page keeps what it
+owns. The choice depends neither on the order of the pages nor on the number of workers, and favors no site.
 """
 
 import hashlib
@@ -25,34 +25,33 @@ class LineUnits:
         self._min_sentences = rule.min_sentences
 
     def units(self, page: Page) -> Iterator[bytes]:
-        """A digest a line."""
+        """Returns one digest per line."""
         return (_digest(line.strip().lower()) for line in page.text.split("\n"))
 
     def keep(self, page: Page, owned: Set[bytes], tally: Tally) -> Page | None:
-        """The page with its own lines, each once, or None."""
-        kept, elsewhere, here = [], [], []
-        seen = set()
+        """Returns the page with the lines that it owns, each once, or None."""
+        lines_to_keep, elsewhere, here = [], [], []
+        units_of_page = set()
         for line, unit in zip(page.text.split("\n"), self.units(page), strict=True):
-            (elsewhere if unit not in owned else here if unit in seen else kept).append(line)
-            seen.add(unit)
+            (elsewhere if unit not in owned else here if unit in units_of_page else lines_to_keep).append(line)
+            units_of_page.add(unit)
         for reason, lines in (("line_elsewhere", elsewhere), ("line_here", here)):
             if lines:
                 tally.add(reason, page, lines)
-        return _remaining(page, "\n".join(kept), self._min_sentences, tally)
+        return _remaining(page, "\n".join(lines_to_keep), self._min_sentences, tally)
 
 
 class SentenceSpanUnits:
-    """Spans of sentences, in lower case and with single spaces; a sentence goes with any span that goes."""
+    """Spans of sentences, in lower case and with single spaces. A sentence of any removed span is removed."""
 
     def __init__(self, rule: settings.DuplicateSpansConfig):
         self._rule = rule
 
     def units(self, page: Page) -> Iterator[bytes]:
-        """A digest for each sentence that has enough others after it."""
+        """Returns one digest per sentence that has enough sentences after it for a span."""
         return iter(self._digests([sentence for line in self._sentences(page) for sentence in line]))
 
     def _sentences(self, page: Page) -> list[list[str]]:
-        """The sentences of each line."""
         return [punkt.split(line) for line in page.text.split("\n")]
 
     def _digests(self, sentences: list[str]) -> list[bytes]:
@@ -60,7 +59,7 @@ class SentenceSpanUnits:
         return [_digest("\n".join(plain[i : i + self._rule.span])) for i in range(len(plain) - self._rule.span + 1)]
 
     def keep(self, page: Page, owned: Set[bytes], tally: Tally) -> Page | None:
-        """The page without the sentences of spans that others own or that it has had before, or None."""
+        """Returns the page without spans that other pages own or that occur earlier in the page, or None."""
         lines = self._sentences(page)
         sentences = [sentence for line in lines for sentence in line]
         elsewhere, here, first = set(), set(), {}
@@ -78,20 +77,20 @@ class SentenceSpanUnits:
 
 
 def _without(page: Page, lines: list[list[str]], dropped: Set[int]) -> str:
-    """The text without some sentences; lines that lose none stay as they are."""
-    kept, number = [], 0
+    """Returns the text without some sentences. Lines that lose no sentence are unchanged."""
+    lines_to_keep, number = [], 0
     for line, sentences in zip(page.text.split("\n"), lines, strict=True):
         left = [sentence for i, sentence in enumerate(sentences, number) if i not in dropped]
         number += len(sentences)
         if len(left) == len(sentences):
-            kept.append(line)
+            lines_to_keep.append(line)
         elif left:
-            kept.append(" ".join(left))
-    return "\n".join(kept)
+            lines_to_keep.append(" ".join(left))
+    return "\n".join(lines_to_keep)
 
 
 def _remaining(page: Page, text: str, min_sentences: int, tally: Tally) -> Page | None:
-    """The page with what is left of its text, or None if that is too little."""
+    """Returns the page with the remaining text, or None if it has too few sentences."""
     if not text:
         tally.add("nothing_new", page, [page.text])
     elif not punkt.has_sentences([text], min_sentences):
@@ -102,19 +101,19 @@ def _remaining(page: Page, text: str, min_sentences: int, tally: Tally) -> Page 
 
 
 class NearDuplicates:
-    """MinHash bands: a page that shares one with a page of a smaller key goes."""
+    """MinHash bands. A page that shares a band with a page of a smaller key is removed."""
 
     def __init__(self, rule: settings.MinHashConfig):
         self._bands = rule.bands
         self._hashes = minhash.Hashes(rule.bands, rule.rows, rule.words, rule.seed)
 
     def units(self, page: Page) -> list[bytes]:
-        """A digest a band."""
+        """Returns one digest per band."""
         return self._hashes.bands(page.text)
 
     def keep(self, page: Page, owned: Set[bytes], tally: Tally) -> Page | None:
-        """The page if all its bands are its own, else None."""
-        # A page owns no others' bands, and its own differ: their number says enough, without hashing it again.
+        """Returns the page if it owns all of its bands, otherwise None."""
+        # A page owns only its own bands, and they are distinct, so counting them is enough.
         if len(owned) == self._bands:
             return page
         tally.add("near_duplicate", page, [page.text])

@@ -1,4 +1,4 @@
-"""The text of HTML pages, and which of them are made, or broken, so as to take a parser minutes and gigabytes."""
+"""Text of HTML pages, and detection of pages for which a parser would need minutes or gigabytes."""
 
 import collections
 import re
@@ -12,40 +12,40 @@ blockquote body br center code dd div dl dt em embed h1 h2 h3 h4 h5 h6 head hr i
 ruby s small span strong strike sub sup table tt u ul var b big font foreignobject desc title mi mo mn ms mtext
 annotation-xml
 """
-# What holds none, and what the next of them, or its parent's end, closes: however many there are, they do not lie in
-# each other. What is opened anew in what follows where it was not closed. What holds no markup, but for that within SVG
-# and MathML. What these end with, or have HTML in.
+# Elements that never nest: void ones, and those that the next one or the end of the parent closes. Formatting elements,
+# which a parser reopens in the following elements if they are not closed. Elements whose content is not markup, except
+# in SVG and MathML. Elements that end SVG or MathML, or contain HTML in them.
 _LINES = _NAMES.split("\n")
 _FLAT, _FORMATTING, _RAW, _HTML = (
     frozenset(" ".join(_LINES[first:last]).split()) for first, last in ((1, 3), (3, 4), (4, 5), (5, 8))
 )
-# A tag, closed or not, with attributes in which quotes may hold its end; each match is all that a parser takes, so that
-# time is linear.
+# A tag, closed or not. Quoted attributes may contain ">". A match covers everything that a parser would consume, which
+# makes the time linear.
 _TAG = re.compile(r"""<(!--|(/?)([a-zA-Z][^\s/>]*+)(?:[^>=]|=\s*+(?:"[^"]*+"|'[^']*+')?)*+)""")
 _QUOTED = re.compile(r"""=\s*+(?:"[^"]*+"|'[^']*+')""")
 _ATTRIBUTE = re.compile(r"[\s/]+")
 _COMMENT_END = re.compile(r"--!?>")
-# Most attributes of a tag, each of which is compared with all; elements that are opened anew, each of which takes
-# memory; and open elements that are looked through.
-_ATTRIBUTES, _REOPENED, _LOOKS = 2**12, 2**20, 2**25
+# Largest numbers of attributes of a tag (parsers compare each with all others), of reopened elements (each needs
+# memory) and of visited open elements.
+_MAX_ATTRIBUTES, _MAX_REOPENED, _MAX_VISITED = 2**12, 2**20, 2**25
 
 
 def text(html: str) -> str:
-    """The visible text of a page, a line a block, like that of a WET file."""
+    """Returns the visible text of a page with one line per block, like the text in a WET file."""
     from resiliparse.extract.html2text import extract_plain_text
 
     return extract_plain_text(html, preserve_formatting=True, list_bullets=False, alt_texts=False)
 
 
 def is_nested(html: str, limit: int) -> bool:
-    """Whether elements lie more than `limit` deep in each other, or make a parser work and hold as much as such do.
+    """Whether elements are nested more than `limit` deep, or need as much time and memory in a parser as such elements.
 
-    Linear in time. What was not closed counts as deep as a parser may have it.
+    The time is linear. An unclosed element counts with the largest depth that a parser may give it.
     """
-    if html.count("<") <= limit and len(html) <= _ATTRIBUTES:
+    if html.count("<") <= limit and len(html) <= _MAX_ATTRIBUTES:
         return False
     opened: collections.Counter[str] = collections.Counter()
-    depth = formatting = looks = reopened = position = 0
+    depth = formatting = visited = reopened = position = 0
     is_foreign = False
     for tag in _TAG.finditer(html):
         if tag.start() < position:
@@ -63,16 +63,16 @@ def is_nested(html: str, limit: int) -> bool:
         elif name not in _FLAT and not (is_foreign and tag[0].endswith("/")):
             opened[name] += 1
             depth, formatting = depth + 1, formatting + (name in _FORMATTING)
-        looks, reopened = looks + depth, reopened + formatting
-        if depth > limit or looks > _LOOKS or reopened > _REOPENED:
+        visited, reopened = visited + depth, reopened + formatting
+        if depth > limit or visited > _MAX_VISITED or reopened > _MAX_REOPENED:
             return True
-        if len(tag[0]) > _ATTRIBUTES and len(_ATTRIBUTE.findall(_QUOTED.sub("", tag[0]))) > _ATTRIBUTES:
+        if len(tag[0]) > _MAX_ATTRIBUTES and len(_ATTRIBUTE.findall(_QUOTED.sub("", tag[0]))) > _MAX_ATTRIBUTES:
             return True
     return False
 
 
 def _end(html: str, name: str, tag: re.Match[str]) -> int:
-    """Where a comment, or the element of a name that holds no markup, ends; -1: nowhere."""
+    """Returns the position of the end of a comment or of an element without markup, or -1."""
     ending = re.compile(f"</{re.escape(name)}", re.IGNORECASE) if name else _COMMENT_END
-    found = ending.search(html, tag.end() if name else tag.start() + len("<!"))
-    return found.start() if found else -1
+    match = ending.search(html, tag.end() if name else tag.start() + len("<!"))
+    return match.start() if match else -1

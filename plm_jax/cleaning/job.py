@@ -1,4 +1,4 @@
-"""A whole run: from the files of a crawl to a folder of cleaned pages with a report, done once and never half used."""
+"""A cleaning run: from the files of a crawl to a folder of cleaned pages and a report, which appears when complete."""
 
 import contextlib
 import dataclasses
@@ -17,10 +17,10 @@ from plm_jax.common import children, leases, storage, trees
 from plm_jax.common.errors import UserError
 
 FORMAT = 1
-# Of the crawl's files for each of the output's: compressed, and mostly left out, so that a worker can hold what stays.
+# Compressed bytes of the crawl per output file. Most of the text is removed, so the rest fits a worker's memory.
 _SHARD_BYTES = 2**28
 _MANIFEST = "manifest.json"
-_UNFINISHED = ".unfinished"  # Marks a remote output that is being made, or whose run was stopped.
+_UNFINISHED = ".unfinished"  # Marks a remote output that is being written, or whose run was stopped.
 _USER_ERROR = re.compile(r"UserError: (.*?)(?: \[while running.*)?$", re.MULTILINE)
 
 
@@ -31,30 +31,31 @@ def clean(
     runner_options: Sequence[str] = (),
     show_progress: bool = True,
 ) -> None:
-    """Writes the pages that pass all rules as JSON lines, for `config.JsonLines`, and prints what was removed.
+    """Writes the pages that pass all rules as JSON Lines, for `config.JsonLines`, and prints what was removed.
 
-    The folder holds `train-*.jsonl.gz` and `validation-*.jsonl.gz` (for several languages in a folder each),
-    `quarantine/*.jsonl.gz`, `report.{json,md,svg}` and, last of all, `manifest.json`. It is made beside and renamed, or
-    in a bucket filled in place; one that the same files and settings have made is left as it is. Of several runs of a
-    machine into one folder at once one works and the others wait for it; into a bucket the others are refused. Which
-    pages are kept and every byte of the files do not depend on the runner.
+    The folder contains `train-*.jsonl.gz` and `validation-*.jsonl.gz` (in one folder per language if there are
+    several), `quarantine/*.jsonl.gz`, `report.{json,md,svg}` and `manifest.json`, which is written last. A local folder
+    is written under another name and renamed; a folder in a bucket is written in place. A finished output of the same
+    files and settings is left unchanged. If several runs on a machine write to the same folder, one runs and the others
+    wait for it; for a bucket, the others are rejected. The kept pages and every byte of the files are independent of
+    the runner.
 
     Args:
-      inputs: paths or globs of WET, WARC or JSON lines files.
-      runner_options: as `runners.pipeline` takes them; every worker must reach inputs and output.
+      inputs: paths or globs of WET, WARC or JSON Lines files.
+      runner_options: options of `runners.pipeline`. Every worker must be able to access inputs and output.
 
     Raises:
-      UserError: no input, no page in it, none for training that passes, a missing list, a wrong option, an output that
-        holds something else or that the workers do not share.
+      UserError: there is no input or no page in it, no page for training passes, a list is missing, an option is wrong,
+        or the output contains other files or is not shared by the workers.
     """
     files = crawl.files(inputs)
     if rule.shards is None:
         size = sum(file.size for file in files.values())
         rule = dataclasses.replace(rule, shards=size // _SHARD_BYTES + 1)
     loaded = lists.load(rule)
-    wanted = _identity(files, rule, loaded)
-    with _alone(output):
-        if _finished(output).get("identity") == wanted:
+    identity = _identity(files, rule, loaded)
+    with _lock(output):
+        if _read_manifest(output).get("identity") == identity:
             print(f"up to date at {output}")
             return
         beam = _import_pipeline()
@@ -62,21 +63,21 @@ def clean(
         folder = _empty_folder(output, files)
         beam.Cleaning(rule, folder).build(pipeline, files, loaded)
         _run(pipeline, len(files), show_progress)
-        found = _found(folder)
-        if "read" not in found["counts"]:
+        results = _read_report(folder)
+        if "read" not in results["counts"]:
             storage.remove(folder)
-            raise UserError(f"no page in {', '.join(inputs)} can be read: give WET, WARC or JSON lines with text")
-        text = _write_report(folder, rule, found["counts"])
-        if not any(os.path.basename(name).startswith("train-") for name in found["files"]):
+            raise UserError(f"no page in {', '.join(inputs)} can be read: pass WET, WARC or JSON Lines files with text")
+        text = _write_report(folder, rule, results["counts"])
+        if not any(os.path.basename(name).startswith("train-") for name in results["files"]):
             storage.remove(folder)
             print(text)
-            raise UserError("no page for training passed all rules: the table says why")
+            raise UserError("no page for training passed all rules: the table lists the reasons")
         manifest = {
             "format": FORMAT,
-            "identity": wanted,
+            "identity": identity,
             "settings": trees.to_dict(rule),
             "inputs": list(files),
-            "files": found["files"],
+            "files": results["files"],
         }
         storage.write(os.path.join(folder, _MANIFEST), json.dumps(manifest, indent=1).encode("utf-8"))
         if folder == output:
@@ -86,33 +87,33 @@ def clean(
         print(f"{text}\n{output}")
 
 
-def _alone(output: str) -> contextlib.AbstractContextManager:
-    """While it lasts no other run writes there.
+def _lock(output: str) -> contextlib.AbstractContextManager:
+    """Returns a context manager in which no other run writes to the output.
 
     Raises:
-      UserError: another one does so in a bucket.
+      UserError: another run writes to this output, which is in a bucket.
     """
     if storage.is_remote(output):
         return leases.held(f"{storage.canonical(output).rstrip('/')}.lock", f"cleans into {output}")
-    return storage.locked(_beside(output, "lock"))
+    return storage.locked(_hidden_path(output, "lock"))
 
 
 def _identity(files: Mapping[str, crawl.CrawlFile], rule: settings.CleaningConfig, loaded: lists.Lists) -> str:
-    """SHA-256 of the files' paths, sizes and times, the settings and the lists' contents."""
+    """Returns the SHA-256 of the files' paths, sizes and times, the settings and the contents of the lists."""
     described = trees.to_dict(rule)
-    if rule.limits == settings.LimitsConfig():  # Which came later, and cleaned crawls are what they were.
+    if rule.limits == settings.LimitsConfig():  # A later field: leaving out its default keeps older identities valid.
         del described["limits"]
-    what = {
+    content = {
         "files": files,
         "settings": described,
         "lists": [storage.sha256(path) for path in loaded.files],
         "format": FORMAT,
     }
-    return hashlib.sha256(json.dumps(what, sort_keys=True).encode("utf-8")).hexdigest()
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode("utf-8")).hexdigest()
 
 
-def _finished(folder: str) -> dict[str, Any]:
-    """The manifest of a run that has ended, empty if there is none."""
+def _read_manifest(folder: str) -> dict[str, Any]:
+    """Returns the manifest of a finished run, empty if there is none."""
     try:
         manifest = json.loads(storage.read(os.path.join(folder, _MANIFEST)))
     except (OSError, ValueError, RecursionError):
@@ -121,36 +122,36 @@ def _finished(folder: str) -> dict[str, Any]:
 
 
 def _empty_folder(output: str, inputs: Iterable[str]) -> str:
-    """Where a run writes: beside a local output, in place of a remote one, of which nothing else is left.
+    """Returns the folder to write to: a hidden one next to a local output, or the emptied remote output itself.
 
     Raises:
-      UserError: the output is a file, or holds inputs or something that no such run has made.
+      UserError: the output is a file, or contains inputs or files that no cleaning run has written.
     """
     final = storage.absolute(output)
     if os.path.isfile(final):
-        raise UserError(f"{output} is a file: give --output a new folder")
-    found = storage.names(output)
-    if found and not _finished(output) and _UNFINISHED not in found:
-        raise UserError(f"{output} holds other files, such as {found[0]}: give --output a new folder")
-    # By whatever name: the earlier output goes, and would take the inputs with it.
+        raise UserError(f"{output} is a file: set --output to a new folder")
+    names = storage.names(output)
+    if names and not _read_manifest(output) and _UNFINISHED not in names:
+        raise UserError(f"{output} contains other files, such as {names[0]}: set --output to a new folder")
+    # The earlier output is removed, together with any inputs in it. Canonical paths see through links.
     inside = os.path.join(storage.canonical(output), "")
     for path in inputs:
         if storage.canonical(path).startswith(inside):
-            raise UserError(f"{output} holds the input {path}: give --output a new folder")
+            raise UserError(f"{output} contains the input {path}: set --output to a new folder")
     if storage.is_remote(output):
         storage.write(os.path.join(output, _UNFINISHED), b"")
-        # First of all the manifest: what is left without it is not taken for finished.
-        for name in sorted(found, key=lambda name: name != _MANIFEST):
+        # The manifest first: an output without it counts as unfinished.
+        for name in sorted(names, key=lambda name: name != _MANIFEST):
             if name != _UNFINISHED:
                 storage.remove(os.path.join(output, name))
         return output
-    folder = _beside(output, "tmp")
+    folder = _hidden_path(output, "tmp")
     storage.remove(folder)
     return folder
 
 
-def _beside(output: str, ending: str) -> str:
-    """The hidden path beside a local output, of which it may be given a link, with its name and an ending."""
+def _hidden_path(output: str, ending: str) -> str:
+    """Returns the hidden path `.NAME.ending` next to a local output. Links are followed."""
     folder, name = os.path.split(os.path.realpath(output))
     return os.path.join(folder, f".{name}.{ending}")
 
@@ -164,32 +165,31 @@ def _import_pipeline() -> ModuleType:
 
 
 def _run(pipeline: Any, num_files: int, show_progress: bool) -> None:
-    """Runs a pipeline to its end."""
-    # It would log the traceback of what a worker raises, which comes up here anyway.
+    # Beam would log the traceback of an error in a worker, which is raised here anyway.
     logging.getLogger("apache_beam.runners.common").setLevel(logging.CRITICAL)
     print(f"{num_files:,} files to clean", file=sys.stderr)
     try:
         with progress.shown(num_files, show_progress):
             children.shielded(lambda: pipeline.run().wait_until_finish())
-    except Exception as error:  # Each runner wraps what its workers raise in its own way.
+    except Exception as error:  # Each runner wraps errors of its workers differently.
         mistake = _USER_ERROR.search(f"{type(error).__name__}: {error}")
         if mistake:
             raise UserError(mistake[1]) from error
         raise
 
 
-def _found(folder: str) -> dict[str, Any]:
-    """Files and counts as the workers report them."""
+def _read_report(folder: str) -> dict[str, Any]:
+    """Returns the files and counts that the workers reported."""
     try:
         return json.loads(storage.read(os.path.join(folder, "report.json")))
     except FileNotFoundError:
-        raise UserError(f"the workers left nothing in {folder}: give an --output that they share") from None
+        raise UserError(f"the workers wrote nothing to {folder}: set --output to a folder that they share") from None
 
 
 def _write_report(folder: str, rule: settings.CleaningConfig, counts: dict[str, Any]) -> str:
-    """Adds the table with examples and the picture to a folder; gives the table."""
+    """Writes the table with examples and the plot to a folder. Returns the table."""
     table = report.table(rule, counts)
-    page = f"# What cleaning removed\n\n{table}\n![As a picture](report.svg)\n\n{report.examples(rule, counts)}"
+    page = f"# Text removed by cleaning\n\n{table}\n![Plot](report.svg)\n\n{report.examples(rule, counts)}"
     storage.write(os.path.join(folder, "report.md"), page.encode("utf-8"))
-    storage.write(os.path.join(folder, "report.svg"), report.picture(rule, counts))
+    storage.write(os.path.join(folder, "report.svg"), report.plot(rule, counts))
     return table

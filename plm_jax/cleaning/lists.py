@@ -1,4 +1,4 @@
-"""The lists that settings name: RealNews' sites, WebText's URLs, bad words. None is part of plm_jax."""
+"""Lists of RealNews' sites, WebText's URLs and bad words. They are not part of plm_jax; settings name their files."""
 
 import json
 import os
@@ -10,12 +10,19 @@ from plm_jax.cleaning import rules, settings
 from plm_jax.common import storage
 from plm_jax.common.errors import UserError
 
-# As in `en` or `fr-CA-u-sd-caqc`: what else a folder of lists holds (LICENSE, README.md) is none.
+# A list's file name, such as `en` or `fr-CA-u-sd-caqc`. Other files (LICENSE, README.md) are ignored.
 _LANGUAGE = re.compile(r"([a-z]{2,3})(-[A-Za-z-]+)?")
 
 
 class Lists(NamedTuple):
-    """Registered domain → allowed subdomains, files of URLs, language → bad words; what is not asked for is empty."""
+    """Lists of a run. Those that the settings do not use are empty.
+
+    Attributes:
+      domains: registered domain → allowed subdomains.
+      url_files: paths of files with URLs.
+      badwords: language → bad words.
+      files: paths of all files.
+    """
 
     domains: Mapping[str, Any]
     url_files: list[str]
@@ -24,10 +31,10 @@ class Lists(NamedTuple):
 
 
 def load(rule: settings.CleaningConfig) -> Lists:
-    """Reads the lists of some settings; of URLs, which may be many, only the names of the files.
+    """Reads the lists that settings name. URLs may be numerous and stay in their files.
 
     Raises:
-      UserError: a list is not there or not what it should be.
+      UserError: a list is missing or invalid.
     """
     files, domains, url_files, badwords = [], {}, [], {}
     if rule.pages is not None:
@@ -37,17 +44,17 @@ def load(rule: settings.CleaningConfig) -> Lists:
         else:
             url_files = list(files)
     if rule.badwords is not None:
-        found = _files(rule.badwords.path, "settings.badwords.path")
-        badwords = _badwords(found, rule.badwords.path, rule.language)
-        files += found
+        word_files = _files(rule.badwords.path, "settings.badwords.path")
+        badwords = _badwords(word_files, rule.badwords.path, rule.language)
+        files += word_files
     return Lists(domains, url_files, badwords, files)
 
 
-def _files(path: str, what: str) -> list[str]:
-    found = storage.glob(path)
-    if not found:
-        raise UserError(f"there is no file at {path}: mend {what}")
-    return found
+def _files(path: str, field: str) -> list[str]:
+    files = storage.glob(path)
+    if not files:
+        raise UserError(f"there is no file at {path}: fix {field}")
+    return files
 
 
 def _text(path: str) -> str:
@@ -66,7 +73,7 @@ def _domains(files: list[str]) -> dict[str, Any]:
             domains |= json.loads(_text(path))
         except (ValueError, TypeError, RecursionError):
             raise UserError(
-                f"{path} is no JSON object of domains: give RealNews' domain_to_allowed_subdomains"
+                f"{path} is not a JSON object of domains: use RealNews' domain_to_allowed_subdomains"
             ) from None
     return domains
 
@@ -76,12 +83,12 @@ def _badwords(
 ) -> dict[str, set[str]]:
     words: dict[str, set[str]] = {}
     for file in files:
-        named = _LANGUAGE.fullmatch(os.path.basename(file))
-        if named:
+        match = _LANGUAGE.fullmatch(os.path.basename(file))
+        if match:
             listed = {line.strip() for line in _text(file).splitlines()} - {""}
-            words.setdefault(named[1], set()).update(listed)
+            words.setdefault(match[1], set()).update(listed)
     words = {code: listed - rules.ALLOWED_WORDS.get(code, set()) for code, listed in words.items()}
-    wanted = language.language if isinstance(language, settings.LangdetectConfig) else None
-    if not any(words.values()) or (wanted and not words.get(wanted)):
-        raise UserError(f"{path} has no words for {wanted or 'any language'}: name each file by its language")
+    only = language.language if isinstance(language, settings.LangdetectConfig) else None
+    if not any(words.values()) or (only and not words.get(only)):
+        raise UserError(f"{path} has no words for {only or 'any language'}: name each file by its language")
     return {code: listed for code, listed in words.items() if listed}

@@ -1,4 +1,4 @@
-"""MinHash (Broder 1997): short signatures of sets that agree in a place as often as the sets are alike."""
+"""MinHash (Broder 1997): short signatures of sets. They agree in a share of positions equal to the sets' similarity."""
 
 import re
 import zlib
@@ -8,22 +8,22 @@ import numpy as np
 from plm_jax.common import seeds
 
 _WORDS = re.compile(r"\w+")
-# The constants of SplitMix64 (Steele, Lea and Flood 2014), which turns any 64 bits into ones that look random.
+# Constants of SplitMix64 (Steele, Lea and Flood 2014), which maps any 64 bits to bits that look random.
 _GAMMA, _MIX = np.uint64(0x9E3779B97F4A7C15), (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 
 class Hashes:
-    """Signatures of `bands` times `rows` hashes over the `words`-grams of a text's words in lower case."""
+    """Signatures of `bands` times `rows` hashes over the `words`-grams of a text in lower case."""
 
     def __init__(self, bands: int, rows: int, words: int, seed: int):
         self._bands, self._rows, self._words = bands, rows, words
         rng = np.random.default_rng(seeds.unsigned(seed))
-        # x → a x + b modulo 2^64 with odd a, of which the upper half counts.
+        # Upper 32 bits of a x + b modulo 2^64, with odd a.
         self._a = rng.integers(2**63, size=(bands * rows, 1), dtype=np.uint64) * np.uint64(2) + np.uint64(1)
         self._b = rng.integers(2**64, size=(bands * rows, 1), dtype=np.uint64)
 
     def shingles(self, text: str) -> np.ndarray:
-        """[n] uint64, the hashes of the distinct word n-grams; a text with fewer words is one n-gram."""
+        """Returns hashes of the distinct word n-grams, uint64 [n]. A text with fewer words is a single n-gram."""
         words = [zlib.crc32(word.encode("utf-8")) for word in _WORDS.findall(text.lower())]
         hashes = np.array(words or [0], np.uint64)
         num_shingles = max(len(hashes) - self._words + 1, 1)
@@ -33,7 +33,7 @@ class Hashes:
         return np.unique(mixed)
 
     def signature(self, text: str) -> np.ndarray:
-        """[bands, rows] uint32: each the minimum of another hash over the n-grams."""
+        """Returns the minimum of each hash function over the n-grams, uint32 [bands, rows]."""
         shingles = self.shingles(text)
         minima = np.concatenate(
             # A few hashes at a time, so that long texts need little memory.
@@ -45,16 +45,18 @@ class Hashes:
         return minima.astype(np.uint32).reshape(self._bands, self._rows)
 
     def bands(self, text: str) -> list[bytes]:
-        """What two texts share if they agree in all rows of a band: a digest of 8 bytes a band, each another."""
+        """Returns a digest of 8 bytes per band. Two texts share it exactly if they agree in all rows of the band."""
         rows = self.signature(text)
-        mixed = _mix(np.arange(self._bands, dtype=np.uint64))  # So far apart that no sum with a row meets another.
+        mixed = _mix(
+            np.arange(self._bands, dtype=np.uint64)
+        )  # Far enough apart that sums with rows of different bands differ.
         for row in rows.T:
             mixed = _mix(mixed + row)
         return [value.tobytes() for value in mixed.astype("<u8")]
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-    """SplitMix64 of each of [n] uint64."""
+    """Returns SplitMix64 of each element of a uint64 array."""
     x = x + _GAMMA
     x = (x ^ (x >> np.uint64(30))) * _MIX[0]
     x = (x ^ (x >> np.uint64(27))) * _MIX[1]

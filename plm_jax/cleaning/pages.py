@@ -1,4 +1,4 @@
-"""A page, and the tally of what became of pages: counts and a few examples by reason."""
+"""Pages, and the tally of removed and kept pages: counts and a few examples by reason."""
 
 import hashlib
 import heapq
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-# What stands before a URL that names the same page with and without it, and what may follow (C4's own rule).
+# Beginning and end of a URL that do not affect the page (C4's rule).
 _SCHEME = re.compile(r"https?://(?:www\.)?")
 _TRACKING = re.compile(r"\?(?:utm_|ref|feed).*")
 
@@ -14,7 +14,14 @@ EXAMPLES, EXAMPLE_CHARACTERS = 3, 200
 
 
 class Page(NamedTuple):
-    """A page: `timestamp` as in a WARC record (ISO 8601, so later ones sort later), `language` once it is known."""
+    """Page of a crawl.
+
+    Attributes:
+      url: address of the page.
+      text: visible text.
+      timestamp: time as in a WARC record (ISO 8601, which sorts by time).
+      language: code of the language once it is known.
+    """
 
     url: str
     text: str
@@ -23,27 +30,33 @@ class Page(NamedTuple):
 
     @property
     def key(self) -> bytes:
-        """MD5 of the URL: of pages that share something, the one with the smallest key keeps it."""
+        """MD5 of the URL. Text that several pages share stays in the page with the smallest key."""
         return hashlib.md5(self.url.encode("utf-8")).digest()
 
     @property
     def normalized_url(self) -> str:
-        """The URL without scheme, `www.`, tracking and final slashes."""
+        """URL without scheme, `www.`, tracking parameters and final slashes."""
         return normalize_url(self.url)
 
 
 def normalize_url(url: str) -> str:
-    """A URL without scheme, `www.`, tracking and final slashes: what two addresses of one page share."""
+    """Returns a URL without scheme, `www.`, tracking parameters and final slashes."""
     return _TRACKING.sub("", _SCHEME.sub("", url)).rstrip("/")
 
 
 def url_hash(page: Page) -> int:
-    """MD5 of the normalised URL, 128 bits: what chooses pages for validation and for soft filters."""
+    """Returns the MD5 of the normalized URL, 128 bits, which selects pages for validation and for soft filters."""
     return int.from_bytes(hashlib.md5(page.normalized_url.encode("utf-8")).digest(), "big")
 
 
 class Count(NamedTuple):
-    """How many pages or lines, their characters, and those examples (key, URL, text) whose pages' keys are smallest."""
+    """Count of pages or lines.
+
+    Attributes:
+      number: number of pages or lines.
+      characters: number of their characters.
+      examples: up to `EXAMPLES` examples (key, URL, text): those with the smallest keys.
+    """
 
     number: int
     characters: int
@@ -51,21 +64,21 @@ class Count(NamedTuple):
 
 
 class Tally(dict[str, Count]):
-    """`Count` by reason. Adding and merging commute, so that a tally does not depend on who counted what when."""
+    """`Count` by reason. Adding and merging commute, so a tally does not depend on the workers."""
 
     def add(self, reason: str, page: Page, texts: Iterable[str]) -> None:
-        """Counts pages or lines of `page`, the first of them perhaps as an example."""
+        """Counts pages or lines of `page`. The first of them may become an example."""
         texts = list(texts)
         example = (page.key, page.url, texts[0][:EXAMPLE_CHARACTERS])
         self._merge(reason, Count(len(texts), sum(map(len, texts)), (example,)))
 
     def count(self, reason: str, text: str) -> None:
-        """Counts a page that needs no example."""
+        """Counts a page without an example."""
         old = self.get(reason, Count(0, 0))
         self[reason] = Count(old.number + 1, old.characters + len(text), old.examples)
 
     def merge(self, other: "Tally") -> "Tally":
-        """Takes the counts of another in; returns itself."""
+        """Adds the counts of another tally. Returns this tally."""
         for reason, count in other.items():
             self._merge(reason, count)
         return self

@@ -1,7 +1,8 @@
-"""Cleaning a crawl on Apache Beam, to the same bytes with any number of workers.
+"""The Apache Beam pipeline of cleaning, whose output has the same bytes with any number of workers.
 
-The order is that of `tensorflow_datasets/text/c4.py`: length, sites, newest copy, list of URLs, paragraphs, lines,
-duplicates, language, bad words; near-duplicates come last. Pages are grouped by MD5s, which spread evenly.
+The order of the steps is that of `tensorflow_datasets/text/c4.py`: length, sites, newest copy, list of URLs,
+paragraphs, lines, duplicates, language, bad words. Near-duplicates come last. Pages are grouped by MD5 hashes, which
+are evenly distributed.
 """
 
 import functools
@@ -33,7 +34,7 @@ def start(options: Sequence[str]) -> beam.Pipeline:
 
 
 class _Tallying(beam.DoFn):
-    """Counts what happens to pages, and hands the counts on once a bundle."""
+    """Base of steps that count pages. The counts are emitted once per bundle."""
 
     def start_bundle(self):
         self._tally = Tally()
@@ -44,23 +45,23 @@ class _Tallying(beam.DoFn):
 
 
 class _Read(_Tallying):
-    """Files to pages."""
+    """Reads the pages of files."""
 
     def __init__(self, limits: settings.LimitsConfig):
         self._limits = limits
 
     def process(self, file: tuple[str, str]) -> Iterator[Any]:
-        for found in crawl.read(*file, self._tally, self._limits):
-            if isinstance(found, Page):
-                yield found
+        for record in crawl.read(*file, self._tally, self._limits):
+            if isinstance(record, Page):
+                yield record
             else:
-                self._tally.add("quarantined", Page(f"{found.file}:{found.position}", found.sample), [found.reason])
-                yield TaggedOutput(QUARANTINE, found)
+                self._tally.add("quarantined", Page(f"{record.file}:{record.position}", record.sample), [record.reason])
+                yield TaggedOutput(QUARANTINE, record)
         progress.step("reading")
 
 
 class _Apply(_Tallying):
-    """A rule of one page, made anew in each worker."""
+    """Applies a rule to each page. Every worker constructs its own rule."""
 
     def __init__(self, stage: str, make: Callable[..., rules.PageRule], arguments: tuple[Any, ...]):
         self._stage, self._make, self._arguments = stage, make, arguments
@@ -69,14 +70,14 @@ class _Apply(_Tallying):
         self._rule = self._make(*self._arguments)
 
     def process(self, page: Page) -> Iterator[Any]:
-        kept = self._rule(page, self._tally)
-        if kept is not None:
-            self._tally.count(f"after {self._stage}", kept.text)
-            yield kept
+        result = self._rule(page, self._tally)
+        if result is not None:
+            self._tally.count(f"after {self._stage}", result.text)
+            yield result
 
 
 class _Newest(_Tallying):
-    """Of the pages of a URL the newest; of equally new ones that with the smallest hash of its text, then its URL."""
+    """Selects the newest page of a URL. Ties go to the smallest hash of the text, then of the URL."""
 
     def process(self, grouped: tuple[bytes, Iterable[Any]]) -> Iterator[Any]:
         pages = iter(grouped[1])
@@ -96,7 +97,7 @@ def _age(page: Page) -> tuple[str, int, int]:
 
 
 class _Listed(_Tallying):
-    """Of the pages those whose URL is listed."""
+    """Selects pages whose URL is listed."""
 
     def process(self, joined: tuple[bytes, dict[str, Iterable[Any]]]) -> Iterator[Any]:
         listed = any(True for _ in joined[1]["listed"])
@@ -109,8 +110,8 @@ class _Listed(_Tallying):
                 self._tally.add("unlisted_url", page, [page.text])
 
 
-class _KeepOwn(_Tallying):
-    """Of each page what it owns."""
+class _KeepOwned(_Tallying):
+    """Removes the parts of each page that it does not own."""
 
     def __init__(self, stage: str, rule: Any):
         self._stage, self._rule = stage, rule
@@ -118,15 +119,15 @@ class _KeepOwn(_Tallying):
     def process(self, joined: tuple[bytes, dict[str, Iterable[Any]]]) -> Iterator[Any]:
         owned = frozenset(joined[1]["owned"])
         for page in joined[1]["pages"]:
-            kept = self._rule.keep(page, owned, self._tally)
+            result = self._rule.keep(page, owned, self._tally)
             progress.step(self._stage)
-            if kept is not None:
-                self._tally.count(f"after {self._stage}", kept.text)
-                yield kept
+            if result is not None:
+                self._tally.count(f"after {self._stage}", result.text)
+                yield result
 
 
 class _Write(beam.DoFn):
-    """The rows of a file, sorted, so that it does not depend on the order in which they come."""
+    """Writes the rows of a file in sorted order, so that the file does not depend on the order of arrival."""
 
     def __init__(self, folder: str):
         self._folder = folder
@@ -136,7 +137,7 @@ class _Write(beam.DoFn):
         lines = [row for _, row in sorted(rows)]
         with (
             storage.writing(os.path.join(self._folder, name)) as file,
-            # Neither name nor time, which would differ.
+            # Without name and time, which would differ between runs.
             gzip.GzipFile("", "wb", _COMPRESSION, file, mtime=0) as packed,
         ):
             packed.writelines(line.encode("utf-8") for line in lines)
@@ -159,23 +160,23 @@ class _MergeTallies(beam.CombineFn):
 
 
 class Cleaning:
-    """The pipeline of some settings, `shards` among them; each step takes pages, gives pages and keeps its tally."""
+    """Builder of the pipeline for given settings. Each step maps pages to pages and has a tally."""
 
     def __init__(self, rule: settings.CleaningConfig, folder: str):
         self._rule, self._folder = rule, folder
         self._tallies: list[PCollection] = []
 
     def build(self, pipeline: beam.Pipeline, files: Mapping[str, crawl.CrawlFile], lists: Lists) -> None:
-        """Adds everything from reading `files` to writing into the folder; `lists` are what the settings name."""
+        """Adds all steps from reading `files` to writing the folder, with the lists that the settings name."""
         rule = self._rule
-        found = (
+        records = (
             pipeline
             | "files" >> beam.Create([(path, file.name) for path, file in files.items()])
             | "spread files" >> beam.Reshuffle()
             | "reading" >> (beam.ParDo(_Read(rule.limits)).with_outputs(TALLY, QUARANTINE, main="pages"))
         )
-        self._tallies.append(found[TALLY])
-        pages = found["pages"] | "spread pages" >> beam.Reshuffle()
+        self._tallies.append(records[TALLY])
+        pages = records["pages"] | "spread pages" >> beam.Reshuffle()
         pages = self._apply(pages, "length", rules.MaxCharacters, rule.max_characters)
         if isinstance(rule.pages, settings.DomainsConfig):
             pages = self._apply(pages, "sites", rules.InDomains, lists.domains)
@@ -195,12 +196,12 @@ class Cleaning:
             pages = self._apply(pages, "bad words", rules.NoBadWords, lists.badwords, rule.badwords.fraction)
         if rule.near_duplicates is not None:
             pages = self._deduplicate(pages, "near-duplicates", rule.near_duplicates)
-        self._write(pipeline, pages, found[QUARANTINE])
+        self._write(pipeline, pages, records[QUARANTINE])
 
     def _step(self, pages: Any, stage: str, step: _Tallying) -> PCollection:
-        kept: Any = pages | stage >> beam.ParDo(step).with_outputs(TALLY, main="pages")
-        self._tallies.append(kept[TALLY])
-        return kept["pages"]
+        outputs: Any = pages | stage >> beam.ParDo(step).with_outputs(TALLY, main="pages")
+        self._tallies.append(outputs[TALLY])
+        return outputs["pages"]
 
     def _apply(
         self, pages: PCollection, stage: str, make: Callable[..., rules.PageRule], *arguments: Any
@@ -211,13 +212,13 @@ class Cleaning:
         return pages | f"{stage}: by key" >> beam.Map(_with_key, key, stage)
 
     def _listed(self, pages: PCollection, files: PCollection) -> PCollection:
-        """Pages whose URL is in one of the files."""
+        """Selects the pages whose URL is in one of the files."""
         stage = "list of URLs"
         both = {"pages": self._keyed(pages, stage, _by_url), "listed": files | "URLs" >> beam.FlatMap(_read_urls)}
         return self._step(both | f"{stage}: join" >> beam.CoGroupByKey(), stage, _Listed())
 
     def _deduplicate(self, pages: PCollection, stage: str, rule: Any) -> PCollection:
-        """Pages without what others own; `rule` is one of `duplicates.KINDS`."""
+        """Removes the parts of pages that other pages own. `rule` is one of `duplicates.KINDS`."""
         kind = duplicates.KINDS[type(rule)](rule)
         owned = (
             pages
@@ -226,10 +227,10 @@ class Cleaning:
             | f"{stage}: by owner" >> beam.KvSwap()
         )
         both = {"pages": self._keyed(pages, stage, _by_page), "owned": owned}
-        return self._step(both | f"{stage}: join" >> beam.CoGroupByKey(), stage, _KeepOwn(stage, kind))
+        return self._step(both | f"{stage}: join" >> beam.CoGroupByKey(), stage, _KeepOwned(stage, kind))
 
     def _write(self, pipeline: beam.Pipeline, pages: PCollection, quarantine: PCollection) -> None:
-        """Writes the pages, what is quarantined, and `report.json`: files and tally."""
+        """Writes the pages, the quarantined records, and the files and tally in `report.json`."""
         rows = pages | "rows" >> beam.Map(_row, self._rule)
         bad = quarantine | "quarantined rows" >> beam.Map(_quarantined_row, self._rule.num_shards)
         files: Any = (rows, bad) | beam.Flatten() | "by file" >> beam.GroupByKey() | beam.ParDo(_Write(self._folder))
@@ -267,9 +268,9 @@ def _read_urls(path: str) -> Iterator[tuple[bytes, None]]:
 
 
 def _row(page: Page, rule: settings.CleaningConfig) -> tuple[str, tuple[bytes, str]]:
-    """A page's file, and its line in it. Where several languages are kept, each has its folder."""
+    """Returns the file of a page, and the key and text of its line. With several languages, each has a folder."""
     progress.expect("writing")
-    # The remainder by `validation_one_in` is spent: its quotient tells the shards apart.
+    # The remainder selects the split, so only the quotient is free to select the shard.
     number, remainder = divmod(url_hash(page), rule.validation_one_in)
     num_shards = rule.num_shards
     split, shards = ("train", num_shards) if remainder else ("validation", -(-num_shards // rule.validation_one_in))

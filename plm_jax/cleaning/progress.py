@@ -1,6 +1,6 @@
-"""Bars for a pipeline on this machine, in this process or in others that it starts, one stage after another.
+"""Progress bars of a pipeline on this machine, in this process or its child processes, one stage after another.
 
-Other processes add a line for each call to a file that this one reads. Elsewhere a runner shows what it does.
+Child processes append a line per call to a file that this process reads. Remote runners show their own progress.
 """
 
 import collections
@@ -13,9 +13,9 @@ from typing import TextIO
 
 import tqdm
 
-# The file, for processes that inherit the environment.
+# Environment variable with the path of that file, for child processes.
 _FILE = "PLM_JAX_CLEANING_PROGRESS"
-_LOOK_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 
 
 class _Bars:
@@ -35,11 +35,11 @@ class _Bars:
                 self._stage, self._bar = stage, tqdm.tqdm(None, stage, self._expected[stage], unit=unit)
             self._bar.update(done)
 
-    def follow(self, file: TextIO, over: threading.Event) -> None:
-        """Adds what other processes write, until it is over."""
+    def follow(self, file: TextIO, finished: threading.Event) -> None:
+        """Adds the lines of other processes until the event is set."""
         last, rest = False, ""
         while not last:
-            last = over.wait(_LOOK_SECONDS)
+            last = finished.wait(_POLL_SECONDS)
             *lines, rest = (rest + file.read()).split("\n")
             for stage, expected, done in (line.split("\t") for line in lines):
                 self.add(stage, int(expected), int(done))
@@ -53,12 +53,12 @@ _bars: _Bars | None = None
 
 
 def expect(stage: str) -> None:
-    """Says that one more page will come to a stage, which begins when all have been announced."""
+    """Announces one more page of a stage. A stage begins when all its pages have been announced."""
     _add(stage, expected=1)
 
 
 def step(stage: str, number: int = 1) -> None:
-    """Counts files or pages that a stage is through with."""
+    """Counts files or pages that a stage has processed."""
     _add(stage, done=number)
 
 
@@ -66,27 +66,27 @@ def _add(stage: str, expected: int = 0, done: int = 0) -> None:
     if _bars is not None:
         _bars.add(stage, expected, done)
     elif _FILE in os.environ:
-        # One that outlives the run finds its file gone, and makes no other.
+        # Without O_CREAT: a process that outlives the run must not create the removed file again.
         with open(os.open(os.environ[_FILE], os.O_WRONLY | os.O_APPEND), "w", encoding="utf-8") as file:
             file.write(f"{stage}\t{expected}\t{done}\n")
 
 
 @contextlib.contextmanager
 def shown(num_files: int, show_progress: bool) -> Iterator[None]:
-    """Shows the bars meanwhile."""
+    """Context manager in which the bars are shown."""
     if not show_progress:
         yield
         return
     global _bars
-    _bars, over = _Bars(num_files), threading.Event()
+    _bars, finished = _Bars(num_files), threading.Event()
     with tempfile.NamedTemporaryFile("r", encoding="utf-8") as file:
         os.environ[_FILE] = file.name
-        follower = threading.Thread(target=_bars.follow, args=(file, over), daemon=True)
+        follower = threading.Thread(target=_bars.follow, args=(file, finished), daemon=True)
         follower.start()
         try:
             yield
         finally:
-            over.set()
+            finished.set()
             follower.join()
             del os.environ[_FILE]
             _bars.close()

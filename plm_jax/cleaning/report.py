@@ -1,4 +1,4 @@
-"""What each rule removed: a table with examples, and a picture."""
+"""Report of the text that each rule removed: a table with examples, and a plot."""
 
 import io
 from typing import Any
@@ -7,10 +7,10 @@ from plm_jax.cleaning import settings
 
 
 def reasons(rule: settings.CleaningConfig) -> dict[str, tuple[str, str, str]]:
-    """By reason: the step, what is counted, and the rule in words, for those that may occur with some settings."""
-    found = {
-        "quarantined": ("reading", "records", "cannot be read; kept in quarantine/"),
-        "no_html": ("reading", "records", "a response that is no HTML page"),
+    """Returns step, counted unit and description of the rule by reason, for the reasons that some settings can have."""
+    descriptions = {
+        "quarantined": ("reading", "records", "cannot be read; saved in quarantine/"),
+        "no_html": ("reading", "records", "a response that is not an HTML page"),
         "no_url": ("reading", "pages", "no URL"),
         "no_text": ("reading", "pages", "no text"),
         "no_timestamp": ("reading", "pages", "no time"),
@@ -22,38 +22,38 @@ def reasons(rule: settings.CleaningConfig) -> dict[str, tuple[str, str, str]]:
     }
     if (paragraphs := rule.paragraphs) is not None:
         few = f"fewer than {paragraphs.min_paragraphs} lines of {paragraphs.min_characters} characters"
-        found["few_paragraphs"] = ("paragraphs", "pages", few)
+        descriptions["few_paragraphs"] = ("paragraphs", "pages", few)
     if (lines := rule.lines) is not None:
-        found |= {
+        descriptions |= {
             "long_word": ("lines", "lines", f"a word of more than {lines.max_word_characters:,} characters"),
             "no_end_mark": ("lines", "lines", f"ends in none of {' '.join(lines.end_marks)}, or in an ellipsis"),
             "few_words": ("lines", "lines", f"fewer than {lines.min_words} words"),
-            "script": ("lines", "lines", f"says {_listed(lines.script_phrases)}"),
-            "policy": ("lines", "lines", f"says {_listed(lines.policy_phrases)}"),
-            "placeholder": ("lines", "pages", f"says {_listed(lines.placeholder_phrases)}"),
-            "code": ("lines", "pages", f"has {_listed(lines.code_marks)}"),
+            "script": ("lines", "lines", f"contains {_listed(lines.script_phrases)}"),
+            "policy": ("lines", "lines", f"contains {_listed(lines.policy_phrases)}"),
+            "placeholder": ("lines", "pages", f"contains {_listed(lines.placeholder_phrases)}"),
+            "code": ("lines", "pages", f"contains {_listed(lines.code_marks)}"),
             "few_sentences": ("lines", "pages", f"fewer than {lines.min_sentences} sentences"),
         }
     if (duplicates := rule.duplicates) is not None:
         spans = isinstance(duplicates, settings.DuplicateSpansConfig)
-        what, unit = ("span", "sentences") if spans else ("line", "lines")
-        found |= {
-            f"{what}_elsewhere": ("duplicates", unit, f"a {what} that another page keeps"),
-            f"{what}_here": ("duplicates", unit, f"a {what} that the page has had before"),
+        part, unit = ("span", "sentences") if spans else ("line", "lines")
+        descriptions |= {
+            f"{part}_elsewhere": ("duplicates", unit, f"a {part} that another page keeps"),
+            f"{part}_here": ("duplicates", unit, f"a {part} that occurs earlier in the page"),
             "nothing_new": ("duplicates", "pages", "nothing is left"),
             "few_new_sentences": ("duplicates", "pages", f"fewer than {duplicates.min_sentences} sentences left"),
         }
     if (language := rule.language) is not None:
-        wanted = language.language if isinstance(language, settings.LangdetectConfig) else "those that are kept"
-        found |= {
+        languages = language.language if isinstance(language, settings.LangdetectConfig) else "the selected ones"
+        descriptions |= {
             "unsure_language": ("language", "pages", f"no language with probability {language.min_probability}"),
-            "other_language": ("language", "pages", f"another language than {wanted}"),
+            "other_language": ("language", "pages", f"another language than {languages}"),
         }
     if rule.badwords is not None:
-        found["bad_word"] = ("bad words", "pages", "a word of the language's list")
+        descriptions["bad_word"] = ("bad words", "pages", "a word on the list of the language")
     if rule.near_duplicates is not None:
-        found["near_duplicate"] = ("near-duplicates", "pages", "much like a page that stays")
-    return found
+        descriptions["near_duplicate"] = ("near-duplicates", "pages", "similar to a page that is kept")
+    return descriptions
 
 
 def _listed(phrases: tuple[str, ...]) -> str:
@@ -61,35 +61,35 @@ def _listed(phrases: tuple[str, ...]) -> str:
 
 
 def steps(counts: dict[str, Any]) -> dict[str, tuple[int, int]]:
-    """Pages and characters after each step, in the order of the steps."""
+    """Returns the numbers of pages and characters after each step, in the order of the steps."""
     names = ("length", "sites", "newest copies", "list of URLs", "paragraphs", "lines", "duplicates", "language")
     names += ("bad words", "near-duplicates")
-    found = {"reading": counts.get("read")} | {name: counts.get(f"after {name}") for name in names}
-    return {name: (count["number"], count["characters"]) for name, count in found.items() if count}
+    after = {"reading": counts.get("read")} | {name: counts.get(f"after {name}") for name in names}
+    return {name: (count["number"], count["characters"]) for name, count in after.items() if count}
 
 
 def table(rule: settings.CleaningConfig, counts: dict[str, Any]) -> str:
-    """What was removed and what was left, in Markdown."""
+    """Returns a Markdown table of the removed and the remaining text."""
     left = steps(counts)
     first = left["reading"]
     rows = ["| after | pages | characters | of all characters |", "|---|---:|---:|---:|"]
     rows += [f"| {name} | {n:,} | {size:,} | {size / max(first[1], 1):.1%} |" for name, (n, size) in left.items()]
     rows += ["", "| step | removed | because | number | characters |", "|---|---|---|---:|---:|"]
-    for reason, (step, unit, what) in reasons(rule).items():
+    for reason, (step, unit, description) in reasons(rule).items():
         if reason in counts:
             number, size = counts[reason]["number"], counts[reason]["characters"]
-            rows.append(f"| {step} | {unit} | {_escape(what)} | {number:,} | {size:,} |")
+            rows.append(f"| {step} | {unit} | {_escape(description)} | {number:,} | {size:,} |")
     return "\n".join(rows) + "\n"
 
 
 def examples(rule: settings.CleaningConfig, counts: dict[str, Any]) -> str:
-    """Some of what each rule removed, in Markdown."""
+    """Returns examples of the text that each rule removed, in Markdown."""
     parts = []
-    for reason, (step, unit, what) in reasons(rule).items():
-        found = counts.get(reason, {}).get("examples")
-        if found:
-            lines = [f"- `{_escape(example['url'])}`: {_escape(example['text'])}" for example in found]
-            parts.append("\n".join([f"## {step}, {unit}: {_escape(what)}", "", *lines, ""]))
+    for reason, (step, unit, description) in reasons(rule).items():
+        removed = counts.get(reason, {}).get("examples")
+        if removed:
+            lines = [f"- `{_escape(example['url'])}`: {_escape(example['text'])}" for example in removed]
+            parts.append("\n".join([f"## {step}, {unit}: {_escape(description)}", "", *lines, ""]))
     return "\n".join(parts)
 
 
@@ -97,8 +97,8 @@ def _escape(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;").replace("`", "'")
 
 
-def picture(rule: settings.CleaningConfig, counts: dict[str, Any]) -> bytes:
-    """An SVG: the share of pages and characters left after each step, and the characters that each rule removed."""
+def plot(rule: settings.CleaningConfig, counts: dict[str, Any]) -> bytes:
+    """Returns an SVG with the shares of text left after each step and the characters that each rule removed."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(13, 5), layout="constrained")
@@ -116,6 +116,6 @@ def picture(rule: settings.CleaningConfig, counts: dict[str, Any]) -> bytes:
     for axes in (left, right):
         axes.invert_yaxis()
         axes.grid(axis="x", alpha=0.3)
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format="svg")
-    return drawn.getvalue()
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="svg")
+    return buffer.getvalue()

@@ -1,6 +1,6 @@
-"""The rules that look at one page: each takes a page and a tally, and gives the page, changed or not, or None.
+"""Rules for single pages: each maps a page and a tally to the page, possibly changed, or to None.
 
-They decide as `tensorflow_datasets/text/c4_utils.py` (3.1.0) does, with less work.
+The decisions are those of `tensorflow_datasets/text/c4_utils.py` (3.1.0), with less computation.
 """
 
 import re
@@ -13,8 +13,8 @@ from plm_jax.cleaning.pages import Page, Tally, url_hash
 from plm_jax.common.errors import UserError
 
 UNKNOWN_LANGUAGE = "und"
-# Languages written without spaces: their bad words are looked for inside of words too. C4 leaves out those words of
-# their lists that are parts of common ones.
+# Languages written without spaces. Their bad words are also searched for inside words. Like C4, the rule ignores those
+# words of their lists that are parts of common words.
 UNSPACED = ("ja", "th", "zh")
 ALLOWED_WORDS = {"ja": {"sm", "グロ", "女の子"}, "zh": {"性"}}
 
@@ -24,20 +24,20 @@ _WORDS = re.compile(r"\w+")
 
 
 class PageRule(Protocol):
-    """What the rules are."""
+    """Interface of the rules."""
 
     def __call__(self, page: Page, tally: Tally) -> Page | None:
-        """The page, changed or not, or None to drop it; what is dropped is tallied."""
+        """Returns the page, possibly changed, or None to drop it. Dropped text is tallied."""
 
 
 class MaxCharacters:
-    """Drops pages of more characters."""
+    """Drops pages with more than `limit` characters."""
 
     def __init__(self, limit: int):
         self._limit = limit
 
     def __call__(self, page: Page, tally: Tally) -> Page | None:
-        """The page, or None."""
+        """Returns the page or None."""
         if len(page.text) <= self._limit:
             return page
         tally.add("too_long", page, [page.text])
@@ -48,18 +48,18 @@ class InDomains:
     """Drops pages of other sites.
 
     Args:
-      domains: registered domain (`bbc.co.uk`) → a list of its allowed subdomains, or anything else for all.
+      domains: registered domain (`bbc.co.uk`) → list of its allowed subdomains; any other value allows all.
     """
 
     def __init__(self, domains: Mapping[str, Any]):
         import tldextract
 
         self._domains = domains
-        # The list of public suffixes that comes with the package: the same everywhere, without a network.
+        # The list of public suffixes in the package, which needs no network and is the same on every worker.
         self._extract = tldextract.TLDExtract(cache_dir=None, suffix_list_urls=())
 
     def __call__(self, page: Page, tally: Tally) -> Page | None:
-        """The page, or None."""
+        """Returns the page or None."""
         parts = self._extract(page.normalized_url)
         allowed = self._domains.get(f"{parts.domain}.{parts.suffix}")
         if allowed is None:
@@ -78,7 +78,7 @@ class HasParagraphs:
         self._rule = rule
 
     def __call__(self, page: Page, tally: Tally) -> Page | None:
-        """The page, or None."""
+        """Returns the page or None."""
         num_long = sum(len(line) >= self._rule.min_characters for line in page.text.split("\n"))
         if num_long >= self._rule.min_paragraphs:
             return page
@@ -87,7 +87,7 @@ class HasParagraphs:
 
 
 class LineFilter:
-    """Drops lines that are no prose, and pages of placeholder text, of code or of too few sentences."""
+    """Drops lines that are not prose, and pages with placeholder text, code or too few sentences."""
 
     def __init__(self, rule: settings.CleanLinesConfig):
         self._rule = rule
@@ -97,7 +97,7 @@ class LineFilter:
         )
 
     def __call__(self, page: Page, tally: Tally) -> Page | None:
-        """The page with its good lines, or None."""
+        """Returns the page with its good lines, or None."""
         dropped: dict[str, list[str]] = {}
         lines, verdict = self._lines(page.text, dropped)
         if verdict is None and not punkt.has_sentences(lines, self._rule.min_sentences):
@@ -110,7 +110,7 @@ class LineFilter:
         return page._replace(text="\n".join(lines).strip())
 
     def _lines(self, text: str, dropped: dict[str, list[str]]) -> tuple[list[str], str | None]:
-        """The good lines, and why the page is to go if it is; fills `dropped` by reason."""
+        """Returns the good lines and the reason to drop the page or None. Adds the other lines to `dropped`."""
         rule, lines = self._rule, []
         suspicious = self._is_suspicious(text)
         for line in text.splitlines():
@@ -136,7 +136,7 @@ class LineFilter:
         return lines, None
 
     def _is_suspicious(self, text: str) -> bool:
-        """Whether some line could hold a phrase: most pages have none, and need not be looked at line by line."""
+        """Whether a line may contain a phrase. Most pages contain none and need no search of single lines."""
         text = _CITATIONS.sub("", text) if "[" in text else text
         lower = text.lower()
         return any(phrase in lower for phrase in (*self._placeholders, *self._scripts, *self._policies)) or any(
@@ -144,7 +144,7 @@ class LineFilter:
         )
 
     def _phrase(self, line: str) -> tuple[str | None, str | None]:
-        """Why the line is to go, and why the whole page is, by what they say."""
+        """Returns the reasons to drop the line and the whole page because of a phrase; None for those to keep."""
         lower = line.lower()
         if any(phrase in lower for phrase in self._placeholders):
             return None, "placeholder"
@@ -158,7 +158,7 @@ class LineFilter:
 
 
 class LangdetectFilter:
-    """Drops pages that are not surely of one language; the same answer every time."""
+    """Drops pages whose language is uncertain or another one. The results are deterministic."""
 
     def __init__(self, rule: settings.LangdetectConfig):
         from langdetect import detector_factory
@@ -169,30 +169,32 @@ class LangdetectFilter:
         self._factory.set_seed(0)
 
     def __call__(self, page: Page, tally: Tally) -> Page | None:
-        """The page with its language, or None."""
+        """Returns the page with its language, or None."""
         from langdetect.lang_detect_exception import LangDetectException
 
         detector = self._factory.create()
         detector.append(page.text)
         try:
-            found = detector.get_probabilities()
-        except LangDetectException:  # No letters.
-            found = []
-        if not found or found[0].prob < self._rule.min_probability:
+            languages = detector.get_probabilities()
+        except LangDetectException:  # The text has no letters.
+            languages = []
+        if not languages or languages[0].prob < self._rule.min_probability:
             tally.add("unsure_language", page, [page.text])
             return None
-        if found[0].lang != self._rule.language:
+        if languages[0].lang != self._rule.language:
             tally.add("other_language", page, [page.text])
             return None
-        return page._replace(language=found[0].lang)
+        return page._replace(language=languages[0].lang)
 
 
 class Cld3Filter:
-    """Tells the language of pages, `und` where that is not sure, and drops those of other languages."""
+    """Sets the language of pages, `und` if it is uncertain, and drops pages in other languages."""
 
     def __init__(self, rule: settings.Cld3Config):
         if "tensorflow" in sys.modules:
-            raise UserError("CLD3 crashes in a process that holds TensorFlow: run `python -m plm_jax clean` by itself")
+            raise UserError(
+                "CLD3 crashes in a process that has imported TensorFlow: run `python -m plm_jax clean` by itself"
+            )
         import gcld3
 
         self._rule = rule
@@ -200,29 +202,29 @@ class Cld3Filter:
         self._identifier = gcld3.NNetLanguageIdentifier(min_num_bytes=rule.min_bytes, max_num_bytes=rule.max_bytes)
 
     def __call__(self, page: Page, tally: Tally) -> Page | None:
-        """The page with its language, or None."""
-        found = self._identifier.FindLanguage(page.text)
-        if not found.is_reliable or found.probability < self._rule.min_probability:
+        """Returns the page with its language, or None."""
+        result = self._identifier.FindLanguage(page.text)
+        if not result.is_reliable or result.probability < self._rule.min_probability:
             return page._replace(language=UNKNOWN_LANGUAGE)
-        if found.language not in self._languages:
+        if result.language not in self._languages:
             tally.add("other_language", page, [page.text])
             return None
-        return page._replace(language=found.language)
+        return page._replace(language=result.language)
 
 
 LANGUAGES = {settings.LangdetectConfig: LangdetectFilter, settings.Cld3Config: Cld3Filter}
 
 
 class NoBadWords:
-    """Drops pages with a word of their language's list.
+    """Drops pages that contain a word on the list of their language.
 
     Args:
       words: language → words and phrases in lower case.
-      fraction: of those pages, the share to drop.
+      fraction: share of those pages to drop.
     """
 
     def __init__(self, words: Mapping[str, set[str]], fraction: float):
-        # A float is a fraction of two integers; their quotient decides as C4's code does, to the last bit.
+        # A float is a quotient of two integers. Integer arithmetic decides exactly like C4's code.
         self._numerator, self._denominator = fraction.as_integer_ratio()
         self._find = {
             language: _contains(listed) if language in UNSPACED else _WordSearch(listed)
@@ -230,7 +232,7 @@ class NoBadWords:
         }
 
     def __call__(self, page: Page, tally: Tally) -> Page | None:
-        """The page, or None."""
+        """Returns the page or None."""
         find = self._find.get(page.language.split("-")[0])
         if find is None or not find(page.text.lower()):
             return page
@@ -245,11 +247,10 @@ def _contains(words: set[str]):
 
 
 class _WordSearch:
-    """Whether a text has one of some words or phrases between characters that are not of words."""
+    """Search for words or phrases that are surrounded by characters that are not word characters."""
 
     def __init__(self, listed: set[str]):
-        # A listed run of word characters stands so exactly if it is one of the text's words: a look-up instead of a
-        # search for each.
+        # A listed run of word characters matches exactly if it is one of the text's words, which is a set lookup.
         self._words = {word for word in listed if _WORDS.fullmatch(word)}
         phrases = [re.escape(phrase) for phrase in sorted(listed - self._words)]
         self._phrases = re.compile(rf"(?:\W|^)(?:{'|'.join(phrases)})(?:\W|$)") if phrases else None

@@ -1,4 +1,4 @@
-"""What cleaning does: every rule with its thresholds, and C4's flavours (`tensorflow_datasets/text/c4.py`, 3.1.0)."""
+"""Settings of cleaning: rules with their thresholds, and C4's flavors (`tensorflow_datasets/text/c4.py`, 3.1.0)."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from plm_jax.common import ranges, seeds, trees
 from plm_jax.common.errors import UserError, nearest
 from plm_jax.config import overrides
 
-# The languages of mC4: those of CLD3 with at least 10,000 pages.
+# Languages of mC4: the languages of CLD3 with at least 10,000 pages.
 _CODES = """
 af am ar az be bg bg-Latn bn ca ceb co cs cy da de el el-Latn en eo es et eu fa fi fil fr fy ga gd gl gu ha haw
 hi hi-Latn hmn ht hu hy id ig is it iw ja ja-Latn jv ka kk km kn ko ku ky la lb lo lt lv mg mi mk ml mn mr ms mt my
@@ -21,7 +21,7 @@ MC4_LANGUAGES = tuple(_CODES.split())
 
 @dataclass(frozen=True)
 class DomainsConfig:
-    """Only some sites: a JSON file of registered domain → its allowed subdomains, or true for all (RealNews)."""
+    """Only pages of listed sites: a JSON file of registered domain → allowed subdomains, or true for all (RealNews)."""
 
     kind: ClassVar[str] = "domains"
     path: str = ""
@@ -29,7 +29,7 @@ class DomainsConfig:
 
 @dataclass(frozen=True)
 class UrlsConfig:
-    """Only pages whose normalised URL stands in a list: text files, one URL a line, `path` may be a glob (WebText)."""
+    """Only pages whose normalized URL is listed: text files with one URL per line; `path` may be a glob (WebText)."""
 
     kind: ClassVar[str] = "urls"
     path: str = ""
@@ -37,7 +37,7 @@ class UrlsConfig:
 
 @dataclass(frozen=True)
 class ParagraphsConfig:
-    """Only pages with so many lines of so many characters each."""
+    """Only pages with `min_paragraphs` lines of at least `min_characters` characters."""
 
     kind: ClassVar[str] = "paragraphs"
     min_paragraphs: ranges.CountOrZero = 3
@@ -46,9 +46,9 @@ class ParagraphsConfig:
 
 @dataclass(frozen=True)
 class CleanLinesConfig:
-    """C4's rules about lines, and about pages by their lines (Raffel et al. 2020, section 2.2).
+    """C4's rules for lines, and for pages by their lines (Raffel et al. 2020, section 2.2).
 
-    Sentences are those of NLTK's English Punkt; phrases are looked for in lower case.
+    Sentences are those of NLTK's English Punkt. Phrases are compared in lower case.
     """
 
     kind: ClassVar[str] = "c4"
@@ -71,7 +71,7 @@ class CleanLinesConfig:
 
 @dataclass(frozen=True)
 class DuplicateLinesConfig:
-    """Each line, stripped and in lower case, stays once in the corpus, as in the public code."""
+    """Keeps each line, stripped and in lower case, once in the corpus, as in the public code."""
 
     kind: ClassVar[str] = "lines"
     min_sentences: ranges.CountOrZero = 3
@@ -79,7 +79,7 @@ class DuplicateLinesConfig:
 
 @dataclass(frozen=True)
 class DuplicateSpansConfig:
-    """Each span of `span` sentences stays once in the corpus, as in the paper (Raffel et al. 2020, section 2.2)."""
+    """Keeps each span of `span` sentences once in the corpus, as in the paper (Raffel et al. 2020, section 2.2)."""
 
     kind: ClassVar[str] = "spans"
     span: Annotated[int, ranges.Range(1, 10**6)] = 3
@@ -88,7 +88,7 @@ class DuplicateSpansConfig:
 
 @dataclass(frozen=True)
 class LangdetectConfig:
-    """Only pages of one language, told by `langdetect` with seed 0, as for the English C4."""
+    """Only pages in one language, detected by `langdetect` with seed 0, as in the English C4."""
 
     kind: ClassVar[str] = "langdetect"
     language: str = "en"
@@ -97,7 +97,7 @@ class LangdetectConfig:
 
 @dataclass(frozen=True)
 class Cld3Config:
-    """Only pages of some languages or of none for sure (`und`), told by CLD3 from their first bytes, as for mC4."""
+    """Only pages in some languages or in none for certain (`und`), detected by CLD3 in their first bytes, as in mC4."""
 
     kind: ClassVar[str] = "cld3"
     languages: tuple[str, ...] = MC4_LANGUAGES
@@ -108,10 +108,10 @@ class Cld3Config:
 
 @dataclass(frozen=True)
 class BadWordsConfig:
-    """Drops pages with a word of their language's list: files named by the language, one word or phrase a line.
+    """Drops pages with a word on the list of their language: files named by language, one word or phrase per line.
 
-    C4 takes the lists of github.com/LDNOOBW (CC BY 4.0), English at 25e679f and the others at 5faf2ba. `path` may be a
-    glob. A `fraction` under 1 keeps the other pages, chosen by a hash of the URL.
+    C4 uses the lists of github.com/LDNOOBW (CC BY 4.0), English at 25e679f and the other languages at 5faf2ba. `path`
+    may be a glob. With a `fraction` below 1, a hash of the URL selects the pages to drop.
     """
 
     kind: ClassVar[str] = "badwords"
@@ -121,10 +121,10 @@ class BadWordsConfig:
 
 @dataclass(frozen=True)
 class MinHashConfig:
-    """Of pages that look alike one stays (Broder 1997).
+    """Keeps one of several similar pages (Broder 1997).
 
-    Two pages whose sets of `words`-grams have Jaccard similarity s are taken for near-duplicates with probability
-    1 - (1 - s^rows)^bands; the numbers are FineWeb's (Penedo et al. 2024): 56 % of those with s = 0.70, 92 % with 0.80.
+    Two pages whose sets of `words`-grams have Jaccard similarity s count as near-duplicates with probability
+    1 - (1 - s^rows)^bands. With the defaults of FineWeb (Penedo et al. 2024): 56 % for s = 0.70, 92 % for s = 0.80.
     """
 
     kind: ClassVar[str] = "minhash"
@@ -136,13 +136,13 @@ class MinHashConfig:
 
 @dataclass(frozen=True)
 class LimitsConfig:
-    """What is read of a crawl at most; what is larger, or more nested, is quarantined with its place.
+    """Limits of records. Larger or more deeply nested records are quarantined with their position.
 
     Attributes:
-      line_bytes: of a line of JSON.
-      page_bytes: of the text of a record of a WET file.
-      body_bytes: of the page in a record of a WARC file, decompressed; Common Crawl cuts them there.
-      depth: of HTML elements in each other, as deep as browsers have them, and of lists and objects of JSON.
+      line_bytes: size of a line of JSON.
+      page_bytes: size of the text in a record of a WET file.
+      body_bytes: decompressed size of the page in a record of a WARC file. Common Crawl truncates pages at the default.
+      depth: nesting depth of HTML elements, by default that of browsers, and of lists and objects in JSON.
     """
 
     line_bytes: Annotated[int, ranges.Range(1, 2**31 - 1)] = 2**24
@@ -153,14 +153,14 @@ class LimitsConfig:
 
 @dataclass(frozen=True)
 class CleaningConfig:
-    """What happens to the pages of a crawl, in this order; None leaves a step out.
+    """Steps of cleaning, in this order. None skips a step.
 
-    Pages with more than `max_characters` go first, then all but the newest page of each URL. One page in
-    `validation_one_in`, by a hash of its URL, is for validation.
+    Pages with more than `max_characters` are removed first. Only the newest page of each URL is kept. A hash of the URL
+    selects one page in `validation_one_in` for validation.
 
     Attributes:
-      shards: files of the training split, of which a worker holds one in memory; None: one for every 256 MiB that the
-        crawl's files have. Validation has its share of as many; one that gets no page is not written.
+      shards: number of files of the training split. A worker holds one in memory. None: one per 256 MiB of the crawl's
+        files. Validation has proportionally many. Empty files are not written.
     """
 
     max_characters: ranges.CountOrZero = 190_000
@@ -182,7 +182,7 @@ class CleaningConfig:
 
 
 _EN = CleaningConfig(lines=CleanLinesConfig(), duplicates=DuplicateLinesConfig(), badwords=BadWordsConfig())
-FLAVOURS = {
+FLAVORS = {
     "en": _EN,
     "en.noclean": CleaningConfig(),
     "realnewslike": dataclasses.replace(_EN, pages=DomainsConfig()),
@@ -196,34 +196,34 @@ FLAVOURS = {
 }
 
 
-def resolve(flavour: str, changes: Sequence[str] = ()) -> CleaningConfig:
-    """A flavour with some changes, each as in `lines.min_words=4`, `near_duplicates.kind=minhash` or `badwords=None`.
+def resolve(flavor: str, changes: Sequence[str] = ()) -> CleaningConfig:
+    """Returns a flavor with changes such as `lines.min_words=4`, `near_duplicates.kind=minhash` or `badwords=None`.
 
     Raises:
-      UserError: no such flavour or field, a value of the wrong type or out of range, a missing path.
+      UserError: the flavor or a field is unknown, a value has the wrong type or is out of range, or a path is missing.
     """
-    if flavour not in FLAVOURS:
-        raise UserError(f"there is no flavour '{flavour}': {nearest(flavour, FLAVOURS)}")
-    given = []
+    if flavor not in FLAVORS:
+        raise UserError(f"there is no flavor '{flavor}': {nearest(flavor, FLAVORS)}")
+    assignments = []
     for change in changes:
         path, equals, value = change.partition("=")
         if not equals:
-            raise UserError(f"--set={change} sets nothing: write it as in --set=lines.min_words=4")
+            raise UserError(f"--set={change} sets nothing: write, for example, --set=lines.min_words=4")
         if path == "kind":
-            raise UserError(f"--set={change} names no section: write it as in --set=near_duplicates.kind=minhash")
-        given.append((path, value))
-    tree = overrides.apply(trees.to_dict(FLAVOURS[flavour]), given, CleaningConfig, "settings")
+            raise UserError(f"--set={change} names no section: write, for example, --set=near_duplicates.kind=minhash")
+        assignments.append((path, value))
+    tree = overrides.apply(trees.to_dict(FLAVORS[flavor]), assignments, CleaningConfig, "settings")
     settings = trees.parse(CleaningConfig, tree, "settings")
     _check(settings)
     return settings
 
 
 def _check(settings: CleaningConfig) -> None:
-    for section, what in (("pages", "lists of allowed pages"), ("badwords", "lists of bad words")):
+    for section, name in (("pages", "lists of allowed pages"), ("badwords", "lists of bad words")):
         part = getattr(settings, section)
         if part is not None and not part.path:
             raise UserError(
-                f"{what} is not part of plm_jax: give it with --set={section}.path=FILE or set {section}=None"
+                f"{name} are not part of plm_jax: pass them with --set={section}.path=FILE or set {section}=None"
             )
     if settings.badwords is not None and settings.language is None:
         raise UserError("bad words are listed by language: set badwords=None, or language.kind to langdetect or cld3")

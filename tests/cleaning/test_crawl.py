@@ -142,7 +142,7 @@ def test_files_are_found_and_told_apart(tmp_path):
     changed = crawl.files([f"{tmp_path}/*"])
     assert [found[path] == changed[path] for path in found] == [True, False]
     (tmp_path / "c.txt").write_text("")
-    with pytest.raises(UserError, match=r"c.txt is by its name no WET"):
+    with pytest.raises(UserError, match=r"c.txt has an unknown ending"):
         crawl.files([f"{tmp_path}/*"])
     with pytest.raises(UserError, match=r"there is no file at .*nothing"):
         crawl.files([f"{tmp_path}/nothing*"])
@@ -280,6 +280,6 @@ def test_archives_are_not_read_again_and_again_for_records_that_are_not_there(tm
     packer = zlib.compressobj(0, wbits=31)
     member = packer.compress(b"\x1f\x8b\x08\0\0\0\0\0\0\0" * 20_000)  # Stored as it is, and not ended.
     (tmp_path / "a.wet.gz").write_bytes(member)
-    monkeypatch.setattr(crawl, "_IN_VAIN", 2**20)
+    monkeypatch.setattr(crawl, "_MAX_WASTED", 2**20)
     pages, bad, _ = read(tmp_path / "a.wet.gz")
     assert not pages and len(bad) < 1000 and "damaged from here" in bad[-1].reason

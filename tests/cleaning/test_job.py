@@ -297,13 +297,13 @@ def test_a_second_run_into_a_bucket_is_refused(tmp_path, bucket):
 def test_an_output_that_holds_something_else_is_left_alone(tmp_path):
     path = write_json(tmp_path / "a.jsonl", [{"text": "x"}])
     (tmp_path / "manifest.json").write_text('{"identity": "of a cache"}')
-    with pytest.raises(UserError, match=r"holds other files, such as a\.jsonl"):
+    with pytest.raises(UserError, match=r"contains other files, such as a\.jsonl"):
         job.clean([path], str(tmp_path), settings.resolve("en.noclean"), show_progress=False)
     for output in (path, f"{path}/"):
         with pytest.raises(UserError, match=r"a\.jsonl/? is a file"):
             job.clean([path], output, settings.resolve("en.noclean"), show_progress=False)
     (tmp_path / "manifest.json").write_text('{"identity": "of an earlier run", "inputs": []}')
-    with pytest.raises(UserError, match=r"holds the input .*a\.jsonl"):
+    with pytest.raises(UserError, match=r"contains the input .*a\.jsonl"):
         job.clean([path], str(tmp_path), settings.resolve("en.noclean"), show_progress=False)
     assert sorted(each.name for each in tmp_path.iterdir()) == ["a.jsonl", "manifest.json"]
     assert pathlib.Path(path).stat().st_size
@@ -334,9 +334,11 @@ def test_inputs_in_the_output_are_found_by_whatever_name(tmp_path, bucket):
         for name, data in files.items():
             storage.write(f"{folder}/{name}", data)
         for output in outputs:
-            with pytest.raises(UserError, match=r"holds the input .*train-00000\.jsonl: give --output a new folder"):
+            with pytest.raises(
+                UserError, match=r"contains the input .*train-00000\.jsonl: set --output to a new folder"
+            ):
                 job.clean([f"{folder}/train-*"], output, settings.resolve("en.noclean"), show_progress=False)
-        with pytest.raises(UserError, match="holds the input"):
+        with pytest.raises(UserError, match="contains the input"):
             job.clean([f"{outputs[0]}/train-*"], folder, settings.resolve("en.noclean"), show_progress=False)
         assert {name: storage.read(f"{folder}/{name}") for name in storage.names(folder)} == files
 
@@ -374,7 +376,7 @@ def test_what_a_worker_cannot_read_is_a_mistake(options, tmp_path, monkeypatch):
 def test_workers_that_share_no_folder_are_a_mistake(tmp_path, monkeypatch):
     monkeypatch.setattr(job, "_run", lambda *_: None)
     path = write_json(tmp_path / "a.jsonl.gz", [{"text": "x"}])
-    with pytest.raises(UserError, match=r"the workers left nothing in .*: give an --output that they share"):
+    with pytest.raises(UserError, match=r"the workers wrote nothing to .*: set --output to a folder that they share"):
         job.clean([path], str(tmp_path / "out"), settings.resolve("en.noclean"), show_progress=False)
 
 
@@ -494,7 +496,7 @@ def test_a_crawl_without_pages_is_a_mistake(tmp_path):
 
 def test_limits_that_are_not_given_leave_the_identity_as_it_was():
     """Noted at commit 85cc736, before there were any; what was cleaned then is not cleaned again."""
-    flavour, none = settings.FLAVOURS["en.noclean"], lists.Lists(None, {}, [], [])
+    flavour, none = settings.FLAVORS["en.noclean"], lists.Lists(None, {}, [], [])
     noted = "33f42c60bd1d0903da4b91ef6be2d1bb3638bb82855fa3d3891da6eea9145f40"
     assert job._identity({}, flavour, none) == noted
     assert job._identity({}, dataclasses.replace(flavour, limits=settings.LimitsConfig(depth=9)), none) != noted

@@ -11,8 +11,8 @@ LISTS = ["badwords.path=x", "pages.path=y"]
 def test_flavours_are_those_of_tfds():
     c4 = pytest.importorskip("tensorflow_datasets.text.c4")
     theirs = {each.name: each for each in c4.C4.BUILDER_CONFIGS}
-    assert set(theirs) == set(settings.FLAVOURS)
-    for name, rule in settings.FLAVOURS.items():
+    assert set(theirs) == set(settings.FLAVORS)
+    for name, rule in settings.FLAVORS.items():
         their = theirs[name]
         assert their.clean == (rule.lines is not None)
         assert their.dedupe == (rule.duplicates is not None)
@@ -25,7 +25,7 @@ def test_flavours_are_those_of_tfds():
 
 
 def test_thresholds_are_the_published_ones():
-    english, many = settings.FLAVOURS["en"], settings.FLAVOURS["multilingual"]
+    english, many = settings.FLAVORS["en"], settings.FLAVORS["multilingual"]
     lines = english.lines
     assert (english.max_characters, english.validation_one_in) == (190_000, 1000)
     assert (lines.max_word_characters, lines.min_words, lines.min_sentences) == (1000, 5, 3)
@@ -59,7 +59,7 @@ def test_settings_can_be_changed():
 @pytest.mark.parametrize(
     "flavour, changes, says",
     [
-        ("english", [], r"no flavour 'english': .*en"),
+        ("english", [], r"no flavor 'english': .*en"),
         ("en", [], "--set=badwords.path=FILE"),
         ("realnewslike", ["badwords=None"], "--set=pages.path=FILE"),
         ("webtextlike", ["badwords=None"], "--set=pages.path=FILE"),
@@ -100,11 +100,11 @@ def test_lists_are_read_and_their_mistakes_told(tmp_path):
     def load(flavour, *changes):
         return lists.load(settings.resolve(flavour, changes))
 
-    with pytest.raises(UserError, match=r"there is no file at .*nothing: mend settings.badwords.path"):
+    with pytest.raises(UserError, match=r"there is no file at .*nothing: fix settings.badwords.path"):
         load("en", f"badwords.path={tmp_path}/nothing")
     with pytest.raises(UserError, match="has no words for en: name each file by its language"):
         load("en", f"badwords.path={tmp_path}/fr")
-    with pytest.raises(UserError, match="no JSON object of domains"):
+    with pytest.raises(UserError, match="is not a JSON object of domains"):
         load("realnewslike", "badwords=None", f"pages.path={tmp_path}/urls.txt")
-    with pytest.raises(UserError, match=r"mend settings.pages.path"):
+    with pytest.raises(UserError, match=r"fix settings.pages.path"):
         load("webtextlike", "badwords=None", f"pages.path={tmp_path}/nothing")

@@ -24,5 +24,5 @@ def test_what_is_nested_too_deeply_is_damaged(tmp_path):
         with pytest.raises(UserError, match=r"is damaged|no JSON object"):
             read(str(tmp_path))
     assert incidents.read(str(tmp_path), 3) is None
-    assert job._finished(str(tmp_path)) == {}
+    assert job._read_manifest(str(tmp_path)) == {}
     assert run_status.of_run(str(tmp_path)).lines

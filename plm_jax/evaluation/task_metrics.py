@@ -185,7 +185,7 @@ class _Answerer:
         prompts = [self._rows.prompt(inputs.tolist(), self._length) for inputs, _ in self._examples]
         limit = self._rows.target_length or self._rows.lengths(self._length)[1]
         how = self._how.changed(max_new_tokens=self._how.max_new_tokens or limit, num_return_sequences=1)
-        write = self._lm.writer(how=how)
+        write = self._lm.writer(settings=how)
         answers = self._batched(f"{self._task}: answering", prompts, write)
         bos = self._special.bos
         texts = (self._lm.vocabulary.decode([token for token in answer if token != bos]) for answer in answers)

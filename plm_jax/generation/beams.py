@@ -1,4 +1,4 @@
-"""Beam search as Hugging Face's transformers has it.
+"""Beam search with the semantics of Hugging Face's transformers.
 
 Shapes: B prompts, K beams, N new tokens, V vocabulary, C candidates.
 """
@@ -14,7 +14,7 @@ from plm_jax.generation.constraints import Ends, Prompt, Rules, Step
 from plm_jax.generation.decoding_config import DecodingConfig
 from plm_jax.generation.sampling import END
 
-NEVER = -1e9  # A score that loses to every real one.
+NEVER = -1e9  # Lower than every score of a hypothesis.
 
 
 class Beams(NamedTuple):
@@ -61,14 +61,14 @@ def extend(
 ) -> tuple[Beams, Integer[Array, "batch beams"], Integer[Array, "batch beams"]]:
     """Searches one step. Returns the state, the next tokens, and the beam that each of them continues.
 
-    A hypothesis finishes when its end ranks among the best K candidates, or with the last token. The search for a
-    prompt ends as `DecodingConfig.early_stopping` says.
+    A hypothesis finishes when its end ranks among the best K candidates, or with the last token.
+    `DecodingConfig.early_stopping` determines when the search for a prompt ends.
     """
     batch, beams, max_new_tokens = state.answers_BKN.shape
     vocab = logits_BKV.shape[-1]
     log_probs_BKV = rules.apply(jax.nn.log_softmax(logits_BKV), state.answers_BKN, prompt, step)
     totals_BKV = jnp.broadcast_to(log_probs_BKV, (batch, beams, vocab)) + state.scores_BK[..., None]
-    # Enough for K that go on, however many of them end. A text that stops may be completed by any token.
+    # Enough candidates for K hypotheses that continue. (Any token may complete a stop string.)
     candidates = min(beams * max(2, 1 + len(ends.eos)), beams * vocab)
     scores_BC, flat_BC = ranking.top_k(totals_BKV.reshape(batch, -1), candidates)
     parents_BC, tokens_BC = flat_BC // vocab, flat_BC % vocab
@@ -98,7 +98,7 @@ def _can_improve(
     length: Step,
     max_new_tokens: int,
 ) -> Bool[Array, "batch 1"]:
-    """Returns whether the best growing hypothesis, of this length, may become better than the worst finished one."""
+    """Returns whether the best growing hypothesis, of this length, can become better than the worst finished one."""
     if decoding.early_stopping == "never" and decoding.length_penalty > 0:
         length = max_new_tokens
     can_B1 = best_B1 / decoding.penalty(length) > worst_B1

@@ -1,4 +1,4 @@
-"""Texts with blanks: `the [MASK] of the union` for a masked model, `We the <extra_id_0> of` for one of spans."""
+"""Texts with blanks: `the [MASK] of the union` for masked models, `We the <extra_id_0> of` for span corruption."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -11,20 +11,20 @@ from jaxtyping import Array, Float
 from plm_jax.common.errors import UserError
 from plm_jax.data.vocabularies import Vocabulary
 
-# The masks of BERT and RoBERTa, as texts write them.
+# Masks of BERT and RoBERTa in texts.
 MASKS: tuple[str, ...] = ("[MASK]", "<mask>")
 SENTINEL = re.compile(r"<extra_id_(\d+)>")
 
 
 class FillCandidate(NamedTuple):
-    """A token that may fill a blank, and its probability."""
+    """Candidate token for a blank, and its probability."""
 
     text: str
     probability: float
 
 
 class FilledText(NamedTuple):
-    """A text with its blanks filled, and for each blank the candidates, most probable first."""
+    """Text with its blanks filled, and the candidates for each blank, most probable first."""
 
     text: str
     candidates: list[list[FillCandidate]]
@@ -33,8 +33,8 @@ class FilledText(NamedTuple):
 def encode(vocabulary: Vocabulary, text: str, marks: Mapping[str, int]) -> list[int]:
     """Returns the ids of a text in which each of `marks` becomes its id.
 
-    The space before a mark belongs to what fills the blank. The text after a mark is encoded as the middle of a text,
-    since vocabularies may treat the beginning of a text differently.
+    Spaces before a mark are removed: they belong to the filling. The text after a mark is encoded as the middle of a
+    text, because vocabularies may treat the beginning of a text differently.
     """
     if not marks:
         return list(vocabulary.encode(text))
@@ -63,7 +63,9 @@ def sentinel_ids(text: str, sentinels: Sequence[int]) -> dict[str, int]:
     numbers = {match[0]: int(match[1]) for match in SENTINEL.finditer(text)}
     for mark, number in numbers.items():
         if number >= len(sentinels):
-            raise UserError(f"the prompt has {mark}, the vocabulary {len(sentinels)} sentinels: number them from 0")
+            raise UserError(
+                f"the prompt contains {mark}, but the vocabulary has {len(sentinels)} sentinels: number them from 0"
+            )
     return {mark: sentinels[number] for mark, number in numbers.items()}
 
 

@@ -19,13 +19,13 @@ Step = int | Integer[Array, ""]
 
 
 class Rules(NamedTuple):
-    """Constraints that a program is compiled for.
+    """Constraints of answers, which are compile-time constants.
 
     Attributes:
       max_new_tokens, min_new_tokens, no_repeat_ngram_size, forced_eos_token_id: fields of `DecodingConfig`.
       forced: the first tokens of each answer.
-      eos_ids: tokens that end one.
-      vocab_size: ids from here on are never chosen; None: all may be.
+      eos_ids: tokens that end an answer.
+      vocab_size: ids at or above this number are never chosen; None allows every id.
     """
 
     max_new_tokens: int
@@ -70,11 +70,11 @@ class Rules(NamedTuple):
 def repeating(
     size: int, answers_BKN: Integer[Array, "batch answers new"], prompt: Prompt, step: Step, vocab_size: int
 ) -> Bool[Array, "batch answers {vocab_size}"]:
-    """Returns which tokens would complete an n-gram of this size that the prompt or the answer has already."""
+    """Returns which tokens would repeat an n-gram of this size of the prompt or the answer."""
     prompt_BP, mask_BP = prompt
     batch, rows, new = answers_BKN.shape
     context = size - 1
-    # Padded in front, so that every token has a context, real or not.
+    # Padded on the left, so that every token has a context of `context` slots.
     padded = [jnp.pad(x, ((0, 0), (context, 0))) for x in (prompt_BP, mask_BP)]
     prompt_BKP, real = (jnp.broadcast_to(x[:, None], (batch, rows, x.shape[1])) for x in padded)
     tokens_BKT = jnp.concatenate([prompt_BKP, answers_BKN], axis=-1)
@@ -123,16 +123,16 @@ class Ends(NamedTuple):
 def stops(
     texts: Sequence[str], token_text: Callable[[int], str], vocab_size: int
 ) -> Int32[np.ndarray, "states {vocab_size}"]:
-    """Returns an automaton over tokens that finds the first complete one of some texts (Aho and Corasick 1975).
+    """Returns an automaton over tokens that finds the first occurrence of any of some texts (Aho and Corasick 1975).
 
     Args:
-      texts: texts that are not empty.
-      token_text: returns the text that a token adds; part of a character completes nothing.
+      texts: nonempty texts.
+      token_text: returns the text that a token adds. Incomplete characters match nothing.
       vocab_size: number of tokens.
 
     Returns:
-      The state after each token. State 0 is the state before the first token. In the last state, which no token leaves,
-      a text is complete.
+      The state after each token. State 0 is the state before the first token. The last state, which no token leaves,
+      means that a text is complete.
     """
     prefixes = sorted({text[:end] for text in texts for end in range(len(text))}, key=len)
     states, complete = {prefix: i for i, prefix in enumerate(prefixes)}, len(prefixes)

@@ -3,7 +3,7 @@
 One jitted program reads the prompt in one call and then runs a loop of single tokens. A decoder reads left-padded
 prompts; an encoder-decoder encodes them and its decoder reads a start token. All answers to a prompt share one row of
 the model's batch and its cache: each call adds one slot per answer, and a mask marks the slots of each answer's own
-past, so that no beam's cache is ever moved or repeated.
+history, so that no beam's cache is ever moved or copied.
 
 Shapes: B prompts, K answers or beams to each, P slots of the decoder's prompt, M encoder slots, N new tokens, S slots
 of the cache, V vocabulary.
@@ -53,11 +53,11 @@ def generate(
     Args:
       model: a decoder or encoder-decoder; `params` are its parameters.
       prompts: ids, at least one per prompt; lengths may differ.
-      decoding: settings, whose `forced_prefix` has to be ids. `stops` replaces their `stop_strings`.
+      decoding: settings. Their `forced_prefix` must be ids, and `stops` replaces their `stop_strings`.
       seed: seed of the samples.
       eos_ids: ids that end a continuation and are not part of it.
       start_id: first id of the decoder of an encoder-decoder (T5: pad), which is not part of the answer.
-      vocab_size: ids from here on are never chosen; None allows every id.
+      vocab_size: ids at or above this number are never chosen; None allows every id.
       marks: marks of a decoder that fills blanks. Its prompts have masks and end with the earlier fillings and sop.
       has_prefix: whether the tokens of a prompt attend to each other in both directions.
       stops: automaton of further ends, as `constraints.stops` returns it; the token that completes one is part of the
@@ -65,8 +65,8 @@ def generate(
       options: fields of `decoding` to replace.
 
     Returns:
-      The new ids of each prompt. With `num_return_sequences` above 1, a list of answers to each prompt; of beams the
-      best comes first.
+      The new ids of each prompt. With `num_return_sequences` above 1, a list of answers to each prompt, for beam
+      search in descending order of score.
 
     Raises:
       UserError: an argument is out of range, an id is outside the model's vocabulary, or prompt and new tokens exceed
@@ -123,7 +123,7 @@ def pad(
 
 
 def _static(decoding: DecodingConfig) -> DecodingConfig:
-    """Returns the settings that the program is compiled for, without the traced ones and those that `Rules` has."""
+    """Returns the settings that are compile-time constants, without traced settings and those in `Rules`."""
     return dataclasses.replace(
         decoding,
         temperature=1.0 if decoding.is_sampled else None,
@@ -137,12 +137,12 @@ def _static(decoding: DecodingConfig) -> DecodingConfig:
 def _rules(decoding: DecodingConfig, limit: int, eos_ids: tuple[int, ...], vocab_size: int | None) -> Rules:
     if isinstance(decoding.forced_prefix, str):
         if decoding.forced_prefix:
-            raise UserError(f"forced_prefix is '{decoding.forced_prefix}': give ids, where there is no vocabulary")
+            raise UserError(f"forced_prefix is '{decoding.forced_prefix}', but there is no vocabulary: pass ids")
         prefix = ()
     else:
         prefix = decoding.forced_prefix
     if decoding.min_new_tokens > limit:
-        raise UserError(f"min_new_tokens is {decoding.min_new_tokens}, max_new_tokens {limit}: give more of these")
+        raise UserError(f"min_new_tokens is {decoding.min_new_tokens}, max_new_tokens {limit}: raise max_new_tokens")
     forced = (
         *([] if decoding.forced_bos_token_id is None else [decoding.forced_bos_token_id]),
         *prefix,
@@ -155,13 +155,13 @@ def _rules(decoding: DecodingConfig, limit: int, eos_ids: tuple[int, ...], vocab
 
 def _check(model: ModelConfig, prompts: Sequence[Sequence[int]], rules: Rules) -> None:
     if not prompts or not all(len(prompt) for prompt in prompts):
-        raise UserError("there is an empty prompt: give at least one token")
+        raise UserError("there is an empty prompt: pass at least one token")
     forced = [*rules.forced, *([] if rules.forced_eos_token_id is None else [rules.forced_eos_token_id])]
     prompt_ids = [token for prompt in prompts for token in prompt]
     for subject, ids in (("a prompt has", prompt_ids), ("answers have", forced)):
         if ids and (min(ids) < 0 or max(ids) >= model.vocab_size):
             raise UserError(
-                f"{subject} token {max(ids) if min(ids) >= 0 else min(ids)}, the model's vocabulary "
+                f"{subject} token {max(ids) if min(ids) >= 0 else min(ids)}, the model's vocabulary size is "
                 f"{model.vocab_size}: use the vocabulary that the model was trained with"
             )
     positions, longest, limit = model.num_positions, max(map(len, prompts)), rules.max_new_tokens
@@ -193,7 +193,7 @@ def _forward(
     Args:
       tokens: inputs of the decoder.
       visible: slots that hold a token after this call and that each token attends to.
-      positions: `positions` [B, L] and further inputs that say where the tokens are.
+      positions: `positions` [B, L] and other inputs with the positions of the tokens.
       index: first slot that this call fills.
       source_mask: [B, M] for an encoder-decoder; None for a decoder.
       memory: [B, M, D] for an encoder-decoder in the first call.

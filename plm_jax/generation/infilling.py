@@ -1,6 +1,6 @@
-"""GLM's blank infilling, one blank after another behind the text: positions, prompts and answers.
+"""GLM's blank infilling: positions, prompts and answers. The fillings of the blanks follow the text one by one.
 
-Part A is a prompt with masks. Each sop behind it begins the filling of the next mask, as in the rows of
+Part A is a prompt with masks. Each sop after it begins the filling of the next mask, as in the rows of
 `objectives.BlankInfilling`.
 """
 
@@ -14,15 +14,15 @@ from plm_jax.data.vocabularies import Vocabulary
 from plm_jax.generation import blanks
 from plm_jax.models.protocol import ModelConfig
 
-# The masks as prompts write them, and the names of their ids.
+# Masks in prompts, and the names of their ids.
 MASKS = {"[MASK]": "mask_token_id", "[sMASK]": "smask_token_id", "[gMASK]": "gmask_token_id"}
 
-# Continues rows of ids, each up to its eop.
+# Function that continues each row of ids up to its eop.
 Write = Callable[[list[list[int]]], list[list[int]]]
 
 
 class Marks(NamedTuple):
-    """The ids that stand for blanks, and the ids that begin and end the filling of a blank."""
+    """Special ids of blank infilling: masks, and the begin and the end of a filling."""
 
     masks: tuple[int, ...]
     sop: int
@@ -76,7 +76,7 @@ def positions(
 def encode(vocabulary: Vocabulary, text: str, special_ids: Mapping[str, Any]) -> list[int]:
     """Returns part A of a prompt. A prompt without a mask gets one at its end: gmask, or else mask.
 
-    The text stands behind cls, and before eos unless it ends with gmask, if the vocabulary has cls (THUDM/GLM,
+    If the vocabulary has cls, the text is framed by cls and eos, without eos if it ends with gmask (THUDM/GLM,
     generate_samples.py). ChatGLM-6B has neither cls nor eos.
     """
     ids = {mask: special_ids[name] for mask, name in MASKS.items() if name in special_ids}

@@ -12,18 +12,18 @@ def integers(name: str, values: Any) -> Int32[np.ndarray, "..."]:
     """Returns an int32 array of nested sequences or of an array of NumPy, JAX or another library; values may be bool.
 
     Raises:
-      UserError: rows have different lengths, or a value is no integer.
+      UserError: rows have different lengths, or a value is not an integer.
     """
     try:
         array = np.asarray(values)
         if array.dtype.kind == "O" and any(map(np.iterable, array.flat)):
             raise ValueError("an array of lists")
     except ValueError as error:
-        raise UserError(f"{name} have rows of different lengths: pad them to one, and give a mask") from error
+        raise UserError(f"{name} have rows of different lengths: pad them to one length, and pass a mask") from error
     with np.errstate(invalid="ignore"):
         converted = array.astype(np.int32) if array.dtype.kind in "biuf" else None
     if converted is None or not np.array_equal(array, converted):
-        raise UserError(f"{name} are no integers: give ids")
+        raise UserError(f"{name} are not integers: pass ids")
     return converted
 
 
@@ -31,13 +31,13 @@ def ids(name: str, values: Any, size: int) -> dict[str, np.ndarray]:
     """Returns `{name: int32 [B, L]}` with ids below `size`.
 
     Raises:
-      UserError: the shape is another, or an id is out of range.
+      UserError: the array does not have two axes, or an id is out of range.
     """
     array = integers(name, values)
     if array.ndim != 2:
-        raise UserError(f"{name} have shape {array.shape}: give [batch, length]")
+        raise UserError(f"{name} have shape {array.shape}: expected [batch, length]")
     if array.size and not (array.min() >= 0 and array.max() < size):
-        raise UserError(f"{name} range from {array.min()} to {array.max()}: the model's go from 0 to {size - 1}")
+        raise UserError(f"{name} range from {array.min()} to {array.max()}: the model's range from 0 to {size - 1}")
     return {name: array}
 
 
@@ -53,11 +53,11 @@ def mask(name: str, values: Any, tokens_name: str, tokens: np.ndarray) -> dict[s
 def check_same_shape(name: str, array: np.ndarray, tokens_name: str, tokens: np.ndarray) -> None:
     """Raises a `UserError` if two arrays differ in shape."""
     if array.shape != tokens.shape:
-        raise UserError(f"{name} has shape {array.shape}, {tokens_name} {tokens.shape}: give the same")
+        raise UserError(f"{name} has shape {array.shape}, {tokens_name} {tokens.shape}: pass equal shapes")
 
 
 def prompts(values: Any) -> list[str] | list[list[int]]:
-    """Returns prompts as a list of texts or a list of rows of ids; one prompt alone becomes a list of one.
+    """Returns prompts as a list of texts or a list of rows of ids; a single prompt becomes a list of one.
 
     Raises:
       UserError: they are neither, or mixed.
@@ -67,8 +67,8 @@ def prompts(values: Any) -> list[str] | list[list[int]]:
     if len(texts) == len(items):
         return texts
     if texts:
-        raise UserError("some prompts are texts and some are ids: give one kind at a time")
+        raise UserError("some prompts are texts and some are ids: pass only texts or only ids")
     rows = [integers("a prompt's ids", row) for row in (items if any(map(np.iterable, items)) else [items])]
     if any(row.ndim != 1 for row in rows):
-        raise UserError("a prompt is no list of ids: give [[1, 2, 3], …]")
+        raise UserError("a prompt is not a list of ids: pass [[1, 2, 3], …]")
     return [row.tolist() for row in rows]

@@ -1,10 +1,10 @@
-"""Largest values of long rows."""
+"""Top-k selection in long rows."""
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer
 
-# Sorting is slow where the vocabulary is long; of a short one nothing is saved.
+# Size of a block. Selecting blocks first only pays off for large vocabularies.
 _BLOCK = 128
 
 

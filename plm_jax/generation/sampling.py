@@ -1,4 +1,4 @@
-"""The next token of each answer by itself: the most probable one, or a sample.
+"""Greedy decoding and sampling, in which each answer grows independently.
 
 Shapes: B prompts, K answers to each, N new tokens, V vocabulary.
 """
@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Integer
 from plm_jax.generation import ranking
 from plm_jax.generation.constraints import Ends, Prompt, Rules, Step
 
-END = -1  # Stands in answers from the end token on.
+END = -1  # Fills answers from the end token on.
 
 
 class Sampling(NamedTuple):
@@ -64,7 +64,7 @@ def extend(
 def next_tokens(
     logits: Float[Array, "*answers vocab"], sampling: Sampling | None, key: jax.Array, top_k: int | None = None
 ) -> Integer[Array, "*answers"]:
-    """Returns the most probable tokens, of equals the lowest id, or samples if `sampling` is not None.
+    """Returns the most probable tokens (ties go to the lowest id), or samples if `sampling` is not None.
 
     Samples are drawn from the `top_k` most probable tokens (None: from all), and among these from the fewest tokens
     that together have probability `sampling.top_p`.
@@ -82,7 +82,7 @@ def next_tokens(
     if sampling.top_p is not None:
         probability = jax.nn.softmax(ranked, axis=-1)
         likelier = jnp.cumsum(probability, axis=-1) - probability
-        # The first always stays, also where rounding makes top_p as small as 0.
+        # The first token is always a candidate, even if rounding makes top_p 0.
         is_candidate = (likelier < sampling.top_p) | (jnp.arange(ranked.shape[-1]) == 0)
         ranked = jnp.where(is_candidate, ranked, -jnp.inf)
     rank = jax.random.categorical(key, ranked)[..., None]

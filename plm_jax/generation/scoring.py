@@ -1,6 +1,6 @@
-"""Log-probabilities of given tokens: rows of any lengths in batches of few shapes, each computed by one jitted program.
+"""Log-probabilities of target tokens. Rows of any lengths are grouped into batches of few shapes, one program each.
 
-Shapes: B rows, L tokens a row, T targets a row, D width, V vocabulary, C positions whose logits are there at once.
+Shapes: B rows, L tokens per row, T targets per row, D width, V vocabulary, C positions with logits in memory.
 """
 
 import functools
@@ -44,7 +44,7 @@ class TokenScores(NamedTuple):
 
 
 def ignore_progress(rows: int) -> None:
-    """Ignores the number of rows that are done."""
+    """Ignores the number of finished rows."""
 
 
 def score_rows(
@@ -64,7 +64,7 @@ def score_rows(
       UserError: a row has no targets, an id is outside the vocabulary, or the model has fewer positions.
     """
     if not all(row.targets for row in rows):
-        raise UserError("a continuation has no token of its own: give one that is not empty")
+        raise UserError("a continuation adds no token to its context: pass one that is not empty")
     scores: list[Any] = [None] * len(rows)
     for shape, numbers in _batches(strategy, rows):
         batch = [rows[i] for i in numbers]
@@ -85,7 +85,7 @@ class _Shape(NamedTuple):
 
 
 def _batches(strategy: Strategy, rows: Sequence[ScoringRow]) -> Iterator[tuple[_Shape, list[int]]]:
-    """Yields the shape of each batch and the numbers of its rows. The first rows repeat to fill a batch up."""
+    """Yields the shape of each batch and the numbers of its rows. A batch is filled up by repeating its first rows."""
     limit = strategy.config.num_positions
 
     def slots(tokens: Sequence[int]) -> int:

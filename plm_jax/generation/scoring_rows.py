@@ -39,7 +39,9 @@ def continuation_row(
       UserError: the continuation alone is longer than `max_length`.
     """
     if max_length is not None and len(continuation) > max_length:
-        raise UserError(f"a continuation has {len(continuation)} tokens, the model {max_length} positions: shorten it")
+        raise UserError(
+            f"a continuation has {len(continuation)} tokens, the model has {max_length} positions: shorten it"
+        )
     size = len(context) if max_length is None else min(len(context), max_length + 1 - len(continuation))
     tokens = [*context[len(context) - size :], *continuation[:-1]]
     return ScoringRow(tokens, range(size - 1, len(tokens)), continuation, prefix=size if has_prefix else 0)

@@ -16,7 +16,7 @@ class MissingVocabularyError(UserError):
     """A model without a vocabulary was asked to read or write text."""
 
     def __init__(self):
-        super().__init__(f"the model has no vocabulary beside it: put its files there ({VOCABULARY_FILES})")
+        super().__init__(f"the model has no vocabulary in its directory: copy its files there ({VOCABULARY_FILES})")
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,11 @@ class TextFormat:
     """Format of the texts that a model was trained on.
 
     Attributes:
-      special_ids: ids by name, such as `mask_token_id`, as far as they are known; the names are those of
+      special_ids: known ids by name, such as `mask_token_id`; the names are those of
         `hub.pretrained.Pretrained.special_ids`.
-      before: ids in front of every text of an encoder or encoder-decoder.
-      after: ids behind every text of an encoder or encoder-decoder.
-      begins_with: ids in front of every text of a decoder.
+      before: ids before every text of an encoder or encoder-decoder.
+      after: ids after every text of an encoder or encoder-decoder.
+      begins_with: ids before every text of a decoder.
       separator: id between the documents of a decoder; None if no such id is known, in which case eos separates them.
       has_prefix: whether a decoder was trained on prefixes, whose tokens attend to each other in both directions.
       fills_blanks: whether a decoder that has the ids for blanks fills them; otherwise it continues its prompt.

@@ -1,4 +1,4 @@
-"""A loaded model and its Python interface: `lm = plm_jax.load(path)`."""
+"""The Python interface of a loaded model: `lm = plm_jax.load(path)`."""
 
 import dataclasses
 import os
@@ -26,7 +26,7 @@ from plm_jax.models.heads import TASK
 from plm_jax.models.protocol import ModelConfig, Module
 from plm_jax.runs import checkpoint_formats, model_text
 
-# One text or one row of ids, or several of one kind.
+# A text or a row of ids, or several of one kind.
 Prompts = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]] | Integer[Array | np.ndarray, "..."]
 
 
@@ -34,15 +34,22 @@ class LanguageModel:
     """A trained model with its parameters and, if it has one, its vocabulary.
 
     Attributes:
-      config: the model's settings.
-      params: the parameters, float32.
+      config: settings of the model.
+      params: parameters, float32.
       run, workdir, step, vocabulary_id, special_ids: as in `hub.pretrained.Pretrained`.
     """
 
     def __init__(
         self, config: ModelConfig, params: Mapping[str, Any], *, vocabulary_spec: str | None = None, **origin: Any
     ):
-        """Args: `vocabulary_spec` is a spec for `vocabularies.load`, `origin` further fields of `Pretrained`."""
+        """Initializes a model.
+
+        Args:
+          config: settings of the model.
+          params: parameters.
+          vocabulary_spec: spec for `vocabularies.load`.
+          origin: other fields of `Pretrained`.
+        """
         self.config, self.params = config, jax.tree.map(jnp.asarray, params)
         self._origin = Pretrained(config, {}, vocabulary=vocabulary_spec, **origin)
         self.run, self.workdir, self.step = self._origin.run, self._origin.workdir, self._origin.step
@@ -50,17 +57,17 @@ class LanguageModel:
 
     @cached_property
     def model(self) -> Module:
-        """The Linen module, computing in float32: `lm.model.apply({"params": lm.params}, tokens, mask)`."""
+        """Linen module that computes in float32: `lm.model.apply({"params": lm.params}, tokens, mask)`."""
         return registry.build(self.config)
 
     @property
     def num_parameters(self) -> int:
-        """Number of trained numbers; tied weights count once."""
+        """Number of trained numbers. Tied weights count once."""
         return sum(leaf.size for leaf in jax.tree.leaves(self.params))
 
     @property
     def strategy(self) -> Strategy:
-        """The strategy of the model's architecture, which reads ids and writes text."""
+        """Strategy of the model's architecture, which reads ids and writes text."""
         decoding = DecodingConfig() if self.run is None else self.run.evaluation.decoding
         return strategies.build(self.model, self.params, self.text_format, decoding)
 
@@ -86,7 +93,7 @@ class LanguageModel:
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        """The vocabulary, which is a `seqio.Vocabulary` too; the first use loads it and imports TensorFlow.
+        """Vocabulary that is also a `seqio.Vocabulary`. The first access loads it and imports TensorFlow.
 
         Raises:
           UserError: there is no vocabulary, or it has more tokens than the model.
@@ -96,7 +103,7 @@ class LanguageModel:
 
     @property
     def tokenizer(self) -> Vocabulary:
-        """The vocabulary in plain Python, which reads and writes text here without seqio and TensorFlow.
+        """Vocabulary in plain Python, which does not import seqio and TensorFlow.
 
         Raises:
           UserError: there is no vocabulary, or it has more tokens than the model.
@@ -110,7 +117,7 @@ class LanguageModel:
 
     @property
     def has_vocabulary(self) -> bool:
-        """Whether there is a vocabulary; ids need none."""
+        """Whether there is a vocabulary. Ids do not need one."""
         return self._origin.vocabulary is not None or "vocabulary" in vars(self)
 
     @property
@@ -142,32 +149,34 @@ class LanguageModel:
         decoder_mask: Any = None,
         head: str | None = None,
     ) -> Float32[Array, "batch ..."]:
-        """Scores of the tokens: the next ones, the masked ones of an encoder, the decoder's of an encoder-decoder.
+        """Returns the logits of a head of the model.
+
+        By default these are the logits of the next tokens for a decoder, of the tokens at each position for an encoder,
+        and of the decoder's next tokens for an encoder-decoder. A decoder that fills blanks attends to the whole row up
+        to its first sop.
 
         Args:
-          tokens: [B, L], ids below the model's vocabulary size; an encoder-decoder's input. An ELMo takes the words'
-            characters too, [B, L, C], as `characters` gives them, and then needs no vocabulary. For the head of a task
-            [B, N, L] are N texts a row, such as choices, and all other inputs then have these axes, too.
-          mask: [B, L], 1 for real tokens, 0 for padding on either side; None: all are real.
-          token_types: [B, L], which part of a pair each token is of, for a model that tells them apart; None: all 0.
-          decoder_tokens: [B, L'], what the decoder reads, for an encoder-decoder; for the head of a task by default
-            `tokens` again, after what its texts start with.
-          decoder_mask: [B, L'], as `mask`.
-          head: None, in an ELECTRA the generator's; "sentence_pair" for the classes of a pair; "discriminator" for
-            which tokens were replaced; "backward" for an ELMo's scores of the word before each place, from those from
-            it on; "task" for what the model was fine-tuned for.
-
-        A decoder that fills blanks attends to all of a row up to its first sop.
+          tokens: ids below the model's vocabulary size, [B, L]; for an encoder-decoder, the input of the encoder. An
+            ELMo also accepts the characters of words, [B, L, C], as returned by `characters`, which need no vocabulary.
+            For a task head, [B, N, L] are N texts per row, such as choices; all other inputs then have the same axes.
+          mask: 1 for real tokens, 0 for padding on either side, [B, L]; None if all tokens are real.
+          token_types: segment of a pair that each token belongs to, [B, L], for models with token types; None for 0.
+          decoder_tokens: input of the decoder of an encoder-decoder, [B, L']. For a task head, the default is `tokens`
+            after the start id.
+          decoder_mask: mask of `decoder_tokens`, [B, L'].
+          head: None for the head for tokens (in an ELECTRA, that of the generator), "sentence_pair" for the classes of
+            a pair, "discriminator" for the detection of replaced tokens, "backward" for an ELMo's logits of the word
+            before each position given the words from this position on, or "task" for the task of a fine-tuned model.
 
         Returns:
-          float32 [B, L, V], of an encoder-decoder [B, L', V]; at padding the values mean nothing. [B, 2] for
-          "sentence_pair", for BERT: is the second the sentence after the first, is it not; for ALBERT: are they in
-          their order, are they swapped. [B, L] for "discriminator", above 0 where a token seems replaced. For "task":
-          classes [B, C], a score [B, 1], tags [B, L, C], a span's first and last token [B, L, 2], choices [B, N].
+          float32 [B, L, V], for an encoder-decoder [B, L', V]. Values at padding are meaningless. For "sentence_pair",
+          [B, 2]: whether the second sentence follows the first or not (BERT), or whether the sentences are in order or
+          swapped (ALBERT). For "discriminator", [B, L], above 0 if a token was probably replaced. For "task": classes
+          [B, C], a score [B, 1], tags [B, L, C], first and last token of a span [B, L, 2], or choices [B, N].
 
         Raises:
-          UserError: an id outside of the vocabulary, more tokens than positions, rows of different lengths, shapes that
-            do not fit, inputs that the model does not take or lacks, a head that it does not have.
+          UserError: an id is outside the vocabulary, there are more tokens than positions, rows have different lengths,
+            shapes do not match, an input is missing or not supported, or the model lacks the head.
         """
         strategy = self.strategy
         name = strategy.head(head)
@@ -184,9 +193,10 @@ class LanguageModel:
     ) -> Float32[Array, "states batch length width"]:
         """Returns the embeddings, then the output of each block, the last after the final norm.
 
-        There are layers + 1 states. Those of an encoder-decoder are the decoder's if there are `decoder_tokens`, else
-        the encoder's. Those of an ELMo are forward and backward states side by side, [layers + 1, B, L, 2 D], first the
-        words' vectors twice; its LSTMs begin from zeros. The arguments and errors are those of `logits`.
+        There are layers + 1 states. For an encoder-decoder, they are those of the decoder if there are
+        `decoder_tokens`, otherwise those of the encoder. For an ELMo, they are the concatenated forward and backward
+        states, [layers + 1, B, L, 2 D], the first being the word vectors twice; its LSTMs start from zeros. The
+        arguments and errors are those of `logits`.
         """
         strategy = self.strategy
         return strategy.hidden_states(strategy.read(tokens, mask, token_types, decoder_tokens, decoder_mask))
@@ -202,7 +212,7 @@ class LanguageModel:
           The characters of each word, also of words that the vocabulary lacks, and a mask.
         """
         if not self.config.max_characters:
-            raise UserError("this model reads no characters: give the ids of tokens")
+            raise UserError("this model has no characters as inputs: pass token ids")
         return words.sentences(texts, self.config.max_characters)
 
     def generate(
@@ -214,18 +224,21 @@ class LanguageModel:
     ) -> list[Any]:
         """Answers each prompt: texts with texts, ids with ids.
 
-        A decoder returns the continuation without the prompt. It reads the ids that began its texts in training first.
-        An empty prompt starts from these ids or, if there were none, from the separator of documents. A decoder that
-        was trained to fill blanks, written `[MASK]`, `[sMASK]` or `[gMASK]`, returns the prompt with every blank
-        filled, or the continuation of a prompt without blanks. An encoder returns the prompt with the most probable
-        token in place of each `[MASK]` or `<mask>`, as `fill` does. An encoder-decoder returns its answer. If the
-        prompt has blanks, written `<extra_id_0>`, `<extra_id_1>` …, it returns the prompt with its answers in them. If
-        it was trained to restore texts, its answer is the whole text, and `[MASK]` or `<mask>` in the prompt stands
-        for missing text.
+        A decoder returns the continuation without the prompt. Before the prompt, it reads the ids that began its texts
+        in training. An empty prompt starts from these ids or, if there were none, from the separator of documents.
 
-        Ids, as lists or an array [B, L], are read as they are, without further ids around them, and need no
-        vocabulary. A decoder returns the ids that follow, an encoder-decoder those of its answer without the ids that
-        begin or end it. A model that fills blanks returns the prompt's ids with every mask replaced; there must be one.
+        A decoder that was trained to fill blanks (`[MASK]`, `[sMASK]` or `[gMASK]`) returns the prompt with every blank
+        filled, or the continuation of a prompt without blanks.
+
+        An encoder returns the prompt with the most probable token in place of each `[MASK]` or `<mask>`, like `fill`.
+
+        An encoder-decoder returns its answer. If the prompt has blanks (`<extra_id_0>`, `<extra_id_1>` …), it returns
+        the prompt with its answers in them. If it was trained to restore texts, its answer is the whole text, and
+        `[MASK]` or `<mask>` in the prompt represents missing text.
+
+        Ids, as lists or an array [B, L], are read without further ids around them and need no vocabulary. A decoder
+        returns the ids that follow, an encoder-decoder those of its answer without the ids that begin or end it. A
+        model that fills blanks returns the prompt's ids with every mask replaced; there must be at least one.
 
         Args:
           prompts: texts or ids.
@@ -235,7 +248,7 @@ class LanguageModel:
 
         Returns:
           One answer to each prompt, a text or ids like the prompt. With `num_return_sequences` above 1, a list of
-          answers to each prompt; of beams the best comes first.
+          answers to each prompt, for beam search in descending order of score.
 
         Raises:
           UserError: a prompt or an option does not fit the model.
@@ -245,7 +258,7 @@ class LanguageModel:
         return self.strategy.generate(checked, in_text, seed=seed, **options)
 
     def writer(self, **options: Any) -> Callable[..., list[Any]]:
-        """Returns a function from rows of ids to the ids that continue or answer each; options as of `generate`."""
+        """Returns a function from rows of ids to the ids that continue or answer each; options as in `generate`."""
         return self.strategy.writer(**options)
 
     def score(
@@ -256,26 +269,28 @@ class LanguageModel:
         """Scores each continuation of a context by the sum of its tokens' log-probabilities, in nats.
 
         For texts, a decoder scores the tokens of both texts together that follow the tokens of the context. White
-        space at the end of the context belongs to the continuation. An empty context stands for the ids that preceded
+        space at the end of the context belongs to the continuation. An empty context means the ids that preceded
         texts in training. An encoder-decoder reads the context as a prompt and scores the continuation as its answer,
-        without the ids that begin or end one. Ids are read as they are. Of a context that is too long, the model reads
-        the last tokens.
+        without the ids that begin or end one. Ids are read without a frame. If a context is too long, the model reads
+        its last tokens.
 
         Returns:
           The log-likelihood of each continuation, and whether greedy decoding would produce it.
 
         Raises:
           UserError: contexts and continuations do not match, a continuation has no tokens or more than the model has
-            positions, or the model continues no text.
+            positions, or the model does not continue text.
         """
         rows_before, rows_after = inputs.prompts(contexts), inputs.prompts(continuations)
         if len(rows_before) != len(rows_after):
-            raise UserError(f"there are {len(rows_before)} contexts and {len(rows_after)} continuations: give as many")
+            raise UserError(
+                f"there are {len(rows_before)} contexts and {len(rows_after)} continuations: pass equally many"
+            )
         if not rows_before:
             return []
         in_text = {isinstance(row, str) for row in (*rows_before, *rows_after)}
         if len(in_text) > 1:
-            raise UserError("contexts are texts and continuations ids, or the other way round: give one kind")
+            raise UserError("contexts are texts and continuations ids, or vice versa: pass one kind")
         strategy = self.strategy
         make_row: Callable[..., Any] = (
             strategy.text_continuation_row if in_text == {True} else strategy.continuation_row
@@ -286,16 +301,16 @@ class LanguageModel:
     def pseudo_log_likelihoods(
         self, texts: str | Sequence[str], word_l2r: bool = False
     ) -> list[Float[np.ndarray, " tokens"]]:
-        """Returns the log-probability in nats of each token of each text, given all other tokens, by a masked model.
+        """Returns the log-probability in nats, by a masked model, of each token of each text given all other tokens.
 
-        Their sum is the text's pseudo-log-likelihood (Salazar et al. 2020). A model has as many passes as tokens.
+        Their sum is the text's pseudo-log-likelihood (Salazar et al. 2020). The model runs once per token.
 
         Args:
           word_l2r: whether the later pieces of the token's word are masked too (Kauf and Ivanova 2023); otherwise long
             words seem too probable.
 
         Raises:
-          UserError: the model is no masked one, or a text has too many tokens.
+          UserError: the model is not a masked model, or a text has too many tokens.
         """
         strategy = self.strategy
         encoded = [self.tokenizer.encode(text) for text in ([texts] if isinstance(texts, str) else texts)]
@@ -311,11 +326,11 @@ class LanguageModel:
         """Fills each `[MASK]` of each text with a masked model's most probable token, all masks of a text at once.
 
         Args:
-          texts: each with at least one `[MASK]`; `<mask>` is the same.
+          texts: texts with at least one `[MASK]` or `<mask>` each.
           top_k: number of candidates for each mask.
 
         Raises:
-          UserError: the model is no masked one, a text has no `[MASK]` or too many tokens.
+          UserError: the model is not a masked model, or a text has no `[MASK]` or too many tokens.
         """
         return self.strategy.fill([texts] if isinstance(texts, str) else texts, top_k)
 
@@ -324,26 +339,25 @@ class LanguageModel:
 
         Args:
           directory: local or in a bucket.
-          format: "huggingface", which `transformers` opens, including its AutoTokenizer; "plm_jax", which keeps every
-            setting and the run of a model that was trained here; "bilm", for bilm-tf and AllenNLP, which holds an ELMo
-            only.
+          format: "huggingface", for `transformers`, including its AutoTokenizer; "plm_jax", which preserves every
+            setting and the run of a model that plm_jax trained; or "bilm", for bilm-tf and AllenNLP (ELMo only).
 
         Raises:
-          UserError: an unknown format, or a model or a vocabulary that it does not hold.
+          UserError: the format is unknown or does not support the model or its vocabulary.
         """
         checkpoint_formats.save(os.fspath(directory), self._pretrained, format)
 
 
 def load(path: str | os.PathLike[str] | tuple[str, str], modules: Sequence[str] = ()) -> LanguageModel:
-    """Opens a run directory, one of its checkpoints, or a converted, Hugging Face or bilm-tf directory.
+    """Loads a run directory, one of its checkpoints, or a converted, Hugging Face or bilm-tf directory.
 
     Args:
-      path: the files in it say which of these it is. A pair of paths stands for an ELMo's options and weights.
-      modules: Python files or modules with the user's own classes that the model uses.
+      path: directory, whose format is recognized by its files; or the paths of an ELMo's options and weights.
+      modules: Python files or modules with the user's classes that the model uses.
 
     Raises:
-      UserError: there is no such path, it holds no model, a file of it is missing or damaged, or it needs code of a
-        user's that is not among `modules`.
+      UserError: the path does not exist or contains no model, a file is missing or damaged, or the model needs code of
+        the user that is not in `modules`.
     """
     for module in modules:
         users.load(module)

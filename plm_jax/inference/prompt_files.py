@@ -1,4 +1,4 @@
-"""Many prompts: read from a file, answered in batches, written with their answers."""
+"""Reads prompts from a file, answers them in batches, and writes them with their answers."""
 
 import itertools
 import json
@@ -15,18 +15,18 @@ PromptAnswers = tuple[str, list[str]]
 
 
 def read(path: str) -> list[str]:
-    """Returns the lines of a file, each a prompt.
+    """Reads the prompts of a file, one per line.
 
     Raises:
-      UserError: there are none, one is blank, or they are not UTF-8.
+      UserError: the file is empty or not UTF-8, or a line is blank.
     """
     try:
         lines = storage.read(path).decode("utf-8").split("\n")
     except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8: give a text file with a prompt a line") from error
+        raise UserError(f"{path} is not UTF-8: expected a text file with one prompt per line") from error
     prompts = [line.removesuffix("\r") for line in (lines if lines[-1] else lines[:-1])]
     if not prompts:
-        raise UserError(f"{path} is empty: give a prompt a line")
+        raise UserError(f"{path} is empty: expected one prompt per line")
     for number, prompt in enumerate(prompts, start=1):
         if not prompt.strip():
             raise UserError(f"{path}:{number} is blank: remove this line, or use --prompt='' for an empty prompt")
@@ -45,7 +45,7 @@ class TextGenerator(Protocol):
 def answer(
     lm: TextGenerator, prompts: Sequence[str], batch_size: int, seed: int, **options: Any
 ) -> Iterator[PromptAnswers]:
-    """Yields each prompt with its answers. The last batch is filled up, so that few programs are compiled.
+    """Yields each prompt with its answers. The last batch is padded with prompts, so that few programs are compiled.
 
     Args:
       seed: seed of the first batch, from which those of the other batches follow.

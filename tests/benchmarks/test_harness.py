@@ -123,7 +123,7 @@ def test_an_unknown_task_is_one_line(tmp_path, scripts):
     lm = plm_jax.load(golden.FOLDER / "gpt2")
     with pytest.raises(UserError, match="lm-eval has no task 'sentimentt': did you mean 'sentiment'"):
         harness.evaluate(lm, ["sentimentt"], include_path=str(tmp_path))
-    with pytest.raises(UserError, match="continues no text"):
+    with pytest.raises(UserError, match="does not continue text"):
         harness.evaluate(plm_jax.load(golden.FOLDER / "bert"), ["sentiment"], include_path=str(tmp_path))
 
 

@@ -75,5 +75,5 @@ def test_a_decoder_that_fills_blanks_is_asked_for_the_whole_continuation(folder,
 @pytest.mark.parametrize("context", ["", " ", "The state"])
 def test_a_continuation_without_tokens_is_one_line(context, folder, tmp_path):
     model = harness.HarnessModel(saved("gpt2", "gpt2", folder, tmp_path), show_progress=False)
-    with pytest.raises(UserError, match="a continuation has no token of its own"):
+    with pytest.raises(UserError, match="a continuation adds no token to its context"):
         model.loglikelihood(requests([(context.rstrip(), "")]))

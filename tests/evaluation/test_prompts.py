@@ -269,7 +269,7 @@ def test_a_mistake_is_one_line(lm, run, task, options, says):
 
 def test_a_masked_model_is_not_asked():
     model = LanguageModel(tiny.BERT, {}, vocabulary_spec="bytes")
-    with pytest.raises(UserError, match="continues no text"):
+    with pytest.raises(UserError, match="does not continue text"):
         figures(model, None, "sentiment")
     with pytest.raises(UserError, match="--normalise is bytes: did you mean 'byte'"):
         few_shot.FewShotOptions(normalise="bytes")

@@ -121,6 +121,6 @@ def test_the_documents_of_a_split_are_told(tmp_path):
         scoring.evaluate(lm, run, "texts", scoring.TextScoring(17), show_progress=False)
     with pytest.raises(UserError, match="no split 'tests'"):
         scoring.evaluate(lm, run, "texts:tests", scoring.TextScoring(4), show_progress=False)
-    with pytest.raises(UserError, match="tells no whole texts"):
+    with pytest.raises(UserError, match="does not score whole texts"):
         scoring.score_texts(LanguageModel(tiny.T5, {}, vocabulary_spec="bytes"), ["a"])
     assert perplexity.split_of(run, "texts") == ("texts", "validation")

@@ -69,7 +69,7 @@ def test_each_file_is_scored_as_one_text(family, models, texts):
 
 
 def test_an_encoder_decoder_and_files_without_text_are_one_line(models, texts):
-    with pytest.raises(UserError, match="tells no whole texts: take a decoder or a masked one"):
+    with pytest.raises(UserError, match="does not score whole texts: use a decoder or a masked model"):
         scoring.evaluate_files(plm_jax.load(models / "t5"), f"{texts}/*.txt", scoring.TextScoring(None))
     lm = plm_jax.load(models / "gpt2")
     with pytest.raises(UserError, match="have no text"):

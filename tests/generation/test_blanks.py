@@ -101,7 +101,7 @@ def test_a_span_that_was_not_answered_stays_a_blank():
 
 def test_sentinels_are_counted_from_the_top():
     assert blanks.sentinel_ids("a <extra_id_0> b <extra_id_2>", SENTINELS) == {"<extra_id_0>": 263, "<extra_id_2>": 261}
-    with pytest.raises(UserError, match="has <extra_id_3>, the vocabulary 3 sentinels"):
+    with pytest.raises(UserError, match="contains <extra_id_3>, but the vocabulary has 3 sentinels"):
         blanks.sentinel_ids("<extra_id_3>", SENTINELS)
 
 
@@ -126,7 +126,7 @@ def test_masks_among_ids_are_filled_with_the_vocabulary_s_ids_or_all():
     assert lm.generate(prompts) == [[258, x, 97, x], [x, 98]]
     lm = LanguageModel(lm.config, lm.params, special_ids=lm.special_ids)
     assert lm.generate(prompts) == [[258, beyond, 97, beyond], [beyond, 98]]
-    with pytest.raises(UserError, match=r"a prompt has no id of a mask: .* \(the model's is 260\)"):
+    with pytest.raises(UserError, match=r"a prompt has no mask id: .* \(the model's is 260\)"):
         lm.generate([[260], [97]])
     with pytest.raises(UserError, match=r"\(the model has none\)"):
         LanguageModel(lm.config, lm.params).generate([[260]])
@@ -187,7 +187,7 @@ def test_a_model_of_spans_puts_its_answer_into_the_blanks():
     lm = LanguageModel(model, params, run=run, vocabulary_spec="bytes", special_ids=ids)
     assert lm.generate(["a <extra_id_0> b <extra_id_1>.", "<extra_id_2>c"]) == ["apq br.", "<extra_id_2> c"]
     assert lm.generate("no blank") == ["<extra_id_0> pq <extra_id_1> r"]
-    with pytest.raises(UserError, match="has <extra_id_3>"):
+    with pytest.raises(UserError, match="contains <extra_id_3>"):
         lm.generate("<extra_id_3>")
     assert lm.generate("no blank", stop_strings=" r") == ["<extra_id_0> pq <extra_id_1>"]
     with pytest.raises(UserError, match="leave out stop_strings"):
@@ -199,11 +199,14 @@ def test_a_model_of_spans_puts_its_answer_into_the_blanks():
     [
         (lambda lm: lm.fill("no blank"), r"there is no \[MASK\] in 'no blank'"),
         (lambda lm: lm.fill("[MASK]", top_k=0), "top_k is 0"),
-        (lambda lm: lm.generate("[MASK]", num_beams=2, top_k=3), "generates no text, .* leave out num_beams, top_k"),
+        (
+            lambda lm: lm.generate("[MASK]", num_beams=2, top_k=3),
+            "does not generate text, .* leave out num_beams, top_k",
+        ),
         (lambda lm: lm.generate("[MASK]", max_new_tokens=9), "leave out max_new_tokens"),
         (lambda lm: lm.generate("no blank"), r"there is no \[MASK\] in 'no blank'"),
-        (lambda lm: lm.special_ids.pop("mask_token_id") and lm.fill("[MASK]"), "no mask in its vocabulary"),
-        (lambda lm: LanguageModel(*a_text_to_text_model()).fill("[MASK]"), "is no masked one"),
+        (lambda lm: lm.special_ids.pop("mask_token_id") and lm.fill("[MASK]"), "its vocabulary has no mask"),
+        (lambda lm: LanguageModel(*a_text_to_text_model()).fill("[MASK]"), "is not a masked model"),
     ],
 )
 def test_what_cannot_be_filled_is_said(call, words):

@@ -150,7 +150,7 @@ def test_the_masks_among_ids_are_filled_as_those_of_a_text():
     (first, second), (third,) = fillings
     assert first and third
     assert lm.generate(prompts, max_new_tokens=3) == [[258, 97, *first, 98, *second, 257], [258, 99, *third]]
-    with pytest.raises(UserError, match="no id of a mask"):
+    with pytest.raises(UserError, match="no mask id"):
         lm.generate([[97]])
 
 

@@ -145,7 +145,7 @@ def test_what_cannot_be_scored_is_one_line():
     ):
         with pytest.raises(UserError, match=says):
             lm.score(contexts, continuations)
-    with pytest.raises(UserError, match="continues no text"):
+    with pytest.raises(UserError, match="does not continue text"):
         plm_jax.load(golden.FOLDER / "bert").score([[1]], [[2]])
     assert lm.score([], []) == []
 

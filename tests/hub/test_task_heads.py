@@ -160,7 +160,7 @@ def test_heads_that_we_lack_are_left_out_with_a_warning(theirs, tmp_path):
     with pytest.warns(UserWarning, match=r"left out: classifier.bias, classifier.weight"):
         lm = plm_jax.load(tmp_path)
     assert lm.config.heads == ()
-    with pytest.raises(UserError, match="this model has no task head: load a checkpoint that holds one"):
+    with pytest.raises(UserError, match="this model has no task head: load a checkpoint that has one"):
         lm.logits([[1, 2]], head="task")
 
 
@@ -227,9 +227,9 @@ def test_what_a_row_of_texts_cannot_be(theirs, tmp_path):
     model = made(case, theirs)
     model.save_pretrained(tmp_path)
     lm, inputs = plm_jax.load(tmp_path), inputs_of(case, model)
-    with pytest.raises(UserError, match=r"inputs have shapes \(3, 2, 8\) and \(3, 8\): give the same rows of texts"):
+    with pytest.raises(UserError, match=r"inputs have shapes \(3, 2, 8\) and \(3, 8\): pass the same rows of texts"):
         lm.logits(inputs["tokens"], inputs["mask"][:, 0], head="task")
-    with pytest.raises(UserError, match=r"tokens have shape \(3, 2, 8\): give \[batch, length\]"):
+    with pytest.raises(UserError, match=r"tokens have shape \(3, 2, 8\): expected \[batch, length\]"):
         lm.logits(inputs["tokens"], head="pooled")
     # One text a row is one choice.
     one = lm.logits(inputs["tokens"][:, 0], inputs["mask"][:, 0], inputs["token_types"][:, 0], head="task")

@@ -132,10 +132,10 @@ def test_the_last_hidden_state_is_what_the_head_reads(lm):
         ([[1, 2], [1]], None, "tokens have rows of different lengths: pad them"),
         (np.array([[1, 2], [1]], object), None, "tokens have rows of different lengths: pad them"),
         ([[1, 2]], [[1], [1, 1]], "mask have rows of different lengths"),
-        ([[1.5]], None, "tokens are no integers"),
-        ([[2**32]], None, "tokens are no integers"),
-        ([["a"]], None, "tokens are no integers"),
-        ([[None]], None, "tokens are no integers"),
+        ([[1.5]], None, "tokens are not integers"),
+        ([[2**32]], None, "tokens are not integers"),
+        ([["a"]], None, "tokens are not integers"),
+        ([[None]], None, "tokens are not integers"),
     ],
 )
 def test_inputs_that_do_not_fit_are_refused(lm, tokens, mask, words):
@@ -148,9 +148,9 @@ def test_inputs_that_do_not_fit_are_refused(lm, tokens, mask, words):
     ("name", "inputs", "words"),
     [
         ("gpt2", {"token_types": [[0]]}, "no token types"),
-        ("gpt2", {"decoder_tokens": [[0]]}, "no encoder-decoder"),
-        ("gpt2", {"decoder_mask": [[1]]}, "decoder_mask is given without decoder_tokens"),
-        ("bert", {"token_types": [[3]]}, "token_types range from 3 to 3: the model's go from 0 to 2"),
+        ("gpt2", {"decoder_tokens": [[0]]}, "not an encoder-decoder"),
+        ("gpt2", {"decoder_mask": [[1]]}, "decoder_mask is passed without decoder_tokens"),
+        ("bert", {"token_types": [[3]]}, "token_types range from 3 to 3: the model's range from 0 to 2"),
         ("bert", {"token_types": [[0, 0]]}, "token_types has shape"),
         ("bert", {"tokens": [[1] * 13], "mask": [[1] + [0] * 12]}, "13 tokens exceed the model's 12 positions"),
         ("t5", {"token_types": [[0]]}, "no token types"),
@@ -174,7 +174,7 @@ def test_inputs_of_another_architecture_are_refused(name, inputs, words):
     [
         ("gpt2", "sentence_pair", "no sentence-pair head"),
         ("t5", "sentence_pair", "no sentence-pair head"),
-        ("t5", None, "give decoder_tokens too"),
+        ("t5", None, "pass decoder_tokens too"),
         ("bert", "sentence_pairs", "no head 'sentence_pairs': did you mean 'sentence_pair'"),
     ],
 )
@@ -227,8 +227,8 @@ def test_ids_are_continued_with_ids(lm, has_vocabulary):
     ("values", "message"),
     [
         ([[1, 2], "A"], "some prompts are texts and some are ids"),
-        ([[[1]], [[2]]], r"give \[\[1, 2, 3\], …\]"),
-        ([[1.5]], "no integers"),
+        ([[[1]], [[2]]], r"pass \[\[1, 2, 3\], …\]"),
+        ([[1.5]], "not integers"),
     ],
 )
 def test_prompts_that_are_neither_texts_nor_ids_are_rejected(values, message):
@@ -340,7 +340,7 @@ def test_a_run_s_empty_prompt_starts_from_what_it_learnt_from_alone(make_workdir
     assert lm.generate([""], max_new_tokens=5) == [lm.vocabulary.decode(want)]
     del lm.special_ids["eos_token_id"], lm.special_ids["separator_token_id"]
     lm.vocabulary.eos_id = None
-    with pytest.raises(UserError, match="starts from no empty prompt: give a first word"):
+    with pytest.raises(UserError, match="cannot start from an empty prompt: pass a first word"):
         lm.generate([""])
 
 

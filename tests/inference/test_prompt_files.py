@@ -44,7 +44,7 @@ def test_a_prompt_is_a_line_and_so_are_its_answers(tmp_path):
 
 @pytest.mark.parametrize(
     ("data", "words"),
-    [(b"", "is empty: give a prompt"), (b"a\n \n", r"in\.txt:2 is blank"), (b"\xff", "is not UTF-8")],
+    [(b"", "is empty: expected one prompt"), (b"a\n \n", r"in\.txt:2 is blank"), (b"\xff", "is not UTF-8")],
 )
 def test_what_holds_no_prompts_is_said(data, words, tmp_path):
     (tmp_path / "in.txt").write_bytes(data)

@@ -13,7 +13,7 @@ from plm_jax.generation.strategies.strategy import Strategy
 from plm_jax.generation.text_format import TextFormat
 from plm_jax.models.protocol import Module
 
-# Strategies by `ModelConfig.architecture`; a model of another architecture has the base class, which writes nothing.
+# Strategies by `ModelConfig.architecture`; models of other architectures use the base class, which writes nothing.
 STRATEGIES: dict[str, type[Strategy]] = {
     "decoder": DecoderStrategy,
     "electra": ElectraStrategy,

@@ -1,4 +1,4 @@
-"""Decoders that fill blanks behind the text (GLM)."""
+"""Decoders that fill blanks, with the fillings after the text (GLM)."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -21,7 +21,7 @@ class BlankInfillingStrategy(DecoderStrategy):
     """A decoder that fills the blanks of a prompt, or continues a prompt without blanks.
 
     Attributes:
-      marks: the ids that stand for blanks.
+      marks: special ids of blank infilling.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class BlankInfillingStrategy(DecoderStrategy):
 
     @override
     def num_positions(self, arrays: dict[str, np.ndarray]) -> int:
-        # Positions in the text and positions within a blank have one table each.
+        # Positions in the text and positions within a blank have separate tables.
         return max(int(arrays[name].max(initial=0)) for name in ("positions", "block_positions"))
 
     @property
@@ -61,9 +61,9 @@ class BlankInfillingStrategy(DecoderStrategy):
 
     @override
     def generate(self, prompts: list[Any], in_text: bool, seed: int, **options: Any) -> list[Any]:
-        how = self.decoding(**options)
-        if how.num_return_sequences > 1 or how.stop_strings:
-            raise UserError("what fills blanks is one and whole: leave out num_return_sequences and stop_strings")
+        settings = self.decoding(**options)
+        if settings.num_return_sequences > 1 or settings.stop_strings:
+            raise UserError("blanks have a single, complete filling: leave out num_return_sequences and stop_strings")
         write = partial(self.writer(seed=seed, **options), marks=self.marks)
         if in_text:
             return self._fill_texts(prompts, write)

@@ -1,4 +1,4 @@
-"""Decoders: they continue a text."""
+"""Strategy of decoders, which continue a text."""
 
 from collections.abc import Sequence
 
@@ -32,7 +32,7 @@ class DecoderStrategy(Writer):
     def to_text(self, prompt: Sequence[int], answer: Sequence[int]) -> str:
         # Decoded with the prompt, since SentencePiece drops the space before a first word.
         vocabulary = self.text.vocabulary
-        context = [token for token in prompt if token != vocabulary.eos_id]  # seqio cuts at an end token.
+        context = [token for token in prompt if token != vocabulary.eos_id]  # seqio truncates at an end token.
         return vocabulary.decode([*context, *answer])[len(vocabulary.decode(context)) :]
 
     @override
@@ -65,4 +65,6 @@ class DecoderStrategy(Writer):
         """
         if ids := self.eos_ids[:1] if self.text.separator is None else [self.text.separator]:
             return ids
-        raise UserError("nothing stood before this model's texts, so it starts from no empty prompt: give a first word")
+        raise UserError(
+            "this model's texts had no first token, so it cannot start from an empty prompt: pass a first word"
+        )

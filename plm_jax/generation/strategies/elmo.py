@@ -1,4 +1,4 @@
-"""ELMo: it reads words by their characters."""
+"""Strategy of ELMo, which reads words by their characters."""
 
 import functools
 from typing import Any
@@ -18,7 +18,7 @@ from plm_jax.models.protocol import Module
 
 
 class ElmoStrategy(Strategy):
-    """A bidirectional model of LSTMs, which reads and does not write."""
+    """A bidirectional LSTM language model, which reads text and does not generate it."""
 
     @override
     def read(
@@ -29,9 +29,9 @@ class ElmoStrategy(Strategy):
         decoder_tokens: Any = None,
         decoder_mask: Any = None,
     ) -> dict[str, np.ndarray]:
-        # Words by their ids [B, L], which the vocabulary spells, or by their characters [B, L, C].
+        # Words are ids [B, L], which the vocabulary converts to characters, or characters [B, L, C].
         if any(argument is not None for argument in (token_types, decoder_tokens, decoder_mask)):
-            raise UserError("an ELMo takes tokens and mask alone: leave token_types and decoder_tokens out")
+            raise UserError("an ELMo has only the inputs tokens and mask: leave out token_types and decoder_tokens")
         tokens, length = inputs.integers("tokens", tokens), self.config.max_characters
         if tokens.ndim != 3:
             if self.text.vocabulary_path is None:
@@ -41,18 +41,18 @@ class ElmoStrategy(Strategy):
             return {"characters": spelling[ids].astype(np.int32)} | inputs.mask("mask", mask, "tokens", ids)
         if tokens.shape[2] != length or not (tokens.min(initial=0) >= 0 and tokens.max(initial=0) <= words.PADDING):
             raise UserError(
-                f"characters have shape {tokens.shape}: give [batch, length, {length}], 0 to {words.PADDING}"
+                f"characters have shape {tokens.shape}: expected [batch, length, {length}], values 0 to {words.PADDING}"
             )
         return {"characters": tokens} | inputs.mask("mask", mask, "tokens", tokens[..., 0])
 
     @override
     def hidden_states(self, arrays: dict[str, np.ndarray]) -> Float[Array, "states batch length width"]:
-        # Forward and backward side by side, the words' vectors twice.
+        # Forward and backward states are concatenated. The word vectors are the same in both halves.
         return _states(self.model, self.params, arrays)
 
     @override
     def generate(self, prompts: list[Any], in_text: bool, seed: int, **options: Any) -> list[Any]:
-        raise UserError("an ELMo reads text and writes none: use `hidden_states` or `logits`")
+        raise UserError("an ELMo does not generate text: use `hidden_states` or `logits`")
 
 
 @functools.lru_cache(maxsize=2)

@@ -1,4 +1,4 @@
-"""Encoders: they fill single tokens that are masked."""
+"""Strategy of encoders, which fill single masked tokens."""
 
 from collections.abc import Sequence
 from typing import Any, cast
@@ -38,7 +38,7 @@ class EncoderStrategy(Strategy):
     def generate(self, prompts: list[Any], in_text: bool, seed: int, **options: Any) -> list[Any]:
         if options:
             raise UserError(
-                "a masked model generates no text, it fills each blank with the most probable token: leave out "
+                "a masked model does not generate text, it fills each blank with the most probable token: leave out "
                 f"{', '.join(options)}"
             )
         return [filled.text for filled in self.fill(prompts, top_k=1)] if in_text else self._fill_ids(prompts)
@@ -48,7 +48,7 @@ class EncoderStrategy(Strategy):
         if self.text.mask_id is None:
             return super().fill(texts, top_k)
         if top_k < 1:
-            raise UserError(f"top_k is {top_k}: give at least 1")
+            raise UserError(f"top_k is {top_k}: expected at least 1")
         encoded = [self.encode(text) for text in texts]
         logits = self._token_logits(encoded)
         frame = {*self.text.before, *self.text.after}

@@ -1,4 +1,4 @@
-"""Encoder-decoders: they answer a text."""
+"""Strategy of encoder-decoders, which answer a text."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,18 +15,18 @@ from plm_jax.models.heads import TASK
 
 
 class EncoderDecoderStrategy(Writer):
-    """An encoder-decoder, which answers a prompt, or fills the blanks of a prompt with spans of its answer."""
+    """An encoder-decoder, which answers a prompt or fills its blanks with spans of the answer."""
 
     @override
     def logits(self, arrays: dict[str, np.ndarray], head: str) -> Shaped[Array, "..."]:
         if "decoder_tokens" not in arrays and head == TASK:
-            arrays = arrays | self._read_again(arrays["tokens"], arrays.get("mask"))
+            arrays = arrays | self._shifted_inputs(arrays["tokens"], arrays.get("mask"))
         if "decoder_tokens" not in arrays:
-            raise UserError("this model is an encoder-decoder: give decoder_tokens too")
+            raise UserError("this model is an encoder-decoder: pass decoder_tokens too")
         return super().logits(arrays, head)
 
-    def _read_again(self, tokens: np.ndarray, mask: np.ndarray | None) -> dict[str, np.ndarray]:
-        """Returns decoder inputs [..., L]: the tokens of the encoder behind the start id, as in BART's tasks."""
+    def _shifted_inputs(self, tokens: np.ndarray, mask: np.ndarray | None) -> dict[str, np.ndarray]:
+        """Returns decoder inputs [..., L]: the start id followed by the encoder's tokens, as in BART's task models."""
         mask = np.ones_like(tokens) if mask is None else mask
         padding = [(0, 0)] * (tokens.ndim - 1) + [(1, 0)]
         shifted, follows = np.pad(tokens, padding)[..., :-1], np.pad(mask, padding)[..., :-1]
@@ -48,7 +48,7 @@ class EncoderDecoderStrategy(Writer):
 
     @override
     def continuation_row(self, context: Sequence[int], continuation: Sequence[int]) -> ScoringRow:
-        # The encoder reads the context as it is. The continuation is the decoder's answer.
+        # The encoder reads the context without a frame. The continuation is the decoder's answer.
         return self._answer_row(context, continuation, [self.text.start_id])
 
     @override
@@ -71,7 +71,7 @@ class EncoderDecoderStrategy(Writer):
     def generate(self, prompts: list[Any], in_text: bool, seed: int, **options: Any) -> list[Any]:
         has_blanks = in_text and any(blanks.SENTINEL.search(prompt) for prompt in prompts)
         if has_blanks and self.decoding(**options).stop_strings:
-            raise UserError("what fills blanks is one and whole: leave out stop_strings")
+            raise UserError("blanks have a complete filling: leave out stop_strings")
         return super().generate(prompts, in_text, seed, **options)
 
     @override

@@ -1,4 +1,4 @@
-"""Base classes of strategies: how a model's inputs are checked, and how it answers prompts."""
+"""Base classes of strategies, which check the inputs of a model and answer prompts."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -20,7 +20,7 @@ from plm_jax.models.heads import TASK, Head
 from plm_jax.models.protocol import Module
 from plm_jax.models.task_heads import TaskHead
 
-# The heads of published models that `LanguageModel.logits` documents.
+# Heads of published models that `LanguageModel.logits` documents.
 HEADS = ("sentence_pair", "discriminator", "backward", TASK)
 
 
@@ -52,35 +52,35 @@ class Strategy:
         arrays |= inputs.mask("mask", mask, "tokens", arrays["tokens"])
         if token_types is not None:
             if not self.config.token_types:
-                raise UserError("this model has no token types: leave token_types out")
+                raise UserError("this model has no token types: leave out token_types")
             arrays |= inputs.ids("token_types", token_types, self.config.token_types)
             inputs.check_same_shape("token_types", arrays["token_types"], "tokens", arrays["tokens"])
         if decoder_tokens is None and decoder_mask is not None:
-            raise UserError("decoder_mask is given without decoder_tokens: give both")
+            raise UserError("decoder_mask is passed without decoder_tokens: pass both")
         if decoder_tokens is not None:
             if not self.config.has_decoder:
-                raise UserError("this model is no encoder-decoder: leave decoder_tokens out")
+                raise UserError("this model is not an encoder-decoder: leave out decoder_tokens")
             arrays |= inputs.ids("decoder_tokens", decoder_tokens, self.config.vocab_size)
             arrays |= inputs.mask("decoder_mask", decoder_mask, "decoder_tokens", arrays["decoder_tokens"])
             if len(arrays["decoder_tokens"]) != len(arrays["tokens"]):
-                raise UserError("decoder_tokens and tokens have different batch sizes: give the same")
+                raise UserError("decoder_tokens and tokens have different batch sizes: pass equal ones")
         arrays = self.with_positions(arrays)
         limit, length = self.config.num_positions, self.num_positions(arrays)
         if limit is not None and length > limit:
-            raise UserError(f"{length} tokens exceed the model's {limit} positions: give fewer")
+            raise UserError(f"{length} tokens exceed the model's {limit} positions: shorten the input")
         return arrays
 
-    def read_texts(self, tokens: Any, *others: Any) -> dict[str, np.ndarray]:
-        """Returns the inputs for the head of a task, from rows [B, L] or from [B, N, L] with several texts per row."""
+    def read_texts(self, tokens: Any, *arguments: Any) -> dict[str, np.ndarray]:
+        """Returns the inputs of a task head, from rows [B, L] or from [B, N, L] with several texts per row."""
         tokens = inputs.integers("tokens", tokens)
         (rows,) = (array for name, array in self.config.init_inputs().items() if "decoder" not in name)
         if tokens.ndim <= rows.ndim:
-            return self.read(tokens, *others)
+            return self.read(tokens, *arguments)
         batch, arrays = tokens.shape[:2], [tokens]
-        for other in others:
-            array = None if other is None else inputs.integers("inputs", other)
+        for argument in arguments:
+            array = None if argument is None else inputs.integers("inputs", argument)
             if array is not None and array.shape[:2] != batch:
-                raise UserError(f"inputs have shapes {tokens.shape} and {array.shape}: give the same rows of texts")
+                raise UserError(f"inputs have shapes {tokens.shape} and {array.shape}: pass the same rows of texts")
             arrays.append(array)
         flat = [None if array is None else array.reshape(-1, *array.shape[2:]) for array in arrays]
         return {name: array.reshape(*batch, *array.shape[1:]) for name, array in self.read(*flat).items()}
@@ -90,12 +90,12 @@ class Strategy:
         return arrays
 
     def num_positions(self, arrays: dict[str, np.ndarray]) -> int:
-        """Returns how many positions the inputs use."""
+        """Returns the number of positions that the inputs use."""
         return max(arrays[name].shape[1] for name in ("tokens", "decoder_tokens") if name in arrays)
 
     @property
     def heads(self) -> set[str]:
-        """Names of the heads that read features alone; "vocabulary" is the head for tokens."""
+        """Names of the heads whose only input is the features. "vocabulary" is the head for tokens."""
         named = self.config.named_heads
         return {name for name, head in named.items() if type(head).init_inputs is Head.init_inputs}
 
@@ -110,7 +110,7 @@ class Strategy:
             known = {*HEADS, *heads} - {"vocabulary"}
             raise UserError(f"there is no head '{name}': {nearest(head, known)}, or leave it out")
         if head not in heads:
-            raise UserError(f"this model has no {head.replace('_', '-')} head: load a checkpoint that holds one")
+            raise UserError(f"this model has no {head.replace('_', '-')} head: load a checkpoint that has one")
         return head
 
     def logits(self, arrays: dict[str, np.ndarray], head: str) -> Shaped[Array, "..."]:
@@ -125,34 +125,30 @@ class Strategy:
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of a prompt, framed as in training."""
-        raise UserError(f"a model of kind '{self.config.kind}' reads no prompts: use `hidden_states` or `logits`")
+        raise UserError(f"a model of kind '{self.config.kind}' does not read prompts: use `hidden_states` or `logits`")
 
     def generate(self, prompts: list[Any], in_text: bool, seed: int, **options: Any) -> list[Any]:
         """Answers prompts, texts or ids; the options are those of `LanguageModel.generate`."""
-        raise UserError(f"a model of kind '{self.config.kind}' writes no text: use `hidden_states` or `logits`")
+        raise UserError(f"a model of kind '{self.config.kind}' does not generate text: use `hidden_states` or `logits`")
 
     def to_text(self, prompt: Sequence[int], answer: Sequence[int]) -> str:
         """Returns the text of an answer to a prompt."""
-        raise UserError(f"a model of kind '{self.config.kind}' writes no text: use `hidden_states` or `logits`")
+        raise UserError(f"a model of kind '{self.config.kind}' does not generate text: use `hidden_states` or `logits`")
 
     def fill(self, texts: Sequence[str], top_k: int) -> list[FilledText]:
         """Fills the masks of texts, with `top_k` candidates for each mask."""
-        raise UserError("this model is no masked one, or has no mask in its vocabulary: use `generate`")
+        raise UserError("this is not a masked model, or its vocabulary has no mask: use `generate`")
 
     def continuation_row(self, context: Sequence[int], continuation: Sequence[int]) -> ScoringRow:
         """Returns the row in which the model predicts a continuation of a context, both ids."""
-        raise UserError(
-            f"a model of kind '{self.config.kind}' continues no text: use `pseudo_log_likelihoods`, or another model"
-        )
+        raise UserError(f"a model of kind '{self.config.kind}' does not continue text: use `pseudo_log_likelihoods`")
 
     def text_continuation_row(self, context: str, continuation: str) -> ScoringRow:
         """Returns the row in which the model predicts a continuation of a context, both texts.
 
         White space at the end of the context belongs to the continuation.
         """
-        raise UserError(
-            f"a model of kind '{self.config.kind}' continues no text: use `pseudo_log_likelihoods`, or another model"
-        )
+        raise UserError(f"a model of kind '{self.config.kind}' does not continue text: use `pseudo_log_likelihoods`")
 
     def masked_rows(self, tokens: Sequence[int], begin: int, word_l2r: bool) -> list[ScoringRow]:
         """Returns a row for each token of a text from `begin` on, in which this token is masked.
@@ -160,7 +156,7 @@ class Strategy:
         Args:
           word_l2r: whether the later tokens of the same word are masked too.
         """
-        raise UserError("this model is no masked one, or has no mask in its vocabulary: use `score`")
+        raise UserError("this is not a masked model, or its vocabulary has no mask: use `score`")
 
     @property
     def is_masked(self) -> bool:
@@ -172,13 +168,15 @@ class Strategy:
         """Ids that a decoder reads before a text.
 
         Raises:
-          UserError: the model is no decoder, or nothing preceded its texts in training.
+          UserError: the model is not a decoder, or no token preceded its texts in training.
         """
-        raise UserError(f"a model of kind '{self.config.kind}' tells no whole texts: take a decoder or a masked one")
+        raise UserError(
+            f"a model of kind '{self.config.kind}' does not score whole texts: use a decoder or a masked model"
+        )
 
     @property
     def token_model(self) -> tuple[Module, Any]:
-        """The module that predicts tokens, and its parameters."""
+        """Module that predicts tokens, and its parameters."""
         self.head(None)
         return self.model, self.params
 
@@ -191,11 +189,11 @@ class Strategy:
         """Returns the default decoding settings with these fields replaced."""
         return self.default_decoding.changed(**options)
 
-    def writer(self, how: DecodingConfig | None = None, seed: int = 0, **options: Any) -> Callable[..., list[Any]]:
+    def writer(self, settings: DecodingConfig | None = None, seed: int = 0, **options: Any) -> Callable[..., list[Any]]:
         """Returns a function from rows of ids to the ids that continue or answer each: `decoding.generate`.
 
         Args:
-          how: decoding settings; None for the default ones.
+          settings: decoding settings; None for the default ones.
           seed: seed of the samples.
           options: fields of the decoding settings to replace.
 
@@ -203,17 +201,17 @@ class Strategy:
           UserError: the model has no head for tokens, or lacks the vocabulary that a text prefix or stop strings need.
         """
         self.head(None)
-        how = (how or self.decoding()).changed(**options)
+        settings = (settings or self.decoding()).changed(**options)
         stops = None
-        if how.stop_strings:
-            stops = constraints.stops(how.stop_strings, self.token_text, self.text.vocabulary.vocab_size)
-        if isinstance(how.forced_prefix, str) and how.forced_prefix:
-            how = how.changed(forced_prefix=self.encode_prefix(how.forced_prefix))
+        if settings.stop_strings:
+            stops = constraints.stops(settings.stop_strings, self.token_text, self.text.vocabulary.vocab_size)
+        if isinstance(settings.forced_prefix, str) and settings.forced_prefix:
+            settings = settings.changed(forced_prefix=self.encode_prefix(settings.forced_prefix))
         return partial(
             decoding.generate,
             self.model,
             self.params,
-            decoding=how,
+            decoding=settings,
             seed=seed,
             stops=stops,
             eos_ids=self.eos_ids,
@@ -248,17 +246,17 @@ class Writer(Strategy):
 
     def generate(self, prompts: list[Any], in_text: bool, seed: int, **options: Any) -> list[Any]:
         """Continues or answers each prompt."""
-        how = self.decoding(**options)
+        settings = self.decoding(**options)
         write = self.writer(seed=seed, **options)
         if not in_text:
             return write(prompts)
         encoded = [self.encode(prompt) for prompt in prompts]
 
         def to_text(prompt: list[int], answer: list[int]) -> str:
-            return constraints.cut(self.to_text(prompt, answer), how.stop_strings)
+            return constraints.cut(self.to_text(prompt, answer), settings.stop_strings)
 
         written = zip(encoded, write(encoded), strict=True)
-        if how.num_return_sequences == 1:
+        if settings.num_return_sequences == 1:
             return [to_text(prompt, answer) for prompt, answer in written]
         return [[to_text(prompt, answer) for answer in answers] for prompt, answers in written]
 
@@ -273,7 +271,7 @@ def check_masks(prompts: Sequence[Sequence[int]], mask_ids: Sequence[int]) -> No
     """Raises a `UserError` unless each prompt has one of these ids."""
     if not all(set(prompt) & set(mask_ids) for prompt in prompts):
         known = f"the model's is {', '.join(map(str, mask_ids))}" if mask_ids else "the model has none"
-        raise UserError(f"a prompt has no id of a mask: put one where a token is missing ({known})")
+        raise UserError(f"a prompt has no mask id: use one in place of each missing token ({known})")
 
 
 @partial(jax.jit, static_argnames=("model", "head"))
@@ -285,7 +283,7 @@ def head_output(model: Module, params: Any, inputs: dict[str, Any], head: str) -
 
 @partial(jax.jit, static_argnames=("model", "head"))
 def task_output(model: Module, params: Any, inputs: dict[str, Any], head: str) -> Shaped[Array, "..."]:
-    """Returns the output of the head of a task."""
+    """Returns the output of a task head."""
     return task_heads.output(model, params, inputs, name=head)[0]
 
 
@@ -293,14 +291,14 @@ def task_output(model: Module, params: Any, inputs: dict[str, Any], head: str) -
 def hidden_states(
     model: Module, params: Any, inputs: dict[str, Any], method: Literal["features", "encode"], embedded: str, stack: str
 ) -> Float[Array, "states batch length width"]:
-    """Returns the embeddings, the output of each layer but the last, and the output of a method of a module.
+    """Returns the embeddings, the output of each layer except the last, and the output of a method of a module.
 
     Args:
       embedded: name under which the module sows the embeddings.
       stack: name of the submodule that sows the output of each layer.
     """
     features, sown = model.apply({"params": params}, **inputs, method=method, mutable=["intermediates"])
-    if not sown:  # A model that is no stack of layers.
+    if not sown:  # A model without a stack of layers.
         return features[None].astype(jnp.float32)
     (first,) = sown["intermediates"][embedded]
     *_, hidden = sown["intermediates"][stack]["hidden"]

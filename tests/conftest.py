@@ -1,4 +1,4 @@
-"""Eight fake devices for all tests; for those of training a tiny corpus, prepared once, and the verbs."""
+"""Fixtures of all tests: eight fake devices, a tiny corpus that is prepared once, and the command-line verbs."""
 
 import gc
 import os
@@ -9,13 +9,13 @@ from jaxtyping import install_import_hook
 
 from tests.support import shapes
 
-# Calls in this process check the shapes and types of their annotations. Before anything imports the package.
+# Checks the shapes and types of annotations in this process. This must precede every import of the package.
 CHECKED = ("models", "losses", "objectives", "generation", "inference")
 install_import_hook([f"plm_jax.{room}" for room in CHECKED], f"{shapes.__name__}.check")
 
 from tests.support import xla
 
-# Before jax is imported: it reads them once.
+# JAX reads these once, when it is imported.
 os.environ["JAX_PLATFORMS"] = os.environ.get("JAX_PLATFORMS", "cpu")
 # Several workers may compile for TPUs at once.
 os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
@@ -27,23 +27,23 @@ import pytest
 from tests.support import tiny as tiny_config
 from tests.support import verbs
 
-# Tests compile much and compute little: this halves their time.
+# Tests compile much and compute little: skipping optimizations halves their time.
 jax.config.update("jax_disable_most_optimizations", True)
-# A trace makes millions of objects that live on.
+# Tracing creates millions of long-lived objects.
 gc.freeze()
 gc.set_threshold(100_000, 20, 100)
 
 
 @pytest.fixture(scope="session")
 def verb(tmp_path_factory):
-    """`verb("pretrain", "--config=…", …)` runs a verb in a process of its own."""
-    # The server's children read these; with them a second run of the same step, in whichever worker, compiles nothing.
-    own = tmp_path_factory.getbasetemp()
-    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    """Function that runs a verb in a new process: `verb("pretrain", "--config=…", …)`."""
+    # Read by the server's children. With a shared cache, a step is compiled once for all workers.
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(shared / "compiled")
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
-    # A limit, of bytes, makes JAX lock the folder.
+    # With a limit (bytes), JAX locks the folder.
     os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] = str(2**32)
     with verbs.Server(str(tmp_path_factory.mktemp("verbs"))) as server:
         yield server.run
@@ -51,7 +51,7 @@ def verb(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory, verb):
-    """A folder with `tiny.py`, its corpora and their cache: leave it as it is, or copy it (`tiny_copy`)."""
+    """Folder with `tiny.py`, its corpora and their cache. Tests must not change it; they copy it (`tiny_copy`)."""
     folder = tmp_path_factory.mktemp("tiny")
     tiny_config.write(folder)
     finished = verb("prepare", f"--config={folder}/tiny.py")
@@ -61,5 +61,5 @@ def tiny(tmp_path_factory, verb):
 
 @pytest.fixture
 def tiny_copy(tiny, tmp_path):
-    """A copy of `tiny` to spoil."""
+    """Copy of `tiny` that a test may change."""
     return pathlib.Path(shutil.copytree(tiny, tmp_path / "tiny"))

@@ -13,7 +13,7 @@ from tests.support import theirs
 def main():
     """Writes the folder."""
     config = transformers.BartConfig(**theirs.SIZES["bart"] | {"decoder_layers": 3, "scale_embedding": True})
-    model = theirs.randomised(transformers.BartForConditionalGeneration, config)
+    model = theirs.randomized(transformers.BartForConditionalGeneration, config)
     model.final_logits_bias = torch.nn.Parameter(torch.randn_like(model.final_logits_bias))  # So that it is written.
     write(FOLDER / "bart", model)
 

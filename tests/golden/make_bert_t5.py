@@ -22,8 +22,8 @@ def main():
     fields = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "num_decoder_layers": 3}
     t5 = transformers.T5Config(**{**theirs.SIZES["t5"], "d_kv": 5}, **fields)
     models = {
-        "bert": theirs.randomised(transformers.BertForPreTraining, bert),
-        "t5": theirs.randomised(transformers.T5ForConditionalGeneration, t5, untied=True),
+        "bert": theirs.randomized(transformers.BertForPreTraining, bert),
+        "t5": theirs.randomized(transformers.T5ForConditionalGeneration, t5, untied=True),
     }
     for name, model in models.items():
         write(FOLDER / name, model)

@@ -40,7 +40,7 @@ MODELS = {
 def main():
     """Writes all folders."""
     for seed, (name, config) in enumerate(MODELS.items()):
-        model = theirs.randomised(transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], config)
+        model = theirs.randomized(transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], config)
         tokens, mask = torch.tensor(np.random.default_rng(seed).integers(14, 61, MASK.shape)), torch.tensor(MASK)
         with torch.no_grad():
             positions = (mask.cumsum(1) - 1).clamp(min=0)

@@ -12,8 +12,8 @@ from tests.support import theirs
 def main():
     """Writes both folders."""
     config = transformers.ElectraConfig(**theirs.SIZES["electra"], hidden_act="gelu_new")
-    write(FOLDER / "electra", theirs.randomised(transformers.ElectraForPreTraining, config))
-    write(FOLDER / "electra_generator", theirs.randomised(transformers.ElectraForMaskedLM, config))
+    write(FOLDER / "electra", theirs.randomized(transformers.ElectraForPreTraining, config))
+    write(FOLDER / "electra_generator", theirs.randomized(transformers.ElectraForMaskedLM, config))
 
 
 if __name__ == "__main__":

@@ -15,9 +15,9 @@ def main():
     groups = {"num_hidden_layers": 4, "num_hidden_groups": 2, "inner_group_num": 2}
     albert = transformers.AlbertConfig(**{**theirs.SIZES["albert"], **groups})
     distilbert = transformers.DistilBertConfig(**theirs.SIZES["distilbert"])
-    write(FOLDER / "roberta", theirs.randomised(transformers.RobertaForMaskedLM, roberta))
-    write(FOLDER / "albert", theirs.randomised(transformers.AlbertForPreTraining, albert))
-    write(FOLDER / "distilbert", theirs.randomised(transformers.DistilBertForMaskedLM, distilbert))
+    write(FOLDER / "roberta", theirs.randomized(transformers.RobertaForMaskedLM, roberta))
+    write(FOLDER / "albert", theirs.randomized(transformers.AlbertForPreTraining, albert))
+    write(FOLDER / "distilbert", theirs.randomized(transformers.DistilBertForMaskedLM, distilbert))
 
 
 if __name__ == "__main__":

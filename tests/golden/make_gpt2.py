@@ -32,7 +32,7 @@ MASK = np.array([[1] * 9, [0] * 4 + [1] * 5, [1] * 6 + [0] * 3])
 NEW_TOKENS, BEAMS = 10, 3
 
 
-def randomised(config: GPT2Config) -> GPT2LMHeadModel:
+def randomized(config: GPT2Config) -> GPT2LMHeadModel:
     """A model none of whose tensors, biases and norms included, is at its initial value."""
     model = GPT2LMHeadModel(config).eval()
     for name, parameter in model.named_parameters():
@@ -55,7 +55,7 @@ def main():
     """Writes all folders."""
     for seed, (name, fields) in enumerate(MODELS.items()):
         torch.manual_seed(seed)
-        model = randomised(GPT2Config(**COMMON, **fields))
+        model = randomized(GPT2Config(**COMMON, **fields))
         tokens = torch.tensor(np.random.default_rng(seed).integers(8, 61, MASK.shape))
         mask = torch.tensor(MASK)
         positions = (mask.cumsum(1) - 1).clamp(min=0)

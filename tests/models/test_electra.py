@@ -12,7 +12,7 @@ from plm_jax import models
 from plm_jax.common.errors import UserError
 from plm_jax.models import electra, registry
 from plm_jax.models.encoder import Encoder
-from tests.models.test_encoder import VOCAB, apply, randomised, small_encoder, tokens_of
+from tests.models.test_encoder import VOCAB, apply, randomized, small_encoder, tokens_of
 
 
 def small_electra(**fields) -> models.ElectraConfig:
@@ -49,7 +49,7 @@ def test_the_generator_starts_as_an_encoder_of_its_own_does():
 
 @pytest.mark.parametrize("part", ["token_embedding", "generator"])
 def test_both_read_the_tables_and_each_its_own_stack(part):
-    module, params = randomised(small_electra())
+    module, params = randomized(small_electra())
     moved = params | {part: jax.tree.map(lambda leaf: leaf + 0.1, params[part])}
     tokens = tokens_of()
 
@@ -67,7 +67,7 @@ def test_both_read_the_tables_and_each_its_own_stack(part):
 
 
 def test_the_discriminator_is_a_dense_layer_gelu_and_a_number():
-    module, params = randomised(small_electra())
+    module, params = randomized(small_electra())
     features = np.random.default_rng(3).normal(size=(2, 5, 12)).astype(np.float32)
     got = apply(module, params, features, name="discriminator", method="head_output")
     dense, last = params["discriminator_transform"], params["discriminator"]
@@ -103,7 +103,7 @@ def span_boundary(params, features, left, right, offsets):
 def test_the_span_boundary_head_is_the_published_formula(embedding_size):
     model = small_encoder(span_boundary=models.SpanBoundary(positions=3, width=4))
     model = replace(model, embedding=replace(model.embedding, embedding_size=embedding_size))
-    module, params = randomised(model)
+    module, params = randomized(model)
     rng = np.random.default_rng(5)
     features = rng.normal(size=(2, 9, 12)).astype(np.float32)
     left, right, offsets = spans = [rng.integers(0, end, (2, 4)) for end in (9, 9, 5)]
@@ -114,4 +114,4 @@ def test_the_span_boundary_head_is_the_published_formula(embedding_size):
 
 def test_heads_that_are_not_asked_for_have_no_parameters():
     assert not {"discriminator", "span_boundary", "generator"} & registry.shapes(small_encoder()).keys()
-    assert isinstance(electra.generator(*randomised(small_electra()))[0], Encoder)
+    assert isinstance(electra.generator(*randomized(small_electra()))[0], Encoder)

@@ -33,7 +33,7 @@ def small_encoder_decoder(**fields) -> models.EncoderDecoderConfig:
 
 
 @cache
-def randomised(model: models.TransformerConfig):
+def randomized(model: models.TransformerConfig):
     """A module and random parameters, norms and biases too; nothing is compiled for them."""
     rng = np.random.default_rng(0)
 
@@ -143,7 +143,7 @@ def test_broadcast_dropout_drops_the_same_units_at_all_positions(kind):
         dropout = models.DropoutConfig(broadcast=broadcast).all_at(0.3)
         if kind == "encoder_decoder":  # Causal attention loses another share of its keys at each position.
             dropout = replace(dropout, attention=0.0)
-        module, params = randomised(replace(model, dropout=dropout))
+        module, params = randomized(replace(model, dropout=dropout))
         dropped = np.asarray(trained_features(module, params, inputs))
         assert np.allclose(dropped, dropped[:, :1], atol=1e-5) == broadcast
         assert not np.allclose(dropped[0], dropped[1], atol=1e-2)
@@ -152,7 +152,7 @@ def test_broadcast_dropout_drops_the_same_units_at_all_positions(kind):
 def test_dropout_after_the_stack_zeroes_its_share():
     for broadcast in (True, False):
         dropout = models.DropoutConfig(output=0.5, broadcast=broadcast)
-        zero = np.asarray(trained_features(*randomised(small_encoder(dropout=dropout)), [tokens_of(batch=32)]) == 0)
+        zero = np.asarray(trained_features(*randomized(small_encoder(dropout=dropout)), [tokens_of(batch=32)]) == 0)
         assert abs(zero.mean() - 0.5) < 0.1
         assert np.all(zero == zero[:, :1]) == broadcast
 
@@ -169,14 +169,14 @@ def trained_gradients(module, params, inputs):
 @pytest.mark.parametrize("kind", SMALL)
 def test_a_scanned_stack_and_an_unrolled_recomputed_one_have_the_same_values_and_gradients(kind):
     model = SMALL[kind](dropout=models.DropoutConfig(broadcast=kind == "encoder_decoder").all_at(0.2))
-    inputs, params = inputs_of(kind), randomised(model)[1]
+    inputs, params = inputs_of(kind), randomized(model)[1]
     wanted = trained_gradients(registry.build(model), params, inputs)
     got = trained_gradients(registry.build(replace(model, scan_layers=False, remat="full")), params, inputs)
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), got, wanted)
 
 
 def test_packed_texts_are_encoded_as_they_are_alone():
-    module, params = randomised(small_encoder())
+    module, params = randomized(small_encoder())
     tokens = tokens_of(batch=1)
     positions, segments = jnp.array([[0, 1, 2, 0, 1, 2, 3, 4]]), jnp.array([[1, 1, 1, 2, 2, 2, 2, 2]])
     packed = apply(module, params, tokens, method="features", positions=positions, segment_ids=segments)
@@ -186,7 +186,7 @@ def test_packed_texts_are_encoded_as_they_are_alone():
 
 
 def test_packed_pairs_are_decoded_as_they_are_alone():
-    module, params = randomised(small_encoder_decoder())
+    module, params = randomized(small_encoder_decoder())
     tokens, decoder_tokens = tokens_of(batch=1), tokens_of(1, batch=1, length=6)
     segments, decoder_segments = jnp.array([[1, 1, 1, 2, 2, 2, 2, 2]]), jnp.array([[1, 1, 1, 1, 2, 2]])
     packed = apply(module, params, tokens, decoder_tokens, segment_ids=segments, decoder_segment_ids=decoder_segments)
@@ -210,7 +210,7 @@ def reach(module, params, tokens, decoder_tokens, query):
 def test_the_decoder_sees_the_whole_input_and_nothing_after_its_own_position():
     tokens, decoder_tokens = jnp.arange(5, 11)[None], jnp.arange(20, 25)[None]
     for query in (0, 2, 4):
-        seen = reach(*randomised(small_encoder_decoder()), tokens, decoder_tokens, query)
+        seen = reach(*randomized(small_encoder_decoder()), tokens, decoder_tokens, query)
         assert np.flatnonzero(seen).tolist() == [*range(5, 11), *range(20, 21 + query)]
 
 
@@ -223,7 +223,7 @@ def extend(module, variables, tokens, memory, mask, filled, cache_index):
 
 @pytest.mark.parametrize("chunks", [(1, 1, 1, 1, 1, 1), (3, 2, 1)])
 def test_incremental_decoding_over_a_remembered_input_equals_the_full_pass(chunks):
-    module, params = randomised(small_encoder_decoder())
+    module, params = randomized(small_encoder_decoder())
     tokens, decoder_tokens = inputs_of("encoder_decoder")
     mask = jnp.ones_like(tokens).at[0, 6:].set(0).at[1, :2].set(0)
     decoder_mask = jnp.ones_like(decoder_tokens).at[1, :2].set(0)

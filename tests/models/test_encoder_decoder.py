@@ -14,7 +14,7 @@ from plm_jax import config, models
 from plm_jax.common.errors import UserError
 from plm_jax.models import registry
 from plm_jax.models.positions.sinusoidal import sinusoids
-from tests.models.test_encoder import apply, randomised, tokens_of
+from tests.models.test_encoder import apply, randomized, tokens_of
 
 VOCAB, WIDTH, HEADS = 31, 12, 3
 TRANSFORMER = models.EncoderDecoderConfig(
@@ -96,7 +96,7 @@ def reference(params, tokens, decoder_tokens, mask, decoder_heads):
 @pytest.mark.parametrize(("model", "decoder_heads"), [(TRANSFORMER, HEADS), (UNEVEN, 2)])
 def test_the_transformer_is_the_one_of_the_paper(model, decoder_heads):
     """Also with a decoder of other heads and another feed-forward."""
-    module, params = randomised(model)
+    module, params = randomized(model)
     tokens, decoder_tokens = np.asarray(tokens_of()), np.asarray(tokens_of(1, length=6))
     mask = np.array([[1] * 8, [1] * 5 + [0] * 3])
     want = reference(params, tokens, decoder_tokens, mask, decoder_heads)
@@ -133,7 +133,7 @@ def test_a_decoder_of_other_sizes_has_the_same_paths_in_other_shapes():
 
 
 def test_each_stack_has_positions_and_a_norm_of_its_own():
-    module, params = randomised(BART)
+    module, params = randomized(BART)
     tokens, decoder_tokens = tokens_of(), tokens_of(1, length=6)
     shapes = {name: params[name].shape for name in params if "position" in name}
     assert shapes == dict.fromkeys(("encoder_position_embedding", "decoder_position_embedding"), (12, WIDTH))
@@ -174,7 +174,7 @@ def extend(module, variables, tokens, memory, mask, filled, positions, cache_ind
 
 @pytest.mark.parametrize("name", MODELS)
 def test_incremental_decoding_equals_the_full_pass(name):
-    module, params = randomised(MODELS[name])
+    module, params = randomized(MODELS[name])
     tokens, decoder_tokens = tokens_of(), tokens_of(1, length=6)
     mask = jnp.ones_like(tokens).at[0, 6:].set(0)
     decoder_mask = jnp.ones_like(decoder_tokens).at[1, :2].set(0)

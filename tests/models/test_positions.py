@@ -17,7 +17,7 @@ from plm_jax.models.kernels.context import expand_distance_bias
 from plm_jax.models.positions import Position
 from tests.models.own_positions import DistanceKeys, Slopes
 from tests.models.test_decoder import small
-from tests.models.test_encoder import apply, randomised, small_encoder, tokens_of
+from tests.models.test_encoder import apply, randomized, small_encoder, tokens_of
 
 OWN = {"slopes": Slopes(), "distance_keys": DistanceKeys()}
 own = pytest.mark.parametrize("position", OWN.values(), ids=OWN)
@@ -68,7 +68,7 @@ def test_scores_fall_by_each_heads_slope():
 @own
 def test_an_encoder_of_a_users_own_positions_is_the_same_scanned_and_unrolled(position):
     model = with_position(small_encoder(), position)
-    _, params = randomised(model)
+    _, params = randomized(model)
     tokens, mask = tokens_of(), jnp.ones((2, 8), jnp.int32).at[1, 5:].set(0)
     scanned, unrolled, without = (
         apply(registry.build(one), params, tokens, mask)
@@ -79,7 +79,7 @@ def test_an_encoder_of_a_users_own_positions_is_the_same_scanned_and_unrolled(po
 
 
 def test_a_bias_that_the_text_has_a_say_in_is_trained():
-    module, params = randomised(with_position(small_encoder(), DistanceKeys()))
+    module, params = randomized(with_position(small_encoder(), DistanceKeys()))
     gradients = jax.grad(lambda params: jnp.sin(apply(module, params, tokens_of())).sum())(params)
     assert np.abs(gradients["stack"]["distance_keys"]).max() > 1e-4
 

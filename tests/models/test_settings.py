@@ -19,7 +19,7 @@ from plm_jax.models.heads import Head
 from plm_jax.models.protocol import VocabularyModule
 from tests.golden import make_configs
 from tests.models.test_elmo import MODEL as ELMO
-from tests.models.test_encoder import apply, randomised, small_encoder, small_encoder_decoder, tokens_of
+from tests.models.test_encoder import apply, randomized, small_encoder, small_encoder_decoder, tokens_of
 
 PAGES = [name for name in pages.names() if make_configs.sizes(name)]
 
@@ -87,7 +87,7 @@ def test_a_head_of_a_users_own_is_made_named_and_counted(make):
     shapes = registry.shapes(model)
     assert {name: leaf for name, leaf in shapes.items() if not name.startswith("heads_")} == registry.shapes(plain)
     assert shapes["heads_task"]["classes"]["kernel"].shape == (12, 5)
-    module, params = randomised(model)
+    module, params = randomized(model)
     features = np.random.default_rng(1).normal(size=(2, 8, 12)).astype(np.float32)
     kernel, bias = (np.asarray(params["heads_task"]["classes"][name]) for name in ("kernel", "bias"))
 
@@ -138,7 +138,7 @@ def test_a_model_of_a_users_own_keeps_the_protocol():
     model = trees.parse(models.ModelConfig, {"kind": "words", "vocab_size": 31}, "model")
     assert model == Words(31) and model.architecture == "words" and model.num_positions is None
     assert not model.drops and model.with_dropout(0.5) == model and model.named_heads.keys() == {"vocabulary"}
-    module, params = randomised(model)
+    module, params = randomized(model)
     assert registry.new_carry(module, 3) == {}
     tokens = tokens_of()
     got = apply(module, params, **model.read({"tokens": tokens, "targets": tokens}))

@@ -16,7 +16,7 @@ from tests.models.test_encoder import (
     apply,
     assert_spread,
     initial,
-    randomised,
+    randomized,
     small_encoder,
     tokens_of,
     trained_gradients,
@@ -41,7 +41,7 @@ def hidden_states(module, params, tokens):
 def test_shared_layers_are_layers_with_the_same_parameters(stack, blocks, speed):
     """Values, dropout and gradients, which add up over the layers that share; a hidden state for each layer."""
     model = small_encoder(stack=stack, dropout=models.DropoutConfig().all_at(0.2))
-    params, blocks = randomised(model)[1], np.array(blocks)
+    params, blocks = randomized(model)[1], np.array(blocks)
     assert {leaf.shape[0] for leaf in jax.tree.leaves(params["stack"])} == {blocks.max() + 1}
     shared = registry.build(replace(model, **speed))
     copied = registry.build(replace(model, stack=models.StackConfig(len(blocks))))
@@ -63,7 +63,7 @@ def test_shared_layers_are_layers_with_the_same_parameters(stack, blocks, speed)
 
 @pytest.mark.parametrize("groups", [1, None])
 def test_a_training_step_holds_no_copy_of_shared_parameters_for_each_layer(groups):
-    module, params = randomised(small_encoder(stack=models.StackConfig(7, groups=groups)))
+    module, params = randomized(small_encoder(stack=models.StackConfig(7, groups=groups)))
 
     def loss(params, tokens):
         return module.apply({"params": params}, tokens, method="features").sum()
@@ -80,7 +80,7 @@ def extend(module, variables, tokens, filled, positions, cache_index):
 def test_a_decoder_with_shared_layers_decodes_step_by_step():
     encoder = small_encoder(stack=models.StackConfig(2, groups=1, inner=2))
     shared = {f.name: getattr(encoder, f.name) for f in dataclasses.fields(models.TransformerConfig)}
-    module, params = randomised(models.DecoderConfig(**shared))
+    module, params = randomized(models.DecoderConfig(**shared))
     tokens = tokens_of(length=5)
     full = apply(module, params, tokens)
     variables = {"params": params}
@@ -107,7 +107,7 @@ def test_padding_takes_no_position(offset):
     """Positions counted by hand: each real token has the next, padding the row before the first, if there is one."""
     position = models.LearnedPositions(8, offset=offset, skips_padding=True)
     model = small_encoder()
-    module, params = randomised(replace(model, attention=replace(model.attention, position=position)))
+    module, params = randomized(replace(model, attention=replace(model.attention, position=position)))
     assert params["position_embedding"].shape == (8 + offset, 12)
     tokens, mask = tokens_of(), np.array([[1] * 8, [0, 0, 1, 0, 1, 1, 1, 0]])
     positions = np.array([[*range(8)], [-1, -1, 0, -1, 1, 2, 3, -1]])
@@ -126,7 +126,7 @@ def test_padding_takes_no_position(offset):
 def test_narrow_tables_are_led_to_the_width_and_back():
     """By hand, in NumPy."""
     model = small_encoder(stack=models.StackConfig(1), norm=models.NormConfig(1e-5, placement="post"))
-    module, params = randomised(replace(model, embedding=replace(model.embedding, embedding_size=5)))
+    module, params = randomized(replace(model, embedding=replace(model.embedding, embedding_size=5)))
 
     def norm(x, name):
         x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)

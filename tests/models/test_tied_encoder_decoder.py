@@ -16,7 +16,7 @@ from plm_jax.hub import families
 from plm_jax.inference.language_model import LanguageModel
 from plm_jax.models import registry
 from tests.models import test_encoder_decoder
-from tests.models.test_encoder import apply, randomised, small_encoder_decoder, tokens_of
+from tests.models.test_encoder import apply, randomized, small_encoder_decoder, tokens_of
 
 STACK = models.StackConfig(2)
 T5 = small_encoder_decoder(stack=STACK, decoder_stack=STACK, tie_encoder_decoder=True)
@@ -46,7 +46,7 @@ def gradients(module, params, *inputs):
 @pytest.mark.parametrize("name", MODELS)
 def test_it_is_two_stacks_of_equal_parameters(name):
     """Logits, and gradients, which are the sums of both stacks'."""
-    module, params = randomised(MODELS[name])
+    module, params = randomized(MODELS[name])
     inputs = tokens_of(), tokens_of(1, length=6), np.array([[1] * 8, [1] * 5 + [0] * 3])
     two, copies = untied(MODELS[name], params)
     np.testing.assert_allclose(apply(module, params, *inputs), apply(two, copies, *inputs), atol=1e-4)
@@ -65,7 +65,7 @@ def test_it_is_two_stacks_of_equal_parameters(name):
 
 
 def test_it_reads_and_answers_as_two_stacks_of_equal_parameters():
-    _, params = randomised(T5)
+    _, params = randomized(T5)
     two, copies = untied(T5, params)
     tied, apart = LanguageModel(T5, params), LanguageModel(two.model, copies)
     assert tied.num_parameters < apart.num_parameters
@@ -78,7 +78,7 @@ def test_it_reads_and_answers_as_two_stacks_of_equal_parameters():
 
 
 def test_each_pass_has_dropout_of_its_own():
-    module, params = randomised(replace(T5, dropout=models.DropoutConfig(output=0.5)))
+    module, params = randomized(replace(T5, dropout=models.DropoutConfig(output=0.5)))
     tokens = tokens_of()
 
     def both(module):

@@ -21,7 +21,7 @@ def test_what_is_nested_too_deeply_is_damaged(tmp_path):
         lambda folder: telemetry.read_lines(f"{folder}/metrics.jsonl"),
         lambda folder: lists._domains([f"{folder}/config.json"]),
     ):
-        with pytest.raises(UserError, match=r"is damaged|no JSON object"):
+        with pytest.raises(UserError, match=r"is damaged|is not a JSON object"):
             read(str(tmp_path))
     assert incidents.read(str(tmp_path), 3) is None
     assert job._read_manifest(str(tmp_path)) == {}

@@ -1,7 +1,7 @@
-"""A bucket in memory with so much of Google Cloud Storage's JSON API as gcsfs, tensorstore and Google's client use.
+"""A bucket in memory with the part of Google Cloud Storage's JSON API that gcsfs, tensorstore and Google's client use.
 
-Objects have generations and requests may set conditions on them (https://cloud.google.com/storage/docs/json_api), as
-tensorstore's commits need; a write is whole or not at all. One bucket, `gs://bucket`; all others are not there.
+Objects have generations, and requests may have conditions on them (https://cloud.google.com/storage/docs/json_api), as
+tensorstore's commits require. Writes are atomic. The only bucket is `gs://bucket`.
 """
 
 import hashlib
@@ -38,11 +38,11 @@ class Object(NamedTuple):
 
 
 class Refused(Exception):
-    """An answer that is only a status."""
+    """A response that consists of a status."""
 
 
 class Bucket:
-    """The objects; use as a context manager, within which `environment` leads other processes here.
+    """The bucket, a context manager that serves it. `environment` directs other processes to it.
 
     Attributes:
       before_write: called with an object's name before it is written.
@@ -68,7 +68,7 @@ class Bucket:
     @property
     def environment(self) -> dict[str, str]:
         url = f"http://localhost:{self._server.server_port}"
-        # gcsfs would ask for the kind of the bucket by gRPC, which is not here.
+        # gcsfs would request the kind of the bucket by gRPC, which this server lacks.
         return {
             "STORAGE_EMULATOR_HOST": url,
             "TENSORSTORE_GCS_HTTP_URL": url,
@@ -91,8 +91,8 @@ class Bucket:
             return self.objects[name].describe(name)
 
     def check(self, name: str, query: dict) -> None:
-        found = self.objects[name].generation if name in self.objects else 0
-        if int(query.get("ifGenerationMatch", found)) != found:
+        generation = self.objects[name].generation if name in self.objects else 0
+        if int(query.get("ifGenerationMatch", generation)) != generation:
             raise Refused(412)
 
     def find(self, name: str) -> Object:
@@ -107,8 +107,8 @@ class Bucket:
         for name in self.names(prefix):
             if name < low or (high and name >= high):
                 continue
-            head, found, _ = name[len(prefix) :].partition(delimiter) if delimiter else ("", "", "")
-            if found:
+            head, separator, _ = name[len(prefix) :].partition(delimiter) if delimiter else ("", "", "")
+            if separator:
                 prefixes[prefix + head + delimiter] = None
             else:
                 items.append(self.objects[name].describe(name))
@@ -117,13 +117,13 @@ class Bucket:
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    wbufsize = -1  # An answer goes out in one piece.
+    wbufsize = -1  # Sends a response in one piece.
     bucket: Bucket
 
     def handle_one_request(self) -> None:
         try:
             super().handle_one_request()
-        except ConnectionError:  # Of a client that ended, or was killed.
+        except ConnectionError:  # The client ended or was killed.
             self.close_connection = True
 
     def log_message(self, *_):
@@ -157,42 +157,42 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         query = {key: values[0] for key, values in urllib.parse.parse_qs(url.query).items()}
         if url.path == "/batch/storage/v1":
             return self.batch(body)
-        found = re.fullmatch(r"(?:/(upload|download))?/storage/v1/b/([^/]+)(/o)?(?:/([^/]+))?(/.*)?", url.path)
-        if not found or found[2] != NAME:
+        match = re.fullmatch(r"(?:/(upload|download))?/storage/v1/b/([^/]+)(/o)?(?:/([^/]+))?(/.*)?", url.path)
+        if not match or match[2] != NAME:
             raise Refused(404)
-        name = urllib.parse.unquote(found[4] or "")
-        if found[1] == "upload":
+        name = urllib.parse.unquote(match[4] or "")
+        if match[1] == "upload":
             self.upload(query, body)
-        elif found[5]:
-            self.derive(found[5], name, query, json.loads(body or b"{}"))
+        elif match[5]:
+            self.derive(match[5], name, query, json.loads(body or b"{}"))
         elif not name:
-            self.json(self.bucket.list(query) if found[3] else {"kind": "storage#bucket", "name": NAME, "id": NAME})
+            self.json(self.bucket.list(query) if match[3] else {"kind": "storage#bucket", "name": NAME, "id": NAME})
         elif method == "DELETE":
             self.delete(name, query)
             self.answer(204)
-        elif query.get("alt") == "media" or found[1] == "download":
+        elif query.get("alt") == "media" or match[1] == "download":
             self.media(name, query)
         else:
             self.json(self.bucket.find(name).describe(name))
 
     def media(self, name: str, query: dict) -> None:
-        found = self.bucket.find(name)
-        if int(query.get("ifGenerationNotMatch", -1)) == found.generation:
+        stored = self.bucket.find(name)
+        if int(query.get("ifGenerationNotMatch", -1)) == stored.generation:
             raise Refused(304)
         self.bucket.check(name, query)
-        size = len(found.data)
-        headers = {"x-goog-generation": found.generation, "Content-Type": "application/octet-stream"}
-        wanted = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
-        if not wanted:
-            return self.answer(200, found.data, **headers)
-        if wanted[1]:
-            first, last = int(wanted[1]), min(int(wanted[2] or size), size - 1)
+        size = len(stored.data)
+        headers = {"x-goog-generation": stored.generation, "Content-Type": "application/octet-stream"}
+        byte_range = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
+        if not byte_range:
+            return self.answer(200, stored.data, **headers)
+        if byte_range[1]:
+            first, last = int(byte_range[1]), min(int(byte_range[2] or size), size - 1)
         else:
-            first, last = max(0, size - int(wanted[2])), size - 1
+            first, last = max(0, size - int(byte_range[2])), size - 1
         if first > last:
             raise Refused(416)
         headers["Content-Range"] = f"bytes {first}-{last}/{size}"
-        return self.answer(206, found.data[first : last + 1], **headers)
+        return self.answer(206, stored.data[first : last + 1], **headers)
 
     def upload(self, query: dict, body: bytes) -> None:
         if query["uploadType"] == "media":
@@ -217,8 +217,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             data = b"".join(self.bucket.find(source["name"]).data for source in about["sourceObjects"])
             return self.json(self.bucket.put(name, data, query))
         target = urllib.parse.unquote(verb.rpartition("/")[2])
-        made = self.bucket.put(target, self.bucket.find(name).data, query)
-        return self.json(made if verb.startswith("/copyTo") else {"done": True, "resource": made})
+        resource = self.bucket.put(target, self.bucket.find(name).data, query)
+        return self.json(resource if verb.startswith("/copyTo") else {"done": True, "resource": resource})
 
     def delete(self, name: str, query: dict) -> None:
         with self.bucket.lock:
@@ -227,14 +227,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             del self.bucket.objects[name]
 
     def parts(self, body: bytes) -> list[tuple[bytes, bytes]]:
-        """The heads and contents of a multipart body."""
+        """Returns the heads and contents of a multipart body."""
         boundary = re.search(r'boundary="?([^";]+)', self.headers["Content-Type"])[1].encode()
-        found = []
+        parts = []
         for part in body.split(b"--" + boundary)[1:-1]:
             end = b"\r\n" if part.startswith(b"\r\n") else b"\n"
             head, _, content = part.removeprefix(end).partition(end + end)
-            found.append((head, content.removesuffix(end)))
-        return found
+            parts.append((head, content.removesuffix(end)))
+        return parts
 
     def batch(self, body: bytes) -> None:
         answers = ""

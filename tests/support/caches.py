@@ -1,4 +1,4 @@
-"""Caches of documents that a test makes up, written with the cache's writer."""
+"""Caches of invented documents, written by the cache's writer."""
 
 import json
 import os
@@ -11,11 +11,11 @@ from plm_jax.data.cache import columns
 
 
 def write_split(folder, documents, vocab_size, bytes_a_token=1):
-    """Writes (tokens, sentence starts) of documents, and gives what a manifest says of the split."""
+    """Writes (tokens, sentence starts) of documents. Returns the manifest entry of the split."""
     writer = cache.SplitWriter(str(folder), vocab_size)
     for tokens, starts in documents:
-        found = {"tokens": tokens, "sentence_starts": starts}
-        values = {name: cache.Values(np.asarray(of), np.array([len(of)])) for name, of in found.items()}
+        lists = {"tokens": tokens, "sentence_starts": starts}
+        values = {name: cache.Values(np.asarray(ids), np.array([len(ids)])) for name, ids in lists.items()}
         first_bytes = cache.Values(np.array([bytes_a_token]))
         writer.add(values | {"first_bytes": first_bytes}, bytes_a_token * len(tokens))
     return writer.close()
@@ -25,9 +25,9 @@ def write(folder, name, splits, vocab_size, vocabulary, word_initial=None, bytes
     """Writes the cache of source `name` into a folder.
 
     Args:
-      splits: of each (tokens, sentence starts) of its documents.
-      vocabulary: what its manifest says of it but `id`, `size` and `files`, of no files by default.
-      more: further entries of the manifest.
+      splits: (tokens, sentence starts) of the documents by split.
+      vocabulary: entries of the vocabulary in the manifest that differ from a vocabulary `v` of bytes without files.
+      more: other entries of the manifest.
     """
     temporary = os.path.join(folder, f".{name}")
     counts = {
@@ -42,7 +42,7 @@ def write(folder, name, splits, vocab_size, vocabulary, word_initial=None, bytes
 
 
 def rewrite(folder, change):
-    """Writes the manifest in a source's folder anew, as if it had been made so: `change` is given it."""
+    """Applies `change` to the manifest in a source's folder and writes it with a valid checksum."""
     path = pathlib.Path(folder) / "manifest.json"
     manifest = json.loads(path.read_text())
     change(manifest)

@@ -1,10 +1,10 @@
-"""A clock that moves only when it is told to."""
+"""A clock that a test sets."""
 
 import time
 
 
 class Clock:
-    """Stands in for the module `time`, and for a function that gives seconds.
+    """Replacement for the module `time` and for functions that return seconds.
 
     Attributes:
       now: seconds.

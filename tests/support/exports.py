@@ -34,9 +34,9 @@ BART = {"d_model": 8} | {
     for name, size in {"layers": 1, "attention_heads": 2, "ffn_dim": 8}.items()
 }
 CHATGLM = {"hidden_size": 8, "ffn_hidden_size": 8, "num_layers": 1, "num_attention_heads": 2, "kv_channels": 4}
-# Values that all published ChatGLMs have.
-PUBLISHED = {field.name: field.value for field in ChatGlmFamily.fields if isinstance(field, Fixed)}
-# By family: a small config.json, and the special ids that its models have.
+# Values that all published ChatGLMs share.
+CHATGLM_FIXED = {field.name: field.value for field in ChatGlmFamily.fields if isinstance(field, Fixed)}
+# A small config.json and the names of the models' special ids, by family.
 ENCODER, BLANKS = ("pad", "cls", "sep", "mask"), ("pad", "eos", "cls", "mask", "sop", "eop", "gmask", "smask")
 FRAMED = ("pad", "bos", "eos", "mask")
 FAMILIES = {
@@ -53,7 +53,7 @@ FAMILIES = {
     "llama": (LLAMA, ("bos", "eos")),
     "glm": (LLAMA, ("eos",)),
     "chatglm": (
-        CHATGLM | {"multi_query_group_num": 1} | PUBLISHED,
+        CHATGLM | {"multi_query_group_num": 1} | CHATGLM_FIXED,
         ("bos", "eos"),
     ),
     "glm_original": ({"hidden_size": 8, "num_layers": 1, "num_attention_heads": 2}, BLANKS),
@@ -70,33 +70,33 @@ SYMBOLS = ["[CLS]", "[SEP]", "[MASK]", "<|startofpiece|>", "<|endofpiece|>", "[g
 
 @functools.cache
 def corpus(name: str, count: int) -> list[str]:
-    """The first sentences of a corpus that comes with the package."""
-    found = []
+    """Returns the first sentences of a corpus of the package."""
+    texts = []
     with gzip.open(pathlib.Path(plm_jax.__file__).parent / "data" / "corpora" / f"{name}.jsonl.gz", "rt") as file:
         for line in file:
             tree = json.loads(line)
-            found += [s for s in sentences.split(tree.get("text") or tree.get("sentence")) if s.strip()]
-            if len(found) >= count:
-                return found[:count]
-    return found
+            texts += [s for s in sentences.split(tree.get("text") or tree.get("sentence")) if s.strip()]
+            if len(texts) >= count:
+                return texts[:count]
+    return texts
 
 
 @functools.cache
 def encode(kind: str, folder: pathlib.Path, texts: tuple[str, ...]) -> list[list[int]]:
-    """Our ids of texts."""
+    """Returns plm_jax's ids of texts."""
     spec, _, case = vocabulary(kind, folder)
     loaded = vocabularies.load(section(spec, case))
     return [[int(i) for i in loaded.encode(text)] for text in texts]
 
 
 def section(spec: str, case: str) -> config.VocabularyConfig:
-    """A vocabulary's section, which says how WordPiece or SentencePiece reads text."""
+    """Returns the config of a vocabulary, including the case of WordPiece or SentencePiece."""
     is_pieces = spec.startswith("sentencepiece:")
     return config.VocabularyConfig(spec, **({"lowercase": case == "uncased"} if is_pieces else {"train_kind": case}))
 
 
 def texts() -> list[str]:
-    """What vocabularies are trained on."""
+    """Returns the texts that vocabularies are trained on."""
     return [*corpus("sotu", 1500), *corpus("tang_poems_zh", 100)]
 
 
@@ -107,10 +107,10 @@ def _train(folder, spec: str, kind: str = "", **ids) -> config.VocabularyConfig:
     return section
 
 
-def _published(folder, rule: str, own: bool = False) -> str:
-    """A SentencePiece model as published ones are: Unicode normalised, spaces joined, no bytes."""
+def _published(folder, rule: str, has_sentinels: bool = False) -> str:
+    """Trains a SentencePiece model with published settings: normalized Unicode, joined spaces, no bytes."""
     model = io.BytesIO()
-    sentinels = [f"<extra_id_{k}>" for k in reversed(range(SENTINELS))] if own else []
+    sentinels = [f"<extra_id_{k}>" for k in reversed(range(SENTINELS))] if has_sentinels else []
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(texts()),
         model_writer=model,
@@ -132,7 +132,7 @@ def _published(folder, rule: str, own: bool = False) -> str:
 
 
 def _json(folder) -> str:
-    """Somebody's tokenizer.json: BPE over words and their ends, as GPT-1's."""
+    """Writes a third-party tokenizer.json: BPE over words and their ends, like GPT-1's."""
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
     tokenizer.normalizer = tokenizers.normalizers.BertNormalizer()
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
@@ -154,13 +154,13 @@ KINDS = (
 
 @functools.cache
 def vocabulary(kind: str, folder: pathlib.Path) -> tuple[str, dict[str, int], str]:
-    """A vocabulary's spec, the special ids that it has in its file or above, and its case if that is said."""
+    """Returns a vocabulary's spec, its special ids in the file or above it, and its case if it has one."""
     folder = folder / kind
     folder.mkdir()
     lowercase = kind if kind in ("uncased", "cased") else ""
     if kind in ("unigram", "piece_bpe"):
-        how = "unigram" if kind == "unigram" else "bpe"
-        return _train(folder, "sentencepiece:{folder}/v.model", how, **IDS).spec, IDS, ""
+        algorithm = "unigram" if kind == "unigram" else "bpe"
+        return _train(folder, "sentencepiece:{folder}/v.model", algorithm, **IDS).spec, IDS, ""
     if kind == "folded":
         return _train(folder, "sentencepiece:{folder}/v.model", lowercase=True, **IDS).spec, IDS, "uncased"
     if kind in ("nfkc", "lowercased", "own_sentinels"):
@@ -189,7 +189,7 @@ def vocabulary(kind: str, folder: pathlib.Path) -> tuple[str, dict[str, int], st
 
 @functools.cache
 def pretrained(family: str, kind: str, folder: pathlib.Path) -> Pretrained:
-    """A model of zeros with the vocabulary."""
+    """Returns a model of zeros with a vocabulary."""
     spec, ids, case = vocabulary(kind, folder)
     names = FAMILIES[family][1]
     special_ids = {f"{name}_token_id": ids[name] for name in names}
@@ -206,7 +206,7 @@ def pretrained(family: str, kind: str, folder: pathlib.Path) -> Pretrained:
 
 @functools.cache
 def _model(family: str, pad: int):
-    """A family's small model of zeros."""
+    """Returns a small model of a family and parameters of zeros."""
     fields = FAMILIES[family][0] | {"vocab_size": 2600, "padded_vocab_size": 2600}
     if family == "roberta":
         fields |= {"pad_token_id": pad, "max_position_embeddings": pad + 60}
@@ -225,7 +225,7 @@ def randomized(model: Pretrained, seed: int = 0, scale: float = 1.0, dtype=np.fl
 
 @functools.cache
 def lines(count: int, seed: int = 0) -> tuple[str, ...]:
-    """Speeches, a novel, reviews, poems, code and characters at random, each as it is and some with odd spaces."""
+    """Returns lines of speeches, a novel, reviews, poems, code and random characters, some with irregular spaces."""
     rng = random.Random(seed)
     code = [
         line.rstrip("\n")
@@ -243,10 +243,10 @@ def lines(count: int, seed: int = 0) -> tuple[str, ...]:
     noise = ["".join(rng.choices(letters, k=rng.randrange(50))) for _ in range(count)]
     every = [corpus("sotu", 9000)[1500:], corpus("moby_dick", 3000), corpus("movie_sentiment", 3000)]
     every += [corpus("tang_poems_zh", 2000), code, noise]
-    found = []
+    samples = []
     for k in range(count):
         line = rng.choice(every[k % len(every)])
         if rng.random() < 0.1:
             line = line.replace(" ", rng.choice(["  ", " \t", "\n", "   "]))
-        found.append(rng.choice(["", "", "", " ", "  "]) + line + rng.choice(["", "", "", " "]))
-    return tuple(found)
+        samples.append(rng.choice(["", "", "", " ", "  "]) + line + rng.choice(["", "", "", " "]))
+    return tuple(samples)

@@ -1,6 +1,6 @@
-"""A task that a tiny model learns at once, and a tiny model to fine-tune for it, as a config page and files.
+"""An easy task, and tiny models to fine-tune for it.
 
-As a page, with `path` beside it, it is what `finetune --config=…/moods.py` reads.
+This is a config file for `finetune --config=…/moods.py`. `write` copies it and writes its data and models.
 """
 
 import dataclasses
@@ -38,25 +38,25 @@ RUN = config.Run(
 
 
 def get_config(size: str = "classes"):
-    """The page."""
+    """Returns the config of the run."""
     del size
     return config.to_config_dict(RUN)
 
 
 def rows(number: int, seed: int) -> list[dict]:
-    """Examples of all forms: a text, whether it is good, how good it is, and which of its words are colours."""
-    rng, found = random.Random(seed), []
+    """Returns examples with a text, a label (good or bad), a score, and tags of words that are colors."""
+    rng, examples = random.Random(seed), []
     for _ in range(number):
-        good, colour = rng.random() < 0.5, rng.choice(["red", "blue"])
-        words = ["the", colour, "one", "was", "fine" if good else "dull", str(rng.randrange(100))]
-        tags = ["B-C" if word == colour else "O" for word in words]
+        good, color = rng.random() < 0.5, rng.choice(["red", "blue"])
+        words = ["the", color, "one", "was", "fine" if good else "dull", str(rng.randrange(100))]
+        tags = ["B-C" if word == color else "O" for word in words]
         label = {"label": LABELS[good], "score": 2.0 * good - 0.5, "tokens": words, "tags": tags}
-        found.append({"text": " ".join(words)} | label)
-    return found
+        examples.append({"text": " ".join(words)} | label)
+    return examples
 
 
 def write(folder: pathlib.Path) -> None:
-    """Puts the page, its rows, and models to be fine-tuned, `encoder` and `decoder`, into a folder."""
+    """Writes the config file, its rows and the models `encoder` and `decoder` to a folder."""
     shutil.copy(__file__, folder / "moods.py")
     for name, number, seed in (("mood", 48, 0), ("held_out", 20, 1)):
         lines = (json.dumps(row) + "\n" for row in rows(number, seed))
@@ -66,7 +66,7 @@ def write(folder: pathlib.Path) -> None:
 
 
 def pretrained(model: models.TransformerConfig, seed: int = 0, vocab_size: int = 272) -> Pretrained:
-    """A model with random weights, over bytes and up to eight special tokens."""
+    """Returns a model with random weights over bytes and up to eight special tokens."""
     model = dataclasses.replace(model, embedding=dataclasses.replace(model.embedding, vocab_size=vocab_size))
     params = nn.unbox(registry.init_params(registry.build(model), jax.random.key(seed)))
     names = ("eos", "pad", "cls", "sep") if model.kind == "encoder" else ("eos", "pad", "bos")

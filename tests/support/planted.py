@@ -1,6 +1,6 @@
-"""A run whose loss is lost where a batch has a text with a mark, and jumps where it has one with another mark.
+"""A run whose loss is NaN for a batch with a marked text, and spikes for a batch with another marked text.
 
-A config file, with the corpus that `write` puts beside it.
+This is a config file. `write` copies it and writes its corpus.
 """
 
 import dataclasses
@@ -14,15 +14,15 @@ import numpy as np
 from plm_jax import config, losses, objectives
 from tests.support import tiny
 
-# Bytes of the texts, and so ids of tokens.
+# Bytes in the texts, which are also token ids.
 LOST, SPIKE = 1, 2
-# Where they are among the texts.
+# Numbers of the marked texts.
 TEXTS = {LOST: 17, SPIKE: 31}
 
 
 @dataclasses.dataclass(frozen=True)
 class PlantedLoss(losses.NextTokenLoss):
-    """The sum of the loss times what the marks among the tokens make of it."""
+    """Loss of the next tokens, multiplied by a factor that depends on the marks among the tokens."""
 
     kind = "planted"
 
@@ -35,14 +35,14 @@ class PlantedLoss(losses.NextTokenLoss):
 
 @dataclasses.dataclass(frozen=True)
 class Planted(objectives.Causal):
-    """Prediction of next tokens by that loss."""
+    """Prediction of the next tokens with `PlantedLoss`."""
 
     kind = "planted"
     loss = "planted"
 
 
 def write(folder: pathlib.Path) -> None:
-    """Puts this file and the corpus that it names into a folder."""
+    """Copies this file to a folder and writes its corpus there."""
     shutil.copy(__file__, folder)
     rng = np.random.default_rng(0)
     with open(folder / "planted.jsonl", "w", encoding="utf-8") as file:
@@ -53,7 +53,7 @@ def write(folder: pathlib.Path) -> None:
 
 
 def get_config():
-    """The run."""
+    """Returns the config of the run."""
     run, source = tiny.PLAIN, config.JsonLines("planted.jsonl")
     data = dataclasses.replace(run.data, sources={"a": source}, mixture={}, cache_dir="cache_planted")
     incidents = config.IncidentsConfig(spikes="skip", window=6)

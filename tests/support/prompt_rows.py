@@ -1,4 +1,4 @@
-"""Two rows of each set of `configs/tasks` whose rows do not come with the package, as TFDS gives them."""
+"""Two rows, in TFDS's format, of each dataset of `configs/tasks` that is not part of the package."""
 
 _PAIR = [
     {"sentence1": "The river rose.", "sentence2": "The water was higher.", "label": 1},

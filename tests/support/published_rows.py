@@ -1,8 +1,8 @@
-"""Rows as the published code of each family makes them, written anew from its rules: what `test_published_rows` holds.
+"""Reference implementations of the rows of each family, written from the rules of its published code.
 
-A document is a list of sentences, a sentence a list of tokens. A rule gives rows of `length`, each a dictionary:
-`tokens` without padding and, where the family has them, `types`, `positions` and `segments` of the same length, and
-`learnt`, whether the token is predicted. Ids are those of the published vocabularies.
+A document is a list of sentences, a sentence a list of tokens. A rule returns rows of at most `length` tokens, each a
+dictionary: `tokens` without padding, and, if the family has them, `types`, `positions` and `segments` of the same
+length, and `learnt`, whether the token is predicted. Ids are those of the published vocabularies.
 """
 
 import math
@@ -15,15 +15,15 @@ def flat(document):
 
 
 def packed(begin, end, apart=False):
-    """Decoders: documents one after another, each between `begin` and `end`; a row of inputs and their next tokens.
+    """Decoders: concatenated documents, each between `begin` and `end`. A row has inputs and their next tokens.
 
-    Apart: no token is predicted from another document's, and positions begin anew with each.
+    With `apart`, no token is predicted from another document, and positions restart with each document.
     """
 
     def rows(documents, length, rng):
         del rng
         stream = [(t, n) for n, d in enumerate(documents) for t in [*begin, *flat(d), *end]]
-        found = []
+        examples = []
         for start in range(0, len(stream) - 1, length):
             inputs, following = stream[start : start + length], stream[start + 1 : start + length + 1]
             inputs = inputs[: len(following)] if not apart else inputs
@@ -34,14 +34,14 @@ def packed(begin, end, apart=False):
                 row["segments"] = [n - inputs[0][1] + 1 for _, n in inputs]
                 begins = [i for i, (_, n) in enumerate(inputs) if not i or n != inputs[i - 1][1]]
                 row["positions"] = [i - max(b for b in begins if b <= i) for i in range(len(inputs))]
-            found.append(row)
-        return found
+            examples.append(row)
+        return examples
 
     return rows
 
 
 def joined(num_tokens, end=(), begin=(), ends=()):
-    """Text cut every `num_tokens(length)`, of documents each before `end`; each row between `begin` and `ends`."""
+    """Documents, each followed by `end`, in rows of `num_tokens(length)` tokens between `begin` and `ends`."""
 
     def rows(documents, length, rng):
         del rng
@@ -52,7 +52,7 @@ def joined(num_tokens, end=(), begin=(), ends=()):
 
 
 def separate(end):
-    """Blocks of the stream whose documents do not see each other: the demo's masked models."""
+    """Blocks of the stream in which documents do not attend to each other: the demo's masked models."""
 
     def rows(documents, length, rng):
         del rng
@@ -67,7 +67,7 @@ def bert_pairs(cls, sep, swap=False):
     """google-research/bert and albert, create_pretraining_data.py: `create_instances_from_document`."""
 
     def rows(documents, length, rng):
-        most, found = length - 3, []
+        most, examples = length - 3, []
         for number, document in enumerate(documents):
             target = rng.randint(2, most) if rng.random() < 0.1 else most
             chunk, size, i = [], 0, 0
@@ -97,10 +97,10 @@ def bert_pairs(cls, sep, swap=False):
                         longer = a if len(a) > len(b) else b
                         del longer[0 if rng.random() < 0.5 else -1]
                     types = [0] * (len(a) + 2) + [1] * (len(b) + 1)
-                    found.append({"tokens": [cls, *a, sep, *b, sep], "types": types, "label": label})
+                    examples.append({"tokens": [cls, *a, sep, *b, sep], "types": types, "label": label})
                     chunk, size = [], 0
                 i += 1
-        return found
+        return examples
 
     return rows
 
@@ -109,7 +109,7 @@ def electra_segments(cls, sep):
     """google-research/electra, build_pretraining_dataset.py: `ExampleBuilder`."""
 
     def rows(documents, length, rng):
-        found, target = [], length
+        examples, target = [], length
         for document in documents:
             gathered = []
             for number, sentence in enumerate(document):
@@ -129,19 +129,19 @@ def electra_segments(cls, sep):
                 tokens, types = [cls, *first, sep], [0] * (len(first) + 2)
                 if second:
                     tokens, types = [*tokens, *second, sep], types + [1] * (len(second) + 1)
-                found.append({"tokens": tokens, "types": types})
+                examples.append({"tokens": tokens, "types": types})
                 gathered, target = [], rng.randint(5, length) if rng.random() < 0.05 else length
-        return found
+        return examples
 
     return rows
 
 
 def distilbert_lines(cls, sep, unk):
-    """huggingface/transformers, distillation/lm_seqs_dataset.py, over a line a document."""
+    """huggingface/transformers, distillation/lm_seqs_dataset.py, with one line per document."""
 
     def rows(documents, length, rng):
         del rng
-        found = []
+        examples = []
         for document in documents:
             line = [cls, *flat(document), sep]
             if len(line) <= length:
@@ -150,22 +150,22 @@ def distilbert_lines(cls, sep, unk):
                 pieces = [line[i : i + length - 2] for i in range(0, len(line), length - 2)]
                 pieces = [piece if piece[0] == cls else [cls, *piece] for piece in pieces]
                 pieces = [piece if piece[-1] == sep else [*piece, sep] for piece in pieces]
-            found += [p for p in pieces if len(p) > 11 and p.count(unk) / len(p) < 0.5]
-        return [{"tokens": piece} for piece in found]
+            examples += [p for p in pieces if len(p) > 11 and p.count(unk) / len(p) < 0.5]
+        return [{"tokens": piece} for piece in examples]
 
     return rows
 
 
 def fairseq_blocks(bos, eos, mode, separator):
-    """facebookresearch/fairseq, TokenBlockDataset with `complete` or `complete_doc`; too long a sentence is cut."""
+    """facebookresearch/fairseq, TokenBlockDataset with `complete` or `complete_doc`; long sentences are split."""
 
     def rows(documents, length, rng):
         del rng
-        found, row, room = [], [], length - 2
+        examples, row, room = [], [], length - 2
 
         def flush():
             if row:
-                found.append({"tokens": [bos, *row, eos]})
+                examples.append({"tokens": [bos, *row, eos]})
                 row.clear()
 
         for document in documents:
@@ -182,21 +182,22 @@ def fairseq_blocks(bos, eos, mode, separator):
             if mode == "complete_doc":
                 flush()
         flush()
-        return found
+        return examples
 
     return rows
 
 
 def spanbert_documents(cls, sep):
-    """facebookresearch/SpanBERT, no_nsp_span_bert_dataset.py, BlockDataset with `doc`: a chunk is from its first token
-    to its last, so a sentence too long for a row, which is never added, makes the chunk that skips it too long.
+    """facebookresearch/SpanBERT, no_nsp_span_bert_dataset.py, BlockDataset with `doc`.
 
-    At the end of a document the source loses the chunk before such a sentence; here it is a row.
+    A chunk reaches from its first to its last token. A sentence too long for a row is never added, but a chunk that
+    skips it counts its tokens. At the end of a document the source drops the chunk before such a sentence; here it is
+    a row.
     """
 
     def rows(documents, length, rng):
         del rng
-        found, room = [], length - 2
+        examples, room = [], length - 2
         for document in documents:
             edges = np.cumsum([0, *map(len, document)]).tolist()
             tokens, fits = flat(document), [len(sentence) <= room for sentence in document]
@@ -206,17 +207,17 @@ def spanbert_documents(cls, sep):
                 while last + 1 < len(document) and fits[last + 1] and edges[last + 2] - edges[first] <= room:
                     last += 1
                 if fits[first]:
-                    found.append({"tokens": [cls, *tokens[edges[first] : edges[last + 1]], sep]})
+                    examples.append({"tokens": [cls, *tokens[edges[first] : edges[last + 1]], sep]})
                     first = last + 1
                 else:
                     first += 1
-        return found
+        return examples
 
     return rows
 
 
 def bilm_stream(bos, eos):
-    """allenai/bilm-tf, bilm/data.py, read forward: `<S>` and the words, and what comes next, to `</S>`."""
+    """allenai/bilm-tf, bilm/data.py, read forward: `<S>` and the words, and the next words up to `</S>`."""
 
     def rows(documents, length, rng):
         del rng
@@ -228,7 +229,7 @@ def bilm_stream(bos, eos):
 
 
 def span_text(length, density=0.15, mean=3.0):
-    """t5/data/preprocessors.py, `random_spans_helper`: the tokens of which a row of inputs is made."""
+    """t5/data/preprocessors.py, `random_spans_helper`: number of tokens for a row of inputs."""
 
     def inputs(n):
         noise = min(max(round(n * density), 1), n - 1)
@@ -241,28 +242,28 @@ def span_text(length, density=0.15, mean=3.0):
 
 
 def text_to_text(target_length, end):
-    """Examples of inputs and targets, each with its end, as many a row as fit (seqio's packing)."""
+    """Examples of inputs and targets, each followed by `end`, packed into rows (seqio's packing)."""
 
     def rows(documents, length, rng):
         del rng
-        found = []
+        examples = []
         for inputs, targets in documents:
             parts = [*inputs[: length - 1], end], [*targets[: target_length - 1], end]
-            last = found[-1] if found else None
+            last = examples[-1] if examples else None
             fits = last and len(last["tokens"]) + len(parts[0]) <= length
             if not fits or len(last["next"]) + len(parts[1]) > target_length:
-                found.append({"tokens": [], "segments": [], "next": []})
-            last = found[-1]
+                examples.append({"tokens": [], "segments": [], "next": []})
+            last = examples[-1]
             last["segments"] += [1 + max(last["segments"], default=0)] * len(parts[0])
             last["tokens"] += parts[0]
             last["next"] += parts[1]
-        return found
+        return examples
 
     return rows
 
 
 def shares(rows, cls, sep, length):
-    """What of rows is compared where they are drawn: name → one number a row."""
+    """Returns statistics of random rows: name → one number per row."""
 
     def of(row):
         tokens, types = row["tokens"], row["types"]
@@ -281,11 +282,11 @@ def shares(rows, cls, sep, length):
             "label": row.get("label", 0),
         }
 
-    found = [of(row) for row in rows]
-    return {name: np.array([row[name] for row in found], float) for name in found[0]}
+    statistics = [of(row) for row in rows]
+    return {name: np.array([row[name] for row in statistics], float) for name in statistics[0]}
 
 
 def within(got, want, errors=3.0):
-    """Whether two samples' means are within so many standard errors of each other."""
+    """Whether the means of two samples differ by at most `errors` standard errors."""
     error = math.sqrt(got.var() / len(got) + want.var() / len(want))
     return abs(got.mean() - want.mean()) <= errors * error

@@ -1,10 +1,10 @@
-"""Files and lines of code of the package that run while a training step of a demo is built and traced.
+"""Counts the files and lines of the package that run while a training step of a demo is built and traced.
 
     python -m tests.support.reach gpt2
 
-prints `{"program": {"files": …, "lines": …}, "state": {…}, "step": {…}}`: building the program from a run, the shapes
-of its state (the model is traced once for its parameters), and tracing the step. Lines are those of every function that
-is entered, without docstrings, comments and blank lines.
+prints `{"program": {"files": …, "lines": …}, "state": {…}, "step": {…}}`: building the program of a run, the shapes of
+its state (which traces the model once), and tracing the step. Lines are those of every function that is entered,
+without docstrings, comments and blank lines.
 """
 
 import ast
@@ -20,7 +20,7 @@ PACKAGE = pathlib.Path(__file__).parents[2] / "plm_jax"
 
 @contextlib.contextmanager
 def entered(functions: dict[pathlib.Path, set[str]]) -> Iterator[None]:
-    """Adds the qualified names of the functions of the package that are entered, by file."""
+    """Records the qualified names of the functions of the package that are entered, by file."""
     root = f"{PACKAGE}/"
 
     def trace(frame, event, argument):
@@ -35,7 +35,7 @@ def entered(functions: dict[pathlib.Path, set[str]]) -> Iterator[None]:
 
 
 def count(path: pathlib.Path, names: set[str]) -> int:
-    """Returns the lines of code of these functions of a file; a function within one of them is counted with it."""
+    """Returns the number of lines of these functions of a file, including nested functions."""
     text = path.read_text()
     lines, tree = text.splitlines(), ast.parse(text)
     docstrings: set[int] = set()
@@ -62,7 +62,7 @@ def count(path: pathlib.Path, names: set[str]) -> int:
 
 
 def measure(size: str) -> dict[str, dict[str, int]]:
-    """Returns the files and lines of building the program of a demo, of the shapes of its state, and of its step."""
+    """Returns the numbers of files and lines for the program of a demo, the shapes of its state, and its step."""
     import jax
 
     from plm_jax import config
@@ -75,7 +75,9 @@ def measure(size: str) -> dict[str, dict[str, int]]:
     run, devices = config.resolve(config_file.config(), config_file.file), jax.devices()[:1]
     programs = Programs(run, devices)
     inputs = step_inputs(programs, programs.phases[0])
-    programs.first.phase_step(programs.phases[0]).lower(*inputs)  # What JAX imports at its first lowering is not ours.
+    programs.first.phase_step(programs.phases[0]).lower(
+        *inputs
+    )  # The first lowering imports modules of JAX, which do not count.
     registry.boxed_shapes.cache_clear()
     jax.clear_caches()
     functions = {name: collections.defaultdict(set) for name in ("program", "state", "step")}

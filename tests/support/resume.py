@@ -1,9 +1,9 @@
-"""Kills a pretraining run again and again and compares it with one that was left alone.
+"""Kills a pretraining run repeatedly and compares it with an uninterrupted run.
 
     python -m tests.support.resume --kills=10
 
-Every other kill falls into the saving of a checkpoint, the rest at random moments. Prints JSON and exits with status 1
-if a digest or a loss differs by a bit, or a step is missing or there twice.
+Every other kill happens while a checkpoint is saved, the rest at random times. Prints JSON and exits with status 1 if a
+digest or a loss differs in any bit, or a step is missing or duplicated.
 """
 
 import argparse
@@ -21,44 +21,44 @@ from tests.support import tiny, xla
 
 
 def command(folder: pathlib.Path, name: str, workdir: pathlib.Path, *overrides: str) -> list[str]:
-    """The command of a run of `tiny.py` on this Python."""
+    """Returns the command of a run of `tiny.py` with this Python."""
     config = f"--config={folder}/tiny.py:{name}"
     return [sys.executable, "-m", "plm_jax", "pretrain", config, f"--workdir={workdir}", *overrides]
 
 
 def environment(devices: int = 1) -> dict[str, str]:
-    """For a run on so many fake devices."""
+    """Returns the environment of a run on `devices` fake devices."""
     return os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": xla.flags(devices)}
 
 
 def rows(workdir: pathlib.Path) -> list[dict]:
-    """The whole rows of metrics.jsonl."""
+    """Returns the complete rows of metrics.jsonl."""
     return json_lines(workdir / "metrics.jsonl")
 
 
 def json_lines(path: pathlib.Path) -> list[dict]:
-    """The whole rows of a .jsonl file."""
+    """Returns the complete rows of a .jsonl file."""
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def last_step(workdir: pathlib.Path) -> int:
-    """The step of the last row."""
-    found = rows(workdir)
-    return found[-1]["step"] if found else 0
+    """Returns the step of the last row, or 0."""
+    metrics = rows(workdir)
+    return metrics[-1]["step"] if metrics else 0
 
 
 def unfinished(workdir: pathlib.Path, first_step: int) -> list[pathlib.Path]:
-    """Checkpoints from `first_step` on that are being written."""
+    """Returns the checkpoints from `first_step` on that are being written."""
     names = (workdir / "checkpoints").glob("*.unsealed*")
     steps = ((path, path.name.partition(".")[0]) for path in names)
     return [path for path, step in steps if step.isdecimal() and int(step) >= first_step]
 
 
 def kill_at(process: subprocess.Popen, workdir: pathlib.Path, step: int, in_save: bool, delay: float) -> bool:
-    """SIGKILLs a run once it is past `step` (or is saving from there on); whether that cut off a save.
+    """Sends SIGKILL once a run has passed `step`, or saves a checkpoint from there on.
 
-    One that ended before has its own status as `process.returncode`.
+    Returns whether the signal interrupted a save. A run that ended before has its own status in `process.returncode`.
     """
     while process.poll() is None:
         if unfinished(workdir, step) if in_save else last_step(workdir) >= step:
@@ -71,7 +71,7 @@ def kill_at(process: subprocess.Popen, workdir: pathlib.Path, step: int, in_save
 
 
 def train_with_kills(folder: pathlib.Path, name: str, workdir: pathlib.Path, kills: int, seed: int = 0) -> int:
-    """Trains to the end over so many kills; how many of them cut off a save."""
+    """Trains to the end with `kills` kills. Returns the number of kills that interrupted a save."""
     rng = random.Random(seed)
     total, cut_off = tiny.RUNS[name].train.steps, 0
     for number in range(kills):
@@ -87,14 +87,14 @@ def train_with_kills(folder: pathlib.Path, name: str, workdir: pathlib.Path, kil
 
 
 def differences(workdir: pathlib.Path, reference: pathlib.Path) -> list[str]:
-    """Where two runs are not the same to the bit."""
-    found, want = rows(workdir), rows(reference)
-    steps = [row["step"] for row in found]
-    if steps != [row["step"] for row in want] or steps != list(range(1, len(steps) + 1)):
+    """Returns the differences between two runs, compared bitwise."""
+    metrics, expected = rows(workdir), rows(reference)
+    steps = [row["step"] for row in metrics]
+    if steps != [row["step"] for row in expected] or steps != list(range(1, len(steps) + 1)):
         return [f"the steps are {steps}"]
     return [
         f"step {one['step']}: {name} is {one[name]} and not {other[name]}"
-        for one, other in zip(found, want, strict=True)
+        for one, other in zip(metrics, expected, strict=True)
         for name in ("train/batch_digest", "train/loss")
         if one[name] != other[name]
     ]

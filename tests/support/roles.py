@@ -1,10 +1,10 @@
-"""The choices of a role that the package has, without those that tests and users' pages have added."""
+"""Choices of a role in the package, without those of tests and users' files."""
 
 from plm_jax.common.roles import Role
 
 
 def built_in(role: type[Role]) -> dict[str, type[Role]]:
-    """By their kinds."""
+    """Returns the choices of the package by kind."""
     return {
         kind: choice
         for kind, choice in role.choices.items()

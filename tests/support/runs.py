@@ -1,4 +1,4 @@
-"""Runs of `tiny.py` within this process."""
+"""Runs of `tiny.py` in this process."""
 
 import dataclasses
 import json
@@ -18,7 +18,7 @@ from tests.support import tiny
 
 
 def make(folder: pathlib.Path, run: config.Run = tiny.PLAIN, dropout: float | None = None, **sections) -> config.Run:
-    """A run over the caches in `folder`; keywords are fields to change, as in `train={"steps": 3}`."""
+    """Returns a run over the caches in `folder` with changed fields, such as `train={"steps": 3}`."""
     changed = {
         name: dataclasses.replace(getattr(run, name), **fields) if isinstance(fields, dict) else fields
         for name, fields in sections.items()
@@ -30,30 +30,30 @@ def make(folder: pathlib.Path, run: config.Run = tiny.PLAIN, dropout: float | No
 
 
 def rows(workdir) -> list[dict]:
-    """The rows of metrics.jsonl."""
+    """Returns the rows of metrics.jsonl."""
     return [json.loads(line) for line in (pathlib.Path(workdir) / "metrics.jsonl").read_text().splitlines()]
 
 
 def column(workdir, name: str) -> dict[int, float]:
-    """One metric by step; every step is there once."""
-    found = rows(workdir)
-    assert len({row["step"] for row in found}) == len(found)
-    return {row["step"]: row[name] for row in found if name in row}
+    """Returns a metric by step. Asserts that no step has two rows."""
+    metrics = rows(workdir)
+    assert len({row["step"] for row in metrics}) == len(metrics)
+    return {row["step"]: row[name] for row in metrics if name in row}
 
 
 def flat(params) -> dict[str, np.ndarray]:
-    """Leaves by name, on the host."""
+    """Returns the leaves by name as NumPy arrays."""
     leaves = jax.tree_util.tree_leaves_with_path(jax.device_get(params))
     return {"/".join(key.key for key in path): np.asarray(leaf) for path, leaf in leaves}
 
 
 def batches(job: TrainingSetup, first_step: int) -> Iterator[tuple[dict, float]]:
-    """The global batches from a step on, each with the seconds that it was waited for."""
+    """Iterates over the global batches from a step on, each with the seconds of waiting for it."""
     return setup.global_batches(job.programs, job.reader, first_step)
 
 
 def _beginning(job: TrainingSetup, params: dict[str, np.ndarray]):
-    """The state before the first step with these parameters."""
+    """Returns the state before the first step with these parameters."""
     params = flax.traverse_util.unflatten_dict(params, sep="/")
     carry = job.program.new_carry(job.programs.phases[0].batch_size)
     state = states.new_state(params, job.program.optimizer, carry, job.run.train.incidents.window)
@@ -61,9 +61,10 @@ def _beginning(job: TrainingSetup, params: dict[str, np.ndarray]):
 
 
 def steps(run: config.Run, devices: int, params=None) -> tuple[list[float], dict, dict, TrainingSetup, object]:
-    """Trains on so many devices: losses, parameters before and after, the job and the last state.
+    """Trains on `devices` devices, by default from random parameters, otherwise from `params` (leaves by name).
 
-    `params`, leaves by name, are what it begins with; by default fresh ones are drawn.
+    Returns:
+      Losses, parameters before and after training, the job, and the last state.
     """
     job = setup.build(run, devices=jax.devices()[:devices])
     state = job.program.new_state(job.run.train.seed) if params is None else _beginning(job, params)

@@ -13,19 +13,19 @@ from jaxtyping import AbstractArray
 def check(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a function that raises `TypeError` if an array does not have the shape and type of its annotation.
 
-    Only annotations of jaxtyping are checked, and only for arrays of their library: JAX takes NumPy's for its own.
+    Only annotations of jaxtyping are checked, and only for arrays of their library, because JAX accepts NumPy arrays.
     """
     signature = inspect.signature(function)
 
     @functools.cache
     def arrays() -> dict[str, tuple[type, ...]]:
         hints = typing.get_type_hints(function)
-        return {name: found for name, hint in hints.items() if (found := tuple(_array_types(hint)))}
+        return {name: kinds for name, hint in hints.items() if (kinds := tuple(_array_types(hint)))}
 
     def check_value(name: str, value: Any) -> None:
         accepted = tuple(kind for kind in arrays().get(name, ()) if _is_array(value, kind))
         if accepted and not isinstance(value, accepted):
-            raise TypeError(f"{name} of {function.__qualname__} is {value.dtype}{list(value.shape)}: not {accepted}")
+            raise TypeError(f"{name} of {function.__qualname__} is {value.dtype}{list(value.shape)}, not {accepted}")
 
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
@@ -43,7 +43,7 @@ def _is_array(value: Any, kind: Any) -> bool:
 
 
 def _array_types(hint: Any) -> Iterator[type]:
-    """Yields the array types that an annotation, or one of the members of a union, is."""
+    """Yields the array types in an annotation, which may be a union."""
     if isinstance(hint, type) and issubclass(hint, AbstractArray):
         yield hint
     elif typing.get_origin(hint) in (typing.Union, types.UnionType):

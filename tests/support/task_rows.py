@@ -1,4 +1,4 @@
-"""Rows made up in TFDS's format, with all its fields, and the examples that the suite must make of them, by task."""
+"""Invented rows in TFDS's format, with all its fields, and the expected examples of the suite, by task."""
 
 _PAIR = {"sentence1": "It rained all day.", "sentence2": "The day was wet."}
 _PAIR_TEXT = "sentence1: It rained all day. sentence2: The day was wet."
@@ -11,7 +11,7 @@ def _texts(inputs, targets, **rest):
 
 
 def _labels(fields, inputs, *targets):
-    """A row for each label, -1 last, as the test sets have it."""
+    """Returns a row for each label, ending with -1 as in the test sets."""
     labels = [*range(len(targets)), -1]
     return [
         ({**fields, "label": label, "idx": 3}, _texts(inputs, target))
@@ -47,8 +47,8 @@ def _record(answers, targets):
     return row, [example for target in targets for example in _texts(inputs, target, **rest)]
 
 
-def _wsc(text, noun, pronoun, place, label, inputs):
-    row = {"text": text, "span1_text": noun, "span1_index": 0, "span2_text": pronoun, "span2_index": place}
+def _wsc(text, noun, pronoun, position, label, inputs):
+    row = {"text": text, "span1_text": noun, "span1_index": 0, "span2_text": pronoun, "span2_index": position}
     return {**row, "label": label, "idx": 8}, _texts(inputs, noun, referent=noun, label=label)
 
 

@@ -1,4 +1,4 @@
-"""Models of transformers with random weights, for comparison. Importing this imports torch."""
+"""Models of transformers with random weights, for comparison. Importing this module imports torch."""
 
 import zlib
 
@@ -6,10 +6,10 @@ import numpy as np
 import torch
 import transformers
 
-# Both sides of padding. `DECODER_MASK` is for what an encoder-decoder's decoder reads.
+# Padding on both sides. `DECODER_MASK` is for the decoder of an encoder-decoder.
 MASK = np.array([[1] * 8, [0] * 3 + [1] * 5, [1] * 6 + [0] * 2])
 DECODER_MASK = np.array([[1] * 6, [0] * 2 + [1] * 4, [1] * 5 + [0]])
-# For BART, whose decoder's positions count padding: ours count real tokens.
+# For BART: the positions of its decoder count padding in transformers, but only real tokens in plm_jax.
 RIGHT_MASK = np.array([[1] * 6, [1] * 4 + [0] * 2, [1] * 5 + [0]])
 _STACK = {"layers": 2, "attention_heads": 3, "ffn_dim": 20}
 # By model_type.
@@ -61,19 +61,19 @@ SIZES["glm"] = SIZES["llama"] | {"head_dim": 8, "num_key_value_heads": 1, "pad_t
 
 
 def make(architecture: str, untied=False, **fields):
-    """A model of a class's name with the sizes above and a config's other fields; as `randomised`."""
+    """Returns a model of a class, given by name, with the sizes above and other config fields; see `randomized`."""
     architecture = getattr(transformers, architecture)
     config = architecture.config_class
-    return randomised(architecture, config(**SIZES[config.model_type] | fields), untied)
+    return randomized(architecture, config(**SIZES[config.model_type] | fields), untied)
 
 
-def randomised(architecture, config, untied=False):
-    """A model none of whose tensors, biases and norms included, is at its initial value.
+def randomized(architecture, config, untied=False):
+    """Returns a model in which no tensor, including biases and norms, has its initial value.
 
     Args:
-      architecture: the class.
-      config: its config; dropout rates in it must not show.
-      untied: gives `lm_head` numbers of its own, which no config of a T5 does.
+      architecture: class of the model.
+      config: config of the model. Dropout rates in it have no effect.
+      untied: whether `lm_head` has its own weights, which no config of a T5 can express.
     """
     torch.manual_seed(zlib.crc32(config.to_json_string().encode()))
     model = architecture(config).eval()
@@ -88,7 +88,7 @@ def randomised(architecture, config, untied=False):
 
 
 def run(model, seed=0):
-    """Random inputs by the names of `LanguageModel.logits`, and the model's outputs for them."""
+    """Returns random inputs, by the names of `LanguageModel.logits`, and the model's outputs for them."""
     rng, sizes = np.random.default_rng(seed), model.config
     inputs = {"tokens": rng.integers(0, sizes.vocab_size, MASK.shape), "mask": MASK}
     if sizes.is_encoder_decoder:
@@ -97,9 +97,9 @@ def run(model, seed=0):
         inputs["decoder_mask"] = decoder_mask
     elif hasattr(sizes, "type_vocab_size"):
         inputs["token_types"] = rng.integers(0, sizes.type_vocab_size, MASK.shape)
-    if sizes.model_type == "roberta":  # It takes for padding what has the padding's id.
-        others = (sizes.pad_token_id + 1 + inputs["tokens"] % (sizes.vocab_size - 1)) % sizes.vocab_size
-        inputs["tokens"] = np.where(MASK == 1, others, sizes.pad_token_id)
+    if sizes.model_type == "roberta":  # Treats every token with the padding's id as padding.
+        real_tokens = (sizes.pad_token_id + 1 + inputs["tokens"] % (sizes.vocab_size - 1)) % sizes.vocab_size
+        inputs["tokens"] = np.where(MASK == 1, real_tokens, sizes.pad_token_id)
     names = {
         "tokens": "input_ids",
         "mask": "attention_mask",
@@ -107,11 +107,11 @@ def run(model, seed=0):
         "decoder_tokens": "decoder_input_ids",
         "decoder_mask": "decoder_attention_mask",
     }
-    given = {names[k]: torch.tensor(v) for k, v in inputs.items()}
+    arguments = {names[k]: torch.tensor(v) for k, v in inputs.items()}
     if sizes.model_type in ("gpt2", "openai-gpt"):  # They do not derive positions from the mask.
-        given["position_ids"] = (given["attention_mask"].cumsum(1) - 1).clamp(min=0)
+        arguments["position_ids"] = (arguments["attention_mask"].cumsum(1) - 1).clamp(min=0)
     with torch.no_grad():
-        output = model(**given, output_hidden_states=True)
+        output = model(**arguments, output_hidden_states=True)
     arrays = {k: (torch.stack(v) if isinstance(v, tuple) else v).numpy() for k, v in output.items() if k not in SKIPPED}
     return inputs, arrays
 
@@ -120,7 +120,7 @@ SKIPPED = ("past_key_values", "encoder_last_hidden_state", "last_hidden_state")
 
 
 def assert_same_state(model, again, unused=()):
-    """Fails unless all tensors are equal to the bit, but for those that nothing uses."""
+    """Asserts that all tensors except unused ones are bitwise equal."""
     one, other = model.state_dict(), again.state_dict()
     assert one.keys() == other.keys()
     assert all(torch.equal(one[key], other[key]) for key in one.keys() - set(unused))

@@ -1,4 +1,4 @@
-"""The runs that the tests train: 2 layers, 32 wide, bytes; a config file whose paths are beside where it is copied."""
+"""Runs that the tests train: 2 layers of width 32 over bytes. This is a config file; `write` copies it."""
 
 import dataclasses
 import json
@@ -99,7 +99,7 @@ ELMO = models.ElmoConfig(
     lstm=models.LstmConfig(cell=16),
 )
 
-# An epoch of the two sources is some hundred rows.
+# An epoch of the two sources has about a hundred rows.
 PLAIN = config.Run(
     model=MODEL,
     objective=objectives.Causal(),
@@ -124,7 +124,7 @@ PLAIN = config.Run(
         eop=262,
         sentinels=8,
     ),
-    # At the default 1e-8 a gradient that is rounding alone moves its element by a visible part of the rate.
+    # With the default 1e-8, gradients of rounding errors would move parameters by a visible part of the rate.
     optimizer=config.AdamWConfig(epsilon=1e-6, weight_decay=0.1),
     schedule=config.ConstantSchedule(1e-3),
     train=config.TrainConfig(steps=6, batch_size=8, seed=1, log_every=1),
@@ -133,11 +133,11 @@ PLAIN = config.Run(
 
 
 def with_dropout(model, rate: float = 0.1):
-    """The model with all its dropout rates at `rate`."""
+    """Returns the model with all dropout rates set to `rate`."""
     return dataclasses.replace(model, dropout=model.dropout.all_at(rate))
 
 
-# All at once: dropout, a mixture, two microbatches, an epoch's end, a phase's end (of length, batch and dropout).
+# Combines dropout, a mixture, two microbatches, the end of an epoch and of a phase (length, batch and dropout).
 EVERYTHING = dataclasses.replace(
     PLAIN,
     model=with_dropout(MODEL),
@@ -156,13 +156,13 @@ EVERYTHING = dataclasses.replace(
 
 
 def of_bert(run: config.Run, model=BERT) -> config.Run:
-    """The run with BERT's pairs and objective."""
+    """Returns the run with BERT's pairs and objective."""
     data = dataclasses.replace(run.data, layout=config.SentencePairs(duplicates=2))
     return dataclasses.replace(run, model=model, objective=objectives.MaskedLM(), data=data)
 
 
 def of_t5(run: config.Run, model=T5) -> config.Run:
-    """The run with T5's objective and optimizer."""
+    """Returns the run with T5's objective and optimizer."""
     return dataclasses.replace(
         run,
         model=model,
@@ -173,27 +173,27 @@ def of_t5(run: config.Run, model=T5) -> config.Run:
 
 
 def of_electra(run: config.Run, model=ELECTRA) -> config.Run:
-    """The run with ELECTRA's objective."""
+    """Returns the run with ELECTRA's objective."""
     return dataclasses.replace(run, model=model, objective=objectives.ReplacedToken())
 
 
 def of_spanbert(run: config.Run, model=SPANBERT) -> config.Run:
-    """The run with SpanBERT's objective."""
+    """Returns the run with SpanBERT's objective."""
     schedule = dataclasses.replace(run.schedule, learning_rate=5e-3)
     return dataclasses.replace(run, model=model, objective=objectives.SpanMaskedLM(), schedule=schedule)
 
 
 def of_bart(run: config.Run, model=BART) -> config.Run:
-    """The run with BART's objective."""
+    """Returns the run with BART's objective."""
     return dataclasses.replace(run, model=model, objective=objectives.Denoising())
 
 
-# A carry is of a batch size.
+# The carry depends on the batch size.
 BATCHES = (config.PhaseConfig(until=0.5), config.PhaseConfig(until=1.0, batch_size=32))
 
 
 def of_elmo(run: config.Run, model=ELMO, negative_samples: int = 0) -> config.Run:
-    """The run with ELMo's streams, words and optimizer; of the sources the first, in a cache of its own."""
+    """Returns the run with ELMo's streams, words and optimizer, over the first source in a separate cache."""
     source = {"a": run.data.sources["a"]}
     data = dataclasses.replace(
         run.data, cache_dir="cache_elmo", length=5, sources=source, mixture={}, layout=config.Streams()
@@ -211,7 +211,7 @@ def of_elmo(run: config.Run, model=ELMO, negative_samples: int = 0) -> config.Ru
 
 
 def of_glm(run: config.Run, model=GLM) -> config.Run:
-    """The run with GLM's objective, all kinds of blanks."""
+    """Returns the run with GLM's objective and all kinds of blanks."""
     objective = objectives.BlankInfilling(sentence_rate=0.3, document_rate=0.3)
     return dataclasses.replace(run, model=model, objective=objective)
 
@@ -249,7 +249,7 @@ TEXT = "the of and a to in is was that it for on as with his they at be this fro
 
 
 def write(folder: pathlib.Path) -> None:
-    """Puts this file and the corpora that it names into a folder."""
+    """Copies this file to a folder and writes its corpora there."""
     shutil.copy(__file__, folder)
     for seed, (name, documents) in enumerate({"a": 40, "b": 20}.items()):
         rng = np.random.default_rng(seed)
@@ -261,5 +261,5 @@ def write(folder: pathlib.Path) -> None:
 
 
 def get_config(name: str = "plain"):
-    """One of RUNS."""
+    """Returns the config of one of RUNS."""
     return config.to_config_dict(config.choose(RUNS, name))

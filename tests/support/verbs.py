@@ -1,6 +1,6 @@
-"""Runs the verbs as processes of their own that start at once: forked from a server that has imported the libraries.
+"""Runs verbs in new processes that start fast: they are forked from a server that has imported the libraries.
 
-The server has no backend of JAX and so no threads of its own; each child sets its own environment and output first.
+The server initializes no JAX backend and therefore has no threads. Each child first sets its environment and output.
 """
 
 import gc
@@ -16,7 +16,7 @@ from tests.support import xla
 
 
 class Finished(NamedTuple):
-    """How a command ended; `status` is negative for a signal."""
+    """Result of a command. `status` is negative for a signal."""
 
     status: int
     out: str
@@ -24,18 +24,18 @@ class Finished(NamedTuple):
 
     @property
     def errors(self) -> list[str]:
-        """The lines of stderr that begin with `error: `."""
+        """Lines of stderr that begin with `error: `."""
         return [line for line in self.err.splitlines() if line.startswith("error: ")]
 
 
 class Server:
-    """Starts the server; use as a context manager."""
+    """The server, which runs as long as this context manager."""
 
     def __init__(self, folder: str):
         self._folder = folder
         self._count = 0
         command = [sys.executable, "-m", "tests.support.verbs"]
-        # What a verb starts finds the package from any folder.
+        # For processes that a verb starts in any folder.
         path = os.pathsep.join([os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = os.environ | {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": path}
         self._process = subprocess.Popen(
@@ -52,7 +52,7 @@ class Server:
     def run(
         self, verb: str, *arguments: str, devices: int = 1, folder: os.PathLike | str = ".", **environment: str
     ) -> Finished:
-        """`python -m plm_jax.VERB ARGUMENTS…` in a folder on so many fake devices, to its end."""
+        """Runs `python -m plm_jax.VERB ARGUMENTS…` in a folder on `devices` fake devices."""
         self._count += 1
         files = [os.path.join(self._folder, f"{self._count}.{name}") for name in ("out", "err")]
         environment |= {"XLA_FLAGS": xla.flags(devices)}
@@ -72,24 +72,24 @@ TRACES = {"lock", "heartbeat", "files.json"}
 
 
 def contents(*folders) -> dict[pathlib.Path, bytes]:
-    """Returns every file's bytes, except who was there last and the times of texts that caches record."""
+    """Returns the bytes of every file, except locks, heartbeats and recorded times of texts."""
     paths = (path for folder in folders for path in pathlib.Path(folder).rglob("*"))
     return {p: p.read_bytes() for p in paths if p.is_file() and not {p.parent.name, p.name} & TRACES}
 
 
-def assert_one_line(finished: Finished, *says: str) -> None:
-    """Fails unless a verb ended with status 2 and one line that says these words."""
+def assert_one_line(finished: Finished, *phrases: str) -> None:
+    """Asserts that a verb ended with status 2 and one line that contains these phrases."""
     assert finished.status == 2, (finished.status, finished.err)
     assert "Traceback" not in finished.err and "Traceback" not in finished.out
     assert len(finished.errors) == 1, finished.err
     after = finished.err.split(finished.errors[0], 1)[1]
-    assert not after.strip(), f"more follows the one line: {after}"
-    for words in says:
-        assert words in finished.errors[0], finished.errors[0]
+    assert not after.strip(), f"text follows the line: {after}"
+    for phrase in phrases:
+        assert phrase in finished.errors[0], finished.errors[0]
 
 
 def import_libraries() -> None:
-    """Imports what verbs do, so that those that are forked from here need not."""
+    """Imports the libraries of the verbs, so that forked processes need not."""
     import grain  # noqa: F401
     import jax  # noqa: F401
     import orbax.checkpoint  # noqa: F401
@@ -97,7 +97,7 @@ def import_libraries() -> None:
 
     from plm_jax.runs import loop, preparation  # noqa: F401
 
-    gc.freeze()  # Children do not go through what they share.
+    gc.freeze()  # The garbage collector of a child skips shared objects.
 
 
 def _serve() -> None:

@@ -20,8 +20,8 @@ def warc_record(url: str, body: bytes, kind: str = "conversion", date: str = "20
     types = {"conversion": "text/plain", "response": "application/http; msgtype=response", "warcinfo": "text/plain"}
     lines = ["WARC/1.0", f"WARC-Type: {kind}", f"WARC-Target-URI: {url}", f"WARC-Date: {date}"]
     lines += ["WARC-Record-ID: <urn:uuid:0>", f"Content-Type: {types[kind]}", f"Content-Length: {len(body)}"]
-    kept = [line for line in lines if not line.endswith(": ")]
-    return "\r\n".join(kept).encode() + b"\r\n\r\n" + body + b"\r\n\r\n"
+    nonempty = [line for line in lines if not line.endswith(": ")]
+    return "\r\n".join(nonempty).encode() + b"\r\n\r\n" + body + b"\r\n\r\n"
 
 
 def response(html: bytes, status: str = "200 OK", kind: str = "text/html; charset=utf-8") -> bytes:

@@ -19,9 +19,9 @@ LIMITS = settings.LimitsConfig()
 
 def read(path, limits=LIMITS) -> tuple[list[Page], list[crawl.Quarantined], dict[str, int]]:
     tally = Tally()
-    found = list(crawl.read(str(path), pathlib.Path(path).name, tally, limits))
-    pages = [each for each in found if isinstance(each, Page)]
-    bad = [each for each in found if not isinstance(each, Page)]
+    records = list(crawl.read(str(path), pathlib.Path(path).name, tally, limits))
+    pages = [each for each in records if isinstance(each, Page)]
+    bad = [each for each in records if not isinstance(each, Page)]
     return pages, bad, {reason: count.number for reason, count in tally.items()}
 
 
@@ -136,11 +136,11 @@ def test_json_lines_and_their_bad_ones(tmp_path):
 def test_files_are_found_and_told_apart(tmp_path):
     for name in ("b.jsonl", "a.warc.wet.gz"):
         (tmp_path / name).write_text("{}")
-    found = crawl.files([f"{tmp_path}/*"])
-    assert list(found) == [str(tmp_path / "a.warc.wet.gz"), str(tmp_path / "b.jsonl")]
+    matches = crawl.files([f"{tmp_path}/*"])
+    assert list(matches) == [str(tmp_path / "a.warc.wet.gz"), str(tmp_path / "b.jsonl")]
     (tmp_path / "b.jsonl").write_text("{} ")
     changed = crawl.files([f"{tmp_path}/*"])
-    assert [found[path] == changed[path] for path in found] == [True, False]
+    assert [matches[path] == changed[path] for path in matches] == [True, False]
     (tmp_path / "c.txt").write_text("")
     with pytest.raises(UserError, match=r"c.txt has an unknown ending"):
         crawl.files([f"{tmp_path}/*"])
@@ -169,20 +169,20 @@ def test_a_path_that_is_no_text_is_told(tmp_path):
     ],
 )
 def test_a_remote_file_that_changes_is_told_apart(before, after, monkeypatch):
-    found = []
+    listings = []
     for info in (before, before, after):
         files = {"/b/a.jsonl": {"type": "file", "size": 2, **info}}
         monkeypatch.setattr(MemoryFileSystem, "glob", lambda *_, files=files, **__: files)
-        found += crawl.files(["memory://b/*"]).values()
-    assert found[0] == found[1] != found[2]
+        listings += crawl.files(["memory://b/*"]).values()
+    assert listings[0] == listings[1] != listings[2]
 
 
 def test_a_file_in_memory_that_is_replaced_by_one_of_the_same_size_is_told_apart():
-    found = []
+    listings = []
     for text in (b"{}", b"[]"):
         storage.write("memory://changing/a.jsonl", text)
-        found += [crawl.files(["memory://changing/*"]) for _ in range(2)]
-    assert found[0] == found[1] != found[2] == found[3]
+        listings += [crawl.files(["memory://changing/*"]) for _ in range(2)]
+    assert listings[0] == listings[1] != listings[2] == listings[3]
     storage.remove("memory://changing")
 
 
@@ -192,9 +192,9 @@ def test_files_are_named_by_where_they_lie_among_the_others(tmp_path, monkeypatc
         (tmp_path / folder / "0.jsonl").write_text("{}")
     names = {"crawl-a/0.jsonl": str(tmp_path / "crawl-a/0.jsonl"), "crawl-b/deep/0.jsonl": "crawl-b/deep/0.jsonl"}
     monkeypatch.chdir(tmp_path)
-    found = crawl.files([*names.values(), "crawl-b/../crawl-a/*"])
-    assert {file.name: path for path, file in found.items()} == {name: str(tmp_path / name) for name in names}
-    assert {file.size for file in found.values()} == {2}
+    matches = crawl.files([*names.values(), "crawl-b/../crawl-a/*"])
+    assert {file.name: path for path, file in matches.items()} == {name: str(tmp_path / name) for name in names}
+    assert {file.size for file in matches.values()} == {2}
     assert [file.name for file in crawl.files([f"{tmp_path}/crawl-a/*"]).values()] == ["0.jsonl"]
 
 
@@ -232,7 +232,7 @@ def test_what_exceeds_a_limit_is_quarantined_with_its_place_and_the_others_are_r
         assert {page.url[-1] for page in pages} == {str(i) for i in range(1, 6) if i not in reasons}
         begins = [gzip.decompress((tmp_path / "a.warc.gz").read_bytes()[each.position :])[:200] for each in bad]
         assert [f"a.org/{i}".encode() in begin for i, begin in zip(reasons, begins, strict=True)] == [True] * len(bad)
-        assert [told in each.reason for told, each in zip(reasons.values(), bad, strict=True)] == [True] * len(bad)
+        assert [phrase in each.reason for phrase, each in zip(reasons.values(), bad, strict=True)] == [True] * len(bad)
 
     lines = [b'{"text": "One."}', b'{"text": "' + b"x" * 100 + b'"}', b'{"text": "Two.", "more": [[[[]]]]}', b" " * 500]
     (tmp_path / "a.jsonl").write_bytes(b"\n".join([*lines, lines[0]]))

@@ -1,4 +1,4 @@
-"""What is kept of pages that share lines, spans of sentences or most of their words."""
+"""Deduplication of pages that share lines, spans of sentences or most of their words."""
 
 import random
 
@@ -6,15 +6,17 @@ from plm_jax.cleaning import duplicates, settings
 from plm_jax.cleaning.pages import Page, Tally
 
 
-def kept(kind, pages: list[Page]) -> tuple[dict[str, str], dict[str, int]]:
+def deduplicate(kind, pages: list[Page]) -> tuple[dict[str, str], dict[str, int]]:
     """URL → text of the pages that stay, and the tally, by the plainest means."""
     owners = {}
     for page in pages:
         for unit in kind.units(page):
             owners[unit] = min(page.key, owners.get(unit, page.key))
     tally = Tally()
-    found = [kind.keep(page, {u for u, key in owners.items() if key == page.key}, tally) for page in pages]
-    return {page.url: page.text for page in found if page}, {reason: count.number for reason, count in tally.items()}
+    remaining = [kind.keep(page, {u for u, key in owners.items() if key == page.key}, tally) for page in pages]
+    return {page.url: page.text for page in remaining if page}, {
+        reason: count.number for reason, count in tally.items()
+    }
 
 
 def by_key(*texts: str) -> list[Page]:
@@ -31,7 +33,7 @@ def test_a_line_stays_on_one_page_and_once():
         "Mine.",
     )
     for order in (pages, pages[::-1]):
-        texts, counts = kept(duplicates.LineUnits(settings.DuplicateLinesConfig()), order)
+        texts, counts = deduplicate(duplicates.LineUnits(settings.DuplicateLinesConfig()), order)
         assert texts == {
             pages[0].url: "Shared line one.\nMine.\nAlso mine.\nAnd mine.",
             pages[1].url: "Yours. It has two.\nAnd a third.",
@@ -41,7 +43,7 @@ def test_a_line_stays_on_one_page_and_once():
 
 def test_lines_without_a_least_number_of_sentences():
     pages = by_key("a\nb", "b\nc", "a\nb")
-    texts, counts = kept(duplicates.LineUnits(settings.DuplicateLinesConfig(min_sentences=0)), pages)
+    texts, counts = deduplicate(duplicates.LineUnits(settings.DuplicateLinesConfig(min_sentences=0)), pages)
     assert texts == {pages[0].url: "a\nb", pages[1].url: "c"}
     assert counts == {"line_elsewhere": 3, "nothing_new": 1}
 
@@ -56,7 +58,7 @@ def test_a_span_of_sentences_stays_on_one_page():
         f"{A} {B} {E} {F}",  # Two sentences are no span.
         f"{B}  {C} {D}",
     )
-    texts, counts = kept(duplicates.SentenceSpanUnits(settings.DuplicateSpansConfig()), pages)
+    texts, counts = deduplicate(duplicates.SentenceSpanUnits(settings.DuplicateSpansConfig()), pages)
     assert texts == {pages[0].url: pages[0].text, pages[1].url: f"{E}\n{F} {G}", pages[2].url: pages[2].text}
     assert counts == {"span_elsewhere": 7, "nothing_new": 1}
 
@@ -64,11 +66,11 @@ def test_a_span_of_sentences_stays_on_one_page():
 def test_a_span_that_a_page_repeats_stays_once():
     rule = duplicates.SentenceSpanUnits(settings.DuplicateSpansConfig())
     (page,) = by_key(f"{A} {B} {C}\n{D}\n{A} {B} {C} {E}")
-    assert kept(rule, [page]) == ({page.url: f"{A} {B} {C}\n{D}\n{E}"}, {"span_here": 3})
+    assert deduplicate(rule, [page]) == ({page.url: f"{A} {B} {C}\n{D}\n{E}"}, {"span_here": 3})
     (page,) = by_key(f"{A} " * 4 + A)  # Spans that overlap are one stretch, not copies.
-    assert kept(rule, [page]) == ({page.url: page.text}, {})
+    assert deduplicate(rule, [page]) == ({page.url: page.text}, {})
     (page,) = by_key(f"{A} " * 6 + A)
-    assert kept(rule, [page]) == ({page.url: " ".join([A] * 3)}, {"span_here": 4})
+    assert deduplicate(rule, [page]) == ({page.url: " ".join([A] * 3)}, {"span_here": 4})
 
 
 def test_of_pages_that_look_alike_one_stays():
@@ -78,6 +80,6 @@ def test_of_pages_that_look_alike_one_stays():
     changed = [*words[:299], "changed"]
     rng.shuffle(other)
     pages = by_key(" ".join(words), " ".join(changed), " ".join(other), " ".join(words).upper())
-    texts, counts = kept(duplicates.NearDuplicates(settings.MinHashConfig()), pages)
+    texts, counts = deduplicate(duplicates.NearDuplicates(settings.MinHashConfig()), pages)
     assert set(texts) == {pages[0].url, pages[2].url}
     assert counts == {"near_duplicate": 2}

@@ -76,7 +76,7 @@ def bytes_of(folder) -> dict[str, str]:
 
 
 def cleaned_by_c4(c4, files: list[str], output) -> list[dict[str, str]]:
-    """What `tensorflow_datasets/text/c4.py` makes of the files with its config `en`."""
+    """Returns the pages that `tensorflow_datasets/text/c4.py` keeps with its config `en`."""
     beam = pytest.importorskip("apache_beam")
     words = c4.get_badwords_filter_fn({"en": ["darn", "what the heck"]})
 
@@ -110,24 +110,26 @@ def test_english_is_what_c4_makes_of_it_however_the_crawl_is_cut(c4, badwords, t
     expected = cleaned_by_c4(c4, halves, tmp_path / "theirs.jsonl")
     rule = settings.resolve("en", [f"badwords.path={badwords}/*", "validation_one_in=10", "shards=2"])
     counts = clean(halves, tmp_path / "ours", rule)
-    found = [row for name in ("train", "validation") for row in read_lines(tmp_path / "ours", f"{name}-*")]
-    assert {row.pop("language") for row in found} == {"en"}
+    cleaned = [row for name in ("train", "validation") for row in read_lines(tmp_path / "ours", f"{name}-*")]
+    assert {row.pop("language") for row in cleaned} == {"en"}
 
     def url(row):
         return row["url"]
 
-    assert sorted(found, key=url) == sorted(expected, key=url)
-    assert 40 < len(found) < 90
+    assert sorted(cleaned, key=url) == sorted(expected, key=url)
+    assert 40 < len(cleaned) < 90
     for reason in ("too_long", "older_copy", "no_end_mark", "code", "line_elsewhere", "other_language", "bad_word"):
         assert counts[reason]["number"], reason
     assert {"few_sentences", "few_new_sentences"} <= set(counts)
     assert counts["older_copy"]["number"] == 12
     held_out = {row["url"] for row in read_lines(tmp_path / "ours", "validation-*")}
     assert held_out == {
-        row["url"] for row in found if int(hashlib.md5(c4.normalize_url(row["url"]).encode()).hexdigest(), 16) % 10 == 0
+        row["url"]
+        for row in cleaned
+        if int(hashlib.md5(c4.normalize_url(row["url"]).encode()).hexdigest(), 16) % 10 == 0
     }
     printed = capsys.readouterr().out
-    assert '| lines | pages | has "{" |' in printed and str(tmp_path / "ours") in printed
+    assert '| lines | pages | contains "{" |' in printed and str(tmp_path / "ours") in printed
 
     thirds = [write_json(tmp_path / f"{i}.jsonl.gz", rows[::-1][i::3]) for i in range(3)]
     clean(thirds, tmp_path / "again", rule)
@@ -156,9 +158,9 @@ def test_bad_data_is_quarantined_and_the_rest_cleaned_once(tmp_path, capsys, mon
     (tmp_path / ".out.tmp" / "train-99999.jsonl.gz").write_text("of a run that was stopped")
     rule = settings.resolve("en.noclean", ["near_duplicates.kind=minhash", "shards=1", "max_characters=2000"])
     counts = clean(inputs, output, rule)
-    found = {row["url"] for row in read_lines(output, "train-*")}
-    assert len(found) == 5 and {"http://a.org/1", "http://w.org"} < found
-    assert len(found & {"http://a.org/0", "http://copy.org"}) == 1
+    urls = {row["url"] for row in read_lines(output, "train-*")}
+    assert len(urls) == 5 and {"http://a.org/1", "http://w.org"} < urls
+    assert len(urls & {"http://a.org/0", "http://copy.org"}) == 1
     assert {
         name: counts[name]["number"] for name in ("quarantined", "near_duplicate", "no_html", "other_language")
     } == {
@@ -236,12 +238,12 @@ def test_many_languages_have_a_folder_each(tmp_path):
     finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
     counts = json.loads((tmp_path / "out" / "report.json").read_text())["counts"]
-    found = {
+    urls = {
         path.parent.name: {row["url"] for row in read_lines(path.parent, path.name)}
         for path in (tmp_path / "out").glob("*/train-*.jsonl.gz")
     }
-    assert found["en"] == {"http://en.org"} and found["und"] == {"http://und.org"} and set(found) == {"en", "de", "und"}
-    assert found["de"] < {"http://de.org", "http://twice.org"}
+    assert urls["en"] == {"http://en.org"} and urls["und"] == {"http://und.org"} and set(urls) == {"en", "de", "und"}
+    assert urls["de"] < {"http://de.org", "http://twice.org"}
     expected = {"few_paragraphs": 1, "bad_word": 1, "other_language": 1, "line_elsewhere": 3, "nothing_new": 1}
     assert {name: counts[name]["number"] for name in expected} == expected
 
@@ -273,13 +275,13 @@ def test_pages_of_a_list_only(flavour, tmp_path, bucket):
     counts = json.loads(storage.read(f"{output}/report.json"))["counts"]
     lines = [gzip.decompress(storage.read(path)).splitlines() for path in storage.glob(f"{output}/train-*")]
     texts = {row["url"]: row["text"] for row in (json.loads(line) for each in lines for line in each)}
-    found = set(texts)
+    remaining = set(texts)
     assert counts["span_elsewhere"]["number"] == 3 and sum(shared in text for text in texts.values()) == 1
     if flavour == "realnewslike":
-        assert found == {urls[0], urls[3]}
+        assert remaining == {urls[0], urls[3]}
         assert counts["other_domain"]["number"] == counts["other_subdomain"]["number"] == 1
     else:
-        assert found == {urls[0], urls[2]} and counts["unlisted_url"]["number"] == 2
+        assert remaining == {urls[0], urls[2]} and counts["unlisted_url"]["number"] == 2
         assert {"manifest.json", "report.md", "report.svg"} < set(storage.names(bucket))
         assert ".unfinished" not in storage.names(bucket)
 
@@ -400,8 +402,8 @@ def test_pages_without_a_url_are_told_apart_by_their_folders(tmp_path):
         (tmp_path / folder / "part-0.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + "no JSON\n")
     rule = settings.resolve("en.noclean", ["language=None", "badwords=None", "validation_one_in=1000000"])
     counts = clean([f"{tmp_path}/?/*"], tmp_path / "out", rule)
-    found = {row["url"] for row in read_lines(tmp_path / "out", "train-*")}
-    assert found == {f"{folder}/part-0.jsonl:{line}" for folder in ("a", "b") for line in (1, 2, 3)}
+    urls = {row["url"] for row in read_lines(tmp_path / "out", "train-*")}
+    assert urls == {f"{folder}/part-0.jsonl:{line}" for folder in ("a", "b") for line in (1, 2, 3)}
     assert "older_copy" not in counts
     quarantined = {row["file"] for row in read_lines(tmp_path / "out", "quarantine/*")}
     assert quarantined == {"a/part-0.jsonl", "b/part-0.jsonl"}
@@ -420,13 +422,13 @@ def test_planted_near_duplicates_are_found_at_the_rate_of_the_curve(tmp_path):
         for i in range(pairs):
             shared = [f"w{rng.randrange(10**9)}" for _ in range(same)]
             for copy in "ab":
-                own = [f"w{rng.randrange(10**9)}" for _ in range(words - same)]
-                rows.append({"url": f"http://{same}.org/{i}{copy}", "text": " ".join(shared + own)})
+                unique = [f"w{rng.randrange(10**9)}" for _ in range(words - same)]
+                rows.append({"url": f"http://{same}.org/{i}{copy}", "text": " ".join(shared + unique)})
     clean([write_json(tmp_path / "a.jsonl.gz", rows)], tmp_path / "out", rule)
     left = [row["url"] for row in read_lines(tmp_path / "out", "train-*")]
     for same, rate in expected.items():
-        found = 2 - sum(url.startswith(f"http://{same}.") for url in left) / pairs
-        assert 0.3 < rate < 0.95 and abs(found - rate) < 4 * (rate * (1 - rate) / pairs) ** 0.5
+        removed = 2 - sum(url.startswith(f"http://{same}.") for url in left) / pairs
+        assert 0.3 < rate < 0.95 and abs(removed - rate) < 4 * (rate * (1 - rate) / pairs) ** 0.5
 
 
 def test_without_shards_files_follow_the_size_of_the_crawl(tmp_path, monkeypatch):
@@ -441,8 +443,8 @@ def test_without_shards_files_follow_the_size_of_the_crawl(tmp_path, monkeypatch
     names = [f"train-{i:05d}.jsonl.gz" for i in range(8)] + [f"validation-{i:05d}.jsonl.gz" for i in range(2)]
     assert list(bytes_of(tmp_path / "many")) == names
     for split in ("train", "validation"):
-        found = [sorted(row["url"] for row in read_lines(tmp_path / name, f"{split}-*")) for name in ("one", "many")]
-        assert found[0] == found[1]
+        urls = [sorted(row["url"] for row in read_lines(tmp_path / name, f"{split}-*")) for name in ("one", "many")]
+        assert urls[0] == urls[1]
 
 
 def test_nothing_takes_the_place_of_an_earlier_output_when_no_page_passes(tmp_path, capsys):

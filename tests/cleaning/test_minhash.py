@@ -19,13 +19,13 @@ def test_near_duplicates_are_found_at_the_rate_of_the_curve(size, shared):
     similarity = shared / (2 * size - shared)
     rng = np.random.default_rng(size)
     hashes = minhash.Hashes(bands, rows, words=1, seed=0)
-    found, agreeing = 0, []
+    matches, agreeing = 0, []
     for _ in range(pairs):
         first, second = pair(rng, size, shared)
-        found += not set(hashes.bands(first)).isdisjoint(hashes.bands(second))
+        matches += not set(hashes.bands(first)).isdisjoint(hashes.bands(second))
         agreeing.append((hashes.signature(first) == hashes.signature(second)).mean())
     expected = 1 - (1 - similarity**rows) ** bands
-    assert abs(found / pairs - expected) < 4 * (expected * (1 - expected) / pairs) ** 0.5
+    assert abs(matches / pairs - expected) < 4 * (expected * (1 - expected) / pairs) ** 0.5
     error = (similarity * (1 - similarity) / (bands * rows) / pairs) ** 0.5
     assert abs(np.mean(agreeing) - similarity) < 4 * error
 

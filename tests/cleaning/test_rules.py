@@ -73,14 +73,14 @@ ODD_LINES = (
 def pages(number: int) -> list[Page]:
     """Pages of up to six lines, plain ones and odd ones."""
     rng = random.Random(0)
-    made = []
+    generated = []
     for i in range(number):
         lines = [
             rng.choice(ODD_LINES) if rng.random() < 0.5 else " ".join(sentence(rng) for _ in range(rng.randint(1, 2)))
             for _ in range(rng.randint(1, 6))
         ]
-        made.append(Page(f"http://site{i}.org/", rng.choice(["\n", "\n", "\r\n", "\n\n"]).join(lines)))
-    return made
+        generated.append(Page(f"http://site{i}.org/", rng.choice(["\n", "\n", "\r\n", "\n\n"]).join(lines)))
+    return generated
 
 
 def tallied(rule, page: Page) -> tuple[Page | None, dict[str, int]]:
@@ -90,17 +90,17 @@ def tallied(rule, page: Page) -> tuple[Page | None, dict[str, int]]:
 
 def test_lines_are_cleaned_as_c4_cleans_them(c4):
     rule, clean = rules.LineFilter(settings.CleanLinesConfig()), c4.get_clean_page_fn()
-    seen, kept = collections.Counter(), 0
+    counts, num_kept = collections.Counter(), 0
     for page in pages(600):
         theirs = collections.Counter()
-        found = list(clean(c4.PageFeatures(text=page.text), counter_inc_fn=lambda name, t=theirs: t.update([name])))
+        expected = list(clean(c4.PageFeatures(text=page.text), counter_inc_fn=lambda name, t=theirs: t.update([name])))
         ours, reasons = tallied(rule, page)
-        assert (ours.text if ours else None) == (found[0].text if found else None), page.text
+        assert (ours.text if ours else None) == (expected[0].text if expected else None), page.text
         assert reasons == {REASONS[name]: n for name, n in theirs.items() if name in REASONS}, page.text
-        seen.update(reasons)
-        kept += ours is not None
-    assert seen.keys() == set(REASONS.values()) and min(seen.values()) > 10, seen
-    assert 100 < kept < 500
+        counts.update(reasons)
+        num_kept += ours is not None
+    assert counts.keys() == set(REASONS.values()) and min(counts.values()) > 10, counts
+    assert 100 < num_kept < 500
 
 
 @pytest.mark.parametrize(
@@ -172,17 +172,17 @@ def test_punkt_does_not_grow_with_what_it_reads():
 @pytest.mark.parametrize("length", [189_999, 190_000, 190_001])
 def test_pages_may_be_so_long(c4, length):
     page = Page("u", "x" * length)
-    kept, reasons = tallied(rules.MaxCharacters(190_000), page)
-    assert (kept is not None) == c4.is_valid_length(c4.PageFeatures(text=page.text)) == (length <= 190_000)
-    assert reasons == ({} if kept else {"too_long": 1})
+    result, reasons = tallied(rules.MaxCharacters(190_000), page)
+    assert (result is not None) == c4.is_valid_length(c4.PageFeatures(text=page.text)) == (length <= 190_000)
+    assert reasons == ({} if result else {"too_long": 1})
 
 
 @pytest.mark.parametrize("lengths", [(200, 200, 200), (200, 200, 199), (200, 200), (5, 300, 0, 200, 200), ()])
 def test_pages_need_paragraphs(c4, lengths):
     page = Page("u", "\n".join("x" * n for n in lengths))
-    kept, _ = tallied(rules.HasParagraphs(settings.ParagraphsConfig()), page)
-    assert (kept is not None) == c4.paragraph_filter(c4.PageFeatures(text=page.text))
-    assert (kept is not None) == (sum(n >= 200 for n in lengths) >= 3)
+    result, _ = tallied(rules.HasParagraphs(settings.ParagraphsConfig()), page)
+    assert (result is not None) == c4.paragraph_filter(c4.PageFeatures(text=page.text))
+    assert (result is not None) == (sum(n >= 200 for n in lengths) >= 3)
 
 
 URLS = (
@@ -211,14 +211,14 @@ def test_sites_and_urls_are_told_as_c4_tells_them(c4, url, monkeypatch):
     offline = tldextract.TLDExtract(cache_dir=None, suffix_list_urls=())
     monkeypatch.setattr(tldextract, "extract", offline)
     domains = {"bbc.co.uk": ["", "news"], "example.com": True}
-    kept, _ = tallied(rules.InDomains(domains), page)
-    assert (kept is not None) == c4.is_realnews_domain(theirs, domains)
+    result, _ = tallied(rules.InDomains(domains), page)
+    assert (result is not None) == c4.is_realnews_domain(theirs, domains)
 
 
 def test_sites_are_those_listed():
     rule = rules.InDomains({"bbc.co.uk": ["", "news"], "example.com": True})
-    found = [tallied(rule, Page(url, "x"))[1] for url in URLS[:6]]
-    assert found == [{}, {}, {"other_subdomain": 1}, {}, {}, {"other_domain": 1}]
+    reasons = [tallied(rule, Page(url, "x"))[1] for url in URLS[:6]]
+    assert reasons == [{}, {}, {"other_subdomain": 1}, {}, {}, {"other_domain": 1}]
 
 
 WORDS = {"en": {"darn", "heck", "what the", "f*g", "ne'er"}, "ja": {"バカ"}, "fr": {"zut"}}
@@ -250,18 +250,18 @@ def test_bad_words_are_found_as_c4_finds_them(c4, fraction):
         for language, text in BAD_TEXTS:
             page = Page(f"http://site{i}.org/", text, language=language)
             features = c4.PageFeatures(text=text, normalized_url=f"site{i}.org", language=language)
-            kept, reasons = tallied(rule, page)
-            assert (kept is not None) == theirs(features), (page, fraction)
-            assert reasons == ({} if kept else {"bad_word": 1})
-            dropped += kept is None
+            result, reasons = tallied(rule, page)
+            assert (result is not None) == theirs(features), (page, fraction)
+            assert reasons == ({} if result else {"bad_word": 1})
+            dropped += result is None
     bad = 40 * 9
     assert abs(dropped - fraction * bad) <= (0 if fraction == 1 else 120)
 
 
 def test_bad_words_stand_between_other_characters():
     rule = rules.NoBadWords(WORDS, 1.0)
-    found = [tallied(rule, Page("u", text, language=language))[0] is None for language, text in BAD_TEXTS]
-    assert found == [
+    dropped = [tallied(rule, Page("u", text, language=language))[0] is None for language, text in BAD_TEXTS]
+    assert dropped == [
         True,
         False,
         True,
@@ -297,12 +297,12 @@ TEXTS = {
 def test_languages_are_told_as_c4_tells_them(c4):
     rule = rules.LangdetectFilter(settings.LangdetectConfig())
     for name, text in TEXTS.items():
-        theirs = [found.language for found in c4.detect_english(c4.PageFeatures(text=text))]
-        kept, reasons = tallied(rule, Page("u", text))
-        assert ([kept.language] if kept else []) == theirs, name
+        theirs = [detected.language for detected in c4.detect_english(c4.PageFeatures(text=text))]
+        result, reasons = tallied(rule, Page("u", text))
+        assert ([result.language] if result else []) == theirs, name
         if name != "short":
             expected = {"en": set(), "de": {"other_language"}, "empty": {"unsure_language"}}
-            assert set(reasons) == expected.get(name, set(reasons)) and (kept is not None) == (name == "en"), name
+            assert set(reasons) == expected.get(name, set(reasons)) and (result is not None) == (name == "en"), name
 
 
 def test_many_languages_are_told_as_c4_tells_them():
@@ -325,14 +325,14 @@ def compare_many_languages() -> None:
     theirs = c4_utils.detect_languages(Pages(), kept_languages)
     theirs.start_bundle()
     rule = rules.Cld3Filter(settings.Cld3Config(languages=kept_languages))
-    found = {}
+    languages = {}
     for name, text in TEXTS.items():
         expected = [page.language for page in theirs.process(c4_utils.PageFeatures(text=text))]
-        kept, _ = tallied(rule, Page("u", text))
-        found[name] = kept.language if kept else None
-        assert ([kept.language] if kept else []) == expected, name
-    assert found["en"] == "en" and found["de"] == "de" and found["zh"] == "zh"
-    assert found["fr"] is None and found["short"] == found["empty"] == "und"
+        result, _ = tallied(rule, Page("u", text))
+        languages[name] = result.language if result else None
+        assert ([result.language] if result else []) == expected, name
+    assert languages["en"] == "en" and languages["de"] == "de" and languages["zh"] == "zh"
+    assert languages["fr"] is None and languages["short"] == languages["empty"] == "und"
 
 
 def test_cld3_refuses_to_crash_beside_tensorflow(monkeypatch):

@@ -91,11 +91,11 @@ def test_lists_are_read_and_their_mistakes_told(tmp_path):
     (tmp_path / "zh").write_text("性\n坏\n")
     (tmp_path / "README.md").write_text("words\n")
     (tmp_path / "urls.txt").write_text("http://a.org\n")
-    found = lists.load(
+    loaded = lists.load(
         settings.resolve("webtextlike", [f"badwords.path={tmp_path}/[efRz]*", f"pages.path={tmp_path}/u*"])
     )
-    assert found.badwords == {"en": {"darn", "heck"}, "fr": {"zut", "tabarnak"}, "zh": {"坏"}}
-    assert found.url_files == [str(tmp_path / "urls.txt")] and found.domains == {}
+    assert loaded.badwords == {"en": {"darn", "heck"}, "fr": {"zut", "tabarnak"}, "zh": {"坏"}}
+    assert loaded.url_files == [str(tmp_path / "urls.txt")] and loaded.domains == {}
 
     def load(flavour, *changes):
         return lists.load(settings.resolve(flavour, changes))

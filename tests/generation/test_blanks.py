@@ -90,8 +90,8 @@ def test_the_targets_of_span_corruption_fill_its_blanks(length, seed):
     sentinels = tuple(range(199, 149, -1))
     corrupt = objectives.get("span_corruption", objectives.Special(pad=0, eos=1, sentinels=sentinels, vocab_size=200))
     tokens = rng.integers(2, 150, length)
-    made = corrupt({"tokens": tokens}, rng)
-    inputs, targets = made["tokens"][made["mask"] > 0][:-1], made["targets"][made["target_weights"] > 0][:-1]
+    row = corrupt({"tokens": tokens}, rng)
+    inputs, targets = row["tokens"][row["mask"] > 0][:-1], row["targets"][row["target_weights"] > 0][:-1]
     assert blanks.fill_spans(inputs.tolist(), targets.tolist(), sentinels) == tokens.tolist()
 
 
@@ -133,18 +133,18 @@ def test_masks_among_ids_are_filled_with_the_vocabulary_s_ids_or_all():
 
 
 def test_a_masked_model_sees_the_frame_that_it_was_trained_with(monkeypatch):
-    seen = []
+    inputs_read = []
     read = strategies.EncoderStrategy.read
 
     def spy(self, tokens, mask=None):
-        seen.append((tokens.tolist(), mask.tolist()))
+        inputs_read.append((tokens.tolist(), mask.tolist()))
         return read(self, tokens, mask)
 
     monkeypatch.setattr(strategies.EncoderStrategy, "read", spy)
     pairs = dataclasses.replace(tiny.PLAIN.data, layout=config.SentencePairs())
     masked({}, data=pairs).fill(["[MASK]!", "[MASK]"])
     masked({}).fill("[MASK]!")
-    assert seen == [
+    assert inputs_read == [
         ([[258, 260, 33, 259], [258, 260, 259, 0]], [[1] * 4, [1, 1, 1, 0]]),
         ([[260, 33]], [[1, 1]]),
     ]
@@ -152,15 +152,15 @@ def test_a_masked_model_sees_the_frame_that_it_was_trained_with(monkeypatch):
 
 def test_where_nothing_frames_a_text_alone_the_tokens_that_begin_and_end_it_do(monkeypatch):
     """RoBERTa's way, whose mask is written `<mask>`."""
-    seen = []
+    inputs_read = []
     kind, read = strategies.EncoderStrategy, strategies.EncoderStrategy.read
     monkeypatch.setattr(
-        kind, "read", lambda self, tokens, mask: seen.append(tokens.tolist()) or read(self, tokens, mask)
+        kind, "read", lambda self, tokens, mask: inputs_read.append(tokens.tolist()) or read(self, tokens, mask)
     )
     lm = masked({"x": 9.0}, data=dataclasses.replace(tiny.PLAIN.data, layout=config.SentencePairs()))
     lm.special_ids = {"bos_token_id": 258, "eos_token_id": 259, "mask_token_id": 260}
     assert [filled.text for filled in lm.fill("a<mask>b[MASK]")] == ["axbx"]
-    assert seen == [[[258, 97, 260, 98, 260, 259]]]
+    assert inputs_read == [[[258, 97, 260, 98, 260, 259]]]
 
 
 def a_text_to_text_model():

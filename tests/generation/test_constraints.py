@@ -1,4 +1,4 @@
-"""What answers must and must not hold."""
+"""Constraints on answers: repetition, length, forced tokens and stop strings."""
 
 import itertools
 
@@ -18,8 +18,8 @@ EITHER = pytest.mark.parametrize("options", [{}, {"num_beams": 3}], ids=str)
 
 def repeats(row, size):
     """Whether so many tokens in a row are there twice."""
-    found = list(zip(*(row[i:] for i in range(size)), strict=False))
-    return len(found) > len(set(found))
+    ngrams = list(zip(*(row[i:] for i in range(size)), strict=False))
+    return len(ngrams) > len(set(ngrams))
 
 
 @EITHER
@@ -89,7 +89,7 @@ def test_an_answer_stops_with_the_token_that_completes_a_text(added, texts, toke
 
 @EITHER
 def test_what_stops_an_answer_is_part_of_it(options):
-    """Of beams, too, which finish there."""
+    """Also in beam search, where such hypotheses finish."""
     free = generate(**options)
     stop = free[0][2:4]
     stops = constraints.stops([chr(65 + stop[0]) + chr(65 + stop[1])], lambda token: chr(65 + token), 23)

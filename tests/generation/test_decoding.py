@@ -133,17 +133,17 @@ def test_beam_search_keeps_each_hypothesis_with_its_own_cache():
 
 
 def best_by_enumeration(prompt, vocab, length, end, penalty):
-    """Of all continuations the one with the highest log-probability over a penalty."""
+    """Compares with exhaustive search for the highest log-probability divided by the penalty."""
     model, params = model_and_params(vocab)
     whole = np.array(list(itertools.product(range(vocab), repeat=length)))
     rows = np.concatenate([np.repeat([prompt], len(whole), axis=0), whole], axis=1)
     scores = jax.nn.log_softmax(jax.jit(model.apply)({"params": params}, rows))[:, len(prompt) - 1 : -1]
     scores = np.take_along_axis(np.asarray(scores), whole[..., None], axis=-1)[..., 0]
-    found = {}
+    totals = {}
     for row, score in zip(whole.tolist(), scores, strict=True):
         size = row.index(end) + 1 if end in row else length
-        found[tuple(token for token in row[:size] if token != end)] = score[:size].sum() / penalty(size)
-    return [list(row) for row in sorted(found, key=found.get, reverse=True)]
+        totals[tuple(token for token in row[:size] if token != end)] = score[:size].sum() / penalty(size)
+    return [list(row) for row in sorted(totals, key=totals.get, reverse=True)]
 
 
 @pytest.mark.parametrize(
@@ -185,11 +185,11 @@ def test_early_stopping_ends_a_search_with_as_many_finished_ones_as_beams():
     """Never stopping, it goes on to better ones: a penalty that favours length makes them."""
     prompts = np.random.default_rng(0).integers(0, 23, (20, 3)).tolist()
     ends = [row[2] for row in generate(prompts[:6])]
-    found = {
+    answers = {
         stopping: generate(prompts, eos_ids=ends, num_beams=3, early_stopping=stopping, length_penalty=3.0)
         for stopping in (True, False, "never")
     }
-    sizes = [sum(map(len, rows)) for rows in found.values()]
+    sizes = [sum(map(len, rows)) for rows in answers.values()]
     assert sizes == sorted(set(sizes))
 
 
@@ -244,14 +244,14 @@ def test_answers_are_drawn_from_the_model_s_probabilities():
     logits = np.asarray(log_probs(jnp.array([[4, 8, 15]])), np.float64)[0, -1] / 2
     ranked = np.argsort(-logits)[:10]
     probabilities = np.exp(logits[ranked]) / np.exp(logits[ranked]).sum()
-    kept = probabilities.cumsum() - probabilities < 0.9
+    nucleus = probabilities.cumsum() - probabilities < 0.9
     expected = np.zeros(23)
-    expected[ranked[kept]] = probabilities[kept] / probabilities[kept].sum()
-    assert 2 < kept.sum() < 10 and is_drawn_from(expected, counts)
+    expected[ranked[nucleus]] = probabilities[nucleus] / probabilities[nucleus].sum()
+    assert 2 < nucleus.sum() < 10 and is_drawn_from(expected, counts)
 
 
 def drawn(logits, draws, temperature=1.0, top_k=None, top_p=None):
-    """How often each token is."""
+    """Returns the relative frequency of each token."""
     rows = jnp.broadcast_to(jnp.asarray(logits, jnp.float32), (draws, len(logits)))
     draw = jax.jit(next_tokens, static_argnames="top_k")
     tokens = draw(rows, Sampling(temperature, top_p), jax.random.key(0), top_k=top_k)

@@ -46,36 +46,36 @@ def model_of(family, seed=0, **ids):
 
 @pytest.mark.parametrize("kind", [{}, {"sentence_rate": 1.0}, {"document_rate": 1.0}])
 def test_places_are_those_that_the_objective_makes(kind):
-    """Where blanks are filled from the first to the last; and on either side of padding."""
+    """For blanks that are filled from first to last, with padding on either side."""
     special = objectives.Special(**IDS, dblock=99, vocab_size=SIZE)
-    objective, found = objectives.get("blank_infilling", special, **kind), 0
+    objective, count = objectives.get("blank_infilling", special, **kind), 0
     for seed in range(400):
-        made = objective({"tokens": np.arange(40), "sentence_starts": range(0, 40, 3)}, np.random.default_rng(seed))
-        used = int(made["prefix_lengths"] + made["target_weights"].sum())
-        tokens, opens = made["tokens"][:used], made["tokens"][:used] == special.sop
-        if (np.diff(made["positions"][:used][opens]) < 0).any():
+        row = objective({"tokens": np.arange(40), "sentence_starts": range(0, 40, 3)}, np.random.default_rng(seed))
+        used = int(row["prefix_lengths"] + row["target_weights"].sum())
+        tokens, opens = row["tokens"][:used], row["tokens"][:used] == special.sop
+        if (np.diff(row["positions"][:used][opens]) < 0).any():
             continue
-        found += 1
+        count += 1
         for left, right in ((0, 0), (3, 2)):
             padded = np.pad(tokens, (left, right), constant_values=special.sop)
             mask = np.pad(np.ones(used, int), (left, right))
-            places = infilling.positions(padded[None], mask[None], MARKS)
+            arrays = infilling.positions(padded[None], mask[None], MARKS)
             for name in ("positions", "block_positions"):
-                np.testing.assert_array_equal(places[name][0][mask > 0], made[name][:used])
-            assert places["prefix_lengths"][0] == made["prefix_lengths"] + left
-    assert found > 20
+                np.testing.assert_array_equal(arrays[name][0][mask > 0], row[name][:used])
+            assert arrays["prefix_lengths"][0] == row["prefix_lengths"] + left
+    assert count > 20
 
 
 def test_without_a_blank_all_is_prefix_and_without_a_mask_the_end_is_filled():
     tokens = np.array([[5, 6, 7, 8], [5, 6, 262, 7]])
-    places = infilling.positions(tokens, np.ones_like(tokens), MARKS)
-    assert places["prefix_lengths"].tolist() == [4, 2]
-    assert places["positions"].tolist() == [[0, 1, 2, 3], [0, 1, 1, 1]]
-    assert places["block_positions"].tolist() == [[0] * 4, [0, 0, 1, 2]]
+    arrays = infilling.positions(tokens, np.ones_like(tokens), MARKS)
+    assert arrays["prefix_lengths"].tolist() == [4, 2]
+    assert arrays["positions"].tolist() == [[0, 1, 2, 3], [0, 1, 1, 1]]
+    assert arrays["block_positions"].tolist() == [[0] * 4, [0, 0, 1, 2]]
 
 
 def all_logits(lm, tokens):
-    """Of one row, padded so that rows of all lengths are one program."""
+    """Logits of one row, padded so that rows of all lengths share a program."""
     padding = (0, 32 - len(tokens))
     return lm.logits(np.pad(tokens, padding)[None], np.pad(np.ones_like(tokens), padding)[None])[0, : len(tokens)]
 
@@ -189,10 +189,10 @@ def test_evaluation_weighs_what_fills_the_blanks_alone(tiny):
         at = row["target_positions"][row["target_weights"] > 0]
         nll -= float(log_p[at, row["targets"][row["target_weights"] > 0]].sum())
         total += len(at)
-    found = perplexity.evaluate(lm, run, "a", show_progress=False)
-    assert found["tokens"] == total > 50
-    np.testing.assert_allclose(found["loss"], nll / total, rtol=1e-4)
-    assert found["real_tokens"] < total, "eop is no text"
+    metrics = perplexity.evaluate(lm, run, "a", show_progress=False)
+    assert metrics["tokens"] == total > 50
+    np.testing.assert_allclose(metrics["loss"], nll / total, rtol=1e-4)
+    assert metrics["real_tokens"] < total, "eop is no text"
 
 
 @families

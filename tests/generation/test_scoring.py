@@ -43,8 +43,8 @@ def of_one_row(lm, context, continuation):
         logits = lm.logits([context], decoder_tokens=[decoder_tokens])[0, : len(continuation)]
     else:
         logits = lm.logits([filled([*context, *continuation[:-1]])])[0, len(context) - 1 :][: len(continuation)]
-    told = np.asarray(jax.nn.log_softmax(logits))[np.arange(len(continuation)), continuation]
-    return told.sum(), np.asarray(logits).argmax(axis=1).tolist() == continuation
+    log_probabilities = np.asarray(jax.nn.log_softmax(logits))[np.arange(len(continuation)), continuation]
+    return log_probabilities.sum(), np.asarray(logits).argmax(axis=1).tolist() == continuation
 
 
 @pytest.mark.parametrize("name", golden.DECODERS)
@@ -52,16 +52,16 @@ def test_a_batch_of_mixed_lengths_tells_what_each_row_alone_does(name):
     lm = plm_jax.load(golden.FOLDER / name)
     if name == "glm":
         pytest.skip("its contexts have blanks")
-    given = pairs(lm.config.vocab_size)
+    examples = pairs(lm.config.vocab_size)
     # Some are greedy.
-    for context, continuation in given[::4]:
+    for context, continuation in examples[::4]:
         continuation[:] = lm.generate(context, max_new_tokens=1)[0] or continuation[:1]
-    contexts, continuations = zip(*given, strict=True)
-    found = lm.score(contexts, continuations)
-    want = [of_one_row(lm, *pair) for pair in given]
-    assert [score.is_greedy for score in found] == [greedy for _, greedy in want]
-    assert {True, False} == {score.is_greedy for score in found}
-    np.testing.assert_allclose([score.log_likelihood for score in found], [total for total, _ in want], atol=1e-4)
+    contexts, continuations = zip(*examples, strict=True)
+    scores = lm.score(contexts, continuations)
+    want = [of_one_row(lm, *pair) for pair in examples]
+    assert [score.is_greedy for score in scores] == [greedy for _, greedy in want]
+    assert {True, False} == {score.is_greedy for score in scores}
+    np.testing.assert_allclose([score.log_likelihood for score in scores], [total for total, _ in want], atol=1e-4)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -72,10 +72,10 @@ def test_scores_equal_torchs(architecture, tmp_path):
 
     model = theirs.make(architecture, **ARCHITECTURES[architecture])
     model.save_pretrained(tmp_path)
-    lm, given = plm_jax.load(tmp_path), pairs(37)
-    found = lm.score(*zip(*given, strict=True))
-    for (context, continuation), score in zip(given, found, strict=True):
-        wanted = torch.tensor([continuation])
+    lm, examples = plm_jax.load(tmp_path), pairs(37)
+    scores = lm.score(*zip(*examples, strict=True))
+    for (context, continuation), score in zip(examples, scores, strict=True):
+        targets = torch.tensor([continuation])
         with torch.no_grad():
             if model.config.is_encoder_decoder:  # Teacher forcing: nothing is forced but what is given.
                 start = 2 if architecture.startswith("Bart") else 0
@@ -84,9 +84,9 @@ def test_scores_equal_torchs(architecture, tmp_path):
             else:
                 logits = model(input_ids=torch.tensor([[*context, *continuation[:-1]]])).logits
         logits = logits[:, -len(continuation) :]
-        told = logits.log_softmax(-1).gather(-1, wanted[..., None]).sum()
-        assert score.log_likelihood == pytest.approx(float(told), abs=1e-4 * len(continuation))
-        assert score.is_greedy == bool((logits.argmax(-1) == wanted).all())
+        log_probabilities = logits.log_softmax(-1).gather(-1, targets[..., None]).sum()
+        assert score.log_likelihood == pytest.approx(float(log_probabilities), abs=1e-4 * len(continuation))
+        assert score.is_greedy == bool((logits.argmax(-1) == targets).all())
 
 
 @Vocabulary.register
@@ -118,11 +118,11 @@ def test_an_empty_context_is_what_stood_before_texts_and_white_space_goes_to_the
 def test_an_answer_in_words_is_behind_what_begins_answers():
     lm = plm_jax.load(golden.FOLDER / "bart")
     lm.vocabulary = Words()
-    (found,) = lm.score("#$", "%&'")
+    (scores,) = lm.score("#$", "%&'")
     start, bos = lm.strategy.text.start_id, lm.special_ids["bos_token_id"]
     logits = lm.logits([lm.strategy.encode("#$")], decoder_tokens=[[start, bos, 5, 6]])[0, 1:]
-    told = np.asarray(jax.nn.log_softmax(logits))[np.arange(3), [5, 6, 7]]
-    assert found.log_likelihood == pytest.approx(told.sum(), abs=1e-4)
+    log_probabilities = np.asarray(jax.nn.log_softmax(logits))[np.arange(3), [5, 6, 7]]
+    assert scores.log_likelihood == pytest.approx(log_probabilities.sum(), abs=1e-4)
 
 
 def test_of_a_long_context_the_last_tokens_are_read():
@@ -175,9 +175,9 @@ def test_pseudo_log_likelihoods_are_those_of_one_mask_at_a_time(name, word_l2r):
     lm.vocabulary, lm.special_ids = Words(), lm.special_ids | {"mask_token_id": 36}
     before, after = lm.strategy.frame
     texts = ["ABC:;", "!", "?8%&/"]
-    for text, found in zip(texts, lm.pseudo_log_likelihoods(texts, word_l2r=word_l2r), strict=True):
+    for text, log_likelihoods in zip(texts, lm.pseudo_log_likelihoods(texts, word_l2r=word_l2r), strict=True):
         tokens = lm.vocabulary.encode(text)
-        assert len(found) == len(tokens)
+        assert len(log_likelihoods) == len(tokens)
         for i, token in enumerate(tokens):
             row = list(tokens)
             row[i] = 36
@@ -186,7 +186,7 @@ def test_pseudo_log_likelihoods_are_those_of_one_mask_at_a_time(name, word_l2r):
                     break
                 row[j] = 36
             logits = lm.logits([[*before, *row, *after]])[0, len(before) + i]
-            assert found[i] == pytest.approx(float(jax.nn.log_softmax(logits)[token]), abs=1e-4)
+            assert log_likelihoods[i] == pytest.approx(float(jax.nn.log_softmax(logits)[token]), abs=1e-4)
     plain, hidden = (lm.pseudo_log_likelihoods("ABC:;", word_l2r=which)[0] for which in (False, True))
     assert not np.allclose(plain, hidden)
 
@@ -210,12 +210,12 @@ def test_pseudo_log_likelihoods_equal_torchs_on_bert(tmp_path):
 
     lm.vocabulary = Fixed()
     lm.special_ids = {"mask_token_id": 36, "cls_token_id": 1, "sep_token_id": 2}
-    (found,) = lm.pseudo_log_likelihoods("a text")
+    (log_likelihoods,) = lm.pseudo_log_likelihoods("a text")
     for i, token in enumerate(tokens):
         row = torch.tensor([[1, *tokens[:i], 36, *tokens[i + 1 :], 2]])
         with torch.no_grad():
-            told = model(input_ids=row).logits[0, i + 1].log_softmax(-1)[token]
-        assert found[i] == pytest.approx(float(told), abs=1e-4)
+            log_probability = model(input_ids=row).logits[0, i + 1].log_softmax(-1)[token]
+        assert log_likelihoods[i] == pytest.approx(float(log_probability), abs=1e-4)
 
 
 def test_a_decoder_hides_nothing():

@@ -1,4 +1,4 @@
-"""What is saved for Hugging Face against transformers' AutoTokenizer: each family with each kind of vocabulary."""
+"""Saved Hugging Face directories in transformers' AutoTokenizer: each family with each kind of vocabulary."""
 
 import dataclasses
 import json

@@ -203,11 +203,11 @@ def test_what_no_family_can_say_is_refused(tmp_path):
 
 def test_texts_begin_with_what_the_published_tokenizers_begin_them_with(folder):
     """`[MASK]`, `[gMASK]`, `[sMASK]`, `sop` and `eop` are the ids above the file of ChatGLM2 and 3; GLM-4 lists its."""
-    made = io.BytesIO()
+    buffer = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(["to be or not to be"] * 9), model_writer=made, vocab_size=12, minloglevel=2
+        sentence_iterator=iter(["to be or not to be"] * 9), model_writer=buffer, vocab_size=12, minloglevel=2
     )
-    (folder / "tokenizer.model").write_bytes(made.getvalue())
+    (folder / "tokenizer.model").write_bytes(buffer.getvalue())
     lm = plm_jax.load(folder)
     assert lm.special_ids["begins_with"] == [13, 15]
     text = lm.vocabulary.encode("to be")

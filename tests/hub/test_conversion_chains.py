@@ -44,13 +44,13 @@ def folder(tmp_path_factory):
 
 def chains(source, folder, of=ALL):
     """Converts a directory by chains of formats, each prefix once; yields the chains and the last directory of each."""
-    made = {(): source}
+    paths = {(): source}
     for chain in of:
         for length in range(1, LENGTH + 1):
-            if (prefix := chain[:length]) not in made:
-                made[prefix] = folder / "-".join(prefix)
-                checkpoint_formats.convert(str(made[prefix[:-1]]), str(made[prefix]), prefix[-1])
-        yield chain, made[chain]
+            if (prefix := chain[:length]) not in paths:
+                paths[prefix] = folder / "-".join(prefix)
+                checkpoint_formats.convert(str(paths[prefix[:-1]]), str(paths[prefix]), prefix[-1])
+        yield chain, paths[chain]
 
 
 def observed(path):
@@ -205,14 +205,14 @@ def test_a_tokenizer_of_others_stays_the_same_to_the_bit(frame, named, folder, t
     checkpoint_formats.save(
         str(source), exports.randomized(exports.pretrained("bert", "uncased", folder)), "huggingface"
     )
-    own = tokenizers.Tokenizer.from_file(str(source / "tokenizer.json"))
-    (first,), special = own.encode("the", add_special_tokens=False).ids, framed(tokenizers, ids)[frame]
+    trained = tokenizers.Tokenizer.from_file(str(source / "tokenizer.json"))
+    (first,), special = trained.encode("the", add_special_tokens=False).ids, framed(tokenizers, ids)[frame]
     # Whether a class or the tokenizer.json decides, and tokens that the vocabulary's own file lacks.
-    made = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=own, cls_token="[CLS]", sep_token="[SEP]", pad_token="[PAD]"
+    wrapped = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=trained, cls_token="[CLS]", sep_token="[SEP]", pad_token="[PAD]"
     )
-    made.add_tokens(["<user>", "Unionpolitics"])
-    made.save_pretrained(source)
+    wrapped.add_tokens(["<user>", "Unionpolitics"])
+    wrapped.save_pretrained(source)
     tree = json.loads((source / "tokenizer.json").read_text())
     other = tokenizers.Tokenizer.from_str(json.dumps(tree))
     if special is None:
@@ -225,7 +225,7 @@ def test_a_tokenizer_of_others_stays_the_same_to_the_bit(frame, named, folder, t
         path = source / "tokenizer_config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {"tokenizer_class": "BertTokenizer"}))
 
-    def seen(path):
+    def encodings(path):
         tokenizer = transformers.AutoTokenizer.from_pretrained(path)
         pairs = [("the film", "<user> of the Unionpolitics"), ("the state", "")]
         return [
@@ -235,11 +235,11 @@ def test_a_tokenizer_of_others_stays_the_same_to_the_bit(frame, named, folder, t
             tokenizer.padding_side,
         ]
 
-    want = seen(source)
+    want = encodings(source)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for chain, path in chains(source, tmp_path, [(form, "plm_jax", "huggingface") for form in FORMATS]):
-            assert seen(path) == want, chain
+            assert encodings(path) == want, chain
             if not named and frame != "roberta":  # We add the same special tokens as the library.
                 lm = plm_jax.load(path)
                 before, after = lm.strategy.frame

@@ -55,8 +55,8 @@ def read(lm):
 
     @jax.jit
     def layers(characters, mask, carry):
-        found, carry = lm.model.apply({"params": lm.params}, characters, mask, carry, method="layers")
-        return found[-1], carry
+        states, carry = lm.model.apply({"params": lm.params}, characters, mask, carry, method="layers")
+        return states[-1], carry
 
     def of(texts, carry):
         characters, mask = lm.characters(texts)

@@ -118,7 +118,7 @@ def test_a_damaged_vocabulary_is_named(tmp_path, name, file):
 
 
 def test_a_bert_stays_a_bert():
-    """Of several families that are alike a model goes to the one that says all of it."""
+    """A model is saved as the family, among similar ones, that describes it completely."""
     for name in ("bert", *golden.ENCODERS):
         assert families.family_of(huggingface.read(golden.FOLDER / name).model).kind == name
     unpooled = replace(FAMILIES["bert"].to_settings(SMALL["roberta"]), pooler=models.NoHead())

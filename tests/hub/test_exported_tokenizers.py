@@ -1,4 +1,4 @@
-"""What is saved for Hugging Face gives our ids: by its own `tokenizers`, for each family and each kind of vocabulary.
+"""Saved tokenizers produce plm_jax's ids in `tokenizers`, for each family and each kind of vocabulary.
 
 All of one with all of the other are in test_auto_tokenizers.py, which needs transformers.
 """
@@ -193,9 +193,9 @@ def test_other_ids_are_refused_with_the_text(folder, monkeypatch, tmp_path):
     model = exports.pretrained("gpt2", "unigram", folder)
 
     def lowercased(vocabulary):
-        tree, tokens, own = exported._sentencepiece(vocabulary)
+        tree, tokens, ids = exported._sentencepiece(vocabulary)
         tree["normalizer"]["normalizers"].insert(0, {"type": "Lowercase"})
-        return tree, tokens, own
+        return tree, tokens, ids
 
     monkeypatch.setitem(exported._BUILDERS, "sentencepiece", lowercased)
     with pytest.raises(UserError, match=r"first for .The state of the Union.*: save in format plm_jax"):
@@ -204,7 +204,7 @@ def test_other_ids_are_refused_with_the_text(folder, monkeypatch, tmp_path):
 
 
 def test_a_special_id_that_text_becomes_is_no_special_token(folder, tmp_path):
-    """As some fine-tuned GPT-2s have `!`, its token 0, for padding: text keeps it."""
+    """Some fine-tuned GPT-2s use `!`, token 0, for padding; it remains a token of text."""
     model = exports.pretrained("gpt2", "roberta", folder)
     dot = exports.encode("roberta", folder, (".",))[0][0]
     model = replace(model, special_ids=model.special_ids | {"pad_token_id": dot})

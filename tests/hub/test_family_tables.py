@@ -1,4 +1,4 @@
-"""What each family's table of names and its way between config.json and settings have to keep, family by family."""
+"""Round trips of each family's table of tensor names and of config.json."""
 
 from dataclasses import replace
 

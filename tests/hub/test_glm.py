@@ -77,7 +77,7 @@ def tensors_of(family, seed=0):
 
 
 def our_params(family, tensors):
-    """What the tensors mean, as their code reads them: one head after the other, written out."""
+    """Reference for the meaning of the tensors, computed head by head like the original code."""
     prefix = "glm." if family == "glm" else ""
 
     def dense(name, rows=slice(None)):
@@ -132,10 +132,10 @@ def test_logits_are_those_of_the_reference_and_what_is_saved_is_the_same_to_the_
     assert lm.num_parameters == sum(leaf.size for leaf in jax.tree.leaves(our_params(family, tensors)))
     # Two blanks, of which the first is being filled; the whole of a text without one.
     tokens = [5, MASK, 6, 7, GMASK, SOP, 8, 9], [5, 6, MASK, 7, 8, 9, 10, 11]
-    places = (([0, 1, 2, 3, 4, 1, 1, 1], [0] * 5 + [1, 2, 3], 5), (range(8), [0] * 8, 8))
+    expected = (([0, 1, 2, 3, 4, 1, 1, 1], [0] * 5 + [1, 2, 3], 5), (range(8), [0] * 8, 8))
     got = lm.logits(tokens)
     wide = jax.tree.map(lambda leaf: leaf.astype(np.float64), our_params(family, tensors))
-    for row, (positions, block_positions, prefix) in enumerate(places):
+    for row, (positions, block_positions, prefix) in enumerate(expected):
         want = reference(lm.config, wide, list(tokens[row]), list(positions), block_positions, prefix)
         np.testing.assert_allclose(got[row], want, atol=1e-4)
 

@@ -75,7 +75,7 @@ def shard(folder):
 
 
 def bare(folder):
-    """As `GPT2Model` is saved, with the buffers that old versions kept."""
+    """The format of `GPT2Model`, with the buffers that old versions stored."""
 
     def edit(tensors):
         for name in list(tensors):
@@ -100,7 +100,7 @@ def test_other_ways_to_store_the_same_model(folder, change):
 
 
 def old_bert(tensors):
-    """As files of the first years are: other names of the norms, tied tensors once more, a buffer."""
+    """The format of early files: other names of the norms, copies of tied tensors, a buffer."""
     for name in list(tensors):
         old = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
         tensors[old] = tensors.pop(name)
@@ -110,7 +110,7 @@ def old_bert(tensors):
 
 
 def old_t5(tensors):
-    """As files of the first years are: tied tensors once more, a table that nothing uses."""
+    """The format of early files: copies of tied tensors, an unused table."""
     for stack in ("encoder", "decoder"):
         tensors[f"{stack}.embed_tokens.weight"] = tensors["shared.weight"]
     bias = tensors["decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"]
@@ -537,9 +537,9 @@ def test_a_config_without_a_model_type_is_read_by_its_architectures_or_its_tenso
     want, path = huggingface.read(str(folder)), folder / "config.json"
     config = json.loads(path.read_text())
     architectures = families.registered()[config.pop("model_type")].to_config(want.model)["architectures"]
-    for given in (config | {"architectures": architectures}, config):
-        path.write_text(json.dumps(given))
-        if "architectures" not in given and name in ALIKE:
+    for fields in (config | {"architectures": architectures}, config):
+        path.write_text(json.dumps(fields))
+        if "architectures" not in fields and name in ALIKE:
             with pytest.raises(UserError, match=rf"no model_type, .* could be of {ALIKE[name]}: set model_type"):
                 huggingface.read(str(folder))
             continue

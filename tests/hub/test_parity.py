@@ -38,25 +38,25 @@ def assert_same_outputs(lm, inputs, want):
     """Fails unless every array of `want`, named as transformers does, is what we make of the real tokens."""
     is_real = inputs["mask"] == 1
     is_last = inputs.get("decoder_mask", inputs["mask"]) == 1
-    for name, wanted in want.items():
+    for name, expected in want.items():
         if name == "encoder_hidden_states":
             got = np.asarray(lm.hidden_states(inputs["tokens"], inputs["mask"]))
             at = np.s_[:, is_real]
         elif name.endswith("hidden_states"):
             got, at = np.asarray(lm.hidden_states(**inputs)), np.s_[:, is_last]
             # Of a layer of several blocks transformers gives the states between them too.
-            wanted = wanted[:: lm.config.stack.inner]
-            assert len(wanted) == (lm.config.decoder_stack if "decoder" in name else lm.config.stack).layers + 1
+            expected = expected[:: lm.config.stack.inner]
+            assert len(expected) == (lm.config.decoder_stack if "decoder" in name else lm.config.stack).layers + 1
         else:
-            is_discriminator = name == "logits" and wanted.ndim == 2
+            is_discriminator = name == "logits" and expected.ndim == 2
             head = "discriminator" if is_discriminator else HEADS.get(name)
             got, at = lm.logits(**inputs, head=head), np.s_[:] if name in HEADS else is_last
             assert got.dtype == np.float32
-        assert got.shape == wanted.shape, name
-        np.testing.assert_allclose(got[at], wanted[at], atol=1e-4, err_msg=name)
+        assert got.shape == expected.shape, name
+        np.testing.assert_allclose(got[at], expected[at], atol=1e-4, err_msg=name)
         if name == "hidden_states" and isinstance(lm.config, models.EncoderConfig):
             # Padding has its position and its token type too.
-            np.testing.assert_allclose(got[0], wanted[0], atol=1e-4)
+            np.testing.assert_allclose(got[0], expected[0], atol=1e-4)
 
 
 def outputs_of(name):
@@ -87,7 +87,7 @@ def test_what_is_golden_has_what_makes_it_hard():
 
 
 def test_the_golden_t5_is_an_mt5_too(tmp_path):
-    """It is of mT5's kind: gated by the tanh GELU, untied, not scaled."""
+    """The golden T5 has mT5's settings: gated tanh GELU, untied, not scaled."""
     folder, (inputs, want, _) = shutil.copytree(golden.FOLDER / "t5", tmp_path / "mt5"), outputs_of("t5")
     fields = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(fields | {"model_type": "mt5"}))
@@ -381,7 +381,7 @@ def test_older_files_of_llama_say_their_positions_otherwise(theirs, tmp_path):
 
 
 def until(ends, row):
-    """What of a row stands before the first of `ends`."""
+    """Returns the part of a row before the first of `ends`."""
     return row[: min((row.index(end) for end in ends if end in row), default=len(row))]
 
 

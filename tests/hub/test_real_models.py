@@ -29,12 +29,12 @@ def reaction():
 
 def test_each_masked_token_of_a_reaction_is_restored(reaction):
     lm, tokens, mask_id = reaction
-    places = np.arange(1, tokens.shape[1] - 1)
-    rows = np.repeat(tokens, len(places), axis=0)
-    rows[np.arange(len(places)), places] = mask_id
-    found = np.asarray(lm.logits(rows))[np.arange(len(places)), places].argmax(-1)
+    positions = np.arange(1, tokens.shape[1] - 1)
+    rows = np.repeat(tokens, len(positions), axis=0)
+    rows[np.arange(len(positions)), positions] = mask_id
+    predicted = np.asarray(lm.logits(rows))[np.arange(len(positions)), positions].argmax(-1)
     assert lm.num_parameters < 10**6
-    assert np.mean(found == tokens[0, places]) >= 0.9
+    assert np.mean(predicted == tokens[0, positions]) >= 0.9
 
 
 def test_the_logits_of_a_reaction_are_those_of_transformers(reaction):
@@ -73,9 +73,9 @@ def test_sentences_have_the_embeddings_of_transformers(minilm):
     for text, ids in zip(SENTENCES, tokenizer(SENTENCES).input_ids, strict=True):
         assert lm.vocabulary.encode(text) == ids[1:-1]
     with torch.no_grad():
-        wanted = model(batch.input_ids, batch.attention_mask).last_hidden_state.numpy()
+        expected = model(batch.input_ids, batch.attention_mask).last_hidden_state.numpy()
     got = np.asarray(lm.hidden_states(batch.input_ids, batch.attention_mask)[-1])
     weights = batch.attention_mask.numpy()[..., None]
-    one, other = ((x * weights).sum(1) / weights.sum(1) for x in (got, wanted))
+    one, other = ((x * weights).sum(1) / weights.sum(1) for x in (got, expected))
     cosines = (one * other).sum(-1) / np.linalg.norm(one, axis=-1) / np.linalg.norm(other, axis=-1)
     assert cosines.min() >= 0.999999

@@ -66,7 +66,7 @@ def theirs():
     return theirs
 
 
-def made(case, theirs, **fields):
+def make_model(case, theirs, **fields):
     """A model of a case with labels of its own and a dropout that no other has."""
     labels = NAMES.get(case.kind)
     if labels:
@@ -96,19 +96,19 @@ def outputs(model, inputs):
     """Theirs, as ours are shaped."""
     torch = pytest.importorskip("torch")
     names = {"tokens": "input_ids", "mask": "attention_mask", "token_types": "token_type_ids"}
-    given = {names[name]: torch.tensor(value) for name, value in inputs.items()}
+    arguments = {names[name]: torch.tensor(value) for name, value in inputs.items()}
     if model.config.model_type in ("gpt2", "llama"):
-        given["position_ids"] = (given["attention_mask"].cumsum(1) - 1).clamp(min=0)
+        arguments["position_ids"] = (arguments["attention_mask"].cumsum(1) - 1).clamp(min=0)
     with torch.no_grad():
-        found = model(**given)
-    if "logits" in found:
-        return found.logits.numpy()
-    return np.stack([found.start_logits.numpy(), found.end_logits.numpy()], -1)
+        result = model(**arguments)
+    if "logits" in result:
+        return result.logits.numpy()
+    return np.stack([result.start_logits.numpy(), result.end_logits.numpy()], -1)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.architecture}-{case.kind}-{case.side}")
 def test_outputs_are_equal_in_and_out(case, theirs, tmp_path):
-    model = made(case, theirs)
+    model = make_model(case, theirs)
     model.save_pretrained(tmp_path / "theirs")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -135,9 +135,9 @@ def test_outputs_are_equal_in_and_out(case, theirs, tmp_path):
     differ = {key for key in written.keys() & original.keys() if written[key] != original[key]}
     assert differ <= {"n_inner", "problem_type", "classifier_dropout"}
     lm.save(tmp_path / "plm_jax", format="plm_jax")
-    kept = plm_jax.load(tmp_path / "plm_jax")
-    assert kept.config == lm.config
-    np.testing.assert_array_equal(kept.logits(**inputs, head="task"), got)
+    restored = plm_jax.load(tmp_path / "plm_jax")
+    assert restored.config == lm.config
+    np.testing.assert_array_equal(restored.logits(**inputs, head="task"), got)
 
 
 @pytest.mark.parametrize(("family", "rate", "shown"), RATES)
@@ -149,9 +149,9 @@ def test_the_rates_of_a_heads_dropout_are_read_and_written(family, rate, shown, 
         config.pop(name or "", None)
         assert dict(families.to_settings(layout, config).heads)["task"].dropout == default
         if name:
-            found = families.to_settings(layout, config | {name: rate})
-            assert dict(found.heads)["task"].dropout == rate
-            assert families.to_config(layout, found)[name] == rate
+            settings = families.to_settings(layout, config | {name: rate})
+            assert dict(settings.heads)["task"].dropout == rate
+            assert families.to_config(layout, settings)[name] == rate
 
 
 def test_heads_that_we_lack_are_left_out_with_a_warning(theirs, tmp_path):
@@ -210,8 +210,8 @@ def test_a_new_head_is_laid_out_as_the_familys():
     pooled = models.ClassesHead(labels=LABELS, feature="pooler", dropout=0.2)
     assert new("classes", bert, "bert") == pooled
     assert new("span", bert, "bert") == models.SpanHead()
-    own = models.ClassesHead(labels=LABELS, feature="first", transform="tanh", dropout=0.2, input_dropout=0.2)
-    assert new("classes", bert, "roberta") == own
+    expected = models.ClassesHead(labels=LABELS, feature="first", transform="tanh", dropout=0.2, input_dropout=0.2)
+    assert new("classes", bert, "roberta") == expected
     # A pooler that the model lacks is made with the head.
     without = replace(bert, pooler=models.NoHead())
     assert new("classes", without, "bert") == pooled and without.with_task(pooled).pooler == models.Pooler(0)
@@ -224,7 +224,7 @@ def test_a_new_head_is_laid_out_as_the_familys():
 
 def test_what_a_row_of_texts_cannot_be(theirs, tmp_path):
     case = Case("Bert", "choice")
-    model = made(case, theirs)
+    model = make_model(case, theirs)
     model.save_pretrained(tmp_path)
     lm, inputs = plm_jax.load(tmp_path), inputs_of(case, model)
     with pytest.raises(UserError, match=r"inputs have shapes \(3, 2, 8\) and \(3, 8\): pass the same rows of texts"):
@@ -237,7 +237,7 @@ def test_what_a_row_of_texts_cannot_be(theirs, tmp_path):
 
 
 def test_a_classifier_without_an_unembedding_writes_nothing(theirs, tmp_path):
-    made(Case("Llama", "classes"), theirs).save_pretrained(tmp_path)
+    make_model(Case("Llama", "classes"), theirs).save_pretrained(tmp_path)
     lm = plm_jax.load(tmp_path)
     assert isinstance(lm.config.head, models.NoHead)
     with pytest.raises(UserError, match="this model has no vocabulary head"):

@@ -24,13 +24,13 @@ def tokenizer():
     """Letters and spaces by bytes, LLaMA 3's way: the beginning before each text, special tokens above the model's."""
     letters = [*"abcdefghijklmnopqrstuvwxyz", "Ġ", "th", "the"]
     merges = [("t", "h"), ("th", "e")]
-    made = tokenizers.Tokenizer(tokenizers.models.BPE({t: i for i, t in enumerate(letters)}, merges))
-    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = tokenizers.decoders.ByteLevel()
-    made.add_special_tokens([BOS, EOS])
+    bpe = tokenizers.Tokenizer(tokenizers.models.BPE({t: i for i, t in enumerate(letters)}, merges))
+    bpe.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = tokenizers.decoders.ByteLevel()
+    bpe.add_special_tokens([BOS, EOS])
     template = tokenizers.processors.TemplateProcessing(f"{BOS} $A", None, [(BOS, 29)])
-    made.post_processor = tokenizers.processors.Sequence([tokenizers.processors.ByteLevel(), template])
-    return made
+    bpe.post_processor = tokenizers.processors.Sequence([tokenizers.processors.ByteLevel(), template])
+    return bpe
 
 
 @pytest.fixture(params=["llama", "gpt1"])
@@ -83,15 +83,15 @@ def test_the_familys_own_file_is_preferred(tmp_path):
 
 
 def test_what_a_tokenizer_json_tells():
-    made = tokenizer()
-    tell = tokenizer_json.special_ids
-    file = made.to_str().encode()
+    bpe = tokenizer()
+    special_ids = tokenizer_json.special_ids
+    file = bpe.to_str().encode()
     framed = {"begins_with": [29], "ends_with": []}
-    assert tell([file], {"bos_token": BOS, "mask_token": None}) == {"bos_token_id": 29, **framed}
-    assert tell([file], {"bos_token": EOS}) == {"bos_token_id": 30, **framed}
-    made.post_processor = tokenizers.processors.ByteLevel()
-    made.add_special_tokens(["<extra_id_1>", "<extra_id_0>"])
-    assert tell([made.to_str().encode()], {}) == {"sentinels": 2, "begins_with": [], "ends_with": []}
+    assert special_ids([file], {"bos_token": BOS, "mask_token": None}) == {"bos_token_id": 29, **framed}
+    assert special_ids([file], {"bos_token": EOS}) == {"bos_token_id": 30, **framed}
+    bpe.post_processor = tokenizers.processors.ByteLevel()
+    bpe.add_special_tokens(["<extra_id_1>", "<extra_id_0>"])
+    assert special_ids([bpe.to_str().encode()], {}) == {"sentinels": 2, "begins_with": [], "ends_with": []}
     assert tokenizer_json.tokenizer_config(
         [file], {"bos_token_id": 29, "eos_token_id": [30, 5], "pad_token_id": 7}
     ) == {
@@ -101,7 +101,7 @@ def test_what_a_tokenizer_json_tells():
     }
     for damaged in (b"{", b"[]"):
         with pytest.raises(UserError, match="is damaged"):
-            tell([damaged], {})
+            special_ids([damaged], {})
 
 
 def test_a_llama_3_has_a_file_of_tiktokens(tmp_path):

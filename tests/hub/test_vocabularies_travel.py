@@ -58,8 +58,8 @@ def test_of_cased_word_pieces(tmp_path):
 @pytest.mark.parametrize("words", [["é", "e", "the"], ["é", "e", "the", "The"]])
 def test_case_is_what_the_tokenizer_s_config_says(words, lower, tmp_path):
     """Whatever the letters of vocab.txt are."""
-    told = json.dumps({"tokenizer_class": "BertTokenizer", "do_lower_case": lower})
-    travel(tmp_path, "BertModel", {"vocab.txt": lines([*WORDS[:5], *words]), "tokenizer_config.json": told})
+    tokenizer_config = json.dumps({"tokenizer_class": "BertTokenizer", "do_lower_case": lower})
+    travel(tmp_path, "BertModel", {"vocab.txt": lines([*WORDS[:5], *words]), "tokenizer_config.json": tokenizer_config})
     for path in (tmp_path / "theirs", tmp_path / "ours"):
         tokenizer = transformers.AutoTokenizer.from_pretrained(path)
         want = tokenizer("The é É", add_special_tokens=False).input_ids
@@ -82,15 +82,15 @@ def test_of_albert_s_pieces(cased, tmp_path):
     model = pieces(31 if cased else 27, TEXT.title() if cased else TEXT, **ids)
     lm, tokenizer = travel(tmp_path, "AlbertModel", {"spiece.model": model})
     assert {key: lm.special_ids[f"{key}_token_id"] for key in ("cls", "sep", "mask")} == {"cls": 2, "sep": 3, "mask": 4}
-    wanted = sentencepiece.SentencePieceProcessor(model_proto=model).encode("The State" if cased else "the state")
-    assert tokenizer("The State").input_ids == [2, *wanted, 3]
+    expected = sentencepiece.SentencePieceProcessor(model_proto=model).encode("The State" if cased else "the state")
+    assert tokenizer("The State").input_ids == [2, *expected, 3]
     assert tokenizer.mask_token_id == 4
 
 
 @pytest.mark.parametrize("begins", [True, False])
 def test_of_llama_s_pieces_and_whether_texts_begin_with_bos(begins, tmp_path):
-    told = json.dumps({"add_bos_token": begins})
-    files = {"tokenizer.model": pieces(37, model_type="bpe"), "tokenizer_config.json": told}
+    tokenizer_config = json.dumps({"add_bos_token": begins})
+    files = {"tokenizer.model": pieces(37, model_type="bpe"), "tokenizer_config.json": tokenizer_config}
     lm, tokenizer = travel(tmp_path, "LlamaForCausalLM", files)
     want = tokenizer("the state").input_ids
     assert (want[0] == 1) == begins
@@ -133,14 +133,14 @@ def test_of_roberta_s_bytes_and_it_fills_what_transformers_fills(tmp_path):
     fields = {"vocab_size": len(ids), "max_position_embeddings": 40}
     _, tokenizer = travel(tmp_path, "RobertaForMaskedLM", files, **fields)
     lm = plm_jax.load(tmp_path / "ours")
-    given = tokenizer("the state of the<mask> is the<mask>.", return_tensors="pt").input_ids
-    assert given[0, 0] == 0 and given[0, -1] == 2
+    input_ids = tokenizer("the state of the<mask> is the<mask>.", return_tensors="pt").input_ids
+    assert input_ids[0, 0] == 0 and input_ids[0, -1] == 2
     with torch.no_grad():
-        logits = theirs.make("RobertaForMaskedLM", **fields)(given).logits[0]
-    at = torch.nonzero(given[0] == ids["<mask>"])[:, 0]
-    wanted = logits[at].softmax(-1).topk(3)
+        logits = theirs.make("RobertaForMaskedLM", **fields)(input_ids).logits[0]
+    at = torch.nonzero(input_ids[0] == ids["<mask>"])[:, 0]
+    expected = logits[at].softmax(-1).topk(3)
     (filled,) = lm.fill("the state of the <mask> is the [MASK].", top_k=3)
     got = [[candidate.probability for candidate in of_mask] for of_mask in filled.candidates]
-    np.testing.assert_allclose(got, wanted.values, atol=1e-5)
-    given[0, at] = wanted.indices[:, 0]
-    assert filled.text == tokenizer.decode(given[0, 1:-1])
+    np.testing.assert_allclose(got, expected.values, atol=1e-5)
+    input_ids[0, at] = expected.indices[:, 0]
+    assert filled.text == tokenizer.decode(input_ids[0, 1:-1])

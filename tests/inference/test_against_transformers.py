@@ -98,7 +98,7 @@ class Peers(NamedTuple):
 
         self.theirs._get_top_k_continuations = ranked
         with torch.no_grad():
-            found = self.theirs.generate(
+            sequences = self.theirs.generate(
                 torch.tensor(tokens).long(),
                 attention_mask=torch.tensor(mask).long(),
                 max_new_tokens=NEW,
@@ -109,7 +109,7 @@ class Peers(NamedTuple):
                 **options,
             ).tolist()
         first = tokens.shape[1] if is_decoder else 1
-        return [until_end(row[first:]) for row in found], nearest
+        return [until_end(row[first:]) for row in sequences], nearest
 
     def check(self, **options) -> list[list[int]]:
         """Compares answers to 50 prompts, and gives them."""

@@ -69,8 +69,8 @@ def make_workdir(tmp_path, monkeypatch):
         def identity(run):
             folder = tmp_path / "run" / "vocabulary"
             spec = vocabularies.within(run.vocabulary.spec, str(folder))
-            own = replace(run.vocabulary, spec=spec)
-            return vocabularies.identity(vocabularies.load_plain(own)) if folder.exists() else None
+            vocabulary = replace(run.vocabulary, spec=spec)
+            return vocabularies.identity(vocabularies.load_plain(vocabulary)) if folder.exists() else None
 
         monkeypatch.setattr(checkpoints, "load_params", load_params)
         (tmp_path / "run" / "checkpoints" / "7").mkdir(parents=True)
@@ -218,9 +218,9 @@ def test_ids_are_continued_with_ids(lm, has_vocabulary):
     assert lm.generate(prompts, max_new_tokens=6) == want
     assert lm.generate(np.array(prompts[:1]), max_new_tokens=6) == want[:1]
     assert lm.generate(prompts[0], max_new_tokens=6) == want[:1]
-    for given, words in [([[]], "empty prompt"), ([[1, 61]], "a prompt has token 61")]:
+    for invalid, words in [([[]], "empty prompt"), ([[1, 61]], "a prompt has token 61")]:
         with pytest.raises(UserError, match=words):
-            lm.generate(given, max_new_tokens=6)
+            lm.generate(invalid, max_new_tokens=6)
 
 
 @pytest.mark.parametrize(
@@ -332,7 +332,7 @@ def test_prompts_begin_as_the_texts_of_training_did(begin, make_workdir, tmp_pat
 
 
 def test_a_run_s_empty_prompt_starts_from_what_it_learnt_from_alone(make_workdir):
-    """Its bos was never fed; without an eos nothing was between its documents either."""
+    """The model never read its bos; without an eos, nothing separated its documents."""
     pretrained = plm_jax.load(golden.FOLDER / "gpt2")
     lm = plm_jax.load(make_workdir(pretrained, run_of(pretrained.config)))
     lm.vocabulary = Letters()
@@ -402,7 +402,7 @@ def test_a_run_s_vocabulary_is_the_one_in_its_directory_and_is_saved_along(workd
     ],
 )
 def test_the_case_of_a_run_s_vocabulary_is_saved_along(name, kind, upper, want, make_workdir, tmp_path):
-    """What the letters of vocab.txt do not tell of a cased vocabulary over text in lower case."""
+    """A cased vocabulary of lower-case text cannot be recognized by the letters of vocab.txt."""
     pretrained = plm_jax.load(golden.FOLDER / name)
     section = config.VocabularyConfig(
         "wordpiece:/elsewhere/vocab.txt", train_kind=kind, pad=0, unk=1, cls=2, sep=3, mask=4

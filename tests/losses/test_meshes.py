@@ -67,8 +67,8 @@ def test_a_use_that_knows_no_whole_tables_has_the_gradient_too():
         table = tables.whole(matrix, jnp.float32)
         return jnp.sin(tables.array(table)).sum() + table.look_up(batch[0], len(batch[0])).sum()
 
-    own = mesh.build(config.MeshConfig(**MESHES[2]), jax.devices()[:8])
-    with jax.set_mesh(own), nn.logical_axis_rules(config.MeshConfig().rules):
+    device_mesh = mesh.build(config.MeshConfig(**MESHES[2]), jax.devices()[:8])
+    with jax.set_mesh(device_mesh), nn.logical_axis_rules(config.MeshConfig().rules):
         got = jax.jit(jax.grad(by_array))(head[1])
     counts = np.bincount(batch[0].ravel(), minlength=VOCAB)
     np.testing.assert_allclose(got, np.cos(head[1]) + counts[:, None], rtol=1e-5, atol=1e-5)

@@ -45,7 +45,7 @@ def batch_of(kind):
 
 
 @functools.cache
-def made(kind, model=tiny.BERT):
+def build(kind, model=tiny.BERT):
     model, rng = model.with_task(HEADS[kind]), np.random.default_rng(1)
     draw = lambda leaf: jnp.asarray(rng.normal(size=leaf.shape).astype(np.float32) / 4)  # noqa: E731
     return registry.build(model), jax.tree.map(draw, registry.shapes(model))
@@ -68,7 +68,7 @@ def nll(logits, label):
 
 @pytest.mark.parametrize("kind", HEADS)
 def test_each_loss_is_its_formula_over_what_counts(kind):
-    module, params = made(kind)
+    module, params = build(kind)
     batch, loss = batch_of(kind), losses.get("task")
     output = np.asarray(output_of(module, params, batch), np.float64)
     rows = range(ROWS - 1)
@@ -83,13 +83,13 @@ def test_each_loss_is_its_formula_over_what_counts(kind):
         }
     else:
         if kind == "tags":
-            places = [(row, at) for row in rows for at in range(REAL[row]) if batch["tags"][row, at] >= 0]
-            assert 0 < len(places) < sum(REAL)
-            told = [(output[place], batch["tags"][place]) for place in places]
+            positions = [(row, at) for row in rows for at in range(REAL[row]) if batch["tags"][row, at] >= 0]
+            assert 0 < len(positions) < sum(REAL)
+            predictions = [(output[position], batch["tags"][position]) for position in positions]
         else:
-            told = [(output[row], batch["label"][row]) for row in rows]
-        hits = np.mean([np.argmax(logits) == label for logits, label in told])
-        want = {"loss": np.mean([nll(*one) for one in told]), "accuracy": hits}
+            predictions = [(output[row], batch["label"][row]) for row in rows]
+        hits = np.mean([np.argmax(logits) == label for logits, label in predictions])
+        want = {"loss": np.mean([nll(*one) for one in predictions]), "accuracy": hits}
     got = means_of(loss, module, params, batch)
     assert got == pytest.approx(want, abs=1e-5)
     assert loss.heads == ("task",)
@@ -103,7 +103,7 @@ SIDES = ((0, "span_starts"), (1, "span_ends"))
 
 @pytest.mark.parametrize("kind", ["classes", "choice"])
 def test_a_language_model_is_learnt_beside_it_in_the_mean_over_texts(kind):
-    module, params = made(kind, tiny.MODEL)
+    module, params = build(kind, tiny.MODEL)
     batch = batch_of(kind)
     targets = np.roll(batch["tokens"], -1, axis=-1)
     weights = np.roll(batch["mask"], -1, axis=-1) * batch["mask"] * 1.0
@@ -129,7 +129,7 @@ def test_a_language_model_is_learnt_beside_it_in_the_mean_over_texts(kind):
 
 
 def test_labels_may_be_smoothed():
-    module, params = made("classes")
+    module, params = build("classes")
     batch = batch_of("classes")
     output = np.asarray(output_of(module, params, batch), np.float64)[:-1]
     log = np.log(np.exp(output) / np.exp(output).sum(-1, keepdims=True))
@@ -164,13 +164,13 @@ def test_a_mesh_changes_neither_values_nor_gradients(model, head, lm):
         return means.in_units(loss, loss(module, params, batch, None, {})[0], weights) / means.unit(weights)
 
     want = jax.jit(jax.value_and_grad(value))(params, batch)
-    own = mesh.build(config.MeshConfig(data=1, fsdp=4, tensor=2), jax.devices()[:8])
+    device_mesh = mesh.build(config.MeshConfig(data=1, fsdp=4, tensor=2), jax.devices()[:8])
 
     def traced(params, batch):
         with nn.logical_axis_rules(config.MeshConfig().rules):
             return jax.value_and_grad(value)(params, batch)
 
-    with jax.set_mesh(own):
-        rows = jax.sharding.NamedSharding(own, jax.sharding.PartitionSpec("fsdp"))
+    with jax.set_mesh(device_mesh):
+        rows = jax.sharding.NamedSharding(device_mesh, jax.sharding.PartitionSpec("fsdp"))
         got = jax.jit(traced)(params, jax.device_put(batch, rows))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), got, want)

@@ -54,7 +54,7 @@ def batch_of(kind):
 
 
 @functools.cache
-def made(kind):
+def build(kind):
     """The module, parameters, and the loss; the generator always says the same token."""
     model, rng = MODELS[kind], np.random.default_rng(1)
     params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32) / 4, registry.shapes(model))
@@ -67,7 +67,7 @@ def made(kind):
 
 def by_hand(kind, batch):
     """The means, walked row by row with all logits."""
-    module, params, _ = made(kind)
+    module, params, _ = build(kind)
     apply = jax.jit(functools.partial(module.apply, {"params": params}), static_argnames=("method", "name"))
     rows = [row for row in range(ROWS) if batch["mask"][row].any()]
     features = apply(batch["tokens"], batch["mask"], method="features")
@@ -96,27 +96,29 @@ def by_hand(kind, batch):
     for row, slot in np.argwhere(batch["target_weights"] > 0):
         corrupted[row, batch["target_positions"][row, slot]] = 9
         original[row, batch["target_positions"][row, slot]] = batch["targets"][row, slot]
-    seen = apply(corrupted, batch["mask"], method="features")
-    scores = np.asarray(apply(seen, name="discriminator", method="head_output"), np.float64)
-    places = [(row, at) for row in rows for at in np.flatnonzero(batch["mask"][row])]
-    signs = {place: 1.0 if corrupted[place] != original[place] else -1.0 for place in places}
+    hidden = apply(corrupted, batch["mask"], method="features")
+    scores = np.asarray(apply(hidden, name="discriminator", method="head_output"), np.float64)
+    positions = [(row, at) for row in rows for at in np.flatnonzero(batch["mask"][row])]
+    signs = {position: 1.0 if corrupted[position] != original[position] else -1.0 for position in positions}
     return {
-        "discriminator_loss": np.mean([np.log1p(np.exp(-signs[place] * scores[place])) for place in places]),
-        "discriminator_accuracy": np.mean([signs[place] * scores[place] > 0 for place in places]),
+        "discriminator_loss": np.mean(
+            [np.log1p(np.exp(-signs[position] * scores[position])) for position in positions]
+        ),
+        "discriminator_accuracy": np.mean([signs[position] * scores[position] > 0 for position in positions]),
         "replaced": np.mean([sign > 0 for sign in signs.values()]),
     }
 
 
 def stepped(kind, microbatches=1, devices=1):
     """The metrics of a step, and by how much it moves each parameter: with SGD at 1 the gradient."""
-    module, params, loss = made(kind)
-    own = mesh.build(config.MeshConfig(), jax.devices()[:devices])
+    module, params, loss = build(kind)
+    device_mesh = mesh.build(config.MeshConfig(), jax.devices()[:devices])
     run = step.train_step(loss, module, optax.sgd(1.0), microbatches)
-    run = mesh.jit(run, own, config.MeshConfig().rules)
+    run = mesh.jit(run, device_mesh, config.MeshConfig().rules)
     batch = batch_of(kind) | {"digest": np.zeros((ROWS, 2), np.uint32)}
     whole = state.new_state(params, optax.sgd(1.0)), ROOT, 1.0
-    current, *inputs = jax.device_put(whole, mesh.replicated(own))
-    after, metrics = run(current, jax.device_put(batch, mesh.batch_sharding(own)), *inputs)
+    current, *inputs = jax.device_put(whole, mesh.replicated(device_mesh))
+    after, metrics = run(current, jax.device_put(batch, mesh.batch_sharding(device_mesh)), *inputs)
     return jax.device_get((metrics, jax.tree.map(jnp.subtract, params, jax.device_get(after.params))))
 
 
@@ -133,39 +135,39 @@ def test_each_term_is_its_own_mean_whatever_the_parts_of_the_batch(kind):
     norm = optax.global_norm(want_gradient)
     np.testing.assert_allclose(want["grad_norm"], norm, rtol=1e-5)
     for microbatches, devices in ((4, 1), (1, 8)) if kind == "masked_lm" else ((2, 4),):
-        found, gradient = stepped(kind, microbatches, devices)
+        actual, gradient = stepped(kind, microbatches, devices)
         difference = optax.global_norm(jax.tree.map(jnp.subtract, gradient, want_gradient))
         assert difference < 1e-6 * norm, (microbatches, devices, difference / norm)
         for name in want:  # Of some tensors, as of keys' biases, the gradient is rounding alone.
             tolerance = {"rtol": 1e-5, "atol": 1e-7} if name == "norms" else {"rtol": 2e-6}
-            np.testing.assert_allclose(found[name], want[name], **tolerance, err_msg=name)
+            np.testing.assert_allclose(actual[name], want[name], **tolerance, err_msg=name)
 
 
 def test_sums_over_batches_are_those_of_all_their_rows():
     """Pairs are as many in each half, targets are not."""
-    module, params, loss = made("masked_lm")
+    module, params, loss = build("masked_lm")
     whole = batch_of("masked_lm")
     sums = jax.jit(lambda batch: means.sums(loss, module, params, batch, {})[0])
     total = None
     for rows in (slice(0, 5), slice(5, 8)):
         total = means.add(total, jax.device_get(sums({name: values[rows] for name, values in whole.items()})))
-    found, want = means.of_total(loss, total), means.of_total(loss, means.add(None, jax.device_get(sums(whole))))
-    assert found.keys() == want.keys() >= {"loss", "masked_lm_loss", "pair_loss", "pair_accuracy", "nll", "accuracy"}
+    actual, want = means.of_total(loss, total), means.of_total(loss, means.add(None, jax.device_get(sums(whole))))
+    assert actual.keys() == want.keys() >= {"loss", "masked_lm_loss", "pair_loss", "pair_accuracy", "nll", "accuracy"}
     for name, value in want.items():
-        np.testing.assert_allclose(found[name], value, rtol=1e-6, err_msg=name)
+        np.testing.assert_allclose(actual[name], value, rtol=1e-6, err_msg=name)
 
 
 def test_a_term_that_counts_nothing_has_no_mean():
     loss = losses.MaskedLMLoss()
     metrics = {"masked_lm": {"nll": 6.0}, "pair": {"pair_accuracy": 0.0}}
-    found = losses.LossSums({"masked_lm": 6.0, "pair": 0.0}, metrics, {"masked_lm": 2.0, "pair": 0.0})
-    assert means.of_total(loss, found) == {"loss": 3.0, "nll": 3.0}
-    none = losses.LossSums(found.terms, metrics, dict.fromkeys(found.weights, 0.0))
+    actual = losses.LossSums({"masked_lm": 6.0, "pair": 0.0}, metrics, {"masked_lm": 2.0, "pair": 0.0})
+    assert means.of_total(loss, actual) == {"loss": 3.0, "nll": 3.0}
+    none = losses.LossSums(actual.terms, metrics, dict.fromkeys(actual.weights, 0.0))
     assert means.of_total(loss, none) == {} == means.of_total(loss, None)
 
 
 @pytest.fixture
-def own():
+def user_classes():
     """An objective, a loss, a term and its head as a user writes them; gone afterwards."""
 
     @dataclass(frozen=True)
@@ -179,9 +181,9 @@ def own():
         temperature: float = 2.0
 
         def apply(self, example, special, rng):
-            made = super().apply(example, special, rng)
-            weights = made["target_weights"] * (np.arange(len(made["targets"])) % 2 == 0)
-            return made | {"target_weights": weights.astype(np.float32)}
+            build = super().apply(example, special, rng)
+            weights = build["target_weights"] * (np.arange(len(build["targets"])) % 2 == 0)
+            return build | {"target_weights": weights.astype(np.float32)}
 
     @dataclass(frozen=True)
     class Tempered(losses.Loss):
@@ -210,8 +212,8 @@ def own():
             return jnp.float32(batch["norms"].size)
 
         def __call__(self, loss, model, params, features, batch):
-            found = model.apply({"params": params}, features, self.head, method="head_output")
-            return jnp.sum((found - batch["norms"]) ** 2), {}
+            actual = model.apply({"params": params}, features, self.head, method="head_output")
+            return jnp.sum((actual - batch["norms"]) ** 2), {}
 
     @dataclass(frozen=True)
     class NormHead(Head):
@@ -226,8 +228,8 @@ def own():
         del choice.choices[choice.kind]
 
 
-def test_a_users_objective_trains_by_a_users_loss(own):
-    objective, _ = own
+def test_a_users_objective_trains_by_a_users_loss(user_classes):
+    objective, _ = user_classes
     run = dataclasses.replace(tiny.PLAIN, objective=objective(temperature=3.0))
     assert config.from_dict(config.to_dict(run)) == run
     loss = losses.get(run.objective.loss, **run.objective.loss_settings)
@@ -246,14 +248,14 @@ def test_a_users_objective_trains_by_a_users_loss(own):
         train_step = step.train_step(loss, module, optax.sgd(0.1), microbatches)
         digest = {"digest": np.zeros((4, 2), np.uint32)}
         _, metrics = jax.jit(train_step)(state.new_state(params, optax.sgd(0.1)), batch | digest, ROOT, 0.1)
-        wanted = {"loss": tokens + size / 4, "tokens_loss": tokens, "size_loss": size, "rms": size}
-        for name, value in wanted.items():
+        expected = {"loss": tokens + size / 4, "tokens_loss": tokens, "size_loss": size, "rms": size}
+        for name, value in expected.items():
             np.testing.assert_allclose(metrics[name], value, rtol=1e-5, err_msg=name)
 
 
-def test_a_users_term_is_added_where_a_batch_asks_for_it(own):
-    _, head = own
-    _, params, loss = made("masked_lm")
+def test_a_users_term_is_added_where_a_batch_asks_for_it(user_classes):
+    _, head = user_classes
+    _, params, loss = build("masked_lm")
     module = registry.build(dataclasses.replace(tiny.BERT, heads=(("size", head()),)))
     batch = batch_of("masked_lm")
     asked = batch | {"norms": np.arange(ROWS, dtype=np.float32)}
@@ -265,9 +267,9 @@ def test_a_users_term_is_added_where_a_batch_asks_for_it(own):
     assert "norm" not in loss.weights(module, batch)
 
 
-def test_a_head_that_no_term_of_a_batch_trains_is_found(own):
-    _, head = own
-    _, _, loss = made("masked_lm")
+def test_a_head_that_no_term_of_a_batch_trains_is_found(user_classes):
+    _, head = user_classes
+    _, _, loss = build("masked_lm")
     batch = batch_of("masked_lm")
     pairs = registry.build(tiny.BERT)
     assert untrained_heads(loss, pairs, batch) == []
@@ -277,12 +279,12 @@ def test_a_head_that_no_term_of_a_batch_trains_is_found(own):
     sized = registry.build(dataclasses.replace(tiny.BERT, heads=(("size", head()),)))
     assert untrained_heads(loss, sized, batch) == ["size"]
     assert untrained_heads(loss, sized, batch | {"norms": np.arange(ROWS, dtype=np.float32)}) == []
-    _, _, loss = made("replaced_token")
+    _, _, loss = build("replaced_token")
     assert untrained_heads(loss, registry.build(tiny.ELECTRA), batch_of("replaced_token")) == []
 
 
-def test_heads_that_name_no_loss_or_the_same_are_told(own):
-    _, head = own
+def test_heads_that_name_no_loss_or_the_same_are_told(user_classes):
+    _, head = user_classes
 
     @dataclass(frozen=True)
     class Lost(head):

@@ -33,7 +33,7 @@ def lstm(params, model, side, x_LD, cells, hiddens):
         gates_kernel = np.concatenate(
             [p[part]["kernel"][layer, side].reshape(width, 4 * units) for part in ("input", "recurrent")]
         )
-        given = []
+        steps = []
         for x in x_LD:
             gates = np.concatenate([x, hiddens[layer]]) @ gates_kernel + p["input"]["bias"][layer, side].reshape(-1)
             i, j, f, o = np.split(gates, 4)
@@ -41,7 +41,7 @@ def lstm(params, model, side, x_LD, cells, hiddens):
             cells[layer] = np.clip(cell, -model.lstm.cell_clip, model.lstm.cell_clip)
             hidden = sigmoid(o) * np.tanh(cells[layer]) @ p["projection"]["kernel"][layer, side]
             hiddens[layer] = np.clip(hidden, -model.lstm.projection_clip, model.lstm.projection_clip)
-            given.append(hiddens[layer] + (x if layer else 0))
-        x_LD = np.array(given)
+            steps.append(hiddens[layer] + (x if layer else 0))
+        x_LD = np.array(steps)
         outputs.append(x_LD)
     return np.array(outputs), np.array(cells), np.array(hiddens)

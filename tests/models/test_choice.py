@@ -1,4 +1,4 @@
-"""Which kernel every published model's attention takes on TPUs and on NVIDIA GPUs, and that docs/pods.md says so."""
+"""The attention kernel of every published model on TPUs and on NVIDIA GPUs, and its documentation in docs/pods.md."""
 
 import pathlib
 from functools import cache
@@ -18,24 +18,24 @@ FAMILIES = [name for name in pages.names() if sizes(name)]
 
 @cache
 def kernels(family):
-    """The kernels of a family's published configs while they train: by platform a set, without attention none."""
-    found = {"tpu": set(), "cuda": set()}
+    """Returns the kernels of a family's published configs in training, a set by platform, empty without attention."""
+    chosen = {"tpu": set(), "cuda": set()}
     for size in sizes(family):
         run = config.from_dict(pages.load(f"{family}:{size}").config())
         if (attention := getattr(run.model, "attention", None)) is None:
             continue
         for stage in config.resolve_phases(run):
             lengths = {stage.length, config.target_length(run, stage.length) if run.model.has_decoder else stage.length}
-            for platform, names in found.items():
+            for platform, names in chosen.items():
                 names |= {taken(run, attention, platform, queries, keys) for queries in lengths for keys in lengths}
-    return found
+    return chosen
 
 
 def taken(run, attention, platform, queries, keys):
-    """That of attention of queries to keys, with all that such a model may be told of a batch."""
+    """Returns the kernel of attention between queries and keys, with every input that such a model may have."""
     position, generator = type(attention.position), getattr(run.model, "generator_model", None)
     heads = {attention.head_dim, *([generator.attention.head_dim] if generator else [])}
-    found = {
+    chosen = {
         choose(
             run.model.attention_kernel,
             platform,
@@ -52,15 +52,15 @@ def taken(run, attention, platform, queries, keys):
         )
         for head_dim in heads
     }
-    assert not any(reason for _, reason in found), (found, run.model)
-    return "/".join(sorted(kernel for kernel, _ in found))
+    assert not any(reason for _, reason in chosen), (chosen, run.model)
+    return "/".join(sorted(kernel for kernel, _ in chosen))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_published_model_takes_a_flash_kernel(family):
-    found = kernels(family)
-    assert found["tpu"] == (set() if family == "elmo" else {"flash"})
-    assert found["cuda"] <= {"flash", "cudnn"} and bool(found["cuda"]) == (family != "elmo")
+    chosen = kernels(family)
+    assert chosen["tpu"] == (set() if family == "elmo" else {"flash"})
+    assert chosen["cuda"] <= {"flash", "cudnn"} and bool(chosen["cuda"]) == (family != "elmo")
 
 
 def test_the_docs_say_which():

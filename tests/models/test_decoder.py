@@ -76,7 +76,7 @@ def gpt2(layers, width, heads):
 
 @partial(jax.jit, static_argnames="module")
 def reach(module, params, tokens, query, **kwargs):
-    """Which positions of `tokens`, all different, the output at `query` depends on: whether a gradient is exactly 0."""
+    """Returns whether the output at `query` depends on each position of distinct `tokens`: whether a gradient is not 0."""
 
     def output(table):
         features = module.apply({"params": {**params, "token_embedding": table}}, tokens, method="features", **kwargs)
@@ -94,8 +94,8 @@ def test_a_position_depends_on_itself_and_all_before_it_and_on_nothing_after():
 
 def test_a_token_sees_its_own_segment_only():
     tokens, segments = jnp.arange(5, 13)[None], jnp.array([[1, 1, 1, 2, 2, 2, 2, 0]])
-    seen = reach(*initial(small()), tokens, 5, segment_ids=segments)
-    assert seen.tolist() == [False] * 3 + [True] * 3 + [False] * 2
+    reached = reach(*initial(small()), tokens, 5, segment_ids=segments)
+    assert reached.tolist() == [False] * 3 + [True] * 3 + [False] * 2
 
 
 def test_padding_is_not_seen_and_the_positions_skip_it():
@@ -201,9 +201,9 @@ def test_embedding_dropout_zeroes_its_share_and_scales_the_rest():
     rate, tokens = 0.25, tokens_of(batch=64, length=16)
     module, params = initial(with_dropout(embedding=rate))
     dropped, whole = (stream(module, params, tokens, deterministic=off)[0] for off in (False, True))
-    kept = dropped != 0
-    np.testing.assert_allclose(dropped[kept], whole[kept] / (1 - rate), rtol=1e-5)
-    assert abs(1 - kept.mean() - rate) < 4 * (rate * (1 - rate) / kept.size) ** 0.5
+    is_kept = dropped != 0
+    np.testing.assert_allclose(dropped[is_kept], whole[is_kept] / (1 - rate), rtol=1e-5)
+    assert abs(1 - is_kept.mean() - rate) < 4 * (rate * (1 - rate) / is_kept.size) ** 0.5
 
 
 def test_residual_dropout_falls_on_both_sub_layers_and_differs_between_layers():

@@ -1,4 +1,4 @@
-"""What LLaMA, ChatGLM2, GPT-1 and GPT-3 change in a decoder: what is seen, cached, padded, and by which kernel."""
+"""Decoders of LLaMA, ChatGLM2, GPT-1 and GPT-3: visibility, cache, padding and kernels."""
 
 from dataclasses import replace
 from functools import partial
@@ -38,7 +38,7 @@ families = pytest.mark.parametrize("family", MODELS)
 def test_a_position_depends_on_nothing_after_it(family):
     tokens = jnp.arange(5, 13)[None]
     for query in range(8):
-        assert reach(*initial(MODELS[family]), tokens, query).tolist() == [place <= query for place in range(8)]
+        assert reach(*initial(MODELS[family]), tokens, query).tolist() == [position <= query for position in range(8)]
 
 
 @families
@@ -74,21 +74,21 @@ def test_texts_that_share_a_cache_are_as_if_each_had_its_own(family):
     """Two that begin alike and go on otherwise: their tokens take slots in turn, of which each sees its own."""
     module, params = initial(MODELS[family])
     begin, branches = tokens_of(batch=1, length=4), tokens_of(1, batch=2, length=3)
-    seen = np.zeros((1, 2, 10), int)
-    seen[..., :4] = 1
-    places = jnp.array([0, 1, 2, 3, 4, 4, 5, 5, 6, 6])
-    _, cache = extend(module, {"params": params}, begin, seen[:, 0], jnp.arange(4)[None], 0)
+    visible = np.zeros((1, 2, 10), int)
+    visible[..., :4] = 1
+    positions = jnp.array([0, 1, 2, 3, 4, 4, 5, 5, 6, 6])
+    _, cache = extend(module, {"params": params}, begin, visible[:, 0], jnp.arange(4)[None], 0)
     parts = []
     for step in range(3):
         index = 4 + 2 * step
-        seen[:, [0, 1], [index, index + 1]] = 1
+        visible[:, [0, 1], [index, index + 1]] = 1
         part, cache = module.apply(
             {"params": params, **cache},
             branches[None, :, step],
-            mask=jnp.array(seen),
+            mask=jnp.array(visible),
             positions=jnp.full((1, 2), 4 + step),
             cache_index=index,
-            slot_positions=places,
+            slot_positions=positions,
             mutable=["cache"],
         )
         parts.append(part[0])

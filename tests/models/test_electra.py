@@ -16,11 +16,11 @@ from tests.models.test_encoder import VOCAB, apply, randomized, small_encoder, t
 
 
 def small_electra(**fields) -> models.ElectraConfig:
-    given = small_encoder(**fields)
-    parts = {name: getattr(given, name) for name in models.TransformerConfig.__dataclass_fields__}
-    embedding = replace(given.embedding, embedding_size=9)
-    own = models.GeneratorConfig(width=6, heads=2, head_dim=3, feed_forward=10, layers=1)
-    return models.ElectraConfig(**parts | {"embedding": embedding}, generator=own)
+    encoder = small_encoder(**fields)
+    parts = {name: getattr(encoder, name) for name in models.TransformerConfig.__dataclass_fields__}
+    embedding = replace(encoder.embedding, embedding_size=9)
+    generator = models.GeneratorConfig(width=6, heads=2, head_dim=3, feed_forward=10, layers=1)
+    return models.ElectraConfig(**parts | {"embedding": embedding}, generator=generator)
 
 
 def test_the_pair_holds_an_encoder_and_what_the_generator_has_alone():
@@ -29,13 +29,16 @@ def test_the_pair_holds_an_encoder_and_what_the_generator_has_alone():
     assert {name: leaf for name, leaf in pair.items() if name != "generator"} == registry.shapes(
         model.discriminator_model
     )
-    own, tables = pair["generator"], ("token_embedding", "position_embedding", "token_type_embedding", "embedding_norm")
-    assert own.keys() == generator.keys() - set(tables)
-    assert own == {name: generator[name] for name in own}
+    leaves, tables = (
+        pair["generator"],
+        ("token_embedding", "position_embedding", "token_type_embedding", "embedding_norm"),
+    )
+    assert leaves.keys() == generator.keys() - set(tables)
+    assert leaves == {name: generator[name] for name in leaves}
     assert generator["token_embedding"] == pair["token_embedding"]
-    assert own["stack"]["blocks"]["attention"]["query"]["kernel"].shape == (1, 6, 6)
-    assert own["embedding_projection"]["kernel"].shape == (9, 6)
-    assert own["head_transform"]["kernel"].shape == (6, 9)
+    assert leaves["stack"]["blocks"]["attention"]["query"]["kernel"].shape == (1, 6, 6)
+    assert leaves["embedding_projection"]["kernel"].shape == (9, 6)
+    assert leaves["head_transform"]["kernel"].shape == (6, 9)
 
 
 def test_the_generator_starts_as_an_encoder_of_its_own_does():
@@ -55,9 +58,9 @@ def test_both_read_the_tables_and_each_its_own_stack(part):
 
     def outputs(params):
         features = apply(module, params, tokens, method="features")
-        generator, own = electra.generator(module, params)
+        generator, generator_params = electra.generator(module, params)
         return apply(module, params, features, name="discriminator", method="head_output"), apply(
-            generator, own, tokens
+            generator, generator_params, tokens
         )
 
     (before, other), (after, changed) = outputs(params), outputs(moved)
@@ -78,9 +81,11 @@ def test_the_discriminator_is_a_dense_layer_gelu_and_a_number():
 
 
 def test_a_generator_must_lead_back_to_the_tables():
-    own = models.GeneratorConfig(width=6, heads=2, head_dim=3, feed_forward=10, layers=1, head=models.VocabularyHead())
+    generator = models.GeneratorConfig(
+        width=6, heads=2, head_dim=3, feed_forward=10, layers=1, head=models.VocabularyHead()
+    )
     with pytest.raises(UserError, match=r"set head\.transform"):
-        replace(small_electra(), generator=own)
+        replace(small_electra(), generator=generator)
 
 
 def span_boundary(params, features, left, right, offsets):

@@ -72,7 +72,7 @@ def test_layers_are_the_equations_with_the_backward_direction_from_the_end():
 
 @pytest.mark.parametrize("projected", [True, False])
 def test_gradients_are_the_slopes(projected):
-    """Of all parameters and of the state, with steps that do not count; in ELMo's LSTM some values are clipped."""
+    """Gradients of all parameters and of the state, with masked steps and some clipped values in ELMo's LSTM."""
     cell, width, rng = 3, 2 if projected else 3, np.random.default_rng(0)
     lstm = models.LstmConfig(cell=cell, cell_clip=0.5, projection_clip=0.2) if projected else None
     shapes = {"input": {"kernel": (2, 2, 4, cell), "bias": (2, 4, cell)}, "recurrent": {"kernel": (2, width, 4, cell)}}
@@ -84,20 +84,20 @@ def test_gradients_are_the_slopes(projected):
 
     @jax.jit
     def weighed(block, x, state):
-        given, after = recurrent.run(block, x, state, steps, lstm, jnp.float32)
-        return (given * weigh).sum() + sum((leaf**2).sum() for leaf in jax.tree.leaves(after)) / 2, given
+        outputs, after = recurrent.run(block, x, state, steps, lstm, jnp.float32)
+        return (outputs * weigh).sum() + sum((leaf**2).sum() for leaf in jax.tree.leaves(after)) / 2, outputs
 
     of_all = (block, x, state)
     assert not projected or 0 < (abs(weighed(*of_all)[1]) == 0.2).mean() < 1
     gradient = jax.grad(weighed, argnums=(0, 1, 2), has_aux=True)(*of_all)[0]
     for leaf, got in zip(jax.tree.leaves(of_all), jax.tree.leaves(gradient), strict=True):
         want = np.zeros_like(leaf)
-        for place in np.ndindex(leaf.shape):
-            here, ends = leaf[place], []
+        for index in np.ndindex(leaf.shape):
+            here, ends = leaf[index], []
             for change in (0.01, -0.01):
-                leaf[place] = here + change
+                leaf[index] = here + change
                 ends.append(float(weighed(*of_all)[0]))
-            leaf[place], want[place] = here, (ends[0] - ends[1]) / 0.02
+            leaf[index], want[index] = here, (ends[0] - ends[1]) / 0.02
         np.testing.assert_allclose(got, want, atol=0.02 * np.abs(want).max())
 
 
@@ -132,13 +132,13 @@ def test_forward_logits_know_the_words_up_to_theirs_and_backward_ones_those_from
         return [apply(module, params, features, method=way) for way in ("logits", "backward_logits")]
 
     before = logits(characters)
-    for place in range(LENGTH):
+    for position in range(LENGTH):
         changed = characters.copy()
-        changed[:, place] = (changed[:, place] + 5) % elmo.CHARACTERS
+        changed[:, position] = (changed[:, position] + 5) % elmo.CHARACTERS
         for way, (one, other) in enumerate(zip(before, logits(changed), strict=True)):
             assert one.shape == (ROWS, LENGTH, 13) and one.dtype == jnp.float32
             differs = [bool(abs(one[:, i] - other[:, i]).max() > 1e-6) for i in range(LENGTH)]
-            assert differs == [i >= place if way == 0 else i <= place for i in range(LENGTH)]
+            assert differs == [i >= position if way == 0 else i <= position for i in range(LENGTH)]
 
 
 def test_both_directions_share_words_and_softmax_and_nothing_else():

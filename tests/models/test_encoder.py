@@ -65,11 +65,11 @@ ONE_WAY = [19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99, 113]
 
 def test_relative_buckets_begin_where_they_should():
     position, distances = models.RelativeBias(), np.arange(200)
-    wanted = np.searchsorted([*range(1, 9), *TWO_WAY], distances, side="right")
-    np.testing.assert_array_equal(relative_buckets(-distances, position, causal=False), wanted)
-    np.testing.assert_array_equal(relative_buckets(distances[1:], position, causal=False), 16 + wanted[1:])
-    wanted = np.searchsorted([*range(1, 17), *ONE_WAY], distances, side="right")
-    np.testing.assert_array_equal(relative_buckets(-distances, position, causal=True), wanted)
+    expected = np.searchsorted([*range(1, 9), *TWO_WAY], distances, side="right")
+    np.testing.assert_array_equal(relative_buckets(-distances, position, causal=False), expected)
+    np.testing.assert_array_equal(relative_buckets(distances[1:], position, causal=False), 16 + expected[1:])
+    expected = np.searchsorted([*range(1, 17), *ONE_WAY], distances, side="right")
+    np.testing.assert_array_equal(relative_buckets(-distances, position, causal=True), expected)
     np.testing.assert_array_equal(relative_buckets(distances, position, causal=True), 0)
 
 
@@ -135,7 +135,7 @@ def trained_features(module, params, inputs):
 
 @pytest.mark.parametrize("kind", SMALL)
 def test_broadcast_dropout_drops_the_same_units_at_all_positions(kind):
-    """Where all tokens are the same and nothing tells positions apart, only dropout can make them differ."""
+    """With equal tokens and no position information, only dropout can make positions differ."""
     model = SMALL[kind]()
     model = replace(model, attention=replace(model.attention, position=models.NoPositions()))
     inputs = [jnp.full_like(tokens, 7) for tokens in inputs_of(kind)]
@@ -170,9 +170,9 @@ def trained_gradients(module, params, inputs):
 def test_a_scanned_stack_and_an_unrolled_recomputed_one_have_the_same_values_and_gradients(kind):
     model = SMALL[kind](dropout=models.DropoutConfig(broadcast=kind == "encoder_decoder").all_at(0.2))
     inputs, params = inputs_of(kind), randomized(model)[1]
-    wanted = trained_gradients(registry.build(model), params, inputs)
+    expected = trained_gradients(registry.build(model), params, inputs)
     got = trained_gradients(registry.build(replace(model, scan_layers=False, remat="full")), params, inputs)
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), got, wanted)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), got, expected)
 
 
 def test_packed_texts_are_encoded_as_they_are_alone():
@@ -197,7 +197,7 @@ def test_packed_pairs_are_decoded_as_they_are_alone():
 
 @partial(jax.jit, static_argnames="module")
 def reach(module, params, tokens, decoder_tokens, query):
-    """Which rows of the token table the decoder's output at `query` depends on."""
+    """Returns the rows of the token table that the decoder's output at `query` depends on."""
 
     def output(table):
         params_ = {**params, "token_embedding": table}
@@ -210,8 +210,8 @@ def reach(module, params, tokens, decoder_tokens, query):
 def test_the_decoder_sees_the_whole_input_and_nothing_after_its_own_position():
     tokens, decoder_tokens = jnp.arange(5, 11)[None], jnp.arange(20, 25)[None]
     for query in (0, 2, 4):
-        seen = reach(*randomized(small_encoder_decoder()), tokens, decoder_tokens, query)
-        assert np.flatnonzero(seen).tolist() == [*range(5, 11), *range(20, 21 + query)]
+        reached = reach(*randomized(small_encoder_decoder()), tokens, decoder_tokens, query)
+        assert np.flatnonzero(reached).tolist() == [*range(5, 11), *range(20, 21 + query)]
 
 
 @partial(jax.jit, static_argnames="module")

@@ -149,10 +149,10 @@ def test_each_stack_has_positions_and_a_norm_of_its_own():
     features = apply(module, params, decoder_tokens, memory, method="decode")
     # Position p has row p + 2; eight tokens are encoded, six decoded.
     for row, encodes, decodes in ((0, False, False), (1, False, False), (2, True, True), (7, True, True)):
-        for name, wanted in (("encoder", (encodes, False)), ("decoder", (False, decodes))):
+        for name, expected in (("encoder", (encodes, False)), ("decoder", (False, decodes))):
             moved = np.zeros((12, WIDTH), np.float32)
             moved[row, 0] = 5
-            assert heeds(f"{name}_position_embedding", lambda table: table + moved) == wanted, (name, row)  # noqa: B023
+            assert heeds(f"{name}_position_embedding", lambda table: table + moved) == expected, (name, row)  # noqa: B023
     assert heeds("encoder_embedding_norm", lambda leaf: leaf + np.arange(WIDTH)) == (True, False)
     assert heeds("decoder_embedding_norm", lambda leaf: leaf + np.arange(WIDTH)) == (False, True)
 

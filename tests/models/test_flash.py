@@ -35,27 +35,30 @@ def inputs(queries, keys, groups, head_dim):
 
 
 def features(queries, keys, present, names):
-    """What attentions are told, by names; those that are not `present` say nothing, in an array of the same shape."""
+    """Returns inputs of attention by name. Those not in `present` are neutral arrays of the same shape."""
     halves = [(jnp.arange(n) >= jnp.array([[n // 3], [n // 2]])).astype(jnp.int32) for n in (queries, keys)]
-    told = {
+    values = {
         "segments": tuple(halves),
         "padding": (jnp.arange(keys) < jnp.array([[keys - 9], [keys]])).astype(jnp.int32),
         "window": jnp.int32(5),
         "prefix": jnp.array([11, 0]),
     }
-    silent = {"padding": jnp.ones_like(told["padding"]), "window": jnp.int32(0), "prefix": jnp.zeros(2, jnp.int32)}
+    silent = {"padding": jnp.ones_like(values["padding"]), "window": jnp.int32(0), "prefix": jnp.zeros(2, jnp.int32)}
     silent["segments"] = tuple(map(jnp.zeros_like, halves))
-    return {name: (told if name in present else silent)[name] for name in names}
+    return {name: (values if name in present else silent)[name] for name in names}
 
 
 @partial(jax.jit, static_argnames=("flash", "causal", "rate", "broadcast"))
-def both(flash, causal, rate, broadcast, told, query, key, value, bias):
-    """The outputs, and the gradients of a sum of them weighed."""
+def both(flash, causal, rate, broadcast, inputs, query, key, value, bias):
+    """Returns the outputs and the gradients of a weighted sum of them."""
     context = Context(
-        causal=causal, mask=told.get("padding"), segment_ids=told.get("segments"), prefix_lengths=told.get("prefix")
+        causal=causal,
+        mask=inputs.get("padding"),
+        segment_ids=inputs.get("segments"),
+        prefix_lengths=inputs.get("prefix"),
     ).replace(dropout=rate, broadcast=broadcast)
     queries, keys = query.shape[2], key.shape[2]
-    seed, window = SEED if rate else None, told.get("window")
+    seed, window = SEED if rate else None, inputs.get("window")
 
     def weighed(query, key, value, bias):
         if flash:
@@ -92,14 +95,16 @@ def both(flash, causal, rate, broadcast, told, query, key, value, bias):
 def sees(context, window, queries, keys):
     """Whether a query sees any key, bool [B, Q]."""
     near = jnp.abs(context.distances_back(queries, keys))
-    seen = jnp.broadcast_to((near < window) | (window == 0) if window is not None else near >= 0, (ROWS, queries, keys))
+    in_window = jnp.broadcast_to(
+        (near < window) | (window == 0) if window is not None else near >= 0, (ROWS, queries, keys)
+    )
     visible = context.with_kernel("xla", queries, keys).visible
-    return (seen if visible is None else seen & visible[:, 0]).any(-1)
+    return (in_window if visible is None else in_window & visible[:, 0]).any(-1)
 
 
-def equal(causal, rate, broadcast, told, arrays):
-    """Both attentions give the same."""
-    got, want = (both(flash, causal, rate, broadcast, told, *arrays) for flash in (True, False))
+def equal(causal, rate, broadcast, inputs, arrays):
+    """Asserts that both attentions return the same."""
+    got, want = (both(flash, causal, rate, broadcast, inputs, *arrays) for flash in (True, False))
     jax.tree.map(partial(np.testing.assert_allclose, atol=2e-5), got, want)
 
 
@@ -133,7 +138,7 @@ def test_what_is_left_out_of_a_kernel_makes_no_difference(case):
 
 
 def test_gradients_in_two_passes_are_those_of_plain_attention(monkeypatch):
-    """As where a row's gradients are too large for fast memory."""
+    """Two passes are used if a row's gradients are too large for fast memory."""
     monkeypatch.setattr(tiles, "queries_fit", lambda *_: False)
     length = 25  # No other test's: what is compiled is kept by its shapes.
     equal(True, 0.3, False, features(length, length, ("segments",), ("segments",)), inputs(length, length, 4, 8))
@@ -164,14 +169,14 @@ def test_what_is_dropped_is_the_same_on_every_mesh(sizes):
 
     want, weights = gradients({"data": 1})
     got, got_weights = gradients(sizes)
-    seen = np.tril(np.ones((length, length), bool))
-    assert 0.2 < (np.asarray(weights) == 0)[..., seen].mean() < 0.4
+    in_window = np.tril(np.ones((length, length), bool))
+    assert 0.2 < (np.asarray(weights) == 0)[..., in_window].mean() < 0.4
     np.testing.assert_array_equal(np.asarray(got_weights) == 0, np.asarray(weights) == 0)
     jax.tree.map(partial(np.testing.assert_allclose, atol=1e-5), (got, got_weights), (want, weights))
 
 
 def sizes(jaxpr):
-    """Of every array of a program the dimensions, those within kernels too."""
+    """Returns the dimensions of every array of a program, including those in kernels."""
     for equation in jaxpr.eqns:
         yield from (variable.aval.shape for variable in equation.outvars if hasattr(variable.aval, "shape"))
         for inner in core.jaxprs_in_params(equation.params):
@@ -195,27 +200,32 @@ def test_no_array_of_all_scores_is_in_a_program(kernel):
 
 
 def test_dropped_weights_are_the_rate_and_tell_nothing_of_one_another():
-    """Of n draws a share of the rate, to four standard deviations; pairs of neighbours agree as independent ones do."""
+    """The share of n draws is the rate within four standard deviations; neighboring pairs agree like independent ones."""
     rate, shape = 0.1, (3, 4, 96, 160)
-    places = [jnp.arange(n).reshape([-1 if i == axis else 1 for i in range(4)]) for axis, n in enumerate(shape)]
-    kept = {seed: np.asarray(keep(jnp.array(seed, jnp.uint32), *places, rate)) for seed in ((1, 2), (1, 3), (2, 2))}
+    coordinates = [jnp.arange(n).reshape([-1 if i == axis else 1 for i in range(4)]) for axis, n in enumerate(shape)]
+    masks = {
+        seed: np.asarray(keep(jnp.array(seed, jnp.uint32), *coordinates, rate)) for seed in ((1, 2), (1, 3), (2, 2))
+    }
 
     def near(share, chance, count):
         return abs(share - chance) < 4 * (chance * (1 - chance) / count) ** 0.5
 
-    first = kept[1, 2]
+    first = masks[1, 2]
     assert near(1 - first.mean(), rate, first.size)
     for axis in range(4):
         for apart in (1, 2, 64) if axis > 1 else (1,):
             one, other = (np.take(first, range(at, first.shape[axis] - apart + at), axis) for at in (0, apart))
             assert near((~one & ~other).mean(), rate**2, one.size), (axis, apart)
     for seed in ((1, 3), (2, 2)):
-        assert near((~first & ~kept[seed]).mean(), rate**2, first.size)
+        assert near((~first & ~masks[seed]).mean(), rate**2, first.size)
     # Four corners of a rectangle: what adds up words of rows and columns would show here.
     corners = ~(first[..., :-1, :-1] ^ first[..., 1:, :-1] ^ first[..., :-1, 1:] ^ first[..., 1:, 1:])
     assert near(corners.mean(), (1 + (1 - 2 * rate) ** 4) / 2, corners.size)
     # Queries that share what is dropped have place 0.
-    assert (np.asarray(keep(SEED, *places[:2], jnp.zeros((1, 1, 1, 1), jnp.int32), places[3], rate)).shape[2]) == 1
+    assert (
+        (np.asarray(keep(SEED, *coordinates[:2], jnp.zeros((1, 1, 1, 1), jnp.int32), coordinates[3], rate)).shape[2])
+        == 1
+    )
 
 
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="the TPU compiler is not there")

@@ -46,10 +46,10 @@ def normed(x, params):
     return (x - mean) / np.sqrt(variance + 1e-5) * params["scale"] + params["bias"]
 
 
-def turned(x, places, theta):
+def turned(x, positions, theta):
     """Rotated by halves, as complex numbers."""
     half = x.shape[-1] // 2
-    turns = np.exp(1j * np.outer(places, float(theta) ** (-np.arange(half) / half)))
+    turns = np.exp(1j * np.outer(positions, float(theta) ** (-np.arange(half) / half)))
     both = (x[:, :half] + 1j * x[:, half:]) * turns
     return np.concatenate([both.real, both.imag], axis=-1)
 
@@ -114,8 +114,8 @@ def test_logits_are_those_of_the_reference(family):
     got = logits(registry.build(model), params, ROWS, **PLACES)
     wide = jax.tree.map(lambda leaf: leaf.astype(np.float64), params)
     for row in range(3):
-        places = (np.asarray(PLACES[name][row]) for name in ("positions", "block_positions"))
-        want = reference(model, wide, np.asarray(ROWS[row]), *places, int(PLACES["prefix_lengths"][row]))
+        positions = (np.asarray(PLACES[name][row]) for name in ("positions", "block_positions"))
+        want = reference(model, wide, np.asarray(ROWS[row]), *positions, int(PLACES["prefix_lengths"][row]))
         np.testing.assert_allclose(got[row], want, atol=1e-4)
 
 
@@ -124,8 +124,8 @@ def test_logits_are_those_of_the_reference(family):
 def test_a_prefix_sees_itself_and_what_follows_sees_it_and_what_precedes(family, prefix):
     tokens = jnp.arange(5, 13)[None]
     for query in range(8):
-        found = reach(*initial(MODELS[family]), tokens, query, prefix_lengths=jnp.array([prefix]))
-        assert found.tolist() == seen(prefix)[query]
+        reached = reach(*initial(MODELS[family]), tokens, query, prefix_lengths=jnp.array([prefix]))
+        assert reached.tolist() == seen(prefix)[query]
 
 
 def test_each_of_the_two_places_counts():
@@ -147,15 +147,15 @@ def params_of(family):
 
 
 def test_padding_between_the_prefix_and_the_blanks_changes_nothing():
-    """As prompts are padded on the left: a prefix is counted in places, of which some are padding."""
+    """Prompts are padded on the left, so the prefix length includes padding."""
     for family in MODELS:
         module, params = initial(MODELS[family])
         want = logits(module, params, ROWS, **PLACES)
         left = ((0, 0), (3, 0))
-        places = {name: jnp.pad(PLACES[name], left) for name in ("positions", "block_positions")}
+        padded = {name: jnp.pad(PLACES[name], left) for name in ("positions", "block_positions")}
         mask, tokens = jnp.pad(jnp.ones_like(ROWS), left), jnp.pad(ROWS, left, constant_values=9)
         shifted = PLACES["prefix_lengths"] + 3
-        got = logits(module, params, tokens, mask, **places, prefix_lengths=shifted)
+        got = logits(module, params, tokens, mask, **padded, prefix_lengths=shifted)
         np.testing.assert_allclose(got[:, 3:], want, atol=1e-4)
 
 
@@ -166,16 +166,16 @@ def test_incremental_decoding_equals_the_full_pass(family, chunks):
     module, params = initial(MODELS[family])
     variables, parts, start = {"params": params}, [], 0
     step = jax.jit(
-        lambda variables, tokens, mask, index, places: module.apply(
-            variables, tokens, mask, cache_index=index, mutable=["cache"], **places
+        lambda variables, tokens, mask, index, positions: module.apply(
+            variables, tokens, mask, cache_index=index, mutable=["cache"], **positions
         )
     )
     for size in chunks:
         end = start + size
         span = slice(start, end)
         mask = jnp.broadcast_to(jnp.arange(8) < end, (3, 8)).astype(jnp.int32)
-        places = {name: place[:, span] if place.ndim == 2 else place for name, place in PLACES.items()}
-        part, cache = step(variables, ROWS[:, span], mask, start, places)
+        positions = {name: value[:, span] if value.ndim == 2 else value for name, value in PLACES.items()}
+        part, cache = step(variables, ROWS[:, span], mask, start, positions)
         variables, start = {"params": params, **cache}, end
         parts.append(part)
     np.testing.assert_allclose(jnp.concatenate(parts, axis=1), logits(module, params, ROWS, **PLACES), atol=1e-4)
@@ -183,7 +183,7 @@ def test_incremental_decoding_equals_the_full_pass(family, chunks):
 
 @pytest.mark.parametrize("kernel", ["xla", "cudnn"])
 def test_the_dense_mask_of_a_prefix_is_the_brute_force_one(kernel):
-    """What cuDNN is given; that it computes so takes a GPU."""
+    """Checks the mask that cuDNN receives. Checking the computation requires a GPU."""
     prefix = jnp.array([100, 0])
     context = Context(causal=True, mask=PADDED, prefix_lengths=prefix).with_kernel(kernel, 256, 256)
     visible = np.tril(np.ones((2, 256, 256), bool)) | (np.arange(256) < prefix[:, None, None])

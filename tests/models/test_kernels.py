@@ -131,7 +131,7 @@ TPU, HOPPER = AbstractDevice("TPU v5", 2, "tpu"), AbstractDevice("NVIDIA H100 80
 
 @contextlib.contextmanager
 def devices(device, data=1, tensor=1):
-    """As if such devices were there."""
+    """Simulates such devices."""
     axes = {"data": data, "fsdp": 1, "tensor": tensor}
     mesh = AbstractMesh(tuple(axes.values()), tuple(axes), (AxisType.Auto,) * 3, abstract_device=device)
     with jax.sharding.use_abstract_mesh(mesh), nn.logical_axis_rules(config.MeshConfig().rules):
@@ -206,11 +206,11 @@ def test_the_kernel_is_the_devices_unless_something_speaks_against_it(setting, p
 
 def test_the_platform_is_that_of_the_mesh():
     """A host without a TPU compiles for one."""
-    found = [kernels.platform()]
+    platforms = [kernels.platform()]
     for device in (TPU, HOPPER, AbstractDevice("AMD Instinct MI300X", None, "gpu")):
         with devices(device):
-            jax.make_jaxpr(lambda x: found.append(kernels.platform()) or x)(1.0)
-    assert found == ["cpu", "tpu", "cuda", "gpu"]
+            jax.make_jaxpr(lambda x: platforms.append(kernels.platform()) or x)(1.0)
+    assert platforms == ["cpu", "tpu", "cuda", "gpu"]
 
 
 def test_what_was_picked_is_logged_and_a_fall_back_warned_of(caplog):

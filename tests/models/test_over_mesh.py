@@ -35,7 +35,7 @@ def on(sizes):
 
 
 def values_and_gradients(kernel, context, biased, sizes):
-    """What each query gets, and the gradients of query, key, value and bias, on a mesh."""
+    """Returns the outputs and the gradients of query, key, value and bias on a mesh."""
     shapes = (HEADS, LENGTH), (GROUPS, LENGTH), (GROUPS, LENGTH)
     arrays = [jax.random.normal(jax.random.key(i), (ROWS, *shape, HEAD_DIM)) for i, shape in enumerate(shapes)]
     bias = jax.random.normal(jax.random.key(3), (HEADS, 2 * LENGTH - 1))
@@ -60,34 +60,34 @@ def test_flash_over_cut_queries_is_plain_attention(name, sizes):
 
 
 def test_queries_are_cut_by_context_and_where_tensor_does_not_divide_the_groups():
-    found = []
+    cuts = []
     for sizes, groups in (({"context": 2}, 4), ({"tensor": 2}, 4), ({"tensor": 4}, 2), ({"fsdp": 8}, 4)):
         with jax.set_mesh(on(sizes)), nn.logical_axis_rules(config.MeshConfig().rules):
-            found.append(shards_queries(groups, LENGTH))
-    assert found == [True, False, True, False]
+            cuts.append(shards_queries(groups, LENGTH))
+    assert cuts == [True, False, True, False]
 
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_devices_of_a_causal_attention_compute_an_early_part_and_a_late_one(causal):
-    seen = []
+    shapes = []
 
     def kernel(query, key, value, *, offsets, **arrays):
-        """For each query the device that computes it, and the place that it is told of."""
-        seen.append((query.shape, key.shape))
-        places = offsets[2] + jnp.arange(query.shape[2])
-        found = jnp.stack([jnp.full_like(places, jax.lax.axis_index("context")), places], axis=-1)
-        return jnp.broadcast_to(found[None, None], (*query.shape[:3], 2))
+        """Returns the device that computes each query, and the position that it receives."""
+        shapes.append((query.shape, key.shape))
+        positions = offsets[2] + jnp.arange(query.shape[2])
+        device_and_position = jnp.stack([jnp.full_like(positions, jax.lax.axis_index("context")), positions], axis=-1)
+        return jnp.broadcast_to(device_and_position[None, None], (*query.shape[:3], 2))
 
     arrays = [jnp.zeros((ROWS, HEADS, LENGTH, HEAD_DIM))] * 3
     with jax.set_mesh(on({"context": 4, "tensor": 2})), nn.logical_axis_rules(config.MeshConfig().rules):
         run = jax.jit(
             lambda *x: over_mesh(kernel, *x, length="length", causal=causal, distance_bias=None, query_ids=None)
         )
-        devices, places = np.moveaxis(np.asarray(run(*arrays))[0, 0], -1, 0)
-    np.testing.assert_array_equal(places, np.arange(LENGTH))
+        devices, positions = np.moveaxis(np.asarray(run(*arrays))[0, 0], -1, 0)
+    np.testing.assert_array_equal(positions, np.arange(LENGTH))
     want = [0, 1, 2, 3, 3, 2, 1, 0] if causal else [0, 0, 1, 1, 2, 2, 3, 3]
     np.testing.assert_array_equal(devices, np.repeat(want, LENGTH // 8))
-    assert set(seen) == {((2, 2, LENGTH // (8 if causal else 4), HEAD_DIM), (2, 2, LENGTH, HEAD_DIM))}
+    assert set(shapes) == {((2, 2, LENGTH // (8 if causal else 4), HEAD_DIM), (2, 2, LENGTH, HEAD_DIM))}
 
 
 @pytest.mark.parametrize(("tensor", "whole"), [(2, 0), (4, 2)])

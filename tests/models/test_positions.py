@@ -20,7 +20,7 @@ from tests.models.test_decoder import small
 from tests.models.test_encoder import apply, randomized, small_encoder, tokens_of
 
 OWN = {"slopes": Slopes(), "distance_keys": DistanceKeys()}
-own = pytest.mark.parametrize("position", OWN.values(), ids=OWN)
+user_positions = pytest.mark.parametrize("position", OWN.values(), ids=OWN)
 
 
 def with_position(model, position):
@@ -41,12 +41,12 @@ def test_the_bias_of_a_tile_is_that_of_the_whole(position, causal):
     query, key = rng_arrays((2, heads, length, 4), (2, heads, length, 4))
 
     def bias(queries, keys):
-        places = jnp.arange(length)[queries], jnp.arange(length)[keys]
-        if (found := position.bias(tables, *places, heads, causal)) is not None:
-            return found(query[:, :, queries], key[:, :, keys])
-        first = places[1][0] - places[0][-1]
-        distances = first + jnp.arange(len(places[0]) + len(places[1]) - 1)
-        return expand_distance_bias(position.distance_bias(tables, distances, heads, causal), len(places[0]))[None]
+        positions = jnp.arange(length)[queries], jnp.arange(length)[keys]
+        if (score_bias := position.bias(tables, *positions, heads, causal)) is not None:
+            return score_bias(query[:, :, queries], key[:, :, keys])
+        first = positions[1][0] - positions[0][-1]
+        distances = first + jnp.arange(len(positions[0]) + len(positions[1]) - 1)
+        return expand_distance_bias(position.distance_bias(tables, distances, heads, causal), len(positions[0]))[None]
 
     whole = bias(slice(None), slice(None))
     assert whole.shape in {(1, heads, length, length), (2, heads, length, length)}
@@ -59,13 +59,13 @@ def test_scores_fall_by_each_heads_slope():
     bias = Slopes().distance_bias({}, jnp.arange(-4, 5), 2, causal=False)
     got = attend(query, key, value, Context(distance_bias=bias).with_kernel("xla", 5, 5))
     for head, slope in enumerate((1 / 16, 1 / 256)):
-        for place in range(5):
-            scores = [query[0, head, place] @ key[0, head, k] - slope * abs(k - place) for k in range(5)]
+        for index in range(5):
+            scores = [query[0, head, index] @ key[0, head, k] - slope * abs(k - index) for k in range(5)]
             weights = np.exp(scores) / np.exp(scores).sum()
-            np.testing.assert_allclose(got[0, head, place], weights @ value[0, head], rtol=1e-5)
+            np.testing.assert_allclose(got[0, head, index], weights @ value[0, head], rtol=1e-5)
 
 
-@own
+@user_positions
 def test_an_encoder_of_a_users_own_positions_is_the_same_scanned_and_unrolled(position):
     model = with_position(small_encoder(), position)
     _, params = randomized(model)
@@ -84,7 +84,7 @@ def test_a_bias_that_the_text_has_a_say_in_is_trained():
     assert np.abs(gradients["stack"]["distance_keys"]).max() > 1e-4
 
 
-@own
+@user_positions
 def test_flash_adds_a_users_own_bias_where_distances_alone_tell_it(position, caplog):
     model = replace(with_position(small(), position), attention_kernel="flash")
     model = replace(model, attention=replace(model.attention, head_dim=8))
@@ -96,13 +96,13 @@ def test_flash_adds_a_users_own_bias_where_distances_alone_tell_it(position, cap
     assert ("kernel flash (interpreted" in caplog.text) == (not of_text)
 
 
-@own
+@user_positions
 def test_a_users_own_positions_have_no_end_and_may_be_packed(position):
     assert with_position(small(), position).num_positions is None
     assert not position.uses_absolute_positions
 
 
-@own
+@user_positions
 def test_a_users_own_positions_are_a_choice_in_a_config(position):
     model = with_position(small(), position)
     assert trees.parse(models.ModelConfig, trees.to_dict(model), "model") == model

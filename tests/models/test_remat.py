@@ -1,4 +1,4 @@
-"""What is kept for the backward pass changes how much is computed, and no number."""
+"""Rematerialization levels change the amount of computation but no number."""
 
 import dataclasses
 import functools

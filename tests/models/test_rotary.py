@@ -51,8 +51,8 @@ def test_scores_depend_on_the_distance_alone():
     query, key = jax.random.normal(jax.random.key(1), (2, 1, 1, 1, 16))
 
     def score(position, at):
-        places = jnp.array([[at + 9], [at]])
-        q, k = position.rotation(16, places, None)(jnp.concatenate([query, key]))
+        positions = jnp.array([[at + 9], [at]])
+        q, k = position.rotation(16, positions, None)(jnp.concatenate([query, key]))
         return float((q * k).sum())
 
     for position in (Rotary(theta=100.0), Rotary(theta=100.0, fraction=0.5, interleaved=True)):

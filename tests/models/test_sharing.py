@@ -49,12 +49,12 @@ def test_shared_layers_are_layers_with_the_same_parameters(stack, blocks, speed)
     tokens = tokens_of()
     got = hidden_states(shared, params, tokens)
     assert got.shape == (stack.layers, *tokens.shape, 12)
-    wanted = hidden_states(copied, copies, tokens)[stack.inner - 1 :: stack.inner]
-    np.testing.assert_allclose(got, wanted, atol=1e-5)
+    expected = hidden_states(copied, copies, tokens)[stack.inner - 1 :: stack.inner]
+    np.testing.assert_allclose(got, expected, atol=1e-5)
 
-    wanted, of_copies = trained_gradients(copied, copies, (tokens,))
+    expected, of_copies = trained_gradients(copied, copies, (tokens,))
     got, gradients = trained_gradients(shared, params, (tokens,))
-    np.testing.assert_allclose(got, wanted, rtol=1e-5)
+    np.testing.assert_allclose(got, expected, rtol=1e-5)
     of_copies["stack"] = jax.tree.map(
         lambda leaf: np.stack([leaf[blocks == block].sum(0) for block in range(blocks.max() + 1)]), of_copies["stack"]
     )
@@ -112,8 +112,8 @@ def test_padding_takes_no_position(offset):
     tokens, mask = tokens_of(), np.array([[1] * 8, [0, 0, 1, 0, 1, 1, 1, 0]])
     positions = np.array([[*range(8)], [-1, -1, 0, -1, 1, 2, 3, -1]])
     got = apply(module, params, tokens, mask, method="features")
-    wanted = apply(module, params, tokens, mask, method="features", positions=np.maximum(positions, -offset))
-    np.testing.assert_allclose(got, wanted, atol=1e-5)
+    expected = apply(module, params, tokens, mask, method="features", positions=np.maximum(positions, -offset))
+    np.testing.assert_allclose(got, expected, atol=1e-5)
     # A padded text is what it is alone, and its positions begin after the offset.
     alone = apply(module, params, tokens[1:, mask[1] == 1], method="features")
     np.testing.assert_allclose(got[1, mask[1] == 1], alone[0], atol=1e-4)
@@ -137,14 +137,14 @@ def test_narrow_tables_are_led_to_the_width_and_back():
 
     tokens = np.asarray(tokens_of())
     tables = params["token_embedding"][tokens] + params["position_embedding"][:8] + params["token_type_embedding"][0]
-    wanted = dense(norm(tables, "embedding_norm"), "embedding_projection")
+    expected = dense(norm(tables, "embedding_norm"), "embedding_projection")
     embedded = apply(module, params, tokens, np.arange(8)[None], method="embed", deterministic=True)
-    np.testing.assert_allclose(embedded, wanted, atol=1e-4)
+    np.testing.assert_allclose(embedded, expected, atol=1e-4)
     features = np.random.default_rng(0).normal(size=(2, 8, 12)).astype(np.float32)
     x = dense(features, "head_transform")
     x = norm(x * np.vectorize(lambda z: 0.5 * (1 + jax.scipy.special.erf(z / 2**0.5)), otypes=[float])(x), "head_norm")
-    wanted = x @ params["token_embedding"].T + params["head_bias"]
-    np.testing.assert_allclose(apply(module, params, features, method="logits"), wanted, atol=1e-4)
+    expected = x @ params["token_embedding"].T + params["head_bias"]
+    np.testing.assert_allclose(apply(module, params, features, method="logits"), expected, atol=1e-4)
 
 
 @pytest.mark.parametrize(

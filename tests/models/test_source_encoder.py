@@ -44,8 +44,8 @@ def test_what_it_gives_is_read_as_embeddings():
     plain = registry.build(tiny.BART)
     for row in range(2):  # The same by a table that has the row's vectors.
         table = jnp.zeros((272, 32)).at[:7].set(read[row])
-        own = {name: leaf for name, leaf in params.items() if name != "source_encoder"} | {"token_embedding": table}
-        want = plain.apply({"params": own}, np.arange(7)[None], mask[row : row + 1], method="encode")
+        copied = {name: leaf for name, leaf in params.items() if name != "source_encoder"} | {"token_embedding": table}
+        want = plain.apply({"params": copied}, np.arange(7)[None], mask[row : row + 1], method="encode")
         np.testing.assert_allclose(got[row, : mask[row].sum()], want[0, : mask[row].sum()], atol=1e-5)
     # The decoder keeps the embeddings that it had.
     other = params | {"token_embedding": params["token_embedding"] + 1}

@@ -55,9 +55,11 @@ def texts(mask, model=tiny.MODEL):
 
 def features_of(model, batch, method="features"):
     module, params = made(model)
-    given = {"mutable": ["intermediates"]} if method == "states" else {}
-    found = jax.jit(functools.partial(module.apply, method=method, **given))({"params": params}, **model.read(batch))
-    return np.asarray(found[0] if given else found, np.float64)
+    options = {"mutable": ["intermediates"]} if method == "states" else {}
+    outputs = jax.jit(functools.partial(module.apply, method=method, **options))(
+        {"params": params}, **model.read(batch)
+    )
+    return np.asarray(outputs[0] if options else outputs, np.float64)
 
 
 def dense(params, name, x):
@@ -139,8 +141,8 @@ def test_a_mixed_layer_is_normed_over_the_real_places_of_a_text():
     got = layers.ScalarMix(True).apply({"params": weights}, states, RIGHT)
     shares = np.exp(weights["weights"]) / np.exp(weights["weights"]).sum()
     for row, real in enumerate(REAL):
-        own = states[:, row, :real].astype(np.float64)
-        normed = [(layer - layer.mean()) / np.sqrt(layer.var() + 1e-12) for layer in own]
+        real_states = states[:, row, :real].astype(np.float64)
+        normed = [(layer - layer.mean()) / np.sqrt(layer.var() + 1e-12) for layer in real_states]
         want = 1.5 * (shares[0] * normed[0] + shares[1] * normed[1])
         np.testing.assert_allclose(got[row, :real], want, atol=1e-5)
 
@@ -150,15 +152,15 @@ def lstm_by_hand(params, side, x_LD):
     leaf = {name: np.asarray(params["input"][name][side], np.float64) for name in ("kernel", "bias")}
     recurrent_kernel = np.asarray(params["recurrent"]["kernel"][side], np.float64)
     hidden = cell = np.zeros(recurrent_kernel.shape[0])
-    found = []
+    outputs = []
     for x in x_LD:
         gates = np.einsum("d,dgm->gm", x, leaf["kernel"]) + leaf["bias"]
         take, new, forget, give = gates + np.einsum("m,mgn->gn", hidden, recurrent_kernel)
         sigmoid = lambda y: 1 / (1 + np.exp(-y))  # noqa: E731
         cell = sigmoid(forget + 1) * cell + sigmoid(take) * np.tanh(new)
         hidden = sigmoid(give) * np.tanh(cell)
-        found.append(hidden)
-    return np.array(found)
+        outputs.append(hidden)
+    return np.array(outputs)
 
 
 @pytest.mark.parametrize("mask", [RIGHT, LEFT], ids=["right", "left"])
@@ -170,11 +172,11 @@ def test_lstms_run_both_ways_over_the_real_places(mask):
     params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), shapes)
     got = module.apply({"params": params}, x, mask, deterministic=True)
     for row in range(3):
-        own = x[row][mask[row] == 1].astype(np.float64)
+        real_states = x[row][mask[row] == 1].astype(np.float64)
         for number in range(2):
-            both = [lstm_by_hand(params[f"layer_{number}"], side, own[:: 1 - 2 * side]) for side in range(2)]
-            own = np.concatenate([both[0], both[1][::-1]], -1)
-        np.testing.assert_allclose(got[row][mask[row] == 1], own, atol=1e-5)
+            both = [lstm_by_hand(params[f"layer_{number}"], side, real_states[:: 1 - 2 * side]) for side in range(2)]
+            real_states = np.concatenate([both[0], both[1][::-1]], -1)
+        np.testing.assert_allclose(got[row][mask[row] == 1], real_states, atol=1e-5)
 
 
 def test_an_elmo_tags_and_classifies_from_its_words_beside_their_mix(tmp_path):
@@ -205,18 +207,18 @@ def test_an_elmo_tags_and_classifies_from_its_words_beside_their_mix(tmp_path):
     assert right.shape == (3, 3)
     np.testing.assert_allclose(right, left, atol=1e-5)
     lm = LanguageModel(tagger, made(tagger)[1])
-    given = texts(RIGHT, ELMO)
+    inputs = texts(RIGHT, ELMO)
     lm.save(tmp_path / "ours", format="plm_jax")
     for one in (lm, plm_jax.load(tmp_path / "ours")):
-        got = one.logits(given["characters"], given["mask"], head="task")
+        got = one.logits(inputs["characters"], inputs["mask"], head="task")
         np.testing.assert_allclose(got, right_tags, atol=1e-5)
     with pytest.warns(UserWarning, match="bilm-tf's model has no place for the head of 'task': it is left out"):
         lm.save(tmp_path / "bilm", format="bilm")
     # What it was made for is still there, and it runs in training, too.
     module = registry.build(tagger)
     assert tagger.named_heads.keys() == {"vocabulary", "backward", "task"}
-    given = module.apply({"params": made(tagger)[1]}, **texts(RIGHT, ELMO), method="features", deterministic=False)
-    assert given.shape == (3, 2, LENGTH, 6)
+    inputs = module.apply({"params": made(tagger)[1]}, **texts(RIGHT, ELMO), method="features", deterministic=False)
+    assert inputs.shape == (3, 2, LENGTH, 6)
 
 
 def test_several_texts_are_put_together_again():
@@ -232,8 +234,8 @@ def test_several_texts_are_put_together_again():
     # In both orders: the sum of the two features, before the last layer.
     both_orders = tiny.MODEL.with_task(models.ClassesHead(labels=("a", "b"), feature="last"))
     _, params = made(both_orders)
-    found, one = output(both_orders, params, rows)[0], output(both_orders, params, flat)[0]
-    np.testing.assert_allclose(found, one + one[::-1] - params["heads_task"]["output"]["bias"], atol=1e-5)
+    combined, one = output(both_orders, params, rows)[0], output(both_orders, params, flat)[0]
+    np.testing.assert_allclose(combined, one + one[::-1] - params["heads_task"]["output"]["bias"], atol=1e-5)
 
 
 def test_dropout_is_in_training_alone_and_one_for_a_rows_texts():

@@ -71,10 +71,10 @@ def test_it_reads_and_answers_as_two_stacks_of_equal_parameters():
     assert tied.num_parameters < apart.num_parameters
     prompts = [[5, 6, 7], [9, 8, 7, 6, 5]]
     assert tied.generate(prompts, max_new_tokens=5) == apart.generate(prompts, max_new_tokens=5)
-    for given in ((tokens_of(),), (tokens_of(), None, None, tokens_of(1, length=6))):
-        states = tied.hidden_states(*given)
+    for arguments in ((tokens_of(),), (tokens_of(), None, None, tokens_of(1, length=6))):
+        states = tied.hidden_states(*arguments)
         assert states.shape[0] == 3
-        np.testing.assert_allclose(states, apart.hidden_states(*given), atol=1e-4)
+        np.testing.assert_allclose(states, apart.hidden_states(*arguments), atol=1e-4)
 
 
 def test_each_pass_has_dropout_of_its_own():

@@ -23,36 +23,38 @@ def make(tokens, seed=0, special=GLM, mask=None, sentences=None, **settings):
     return objectives.get("blank_infilling", special, **settings)(example, np.random.default_rng(seed))
 
 
-def part_b(made):
+def part_b(result):
     """(token, position, block position, target) of each place of part B, and the place after the last."""
-    first, num = int(made["prefix_lengths"]), int(made["target_weights"].sum())
-    places = made["target_positions"][:num]
-    assert places.tolist() == list(range(first, first + num))
+    first, num = int(result["prefix_lengths"]), int(result["target_weights"].sum())
+    positions = result["target_positions"][:num]
+    assert positions.tolist() == list(range(first, first + num))
     names = "tokens", "positions", "block_positions"
-    return list(zip(*(made[name][places].tolist() for name in names), made["targets"][:num].tolist(), strict=True))
+    return list(
+        zip(*(result[name][positions].tolist() for name in names), result["targets"][:num].tolist(), strict=True)
+    )
 
 
-def fillings(made):
+def fillings(result):
     """(position of its mask, what it predicts) of each span in its order, checked for all that a span promises."""
-    found = []
-    for token, position, block_position, target in part_b(made):
+    spans = []
+    for token, position, block_position, target in part_b(result):
         if block_position == 1:
             assert token == GLM.sop
-            found.append((position, []))
+            spans.append((position, []))
         else:
-            assert token in (found[-1][1][-1], GLM.dblock)
-        assert (position, block_position) == (found[-1][0], len(found[-1][1]) + 1)
-        found[-1][1].append(target)
-    return found
+            assert token in (spans[-1][1][-1], GLM.dblock)
+        assert (position, block_position) == (spans[-1][0], len(spans[-1][1]) + 1)
+        spans[-1][1].append(target)
+    return spans
 
 
-def filled(made):
+def filled(result):
     """The text, put together again."""
-    first = int(made["prefix_lengths"])
-    assert made["positions"][:first].tolist() == list(range(first))
-    assert not made["block_positions"][:first].any()
-    text = [[token] for token in made["tokens"][:first].tolist()]
-    for position, span in fillings(made):
+    first = int(result["prefix_lengths"])
+    assert result["positions"][:first].tolist() == list(range(first))
+    assert not result["block_positions"][:first].any()
+    text = [[token] for token in result["tokens"][:first].tolist()]
+    for position, span in fillings(result):
         assert text[position] and text[position][0] in MASKS
         text[position] = span[:-1] if span[-1] == GLM.eop else span
     return [token for part in text for token in part]
@@ -62,20 +64,20 @@ def test_the_example_of_the_paper():
     """Du et al. 2022, figure 2: x3 and x5 x6 are cut out of x1 … x6, the latter is filled first."""
     cls, mask, sop, eop, pad = GLM.cls, GLM.mask, GLM.sop, GLM.eop, GLM.pad
     want = [cls, 101, 102, mask, 104, mask, sop, 105, 106, sop, 103]
-    made = next(
-        made
+    result = next(
+        result
         for seed in range(10_000)
-        if (made := make(range(101, 107), seed, rate=0.5))["tokens"][: len(want)].tolist() == want
+        if (result := make(range(101, 107), seed, rate=0.5))["tokens"][: len(want)].tolist() == want
     )
     # Seven tokens of text and room for three spans.
-    assert made["tokens"][11:].tolist() == [pad, pad]
-    assert made["positions"].tolist() == [0, 1, 2, 3, 4, 5, 5, 5, 5, 3, 3, 0, 0]
-    assert made["block_positions"].tolist() == [0, 0, 0, 0, 0, 0, 1, 2, 3, 1, 2, 0, 0]
-    assert made["prefix_lengths"].tolist() == 6
-    assert made["targets"].tolist() == [105, 106, eop, 103, eop, 0, 0, 0, 0]
-    assert made["target_positions"].tolist() == [6, 7, 8, 9, 10, 0, 0, 0, 0]
-    assert made["target_weights"].tolist() == [1] * 5 + [0] * 4
-    assert {made[name].dtype.name for name in made} == {"int32", "float32"}
+    assert result["tokens"][11:].tolist() == [pad, pad]
+    assert result["positions"].tolist() == [0, 1, 2, 3, 4, 5, 5, 5, 5, 3, 3, 0, 0]
+    assert result["block_positions"].tolist() == [0, 0, 0, 0, 0, 0, 1, 2, 3, 1, 2, 0, 0]
+    assert result["prefix_lengths"].tolist() == 6
+    assert result["targets"].tolist() == [105, 106, eop, 103, eop, 0, 0, 0, 0]
+    assert result["target_positions"].tolist() == [6, 7, 8, 9, 10, 0, 0, 0, 0]
+    assert result["target_weights"].tolist() == [1] * 5 + [0] * 4
+    assert {result[name].dtype.name for name in result} == {"int32", "float32"}
 
 
 @pytest.mark.parametrize(
@@ -88,16 +90,16 @@ def test_the_example_of_the_paper():
 def test_a_long_blank_ends_the_text_or_lies_within_it(end_share, want):
     tokens, positions, block_positions, targets = want
     settings = {"document_rate": 1.0, "document_end_share": end_share}
-    made = next(
-        made
+    result = next(
+        result
         for seed in range(10_000)
-        if (made := make(range(101, 107), seed, **settings))["tokens"][: len(tokens)].tolist() == tokens
+        if (result := make(range(101, 107), seed, **settings))["tokens"][: len(tokens)].tolist() == tokens
     )
     last = slice(len(tokens) - 5, len(tokens))
-    assert made["positions"][last].tolist() == positions
-    assert made["block_positions"][last].tolist() == block_positions
-    assert made["targets"][: len(targets)].tolist() == targets
-    assert made["target_weights"].sum() == len(targets)
+    assert result["positions"][last].tolist() == positions
+    assert result["block_positions"][last].tolist() == block_positions
+    assert result["targets"][: len(targets)].tolist() == targets
+    assert result["target_weights"].sum() == len(targets)
 
 
 KINDS = {
@@ -130,21 +132,21 @@ def test_part_a_with_its_blanks_filled_is_the_text(row, kind, seed, rate, has_cl
     tokens, sentences, padding = row
     special = GLM if has_cls else objectives.Special(**IDS | {"cls": None})
     mask = [1] * len(tokens) + [0] * padding
-    made = make([*tokens, *[GLM.pad] * padding], seed, special, mask, sentences, rate=rate, **KINDS[kind])
+    result = make([*tokens, *[GLM.pad] * padding], seed, special, mask, sentences, rate=rate, **KINDS[kind])
     text = [GLM.cls] * has_cls + tokens
-    assert filled(made) == text
-    used = int(made["prefix_lengths"] + made["target_weights"].sum())
-    assert set(made["tokens"][used:].tolist()) <= {GLM.pad}
+    assert filled(result) == text
+    used = int(result["prefix_lengths"] + result["target_weights"].sum())
+    assert set(result["tokens"][used:].tolist()) <= {GLM.pad}
     for name in ("positions", "block_positions"):
-        assert not made[name][used:].any()
+        assert not result[name][used:].any()
     whole = make([100] * (len(tokens) + padding), rate=rate, **KINDS[kind])
-    assert {name: value.shape for name, value in made.items()} == {name: value.shape for name, value in whole.items()}
-    part_a = made["tokens"][: int(made["prefix_lengths"])].tolist()
+    assert {name: value.shape for name, value in result.items()} == {name: value.shape for name, value in whole.items()}
+    part_a = result["tokens"][: int(result["prefix_lengths"])].tolist()
     blanks = [token for token in part_a if token in MASKS]
     if set(blanks) == {GLM.gmask}:
         assert len(blanks) == 1
         return
-    spans = [span for _, span in fillings(made)]
+    spans = [span for _, span in fillings(result)]
     assert all(span[-1] == GLM.eop and GLM.eos not in span and GLM.cls not in span for span in spans)
     if any(token != GLM.eos for token in tokens):
         assert spans
@@ -161,8 +163,8 @@ def test_sentences_are_cut_out_whole_until_there_are_enough(row, seed, rate):
     for begin, following in itertools.pairwise([*begins, len(tokens)]):
         sentence = [token for token in tokens[begin:following] if token != GLM.eos]
         whole += [sentence] if sentence else []
-    made = make(tokens, seed, sentences=sentences, sentence_rate=1.0, rate=rate)
-    spans = [span[:-1] for _, span in fillings(made)]
+    result = make(tokens, seed, sentences=sentences, sentence_rate=1.0, rate=rate)
+    spans = [span[:-1] for _, span in fillings(result)]
     assert all(span in whole for span in spans)
     budget = max(1, int((len(tokens) + 1) * rate))
     total = sum(map(len, spans))
@@ -183,11 +185,11 @@ def test_sentences_are_cut_out_whole_until_there_are_enough(row, seed, rate):
 def test_rows_have_the_lengths_that_were_asked_for(num_tokens, settings, sentence_rate):
     rate, mean = settings
     objective = objectives.get("blank_infilling", GLM, rate=rate, mean_span_length=mean, sentence_rate=sentence_rate)
-    made = objective({"tokens": np.full(num_tokens - 1, 100)}, np.random.default_rng(0))
-    length = len(made["tokens"])
+    result = objective({"tokens": np.full(num_tokens - 1, 100)}, np.random.default_rng(0))
+    length = len(result["tokens"])
     assert objective.settings.text_length(length) == num_tokens
     assert (objective.input_length(length), objective.stride(length)) == (num_tokens - 1, num_tokens - 1)
-    assert objective.settings.target_length(length) == len(made["targets"])
+    assert objective.settings.target_length(length) == len(result["targets"])
 
 
 def test_published_lengths():
@@ -204,12 +206,12 @@ def truncated_poisson(mean, most=39):
 
 
 def expected_draws(probabilities, budget):
-    """How many lengths are drawn until they add up to a budget, on average."""
-    found = [0.0]
+    """Returns the mean number of lengths that are drawn until they add up to a budget."""
+    totals = [0.0]
     for total in range(1, budget + 1):
         below = min(total - 1, len(probabilities))
-        found.append(1 + sum(probabilities[k - 1] * found[total - k] for k in range(1, below + 1)))
-    return found[budget]
+        totals.append(1 + sum(probabilities[k - 1] * totals[total - k] for k in range(1, below + 1)))
+    return totals[budget]
 
 
 def near(draws, want):
@@ -222,8 +224,8 @@ def test_short_spans_have_the_numbers_and_lengths_of_their_distribution():
     """A million tokens. By Wald's equation what each draw brings on average is multiplied by the number of draws."""
     lengths = []
     for seed in range(1954):
-        made = make(np.full(511, 100), seed)
-        blocks = made["block_positions"][made["target_positions"][made["target_weights"] > 0]]
+        result = make(np.full(511, 100), seed)
+        blocks = result["block_positions"][result["target_positions"][result["target_weights"] > 0]]
         lengths.append(np.diff(np.append(np.flatnonzero(blocks == 1), len(blocks))) - 1)
     probabilities = truncated_poisson(3.0)
     draws = expected_draws(probabilities, 76)
@@ -237,7 +239,7 @@ def test_short_spans_have_the_numbers_and_lengths_of_their_distribution():
 @pytest.mark.parametrize("seed", range(20))
 def test_short_spans_lie_where_their_draws_say(seed):
     tokens, rng = list(range(100, 300)), np.random.default_rng(seed)
-    made = make(tokens, seed)
+    result = make(tokens, seed)
     rng.random(2)  # The text stays as long as it is, and its blanks are short.
     limits, lengths = truncated_poisson(3.0).cumsum(), []
     for draw in rng.random(objectives.BlankInfilling()._spans(201)).tolist():
@@ -247,25 +249,25 @@ def test_short_spans_lie_where_their_draws_say(seed):
     num_places = 201 - sum(lengths)
     chosen = set(rng.random(num_places).argsort()[: len(lengths)].tolist())
     at, spans = 0, []
-    for place in range(num_places):
-        if place in chosen:
+    for start in range(num_places):
+        if start in chosen:
             spans.append(tokens[at : at + lengths[len(spans)]])
             at += len(spans[-1])
         at += 1
-    assert [span[:-1] for _, span in fillings(made)] == [spans[i] for i in rng.permutation(len(spans))]
+    assert [span[:-1] for _, span in fillings(result)] == [spans[i] for i in rng.permutation(len(spans))]
 
 
 def test_all_ways_to_place_short_spans_are_equally_likely():
     """One and two of seven tokens with a gap: three clean ones are free to lie in three places, in two orders."""
-    found = collections.Counter()
+    counts = collections.Counter()
     for seed in range(4000):
-        made = make(range(101, 108), seed, rate=0.4, mean_span_length=1.0)
-        spans = sorted(span[:-1] for _, span in fillings(made))
+        result = make(range(101, 108), seed, rate=0.4, mean_span_length=1.0)
+        spans = sorted(span[:-1] for _, span in fillings(result))
         if sorted(map(len, spans)) == [1, 2]:
-            found[str(spans)] += 1
-    total, share = sum(found.values()), 1 / 20
-    assert len(found) == 20 and total > 1000
-    assert all(abs(n - total * share) < 4 * (total * share * (1 - share)) ** 0.5 for n in found.values())
+            counts[str(spans)] += 1
+    total, share = sum(counts.values()), 1 / 20
+    assert len(counts) == 20 and total > 1000
+    assert all(abs(n - total * share) < 4 * (total * share * (1 - share)) ** 0.5 for n in counts.values())
 
 
 def test_documents_get_their_share_of_blanks_and_the_order_of_filling_is_any():
@@ -276,8 +278,8 @@ def test_documents_get_their_share_of_blanks_and_the_order_of_filling_is_any():
         spans = fillings(make(tokens, seed))
         cut = [sum(span.count(token) for _, span in spans) for token in (100, 200)]
         shares.append(cut[0] - sum(cut) * 0.25)
-        places = [position for position, _ in spans]
-        ranks.append((sorted(places).index(places[0]) + 0.5) / len(places))
+        starts = [position for position, _ in spans]
+        ranks.append((sorted(starts).index(starts[0]) + 0.5) / len(starts))
     # Spans go by the room that is left, so the shares are a little more even than by chance.
     assert abs(np.mean(shares)) < 0.02 * 60 and near(ranks, 0.5)
     assert abs(np.std(ranks) - 12**-0.5) < 0.03
@@ -288,16 +290,19 @@ def test_kinds_of_blanks_come_at_their_rates():
     settings = {"sentence_rate": 0.3, "document_rate": 0.2, "block_mask_rate": 0.1, "short_probability": 0.02}
     kinds, shares, at_end, hidden, short = [], [], [], [], []
     for seed in range(2000):
-        made = make(np.full(511, 100), seed, sentences=range(0, 511, 5), **settings)
-        at, part_a = made["target_positions"][made["target_weights"] > 0], made["tokens"][: made["prefix_lengths"]]
-        blocks, inputs, targets = made["block_positions"][at], made["tokens"][at], made["targets"][: len(at)]
+        result = make(np.full(511, 100), seed, sentences=range(0, 511, 5), **settings)
+        at, part_a = (
+            result["target_positions"][result["target_weights"] > 0],
+            result["tokens"][: result["prefix_lengths"]],
+        )
+        blocks, inputs, targets = result["block_positions"][at], result["tokens"][at], result["targets"][: len(at)]
         text = len(part_a) - np.count_nonzero(blocks == 1) + np.count_nonzero(targets != GLM.eop)
         short.append(text < 512)
         kinds.append(part_a[np.isin(part_a, MASKS)][0])
         if kinds[-1] == GLM.mask:
             hidden += (inputs[blocks > 1] == GLM.dblock).tolist()
         else:
-            assert GLM.dblock not in made["tokens"]
+            assert GLM.dblock not in result["tokens"]
         if kinds[-1] == GLM.gmask and not short[-1]:
             at_end.append(targets[-1] != GLM.eop)
             shares.append(len(at) - (not at_end[-1]))
@@ -311,11 +316,11 @@ def test_kinds_of_blanks_come_at_their_rates():
 def test_a_shorter_text_is_a_stretch_of_the_row_and_its_sentences_move_along():
     for seed in range(50):
         tokens = np.arange(100, 355)
-        made = make(tokens, seed, sentences=range(0, 255, 5), short_probability=1.0, sentence_rate=1.0)
-        text = filled(made)
+        result = make(tokens, seed, sentences=range(0, 255, 5), short_probability=1.0, sentence_rate=1.0)
+        text = filled(result)
         assert text == [GLM.cls, *range(text[1], text[1] + len(text) - 1)]
         assert 32 <= len(text) < 256
-        assert all(span[0] in (text[1], *range(100, 355, 5)) for _, span in fillings(made))
+        assert all(span[0] in (text[1], *range(100, 355, 5)) for _, span in fillings(result))
 
 
 def test_mistakes_are_told():

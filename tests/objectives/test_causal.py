@@ -10,8 +10,8 @@ RNG = np.random.default_rng(0)
 
 
 def test_targets_are_the_next_tokens():
-    made = objectives.get("causal")({"tokens": np.array([5, 6, 7, 8], np.int32)}, RNG)
-    assert {k: (v.tolist(), v.dtype.name) for k, v in made.items()} == {
+    result = objectives.get("causal")({"tokens": np.array([5, 6, 7, 8], np.int32)}, RNG)
+    assert {k: (v.tolist(), v.dtype.name) for k, v in result.items()} == {
         "tokens": ([5, 6, 7], "int32"),
         "targets": ([6, 7, 8], "int32"),
         "target_weights": ([1.0, 1.0, 1.0], "float32"),
@@ -32,12 +32,12 @@ def test_separate_documents(lengths, padding):
     if len(tokens) < 2:
         return
     example = {"tokens": tokens, "segment_ids": np.array(segments, np.int32), "mask": mask}
-    made = objectives.get("causal")(example, RNG)
+    result = objectives.get("causal")(example, RNG)
     for i in range(len(tokens) - 1):
-        assert made["target_weights"][i] == (segments[i] == segments[i + 1] != 0)
-        assert made["positions"][i] == i - segments.index(segments[i])
-    assert made["segment_ids"].tolist() == segments[:-1]
-    assert {v.dtype.name for k, v in made.items() if k != "target_weights"} == {"int32"}
+        assert result["target_weights"][i] == (segments[i] == segments[i + 1] != 0)
+        assert result["positions"][i] == i - segments.index(segments[i])
+    assert result["segment_ids"].tolist() == segments[:-1]
+    assert {v.dtype.name for k, v in result.items() if k != "target_weights"} == {"int32"}
 
 
 def test_unknown_names_are_told():

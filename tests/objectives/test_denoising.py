@@ -30,9 +30,9 @@ def apply(num_tokens, rng, sentence_starts=(), padding=0, special=BART, **settin
     return objectives.get("denoising", special, **settings)(example, rng)
 
 
-def text_of(made):
-    """What the encoder reads between bos and eos."""
-    return made["tokens"][1 : made["mask"].sum() - 1]
+def text_of(result):
+    """Returns the tokens that the encoder reads between bos and eos."""
+    return result["tokens"][1 : result["mask"].sum() - 1]
 
 
 # Lewis et al. 2020, figure 2, on the text there; a share of 0.2 are two tokens of seven.
@@ -59,31 +59,31 @@ def figure(seed, **settings):
     letters = {i: name for name, i in ids.items()} | {0: "<s>", 2: "</s>", MASK: "_", 1: "<pad>"}
     example = {"tokens": np.array([ids[name] for name in FIGURE.split()]), "sentence_starts": np.array([0, 4])}
     settings = {"permute_sentences": 0.0, "noise": NoNoise(), **settings}
-    made = objectives.get("denoising", BART, **settings)(example, np.random.default_rng(seed))
-    texts = {key: " ".join(letters[i] for i in made[key]) for key in ("tokens", "decoder_tokens", "targets")}
+    result = objectives.get("denoising", BART, **settings)(example, np.random.default_rng(seed))
+    texts = {key: " ".join(letters[i] for i in result[key]) for key in ("tokens", "decoder_tokens", "targets")}
     return texts | {"tokens": texts["tokens"].replace(" <pad>", "")}
 
 
 @pytest.mark.parametrize("wanted", [*ONE_BY_ONE, *TOGETHER])
-def test_the_figure_of_the_paper(wanted):
-    settings = (ONE_BY_ONE | TOGETHER)[wanted]
-    made = (figure(seed, **settings) for seed in range(20_000))
-    found = next(texts for texts in made if texts["tokens"] == f"<s> {wanted} </s>")
-    assert found["targets"] == "<s> A B C . D E . </s>"
-    assert found["decoder_tokens"] == "</s> <s> A B C . D E ."
+def test_the_figure_of_the_paper(expected):
+    settings = (ONE_BY_ONE | TOGETHER)[expected]
+    result = (figure(seed, **settings) for seed in range(20_000))
+    match = next(texts for texts in result if texts["tokens"] == f"<s> {expected} </s>")
+    assert match["targets"] == "<s> A B C . D E . </s>"
+    assert match["decoder_tokens"] == "</s> <s> A B C . D E ."
 
 
 def test_each_noise_alone_gives_all_its_rows_and_no_others():
     text, pairs = FIGURE.split(), list(itertools.combinations(range(7), 2))
-    wanted = {
+    expected = {
         "A _ C . _ E .": {" ".join("_" if i in pair else t for i, t in enumerate(text)) for pair in pairs},
         "A C . E .": {" ".join(t for i, t in enumerate(text) if i not in pair) for pair in pairs},
         "D E . A B C .": {FIGURE, "D E . A B C ."},
         "C . D E . A B": {" ".join(text[i:] + text[:i]) for i in range(7)},
     }
-    for name, rows in wanted.items():
-        found = {figure(seed, **ONE_BY_ONE[name])["tokens"] for seed in range(600)}
-        assert {row.removeprefix("<s> ").removesuffix(" </s>") for row in found} == rows
+    for name, rows in expected.items():
+        outputs = {figure(seed, **ONE_BY_ONE[name])["tokens"] for seed in range(600)}
+        assert {row.removeprefix("<s> ").removesuffix(" </s>") for row in outputs} == rows
 
 
 def test_noises_come_one_after_another_in_the_order_of_fairseq():
@@ -138,10 +138,10 @@ def test_targets_are_the_text_and_the_input_is_made_of_it(
     starts = sorted(data.draw(st.sets(st.integers(0, num_tokens + padding - 1))))
     settings = {"noise": noise, "insert": insert, "permute_sentences": permute, "rotate": rotate}
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
-    made = apply(num_tokens, rng, starts, padding, random_share=random, **settings)
+    result = apply(num_tokens, rng, starts, padding, random_share=random, **settings)
     total = num_tokens + padding
     length = total + math.ceil(insert * total) + 2
-    assert {key: (value.shape, value.dtype.name) for key, value in made.items()} == {
+    assert {key: (value.shape, value.dtype.name) for key, value in result.items()} == {
         "tokens": ((length,), "int32"),
         "mask": ((length,), "int32"),
         "decoder_tokens": ((total + 2,), "int32"),
@@ -149,41 +149,41 @@ def test_targets_are_the_text_and_the_input_is_made_of_it(
         "target_weights": ((total + 2,), "float32"),
     }
     text = list(range(TEXT, TEXT + num_tokens))
-    assert made["targets"].tolist() == [0, *text, 2, *[1] * padding]
-    assert made["target_weights"].tolist() == [1] * (num_tokens + 2) + [0] * padding
-    assert made["decoder_tokens"].tolist() == [2, *made["targets"][:-1]]
-    row, size = made["tokens"], made["mask"].sum()
-    assert made["mask"].tolist() == [1] * size + [0] * (length - size)
+    assert result["targets"].tolist() == [0, *text, 2, *[1] * padding]
+    assert result["target_weights"].tolist() == [1] * (num_tokens + 2) + [0] * padding
+    assert result["decoder_tokens"].tolist() == [2, *result["targets"][:-1]]
+    row, size = result["tokens"], result["mask"].sum()
+    assert result["mask"].tolist() == [1] * size + [0] * (length - size)
     assert row[0] == 0 and row[size - 1] == 2 and np.all(row[size:] == 1)
-    kept = [token for token in text_of(made).tolist() if token >= TEXT]
-    assert len(kept) == len(set(kept)) and set(kept) <= set(text)
+    remaining = [token for token in text_of(result).tolist() if token >= TEXT]
+    assert len(remaining) == len(set(remaining)) and set(remaining) <= set(text)
     if not permute and not rotate:
-        assert kept == sorted(kept)
-    removed = num_tokens - len(kept)
+        assert remaining == sorted(remaining)
+    removed = num_tokens - len(remaining)
     share = math.ceil(getattr(noise, "rate", 0.0) * num_tokens)
     if not isinstance(noise, TextInfilling):
         assert removed == share
     elif size < length:  # Nothing was cut off.
         assert removed <= share
     if not random:
-        assert np.all(np.isin(text_of(made), [*kept, MASK]))
+        assert np.all(np.isin(text_of(result), [*remaining, MASK]))
 
 
 @hypothesis_settings(deadline=None)
 @given(st.integers(4, 400), SHARE)
 def test_rows_take_as_many_tokens_as_fit(length, insert):
     objective = objectives.get("denoising", BART, insert=insert)
-    found = objective.input_length(length)
-    assert found + math.ceil(insert * found) + 2 <= length < found + 1 + math.ceil(insert * (found + 1)) + 2
-    assert objective.stride(length) == found
-    assert objective.settings.target_length(length) == found + 2
-    made = objective({"tokens": np.full(found, TEXT)}, np.random.default_rng(0))
-    assert len(made["tokens"]) in (length, length - 1) and len(made["targets"]) == found + 2
+    size = objective.input_length(length)
+    assert size + math.ceil(insert * size) + 2 <= length < size + 1 + math.ceil(insert * (size + 1)) + 2
+    assert objective.stride(length) == size
+    assert objective.settings.target_length(length) == size + 2
+    result = objective({"tokens": np.full(size, TEXT)}, np.random.default_rng(0))
+    assert len(result["tokens"]) in (length, length - 1) and len(result["targets"]) == size + 2
 
 
 def test_without_insertion_both_rows_have_the_length():
-    made = objectives.get("denoising", BART)({"tokens": np.full(510, TEXT)}, np.random.default_rng(0))
-    assert len(made["tokens"]) == len(made["targets"]) == 512
+    result = objectives.get("denoising", BART)({"tokens": np.full(510, TEXT)}, np.random.default_rng(0))
+    assert len(result["tokens"]) == len(result["targets"]) == 512
 
 
 def test_words_go_whole_and_a_sentence_takes_its_words_along():
@@ -216,11 +216,11 @@ def assert_near(count, mean, variance):
     assert abs(count - mean) < 4 * variance**0.5, (count, mean, variance**0.5)
 
 
-def assert_spread_evenly(places, chosen, of):
+def assert_spread_evenly(positions, chosen, of):
     """Quarters of `of` places hold hypergeometric counts of the `chosen` ones, in each of ROWS rows."""
-    assert len(places) == ROWS * chosen
+    assert len(positions) == ROWS * chosen
     variance = ROWS * chosen * (1 / 4) * (3 / 4) * (of - chosen) / (of - 1)
-    for quarter in np.bincount(np.asarray(places) * 4 // of, minlength=4):
+    for quarter in np.bincount(np.asarray(positions) * 4 // of, minlength=4):
         assert_near(quarter, ROWS * chosen / 4, variance)
 
 
@@ -336,26 +336,26 @@ def test_documents_that_do_not_see_each_other_are_noised_each_by_itself(sizes, p
     example |= {"mask": tokens > 0} if padding else {}
     example["sentence_starts"] = np.arange(0, len(documents), 2)
     settings = {"permute_sentences": 0.0, "noise": NoNoise(), **settings}
-    made = objectives.get("denoising", BART, **settings)(example, np.random.default_rng(seed))
+    result = objectives.get("denoising", BART, **settings)(example, np.random.default_rng(seed))
     # The encoder's row: each document's own tokens and masks, framed.
-    real = made["mask"] > 0
-    inputs, ids = made["tokens"][real], made["segment_ids"][real]
+    real = result["mask"] > 0
+    inputs, ids = result["tokens"][real], result["segment_ids"][real]
     assert (inputs[0], ids[0], inputs[-1], ids[-1]) == (0, 1, 2, len(sizes))
-    assert (np.diff(ids) >= 0).all() and not made["segment_ids"][~real].any()
+    assert (np.diff(ids) >= 0).all() and not result["segment_ids"][~real].any()
     for token, of in zip(inputs[1:-1], ids[1:-1], strict=True):
         assert token == MASK or documents[token - TEXT] == of
     if isinstance(settings["noise"], NoNoise):
         assert sorted(inputs[1:-1]) == tokens[: len(documents)].tolist()
     # The decoder's: the clean documents, each begun from eos.
-    ids = made["decoder_segment_ids"]
+    ids = result["decoder_segment_ids"]
     assert ids[: len(documents) + 2].tolist() == [1, *documents, len(sizes)] and not ids[len(documents) + 2 :].any()
-    assert made["targets"][: len(documents) + 2].tolist() == [0, *tokens[: len(documents)], 2]
+    assert result["targets"][: len(documents) + 2].tolist() == [0, *tokens[: len(documents)], 2]
     for i, of in enumerate(ids):
         begins = of and (i == 0 or ids[i - 1] != of)
-        before = 2 if begins else made["targets"][i - 1] if of else made["decoder_tokens"][i]
-        assert made["decoder_tokens"][i] == before
-        assert made["decoder_positions"][i] == (of > 0) * (i - ids.tolist().index(of))
-        assert made["target_weights"][i] == (of in made["segment_ids"] and of > 0)
+        before = 2 if begins else result["targets"][i - 1] if of else result["decoder_tokens"][i]
+        assert result["decoder_tokens"][i] == before
+        assert result["decoder_positions"][i] == (of > 0) * (i - ids.tolist().index(of))
+        assert result["target_weights"][i] == (of in result["segment_ids"] and of > 0)
 
 
 def test_no_document_sees_another_in_the_model():
@@ -371,9 +371,9 @@ def test_no_document_sees_another_in_the_model():
 
     def logits(tokens):
         example = {"tokens": tokens, "segment_ids": documents, "sentence_starts": np.array([0, 2, 5, 7, 9])}
-        made = objectives.get("denoising", special)(example, np.random.default_rng(0))
-        batch = {name: values[None] for name, values in model.read(made).items()}
-        return forward({"params": params}, **batch)[0], made["decoder_segment_ids"]
+        result = objectives.get("denoising", special)(example, np.random.default_rng(0))
+        batch = {name: values[None] for name, values in model.read(result).items()}
+        return forward({"params": params}, **batch)[0], result["decoder_segment_ids"]
 
     tokens = np.arange(10, 22)
     (before, ids), (after, _) = logits(tokens), logits(np.where(documents == 2, tokens + 7, tokens))

@@ -33,14 +33,14 @@ def test_an_example_of_t5_has_eos_after_inputs_and_targets():
 
 
 def test_what_is_too_long_loses_its_end_but_not_eos():
-    made = rows(target_length=2).row([([11, 12, 13, 14], [21, 22])], 3)
-    assert made["tokens"].tolist() == [11, 12, 1]
-    assert made["targets"].tolist() == [21, 1] and made["decoder_tokens"].tolist() == [0, 21]
+    result = rows(target_length=2).row([([11, 12, 13, 14], [21, 22])], 3)
+    assert result["tokens"].tolist() == [11, 12, 1]
+    assert result["targets"].tolist() == [21, 1] and result["decoder_tokens"].tolist() == [0, 21]
 
 
 def test_packed_examples_of_t5_are_numbered_and_each_begins_anew():
-    made = rows(target_length=6, segmented=True).row([([11], [21, 22]), ([], [31])], 5)
-    assert plain(made) == {
+    result = rows(target_length=6, segmented=True).row([([11], [21, 22]), ([], [31])], 5)
+    assert plain(result) == {
         "tokens": [11, 1, 1, 0, 0],
         "mask": [1, 1, 1, 0, 0],
         "segment_ids": [1, 1, 2, 0, 0],
@@ -85,8 +85,8 @@ def test_a_decoder_is_asked_for_targets_and_eos_alone():
 
 
 def test_packed_examples_of_a_decoder():
-    made = rows(objectives.Causal(), GPT, 3, segmented=True).row([([11, 12], [21]), ([13], [22, 23])], 7)
-    assert plain(made) == {
+    result = rows(objectives.Causal(), GPT, 3, segmented=True).row([([11, 12], [21]), ([13], [22, 23])], 7)
+    assert plain(result) == {
         "tokens": [11, 12, 21, 13, 22, 23, 0],
         "targets": [12, 21, 1, 22, 23, 1, 0],
         "target_weights": [0, 1, 1, 1, 1, 1, 0],
@@ -112,19 +112,20 @@ TOKENS = st.lists(st.integers(10, 90), max_size=12)
 @given(inputs=TOKENS, targets=TOKENS)
 def test_sizes_are_those_of_the_row(objective, special, target_length, inputs, targets):
     of = rows(objective, special, target_length, segmented=not objective.has_prefix)
-    made, counts = of.row([(inputs, targets)], 10), (np.array([len(inputs)]), np.array([len(targets)]))
+    result, counts = of.row([(inputs, targets)], 10), (np.array([len(inputs)]), np.array([len(targets)]))
     encoder, decoder = (int(size[0]) for size in of.sizes(*counts, 10))
     if objective.architectures == ("decoder",):
         used = len(inputs[: 10 + 1 - 5]) or 1
         assert encoder == decoder == used + len(targets[:4])
-        assert made["target_weights"].sum() == len(targets[:4]) + 1
-        assert made["tokens"][:used].tolist() == of.prompt(inputs, 10)
+        assert result["target_weights"].sum() == len(targets[:4]) + 1
+        assert result["tokens"][:used].tolist() == of.prompt(inputs, 10)
     else:
-        assert (encoder, decoder) == (made["mask"].sum(), made["target_weights"].sum())
-        assert made["tokens"][:encoder].tolist() == of.prompt(inputs, 10)
-    kept = of.prompt(inputs, 10), made["targets"][made["target_weights"] > 0].tolist()
+        assert (encoder, decoder) == (result["mask"].sum(), result["target_weights"].sum())
+        assert result["tokens"][:encoder].tolist() == of.prompt(inputs, 10)
+    remaining = of.prompt(inputs, 10), result["targets"][result["target_weights"] > 0].tolist()
     whole = all(
-        [token for token in part if token >= 10] == text for part, text in zip(kept, (inputs, targets), strict=True)
+        [token for token in part if token >= 10] == text
+        for part, text in zip(remaining, (inputs, targets), strict=True)
     )
     assert bool(of.are_truncated(*counts, 10)[0]) == (not whole)
 
@@ -195,12 +196,12 @@ def test_rows_are_those_of_seqios_feature_converter(pack):
         "decoder_positions": "decoder_positions",
     }
     groups = [EXAMPLES[:2], EXAMPLES[2:3], EXAMPLES[3:4], EXAMPLES[4:]] if pack else [[one] for one in EXAMPLES]
-    found = list(converted.as_numpy_iterator())
-    assert len(found) == len(groups)
-    for group, want in zip(groups, found, strict=True):
-        made = of.row(group, 8)
+    expected = list(converted.as_numpy_iterator())
+    assert len(expected) == len(groups)
+    for group, want in zip(groups, expected, strict=True):
+        result = of.row(group, 8)
         for ours, name in theirs.items():
-            if ours in made:
+            if ours in result:
                 # What the decoder is given behind the end means nothing.
-                counts = made["target_weights"] > 0 if ours == "decoder_tokens" else 1
-                np.testing.assert_array_equal(made[ours] * counts, want[name] * counts, err_msg=ours)
+                counts = result["target_weights"] > 0 if ours == "decoder_tokens" else 1
+                np.testing.assert_array_equal(result[ours] * counts, want[name] * counts, err_msg=ours)

@@ -18,10 +18,10 @@ def row(length, num_real=None):
     return {"tokens": tokens, "mask": (np.arange(length) < num_real).astype(np.int32)}
 
 
-def restored(made):
+def restored(result):
     """The row with its targets put back."""
-    tokens, real = made["tokens"].copy(), made["target_weights"] > 0
-    tokens[made["target_positions"][real]] = made["targets"][real]
+    tokens, real = result["tokens"].copy(), result["target_weights"] > 0
+    tokens[result["target_positions"][real]] = result["targets"][real]
     return tokens
 
 
@@ -32,23 +32,23 @@ def test_budget_targets_and_shapes(num_real, padding, max_predictions, rate, see
     objective = objectives.get("masked_lm", BERT, rate=rate, max_predictions=max_predictions)
     example = row(length, num_real)
     before = example["tokens"].copy()
-    made = objective(example, np.random.default_rng(seed))
+    result = objective(example, np.random.default_rng(seed))
     slots = max_predictions or max(1, round(length * rate))
     expected = min(slots, max(1, round(num_real * rate)), num_real - 2)
-    assert {k: (v.shape, v.dtype.name) for k, v in made.items()} == {
+    assert {k: (v.shape, v.dtype.name) for k, v in result.items()} == {
         "tokens": ((length,), "int32"),
         "mask": ((length,), "int32"),
         "targets": ((slots,), "int32"),
         "target_positions": ((slots,), "int32"),
         "target_weights": ((slots,), "float32"),
     }
-    assert made["target_weights"].tolist() == [1] * expected + [0] * (slots - expected)
-    positions = made["target_positions"]
+    assert result["target_weights"].tolist() == [1] * expected + [0] * (slots - expected)
+    positions = result["target_positions"]
     assert (np.diff(positions[:expected]) > 0).all() and positions[0] > 0 and positions.max() < num_real - 1
-    assert not positions[expected:].any() and not made["targets"][expected:].any()
-    np.testing.assert_array_equal(restored(made), before)
+    assert not positions[expected:].any() and not result["targets"][expected:].any()
+    np.testing.assert_array_equal(restored(result), before)
     np.testing.assert_array_equal(example["tokens"], before)
-    np.testing.assert_array_equal(made["mask"], example["mask"])
+    np.testing.assert_array_equal(result["mask"], example["mask"])
 
 
 @pytest.mark.parametrize(("rate", "mask_share", "random_share"), [(0.15, 0.8, 0.1), (0.4, 0.5, 0.2)])
@@ -59,18 +59,20 @@ def test_shares_are_those_asked_for(rate, mask_share, random_share):
     rng = np.random.default_rng(0)
     at, kinds, random = np.zeros(length), np.zeros(3), []
     for _ in range(draws):
-        made = objective(row(length), rng)
-        new = made["tokens"][made["target_positions"]]
-        same, masked = new == made["targets"], new == BERT.mask
+        result = objective(row(length), rng)
+        new = result["tokens"][result["target_positions"]]
+        same, masked = new == result["targets"], new == BERT.mask
         kinds += masked.sum(), same.sum(), (~same & ~masked).sum()
         random.append(new[~same & ~masked])
-        at[made["target_positions"]] += 1
+        at[result["target_positions"]] += 1
     total = draws * round(rate * length)
     assert at.sum() == total
     chance = 1 / BERT.vocab_size  # A random id is the mask, or the token itself, as often as any other.
-    seen = random_share * chance
+    unchanged = random_share * chance
     kept_share = 1 - mask_share - random_share
-    for count, share in zip(kinds, (mask_share + seen, kept_share + seen, random_share - 2 * seen), strict=True):
+    for count, share in zip(
+        kinds, (mask_share + unchanged, kept_share + unchanged, random_share - 2 * unchanged), strict=True
+    ):
         assert abs(count - total * share) < 4 * np.sqrt(total * share * (1 - share))
     assert at[0] == at[-1] == 0
     share = round(rate * length) / (length - 2)
@@ -94,21 +96,21 @@ def test_every_subset_of_positions_is_equally_likely():
 
 def test_separators_within_the_row_stay_and_other_keys_pass():
     tokens = np.array([2, 9, 3, 9, 3, 0], np.int32)
-    kept = {
+    other_keys = {
         "token_types": np.array([0, 0, 0, 1, 1, 0], np.int32),
         "positions": np.arange(6, dtype=np.int32),
         "segment_ids": np.array([1, 1, 1, 1, 1, 0], np.int32),
         "pair_label": np.int32(1),
     }
     mask = np.array([1, 1, 1, 1, 1, 0], np.int32)
-    made = objectives.get("masked_lm", BERT, rate=1.0)(
-        {"tokens": tokens, "mask": mask, **kept}, np.random.default_rng(0)
+    result = objectives.get("masked_lm", BERT, rate=1.0)(
+        {"tokens": tokens, "mask": mask, **other_keys}, np.random.default_rng(0)
     )
-    assert made["target_positions"].tolist() == [1, 3, 0, 0, 0, 0]
-    assert made["target_weights"].tolist() == [1, 1, 0, 0, 0, 0]
-    for key, value in kept.items():
-        np.testing.assert_array_equal(made[key], value)
-    assert made["pair_label"].shape == ()
+    assert result["target_positions"].tolist() == [1, 3, 0, 0, 0, 0]
+    assert result["target_weights"].tolist() == [1, 1, 0, 0, 0, 0]
+    for key, value in other_keys.items():
+        np.testing.assert_array_equal(result[key], value)
+    assert result["pair_label"].shape == ()
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -118,7 +120,7 @@ def test_a_row_is_what_its_draws_say(seed):
     rng = np.random.default_rng(seed)
     tokens, mask = rng.choice([*range(8), 999, 50_000], 40), rng.integers(0, 2, 40)
     tokens[30:], mask[30:] = 0, 0
-    made = objectives.get("masked_lm", special, rate=0.5, mask_share=0.4, random_share=0.3)(
+    result = objectives.get("masked_lm", special, rate=0.5, mask_share=0.4, random_share=0.3)(
         {"tokens": tokens, "mask": mask}, np.random.default_rng(seed)
     )
     free = [i for i in range(40) if mask[i] and tokens[i] not in (7, 5, 2, 3)]
@@ -127,8 +129,8 @@ def test_a_row_is_what_its_draws_say(seed):
     at = sorted(free[i] for i in rng.random(len(free)).argsort()[:num])
     for i, draw, random in zip(at, rng.random(num), rng.random(num), strict=True):
         want[i] = 4 if draw < 0.4 else int(random * 1000) if draw < 0.4 + 0.3 else want[i]
-    assert made["tokens"].tolist() == want
-    assert made["target_positions"].tolist() == at + [0] * (20 - num)
+    assert result["tokens"].tolist() == want
+    assert result["target_positions"].tolist() == at + [0] * (20 - num)
 
 
 def test_published_budgets():
@@ -141,8 +143,8 @@ def test_published_budgets():
 
 
 def test_a_row_of_special_ids_has_no_target():
-    made = objectives.get("masked_lm", BERT)({"tokens": np.array([2, 3])}, np.random.default_rng(0))
-    assert (made["tokens"].tolist(), made["target_weights"].tolist()) == ([2, 3], [0])
+    result = objectives.get("masked_lm", BERT)({"tokens": np.array([2, 3])}, np.random.default_rng(0))
+    assert (result["tokens"].tolist(), result["target_weights"].tolist()) == ([2, 3], [0])
 
 
 def test_mistakes_are_told():

@@ -16,17 +16,17 @@ def test_the_generator_sees_the_mask_or_the_token_and_never_another():
         objectives.get("replaced_token", SPECIAL, mask_share=1.0),
     )
     for _ in range(draws):
-        made = objective({"tokens": TOKENS}, rng)
-        at = made["target_positions"]
-        seen = made["tokens"][at]
-        assert ((seen == SPECIAL.mask) | (seen == made["targets"])).all()
-        np.testing.assert_array_equal(made["targets"], TOKENS[at])
-        np.testing.assert_array_equal(np.delete(made["tokens"], at), np.delete(TOKENS, at))
-        masks += (seen == SPECIAL.mask).sum()
+        result = objective({"tokens": TOKENS}, rng)
+        at = result["target_positions"]
+        inputs = result["tokens"][at]
+        assert ((inputs == SPECIAL.mask) | (inputs == result["targets"])).all()
+        np.testing.assert_array_equal(result["targets"], TOKENS[at])
+        np.testing.assert_array_equal(np.delete(result["tokens"], at), np.delete(TOKENS, at))
+        masks += (inputs == SPECIAL.mask).sum()
     total = draws * 77  # 0.15 of 512.
     assert abs(masks - 0.85 * total) < 4 * np.sqrt(total * 0.85 * 0.15)
-    made = paper({"tokens": TOKENS}, rng)
-    assert (made["tokens"][made["target_positions"]] == SPECIAL.mask).all()
+    result = paper({"tokens": TOKENS}, rng)
+    assert (result["tokens"][result["target_positions"]] == SPECIAL.mask).all()
 
 
 def test_large_predicts_a_quarter():

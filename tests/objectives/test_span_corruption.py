@@ -24,22 +24,22 @@ def corrupt(num_tokens, seed=0, padding=0, special=MANY, **settings):
 
 
 def spans(row, special=MANY):
-    """What stands between a row's sentinels, up to eos: the first item precedes the first sentinel."""
+    """Returns the tokens between a row's sentinels, up to eos. The first item precedes the first sentinel."""
     row = row.tolist()
-    found, order = [[]], iter(special.sentinels)
+    parts, order = [[]], iter(special.sentinels)
     for token in row[: row.index(special.eos)]:
         if token >= special.sentinels[-1]:
             assert token == next(order)
-            found.append([])
+            parts.append([])
         else:
-            found[-1].append(token)
-    return found
+            parts[-1].append(token)
+    return parts
 
 
-def lengths(made):
+def lengths(result):
     """Lengths of the clean spans and of the noise spans, in order."""
-    *clean, last = spans(made["tokens"])
-    first, *noise = spans(made["targets"])
+    *clean, last = spans(result["tokens"])
+    first, *noise = spans(result["targets"])
     assert not last and not first
     return [len(s) for s in clean], [len(s) for s in noise]
 
@@ -49,12 +49,12 @@ def lengths(made):
     [(128, 141, 29), (256, 284, 58), (512, 568, 114), (1024, 1137, 229), (2048, 2274, 456)],
 )
 def test_published_lengths(length, num_tokens, target_length):
-    """As t5's `random_spans_helper` gives them."""
+    """Lengths of t5's `random_spans_helper`."""
     objective = objectives.get("span_corruption", MANY)
     assert (objective.input_length(length), objective.stride(length)) == (num_tokens, num_tokens)
     assert objective.settings.target_length(length) == target_length
-    made = objective({"tokens": np.arange(100, 100 + num_tokens)}, np.random.default_rng(0))
-    assert {k: (v.shape, v.dtype.name) for k, v in made.items()} == {
+    result = objective({"tokens": np.arange(100, 100 + num_tokens)}, np.random.default_rng(0))
+    assert {k: (v.shape, v.dtype.name) for k, v in result.items()} == {
         "tokens": ((length,), "int32"),
         "mask": ((length,), "int32"),
         "decoder_tokens": ((target_length,), "int32"),
@@ -62,22 +62,22 @@ def test_published_lengths(length, num_tokens, target_length):
         "target_weights": ((target_length,), "float32"),
     }
     # No padding at all: the last token of each row is eos.
-    assert made["tokens"][-1] == made["targets"][-1] == 1
-    assert made["mask"].all() and made["target_weights"].all()
+    assert result["tokens"][-1] == result["targets"][-1] == 1
+    assert result["mask"].all() and result["target_weights"].all()
 
 
 def test_sentinels_are_t5s():
-    made = corrupt(20, special=T5)
-    assert made["targets"][0] == made["decoder_tokens"][1] == 32_099
-    assert [t for t in made["tokens"] if t >= 32_000] == [t for t in made["targets"] if t >= 32_000] == [32_099]
-    assert made["decoder_tokens"][0] == 0
+    result = corrupt(20, special=T5)
+    assert result["targets"][0] == result["decoder_tokens"][1] == 32_099
+    assert [t for t in result["tokens"] if t >= 32_000] == [t for t in result["targets"] if t >= 32_000] == [32_099]
+    assert result["decoder_tokens"][0] == 0
 
 
 @hypothesis_settings(deadline=None)
 @given(st.integers(1, 300), st.integers(0, 40), st.floats(0.05, 0.6), st.floats(1, 10), st.integers(0, 99))
 def test_inputs_and_targets_make_the_text(num_tokens, padding, density, mean, seed):
-    made = corrupt(num_tokens, seed, padding, noise_density=density, mean_span_length=mean)
-    clean, noise = spans(made["tokens"]), spans(made["targets"])
+    result = corrupt(num_tokens, seed, padding, noise_density=density, mean_span_length=mean)
+    clean, noise = spans(result["tokens"]), spans(result["targets"])
     text = [*clean[0]]
     for cut, after in zip(noise[1:], clean[1:], strict=True):
         text += cut + after
@@ -88,12 +88,12 @@ def test_inputs_and_targets_make_the_text(num_tokens, padding, density, mean, se
     assert all(noise[1:]) and not noise[0] and not clean[-1]
     assert all(clean[:-1]) or num_tokens == 1
     for row, real in (("tokens", "mask"), ("targets", "target_weights")):
-        end = made[row].tolist().index(1) + 1
-        assert made[real].tolist() == [1] * end + [0] * (len(made[row]) - end)
-        assert not made[row][end:].any()
-    assert made["decoder_tokens"].tolist() == [0, *made["targets"][:-1]]
+        end = result[row].tolist().index(1) + 1
+        assert result[real].tolist() == [1] * end + [0] * (len(result[row]) - end)
+        assert not result[row][end:].any()
+    assert result["decoder_tokens"].tolist() == [0, *result["targets"][:-1]]
     whole = corrupt(num_tokens + padding, seed, noise_density=density, mean_span_length=mean)
-    assert {k: v.shape for k, v in made.items()} == {k: v.shape for k, v in whole.items()}
+    assert {k: v.shape for k, v in result.items()} == {k: v.shape for k, v in whole.items()}
 
 
 def test_partitions_are_uniform():
@@ -101,22 +101,22 @@ def test_partitions_are_uniform():
     rng = np.random.default_rng(0)
     compositions = [c for c in itertools.product(range(1, 7), repeat=3) if sum(c) == 6]
     draws = 4000
-    found = collections.Counter(
+    counts = collections.Counter(
         tuple(np.diff(span_corruption._partition(6, 3, rng), prepend=0).tolist()) for _ in range(draws)
     )
-    assert set(found) == set(compositions)
+    assert set(counts) == set(compositions)
     share = 1 / len(compositions)
-    assert all(abs(n - draws * share) < 4 * np.sqrt(draws * share * (1 - share)) for n in found.values())
+    assert all(abs(n - draws * share) < 4 * np.sqrt(draws * share * (1 - share)) for n in counts.values())
 
 
 def test_spans_of_a_row_are_uniform_and_independent():
     """10 tokens, 4 of them noise in 2 spans: 5 ways to part the clean ones times 3 for the noise."""
     draws = 3000
-    found = collections.Counter(
+    counts = collections.Counter(
         str(lengths(corrupt(10, seed, noise_density=0.4, mean_span_length=2.0))) for seed in range(draws)
     )
-    assert len(found) == 15
-    assert all(abs(n - draws / 15) < 4 * np.sqrt(draws * 14 / 225) for n in found.values())
+    assert len(counts) == 15
+    assert all(abs(n - draws / 15) < 4 * np.sqrt(draws * 14 / 225) for n in counts.values())
 
 
 def test_number_and_mean_length_of_spans():
@@ -126,11 +126,11 @@ def test_number_and_mean_length_of_spans():
 
 
 def test_span_lengths_over_a_million_tokens():
-    """Of all ways to part n tokens into s parts, (n - k - 1 choose s - 2) begin with a part of k."""
+    """(n - k - 1 choose s - 2) of the partitions of n tokens into s parts begin with a part of k."""
     rows = []
     for seed in range(1761):
-        made = corrupt(568, seed)
-        clean, noise = (np.flatnonzero(made[name] > 10**5) for name in ("tokens", "targets"))
+        result = corrupt(568, seed)
+        clean, noise = (np.flatnonzero(result[name] > 10**5) for name in ("tokens", "targets"))
         rows.append((np.diff(clean, prepend=-1) - 1, np.diff(noise, append=113) - 1))
     for which, num_tokens in ((0, 568 - 85), (1, 85)):
         for k in (1, 2, 3, 5, 8, 13, 21):
@@ -155,8 +155,8 @@ def test_rows_of_every_length(length, settings):
         expected += 1
     objective = objectives.get("span_corruption", MANY, noise_density=density, mean_span_length=mean)
     assert objective.input_length(length) == expected
-    made = objective({"tokens": np.arange(100, 100 + expected)}, np.random.default_rng(0))
-    assert (len(made["tokens"]), len(made["targets"])) == (length, objective.settings.target_length(length))
+    result = objective({"tokens": np.arange(100, 100 + expected)}, np.random.default_rng(0))
+    assert (len(result["tokens"]), len(result["targets"])) == (length, objective.settings.target_length(length))
 
 
 def test_a_stream_for_it_has_no_separator():

@@ -26,13 +26,13 @@ def row(length, num_real=None, seed=0):
 
 def runs_of(positions):
     """Lists of neighbours."""
-    found = []
+    spans = []
     for position in positions.tolist():
-        if found and found[-1][-1] == position - 1:
-            found[-1].append(position)
+        if spans and spans[-1][-1] == position - 1:
+            spans[-1].append(position)
         else:
-            found.append([position])
-    return found
+            spans.append([position])
+    return spans
 
 
 @hypothesis_settings(deadline=None)
@@ -50,21 +50,21 @@ def test_budget_boundaries_and_shapes(num_real, padding, rate, p, max_words, rep
     objective = objectives.get("span_masked_lm", SPECIAL, rate=rate, **options)
     example = row(length, num_real, seed)
     before = example["tokens"].copy()
-    made = objective(example, np.random.default_rng(seed))
+    result = objective(example, np.random.default_rng(seed))
     slots = math.ceil(length * rate)
     free = set(range(num_real)) - {0, num_real // 2, num_real - 1}
     num = min(slots, math.ceil(len(free) * rate), len(free))
     names = ("targets", "target_positions", "target_left", "target_right", "target_offsets")
-    assert {name: made[name].shape for name in names} == dict.fromkeys(names, (slots,))
-    assert {made[name].dtype.name for name in names} == {"int32"}
-    assert made["target_weights"].tolist() == [1] * num + [0] * (slots - num)
-    assert not any(made[name][num:].any() for name in names)
-    positions = made["target_positions"][:num]
+    assert {name: result[name].shape for name in names} == dict.fromkeys(names, (slots,))
+    assert {result[name].dtype.name for name in names} == {"int32"}
+    assert result["target_weights"].tolist() == [1] * num + [0] * (slots - num)
+    assert not any(result[name][num:].any() for name in names)
+    positions = result["target_positions"][:num]
     assert set(positions.tolist()) <= free and len(set(positions.tolist())) == num
     want = [(span[0] - 1, span[-1] + 1, i) for span in runs_of(positions) for i in range(len(span))]
-    assert list(zip(*(made[name][:num].tolist() for name in names[2:]), strict=True)) == want
-    restored = made["tokens"].copy()
-    restored[positions] = made["targets"][:num]
+    assert list(zip(*(result[name][:num].tolist() for name in names[2:]), strict=True)) == want
+    restored = result["tokens"].copy()
+    restored[positions] = result["targets"][:num]
     np.testing.assert_array_equal(restored, before)
     np.testing.assert_array_equal(example["tokens"], before)
 
@@ -73,11 +73,11 @@ def test_budget_boundaries_and_shapes(num_real, padding, rate, p, max_words, rep
 @given(st.integers(10, 60), st.integers(0, 99))
 def test_spans_are_of_whole_words_but_for_the_one_that_fills_the_budget(length, seed):
     example = row(length, seed=seed)
-    made = objectives.get("span_masked_lm", SPECIAL, rate=0.4)(example, np.random.default_rng(seed))
+    result = objectives.get("span_masked_lm", SPECIAL, rate=0.4)(example, np.random.default_rng(seed))
     begins = np.zeros(length, int)
     begins[example["word_starts"]] = 1
     begins[[0, 1, length // 2, length // 2 + 1, length - 1]] = 1  # What follows a token that stays, and what stays.
-    spans = runs_of(made["target_positions"][made["target_weights"] > 0])
+    spans = runs_of(result["target_positions"][result["target_weights"] > 0])
     assert all(begins[span[0]] for span in spans)
     assert sum(not begins[span[-1] + 1] for span in spans) <= 1
 
@@ -85,7 +85,7 @@ def test_spans_are_of_whole_words_but_for_the_one_that_fills_the_budget(length, 
 @hypothesis_settings(deadline=None)
 @given(st.integers(3, 60), st.floats(0.05, 1), st.floats(0.05, 0.9), st.integers(1, 12), st.integers(0, 99))
 def test_spans_are_those_that_the_rule_takes_token_by_token(length, rate, p, max_words, seed):
-    """Of the same draws: an order of the free tokens, and a number of words for each."""
+    """Uses the same draws: an order of the free tokens, and a number of words for each."""
     example, rng = row(length, seed=seed), np.random.default_rng(seed)
     free = sorted(set(range(length)) - {0, length // 2, length - 1})
     begins = {i for i in free if i in example["word_starts"] or i - 1 not in free}
@@ -94,14 +94,14 @@ def test_spans_are_those_that_the_rule_takes_token_by_token(length, rate, p, max
     num, taken = math.ceil(len(free) * rate), set()
     for anchor, draw in zip(rng.permutation(free).tolist(), rng.random(len(free)).tolist(), strict=True):
         if anchor not in taken:
-            place, words = max(i for i in begins if i <= anchor), 1 + sum(end <= draw for end in ends)
-            while place in free and (words := words - (place in begins)) >= 0 and len(taken) < num:
-                taken.add(place)
-                place += 1
-    made = objectives.get("span_masked_lm", SPECIAL, rate=rate, geometric_p=p, max_words=max_words)(
+            begin, words = max(i for i in begins if i <= anchor), 1 + sum(end <= draw for end in ends)
+            while begin in free and (words := words - (begin in begins)) >= 0 and len(taken) < num:
+                taken.add(begin)
+                begin += 1
+    result = objectives.get("span_masked_lm", SPECIAL, rate=rate, geometric_p=p, max_words=max_words)(
         example, np.random.default_rng(seed)
     )
-    assert made["target_positions"][made["target_weights"] > 0].tolist() == sorted(taken)
+    assert result["target_positions"][result["target_weights"] > 0].tolist() == sorted(taken)
 
 
 def test_lengths_follow_the_geometric_law_cut_off_at_ten():
@@ -113,8 +113,8 @@ def test_lengths_follow_the_geometric_law_cut_off_at_ten():
     length, lengths = 2**17, []
     tokens = np.full(length, TEXT)
     for _ in range(8):  # A million tokens.
-        made = objective({"tokens": tokens}, rng)
-        spans = runs_of(made["target_positions"][made["target_weights"] > 0])
+        result = objective({"tokens": tokens}, rng)
+        spans = runs_of(result["target_positions"][result["target_weights"] > 0])
         lengths += [len(span) for span in spans]
         assert sum(map(len, spans)) == math.ceil(0.002 * length)
     chances = 0.2 * 0.8 ** np.arange(10) / (1 - 0.8**10)
@@ -136,8 +136,8 @@ def test_every_token_but_the_ends_is_predicted_as_often_where_words_are_tokens()
     )
     at = np.zeros(length)
     for _ in range(draws):
-        made = objective({"tokens": np.full(length, TEXT)}, rng)
-        at[made["target_positions"]] += 1
+        result = objective({"tokens": np.full(length, TEXT)}, rng)
+        at[result["target_positions"]] += 1
     share = 2 / (length - 2)  # ceil(0.15 · 12) of all but two.
     assert at[0] == at[-1] == 0
     assert (abs(at[1:-1] - draws * share) < 4 * np.sqrt(draws * share * (1 - share))).all()
@@ -149,9 +149,9 @@ def test_a_span_is_replaced_as_a_whole_or_token_by_token(replacement):
     objective, rng = objectives.get("span_masked_lm", SPECIAL, replacement=replacement), np.random.default_rng(2)
     tokens, kinds, mixed, spans = TEXT + np.arange(512), np.zeros(3), 0, 0
     for _ in range(2000):
-        made = objective({"tokens": tokens}, rng)
-        at = made["target_positions"]
-        new, first = made["tokens"][at], made["target_offsets"] == 0
+        result = objective({"tokens": tokens}, rng)
+        at = result["target_positions"]
+        new, first = result["tokens"][at], result["target_offsets"] == 0
         kind = np.where(new == SPECIAL.mask, 0, np.where(new == tokens[at], 1, 2))
         kinds += np.bincount(kind[first] if replacement == "span" else kind, minlength=3)
         spans += first.sum()
@@ -168,18 +168,18 @@ def test_a_span_is_replaced_as_a_whole_or_token_by_token(replacement):
 
 def test_a_row_without_text_has_no_target():
     for tokens in ([2, 3], [5], [2, 9], []):
-        made = objectives.get("span_masked_lm", SPECIAL)(
+        result = objectives.get("span_masked_lm", SPECIAL)(
             {"tokens": np.array(tokens, np.int32)}, np.random.default_rng(0)
         )
-        assert (made["tokens"].tolist(), made["target_weights"].tolist()) == (tokens, [0])
+        assert (result["tokens"].tolist(), result["target_weights"].tolist()) == (tokens, [0])
 
 
 def test_a_worked_example():
     """One word of three pieces: 0.6 of three tokens are two, and slots are for 0.6 of the row's five."""
     tokens, starts = np.array([2, 50, 51, 52, 3]), np.array([1])
     objective = objectives.get("span_masked_lm", SPECIAL, rate=0.6, mask_share=1.0, random_share=0.0)
-    made = objective({"tokens": tokens, "word_starts": starts}, np.random.default_rng(0))
-    assert {name: value.tolist() for name, value in made.items() if name != "mask"} == {
+    result = objective({"tokens": tokens, "word_starts": starts}, np.random.default_rng(0))
+    assert {name: value.tolist() for name, value in result.items() if name != "mask"} == {
         "tokens": [2, 4, 4, 52, 3],
         "targets": [50, 51, 0],
         "target_positions": [1, 2, 0],

@@ -26,7 +26,7 @@ SPANS = preprocessors.noise_span_to_unique_sentinel, preprocessors.nonnoise_span
 def theirs(seed, noise_fn, inputs_fn, targets_fn=None, density=0.15, tokens=TOKENS):
     """Inputs and targets by T5's rules, T5's noise, and the seeds from which the inputs are drawn."""
     seed = tf.constant([0, seed], tf.int32)
-    made = preprocessors.single_example_denoise(
+    result = preprocessors.single_example_denoise(
         {"targets": tf.constant(tokens)},
         seed,
         output_features=FEATURES,
@@ -37,7 +37,7 @@ def theirs(seed, noise_fn, inputs_fn, targets_fn=None, density=0.15, tokens=TOKE
     )
     seeds = tf.unstack(tf.random.experimental.stateless_split(seed, 6))
     noise = noise_fn(tf.constant(len(tokens)), density, seeds=seeds[:2]).numpy()
-    return [made[name].numpy().tolist() for name in ("inputs", "targets")], noise, seeds[2:4]
+    return [result[name].numpy().tolist() for name in ("inputs", "targets")], noise, seeds[2:4]
 
 
 class Draws(np.random.Generator):
@@ -55,16 +55,16 @@ class Draws(np.random.Generator):
     random = integers = permutation = _next
 
 
-def assert_same(settings, draws, wanted, tokens=TOKENS):
+def assert_same(settings, draws, expected, tokens=TOKENS):
     """Ours given those draws, and whole rows as seqio makes them of theirs."""
-    found = settings.corrupt(tokens, T5, Draws(*draws))
-    assert [part.tolist() for part in found] == wanted
-    made = settings.apply({"tokens": tokens}, T5, Draws(*draws))
-    lengths = {"inputs": len(made["tokens"]), "targets": len(made["targets"])}
-    rows = tf.data.Dataset.from_tensors(dict(zip(lengths, map(tf.constant, wanted), strict=True)))
+    actual = settings.corrupt(tokens, T5, Draws(*draws))
+    assert [part.tolist() for part in actual] == expected
+    result = settings.apply({"tokens": tokens}, T5, Draws(*draws))
+    lengths = {"inputs": len(result["tokens"]), "targets": len(result["targets"])}
+    rows = tf.data.Dataset.from_tensors(dict(zip(lengths, map(tf.constant, expected), strict=True)))
     (ended,) = seqio.preprocessors.append_eos_after_trim(rows, FEATURES, lengths).as_numpy_iterator()
-    np.testing.assert_array_equal(made["tokens"][made["mask"] > 0], ended["inputs"])
-    np.testing.assert_array_equal(made["targets"][made["target_weights"] > 0], ended["targets"])
+    np.testing.assert_array_equal(result["tokens"][result["mask"] > 0], ended["inputs"])
+    np.testing.assert_array_equal(result["targets"][result["target_weights"] > 0], ended["targets"])
 
 
 def uniform(chosen):
@@ -76,8 +76,8 @@ def uniform(chosen):
 @pytest.mark.parametrize(("density", "mean"), [(0.15, 3.0), (0.15, 8.0), (0.25, 5.0)])
 def test_lengths(length, density, mean):
     settings = objectives.SpanCorruption(density, mean)
-    found = settings.input_length(length), settings.target_length(length)
-    assert found == preprocessors.random_spans_helper(length, density, mean, 1, 1)
+    actual = settings.input_length(length), settings.target_length(length)
+    assert actual == preprocessors.random_spans_helper(length, density, mean, 1, 1)
 
 
 def cuts(sizes):
@@ -102,13 +102,13 @@ def test_span_corruption_and_the_denoisers_of_ul2(denoiser, seed):
         preprocessors.random_spans_noise_mask, mean_noise_span_length=settings.mean_span_length
     )
     tokens = TOKENS[: objectives.UL2().input_length(512)]
-    wanted, noise, _ = theirs(seed, noise_fn, *SPANS, settings.noise_density, tokens)
+    expected, noise, _ = theirs(seed, noise_fn, *SPANS, settings.noise_density, tokens)
     draws = [draw for sizes in runs(noise) for draw in cuts(sizes)]
     plain = objectives.SpanCorruption(settings.noise_density, settings.mean_span_length)
-    assert_same(plain, draws, wanted, tokens)
+    assert_same(plain, draws, expected, tokens)
     mode = T5.sentinels[ul2.MODES.index(settings.mode) - 3]
     alone = objectives.UL2((settings,))
-    assert_same(alone, [0.5, *draws], [[mode, *wanted[0]], wanted[1]], tokens)
+    assert_same(alone, [0.5, *draws], [[mode, *expected[0]], expected[1]], tokens)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -121,33 +121,33 @@ def test_span_corruption_and_the_denoisers_of_ul2(denoiser, seed):
     ],
 )
 def test_iid_noise(settings, rules, seed):
-    wanted, noise, _ = theirs(seed, preprocessors.iid_noise_mask, *rules)
-    assert_same(settings, [uniform(noise)], wanted)
+    expected, noise, _ = theirs(seed, preprocessors.iid_noise_mask, *rules)
+    assert_same(settings, [uniform(noise)], expected)
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_bert_style(seed):
     rule = preprocessors.noise_token_to_random_token_or_sentinel
-    wanted, noise, seeds = theirs(seed, preprocessors.iid_noise_mask, rule)
+    expected, noise, seeds = theirs(seed, preprocessors.iid_noise_mask, rule)
     is_random = tf.random.stateless_uniform([len(TOKENS)], seed=seeds[0]).numpy()[noise]
     ids = tf.random.stateless_uniform([len(TOKENS)], minval=3, maxval=SIZE, dtype=tf.int32, seed=seeds[1]).numpy()
     # Ours counts the ids that are not special, of which T5's first is 3.
-    assert_same(objectives.MaskTokens(), [uniform(noise), is_random, ids[noise][is_random < 0.1] - 3], wanted)
+    assert_same(objectives.MaskTokens(), [uniform(noise), is_random, ids[noise][is_random < 0.1] - 3], expected)
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_deshuffling(seed):
     everywhere = lambda length, density, seeds: tf.ones([length], tf.bool)  # noqa: E731
-    wanted, _, seeds = theirs(seed, everywhere, preprocessors.permute_noise_tokens)
+    expected, _, seeds = theirs(seed, everywhere, preprocessors.permute_noise_tokens)
     shuffled = seqio.stateless_shuffle(tf.constant(TOKENS), seeds[0]).numpy()
-    assert_same(objectives.Deshuffling(), [shuffled], wanted)
+    assert_same(objectives.Deshuffling(), [shuffled], expected)
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_prefix_lm(seed):
     rules = preprocessors.drop_nonnoise_tokens, preprocessors.drop_noise_tokens
-    wanted, noise, _ = theirs(seed, preprocessors.random_prefix_noise_mask, *rules, density=0.5)
-    assert_same(objectives.PrefixLM(), [int(noise.sum())], wanted)
+    expected, noise, _ = theirs(seed, preprocessors.random_prefix_noise_mask, *rules, density=0.5)
+    assert_same(objectives.PrefixLM(), [int(noise.sum())], expected)
 
 
 def test_a_decoders_prefix():
@@ -156,10 +156,10 @@ def test_a_decoders_prefix():
     (row,) = preprocessors.pack_prefix_lm_decoder_only(text, {"targets": len(TOKENS)}).as_numpy_iterator()
     weights = row["decoder_loss_weights"]
     split = len(TOKENS) - int(weights.sum())
-    made = objectives.get("decoder_prefix_lm", T5)({"tokens": TOKENS}, Draws(split))
-    np.testing.assert_array_equal(made["targets"][made["target_weights"] > 0], row["decoder_target_tokens"][split:])
-    assert made["prefix_lengths"] == split == row["decoder_causal_attention"].sum() - 1
-    np.testing.assert_array_equal(made["tokens"][:split], row["decoder_input_tokens"][1 : split + 1])
+    result = objectives.get("decoder_prefix_lm", T5)({"tokens": TOKENS}, Draws(split))
+    np.testing.assert_array_equal(result["targets"][result["target_weights"] > 0], row["decoder_target_tokens"][split:])
+    assert result["prefix_lengths"] == split == row["decoder_causal_attention"].sum() - 1
+    np.testing.assert_array_equal(result["tokens"][:split], row["decoder_input_tokens"][1 : split + 1])
 
 
 def test_full_lm():
@@ -167,10 +167,10 @@ def test_full_lm():
     sizes = np.random.default_rng(1).integers(1, 200, 20)
     documents = [TOKENS[:size] for size in sizes]
     signature = {"targets": tf.TensorSpec([None], tf.int32)}
-    made = tf.data.Dataset.from_generator(
+    result = tf.data.Dataset.from_generator(
         lambda: ({"targets": document} for document in documents), output_signature=signature
     )
-    rows = preprocessors.full_lm(made, {"targets": 64}, {"targets": FEATURES["targets"]})
+    rows = preprocessors.full_lm(result, {"targets": 64}, {"targets": FEATURES["targets"]})
     stream = np.concatenate([np.append(document, T5.eos) for document in documents])
     objective, count = objectives.get("full_lm", T5), 0
     for row in rows.as_numpy_iterator():

@@ -45,16 +45,16 @@ def make(kind, rng, tokens=TEXT, special=T5, padding=0, **settings):
     return objectives.get(kind, special, **settings)(example, rng)
 
 
-def texts(made):
+def texts(result):
     """Inputs and targets up to eos; what surrounds them is checked."""
-    found = []
+    parts = []
     for row, real in (("tokens", "mask"), ("targets", "target_weights")):
-        end = made[row].tolist().index(1)
-        assert made[real].tolist() == [1] * (end + 1) + [0] * (len(made[row]) - end - 1)
-        assert not made[row][end + 1 :].any()
-        found.append(made[row][:end].tolist())
-    assert made["decoder_tokens"].tolist() == [0, *made["targets"][:-1]]
-    return found
+        end = result[row].tolist().index(1)
+        assert result[real].tolist() == [1] * (end + 1) + [0] * (len(result[row]) - end - 1)
+        assert not result[row][end + 1 :].any()
+        parts.append(result[row][:end].tolist())
+    assert result["decoder_tokens"].tolist() == [0, *result["targets"][:-1]]
+    return parts
 
 
 @pytest.mark.parametrize(
@@ -69,9 +69,9 @@ def texts(made):
 )
 def test_worked_examples(kind, noise, inputs, targets):
     settings = {"random_share": 0.0} if kind == "mask_tokens" else {}
-    made = make(kind, Draws(6, noise), noise_density=0.5, **settings)
-    assert texts(made) == [inputs, targets]
-    assert {k: v.dtype.name for k, v in made.items()} == dict.fromkeys(
+    result = make(kind, Draws(6, noise), noise_density=0.5, **settings)
+    assert texts(result) == [inputs, targets]
+    assert {k: v.dtype.name for k, v in result.items()} == dict.fromkeys(
         ("tokens", "mask", "decoder_tokens", "targets"), "int32"
     ) | {"target_weights": "float32"}
 
@@ -109,9 +109,9 @@ def test_lengths_of_a_row_of_512(kind, num_tokens, target_length):
     objective = objectives.get(kind, T5)
     assert (objective.input_length(512), objective.stride(512)) == (num_tokens, num_tokens)
     assert objective.settings.target_length(512) == target_length
-    made = objective({"tokens": np.arange(100, 100 + num_tokens)}, np.random.default_rng(0))
-    assert len(made["tokens"]) == (1 if kind == "full_lm" else 512)
-    assert len(made["targets"]) == len(made["decoder_tokens"]) == len(made["target_weights"]) == target_length
+    result = objective({"tokens": np.arange(100, 100 + num_tokens)}, np.random.default_rng(0))
+    assert len(result["tokens"]) == (1 if kind == "full_lm" else 512)
+    assert len(result["targets"]) == len(result["decoder_tokens"]) == len(result["target_weights"]) == target_length
 
 
 @hypothesis_settings(deadline=None)
@@ -120,12 +120,12 @@ def test_inputs_and_targets_make_the_text(kind, num_tokens, padding, density, se
     text = list(range(100, 100 + num_tokens))
     settings = {"noise_density": density} if kind in KINDS[:3] else {}
     special = objectives.Special(pad=0, eos=1, sentinels=tuple(range(10**6, 10**6 - 300, -1)), vocab_size=10**6 + 1)
-    made = make(kind, np.random.default_rng(seed), text, special, padding, **settings)
+    result = make(kind, np.random.default_rng(seed), text, special, padding, **settings)
     objective = objectives.get(kind, special, **settings)
-    length, target_length = len(made["tokens"]), len(made["targets"])
+    length, target_length = len(result["tokens"]), len(result["targets"])
     assert objective.input_length(length) == num_tokens + padding
     assert objective.settings.target_length(length) == target_length
-    inputs, targets = texts(made)
+    inputs, targets = texts(result)
     if kind == "prefix_lm":
         assert inputs + targets == text
     elif kind == "deshuffling":
@@ -139,7 +139,7 @@ def test_inputs_and_targets_make_the_text(kind, num_tokens, padding, density, se
             assert [t for t in text if t not in taken] == targets
         else:
             seams = [t for t in inputs if t > 10**5], [t for t in targets if t > 10**5]
-            assert all(found == list(special.sentinels[: len(found)]) for found in seams)
+            assert all(sentinels == list(special.sentinels[: len(sentinels)]) for sentinels in seams)
             assert abs(len(seams[0]) - len(seams[1])) <= 1
             assert not any(a > 10**5 and b > 10**5 for row in (inputs, targets) for a, b in itertools.pairwise(row))
 
@@ -178,38 +178,42 @@ def test_shares_are_the_closed_forms():
 def test_what_is_dropped_shuffled_and_cut_over_a_million_tokens():
     """Binomial numbers of dropped tokens; as many tokens stay in their place as of any permutation, one; even cuts."""
     rng, rows, num = np.random.default_rng(0), 2000, 511
-    text, places, found = np.arange(100, 100 + num), np.arange(num), {name: [] for name in ("drop", "stay", "cut")}
+    text, positions, statistics = (
+        np.arange(100, 100 + num),
+        np.arange(num),
+        {name: [] for name in ("drop", "stay", "cut")},
+    )
     where = np.zeros(num)
     for _ in range(rows):
-        kept = make("drop_tokens", rng, text)["tokens"]
-        found["drop"].append(num - np.count_nonzero(kept >= 100))
-        where += ~np.isin(text, kept)
-        found["stay"].append(np.count_nonzero(make("deshuffling", rng, text)["tokens"][:num] - 100 == places))
-        found["cut"].append(int(make("prefix_lm", rng, text)["mask"].sum()) - 1)
+        remaining = make("drop_tokens", rng, text)["tokens"]
+        statistics["drop"].append(num - np.count_nonzero(remaining >= 100))
+        where += ~np.isin(text, remaining)
+        statistics["stay"].append(np.count_nonzero(make("deshuffling", rng, text)["tokens"][:num] - 100 == positions))
+        statistics["cut"].append(int(make("prefix_lm", rng, text)["mask"].sum()) - 1)
     laws = {"drop": (num * 0.15, num * 0.15 * 0.85), "stay": (1, 1), "cut": ((num) / 2, ((num - 1) ** 2 - 1) / 12)}
     for name, (mean, variance) in laws.items():
-        assert abs(np.mean(found[name]) - mean) < 4 * math.sqrt(variance / rows), name
+        assert abs(np.mean(statistics[name]) - mean) < 4 * math.sqrt(variance / rows), name
     assert (abs(where - rows * 0.15) < 4 * math.sqrt(rows * 0.15 * 0.85)).all()
-    assert (min(found["cut"]), max(found["cut"])) >= (1, 500) and max(found["cut"]) <= num - 1
+    assert (min(statistics["cut"]), max(statistics["cut"])) >= (1, 500) and max(statistics["cut"]) <= num - 1
 
 
 def test_permutations_are_uniform():
     rng, draws = np.random.default_rng(0), 3000
-    found = [tuple(texts(make("deshuffling", rng, [10, 11, 12]))[0]) for _ in range(draws)]
-    counts = np.array([found.count(order) for order in set(found)])
+    orders = [tuple(texts(make("deshuffling", rng, [10, 11, 12]))[0]) for _ in range(draws)]
+    counts = np.array([orders.count(order) for order in set(orders)])
     assert len(counts) == 6 and (abs(counts - draws / 6) < 4 * np.sqrt(draws * 5 / 36)).all()
 
 
 def test_where_sentinels_run_out_the_rest_stays_clean():
     few = objectives.Special(pad=0, eos=1, sentinels=(99, 98), vocab_size=100)
-    made = make("replace_spans", Draws(6, [0, 2, 4]), special=few, noise_density=0.01)
-    assert texts(made) == [[99, 11, 12, 13, 14, 15], [10, 99]]
+    result = make("replace_spans", Draws(6, [0, 2, 4]), special=few, noise_density=0.01)
+    assert texts(result) == [[99, 11, 12, 13, 14, 15], [10, 99]]
 
 
 def test_a_full_lm_says_the_whole_text():
     example = {"tokens": np.array([10, 11, 1, 12, 0]), "mask": np.array([1, 1, 1, 1, 0])}
-    made = objectives.get("full_lm", T5)(example, np.random.default_rng(0))
-    assert {k: v.tolist() for k, v in made.items()} == {
+    result = objectives.get("full_lm", T5)(example, np.random.default_rng(0))
+    assert {k: v.tolist() for k, v in result.items()} == {
         "tokens": [1],
         "mask": [1],
         "decoder_tokens": [0, 10, 11, 1, 12],
@@ -222,19 +226,19 @@ def test_a_full_lm_says_the_whole_text():
 def test_a_decoders_prefix_is_not_predicted():
     objective = objectives.get("decoder_prefix_lm", T5)
     assert (objective.input_length(8), objective.stride(8), objective.separator) == (9, 8, 1)
-    rng, draws, found = np.random.default_rng(0), 3000, []
+    rng, draws, sizes = np.random.default_rng(0), 3000, []
     example = {"tokens": np.array([*TEXT, 0, 0, 0]), "mask": np.array([1] * 6 + [0] * 3)}
     for _ in range(draws):
-        made = objective(example, rng)
-        length = int(made["prefix_lengths"])
-        assert (made["prefix_lengths"].dtype, made["prefix_lengths"].shape) == (np.int32, ())
-        predicted = made["targets"][made["target_weights"] > 0].tolist()
-        assert made["tokens"][:length].tolist() + predicted == TEXT
-        found.append(length)
-    counts = np.bincount(found, minlength=6)
+        result = objective(example, rng)
+        length = int(result["prefix_lengths"])
+        assert (result["prefix_lengths"].dtype, result["prefix_lengths"].shape) == (np.int32, ())
+        predicted = result["targets"][result["target_weights"] > 0].tolist()
+        assert result["tokens"][:length].tolist() + predicted == TEXT
+        sizes.append(length)
+    counts = np.bincount(sizes, minlength=6)
     assert counts[0] == 0 and (abs(counts[1:] - draws / 5) < 4 * np.sqrt(draws * 4 / 25)).all()
-    made = objective({"tokens": np.array([5, 0]), "mask": np.array([1, 0])}, rng)
-    assert (made["prefix_lengths"], made["target_weights"].tolist()) == (0, [0])
+    result = objective({"tokens": np.array([5, 0]), "mask": np.array([1, 0])}, rng)
+    assert (result["prefix_lengths"], result["target_weights"].tolist()) == (0, [0])
 
 
 @pytest.mark.parametrize("prefix", [False, True])
@@ -245,17 +249,17 @@ def test_a_decoder_goes_on_after_the_inputs_with_the_targets(noise, prefix, size
     example = {"tokens": np.pad(text, (0, padding)), "mask": np.arange(size + padding) < size}
     apart = objectives.BoundObjective(noise, T5)(example, np.random.default_rng(seed))
     objective = objectives.get("decoder_text_to_text", T5, noise=noise, prefix=prefix)
-    made = objective(example, np.random.default_rng(seed))
+    result = objective(example, np.random.default_rng(seed))
     inputs = apart["tokens"][apart["mask"] > 0].tolist()
     targets = apart["targets"][apart["target_weights"] > 0].tolist()
     number = len(inputs) + len(targets) - 1
     length = sum(noise.lengths(size + padding)) - 1
     assert objective.input_length(length) == size + padding
-    assert made["tokens"].tolist() == (inputs + targets)[:-1] + [0] * (length - number)
-    assert made["targets"].tolist() == (inputs + targets)[1:] + [0] * (length - number)
-    assert made["targets"][made["target_weights"] > 0].tolist() == targets
-    assert made["tokens"][made["target_weights"] > 0].tolist() == [1, *targets[:-1]]
-    assert [int(made["prefix_lengths"])] == [len(inputs)] if prefix else "prefix_lengths" not in made
+    assert result["tokens"].tolist() == (inputs + targets)[:-1] + [0] * (length - number)
+    assert result["targets"].tolist() == (inputs + targets)[1:] + [0] * (length - number)
+    assert result["targets"][result["target_weights"] > 0].tolist() == targets
+    assert result["tokens"][result["target_weights"] > 0].tolist() == [1, *targets[:-1]]
+    assert [int(result["prefix_lengths"])] == [len(inputs)] if prefix else "prefix_lengths" not in result
     assert objective.settings.has_prefix == prefix and objective.separator is None
 
 
@@ -270,8 +274,8 @@ def test_a_decoders_row_is_as_long_as_inputs_and_targets_together():
     tree = {"kind": "decoder_text_to_text", "noise": {"kind": "causal"}}
     with pytest.raises(UserError, match=r"objective.noise.kind is 'causal': there are: deshuffling"):
         trees.parse(objectives.Objective, tree, "objective")
-    found = trees.parse(objectives.Objective, tree | {"noise": {"kind": "prefix_lm"}, "prefix": True}, "objective")
-    assert found == objectives.DecoderTextToText(objectives.PrefixLM(), prefix=True)
+    parsed = trees.parse(objectives.Objective, tree | {"noise": {"kind": "prefix_lm"}, "prefix": True}, "objective")
+    assert parsed == objectives.DecoderTextToText(objectives.PrefixLM(), prefix=True)
 
 
 def test_mistakes_are_told():

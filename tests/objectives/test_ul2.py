@@ -34,32 +34,32 @@ def test_the_table():
 
 
 def test_rows_of_512():
-    """As many tokens as the regular kind of mean length 3 fits into 511; the most targets are the extreme one's."""
+    """The row fits the tokens of the regular kind of mean length 3 into 511; the extreme kind has the most targets."""
     objective = objectives.get("ul2", T5)
     num_tokens = objectives.get("span_corruption", T5).input_length(511)
     assert objective.input_length(512) == num_tokens == 567
     assert objective.settings.target_length(512) == 284 + 95 + 1
     rng = np.random.default_rng(0)
-    found, text = collections.Counter(), list(range(100, 100 + num_tokens))
+    counts, text = collections.Counter(), list(range(100, 100 + num_tokens))
     draws = 3000
     for _ in range(draws):
-        made = objective({"tokens": np.array(text)}, rng)
-        assert (len(made["tokens"]), len(made["targets"])) == (512, 380)
-        mode, clean = parts(made["tokens"])
-        no_mode, noise = parts(made["targets"])
+        result = objective({"tokens": np.array(text)}, rng)
+        assert (len(result["tokens"]), len(result["targets"])) == (512, 380)
+        mode, clean = parts(result["tokens"])
+        no_mode, noise = parts(result["targets"])
         assert not noise[0] and no_mode is None
         joined = [*clean[0]]
         for cut, after in zip(noise[1:], clean[1:], strict=True):
             joined += cut + after
         assert joined == text
-        found[mode, sum(map(len, noise)), len(noise) - 1] += 1
+        counts[mode, sum(map(len, noise)), len(noise) - 1] += 1
     # Numbers of noise tokens: 567 × 0.15, × 0.25 and × 0.5, halves to even; of spans: those by the mean lengths.
     expected = {
         **{("R", 85, 28): 0.2, ("R", 85, 11): 0.2, ("S", 142, 1): 0.2},
         **{("X", 284, 95): 0.1, ("X", 284, 36): 0.1, ("X", 85, 1): 0.1, ("X", 284, 4): 0.1},
     }
-    assert set(found) == set(expected)
-    assert all(abs(found[k] - draws * p) < 4 * np.sqrt(draws * p * (1 - p)) for k, p in expected.items())
+    assert set(counts) == set(expected)
+    assert all(abs(counts[k] - draws * p) < 4 * np.sqrt(draws * p * (1 - p)) for k, p in expected.items())
 
 
 @pytest.mark.parametrize("length", [32, 64, 128, 200, 256, 1024])
@@ -68,24 +68,24 @@ def test_rows_of_other_lengths_hold_any_kind(length):
     objective, rng = objectives.get("ul2", many), np.random.default_rng(0)
     tokens = np.full(objective.input_length(length), 7)
     for _ in range(60):
-        made = objective({"tokens": tokens}, rng)
-        assert len(made["tokens"]) == length
-        assert made["tokens"][int(made["mask"].sum()) - 1] == 1
-        assert made["targets"][int(made["target_weights"].sum()) - 1] == 1
-        assert np.count_nonzero(made["tokens"] == 7) + np.count_nonzero(made["targets"] == 7) == len(tokens)
+        result = objective({"tokens": tokens}, rng)
+        assert len(result["tokens"]) == length
+        assert result["tokens"][int(result["mask"].sum()) - 1] == 1
+        assert result["targets"][int(result["target_weights"].sum()) - 1] == 1
+        assert np.count_nonzero(result["tokens"] == 7) + np.count_nonzero(result["targets"] == 7) == len(tokens)
 
 
 def test_the_last_quarter_is_the_sequential_kinds():
     objective = objectives.UL2((objectives.Denoiser(0.25, 1e9, "S"),))
-    made = objectives.BoundObjective(objective, T5)({"tokens": np.arange(100, 140)}, np.random.default_rng(0))
-    assert parts(made["tokens"]) == ("S", [list(range(100, 130)), []])
-    assert parts(made["targets"]) == (None, [[], list(range(130, 140))])
+    result = objectives.BoundObjective(objective, T5)({"tokens": np.arange(100, 140)}, np.random.default_rng(0))
+    assert parts(result["tokens"]) == ("S", [list(range(100, 130)), []])
+    assert parts(result["targets"]) == (None, [[], list(range(130, 140))])
 
 
 def test_it_is_a_tree_and_back():
-    made = objectives.UL2((objectives.Denoiser(0.3, 5.0, "X", 2.0),))
-    tree = json.loads(json.dumps(trees.to_dict(made)))
-    assert tree["kind"] == "ul2" and trees.parse(objectives.Objective, tree, "config.objective") == made
+    result = objectives.UL2((objectives.Denoiser(0.3, 5.0, "X", 2.0),))
+    tree = json.loads(json.dumps(trees.to_dict(result)))
+    assert tree["kind"] == "ul2" and trees.parse(objectives.Objective, tree, "config.objective") == result
 
 
 def test_mistakes_are_told():

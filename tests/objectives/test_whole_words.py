@@ -21,8 +21,8 @@ def row(lengths):
     return {"tokens": tokens, "word_starts": 1 + np.cumsum(lengths)[:-1]}
 
 
-def masked(made):
-    return made["target_positions"][made["target_weights"] > 0]
+def masked(result):
+    return result["target_positions"][result["target_weights"] > 0]
 
 
 def runs(positions):
@@ -42,15 +42,15 @@ def test_words_are_whole_and_fill_the_budget(lengths, longest, rate, max_predict
     objective = objectives.get("masked_lm", BERT, rate=rate, whole_words=longest, max_predictions=max_predictions)
     example = row(lengths)
     before = example["tokens"].copy()
-    made = objective(example, np.random.default_rng(seed))
-    at = masked(made)
+    result = objective(example, np.random.default_rng(seed))
+    at = masked(result)
     np.testing.assert_array_equal(example["tokens"], before)
     budget = min(max(1, round(len(before) * rate)), max_predictions or len(before), sum(lengths))
-    assert len(at) <= budget and len(made["targets"]) == (max_predictions or max(1, round(len(before) * rate)))
-    restored = made["tokens"].copy()
+    assert len(at) <= budget and len(result["targets"]) == (max_predictions or max(1, round(len(before) * rate)))
+    restored = result["tokens"].copy()
     restored[at] = before[at]
     np.testing.assert_array_equal(restored, before)
-    np.testing.assert_array_equal(made["targets"][: len(at)], before[at])
+    np.testing.assert_array_equal(result["targets"][: len(at)], before[at])
     ends = 1 + np.cumsum(lengths)
     left = []
     for size, end in zip(lengths, ends, strict=True):
@@ -64,8 +64,8 @@ def test_words_are_whole_and_fill_the_budget(lengths, longest, rate, max_predict
 def test_words_beyond_the_budget_are_never_masked_and_counted():
     """Two of four words have more than the 3 tokens that a row of 20 may have predicted."""
     objective, example = objectives.get("masked_lm", BERT, whole_words=1), row([7, 2, 6, 3])
-    found = {p for seed in range(200) for p in masked(objective(example, np.random.default_rng(seed))).tolist()}
-    assert found == {8, 9, 16, 17, 18}
+    positions = {p for seed in range(200) for p in masked(objective(example, np.random.default_rng(seed))).tolist()}
+    assert positions == {8, 9, 16, 17, 18}
     assert objective.settings.count_unmaskable(example, BERT) == (13, 18)
     nothing = objective(row([9, 9]), np.random.default_rng(0))
     assert (
@@ -94,12 +94,12 @@ def test_ngrams_are_of_length_n_with_a_chance_of_one_in_n():
     objective = objectives.get("masked_lm", BERT, rate=3 / (length + 2), whole_words=3)
     rng = np.random.default_rng(0)
     example = row([1] * length)
-    found = collections.Counter(runs(masked(objective(example, rng))) for _ in range(draws))
+    counts = collections.Counter(runs(masked(objective(example, rng))) for _ in range(draws))
     p1, p2, p3 = 6 / 11, 3 / 11, 2 / 11
     expected = {(3,): p3, (1, 2): p2 + p1 * (p2 + p3), (1, 1, 1): p1 * p1}
     for kinds, share in expected.items():
-        assert abs(found[kinds] - draws * share) < 4 * np.sqrt(draws * share * (1 - share)) + draws * 6 / length
-    assert set(found) == set(expected)
+        assert abs(counts[kinds] - draws * share) < 4 * np.sqrt(draws * share * (1 - share)) + draws * 6 / length
+    assert set(counts) == set(expected)
 
 
 def test_ngrams_near_the_end_of_a_row_fall_short_as_in_alberts_source():
@@ -120,32 +120,32 @@ def test_ngrams_near_the_end_of_a_row_fall_short_as_in_alberts_source():
             expected[tuple(sorted(taken))] += np.prod([chances[size - 1] for size in sizes]) / 6
     objective, draws = objectives.get("masked_lm", BERT, rate=2 / 5, whole_words=3), 20_000
     rng, example = np.random.default_rng(0), row([1] * 3)
-    found = collections.Counter(tuple((masked(objective(example, rng)) - 1).tolist()) for _ in range(draws))
-    assert set(found) == set(expected) and abs(sum(expected.values()) - 1) < 1e-12
+    counts = collections.Counter(tuple((masked(objective(example, rng)) - 1).tolist()) for _ in range(draws))
+    assert set(counts) == set(expected) and abs(sum(expected.values()) - 1) < 1e-12
     for words, share in expected.items():
-        assert abs(found[words] - draws * share) < 4 * np.sqrt(draws * share * (1 - share)), words
+        assert abs(counts[words] - draws * share) < 4 * np.sqrt(draws * share * (1 - share)), words
 
 
 def test_a_share_of_two_fifths_is_two_fifths():
     rng = np.random.default_rng(0)
     for longest in (0, 1, 3):
-        made = objectives.get("masked_lm", BERT, rate=0.4, whole_words=longest)(row([1] * 510), rng)
-        assert made["target_weights"].sum() == len(made["targets"]) == 205
+        result = objectives.get("masked_lm", BERT, rate=0.4, whole_words=longest)(row([1] * 510), rng)
+        assert result["target_weights"].sum() == len(result["targets"]) == 205
 
 
 def test_words_begin_behind_separators_and_specials_stay():
     tokens = np.array([2, 10, 11, 3, 12, 13, 3, 0], np.int32)
     example = {"tokens": tokens, "mask": (tokens > 0).astype(np.int32), "word_starts": np.array([2])}
     objective = objectives.get("masked_lm", BERT, rate=2 / 7, whole_words=1)
-    found = {tuple(masked(objective(example, np.random.default_rng(seed))).tolist()) for seed in range(60)}
-    assert found == {(1, 2), (4, 5)}
+    masked_sets = {tuple(masked(objective(example, np.random.default_rng(seed))).tolist()) for seed in range(60)}
+    assert masked_sets == {(1, 2), (4, 5)}
 
 
 def test_a_row_without_words_has_no_target():
-    made = objectives.get("masked_lm", BERT, whole_words=3)(
+    result = objectives.get("masked_lm", BERT, whole_words=3)(
         {"tokens": np.array([2, 3]), "word_starts": np.array([], np.int64)}, np.random.default_rng(0)
     )
-    assert (made["tokens"].tolist(), made["target_weights"].tolist()) == ([2, 3], [0])
+    assert (result["tokens"].tolist(), result["target_weights"].tolist()) == ([2, 3], [0])
 
 
 def test_mistakes_are_told():

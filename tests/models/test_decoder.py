@@ -76,7 +76,7 @@ def gpt2(layers, width, heads):
 
 @partial(jax.jit, static_argnames="module")
 def reach(module, params, tokens, query, **kwargs):
-    """Returns whether the output at `query` depends on each position of distinct `tokens`: whether a gradient is not 0."""
+    """Returns whether the output at `query` depends on each of the distinct `tokens`: whether a gradient is not 0."""
 
     def output(table):
         features = module.apply({"params": {**params, "token_embedding": table}}, tokens, method="features", **kwargs)

@@ -200,7 +200,7 @@ def test_no_array_of_all_scores_is_in_a_program(kernel):
 
 
 def test_dropped_weights_are_the_rate_and_tell_nothing_of_one_another():
-    """The share of n draws is the rate within four standard deviations; neighboring pairs agree like independent ones."""
+    """The share is the rate within four standard deviations; neighboring pairs agree like independent ones."""
     rate, shape = 0.1, (3, 4, 96, 160)
     coordinates = [jnp.arange(n).reshape([-1 if i == axis else 1 for i in range(4)]) for axis, n in enumerate(shape)]
     masks = {

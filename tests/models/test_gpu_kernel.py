@@ -191,7 +191,7 @@ def traced(model, *tokens):
 
 
 def sizes(program):
-    """Returns the shapes of the arrays that a program creates outside kernels."""
+    """Iterates over the sizes of the arrays that a program creates outside kernels."""
     for equation in program.eqns:
         yield from (variable.aval.size for variable in equation.outvars if hasattr(variable.aval, "size"))
         if equation.primitive.name != "pallas_call":

@@ -64,7 +64,7 @@ def figure(seed, **settings):
     return texts | {"tokens": texts["tokens"].replace(" <pad>", "")}
 
 
-@pytest.mark.parametrize("wanted", [*ONE_BY_ONE, *TOGETHER])
+@pytest.mark.parametrize("expected", [*ONE_BY_ONE, *TOGETHER])
 def test_the_figure_of_the_paper(expected):
     settings = (ONE_BY_ONE | TOGETHER)[expected]
     result = (figure(seed, **settings) for seed in range(20_000))

@@ -35,7 +35,7 @@ WET = [
 ]
 
 
-def test_wet_files_are_read_as_c4_reads_them(c4, tmp_path):
+def test_wet_files_are_read_like_c4(c4, tmp_path):
     path = write_archive(tmp_path / "a.warc.wet.gz", WET)
     pages, bad, counts = read(path)
     theirs = [(page.url, page.text, page.timestamp) for page in c4.split_wet_file(path, counter_inc_fn=lambda *_: None)]
@@ -84,7 +84,7 @@ HTML = """<html><head><title>A title</title><style>p {color: red}</style></head>
 <ul><li>first</li><li>second</li></ul><script>var a = {};</script><div>Last.</div></body></html>"""
 
 
-def test_pages_of_warc_files_are_their_visible_lines(tmp_path):
+def test_warc_pages_have_visible_lines(tmp_path):
     latin = HTML.replace("<head>", '<head><meta charset="iso-8859-1">').encode("latin-1")
     records = [
         warc_record("http://a.org/1", response(HTML.encode()), "response"),
@@ -102,7 +102,7 @@ def test_pages_of_warc_files_are_their_visible_lines(tmp_path):
     assert counts == {"read": 3, "no_html": 3, "no_text": 1}
 
 
-def test_json_lines_and_their_bad_ones(tmp_path):
+def test_bad_json_lines_are_quarantined(tmp_path):
     lines = [
         b'{"text": "One.", "url": "http://a.org/1", "timestamp": "2020"}',
         b'{"text": "Two."}',
@@ -133,7 +133,7 @@ def test_json_lines_and_their_bad_ones(tmp_path):
     assert pages and "damaged" in bad[-1].reason
 
 
-def test_files_are_found_and_told_apart(tmp_path):
+def test_files_are_listed_with_versions(tmp_path):
     for name in ("b.jsonl", "a.warc.wet.gz"):
         (tmp_path / name).write_text("{}")
     matches = crawl.files([f"{tmp_path}/*"])
@@ -150,7 +150,7 @@ def test_files_are_found_and_told_apart(tmp_path):
         read(tmp_path / "missing.jsonl")
 
 
-def test_a_path_that_is_no_text_is_told(tmp_path):
+def test_non_utf8_path_is_rejected(tmp_path):
     (tmp_path / os.fsdecode(b"\xff.jsonl")).write_text("{}")
     with pytest.raises(UserError, match=r"the path '.*\\udcff\.jsonl' is not UTF-8: rename it") as raised:
         crawl.files([f"{tmp_path}/*"])
@@ -168,7 +168,7 @@ def test_a_path_that_is_no_text_is_told(tmp_path):
         ({"updated": "2024"}, {"updated": "2025"}),
     ],
 )
-def test_a_remote_file_that_changes_is_told_apart(before, after, monkeypatch):
+def test_changed_remote_file_has_new_version(before, after, monkeypatch):
     listings = []
     for info in (before, before, after):
         files = {"/b/a.jsonl": {"type": "file", "size": 2, **info}}
@@ -177,7 +177,7 @@ def test_a_remote_file_that_changes_is_told_apart(before, after, monkeypatch):
     assert listings[0] == listings[1] != listings[2]
 
 
-def test_a_file_in_memory_that_is_replaced_by_one_of_the_same_size_is_told_apart():
+def test_replaced_file_of_same_size_has_new_version():
     listings = []
     for text in (b"{}", b"[]"):
         storage.write("memory://changing/a.jsonl", text)
@@ -186,7 +186,7 @@ def test_a_file_in_memory_that_is_replaced_by_one_of_the_same_size_is_told_apart
     storage.remove("memory://changing")
 
 
-def test_files_are_named_by_where_they_lie_among_the_others(tmp_path, monkeypatch):
+def test_file_names_are_relative_to_common_folder(tmp_path, monkeypatch):
     for folder in ("crawl-a", "crawl-b/deep"):
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / "0.jsonl").write_text("{}")
@@ -209,12 +209,12 @@ def test_links_are_followed(tmp_path):
     assert crawl.files([pattern])[path] != before[path]
 
 
-def test_rows_of_the_output_can_be_cleaned_again(tmp_path):
+def test_output_can_be_cleaned_again(tmp_path):
     row = {"text": "One.", "url": "http://a.org/1", "timestamp": "2020", "language": "en"}
     assert read(write_json(tmp_path / "a.jsonl.gz", [row]))[0] == [Page("http://a.org/1", "One.", "2020")]
 
 
-def test_what_exceeds_a_limit_is_quarantined_with_its_place_and_the_others_are_read(tmp_path):
+def test_records_beyond_limits_are_quarantined(tmp_path):
     nested = b"<p>Deep.</p>" + b"<div>" * 200_000
     records = [
         warc_record("http://a.org/1", response(HTML.encode()), "response"),
@@ -271,11 +271,11 @@ FLAT = {
 
 
 @pytest.mark.parametrize("page", [*NESTED, *FLAT])
-def test_which_pages_are_nested(page):
+def test_deeply_nested_pages_are_detected(page):
     assert html.is_nested((NESTED | FLAT)[page], 20) == (page in NESTED)
 
 
-def test_archives_are_not_read_again_and_again_for_records_that_are_not_there(tmp_path, monkeypatch):
+def test_search_after_damaged_members_is_bounded(tmp_path, monkeypatch):
     """Each member that fails may hold the beginnings of many others."""
     packer = zlib.compressobj(0, wbits=31)
     member = packer.compress(b"\x1f\x8b\x08\0\0\0\0\0\0\0" * 20_000)  # Stored as it is, and not ended.

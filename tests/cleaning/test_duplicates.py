@@ -25,7 +25,7 @@ def by_key(*texts: str) -> list[Page]:
     return [Page(url, text) for url, text in zip(urls, texts, strict=True)]
 
 
-def test_a_line_stays_on_one_page_and_once():
+def test_lines_are_kept_once():
     pages = by_key(
         "Shared line one.\nMine.\nmine. \nAlso mine.\nAnd mine.",
         "  SHARED line one.\nYours. It has two.\nAnd a third.",
@@ -41,7 +41,7 @@ def test_a_line_stays_on_one_page_and_once():
         assert counts == {"line_elsewhere": 3, "line_here": 1, "few_new_sentences": 1, "nothing_new": 1}
 
 
-def test_lines_without_a_least_number_of_sentences():
+def test_lines_without_minimum_sentences():
     pages = by_key("a\nb", "b\nc", "a\nb")
     texts, counts = deduplicate(duplicates.LineUnits(settings.DuplicateLinesConfig(min_sentences=0)), pages)
     assert texts == {pages[0].url: "a\nb", pages[1].url: "c"}
@@ -51,7 +51,7 @@ def test_lines_without_a_least_number_of_sentences():
 A, B, C, D, E, F, G = (f"Sentence {letter} is here." for letter in "ABCDEFG")
 
 
-def test_a_span_of_sentences_stays_on_one_page():
+def test_spans_are_kept_on_one_page():
     pages = by_key(
         f"{A} {B}\n{C} {D}",
         f"{E} {A} {B} {C.upper()}\n{D} {F} {G}",  # A B C and B C D are the first page's, across its lines.
@@ -63,7 +63,7 @@ def test_a_span_of_sentences_stays_on_one_page():
     assert counts == {"span_elsewhere": 7, "nothing_new": 1}
 
 
-def test_a_span_that_a_page_repeats_stays_once():
+def test_repeated_span_is_kept_once():
     rule = duplicates.SentenceSpanUnits(settings.DuplicateSpansConfig())
     (page,) = by_key(f"{A} {B} {C}\n{D}\n{A} {B} {C} {E}")
     assert deduplicate(rule, [page]) == ({page.url: f"{A} {B} {C}\n{D}\n{E}"}, {"span_here": 3})
@@ -73,7 +73,7 @@ def test_a_span_that_a_page_repeats_stays_once():
     assert deduplicate(rule, [page]) == ({page.url: " ".join([A] * 3)}, {"span_here": 4})
 
 
-def test_of_pages_that_look_alike_one_stays():
+def test_one_of_similar_pages_is_kept():
     rng = random.Random(0)
     words = [f"word{i}" for i in range(300)]
     other = [f"other{i}" for i in range(300)]

@@ -104,7 +104,7 @@ def cleaned_by_c4(c4, files: list[str], output) -> list[dict[str, str]]:
     return [json.loads(line) for line in output.read_text().splitlines()]
 
 
-def test_english_is_what_c4_makes_of_it_however_the_crawl_is_cut(c4, badwords, tmp_path, capsys):
+def test_english_equals_c4_for_any_split_of_the_crawl(c4, badwords, tmp_path, capsys):
     rows = english_pages(100)
     halves = [archive(tmp_path / f"{i}.warc.wet.gz", rows[i::2]) for i in range(2)]
     expected = cleaned_by_c4(c4, halves, tmp_path / "theirs.jsonl")
@@ -255,7 +255,7 @@ def bucket():
 
 
 @pytest.mark.parametrize("flavour", ["realnewslike", "webtextlike"])
-def test_pages_of_a_list_only(flavour, tmp_path, bucket):
+def test_only_listed_pages_are_kept(flavour, tmp_path, bucket):
     """The second into a bucket, in which an earlier run was stopped."""
     rng = random.Random(3)
     urls = ["http://www.news.org/a/", "http://sport.news.org/b", "http://other.org/c", "https://news.org/d?utm_s=1"]
@@ -286,7 +286,7 @@ def test_pages_of_a_list_only(flavour, tmp_path, bucket):
         assert ".unfinished" not in storage.names(bucket)
 
 
-def test_a_second_run_into_a_bucket_is_refused(tmp_path, bucket):
+def test_second_run_into_bucket_is_rejected(tmp_path, bucket):
     path, rule = write_json(tmp_path / "a.jsonl", [{"text": "A page."}]), settings.resolve("en.noclean")
     with (
         leases.held(f"{storage.canonical(bucket)}.lock", "cleans"),
@@ -296,7 +296,7 @@ def test_a_second_run_into_a_bucket_is_refused(tmp_path, bucket):
     assert storage.names(bucket) == []
 
 
-def test_an_output_that_holds_something_else_is_left_alone(tmp_path):
+def test_output_with_other_files_is_rejected(tmp_path):
     path = write_json(tmp_path / "a.jsonl", [{"text": "x"}])
     (tmp_path / "manifest.json").write_text('{"identity": "of a cache"}')
     with pytest.raises(UserError, match=r"contains other files, such as a\.jsonl"):
@@ -311,7 +311,7 @@ def test_an_output_that_holds_something_else_is_left_alone(tmp_path):
     assert pathlib.Path(path).stat().st_size
 
 
-def test_an_output_may_be_a_link_to_a_folder(tmp_path):
+def test_output_may_be_a_link(tmp_path):
     path = write_json(
         tmp_path / "a.jsonl.gz",
         [{"text": "A page of some length to keep.", "url": f"http://a.org/{n}"} for n in range(9)],
@@ -323,7 +323,7 @@ def test_an_output_may_be_a_link_to_a_folder(tmp_path):
     assert sorted(each.name for each in tmp_path.iterdir()) == ["a.jsonl.gz", "link", "real"]
 
 
-def test_inputs_in_the_output_are_found_by_whatever_name(tmp_path, bucket):
+def test_inputs_inside_the_output_are_rejected(tmp_path, bucket):
     (tmp_path / "real" / "clean").mkdir(parents=True)
     (tmp_path / "link").symlink_to("real")
     (tmp_path / "crawl").symlink_to("real/clean")
@@ -345,7 +345,7 @@ def test_inputs_in_the_output_are_found_by_whatever_name(tmp_path, bucket):
         assert {name: storage.read(f"{folder}/{name}") for name in storage.names(folder)} == files
 
 
-def test_a_bucket_is_emptied_only_when_there_is_a_runner_and_first_of_its_manifest(tmp_path, bucket, monkeypatch):
+def test_bucket_is_emptied_manifest_first_once_a_runner_exists(tmp_path, bucket, monkeypatch):
     path, rule = write_json(tmp_path / "a.jsonl.gz", [{"text": "x"}]), settings.resolve("en.noclean")
     before = {"manifest.json": b'{"inputs": []}', "a.gz": b"", "train-00000.jsonl.gz": b"rows"}
     for name, data in before.items():
@@ -367,7 +367,7 @@ def test_a_bucket_is_emptied_only_when_there_is_a_runner_and_first_of_its_manife
 
 
 @pytest.mark.parametrize("options", [[], ["--direct_num_workers=2"]])
-def test_what_a_worker_cannot_read_is_a_mistake(options, tmp_path, monkeypatch):
+def test_unreadable_input_of_worker_is_user_error(options, tmp_path, monkeypatch):
     gone = {f"{tmp_path}/gone.jsonl": job.crawl.CrawlFile("gone.jsonl", 0, "")}
     monkeypatch.setattr(job.crawl, "files", lambda patterns: gone)
     with pytest.raises(UserError) as raised:
@@ -375,14 +375,14 @@ def test_what_a_worker_cannot_read_is_a_mistake(options, tmp_path, monkeypatch):
     assert str(raised.value) == f"cannot read {tmp_path}/gone.jsonl: No such file or directory"
 
 
-def test_workers_that_share_no_folder_are_a_mistake(tmp_path, monkeypatch):
+def test_workers_without_shared_folder_are_user_error(tmp_path, monkeypatch):
     monkeypatch.setattr(job, "_run", lambda *_: None)
     path = write_json(tmp_path / "a.jsonl.gz", [{"text": "x"}])
     with pytest.raises(UserError, match=r"the workers wrote nothing to .*: set --output to a folder that they share"):
         job.clean([path], str(tmp_path / "out"), settings.resolve("en.noclean"), show_progress=False)
 
 
-def test_of_equal_copies_the_same_one_stays_in_whatever_order_they_come(tmp_path):
+def test_choice_among_equal_copies_ignores_order(tmp_path):
     rng = random.Random(4)
     texts = [" ".join(sentence(rng) for _ in range(3)) for _ in range(4)]
     schemes = ("http://", "https://www.")
@@ -394,7 +394,7 @@ def test_of_equal_copies_the_same_one_stays_in_whatever_order_they_come(tmp_path
     assert bytes_of(tmp_path / "a") == bytes_of(tmp_path / "b")
 
 
-def test_pages_without_a_url_are_told_apart_by_their_folders(tmp_path):
+def test_pages_without_url_are_distinguished_by_file(tmp_path):
     rng = random.Random(5)
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
@@ -409,7 +409,7 @@ def test_pages_without_a_url_are_told_apart_by_their_folders(tmp_path):
     assert quarantined == {"a/part-0.jsonl", "b/part-0.jsonl"}
 
 
-def test_planted_near_duplicates_are_found_at_the_rate_of_the_curve(tmp_path):
+def test_planted_near_duplicates_are_found_at_expected_rate(tmp_path):
     """Pairs that share `same` of their words in a row, and so all but four of as many 5-grams."""
     rng, pairs, words = random.Random(6), 150, 104
     rule = settings.resolve(
@@ -431,7 +431,7 @@ def test_planted_near_duplicates_are_found_at_the_rate_of_the_curve(tmp_path):
         assert 0.3 < rate < 0.95 and abs(removed - rate) < 4 * (rate * (1 - rate) / pairs) ** 0.5
 
 
-def test_without_shards_files_follow_the_size_of_the_crawl(tmp_path, monkeypatch):
+def test_default_number_of_files_follows_crawl_size(tmp_path, monkeypatch):
     rng = random.Random(7)
     rows = [{"url": f"http://a.org/{i}", "text": sentence(rng)} for i in range(60)]
     path = write_json(tmp_path / "a.jsonl.gz", rows)
@@ -447,7 +447,7 @@ def test_without_shards_files_follow_the_size_of_the_crawl(tmp_path, monkeypatch
         assert urls[0] == urls[1]
 
 
-def test_nothing_takes_the_place_of_an_earlier_output_when_no_page_passes(tmp_path, capsys):
+def test_earlier_output_survives_if_no_page_passes(tmp_path, capsys):
     path, output = write_json(tmp_path / "a.jsonl.gz", [{"text": "One two three."}]), tmp_path / "out"
     rule = settings.resolve("en.noclean", ["language=None", "validation_one_in=1000000"])
     clean([path], output, rule)
@@ -462,7 +462,7 @@ def test_nothing_takes_the_place_of_an_earlier_output_when_no_page_passes(tmp_pa
 
 
 @pytest.mark.parametrize("shards, runs", [(2, 1), (1, 2)])
-def test_of_two_runs_at_once_one_waits_for_the_other(shards, runs, tmp_path, monkeypatch):
+def test_second_run_waits_for_the_first(shards, runs, tmp_path, monkeypatch):
     rng = random.Random(8)
     rows = [{"url": f"http://a.org/{i}", "text": sentence(rng)} for i in range(20)]
     path, output = write_json(tmp_path / "a.jsonl.gz", rows), tmp_path / "new" / "out"
@@ -488,7 +488,7 @@ def test_of_two_runs_at_once_one_waits_for_the_other(shards, runs, tmp_path, mon
     assert [each.name for each in (tmp_path / "new").iterdir()] == ["out"]
 
 
-def test_a_crawl_without_pages_is_a_mistake(tmp_path):
+def test_crawl_without_pages_is_user_error(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text("no JSON\n")
     with pytest.raises(UserError, match=r"no page in .*a.jsonl can be read"):
@@ -496,7 +496,7 @@ def test_a_crawl_without_pages_is_a_mistake(tmp_path):
     assert sorted(each.name for each in tmp_path.iterdir()) == ["a.jsonl"]
 
 
-def test_limits_that_are_not_given_leave_the_identity_as_it_was():
+def test_default_limits_keep_the_identity():
     """Noted at commit 85cc736, before there were any; what was cleaned then is not cleaned again."""
     flavour, none = settings.FLAVORS["en.noclean"], lists.Lists(None, {}, [], [])
     noted = "33f42c60bd1d0903da4b91ef6be2d1bb3638bb82855fa3d3891da6eea9145f40"

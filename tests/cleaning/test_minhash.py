@@ -14,7 +14,7 @@ def pair(rng: np.random.Generator, size: int, shared: int) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("size, shared", [(90, 60), (85, 70), (90, 80), (95, 90)])
-def test_near_duplicates_are_found_at_the_rate_of_the_curve(size, shared):
+def test_near_duplicates_are_found_at_expected_rate(size, shared):
     bands, rows, pairs = 14, 8, 250
     similarity = shared / (2 * size - shared)
     rng = np.random.default_rng(size)
@@ -30,7 +30,7 @@ def test_near_duplicates_are_found_at_the_rate_of_the_curve(size, shared):
     assert abs(np.mean(agreeing) - similarity) < 4 * error
 
 
-def test_texts_are_alike_in_their_word_ngrams():
+def test_similarity_is_jaccard_of_word_ngrams():
     hashes = minhash.Hashes(4, 2, words=3, seed=0)
     shingles = {name: set(hashes.shingles(text).tolist()) for name, text in TEXTS.items()}
     assert len(shingles["plain"]) == 4
@@ -51,14 +51,14 @@ TEXTS = {
 }
 
 
-def test_other_seeds_hash_otherwise_and_the_same_seed_the_same():
+def test_hashes_depend_only_on_the_seed():
     text = TEXTS["plain"]
     bands = [minhash.Hashes(14, 8, 5, seed).bands(text) for seed in (0, 0, 1)]
     assert bands[0] == bands[1] and not set(bands[0]) & set(bands[2])
     assert len(set(bands[0])) == 14
 
 
-def test_the_bands_of_a_text_differ():
+def test_bands_of_a_text_differ():
     """Also those of one row: many bands over many words, whose minima lie close together."""
     bands = minhash.Hashes(bands=2000, rows=1, words=1, seed=0).bands(" ".join(map(str, range(20_000))))
     assert len(set(bands)) == 2000

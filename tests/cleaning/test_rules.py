@@ -88,7 +88,7 @@ def tallied(rule, page: Page) -> tuple[Page | None, dict[str, int]]:
     return rule(page, tally), {reason: count.number for reason, count in tally.items()}
 
 
-def test_lines_are_cleaned_as_c4_cleans_them(c4):
+def test_lines_are_cleaned_like_c4(c4):
     rule, clean = rules.LineFilter(settings.CleanLinesConfig()), c4.get_clean_page_fn()
     counts, num_kept = collections.Counter(), 0
     for page in pages(600):
@@ -119,7 +119,7 @@ def test_lines_are_cleaned_as_c4_cleans_them(c4):
         ("This cites something of weight[12].", None),
     ],
 )
-def test_a_line_goes_for_its_reason(line, reason):
+def test_lines_are_removed_with_reason(line, reason):
     good = "The first line is long enough.\nThe second line is long enough.\nThe third line is long enough."
     page, reasons = tallied(rules.LineFilter(settings.CleanLinesConfig()), Page("u", f"{good}\n{line}"))
     assert reasons == ({reason: 1} if reason else {})
@@ -129,7 +129,7 @@ def test_a_line_goes_for_its_reason(line, reason):
         assert page.text == good + ("" if reason else "\n" + line.replace("[12]", ""))
 
 
-def test_marks_are_looked_for_as_written_and_phrases_in_any_case():
+def test_marks_are_case_sensitive_and_phrases_are_not():
     marked = rules.LineFilter(
         settings.CleanLinesConfig(min_sentences=1, code_marks=("CDATA",), script_phrases=("JScript",))
     )
@@ -140,7 +140,7 @@ def test_marks_are_looked_for_as_written_and_phrases_in_any_case():
     assert (page.text, reasons) == ("This line here has none of it.", {"script": 1})
 
 
-def test_thresholds_are_settings():
+def test_thresholds_are_configurable():
     text = "Two words.\nAnd a Mr. Smith; one more sentence, then."
     strict = rules.LineFilter(settings.CleanLinesConfig())
     lax = rules.LineFilter(settings.CleanLinesConfig(min_words=2, min_sentences=2, end_marks=(".", ";")))
@@ -158,19 +158,19 @@ def test_thresholds_are_settings():
         ("The U.S. Navy came at noon. However, it left.", 2),
     ],
 )
-def test_sentences_are_punkts(text, number):
+def test_sentences_equal_punkt(text, number):
     assert len(punkt.split(text)) == number
     assert punkt.has_sentences([text], number) and not punkt.has_sentences([text], number + 1)
 
 
-def test_punkt_does_not_grow_with_what_it_reads():
+def test_punkt_memory_does_not_grow():
     before = len(punkt.english()._params.ortho_context)
     punkt.split("Xyzzy. Plugh. Frotz Qwertz. Zork came.")
     assert len(punkt.english()._params.ortho_context) == before
 
 
 @pytest.mark.parametrize("length", [189_999, 190_000, 190_001])
-def test_pages_may_be_so_long(c4, length):
+def test_long_pages_are_removed(c4, length):
     page = Page("u", "x" * length)
     result, reasons = tallied(rules.MaxCharacters(190_000), page)
     assert (result is not None) == c4.is_valid_length(c4.PageFeatures(text=page.text)) == (length <= 190_000)
@@ -178,7 +178,7 @@ def test_pages_may_be_so_long(c4, length):
 
 
 @pytest.mark.parametrize("lengths", [(200, 200, 200), (200, 200, 199), (200, 200), (5, 300, 0, 200, 200), ()])
-def test_pages_need_paragraphs(c4, lengths):
+def test_pages_without_paragraphs_are_removed(c4, lengths):
     page = Page("u", "\n".join("x" * n for n in lengths))
     result, _ = tallied(rules.HasParagraphs(settings.ParagraphsConfig()), page)
     assert (result is not None) == c4.paragraph_filter(c4.PageFeatures(text=page.text))
@@ -198,7 +198,7 @@ URLS = (
 
 
 @pytest.mark.parametrize("url", URLS)
-def test_sites_and_urls_are_told_as_c4_tells_them(c4, url, monkeypatch):
+def test_sites_and_urls_match_c4(c4, url, monkeypatch):
     import tldextract
 
     assert normalize_url(url) == c4.normalize_url(url)
@@ -215,7 +215,7 @@ def test_sites_and_urls_are_told_as_c4_tells_them(c4, url, monkeypatch):
     assert (result is not None) == c4.is_realnews_domain(theirs, domains)
 
 
-def test_sites_are_those_listed():
+def test_only_listed_sites_are_kept():
     rule = rules.InDomains({"bbc.co.uk": ["", "news"], "example.com": True})
     reasons = [tallied(rule, Page(url, "x"))[1] for url in URLS[:6]]
     assert reasons == [{}, {}, {"other_subdomain": 1}, {}, {}, {"other_domain": 1}]
@@ -243,7 +243,7 @@ BAD_TEXTS = [
 
 
 @pytest.mark.parametrize("fraction", [1.0, 0.999, 0.5])
-def test_bad_words_are_found_as_c4_finds_them(c4, fraction):
+def test_bad_words_match_c4(c4, fraction):
     rule, theirs = rules.NoBadWords(WORDS, fraction), c4.get_badwords_filter_fn(WORDS, fraction)
     dropped = 0
     for i in range(40):
@@ -258,7 +258,7 @@ def test_bad_words_are_found_as_c4_finds_them(c4, fraction):
     assert abs(dropped - fraction * bad) <= (0 if fraction == 1 else 120)
 
 
-def test_bad_words_stand_between_other_characters():
+def test_bad_words_match_whole_words():
     rule = rules.NoBadWords(WORDS, 1.0)
     dropped = [tallied(rule, Page("u", text, language=language))[0] is None for language, text in BAD_TEXTS]
     assert dropped == [
@@ -294,7 +294,7 @@ TEXTS = {
 }
 
 
-def test_languages_are_told_as_c4_tells_them(c4):
+def test_languages_match_c4(c4):
     rule = rules.LangdetectFilter(settings.LangdetectConfig())
     for name, text in TEXTS.items():
         theirs = [detected.language for detected in c4.detect_english(c4.PageFeatures(text=text))]
@@ -305,7 +305,7 @@ def test_languages_are_told_as_c4_tells_them(c4):
             assert set(reasons) == expected.get(name, set(reasons)) and (result is not None) == (name == "en"), name
 
 
-def test_many_languages_are_told_as_c4_tells_them():
+def test_many_languages_match_c4():
     """In a process of its own, as CLD3 and TensorFlow do not get along in one."""
     code = "from tests.cleaning import test_rules; test_rules.compare_many_languages()"
     finished = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
@@ -335,13 +335,13 @@ def compare_many_languages() -> None:
     assert languages["fr"] is None and languages["short"] == languages["empty"] == "und"
 
 
-def test_cld3_refuses_to_crash_beside_tensorflow(monkeypatch):
+def test_cld3_is_rejected_after_tensorflow(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow", object())
     with pytest.raises(UserError, match="by itself"):
         rules.Cld3Filter(settings.Cld3Config())
 
 
-def test_validation_is_one_page_in_a_thousand_by_the_hash():
+def test_validation_is_one_in_thousand_by_hash():
     chosen = sum(url_hash(Page(f"http://site.org/{i}", "x")) % 1000 == 0 for i in range(50_000))
     assert abs(chosen - 50) < 4 * 50**0.5
     expected = int(hashlib.md5(b"site.org/7").hexdigest(), 16)

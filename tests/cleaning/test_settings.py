@@ -8,7 +8,7 @@ from plm_jax.common.errors import UserError
 LISTS = ["badwords.path=x", "pages.path=y"]
 
 
-def test_flavours_are_those_of_tfds():
+def test_flavors_equal_tfds():
     c4 = pytest.importorskip("tensorflow_datasets.text.c4")
     theirs = {each.name: each for each in c4.C4.BUILDER_CONFIGS}
     assert set(theirs) == set(settings.FLAVORS)
@@ -24,7 +24,7 @@ def test_flavours_are_those_of_tfds():
         assert their.languages == languages
 
 
-def test_thresholds_are_the_published_ones():
+def test_thresholds_equal_published_ones():
     english, many = settings.FLAVORS["en"], settings.FLAVORS["multilingual"]
     lines = english.lines
     assert (english.max_characters, english.validation_one_in) == (190_000, 1000)
@@ -78,13 +78,13 @@ def test_settings_can_be_changed():
         ("en.noclean", ["near_duplicates.kind=minhash", "near_duplicates.rows=0"], "near_duplicates.rows is 0"),
     ],
 )
-def test_mistakes_are_told(flavour, changes, says):
+def test_invalid_settings_are_rejected(flavour, changes, says):
     with pytest.raises(UserError, match=says) as raised:
         settings.resolve(flavour, changes)
     assert "\n" not in str(raised.value)
 
 
-def test_lists_are_read_and_their_mistakes_told(tmp_path):
+def test_lists_are_read_and_mistakes_reported(tmp_path):
     (tmp_path / "en").write_text("darn\n\nheck \n")
     (tmp_path / "fr").write_text("zut\n")
     (tmp_path / "fr-CA-u-sd-caqc").write_text("tabarnak\n")

@@ -71,7 +71,7 @@ def masked(scores, **sections):
 
 
 @given(st.lists(TEXT, min_size=1, max_size=5), st.data())
-def test_a_prompt_is_its_parts_between_the_marks(parts, data):
+def test_prompt_is_encoded_between_marks(parts, data):
     marks = {"<a>": 500, "[MASK]": 501}
     drawn = [data.draw(st.sampled_from(sorted(marks))) for _ in parts[1:]]
     text = parts[0] + "".join(mark + part for mark, part in zip(drawn, parts[1:], strict=True))
@@ -84,7 +84,7 @@ def test_a_prompt_is_its_parts_between_the_marks(parts, data):
 
 @settings_of_test(max_examples=50)
 @given(st.integers(2, 60), st.integers(0, 10**6))
-def test_the_targets_of_span_corruption_fill_its_blanks(length, seed):
+def test_span_corruption_targets_fill_its_blanks(length, seed):
     """Corrupted with the objective and filled with its own targets, a text is back."""
     rng = np.random.default_rng(seed)
     sentinels = tuple(range(199, 149, -1))
@@ -95,7 +95,7 @@ def test_the_targets_of_span_corruption_fill_its_blanks(length, seed):
     assert blanks.fill_spans(inputs.tolist(), targets.tolist(), sentinels) == tokens.tolist()
 
 
-def test_a_span_that_was_not_answered_stays_a_blank():
+def test_unanswered_span_stays_blank():
     assert blanks.fill_spans([5, 99, 6, 98, 7], [1, 99, 2, 3, 97, 4], (99, 98, 97)) == [5, 2, 3, 6, 98, 7]
 
 
@@ -105,7 +105,7 @@ def test_sentinels_are_counted_from_the_top():
         blanks.sentinel_ids("<extra_id_3>", SENTINELS)
 
 
-def test_each_mask_takes_the_most_probable_token_and_the_candidates_add_up():
+def test_masks_get_most_probable_token():
     lm = masked({"x": 9.0, "y": 8.0, SIZE + 1: 99.0})  # The last is beyond the vocabulary.
     first, second = lm.fill(["a[MASK]b[MASK]", "long [MASK] text"], top_k=SIZE)
     assert (first.text, second.text) == ("axbx", "longx text")
@@ -120,7 +120,7 @@ def test_each_mask_takes_the_most_probable_token_and_the_candidates_add_up():
     assert lm.generate(["a[MASK]b[MASK]"]) == [first.text]
 
 
-def test_masks_among_ids_are_filled_with_the_vocabulary_s_ids_or_all():
+def test_masks_in_ids_are_filled_within_vocabulary():
     lm = masked({"x": 9.0, SIZE + 1: 99.0})
     x, beyond, prompts = ord("x"), SIZE + 1, [[258, 260, 97, 260], [260, 98]]
     assert lm.generate(prompts) == [[258, x, 97, x], [x, 98]]
@@ -132,7 +132,7 @@ def test_masks_among_ids_are_filled_with_the_vocabulary_s_ids_or_all():
         LanguageModel(lm.config, lm.params).generate([[260]])
 
 
-def test_a_masked_model_sees_the_frame_that_it_was_trained_with(monkeypatch):
+def test_masked_model_reads_its_training_frame(monkeypatch):
     inputs_read = []
     read = strategies.EncoderStrategy.read
 
@@ -150,7 +150,7 @@ def test_a_masked_model_sees_the_frame_that_it_was_trained_with(monkeypatch):
     ]
 
 
-def test_where_nothing_frames_a_text_alone_the_tokens_that_begin_and_end_it_do(monkeypatch):
+def test_default_frame_is_begin_and_end_tokens(monkeypatch):
     """RoBERTa's way, whose mask is written `<mask>`."""
     inputs_read = []
     kind, read = strategies.EncoderStrategy, strategies.EncoderStrategy.read
@@ -171,7 +171,7 @@ def a_text_to_text_model():
     return model, of_zeros(model)
 
 
-def test_a_model_of_spans_puts_its_answer_into_the_blanks():
+def test_span_model_fills_blanks_with_its_answer():
     """A decoder whose blocks add nothing, and whose head maps each token's embedding to the next of the answer."""
     answer = [263, ord("p"), ord("q"), 262, ord("r"), 257]
     model, params = a_text_to_text_model()
@@ -209,6 +209,6 @@ def test_a_model_of_spans_puts_its_answer_into_the_blanks():
         (lambda lm: LanguageModel(*a_text_to_text_model()).fill("[MASK]"), "is not a masked model"),
     ],
 )
-def test_what_cannot_be_filled_is_said(call, words):
+def test_invalid_fill_requests_are_rejected(call, words):
     with pytest.raises(UserError, match=words):
         call(masked({}))

@@ -23,7 +23,7 @@ def repeats(row, size):
 
 
 @EITHER
-def test_no_tokens_in_a_row_are_there_twice_those_of_the_prompt_counting(options):
+def test_ngrams_are_not_repeated(options):
     model, params = model_and_params(6)
     prompts = [[2, 3, 1], [4], [0, 1, 2, 3, 0]]
     free, bound = (
@@ -34,7 +34,7 @@ def test_no_tokens_in_a_row_are_there_twice_those_of_the_prompt_counting(options
     assert not any(repeats(prompt + row, 2) for prompt, row in zip(prompts, bound, strict=True))
 
 
-def test_what_may_not_follow_is_what_would_repeat():
+def test_banned_tokens_are_those_that_repeat():
     """And nothing else; padding, which holds a token, is no part of a text."""
     begun = np.array([[0, 0, 1, 0, 2, 1, 0], [0, 0, 0, 0, 0, 0, 3]]), np.array([[0, 0, 1, 1, 1, 1, 1], [0] * 6 + [1]])
     answers = np.array([[[2, 1, 0, -1]], [[0, 0, 0, -1]]])
@@ -49,7 +49,7 @@ def test_what_may_not_follow_is_what_would_repeat():
 
 
 @EITHER
-def test_answers_have_their_fewest_tokens(options):
+def test_answers_have_minimum_length(options):
     ends = [row[1] for row in generate(**options)]
     assert min(map(len, generate(eos_ids=ends, **options))) < 4
     assert min(map(len, generate(eos_ids=ends, min_new_tokens=4, **options))) >= 4
@@ -63,7 +63,7 @@ def test_first_and_last_tokens_are_forced(options):
     assert all(row[-1] == 9 and len(row) == 12 for row in generate(**forced, **options))
 
 
-def test_after_a_forced_prefix_an_answer_goes_on_as_after_a_prompt():
+def test_forced_prefix_continues_like_prompt():
     assert generate(forced_prefix=[5, 6]) == [
         [5, 6, *generate([[*prompt, 5, 6]], max_new_tokens=10)[0]] for prompt in PROMPTS
     ]
@@ -78,7 +78,7 @@ LETTERS = "ab.c \n"
     st.lists(st.text(LETTERS, min_size=1, max_size=4), min_size=1, max_size=3),
     st.lists(st.integers(0, 7), max_size=12),
 )
-def test_an_answer_stops_with_the_token_that_completes_a_text(added, texts, tokens):
+def test_answer_stops_when_stop_string_is_complete(added, texts, tokens):
     next_SV = constraints.stops(texts, added.__getitem__, len(added))
     state = 0
     for end in range(1, len(tokens) + 1):
@@ -88,7 +88,7 @@ def test_an_answer_stops_with_the_token_that_completes_a_text(added, texts, toke
 
 
 @EITHER
-def test_what_stops_an_answer_is_part_of_it(options):
+def test_completing_token_is_part_of_answer(options):
     """Also in beam search, where such hypotheses finish."""
     free = generate(**options)
     stop = free[0][2:4]
@@ -102,14 +102,14 @@ def test_what_stops_an_answer_is_part_of_it(options):
     assert len(generate(PROMPTS[:1], stops=stops, **options)[0]) <= 4
 
 
-def test_a_text_is_cut_before_what_it_stops_at_first():
+def test_text_is_cut_before_first_stop_string():
     assert constraints.cut("one. two\nthree", ["\n", ". "]) == "one"
     assert constraints.cut("one", ["two"]) == "one"
 
 
 @settings_of_test(deadline=None, max_examples=30)
 @given(st.integers(0, 10_000), st.sampled_from([1, 3]), st.integers(2, 12))
-def test_the_largest_are_those_of_jax_with_many_equal_ones(seed, k, different):
+def test_top_k_equals_jax_with_ties(seed, k, different):
     x = np.random.default_rng(seed).integers(0, different, (2, 1700)).astype(np.float32)
     x[0, : seed % 1700] = -np.inf
     for got, want in zip(ranking.top_k(jnp.asarray(x), k), jax.lax.top_k(x, k), strict=True):

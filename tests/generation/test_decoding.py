@@ -51,7 +51,7 @@ def generate(prompts=PROMPTS, max_new_tokens=12, **kwargs):
     return decoding.generate(*model_and_params(), prompts, max_new_tokens=max_new_tokens, **kwargs)
 
 
-def test_greedy_takes_the_most_probable_token_of_the_full_pass():
+def test_greedy_equals_full_passes():
     for prompt, new in zip(PROMPTS, generate(), strict=True):
         tokens = jnp.array([prompt + new])
         chosen = jnp.argmax(log_probs(tokens)[0], axis=-1)[len(prompt) - 1 : -1]
@@ -59,18 +59,18 @@ def test_greedy_takes_the_most_probable_token_of_the_full_pass():
 
 
 @pytest.mark.parametrize("beams", [1, 3])
-def test_a_row_does_not_depend_on_the_rest_of_the_batch(beams):
+def test_rows_are_independent_of_the_batch(beams):
     together = generate(num_beams=beams)
     assert together == [generate([prompt], num_beams=beams)[0] for prompt in PROMPTS]
     assert len({tuple(row) for row in together}) == len(PROMPTS)
 
 
 @pytest.mark.parametrize("temperature", [None, 0, 0.0])
-def test_no_temperature_is_greedy_whatever_the_seed(temperature):
+def test_zero_temperature_is_greedy_for_any_seed(temperature):
     assert generate(temperature=temperature, seed=5, top_k=3) == generate()
 
 
-def test_the_seed_decides_the_samples():
+def test_seed_determines_samples():
     first = generate(temperature=1.0, seed=1)
     assert first == generate(temperature=1.0, seed=1)
     assert first != generate(temperature=1.0, seed=2)
@@ -80,7 +80,7 @@ def test_the_seed_decides_the_samples():
     assert generate(temperature=1e-4, seed=1) == generate()
 
 
-def test_every_token_of_every_row_is_drawn_afresh():
+def test_tokens_are_sampled_independently():
     """From a model of zeros, which finds all tokens alike."""
     model, params = model_and_params()
     zeros = jax.tree.map(jnp.zeros_like, params)
@@ -90,7 +90,7 @@ def test_every_token_of_every_row_is_drawn_afresh():
 
 
 @pytest.mark.parametrize("kwargs", [{}, {"temperature": 1.0, "seed": 3}])
-def test_each_row_stops_at_its_own_end_token(kwargs):
+def test_rows_stop_at_their_end_tokens(kwargs):
     free = generate(**kwargs)
     end = free[0][4]
     ended = generate(eos_ids=[end], **kwargs)
@@ -98,16 +98,16 @@ def test_each_row_stops_at_its_own_end_token(kwargs):
     assert len({len(row) for row in ended}) > 1
 
 
-def test_a_first_end_token_leaves_nothing():
+def test_end_token_first_returns_empty_answer():
     assert generate(PROMPTS[:1], eos_ids=[generate()[0][0]]) == [[]]
 
 
-def test_one_new_token_is_one():
+def test_single_new_token():
     assert generate(max_new_tokens=1) == [row[:1] for row in generate()]
 
 
 @pytest.mark.parametrize("kwargs", [{}, {"temperature": 5.0}, {"num_beams": 3}])
-def test_ids_beyond_the_vocabulary_are_never_chosen(kwargs):
+def test_ids_beyond_vocabulary_are_never_chosen(kwargs):
     assert max(max(row) for row in generate(**kwargs)) >= 9
     assert max(max(row) for row in generate(vocab_size=9, **kwargs)) < 9
 
@@ -125,7 +125,7 @@ def beams_without_a_cache(prompt, beams, length):
     return rows[0, len(prompt) :].tolist()
 
 
-def test_beam_search_keeps_each_hypothesis_with_its_own_cache():
+def test_beams_keep_their_own_cache():
     prompts = np.random.default_rng(0).integers(0, 23, (8, 3)).tolist()
     got = generate(prompts, num_beams=4)
     assert got == [beams_without_a_cache(prompt, 4, 12) for prompt in prompts]
@@ -159,7 +159,7 @@ def best_by_enumeration(prompt, vocab, length, end, penalty):
     ],
     ids=["length", "sum", "never", "gnmt"],
 )
-def test_beam_search_as_wide_as_the_space_finds_the_best_of_all(options, penalty):
+def test_exhaustive_beam_search_finds_the_best(options, penalty):
     vocab, length, best = 4, 3, 3
     model, params = model_and_params(vocab)
     lengths = set()
@@ -181,7 +181,7 @@ def test_beam_search_as_wide_as_the_space_finds_the_best_of_all(options, penalty
     assert len(lengths) > 1
 
 
-def test_early_stopping_ends_a_search_with_as_many_finished_ones_as_beams():
+def test_early_stopping_ends_with_num_beams_finished():
     """Never stopping, it goes on to better ones: a penalty that favours length makes them."""
     prompts = np.random.default_rng(0).integers(0, 23, (20, 3)).tolist()
     ends = [row[2] for row in generate(prompts[:6])]
@@ -193,7 +193,7 @@ def test_early_stopping_ends_a_search_with_as_many_finished_ones_as_beams():
     assert sizes == sorted(set(sizes))
 
 
-def test_several_answers_are_the_best_beams_or_samples_of_their_own():
+def test_several_answers_are_best_beams_or_samples():
     best = generate(num_beams=4, num_return_sequences=3)
     assert [answers[0] for answers in best] == generate(num_beams=4)
     assert all(len({tuple(row) for row in answers}) == 3 for answers in best)
@@ -230,14 +230,14 @@ def is_drawn_from(expected, counts):
     ],
     ids=str,
 )
-def test_samples_have_the_right_frequencies(sampling, expected):
+def test_samples_have_expected_frequencies(sampling, expected):
     expected = np.array([1 - sum(p or 0 for p in expected) if p is None else p for p in expected])
     counts = drawn(np.log(PROBABILITIES), 100_000, **sampling)
     assert is_drawn_from(expected, counts)
     assert not is_drawn_from(np.full(4, 0.25), counts)
 
 
-def test_answers_are_drawn_from_the_model_s_probabilities():
+def test_answers_follow_model_probabilities():
     """100,000 tokens that follow one prompt, through all of `generate`."""
     rows = generate([[4, 8, 15]] * 100, 1, temperature=2.0, top_k=10, top_p=0.9, num_return_sequences=1000)
     counts = np.bincount(np.concatenate(list(itertools.chain(*rows))), minlength=23)
@@ -265,7 +265,7 @@ def drawn(logits, draws, temperature=1.0, top_k=None, top_p=None):
     st.integers(1, 6),
     st.floats(0.01, 1.0),
 )
-def test_a_sample_is_one_of_the_fewest_tokens_that_reach_top_p(logits, top_k, top_p):
+def test_samples_are_within_top_p(logits, top_k, top_p):
     logits = np.array(logits, np.float64)
     ranked = np.argsort(-logits)[:top_k]
     probabilities = np.exp(logits[ranked] - logits[ranked].max())
@@ -274,7 +274,7 @@ def test_a_sample_is_one_of_the_fewest_tokens_that_reach_top_p(logits, top_k, to
     assert set(np.flatnonzero(drawn(logits, 64, top_k=top_k, top_p=top_p))) <= allowed
 
 
-def test_equal_logits_go_to_the_lower_id():
+def test_ties_go_to_the_lower_id():
     logits = jnp.array([[0.0, 2.0, 1.0, 2.0]])
     assert next_tokens(logits, None, jax.random.key(0)).tolist() == [1]
     assert next_tokens(logits, Sampling(1.0, 1.0), jax.random.key(0), top_k=1).tolist() == [1]
@@ -311,16 +311,16 @@ def test_equal_logits_go_to_the_lower_id():
         ({"num_beam": 2}, "there is no option 'num_beam': did you mean 'num_beams'"),
     ],
 )
-def test_what_cannot_be_done_is_said(kwargs, words):
+def test_invalid_arguments_are_rejected(kwargs, words):
     with pytest.raises(UserError, match=words):
         generate(**kwargs)
 
 
-def test_the_last_position_can_be_filled():
+def test_last_position_can_be_filled():
     assert len(generate([[1] * 30], max_new_tokens=10)[0]) == 10
 
 
-def test_batches_of_prompts_of_nearly_the_same_length_share_a_program():
+def test_prompts_of_similar_length_share_a_program():
     """The longest have 33 to 63 tokens."""
     model, params = model_and_params(length=128)
     rng, compiled = np.random.default_rng(0), []

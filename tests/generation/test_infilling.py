@@ -45,7 +45,7 @@ def model_of(family, seed=0, **ids):
 
 
 @pytest.mark.parametrize("kind", [{}, {"sentence_rate": 1.0}, {"document_rate": 1.0}])
-def test_places_are_those_that_the_objective_makes(kind):
+def test_positions_equal_those_of_objective(kind):
     """For blanks that are filled from first to last, with padding on either side."""
     special = objectives.Special(**IDS, dblock=99, vocab_size=SIZE)
     objective, count = objectives.get("blank_infilling", special, **kind), 0
@@ -66,7 +66,7 @@ def test_places_are_those_that_the_objective_makes(kind):
     assert count > 20
 
 
-def test_without_a_blank_all_is_prefix_and_without_a_mask_the_end_is_filled():
+def test_rows_without_blank_or_mask():
     tokens = np.array([[5, 6, 7, 8], [5, 6, 262, 7]])
     arrays = infilling.positions(tokens, np.ones_like(tokens), MARKS)
     assert arrays["prefix_lengths"].tolist() == [4, 2]
@@ -81,7 +81,7 @@ def all_logits(lm, tokens):
 
 
 @families
-def test_greedy_fillings_are_those_of_full_passes(family):
+def test_greedy_fillings_equal_full_passes(family):
     """Two prompts of different lengths with two blanks and one; each next token by a pass over everything so far."""
     lm = model_of(family)
     prompts = [[258, 1, 259, 2, 3, 259, 4], [258, 9, 8, 7, 261]]
@@ -104,7 +104,7 @@ def test_greedy_fillings_are_those_of_full_passes(family):
 
 
 @families
-def test_beams_of_one_are_greedy_and_more_are_at_least_as_probable(family):
+def test_one_beam_is_greedy_and_more_are_no_worse(family):
     lm = model_of(family, seed=1)
     prompts = [[258, 1, 259, 2, 3, 262], [258, 9, 8, 7, 261, 262]]
     options = {"max_new_tokens": 5, "marks": MARKS}
@@ -119,7 +119,7 @@ def test_beams_of_one_are_greedy_and_more_are_at_least_as_probable(family):
         assert log_probability(prompt, four) >= log_probability(prompt, one) - 1e-4
 
 
-def test_prompts_are_framed_as_the_models_were_trained_to_see_them():
+def test_prompts_are_framed_as_in_training():
     special = model_of("glm").special_ids
     vocabulary = model_of("glm").vocabulary
     encode = lambda text, ids=special: infilling.encode(vocabulary, text, ids)  # noqa: E731
@@ -131,7 +131,7 @@ def test_prompts_are_framed_as_the_models_were_trained_to_see_them():
     assert encode("ab", alone) == [258, 97, 98, 259, 257]
 
 
-def test_a_text_comes_back_filled_or_goes_on(monkeypatch):
+def test_text_is_filled_or_continued(monkeypatch):
     lm = model_of("glm")
 
     def writer(self, **options):
@@ -143,7 +143,7 @@ def test_a_text_comes_back_filled_or_goes_on(monkeypatch):
     assert len(lm.generate("a[MASK]b", max_new_tokens=3)) == 1
 
 
-def test_the_masks_among_ids_are_filled_as_those_of_a_text():
+def test_masks_in_ids_are_filled_like_text():
     lm = model_of("glm")
     prompts = [infilling.encode(lm.vocabulary, text, lm.special_ids) for text in ("a[MASK]b[sMASK]", "c[gMASK]")]
     fillings = infilling.fill(prompts, MARKS, functools.partial(lm.writer(max_new_tokens=3), marks=MARKS))
@@ -154,7 +154,7 @@ def test_the_masks_among_ids_are_filled_as_those_of_a_text():
         lm.generate([[97]])
 
 
-def test_how_blanks_are_filled_is_chosen_as_for_any_text():
+def test_decoding_options_apply_to_blanks():
     lm = model_of("glm")
     text = "a[MASK]b[sMASK]"
     assert lm.generate(text, max_new_tokens=5, min_new_tokens=5, forced_prefix="xy")[0].startswith("axy")
@@ -165,7 +165,7 @@ def test_how_blanks_are_filled_is_chosen_as_for_any_text():
             lm.generate(text, **options)
 
 
-def test_a_run_that_fills_no_blanks_continues_though_its_vocabulary_has_the_ids():
+def test_run_without_blanks_continues_text():
     lm = model_of("glm")
     lm.run = dataclasses.replace(lm.run, objective=objectives.Causal())
     assert type(lm.strategy) is strategies.DecoderStrategy
@@ -174,7 +174,7 @@ def test_a_run_that_fills_no_blanks_continues_though_its_vocabulary_has_the_ids(
     np.testing.assert_allclose(lm.logits(tokens), want, atol=1e-5)
 
 
-def test_evaluation_weighs_what_fills_the_blanks_alone(tiny):
+def test_evaluation_counts_only_fillings(tiny):
     """Against a walk over the rows, one by one, with all logits."""
     run = runs.make(tiny, tiny_config.RUNS["glm"])
     rng = np.random.default_rng(2)
@@ -196,7 +196,7 @@ def test_evaluation_weighs_what_fills_the_blanks_alone(tiny):
 
 
 @families
-def test_ids_above_the_vocabularys_are_never_written_and_too_long_prompts_are_said(family):
+def test_unknown_ids_are_never_generated_and_long_prompts_rejected(family):
     lm = model_of(family)
     text = lm.generate(["x" * 20], max_new_tokens=8)
     assert isinstance(text[0], str)

@@ -48,7 +48,7 @@ def of_one_row(lm, context, continuation):
 
 
 @pytest.mark.parametrize("name", golden.DECODERS)
-def test_a_batch_of_mixed_lengths_tells_what_each_row_alone_does(name):
+def test_scores_are_independent_of_the_batch(name):
     lm = plm_jax.load(golden.FOLDER / name)
     if name == "glm":
         pytest.skip("its contexts have blanks")
@@ -65,7 +65,7 @@ def test_a_batch_of_mixed_lengths_tells_what_each_row_alone_does(name):
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_scores_equal_torchs(architecture, tmp_path):
+def test_scores_equal_torch(architecture, tmp_path):
     torch = pytest.importorskip("torch")
     pytest.importorskip("transformers")
     from tests.support import theirs
@@ -104,7 +104,7 @@ class Words:
         return "".join(chr(i + 32) for i in ids)
 
 
-def test_an_empty_context_is_what_stood_before_texts_and_white_space_goes_to_the_continuation():
+def test_empty_context_and_white_space():
     lm = plm_jax.load(golden.FOLDER / "gpt2")
     lm.vocabulary = Words()
     # Token 0 is a space.
@@ -115,7 +115,7 @@ def test_an_empty_context_is_what_stood_before_texts_and_white_space_goes_to_the
     assert lm.score([[]], [[4, 5]])[0].log_likelihood == pytest.approx(by_texts[0].log_likelihood, abs=1e-5)
 
 
-def test_an_answer_in_words_is_behind_what_begins_answers():
+def test_text_answer_follows_start_ids():
     lm = plm_jax.load(golden.FOLDER / "bart")
     lm.vocabulary = Words()
     (scores,) = lm.score("#$", "%&'")
@@ -125,7 +125,7 @@ def test_an_answer_in_words_is_behind_what_begins_answers():
     assert scores.log_likelihood == pytest.approx(log_probabilities.sum(), abs=1e-4)
 
 
-def test_of_a_long_context_the_last_tokens_are_read():
+def test_long_context_is_truncated_on_the_left():
     lm = plm_jax.load(golden.FOLDER / "gpt2")
     most, rng = lm.config.num_positions, np.random.default_rng(1)
     context, continuation = rng.integers(0, 37, 50).tolist(), rng.integers(0, 37, 3).tolist()
@@ -134,7 +134,7 @@ def test_of_a_long_context_the_last_tokens_are_read():
     assert abs(whole.log_likelihood - lm.score(context[-2:], continuation)[0].log_likelihood) > 1e-3
 
 
-def test_what_cannot_be_scored_is_one_line():
+def test_invalid_scoring_requests_are_rejected():
     lm = plm_jax.load(golden.FOLDER / "gpt2")
     for contexts, continuations, says in (
         ([[1]], [[2], [3]], "1 contexts and 2 continuations"),
@@ -150,7 +150,7 @@ def test_what_cannot_be_scored_is_one_line():
     assert lm.score([], []) == []
 
 
-def test_no_program_is_compiled_for_a_further_request():
+def test_further_requests_compile_nothing():
     lm, rng = plm_jax.load(golden.FOLDER / "gpt2"), np.random.default_rng(2)
 
     def request(number, context, continuation):
@@ -170,7 +170,7 @@ def test_no_program_is_compiled_for_a_further_request():
 
 @pytest.mark.parametrize("name", ["bert", "electra_generator"])
 @pytest.mark.parametrize("word_l2r", [False, True])
-def test_pseudo_log_likelihoods_are_those_of_one_mask_at_a_time(name, word_l2r):
+def test_pseudo_log_likelihoods_equal_single_masks(name, word_l2r):
     lm = plm_jax.load(golden.FOLDER / name)
     lm.vocabulary, lm.special_ids = Words(), lm.special_ids | {"mask_token_id": 36}
     before, after = lm.strategy.frame
@@ -191,7 +191,7 @@ def test_pseudo_log_likelihoods_are_those_of_one_mask_at_a_time(name, word_l2r):
     assert not np.allclose(plain, hidden)
 
 
-def test_pseudo_log_likelihoods_equal_torchs_on_bert(tmp_path):
+def test_pseudo_log_likelihoods_equal_torch_on_bert(tmp_path):
     torch = pytest.importorskip("torch")
     pytest.importorskip("transformers")
     from tests.support import theirs
@@ -218,7 +218,7 @@ def test_pseudo_log_likelihoods_equal_torchs_on_bert(tmp_path):
         assert log_likelihoods[i] == pytest.approx(float(log_probability), abs=1e-4)
 
 
-def test_a_decoder_hides_nothing():
+def test_decoder_has_no_pseudo_log_likelihoods():
     with pytest.raises(UserError, match="use `score`"):
         lm = plm_jax.load(golden.FOLDER / "gpt2")
         lm.vocabulary = Words()

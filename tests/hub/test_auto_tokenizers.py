@@ -30,7 +30,7 @@ def opened(path, **options):
 
 @pytest.mark.parametrize("kind", exports.KINDS)
 @pytest.mark.parametrize("family", exports.FAMILIES)
-def test_a_thousand_lines_have_our_ids(family, kind, folder, tmp_path):
+def test_ids_equal_on_thousand_lines(family, kind, folder, tmp_path):
     model, lines = exports.pretrained(family, kind, folder), exports.lines(1000)
     checkpoint_formats.save(str(tmp_path), model, "huggingface")
     tokenizer = opened(tmp_path)
@@ -40,7 +40,7 @@ def test_a_thousand_lines_have_our_ids(family, kind, folder, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["unigram", "piece_bpe", "cased", "roberta", "tiktoken"])
-def test_special_tokens_are_text_where_that_is_asked_for(kind, folder, tmp_path):
+def test_special_tokens_can_be_encoded_as_text(kind, folder, tmp_path):
     checkpoint_formats.save(str(tmp_path), exports.pretrained("glm_original", kind, folder), "huggingface")
     texts = ("The [MASK] of", "a</s> b", "<pad><s> [CLS]x", "<0x41> <|startofpiece|>")
     tokenizer = opened(tmp_path, split_special_tokens=True)
@@ -50,7 +50,7 @@ def test_special_tokens_are_text_where_that_is_asked_for(kind, folder, tmp_path)
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "gpt2", "llama", "t5", "bart"])
-def test_the_model_opens_beside_its_tokenizer(family, folder, tmp_path):
+def test_model_and_tokenizer_open_together(family, folder, tmp_path):
     checkpoint_formats.save(str(tmp_path), exports.pretrained(family, "unigram", folder), "huggingface")
     tokenizer, model = opened(tmp_path), transformers.AutoModel.from_pretrained(tmp_path)
     batch = tokenizer(["The state of the Union", "is strong"], padding=family not in ("gpt2", "llama"))
@@ -69,7 +69,7 @@ PUBLISHED = {
 }
 
 
-def test_an_uncased_albert_reads_capitals_and_accents_as_transformers_does(folder, tmp_path):
+def test_uncased_albert_normalizes_like_transformers(folder, tmp_path):
     checkpoint_formats.save(str(tmp_path), exports.pretrained("albert", "folded", folder), "huggingface")
     (tmp_path / "tokenizer.json").unlink()
     (tmp_path / "tokenizer_config.json").write_text("{}")
@@ -85,7 +85,7 @@ def test_an_uncased_albert_reads_capitals_and_accents_as_transformers_does(folde
 
 
 @pytest.mark.parametrize("family", PUBLISHED)
-def test_a_published_directory_gives_what_it_gave(family, folder, tmp_path):
+def test_published_directory_keeps_its_ids(family, folder, tmp_path):
     kind, names, described = PUBLISHED[family]
     model = exports.pretrained(family, kind, folder)
     checkpoint_formats.save(str(tmp_path / "theirs"), model, "huggingface")
@@ -104,7 +104,7 @@ def test_a_published_directory_gives_what_it_gave(family, folder, tmp_path):
 
 @pytest.mark.parametrize(("family", "kind"), [("gpt2", "gpt2"), ("llama", "tiktoken")])
 @pytest.mark.parametrize("texts", [1, 2])
-def test_a_classifier_of_a_decoder_reads_a_padded_batch_as_single_rows(family, kind, texts, folder, tmp_path):
+def test_decoder_classifier_ignores_padding(family, kind, texts, folder, tmp_path):
     torch = pytest.importorskip("torch")
     model = exports.pretrained(family, kind, folder)
     special_ids = {name: i for name, i in model.special_ids.items() if name.startswith(("bos", "eos", "begins"))}

@@ -110,7 +110,7 @@ def reference(tensors, tokens):
     return normed(x, of["encoder.final_layernorm.weight"]) @ of["output_layer.weight"].T
 
 
-def test_logits_are_those_of_its_arithmetic(folder, tensors):
+def test_logits_equal_reference(folder, tensors):
     lm = plm_jax.load(folder)
     rows = np.random.default_rng(0).integers(0, VOCAB, (3, 7))
     want = np.stack([reference(tensors, row) for row in rows])
@@ -120,7 +120,7 @@ def test_logits_are_those_of_its_arithmetic(folder, tensors):
     assert lm.num_parameters == sum(value.size for name, value in tensors.items() if "inv_freq" not in name)
 
 
-def test_a_round_trip_changes_no_bit_and_no_setting(folder, tmp_path):
+def test_round_trip_is_exact(folder, tmp_path):
     before = huggingface.read(str(folder))
     huggingface.write(str(tmp_path / "out"), before)
     after = huggingface.read(str(tmp_path / "out"))
@@ -128,7 +128,7 @@ def test_a_round_trip_changes_no_bit_and_no_setting(folder, tmp_path):
     assert jax.tree.all(jax.tree.map(np.array_equal, before.params, after.params))
 
 
-def test_it_is_the_glm_of_transformers_with_the_same_weights(folder, tensors):
+def test_outputs_equal_glm_of_transformers(folder, tensors):
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     config = transformers.GlmConfig(
         vocab_size=VOCAB,
@@ -187,12 +187,12 @@ def test_it_is_the_glm_of_transformers_with_the_same_weights(folder, tensors):
         (GlmFamily, {"partial_rotary_factor": 0}, "fraction 0.0"),
     ],
 )
-def test_configs_beyond_ours_are_refused(family, fields, says):
+def test_unsupported_configs_are_rejected(family, fields, says):
     with pytest.raises(UserError, match=says):
         family().to_settings(fields)
 
 
-def test_what_no_family_can_say_is_refused(tmp_path):
+def test_unsupported_settings_are_rejected(tmp_path):
     position = models.Rotary(fraction=0.5, interleaved=True, scaling=models.RotaryScaling())
     model = ChatGlmFamily().to_settings(CONFIG)
     odd = models.AttentionConfig(HEADS, HEAD_DIM, position, kv_heads=GROUPS, bias=False, out_bias=True)
@@ -201,7 +201,7 @@ def test_what_no_family_can_say_is_refused(tmp_path):
         huggingface.write(str(tmp_path), huggingface.Pretrained(model, {}))
 
 
-def test_texts_begin_with_what_the_published_tokenizers_begin_them_with(folder):
+def test_texts_begin_like_published_tokenizers(folder):
     """`[MASK]`, `[gMASK]`, `[sMASK]`, `sop` and `eop` are the ids above the file of ChatGLM2 and 3; GLM-4 lists its."""
     buffer = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(

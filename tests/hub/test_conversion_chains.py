@@ -93,7 +93,7 @@ def check(source, folder, of=ALL):
 
 
 @pytest.mark.parametrize("family", SOURCES)
-def test_every_chain_is_the_identity(family, folder, tmp_path):
+def test_conversion_chains_are_exact(family, folder, tmp_path):
     dtype = [np.float32, jnp.bfloat16, np.float16][len(family) % 3]
     model = exports.randomized(exports.pretrained(family, SOURCES[family], folder), dtype=dtype)
     source = tmp_path / "source"
@@ -107,7 +107,7 @@ def test_every_chain_is_the_identity(family, folder, tmp_path):
 
 
 @pytest.mark.parametrize(("family", "kind"), HEADS)
-def test_labels_and_problem_types_stay(family, kind, folder, tmp_path):
+def test_labels_and_problem_types_are_preserved(family, kind, folder, tmp_path):
     model = exports.pretrained(family, SOURCES[family], folder)
     head = tasks.new(kind, model.model, LABELS[kind], families.registered()[family])
     settings_ = model.model.with_task(head)
@@ -145,7 +145,7 @@ def runs(folder):
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "begun", "t5"])
-def test_texts_of_a_run_s_model_are_framed_the_same_in_every_format(name, folder, tmp_path):
+def test_texts_are_framed_equally_in_every_format(name, folder, tmp_path):
     run = runs(folder)[name]
     size = exports.SIZE + len(exports.IDS)
     run = replace(run, model=replace(run.model, embedding=replace(run.model.embedding, vocab_size=size)))
@@ -167,7 +167,7 @@ def test_texts_of_a_run_s_model_are_framed_the_same_in_every_format(name, folder
             assert all(np.array_equal(*pair) for pair in leaves)
 
 
-def test_an_elmo_stays_the_same_by_way_of_bilm_and_ours(tmp_path):
+def test_elmo_survives_bilm_and_plm_jax(tmp_path):
     shapes = registry.shapes(tiny.ELMO)
     rng = np.random.default_rng(0)
     params = jax.tree.map(lambda leaf: rng.standard_normal(leaf.shape).astype(np.float32), shapes)
@@ -196,7 +196,7 @@ def framed(tokenizers, ids):
 
 @pytest.mark.parametrize("named", [True, False])
 @pytest.mark.parametrize("frame", ["none", "template", "bert", "roberta", "sequence"])
-def test_a_tokenizer_of_others_stays_the_same_to_the_bit(frame, named, folder, tmp_path):
+def test_third_party_tokenizer_is_copied_exactly(frame, named, folder, tmp_path):
     transformers = pytest.importorskip("transformers")
     import tokenizers
 

@@ -21,7 +21,7 @@ SMALL = {"hidden_size": 6, "num_attention_heads": 2, "num_hidden_layers": 3, "in
 
 
 @pytest.mark.parametrize("name", golden.ELECTRA)
-def test_a_discriminator_and_a_generator_lack_the_other_s_head(name):
+def test_discriminator_and_generator_have_separate_heads(name):
     lm, want = plm_jax.load(golden.FOLDER / name), golden.expected(name)
     inputs = {key: want[key] for key in ("tokens", "mask", "token_types")}
     absent = {"electra": (None, "vocabulary"), "electra_generator": ("discriminator", "discriminator")}[name]
@@ -29,7 +29,7 @@ def test_a_discriminator_and_a_generator_lack_the_other_s_head(name):
         lm.logits(**inputs, head=absent[0])
 
 
-def test_settings_say_what_the_config_says():
+def test_settings_match_config():
     model = ElectraFamily().to_settings({"hidden_act": "relu"})
     assert model.discriminator == models.Discriminator("relu")
     assert model.head.transform == "gelu_exact"
@@ -37,7 +37,7 @@ def test_settings_say_what_the_config_says():
     assert ElectraFamily().to_settings({"embedding_size": 256}).embedding.embedding_size is None
 
 
-def test_a_discriminator_that_acts_otherwise_than_its_layers_is_refused(tmp_path):
+def test_discriminator_with_other_activation_is_rejected(tmp_path):
     model = replace(
         ElectraFamily().to_settings(SMALL), head=models.NoHead(), discriminator=models.Discriminator("tanh")
     )
@@ -55,7 +55,7 @@ def random_model(model):
 TOKENS = np.arange(12).reshape(2, 6)
 
 
-def test_of_a_pair_the_discriminator_is_saved(tmp_path):
+def test_discriminator_of_pair_is_saved(tmp_path):
     pair = random_model(tiny.ELECTRA)
     with pytest.warns(UserWarning, match="no place for 'generator': it is left out"):
         pair.save(tmp_path)
@@ -68,7 +68,7 @@ def test_of_a_pair_the_discriminator_is_saved(tmp_path):
     np.testing.assert_array_equal(saved.hidden_states(TOKENS), pair.hidden_states(TOKENS))
 
 
-def test_a_spanbert_is_saved_as_a_bert(tmp_path):
+def test_spanbert_is_saved_as_bert(tmp_path):
     spanbert = random_model(tiny.SPANBERT)
     with pytest.warns(UserWarning, match="no place for 'span_boundary': it is left out"):
         spanbert.save(tmp_path)
@@ -78,7 +78,7 @@ def test_a_spanbert_is_saved_as_a_bert(tmp_path):
     np.testing.assert_array_equal(saved.logits(TOKENS), spanbert.logits(TOKENS))
 
 
-def test_each_family_keeps_its_own():
+def test_each_family_keeps_its_settings():
     for name in ("bert", *golden.ELECTRA):
         kind = families.family_of(huggingface.read(golden.FOLDER / name).model).kind
         assert kind == name.removesuffix("_generator")

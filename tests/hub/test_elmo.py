@@ -66,7 +66,7 @@ def read(lm):
     return of
 
 
-def test_the_reference_outputs_are_reproduced_with_the_state_carried_on(lm, reference, read):
+def test_reference_outputs_are_reproduced_with_carried_state(lm, reference, read):
     texts, outputs = reference
     carry, compared = nn.unbox(registry.new_carry(lm.model, 3)), 0
     for number in range(10):
@@ -79,13 +79,13 @@ def test_the_reference_outputs_are_reproduced_with_the_state_carried_on(lm, refe
     assert compared > 15_000
 
 
-def test_without_the_state_they_are_not(lm, reference, read):
+def test_reference_outputs_need_the_state(lm, reference, read):
     texts, outputs = reference
     top, _ = read([texts[row][1] for row in range(3)], nn.unbox(registry.new_carry(lm.model, 3)))
     assert abs(top[0, :, 1 : len(texts[0][1].split()) + 1] - outputs[0][1]).max() > 1e-3
 
 
-def test_the_reference_vectors_of_words_are_reproduced(lm):
+def test_reference_word_vectors_are_reproduced(lm):
     words = (FOLDER / "vocab_test.txt").read_text().split()
     with h5py.File(FOLDER / "elmo_token_embeddings.hdf5", "r") as output:
         want = output["embedding"][...]
@@ -95,7 +95,7 @@ def test_the_reference_vectors_of_words_are_reproduced(lm):
     np.testing.assert_allclose(hidden[0, 0], np.concatenate([want, want], axis=1), atol=1e-5)
 
 
-def test_text_is_read_by_its_characters_known_words_or_not(lm):
+def test_unknown_words_are_read_by_characters(lm):
     characters, mask = lm.characters(["Why zzyzx", "government of the people"])
     assert characters.shape == (2, 6, 50) and mask.sum(1).tolist() == [4, 6]
     spelt = lm.hidden_states(characters, mask)
@@ -109,12 +109,12 @@ def test_text_is_read_by_its_characters_known_words_or_not(lm):
     np.testing.assert_allclose(spelt[:, :1, :4], alone, atol=1e-6)
 
 
-def test_a_pair_of_paths_is_a_model_too(lm):
+def test_pair_of_paths_loads(lm):
     jax.tree.map(np.testing.assert_array_equal, plm_jax.load(FILES).params, lm.params)
     assert lm.num_parameters == sum(leaf.size for leaf in jax.tree.leaves(registry.shapes(lm.config)))
 
 
-def test_what_is_written_is_what_was_read(lm, tmp_path):
+def test_round_trip_is_exact(lm, tmp_path):
     lm.save(tmp_path, format="bilm")
     want, got = (h5py.File(path, "r") for path in (FILES[1], tmp_path / elmo.WEIGHTS))
     names = []
@@ -127,7 +127,7 @@ def test_what_is_written_is_what_was_read(lm, tmp_path):
     assert list(plm_jax.load(tmp_path).vocabulary.encode("Why not")) == list(lm.vocabulary.encode("Why not"))
 
 
-def test_a_softmax_is_kept_and_scores_both_ways(whole, tmp_path):
+def test_softmax_is_preserved_and_scores_both_directions(whole, tmp_path):
     whole.save(tmp_path, format="bilm")
     lm = plm_jax.load(tmp_path)
     assert lm.config == whole.config
@@ -142,7 +142,7 @@ def test_a_softmax_is_kept_and_scores_both_ways(whole, tmp_path):
     np.testing.assert_array_equal(lm.logits([[1, 3]]), lm.logits(without_marks))
 
 
-def test_what_does_not_fit_is_refused(lm, whole):
+def test_invalid_inputs_are_rejected(lm, whole):
     for call, words in (
         (lambda: lm.logits([[1]]), "no vocabulary head"),
         (lambda: lm.logits([[1]], head="backward"), "no backward head"),
@@ -179,14 +179,14 @@ CNN, LSTM = (json.loads(FILES[0].read_text())[part] for part in ("char_cnn", "ls
         ({"char_cnn": CNN, "lstm": LSTM | {"dim": 63}}, r"W_0 is \(32, 256\) and not \(32, 252\)"),
     ],
 )
-def test_options_beyond_ours_and_weights_that_do_not_fit_are_refused(options, words, tmp_path):
+def test_unsupported_options_and_weights_are_rejected(options, words, tmp_path):
     shutil.copy(FILES[1], tmp_path)
     (tmp_path / "options.json").write_text(json.dumps(options))
     with pytest.raises(UserError, match=words):
         plm_jax.load(tmp_path)
 
 
-def test_missing_and_damaged_files_are_said(tmp_path):
+def test_missing_and_damaged_files_are_reported(tmp_path):
     shutil.copy(FILES[0], tmp_path)
     with pytest.raises(UserError, match=r"has 0 files …weights\.hdf5"):
         plm_jax.load(tmp_path)

@@ -30,7 +30,7 @@ def edit_tensors(folder, edit):
     save_file(tensors, folder / "model.safetensors")
 
 
-def test_a_bias_of_the_head_is_a_parameter_only_where_it_is_not_zero(folder, tmp_path):
+def test_zero_head_bias_is_no_parameter(folder, tmp_path):
     with_bias = plm_jax.load(folder)
     assert with_bias.config.head.bias and with_bias.params["head_bias"].shape == (37,)
     edit_tensors(folder, lambda tensors: tensors["final_logits_bias"].fill(0))
@@ -43,7 +43,7 @@ def test_a_bias_of_the_head_is_a_parameter_only_where_it_is_not_zero(folder, tmp
     assert huggingface.read(tmp_path / "copy").model == without.config
 
 
-def test_older_files_hold_the_table_of_tokens_more_than_once(folder):
+def test_copies_of_token_table_are_accepted(folder):
     def old(tensors):
         for stack in ("encoder", "decoder"):
             tensors[f"model.{stack}.embed_tokens.weight"] = tensors["model.shared.weight"]
@@ -60,7 +60,7 @@ def test_older_files_hold_the_table_of_tokens_more_than_once(folder):
         np.testing.assert_array_equal(got.params[name], want.params[name])
 
 
-def test_an_empty_config_means_bart_large_and_mt5_small():
+def test_empty_config_is_bart_large_and_mt5_small():
     model = BartFamily().to_settings({})
     assert (model.stack.layers, model.decoder_stack.layers, model.embedding.width) == (12, 12, 1024)
     assert (model.attention.heads, model.feed_forward.width, model.embedding.vocab_size) == (16, 4096, 50265)
@@ -81,14 +81,14 @@ def test_an_empty_config_means_bart_large_and_mt5_small():
         ("head", {"scale_by_width": True}, "head.scale_by_width = False"),
     ],
 )
-def test_settings_beyond_bart_are_refused(tmp_path, section, value, words):
+def test_settings_unsupported_by_bart_are_rejected(tmp_path, section, value, words):
     model = BartFamily().to_settings({"d_model": 6, "encoder_attention_heads": 2, "decoder_attention_heads": 2})
     model = replace(model, **{section: replace(getattr(model, section), **value)})
     with pytest.raises(UserError, match=words):
         huggingface.write(tmp_path / "out", huggingface.Pretrained(model, {}))
 
 
-def test_a_decoder_of_the_encoders_own_sizes_is_written_as_any(tmp_path):
+def test_explicit_equal_decoder_sizes_are_saved(tmp_path):
     sizes = {"d_model": 6, "encoder_layers": 1, "decoder_layers": 1, "vocab_size": 5, "encoder_ffn_dim": 4}
     model = BartFamily().to_settings(sizes | {"encoder_attention_heads": 3, "decoder_attention_heads": 2})
     params = jax.tree.map(lambda leaf: np.ones(leaf.shape, np.float32), registry.shapes(model))
@@ -106,7 +106,7 @@ def test_a_decoder_of_the_encoders_own_sizes_is_written_as_any(tmp_path):
         families.family_of(replace(Mt5Family().to_settings({}), decoder_heads=2), "t5")
 
 
-def test_a_bart_whose_heads_do_not_make_up_its_width_is_refused_and_a_t5_is_not(tmp_path):
+def test_bart_heads_must_divide_width_but_not_t5(tmp_path):
     odd = {"d_model": 6, "d_kv": 4, "num_heads": 4, "d_ff": 4, "num_layers": 1, "vocab_size": 5}
     model = Mt5Family().to_settings(odd)
     params = jax.tree.map(lambda leaf: np.ones(leaf.shape, np.float32), registry.shapes(model))
@@ -115,7 +115,7 @@ def test_a_bart_whose_heads_do_not_make_up_its_width_is_refused_and_a_t5_is_not(
 
 
 @pytest.mark.parametrize(("extra_ids", "sentinels"), [({}, 3), ({"extra_ids": 0}, 3), ({"extra_ids": 2}, 5)])
-def test_the_sentinels_of_an_mt5_are_those_of_its_file_and_those_above(extra_ids, sentinels):
+def test_mt5_counts_sentinels_in_and_above_its_file(extra_ids, sentinels):
     file = b"pieces <extra_id_2> <extra_id_1> <extra_id_0>"
     ids = Mt5Family().special_ids([file], extra_ids)
     assert ids == {"sentinels": sentinels}

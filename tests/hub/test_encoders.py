@@ -19,14 +19,14 @@ SMALL = {
 SMALL["albert"] = SMALL["roberta"] | {"embedding_size": 4}
 
 
-def test_a_group_s_blocks_are_stored_where_they_belong():
+def test_group_blocks_are_stored_in_their_tensors():
     lm = huggingface.read(golden.FOLDER / "albert")
     layout = tensor_layout.layout(FAMILIES["albert"].tensors, tensor_layout.shapes_of(lm.model), lm.model.stack.inner)
     name = "albert.encoder.albert_layer_groups.1.albert_layers.0.ffn.weight"
     assert [(piece.path, piece.index) for piece in layout[name]] == [("stack/blocks/feed_forward/up/kernel", 2)]
 
 
-def test_settings_say_what_the_config_says():
+def test_settings_match_config():
     position = FAMILIES["roberta"].to_settings({"max_position_embeddings": 40, "pad_token_id": 4}).attention.position
     assert position == models.LearnedPositions(35, offset=5, skips_padding=True)
     assert FAMILIES["roberta"].to_settings({"hidden_act": "relu"}).head.transform == "gelu_exact"
@@ -52,13 +52,13 @@ def changed(name, section, **fields):
         (changed("distilbert", "attention", bias=False), "DistilBERT.*attention.bias = True"),
     ],
 )
-def test_settings_beyond_the_families_are_refused(tmp_path, model, words):
+def test_unsupported_settings_are_rejected(tmp_path, model, words):
     with pytest.raises(UserError, match=words):
         huggingface.write(tmp_path / "out", huggingface.Pretrained(model, {}))
     assert not (tmp_path / "out").exists()
 
 
-def test_a_roberta_whose_padding_is_elsewhere_is_refused(tmp_path):
+def test_roberta_with_other_padding_id_is_rejected(tmp_path):
     """From the padding's id `transformers` would count other positions."""
     pretrained = huggingface.read(golden.FOLDER / "roberta")
     for ids in ({}, {"pad_token_id": 0}):
@@ -80,7 +80,7 @@ def test_a_roberta_whose_padding_is_elsewhere_is_refused(tmp_path):
         ("distilbert", {"activation": "gelo"}, "did you mean 'gelu'"),
     ],
 )
-def test_configs_beyond_ours_are_refused(family, config, words):
+def test_unsupported_configs_are_rejected(family, config, words):
     with pytest.raises(UserError, match=words):
         FAMILIES[family].to_settings(config)
 
@@ -92,7 +92,7 @@ def test_configs_beyond_ours_are_refused(family, config, words):
         ("distilbert", {"vocab.txt": "[CLS]\nThe\n[MASK]\n"}, {"cls_token_id": 0, "mask_token_id": 2}),
     ],
 )
-def test_a_vocabulary_travels_along_with_its_special_ids(tmp_path, name, files, ids):
+def test_vocabulary_and_special_ids_are_saved(tmp_path, name, files, ids):
     folder = shutil.copytree(golden.FOLDER / name, tmp_path / name)
     for file, content in files.items():
         (folder / file).write_text(content)
@@ -108,7 +108,7 @@ def test_a_vocabulary_travels_along_with_its_special_ids(tmp_path, name, files, 
 
 
 @pytest.mark.parametrize(("name", "file"), [("roberta", "vocab.json"), ("albert", "spiece.model")])
-def test_a_damaged_vocabulary_is_named(tmp_path, name, file):
+def test_damaged_vocabulary_is_reported(tmp_path, name, file):
     folder = shutil.copytree(golden.FOLDER / name, tmp_path / name)
     for vocabulary_file in FAMILIES[name].vocabulary_files:
         for part in FAMILIES[name].vocabulary_files[vocabulary_file]:
@@ -117,7 +117,7 @@ def test_a_damaged_vocabulary_is_named(tmp_path, name, file):
         huggingface.read(folder)
 
 
-def test_a_bert_stays_a_bert():
+def test_bert_keeps_its_family():
     """A model is saved as the family, among similar ones, that describes it completely."""
     for name in ("bert", *golden.ENCODERS):
         assert families.family_of(huggingface.read(golden.FOLDER / name).model).kind == name

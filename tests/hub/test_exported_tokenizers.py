@@ -45,7 +45,7 @@ def save(pretrained, path, run=None):
 
 
 @pytest.mark.parametrize(("family", "kind"), PAIRS)
-def test_ids_are_ours_and_are_read_again(family, kind, folder, tmp_path):
+def test_ids_equal_and_survive_loading(family, kind, folder, tmp_path):
     model, lines = exports.pretrained(family, kind, folder), exports.lines(300)
     saved = save(model, tmp_path / "saved")
     want = exports.encode(kind, folder, lines)
@@ -61,7 +61,7 @@ def test_ids_are_ours_and_are_read_again(family, kind, folder, tmp_path):
 
 
 @pytest.mark.parametrize("kind", exports.KINDS)
-def test_any_text_has_our_ids(kind, folder):
+def test_ids_of_random_texts_equal(kind, folder):
     """Special tokens, too, where the library is told to take them as text; marks beyond the first of a character are
     not read by it as by SentencePiece, if that normalises.
     """
@@ -129,14 +129,14 @@ def test_texts_are_framed_as_in_training(family, single, pair, types, folder, tm
 
 @pytest.mark.parametrize("kind", ["unigram", "piece_bpe", "nfkc", "cased", "roberta"])
 @pytest.mark.parametrize("text", ["The [MASK] of the Union", "[MASK] is strong.", "The state [MASK], and so on"])
-def test_a_prompt_with_a_blank_is_what_we_make_of_it(kind, text, folder, tmp_path):
+def test_prompt_with_blank_has_equal_ids(kind, text, folder, tmp_path):
     tokenizer = save(exports.pretrained("bert", kind, folder), tmp_path)
     lm = plm_jax.load(tmp_path)
     mask = tokenizer.id_to_token(lm.special_ids["mask_token_id"])
     assert template(tokenizer, text.replace("[MASK]", mask))[0] == lm.strategy.encode(text)
 
 
-def test_sentinels_are_where_t5_has_them(folder, tmp_path):
+def test_sentinels_have_ids_of_t5(folder, tmp_path):
     tokenizer = save(exports.pretrained("t5", "unigram", folder), tmp_path)
     size, lm = exports.SIZE + exports.SENTINELS, plm_jax.load(tmp_path)
     assert [tokenizer.token_to_id(f"<extra_id_{k}>") for k in range(exports.SENTINELS)] == [
@@ -148,7 +148,7 @@ def test_sentinels_are_where_t5_has_them(folder, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bert", "t5", "electra", "bart", "glm"])
-def test_the_demo_s_models_have_our_ids_there(name, tmp_path):
+def test_demo_models_have_equal_ids(name, tmp_path):
     run = demo.RUNS[name]()
     section = replace(run.vocabulary, spec=f"sentencepiece:{tmp_path}/v.model", train_size=1024)
     training.train(exports.corpus("sotu", 1500), section)
@@ -170,7 +170,7 @@ def test_the_demo_s_models_have_our_ids_there(name, tmp_path):
         assert (token and tokenizer.token_to_id(token)) == getattr(section, special)
 
 
-def test_what_hugging_face_cannot_say_is_refused_before_anything_is_written(folder, tmp_path):
+def test_unsupported_vocabulary_is_rejected_before_writing(folder, tmp_path):
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(exports.texts()),
@@ -188,7 +188,7 @@ def test_what_hugging_face_cannot_say_is_refused_before_anything_is_written(fold
     checkpoint_formats.save(str(tmp_path / "ours"), refused, "plm_jax")
 
 
-def test_other_ids_are_refused_with_the_text(folder, monkeypatch, tmp_path):
+def test_differing_ids_are_rejected_with_the_text(folder, monkeypatch, tmp_path):
     """Should a rule of a vocabulary not be theirs."""
     model = exports.pretrained("gpt2", "unigram", folder)
 
@@ -203,7 +203,7 @@ def test_other_ids_are_refused_with_the_text(folder, monkeypatch, tmp_path):
     assert not (tmp_path / "saved").exists()
 
 
-def test_a_special_id_that_text_becomes_is_no_special_token(folder, tmp_path):
+def test_special_id_of_text_is_no_special_token(folder, tmp_path):
     """Some fine-tuned GPT-2s use `!`, token 0, for padding; it remains a token of text."""
     model = exports.pretrained("gpt2", "roberta", folder)
     dot = exports.encode("roberta", folder, (".",))[0][0]
@@ -215,7 +215,7 @@ def test_a_special_id_that_text_becomes_is_no_special_token(folder, tmp_path):
         save(framed, tmp_path / "framed")
 
 
-def test_a_trained_unigram_model_cuts_alike_wherever_equal_places_stand(folder):
+def test_unigram_ties_are_broken_equally(folder):
     """Sums of its scores are exact in SentencePiece's float32, so that no rounding decides between them."""
     spec, _, _ = exports.vocabulary("unigram", folder)
     rng = random.Random(0)
@@ -241,7 +241,7 @@ def test_a_trained_unigram_model_cuts_alike_wherever_equal_places_stand(folder):
         ("folded", {"do_lower_case": False, "keep_accents": True}, False),
     ],
 )
-def test_an_albert_folds_text_as_its_files_say(kind, described, lower, folder, tmp_path):
+def test_albert_normalizes_as_configured(kind, described, lower, folder, tmp_path):
     save(exports.pretrained("albert", kind, folder), tmp_path / "theirs")
     (tmp_path / "theirs" / "tokenizer.json").unlink()
     (tmp_path / "theirs" / "tokenizer_config.json").write_text(json.dumps(described))
@@ -253,7 +253,7 @@ def test_an_albert_folds_text_as_its_files_say(kind, described, lower, folder, t
     assert list(plm_jax.load(tmp_path / "ours").vocabulary.encode("Élite State")) == want
 
 
-def test_accents_that_would_be_read_otherwise_are_told(folder, tmp_path):
+def test_ambiguous_accents_are_reported(folder, tmp_path):
     save(exports.pretrained("albert", "folded", folder), tmp_path)
     described, path = json.loads((tmp_path / "tokenizer_config.json").read_text()), tmp_path / "tokenizer_config.json"
     assert (described["do_lower_case"], described["keep_accents"]) == (True, False)
@@ -265,7 +265,7 @@ def test_accents_that_would_be_read_otherwise_are_told(folder, tmp_path):
         plm_jax.load(tmp_path)
 
 
-def test_a_run_with_folded_text_is_an_albert_that_folds_text(folder, tmp_path):
+def test_run_with_normalized_text_is_saved_as_albert(folder, tmp_path):
     model = exports.pretrained("albert", "folded", folder)
     section = config.VocabularyConfig(model.vocabulary, lowercase=True, **exports.IDS)
     run = replace(demo.bert(), model=model.model, vocabulary=section)

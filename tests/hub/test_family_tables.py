@@ -39,7 +39,7 @@ def heads(name, model):
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize(("name", "config"), SMALL)
-def test_the_table_names_every_number_of_the_model_once(name, config, tied):
+def test_table_covers_every_parameter_once(name, config, tied):
     family = families.registered()[name]
     for model in heads(name, family.to_settings({"vocab_size": 5, "tie_word_embeddings": tied, **config})):
         shapes = tensor_layout.shapes_of(model)
@@ -106,7 +106,7 @@ FIELDS = [
 
 
 @pytest.mark.parametrize(("name", "config"), FIELDS)
-def test_settings_survive_the_way_to_config_json_and_back(name, config):
+def test_settings_survive_config_json_round_trip(name, config):
     family = families.registered()[name]
     model, written = family.to_settings(config), family.to_config(family.to_settings(config))
     assert {key: written[key] for key in config} == config

@@ -44,7 +44,7 @@ def assert_same(got, want):
         assert got[name].tobytes() == array.tobytes(), name
 
 
-def test_what_we_write_the_library_reads_and_what_it_writes_we_read(tmp_path):
+def test_files_are_compatible_with_safetensors(tmp_path):
     want = tensors()
     write(tmp_path / "ours", want)
     assert [path.name for path in (tmp_path / "ours").iterdir()] == ["model.safetensors"]
@@ -55,7 +55,7 @@ def test_what_we_write_the_library_reads_and_what_it_writes_we_read(tmp_path):
         assert_same(read(tmp_path / folder), want)
 
 
-def test_every_tensor_begins_where_its_type_may(tmp_path):
+def test_tensors_are_aligned(tmp_path):
     write(tmp_path, tensors())
     data = (tmp_path / "model.safetensors").read_bytes()
     length = int.from_bytes(data[:8], "little")
@@ -65,7 +65,7 @@ def test_every_tensor_begins_where_its_type_may(tmp_path):
             assert entry["data_offsets"][0] % {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}[entry["dtype"]] == 0, name
 
 
-def test_slices_of_the_first_axis(tmp_path):
+def test_slices_of_first_axis(tmp_path):
     want = tensors()["stacked/of layers bfloat16"]
     write(tmp_path, {"a": want, "b": want})
     with files.opened(str(tmp_path)) as stored:
@@ -75,7 +75,7 @@ def test_slices_of_the_first_axis(tmp_path):
         assert [part.shape for part in stored["b"].parts()] == [(4, 5)] * 3
 
 
-def test_equal_tensors(tmp_path):
+def test_equality_of_tensors(tmp_path):
     one = np.arange(24, dtype=np.float32).reshape(6, 4)
     other = one.copy()
     other[-1, -1] += 1
@@ -86,7 +86,7 @@ def test_equal_tensors(tmp_path):
         assert stored["scalar"].equals(stored["scalar"])
 
 
-def test_shards_hold_what_the_limit_says_in_order_and_a_larger_tensor_is_alone(tmp_path):
+def test_shards_respect_size_limit_and_order(tmp_path):
     sizes = {"a": 10, "b": 20, "c": 11, "huge": 200, "d": 1}
     want = {name: np.full(size, i, np.float32) for i, (name, size) in enumerate(sizes.items())}
     write(tmp_path, want, shard_bytes=4 * 30)
@@ -101,7 +101,7 @@ def test_shards_hold_what_the_limit_says_in_order_and_a_larger_tensor_is_alone(t
     assert_same(read(tmp_path), want)
 
 
-def test_weights_that_were_there_are_gone(tmp_path):
+def test_old_weights_are_removed(tmp_path):
     want = {"new": np.ones(3, np.float32)}
     write(tmp_path, {name: np.zeros(30, np.float32) for name in "abc"}, shard_bytes=4 * 30)
     write(tmp_path, want)
@@ -113,7 +113,7 @@ def test_weights_that_were_there_are_gone(tmp_path):
     assert not (tmp_path / "model.safetensors").exists()
 
 
-def test_one_part_is_read_at_a_time(tmp_path):
+def test_parts_are_read_one_at_a_time(tmp_path):
     """The writer asks for the next part only when the one before is in the file."""
     written = []
 
@@ -128,7 +128,7 @@ def test_one_part_is_read_at_a_time(tmp_path):
     np.testing.assert_array_equal(read(tmp_path)["a"][:, 0], [0, 1, 2])
 
 
-def test_a_write_that_fails_leaves_nothing(tmp_path):
+def test_failed_write_leaves_no_file(tmp_path):
     def parts():
         yield np.zeros(4, np.float32)
         raise KeyboardInterrupt
@@ -138,7 +138,7 @@ def test_a_write_that_fails_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_in_a_bucket_only_what_is_asked_for_is_read(monkeypatch):
+def test_bucket_reads_only_requested_bytes(monkeypatch):
     folder, want = "memory://bucket/model", tensors()
     write(folder, want, shard_bytes=200)
     assert_same(read(folder), want)
@@ -174,7 +174,7 @@ RIGHT = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
         (2).to_bytes(8, "little") + b"[]",
     ],
 )
-def test_a_damaged_file_is_named(tmp_path, data):
+def test_damaged_file_is_reported(tmp_path, data):
     (tmp_path / "model.safetensors").write_bytes(header_of(RIGHT))
     assert read(tmp_path)["a"].tolist() == [0, 0]
     (tmp_path / "model.safetensors").write_bytes(data)
@@ -184,14 +184,14 @@ def test_a_damaged_file_is_named(tmp_path, data):
 
 
 @pytest.mark.parametrize("name", files.PICKLES)
-def test_a_pickle_is_never_loaded_and_the_line_says_how_to_be_rid_of_it(tmp_path, name):
+def test_pickle_is_rejected_with_conversion_command(tmp_path, name):
     (tmp_path / name).write_bytes(b"cos\nsystem\n(S'touch owned'\ntR.")
     with pytest.raises(UserError, match=r"holds a pickle.*python -c") as error:
         read(tmp_path)
     assert "\n" not in str(error.value)
 
 
-def test_the_command_that_the_line_gives_makes_safetensors_of_pickles(tmp_path):
+def test_conversion_command_writes_safetensors(tmp_path):
     torch = pytest.importorskip("torch")
     want = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(2, np.float16)}
     shared = torch.tensor(want["a"])
@@ -228,7 +228,7 @@ FORBIDDEN = {
 
 
 @pytest.mark.parametrize("change", FORBIDDEN.values(), ids=FORBIDDEN)
-def test_what_the_format_forbids_is_refused_as_its_library_does(tmp_path, change):
+def test_invalid_headers_are_rejected_like_in_safetensors(tmp_path, change):
     entry = {"dtype": "F32", "shape": [2]}
     header = {"a": entry | {"data_offsets": [0, 8]}, "b": entry | {"data_offsets": [8, 16]}}
     path, body = tmp_path / "model.safetensors", np.arange(5, dtype=np.float32).tobytes()
@@ -249,7 +249,7 @@ def test_what_the_format_forbids_is_refused_as_its_library_does(tmp_path, change
         load_file(path)
 
 
-def test_a_name_may_not_come_twice(tmp_path):
+def test_duplicate_names_are_rejected(tmp_path):
     entry = b'"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}'
     header = b"{" + entry + b"," + entry + b"}"
     (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
@@ -265,7 +265,7 @@ def test_a_name_may_not_come_twice(tmp_path):
         ("model-00002-of-00002.safetensors", "'a' is not in the file that it lists"),
     ],
 )
-def test_an_index_leads_nowhere_else_and_says_where_a_tensor_is(tmp_path, shard, says):
+def test_index_with_wrong_paths_is_rejected(tmp_path, shard, says):
     write(tmp_path, {"a": np.ones(3, np.float32), "b": np.ones(3, np.float32)}, shard_bytes=12)
     assert read(tmp_path).keys() == {"a", "b"}
     (tmp_path.parent / "elsewhere").mkdir(exist_ok=True)
@@ -277,7 +277,7 @@ def test_an_index_leads_nowhere_else_and_says_where_a_tensor_is(tmp_path, shard,
         read(tmp_path)
 
 
-def test_a_tensor_is_in_one_shard_only(tmp_path):
+def test_tensor_in_two_shards_is_rejected(tmp_path):
     write(tmp_path, {"a": np.ones(3, np.float32), "b": np.ones(3, np.float32)}, shard_bytes=12)
     both = {"a": np.zeros(3, np.float32), "b": np.ones(3, np.float32)}
     save_file(both, tmp_path / "model-00002-of-00002.safetensors")

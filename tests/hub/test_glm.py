@@ -126,7 +126,7 @@ def write(folder, family, tensors=None, **changes):
 
 
 @families
-def test_logits_are_those_of_the_reference_and_what_is_saved_is_the_same_to_the_bit(family, tmp_path):
+def test_logits_equal_reference_and_saving_is_exact(family, tmp_path):
     tensors = tensors_of(family)
     lm = plm_jax.load(write(tmp_path / "theirs", family))
     assert lm.num_parameters == sum(leaf.size for leaf in jax.tree.leaves(our_params(family, tensors)))
@@ -149,14 +149,14 @@ def test_logits_are_those_of_the_reference_and_what_is_saved_is_the_same_to_the_
     assert (before.model, before.special_ids) == (after.model, after.special_ids)
 
 
-def test_the_names_of_the_first_repository_lack_a_prefix(tmp_path):
+def test_names_without_prefix_are_read(tmp_path):
     tensors = {name.removeprefix("glm."): tensor for name, tensor in tensors_of("glm").items()}
     got = huggingface.read(str(write(tmp_path / "a", "glm", tensors))).params
     want = our_params("glm", tensors_of("glm"))
     jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
-def test_a_head_of_its_own_is_kept(tmp_path):
+def test_untied_head_is_preserved(tmp_path):
     tensors = tensors_of("chatglm")
     tensors["lm_head.weight"] = tensors["lm_head.weight"] + 1
     read = huggingface.read(str(write(tmp_path / "a", "chatglm", tensors)))
@@ -167,7 +167,7 @@ def test_a_head_of_its_own_is_kept(tmp_path):
     assert all(np.array_equal(again[name], tensors[name]) for name in tensors)
 
 
-def test_later_models_of_the_same_type_are_not_taken_for_these():
+def test_later_models_of_same_type_are_distinguished():
     assert GlmOriginalFamily().reads(CONFIGS["glm"]) and ChatGlm6BFamily().reads(CONFIGS["chatglm"])
     assert not GlmOriginalFamily().reads({"model_type": "glm", "num_hidden_layers": 40})
     assert not ChatGlm6BFamily().reads({"model_type": "chatglm", "num_layers": 28, "seq_length": 8192})
@@ -185,12 +185,12 @@ def test_later_models_of_the_same_type_are_not_taken_for_these():
         ("chatglm", {"quantization_bit": 4}, "quantization_bit is 4"),
     ],
 )
-def test_what_cannot_be_read_is_said(family, changes, says, tmp_path):
+def test_unsupported_configs_are_rejected(family, changes, says, tmp_path):
     with pytest.raises(UserError, match=says):
         plm_jax.load(write(tmp_path / "a", family, **changes))
 
 
-def test_a_model_whose_heads_none_of_these_can_have_is_still_saved_as_its_own(tmp_path):
+def test_other_heads_are_saved_in_own_family(tmp_path):
     """Heads of three dimensions, which rotary_2d cannot turn."""
     model = models.DecoderConfig(
         embedding=models.EmbeddingConfig(VOCAB, 9),

@@ -57,7 +57,7 @@ SMALL_BERT = {"hidden_size": 6, "num_attention_heads": 2, "num_hidden_layers": 3
 SMALL_T5 = {"d_model": 6, "num_heads": 2, "num_layers": 3, "num_decoder_layers": 2}
 
 
-def test_query_key_and_value_are_the_thirds_of_the_fused_tensor():
+def test_fused_tensor_splits_into_query_key_value():
     params = huggingface.read(golden.FOLDER / "gpt2").params
     fused = load_file(golden.FOLDER / "gpt2" / "model.safetensors")["transformer.h.1.attn.c_attn.weight"]
     parts = [params["stack"]["blocks"]["attention"][name]["kernel"][1] for name in ("query", "key", "value")]
@@ -92,7 +92,7 @@ def head_stored_twice(folder):
 
 
 @pytest.mark.parametrize("change", [shard, bare, head_stored_twice])
-def test_other_ways_to_store_the_same_model(folder, change):
+def test_alternative_formats_load_equally(folder, change):
     change(folder)
     got, want = huggingface.read(folder), huggingface.read(golden.FOLDER / "gpt2")
     assert got.model == want.model
@@ -123,7 +123,7 @@ def t5_without_shared(tensors):
 
 
 @pytest.mark.parametrize(("name", "change"), [("bert", old_bert), ("t5", old_t5), ("t5", t5_without_shared)])
-def test_older_files_of_the_same_model(tmp_path, name, change):
+def test_old_files_load_equally(tmp_path, name, change):
     folder = shutil.copytree(golden.FOLDER / name, tmp_path / name)
     edit_tensors(folder, change)
     got, want = huggingface.read(folder), huggingface.read(golden.FOLDER / name)
@@ -134,7 +134,7 @@ def test_older_files_of_the_same_model(tmp_path, name, change):
 @pytest.mark.parametrize(
     ("name", "copy"), [("bert", "cls.predictions.decoder.bias"), ("t5", "decoder.embed_tokens.weight")]
 )
-def test_a_copy_that_is_none_is_refused(tmp_path, name, copy):
+def test_differing_copy_is_rejected(tmp_path, name, copy):
     folder = shutil.copytree(golden.FOLDER / name, tmp_path / name)
     edit_tensors(folder, old_bert if name == "bert" else old_t5)
     edit_tensors(folder, lambda tensors: tensors.update({copy: tensors[copy] + 1}))
@@ -150,7 +150,7 @@ def test_a_copy_that_is_none_is_refused(tmp_path, name, copy):
         (("cls.", "bert.pooler"), False, models.NoHead()),
     ],
 )
-def test_the_settings_have_the_heads_that_the_file_holds(tmp_path, absent, head, pooler):
+def test_heads_follow_the_tensors(tmp_path, absent, head, pooler):
     folder = shutil.copytree(golden.FOLDER / "bert", tmp_path / "bert")
     edit_tensors(folder, lambda tensors: [tensors.pop(name) for name in list(tensors) if name.startswith(absent)])
     read = huggingface.read(folder)
@@ -160,7 +160,7 @@ def test_the_settings_have_the_heads_that_the_file_holds(tmp_path, absent, head,
     assert_same(load_file(folder / "model.safetensors"), load_file(tmp_path / "copy" / "model.safetensors"))
 
 
-def test_a_fine_tuned_head_is_left_out_with_a_word(tmp_path):
+def test_fine_tuned_head_is_ignored_with_warning(tmp_path):
     folder = shutil.copytree(golden.FOLDER / "bert", tmp_path / "bert")
     edit_tensors(folder, lambda tensors: tensors.update({"classifier.bias": np.zeros(3, np.float32)}))
     with pytest.warns(UserWarning, match=r"left out: classifier\.bias"):
@@ -176,12 +176,12 @@ def test_a_fine_tuned_head_is_left_out_with_a_word(tmp_path):
         ({"tie_word_embeddings": False, "scale_decoder_outputs": True}, False, True),
     ],
 )
-def test_what_a_t5_config_says_of_its_head(config, tied, scaled):
+def test_head_settings_of_t5_config(config, tied, scaled):
     assert T5Family().to_settings(config).head == models.VocabularyHead(tied, scale_by_width=scaled)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64])
-def test_other_floats_become_float32(folder, dtype):
+def test_other_float_types_become_float32(folder, dtype):
     want = jax.tree.map(lambda x: x.astype(dtype).astype(np.float32), huggingface.read(folder).params)
     edit_tensors(folder, lambda tensors: tensors.update({k: v.astype(dtype) for k, v in tensors.items()}))
     got = huggingface.read(folder).params
@@ -189,7 +189,7 @@ def test_other_floats_become_float32(folder, dtype):
     assert {leaf.dtype for leaf in jax.tree.leaves(got)} == {np.dtype(np.float32)}
 
 
-def test_a_distinct_head_unties(folder):
+def test_distinct_head_is_untied(folder):
     head = np.random.default_rng(0).normal(size=(61, 24)).astype(np.float32)
     edit_tensors(folder, lambda tensors: tensors.update({"lm_head.weight": head}))
     pretrained = huggingface.read(folder)
@@ -197,7 +197,7 @@ def test_a_distinct_head_unties(folder):
     np.testing.assert_array_equal(pretrained.params["head"], head)
 
 
-def test_the_vocabulary_travels_along(folder, tmp_path):
+def test_vocabulary_is_saved_with_the_model(folder, tmp_path):
     (folder / "vocab.json").write_text("{}")
     assert huggingface.read(folder).vocabulary is None
     (folder / "merges.txt").write_text("#version")
@@ -208,7 +208,7 @@ def test_the_vocabulary_travels_along(folder, tmp_path):
     assert huggingface.read(tmp_path / "copy").vocabulary.startswith(f"bpe:{tmp_path}/copy/")
 
 
-def test_tensors_that_do_not_fit_are_all_named_in_one_line(folder):
+def test_all_mismatched_tensors_are_reported_in_one_line(folder):
     def edit(tensors):
         del tensors["transformer.h.1.mlp.c_fc.bias"]
         tensors["transformer.h.2.ln_1.weight"] = tensors["transformer.h.1.ln_1.weight"]
@@ -227,17 +227,17 @@ def test_tensors_that_do_not_fit_are_all_named_in_one_line(folder):
     )
 
 
-def test_a_long_list_of_misfits_is_cut(folder):
+def test_long_list_of_mismatches_is_truncated(folder):
     edit_config(folder, n_layer=9)
     assert_refused(folder, "missing: transformer.h.2.attn.c_attn.bias", "and 79 more")
 
 
-def test_an_untied_model_without_its_head_is_refused(folder):
+def test_untied_model_without_head_is_rejected(folder):
     edit_config(folder, tie_word_embeddings=False)
     assert_refused(folder, "missing: lm_head.weight")
 
 
-def test_damaged_and_missing_files_are_named(folder):
+def test_damaged_and_missing_files_are_reported(folder):
     weights, whole = folder / "model.safetensors", (folder / "model.safetensors").read_bytes()
     for content in (whole[:-10], whole[:100], b"", b"garbage " * 9):
         weights.write_bytes(content)
@@ -271,7 +271,7 @@ def test_damaged_and_missing_files_are_named(folder):
         ({"layer_norm_epsilon": "small"}, ["layer_norm_epsilon is 'small'", "number"]),
     ],
 )
-def test_settings_beyond_ours_are_refused(folder, fields, words):
+def test_unsupported_settings_are_rejected(folder, fields, words):
     edit_config(folder, **fields)
     assert_refused(folder, *words)
 
@@ -286,7 +286,7 @@ def test_settings_beyond_ours_are_refused(folder, fields, words):
         ("feed_forward", {"bias": False}, "feed_forward.bias"),
     ],
 )
-def test_settings_beyond_gpt2_are_refused_before_anything_is_written(tmp_path, section, value, word):
+def test_settings_unsupported_by_gpt2_are_rejected_before_writing(tmp_path, section, value, word):
     model = Gpt2Family().to_settings({})
     model = replace(model, **{section: replace(getattr(model, section), **value)})
     with pytest.raises(UserError, match=word):
@@ -295,7 +295,7 @@ def test_settings_beyond_gpt2_are_refused_before_anything_is_written(tmp_path, s
 
 
 @pytest.mark.parametrize("activation", sorted(set(ACTIVATIONS.values())))
-def test_settings_survive_the_way_to_config_json_and_back(activation):
+def test_settings_survive_config_json_round_trip(activation):
     model = Gpt2Family().to_settings(
         {
             "vocab_size": 11,
@@ -338,7 +338,7 @@ def test_settings_survive_the_way_to_config_json_and_back(activation):
         ),
     ],
 )
-def test_settings_beyond_bert_and_t5_are_refused(tmp_path, model, section, value, words):
+def test_settings_unsupported_by_bert_and_t5_are_rejected(tmp_path, model, section, value, words):
     model = replace(model, **{section: replace(getattr(model, section), **value)})
     with pytest.raises(UserError, match=words):
         huggingface.write(tmp_path / "out", huggingface.Pretrained(model, {}))
@@ -357,7 +357,7 @@ def test_settings_beyond_bert_and_t5_are_refused(tmp_path, model, section, value
         (T5Family, {"dropout_rate": "0.1"}, "dropout_rate is '0.1'"),
     ],
 )
-def test_configs_of_bert_and_t5_beyond_ours_are_refused(family, config, word):
+def test_unsupported_configs_of_bert_and_t5_are_rejected(family, config, word):
     with pytest.raises(UserError, match=word):
         family().to_settings(config)
 
@@ -370,7 +370,7 @@ def test_configs_of_bert_and_t5_beyond_ours_are_refused(family, config, word):
         ("t5", "sentencepiece:spiece.model", {"extra_ids": 7}, {"sentinels": 7}),
     ],
 )
-def test_the_vocabulary_of_bert_and_t5_travels_along_with_its_special_ids(tmp_path, name, spec, tokenizer, ids):
+def test_vocabulary_and_special_ids_of_bert_and_t5_are_saved(tmp_path, name, spec, tokenizer, ids):
     folder, (scheme, file) = shutil.copytree(golden.FOLDER / name, tmp_path / name), spec.split(":")
     (folder / file).write_text("[MASK]\n[CLS]\nword\n")
     (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
@@ -383,14 +383,14 @@ def test_the_vocabulary_of_bert_and_t5_travels_along_with_its_special_ids(tmp_pa
     assert copy.special_ids == pretrained.special_ids
 
 
-def test_an_empty_config_means_gpt2_small():
+def test_empty_config_is_gpt2_small():
     model = Gpt2Family().to_settings({})
     assert (model.stack.layers, model.embedding.width, model.attention.heads) == (12, 768, 12)
     assert (model.feed_forward.width, model.attention.position.length) == (3072, 1024)
     assert model.head.tied and model.initializer == models.InitializerConfig(0.02, shrink_residual=True)
 
 
-def test_a_remote_directory_is_read_and_written_where_it_is(folder):
+def test_remote_directory_is_read_and_written_in_place(folder):
     for path in folder.iterdir():
         storage.write(f"memory://bucket/theirs/{path.name}", path.read_bytes())
     want, got = huggingface.read(folder), huggingface.read("memory://bucket/theirs")
@@ -402,7 +402,7 @@ def test_a_remote_directory_is_read_and_written_where_it_is(folder):
 
 @pytest.mark.parametrize("name", golden.ALL)
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
-def test_opened_a_model_keeps_the_types_and_the_bits_that_it_has(name, dtype, tmp_path):
+def test_opened_model_keeps_stored_types(name, dtype, tmp_path):
     """Norms in float32 beside the rest in another type, and shards, on the way through ours and back."""
     folder = shutil.copytree(golden.FOLDER / name, tmp_path / name)
 
@@ -422,14 +422,14 @@ def test_opened_a_model_keeps_the_types_and_the_bits_that_it_has(name, dtype, tm
     assert_same(huggingface.read(tmp_path / "copy").params, huggingface.read(folder).params)
 
 
-def test_config_json_has_the_type_of_the_weights(folder, tmp_path):
+def test_config_json_records_weight_type(folder, tmp_path):
     edit_tensors(folder, lambda tensors: tensors.update({k: v.astype(np.float16) for k, v in tensors.items()}))
     with huggingface.opened(folder) as pretrained:
         huggingface.write(tmp_path / "copy", pretrained)
     assert json.loads((tmp_path / "copy" / "config.json").read_text())["dtype"] == "float16"
 
 
-def test_only_what_is_asked_for_is_read_from_the_files(folder, monkeypatch):
+def test_only_requested_tensors_are_read(folder, monkeypatch):
     asked = []
     monkeypatch.setattr(
         files.StoredTensor, "_read", lambda self, row, shape: asked.append(self.name) or np.zeros(shape, self.dtype)
@@ -460,7 +460,7 @@ def several(monkeypatch):
     monkeypatch.setattr(Family, "choices", {family.kind: family for family in in_order})
 
 
-def test_of_several_families_the_one_that_fits_is_taken_and_of_equals_the_first(several):
+def test_first_supporting_family_is_chosen(several):
     model = Gpt2Family().to_settings({})
     assert families.family_of(model).kind == "gpt2"
     assert families.family_of(replace(model, norm=models.NormConfig(0.5))).kind == "gpt2"
@@ -469,7 +469,7 @@ def test_of_several_families_the_one_that_fits_is_taken_and_of_equals_the_first(
     assert families.family_of(BertFamily().to_settings({})).kind == "bert"
 
 
-def test_a_model_goes_back_to_the_family_that_it_came_from_if_it_still_fits(several, folder, tmp_path):
+def test_model_keeps_its_family_if_supported(several, folder, tmp_path):
     edit_config(folder, model_type="sibling")
     plm_jax.load(folder).save(tmp_path / "copy")
     assert json.loads((tmp_path / "copy" / "config.json").read_text())["model_type"] == "sibling"
@@ -477,12 +477,12 @@ def test_a_model_goes_back_to_the_family_that_it_came_from_if_it_still_fits(seve
     assert families.family_of(Gpt2Family().to_settings({}), preferred="bert").kind == "gpt2"
 
 
-def test_where_none_fits_the_nearest_is_named(several):
+def test_nearest_family_is_reported(several):
     with pytest.raises(UserError, match=r"GPT-2 cannot hold .*norm\.kind = layer; .*format plm_jax"):
         families.family_of(replace(Gpt2Family().to_settings({}), norm=models.NormConfig(kind="rms")))
 
 
-def test_where_there_is_no_family_of_the_kind_that_is_said(monkeypatch):
+def test_missing_family_is_reported(monkeypatch):
     monkeypatch.setattr(families, "PUBLISHED", ())
     monkeypatch.setattr(Family, "choices", {"bert": BertFamily})
     with pytest.raises(UserError, match="no family for a model of kind 'decoder': save it in format plm_jax"):
@@ -511,14 +511,14 @@ ODD = [
 
 @pytest.mark.parametrize("model", ODD)
 @pytest.mark.parametrize("family", families.registered().values(), ids=lambda family: family.kind)
-def test_every_family_says_of_any_model_of_its_kind_what_does_not_fit(family, model):
+def test_every_family_reports_unsupported_settings(family, model):
     if family.base.kind == model.kind:
         unsupported = families.unsupported_settings(family, model)
         assert all(isinstance(setting, str) for setting in unsupported)
 
 
 @pytest.mark.parametrize("name", ["head_stored_twice", "in shards"])
-def test_a_head_of_its_own_is_told_from_a_copy_in_shards_too(folder, name):
+def test_untied_head_is_detected_across_shards(folder, name):
     table = load_file(folder / "model.safetensors")["transformer.wte.weight"]
     other = table + (name == "in shards")
     edit_tensors(folder, lambda tensors: tensors.update({"lm_head.weight": other}))
@@ -532,7 +532,7 @@ GOLDEN = ("gpt2", "bert", "t5", "bart", "roberta", "electra", "albert", "distilb
 
 
 @pytest.mark.parametrize("name", GOLDEN)
-def test_a_config_without_a_model_type_is_read_by_its_architectures_or_its_tensors(name, tmp_path):
+def test_missing_model_type_is_inferred(name, tmp_path):
     folder = shutil.copytree(golden.FOLDER / name, tmp_path / name)
     want, path = huggingface.read(str(folder)), folder / "config.json"
     config = json.loads(path.read_text())
@@ -547,7 +547,7 @@ def test_a_config_without_a_model_type_is_read_by_its_architectures_or_its_tenso
         assert (got.model, got.family) == (want.model, want.family)
 
 
-def test_a_config_without_a_model_type_that_nothing_tells_is_one_line(tmp_path):
+def test_unknown_model_type_is_one_line_error(tmp_path):
     folder = shutil.copytree(golden.FOLDER / "bert", tmp_path / "bert")
     config = json.loads((folder / "config.json").read_text())
     del config["model_type"]

@@ -80,13 +80,13 @@ def test_golden_outputs_are_reproduced(name):
         assert got == [[token for token in row if token >= 0] for row in rows.tolist()]
 
 
-def test_what_is_golden_has_what_makes_it_hard():
+def test_golden_models_have_unusual_settings():
     configs = {name: huggingface.read(golden.FOLDER / name).model for name in ("albert", "t5")}
     assert configs["albert"].stack == models.StackConfig(4, groups=2, inner=2)
     assert not configs["t5"].head.tied and not configs["t5"].head.scale_by_width
 
 
-def test_the_golden_t5_is_an_mt5_too(tmp_path):
+def test_golden_t5_loads_as_mt5(tmp_path):
     """The golden T5 has mT5's settings: gated tanh GELU, untied, not scaled."""
     folder, (inputs, want, _) = shutil.copytree(golden.FOLDER / "t5", tmp_path / "mt5"), outputs_of("t5")
     fields = json.loads((folder / "config.json").read_text())
@@ -95,7 +95,7 @@ def test_the_golden_t5_is_an_mt5_too(tmp_path):
 
 
 @pytest.mark.parametrize("name", golden.ALL)
-def test_a_round_trip_changes_no_bit_and_no_setting(name, tmp_path):
+def test_round_trip_is_exact(name, tmp_path):
     before = huggingface.read(golden.FOLDER / name)
     huggingface.write(tmp_path / "copy", before)
     after = huggingface.read(tmp_path / "copy")
@@ -278,7 +278,7 @@ UNUSED = {"bert": "cls.predictions.bias", "roberta": "lm_head.bias", "albert": "
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.architecture}-{case.name}")
-def test_outputs_are_equal_and_what_we_save_opens_there(case, theirs, tmp_path):
+def test_outputs_equal_transformers_before_and_after_saving(case, theirs, tmp_path):
     model = theirs.make(case.architecture, case.untied, **case.fields)
     if case.has_bias:
         model.final_logits_bias.normal_()
@@ -318,7 +318,7 @@ def test_outputs_are_equal_and_what_we_save_opens_there(case, theirs, tmp_path):
         ("ElectraModel", False, models.NoHead()),
     ],
 )
-def test_a_file_with_some_of_the_heads_gives_those(architecture, head, pooler, theirs, tmp_path):
+def test_partial_heads_are_loaded(architecture, head, pooler, theirs, tmp_path):
     model = theirs.make(architecture)
     model.save_pretrained(tmp_path / "theirs")
     lm = plm_jax.load(tmp_path / "theirs")
@@ -342,9 +342,7 @@ def test_a_file_with_some_of_the_heads_gives_those(architecture, head, pooler, t
         ("BartForSequenceClassification", "classification_head.dense.bias"),
     ],
 )
-def test_the_stack_of_a_fine_tuned_model_loads_and_a_head_of_no_class_is_named_as_left_out(
-    architecture, left_out, theirs, tmp_path
-):
+def test_fine_tuned_model_loads_without_unknown_head(architecture, left_out, theirs, tmp_path):
     model = theirs.make(architecture)
     model.save_pretrained(tmp_path)
     path = tmp_path / "config.json"
@@ -357,7 +355,7 @@ def test_the_stack_of_a_fine_tuned_model_loads_and_a_head_of_no_class_is_named_a
 
 
 @pytest.mark.parametrize("architecture", [GPT2, LLAMA, GLM, GPT1, BART])
-def test_the_bare_model_in_shards_loads(architecture, theirs, tmp_path):
+def test_sharded_bare_model_loads(architecture, theirs, tmp_path):
     model = theirs.make(architecture, **({} if architecture == BART else {"tie_word_embeddings": True}))
     model.base_model.save_pretrained(tmp_path, max_shard_size="4KB")
     assert (tmp_path / "model.safetensors.index.json").exists()
@@ -366,7 +364,7 @@ def test_the_bare_model_in_shards_loads(architecture, theirs, tmp_path):
     assert_same_outputs(lm, *theirs.run(model))
 
 
-def test_older_files_of_llama_say_their_positions_otherwise(theirs, tmp_path):
+def test_old_llama_config_is_read(theirs, tmp_path):
     model = theirs.make(LLAMA, rope_parameters=SCALED)
     model.save_pretrained(tmp_path)
     path = tmp_path / "config.json"
@@ -387,7 +385,7 @@ def until(ends, row):
 
 @pytest.mark.parametrize("ends", [[3], [7, 24, 3]])
 @pytest.mark.parametrize("beams", [1, 2, 4])
-def test_continuations_of_a_decoder_are_equal(beams, ends, theirs, tmp_path):
+def test_decoder_continuations_equal_transformers(beams, ends, theirs, tmp_path):
     torch = pytest.importorskip("torch")
     model = theirs.make(GPT2, n_positions=40)
     model.save_pretrained(tmp_path)
@@ -412,7 +410,7 @@ def test_continuations_of_a_decoder_are_equal(beams, ends, theirs, tmp_path):
 
 
 @pytest.mark.parametrize("beams", [1, 3])
-def test_answers_of_an_encoder_decoder_are_equal(beams, theirs, tmp_path):
+def test_encoder_decoder_answers_equal_transformers(beams, theirs, tmp_path):
     torch = pytest.importorskip("torch")
     model = theirs.make(BART, max_position_embeddings=40)
     model.save_pretrained(tmp_path)

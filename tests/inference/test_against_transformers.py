@@ -165,7 +165,7 @@ def peers(request, tmp_path_factory):
     return Peers(model, plm_jax.load(folder), draw)
 
 
-def test_half_of_the_answers_end_early_at_different_lengths(peers):
+def test_half_of_the_answers_end_early(peers):
     """Else the other tests would prove little."""
     lengths = [len(row) for row in peers.check()]
     assert PROMPTS / 4 < sum(length < NEW for length in lengths) < PROMPTS * 3 / 4
@@ -173,12 +173,12 @@ def test_half_of_the_answers_end_early_at_different_lengths(peers):
 
 
 @pytest.mark.parametrize("constraints", CONSTRAINTS[1:], ids=str)
-def test_greedy_answers_are_equal(peers, constraints):
+def test_greedy_answers_equal_transformers(peers, constraints):
     peers.check(**usable(peers, constraints))
 
 
 @pytest.mark.parametrize("number", range(len(BEAMS)), ids=lambda i: str(BEAMS[i]))
-def test_beams_are_equal(peers, number):
+def test_beams_equal_transformers(peers, number):
     for constraints in ({}, CONSTRAINTS[1:][number % (len(CONSTRAINTS) - 1)]):
         peers.check(**BEAMS[number], **usable(peers, constraints))
 

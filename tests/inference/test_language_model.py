@@ -94,7 +94,7 @@ def test_importing_the_package_imports_no_jax():
         _ = plm_jax.lode
 
 
-def test_what_a_loaded_model_says_about_itself(lm):
+def test_attributes_of_loaded_model(lm):
     assert isinstance(lm, plm_jax.LanguageModel)
     assert isinstance(lm.config, models.DecoderConfig) and lm.config.stack.layers == 2
     assert lm.run is None
@@ -103,19 +103,19 @@ def test_what_a_loaded_model_says_about_itself(lm):
     assert lm.num_parameters == by_hand
 
 
-def test_the_parameters_apply_to_the_plain_module(lm):
+def test_parameters_apply_to_the_module(lm):
     tokens = golden.expected("gpt2")["tokens"]
     np.testing.assert_allclose(lm.model.apply({"params": lm.params}, tokens), lm.logits(tokens), atol=1e-5)
 
 
-def test_no_mask_means_that_all_tokens_are_real(lm):
+def test_missing_mask_means_all_tokens_are_real(lm):
     tokens = golden.expected("gpt2")["tokens"]
     for outputs in (lm.logits, lm.hidden_states):
         np.testing.assert_array_equal(outputs(tokens), outputs(tokens, np.ones_like(tokens)))
         assert outputs(tokens.tolist()).dtype == np.float32
 
 
-def test_the_last_hidden_state_is_what_the_head_reads(lm):
+def test_last_hidden_state_is_input_of_the_head(lm):
     tokens = golden.expected("gpt2")["tokens"]
     last = lm.hidden_states(tokens)[-1]
     np.testing.assert_allclose(last @ lm.params["token_embedding"].T, lm.logits(tokens), atol=1e-5)
@@ -138,7 +138,7 @@ def test_the_last_hidden_state_is_what_the_head_reads(lm):
         ([[None]], None, "tokens are not integers"),
     ],
 )
-def test_inputs_that_do_not_fit_are_refused(lm, tokens, mask, words):
+def test_invalid_inputs_are_rejected(lm, tokens, mask, words):
     for outputs in (lm.logits, lm.hidden_states):
         with pytest.raises(UserError, match=words):
             outputs(tokens, mask)
@@ -162,7 +162,7 @@ def test_inputs_that_do_not_fit_are_refused(lm, tokens, mask, words):
         ("t5", {"decoder_tokens": [[1]], "decoder_mask": [[1], [1, 1]]}, "decoder_mask have rows of different lengths"),
     ],
 )
-def test_inputs_of_another_architecture_are_refused(name, inputs, words):
+def test_inputs_of_other_architectures_are_rejected(name, inputs, words):
     model = plm_jax.load(golden.FOLDER / name)
     for outputs in (model.logits, model.hidden_states):
         with pytest.raises(UserError, match=words):
@@ -178,12 +178,12 @@ def test_inputs_of_another_architecture_are_refused(name, inputs, words):
         ("bert", "sentence_pairs", "no head 'sentence_pairs': did you mean 'sentence_pair'"),
     ],
 )
-def test_heads_that_a_model_lacks_are_refused(name, head, words):
+def test_missing_heads_are_rejected(name, head, words):
     with pytest.raises(UserError, match=words):
         plm_jax.load(golden.FOLDER / name).logits([[1]], head=head)
 
 
-def test_an_encoder_alone_has_hidden_states_but_no_logits():
+def test_encoder_without_heads_has_only_hidden_states():
     whole = plm_jax.load(golden.FOLDER / "bert")
     alone = replace(whole.config, head=models.NoHead(), pooler=models.NoHead())
     heads = ("head_bias", "head_transform", "head_norm", "pooler", "classifier")
@@ -195,7 +195,7 @@ def test_an_encoder_alone_has_hidden_states_but_no_logits():
             features.logits([[1, 2]], head=head)
 
 
-def test_padding_may_go_beyond_the_positions(lm):
+def test_padding_may_exceed_positions(lm):
     tokens, mask = np.ones((1, 40), int), np.arange(40)[None] >= 8
     np.testing.assert_allclose(lm.logits(tokens, mask)[:, 8:], lm.logits(tokens[:, 8:]), atol=1e-5)
 
@@ -236,7 +236,7 @@ def test_prompts_that_are_neither_texts_nor_ids_are_rejected(values, message):
         inputs.prompts(values)
 
 
-def test_ids_are_answered_by_an_encoder_decoder_without_a_vocabulary():
+def test_encoder_decoder_answers_ids_without_vocabulary():
     lm = plm_jax.load(golden.FOLDER / "t5")
     assert lm.special_ids["eos_token_id"] == 1
     (answer,) = lm.generate([[5, 6, 7, 1]], max_new_tokens=4)
@@ -245,7 +245,7 @@ def test_ids_are_answered_by_an_encoder_decoder_without_a_vocabulary():
     assert best[: len(answer)] == answer and (len(answer) == 4 or best[len(answer)] == 1)
 
 
-def test_beams_reach_the_decoder():
+def test_beam_options_reach_the_decoder():
     lm = plm_jax.load(golden.FOLDER / "gpt2_unusual")
     lm.vocabulary, want = Letters(), golden.expected("gpt2_unusual")
     prompt = lm.vocabulary.decode(want["tokens"][0])
@@ -262,7 +262,7 @@ def test_sampling_arguments_reach_the_decoder(lm):
     assert greedy == lm.generate(["HELLO"], max_new_tokens=9, temperature=3.0, top_p=1e-9)
 
 
-def test_the_run_says_how_to_decode_where_nothing_else_does(make_workdir):
+def test_decoding_defaults_come_from_the_run(make_workdir):
     pretrained = plm_jax.load(golden.FOLDER / "gpt2")
     run = run_of(pretrained.config)
     how = config.DecodingConfig(num_beams=3, max_new_tokens=7, no_repeat_ngram_size=2)
@@ -281,7 +281,7 @@ def test_the_run_says_how_to_decode_where_nothing_else_does(make_workdir):
         lm.generate(prompts, temperature=1.0)
 
 
-def test_answers_end_before_what_they_stop_at(lm):
+def test_answers_end_before_stop_strings(lm):
     free = lm.generate("HELLO", max_new_tokens=9)[0]
     stop = free[3:5]
     assert lm.generate("HELLO", max_new_tokens=9, stop_strings=[stop]) == [free[: free.index(stop)]]
@@ -292,13 +292,13 @@ def test_answers_end_before_what_they_stop_at(lm):
         assert stop not in text
 
 
-def test_answers_begin_with_what_they_are_to(lm):
+def test_answers_begin_with_forced_prefix(lm):
     (text,) = lm.generate("HELLO", max_new_tokens=6, forced_prefix=" WE")
     assert text == " WE" + lm.generate("HELLO WE", max_new_tokens=3)[0]
     assert lm.generate("HELLO", max_new_tokens=6, forced_prefix=lm.vocabulary.encode(" WE")) == [text]
 
 
-def test_an_empty_prompt_starts_from_the_beginning_token_and_else_from_the_end_token(lm):
+def test_empty_prompt_starts_from_bos_or_eos(lm):
     tokens = decoding.generate(lm.model, lm.params, [[3], [13]], max_new_tokens=5, eos_ids=[13])
     assert lm.generate([""], max_new_tokens=5) == [lm.vocabulary.decode(tokens[0])]
     del lm.special_ids["bos_token_id"]
@@ -309,7 +309,7 @@ BOS, GMASK, SOP = 3, 20, 21
 
 
 @pytest.mark.parametrize("begin", [("bos",), ("gmask", "sop")])
-def test_prompts_begin_as_the_texts_of_training_did(begin, make_workdir, tmp_path):
+def test_prompts_begin_like_training_texts(begin, make_workdir, tmp_path):
     """In a run and wherever it is saved; also an empty one."""
     pretrained = plm_jax.load(golden.FOLDER / "gpt2")
     run = run_of(pretrained.config)
@@ -331,7 +331,7 @@ def test_prompts_begin_as_the_texts_of_training_did(begin, make_workdir, tmp_pat
         assert lm.generate(["HELLO", ""], max_new_tokens=5) == [letters.decode(tokens) for tokens in want]
 
 
-def test_a_run_s_empty_prompt_starts_from_what_it_learnt_from_alone(make_workdir):
+def test_empty_prompt_of_run_starts_from_trained_ids(make_workdir):
     """The model never read its bos; without an eos, nothing separated its documents."""
     pretrained = plm_jax.load(golden.FOLDER / "gpt2")
     lm = plm_jax.load(make_workdir(pretrained, run_of(pretrained.config)))
@@ -344,14 +344,14 @@ def test_a_run_s_empty_prompt_starts_from_what_it_learnt_from_alone(make_workdir
         lm.generate([""])
 
 
-def test_an_end_token_within_the_prompt_does_not_hide_the_continuation(lm):
+def test_end_token_in_prompt_keeps_continuation(lm):
     assert lm.generate(["A-B"], max_new_tokens=5)[0] == lm.vocabulary.decode(
         decoding.generate(lm.model, lm.params, [lm.vocabulary.encode("A-B")], max_new_tokens=5, eos_ids=[13])[0]
     )
     assert lm.vocabulary.encode("-") == [13]
 
 
-def test_without_a_vocabulary_text_is_refused():
+def test_text_without_vocabulary_is_rejected():
     with pytest.raises(UserError, match=r"vocab\.json"):
         plm_jax.load(golden.FOLDER / "gpt2").generate(["a"], max_new_tokens=1)
 
@@ -360,7 +360,7 @@ def test_without_a_vocabulary_text_is_refused():
 OF_RUN = {"bos_token_id": 3, "eos_token_id": 13, "ends_with": [], "separator_token_id": 13}
 
 
-def test_a_run_directory_and_its_checkpoints_load(workdir):
+def test_run_directory_and_checkpoints_load(workdir):
     tokens = golden.expected("gpt2")["tokens"]
     want = plm_jax.load(golden.FOLDER / "gpt2").logits(tokens)
     for path in (workdir, workdir / "checkpoints" / "7"):
@@ -382,7 +382,7 @@ def write_vocabulary(workdir):
     (workdir / "vocabulary" / "m.txt").write_text("#version: 0.2\n")
 
 
-def test_a_run_s_vocabulary_is_the_one_in_its_directory_and_is_saved_along(workdir, tmp_path):
+def test_vocabulary_of_run_directory_is_used_and_saved(workdir, tmp_path):
     write_vocabulary(workdir)
     plm_jax.load(workdir / "checkpoints" / "7").save(tmp_path / "saved")
     for ours, theirs in VOCABULARY.items():
@@ -401,7 +401,7 @@ def test_a_run_s_vocabulary_is_the_one_in_its_directory_and_is_saved_along(workd
         ("bert", "", ["El"], [6, 8]),
     ],
 )
-def test_the_case_of_a_run_s_vocabulary_is_saved_along(name, kind, upper, want, make_workdir, tmp_path):
+def test_case_of_vocabulary_is_saved(name, kind, upper, want, make_workdir, tmp_path):
     """A cased vocabulary of lower-case text cannot be recognized by the letters of vocab.txt."""
     pretrained = plm_jax.load(golden.FOLDER / name)
     section = config.VocabularyConfig(
@@ -428,12 +428,12 @@ def test_the_case_of_a_run_s_vocabulary_is_saved_along(name, kind, upper, want, 
     perplexity.check_vocabulary(*asked, vocabularies.identity(lm.vocabulary), "prepare")
 
 
-def test_a_hugging_face_directory_within_a_run_is_one(workdir):
+def test_hugging_face_directory_inside_run_loads(workdir):
     export = shutil.copytree(golden.FOLDER / "gpt2", workdir / "export" / "gpt2")
     assert plm_jax.load(export).run is None
 
 
-def test_saved_models_load_again(lm, tmp_path):
+def test_saved_models_load(lm, tmp_path):
     lm.save(tmp_path / "saved")
     tokens = golden.expected("gpt2")["tokens"]
     np.testing.assert_array_equal(plm_jax.load(tmp_path / "saved").logits(tokens), lm.logits(tokens))
@@ -441,7 +441,7 @@ def test_saved_models_load_again(lm, tmp_path):
         lm.save(tmp_path / "saved", format="hugingface")
 
 
-def test_paths_without_a_model_are_refused(tmp_path):
+def test_paths_without_model_are_rejected(tmp_path):
     with pytest.raises(UserError, match="nowhere does not exist"):
         plm_jax.load(tmp_path / "nowhere")
     with pytest.raises(UserError, match=r"no config\.json"):
@@ -451,7 +451,7 @@ def test_paths_without_a_model_are_refused(tmp_path):
         plm_jax.load(tmp_path)
 
 
-def test_the_public_names_of_the_package_are_there():
+def test_public_names_exist():
     assert {getattr(plm_jax, name).__name__ for name in plm_jax.__all__ if name != "__version__"} == {
         "LanguageModel",
         "evaluate",

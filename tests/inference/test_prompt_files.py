@@ -22,7 +22,7 @@ class Repeating:
         return [[text] * number for text in texts] if number > 1 else texts
 
 
-def test_answers_come_in_the_order_of_prompts_and_all_batches_have_one_size():
+def test_answers_keep_order_and_batches_have_one_size():
     lm, prompts = Repeating(), list("abcdefg")
     answered = list(prompt_files.answer(lm, prompts, 3, 5))
     assert answered == [(prompt, [f"{prompt}!"]) for prompt in prompts]
@@ -32,7 +32,7 @@ def test_answers_come_in_the_order_of_prompts_and_all_batches_have_one_size():
     assert lm.sizes[-1] == 1
 
 
-def test_a_prompt_is_a_line_and_so_are_its_answers(tmp_path):
+def test_prompts_and_answers_are_lines(tmp_path):
     (tmp_path / "in.txt").write_bytes("one\r\nzwei ü\u2028drei".encode())
     prompts = prompt_files.read(str(tmp_path / "in.txt"))
     assert prompts == ["one", "zwei ü\u2028drei"]
@@ -46,7 +46,7 @@ def test_a_prompt_is_a_line_and_so_are_its_answers(tmp_path):
     ("data", "words"),
     [(b"", "is empty: expected one prompt"), (b"a\n \n", r"in\.txt:2 is blank"), (b"\xff", "is not UTF-8")],
 )
-def test_what_holds_no_prompts_is_said(data, words, tmp_path):
+def test_invalid_prompt_files_are_rejected(data, words, tmp_path):
     (tmp_path / "in.txt").write_bytes(data)
     with pytest.raises(UserError, match=words):
         prompt_files.read(str(tmp_path / "in.txt"))

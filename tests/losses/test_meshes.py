@@ -47,7 +47,7 @@ def ours(head, batch, chunk):
 
 @pytest.mark.parametrize("rows", [8, 3])  # 3 divides by no axis, nor does a vocabulary of 31.
 @pytest.mark.parametrize("sizes", MESHES, ids=str)
-def test_value_and_gradients_are_those_of_all_logits(sizes, rows):
+def test_value_and_gradients_equal_full_logits(sizes, rows):
     head, batch = arrays(rows, VOCAB if rows == 8 else 31)
     want = jax.value_and_grad(plain)(head, batch)
 
@@ -60,7 +60,7 @@ def test_value_and_gradients_are_those_of_all_logits(sizes, rows):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=2e-5), got, want)
 
 
-def test_a_use_that_knows_no_whole_tables_has_the_gradient_too():
+def test_gradient_without_gathered_tables():
     head, batch = arrays(8, VOCAB)
 
     def by_array(matrix):

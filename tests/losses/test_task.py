@@ -67,7 +67,7 @@ def nll(logits, label):
 
 
 @pytest.mark.parametrize("kind", HEADS)
-def test_each_loss_is_its_formula_over_what_counts(kind):
+def test_losses_equal_formula(kind):
     module, params = build(kind)
     batch, loss = batch_of(kind), losses.get("task")
     output = np.asarray(output_of(module, params, batch), np.float64)
@@ -102,7 +102,7 @@ SIDES = ((0, "span_starts"), (1, "span_ends"))
 
 
 @pytest.mark.parametrize("kind", ["classes", "choice"])
-def test_a_language_model_is_learnt_beside_it_in_the_mean_over_texts(kind):
+def test_auxiliary_language_model_is_mean_over_texts(kind):
     module, params = build(kind, tiny.MODEL)
     batch = batch_of(kind)
     targets = np.roll(batch["tokens"], -1, axis=-1)
@@ -150,7 +150,7 @@ def test_labels_may_be_smoothed():
     ],
     ids=["choice", "tags"],
 )
-def test_a_mesh_changes_neither_values_nor_gradients(model, head, lm):
+def test_mesh_keeps_values_and_gradients(model, head, lm):
     module, rng = registry.build(model.with_task(head)), np.random.default_rng(1)
     draw = lambda leaf: jnp.asarray(rng.normal(size=leaf.shape).astype(np.float32) / 4)  # noqa: E731
     params = jax.tree.map(draw, registry.shapes(module.model))

@@ -123,7 +123,7 @@ def stepped(kind, microbatches=1, devices=1):
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_each_term_is_its_own_mean_whatever_the_parts_of_the_batch(kind):
+def test_terms_are_means_for_any_microbatches(kind):
     want, want_gradient = stepped(kind)
     for name, value in by_hand(kind, batch_of(kind)).items():
         np.testing.assert_allclose(want[name], value, rtol=2e-6, err_msg=name)
@@ -143,7 +143,7 @@ def test_each_term_is_its_own_mean_whatever_the_parts_of_the_batch(kind):
             np.testing.assert_allclose(actual[name], want[name], **tolerance, err_msg=name)
 
 
-def test_sums_over_batches_are_those_of_all_their_rows():
+def test_sums_over_batches_equal_sums_over_rows():
     """Pairs are as many in each half, targets are not."""
     module, params, loss = build("masked_lm")
     whole = batch_of("masked_lm")
@@ -157,7 +157,7 @@ def test_sums_over_batches_are_those_of_all_their_rows():
         np.testing.assert_allclose(actual[name], value, rtol=1e-6, err_msg=name)
 
 
-def test_a_term_that_counts_nothing_has_no_mean():
+def test_term_without_weight_has_no_mean():
     loss = losses.MaskedLMLoss()
     metrics = {"masked_lm": {"nll": 6.0}, "pair": {"pair_accuracy": 0.0}}
     actual = losses.LossSums({"masked_lm": 6.0, "pair": 0.0}, metrics, {"masked_lm": 2.0, "pair": 0.0})
@@ -228,7 +228,7 @@ def user_classes():
         del choice.choices[choice.kind]
 
 
-def test_a_users_objective_trains_by_a_users_loss(user_classes):
+def test_user_objective_trains_with_user_loss(user_classes):
     objective, _ = user_classes
     run = dataclasses.replace(tiny.PLAIN, objective=objective(temperature=3.0))
     assert config.from_dict(config.to_dict(run)) == run
@@ -253,7 +253,7 @@ def test_a_users_objective_trains_by_a_users_loss(user_classes):
             np.testing.assert_allclose(metrics[name], value, rtol=1e-5, err_msg=name)
 
 
-def test_a_users_term_is_added_where_a_batch_asks_for_it(user_classes):
+def test_user_term_is_added_if_batch_has_its_inputs(user_classes):
     _, head = user_classes
     _, params, loss = build("masked_lm")
     module = registry.build(dataclasses.replace(tiny.BERT, heads=(("size", head()),)))
@@ -267,7 +267,7 @@ def test_a_users_term_is_added_where_a_batch_asks_for_it(user_classes):
     assert "norm" not in loss.weights(module, batch)
 
 
-def test_a_head_that_no_term_of_a_batch_trains_is_found(user_classes):
+def test_untrained_head_is_detected(user_classes):
     _, head = user_classes
     _, _, loss = build("masked_lm")
     batch = batch_of("masked_lm")
@@ -283,7 +283,7 @@ def test_a_head_that_no_term_of_a_batch_trains_is_found(user_classes):
     assert untrained_heads(loss, registry.build(tiny.ELECTRA), batch_of("replaced_token")) == []
 
 
-def test_heads_that_name_no_loss_or_the_same_are_told(user_classes):
+def test_invalid_losses_of_heads_are_rejected(user_classes):
     _, head = user_classes
 
     @dataclass(frozen=True)
@@ -301,7 +301,7 @@ def test_heads_that_name_no_loss_or_the_same_are_told(user_classes):
             losses.MaskedLMLoss().weights(module, batch_of("masked_lm"))
 
 
-def test_a_loss_that_is_not_there_is_told():
+def test_unknown_loss_is_rejected():
     with pytest.raises(UserError, match=r"there is no loss 'masked'.*masked_lm"):
         losses.get("masked")
     with pytest.raises(UserError, match=r"loss 'masked_lm' has no setting 'smoothing'.*label_smoothing"):
@@ -309,14 +309,14 @@ def test_a_loss_that_is_not_there_is_told():
 
 
 @pytest.mark.parametrize("kind", objectives.Objective.choices)
-def test_every_objective_names_a_loss_with_the_fields_that_it_gives(kind):
+def test_every_objective_has_a_matching_loss(kind):
     objective = objectives.Objective.choices[kind]()
     loss = losses.get(objective.loss, **objective.loss_settings)
     assert all(getattr(loss, name) == value for name, value in objective.loss_settings.items())
     assert objective.targets and set(objective.architectures) <= ModelConfig.choices.keys()
 
 
-def test_a_users_loss_may_have_fields_of_any_type():
+def test_user_loss_may_have_fields_of_any_type():
     @dataclasses.dataclass(frozen=True)
     class Scaled(losses.Loss):
         kind = "scaled_by_a_function"

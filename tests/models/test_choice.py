@@ -57,13 +57,13 @@ def taken(run, attention, platform, queries, keys):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_published_model_takes_a_flash_kernel(family):
+def test_every_published_model_uses_a_flash_kernel(family):
     chosen = kernels(family)
     assert chosen["tpu"] == (set() if family == "elmo" else {"flash"})
     assert chosen["cuda"] <= {"flash", "cudnn"} and bool(chosen["cuda"]) == (family != "elmo")
 
 
-def test_the_docs_say_which():
+def test_docs_list_the_kernels():
     table = {}
     for family in FAMILIES:
         names = (sorted(kernels(family)[platform]) for platform in ("tpu", "cuda"))

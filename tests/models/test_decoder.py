@@ -86,19 +86,19 @@ def reach(module, params, tokens, query, **kwargs):
     return jnp.any(gradient[tokens[0]], axis=-1)
 
 
-def test_a_position_depends_on_itself_and_all_before_it_and_on_nothing_after():
+def test_positions_depend_on_past_and_themselves():
     tokens = jnp.arange(5, 13)[None]
     for query in range(8):
         assert reach(*initial(small()), tokens, query).tolist() == [position <= query for position in range(8)]
 
 
-def test_a_token_sees_its_own_segment_only():
+def test_tokens_attend_within_their_segment():
     tokens, segments = jnp.arange(5, 13)[None], jnp.array([[1, 1, 1, 2, 2, 2, 2, 0]])
     reached = reach(*initial(small()), tokens, 5, segment_ids=segments)
     assert reached.tolist() == [False] * 3 + [True] * 3 + [False] * 2
 
 
-def test_padding_is_not_seen_and_the_positions_skip_it():
+def test_padding_is_masked_and_skipped_by_positions():
     module, params = initial(small())
     tokens = tokens_of(batch=1, length=5)
     alone = logits(module, params, tokens)
@@ -114,7 +114,7 @@ def extend(module, variables, tokens, mask, positions, cache_index):
 
 
 @pytest.mark.parametrize("chunks", [(1,) * 8, (5, 1, 1, 1), (3, 5)])
-def test_incremental_decoding_equals_the_full_pass(chunks):
+def test_incremental_decoding_equals_full_pass(chunks):
     module, params = initial(small(attention=replace(small().attention, scale_by_inverse_depth=True, kv_heads=1)))
     tokens = tokens_of()
     mask = jnp.ones_like(tokens).at[1, :3].set(0)
@@ -130,13 +130,13 @@ def test_incremental_decoding_equals_the_full_pass(chunks):
     np.testing.assert_allclose(got[mask == 1], full[mask == 1], atol=1e-4)
 
 
-def test_a_cache_needs_positions():
+def test_cache_needs_positions():
     module, params = initial(small())
     with pytest.raises(ValueError, match="positions"):
         module.apply({"params": params}, tokens_of(), mask=jnp.ones((2, 8)), cache_index=0, mutable=["cache"])
 
 
-def test_heads_that_share_keys_and_values_are_heads_with_repeated_ones():
+def test_shared_heads_equal_repeated_heads():
     attention = models.AttentionConfig(heads=6, head_dim=2, kv_heads=2, position=models.LearnedPositions(POSITIONS))
     shared, params = initial(small(attention=attention))
     flat = flax.traverse_util.flatten_dict(params, sep="/")
@@ -152,12 +152,12 @@ def test_heads_that_share_keys_and_values_are_heads_with_repeated_ones():
 
 
 @pytest.mark.parametrize("kv_heads", [0, 4])
-def test_heads_are_shared_evenly(kv_heads):
+def test_heads_must_be_shared_evenly(kv_heads):
     with pytest.raises(UserError, match="divisor of the 6 heads"):
         models.AttentionConfig(heads=6, head_dim=2, kv_heads=kv_heads, position=models.NoPositions())
 
 
-def test_scanned_and_unrolled_blocks_agree_with_dropout_on():
+def test_scanned_and_unrolled_blocks_agree_with_dropout():
     model = with_dropout(embedding=0.2, attention=0.2, residual=0.2)
     (scanned, params), (unrolled, same) = initial(model), initial(replace(model, scan_layers=False))
     assert jax.tree.all(jax.tree.map(jnp.array_equal, params, same))
@@ -171,7 +171,7 @@ def gradients(module, params):
     return jax.grad(lambda p: jnp.square(trained_logits(module, p, tokens_of())).mean())(params)
 
 
-def test_what_is_recomputed_changes_no_gradient():
+def test_remat_keeps_gradients():
     model = with_dropout(embedding=0.2, attention=0.2, residual=0.2)
     module, params = initial(model)
     expected = gradients(module, params)
@@ -187,7 +187,7 @@ def test_remat_is_in_the_program(remat, recomputes):
     assert ("remat" in str(program)) == recomputes
 
 
-def test_dropout_is_off_unless_training_and_its_masks_follow_the_key():
+def test_dropout_only_in_training_and_by_key():
     module, params = initial(with_dropout(embedding=0.3, attention=0.3, residual=0.3))
     plain = logits(initial(small())[0], params, tokens_of())
     np.testing.assert_array_equal(logits(module, params, tokens_of()), plain)
@@ -206,7 +206,7 @@ def test_embedding_dropout_zeroes_its_share_and_scales_the_rest():
     assert abs(1 - is_kept.mean() - rate) < 4 * (rate * (1 - rate) / is_kept.size) ** 0.5
 
 
-def test_residual_dropout_falls_on_both_sub_layers_and_differs_between_layers():
+def test_residual_dropout_differs_between_layers():
     rate = 0.5
     module, params = initial(with_dropout(residual=rate))
     embedded, (first, second) = stream(module, params, tokens_of(batch=64, length=16))
@@ -216,7 +216,7 @@ def test_residual_dropout_falls_on_both_sub_layers_and_differs_between_layers():
     assert abs((untouched[0] & untouched[1]).mean() - rate**4) < tolerance
 
 
-def test_attention_dropout_of_everything_leaves_a_token_alone():
+def test_full_attention_dropout_isolates_tokens():
     module, params = initial(with_dropout(attention=1.0))
     tokens = tokens_of(batch=1)
     changed = tokens.at[0, 0].set((tokens[0, 0] + 1) % VOCAB)
@@ -224,7 +224,7 @@ def test_attention_dropout_of_everything_leaves_a_token_alone():
     assert same.tolist() == [False] + [True] * 7
 
 
-def test_initialisers_have_their_published_spread():
+def test_initializers_have_published_spread():
     layers, width = 8, 64
     model = models.DecoderConfig(
         embedding=models.EmbeddingConfig(500, width),
@@ -257,13 +257,13 @@ def test_initialisers_have_their_published_spread():
     assert not np.array_equal(query[0], query[1])
 
 
-def test_residual_projections_keep_the_common_spread_unless_asked():
+def test_residual_projections_keep_spread_by_default():
     flat = flax.traverse_util.flatten_dict(initial(small(layers=8))[1], sep="/")
     leaf = flat["stack/blocks/feed_forward/down/kernel"]
     assert abs(leaf.std() / 0.3 - 1) < 4 / (2 * leaf.size) ** 0.5
 
 
-def test_bfloat16_activations_give_float32_logits_near_the_exact_ones():
+def test_bfloat16_activations_give_accurate_float32_logits():
     module, params = initial(small())
     exact = logits(module, params, tokens_of())
     rounded = logits(Decoder(small(), dtype=jnp.bfloat16), params, tokens_of())

@@ -35,7 +35,7 @@ families = pytest.mark.parametrize("family", MODELS)
 
 
 @pytest.mark.parametrize("family", ["llama", "chatglm", "gpt1"])  # Windows: below.
-def test_a_position_depends_on_nothing_after_it(family):
+def test_positions_depend_on_nothing_after_them(family):
     tokens = jnp.arange(5, 13)[None]
     for query in range(8):
         assert reach(*initial(MODELS[family]), tokens, query).tolist() == [position <= query for position in range(8)]
@@ -53,7 +53,7 @@ def test_padding_on_either_side_changes_nothing(family):
 
 
 @families
-def test_incremental_decoding_equals_the_full_pass(family):
+def test_incremental_decoding_equals_full_pass(family):
     module, params = initial(MODELS[family])
     tokens = tokens_of()
     mask = jnp.ones_like(tokens).at[1, :3].set(0)
@@ -70,7 +70,7 @@ def test_incremental_decoding_equals_the_full_pass(family):
 
 
 @families
-def test_texts_that_share_a_cache_are_as_if_each_had_its_own(family):
+def test_shared_cache_equals_separate_caches(family):
     """Two that begin alike and go on otherwise: their tokens take slots in turn, of which each sees its own."""
     module, params = initial(MODELS[family])
     begin, branches = tokens_of(batch=1, length=4), tokens_of(1, batch=2, length=3)
@@ -97,7 +97,7 @@ def test_texts_that_share_a_cache_are_as_if_each_had_its_own(family):
 
 
 @pytest.mark.parametrize(("windows", "scan"), [((0, 3), False), ((1, 2, 4), True)])
-def test_a_stack_of_windows_reaches_as_far_as_their_bands_multiplied(windows, scan):
+def test_stacked_windows_reach_product_of_bands(windows, scan):
     model = small(layers=3, attention=replace(LEARNED, windows=windows), scan_layers=scan)
     distance = np.arange(8)[:, None] - np.arange(8)
     want = np.eye(8)
@@ -110,7 +110,7 @@ def test_a_stack_of_windows_reaches_as_far_as_their_bands_multiplied(windows, sc
 
 
 @pytest.mark.parametrize(("kernel", "causal"), [("xla", True), ("xla", False), ("flash", True), ("flash", False)])
-def test_a_window_is_the_brute_force_band(kernel, causal):
+def test_window_equals_brute_force_band(kernel, causal):
     length, windows = 150, (0, 5, 140)
     arrays, distance = inputs(length, length, 2), np.arange(length)[:, None] - np.arange(length)
     context = Context(causal=causal, windows=windows).with_kernel(kernel, length, length)
@@ -122,7 +122,7 @@ def test_a_window_is_the_brute_force_band(kernel, causal):
         np.testing.assert_allclose(run(jnp.int32(depth), *arrays), want, atol=1e-5)
 
 
-def test_flash_has_the_gradients_of_plain_windows():
+def test_flash_gradients_equal_plain_windows():
     """Recomputing all but products: the choice of a kernel must not lose what was kept for the backward pass."""
     attention = models.AttentionConfig(2, 8, models.NoPositions(), windows=(0, 9))
     model = small(layers=3, attention=attention, remat="dots")
@@ -135,14 +135,14 @@ def test_flash_has_the_gradients_of_plain_windows():
     jax.tree.map(partial(np.testing.assert_allclose, atol=2e-5), gradient("flash"), gradient("xla"))
 
 
-def test_cudnn_leaves_windows_to_flash():
+def test_cudnn_does_not_take_windows():
     assert choose("auto", "cuda", **PLAIN) == ("cudnn", "")
     assert choose("auto", "cuda", **PLAIN, windows=True) == ("flash", "")
     assert "windows are not implemented for cudnn" in choose("cudnn", "cuda", **PLAIN, windows=True)[1]
 
 
 @pytest.mark.parametrize(("bias", "out_bias", "has"), [(True, None, True), (True, False, False), (False, True, True)])
-def test_the_projection_after_the_heads_may_have_a_bias_of_its_own(bias, out_bias, has):
+def test_output_projection_may_have_bias(bias, out_bias, has):
     shapes = registry.shapes(small(attention=replace(LEARNED, bias=bias, out_bias=out_bias)))
     flat = flax.traverse_util.flatten_dict(shapes, sep="/")
     biases = {name for name in ("query", "key", "value", "out") if f"stack/blocks/attention/{name}/bias" in flat}

@@ -21,7 +21,7 @@ def draw_mask(rate=0.3, broadcast=False, rows=None, key=0, shape=(ROWS, PLACES, 
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5])
-def test_so_many_are_dropped(rate):
+def test_dropout_rate(rate):
     mask = draw_mask(rate)
     assert abs(mask.mean() - (1 - rate)) < 5 * (rate * (1 - rate) / mask.size) ** 0.5
     # Of each row, place and feature about as many.
@@ -30,7 +30,7 @@ def test_so_many_are_dropped(rate):
         assert np.abs(mask.mean(axes) - (1 - rate)).max() < 6 * (rate * (1 - rate) / size) ** 0.5
 
 
-def test_what_is_dropped_tells_nothing_of_its_neighbours():
+def test_dropped_units_are_independent():
     signs = draw_mask(0.5) * 2.0 - 1
     for axis in range(3):
         for distance in (1, 2, 16):
@@ -43,12 +43,12 @@ def test_what_is_dropped_tells_nothing_of_its_neighbours():
     assert abs((signs * (draw_mask(0.5, key=1) * 2.0 - 1)).mean()) < 5 / signs.size**0.5
 
 
-def test_a_row_draws_for_itself():
+def test_rows_have_their_own_masks():
     whole = draw_mask()
     some = np.array([5, 0, 63])
     np.testing.assert_array_equal(draw_mask(rows=jnp.array(some), shape=(3, PLACES, FEATURES)), whole[some])
 
 
-def test_at_every_place_the_same_features_are_dropped_where_they_are_asked_to_be():
+def test_broadcast_drops_same_features_at_all_positions():
     mask = draw_mask(broadcast=True)
     assert np.all(mask == mask[:, :1]) and not np.all(mask == mask[:1])

@@ -23,7 +23,7 @@ def small_electra(**fields) -> models.ElectraConfig:
     return models.ElectraConfig(**parts | {"embedding": embedding}, generator=generator)
 
 
-def test_the_pair_holds_an_encoder_and_what_the_generator_has_alone():
+def test_pair_has_encoder_and_generator_parameters():
     model = small_electra()
     pair, generator = registry.shapes(model), registry.shapes(model.generator_model)
     assert {name: leaf for name, leaf in pair.items() if name != "generator"} == registry.shapes(
@@ -41,7 +41,7 @@ def test_the_pair_holds_an_encoder_and_what_the_generator_has_alone():
     assert leaves["head_transform"]["kernel"].shape == (6, 9)
 
 
-def test_the_generator_starts_as_an_encoder_of_its_own_does():
+def test_generator_is_initialized_like_an_encoder():
     model = replace(small_electra(), initializer=models.InitializerConfig(0.5, truncated=True))
     module = registry.build(model)
     params = jax.jit(lambda key: registry.init_params(module, key))(jax.random.key(0))
@@ -51,7 +51,7 @@ def test_the_generator_starts_as_an_encoder_of_its_own_does():
 
 
 @pytest.mark.parametrize("part", ["token_embedding", "generator"])
-def test_both_read_the_tables_and_each_its_own_stack(part):
+def test_tables_are_shared_and_stacks_separate(part):
     module, params = randomized(small_electra())
     moved = params | {part: jax.tree.map(lambda leaf: leaf + 0.1, params[part])}
     tokens = tokens_of()
@@ -69,7 +69,7 @@ def test_both_read_the_tables_and_each_its_own_stack(part):
     assert not np.allclose(other, changed, atol=1e-3)
 
 
-def test_the_discriminator_is_a_dense_layer_gelu_and_a_number():
+def test_discriminator_head_equals_formula():
     module, params = randomized(small_electra())
     features = np.random.default_rng(3).normal(size=(2, 5, 12)).astype(np.float32)
     got = apply(module, params, features, name="discriminator", method="head_output")
@@ -80,7 +80,7 @@ def test_the_discriminator_is_a_dense_layer_gelu_and_a_number():
     assert got.dtype == jnp.float32
 
 
-def test_a_generator_must_lead_back_to_the_tables():
+def test_generator_needs_head_transform():
     generator = models.GeneratorConfig(
         width=6, heads=2, head_dim=3, feed_forward=10, layers=1, head=models.VocabularyHead()
     )
@@ -105,7 +105,7 @@ def span_boundary(params, features, left, right, offsets):
 
 
 @pytest.mark.parametrize("embedding_size", [None, 7])
-def test_the_span_boundary_head_is_the_published_formula(embedding_size):
+def test_span_boundary_head_equals_formula(embedding_size):
     model = small_encoder(span_boundary=models.SpanBoundary(positions=3, width=4))
     model = replace(model, embedding=replace(model.embedding, embedding_size=embedding_size))
     module, params = randomized(model)
@@ -117,6 +117,6 @@ def test_the_span_boundary_head_is_the_published_formula(embedding_size):
     np.testing.assert_allclose(np.asarray(got) @ np.asarray(matrix).T + np.asarray(bias), want, atol=2e-4)
 
 
-def test_heads_that_are_not_asked_for_have_no_parameters():
+def test_missing_heads_have_no_parameters():
     assert not {"discriminator", "span_boundary", "generator"} & registry.shapes(small_encoder()).keys()
     assert isinstance(electra.generator(*randomized(small_electra()))[0], Encoder)

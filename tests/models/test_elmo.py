@@ -40,7 +40,7 @@ def make(model=MODEL, seed=0):
 
 
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
-def test_streams_are_the_equations(activation):
+def test_streams_equal_equations(activation):
     model = replace(CLIPPED, embedding=replace(MODEL.embedding, activation=activation))
     module, params, characters, carry = make(model)
     both = np.stack([characters, characters[:, ::-1] + 1], axis=1) % elmo.CHARACTERS
@@ -58,7 +58,7 @@ def test_streams_are_the_equations(activation):
     assert clipped, "nothing was clipped"
 
 
-def test_layers_are_the_equations_with_the_backward_direction_from_the_end():
+def test_layers_equal_equations():
     module, params, characters, carry = make()
     layers, _ = apply(module, params, characters, None, carry, method="layers")
     for row in range(ROWS):
@@ -71,7 +71,7 @@ def test_layers_are_the_equations_with_the_backward_direction_from_the_end():
 
 
 @pytest.mark.parametrize("projected", [True, False])
-def test_gradients_are_the_slopes(projected):
+def test_gradients_equal_finite_differences(projected):
     """Gradients of all parameters and of the state, with masked steps and some clipped values in ELMo's LSTM."""
     cell, width, rng = 3, 2 if projected else 3, np.random.default_rng(0)
     lstm = models.LstmConfig(cell=cell, cell_clip=0.5, projection_clip=0.2) if projected else None
@@ -102,7 +102,7 @@ def test_gradients_are_the_slopes(projected):
 
 
 @pytest.mark.parametrize("front", [True, False])
-def test_padding_on_either_side_is_not_read(front):
+def test_padding_on_either_side_is_ignored(front):
     module, params, characters, carry = make()
     want, want_after = apply(module, params, characters, None, carry, method="layers")
     pad = ((0, 0), (2, 0) if front else (0, 2), (0, 0))
@@ -114,7 +114,7 @@ def test_padding_on_either_side_is_not_read(front):
     jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=1e-6), after, want_after)
 
 
-def test_a_stream_in_two_parts_is_the_stream():
+def test_stream_in_two_parts_equals_whole():
     module, params, characters, carry = make()
     both = np.stack([characters, characters], axis=1)
     whole, after = apply(module, params, both, carry, method="streams")
@@ -124,7 +124,7 @@ def test_a_stream_in_two_parts_is_the_stream():
     jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=1e-6), end, after)
 
 
-def test_forward_logits_know_the_words_up_to_theirs_and_backward_ones_those_from_theirs_on():
+def test_logits_depend_only_on_their_direction():
     module, params, characters, _ = make()
 
     def logits(characters):
@@ -141,7 +141,7 @@ def test_forward_logits_know_the_words_up_to_theirs_and_backward_ones_those_from
             assert differs == [i >= position if way == 0 else i <= position for i in range(LENGTH)]
 
 
-def test_both_directions_share_words_and_softmax_and_nothing_else():
+def test_directions_share_only_words_and_softmax():
     shapes = registry.shapes(MODEL)
     assert {path: leaf.shape[1] for path, leaf in shapes["lstm"]["blocks"]["input"].items()} == {"kernel": 2, "bias": 2}
     assert shapes["head"].shape == (13, 3) and shapes["head_bias"].shape == (13,)
@@ -149,7 +149,7 @@ def test_both_directions_share_words_and_softmax_and_nothing_else():
     assert set(shapes) - set(without) == {"head", "head_bias"}
 
 
-def test_fresh_parameters_are_drawn_as_in_bilm_tf():
+def test_initialization_equals_bilm_tf():
     model = replace(
         MODEL,
         embedding=replace(MODEL.embedding, width=64, filters=((1, 100), (3, 156)), vocab_size=500),
@@ -187,13 +187,13 @@ def gradients(model):
 
 
 @pytest.mark.parametrize("switches", [{"scan_layers": False}, {"remat": "full"}], ids=str)
-def test_switches_of_speed_leave_values_and_gradients(switches):
+def test_speed_options_keep_values_and_gradients(switches):
     model = replace(MODEL, dropout=models.LstmDropoutConfig(input=0.3, output=0.3))
     want, got = gradients(model), gradients(replace(model, **switches))
     jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6), want, got)
 
 
-def test_dropout_is_on_each_lstms_input_and_on_the_output():
+def test_dropout_on_lstm_inputs_and_output():
     characters = make()[2]
     both = np.stack([characters, characters], axis=1)
 
@@ -211,7 +211,7 @@ def test_dropout_is_on_each_lstms_input_and_on_the_output():
     assert all(abs(other - state["hidden"])[:, layer].max() > 1e-6 for layer in range(3))
 
 
-def test_the_scalar_mix_is_a_scaled_mean_under_softmax_weights():
+def test_scalar_mix_equals_formula():
     states = np.random.default_rng(0).normal(size=(3, 2, 4)).astype(np.float32)
     mix = layers.ScalarMix()
     np.testing.assert_allclose(mix.apply(mix.init(jax.random.key(0), states), states), states.mean(0), atol=1e-6)

@@ -63,7 +63,7 @@ TWO_WAY = [12, 16, 23, 32, 46, 64, 91]
 ONE_WAY = [19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99, 113]
 
 
-def test_relative_buckets_begin_where_they_should():
+def test_relative_bucket_boundaries():
     position, distances = models.RelativeBias(), np.arange(200)
     expected = np.searchsorted([*range(1, 9), *TWO_WAY], distances, side="right")
     np.testing.assert_array_equal(relative_buckets(-distances, position, causal=False), expected)
@@ -81,7 +81,7 @@ def assert_spread(leaf, std, cut=False):
     assert np.any(np.abs(leaf) > 2.4 * std) != cut
 
 
-def test_initialisers_of_t5_have_their_published_spread():
+def test_t5_initializers_have_published_spread():
     model = T5Family().to_settings(
         {"vocab_size": 500, "d_model": 64, "d_kv": 8, "num_heads": 16, "d_ff": 256, "tie_word_embeddings": False}
         | {"num_layers": 4, "feed_forward_proj": "gated-gelu"}
@@ -103,7 +103,7 @@ def test_initialisers_of_t5_have_their_published_spread():
     assert_spread(flat["head"], 64**-0.5, cut=True)
 
 
-def test_initialisers_of_bert_are_cut_at_two_standard_deviations():
+def test_bert_initializers_are_truncated_at_two_deviations():
     model = small_encoder(
         embedding=models.EmbeddingConfig(2000, 12, token_types=2, norm=True),
         initializer=models.InitializerConfig(0.02, truncated=True),
@@ -167,7 +167,7 @@ def trained_gradients(module, params, inputs):
 
 
 @pytest.mark.parametrize("kind", SMALL)
-def test_a_scanned_stack_and_an_unrolled_recomputed_one_have_the_same_values_and_gradients(kind):
+def test_scanned_equals_unrolled_recomputed_stack(kind):
     model = SMALL[kind](dropout=models.DropoutConfig(broadcast=kind == "encoder_decoder").all_at(0.2))
     inputs, params = inputs_of(kind), randomized(model)[1]
     expected = trained_gradients(registry.build(model), params, inputs)
@@ -175,7 +175,7 @@ def test_a_scanned_stack_and_an_unrolled_recomputed_one_have_the_same_values_and
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), got, expected)
 
 
-def test_packed_texts_are_encoded_as_they_are_alone():
+def test_packed_texts_equal_separate_texts():
     module, params = randomized(small_encoder())
     tokens = tokens_of(batch=1)
     positions, segments = jnp.array([[0, 1, 2, 0, 1, 2, 3, 4]]), jnp.array([[1, 1, 1, 2, 2, 2, 2, 2]])
@@ -185,7 +185,7 @@ def test_packed_texts_are_encoded_as_they_are_alone():
         np.testing.assert_allclose(packed[:, part], alone, atol=1e-4)
 
 
-def test_packed_pairs_are_decoded_as_they_are_alone():
+def test_packed_pairs_equal_separate_pairs():
     module, params = randomized(small_encoder_decoder())
     tokens, decoder_tokens = tokens_of(batch=1), tokens_of(1, batch=1, length=6)
     segments, decoder_segments = jnp.array([[1, 1, 1, 2, 2, 2, 2, 2]]), jnp.array([[1, 1, 1, 1, 2, 2]])
@@ -207,7 +207,7 @@ def reach(module, params, tokens, decoder_tokens, query):
     return jnp.any(jax.grad(output)(params["token_embedding"]) != 0, axis=-1)
 
 
-def test_the_decoder_sees_the_whole_input_and_nothing_after_its_own_position():
+def test_decoder_attends_to_input_and_past():
     tokens, decoder_tokens = jnp.arange(5, 11)[None], jnp.arange(20, 25)[None]
     for query in (0, 2, 4):
         reached = reach(*randomized(small_encoder_decoder()), tokens, decoder_tokens, query)
@@ -222,7 +222,7 @@ def extend(module, variables, tokens, memory, mask, filled, cache_index):
 
 
 @pytest.mark.parametrize("chunks", [(1, 1, 1, 1, 1, 1), (3, 2, 1)])
-def test_incremental_decoding_over_a_remembered_input_equals_the_full_pass(chunks):
+def test_incremental_decoding_with_memory_equals_full_pass(chunks):
     module, params = randomized(small_encoder_decoder())
     tokens, decoder_tokens = inputs_of("encoder_decoder")
     mask = jnp.ones_like(tokens).at[0, 6:].set(0).at[1, :2].set(0)

@@ -36,7 +36,7 @@ MODELS = {"transformer": TRANSFORMER, "bart": BART, "uneven": UNEVEN}
 
 
 @pytest.mark.parametrize("width", [512, 12, 7])
-def test_sinusoids_are_those_of_the_formula(width):
+def test_sinusoids_equal_formula(width):
     """Vaswani et al. 2017 §3.5."""
     positions = np.array([[0, 1, 2, 3, 99, 1023]])
     got = np.asarray(sinusoids(jnp.asarray(positions), width))
@@ -94,7 +94,7 @@ def reference(params, tokens, decoder_tokens, mask, decoder_heads):
 
 
 @pytest.mark.parametrize(("model", "decoder_heads"), [(TRANSFORMER, HEADS), (UNEVEN, 2)])
-def test_the_transformer_is_the_one_of_the_paper(model, decoder_heads):
+def test_transformer_equals_paper(model, decoder_heads):
     """Also with a decoder of other heads and another feed-forward."""
     module, params = randomized(model)
     tokens, decoder_tokens = np.asarray(tokens_of()), np.asarray(tokens_of(1, length=6))
@@ -104,14 +104,14 @@ def test_the_transformer_is_the_one_of_the_paper(model, decoder_heads):
     np.testing.assert_allclose(got, want, atol=1e-4)
 
 
-def test_it_has_no_parameters_but_the_papers():
+def test_transformer_has_only_parameters_of_paper():
     shapes = registry.shapes(TRANSFORMER)
     assert set(shapes) == {"token_embedding", "encoder", "decoder"}
     assert set(shapes["encoder"]) == {"blocks"}
     assert set(shapes["decoder"]["blocks"]["attention"]["query"]) == {"kernel"}
 
 
-def test_a_decoder_of_other_sizes_has_the_same_paths_in_other_shapes():
+def test_decoder_sizes_change_shapes_not_paths():
     even, uneven = (flax.traverse_util.flatten_dict(registry.shapes(m), sep="/") for m in (TRANSFORMER, UNEVEN))
     assert even.keys() == uneven.keys()
     changed = {path: uneven[path].shape for path in even if uneven[path].shape != even[path].shape}
@@ -132,7 +132,7 @@ def test_a_decoder_of_other_sizes_has_the_same_paths_in_other_shapes():
     assert config.model_from_saved(tree.to_dict(), "model") == UNEVEN
 
 
-def test_each_stack_has_positions_and_a_norm_of_its_own():
+def test_stacks_have_separate_positions_and_norms():
     module, params = randomized(BART)
     tokens, decoder_tokens = tokens_of(), tokens_of(1, length=6)
     shapes = {name: params[name].shape for name in params if "position" in name}
@@ -173,7 +173,7 @@ def extend(module, variables, tokens, memory, mask, filled, positions, cache_ind
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_incremental_decoding_equals_the_full_pass(name):
+def test_incremental_decoding_equals_full_pass(name):
     module, params = randomized(MODELS[name])
     tokens, decoder_tokens = tokens_of(), tokens_of(1, length=6)
     mask = jnp.ones_like(tokens).at[0, 6:].set(0)

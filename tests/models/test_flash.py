@@ -115,7 +115,7 @@ PROGRAMS |= {"all": (False, 0.3, False, 37, 37), "kept": (True, 0.0, False, 37, 
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_every_pair_of_features_is_as_in_plain_attention(name):
+def test_feature_pairs_equal_plain_attention(name):
     causal, rate, broadcast, queries, keys = PROGRAMS[name]
     arrays, names = inputs(queries, keys, 2, 8), (*NAMES, *["prefix"] * causal)
     for present in [*itertools.combinations(names, 2), names, ()]:
@@ -131,13 +131,13 @@ SETS = [
 
 
 @pytest.mark.parametrize("case", SETS if FULL else [(False, 0.1, False, (), 1, 1, 80)], ids=str)
-def test_what_is_left_out_of_a_kernel_makes_no_difference(case):
+def test_omitted_features_equal_neutral_inputs(case):
     causal, rate, biased, present, length, groups, head_dim = case
     *arrays, bias = inputs(length, length, groups, head_dim)
     equal(causal, rate, False, features(length, length, present, present), (*arrays, bias if biased else None))
 
 
-def test_gradients_in_two_passes_are_those_of_plain_attention(monkeypatch):
+def test_two_pass_gradients_equal_plain_attention(monkeypatch):
     """Two passes are used if a row's gradients are too large for fast memory."""
     monkeypatch.setattr(tiles, "queries_fit", lambda *_: False)
     length = 25  # No other test's: what is compiled is kept by its shapes.
@@ -146,7 +146,7 @@ def test_gradients_in_two_passes_are_those_of_plain_attention(monkeypatch):
 
 @pytest.mark.skipif(not FULL, reason="compiles for minutes; test_over_mesh compares meshes with one device")
 @pytest.mark.parametrize("sizes", MESHES, ids=str)
-def test_what_is_dropped_is_the_same_on_every_mesh(sizes):
+def test_dropout_is_equal_on_every_mesh(sizes):
     """To the bit; gradients but for rounding, as products of fewer heads may add up in another order."""
     length, heads = 24, 4
     query, key = (jax.random.normal(jax.random.key(i), (4, heads, length, length)) / 4 for i in range(2))
@@ -184,7 +184,7 @@ def sizes(jaxpr):
 
 
 @pytest.mark.parametrize("kernel", ["flash", "xla"])
-def test_no_array_of_all_scores_is_in_a_program(kernel):
+def test_program_has_no_score_array(kernel):
     length, heads = 2048, 2
 
     def loss(query, bias):
@@ -199,7 +199,7 @@ def test_no_array_of_all_scores_is_in_a_program(kernel):
     assert (np.prod(largest) >= length**2) == (kernel == "xla"), largest
 
 
-def test_dropped_weights_are_the_rate_and_tell_nothing_of_one_another():
+def test_dropped_weights_have_rate_and_are_independent():
     """The share is the rate within four standard deviations; neighboring pairs agree like independent ones."""
     rate, shape = 0.1, (3, 4, 96, 160)
     coordinates = [jnp.arange(n).reshape([-1 if i == axis else 1 for i in range(4)]) for axis, n in enumerate(shape)]
@@ -230,7 +230,7 @@ def test_dropped_weights_are_the_rate_and_tell_nothing_of_one_another():
 
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="the TPU compiler is not there")
 @pytest.mark.parametrize("topology", ["v5e:2x2", "v5p:2x2x1", "v6e:2x2"] if FULL else ["v5e:2x2"])
-def test_the_tpu_compiler_takes_the_kernels_and_needs_no_memory_for_scores(topology):
+def test_tpu_compiler_accepts_kernels_without_score_memory(topology):
     length, heads = 256, 16
     one = Mesh(np.array(slice_devices(topology)[:1]), ("data",))
     placed = partial(jax.ShapeDtypeStruct, sharding=NamedSharding(one, PartitionSpec()))

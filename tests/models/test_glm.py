@@ -108,7 +108,7 @@ def random_params(model, seed=0):
 
 
 @families
-def test_logits_are_those_of_the_reference(family):
+def test_logits_equal_reference(family):
     model = MODELS[family]
     params = random_params(model)
     got = logits(registry.build(model), params, ROWS, **PLACES)
@@ -121,14 +121,14 @@ def test_logits_are_those_of_the_reference(family):
 
 @families
 @pytest.mark.parametrize("prefix", [0, 3, 8])
-def test_a_prefix_sees_itself_and_what_follows_sees_it_and_what_precedes(family, prefix):
+def test_prefix_is_bidirectional_and_rest_causal(family, prefix):
     tokens = jnp.arange(5, 13)[None]
     for query in range(8):
         reached = reach(*initial(MODELS[family]), tokens, query, prefix_lengths=jnp.array([prefix]))
         assert reached.tolist() == seen(prefix)[query]
 
 
-def test_each_of_the_two_places_counts():
+def test_both_positions_matter():
     for family in ("glm", "chatglm"):
         module, params = initial(MODELS[family])
         want = logits(module, params, ROWS, **PLACES)
@@ -146,7 +146,7 @@ def params_of(family):
     return flax.traverse_util.flatten_dict(initial(MODELS[family])[1], sep="/")
 
 
-def test_padding_between_the_prefix_and_the_blanks_changes_nothing():
+def test_padding_changes_nothing():
     """Prompts are padded on the left, so the prefix length includes padding."""
     for family in MODELS:
         module, params = initial(MODELS[family])
@@ -161,7 +161,7 @@ def test_padding_between_the_prefix_and_the_blanks_changes_nothing():
 
 @pytest.mark.parametrize("family", ["glm", "chatglm"])
 @pytest.mark.parametrize("chunks", [(5, 1, 1, 1), (6, 2)])
-def test_incremental_decoding_equals_the_full_pass(family, chunks):
+def test_incremental_decoding_equals_full_pass(family, chunks):
     """Part A is in the first call, whose keys all later ones see."""
     module, params = initial(MODELS[family])
     variables, parts, start = {"params": params}, [], 0
@@ -182,7 +182,7 @@ def test_incremental_decoding_equals_the_full_pass(family, chunks):
 
 
 @pytest.mark.parametrize("kernel", ["xla", "cudnn"])
-def test_the_dense_mask_of_a_prefix_is_the_brute_force_one(kernel):
+def test_dense_prefix_mask_equals_brute_force(kernel):
     """Checks the mask that cuDNN receives. Checking the computation requires a GPU."""
     prefix = jnp.array([100, 0])
     context = Context(causal=True, mask=PADDED, prefix_lengths=prefix).with_kernel(kernel, 256, 256)
@@ -195,7 +195,7 @@ def test_the_dense_mask_of_a_prefix_is_the_brute_force_one(kernel):
         np.testing.assert_allclose(got, exactly(*arrays, visible), atol=1e-5)
 
 
-def test_cudnn_takes_a_prefix_as_a_mask_and_not_as_causal(monkeypatch):
+def test_cudnn_gets_prefix_as_mask(monkeypatch):
     monkeypatch.setattr("jax._src.cudnn.fused_attention_stablehlo.check_cudnn_version", lambda: 91000)
     context = Context(causal=True, prefix_lengths=jnp.array([100, 0]))
 
@@ -209,12 +209,12 @@ def test_cudnn_takes_a_prefix_as_a_mask_and_not_as_causal(monkeypatch):
     assert "__cudnn$fmhaScaleBiasSoftmax" in call and "CAUSAL" not in call
 
 
-def test_flash_knows_prefixes_and_cudnn_takes_them_as_masks():
+def test_flash_supports_prefixes_and_cudnn_masks():
     assert choose("auto", "tpu", **PLAIN, prefix=True) == ("flash", "")
     assert choose("auto", "cuda", **PLAIN, prefix=True) == ("cudnn", "")
     assert "even lengths" in choose("cudnn", "cuda", **PLAIN | {"queries": 513}, prefix=True)[1]
 
 
-def test_rotary_2d_takes_heads_of_two_even_halves():
+def test_rotary_2d_needs_even_halves():
     with pytest.raises(UserError, match="multiple of 4"):
         models.AttentionConfig(3, 6, models.Rotary2D())

@@ -97,7 +97,7 @@ def by_plain(context, window):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_values_and_gradients_are_those_of_plain_attention(name):
+def test_values_and_gradients_equal_plain_attention(name):
     queries, keys, groups, head_dim, biased, window, context = CASES[name]
     inputs = arrays(queries, keys, groups, head_dim, biased)
     window = None if window is None else jnp.int32(window)
@@ -110,7 +110,7 @@ def test_values_and_gradients_are_those_of_plain_attention(name):
         np.testing.assert_allclose(of_got, of_want, atol=1e-4)
 
 
-def test_a_part_of_the_rows_heads_and_queries_drops_and_sees_what_the_whole_does():
+def test_parts_drop_and_attend_like_the_whole():
     context = Context(causal=True, dropout=0.3)
     query, key, value = arrays(48, 48, HEADS, 8, False)
     whole = by_plain(context, jnp.int32(20))(query, key, value)
@@ -118,7 +118,7 @@ def test_a_part_of_the_rows_heads_and_queries_drops_and_sees_what_the_whole_does
     np.testing.assert_allclose(part, whole[1:, 2:, 16:], atol=1e-5)
 
 
-def test_who_sees_nothing_gets_zeros_and_gives_no_gradients():
+def test_fully_masked_queries_have_zero_output_and_gradient():
     query, key, value = arrays(32, 32, HEADS, 8, False)
     context = Context(mask=padding(32, 0, length=32), dropout=0.3)
     gradients, out = with_gradients(by_flash(context, None), jnp.ones((2, 32), bool), query, key, value)
@@ -127,7 +127,7 @@ def test_who_sees_nothing_gets_zeros_and_gives_no_gradients():
 
 
 @pytest.mark.parametrize("number", range(12))
-def test_tiles_that_are_left_out_are_seen_by_nobody_and_those_without_masks_by_all(number):
+def test_skipped_tiles_are_fully_masked(number):
     rng = np.random.default_rng(number)
     queries, keys, query_tile, key_tile = (int(rng.integers(1, high)) for high in (40, 40, 16, 16))
     offsets = np.array([0, 0, rng.integers(0, 9), rng.integers(0, 9)])
@@ -157,7 +157,7 @@ def test_tiles_that_are_left_out_are_seen_by_nobody_and_those_without_masks_by_a
 
 
 @pytest.mark.parametrize(("remat", "forward_kernels"), [("dots", 1), ("full", 2)])
-def test_a_model_for_gpus_that_drops_weights_has_our_kernels(remat, forward_kernels):
+def test_gpu_model_with_dropout_uses_pallas_kernels(remat, forward_kernels):
     model = replace(MODEL, remat=remat, attention_kernel="auto", dropout=models.DropoutConfig(attention=0.1))
     once = flops.kernels(traced(replace(model, remat="none"), TOKENS))["triton_forward"]
     assert flops.kernels(traced(model, TOKENS)) == {
@@ -167,7 +167,7 @@ def test_a_model_for_gpus_that_drops_weights_has_our_kernels(remat, forward_kern
     }
 
 
-def test_no_array_of_all_scores_is_made_for_a_trained_bias(monkeypatch):
+def test_trained_bias_needs_no_score_array(monkeypatch):
     monkeypatch.setattr("jax._src.cudnn.fused_attention_stablehlo.check_cudnn_version", lambda: 91000)
     tokens = jnp.zeros((2, 1024), jnp.int32)
     shared = {name: getattr(MODEL, name) for name in ("embedding", "feed_forward", "stack")}

@@ -80,7 +80,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_flash_equals_plain_attention_in_values_and_gradients(name):
+def test_flash_equals_plain_attention(name):
     queries, keys, groups, context = CASES[name]
     arrays, visible = inputs(queries, keys, groups), seen(context, queries, keys)
     used = visible.any(-1)
@@ -114,7 +114,7 @@ def gradients_of(model):
     return jax.grad(loss), params
 
 
-def test_a_model_over_a_mesh_of_rows_and_heads_has_the_gradients_of_plain_attention():
+def test_mesh_gradients_equal_plain_attention():
     plain, params = gradients_of(replace(MODEL, attention_kernel="xla"))
     gradients, _ = gradients_of(replace(MODEL, remat="none"))
     mesh = Mesh(np.array(jax.devices()[:4]).reshape(1, 2, 2), ("data", "fsdp", "tensor"))
@@ -139,7 +139,7 @@ def devices(device, data=1, tensor=1):
 
 
 @pytest.mark.parametrize(("remat", "forward_kernels"), [("dots", 1), ("full", 2)])
-def test_a_model_for_tpus_has_flash_and_only_full_remat_computes_it_twice(remat, forward_kernels):
+def test_tpu_model_recomputes_flash_only_with_full_remat(remat, forward_kernels):
     gradients, params = gradients_of(replace(MODEL, remat=remat, attention_kernel="auto"))
     with devices(TPU, data=2, tensor=2):
         program = jax.jit(gradients).trace(params).lower(lowering_platforms=("tpu",)).as_text()
@@ -148,7 +148,7 @@ def test_a_model_for_tpus_has_flash_and_only_full_remat_computes_it_twice(remat,
 
 
 @pytest.mark.parametrize("padded", [False, True])
-def test_cudnn_is_in_the_program_for_gpus(padded, monkeypatch):
+def test_gpu_program_contains_cudnn(padded, monkeypatch):
     """Backward pass and masks too, each device on its part; computing it takes a GPU."""
     monkeypatch.setattr("jax._src.cudnn.fused_attention_stablehlo.check_cudnn_version", lambda: 91000)
     context = Context(causal=True, mask=PADDED if padded else None)
@@ -198,13 +198,13 @@ PLAIN = {"dtype": jnp.bfloat16, "head_dim": 64, "queries": 512, "keys": 512}
         ("flash", "cpu", {"bias": True}, "xla", "only a bias that depends on distances"),
     ],
 )
-def test_the_kernel_is_the_devices_unless_something_speaks_against_it(setting, platform, facts, kernel, says):
+def test_kernel_choice_by_device(setting, platform, facts, kernel, says):
     picked, reason = choose(setting, platform, **PLAIN | facts)
     assert picked == kernel
     assert says in reason and bool(says) == bool(reason)
 
 
-def test_the_platform_is_that_of_the_mesh():
+def test_platform_follows_mesh():
     """A host without a TPU compiles for one."""
     platforms = [kernels.platform()]
     for device in (TPU, HOPPER, AbstractDevice("AMD Instinct MI300X", None, "gpu")):
@@ -213,7 +213,7 @@ def test_the_platform_is_that_of_the_mesh():
     assert platforms == ["cpu", "tpu", "cuda", "gpu"]
 
 
-def test_what_was_picked_is_logged_and_a_fall_back_warned_of(caplog):
+def test_choice_is_logged_and_fallback_warned(caplog):
     caplog.set_level(logging.INFO, "plm_jax")
     position, dropout = models.RelativeBias(), models.DropoutConfig(attention=0.1)
     shared = {name: getattr(MODEL, name) for name in ("embedding", "feed_forward", "stack")}
@@ -242,7 +242,7 @@ def test_what_was_picked_is_logged_and_a_fall_back_warned_of(caplog):
         ]
 
 
-def test_where_jax_finds_no_cudnn_it_is_said(monkeypatch):
+def test_missing_cudnn_is_reported(monkeypatch):
     def missing(*_, **__):
         raise RuntimeError("cuDNN is not detected.")
 

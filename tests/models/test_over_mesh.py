@@ -51,7 +51,7 @@ def values_and_gradients(kernel, context, biased, sizes):
 
 
 @pytest.mark.parametrize(("name", "sizes"), [*zip(CASES, [*MESHES, MESHES[0]], strict=True)], ids=str)
-def test_flash_over_cut_queries_is_plain_attention(name, sizes):
+def test_flash_over_split_queries_equals_plain_attention(name, sizes):
     want_gradients, want = values_and_gradients("xla", *CASES[name], {"data": 1})
     got_gradients, got = values_and_gradients("flash", *CASES[name], sizes)
     np.testing.assert_allclose(got, want, atol=1e-5)
@@ -59,7 +59,7 @@ def test_flash_over_cut_queries_is_plain_attention(name, sizes):
         np.testing.assert_allclose(one, other, atol=5e-5)
 
 
-def test_queries_are_cut_by_context_and_where_tensor_does_not_divide_the_groups():
+def test_when_queries_are_split():
     cuts = []
     for sizes, groups in (({"context": 2}, 4), ({"tensor": 2}, 4), ({"tensor": 4}, 2), ({"fsdp": 8}, 4)):
         with jax.set_mesh(on(sizes)), nn.logical_axis_rules(config.MeshConfig().rules):
@@ -68,7 +68,7 @@ def test_queries_are_cut_by_context_and_where_tensor_does_not_divide_the_groups(
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_devices_of_a_causal_attention_compute_an_early_part_and_a_late_one(causal):
+def test_causal_attention_balances_devices(causal):
     shapes = []
 
     def kernel(query, key, value, *, offsets, **arrays):
@@ -91,7 +91,7 @@ def test_devices_of_a_causal_attention_compute_an_early_part_and_a_late_one(caus
 
 
 @pytest.mark.parametrize(("tensor", "whole"), [(2, 0), (4, 2)])
-def test_heads_stay_cut_but_where_more_devices_share_a_kernel_than_it_has(tensor, whole):
+def test_heads_stay_split_unless_devices_outnumber_them(tensor, whole):
     """The constraints of a layer's trace: keys and values alone are laid out whole, where `tensor` has more parts."""
     module = registry.build(tiny.RUNS["llama"].model)  # Four heads, two of keys.
     params = registry.shapes(module.model)

@@ -34,7 +34,7 @@ def rng_arrays(*shapes):
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("position", [models.RelativeBias(8, 20), *OWN.values()], ids=lambda p: p.kind)
-def test_the_bias_of_a_tile_is_that_of_the_whole(position, causal):
+def test_bias_of_tile_equals_slice_of_whole(position, causal):
     model, heads, length = small_encoder(), 3, 12
     declared = position.score_tables(model.attention.heads, model.attention.head_dim, model.initializer)
     tables = {name: rng_arrays(table.shape)[0] for name, table in declared.items()}
@@ -53,7 +53,7 @@ def test_the_bias_of_a_tile_is_that_of_the_whole(position, causal):
     np.testing.assert_allclose(bias(slice(4, 8), slice(2, 12)), whole[:, :, 4:8, 2:12], rtol=1e-6)
 
 
-def test_scores_fall_by_each_heads_slope():
+def test_scores_decrease_with_slope_of_head():
     """Against the formula in NumPy, a loop over heads, queries and keys."""
     query, key, value = rng_arrays((1, 2, 5, 4), (1, 2, 5, 4), (1, 2, 5, 4))
     bias = Slopes().distance_bias({}, jnp.arange(-4, 5), 2, causal=False)
@@ -66,7 +66,7 @@ def test_scores_fall_by_each_heads_slope():
 
 
 @user_positions
-def test_an_encoder_of_a_users_own_positions_is_the_same_scanned_and_unrolled(position):
+def test_user_positions_scanned_equals_unrolled(position):
     model = with_position(small_encoder(), position)
     _, params = randomized(model)
     tokens, mask = tokens_of(), jnp.ones((2, 8), jnp.int32).at[1, 5:].set(0)
@@ -78,14 +78,14 @@ def test_an_encoder_of_a_users_own_positions_is_the_same_scanned_and_unrolled(po
     assert np.abs(scanned - without).max() > 1e-3
 
 
-def test_a_bias_that_the_text_has_a_say_in_is_trained():
+def test_text_dependent_bias_is_trained():
     module, params = randomized(with_position(small_encoder(), DistanceKeys()))
     gradients = jax.grad(lambda params: jnp.sin(apply(module, params, tokens_of())).sum())(params)
     assert np.abs(gradients["stack"]["distance_keys"]).max() > 1e-4
 
 
 @user_positions
-def test_flash_adds_a_users_own_bias_where_distances_alone_tell_it(position, caplog):
+def test_flash_supports_user_distance_bias(position, caplog):
     model = replace(with_position(small(), position), attention_kernel="flash")
     model = replace(model, attention=replace(model.attention, head_dim=8))
     tokens = jnp.zeros((1, 4), jnp.int32)
@@ -97,18 +97,18 @@ def test_flash_adds_a_users_own_bias_where_distances_alone_tell_it(position, cap
 
 
 @user_positions
-def test_a_users_own_positions_have_no_end_and_may_be_packed(position):
+def test_user_positions_are_unlimited_and_packable(position):
     assert with_position(small(), position).num_positions is None
     assert not position.uses_absolute_positions
 
 
 @user_positions
-def test_a_users_own_positions_are_a_choice_in_a_config(position):
+def test_user_positions_are_a_config_choice(position):
     model = with_position(small(), position)
     assert trees.parse(models.ModelConfig, trees.to_dict(model), "model") == model
     assert Position.choices[position.kind] is type(position)
 
 
-def test_rotary_2d_asks_for_heads_of_two_halves():
+def test_rotary_2d_needs_even_halves():
     with pytest.raises(UserError, match=r"attention\.head_dim is 6: set it to a multiple of 4"):
         models.AttentionConfig(2, 6, models.Rotary2D())

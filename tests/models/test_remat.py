@@ -26,7 +26,7 @@ def params_of(model):
     return jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32) / 4, registry.shapes(model))
 
 
-def test_each_level_computes_at_least_what_the_one_before_does():
+def test_remat_levels_increase_computation():
     model, params = tiny.LLAMA, params_of(tiny.LLAMA)
     counted = [
         flops.of_program(jax.make_jaxpr(gradient(dataclasses.replace(model, remat=remat)))(params).jaxpr)
@@ -41,13 +41,13 @@ def test_each_level_computes_at_least_what_the_one_before_does():
 
 
 @pytest.mark.parametrize("remat", ["minimal", "attention", "offload"])
-def test_gradients_are_those_of_a_pass_that_keeps_all(remat):
+def test_remat_keeps_gradients(remat):
     model, params = tiny.LLAMA, params_of(tiny.LLAMA)
     want, got = (jax.jit(gradient(dataclasses.replace(model, remat=level)))(params) for level in ("none", remat))
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-3), got, want)
 
 
-def test_a_layers_input_goes_to_the_host():
+def test_layer_inputs_are_offloaded():
     model = dataclasses.replace(tiny.LLAMA, remat="offload")
     program = str(jax.make_jaxpr(gradient(model))(params_of(model)))
     assert "<host>" in program and isinstance(model, models.DecoderConfig)

@@ -30,7 +30,7 @@ def turned(x_BNLH, positions_BL, rotated, theta, interleaved):
 
 @pytest.mark.parametrize("interleaved", [True, False])
 @pytest.mark.parametrize("fraction", [1.0, 0.5, 0.4])
-def test_a_rotation_is_a_product_of_complex_numbers(interleaved, fraction):
+def test_rotation_equals_complex_product(interleaved, fraction):
     position = Rotary(theta=50.0, fraction=fraction, interleaved=interleaved)
     x = jax.random.normal(jax.random.key(0), (2, 3, 5, 12))
     got = position.rotation(12, POSITIONS, None)(x)
@@ -39,7 +39,7 @@ def test_a_rotation_is_a_product_of_complex_numbers(interleaved, fraction):
     assert np.abs(want - x).max() > 1
 
 
-def test_bfloat16_is_turned_in_float32():
+def test_bfloat16_is_rotated_in_float32():
     x = jax.random.normal(jax.random.key(0), (2, 1, 5, 8), jnp.bfloat16)
     got = Rotary().rotation(8, POSITIONS, None)(x)
     want = Rotary().rotation(8, POSITIONS, None)(x.astype(jnp.float32)).astype(jnp.bfloat16)
@@ -47,7 +47,7 @@ def test_bfloat16_is_turned_in_float32():
     np.testing.assert_array_equal(got.astype(np.float32), want.astype(np.float32))
 
 
-def test_scores_depend_on_the_distance_alone():
+def test_scores_depend_only_on_distance():
     query, key = jax.random.normal(jax.random.key(1), (2, 1, 1, 1, 16))
 
     def score(position, at):
@@ -60,7 +60,7 @@ def test_scores_depend_on_the_distance_alone():
         assert abs(score(position, 0) - float((query * key).sum())) > 1e-2
 
 
-def test_llama_3_1_turns_slowly_what_it_turned_less_than_once_over_8192_tokens():
+def test_llama_3_1_scales_low_frequencies():
     """meta-llama/llama-models, llama3/model.py, head_dim 128, theta 500,000."""
     plain, scaled = (
         np.array(Rotary(500_000.0, scaling=scaling).frequencies(128)) for scaling in (None, RotaryScaling())
@@ -78,7 +78,7 @@ PARTIAL = small(attention=replace(ATTENTION, position=Rotary(theta=10.0, fractio
 
 
 @pytest.mark.parametrize("model", [ROTARY, PARTIAL], ids=["halves", "partial_neighbours"])
-def test_packed_texts_have_the_logits_of_each_alone(model):
+def test_packed_texts_have_logits_of_separate_texts(model):
     module, params = initial(model)
     tokens, segments = tokens_of(batch=1), jnp.array([[1, 1, 1, 1, 2, 2, 2, 2]])
     alone = [logits(module, params, tokens[:, span]) for span in (slice(4), slice(4, 8))]
@@ -87,7 +87,7 @@ def test_packed_texts_have_the_logits_of_each_alone(model):
         np.testing.assert_allclose(packed, jnp.concatenate(alone, axis=1), atol=1e-4)
 
 
-def test_order_reaches_the_model():
+def test_order_of_tokens_matters():
     """The causal mask alone does not tell the last token in which order the others came."""
     one_layer = replace(ROTARY, stack=models.StackConfig(1))
     module, params = initial(one_layer)
@@ -98,7 +98,7 @@ def test_order_reaches_the_model():
     np.testing.assert_allclose(*same, atol=1e-5)
 
 
-def test_an_encoder_takes_them_too():
+def test_encoder_supports_rotary_positions():
     model = models.EncoderConfig(
         embedding=ROTARY.embedding,
         attention=ATTENTION,
@@ -126,7 +126,7 @@ def test_scanned_unrolled_and_recomputed_agree():
     jax.tree.map(partial(np.testing.assert_allclose, atol=1e-5), unrolled, want)
 
 
-def test_flash_takes_rotated_heads():
+def test_flash_supports_rotary_positions():
     model = small(attention=models.AttentionConfig(2, 8, Rotary(theta=10.0), kv_heads=1), attention_kernel="flash")
     tokens, segments = tokens_of(length=128), jnp.repeat(jnp.array([[1, 1, 2, 3], [1, 2, 2, 2]]), 32, axis=1)
     module, params = initial(model)
@@ -135,12 +135,12 @@ def test_flash_takes_rotated_heads():
 
 
 @pytest.mark.parametrize("fields", [{"theta": 0.0}, {"fraction": 0.0}, {"fraction": 1.5}])
-def test_what_cannot_be_rotated_is_said(fields):
+def test_invalid_rotations_are_rejected(fields):
     with pytest.raises(UserError, match="rotary positions of"):
         Rotary(**fields)
 
 
 @pytest.mark.parametrize("fields", [{"factor": 0.0}, {"low_frequency_factor": 4.0}])
-def test_a_scaling_that_is_none_is_said(fields):
+def test_invalid_scaling_is_rejected(fields):
     with pytest.raises(UserError, match="rotary scaling"):
         RotaryScaling(**fields)

@@ -25,7 +25,7 @@ PAGES = [name for name in pages.names() if make_configs.sizes(name)]
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_model_is_hashable_and_the_same_from_json(name):
+def test_model_is_hashable_and_survives_json(name):
     compiled = []
 
     def traced(x, model):
@@ -50,7 +50,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_module_reads_what_its_settings_say(name):
+def test_modules_use_their_settings(name):
     model = MODELS[name]
     module, params = registry.build(model), registry.shapes(model)
     inputs = {name: jax.ShapeDtypeStruct((2, 3, *x.shape[2:]), x.dtype) for name, x in model.init_inputs().items()}
@@ -79,7 +79,7 @@ class TokenClasses(Head):
 
 
 @pytest.mark.parametrize("make", [small_encoder, small_encoder_decoder])
-def test_a_head_of_a_users_own_is_made_named_and_counted(make):
+def test_user_head_is_built_named_and_counted(make):
     plain = make()
     model = replace(plain, heads=(("task", TokenClasses(5)), ("other", TokenClasses(2))))
     assert trees.to_dict(model)["heads"]["task"] == {"kind": "token_classes", "classes": 5}
@@ -101,7 +101,7 @@ def test_a_head_of_a_users_own_is_made_named_and_counted(make):
 
 
 @pytest.mark.parametrize("names", [("vocabulary",), ("task", "task")])
-def test_a_name_is_of_one_head(names):
+def test_head_names_are_unique(names):
     with pytest.raises(UserError, match=f"model.heads has '{names[0]}', which is the name of another head"):
         small_encoder(heads=tuple((name, TokenClasses()) for name in names))
 
@@ -134,7 +134,7 @@ class WordsModule(VocabularyModule):
         return self.neighbours, None
 
 
-def test_a_model_of_a_users_own_keeps_the_protocol():
+def test_user_model_satisfies_the_protocol():
     model = trees.parse(models.ModelConfig, {"kind": "words", "vocab_size": 31}, "model")
     assert model == Words(31) and model.architecture == "words" and model.num_positions is None
     assert not model.drops and model.with_dropout(0.5) == model and model.named_heads.keys() == {"vocabulary"}

@@ -38,7 +38,7 @@ def hidden_states(module, params, tokens):
 
 
 @pytest.mark.parametrize(("stack", "blocks", "speed"), STACKS)
-def test_shared_layers_are_layers_with_the_same_parameters(stack, blocks, speed):
+def test_shared_layers_equal_copied_layers(stack, blocks, speed):
     """Values, dropout and gradients, which add up over the layers that share; a hidden state for each layer."""
     model = small_encoder(stack=stack, dropout=models.DropoutConfig().all_at(0.2))
     params, blocks = randomized(model)[1], np.array(blocks)
@@ -62,7 +62,7 @@ def test_shared_layers_are_layers_with_the_same_parameters(stack, blocks, speed)
 
 
 @pytest.mark.parametrize("groups", [1, None])
-def test_a_training_step_holds_no_copy_of_shared_parameters_for_each_layer(groups):
+def test_shared_parameters_are_not_copied_per_layer(groups):
     module, params = randomized(small_encoder(stack=models.StackConfig(7, groups=groups)))
 
     def loss(params, tokens):
@@ -77,7 +77,7 @@ def extend(module, variables, tokens, filled, positions, cache_index):
     return module.apply(variables, tokens, filled, positions, cache_index=cache_index, mutable=["cache"])
 
 
-def test_a_decoder_with_shared_layers_decodes_step_by_step():
+def test_shared_layers_decode_incrementally():
     encoder = small_encoder(stack=models.StackConfig(2, groups=1, inner=2))
     shared = {f.name: getattr(encoder, f.name) for f in dataclasses.fields(models.TransformerConfig)}
     module, params = randomized(models.DecoderConfig(**shared))
@@ -92,7 +92,7 @@ def test_a_decoder_with_shared_layers_decodes_step_by_step():
         np.testing.assert_allclose(one[:, 0], full[:, step], atol=1e-4)
 
 
-def test_projections_to_the_residual_stream_shrink_with_all_blocks():
+def test_residual_projections_shrink_with_number_of_blocks():
     sizes = {
         "feed_forward": models.FeedForwardConfig(60),
         "initializer": models.InitializerConfig(0.1, shrink_residual=True),
@@ -123,7 +123,7 @@ def test_padding_takes_no_position(offset):
     np.testing.assert_allclose(alone, plain, atol=1e-4)
 
 
-def test_narrow_tables_are_led_to_the_width_and_back():
+def test_narrow_tables_are_projected():
     """By hand, in NumPy."""
     model = small_encoder(stack=models.StackConfig(1), norm=models.NormConfig(1e-5, placement="post"))
     module, params = randomized(replace(model, embedding=replace(model.embedding, embedding_size=5)))
@@ -161,6 +161,6 @@ def test_narrow_tables_are_led_to_the_width_and_back():
         ),
     ],
 )
-def test_what_cannot_be_is_said(make, words):
+def test_invalid_settings_are_rejected(make, words):
     with pytest.raises(UserError, match=words):
         make()

@@ -31,7 +31,7 @@ def made(model):
     return registry.build(model), jax.tree.map(draw, registry.shapes(model))
 
 
-def test_what_it_gives_is_read_as_embeddings():
+def test_source_encoder_output_replaces_embeddings():
     module, params = made(MODEL)
     tokens = np.random.default_rng(1).integers(0, 272, (2, 7), np.int32)
     mask = np.array([[1] * 7, [1] * 4 + [0] * 3], np.int32)
@@ -52,7 +52,7 @@ def test_what_it_gives_is_read_as_embeddings():
     np.testing.assert_array_equal(got, encode({"params": other}, tokens, mask))
 
 
-def test_nothing_else_changes_and_its_leaves_are_counted_and_named():
+def test_source_encoder_parameters_are_counted_and_named():
     shapes, plain = registry.shapes(MODEL), registry.shapes(tiny.BART)
     assert {name: leaf for name, leaf in shapes.items() if name != "source_encoder"} == plain
     assert trees.parse(models.ModelConfig, trees.to_dict(MODEL), "model") == MODEL

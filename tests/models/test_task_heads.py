@@ -69,7 +69,7 @@ def dense(params, name, x):
 
 @pytest.mark.parametrize("mask", [RIGHT, LEFT], ids=["right", "left"])
 @pytest.mark.parametrize("feature", ["first", "last", "mean", "max"])
-def test_a_feature_is_of_the_real_tokens(feature, mask):
+def test_features_ignore_padding(feature, mask):
     model = tiny.MODEL.with_task(
         models.ClassesHead(labels=("a", "b", "c"), feature=feature, transform="tanh", bias=False)
     )
@@ -87,7 +87,7 @@ def test_a_feature_is_of_the_real_tokens(feature, mask):
     np.testing.assert_allclose(got, output(model, params, texts(RIGHT))[0], atol=1e-5)
 
 
-def test_the_pooler_is_the_models_own():
+def test_pooler_of_the_model_is_used():
     head = models.ScoreHead(feature="pooler")
     model = tiny.BERT.with_task(head)
     assert model.pooler == models.Pooler(0) and isinstance(model.head, models.NoHead)
@@ -135,7 +135,7 @@ def test_layers_are_concatenated_or_mixed(model):
         registry.shapes(model.with_task(replace(tags, layers=models.ConcatenatedLayers((3,)))))
 
 
-def test_a_mixed_layer_is_normed_over_the_real_places_of_a_text():
+def test_mixed_layers_are_normalized_over_real_tokens():
     states = np.random.default_rng(0).normal(2, 3, size=(2, 3, LENGTH, 5)).astype(np.float32)
     weights = {"weights": np.array([0.3, -0.2], np.float32), "scale": np.float32(1.5)}
     got = layers.ScalarMix(True).apply({"params": weights}, states, RIGHT)
@@ -164,7 +164,7 @@ def lstm_by_hand(params, side, x_LD):
 
 
 @pytest.mark.parametrize("mask", [RIGHT, LEFT], ids=["right", "left"])
-def test_lstms_run_both_ways_over_the_real_places(mask):
+def test_lstms_run_over_real_tokens_in_both_directions(mask):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(3, LENGTH, 4)).astype(np.float32)
     module = recurrent.BiLstm(models.BiLstmConfig(cell=3, layers=2), jnp.float32)
@@ -179,7 +179,7 @@ def test_lstms_run_both_ways_over_the_real_places(mask):
         np.testing.assert_allclose(got[row][mask[row] == 1], real_states, atol=1e-5)
 
 
-def test_an_elmo_tags_and_classifies_from_its_words_beside_their_mix(tmp_path):
+def test_elmo_tags_and_classifies(tmp_path):
     head = models.TagsHead(
         labels=("O", "B"), layers=models.MixedLayers(words=True), recurrent=models.BiLstmConfig(4, 2)
     )
@@ -221,7 +221,7 @@ def test_an_elmo_tags_and_classifies_from_its_words_beside_their_mix(tmp_path):
     assert inputs.shape == (3, 2, LENGTH, 6)
 
 
-def test_several_texts_are_put_together_again():
+def test_several_texts_per_row_are_regrouped():
     head = models.ChoiceHead(feature="last", bias=False)
     model = tiny.MODEL.with_task(head)
     _, params = made(model)
@@ -238,7 +238,7 @@ def test_several_texts_are_put_together_again():
     np.testing.assert_allclose(combined, one + one[::-1] - params["heads_task"]["output"]["bias"], atol=1e-5)
 
 
-def test_dropout_is_in_training_alone_and_one_for_a_rows_texts():
+def test_dropout_only_in_training_and_shared_within_row():
     head = models.ChoiceHead(feature="last", dropout=0.5)
     model = tiny.MODEL.with_task(head)
     assert model.drops and not tiny.MODEL.drops and not model.with_dropout(0.0).drops
@@ -254,7 +254,7 @@ def test_dropout_is_in_training_alone_and_one_for_a_rows_texts():
     assert len({f"{value:.4f}" for value in np.asarray(dropped[:, 0] / plain[:, 0])}) == 3, "each row has a mask"
 
 
-def test_it_is_a_choice_in_a_config_and_counts_its_products():
+def test_task_head_is_a_config_choice_and_counts_flops():
     head = models.TagsHead(
         labels=("O", "B-PER"),
         layers=models.MixedLayers((-2, -1)),

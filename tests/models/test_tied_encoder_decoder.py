@@ -44,7 +44,7 @@ def gradients(module, params, *inputs):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_it_is_two_stacks_of_equal_parameters(name):
+def test_shared_stack_equals_two_stacks(name):
     """Logits, and gradients, which are the sums of both stacks'."""
     module, params = randomized(MODELS[name])
     inputs = tokens_of(), tokens_of(1, length=6), np.array([[1] * 8, [1] * 5 + [0] * 3])
@@ -64,7 +64,7 @@ def test_it_is_two_stacks_of_equal_parameters(name):
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), got, added(of_two, of_encoder))
 
 
-def test_it_reads_and_answers_as_two_stacks_of_equal_parameters():
+def test_decoding_equals_two_stacks():
     _, params = randomized(T5)
     two, copies = untied(T5, params)
     tied, apart = LanguageModel(T5, params), LanguageModel(two.model, copies)
@@ -77,7 +77,7 @@ def test_it_reads_and_answers_as_two_stacks_of_equal_parameters():
         np.testing.assert_allclose(states, apart.hidden_states(*arguments), atol=1e-4)
 
 
-def test_each_pass_has_dropout_of_its_own():
+def test_each_pass_has_its_own_dropout():
     module, params = randomized(replace(T5, dropout=models.DropoutConfig(output=0.5)))
     tokens = tokens_of()
 
@@ -91,7 +91,7 @@ def test_each_pass_has_dropout_of_its_own():
     assert (encoded != decoded).mean() > 0.25
 
 
-def test_what_is_shared_is_counted_once_and_computed_twice():
+def test_shared_parameters_count_once_and_flops_twice():
     """T5's base by hand: V 32,128, D 768, 12 layers of 12 heads of 64, feed-forward of 3,072, 32 buckets."""
     whole = t5.model(*t5.SIZES["base"][:5], v1_1=False)
     tied = replace(whole, tie_encoder_decoder=True)
@@ -105,7 +105,7 @@ def test_what_is_shared_is_counted_once_and_computed_twice():
     assert trees.parse(models.ModelConfig, trees.to_dict(tied), "model") == tied
 
 
-def test_what_cannot_be_is_said():
+def test_invalid_settings_are_rejected():
     with pytest.raises(UserError, match="equal stacks: set decoder_stack to the values of stack"):
         replace(T5, stack=models.StackConfig(1))
     with pytest.raises(UserError, match="leave decoder_heads"):

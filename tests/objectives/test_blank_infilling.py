@@ -60,7 +60,7 @@ def filled(result):
     return [token for part in text for token in part]
 
 
-def test_the_example_of_the_paper():
+def test_example_of_paper():
     """Du et al. 2022, figure 2: x3 and x5 x6 are cut out of x1 … x6, the latter is filled first."""
     cls, mask, sop, eop, pad = GLM.cls, GLM.mask, GLM.sop, GLM.eop, GLM.pad
     want = [cls, 101, 102, mask, 104, mask, sop, 105, 106, sop, 103]
@@ -87,7 +87,7 @@ def test_the_example_of_the_paper():
         (0.0, ([3, 8, 105, 106, 5, 101, 102, 103, 104], [1] * 5, [1, 2, 3, 4, 5], [101, 102, 103, 104, 6])),
     ],
 )
-def test_a_long_blank_ends_the_text_or_lies_within_it(end_share, want):
+def test_long_blank_is_at_end_or_inside(end_share, want):
     tokens, positions, block_positions, targets = want
     settings = {"document_rate": 1.0, "document_end_share": end_share}
     result = next(
@@ -128,7 +128,7 @@ def rows(draw):
 
 @hypothesis_settings(deadline=None)
 @given(rows(), st.sampled_from(sorted(KINDS)), st.integers(0, 99), st.floats(0.05, 0.6), st.booleans())
-def test_part_a_with_its_blanks_filled_is_the_text(row, kind, seed, rate, has_cls):
+def test_filled_part_a_is_the_text(row, kind, seed, rate, has_cls):
     tokens, sentences, padding = row
     special = GLM if has_cls else objectives.Special(**IDS | {"cls": None})
     mask = [1] * len(tokens) + [0] * padding
@@ -156,7 +156,7 @@ def test_part_a_with_its_blanks_filled_is_the_text(row, kind, seed, rate, has_cl
 
 @hypothesis_settings(deadline=None)
 @given(rows(), st.integers(0, 99), st.floats(0.05, 0.9))
-def test_sentences_are_cut_out_whole_until_there_are_enough(row, seed, rate):
+def test_whole_sentences_are_removed_up_to_budget(row, seed, rate):
     tokens, sentences, _ = row
     begins = sorted({*sentences, 0, *(i + 1 for i, token in enumerate(tokens) if token == GLM.eos)} - {len(tokens)})
     whole = []
@@ -182,7 +182,7 @@ def test_sentences_are_cut_out_whole_until_there_are_enough(row, seed, rate):
 
 @hypothesis_settings(deadline=None)
 @given(st.integers(3, 700), st.sampled_from([(0.15, 3.0), (0.3, 3.0), (0.15, 8.0)]), st.sampled_from([0.0, 0.4]))
-def test_rows_have_the_lengths_that_were_asked_for(num_tokens, settings, sentence_rate):
+def test_rows_have_requested_lengths(num_tokens, settings, sentence_rate):
     rate, mean = settings
     objective = objectives.get("blank_infilling", GLM, rate=rate, mean_span_length=mean, sentence_rate=sentence_rate)
     result = objective({"tokens": np.full(num_tokens - 1, 100)}, np.random.default_rng(0))
@@ -220,7 +220,7 @@ def near(draws, want):
     return abs(draws.mean() - want) < 4 * draws.std() / len(draws) ** 0.5
 
 
-def test_short_spans_have_the_numbers_and_lengths_of_their_distribution():
+def test_short_spans_follow_their_distribution():
     """A million tokens. By Wald's equation what each draw brings on average is multiplied by the number of draws."""
     lengths = []
     for seed in range(1954):
@@ -237,7 +237,7 @@ def test_short_spans_have_the_numbers_and_lengths_of_their_distribution():
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_short_spans_lie_where_their_draws_say(seed):
+def test_short_spans_follow_their_draws(seed):
     tokens, rng = list(range(100, 300)), np.random.default_rng(seed)
     result = make(tokens, seed)
     rng.random(2)  # The text stays as long as it is, and its blanks are short.
@@ -257,7 +257,7 @@ def test_short_spans_lie_where_their_draws_say(seed):
     assert [span[:-1] for _, span in fillings(result)] == [spans[i] for i in rng.permutation(len(spans))]
 
 
-def test_all_ways_to_place_short_spans_are_equally_likely():
+def test_placements_of_short_spans_are_equally_likely():
     """One and two of seven tokens with a gap: three clean ones are free to lie in three places, in two orders."""
     counts = collections.Counter()
     for seed in range(4000):
@@ -270,7 +270,7 @@ def test_all_ways_to_place_short_spans_are_equally_likely():
     assert all(abs(n - total * share) < 4 * (total * share * (1 - share)) ** 0.5 for n in counts.values())
 
 
-def test_documents_get_their_share_of_blanks_and_the_order_of_filling_is_any():
+def test_blanks_are_spread_over_documents_in_any_order():
     """Two documents of 100 and 300 tokens."""
     tokens = np.array([100] * 100 + [GLM.eos] + [200] * 300)
     shares, ranks = [], []
@@ -285,7 +285,7 @@ def test_documents_get_their_share_of_blanks_and_the_order_of_filling_is_any():
     assert abs(np.std(ranks) - 12**-0.5) < 0.03
 
 
-def test_kinds_of_blanks_come_at_their_rates():
+def test_kinds_of_blanks_have_their_rates():
     """Over a million tokens."""
     settings = {"sentence_rate": 0.3, "document_rate": 0.2, "block_mask_rate": 0.1, "short_probability": 0.02}
     kinds, shares, at_end, hidden, short = [], [], [], [], []
@@ -313,7 +313,7 @@ def test_kinds_of_blanks_come_at_their_rates():
     assert min(shares) >= 128 and 480 < max(shares) <= 510 and near(shares, (128 + 510) / 2)
 
 
-def test_a_shorter_text_is_a_stretch_of_the_row_and_its_sentences_move_along():
+def test_shorter_text_is_a_span_with_moved_sentences():
     for seed in range(50):
         tokens = np.arange(100, 355)
         result = make(tokens, seed, sentences=range(0, 255, 5), short_probability=1.0, sentence_rate=1.0)
@@ -323,7 +323,7 @@ def test_a_shorter_text_is_a_stretch_of_the_row_and_its_sentences_move_along():
         assert all(span[0] in (text[1], *range(100, 355, 5)) for _, span in fillings(result))
 
 
-def test_mistakes_are_told():
+def test_invalid_settings_are_rejected():
     with pytest.raises(UserError, match=r"no row of length 16: set config.data.length to 18"):
         objectives.get("blank_infilling", GLM).input_length(16)
     assert objectives.BlankInfilling().input_length(18) > 0

@@ -9,7 +9,7 @@ from plm_jax.common.errors import UserError
 RNG = np.random.default_rng(0)
 
 
-def test_targets_are_the_next_tokens():
+def test_targets_are_next_tokens():
     result = objectives.get("causal")({"tokens": np.array([5, 6, 7, 8], np.int32)}, RNG)
     assert {k: (v.tolist(), v.dtype.name) for k, v in result.items()} == {
         "tokens": ([5, 6, 7], "int32"),
@@ -40,7 +40,7 @@ def test_separate_documents(lengths, padding):
     assert {v.dtype.name for k, v in result.items() if k != "target_weights"} == {"int32"}
 
 
-def test_unknown_names_are_told():
+def test_unknown_names_are_rejected():
     with pytest.raises(UserError, match="did you mean 'causal'"):
         objectives.get("casual")
     with pytest.raises(UserError, match="has no setting 'rate'"):

@@ -65,7 +65,7 @@ def figure(seed, **settings):
 
 
 @pytest.mark.parametrize("expected", [*ONE_BY_ONE, *TOGETHER])
-def test_the_figure_of_the_paper(expected):
+def test_figure_of_paper(expected):
     settings = (ONE_BY_ONE | TOGETHER)[expected]
     result = (figure(seed, **settings) for seed in range(20_000))
     match = next(texts for texts in result if texts["tokens"] == f"<s> {expected} </s>")
@@ -73,7 +73,7 @@ def test_the_figure_of_the_paper(expected):
     assert match["decoder_tokens"] == "</s> <s> A B C . D E ."
 
 
-def test_each_noise_alone_gives_all_its_rows_and_no_others():
+def test_each_noise_gives_exactly_its_rows():
     text, pairs = FIGURE.split(), list(itertools.combinations(range(7), 2))
     expected = {
         "A _ C . _ E .": {" ".join("_" if i in pair else t for i, t in enumerate(text)) for pair in pairs},
@@ -86,7 +86,7 @@ def test_each_noise_alone_gives_all_its_rows_and_no_others():
         assert {row.removeprefix("<s> ").removesuffix(" </s>") for row in outputs} == rows
 
 
-def test_noises_come_one_after_another_in_the_order_of_fairseq():
+def test_noises_are_applied_in_order_of_fairseq():
     together = {"permute_sentences": 1.0, "noise": TextInfilling(), "insert": 0.1, "rotate": 1.0, "random_share": 0.2}
     for seed in range(20):
         rng, text = np.random.default_rng(seed), TEXT + np.arange(50)
@@ -113,7 +113,7 @@ def walk(num_tokens, starts, first_words, lengths):
 
 @hypothesis_settings(deadline=None)
 @given(st.data(), st.integers(1, 40))
-def test_spans_cover_what_fairseqs_walk_covers(data, num_tokens):
+def test_spans_equal_fairseq(data, num_tokens):
     starts = np.array(sorted(data.draw(st.sets(st.integers(0, num_tokens - 1), min_size=1))))
     words = data.draw(st.lists(st.integers(0, len(starts) - 1), min_size=1, unique=True))
     lengths = np.array(data.draw(st.lists(st.integers(1, 9), min_size=len(words), max_size=len(words))))
@@ -132,7 +132,7 @@ SHARE = st.floats(0, 1)
 
 @hypothesis_settings(deadline=None)
 @given(st.integers(1, 120), st.integers(0, 30), NOISES, SHARE, SHARE, SHARE, SHARE, st.data())
-def test_targets_are_the_text_and_the_input_is_made_of_it(
+def test_targets_are_the_text_and_inputs_derive_from_it(
     num_tokens, padding, noise, insert, permute, rotate, random, data
 ):
     starts = sorted(data.draw(st.sets(st.integers(0, num_tokens + padding - 1))))
@@ -171,7 +171,7 @@ def test_targets_are_the_text_and_the_input_is_made_of_it(
 
 @hypothesis_settings(deadline=None)
 @given(st.integers(4, 400), SHARE)
-def test_rows_take_as_many_tokens_as_fit(length, insert):
+def test_rows_are_as_long_as_possible(length, insert):
     objective = objectives.get("denoising", BART, insert=insert)
     size = objective.input_length(length)
     assert size + math.ceil(insert * size) + 2 <= length < size + 1 + math.ceil(insert * (size + 1)) + 2
@@ -181,12 +181,12 @@ def test_rows_take_as_many_tokens_as_fit(length, insert):
     assert len(result["tokens"]) in (length, length - 1) and len(result["targets"]) == size + 2
 
 
-def test_without_insertion_both_rows_have_the_length():
+def test_rows_without_insertion_have_full_length():
     result = objectives.get("denoising", BART)({"tokens": np.full(510, TEXT)}, np.random.default_rng(0))
     assert len(result["tokens"]) == len(result["targets"]) == 512
 
 
-def test_words_go_whole_and_a_sentence_takes_its_words_along():
+def test_whole_words_are_noised_and_move_with_sentences():
     starts = {"word_starts": np.array([0, 2, 3, 6, 7]), "sentence_starts": np.array([0, 3])}
     example = {"tokens": TEXT + np.arange(9), **starts}
     objective = objectives.get("denoising", BART, noise=TextInfilling(0.2, 50.0))  # One word of five.
@@ -199,7 +199,7 @@ def test_words_go_whole_and_a_sentence_takes_its_words_along():
     assert rows == {"".join([*order[:i], "_", *order[i + 1 :]]) for order in orders for i in range(5)}
 
 
-def test_text_before_the_first_start_is_the_rest_of_a_sentence():
+def test_text_before_first_start_is_a_partial_sentence():
     rows = {tuple(text_of(apply(5, np.random.default_rng(s), [2], permute_sentences=1.0)) - TEXT) for s in range(50)}
     assert rows == {(0, 1, 2, 3, 4), (2, 3, 4, 0, 1)}
 
@@ -224,19 +224,19 @@ def assert_spread_evenly(positions, chosen, of):
         assert_near(quarter, ROWS * chosen / 4, variance)
 
 
-def test_masking_and_deletion_take_their_share_everywhere():
+def test_masking_and_deletion_are_uniform():
     masked = np.concatenate([np.flatnonzero(row == MASK) for row in made_rows(noise=TokenMasking(0.3))])
     assert_spread_evenly(masked, 300, LENGTH)
     deleted = [np.setdiff1d(np.arange(LENGTH), row - TEXT) for row in made_rows(noise=TokenDeletion(0.3))]
     assert_spread_evenly(np.concatenate(deleted), 300, LENGTH)
 
 
-def test_insertions_are_everywhere():
+def test_insertions_are_uniform():
     rows = made_rows(insert=0.2)
     assert_spread_evenly(np.concatenate([np.flatnonzero(row == MASK) for row in rows]), 200, 1200)
 
 
-def test_a_share_of_the_masks_is_random():
+def test_share_of_masks_is_random():
     rows = np.concatenate(made_rows(noise=TokenMasking(0.5), random_share=0.1))
     random = rows[(rows < TEXT) & (rows != MASK)]
     share = 0.1 * (1 - 1 / BART.vocab_size)
@@ -247,7 +247,7 @@ def test_a_share_of_the_masks_is_random():
     assert random.min() >= 0 and random.max() < BART.vocab_size
 
 
-def test_span_lengths_are_poisson_draws_until_the_budget_is_met():
+def test_span_lengths_are_poisson_up_to_budget():
     """The number of draws N has P(N > n) = P(Poisson(3 n) < budget); by Wald's identity e^-3 of them are 0."""
     budget, mean = 300, 3.0
     rng = np.random.default_rng(0)
@@ -266,7 +266,7 @@ def test_span_lengths_are_poisson_draws_until_the_budget_is_met():
     assert_near(empty, share * draws.sum(), ROWS * expected * share * (1 - share))
 
 
-def test_each_span_leaves_one_mask_unless_it_begins_within_another():
+def test_each_span_leaves_one_mask():
     apart = 0
     for seed in range(200):
         row = text_of(apply(LENGTH, np.random.default_rng(seed), noise=TextInfilling(0.02)))
@@ -280,7 +280,7 @@ def test_each_span_leaves_one_mask_unless_it_begins_within_another():
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5])
-def test_every_order_of_the_chosen_sentences_is_equally_likely(share):
+def test_orders_of_sentences_are_equally_likely(share):
     starts = [0, 200, 500, 900]
     orders = []
     for row in made_rows(sentence_starts=starts, permute_sentences=share):
@@ -297,7 +297,7 @@ def test_every_order_of_the_chosen_sentences_is_equally_likely(share):
         assert_near(orders.count(order), ROWS * chance, ROWS * chance * (1 - chance))
 
 
-def test_rotation_begins_anywhere_as_often_as_asked_for():
+def test_rotations_are_uniform_at_their_rate():
     pivots = np.array([row[0] - TEXT for row in made_rows(rotate=0.6)])
     share = 0.6 * (1 - 1 / LENGTH)
     assert_near(np.count_nonzero(pivots), ROWS * share, ROWS * share * (1 - share))
@@ -305,14 +305,14 @@ def test_rotation_begins_anywhere_as_often_as_asked_for():
         assert_near(quarter, np.count_nonzero(pivots) / 4, np.count_nonzero(pivots) * 3 / 16)
 
 
-def test_the_defaults_are_those_of_bart_and_not_of_fairseq():
+def test_defaults_equal_bart():
     settings = objectives.Denoising()
     assert (settings.noise, settings.permute_sentences) == (TextInfilling(0.3, 3.0), 1.0)
     assert (settings.insert, settings.rotate, settings.random_share) == (0.0, 0.0, 0.0)
     assert objectives.BoundObjective(settings, BART).separator is None
 
 
-def test_the_example_stays_as_it_is():
+def test_example_is_not_modified():
     example = {"tokens": TEXT + np.arange(40), "sentence_starts": np.array([0, 20]), "word_starts": np.arange(40)}
     before = {key: value.copy() for key, value in example.items()}
     objectives.get("denoising", BART, insert=0.2, rotate=1.0)(example, np.random.default_rng(0))
@@ -329,7 +329,7 @@ def test_the_example_stays_as_it_is():
     ),
 )
 @hypothesis_settings(max_examples=60)
-def test_documents_that_do_not_see_each_other_are_noised_each_by_itself(sizes, padding, seed, settings):
+def test_separate_documents_are_noised_separately(sizes, padding, seed, settings):
     documents = np.repeat(np.arange(1, len(sizes) + 1), sizes)
     tokens = np.pad(TEXT + np.arange(len(documents)), (0, padding))
     example = {"tokens": tokens, "segment_ids": np.pad(documents, (0, padding))}
@@ -358,7 +358,7 @@ def test_documents_that_do_not_see_each_other_are_noised_each_by_itself(sizes, p
         assert result["target_weights"][i] == (of in result["segment_ids"] and of > 0)
 
 
-def test_no_document_sees_another_in_the_model():
+def test_documents_do_not_attend_to_each_other():
     shared = {"embedding": models.EmbeddingConfig(30, 8), "feed_forward": models.FeedForwardConfig(8)}
     attention = models.AttentionConfig(2, 4, models.LearnedPositions(32))
     stacks = {"stack": models.StackConfig(1), "decoder_stack": models.StackConfig(1)}
@@ -381,7 +381,7 @@ def test_no_document_sees_another_in_the_model():
     assert not differs[ids != 2].any() and differs[ids == 2].all()
 
 
-def test_mistakes_are_told():
+def test_invalid_settings_are_rejected():
     rng = np.random.default_rng(0)
     for name in ("bos", "eos", "mask"):
         ids = {"bos": 0, "eos": 2, "mask": 4, name: None}

@@ -22,7 +22,7 @@ def plain(row):
     return {name: value.tolist() for name, value in row.items()}
 
 
-def test_an_example_of_t5_has_eos_after_inputs_and_targets():
+def test_t5_example_has_eos_after_inputs_and_targets():
     assert plain(rows(target_length=4).row([([11, 12, 13], [21, 22])], 6)) == {
         "tokens": [11, 12, 13, 1, 0, 0],
         "mask": [1, 1, 1, 1, 0, 0],
@@ -32,13 +32,13 @@ def test_an_example_of_t5_has_eos_after_inputs_and_targets():
     }
 
 
-def test_what_is_too_long_loses_its_end_but_not_eos():
+def test_long_texts_are_truncated_before_eos():
     result = rows(target_length=2).row([([11, 12, 13, 14], [21, 22])], 3)
     assert result["tokens"].tolist() == [11, 12, 1]
     assert result["targets"].tolist() == [21, 1] and result["decoder_tokens"].tolist() == [0, 21]
 
 
-def test_packed_examples_of_t5_are_numbered_and_each_begins_anew():
+def test_packed_t5_examples_have_segments_and_positions():
     result = rows(target_length=6, segmented=True).row([([11], [21, 22]), ([], [31])], 5)
     assert plain(result) == {
         "tokens": [11, 1, 1, 0, 0],
@@ -52,7 +52,7 @@ def test_packed_examples_of_t5_are_numbered_and_each_begins_anew():
     }
 
 
-def test_beside_denoising_both_parts_have_bos_and_the_decoder_begins_with_eos():
+def test_denoising_rows_have_bos_and_decoder_starts_with_eos():
     assert plain(rows(objectives.Denoising(), BART, 5).row([([11, 12], [21])], 5)) == {
         "tokens": [0, 11, 12, 2, 1],
         "mask": [1, 1, 1, 1, 0],
@@ -62,7 +62,7 @@ def test_beside_denoising_both_parts_have_bos_and_the_decoder_begins_with_eos():
     }
 
 
-def test_a_decoder_is_asked_for_targets_and_eos_alone():
+def test_decoder_predicts_only_targets_and_eos():
     causal = rows(objectives.Causal(), GPT, 3)
     assert plain(causal.row([([11, 12, 13], [21, 22])], 7)) == {
         "tokens": [11, 12, 13, 21, 22, 0, 0],
@@ -84,7 +84,7 @@ def test_a_decoder_is_asked_for_targets_and_eos_alone():
     }
 
 
-def test_packed_examples_of_a_decoder():
+def test_packed_decoder_examples():
     result = rows(objectives.Causal(), GPT, 3, segmented=True).row([([11, 12], [21]), ([13], [22, 23])], 7)
     assert plain(result) == {
         "tokens": [11, 12, 21, 13, 22, 23, 0],
@@ -110,7 +110,7 @@ TOKENS = st.lists(st.integers(10, 90), max_size=12)
     ids=lambda value: getattr(value, "kind", None),
 )
 @given(inputs=TOKENS, targets=TOKENS)
-def test_sizes_are_those_of_the_row(objective, special, target_length, inputs, targets):
+def test_sizes_equal_row_sizes(objective, special, target_length, inputs, targets):
     of = rows(objective, special, target_length, segmented=not objective.has_prefix)
     result, counts = of.row([(inputs, targets)], 10), (np.array([len(inputs)]), np.array([len(targets)]))
     encoder, decoder = (int(size[0]) for size in of.sizes(*counts, 10))
@@ -137,7 +137,7 @@ def test_sizes_are_those_of_the_row(objective, special, target_length, inputs, t
     [(SPANS, T5), (objectives.PrefixLM(), T5), (objectives.Denoising(permute_sentences=0.0), BART)],
     ids=lambda value: getattr(value, "kind", ""),
 )
-def test_rows_of_texts_get_the_keys_and_shapes_of_rows_of_examples(objective, special, target_length, segmented):
+def test_text_rows_have_keys_and_shapes_of_example_rows(objective, special, target_length, segmented):
     of, bound = rows(objective, special, target_length, segmented), objectives.BoundObjective(objective, special)
     text = bound({"tokens": np.arange(10, 10 + bound.input_length(24))}, np.random.default_rng(0))
     aligned, example = of.align(text), of.row([([11], [21])], 24)
@@ -153,7 +153,7 @@ def test_rows_of_texts_get_the_keys_and_shapes_of_rows_of_examples(objective, sp
         assert aligned["decoder_segment_ids"].tolist() == [1] * num + [0] * (len(aligned["targets"]) - num)
 
 
-def test_a_row_of_a_decoder_text_is_one_segment():
+def test_decoder_text_row_is_one_segment():
     of = rows(objectives.Causal(), GPT, 4, segmented=True)
     text = objectives.get("causal", GPT)({"tokens": np.arange(10, 19)}, np.random.default_rng(0))
     assert of.align(text).keys() == of.row([([11], [21])], 8).keys()
@@ -162,7 +162,7 @@ def test_a_row_of_a_decoder_text_is_one_segment():
 
 
 @pytest.mark.parametrize("special", [objectives.Special(pad=0), objectives.Special(eos=1)])
-def test_special_ids_that_lack_are_named(special):
+def test_missing_special_ids_are_reported(special):
     with pytest.raises(UserError, match=r"set config\.vocabulary\.eos"):
         rows(objectives.Denoising(), special)
     if special.eos is None:
@@ -174,7 +174,7 @@ EXAMPLES = [([11, 12, 13], [21, 22]), ([14], [23]), ([15, 16], [24, 25, 26]), ([
 
 
 @pytest.mark.parametrize("pack", [False, True])
-def test_rows_are_those_of_seqios_feature_converter(pack):
+def test_rows_equal_seqio_feature_converter(pack):
     seqio, tf = pytest.importorskip("seqio"), pytest.importorskip("tensorflow")
     lengths, of = {"inputs": 8, "targets": 6}, rows(target_length=6, segmented=pack)
 

@@ -52,7 +52,7 @@ def test_budget_targets_and_shapes(num_real, padding, max_predictions, rate, see
 
 
 @pytest.mark.parametrize(("rate", "mask_share", "random_share"), [(0.15, 0.8, 0.1), (0.4, 0.5, 0.2)])
-def test_shares_are_those_asked_for(rate, mask_share, random_share):
+def test_shares_equal_settings(rate, mask_share, random_share):
     """Counts over a million tokens against their binomial laws, within four standard errors."""
     draws, length = 2000, 512
     objective = objectives.get("masked_lm", BERT, rate=rate, mask_share=mask_share, random_share=random_share)
@@ -84,7 +84,7 @@ def test_shares_are_those_asked_for(rate, mask_share, random_share):
     assert random.min() < 100 and (random >= 0).all() and random.max() < BERT.vocab_size
 
 
-def test_every_subset_of_positions_is_equally_likely():
+def test_subsets_of_positions_are_equally_likely():
     objective = objectives.get("masked_lm", BERT, rate=0.4)
     rng = np.random.default_rng(1)
     draws = 3000
@@ -94,7 +94,7 @@ def test_every_subset_of_positions_is_equally_likely():
     assert (abs(counts - draws / 6) < 4 * np.sqrt(draws * 5 / 36)).all()
 
 
-def test_separators_within_the_row_stay_and_other_keys_pass():
+def test_separators_stay_and_other_keys_pass():
     tokens = np.array([2, 9, 3, 9, 3, 0], np.int32)
     other_keys = {
         "token_types": np.array([0, 0, 0, 1, 1, 0], np.int32),
@@ -114,7 +114,7 @@ def test_separators_within_the_row_stay_and_other_keys_pass():
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_row_is_what_its_draws_say(seed):
+def test_row_follows_its_draws(seed):
     """Padding wherever it is, ids of all kinds, each target by itself."""
     special = objectives.Special(pad=0, bos=7, eos=5, cls=2, sep=3, mask=4, vocab_size=1000)
     rng = np.random.default_rng(seed)
@@ -142,12 +142,12 @@ def test_published_budgets():
     assert [quarter(row(n), np.random.default_rng(0))["target_weights"].sum() for n in (10, 6, 4)] == [2, 2, 1]
 
 
-def test_a_row_of_special_ids_has_no_target():
+def test_row_of_special_ids_has_no_target():
     result = objectives.get("masked_lm", BERT)({"tokens": np.array([2, 3])}, np.random.default_rng(0))
     assert (result["tokens"].tolist(), result["target_weights"].tolist()) == ([2, 3], [0])
 
 
-def test_mistakes_are_told():
+def test_invalid_settings_are_rejected():
     with pytest.raises(UserError, match=r"set config.vocabulary.mask"):
         objectives.get("masked_lm")(row(8), np.random.default_rng(0))
     for wrong in ({"rate": 0.0}, {"max_predictions": -1}, {"mask_share": 0.95}, {"random_share": -0.1}):

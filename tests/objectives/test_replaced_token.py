@@ -8,7 +8,7 @@ SPECIAL = objectives.Special(pad=0, unk=1, cls=2, sep=3, mask=4, vocab_size=1000
 TOKENS = np.array([2, *range(100, 610), 3])
 
 
-def test_the_generator_sees_the_mask_or_the_token_and_never_another():
+def test_generator_reads_mask_or_token():
     """85 % masks over a million tokens as in the source, within four standard errors; the paper's all by a field."""
     rng, draws, masks = np.random.default_rng(0), 2000, 0
     objective, paper = (
@@ -29,11 +29,11 @@ def test_the_generator_sees_the_mask_or_the_token_and_never_another():
     assert (result["tokens"][result["target_positions"]] == SPECIAL.mask).all()
 
 
-def test_large_predicts_a_quarter():
+def test_large_model_predicts_a_quarter():
     objective = objectives.get("replaced_token", SPECIAL, rate=0.25)
     assert objective({"tokens": TOKENS}, np.random.default_rng(0))["target_weights"].sum() == 128
 
 
-def test_a_negative_weight_is_told():
+def test_negative_weight_is_rejected():
     with pytest.raises(UserError, match=r"config.objective.discriminator_weight is -1: give 0 to"):
         objectives.get("replaced_token", discriminator_weight=-1)

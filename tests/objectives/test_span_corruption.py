@@ -66,7 +66,7 @@ def test_published_lengths(length, num_tokens, target_length):
     assert result["mask"].all() and result["target_weights"].all()
 
 
-def test_sentinels_are_t5s():
+def test_sentinels_equal_t5():
     result = corrupt(20, special=T5)
     assert result["targets"][0] == result["decoder_tokens"][1] == 32_099
     assert [t for t in result["tokens"] if t >= 32_000] == [t for t in result["targets"] if t >= 32_000] == [32_099]
@@ -75,7 +75,7 @@ def test_sentinels_are_t5s():
 
 @hypothesis_settings(deadline=None)
 @given(st.integers(1, 300), st.integers(0, 40), st.floats(0.05, 0.6), st.floats(1, 10), st.integers(0, 99))
-def test_inputs_and_targets_make_the_text(num_tokens, padding, density, mean, seed):
+def test_inputs_and_targets_reconstruct_the_text(num_tokens, padding, density, mean, seed):
     result = corrupt(num_tokens, seed, padding, noise_density=density, mean_span_length=mean)
     clean, noise = spans(result["tokens"]), spans(result["targets"])
     text = [*clean[0]]
@@ -109,7 +109,7 @@ def test_partitions_are_uniform():
     assert all(abs(n - draws * share) < 4 * np.sqrt(draws * share * (1 - share)) for n in counts.values())
 
 
-def test_spans_of_a_row_are_uniform_and_independent():
+def test_spans_are_uniform_and_independent():
     """10 tokens, 4 of them noise in 2 spans: 5 ways to part the clean ones times 3 for the noise."""
     draws = 3000
     counts = collections.Counter(
@@ -142,7 +142,7 @@ def test_span_lengths_over_a_million_tokens():
 
 @hypothesis_settings(deadline=None)
 @given(st.integers(3, 700), st.sampled_from([(0.15, 3.0), (0.15, 2.0), (0.25, 5.0), (0.5, 3.0), (0.1, 10.0)]))
-def test_rows_of_every_length(length, settings):
+def test_rows_of_every_length_are_full(length, settings):
     """The most tokens that fit, found by walking up as t5 does."""
     density, mean = settings
 
@@ -159,14 +159,14 @@ def test_rows_of_every_length(length, settings):
     assert (len(result["tokens"]), len(result["targets"])) == (length, objective.settings.target_length(length))
 
 
-def test_a_stream_for_it_has_no_separator():
+def test_stream_has_no_separator():
     kinds = {kind: objectives.get(kind, T5).separator for kind in ("causal", "masked_lm", "span_corruption")}
     assert kinds == {"causal": 1, "masked_lm": 1, "span_corruption": None}
     bert = objectives.Special(cls=2, sep=3, mask=4)
     assert objectives.get("masked_lm", bert).separator == 3
 
 
-def test_mistakes_are_told():
+def test_invalid_settings_are_rejected():
     with pytest.raises(UserError, match=r"28 sentinels a row, the vocabulary has 2: set config.vocabulary.sent"):
         corrupt(568, special=objectives.Special(eos=1, sentinels=(9, 8)))
     with pytest.raises(UserError, match=r"set config.vocabulary.eos"):

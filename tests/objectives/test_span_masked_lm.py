@@ -71,7 +71,7 @@ def test_budget_boundaries_and_shapes(num_real, padding, rate, p, max_words, rep
 
 @hypothesis_settings(deadline=None)
 @given(st.integers(10, 60), st.integers(0, 99))
-def test_spans_are_of_whole_words_but_for_the_one_that_fills_the_budget(length, seed):
+def test_spans_are_whole_words_except_the_last(length, seed):
     example = row(length, seed=seed)
     result = objectives.get("span_masked_lm", SPECIAL, rate=0.4)(example, np.random.default_rng(seed))
     begins = np.zeros(length, int)
@@ -84,7 +84,7 @@ def test_spans_are_of_whole_words_but_for_the_one_that_fills_the_budget(length, 
 
 @hypothesis_settings(deadline=None)
 @given(st.integers(3, 60), st.floats(0.05, 1), st.floats(0.05, 0.9), st.integers(1, 12), st.integers(0, 99))
-def test_spans_are_those_that_the_rule_takes_token_by_token(length, rate, p, max_words, seed):
+def test_spans_equal_token_by_token_rule(length, rate, p, max_words, seed):
     """Uses the same draws: an order of the free tokens, and a number of words for each."""
     example, rng = row(length, seed=seed), np.random.default_rng(seed)
     free = sorted(set(range(length)) - {0, length // 2, length - 1})
@@ -104,7 +104,7 @@ def test_spans_are_those_that_the_rule_takes_token_by_token(length, rate, p, max
     assert result["target_positions"][result["target_weights"] > 0].tolist() == sorted(taken)
 
 
-def test_lengths_follow_the_geometric_law_cut_off_at_ten():
+def test_lengths_are_geometric_up_to_ten():
     """Long rows with few spans, so that hardly any touch; a word is a token. Mean 3.797 (the paper says 3.8)."""
     objective, rng = (
         objectives.get("span_masked_lm", SPECIAL, rate=0.002, max_predictions=10**6),
@@ -126,7 +126,7 @@ def test_lengths_follow_the_geometric_law_cut_off_at_ten():
     assert (abs(counts - len(lengths) * chances) < 4 * np.sqrt(len(lengths) * chances)).all()
 
 
-def test_every_token_but_the_ends_is_predicted_as_often_where_words_are_tokens():
+def test_tokens_are_predicted_equally_often():
     """At a length of one: as uniform as it can be."""
     objective, rng, length, draws = (
         objectives.get("span_masked_lm", SPECIAL, max_words=1),
@@ -144,7 +144,7 @@ def test_every_token_but_the_ends_is_predicted_as_often_where_words_are_tokens()
 
 
 @pytest.mark.parametrize("replacement", ["span", "token"])
-def test_a_span_is_replaced_as_a_whole_or_token_by_token(replacement):
+def test_spans_are_replaced_whole_or_by_token(replacement):
     """Over a million tokens, within four standard errors; a random id is the mask one time in a thousand."""
     objective, rng = objectives.get("span_masked_lm", SPECIAL, replacement=replacement), np.random.default_rng(2)
     tokens, kinds, mixed, spans = TEXT + np.arange(512), np.zeros(3), 0, 0
@@ -166,7 +166,7 @@ def test_a_span_is_replaced_as_a_whole_or_token_by_token(replacement):
     assert abs(mixed - neighbours * share) < 4 * np.sqrt(3 * neighbours * share)
 
 
-def test_a_row_without_text_has_no_target():
+def test_row_without_text_has_no_target():
     for tokens in ([2, 3], [5], [2, 9], []):
         result = objectives.get("span_masked_lm", SPECIAL)(
             {"tokens": np.array(tokens, np.int32)}, np.random.default_rng(0)
@@ -174,7 +174,7 @@ def test_a_row_without_text_has_no_target():
         assert (result["tokens"].tolist(), result["target_weights"].tolist()) == (tokens, [0])
 
 
-def test_a_worked_example():
+def test_worked_example():
     """One word of three pieces: 0.6 of three tokens are two, and slots are for 0.6 of the row's five."""
     tokens, starts = np.array([2, 50, 51, 52, 3]), np.array([1])
     objective = objectives.get("span_masked_lm", SPECIAL, rate=0.6, mask_share=1.0, random_share=0.0)
@@ -190,7 +190,7 @@ def test_a_worked_example():
     }
 
 
-def test_mistakes_are_told():
+def test_invalid_settings_are_rejected():
     for wrong in ({"geometric_p": 0.0}, {"geometric_p": 1.0}, {"max_words": 0}, {"rate": 0.0}):
         with pytest.raises(UserError, match=rf"config.objective.{next(iter(wrong))} is .*: give"):
             objectives.get("span_masked_lm", SPECIAL, **wrong)

@@ -150,7 +150,7 @@ def test_prefix_lm(seed):
     assert_same(objectives.PrefixLM(), [int(noise.sum())], expected)
 
 
-def test_a_decoders_prefix():
+def test_decoder_prefix():
     """T5 shifts right behind pad, ours begins with the text: what is predicted and what sees all of itself agree."""
     text = tf.data.Dataset.from_tensors({"targets": tf.constant(TOKENS)})
     (row,) = preprocessors.pack_prefix_lm_decoder_only(text, {"targets": len(TOKENS)}).as_numpy_iterator()

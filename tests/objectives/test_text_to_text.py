@@ -116,7 +116,7 @@ def test_lengths_of_a_row_of_512(kind, num_tokens, target_length):
 
 @hypothesis_settings(deadline=None)
 @given(st.sampled_from(KINDS), st.integers(1, 200), st.integers(0, 40), st.floats(0.05, 0.6), st.integers(0, 99))
-def test_inputs_and_targets_make_the_text(kind, num_tokens, padding, density, seed):
+def test_inputs_and_targets_reconstruct_the_text(kind, num_tokens, padding, density, seed):
     text = list(range(100, 100 + num_tokens))
     settings = {"noise_density": density} if kind in KINDS[:3] else {}
     special = objectives.Special(pad=0, eos=1, sentinels=tuple(range(10**6, 10**6 - 300, -1)), vocab_size=10**6 + 1)
@@ -144,7 +144,7 @@ def test_inputs_and_targets_make_the_text(kind, num_tokens, padding, density, se
             assert not any(a > 10**5 and b > 10**5 for row in (inputs, targets) for a, b in itertools.pairwise(row))
 
 
-def test_shares_are_the_closed_forms():
+def test_shares_equal_closed_forms():
     """Over 1e6 tokens, within four standard errors: noise, its stretches, random tokens."""
     rng, rows, num = np.random.default_rng(0), 2000, 511
     tokens = np.full(num, 5)
@@ -175,7 +175,7 @@ def test_shares_are_the_closed_forms():
     assert np.mean(np.array(lengths) >= 191) < 0.003
 
 
-def test_what_is_dropped_shuffled_and_cut_over_a_million_tokens():
+def test_statistics_over_a_million_tokens():
     """Binomial numbers of dropped tokens; as many tokens stay in their place as of any permutation, one; even cuts."""
     rng, rows, num = np.random.default_rng(0), 2000, 511
     text, positions, statistics = (
@@ -204,13 +204,13 @@ def test_permutations_are_uniform():
     assert len(counts) == 6 and (abs(counts - draws / 6) < 4 * np.sqrt(draws * 5 / 36)).all()
 
 
-def test_where_sentinels_run_out_the_rest_stays_clean():
+def test_text_beyond_last_sentinel_stays_clean():
     few = objectives.Special(pad=0, eos=1, sentinels=(99, 98), vocab_size=100)
     result = make("replace_spans", Draws(6, [0, 2, 4]), special=few, noise_density=0.01)
     assert texts(result) == [[99, 11, 12, 13, 14, 15], [10, 99]]
 
 
-def test_a_full_lm_says_the_whole_text():
+def test_full_lm_predicts_the_whole_text():
     example = {"tokens": np.array([10, 11, 1, 12, 0]), "mask": np.array([1, 1, 1, 1, 0])}
     result = objectives.get("full_lm", T5)(example, np.random.default_rng(0))
     assert {k: v.tolist() for k, v in result.items()} == {
@@ -223,7 +223,7 @@ def test_a_full_lm_says_the_whole_text():
     assert objectives.get("full_lm", T5).separator == 1
 
 
-def test_a_decoders_prefix_is_not_predicted():
+def test_decoder_prefix_is_not_predicted():
     objective = objectives.get("decoder_prefix_lm", T5)
     assert (objective.input_length(8), objective.stride(8), objective.separator) == (9, 8, 1)
     rng, draws, sizes = np.random.default_rng(0), 3000, []
@@ -244,7 +244,7 @@ def test_a_decoders_prefix_is_not_predicted():
 @pytest.mark.parametrize("prefix", [False, True])
 @pytest.mark.parametrize("noise", [objectives.SpanCorruption(), objectives.ReplaceSpans(), objectives.PrefixLM()])
 @given(size=st.integers(2, 40), padding=st.integers(0, 5), seed=st.integers(0, 99))
-def test_a_decoder_goes_on_after_the_inputs_with_the_targets(noise, prefix, size, padding, seed):
+def test_decoder_continues_inputs_with_targets(noise, prefix, size, padding, seed):
     text = np.random.default_rng(seed).integers(10, 99, size)
     example = {"tokens": np.pad(text, (0, padding)), "mask": np.arange(size + padding) < size}
     apart = objectives.BoundObjective(noise, T5)(example, np.random.default_rng(seed))
@@ -263,7 +263,7 @@ def test_a_decoder_goes_on_after_the_inputs_with_the_targets(noise, prefix, size
     assert objective.settings.has_prefix == prefix and objective.separator is None
 
 
-def test_a_decoders_row_is_as_long_as_inputs_and_targets_together():
+def test_decoder_row_has_length_of_inputs_and_targets():
     """T5's 512 and 114, which share an eos with nobody but the last, which is a target alone."""
     objective = objectives.DecoderTextToText()
     assert objective.input_length(512 + 114 - 1) == objectives.SpanCorruption().input_length(512) == 568
@@ -278,7 +278,7 @@ def test_a_decoders_row_is_as_long_as_inputs_and_targets_together():
     assert parsed == objectives.DecoderTextToText(objectives.PrefixLM(), prefix=True)
 
 
-def test_mistakes_are_told():
+def test_invalid_settings_are_rejected():
     rng, bare = np.random.default_rng(0), objectives.Special(vocab_size=9)
     for kind in (*KINDS, "full_lm"):
         with pytest.raises(UserError, match=rf"{kind.replace('_', ' ')} .* eos: set config.vocabulary.eos"):

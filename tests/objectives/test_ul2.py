@@ -25,7 +25,7 @@ def parts(row):
     return mode, [row[a + 1 : b] for a, b in zip([-1, *seams], [*seams, len(row)], strict=True)]
 
 
-def test_the_table():
+def test_table_of_denoisers():
     """Tay et al. 2022, table 1, as (mode, corruption rate, mean span length)."""
     assert [(d.mode, d.noise_density, d.mean_span_length) for d in objectives.UL2().denoisers if d.mode != "S"] == [
         *[("R", 0.15, 3), ("R", 0.15, 8)],
@@ -63,7 +63,7 @@ def test_rows_of_512():
 
 
 @pytest.mark.parametrize("length", [32, 64, 128, 200, 256, 1024])
-def test_rows_of_other_lengths_hold_any_kind(length):
+def test_rows_of_other_lengths_fit_any_kind(length):
     many = objectives.Special(pad=0, eos=1, sentinels=tuple(range(9999, 5000, -1)), vocab_size=10_000)
     objective, rng = objectives.get("ul2", many), np.random.default_rng(0)
     tokens = np.full(objective.input_length(length), 7)
@@ -75,20 +75,20 @@ def test_rows_of_other_lengths_hold_any_kind(length):
         assert np.count_nonzero(result["tokens"] == 7) + np.count_nonzero(result["targets"] == 7) == len(tokens)
 
 
-def test_the_last_quarter_is_the_sequential_kinds():
+def test_last_quarter_is_sequential():
     objective = objectives.UL2((objectives.Denoiser(0.25, 1e9, "S"),))
     result = objectives.BoundObjective(objective, T5)({"tokens": np.arange(100, 140)}, np.random.default_rng(0))
     assert parts(result["tokens"]) == ("S", [list(range(100, 130)), []])
     assert parts(result["targets"]) == (None, [[], list(range(130, 140))])
 
 
-def test_it_is_a_tree_and_back():
+def test_settings_survive_round_trip():
     result = objectives.UL2((objectives.Denoiser(0.3, 5.0, "X", 2.0),))
     tree = json.loads(json.dumps(trees.to_dict(result)))
     assert tree["kind"] == "ul2" and trees.parse(objectives.Objective, tree, "config.objective") == result
 
 
-def test_mistakes_are_told():
+def test_invalid_settings_are_rejected():
     for wrong, message in (
         ({"mode": "Q"}, "mode is 'Q'"),
         ({"rate": -0.5}, "rate is -0.5"),

@@ -38,7 +38,7 @@ def runs(positions):
     st.sampled_from([0, 3, 20]),
     st.integers(0, 99),
 )
-def test_words_are_whole_and_fill_the_budget(lengths, longest, rate, max_predictions, seed):
+def test_whole_words_fill_the_budget(lengths, longest, rate, max_predictions, seed):
     objective = objectives.get("masked_lm", BERT, rate=rate, whole_words=longest, max_predictions=max_predictions)
     example = row(lengths)
     before = example["tokens"].copy()
@@ -61,7 +61,7 @@ def test_words_are_whole_and_fill_the_budget(lengths, longest, rate, max_predict
     assert longest > 1 or all(size > budget - len(at) for size in left)
 
 
-def test_words_beyond_the_budget_are_never_masked_and_counted():
+def test_words_beyond_budget_are_never_masked():
     """Two of four words have more than the 3 tokens that a row of 20 may have predicted."""
     objective, example = objectives.get("masked_lm", BERT, whole_words=1), row([7, 2, 6, 3])
     positions = {p for seed in range(200) for p in masked(objective(example, np.random.default_rng(seed))).tolist()}
@@ -75,7 +75,7 @@ def test_words_beyond_the_budget_are_never_masked_and_counted():
     assert objectives.MaskedLM().count_unmaskable(row([9, 9]), BERT) == (0, 18)
 
 
-def test_each_word_is_as_likely():
+def test_words_are_equally_likely():
     """1e6 tokens in words of two: each word's count within four standard errors."""
     objective, draws, words = objectives.get("masked_lm", BERT, whole_words=1), 2000, 250
     rng = np.random.default_rng(0)
@@ -88,7 +88,7 @@ def test_each_word_is_as_likely():
     assert (abs(counts - draws * share) < 4 * np.sqrt(draws * share * (1 - share))).all()
 
 
-def test_ngrams_are_of_length_n_with_a_chance_of_one_in_n():
+def test_ngram_lengths_have_probability_1_over_n():
     """Three tokens of 800 words: what their stretches may be, where stretches seldom meet."""
     length, draws = 800, 2500
     objective = objectives.get("masked_lm", BERT, rate=3 / (length + 2), whole_words=3)
@@ -102,7 +102,7 @@ def test_ngrams_are_of_length_n_with_a_chance_of_one_in_n():
     assert set(counts) == set(expected)
 
 
-def test_ngrams_near_the_end_of_a_row_fall_short_as_in_alberts_source():
+def test_ngrams_at_row_end_are_shorter_like_in_albert():
     """All orders of three words and all lengths, enumerated: two tokens of them, up to three words a time.
 
     A length is drawn with the same chances at every word, and a slice of the words behind it is what there is.
@@ -126,14 +126,14 @@ def test_ngrams_near_the_end_of_a_row_fall_short_as_in_alberts_source():
         assert abs(counts[words] - draws * share) < 4 * np.sqrt(draws * share * (1 - share)), words
 
 
-def test_a_share_of_two_fifths_is_two_fifths():
+def test_rate_of_two_fifths():
     rng = np.random.default_rng(0)
     for longest in (0, 1, 3):
         result = objectives.get("masked_lm", BERT, rate=0.4, whole_words=longest)(row([1] * 510), rng)
         assert result["target_weights"].sum() == len(result["targets"]) == 205
 
 
-def test_words_begin_behind_separators_and_specials_stay():
+def test_words_begin_after_separators_and_special_tokens_stay():
     tokens = np.array([2, 10, 11, 3, 12, 13, 3, 0], np.int32)
     example = {"tokens": tokens, "mask": (tokens > 0).astype(np.int32), "word_starts": np.array([2])}
     objective = objectives.get("masked_lm", BERT, rate=2 / 7, whole_words=1)
@@ -141,14 +141,14 @@ def test_words_begin_behind_separators_and_specials_stay():
     assert masked_sets == {(1, 2), (4, 5)}
 
 
-def test_a_row_without_words_has_no_target():
+def test_row_without_words_has_no_target():
     result = objectives.get("masked_lm", BERT, whole_words=3)(
         {"tokens": np.array([2, 3]), "word_starts": np.array([], np.int64)}, np.random.default_rng(0)
     )
     assert (result["tokens"].tolist(), result["target_weights"].tolist()) == ([2, 3], [0])
 
 
-def test_mistakes_are_told():
+def test_invalid_settings_are_rejected():
     objective = objectives.get("masked_lm", BERT, whole_words=1)
     assert objective.reads == ("word_starts",) and objectives.get("masked_lm", BERT).reads == ()
     with pytest.raises(UserError, match="takes examples with `word_starts`"):

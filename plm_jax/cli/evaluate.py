@@ -51,7 +51,7 @@ def main() -> None:
     options = None
     if _SHOTS.value:
         shots, seeds = tuple(command_line.integers(_SHOTS)), tuple(command_line.seed_list(_SEEDS))
-        normalise = cast(few_shot.Normalise, _NORMALISE.value)  # The options check it.
+        normalise = cast(few_shot.Normalization, _NORMALISE.value)  # The options check it.
         options = few_shot.FewShotOptions(shots, seeds, normalise, _BALANCED.value, _LIMIT.value, _SHOW.value)
     evaluate.evaluate(
         checkpoint,
@@ -75,7 +75,7 @@ def _evaluate_harness(checkpoint: str) -> None:
         lm = language_model.load(checkpoint)
     metrics = harness.evaluate(lm, _HARNESS.value, _INCLUDE_PATH.value, _LIMIT.value)
     for task, figures in metrics.items():
-        prepared.tell(task, figures)
+        prepared.print_metrics(task, figures)
     evaluate.recorder(lm, _write)(metrics)
 
 

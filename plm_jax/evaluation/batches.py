@@ -1,4 +1,4 @@
-"""Items of any lengths in batches of one size, the shortest first: what is compiled for one batch serves others."""
+"""Batches of one size from items of any length, shortest first, so that few programs are compiled."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -7,22 +7,24 @@ from typing import Any
 from plm_jax.generation.scoring import ignore_progress
 
 
-def by_length(
+def map_by_length(
     items: Sequence[Any],
     size: int,
-    of_batch: Callable[[list[Any]], Sequence[Any]],
+    process: Callable[[list[Any]], Sequence[Any]],
     advance: Callable[[int], Any] = ignore_progress,
 ) -> list[Any]:
-    """What `of_batch` gives for the items, in their order; the last batch is filled up with its first ones.
+    """Processes items in batches sorted by length and returns the results in the order of the items.
 
     Args:
-      advance: is told how many more items are done.
+      size: number of items in a batch; the last batch is padded by repeating its items.
+      process: returns one result per item of a batch.
+      advance: called with the number of items in each finished batch.
     """
     order = sorted(range(len(items)), key=lambda i: len(items[i]))
-    found: dict[int, Any] = {}
+    results: dict[int, Any] = {}
     for first in range(0, len(items), size):
         batch = order[first : first + size]
         filled = itertools.islice(itertools.cycle(batch), size)
-        found |= zip(batch, of_batch([items[i] for i in filled]), strict=False)
+        results |= zip(batch, process([items[i] for i in filled]), strict=False)
         advance(len(batch))
-    return [found[i] for i in range(len(items))]
+    return [results[i] for i in range(len(items))]

@@ -1,4 +1,4 @@
-"""Evaluation from Python: `plm_jax.evaluate`, which the verb calls."""
+"""The Python entry point `plm_jax.evaluate`, which the `evaluate` command also calls."""
 
 from collections.abc import Callable, Sequence
 
@@ -41,30 +41,34 @@ def evaluate(
       UserError: a task or source is unknown, has no cache, or does not fit the model.
     """
     if texts and (tasks or run is not None or few_shot is not None):
-        raise UserError("texts evaluates files of text only: leave out tasks, run and few_shot")
+        raise UserError("texts cannot be combined with tasks, run or few_shot: leave these out")
     if few_shot is not None and (stride is not None or limit is not None):
-        raise UserError("few_shot has a limit of its own, and no stride: leave out stride and limit")
+        raise UserError(
+            "few_shot cannot be combined with stride or limit: leave these out, or set FewShotOptions.limit"
+        )
     if limit is not None and stride is None and not texts:
-        raise UserError("limit is for texts and stride: leave it out")
+        raise UserError("limit applies only to texts and stride: leave it out")
     if isinstance(model, LanguageModel):
         lm = model
     else:
         with progress.doing(f"loading {model}"):
             lm = load(model)
     record = recorder(lm, report)
-    whole = TextScoring(stride, limit)
+    text_scoring = TextScoring(stride, limit)
     if texts:
-        return prepared.evaluate_files(lm, texts, whole, record)
+        return prepared.evaluate_files(lm, texts, text_scoring, record)
     if few_shot is not None:
         run = lm.run if run is None else run
-        return prepared.evaluate_prompts(lm, run, prepared.prompted_of(run, tasks), few_shot, record)
+        return prepared.evaluate_prompts(lm, run, prepared.resolve_prompted_tasks(run, tasks), few_shot, record)
     if run is not None and run.model.is_placeholder:
         if isinstance(model, LanguageModel):
-            raise UserError("the config takes its model from a checkpoint: give the path of one instead of a model")
+            raise UserError(
+                "the config takes its model from a checkpoint: pass the path of a checkpoint instead of a model"
+            )
         run = transfer.resolve(run, model)
-    run = prepared.run_of(lm, run)
-    names = prepared.tasks_of(run, tasks, are_cached=stride is None)
-    return prepared.evaluate(lm, run, names, record, whole=None if stride is None else whole)
+    run = prepared.resolve_run(lm, run)
+    names = prepared.resolve_tasks(run, tasks, are_cached=stride is None)
+    return prepared.evaluate(lm, run, names, record, text_scoring=None if stride is None else text_scoring)
 
 
 def recorder(lm: LanguageModel, report: Callable[[Metrics], None] | None = None) -> Callable[[Metrics], None]:

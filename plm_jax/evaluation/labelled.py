@@ -1,4 +1,4 @@
-"""How well a model tells the labels of a prepared split, beside an answer that looks at no text."""
+"""Metrics of a model on the labeled examples of a prepared split, next to those of the best constant answer."""
 
 import functools
 from collections.abc import Sequence
@@ -20,39 +20,44 @@ from plm_jax.models.protocol import Module
 
 
 def evaluate(lm: LanguageModel, run: config.Run, task: str, show_progress: bool = True) -> dict[str, float]:
-    """The figures of one `SOURCE` (its validation split) or `SOURCE:SPLIT` of labelled examples of `run.data`.
+    """Returns the metrics of a task of labeled examples: `SOURCE` (its validation split) or `SOURCE:SPLIT`.
 
     Returns:
-      `examples`, how many; what `data.labelled.metrics` tells of them; and the same with the prefix `trivial_` of an
-      answer that is always the same: the most frequent class, choice or tag, the mean score, all of the context.
+      `examples`, their number; the metrics of `data.labelled.metrics`; and, with the prefix `trivial_`, the same
+      metrics of a constant answer: the most frequent class, choice or tag, the mean score, or the whole context.
 
     Raises:
-      UserError: an unknown source or split, no cache, one of another vocabulary, a model without the task's head.
+      UserError: the source or split is unknown, the cache is missing or has another vocabulary, or the model lacks the
+        head of the task.
     """
-    name, split = perplexity.split_of(run, task)
+    name, split = perplexity.parse_task(run, task)
     head = lm.config.named_heads.get(TASK)
     if head is None or head.kind != _form(run.objective):
         raise UserError(f"the model has no head for {run.objective.kind}: fine-tune it first, with plm_jax finetune")
-    length = perplexity.lengths(lm, run)[-1]
-    reader = Reader(config.reader_config(perplexity.only(run, lm, name, length)))
+    length = perplexity.row_lengths(lm, run)[-1]
+    reader = Reader(config.reader_config(perplexity.single_source_run(run, lm, name, length)))
     splits = reader.sources[name].splits
     if split not in splits:
         raise perplexity.NothingToPredictError(f"'{name}' has no split '{split}': {nearest(split, splits)}")
     perplexity.check_vocabulary(lm, run, reader.vocabulary["id"], "prepare the cache")
     rows, size = reader.rows(split, name, length), run.evaluation.batch_size
     if not isinstance(rows, LabelledRows):
-        raise UserError(f"'{name}' has no labels: name a source of labelled examples")
+        raise UserError(f"'{name}' has no labels: name a source of labeled examples")
     total = reader.num_batches(split, size, name, length)
     outputs: list[np.ndarray] = []
-    with perplexity.bar(task, total, "batch", show_progress) as drawn:
+    with perplexity.progress_bar(task, total, "batch", show_progress) as progress_bar:
         for batch in reader.in_order(split, size, name=name, length=length):
-            given = {key: value for key, value in batch.items() if key != "digest"}
-            outputs += list(np.asarray(_output(lm.model, lm.params, given)))
-            drawn.update()
+            inputs = {key: value for key, value in batch.items() if key != "digest"}
+            outputs += list(np.asarray(_output(lm.model, lm.params, inputs)))
+            progress_bar.update()
     labels = getattr(head, "labels", ())
-    found = metrics.compute_metrics(rows, outputs, labels)
-    constant = trivial(rows, labels)
-    return {"examples": rows.num_documents} | found | {f"trivial_{key}": value for key, value in constant.items()}
+    results = metrics.compute_metrics(rows, outputs, labels)
+    constant_metrics = trivial(rows, labels)
+    return (
+        {"examples": rows.num_documents}
+        | results
+        | {f"trivial_{key}": value for key, value in constant_metrics.items()}
+    )
 
 
 def _form(objective: objectives.Objective) -> str | None:
@@ -60,7 +65,7 @@ def _form(objective: objectives.Objective) -> str | None:
 
 
 def trivial(rows: LabelledRows, labels: Sequence[str] = ()) -> dict[str, float]:
-    """The figures of the best answer that is the same for all examples; of spans those of the whole context."""
+    """Returns the metrics of the best constant answer; for spans, of answering with the whole context."""
     form, documents = rows.objective.form, range(rows.num_documents)
     if form == "span":
         pairs = [(metrics.right_answers(rows, document), rows.context(document)) for document in documents]

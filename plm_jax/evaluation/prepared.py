@@ -1,4 +1,4 @@
-"""The metrics of a model on the splits that its run, or another config, has prepared, or as it is asked otherwise."""
+"""Evaluates a list of tasks: splits that a run or another config has prepared, prompts, or files of text."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,77 +10,77 @@ from plm_jax.evaluation import few_shot, perplexity, scoring, task_metrics
 from plm_jax.inference.language_model import LanguageModel
 from plm_jax.runs import preparation
 
-# By the tasks, SOURCE or SOURCE:SPLIT.
+# Metrics by name, by task (`SOURCE` or `SOURCE:SPLIT`).
 Metrics = dict[str, dict[str, float]]
 
 
-def run_of(lm: LanguageModel, given: config.Run | None) -> config.Run:
-    """The run whose data a model is evaluated on: the one given, else its own.
+def resolve_run(lm: LanguageModel, run: config.Run | None) -> config.Run:
+    """Returns the run on whose data a model is evaluated: `run`, or by default the run that trained the model.
 
     Raises:
-      UserError: it has none.
+      UserError: there is no such run.
     """
-    if given is not None:
-        return config.expand_mixtures(given)
+    if run is not None:
+        return config.expand_mixtures(run)
     if lm.run is None:
         raise UserError(
-            "the checkpoint has no data: name files of text, as in --texts='*.txt', or a config by --config whose data "
-            "`prepare --from=CHECKPOINT` has prepared"
+            "the checkpoint has no data: pass text files, such as --texts='*.txt', or a --config whose data was "
+            "prepared by `prepare --from=CHECKPOINT`"
         )
     return lm.run
 
 
-def tasks_of(run: config.Run, tasks: Sequence[str], are_cached: bool = True) -> list[str]:
-    """These tasks, by default the validation splits of all sources, whose caches are found to be of the run's texts.
+def resolve_tasks(run: config.Run, tasks: Sequence[str], are_cached: bool = True) -> list[str]:
+    """Returns the tasks, by default the validation splits of all sources, and checks that caches are up to date.
 
     Args:
-      are_cached: whether caches are read, and not the texts.
+      are_cached: whether the tasks read caches rather than the original texts.
 
     Raises:
-      UserError: there is no such source, or its cache is of other texts.
+      UserError: a source is unknown, or its data changed after its cache was prepared.
     """
     tasks = list(tasks or config.read_sources(run))
     for task in tasks:
-        perplexity.split_of(run, task)  # None is worth waiting for if another is misspelt.
+        perplexity.parse_task(run, task)  # Reports a misspelled task before any other is evaluated.
     if not are_cached:
         return tasks
     sources = {name: run.data.sources[name] for name in (task.partition(":")[0] for task in tasks)}
-    # Those of examples are read themselves.
+    # Sources of inputs and targets are read directly, without a cache.
     cached = [name for name, source in sources.items() if not isinstance(source, config.InputsTargetsSource)]
     if changed := preparation.changed_caches(run, cached):
         raise UserError(f"{'; '.join(changed)}: run `python -m plm_jax prepare --config=…` first")
     return tasks
 
 
-def prompted_of(run: config.Run | None, tasks: Sequence[str]) -> list[str]:
-    """These tasks, by default all sources of the run that have a prompt.
+def resolve_prompted_tasks(run: config.Run | None, tasks: Sequence[str]) -> list[str]:
+    """Returns the tasks, by default all sources of the run that have a prompt.
 
     Raises:
-      UserError: there is none.
+      UserError: no source has a prompt.
     """
     sources = {} if run is None else run.data.sources
-    if found := list(tasks or (name for name, source in sources.items() if source.prompt is not None)):
-        return found
-    raise UserError("no source here has a prompt: name a task, such as --tasks=sentiment, or a config with --config")
+    if prompted := list(tasks or (name for name, source in sources.items() if source.prompt is not None)):
+        return prompted
+    raise UserError("no source has a prompt: name a task, such as --tasks=sentiment, or pass a config with --config")
 
 
 def evaluate(
     lm: LanguageModel,
     run: config.Run,
     tasks: Sequence[str],
-    found: Callable[[Metrics], None] = lambda metrics: None,
-    **how: Any,
+    report: Callable[[Metrics], None] = lambda metrics: None,
+    **options: Any,
 ) -> Metrics:
-    """The metrics of the tasks, each of which is printed; of one of which nothing can be said, `tokens: 0`.
+    """Evaluates tasks, prints the metrics of each and returns them; a task without targets has only `tokens: 0`.
 
     Args:
-      found: is given the metrics so far after each task, as soon as there are some.
-      how: further arguments of `task_metrics.evaluate`.
+      report: called after each task with the metrics so far, once a task has any.
+      options: further arguments of `task_metrics.evaluate`.
 
     Raises:
-      UserError: as `task_metrics.evaluate`; nothing can be said of any task.
+      UserError: the errors of `task_metrics.evaluate`, or no task has targets.
     """
-    return _each(tasks, lambda task: task_metrics.evaluate(lm, run, task, **how), found)
+    return _each(tasks, lambda task: task_metrics.evaluate(lm, run, task, **options), report)
 
 
 def evaluate_prompts(
@@ -88,7 +88,7 @@ def evaluate_prompts(
     run: config.Run | None,
     tasks: Sequence[str],
     options: few_shot.FewShotOptions,
-    found: Callable[[Metrics], None] = lambda metrics: None,
+    report: Callable[[Metrics], None] = lambda metrics: None,
 ) -> Metrics:
     """Returns the metrics of the model's answers to the prompts of tasks; otherwise like `evaluate`.
 
@@ -98,43 +98,43 @@ def evaluate_prompts(
     Raises:
       UserError: the errors of `few_shot.evaluate`.
     """
-    return _each(tasks, lambda task: few_shot.evaluate(lm, run, task, options), found)
+    return _each(tasks, lambda task: few_shot.evaluate(lm, run, task, options), report)
 
 
 def evaluate_files(
     lm: LanguageModel,
     patterns: Sequence[str],
-    whole: scoring.TextScoring,
-    found: Callable[[Metrics], None] = lambda metrics: None,
+    text_scoring: scoring.TextScoring,
+    report: Callable[[Metrics], None] = lambda metrics: None,
 ) -> Metrics:
     """Returns the perplexities of files of text by the patterns that match them; otherwise like `evaluate`.
 
     Raises:
       UserError: the errors of `scoring.evaluate_files`, or no pattern matches a file with text.
     """
-    return _each(patterns, lambda pattern: scoring.evaluate_files(lm, pattern, whole), found)
+    return _each(patterns, lambda pattern: scoring.evaluate_files(lm, pattern, text_scoring), report)
 
 
 def _each(
-    tasks: Sequence[str], evaluate_one: Callable[[str], dict[str, float]], found: Callable[[Metrics], None]
+    tasks: Sequence[str], evaluate_one: Callable[[str], dict[str, float]], report: Callable[[Metrics], None]
 ) -> Metrics:
     metrics: Metrics = {}
-    nothing: dict[str, str] = {}
+    failures: dict[str, str] = {}
     for task in tasks:
         try:
             metrics[task] = evaluate_one(task)
         except perplexity.NothingToPredictError as error:
-            metrics[task], nothing[task] = {"tokens": 0}, str(error)
-        tell(task, nothing.get(task) or metrics[task])
-        if len(nothing) < len(metrics):
-            found(metrics)
-    if len(nothing) == len(tasks):
-        raise UserError("; ".join(nothing.values()))
+            metrics[task], failures[task] = {"tokens": 0}, str(error)
+        print_metrics(task, failures.get(task) or metrics[task])
+        if len(failures) < len(metrics):
+            report(metrics)
+    if len(failures) == len(tasks):
+        raise UserError("; ".join(failures.values()))
     return metrics
 
 
-def tell(task: str, found: dict[str, float] | str) -> None:
-    """Prints the figures of a task, or why there are none."""
-    if not isinstance(found, str):
-        found = ", ".join(f"{name} {declarations.shown(name, value)}" for name, value in found.items())
-    print(f"{task}: {found}", flush=True)
+def print_metrics(task: str, metrics: dict[str, float] | str) -> None:
+    """Prints the metrics of a task, or the reason why there are none."""
+    if not isinstance(metrics, str):
+        metrics = ", ".join(f"{name} {declarations.shown(name, value)}" for name, value in metrics.items())
+    print(f"{task}: {metrics}", flush=True)

@@ -1,6 +1,6 @@
-"""Rows as prompts: the question of a row behind examples from the training split, and the answers to choose from.
+"""Prompts from rows: examples of the training split, the question of a row, and the answers to choose from.
 
-What a prompt is, `config.PromptConfig` says. The examples before row i are a pure function of (seed, i, how many).
+`config.PromptConfig` defines the templates. The examples before row i are a pure function of (seed, i, shots).
 """
 
 import math
@@ -12,25 +12,25 @@ import numpy as np
 
 from plm_jax import config
 from plm_jax.common.errors import UserError
-from plm_jax.config import files as pages
+from plm_jax.config import files as config_files
 from plm_jax.data.labelled import tags
 from plm_jax.data.layouts import randomness
 from plm_jax.data.sources import files, labelled, rows, templates
 from plm_jax.data.sources.corpus import BadRow, Record
 
-# The index of a choice, as a template writes it.
+# Index of a choice in the output of a template.
 _INDEX = re.compile(r"\d{1,9}", re.ASCII)
 
 
 class PromptExample(NamedTuple):
-    """A row as text.
+    """Texts of a row.
 
     Attributes:
-      question: what comes before the answer.
-      choices: the answers among which one is right; empty: the answer is written.
-      answers: those that are right; of choices the right one.
-      right: the number of the right choice.
-      value: of a source of scores the row's.
+      question: text before the answer.
+      choices: answers to choose from; empty if the model generates the answer.
+      answers: correct answers; the correct choice if there are choices.
+      right: index of the correct choice.
+      value: score of the row, if the source has scores.
     """
 
     question: str
@@ -41,14 +41,14 @@ class PromptExample(NamedTuple):
 
 
 class PromptTask(NamedTuple):
-    """A source whose rows are put to models.
+    """Source whose rows are presented as prompts.
 
     Attributes:
-      name: what the user calls it.
-      prompt: its templates.
-      train: where examples come from; none is also in `tested`.
-      tested: the rows of the split that is asked for.
-      is_scored: whether each row has a score, which a choice is the number of.
+      name: name of the source.
+      prompt: templates.
+      train: rows from which examples are drawn; none of their questions occurs in `tested`.
+      tested: rows of the split that is evaluated.
+      is_scored: whether rows have scores and choices are numbers.
     """
 
     name: str
@@ -59,61 +59,62 @@ class PromptTask(NamedTuple):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The choices that all rows have; empty where they have their own."""
-        found = {example.choices for example in self.tested}
-        return found.pop() if len(found) == 1 else ()
+        """Choices that all rows share; empty if they differ between rows."""
+        choices = {example.choices for example in self.tested}
+        return choices.pop() if len(choices) == 1 else ()
 
 
-def source_of(run: config.Run | None, name: str) -> tuple[config.Source, float]:
-    """The source that a user calls by this name and the share of it that is held out: the run's, else a page's.
-
-    Pages are those of `configs/tasks`.
+def find_source(run: config.Run | None, name: str) -> tuple[config.Source, float]:
+    """Returns the source of a name, in the run or else in `configs/tasks`, and its share of validation data.
 
     Raises:
-      UserError: there is neither.
+      UserError: neither has such a source.
     """
     if run is not None and name in run.data.sources:
         return run.data.sources[name], run.data.validation_fraction
-    known = {page.removeprefix("tasks/"): page for page in pages.names() if page.startswith("tasks/")}
-    if name not in known:
+    task_files = {file.removeprefix("tasks/"): file for file in config_files.names() if file.startswith("tasks/")}
+    if name not in task_files:
         sources = [] if run is None else list(run.data.sources)
-        there = ", ".join(sorted({*sources, *known}))
-        raise UserError(f"there is no task '{name}': name one of {there}, or by --config a page with a source of yours")
-    page = pages.load(known[name])
-    run = config.resolve(page.config().to_dict(), page.file)
+        accepted = ", ".join(sorted({*sources, *task_files}))
+        raise UserError(
+            f"there is no task '{name}': use one of {accepted}, or pass a config with such a source as --config"
+        )
+    config_file = config_files.load(task_files[name])
+    run = config.resolve(config_file.config().to_dict(), config_file.file)
     (source,) = run.data.sources.values()
     return source, run.data.validation_fraction
 
 
-def task(run: config.Run | None, given: str) -> PromptTask:
-    """What `SOURCE` (its validation split) or `SOURCE:SPLIT` asks of a model.
+def load_task(run: config.Run | None, task_name: str) -> PromptTask:
+    """Loads the prompts of a task: `SOURCE` (its validation split) or `SOURCE:SPLIT`.
 
     Raises:
-      UserError: an unknown source, one without a prompt or with one that its rows do not fit.
+      UserError: the source is unknown or has no prompt, or its rows do not fit the prompt.
     """
-    name, _, split = given.partition(":")
-    source, fraction = source_of(run, name)
-    prompt, make = _prompt_of(name, source), maker(name, source)
+    name, _, split = task_name.partition(":")
+    source, fraction = find_source(run, name)
+    prompt, make_example = _prompt_of(name, source), example_builder(name, source)
 
     def record(row: rows.SourceRow) -> Record:
-        """Returns the record that `prepare` makes of a row, or one of its question if the row has no text."""
+        """Returns the record that `prepare` makes of a row, or a record of its question if the row has no text."""
         if isinstance(source, config.JsonLines | config.Tfds) and not isinstance(row.fields.get(source.field), str):
             question = templates.render(prompt.question, *row, "question")
             return Record(question, group=files.group(*row, source))
-        found = source.record(*row)
-        if found is None:
-            raise BadRow(f"{row.location} is a row that '{name}' leaves out")
-        return found
+        result = source.record(*row)
+        if result is None:
+            raise BadRow(f"{row.location} is a row that '{name}' skips")
+        return result
 
     train, tested = (
-        [make(row) for row in part] for part in rows.splits(name, source, split or "validation", fraction, record)
+        [make_example(row) for row in split_rows]
+        for split_rows in rows.splits(name, source, split or "validation", fraction, record)
     )
     if not tested:
-        raise UserError(f"'{given}' has no rows: name another split")
-    # A row that stands in both files would be told its own answer.
+        raise UserError(f"'{task_name}' has no rows: name another split")
+    # A row that is in both splits would see its own answer.
     questions = {example.question for example in tested}
-    kept = [example for example in train if example.question not in questions]
-    return PromptTask(name, prompt, kept, tested, isinstance(getattr(source, "form", None), config.ScoreForm))
+    examples = [example for example in train if example.question not in questions]
+    return PromptTask(name, prompt, examples, tested, isinstance(getattr(source, "form", None), config.ScoreForm))
 
 
 def _prompt_of(name: str, source: config.Source) -> config.PromptConfig:
@@ -126,59 +127,59 @@ def _prompt_of(name: str, source: config.Source) -> config.PromptConfig:
         return source.prompt
     form, problem = getattr(source, "form", None), "has no prompt"
     if getattr(form, "labels", ()) or isinstance(form, config.ChoiceForm):
-        problem = "has choices and no template that they have in common"
+        problem = "has choices but no common template"
     raise UserError(
-        f"source '{name}' {problem}: give it one, as prompt=config.PromptConfig('Review: {{text}}\\nSentiment:')"
+        f"source '{name}' {problem}: set one, such as prompt=config.PromptConfig('Review: {{text}}\\nSentiment:')"
     )
 
 
-def maker(name: str, source: config.Source) -> Callable[[rows.SourceRow], PromptExample]:
-    """What makes an example of a row of the source that the config calls by this name.
+def example_builder(name: str, source: config.Source) -> Callable[[rows.SourceRow], PromptExample]:
+    """Returns a function that builds the example of a row.
 
     Raises:
-      UserError: it has no prompt, or one that does not go with its form; later, a row that does not fit it.
+      UserError: the source has no prompt, or its prompt does not fit its form; when called, a row does not fit.
     """
     prompt, form = _prompt_of(name, source), getattr(source, "form", None)
     if isinstance(form, config.ClassForm) and prompt.choices and len(prompt.choices) != len(form.labels):
         raise UserError(
-            f"source '{name}' has {len(prompt.choices)} prompt.choices and {len(form.labels)} form.labels: give a "
-            "choice for each label"
+            f"source '{name}' has {len(prompt.choices)} prompt.choices and {len(form.labels)} form.labels: give one "
+            "choice per label"
         )
 
     def make(row: rows.SourceRow) -> PromptExample:
-        place, fields = row
+        location, fields = row
         if isinstance(form, config.TagForm):
-            fields = fields | {"text": labelled.record(form, place, fields).text}
-        question = templates.render(prompt.question, place, fields, "prompt.question")
+            fields = fields | {"text": labelled.record(form, location, fields).text}
+        question = templates.render(prompt.question, location, fields, "prompt.question")
         choices = tuple(
             choice
             for template in prompt.choices
-            for choice in templates.render_all(template, place, fields, "prompt.choices")
+            for choice in templates.render_all(template, location, fields, "prompt.choices")
         )
         if not choices and isinstance(form, config.ClassForm | config.ChoiceForm):
-            choices = form.labels or labelled.record(form, place, fields).other_texts
+            choices = form.labels or labelled.record(form, location, fields).other_texts
         if not choices:
-            return PromptExample(question, (), _written(name, source, prompt, place, fields))
+            return PromptExample(question, (), _written(name, source, prompt, location, fields))
         if len(set(choices)) < max(2, len(choices)):
-            raise BadRow(f"{place} has the choices {', '.join(choices)}: give at least two, none twice")
+            raise BadRow(f"{location} has the choices {', '.join(choices)}: at least two are needed, all different")
         if isinstance(form, config.ScoreForm):
-            value = labelled.record(form, place, fields).values["score"]
-            right = int(np.argmin([abs(_number(place, choice) - value) for choice in choices]))
+            value = labelled.record(form, location, fields).values["score"]
+            right = int(np.argmin([abs(_number(location, choice) - value) for choice in choices]))
             return PromptExample(question, choices, (choices[right],), right, value)
-        right = _right(prompt, form, choices, place, fields)
+        right = _right(prompt, form, choices, location, fields)
         return PromptExample(question, choices, (choices[right],), right)
 
     return make
 
 
-def _number(place: str, choice: str) -> float:
-    """Returns the number that a choice of a scored task is."""
+def _number(location: str, choice: str) -> float:
+    """Returns the value of a choice of a scored task."""
     try:
         number = float(choice)
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise BadRow(f"{place} has the choice '{choice[:40]}', which is not a number: fix prompt.choices")
+        raise BadRow(f"{location} has the choice '{choice[:40]}', which is not a number: fix prompt.choices")
     return number
 
 
@@ -186,97 +187,108 @@ def _right(
     prompt: config.PromptConfig,
     form: config.Form | None,
     choices: tuple[str, ...],
-    place: str,
+    location: str,
     fields: Mapping[str, Any],
 ) -> int:
-    """The number of the right choice."""
+    """Returns the index of the correct choice."""
     if not prompt.answer and isinstance(form, config.ClassForm | config.ChoiceForm):
-        return int(labelled.record(form, place, fields).values["label"])
-    answer = templates.render(prompt.answer or "{label}", place, fields, "prompt.answer")
+        return int(labelled.record(form, location, fields).values["label"])
+    answer = templates.render(prompt.answer or "{label}", location, fields, "prompt.answer")
     index = labelled.label_index(answer, choices)
     if index is None and _INDEX.fullmatch(answer):
         index = labelled.label_index(int(answer), choices)
     if index is None:
-        raise BadRow(f"{place} has the answer '{answer[:40]}', none of its {len(choices)} choices: fix prompt.answer")
+        raise BadRow(
+            f"{location} has the answer '{answer[:40]}', none of its {len(choices)} choices: fix prompt.answer"
+        )
     return index
 
 
 def _written(
-    name: str, source: config.Source, prompt: config.PromptConfig, place: str, fields: Mapping[str, Any]
+    name: str, source: config.Source, prompt: config.PromptConfig, location: str, fields: Mapping[str, Any]
 ) -> tuple[str, ...]:
-    """The right answers of a row that is answered in words, of which examples show the first."""
+    """Returns the correct answers of a row without choices; examples show the first one."""
     form = getattr(source, "form", None)
     template = prompt.answer or getattr(source, "targets", "")
     if template:
-        found = templates.render_all(template, place, fields, "prompt.answer")
+        answers = templates.render_all(template, location, fields, "prompt.answer")
     elif isinstance(form, config.AnswerForm):
-        record = labelled.record(form, place, fields)
+        record = labelled.record(form, location, fields)
         spans = zip(record.values["answer_begins"], record.values["answer_ends"], strict=True)
-        found = tuple(record.text[begin:end] for begin, end in spans)
+        answers = tuple(record.text[begin:end] for begin, end in spans)
     elif isinstance(form, config.TagForm):
-        found = (_entities(form, labelled.record(form, place, fields)),)
+        answers = (_entities(form, labelled.record(form, location, fields)),)
     elif isinstance(form, config.ScoreForm):
-        found = (f"{labelled.record(form, place, fields).values['score']:g}",)
+        answers = (f"{labelled.record(form, location, fields).values['score']:g}",)
     else:
-        raise UserError(f"source '{name}' has a prompt without choices or answer: set prompt.answer, as '{{answer}}'")
-    return tuple(dict.fromkeys(found)) or ("",)
+        raise UserError(
+            f"source '{name}' has a prompt without choices or answer: set prompt.answer, such as '{{answer}}'"
+        )
+    return tuple(dict.fromkeys(answers)) or ("",)
 
 
 def _entities(form: config.TagForm, record: Any) -> str:
-    """The entities of a sentence in words, as `Bank (ORG), Austin (LOC)`."""
+    """Returns the entities of a sentence as text, such as `Bank (ORG), Austin (LOC)`."""
     words = record.text.split(" ")
-    found = tags.entities([form.labels[tag] for tag in record.values["tags"]])
-    return ", ".join(f"{' '.join(words[first : last + 1])} ({kind})" for kind, first, last in found) or "none"
+    entities = tags.entities([form.labels[tag] for tag in record.values["tags"]])
+    return ", ".join(f"{' '.join(words[first : last + 1])} ({kind})" for kind, first, last in entities) or "none"
 
 
-class Drawer:
-    """Draws the examples before each row of a task."""
+class ShotSampler:
+    """Sampler of the examples before each row of a task."""
 
     def __init__(self, task: PromptTask, shots: int, seed: int, balanced: bool = False):
-        """`balanced`: of each choice as many as of any other, or one more.
+        """Checks that the training split has enough rows.
+
+        Args:
+          shots: number of examples before each row.
+          balanced: whether every choice gets the same number of examples; the numbers differ by at most one.
 
         Raises:
-          UserError: fewer rows than that in the training split, or choices that rows do not have in common.
+          UserError: the training split has too few rows, or `balanced` is set and rows do not share their choices.
         """
         self._task, self._shots, self._seed = task, shots, seed
         self._groups = [range(len(task.train))]
         if balanced and shots:
             if not task.labels:
-                raise UserError(f"'{task.name}' has no choices that all rows have in common: leave out --balanced")
-            found = [[i for i, of in enumerate(task.train) if of.right == label] for label in range(len(task.labels))]
-            self._groups = [np.array(group) for group in found]
-        most = min(map(len, self._groups)) * len(self._groups)
-        if shots > most:
-            of = f"{most} of which are balanced, " if balanced else ""
+                raise UserError(f"the rows of '{task.name}' do not share their choices: leave out --balanced")
+            indices_by_choice = [
+                [i for i, example in enumerate(task.train) if example.right == label]
+                for label in range(len(task.labels))
+            ]
+            self._groups = [np.array(group) for group in indices_by_choice]
+        available = min(map(len, self._groups)) * len(self._groups)
+        if shots > available:
+            limit = f", {available} of which are balanced" if balanced else ""
             raise UserError(
-                f"{shots} shots are more than the training split of '{task.name}' has: {len(task.train)} rows, {of}"
-                "none of them tested; give fewer"
+                f"{shots} shots are more than the training split of '{task.name}' has: {len(task.train)} untested rows"
+                f"{limit}. Lower --shots."
             )
 
     def __call__(self, number: int) -> list[PromptExample]:
-        """The examples before the row of this number, in their order."""
+        """Returns the examples before row `number`, in order."""
         if not self._shots:
             return []
         rng, count = randomness.generator(self._seed, "shots", number, self._shots), len(self._groups)
         sizes = self._shots // count + (rng.permutation(count) < self._shots % count)
-        found = [rng.choice(len(group), size, replace=False) for group, size in zip(self._groups, sizes, strict=True)]
-        chosen = np.concatenate([np.asarray(group)[at] for group, at in zip(self._groups, found, strict=True)])
+        picks = [rng.choice(len(group), size, replace=False) for group, size in zip(self._groups, sizes, strict=True)]
+        chosen = np.concatenate([np.asarray(group)[picked] for group, picked in zip(self._groups, picks, strict=True)])
         return [self._task.train[i] for i in rng.permutation(chosen)]
 
 
-def context(prompt: config.PromptConfig, shots: Sequence[PromptExample], question: str) -> str:
-    """The text behind which the answer comes."""
-    told = [f"{shot.question}{prompt.delimiter}{shot.answers[0]}" for shot in shots]
-    return "".join(f"{part}{prompt.separator}" for part in (prompt.introduction, *told) if part) + question
+def build_context(prompt: config.PromptConfig, shots: Sequence[PromptExample], question: str) -> str:
+    """Returns the text that precedes the answer."""
+    rendered = [f"{shot.question}{prompt.delimiter}{shot.answers[0]}" for shot in shots]
+    return "".join(f"{part}{prompt.separator}" for part in (prompt.introduction, *rendered) if part) + question
 
 
-class Asked(NamedTuple):
-    """A row as it is put to a model.
+class FittedPrompt(NamedTuple):
+    """Prompt that fits into a model's context.
 
     Attributes:
-      context: the text behind which the answer comes.
-      dropped: how many examples at its begin had no room.
-      is_cut: whether not even the question has room, which then loses its begin.
+      context: text that precedes the answer.
+      dropped: number of examples that were dropped from the front.
+      is_cut: whether the question alone is too long, so that its first tokens will be cut.
     """
 
     context: str
@@ -284,13 +296,17 @@ class Asked(NamedTuple):
     is_cut: bool
 
 
-def fitted(
-    prompt: config.PromptConfig, shots: Sequence[PromptExample], question: str, size: Callable[[str], int], room: int
-) -> Asked:
-    """The prompt of a row with the last examples that have room; `size` counts the tokens of a text."""
-    found = context(prompt, shots, question)
+def fit_prompt(
+    prompt: config.PromptConfig,
+    shots: Sequence[PromptExample],
+    question: str,
+    count_tokens: Callable[[str], int],
+    room: int,
+) -> FittedPrompt:
+    """Builds a prompt of at most `room` tokens, dropping examples from the front."""
+    text = build_context(prompt, shots, question)
     dropped = 0
-    while (tokens := size(found)) > room and dropped < len(shots):
+    while (num_tokens := count_tokens(text)) > room and dropped < len(shots):
         dropped += 1
-        found = context(prompt, shots[dropped:], question)
-    return Asked(found, dropped, tokens > room)
+        text = build_context(prompt, shots[dropped:], question)
+    return FittedPrompt(text, dropped, num_tokens > room)

@@ -1,4 +1,4 @@
-"""What a model writes: its answers to a task's first examples, and how it goes on with held-out documents."""
+"""Samples of a model: answers to the first examples of a task, or continuations of validation documents."""
 
 import json
 import os
@@ -10,40 +10,40 @@ from plm_jax.evaluation import perplexity, task_metrics
 from plm_jax.inference.language_model import LanguageModel
 from plm_jax.runs.telemetry import read_lines
 
-# Samples of a task; of a document the tokens that the model is given, and those that it writes.
-NUMBER, _GIVEN, _WRITTEN = 3, 16, 32
+# Samples per task; tokens of a document that serve as the prompt, and tokens that are generated.
+NUM_SAMPLES, _PROMPT_TOKENS, _NEW_TOKENS = 3, 16, 32
 
 
-def of_task(lm: LanguageModel, run: config.Run, task: str) -> list[dict[str, str]]:
-    """`prompt`, `answer` and `target` of a few examples; none where the model writes no answers to such a source."""
-    name, split = perplexity.split_of(run, task)
+def sample_task(lm: LanguageModel, run: config.Run, task: str) -> list[dict[str, str]]:
+    """Returns `prompt`, `answer` and `target` of a few examples; empty if the model cannot generate for this source."""
+    name, split = perplexity.parse_task(run, task)
     source = run.data.sources[name]
     if isinstance(source, config.InputsTargetsSource):
-        return task_metrics.answered(lm, run, task, NUMBER)
+        return task_metrics.answer_examples(lm, run, task, NUM_SAMPLES)
     if isinstance(source, config.LabelledSource) or lm.config.kind != "decoder" or not lm.has_vocabulary:
         return []
     documents = cache.open_source(run.data.cache_dir, name).splits[split]
-    found = []
-    for number in range(min(NUMBER, documents.num_documents)):
-        start, end = (int(place) for place in documents.documents[number : number + 2])
-        tokens = documents.tokens(start, min(end, start + _GIVEN + _WRITTEN)).tolist()
-        prompt, target = (lm.tokenizer.decode(part) for part in (tokens[:_GIVEN], tokens[_GIVEN:]))
-        found.append({"prompt": prompt, "target": target})
+    samples = []
+    for number in range(min(NUM_SAMPLES, documents.num_documents)):
+        start, end = (int(offset) for offset in documents.documents[number : number + 2])
+        tokens = documents.tokens(start, min(end, start + _PROMPT_TOKENS + _NEW_TOKENS)).tolist()
+        prompt, target = (lm.tokenizer.decode(ids) for ids in (tokens[:_PROMPT_TOKENS], tokens[_PROMPT_TOKENS:]))
+        samples.append({"prompt": prompt, "target": target})
     answers = (
-        lm.generate([sample["prompt"] for sample in found], max_new_tokens=_WRITTEN, num_return_sequences=1)
-        if found
+        lm.generate([sample["prompt"] for sample in samples], max_new_tokens=_NEW_TOKENS, num_return_sequences=1)
+        if samples
         else []
     )
-    return [sample | {"answer": answer} for sample, answer in zip(found, answers, strict=True)]
+    return [sample | {"answer": answer} for sample, answer in zip(samples, answers, strict=True)]
 
 
-def record(workdir: str, step: int, samples: dict[str, list[dict[str, str]]]) -> None:
-    """Puts the samples of a checkpoint's tasks into samples.jsonl, in the place of those that are there of its step."""
+def write(workdir: str, step: int, samples: dict[str, list[dict[str, str]]]) -> None:
+    """Writes the samples of a checkpoint to samples.jsonl, replacing those of the same step and task."""
     path = os.path.join(workdir, "samples.jsonl")
     rows = [row for row in read_lines(path) if row["step"] != step or row["task"] not in samples]
     rows += [
         {"step": step, "task": task, **{name: sample[name] for name in ("prompt", "answer", "target")}}
-        for task, found in samples.items()
-        for sample in found
+        for task, task_samples in samples.items()
+        for sample in task_samples
     ]
     storage.write(path, "".join(json.dumps(row) + "\n" for row in rows).encode("utf-8"))

@@ -1,4 +1,4 @@
-"""How probable whole texts are to a model: by a window that slides over them, or one masked token after another."""
+"""Perplexities of whole texts, scored in sliding windows by decoders or one masked token at a time by encoders."""
 
 import itertools
 import math
@@ -16,18 +16,18 @@ from plm_jax.generation.scoring import ignore_progress, score_rows
 from plm_jax.generation.scoring_rows import ScoringRow
 from plm_jax.inference.language_model import LanguageModel
 
-# Where nothing says how long a row a model is meant for.
+# Context length of models that define none.
 ANY_LENGTH = 2048
-# A masked model's rows are as many as there are tokens, each as long as a window.
+# Number of rows in memory: a masked model reads one row per token, each as long as a window.
 _ROWS_AT_ONCE = 4096
 
 
 class TextScoring(NamedTuple):
-    """How whole texts are told.
+    """Settings for scoring whole texts.
 
     Attributes:
-      stride: number of tokens by which windows are moved; None for their length.
-      limit: only so many of the first texts; None: all.
+      stride: number of tokens by which windows move; None for disjoint windows.
+      limit: number of texts that are scored, from the first; None for all.
     """
 
     stride: int | None
@@ -35,26 +35,29 @@ class TextScoring(NamedTuple):
 
 
 class TextWindow(NamedTuple):
-    """A stretch of a text's tokens and what a model reads before it."""
+    """Span of a text's tokens and the tokens that the model reads before it."""
 
     context: list[int]
     tokens: list[int]
 
 
 def windows(tokens: Sequence[int], prefix: int, context: int, stride: int) -> Iterator[TextWindow]:
-    """The windows in which a model that reads `context` tokens tells each token of a text once.
+    """Yields windows of at most `context` tokens, in which each token of a text is scored once.
 
-    The first has as many as fit; each further one is moved by `stride`, the last by what is left, and reads as much
-    before its new tokens as fits. They are those of lm-eval's `get_rolling_token_windows`, disjoint.
+    The first window scores as many tokens as fit. Each further window scores the next `stride` tokens, the last one the
+    rest, after as many earlier tokens as fit. The windows are those of lm-eval's `get_rolling_token_windows`, with
+    disjoint scored tokens.
 
     Args:
-      prefix: what the model reads before a text.
+      prefix: id of the token that the model reads before a text.
+      context: number of tokens that the model reads.
+      stride: number of tokens by which windows move, 1 to `context`; larger ones would skip tokens.
 
     Raises:
-      UserError: a stride that is not 1 to `context`; a larger one would leave out tokens.
+      UserError: the stride is out of range.
     """
     if not 1 <= stride <= context:
-        raise UserError(f"the stride is {stride}, the model reads {context} tokens: give 1 to {context}")
+        raise UserError(f"the stride is {stride}, and the model's context has {context} tokens: use 1 to {context}")
     begin, end = 0, min(context, len(tokens))
     while begin < len(tokens):
         before = [prefix, *tokens[: end - 1]] if end <= context else tokens[end - 1 - context : end - 1]
@@ -63,25 +66,27 @@ def windows(tokens: Sequence[int], prefix: int, context: int, stride: int) -> It
 
 
 def evaluate(
-    lm: LanguageModel, run: config.Run, task: str, whole: TextScoring, show_progress: bool = True
+    lm: LanguageModel, run: config.Run, task: str, text_scoring: TextScoring, show_progress: bool = True
 ) -> dict[str, float]:
-    """The perplexities of the documents of one `SOURCE` (its validation split) or `SOURCE:SPLIT` of `run.data`.
+    """Returns the perplexities of the documents of a task: `SOURCE` (its validation split) or `SOURCE:SPLIT`.
 
-    The texts are read as they are, each for itself: no cache is needed, and vocabularies can be compared.
+    The original texts are read, each on its own, so no cache is needed and vocabularies can be compared.
 
     Raises:
       UserError: a source or split is unknown or has no documents, the stride is invalid, or the model scores no texts.
     """
-    name, split = perplexity.split_of(run, task)
-    _check_stride(lm, whole)
-    texts = list(itertools.islice(_texts(name, run, split), whole.limit))
+    name, split = perplexity.parse_task(run, task)
+    _check_stride(lm, text_scoring)
+    texts = list(itertools.islice(_texts(name, run, split), text_scoring.limit))
     if not any(texts):
         raise perplexity.NothingToPredictError(f"'{task}' has no text: name another split")
-    with perplexity.bar(f"{task}, stride {whole.stride}", None, "row", show_progress) as bar:
-        return perplexities(texts, score_texts(lm, texts, whole.stride, bar.update))
+    with perplexity.progress_bar(f"{task}, stride {text_scoring.stride}", None, "row", show_progress) as progress_bar:
+        return perplexities(texts, score_texts(lm, texts, text_scoring.stride, progress_bar.update))
 
 
-def evaluate_files(lm: LanguageModel, pattern: str, whole: TextScoring, show_progress: bool = True) -> dict[str, float]:
+def evaluate_files(
+    lm: LanguageModel, pattern: str, text_scoring: TextScoring, show_progress: bool = True
+) -> dict[str, float]:
     """Returns the perplexities of the files that a pattern matches. Each file is one text.
 
     Files without text are skipped.
@@ -89,33 +94,33 @@ def evaluate_files(lm: LanguageModel, pattern: str, whole: TextScoring, show_pro
     Raises:
       UserError: no file matches or has text, the stride is invalid, or the model does not score texts.
     """
-    _check_stride(lm, whole)
+    _check_stride(lm, text_scoring)
     if not lm.strategy.is_masked:
         _ = lm.strategy.initial_ids  # Raises before any text is read if the model does not score texts.
-    texts = [record.text for record in itertools.islice(files.read(config.TextFiles(pattern)), whole.limit)]
+    texts = [record.text for record in itertools.islice(files.read(config.TextFiles(pattern)), text_scoring.limit)]
     if not texts:
-        raise perplexity.NothingToPredictError(f"the files of '{pattern}' have no text: name others")
-    with perplexity.bar(pattern, None, "row", show_progress) as bar:
-        return perplexities(texts, score_texts(lm, texts, whole.stride, bar.update))
+        raise perplexity.NothingToPredictError(f"the files of '{pattern}' have no text: name other files")
+    with perplexity.progress_bar(pattern, None, "row", show_progress) as progress_bar:
+        return perplexities(texts, score_texts(lm, texts, text_scoring.stride, progress_bar.update))
 
 
-def _check_stride(lm: LanguageModel, whole: TextScoring) -> None:
+def _check_stride(lm: LanguageModel, text_scoring: TextScoring) -> None:
     """Rejects an invalid stride before texts are read."""
-    if whole.stride is not None:
-        list(windows([0], 0, context_length(lm), whole.stride))
+    if text_scoring.stride is not None:
+        list(windows([0], 0, context_length(lm), text_scoring.stride))
 
 
 def _texts(name: str, run: config.Run, split: str) -> Iterator[str]:
-    """The documents of a source's split; where it has none for validation, those that `prepare` holds out, or not."""
+    """Returns the documents of a split; sources without validation data are split as `prepare` splits them."""
     source = run.data.sources[name]
     if isinstance(source, config.LabelledSource | config.InputsTargetsSource):
-        raise UserError(f"'{name}' has examples and no documents: leave out --stride, or name another task")
+        raise UserError(f"'{name}' has examples instead of documents: leave out --stride, or name another task")
     corpus = source.open(name)
     if split not in (*corpus.splits, "validation"):
         raise UserError(f"'{name}' has no split '{split}': {nearest(split, corpus.splits)}")
 
-    def read(of: str) -> Iterator[Record]:
-        return itertools.chain.from_iterable(corpus.read(of, shard) for shard in corpus.shards(of))
+    def read(split_name: str) -> Iterator[Record]:
+        return itertools.chain.from_iterable(corpus.read(split_name, shard) for shard in corpus.shards(split_name))
 
     if "validation" in corpus.splits:
         return (record.text for record in read(split))
@@ -126,13 +131,13 @@ def _texts(name: str, run: config.Run, split: str) -> Iterator[str]:
 
 
 def context_length(lm: LanguageModel) -> int:
-    """How many tokens a model reads at once: its positions, else what it is meant for, else its run's rows."""
+    """Returns how many tokens a model reads at once: its positions, its designed length or its run's row length."""
     known = lm.config.num_positions or lm.config.max_length
     return known or (ANY_LENGTH if lm.run is None else max(lm.run.data.length, 1))
 
 
 class TextScore(NamedTuple):
-    """Of a text the log-likelihood, nats, and how many tokens it has."""
+    """Log-likelihood of a text in nats, and its number of tokens."""
 
     log_likelihood: float
     tokens: int
@@ -154,17 +159,17 @@ def score_texts(
       UserError: the stride is invalid, or the model is neither a decoder nor masked.
     """
     sums, counts = [0.0] * len(texts), [0] * len(texts)
-    left = ((i, row) for i, text in enumerate(texts) for row in _rows(lm, lm.tokenizer.encode(text), stride))
-    while some := list(itertools.islice(left, _ROWS_AT_ONCE)):
-        told = score_rows(lm.strategy, [row for _, row in some], advance)
-        for (i, row), of in zip(some, told, strict=True):
-            sums[i] += of.score.log_likelihood
+    numbered_rows = ((i, row) for i, text in enumerate(texts) for row in _rows(lm, lm.tokenizer.encode(text), stride))
+    while chunk := list(itertools.islice(numbered_rows, _ROWS_AT_ONCE)):
+        scores = score_rows(lm.strategy, [row for _, row in chunk], advance)
+        for (i, row), scored in zip(chunk, scores, strict=True):
+            sums[i] += scored.score.log_likelihood
             counts[i] += len(row.targets)
     return list(map(TextScore, sums, counts))
 
 
 def _rows(lm: LanguageModel, tokens: Sequence[int], stride: int | None) -> Iterator[ScoringRow]:
-    """What a model reads to tell the tokens of a text."""
+    """Yields the rows in which a model scores the tokens of a text."""
     strategy, context = lm.strategy, context_length(lm)
     if not strategy.is_masked:
         for window in windows(tokens, strategy.initial_ids[-1], context, context if stride is None else stride):
@@ -172,24 +177,27 @@ def _rows(lm: LanguageModel, tokens: Sequence[int], stride: int | None) -> Itera
         return
     context -= sum(map(len, strategy.frame))
     for window in windows(tokens, 0, context, context if stride is None else stride):
-        seen = [*window.context, *window.tokens][1:]  # Nothing is read to predict the first one.
-        yield from strategy.masked_rows(seen, len(seen) - len(window.tokens), word_l2r=True)
+        window_tokens = [*window.context, *window.tokens][1:]  # Masked models need no token before the window.
+        yield from strategy.masked_rows(window_tokens, len(window_tokens) - len(window.tokens), word_l2r=True)
 
 
-def perplexities(texts: Sequence[str], told: Sequence[TextScore]) -> dict[str, float]:
-    """The perplexities of texts by token, word and byte, and the bits a byte, from what is told of each.
+def perplexities(texts: Sequence[str], scores: Sequence[TextScore]) -> dict[str, float]:
+    """Returns perplexities per token, word and byte, and bits per byte.
 
-    Words are what white space parts and bytes those of UTF-8, as in lm-eval, so that vocabularies can be compared.
+    Words are separated by white space, and bytes are those of UTF-8, as in lm-eval, so that vocabularies can be
+    compared.
     """
-    nats = -math.fsum(of.log_likelihood for of in told)
+    nats = -math.fsum(score.log_likelihood for score in scores)
     counts = {
-        "token": sum(of.tokens for of in told),
+        "token": sum(score.tokens for score in scores),
         "word": sum(len(re.split(r"\s+", text)) for text in texts),
         "byte": sum(len(text.encode("utf-8")) for text in texts),
     }
-    found: dict[str, float] = {"texts": len(texts)}
-    found |= {f"{unit}s": number for unit, number in counts.items()}
-    nats_of = {unit: nats / number for unit, number in counts.items()}
-    # What is too much for a number, as of long words by a model without a clue, is left out.
-    found |= {f"{unit}_perplexity": math.exp(each) for unit, each in nats_of.items() if each < 700}
-    return found | {"bits_per_byte": nats_of["byte"] / math.log(2)}
+    metrics: dict[str, float] = {"texts": len(texts)}
+    metrics |= {f"{unit}s": number for unit, number in counts.items()}
+    nats_per_unit = {unit: nats / number for unit, number in counts.items()}
+    # Perplexities that overflow a float, such as those of long words under a poor model, are left out.
+    metrics |= {
+        f"{unit}_perplexity": math.exp(unit_nats) for unit, unit_nats in nats_per_unit.items() if unit_nats < 700
+    }
+    return metrics | {"bits_per_byte": nats_per_unit["byte"] / math.log(2)}

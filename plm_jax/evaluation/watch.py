@@ -1,11 +1,11 @@
-"""Following a run: each checkpoint that it seals is evaluated once, in their order, until the run is finished.
+"""Continuous evaluation: evaluates each checkpoint of a run once, in order, until the run is finished.
 
-    W/evaluation.jsonl   a row a checkpoint, written at once when all its tasks are done
-    W/samples.jsonl      what the model of each checkpoint writes (`samples`)
-    W/evaluation/        the rows for TensorBoard, in a folder of its own: it reads one file a folder at a time
-    W/watch/             who follows (`common.leases`)
+    W/evaluation.jsonl   one row per checkpoint, written when all its tasks are done
+    W/samples.jsonl      samples of each checkpoint (`samples`)
+    W/evaluation/        the rows as TensorBoard events; TensorBoard reads only one events file per folder at a time
+    W/watch/             lease of the watching process (`common.leases`)
 
-A row says that its checkpoint is done; nothing else is remembered. So a watch that is killed anywhere begins again.
+A row marks its checkpoint as done. No other state is stored, so a watch that is killed can be started again.
 """
 
 import contextlib
@@ -24,135 +24,141 @@ from plm_jax.runs import checkpoint_folders as folders
 from plm_jax.runs import run_directory, run_status
 from plm_jax.runs.telemetry import Events, read_lines
 
-# Seconds between two looks at a run directory, and at one in a bucket.
-_LOOK, _LOOK_REMOTE = 1.0, 15.0
+# Seconds between two checks of a run directory on a file system, and in a bucket.
+_POLL_SECONDS, _REMOTE_POLL_SECONDS = 1.0, 15.0
 
 
 def follow(
     workdir: str,
-    given: config.Run | None = None,
+    run: config.Run | None = None,
     tasks: Sequence[str] = (),
-    found: Callable[[prepared.Metrics], None] = lambda metrics: None,
+    report: Callable[[prepared.Metrics], None] = lambda metrics: None,
 ) -> None:
-    """Evaluates the checkpoints of a run directory that are not evaluated yet, and those to come, until it is finished.
+    """Evaluates the current and future checkpoints of a run that are not evaluated yet, until the run is finished.
 
-    A run that ended before its last step is waited for. A checkpoint that the run removed before it was evaluated, or
-    that is damaged, is told and left out.
+    Waits while the run is stopped before its last step. Reports and skips checkpoints that are damaged, or that the run
+    removed before they were evaluated.
 
     Args:
-      given: a config whose data they are evaluated on; None: the run's own.
-      tasks: as of `prepared.tasks_of`.
-      found: is given the metrics of each checkpoint.
+      run: config whose data is used; None for the config of the watched run.
+      tasks: tasks, by default those of `prepared.resolve_tasks`.
+      report: called with the metrics of each checkpoint.
 
     Raises:
-      UserError: there is no run, another process follows it, or a task cannot be evaluated.
+      UserError: there is no run, another process watches it, or a task cannot be evaluated.
     """
     if not {"lock", "heartbeat", "checkpoints"} & set(storage.names(workdir)):
-        raise UserError(f"{workdir} has no run to watch: give --checkpoint=W, the --workdir of one that has begun")
+        raise UserError(f"{workdir} has no run to watch: pass the --workdir of a started run as --checkpoint")
     with leases.held(os.path.join(workdir, "watch"), f"watches {workdir}"), _Events(workdir) as events:
-        _Watch(workdir, given, tasks, found, events).follow()
+        _Watch(workdir, run, tasks, report, events).follow()
 
 
 class _Watch:
-    """What is done of a run."""
+    """State of a watch: checkpoints that are evaluated or skipped."""
 
     def __init__(
         self,
         workdir: str,
-        given: config.Run | None,
+        run: config.Run | None,
         tasks: Sequence[str],
-        found: Callable[[prepared.Metrics], None],
+        report: Callable[[prepared.Metrics], None],
         events: "_Events",
     ):
-        self._workdir, self._given, self._tasks, self._found = workdir, given, tasks, found
+        self._workdir, self._run, self._tasks, self._report = workdir, run, tasks, report
         self._directory, self._events = folders.of_run(workdir), events
-        # Steps of the checkpoints that there were at the last look, and of them those that are done or left out.
-        self._seen: set[int] = set()
-        self._left: set[int] = set()
-        self._said = ""
-        # The tasks, once their caches have been looked at.
+        # Steps of the checkpoints at the last check, and those among them that are evaluated or skipped.
+        self._steps: set[int] = set()
+        self._done: set[int] = set()
+        self._last_line = ""
+        # Tasks, once their caches are checked.
         self._checked: list[str] = []
 
     def follow(self) -> None:
-        """Returns when the run is finished, and all is done."""
-        look = _LOOK_REMOTE if storage.is_remote(self._workdir) else _LOOK
+        """Evaluates checkpoints until the run is finished and every checkpoint is evaluated or skipped."""
+        poll_seconds = _REMOTE_POLL_SECONDS if storage.is_remote(self._workdir) else _POLL_SECONDS
         while True:
-            standing = run_status.standing(self._workdir)  # Before looking: what it saved is there then.
+            status = run_status.standing(self._workdir)  # Read first: a finished run has saved all its checkpoints.
             steps = folders.finished(self._directory)
-            for step in sorted(self._seen - self._left - {*steps}):
-                self._leave(step, "the run removed it before it was evaluated: raise its config.checkpoint.keep_last")
-            self._seen = {*steps}
-            self._left &= self._seen  # One that comes again is another.
+            for step in sorted(self._steps - self._done - {*steps}):
+                self._skip(
+                    step, "the run removed it before it was evaluated: raise config.checkpoint.keep_last of the run"
+                )
+            self._steps = {*steps}
+            self._done &= self._steps  # A step that is saved again is another checkpoint.
             missing = self._missing(steps)
             if missing:
                 self._evaluate(missing[0])
-            elif standing.finished:
+            elif status.finished:
                 return
             else:
-                if not standing.alive:
-                    self._say("the run is not running, nor finished: waiting until it is started again")
-                time.sleep(look)
+                if not status.alive:
+                    self._print("the run is neither running nor finished: waiting until it is started again")
+                time.sleep(poll_seconds)
 
     def _missing(self, steps: Sequence[int]) -> list[int]:
-        """Those of the steps that are not evaluated."""
-        steps = [step for step in steps if step not in self._left]
+        """Returns the steps that are neither evaluated nor skipped."""
+        steps = [step for step in steps if step not in self._done]
         if steps:
-            wanted = self._wanted()
+            expected_tasks = self._expected_tasks()
             rows = read_lines(os.path.join(self._workdir, "evaluation.jsonl"))
-            done = {row["step"] for row in rows if all(any(key.startswith(f"{t}/") for key in row) for t in wanted)}
-            self._left |= done
-        return [step for step in steps if step not in self._left]
+            done = {
+                row["step"] for row in rows if all(any(key.startswith(f"{t}/") for key in row) for t in expected_tasks)
+            }
+            self._done |= done
+        return [step for step in steps if step not in self._done]
 
-    def _wanted(self) -> list[str]:
-        """The tasks by their names, of a run that has saved something and so its config."""
+    def _expected_tasks(self) -> list[str]:
+        """Returns the names of the tasks; the run must have saved its config."""
         if self._tasks:
             return list(self._tasks)
-        if self._given:
-            return list(config.read_sources(config.expand_mixtures(self._given)))
+        if self._run:
+            return list(config.read_sources(config.expand_mixtures(self._run)))
         described = run_directory.read(self._workdir)
         if described is None:
-            raise UserError(f"{self._workdir} has checkpoints and no config.json: put it back")
+            raise UserError(f"{self._workdir} has checkpoints but no config.json: restore that file")
         return list(config.read_sources(config.from_saved(described["config"], described.get("modules"))))
 
     def _evaluate(self, step: int) -> None:
         checkpoint = str(self._directory / str(step))
-        self._say(f"evaluating checkpoint {step}")
+        self._print(f"evaluating checkpoint {step}")
         try:
             lm = language_model.load(checkpoint)
         except (UserError, FileNotFoundError) as error:
             if step not in folders.finished(self._directory):
-                return  # The next look tells.
+                return  # The next check reports it.
             damaged = isinstance(error, sealing.DamagedError)
             if not damaged and storage.exists(os.path.join(checkpoint, "params")):
                 raise
-            self._leave(step, error.reason if damaged else "its weights are gone")
+            self._skip(step, error.reason if damaged else "its weights are gone")
             return
-        run = prepared.run_of(lm, self._given)
-        tasks = self._checked = self._checked or prepared.tasks_of(run, self._tasks)
+        run = prepared.resolve_run(lm, self._run)
+        tasks = self._checked = self._checked or prepared.resolve_tasks(run, self._tasks)
         metrics = prepared.evaluate(lm, run, tasks)
         try:
-            written = {task: samples.of_task(lm, run, task) for task in tasks if metrics[task].get("tokens") != 0}
-            if any(written.values()):
-                samples.record(self._workdir, step, written)
+            task_samples = {
+                task: samples.sample_task(lm, run, task) for task in tasks if metrics[task].get("tokens") != 0
+            }
+            if any(task_samples.values()):
+                samples.write(self._workdir, step, task_samples)
         except UserError as error:
-            self._say(f"there are no samples of checkpoint {step}: {error}")
+            self._print(f"checkpoint {step} has no samples: {error}")
         perplexity.EvaluationLog(self._workdir, step).write(metrics)
-        self._left.add(step)
+        self._done.add(step)
         self._events.add(step, metrics)
-        self._found(metrics)
+        self._report(metrics)
 
-    def _leave(self, step: int, why: str) -> None:
-        self._left.add(step)
-        self._say(f"checkpoint {step} is left out: {why}")
+    def _skip(self, step: int, reason: str) -> None:
+        self._done.add(step)
+        self._print(f"checkpoint {step} is skipped: {reason}")
 
-    def _say(self, line: str) -> None:
-        if line != self._said:
+    def _print(self, line: str) -> None:
+        if line != self._last_line:
             print(line, file=sys.stderr, flush=True)
-        self._said = line
+        self._last_line = line
 
 
 class _Events:
-    """The rows of evaluation.jsonl for TensorBoard, where what there was is written anew; a context manager."""
+    """Context manager that rewrites the rows of evaluation.jsonl as TensorBoard events and adds new ones."""
 
     def __init__(self, workdir: str):
         self._rows, self._folder = os.path.join(workdir, "evaluation.jsonl"), os.path.join(workdir, "evaluation")
@@ -175,7 +181,9 @@ class _Events:
 
     def add(self, step: int, metrics: prepared.Metrics) -> None:
         """Adds a checkpoint's metrics."""
-        numbers = {f"{task}/{name}": value for task, found in metrics.items() for name, value in found.items()}
+        numbers = {
+            f"{task}/{name}": value for task, task_metrics in metrics.items() for name, value in task_metrics.items()
+        }
         self._events.add(step, {name: value for name, value in numbers.items() if isinstance(value, float)})
         self._events.flush()
         if self._local != self._folder:

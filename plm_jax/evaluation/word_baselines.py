@@ -1,8 +1,8 @@
-"""What words alone tell of labelled examples: predictors without a network, beside which a fine-tuned model is judged.
+"""Bag-of-words baselines of labeled examples, with which fine-tuned models are compared.
 
-Each is fitted to training records of a labelled source (`data.sources.corpus.Record`) and predicts for others:
-weighted counts of words and of pairs of words before a linear model, for classes and choices logistic regression, for
-scores ridge regression; of each word the tag that it has most often.
+Each is fitted to the training records of a labeled source (`data.sources.corpus.Record`) and predicts the test records:
+a linear model of weighted counts of words and word pairs, logistic regression for classes and choices and ridge
+regression for scores; for tags, the most frequent tag of each word.
 """
 
 import collections
@@ -16,7 +16,7 @@ from plm_jax.data.sources.corpus import Record
 
 
 def classes(train: Sequence[Record], test: Sequence[Record]) -> np.ndarray:
-    """The most probable class of each record, int [test], by logistic regression."""
+    """Predicts the class of each record by logistic regression, int [test]."""
     from sklearn.linear_model import LogisticRegression
 
     count = _counter(train)
@@ -25,7 +25,7 @@ def classes(train: Sequence[Record], test: Sequence[Record]) -> np.ndarray:
 
 
 def scores(train: Sequence[Record], test: Sequence[Record]) -> np.ndarray:
-    """The score of each record, float [test], by ridge regression."""
+    """Predicts the score of each record by ridge regression, float [test]."""
     from sklearn.linear_model import Ridge
 
     count = _counter(train)
@@ -33,40 +33,42 @@ def scores(train: Sequence[Record], test: Sequence[Record]) -> np.ndarray:
 
 
 def tags(train: Sequence[Record], test: Sequence[Record]) -> list[list[int]]:
-    """Of each record the tag of each word: the one that it has most often; of an unknown word the most frequent tag."""
-    found: dict[str, collections.Counter[int]] = collections.defaultdict(collections.Counter)
+    """Predicts the most frequent tag of each word, and the most frequent tag overall for unknown words."""
+    counts_by_word: dict[str, collections.Counter[int]] = collections.defaultdict(collections.Counter)
     for record in train:
         for word, tag in zip(record.text.split(" "), record.values["tags"], strict=True):
-            found[word][tag] += 1
-    most_frequent = sum(found.values(), collections.Counter()).most_common(1)[0][0]
-    usual = {word: counts.most_common(1)[0][0] for word, counts in found.items()}
-    return [[usual.get(word, most_frequent) for word in record.text.split(" ")] for record in test]
+            counts_by_word[word][tag] += 1
+    most_frequent = sum(counts_by_word.values(), collections.Counter()).most_common(1)[0][0]
+    tag_by_word = {word: counts.most_common(1)[0][0] for word, counts in counts_by_word.items()}
+    return [[tag_by_word.get(word, most_frequent) for word in record.text.split(" ")] for record in test]
 
 
 def choices(train: Sequence[Record], test: Sequence[Record]) -> np.ndarray:
-    """The number of the choice of each record that is most probably right, int [test].
+    """Predicts the index of the correct choice of each record, int [test].
 
-    Logistic regression tells right choices from wrong ones by their words and those of the context.
+    Logistic regression separates correct from wrong choices by their words and those of the context.
     """
     from sklearn.linear_model import LogisticRegression
 
-    def alone(records: Sequence[Record]) -> list[Record]:
+    def separate_choices(records: Sequence[Record]) -> list[Record]:
         return [Record(record.text, (choice,)) for record in records for choice in record.other_texts or ()]
 
-    right = [number == record.values["label"] for record in train for number in range(len(record.other_texts or ()))]
-    count = _counter(alone(train))
-    model = LogisticRegression(C=10, max_iter=1000).fit(count(alone(train)), right)
-    chances = model.predict_proba(count(alone(test)))[:, 1]
-    return chances.reshape(len(test), -1).argmax(1)
+    is_right = [index == record.values["label"] for record in train for index in range(len(record.other_texts or ()))]
+    count = _counter(separate_choices(train))
+    model = LogisticRegression(C=10, max_iter=1000).fit(count(separate_choices(train)), is_right)
+    probabilities = model.predict_proba(count(separate_choices(test)))[:, 1]
+    return probabilities.reshape(len(test), -1).argmax(1)
 
 
 def _counter(records: Sequence[Record]) -> Callable[[Sequence[Record]], Any]:
-    """What makes of records a matrix [records, features]: of each text the weighted words and pairs of them."""
+    """Returns a function from records to a matrix [records, features] of weighted counts of words and word pairs."""
     from sklearn.feature_extraction.text import TfidfVectorizer
 
-    # Logarithms of counts and a weak prior: the best of what was tried on the reviews that come with the package.
+    # Logarithmic counts and weak regularization did best on the movie reviews in the package.
     def texts(records: Sequence[Record]) -> Any:
         return zip(*((record.text, *(record.other_texts or ())) for record in records), strict=True)
 
-    fitted = [TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True).fit(of) for of in texts(records)]
-    return lambda records: sparse.hstack([one.transform(of) for one, of in zip(fitted, texts(records), strict=True)])
+    vectorizers = [TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True).fit(column) for column in texts(records)]
+    return lambda records: sparse.hstack(
+        [vectorizer.transform(column) for vectorizer, column in zip(vectorizers, texts(records), strict=True)]
+    )

@@ -307,7 +307,7 @@ def test_a_replaced_file_behind_a_users_source_is_noticed_by_every_verb(table, t
     (line,) = preparation.changed_caches(table, ["a"])  # As `pretrain`, `finetune` and `evaluate` call it.
     assert "the cache of 'a'" in line and "fingerprint" in line
     with pytest.raises(UserError, match=r"fingerprint.*run `python -m plm_jax prepare"):
-        prepared.tasks_of(table, [])
+        prepared.resolve_tasks(table, [])
     preparation.prepare(table, show_progress=False)
     assert identity(table) != before and compare(table) == SAME
     write_table(tmp_path / "table.npy", TEXTS["b"])  # The same bytes with new times.

@@ -72,7 +72,7 @@ def test_evaluation_equals_a_walk_over_the_rows(workdir):
     )
     found = perplexity.evaluate(lm, trained.run, "b", show_progress=False)
     losses, hits, replaced, logits = [], [], [], []
-    run = perplexity.only(trained.run, lm, "b", trained.run.data.length)
+    run = perplexity.single_source_run(trained.run, lm, "b", trained.run.data.length)
     for row in Reader(config.reader_config(run)).in_order("validation", 1):
         real = row["mask"][0] == 1
         text, seen = row["tokens"][0].copy(), row["tokens"][0].copy()

@@ -86,7 +86,7 @@ def test_the_report_shows_the_validation_of_each_source(workdir, tmp_path):
     assert pictures == dict.fromkeys(names, b"PNG")
     page = (tmp_path / "report.html").read_text()
     data = json.loads(page.partition('id="data">')[2].partition("</script>")[0])
-    measures = next(card["choices"] for card in data["cards"] if card["title"] == "Other measures")
+    measures = next(card["choices"] for card in data["cards"] if card["title"] == "Other metrics")
     assert {"a/loss", "b/loss", "32/loss"} <= measures.keys()
     assert {"validation/loss", "validation/a/loss"} <= data["runs"][0]["curves"].keys()
 
@@ -94,5 +94,7 @@ def test_the_report_shows_the_validation_of_each_source(workdir, tmp_path):
 def test_a_source_is_evaluated_by_itself_beside_one_that_a_segmenter_reads():
     run = tiny_runs.PLAIN
     data = dataclasses.replace(run.data, segmenters={"b": "jieba:lcut"})
-    only = perplexity.only(dataclasses.replace(run, data=data), types.SimpleNamespace(config=run.model), "a", 16)
+    only = perplexity.single_source_run(
+        dataclasses.replace(run, data=data), types.SimpleNamespace(config=run.model), "a", 16
+    )
     assert (list(only.data.sources), only.data.segmenters, only.data.length) == (["a"], {}, 16)

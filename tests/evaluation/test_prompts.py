@@ -37,12 +37,12 @@ def test_there_is_a_golden_prompt_of_every_page():
 
 @pytest.fixture(scope="module")
 def sentiment():
-    return prompts.task(None, "sentiment")
+    return prompts.load_task(None, "sentiment")
 
 
 def test_no_tested_row_is_ever_an_example_and_a_seed_gives_the_same_ones(sentiment):
     tested = {example.question for example in sentiment.tested}
-    draws = {seed: prompts.Drawer(sentiment, 5, seed) for seed in (0, 1)}
+    draws = {seed: prompts.ShotSampler(sentiment, 5, seed) for seed in (0, 1)}
     used = set()
     for number in range(5000):
         found = [draw(number) for draw in draws.values()]
@@ -50,14 +50,14 @@ def test_no_tested_row_is_ever_an_example_and_a_seed_gives_the_same_ones(sentime
         assert all(len({example.question for example in of}) == 5 for of in found)
         used |= {example.question for example in found[0]}
     assert len(used) > 8000  # Of 9,500.
-    again, other = prompts.Drawer(sentiment, 5, 0), prompts.Drawer(sentiment, 5, 1)
+    again, other = prompts.ShotSampler(sentiment, 5, 0), prompts.ShotSampler(sentiment, 5, 1)
     numbers = np.random.default_rng(0).permutation(200).tolist()
     assert all(again(number) == draws[0](number) for number in numbers)
     assert sum(again(number) == other(number) for number in numbers) == 0
 
 
 def test_balanced_examples_have_each_choice_equally_often(sentiment):
-    draw, seen = prompts.Drawer(sentiment, 5, 0, balanced=True), []
+    draw, seen = prompts.ShotSampler(sentiment, 5, 0, balanced=True), []
     for number in range(200):
         rights = [example.right for example in draw(number)]
         assert sorted([rights.count(0), rights.count(1)]) == [2, 3]
@@ -116,14 +116,14 @@ def figures(lm, run, task, show_progress=False, **options):
 
 
 def test_rows_that_are_tested_too_are_no_examples(run):
-    task = prompts.task(run, "moods")
+    task = prompts.load_task(run, "moods")
     assert (len(task.train), len(task.tested)) == (39, 21)
-    assert prompts.task(run, "written").tested  # Parted by the hash of its inputs.
+    assert prompts.load_task(run, "written").tested  # Parted by the hash of its inputs.
 
 
 @pytest.mark.parametrize("normalise", ["sum", "token", "character", "byte", "unconditional"])
 def test_a_choice_is_right_by_its_own_score(lm, run, normalise):
-    task = prompts.task(run, "stars")
+    task = prompts.load_task(run, "stars")
     right = []
     for example in task.tested:
         scores = []
@@ -155,10 +155,10 @@ def test_what_does_not_fit_is_dropped_from_the_front_and_counted(lm, run, capsys
     dropped = int(many.split(", ")[2].split()[0])
     (text,) = [part.partition(" dropped ---\n")[2] for part in [many]]
     prompt = text.partition(" [")[0]
-    task = prompts.task(run, "moods")
-    shots = prompts.Drawer(task, 20, 0)(0)
-    assert prompt == prompts.context(task.prompt, shots[dropped:], task.tested[0].question)
-    assert len(prompt) + len(" good") <= 256 < len(prompts.context(task.prompt, shots[dropped - 1 :], prompt))
+    task = prompts.load_task(run, "moods")
+    shots = prompts.ShotSampler(task, 20, 0)(0)
+    assert prompt == prompts.build_context(task.prompt, shots[dropped:], task.tested[0].question)
+    assert len(prompt) + len(" good") <= 256 < len(prompts.build_context(task.prompt, shots[dropped - 1 :], prompt))
     assert found["20_shots/dropped"] > 21 * 8
     assert few.count("\nIt is") >= 3 and "not [" in few
     assert found["2_shots/accuracy_deviation"] >= 0 and "0_shots/accuracy" not in found
@@ -177,7 +177,7 @@ def test_the_same_prompts_whatever_the_batch_size_and_the_limit(lm, run, capsys)
 
 
 def test_written_answers_are_what_the_model_writes_up_to_the_end_of_the_line(lm, run):
-    task = prompts.task(run, "written")
+    task = prompts.load_task(run, "written")
     (text,) = lm.generate(task.tested[0].question, max_new_tokens=8)[:1]
     written = constraints.cut(text.lstrip(), ("\n",)).strip()
     row = {"text": task.tested[0].question.partition("\n")[0], "mood": written}
@@ -186,8 +186,8 @@ def test_written_answers_are_what_the_model_writes_up_to_the_end_of_the_line(lm,
     stub = types.SimpleNamespace(
         **{name: getattr(task, name) for name in ("name", "prompt", "train", "is_scored", "labels")}, tested=examples
     )
-    asker = few_shot._Asker(lm, stub, [0], few_shot.FewShotOptions(), 4, False)
-    found = asker._of_written([prompts.Asked(task.tested[0].question, 0, False)], 8, "")
+    evaluator = few_shot._FewShotEvaluator(lm, stub, [0], few_shot.FewShotOptions(), 4, False)
+    found = evaluator._evaluate_generated([prompts.FittedPrompt(task.tested[0].question, 0, False)], 8, "")
     assert found["exact_match"] == (row["mood"] == written) and found["f1"] == 1
 
 
@@ -230,32 +230,32 @@ def test_an_answer_is_a_choice_or_its_number_where_no_choice_looks_like_one(choi
     row = rows.SourceRow("a:1", {"q": "how", "answer": answer})
     if right is None:
         with pytest.raises(UserError, match="none of its 2 choices"):
-            prompts.maker("a", source)(row)
+            prompts.example_builder("a", source)(row)
     else:
-        assert prompts.maker("a", source)(row).right == right
+        assert prompts.example_builder("a", source)(row).right == right
 
 
 def test_choices_of_a_form_without_labels_need_an_answer():
     source = config.LabelledJsonLines("a", config.AnswerForm(), prompt=config.PromptConfig("{question}", ("b", "c")))
     fields = {"question": "a", "context": "b", "answers": []}
     with pytest.raises(UserError, match="a:1 has no field 'label'"):
-        prompts.maker("a", source)(rows.SourceRow("a:1", fields))
-    assert prompts.maker("a", source)(rows.SourceRow("a:1", fields | {"label": "c"})).right == 1
+        prompts.example_builder("a", source)(rows.SourceRow("a:1", fields))
+    assert prompts.example_builder("a", source)(rows.SourceRow("a:1", fields | {"label": "c"})).right == 1
 
 
 def test_choices_of_a_score_are_numbers():
     source = config.LabelledJsonLines("a", config.ScoreForm(), prompt=config.PromptConfig("{text}", ("1", "nan")))
     with pytest.raises(UserError, match="a:1 has the choice 'nan', which is not a number"):
-        prompts.maker("a", source)(rows.SourceRow("a:1", {"text": "how", "score": 1}))
+        prompts.example_builder("a", source)(rows.SourceRow("a:1", {"text": "how", "score": 1}))
 
 
 @pytest.mark.parametrize(
     ("task", "options", "says"),
     [
-        ("moods", {"shots": (40,)}, "40 shots are more than the training split of 'moods' has: 39 rows"),
+        ("moods", {"shots": (40,)}, "40 shots are more than the training split of 'moods' has: 39 untested rows"),
         ("moods", {"shots": (39,), "balanced": True}, "38 of which are balanced"),
         ("missing", {}, r"moods.jsonl:1 has no field 'texts': did you mean 'text'"),
-        ("bare", {}, "has choices and no template that they have in common: give it one"),
+        ("bare", {}, "has choices but no common template: set one"),
         ("few", {}, "3 prompt.choices and 2 form.labels"),
         ("documents", {}, "has no prompt"),
         ("sentimental", {}, "there is no task 'sentimental'"),

@@ -109,13 +109,13 @@ def test_the_documents_of_a_split_are_told(tmp_path):
     data = dataclasses.replace(tiny.PLAIN.data, sources={"texts": source}, mixture={}, validation_fraction=0.2)
     run, lm = dataclasses.replace(tiny.PLAIN, data=data), language_model(tiny.MODEL)
     found = [
-        task_metrics.evaluate(lm, run, task, show_progress=False, whole=scoring.TextScoring(4))
+        task_metrics.evaluate(lm, run, task, show_progress=False, text_scoring=scoring.TextScoring(4))
         for task in ("texts", "texts:train")
     ]
     assert found[0]["texts"] + found[1]["texts"] == 40 and 0 < found[0]["texts"] < 20
     nats = sum(np.log(of["token_perplexity"]) * of["tokens"] for of in found)
     assert nats == pytest.approx(-sum(told.log_likelihood for told in scoring.score_texts(lm, texts, 4)), rel=1e-5)
-    limited = task_metrics.evaluate(lm, run, "texts", show_progress=False, whole=scoring.TextScoring(4, limit=2))
+    limited = task_metrics.evaluate(lm, run, "texts", show_progress=False, text_scoring=scoring.TextScoring(4, limit=2))
     assert limited["texts"] == 2
     with pytest.raises(UserError, match="the stride is 17, the model reads 16"):
         scoring.evaluate(lm, run, "texts", scoring.TextScoring(17), show_progress=False)
@@ -123,4 +123,4 @@ def test_the_documents_of_a_split_are_told(tmp_path):
         scoring.evaluate(lm, run, "texts:tests", scoring.TextScoring(4), show_progress=False)
     with pytest.raises(UserError, match="does not score whole texts"):
         scoring.score_texts(LanguageModel(tiny.T5, {}, vocabulary_spec="bytes"), ["a"])
-    assert perplexity.split_of(run, "texts") == ("texts", "validation")
+    assert perplexity.parse_task(run, "texts") == ("texts", "validation")

@@ -18,7 +18,7 @@ from plm_jax.runs import heartbeat, loop
 from tests.support import runs, verbs
 
 STEPS = [2, 4, 6]
-OF_TASK = samples.of_task
+SAMPLE_TASK = samples.sample_task
 
 
 @pytest.fixture(scope="module")
@@ -32,15 +32,15 @@ def finished(tiny, tmp_path_factory):
 
 @pytest.fixture
 def workdir(finished, tmp_path) -> pathlib.Path:
-    """A copy of it, on which the time between two looks is short."""
+    """A copy of the finished run."""
     return pathlib.Path(shutil.copytree(finished, tmp_path / "run"))
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """It looks often; nothing is written, which takes long to compile."""
-    monkeypatch.setattr(watch, "_LOOK", 0.02)
-    monkeypatch.setattr(samples, "of_task", lambda lm, run, task: [])
+    """Checks often, and generates no samples, which take long to compile."""
+    monkeypatch.setattr(watch, "_POLL_SECONDS", 0.02)
+    monkeypatch.setattr(samples, "sample_task", lambda lm, run, task: [])
 
 
 def rows(workdir) -> list[dict]:
@@ -66,13 +66,13 @@ def events(workdir) -> dict[int, dict[str, float]]:
 
 
 def test_each_checkpoint_has_one_row_which_is_that_of_evaluate(workdir):
-    found = []
-    follow(workdir, found=found.append)
-    assert [row["step"] for row in rows(workdir)] == STEPS and len(found) == 3
+    reported = []
+    follow(workdir, report=reported.append)
+    assert [row["step"] for row in rows(workdir)] == STEPS and len(reported) == 3
     lm = plm_jax.load(str(workdir / "checkpoints" / "4"))
     expected = perplexity.evaluate(lm, lm.run, "a", show_progress=False)
     assert rows(workdir)[1] == {"step": 4} | {f"a/{name}": value for name, value in expected.items()}
-    assert found[1] == {"a": expected}
+    assert reported[1] == {"a": expected}
     before = (workdir / "evaluation.jsonl").read_bytes()
     follow(workdir)
     assert (workdir / "evaluation.jsonl").read_bytes() == before
@@ -83,7 +83,7 @@ def test_each_checkpoint_has_one_row_which_is_that_of_evaluate(workdir):
 
 
 def test_samples_go_on_with_held_out_documents_once_a_checkpoint(workdir, monkeypatch):
-    monkeypatch.setattr(samples, "of_task", OF_TASK)
+    monkeypatch.setattr(samples, "sample_task", SAMPLE_TASK)
     (workdir / "samples.jsonl").write_text('{"step": 2, "task": "a", "prompt": "cut off before the row"}\n')
     follow(workdir)
     rows = [json.loads(line) for line in (workdir / "samples.jsonl").read_text().splitlines()]
@@ -150,7 +150,7 @@ def test_a_run_that_died_is_followed_on_when_it_is_started_again(workdir, tmp_pa
         start.write_text(json.dumps(ended))
     watching.join(60)
     assert not watching.is_alive() and [row["step"] for row in rows(workdir)] == STEPS
-    assert "is not running, nor finished: waiting" in capsys.readouterr().err
+    assert "is neither running nor finished: waiting" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["before its turn", "as it is opened"])
@@ -165,7 +165,7 @@ def test_a_checkpoint_that_is_removed_meanwhile_is_named(workdir, monkeypatch, c
     monkeypatch.setattr(watch.language_model, "load", removing)
     follow(workdir)
     assert [row["step"] for row in rows(workdir)] == [2, 6]
-    assert "checkpoint 4 is left out: the run removed it" in capsys.readouterr().err
+    assert "checkpoint 4 is skipped: the run removed it" in capsys.readouterr().err
 
 
 def test_a_damaged_checkpoint_is_named(workdir, capsys):
@@ -173,7 +173,7 @@ def test_a_damaged_checkpoint_is_named(workdir, capsys):
     path.write_bytes(path.read_bytes() + b" ")
     follow(workdir)
     assert [row["step"] for row in rows(workdir)] == [2, 6]
-    assert "checkpoint 4 is left out: " in capsys.readouterr().err
+    assert "checkpoint 4 is skipped: " in capsys.readouterr().err
 
 
 def test_a_damaged_checkpoint_that_is_saved_again_is_evaluated(workdir, monkeypatch, tmp_path):
@@ -216,7 +216,7 @@ def test_two_watches_of_one_run_are_refused(workdir):
 def test_what_is_no_run_is_a_line(verb, workdir, tmp_path):
     for path in (tmp_path, tmp_path / "nowhere", workdir / "checkpoints" / "2"):
         finished = verb("evaluate", f"--checkpoint={path}", "--watch")
-        verbs.assert_one_line(finished, "has no run to watch: give --checkpoint=W")
+        verbs.assert_one_line(finished, "has no run to watch: pass the --workdir of a started run")
 
 
 def test_the_verb_watches_and_writes_the_last_checkpoints_metrics(verb, workdir, tmp_path):

@@ -33,8 +33,8 @@ def text(name: str) -> str:
         found = [rows.SourceRow(f"{name}:{i}", row) for i, row in enumerate(prompt_rows.ROWS[name])]
     else:
         found = [rows.SourceRow(*row) for row in itertools.islice(files.json_rows(source.path), 2)]
-    shot, asked = map(prompts.maker(own, source), found)
-    told = [prompts.context(source.prompt, [shot], asked.question)]
+    shot, asked = map(prompts.example_builder(own, source), found)
+    told = [prompts.build_context(source.prompt, [shot], asked.question)]
     wrong = [choice for choice in asked.choices if choice not in asked.answers]
     told += [f"<{source.prompt.delimiter}{answer}>" for answer in (*asked.answers, *wrong)]
     return "\n".join(told) + "\n"

@@ -38,7 +38,7 @@ def page(values: np.ndarray, test_rows: int | None = None) -> list[str]:
     ]
     # A paper's figures that alternate, so that half of the verdicts would agree with it.
     published = [comparison.Published(f"row{row}", {"figure": 50.0 + row % 2}, "") for row in range(len(values))]
-    return [row.verdict for row in comparison.beside_paper(results, published, "figure", name)]
+    return [row.verdict for row in comparison.compare_with_paper(results, published, "figure", name)]
 
 
 def shows(verdicts: list[str]) -> bool:

@@ -35,7 +35,7 @@ PAGES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "__init
 def test_every_run_can_be_trained_and_compared(name, size, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = f"ablations/{name}:{size}"
-    found = {member.name: member for member in sweep.members(path, str(tmp_path / "runs"))}
+    found = {member.name: member for member in sweep.load_members(path, str(tmp_path / "runs"))}
     for member in found.values():
         run = member.run
         if run.model.is_placeholder:
@@ -48,13 +48,14 @@ def test_every_run_can_be_trained_and_compared(name, size, tmp_path, monkeypatch
         refuse_unused(run)
         batch = blank_batch(config.reader_config(run), run.data.length)
         assert all(len(leaf) == 1 for leaf in batch.values())
-    others = sweep.others(path, set(found))
+    others = sweep.load_comparisons(path, set(found))
     read = {source for member in found.values() for source in config.read_sources(member.run)}
 
     metrics = [*others["compared"].values(), *(rival.metric for rival in others["rivals"])]
     assert metrics and all(sources(metric) <= read for metric in metrics)
     if size == "paper":
-        sweep.others(f"ablations/{name}", set(found))  # There every published run must be one of the sweep's.
+        # In the default size every published run must be one of the sweep's.
+        sweep.load_comparisons(f"ablations/{name}", set(found))
         figures = {figure for row in others["published"] for figure in row.figures}
         assert not figures or figures & others["compared"].keys()
         assert all(row.source for row in others["published"])
@@ -63,9 +64,13 @@ def test_every_run_can_be_trained_and_compared(name, size, tmp_path, monkeypatch
 def at_paper_scale(name, folder):
     """Returns the resolved configs of a page's runs by name, the published figures, and the names of the parents."""
     path = f"ablations/{name}:paper"
-    found = sweep.members(path, str(folder))
+    found = sweep.load_members(path, str(folder))
     parents = {member.name: pathlib.Path(member.parent).name for member in found if member.parent}
-    return {member.name: member.run for member in found}, sweep.others(path, {member.name for member in found}), parents
+    return (
+        {member.name: member.run for member in found},
+        sweep.load_comparisons(path, {member.name for member in found}),
+        parents,
+    )
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -73,7 +78,7 @@ def test_every_run_with_published_figures_has_the_papers_setup_or_says_why_not(n
     runs, others, parents = at_paper_scale(name, tmp_path)
     rows = [row for row in others["published"] if row.figures]
     stated = setups.by_run(rows)
-    compared = {run for run in runs if any(comparison.belongs(run, row.run) for row in rows)}
+    compared = {run for run in runs if any(comparison.counts_for(run, row.run) for row in rows)}
     assert stated.keys() == compared | {parents[run] for run in compared if run in parents}
     for run, setup in stated.items():
         differences = {difference.name: difference for difference in setups.differences(setup, runs[run])}

@@ -119,7 +119,7 @@ def test_what_the_pages_say_runs(pages, verb, sandbox):
     if pages[-1] == "docs/sweeps.md":
         from plm_jax.experiments import sweep
 
-        assert [member.name for member in sweep.members("configs/rates.py", "runs/rates")][-1] == "prefix_lm"
+        assert [member.name for member in sweep.load_members("configs/rates.py", "runs/rates")][-1] == "prefix_lm"
 
 
 def test_python_is_nowhere_else():

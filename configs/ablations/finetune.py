@@ -62,7 +62,7 @@ def rivals() -> list[Rivals]:
         others = {"trivial": f"{name}/trivial_{labelled_sets.SETS[name].metric}"}
         found.append(Rivals(name, metric, others | {"no network": labelled_sets.without_network(name, TRAIN, TEST)}))
     first, *rest = found
-    own = dict(first.others)
+    own = dict(first.columns)
     made = [Rivals(first.run, first.metric, own | {"random weights": "sentiment-random"}), *rest]
     for family in FAMILIES[1:]:
         run = f"sentiment-{family}"

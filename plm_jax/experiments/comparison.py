@@ -1,6 +1,6 @@
-"""Tables that compare runs with trivial baselines, with rivals and with a paper's figures.
+"""Tables that compare runs with trivial baselines, with rivals and with the results of a paper.
 
-Only the primary metric of a page has verdicts: each row is tested against the page's reference (`significance`). Every
+Only the primary metric of a sweep has verdicts: each row is tested against the reference run (`significance`). Every
 other comparison is a difference with its 95 % interval.
 """
 
@@ -16,25 +16,25 @@ from plm_jax.experiments import significance
 from plm_jax.experiments.setups import SETUP_HEAD, Setup
 from plm_jax.experiments.significance import MeanDifference, Sample
 
-# Of a table its lines; the first is its head. What stands below these names is text, below others figures.
+# Rows of a table, the header first. Columns in TEXTS are left-aligned text; other columns hold numbers.
 Lines = list[tuple[str, ...]]
 TEXTS = ("Run", "Metric", "Verdict", *SETUP_HEAD)
 INTERVAL = "[95 %]"
-_HEAD = ("Run", "Metric", "Value", "Trivial predictor", f"Better by {INTERVAL}", "Seeds", "Minutes")
-# SOURCE/METRIC, or several, of which the mean is meant, each again one or several.
+_HEAD = ("Run", "Metric", "Value", "Trivial predictor", f"Gain {INTERVAL}", "Seeds", "Minutes")
+# Name SOURCE/METRIC, or a sequence of metrics, which stands for their mean.
 Metric = str | Sequence["Metric"]
 AGREES, DISAGREES, NOT_RESOLVED = "agrees in direction beyond noise", "disagrees beyond noise", "not resolved"
 BETTER, WORSE = "better beyond noise", "worse beyond noise"
 NOT_RUN = "not run yet"
 NO_DIRECTION = "no verdict: the metric declares no direction"
-OTHER_METRIC = "no verdict: another metric than the paper's"
+OTHER_METRIC = "no verdict: the metric differs from the paper's"
 TRIVIAL_REFERENCE = "no verdict: the reference does not beat the trivial predictor"
 METHOD = (
-    "Each 95 % interval holds for its own row; shares differ by percentage points. Verdicts come from Welch's t-test "
-    "of each row against the first over the seeds, including the variance of the test set, with Holm's correction over "
-    "all rows of the page at 5 %."
+    "Each 95 % interval holds for its own row; differences of shares are in percentage points. Verdicts come from "
+    "Welch's t-test of each row against the first over the seeds, including the variance of the test set, with Holm's "
+    "correction over all rows at 5 %."
 )
-# Sections of a config that decide the targets of a language model. Runs that differ in one have incomparable losses.
+# Config sections that determine the targets of a language model. Losses of runs that differ in one are not comparable.
 _TARGETS = ("objective", "data", "vocabulary")
 
 
@@ -44,25 +44,25 @@ class Rivals(NamedTuple):
     Attributes:
       run: name of the run.
       metric: SOURCE/METRIC.
-      others: rivals by their column name: another run (its value of the same metric), another metric of this run, a
-        pair of another run and another metric, or a figure in the unit of the metric.
+      columns: rivals by column name: the name of another run (its value of the same metric), another metric of this
+        run, a pair of another run and another metric, or a constant in the unit of the metric.
     """
 
     run: str
     metric: str
-    others: Mapping[str, str | tuple[str, str] | float]
+    columns: Mapping[str, str | tuple[str, str] | float]
 
 
 class Published(NamedTuple):
-    """A paper's figures for one run.
+    """Results of a paper for one run.
 
     Attributes:
       run: name of the run.
-      figures: figures by the paper's name of the metric, as printed (shares in per cent). A missing one is shown as
-        "not at hand".
-      source: table and page of the figures.
-      setups: the paper's set-ups by run: of this run, of the runs tuned from it, and of the run that it starts from.
-      averages: for each figure that is a mean, by the paper's name, the names of the sources that it averages.
+      figures: results by the paper's name of the metric, as printed (shares in per cent). A missing one is shown as
+        "not available".
+      source: table and page of the results.
+      setups: the paper's setups by run: of this run, of the runs tuned from it, and of the run that it starts from.
+      averages: for each result that is a mean, by the paper's name, the names of the sources that it averages.
     """
 
     run: str
@@ -73,9 +73,9 @@ class Published(NamedTuple):
 
 
 class StandIn(NamedTuple):
-    """A metric of ours that is compared with a paper's figure for another metric or task, as in a demo.
+    """Metric of ours that is compared with a paper's result for another metric or task, as in a demo.
 
-    The paper's differences do not predict its differences, so their direction gets no verdict.
+    The paper's differences do not predict those of our metric, so their direction gets no verdict.
 
     Attributes:
       metric: our metric.
@@ -84,17 +84,17 @@ class StandIn(NamedTuple):
     metric: Metric
 
 
-class Beside(NamedTuple):
-    """Comparison of a run with a paper's figure, by one metric.
+class PaperComparison(NamedTuple):
+    """Comparison of a run with a paper's result, by one metric.
 
     Attributes:
       run: name of the run.
-      paper: the paper's figure in the unit of our metric; None if it is not at hand.
-      paper_difference: difference to the paper's figure of the reference run.
+      paper: the paper's result in the unit of our metric; None if it is not available.
+      paper_difference: difference to the paper's result of the reference run.
       values: our values, one per seed.
       difference: difference of the means to the reference run, with its interval; None if either run has no values.
       verdict: AGREES, DISAGREES, BETTER, WORSE, NOT_RESOLVED, NOT_RUN, or the reason for having none; empty for the
-        reference, and if the metric is not the page's primary one.
+        reference, and if the metric is not the primary one.
     """
 
     run: str
@@ -105,44 +105,49 @@ class Beside(NamedTuple):
     verdict: str
 
 
-def beside(results: Sequence[dict[str, Any]], rivals: Sequence[Rivals]) -> Lines:
-    """Returns a table of runs and their rivals: the figures, and the gain over each rival with its 95 % interval.
+def rivals_table(results: Sequence[dict[str, Any]], rivals: Sequence[Rivals]) -> Lines:
+    """Returns a table of runs and their rivals: their results, and the gain over each rival with its 95 % interval.
 
     Args:
       results: as in `table`; cells without results are blank.
     """
-    names = list(dict.fromkeys(name for rival in rivals for name in rival.others))
-    better = f"better by {INTERVAL}"
-    lines: Lines = [("Run", "Metric", "Value", *(cell for name in names for cell in (name, better)))]
-    for rival in rivals:
-        metric, sample = _declared(rival.metric), _sample(_rows_of(results, rival.run), rival.metric)
-        others = [_rival(results, rival, rival.others.get(name)) for name in names]
-        shown = _readable(metric, sample.values, *(other.values for other in others))
-        cells = [rival.run, rival.metric, figure(sample.values, shown) if sample.values else NOT_RUN]
-        for name, other in zip(names, others, strict=True):
-            is_figure = isinstance(rival.others.get(name), float | int)
-            gain = _gain(sample, other, metric, is_figure) if sample.values and other.values else None
-            cells += [figure(other.values, shown) if other.values else "", "" if gain is None else signed(gain, shown)]
+    names = list(dict.fromkeys(name for row in rivals for name in row.columns))
+    gain_column = f"gain {INTERVAL}"
+    lines: Lines = [("Run", "Metric", "Value", *(cell for name in names for cell in (name, gain_column)))]
+    for row in rivals:
+        metric, sample = _declared(row.metric), _sample(_rows_of(results, row.run), row.metric)
+        rival_samples = [_rival(results, row, row.columns.get(name)) for name in names]
+        number_format = _readable(metric, sample.values, *(rival_sample.values for rival_sample in rival_samples))
+        cells = [row.run, row.metric, figure(sample.values, number_format) if sample.values else NOT_RUN]
+        for name, rival_sample in zip(names, rival_samples, strict=True):
+            is_constant = isinstance(row.columns.get(name), float | int)
+            gain = _gain(sample, rival_sample, metric, is_constant) if sample.values and rival_sample.values else None
+            cells += [
+                figure(rival_sample.values, number_format) if rival_sample.values else "",
+                "" if gain is None else signed(gain, number_format),
+            ]
         lines.append(tuple(cells))
     return lines
 
 
-def _rival(results: Sequence[dict[str, Any]], rival: Rivals, other: str | tuple[str, str] | float | None) -> Sample:
-    """Returns the results of a rival, without values if there are none."""
-    if isinstance(other, tuple):
-        return _sample(_rows_of(results, other[0]), other[1])
-    if isinstance(other, str):
-        same_metric = _sample(_rows_of(results, other), rival.metric)
-        return same_metric if same_metric.values else _sample(_rows_of(results, rival.run), other)
-    return Sample([] if other is None else [other])
+def _rival(results: Sequence[dict[str, Any]], rival: Rivals, column: str | tuple[str, str] | float | None) -> Sample:
+    """Returns the results of a rival; a sample without values if there are none."""
+    if isinstance(column, tuple):
+        return _sample(_rows_of(results, column[0]), column[1])
+    if isinstance(column, str):
+        same_metric = _sample(_rows_of(results, column), rival.metric)
+        return same_metric if same_metric.values else _sample(_rows_of(results, rival.run), column)
+    return Sample([] if column is None else [column])
 
 
-def _gain(sample: Sample, other: Sample, metric: declarations.Metric | None, is_figure: bool) -> MeanDifference:
-    """Returns the difference to another sample, or to a single figure, with its sign set so that more is better."""
-    if is_figure:
-        difference = significance.difference(sample, target=other.values[0])
+def _gain(
+    sample: Sample, rival_sample: Sample, metric: declarations.Metric | None, is_constant: bool
+) -> MeanDifference:
+    """Returns the gain over another sample or over a constant; positive is better."""
+    if is_constant:
+        difference = significance.difference(sample, target=rival_sample.values[0])
     else:
-        difference = significance.difference(sample, reference=other)
+        difference = significance.difference(sample, reference=rival_sample)
     if metric is None or metric.sign >= 0:
         return difference
     low, high = (None if bound is None else -bound for bound in (difference.high, difference.low))
@@ -215,7 +220,7 @@ def _num_rows(metrics: Mapping[str, float], name: str, declared: declarations.Me
 
 
 def _groups(name: str) -> list[str]:
-    """Returns the prefixes of related figures, nearest first: `a/5_shots` and `a` for `a/5_shots/accuracy`."""
+    """Returns the prefixes of related metrics, nearest first: `a/5_shots` and `a` for `a/5_shots/accuracy`."""
     parts = name.split("/")[:-1]
     return ["/".join(parts[:n]) for n in range(len(parts), 0, -1)]
 
@@ -224,10 +229,12 @@ def _trivial(metrics: Mapping[str, float], name: str) -> float | None:
     """Returns the metric of a predictor that ignores the input, or None if there is none."""
     declared = declarations.declared(name)
     for group in _groups(name):
-        near = {key.removeprefix(f"{group}/"): value for key, value in metrics.items() if key.startswith(f"{group}/")}
-        predictor = baselines.predictor(name.rpartition("/")[2], near)
-        if isinstance(predictor, float) or predictor in near:
-            return predictor if isinstance(predictor, float) else near[predictor]
+        siblings = {
+            key.removeprefix(f"{group}/"): value for key, value in metrics.items() if key.startswith(f"{group}/")
+        }
+        baseline = baselines.trivial_baseline(name.rpartition("/")[2], siblings)
+        if isinstance(baseline, float) or baseline in siblings:
+            return baseline if isinstance(baseline, float) else siblings[baseline]
     return 0.0 if declared is not None and declared.unit == "correlation" else None
 
 
@@ -254,32 +261,32 @@ def _beats_trivial(rows: Sequence[Mapping[str, float]], metric: Metric, sign: in
     return low is not None and low > 0
 
 
-def belongs(run: str, to: str) -> bool:
-    """Whether what a run reaches counts for one of a name: it has this name, or NAME-…, as what was tuned from it."""
-    return run == to or run.startswith(f"{to}-")
+def counts_for(run: str, name: str) -> bool:
+    """Whether results of a run count for a name: the run has this name, or was tuned from it and is called NAME-…."""
+    return run == name or run.startswith(f"{name}-")
 
 
 def _joined(results: Sequence[dict[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
-    """Of each name and seed all metrics that count for it; of those that several runs have the last run's.
+    """Merges the metrics that count for each name and seed; later runs override earlier ones.
 
-    What begins with several of the names counts for the longest, as `rms-gelu-tuned` for `rms-gelu` and not for `rms`.
+    If a run counts for several names, only the longest is used: `rms-gelu-tuned` for `rms-gelu` and not for `rms`.
     """
-    found: dict[tuple[str, int], dict[str, float]] = {}
+    merged: dict[tuple[str, int], dict[str, float]] = {}
     for result in results:
-        name = max((name for name in names if belongs(result["name"], name)), key=len, default=None)
+        name = max((name for name in names if counts_for(result["name"], name)), key=len, default=None)
         if name is not None:
-            found.setdefault((name, result["seed"]), {}).update(result["metrics"])
-    return [{"name": name, "metrics": metrics} for (name, _), metrics in found.items()]
+            merged.setdefault((name, result["seed"]), {}).update(result["metrics"])
+    return [{"name": name, "metrics": metrics} for (name, _), metrics in merged.items()]
 
 
-def beside_paper(
+def compare_with_paper(
     results: Sequence[dict[str, Any]],
     published: Sequence[Published],
     name: str,
     metric: Metric | StandIn,
     is_primary: bool = True,
-) -> list[Beside]:
-    """Compares runs with a paper's figures by one metric. The first published run is the reference.
+) -> list[PaperComparison]:
+    """Compares runs with the results of a paper by one metric. The first published run is the reference.
 
     Results of a run NAME-… count for NAME. If nothing is published, each run is a row.
 
@@ -292,32 +299,32 @@ def beside_paper(
     published = published or [Published(run, {}, "") for run in dict.fromkeys(result["name"] for result in results)]
     if not published:
         return []
-    is_stand_in, ours = isinstance(metric, StandIn), ours_of(metric)
-    declared, results = _declared(ours), _joined(results, [row.run for row in published])
+    is_stand_in, our_metric = isinstance(metric, StandIn), get_metric(metric)
+    declared, results = _declared(our_metric), _joined(results, [row.run for row in published])
     rows = [_rows_of(results, row.run) for row in published]
-    base, *samples = (_sample(of_run, ours) for of_run in rows)
+    base, *samples = (_sample(run_rows, our_metric) for run_rows in rows)
     figures = [_paper(row, name, declared) for row in published]
     directions = _directions(base, samples, declared)
     sign = 0 if declared is None else declared.sign
     no_verdict = "" if sign else NO_DIRECTION
-    if len(base.values) > 1 and not no_verdict and not _beats_trivial(rows[0], ours, sign):
+    if len(base.values) > 1 and not no_verdict and not _beats_trivial(rows[0], our_metric, sign):
         no_verdict = TRIVIAL_REFERENCE
-    compared = [Beside(published[0].run, figures[0], None, base.values, None, "")]
-    for row, paper, sample, direction in zip(published[1:], figures[1:], samples, directions, strict=True):
-        of_paper = None if paper is None or figures[0] is None else paper - figures[0]
+    compared = [PaperComparison(published[0].run, figures[0], None, base.values, None, "")]
+    for row, paper_value, sample, direction in zip(published[1:], figures[1:], samples, directions, strict=True):
+        paper_difference = None if paper_value is None or figures[0] is None else paper_value - figures[0]
         difference = significance.difference(sample, base) if sample.values and base.values else None
         verdict = ""
         if is_primary and difference is None:
             verdict = NOT_RUN
         elif is_primary:
-            verdict = no_verdict or (OTHER_METRIC if is_stand_in and paper is not None else "")
-            verdict = verdict or _verdict(of_paper and of_paper * sign, direction)
-        compared.append(Beside(row.run, paper, of_paper, sample.values, difference, verdict))
+            verdict = no_verdict or (OTHER_METRIC if is_stand_in and paper_value is not None else "")
+            verdict = verdict or _verdict(paper_difference and paper_difference * sign, direction)
+        compared.append(PaperComparison(row.run, paper_value, paper_difference, sample.values, difference, verdict))
     return compared
 
 
 def _paper(row: Published, name: str, declared: declarations.Metric | None) -> float | None:
-    """Returns a paper's figure in the unit of our metric."""
+    """Returns a paper's result in the unit of our metric."""
     paper = row.figures.get(name)
     return paper if paper is None or declared is None else declared.from_percent(paper)
 
@@ -332,14 +339,14 @@ def _directions(base: Sample, samples: Sequence[Sample], declared: declarations.
     return directions
 
 
-def _verdict(of_paper: float | None, direction: int) -> str:
-    """Returns the verdict on a row with this direction; `of_paper` is the paper's gain, positive if it is better."""
+def _verdict(paper_gain: float | None, direction: int) -> str:
+    """Returns the verdict on a row with this direction; `paper_gain` is positive if the paper's is better."""
     if not direction:
         return NOT_RESOLVED
-    if not of_paper:
+    if not paper_gain:
         verdict = BETTER if direction > 0 else WORSE
-        return verdict if of_paper is None else f"{verdict}, no difference in the paper"
-    return AGREES if direction * of_paper > 0 else DISAGREES
+        return verdict if paper_gain is None else f"{verdict}, no difference in the paper"
+    return AGREES if direction * paper_gain > 0 else DISAGREES
 
 
 def default_comparison(results: Sequence[dict[str, Any]]) -> dict[str, Metric]:
@@ -363,49 +370,53 @@ def default_comparison(results: Sequence[dict[str, Any]]) -> dict[str, Metric]:
         is_of_examples = any(f"{group}/examples" in finished[0] for group in _groups(name))
         if is_of_examples or not changed & set(_TARGETS):
             names.append(name)
-    judged = [name for name in names if _trivial(finished[0], name) is not None]
-    return {name: name for name in (judged or names)[:1]}
+    comparable = [name for name in names if _trivial(finished[0], name) is not None]
+    return {name: name for name in (comparable or names)[:1]}
 
 
-def papers(
+def paper_table(
     results: Sequence[dict[str, Any]],
     published: Sequence[Published],
     compared: Mapping[str, Metric | StandIn],
     name: str | None = None,
 ) -> Lines:
-    """Returns a table of runs and a paper's figures for them.
+    """Returns a table of runs and the results of a paper for them.
 
     Args:
-      compared: our metrics by the paper's names of the metrics that they are compared with. The first is the page's
+      compared: our metrics by the paper's names of the metrics that they are compared with. The first is the
         primary metric, and only its rows have verdicts.
       name: key of `compared` to show; None shows all, with a column for the metric.
     """
     head = ["Run"] if name is not None else ["Metric", "Run"]
-    has_paper = any(other in row.figures for row in published for other in (compared if name is None else [name]))
-    head += ["Paper", "To the first"] if has_paper else []
+    has_paper = any(
+        paper_name in row.figures for row in published for paper_name in (compared if name is None else [name])
+    )
+    head += ["Paper", "vs. first"] if has_paper else []
     is_tested = name in (None, next(iter(compared), None))
-    head += ["Ours", f"To the first {INTERVAL}", *(["Verdict"] if is_tested else []), "Seeds"]
+    head += ["Ours", f"vs. first {INTERVAL}", *(["Verdict"] if is_tested else []), "Seeds"]
     lines = [tuple(head)]
-    for number, (other, metric) in enumerate(compared.items()):
-        if name not in (None, other):
+    for index, (paper_name, metric) in enumerate(compared.items()):
+        if name not in (None, paper_name):
             continue
-        rows = beside_paper(results, published, other, metric, is_primary=not number)
-        shown = _readable(_declared(ours_of(metric)), *(row.values for row in rows))
-        for i, row in enumerate(rows):
-            cells = [row.run] if name is not None else [title(other, metric), row.run]
+        rows = compare_with_paper(results, published, paper_name, metric, is_primary=not index)
+        number_format = _readable(_declared(get_metric(metric)), *(row.values for row in rows))
+        for row_index, row in enumerate(rows):
+            cells = [row.run] if name is not None else [title(paper_name, metric), row.run]
             if has_paper:
-                cells.append("not at hand" if row.paper is None else figure([row.paper], shown))
+                cells.append("not available" if row.paper is None else figure([row.paper], number_format))
                 cells.append(
-                    "" if row.paper_difference is None else signed(MeanDifference(row.paper_difference), shown)
+                    "" if row.paper_difference is None else signed(MeanDifference(row.paper_difference), number_format)
                 )
-            cells.append(figure(row.values, shown) if row.values else NOT_RUN)
-            cells.append("" if row.difference is None else signed(row.difference, shown))
-            cells += ([row.verdict if i or number else "reference"] if is_tested else []) + [str(len(row.values) or "")]
+            cells.append(figure(row.values, number_format) if row.values else NOT_RUN)
+            cells.append("" if row.difference is None else signed(row.difference, number_format))
+            cells += ([row.verdict if row_index or index else "reference"] if is_tested else []) + [
+                str(len(row.values) or "")
+            ]
             lines.append(tuple(cells))
     return lines
 
 
-def ours_of(metric: Metric | StandIn) -> Metric:
+def get_metric(metric: Metric | StandIn) -> Metric:
     """Returns our metric of a comparison."""
     return metric.metric if isinstance(metric, StandIn) else metric
 
@@ -417,8 +428,8 @@ def to_json(metric: Metric | StandIn) -> Any:
 
 def title(name: str, metric: Metric | StandIn) -> str:
     """Returns the name of a comparison."""
-    ours = said(ours_of(metric))
-    return ours if ours == name else f"{name} vs. our {ours}"
+    our_name = metric_name(get_metric(metric))
+    return our_name if our_name == name else f"{name} vs. our {our_name}"
 
 
 def _readable(metric: declarations.Metric | None, *samples: Sequence[float]) -> declarations.Metric | None:
@@ -428,21 +439,21 @@ def _readable(metric: declarations.Metric | None, *samples: Sequence[float]) -> 
 
 
 def table(results: Sequence[dict[str, Any]]) -> Lines:
-    """Returns a table of the metrics of runs; a figure of several seeds is their mean ± sample standard deviation.
+    """Returns a table of the metrics of runs: mean ± sample standard deviation if there are several seeds.
 
     If metrics of a task have a trivial predictor, only these are shown, with their gain over it and its 95 % interval.
     For other tasks all metrics are shown.
 
     Args:
-      results: for each run `name`, `error` (or None), `minutes`, and `metrics` (TASK/METRIC to figure). A run without
-        error and metrics has not finished yet. Runs with the same name are seeds of one run.
+      results: for each run `name`, `error` (or None), `minutes`, and `metrics` (values by TASK/METRIC). A run
+        without error and metrics has not finished yet. Runs with the same name are seeds of one run.
     """
     lines: Lines = [_HEAD]
     for name in dict.fromkeys(result["name"] for result in results):
-        same = [result for result in results if result["name"] == name]
-        lines += [(name, f"failed: {result['error']}", *[""] * 5) for result in same if result["error"] is not None]
-        finished = [result for result in same if result["metrics"]]
-        if not finished and all(result["error"] is None for result in same):
+        seeds = [result for result in results if result["name"] == name]
+        lines += [(name, f"failed: {result['error']}", *[""] * 5) for result in seeds if result["error"] is not None]
+        finished = [result for result in seeds if result["metrics"]]
+        if not finished and all(result["error"] is None for result in seeds):
             lines.append((name, NOT_RUN, *[""] * 5))
         if finished:
             minutes = f"{statistics.fmean(result['minutes'] for result in finished):.1f}"
@@ -451,8 +462,8 @@ def table(results: Sequence[dict[str, Any]]) -> Lines:
     return lines
 
 
-def markdown(lines: Lines) -> str:
-    """A table in Markdown."""
+def to_markdown(lines: Lines) -> str:
+    """Formats a table in Markdown."""
     cells = ["| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines]
     columns = [":--" if name in TEXTS else "--:" for name in lines[0]]
     return "\n".join([cells[0], f"| {' | '.join(columns)} |", *cells[1:]]) + "\n"
@@ -465,25 +476,29 @@ def _rows(metrics: Sequence[Mapping[str, float]]) -> list[tuple[str, str, str, s
       metrics: metrics of each seed.
     """
     rows = []
-    names = [name for name in metrics[0] if all(name in of_seed for of_seed in metrics)]
+    names = [name for name in metrics[0] if all(name in seed_metrics for seed_metrics in metrics)]
     for task in dict.fromkeys(name.rpartition("/")[0] for name in names):
-        of_task = [name for name in names if name.rpartition("/")[0] == task]
-        judged = [name for name in of_task if _is_judged(metrics[0], name)]
-        for name in judged or of_task:
-            declared, values = declarations.declared(name), [of_seed[name] for of_seed in metrics]
-            trivial = [value for of_seed in metrics if (value := _trivial(of_seed, name)) is not None]
-            if declared is None or not judged:
+        task_names = [name for name in names if name.rpartition("/")[0] == task]
+        comparable = [name for name in task_names if _has_trivial(metrics[0], name)]
+        for name in comparable or task_names:
+            declared, values = declarations.declared(name), [seed_metrics[name] for seed_metrics in metrics]
+            trivial = [value for seed_metrics in metrics if (value := _trivial(seed_metrics, name)) is not None]
+            if declared is None or not comparable:
                 rows.append((name, figure(values, _readable(declared, values)), "", ""))
                 continue
-            shown = _readable(declared, values, trivial)
-            # Rounded, since of two equal accuracies one may be 1 - x.
-            gains = [round(declared.sign * (value - bar), 9) for value, bar in zip(values, trivial, strict=True)]
+            number_format = _readable(declared, values, trivial)
+            # Rounded: one of two equal accuracies may be computed as 1 - x.
+            gains = [
+                round(declared.sign * (value - baseline), 9) for value, baseline in zip(values, trivial, strict=True)
+            ]
             gain = significance.difference(Sample(gains, _test_variance(metrics, name)))
-            rows.append((name, figure(values, shown), figure(trivial, shown), signed(gain, shown)))
+            rows.append(
+                (name, figure(values, number_format), figure(trivial, number_format), signed(gain, number_format))
+            )
     return rows
 
 
-def _is_judged(metrics: Mapping[str, float], name: str) -> bool:
+def _has_trivial(metrics: Mapping[str, float], name: str) -> bool:
     """Whether a metric has a direction and a trivial predictor."""
     declared = declarations.declared(name)
     return declared is not None and declared.sign != 0 and _trivial(metrics, name) is not None
@@ -502,6 +517,6 @@ def signed(difference: MeanDifference, metric: declarations.Metric | None = None
     return f"{mean}" if low is None else f"{mean} [{low}, {high}]"
 
 
-def said(metric: Metric) -> str:
-    """What a metric is called."""
-    return metric if isinstance(metric, str) else f"mean of {', '.join(map(said, metric))}"
+def metric_name(metric: Metric) -> str:
+    """Returns the name of a metric."""
+    return metric if isinstance(metric, str) else f"mean of {', '.join(map(metric_name, metric))}"

@@ -1,10 +1,10 @@
-"""The runs of a sweep: what each is, how far it has come, and how it is trained and evaluated.
+"""Runs of a sweep: their definition, their progress, and how they are trained and evaluated.
 
-Each is `pretrain` and then `evaluate`, processes of their own, in the folder of its name, where `attempts.json` notes
-when it began (seconds since 1970), when the run did whose weights it took, how long its attempts took, in seconds, and
-how else it has been evaluated.
-As a config file, this module is the config that a run directory holds:
-`--config=plm_jax/experiments/members.py:WORKDIR`.
+Each run executes `pretrain` and then `evaluate` in separate processes. `attempts.json` in its run directory stores when
+it began and when its parent did (seconds since 1970), how long its attempts took (seconds), and the flags of its
+further evaluations.
+
+As a config file, this module returns the config of a run directory: `--config=plm_jax/experiments/members.py:WORKDIR`.
 """
 
 import dataclasses
@@ -22,23 +22,24 @@ from plm_jax.common.errors import UserError
 from plm_jax.runs import run_directory, transfer, workdir_lock
 from plm_jax.runs.telemetry import read_lines
 
-# Runs a verb with these flags; raises `UserError` where it fails.
+# Runs a verb with flags; raises `UserError` if it fails.
 Call = Callable[..., None]
 _ATTEMPTS = "attempts.json"
-# Seconds between two looks at what another process does.
-_LOOK = 0.5
+# Seconds between two checks of another process.
+_POLL_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
 class Member:
-    """A run of a sweep.
+    """Run of a sweep.
 
     Attributes:
-      name: what `overrides` calls it; runs of one name differ in their seed.
-      workdir: its run directory.
-      changes: what it changes, as JSON.
-      parent: the directory of the sweep's run whose weights it begins with; None: there is none.
-      evaluations: the flags of each further `evaluate`.
+      name: name in `overrides`; runs with the same name differ only in their seed.
+      workdir: run directory.
+      changes: changes to the base config, as JSON.
+      run: resolved config.
+      parent: run directory of the sweep's run whose weights this run starts from; None if there is none.
+      evaluations: flags of each further `evaluate`.
     """
 
     name: str
@@ -50,47 +51,49 @@ class Member:
 
     @property
     def folder(self) -> str:
-        """The name of its run directory."""
+        """Name of the run directory."""
         return os.path.basename(self.workdir)
 
     @property
-    def waits(self) -> str:
-        """What is said of it while its parent is not finished."""
+    def waiting_message(self) -> str:
+        """Message that is reported while the parent is not finished."""
         return f"waits for {os.path.basename(self.parent or '')}"
 
 
 def get_config(workdir: str):
-    """The config of a run directory, as a config page gives it."""
-    return config.to_config_dict(_held(workdir))
+    """Returns the config of a run directory, like the `get_config` of a config file."""
+    return config.to_config_dict(_saved_run(workdir))
 
 
 def is_finished(member: Member) -> bool:
-    """Whether a run of this very config has its last checkpoint, evaluated in all ways that are asked for."""
+    """Whether a run with exactly this config has saved its last checkpoint and completed every evaluation of it."""
     last = os.path.join(member.workdir, "checkpoints", str(_steps(member)))
-    if not _metrics(member) or not storage.exists(last) or _misfit(member):
+    if not _metrics(member) or not storage.exists(last) or _mismatch(member):
         return False
     done = _record(member.workdir).get("evaluations", [])
     return all([*flags] in done for flags in member.evaluations)
 
 
 def train(member: Member, call: Call) -> None:
-    """Pretrains and evaluates.
+    """Pretrains and evaluates a run.
 
     Raises:
-      UserError: another run is in its place; or a verb failed.
+      UserError: the run directory contains another run, or a verb failed.
     """
-    _let_end(member)
-    _refuse_misfit(member)
+    _wait_for_killed_run(member)
+    _check_config(member)
     if run_directory.has_checkpoint(member.workdir):
         record = _record(member.workdir)
-    else:  # What failed before had nothing to go on with; its config may have been mended.
+    else:  # An earlier attempt saved nothing, and its config may have been fixed since.
         record = {"began": time.time(), "parent_began": _parent_began(member)}
-        _hand_over(member, member.workdir)
+        _write_config(member, member.workdir)
         write_json(member.workdir, _ATTEMPTS, record)
     began = time.monotonic()
     try:
         _pretrain(member, member.workdir, call)
-        users.trust(config.modules(member.run))  # `evaluate` would take them for any checkpoint's.
+        users.trust(
+            config.modules(member.run)
+        )  # Otherwise `evaluate` would treat them as the code of an untrusted checkpoint.
         for flags in ((), *member.evaluations):
             call("evaluate", *flags, f"--checkpoint={member.workdir}", *users.flags(member.run))
         record["evaluations"] = member.evaluations
@@ -99,24 +102,24 @@ def train(member: Member, call: Call) -> None:
         write_json(member.workdir, _ATTEMPTS, record | {"seconds": seconds})
 
 
-def train_beside(member: Member, call: Call) -> None:
-    """Pretrains as another process of the job whose first one does `train`, and waits until that has evaluated.
+def train_as_follower(member: Member, call: Call) -> None:
+    """Pretrains in a further process of a job whose first process runs `train`, and waits for its evaluation.
 
-    A launcher takes the end of one process for the end of all.
+    Launchers treat the end of one process as the end of the job.
 
     Raises:
-      UserError: as `train`.
+      UserError: the errors of `train`.
     """
-    _refuse_misfit(member)
+    _check_config(member)
     with tempfile.TemporaryDirectory() as folder:
-        _hand_over(member, folder)
+        _write_config(member, folder)
         _pretrain(member, folder, call)
     while not is_finished(member):
-        time.sleep(_LOOK)
+        time.sleep(_POLL_SECONDS)
 
 
 def result(member: Member, error: str | None, is_pending: bool) -> dict[str, Any]:
-    """What came of a run, as JSON; `minutes` are those of all its attempts, start and evaluation included."""
+    """Returns the result of a run as JSON; `minutes` covers all its attempts, including start-up and evaluation."""
     has_result = error is None and not is_pending
     return {
         "name": member.name,
@@ -130,63 +133,63 @@ def result(member: Member, error: str | None, is_pending: bool) -> dict[str, Any
 
 
 def write_json(workdir: str, name: str, tree: Any) -> None:
-    """Writes a tree to a file of a folder."""
+    """Writes a tree to a JSON file in a folder."""
     storage.write(os.path.join(workdir, name), json.dumps(tree, indent=2).encode("utf-8"))
 
 
-def _held(workdir: str) -> config.Run:
-    """The config that a run directory holds.
+def _saved_run(workdir: str) -> config.Run:
+    """Returns the config of a run directory.
 
     Raises:
-      UserError: there is none, or it is damaged.
+      UserError: the config is missing or damaged.
     """
     described = run_directory.read(workdir)
     if described is None:
-        raise UserError(f"{workdir} is no run directory: it has no config.json")
+        raise UserError(f"{workdir} is not a run directory: it has no config.json")
     return config.from_saved(described["config"], described.get("modules"))
 
 
 def _metrics(member: Member) -> dict[str, float]:
-    """What the last checkpoint reached on the validation split of each source, and wherever else a run is evaluated.
+    """Returns the metrics of the last checkpoint on the validation split of each source and in further evaluations.
 
-    Nothing if one of the sources is not evaluated.
+    Empty if a source is not evaluated yet.
     """
-    log = read_lines(os.path.join(member.workdir, "evaluation.jsonl"))
+    logged = read_lines(os.path.join(member.workdir, "evaluation.jsonl"))
     steps = _steps(member)
-    rows = [row for row in log if row["step"] == steps]
-    found: dict[str, float] = {}
+    rows = [row for row in logged if row["step"] == steps]
+    metrics: dict[str, float] = {}
     for source in config.read_sources(config.expand_mixtures(member.run)):
-        own = {name: value for row in rows for name, value in row.items() if name.startswith(f"{source}/")}
-        if not own:
+        source_metrics = {name: value for row in rows for name, value in row.items() if name.startswith(f"{source}/")}
+        if not source_metrics:
             return {}
-        found |= own
+        metrics |= source_metrics
     if member.evaluations:
-        found |= {name: value for row in rows for name, value in row.items() if "/" in name}
-    return found
+        metrics |= {name: value for row in rows for name, value in row.items() if "/" in name}
+    return metrics
 
 
 def _steps(member: Member) -> int:
-    """Those of a run; of one that goes by epochs those that it found them to be, 0 before that."""
+    """Returns the number of steps of a run. If it is given in epochs, the saved run defines it; it is 0 before that."""
     if member.run.train.epochs is None:
         return member.run.train.steps
-    return _held(member.workdir).train.steps if run_directory.has_checkpoint(member.workdir) else 0
+    return _saved_run(member.workdir).train.steps if run_directory.has_checkpoint(member.workdir) else 0
 
 
 def _resolved(member: Member) -> config.Run:
-    """The run as it is trained: with the tasks of mixtures, and the model of the checkpoint that it begins with.
+    """Returns the run as it is trained: with the tasks of mixtures, and with the model of its checkpoint.
 
     Raises:
-      UserError: that checkpoint is not there, or does not fit the config.
+      UserError: the checkpoint is missing or does not fit the config.
     """
     run = config.expand_mixtures(member.run)
     return transfer.resolve(run, run.train.init_from) if run.model.is_placeholder else run
 
 
 def _record(workdir: str) -> dict[str, Any]:
-    """`began`, `parent_began`, `seconds` and `evaluations` of a run; nothing of one that no sweep has begun.
+    """Returns `began`, `parent_began`, `seconds` and `evaluations` of a run; empty if no sweep has started it.
 
     Raises:
-      UserError: it is damaged.
+      UserError: the record is damaged.
     """
     path = os.path.join(workdir, _ATTEMPTS)
     try:
@@ -201,53 +204,57 @@ def _parent_began(member: Member) -> float | None:
     return _record(member.parent).get("began") if member.parent else None
 
 
-def _refuse_misfit(member: Member) -> None:
-    if misfit := _misfit(member):
-        raise UserError(misfit)
+def _check_config(member: Member) -> None:
+    if mismatch := _mismatch(member):
+        raise UserError(mismatch)
 
 
-def _misfit(member: Member) -> str | None:
-    """What is wrong where a run directory holds another run than the one wanted."""
+def _mismatch(member: Member) -> str | None:
+    """Describes how the run in a run directory differs from the expected one; None if it does not."""
     if not run_directory.has_checkpoint(member.workdir):
         return None
     try:
-        held, wanted = _held(member.workdir), _resolved(member)
+        saved_run, expected_run = _saved_run(member.workdir), _resolved(member)
     except UserError as error:
         return str(error)
-    if wanted.train.epochs is not None:
-        wanted = dataclasses.replace(wanted, train=dataclasses.replace(wanted.train, steps=held.train.steps))
+    if expected_run.train.epochs is not None:
+        expected_run = dataclasses.replace(
+            expected_run, train=dataclasses.replace(expected_run.train, steps=saved_run.train.steps)
+        )
     changed = [
-        f"{field} was {config.brief(was)} and is {config.brief(now)}"
-        for field, was, now in config.differences(config.to_dict(held), config.to_dict(wanted))
+        f"{field} was {config.brief(before)} and is {config.brief(after)}"
+        for field, before, after in config.differences(config.to_dict(saved_run), config.to_dict(expected_run))
     ]
     if not changed and _record(member.workdir).get("parent_began") != _parent_began(member):
         parent = os.path.basename(member.run.train.init_from)
-        return f"{member.workdir} began with weights of {parent}, which was trained anew since: delete it"
+        return (
+            f"{member.workdir} started from weights of {parent}, which was trained again since: delete {member.workdir}"
+        )
     if not changed:
         return None
     more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
     return (
-        f"{member.workdir} holds a run of another config ({', '.join(changed[:3])}{more}): "
+        f"{member.workdir} contains a run with another config ({', '.join(changed[:3])}{more}): "
         "delete it, or give the run another name"
     )
 
 
-def _let_end(member: Member) -> None:
-    """Waits for the run of a sweep that was killed: it learns of that, saves its step and ends."""
+def _wait_for_killed_run(member: Member) -> None:
+    """Waits for the run of a killed sweep, which notices this, saves its step and ends."""
     lock, deadline = workdir_lock.folder(member.workdir), time.monotonic() + member.run.checkpoint.grace_seconds
     while (holder := leases.taken(lock)) and leases.is_here(holder) and leases.is_alive(lock):
-        if time.monotonic() > deadline:  # It is somebody else's, and `pretrain` says whose.
+        if time.monotonic() > deadline:  # Another process trains there; `pretrain` will report it.
             return
-        time.sleep(_LOOK)
+        time.sleep(_POLL_SECONDS)
 
 
-def _hand_over(member: Member, folder: str) -> None:
-    """Leaves a run's config in a folder, from which `pretrain` takes it."""
+def _write_config(member: Member, folder: str) -> None:
+    """Writes the config of a run to a folder, from which `pretrain` reads it."""
     run = _resolved(member)
     write_json(folder, "config.json", {"config": config.to_dict(run), "modules": users.used(run)})
 
 
 def _pretrain(member: Member, folder: str, call: Call) -> None:
-    """Trains the config that is in a folder."""
-    held = f"{os.path.abspath(__file__)}:{folder}"
-    call("pretrain", f"--config={held}", f"--workdir={member.workdir}", *users.flags(member.run))
+    """Trains the run whose config is in a folder."""
+    config_file = f"{os.path.abspath(__file__)}:{folder}"
+    call("pretrain", f"--config={config_file}", f"--workdir={member.workdir}", *users.flags(member.run))

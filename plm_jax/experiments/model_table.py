@@ -1,7 +1,7 @@
-"""The model table: a Markdown table of the published models that `configs/` trains.
+"""Markdown table of the published models that `configs/` trains.
 
-A config takes part by two constants: `PUBLISHED`, by size the parameters counted from the original and how many they
-are usually said to be, and `SOURCE`, where they were published.
+A config file is included if it defines two constants: `PUBLISHED`, by size the number of parameters counted in the
+original and the number usually stated, and `SOURCE`, the publication.
 """
 
 import math
@@ -13,7 +13,7 @@ import jax
 
 from plm_jax import config, models
 from plm_jax.common.errors import UserError
-from plm_jax.config import files as pages
+from plm_jax.config import files as config_files
 from plm_jax.hub import families
 from plm_jax.models import registry
 
@@ -31,53 +31,53 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """A published model.
+    """Published model.
 
     Attributes:
       name: FILE.py:SIZE.
-      counted: parameters of the original.
-      said: how many it is usually said to have.
-      source: where it was published.
-      run: what the config trains.
+      counted: number of parameters of the original.
+      stated: number of parameters that is usually stated.
+      source: publication.
+      run: run of the config.
     """
 
     name: str
     counted: int
-    said: str
+    stated: str
     source: str
     run: config.Run
 
 
-def entries(folder: str = pages.FOLDER) -> list[ModelEntry]:
-    """The published models of the config pages in a folder."""
-    found = []
+def entries(folder: str = config_files.FOLDER) -> list[ModelEntry]:
+    """Returns the published models of the config files in a folder."""
+    published = []
     for file in sorted(name for name in os.listdir(folder) if name.endswith(".py")):
-        page = pages.load(os.path.join(folder, file))
-        for size, (counted, said) in getattr(page.module, "PUBLISHED", {}).items():
-            run = config.from_dict(page.module.get_config(size))
-            found.append(ModelEntry(f"{file}:{size}", counted, said, page.module.SOURCE, run))
-    return found
+        config_file = config_files.load(os.path.join(folder, file))
+        for size, (counted, stated) in getattr(config_file.module, "PUBLISHED", {}).items():
+            run = config.from_dict(config_file.module.get_config(size))
+            published.append(ModelEntry(f"{file}:{size}", counted, stated, config_file.module.SOURCE, run))
+    return published
 
 
 def count(model: models.ModelConfig) -> int:
-    """How many parameters a model has, by shape evaluation; tied weights count once."""
+    """Counts the parameters of a model by shape evaluation; tied weights count once."""
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(registry.shapes(model)))
 
 
-def table(found: Iterable[ModelEntry]) -> str:
-    """The Markdown table of some entries."""
-    lines = [COLUMNS, [":--", "--:", "--:", *[":--"] * (len(COLUMNS) - 3)], *map(_cells, found)]
+def table(published: Iterable[ModelEntry]) -> str:
+    """Returns the Markdown table of the entries."""
+    lines = [COLUMNS, [":--", "--:", "--:", *[":--"] * (len(COLUMNS) - 3)], *map(_cells, published)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def _cells(entry: ModelEntry) -> list[str]:
-    run, stages = entry.run, config.resolve_phases(entry.run)
+    run, phases = entry.run, config.resolve_phases(entry.run)
     layout = run.data.layout.kind
-    batches, lengths = (_changing([getattr(stage, name) for stage in stages]) for name in ("batch_size", "length"))
+    batches, lengths = (_changing([getattr(phase, name) for phase in phases]) for name in ("batch_size", "length"))
     return [
         f"`{entry.name.replace('.py:', ':')}`",
         f"{count(run.model):,}",
-        entry.said,
+        entry.stated,
         run.objective.kind + (f", {layout}" if layout != config.Blocks.kind else ""),
         f"{batches} × {lengths} × {run.train.steps:,}",
         f"{type(run.optimizer).__name__.removesuffix('Config')} {run.schedule.learning_rate:g}, {run.schedule.kind}",
@@ -87,12 +87,14 @@ def _cells(entry: ModelEntry) -> list[str]:
 
 
 def _changing(values: list[int]) -> str:
-    """A value over a run's phases."""
-    return " → ".join(f"{new:,}" for old, new in zip([None, *values], values, strict=False) if new != old)
+    """Formats the values of a run's phases, without repeated ones."""
+    return " → ".join(
+        f"{value:,}" for previous, value in zip([None, *values], values, strict=False) if value != previous
+    )
 
 
 def _hugging_face(model: models.ModelConfig) -> str:
-    """The family that the hub reads and writes such a model, or a part of it, as."""
+    """Returns the Hugging Face family as which a model, or a part of it, is read and written."""
     if not isinstance(model, models.TransformerConfig):
         return "– (bilm-tf)"
     try:

@@ -1,9 +1,9 @@
-// Draws the curves of a report's page. What comes from runs becomes text, never markup.
+// Draws the curves of a report. Strings from runs become text nodes, never markup.
 
-// So many pixels around a pointer figures are told.
+// Values within this many pixels of the pointer are shown.
 const NEAR = 24;
 const MARGIN = { left: 58, right: 14, top: 12, bottom: 40 };
-const place = document.getElementById("curves");
+const container = document.getElementById("curves");
 const redraws = [];
 
 // -- Elements --------------------------------------------------------------------------------------------------
@@ -28,40 +28,40 @@ function toggle(text, isOn, change, attributes = {}) {
   return button;
 }
 
-/** A button that turns a field of an object on and off. */
-function flip(text, of, field, redraw, attributes) {
+/** Returns a button that toggles a boolean field of an object. */
+function flip(text, target, field, redraw, attributes) {
   const change = (button) => {
-    of[field] = !of[field];
-    button.setAttribute("aria-pressed", of[field]);
+    target[field] = !target[field];
+    button.setAttribute("aria-pressed", target[field]);
     redraw();
   };
-  return toggle(text, of[field], change, attributes);
+  return toggle(text, target[field], change, attributes);
 }
 
-function swatch(of) {
+function swatch(color) {
   const made = element("i", { class: "swatch" });
-  made.style.background = of;
+  made.style.background = color;
   return made;
 }
 
-// -- A picture -------------------------------------------------------------------------------------------------
+// -- Plots -----------------------------------------------------------------------------------------------------
 
 function path(xs, ys) {
-  let told = "",
+  let commands = "",
     isOpen = false;
   xs.forEach((x, i) => {
     const isDrawn = Number.isFinite(x) && Number.isFinite(ys[i]);
-    if (isDrawn) told += `${isOpen ? "L" : "M"}${x.toFixed(1)},${ys[i].toFixed(1)}`;
+    if (isDrawn) commands += `${isOpen ? "L" : "M"}${x.toFixed(1)},${ys[i].toFixed(1)}`;
     isOpen = isDrawn;
   });
-  return told;
+  return commands;
 }
 
 function outline(xs, lows, highs) {
-  const is = xs.map((x, i) => [x, lows[i], highs[i]]).filter((point) => point.every(Number.isFinite));
+  const points = xs.map((x, i) => [x, lows[i], highs[i]]).filter((point) => point.every(Number.isFinite));
   return path(
-    [...is.map((p) => p[0]), ...is.map((p) => p[0]).reverse()],
-    [...is.map((p) => p[1]), ...is.map((p) => p[2]).reverse()],
+    [...points.map((p) => p[0]), ...points.map((p) => p[0]).reverse()],
+    [...points.map((p) => p[1]), ...points.map((p) => p[2]).reverse()],
   );
 }
 
@@ -72,21 +72,21 @@ class Picture {
     this.choice = this.labels[0];
     this.isLog = false;
     this.svg = drawing("svg", { role: "img", "aria-label": card.title });
-    this.told = element("div", { class: "told", hidden: "" });
-    const log = flip("log y", this, "isLog", () => this.draw(), { title: "a logarithmic axis for the figure" });
+    this.tooltip = element("div", { class: "tooltip", hidden: "" });
+    const log = flip("log y", this, "isLog", () => this.draw(), { title: "logarithmic vertical axis" });
     const has = ([, dashed]) => dashed && data.runs.some((run) => dashed in run.curves);
     this.hasDashed = Object.values(card.choices).some(has);
-    this.says = element("small", {}, this.unitText());
-    const head = element("header", {}, element("h3", {}, card.title), this.chooser(), this.says, log);
+    this.unitLabel = element("small", {}, this.unitText());
+    const head = element("header", {}, element("h3", {}, card.title), this.chooser(), this.unitLabel, log);
     this.box = element(
       "figure",
       { class: isFirst ? "card first" : "card" },
       head,
-      element("div", { class: "plot" }, this.svg, this.told),
+      element("div", { class: "plot" }, this.svg, this.tooltip),
     );
-    this.svg.addEventListener("pointermove", (event) => this.tell(event));
-    this.svg.addEventListener("pointerdown", (event) => this.tell(event));
-    this.svg.addEventListener("pointerleave", () => this.silence());
+    this.svg.addEventListener("pointermove", (event) => this.showTooltip(event));
+    this.svg.addEventListener("pointerdown", (event) => this.showTooltip(event));
+    this.svg.addEventListener("pointerleave", () => this.hideTooltip());
     new ResizeObserver(() => this.svg.clientWidth !== this.width && this.draw()).observe(this.svg);
   }
 
@@ -96,8 +96,8 @@ class Picture {
 
   chooser() {
     const [only] = this.labels;
-    const isSaid = !only || only === this.card.title.toLowerCase();
-    if (this.labels.length < 2) return isSaid ? "" : element("small", {}, only);
+    const isRedundant = !only || only === this.card.title.toLowerCase();
+    if (this.labels.length < 2) return isRedundant ? "" : element("small", {}, only);
     const made = element(
       "select",
       { "aria-label": this.card.title },
@@ -105,7 +105,7 @@ class Picture {
     );
     made.addEventListener("change", () => {
       this.choice = this.labels[made.selectedIndex];
-      this.says.textContent = this.unitText();
+      this.unitLabel.textContent = this.unitText();
       this.draw();
     });
     return made;
@@ -113,18 +113,18 @@ class Picture {
 
   lines() {
     const [solid, dashed] = this.card.choices[this.choice];
-    const found = [];
+    const lines = [];
     for (const item of items()) {
       const shown = { ...item, runs: item.runs.filter((index) => !state.hidden.has(index)) };
       for (const key of [solid, dashed]) {
-        const own = key && line(shown, key, this.card.is_noisy);
-        if (own) found.push({ ...own, name: item.name, color: item.color, isDashed: key === dashed, key });
+        const drawn = key && line(shown, key, this.card.is_noisy);
+        if (drawn) lines.push({ ...drawn, name: item.name, color: item.color, isDashed: key === dashed, key });
       }
     }
-    return found;
+    return lines;
   }
 
-  /** Their values, as far as an axis has a place for them. */
+  /** Returns the smallest and largest value that an axis can show. */
   static range(values, isLog) {
     let low = Infinity,
       high = -Infinity;
@@ -138,7 +138,7 @@ class Picture {
   }
 
   draw() {
-    this.silence();
+    this.hideTooltip();
     const width = (this.width = this.svg.clientWidth),
       height = this.svg.clientHeight;
     this.svg.replaceChildren();
@@ -155,11 +155,11 @@ class Picture {
       [low, high] = Picture.range(ys, this.isLog);
     if (!state.logX) left = Math.min(left, 0);
     if (!this.isLog) [low, high] = [low - (high - low) * 0.04, high + (high - low) * 0.04];
-    const [size, named] = unit(right);
+    const [size, unitName] = unit(right);
     const [x0, x1, y0, y1] = [MARGIN.left, width - MARGIN.right, height - MARGIN.bottom, MARGIN.top];
     this.x = scale(left / size, right / size, x0, x1, state.logX, Math.max(3, Math.min(9, width / 90)));
     this.y = scale(low, high, y0, y1, this.isLog, 5);
-    [this.size, this.unit] = [size, named];
+    [this.size, this.unit] = [size, unitName];
     this.frame(x0, x1, y0, y1);
     const inside = drawing("svg", {
       x: x0,
@@ -183,11 +183,11 @@ class Picture {
     inside.append(this.rule);
     this.svg.append(inside);
     if (!this.drawn.length) {
-      this.svg.append(drawing("text", { x: width / 2, y: height / 2, "text-anchor": "middle" }, "nothing to draw"));
+      this.svg.append(drawing("text", { x: width / 2, y: height / 2, "text-anchor": "middle" }, "no data"));
     }
   }
 
-  /** Of a single run what its loss is compared with. */
+  /** Returns the losses that the loss of a single run is compared with. */
   levels() {
     if (this.choice !== "loss" || data.runs.length !== 1) return [];
     return data.runs[0].levels.filter(([, value]) => !this.isLog || value > 0);
@@ -220,8 +220,8 @@ class Picture {
     }
     if (one.raw) inside.append(drawing("path", { class: "raw", d: path(xs, at(one.raw)), stroke: one.color }));
     const ys = at(one.y),
-      told = path(xs, ys);
-    const attributes = { class: "curve", d: told, stroke: one.color };
+      solid = path(xs, ys);
+    const attributes = { class: "curve", d: solid, stroke: one.color };
     inside.append(drawing("path", one.isDashed ? { ...attributes, "stroke-dasharray": "6 4" } : attributes));
     if (xs.length < FEW) {
       const dots = xs
@@ -233,24 +233,24 @@ class Picture {
     }
   }
 
-  tell(event) {
+  showTooltip(event) {
     const bounds = this.svg.getBoundingClientRect(),
       pixel = event.clientX - bounds.left;
-    if (!this.drawn?.length || pixel < MARGIN.left || pixel > this.width - MARGIN.right) return this.silence();
-    // Of each line the point that is nearest, in pixels; a point without a place on an axis is none.
+    if (!this.drawn?.length || pixel < MARGIN.left || pixel > this.width - MARGIN.right) return this.hideTooltip();
+    // The point of each line that is nearest in pixels, ignoring points that the axis cannot show.
     const points = this.drawn.flatMap((one) => {
-      const places = one.x.map((x) => this.x(x / this.size));
-      const found = nearest(places, pixel);
-      return found < 0 ? [] : [{ one, i: found, at: places[found] }];
+      const pixels = one.x.map((x) => this.x(x / this.size));
+      const index = nearest(pixels, pixel);
+      return index < 0 ? [] : [{ one, i: index, at: pixels[index] }];
     });
-    if (!points.length) return this.silence();
+    if (!points.length) return this.hideTooltip();
     const closest = points.reduce((a, b) => (Math.abs(b.at - pixel) < Math.abs(a.at - pixel) ? b : a));
     this.rule.setAttribute("d", `M${closest.at},0V9999`);
     const { steps, x } = closest.one;
-    const there = `${exact(x[closest.i] / this.size)} ${this.unit || BUTTONS[state.axis]}`;
-    const head = state.axis === "step" ? `step ${steps[closest.i].toLocaleString("en")}` : there;
-    const beside = points.filter((point) => Math.abs(point.at - closest.at) < NEAR);
-    const rows = beside
+    const position = `${exact(x[closest.i] / this.size)} ${this.unit || BUTTONS[state.axis]}`;
+    const head = state.axis === "step" ? `step ${steps[closest.i].toLocaleString("en")}` : position;
+    const nearby = points.filter((point) => Math.abs(point.at - closest.at) < NEAR);
+    const rows = nearby
       .sort((a, b) => b.one.y[b.i] - a.one.y[a.i])
       .slice(0, this.width < 500 ? 8 : 14)
       .map(({ one, i }) => {
@@ -258,16 +258,16 @@ class Picture {
         const kind = one.isDashed ? " · validation" : "";
         return element("div", {}, swatch(one.color), element("b", {}, exact(one.y[i])), `${spread} ${one.name}${kind}`);
       });
-    if (beside.length > rows.length) rows.push(element("div", {}, `and ${beside.length - rows.length} more`));
-    this.told.replaceChildren(element("div", { class: "at" }, head), ...rows);
-    this.told.hidden = false;
-    const wide = this.told.offsetWidth;
-    const left = pixel > this.width / 2 ? pixel - wide - 14 : pixel + 14;
-    this.told.style.left = `${Math.max(4, Math.min(this.box.clientWidth - wide - 8, left))}px`;
+    if (nearby.length > rows.length) rows.push(element("div", {}, `and ${nearby.length - rows.length} more`));
+    this.tooltip.replaceChildren(element("div", { class: "at" }, head), ...rows);
+    this.tooltip.hidden = false;
+    const width = this.tooltip.offsetWidth;
+    const left = pixel > this.width / 2 ? pixel - width - 14 : pixel + 14;
+    this.tooltip.style.left = `${Math.max(4, Math.min(this.box.clientWidth - width - 8, left))}px`;
   }
 
-  silence() {
-    this.told.hidden = true;
+  hideTooltip() {
+    this.tooltip.hidden = true;
     this.rule?.setAttribute("d", "");
   }
 }
@@ -279,14 +279,14 @@ function draw() {
 }
 
 function axes() {
-  const told = element("p", { class: "note" });
+  const note = element("p", { class: "note" });
   const buttons = Object.keys(AXES).map((axis) => {
-    const isThere = axis === "step" || data.runs.some((run) => typeof run.axes[axis] !== "string");
+    const isAvailable = axis === "step" || data.runs.some((run) => typeof run.axes[axis] !== "string");
     const button = toggle(BUTTONS[axis], axis === state.axis, () => ((state.axis = axis), draw()), {
       "data-axis": axis,
     });
-    button.disabled = !isThere;
-    if (!isThere) button.title = `not known: ${data.runs[0].axes[axis]}`;
+    button.disabled = !isAvailable;
+    if (!isAvailable) button.title = `unknown: ${data.runs[0].axes[axis]}`;
     return button;
   });
   redraws.push(() => {
@@ -296,11 +296,11 @@ function axes() {
       .slice(0, 3)
       .map((run) => `${run.name} (${run.axes[state.axis]})`)
       .join("; ");
-    told.textContent = missing.length
-      ? `Not drawn over ${AXES[state.axis]}: ${names}${missing.length > 3 ? ` and ${missing.length - 3} more` : ""}`
+    note.textContent = missing.length
+      ? `Not shown over ${AXES[state.axis]}: ${names}${missing.length > 3 ? ` and ${missing.length - 3} more` : ""}`
       : "";
   });
-  return [element("span", { class: "buttons", role: "group", "aria-label": "horizontal axis" }, ...buttons), told];
+  return [element("span", { class: "buttons", role: "group", "aria-label": "horizontal axis" }, ...buttons), note];
 }
 
 function smoothing() {
@@ -351,18 +351,18 @@ function legend() {
   return box;
 }
 
-const [chosen, told] = axes();
-const logX = flip("log x", state, "logX", draw, { title: "a logarithmic horizontal axis", id: "log-x" });
-const controls = element("div", { class: "controls" }, chosen, logX, smoothing());
+const [axisButtons, axisNote] = axes();
+const logX = flip("log x", state, "logX", draw, { title: "logarithmic horizontal axis", id: "log-x" });
+const controls = element("div", { class: "controls" }, axisButtons, logX, smoothing());
 const bands = element("p", { class: "note" });
 if (hasSeeds) {
-  controls.append(flip("Each seed", state, "apart", draw));
-  const said = "A line is the mean of a variant's seeds (×3: of three), its band from the lowest to the highest of them.";
-  redraws.push(() => (bands.textContent = state.apart ? "" : said));
+  controls.append(flip("Individual seeds", state, "apart", draw));
+  const explanation = "Lines are means over the seeds of a variant (×3: three seeds); bands span their minimum and maximum.";
+  redraws.push(() => (bands.textContent = state.apart ? "" : explanation));
 }
-place.append(element("div", { class: "panel" }, controls, legend(), bands, told));
+container.append(element("div", { class: "panel" }, controls, legend(), bands, axisNote));
 const pictures = data.cards.map((card, index) => new Picture(card, index === 0));
-place.append(element("div", { class: "cards" }, ...pictures.map((picture) => picture.box)));
+container.append(element("div", { class: "cards" }, ...pictures.map((picture) => picture.box)));
 redraws.push(...pictures.map((picture) => () => picture.draw()));
 for (const mark of document.querySelectorAll("i[data-group]")) {
   mark.style.background = color(Number(mark.dataset.group));

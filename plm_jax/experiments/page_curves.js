@@ -1,11 +1,11 @@
-// What the curves of a report's page are, from the JSON in it, and the scales that they are drawn on.
+// Computes the curves of a report from its JSON, and the scales on which they are drawn.
 "use strict";
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const COLORS = "#0072b2 #d55e00 #009e73 #b8478f #e69f00 #56b4e9 #6a4c93 #8c564b #555555 #9aa500".split(" ");
-const AXES = { step: "step", tokens: "tokens, padding too", flops: "model FLOPs", seconds: "time of steps" };
+const AXES = { step: "step", tokens: "tokens, including padding", flops: "model FLOPs", seconds: "step time" };
 const BUTTONS = { step: "Steps", tokens: "Tokens", flops: "FLOPs", seconds: "Time" };
-// So few points are marked, and not smoothed.
+// Curves with fewer points have markers and are not smoothed.
 const FEW = 30;
 const hasSeeds = data.groups.length < data.runs.length;
 const state = { axis: "step", logX: false, smoothing: 0, apart: !hasSeeds, hidden: new Set() };
@@ -19,7 +19,7 @@ function color(index) {
   return COLORS[index] ?? `hsl(${Math.round(index * 137.5) % 360} 60% ${index % 2 ? 35 : 50}%)`;
 }
 
-/** Where `at` lies between the ascending `xs`, whose values are `ys`; beyond the last in its direction. */
+/** Interpolates the values `ys` at the ascending `xs` linearly, and extrapolates beyond them. */
 function between(xs, ys, at) {
   let low = 0,
     high = xs.length - 1;
@@ -41,7 +41,7 @@ function position(run, step) {
   return state.axis === "step" ? step : between(...run.axes[state.axis], step);
 }
 
-/** The exponential moving average, without the pull of its start; few values would lag behind themselves. */
+/** Returns the bias-corrected exponential moving average; short curves are not smoothed. */
 function smooth(values, isNoisy) {
   if (!state.smoothing || !isNoisy || values.length < FEW) return values;
   let sum = 0,
@@ -53,7 +53,7 @@ function smooth(values, isNoisy) {
   });
 }
 
-/** What the legend lists: variants, or each run. */
+/** Returns the items of the legend: variants, or single runs. */
 function items() {
   if (state.apart) {
     return data.runs.map((run, index) => ({ name: run.name, color: color(run.group), runs: [index] }));
@@ -64,27 +64,27 @@ function items() {
   });
 }
 
-/** The line of an item: ascending `steps`, their places `x`, figures `y`, perhaps `low`, `high`, and `raw` ones. */
+/** Returns the line of an item: ascending `steps`, positions `x`, values `y`, and optionally `low`, `high`, `raw`. */
 function line(item, key, isNoisy) {
-  const found = item.runs
+  const curves = item.runs
     .map((index) => data.runs[index])
     .filter((run) => key in run.curves && isKnown(run))
     .map((run) => {
       const [index, raw, low, high] = run.curves[key];
       return { run, steps: run.steps[index], raw, y: smooth(raw, isNoisy), low, high };
     });
-  if (!found.length) return null;
-  if (found.length === 1) {
-    const [one] = found;
+  if (!curves.length) return null;
+  if (curves.length === 1) {
+    const [one] = curves;
     return { ...one, x: one.steps.map((step) => position(one.run, step)), raw: one.y === one.raw ? null : one.raw };
   }
-  const { steps } = found.reduce((a, b) => (b.steps.length > a.steps.length ? b : a));
+  const { steps } = curves.reduce((a, b) => (b.steps.length > a.steps.length ? b : a));
   const merged = { steps, x: [], y: [], low: [], high: [], isBand: true };
   for (const step of steps) {
-    const there = found.filter((one) => one.steps[0] <= step && step <= one.steps[one.steps.length - 1]);
-    const ys = there.map((one) => between(one.steps, one.y, step));
+    const covering = curves.filter((one) => one.steps[0] <= step && step <= one.steps[one.steps.length - 1]);
+    const ys = covering.map((one) => between(one.steps, one.y, step));
     const mean = (values) => values.reduce((a, b) => a + b, 0) / values.length;
-    merged.x.push(mean(there.map((one) => position(one.run, step))));
+    merged.x.push(mean(covering.map((one) => position(one.run, step))));
     merged.y.push(mean(ys));
     merged.low.push(Math.min(...ys));
     merged.high.push(Math.max(...ys));
@@ -112,8 +112,8 @@ function exact(value) {
   return Math.abs(value) >= 1e4 ? short(Number(value.toPrecision(5))) : String(Number(value.toPrecision(5)));
 }
 
-/** Of seconds the unit in which they are told. */
-function unit(most) {
+/** Returns the size and name of the unit of a time axis; 1 and no name for other axes. */
+function unit(max) {
   if (state.axis !== "seconds") return [1, ""];
   return [
     [86400 * 2, 86400, "days"],
@@ -121,23 +121,23 @@ function unit(most) {
     [180, 60, "minutes"],
     [0, 1, "seconds"],
   ]
-    .find(([from]) => most >= from)
+    .find(([from]) => max >= from)
     .slice(1);
 }
 
-/** The index of the finite value that is nearest to another; -1: there is none. */
+/** Returns the index of the finite value nearest to another, or -1 if there is none. */
 function nearest(values, to) {
-  let found = -1;
+  let best = -1;
   values.forEach((value, i) => {
-    if (Number.isFinite(value) && (found < 0 || Math.abs(value - to) < Math.abs(values[found] - to))) found = i;
+    if (Number.isFinite(value) && (best < 0 || Math.abs(value - to) < Math.abs(values[best] - to))) best = i;
   });
-  return found;
+  return best;
 }
 
-/** A function from values to pixels, with `ticks`. */
+/** Returns a function from values to pixels, with `ticks`. */
 function scale(low, high, from, to, isLog, count) {
   if (high - low <= 1e-9 * Math.abs(high)) {
-    // Equal but for rounding.
+    // The limits are equal up to rounding.
     [low, high] = isLog
       ? [low / 1.1, high * 1.1]
       : [low - (Math.abs(low) || 1) * 0.05, high + (Math.abs(high) || 1) * 0.05];

@@ -1,6 +1,6 @@
-"""A page about runs: one HTML file that loads nothing.
+"""Report of runs and sweeps: one self-contained HTML file.
 
-A run may be anyone's: the page shows its text escaped, and only the page's own script runs.
+Runs are untrusted: the report escapes their text and executes only its own script.
 """
 
 import os
@@ -11,16 +11,18 @@ from plm_jax.experiments import report_page, run_logs
 
 
 def write(workdirs: Sequence[str], output: str, png: str | None = None) -> None:
-    """Writes a page about runs to `output`, and pictures of them, TITLE.png, to the folder `png`.
+    """Writes a report of runs.
 
     Args:
-      workdirs: run directories; the folder of a sweep, or of several runs, stands for these.
+      workdirs: run directories, or folders of sweeps or of several runs.
+      output: path of the HTML file.
+      png: folder for plots, TITLE.png; None writes none.
 
     Raises:
-      UserError: one is neither, or damaged.
+      UserError: a folder is none of these, or is damaged.
     """
     if png is not None:
-        from plm_jax.experiments import report_pictures  # Fails before anything is read if its extra is missing.
+        from plm_jax.experiments import report_pictures  # Raises before runs are read if the extra is missing.
     runs, sweeps = run_logs.gather(workdirs)
     storage.write(output, report_page.page(runs, sweeps).encode("utf-8", "backslashreplace"))
     if png is not None:

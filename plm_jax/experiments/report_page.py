@@ -12,31 +12,31 @@ from plm_jax.experiments.run_logs import RunLog, Sweep
 
 
 def page(runs: Sequence[RunLog], sweeps: Sequence[Sweep]) -> str:
-    """The page about some runs. Its own script and style are all that a browser takes of it, by their hashes."""
+    """Returns the report of runs. Browsers execute only its own script and style, which its policy lists by hash."""
     script, style = _asset("page_curves.js") + _asset("page.js"), _asset("page.css")
-    drawn = report_curves.drawn(runs, report_curves.cards(runs))
-    data = json.dumps(drawn, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    curve_data = report_curves.page_data(runs, report_curves.cards(runs))
+    data = json.dumps(curve_data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     rules = [f"script-src '{_hash(script)}'", f"style-src '{_hash(style)}'", "base-uri 'none'", "form-action 'none'"]
     policy = "; ".join(["default-src 'none'", *rules])
     names = [sweep.name for sweep in sweeps] or list(dict.fromkeys(run.variant for run in runs))
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    title = html.escape("plm_jax: " + ", ".join(map(report_curves.label, names[:3])) + more)
+    remaining = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    title = html.escape("plm_jax: " + ", ".join(map(report_curves.label, names[:3])) + remaining)
     sections = [
-        *(("Beside the paper", report_tables.papers(sweep, runs)) for sweep in sweeps),
-        *(("Set-up of the paper", report_tables.setups(sweep)) for sweep in sweeps),
+        *(("Comparison with the paper", report_tables.papers(sweep, runs)) for sweep in sweeps),
+        *(("Differences from the paper's setup", report_tables.setups(sweep)) for sweep in sweeps),
         ("Runs", report_tables.overview(runs) + report_tables.targets(runs)),
-        ("Curves", '<div id="curves"><noscript><p>A script draws the curves.</p></noscript></div>'),
+        ("Curves", '<div id="curves"><noscript><p>Enable JavaScript to see the curves.</p></noscript></div>'),
         ("Tasks", report_tables.tasks(runs, sweeps)),
-        ("Differences", report_tables.differences(runs, sweeps)),
+        ("Config differences", report_tables.differences(runs, sweeps)),
         ("Samples", report_tables.samples(runs)),
         ("Config", report_tables.base_config(runs, sweeps)),
     ]
-    told = "\n".join(f"<h2>{name}</h2>\n{content}" for name, content in sections if content)
+    body = "\n".join(f"<h2>{name}</h2>\n{content}" for name, content in sections if content)
     return f"""<!doctype html><html lang="en"><head><meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="{policy}"><title>{title}</title>
 <meta name="viewport" content="width=device-width,initial-scale=1"><style>{style}</style></head><body><main>
 <h1>{title}</h1>
-{told}
+{body}
 </main><script type="application/json" id="data">{data}</script><script>{script}</script></body></html>
 """
 
@@ -46,5 +46,5 @@ def _asset(name: str) -> str:
 
 
 def _hash(asset: str) -> str:
-    """What a policy calls a script or style."""
+    """Returns the hash of a script or style in the form of a content security policy."""
     return f"sha256-{base64.b64encode(hashlib.sha256(asset.encode('utf-8')).digest()).decode('ascii')}"

@@ -1,4 +1,4 @@
-"""The pictures of `report --png`: curves of runs over steps."""
+"""Plots of `report --png`: curves of runs over steps."""
 
 import io
 import warnings
@@ -10,26 +10,26 @@ import numpy as np
 from plm_jax.experiments.report_curves import label, levels, scale
 from plm_jax.experiments.run_logs import RunLog
 
-matplotlib.use("agg")  # No display is needed.
+matplotlib.use("agg")  # Needs no display.
 from matplotlib import pyplot as plt
 
 _PICTURES = (
-    ("loss", "nats a target", ("train/loss", "validation/loss")),
+    ("loss", "nats per target", ("train/loss", "validation/loss")),
     ("accuracy", "% of targets", ("train/accuracy", "train/pair_accuracy")),
-    ("throughput", "tokens a second", ("train/tokens_per_second",)),
+    ("throughput", "tokens per second", ("train/tokens_per_second",)),
     ("learning_rate", "", ("train/learning_rate",)),
     ("gradient_norm", "", ("train/grad_norm",)),
 )
 
 
 def pictures(runs: Sequence[RunLog]) -> Iterator[tuple[str, bytes]]:
-    """The name and the PNG of each; of several seeds the mean, with a band from the lowest to the highest."""
-    sources = {name: None for run in runs for name in run.metrics if name.startswith("validation/")}
-    of_sources = [name for name in sources if name.endswith("/loss") and name.count("/") > 1]
-    drawn: list[tuple[str, str, Sequence[str]]] = [*_PICTURES]
-    if len(of_sources) > 1:
-        drawn.insert(1, ("validation_loss_by_source", "nats a target", of_sources))
-    for name, unit, keys in drawn:
+    """Yields the name and the PNG of each plot. Several seeds are drawn as their mean, with a band between extremes."""
+    validation_names = {name: None for run in runs for name in run.metrics if name.startswith("validation/")}
+    source_losses = [name for name in validation_names if name.endswith("/loss") and name.count("/") > 1]
+    plots: list[tuple[str, str, Sequence[str]]] = [*_PICTURES]
+    if len(source_losses) > 1:
+        plots.insert(1, ("validation_loss_by_source", "nats per target", source_losses))
+    for name, unit, keys in plots:
         with plt.rc_context({"text.parse_math": False}), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Characters that the font lacks, and curves without a range.
             yield name, _picture(runs, unit, keys)

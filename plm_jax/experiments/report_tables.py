@@ -1,4 +1,4 @@
-"""The tables and texts of a report's page; what runs say is escaped."""
+"""Tables and texts of a report, with the text of runs escaped."""
 
 import collections
 import html
@@ -14,45 +14,51 @@ from plm_jax import config
 from plm_jax.common import metrics
 from plm_jax.experiments import comparison, report_curves
 from plm_jax.experiments.report_curves import label
-from plm_jax.experiments.run_logs import RunLog, Sweep, of_tasks
+from plm_jax.experiments.run_logs import RunLog, Sweep, select_task_metrics
 from plm_jax.objectives import Objective
 
-# Of a variant so many differences are shown, and so many at first; of a run so many samples, and of each text so many
-# characters; a config of no more characters.
-_DIFFERENCES, _FIRST, _SAMPLES, _CHARACTERS, _CONFIG = 100, 4, 9, 600, 2**16
+# Largest number of differences of a variant, in the table and in its summary; of samples of a run; of characters of a
+# text and of a config.
+_MAX_DIFFERENCES, _MAX_SUMMARY, _MAX_SAMPLES, _MAX_CHARACTERS, _MAX_CONFIG = 100, 4, 9, 600, 2**16
 _SIZES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 _SPANS = ((86400, "days"), (3600, "h"), (60, "min"))
-# Fields whose difference is none of what is learned.
-_NOTHING = ("train.seed", "data.cache_dir")
-_LONG = ("Base", "Here")
+# Fields that do not affect what is learned.
+_IGNORED_FIELDS = ("train.seed", "data.cache_dir")
+_LONG_COLUMNS = ("Base", "Here")
 _VERDICTS = {comparison.AGREES: "agrees", comparison.DISAGREES: "disagrees", comparison.NOT_RESOLVED: ""}
 
 
 def papers(sweep: Sweep, runs: Sequence[RunLog]) -> str:
     """Returns tables of a sweep's runs, its reference and a paper's figures; empty if nothing is compared."""
     marks = _marks(runs, sweep.prefix)
-    told, verdicts = "", []
+    content, verdicts = "", []
     for name, metric in sweep.compared.items():
-        lines = comparison.papers(sweep.results, sweep.published, sweep.compared, name)
+        lines = comparison.paper_table(sweep.results, sweep.published, sweep.compared, name)
         if "Verdict" in lines[0]:
-            at = lines[0].index("Verdict")
-            verdicts = [line[at] for line in lines[2:]]
-        told += f"<h3>{_escaped(comparison.title(name, metric))}</h3>{_grid(lines, marks)}"
-    others = list(dict.fromkeys(name for row in sweep.published for name in row.figures if name not in sweep.compared))
-    if others:
+            column = lines[0].index("Verdict")
+            verdicts = [line[column] for line in lines[2:]]
+        content += f"<h3>{_escaped(comparison.title(name, metric))}</h3>{_grid(lines, marks)}"
+    further_metrics = list(
+        dict.fromkeys(name for row in sweep.published for name in row.figures if name not in sweep.compared)
+    )
+    if further_metrics:
         figures = [
-            [f"{row.figures[name]:,.6g}" if name in row.figures else "" for name in others] for row in sweep.published
+            [f"{row.figures[name]:,.6g}" if name in row.figures else "" for name in further_metrics]
+            for row in sweep.published
         ]
-        lines = [("Run", *others), *((row.run, *own) for row, own in zip(sweep.published, figures, strict=True))]
-        told += f"<h3>What else the paper reports</h3>{_grid(lines, marks)}"
+        lines = [
+            ("Run", *further_metrics),
+            *((row.run, *cells) for row, cells in zip(sweep.published, figures, strict=True)),
+        ]
+        content += f"<h3>Further results of the paper</h3>{_grid(lines, marks)}"
     if sweep.compared:
         counts = collections.Counter(verdicts)
-        said = " ".join(
+        summary = " ".join(
             _verdict(verdict, f"{counts[verdict]} × {verdict}") for verdict in dict.fromkeys([*_VERDICTS, *counts])
         )
-        told = f'<p>{said}</p><p class="note">{comparison.METHOD}</p>{told}'
+        content = f'<p>{summary}</p><p class="note">{comparison.METHOD}</p>{content}'
     sources = dict.fromkeys(row.source for row in sweep.published if row.figures)
-    return told + "".join(f'<p class="note">Source: {html.escape(source)}</p>' for source in sources)
+    return content + "".join(f'<p class="note">Source: {html.escape(source)}</p>' for source in sources)
 
 
 def setups(sweep: Sweep) -> str:
@@ -64,8 +70,8 @@ def setups(sweep: Sweep) -> str:
 
 
 def overview(runs: Sequence[RunLog]) -> str:
-    """What each variant has reached, and how fast."""
-    # How each is found of a run, and told of all seeds' values.
+    """Returns a table of the progress, losses and speed of each variant."""
+    # For each column, a function that reads the value of a run, and one that formats the values of all seeds.
     columns: dict[str, tuple[Callable[[RunLog], float | None], Callable[[Sequence[float]], str]]] = {
         "Steps": (_last_step, _of_mean(lambda value: f"{value:,.0f}")),
         "Tokens": (lambda run: _reached(run, report_curves.TOKENS), _of_mean(_short)),
@@ -75,160 +81,173 @@ def overview(runs: Sequence[RunLog]) -> str:
         "Validation accuracy": (lambda run: _last(run, "validation/accuracy"), _of_metric("accuracy")),
         "Tokens/s": (lambda run: _median(run, "train/tokens_per_second"), _of_mean(_short)),
         "MFU": (lambda run: _median(run, "train/mfu"), _of_mean(_percent)),
-        "Data wait": (_waited, _of_mean(_percent)),
-        "Time of steps": (lambda run: _reached(run, report_curves.SECONDS), _of_mean(_span)),
+        "Data wait": (_data_wait, _of_mean(_percent)),
+        "Step time": (lambda run: _reached(run, report_curves.SECONDS), _of_mean(_span)),
     }
     variants = _variants(runs)
-    found = {
-        name: [[value for run in same if (value := of(run)) is not None] for same in variants.values()]
-        for name, (of, _) in columns.items()
+    values = {
+        name: [[value for run in seed_runs if (value := read(run)) is not None] for seed_runs in variants.values()]
+        for name, (read, _) in columns.items()
     }
-    shown = [name for name in columns if any(found[name])]
-    head = ("Run", *(["Seeds"] if len(variants) < len(runs) else []), *shown)
+    names = [name for name in columns if any(values[name])]
+    head = ("Run", *(["Seeds"] if len(variants) < len(runs) else []), *names)
     lines: list[tuple[str, ...]] = [head]
-    for number, (variant, same) in enumerate(variants.items()):
-        seeds = [str(len(same))] if "Seeds" in head else []
+    for index, (variant, seed_runs) in enumerate(variants.items()):
+        seed_cells = [str(len(seed_runs))] if "Seeds" in head else []
         lines.append(
             (
                 label(variant),
-                *seeds,
-                *(columns[name][1](found[name][number]) if found[name][number] else "" for name in shown),
+                *seed_cells,
+                *(columns[name][1](values[name][index]) if values[name][index] else "" for name in names),
             )
         )
-    notes = ["Loss: of the last row that was logged. Tokens count padding, too. Speeds are medians of what was logged."]
-    if "Tokens/s" in shown and "MFU" not in shown:
-        notes.append("MFU is not known: the peak of these devices is not.")
+    notes = ["Loss is from the last logged row. Tokens include padding. Speeds are medians of logged values."]
+    if "Tokens/s" in names and "MFU" not in names:
+        notes.append("MFU is unknown because the peak FLOP/s of these devices is unknown.")
     return _grid(lines, _marks(runs)) + f'<p class="note">{" ".join(notes)}</p>'
 
 
 def targets(runs: Sequence[RunLog]) -> str:
-    """What the variants predict."""
-    found: dict[str, list[str]] = {}
+    """Returns a list of the targets of each variant."""
+    variants_by_target: dict[str, list[str]] = {}
     for variant, (run, *_) in _variants(runs).items():
-        for said in _targets(run.config["config"]):
-            found.setdefault(said, []).append(_escaped(variant))
-    told = "".join(f"<li>{', '.join(names)}: {html.escape(said)}.</li>" for said, names in found.items())
+        for target in _targets(run.config["config"]):
+            variants_by_target.setdefault(target, []).append(_escaped(variant))
+    items = "".join(
+        f"<li>{', '.join(names)}: {html.escape(target)}.</li>" for target, names in variants_by_target.items()
+    )
     return (
-        '<p class="note">Targets of loss and accuracy (<code>real_loss</code> and <code>unigram_loss</code> are '
-        f'on held-out text alone, without special tokens and sentinels):</p><ul class="note">{told}</ul>'
+        '<p class="note">Targets of loss and accuracy (<code>real_loss</code> and <code>unigram_loss</code> cover '
+        f'held-out text only, without special tokens and sentinels):</p><ul class="note">{items}</ul>'
     )
 
 
 def _targets(run: Mapping[str, Any]) -> list[str]:
-    """What is predicted of documents, and of examples with targets, where a config has such sources."""
+    """Returns the targets of documents and of examples with targets, if a config has such sources."""
     kind = run["objective"]["kind"]
-    known = Objective.choices.get(kind)
+    objective = Objective.choices.get(kind)
     sources = [config.Source.choices.get(source["kind"]) for source in run.get("data", {}).get("sources", {}).values()]
     with_targets = [source is not None and issubclass(source, config.InputsTargetsSource) for source in sources]
-    of_documents = [] if sources and all(with_targets) else [known.targets if known else f"those of objective '{kind}'"]
-    return of_documents + ["the targets that examples come with, and the end token"] * any(with_targets)
+    document_targets = (
+        []
+        if sources and all(with_targets)
+        else [objective.targets if objective else f"the targets of objective '{kind}'"]
+    )
+    return document_targets + ["the targets of the examples, and the end token"] * any(with_targets)
 
 
 def tasks(runs: Sequence[RunLog], sweeps: Sequence[Sweep]) -> str:
-    """What runs reach on tasks, beside trivial predictors and what a sweep's file names."""
-    told, swept = "", set()
+    """Returns tables of task results, compared with trivial predictors and with the rivals of sweeps."""
+    content, sweep_variants = "", set()
     for sweep in sweeps:
         marks = _marks(runs, sweep.prefix)
-        swept |= {f"{sweep.prefix}{result['name']}" for result in sweep.results}
-        told += _grid(comparison.table(sweep.results), marks)
+        sweep_variants |= {f"{sweep.prefix}{result['name']}" for result in sweep.results}
+        content += _grid(comparison.table(sweep.results), marks)
         if sweep.rivals:
-            told += _grid(comparison.beside(sweep.results, sweep.rivals), marks)
-    others = [
+            content += _grid(comparison.rivals_table(sweep.results, sweep.rivals), marks)
+    single_runs = [
         {
             **{"name": label(run.variant), "error": None, "minutes": 0.0},
-            "metrics": {name: float(curve.values[-1]) for name, curve in of_tasks(run.evaluation).items()},
+            "metrics": {name: float(curve.values[-1]) for name, curve in select_task_metrics(run.evaluation).items()},
         }
         for run in runs
-        if run.variant not in swept and run.evaluation
+        if run.variant not in sweep_variants and run.evaluation
     ]
-    if any(result["metrics"] for result in others):
-        told += _grid([line[:-1] for line in comparison.table(others)], _marks(runs))  # How many minutes is not known.
-    return told
+    if any(result["metrics"] for result in single_runs):
+        content += _grid(
+            [line[:-1] for line in comparison.table(single_runs)], _marks(runs)
+        )  # The minutes are unknown.
+    return content
 
 
 def differences(runs: Sequence[RunLog], sweeps: Sequence[Sweep]) -> str:
-    """How the config of each variant differs from the base, folded; nothing of a single one."""
+    """Returns the collapsed config differences of each variant from the base; empty for a single variant."""
     variants, name, base = _variants(runs), *_base(runs, sweeps)
     if len(variants) == 1 and not sweeps:
         return ""
-    found = {}
+    changes = {}
     for variant, (run, *_) in variants.items():
-        changed = [row for row in config.differences(base, run.config["config"]) if row[0] not in _NOTHING]
-        found[label(variant)] = [(field, config.brief(was), config.brief(now)) for field, was, now in changed]
-    of_all = [row for row in next(iter(found.values())) if all(row in rows for rows in found.values())]
-    own = {variant: [row for row in rows if row not in of_all] for variant, rows in found.items()}
-    told, marks = f'<p class="note">Base: {_escaped(name)}.</p>', _marks(runs)
-    for variant, rows in (({"all": of_all} if of_all else {}) | own).items():
-        first = ", ".join(f"{field} = {now}" for field, _, now in rows[:_FIRST]) or "as the base"
-        more = f" and {len(rows) - _FIRST} more" if len(rows) > _FIRST else ""
-        summary = f"{marks.get(variant, '')}<b>{_escaped(variant)}</b>: {html.escape(first + more)}"
-        table = _grid([("Field", "Base", "Here"), *rows[:_DIFFERENCES]], {})
-        told += f"<details><summary>{summary}</summary>{table}</details>" if rows else f"<p>{summary}</p>"
-    return told
+        changed = [row for row in config.differences(base, run.config["config"]) if row[0] not in _IGNORED_FIELDS]
+        changes[label(variant)] = [
+            (field, config.brief(before), config.brief(after)) for field, before, after in changed
+        ]
+    common = [row for row in next(iter(changes.values())) if all(row in rows for rows in changes.values())]
+    variant_changes = {variant: [row for row in rows if row not in common] for variant, rows in changes.items()}
+    content, marks = f'<p class="note">Base: {_escaped(name)}.</p>', _marks(runs)
+    for variant, rows in (({"all": common} if common else {}) | variant_changes).items():
+        first = ", ".join(f"{field} = {after}" for field, _, after in rows[:_MAX_SUMMARY]) or "same as the base"
+        remaining = f" and {len(rows) - _MAX_SUMMARY} more" if len(rows) > _MAX_SUMMARY else ""
+        summary = f"{marks.get(variant, '')}<b>{_escaped(variant)}</b>: {html.escape(first + remaining)}"
+        table = _grid([("Field", "Base", "Here"), *rows[:_MAX_DIFFERENCES]], {})
+        content += f"<details><summary>{summary}</summary>{table}</details>" if rows else f"<p>{summary}</p>"
+    return content
 
 
 def base_config(runs: Sequence[RunLog], sweeps: Sequence[Sweep]) -> str:
-    """The config that others differ from, folded."""
+    """Returns the collapsed base config."""
     name, base = _base(runs, sweeps)
-    told = json.dumps(base, indent=2)
-    if len(told) > _CONFIG:
-        told = f"{len(told):,} characters: see its config.json"
-    return f"<details><summary>{_escaped(name)}: config</summary><pre>{html.escape(told)}</pre></details>"
+    text = json.dumps(base, indent=2)
+    if len(text) > _MAX_CONFIG:
+        text = f"{len(text):,} characters: see config.json"
+    return f"<details><summary>{_escaped(name)}: config</summary><pre>{html.escape(text)}</pre></details>"
 
 
 def samples(runs: Sequence[RunLog]) -> str:
-    """What runs answered last, of the first seed of each variant."""
-    told = ""
-    variants = [same for same in _variants(runs).values() if any(run.samples for run in same)]
-    for same in variants:
-        run = next(run for run in same if run.samples)
-        rows = "".join(map(_sample, run.samples[-_SAMPLES:]))
+    """Returns the last samples of the first seed of each variant."""
+    content = ""
+    variants = [seed_runs for seed_runs in _variants(runs).values() if any(run.samples for run in seed_runs)]
+    for seed_runs in variants:
+        run = next(run for run in seed_runs if run.samples)
+        rows = "".join(map(_sample, run.samples[-_MAX_SAMPLES:]))
         step = run.samples[-1]["step"]
         is_open = " open" if len(variants) == 1 else ""
-        told += f"<details{is_open}><summary>{_escaped(run.name)}, step {step:,}</summary>{rows}</details>"
-    return told
+        content += f"<details{is_open}><summary>{_escaped(run.name)}, step {step:,}</summary>{rows}</details>"
+    return content
 
 
 def _sample(row: Mapping[str, object]) -> str:
-    told = ""
+    content = ""
     for field in ("task", "prompt", "answer", "target"):
         if row.get(field) is not None:
             text = str(row[field])
-            text = text if len(text) <= _CHARACTERS else f"{text[:_CHARACTERS]}…"
-            told += f"<dt>{field}</dt><dd>{html.escape(text)}</dd>"
-    return f'<dl class="sample">{told}</dl>'
+            text = text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]}…"
+            content += f"<dt>{field}</dt><dd>{html.escape(text)}</dd>"
+    return f'<dl class="sample">{content}</dl>'
 
 
 def _base(runs: Sequence[RunLog], sweeps: Sequence[Sweep]) -> tuple[str, dict]:
-    """What differences are told from: of one sweep its base, else the first run."""
+    """Returns the name and config of the base: that of a single sweep, otherwise the first run."""
     if len(sweeps) == 1 and sweeps[0].base:
         return f"the base of {label(sweeps[0].name)}", sweeps[0].base
     return label(runs[0].name), runs[0].config["config"]
 
 
 def _variants(runs: Sequence[RunLog]) -> dict[str, list[RunLog]]:
-    found: dict[str, list[RunLog]] = {}
+    variants: dict[str, list[RunLog]] = {}
     for run in runs:
-        found.setdefault(run.variant, []).append(run)
-    return found
+        variants.setdefault(run.variant, []).append(run)
+    return variants
 
 
 def _marks(runs: Sequence[RunLog], prefix: str = "") -> dict[str, str]:
-    """Of each variant, by its name without the prefix, what stands before it: the colour of its curves."""
-    marks = {variant: f'<i class="swatch" data-group="{number}"></i>' for number, variant in enumerate(_variants(runs))}
+    """Returns the color swatch of each variant, by its name without the prefix."""
+    marks = {variant: f'<i class="swatch" data-group="{index}"></i>' for index, variant in enumerate(_variants(runs))}
     return {label(name.removeprefix(prefix)): mark for name, mark in marks.items()}
 
 
 def _grid(lines: comparison.Lines, marks: Mapping[str, str]) -> str:
-    """A table, in a box of its own that scrolls; its first line is its head."""
+    """Returns a table in a scrollable box; the first line is the header."""
     head, *rows = lines
-    kinds = [' class="long"' if name in _LONG else ' class="text"' if name in comparison.TEXTS else "" for name in head]
-    told = "".join(f"<th{kind}>{_escaped(name)}</th>" for kind, name in zip(kinds, head, strict=True))
+    kinds = [
+        ' class="long"' if name in _LONG_COLUMNS else ' class="text"' if name in comparison.TEXTS else ""
+        for name in head
+    ]
+    content = "".join(f"<th{kind}>{_escaped(name)}</th>" for kind, name in zip(kinds, head, strict=True))
     for row in rows:
         cells = [_cell(name, text) for name, text in zip(head, row, strict=True)]
         cells[0] = marks.get(row[0], "") + cells[0]
-        told += "<tr>" + "".join(f"<td{kind}>{cell}</td>" for kind, cell in zip(kinds, cells, strict=True)) + "</tr>"
-    return f'<div class="box"><table><tr>{told}</table></div>'
+        content += "<tr>" + "".join(f"<td{kind}>{cell}</td>" for kind, cell in zip(kinds, cells, strict=True)) + "</tr>"
+    return f'<div class="box"><table><tr>{content}</table></div>'
 
 
 def _cell(column: str, text: str) -> str:
@@ -238,8 +257,8 @@ def _cell(column: str, text: str) -> str:
     return _escaped(mean) + (f'<span class="spread">{sign}{_escaped(deviation)}</span>' if sign else "")
 
 
-def _verdict(verdict: str, told: str) -> str:
-    return f'<span class="verdict {_VERDICTS.get(verdict, "")}">{_escaped(told)}</span>'
+def _verdict(verdict: str, text: str) -> str:
+    return f'<span class="verdict {_VERDICTS.get(verdict, "")}">{_escaped(text)}</span>'
 
 
 def _escaped(text: str) -> str:
@@ -251,12 +270,12 @@ def _last_step(run: RunLog) -> float | None:
 
 
 def _last(run: RunLog, key: str) -> float | None:
-    """The last figure; NaN of training's where the last row has none: there it was not finite."""
+    """Returns the last value; NaN if the last training row has none because it was not finite."""
     curve = run.metrics.get(key)
     if curve is None:
         return None
-    is_of_last = key.startswith("validation/") or curve.steps[-1] == _last_step(run)
-    return float(curve.values[-1]) if is_of_last else math.nan
+    is_current = key.startswith("validation/") or curve.steps[-1] == _last_step(run)
+    return float(curve.values[-1]) if is_current else math.nan
 
 
 def _median(run: RunLog, key: str) -> float | None:
@@ -264,27 +283,27 @@ def _median(run: RunLog, key: str) -> float | None:
     return None if curve is None else float(np.median(curve.values))
 
 
-def _waited(run: RunLog) -> float | None:
-    """The share of the time of steps in which this host waited for a batch."""
-    waited, took = (run.metrics.get(f"train/{name}_seconds") for name in ("data_wait", "step"))
-    if waited is None or took is None or not np.array_equal(waited.steps, took.steps):
+def _data_wait(run: RunLog) -> float | None:
+    """Returns the share of step time in which this host waited for a batch."""
+    wait_seconds, step_seconds = (run.metrics.get(f"train/{name}_seconds") for name in ("data_wait", "step"))
+    if wait_seconds is None or step_seconds is None or not np.array_equal(wait_seconds.steps, step_seconds.steps):
         return None
-    steps = np.diff(took.steps, prepend=0)
-    return float(steps @ waited.values / max(steps @ took.values, 1e-9))
+    steps = np.diff(step_seconds.steps, prepend=0)
+    return float(steps @ wait_seconds.values / max(steps @ step_seconds.values, 1e-9))
 
 
 def _reached(run: RunLog, axis: str) -> float | None:
-    """Where the last step lies on an axis, if that is known."""
-    known, last = report_curves.axis(run, axis), _last_step(run)
-    return None if isinstance(known, str) or last is None else float(np.interp(last, *known))
+    """Returns the position of the last step on an axis, or None if it is unknown."""
+    positions, last_step = report_curves.axis(run, axis), _last_step(run)
+    return None if isinstance(positions, str) or last_step is None else float(np.interp(last_step, *positions))
 
 
 def _of_metric(name: str) -> Callable[[Sequence[float]], str]:
     return lambda values: comparison.figure(values, metrics.declared(name))
 
 
-def _of_mean(told: Callable[[float], str]) -> Callable[[Sequence[float]], str]:
-    return lambda values: told(statistics.mean(values))
+def _of_mean(format_value: Callable[[float], str]) -> Callable[[Sequence[float]], str]:
+    return lambda values: format_value(statistics.mean(values))
 
 
 def _percent(value: float) -> str:

@@ -22,7 +22,7 @@ _CONFIG, _SWEEP = "config.json", "sweep.json"
 
 
 class Curve(NamedTuple):
-    """What a run logs of a figure: ascending steps and values, finite or NaN, both [n]."""
+    """Logged values of a metric: ascending steps [n] and values [n], finite or NaN."""
 
     steps: np.ndarray
     values: np.ndarray
@@ -30,15 +30,15 @@ class Curve(NamedTuple):
 
 @dataclass(frozen=True)
 class RunLog:
-    """What a run directory holds for a report.
+    """Logs of a run.
 
     Attributes:
-      name: what the page calls it.
-      variant: of runs that differ in their seeds alone the common name.
-      config: what its config.json says.
-      metrics: by their names the figures of metrics.jsonl.
-      evaluation: those of evaluation.jsonl.
-      samples: the last rows of samples.jsonl: `step`, `task`, `prompt`, `answer`, `target`.
+      name: name in the report.
+      variant: common name of runs that differ only in their seeds.
+      config: content of config.json.
+      metrics: curves of metrics.jsonl, by name.
+      evaluation: curves of evaluation.jsonl, by name.
+      samples: last rows of samples.jsonl: `step`, `task`, `prompt`, `answer`, `target`.
     """
 
     name: str
@@ -51,16 +51,16 @@ class RunLog:
 
 @dataclass(frozen=True)
 class Sweep:
-    """What a sweep's sweep.json says.
+    """Content of a sweep's sweep.json.
 
     Attributes:
-      name: what the page calls it.
-      prefix: what the variants of its runs begin with.
-      results: as of `comparison.table`, each with its `workdir`.
-      base: the config of which its runs are changes, {} where it is not noted.
-      rivals: beside which runs are judged.
-      published: what a paper reports of runs.
-      compared: our metrics by the paper's names; the first is the page's primary metric.
+      name: name in the report.
+      prefix: prefix of the variants of its runs.
+      results: results as in `comparison.table`, each with its `workdir`.
+      base: base config; {} if it is not stored.
+      rivals: rivals of runs.
+      published: results of a paper.
+      compared: our metrics by the paper's names; the first is the primary metric.
       setups: table of the settings that differ from the paper's, from `setups.table`.
     """
 
@@ -75,7 +75,7 @@ class Sweep:
 
 
 def gather(workdirs: Sequence[str]) -> tuple[list[RunLog], list[Sweep]]:
-    """The runs of some run directories and folders, each variant's together, and the sweeps among the folders."""
+    """Reads the runs of run directories and folders, grouped by variant, and the sweeps among the folders."""
     runs: list[RunLog] = []
     sweeps: list[Sweep] = []
     for workdir in workdirs:
@@ -88,13 +88,13 @@ def gather(workdirs: Sequence[str]) -> tuple[list[RunLog], list[Sweep]]:
                 if storage.exists(os.path.join(folder, _CONFIG)):
                     runs.append(read(folder, prefix, f"{prefix}{result['name']}"))
         elif _CONFIG not in names and (inner := _runs_in(workdir, names)):
-            # Those of fine-tuning's seeds have no other name than their seed.
+            # Run directories of fine-tuning are named after their seed only.
             are_seeds = all(_base(folder).startswith("seed") for folder in inner)
             runs += [read(folder, f"{_base(workdir)}/" if are_seeds else prefix) for folder in inner]
         else:
             runs.append(read(workdir))
     if not runs:
-        raise UserError(f"{workdirs[0]} has no run that has begun: wait for one")
+        raise UserError(f"{workdirs[0]} has no started run: start one, or wait until one has written its config.json")
     return _grouped(runs), sweeps
 
 
@@ -108,52 +108,52 @@ def _base(path: str) -> str:
 
 
 def _grouped(runs: Sequence[RunLog]) -> list[RunLog]:
-    """The runs with names and variants of their own, in the order of the variants."""
-    alike: dict[str, list[RunLog]] = {}
+    """Returns the runs with unique names and variants, ordered by variant."""
+    groups: dict[str, list[RunLog]] = {}
     for run in runs:
         tree = dict(run.config["config"])
         if isinstance(tree.get("train"), dict):
             tree["train"] = tree["train"] | {"seed": None}
-        alike.setdefault(run.variant or json.dumps(tree, sort_keys=True), []).append(run)
-    found, names, variants = [], set(), set()
-    for same in alike.values():
-        variant = same[0].variant
+        groups.setdefault(run.variant or json.dumps(tree, sort_keys=True), []).append(run)
+    grouped, names, variants = [], set(), set()
+    for group in groups.values():
+        variant = group[0].variant
         if not variant:
-            variant = same[0].name if len(same) == 1 else _common([run.name for run in same])
+            variant = group[0].name if len(group) == 1 else _common([run.name for run in group])
         variant = _unused(variant, variants)
-        found += [dataclasses.replace(run, name=_unused(run.name, names), variant=variant) for run in same]
-    return found
+        grouped += [dataclasses.replace(run, name=_unused(run.name, names), variant=variant) for run in group]
+    return grouped
 
 
 def _common(names: Sequence[str]) -> str:
-    """What names of runs begin with, as x of x-seed0 and x-seed1; the first of names that have nothing in common."""
-    same = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
-    return re.sub(r"[-_./ ]*(seed[-_]?\d*)?$", "", "".join(letters[0] for letters in same)) or names[0]
+    """Returns the common prefix of run names, such as x of x-seed0 and x-seed1, or the first name if there is none."""
+    shared = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
+    return re.sub(r"[-_./ ]*(seed[-_]?\d*)?$", "", "".join(letters[0] for letters in shared)) or names[0]
 
 
 def _unused(name: str, used: set[str]) -> str:
-    """The name, with a number if it is taken; it is then."""
-    found = next(other for n in range(1, 10**6) if (other := name if n == 1 else f"{name} ({n})") not in used)
-    used.add(found)
-    return found
+    """Returns the name, with a number if it is already used, and marks it as used."""
+    unused = next(candidate for n in range(1, 10**6) if (candidate := name if n == 1 else f"{name} ({n})") not in used)
+    used.add(unused)
+    return unused
 
 
 def read(workdir: str, prefix: str = "", variant: str = "") -> RunLog:
     """Reads a run directory.
 
     Args:
-      prefix: stands before its name.
-      variant: the run's, where it is known.
+      prefix: prefix of the name.
+      variant: variant of the run, if it is known.
 
     Raises:
-      UserError: it is none, or it is damaged.
+      UserError: it is not a run directory, or it is damaged.
     """
     path = os.path.join(workdir, _CONFIG)
     try:
         described = strict_json.read(path)
         logs = [read_lines(os.path.join(workdir, name)) for name in _LOGS]
     except FileNotFoundError:
-        raise UserError(f"{workdir} is no run directory: it has no config.json") from None
+        raise UserError(f"{workdir} is not a run directory: it has no config.json") from None
     except OSError as error:
         raise UserError(f"cannot read {workdir} ({error.strerror}): make it readable") from error
     except (ValueError, RecursionError) as error:
@@ -165,29 +165,29 @@ def read(workdir: str, prefix: str = "", variant: str = "") -> RunLog:
     except (AttributeError, LookupError, TypeError):
         kinds = [None]
     if not all(isinstance(kind, str) for kind in kinds):
-        raise UserError(f"{workdir} is no run directory: its config.json is not of a run")
+        raise UserError(f"{workdir} is not a run directory: its config.json does not describe a run")
     training, evaluation, samples = logs
-    last = max((row["step"] for row in samples), default=0)
-    last_samples = [row for row in samples if row["step"] == last]
+    last_step = max((row["step"] for row in samples), default=0)
+    last_samples = [row for row in samples if row["step"] == last_step]
     return RunLog(f"{prefix}{_base(workdir)}", variant, described, _curves(training), _curves(evaluation), last_samples)
 
 
 def number(value: Any) -> float | None:
-    """A number of a log, NaN for one that no picture has a place for; None: it is something else."""
+    """Returns a logged number as a float, NaN if it is too large to draw, or None if it is not a number."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return None
     return float(value) if abs(value) < 10**30 else math.nan
 
 
 def _curves(rows: Sequence[dict]) -> dict[str, Curve]:
-    """The figures of a log; of several rows of a step the last one that has it counts."""
-    found: dict[str, dict[int, float]] = {}
+    """Returns the curves of a log. If a step has several rows, the last value counts."""
+    values_by_name: dict[str, dict[int, float]] = {}
     for row in rows:
-        for name, given in row.items():
-            value = number(given) if name != "step" else None
+        for name, logged in row.items():
+            value = number(logged) if name != "step" else None
             if value is not None:
-                found.setdefault(name, {})[row["step"]] = value
-    return {name: _curve(values) for name, values in found.items()}
+                values_by_name.setdefault(name, {})[row["step"]] = value
+    return {name: _curve(values) for name, values in values_by_name.items()}
 
 
 def _curve(values: Mapping[int, float]) -> Curve:
@@ -200,14 +200,14 @@ def read_sweep(workdir: str, prefix: str = "") -> Sweep:
     """Reads the sweep.json of a sweep's folder.
 
     Raises:
-      UserError: it is damaged.
+      UserError: the file is damaged.
     """
     path = os.path.join(workdir, _SWEEP)
     try:
         tree = json.loads(storage.read(path))
         results = [_result(row) for row in tree["runs"]]
         rivals = [
-            comparison.Rivals(_text(row["run"]), _text(row["metric"]), _others(row["others"]))
+            comparison.Rivals(_text(row["run"]), _text(row["metric"]), _columns(row["others"]))
             for row in tree.get("rivals", ())
         ]
         published = [
@@ -215,27 +215,27 @@ def read_sweep(workdir: str, prefix: str = "") -> Sweep:
             for row in tree.get("published", ())
         ]
         compared = {_text(name): _compared(metric) for name, metric in tree.get("compared", {}).items()}
-        declared = {
+        metric_declarations = {
             _text(name): metrics.Metric(metric["better"], metric["unit"], tuple(metric["rows"]))
             for name, metric in tree.get("metrics", {}).items()
         }
-        base, stated = dict(tree.get("base", {})), [tuple(map(_text, row)) for row in tree.get("setups", ())]
-        if any(len(row) != len(stated[0]) for row in stated):
+        base, setup_rows = dict(tree.get("base", {})), [tuple(map(_text, row)) for row in tree.get("setups", ())]
+        if any(len(row) != len(setup_rows[0]) for row in setup_rows):
             raise ValueError("rows of different lengths")
     except (ArithmeticError, ValueError, LookupError, TypeError, AttributeError, RecursionError, UserError) as error:
         raise UserError(f"{path} is damaged ({one_line(error)}): run the sweep's command again") from error
-    for name, metric in declared.items():
+    for name, metric in metric_declarations.items():
         try:
             metrics.declare(name, metric)
         except UserError as error:
             raise UserError(
                 f"{path}: {error}, or report it separately from sweeps that declare it differently"
             ) from error
-    return Sweep(_base(workdir), prefix, results, base, rivals, published, compared, stated)
+    return Sweep(_base(workdir), prefix, results, base, rivals, published, compared, setup_rows)
 
 
 def _result(row: dict[str, Any]) -> dict[str, Any]:
-    """A run of a sweep, checked."""
+    """Checks the result of a run."""
     error = row["error"]
     return {
         "name": _text(row["name"]),
@@ -243,18 +243,18 @@ def _result(row: dict[str, Any]) -> dict[str, Any]:
         "workdir": _text(row["workdir"]),
         "error": error if error is None else _text(error),
         "minutes": float(row["minutes"]),
-        "metrics": of_tasks(_figures(row["metrics"])),
+        "metrics": select_task_metrics(_figures(row["metrics"])),
     }
 
 
-def of_tasks(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that are called TASK/METRIC."""
+def select_task_metrics(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Selects the metrics whose names are TASK/METRIC."""
     return {name: value for name, value in figures.items() if name.find("/") > 0}
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
+        raise TypeError(f"{value!r} is not a string")
     return value
 
 
@@ -263,20 +263,20 @@ def _compared(value: Any) -> comparison.Metric | comparison.StandIn:
 
 
 def _metric(value: Any) -> comparison.Metric:
-    return [_metric(of) for of in value] if isinstance(value, list) and value else _text(value)
+    return [_metric(part) for part in value] if isinstance(value, list) and value else _text(value)
 
 
 def _figures(tree: dict[str, Any]) -> dict[str, float]:
-    """Those that are numbers."""
-    found = {name: number(value) for name, value in tree.items()}
-    return {name: value for name, value in found.items() if value is not None}
+    """Selects the values that are numbers."""
+    values = {name: number(value) for name, value in tree.items()}
+    return {name: value for name, value in values.items() if value is not None}
 
 
-def _others(tree: dict[str, Any]) -> dict[str, str | tuple[str, str] | float]:
-    found = {}
+def _columns(tree: dict[str, Any]) -> dict[str, str | tuple[str, str] | float]:
+    columns = {}
     for name, value in tree.items():
         if isinstance(value, list):
             run, metric = value
             value = (_text(run), _text(metric))
-        found[name] = value if isinstance(value, str | tuple) else float(value)
-    return found
+        columns[name] = value if isinstance(value, str | tuple) else float(value)
+    return columns

@@ -1,4 +1,4 @@
-"""Set-ups that papers state for their experiments, and their differences from the configs of our runs."""
+"""Setups that papers state for their experiments, and their differences from the configs of our runs."""
 
 import dataclasses
 import enum
@@ -19,7 +19,7 @@ class NotStated(enum.Enum):
 
 NOT_STATED = NotStated.NOT_STATED
 # Head of the table of differences from papers.
-SETUP_HEAD = ("Run", "Setting", "Stated", "Here", "Reason", "Set-up stated in")
+SETUP_HEAD = ("Run", "Setting", "Stated", "Here", "Reason", "Setup stated in")
 
 
 class BestOf(NamedTuple):
@@ -36,10 +36,10 @@ Section = Mapping[str, Any] | NotStated
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The set-up of an experiment as a paper states it.
+    """The setup of an experiment as a paper states it.
 
     Attributes:
-      source: sections, tables and pages that state the set-up.
+      source: sections, tables and pages that state the setup.
       objective: `kind` and other fields of `config.objective`. For a run on text-to-text examples only, `kind` is
         `inputs_targets`.
       sources: names of the sources that are read; None if sources are not compared.
@@ -68,7 +68,7 @@ class Setup:
     reasons: Mapping[str, str] = field(default_factory=dict)
 
     def because(self, **reasons: str) -> "Setup":
-        """Returns this set-up with further reasons; `__` in a name stands for a dot."""
+        """Returns this setup with further reasons; `__` in a name stands for a dot."""
         named = {name.replace("__", "."): reason for name, reason in reasons.items()}
         return dataclasses.replace(self, reasons={**self.reasons, **named})
 
@@ -90,7 +90,7 @@ class SetupDifference(NamedTuple):
 
 
 def differences(setup: Setup, run: config.Run) -> list[SetupDifference]:
-    """Compares a set-up with a resolved config.
+    """Compares a setup with a resolved config.
 
     Returns:
       Every value that differs and every one that the paper does not state.
@@ -105,7 +105,7 @@ def differences(setup: Setup, run: config.Run) -> list[SetupDifference]:
 
 
 def _stated(setup: Setup, run: config.Run) -> dict[str, Any]:
-    """Returns the values of a set-up that a config is compared with, by name."""
+    """Returns the values of a setup that a config is compared with, by name."""
     stated: dict[str, Any] = {}
     sections = ("objective", "rows") if run.model.is_placeholder else ("objective", "rows", "model")
     for name in sections:
@@ -123,15 +123,15 @@ def _stated(setup: Setup, run: config.Run) -> dict[str, Any]:
 
 
 def _values(run: config.Run) -> dict[str, Any]:
-    """Returns the values of a config that set-ups may state; a section is a tree."""
-    read = config.read_sources(run)
+    """Returns the values of a config that setups may state; a section is a tree."""
+    sources = config.read_sources(run)
     tree = config.to_dict(run)
-    has_examples_alone = all(isinstance(source, config.InputsTargetsSource) for source in read.values())
+    has_examples_alone = all(isinstance(source, config.InputsTargetsSource) for source in sources.values())
     return {
         "objective": {"kind": "inputs_targets"} if has_examples_alone else tree["objective"],
         "rows": {**tree["data"]["layout"], **tree["data"]["inputs_targets"]},
         "model": tree["model"],
-        "sources": tuple(sorted(read)),
+        "sources": tuple(sorted(sources)),
         "batch_size": _by_phase(run, "batch_size"),
         "steps": run.train.steps if run.train.epochs is None else None,
         "epochs": run.train.epochs,
@@ -164,7 +164,7 @@ def _by_phase(run: config.Run, name: str) -> Any:
 
 def _peak(schedule: config.Schedule) -> float | None:
     """Returns the peak learning rate, or None for a user's kind of schedule."""
-    # The schedule is not evaluated: that needs JAX, which would claim the devices for a process that only starts runs.
+    # Evaluating the schedule would need JAX, which would claim the devices for a process that only starts runs.
     if isinstance(schedule, schedules.RampedSchedule):
         return schedule.learning_rate
     if isinstance(schedule, schedules.RsqrtSchedule | schedules.RsqrtWarmupSchedule):
@@ -196,7 +196,7 @@ def table(runs: Mapping[str, config.Run], setups: Mapping[str, Setup]) -> list[t
 
     Args:
       runs: resolved configs by run name.
-      setups: set-ups by run name.
+      setups: setups by run name.
     """
     merged: dict[tuple[str, ...], list[str]] = {}
     for name, setup in setups.items():
@@ -227,10 +227,10 @@ def _text(value: Any) -> str:
 
 
 def of_run(name: str, pretraining: Setup, tuning: Mapping[str, Setup]) -> dict[str, Setup]:
-    """Returns the set-ups of a run and the runs tuned from it by name; keys of `tuning` are suffixes, as in `-mnli`."""
+    """Returns the setups of a run and the runs tuned from it by name; keys of `tuning` are suffixes, as in `-mnli`."""
     return {name: pretraining} | {f"{name}{end}": setup for end, setup in tuning.items()}
 
 
 def by_run(published: Sequence[Any]) -> dict[str, Setup]:
-    """Returns the set-ups of the given `comparison.Published` by run name."""
+    """Returns the setups of the given `comparison.Published` by run name."""
     return {run: setup for row in published for run, setup in row.setups.items()}

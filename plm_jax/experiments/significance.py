@@ -1,14 +1,14 @@
-"""Tests of the rows of a page against its reference, from their results with each seed.
+"""Significance tests of the rows of a table against its reference, from their results with each seed.
 
-Each row is tested against the reference by Welch's t-test, and the tests of a page are corrected by Holm's method. If
-no row truly differs, at most one page in twenty shows a difference. Two further variances make tests with three seeds
+Each row is tested against the reference by Welch's t-test, and the tests of a table are corrected by Holm's method. If
+no row truly differs, at most one table in twenty shows a difference. Two further variances make tests with three seeds
 conservative:
 
-- Test set: it is a sample that all seeds share. The mean over n rows of numbers in [low, high] has a variance of at
+- Test set: all seeds share one sample. The mean over n rows of numbers in [low, high] has a variance of at
   most (mean - low)(high - mean) / n, which is the binomial variance for accuracies. It is added for each run. Both runs
   read the same rows, so their difference varies less than the sum.
-- Spread of the page: three seeds may agree by chance, and discrete values often do. The variance of a row is at least
-  the upper quartile of the variances of all rows of the page.
+- Spread of the table: three seeds may agree by chance, and discrete values often do. The variance of a row is at least
+  the upper quartile of the variances of all rows.
 """
 
 import math
@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import special
 
-# Largest probability that a page without true differences has a verdict; 1 - LEVEL is the confidence of an interval.
+# Largest probability that a table without true differences has a verdict; 1 - LEVEL is the confidence of an interval.
 LEVEL = 0.05
 
 
@@ -36,7 +36,7 @@ class Sample(NamedTuple):
 
 
 class MeanDifference(NamedTuple):
-    """A difference of means with the limits of its 95 % interval; None if there are too few seeds or no spread."""
+    """Difference of means with the limits of its 95 % interval; None if there are too few seeds or no spread."""
 
     mean: float
     low: float | None = None
@@ -75,14 +75,14 @@ def p_values(reference: Sample, rows: Sequence[Sample]) -> list[float | None]:
     """
     counted = [sample for sample in (reference, *rows) if len(sample.values) > 1]
     spreads = [_variance(sample.values) for sample in counted]
-    least = float(np.quantile(spreads, 0.75)) if spreads else 0.0
+    min_variance = float(np.quantile(spreads, 0.75)) if spreads else 0.0
     tests: list[float | None] = []
     for row in rows:
         pair = (row, reference)
         if any(len(sample.values) < 2 for sample in pair):
             tests.append(None)
             continue
-        seeds = [max(_variance(sample.values), least) / len(sample.values) for sample in pair]
+        seeds = [max(_variance(sample.values), min_variance) / len(sample.values) for sample in pair]
         error, freedom = _error(seeds, pair)
         gain = abs(statistics.fmean(row.values) - statistics.fmean(reference.values))
         value = 2 * float(special.stdtr(freedom, -gain / error)) if error else math.nan
@@ -117,5 +117,7 @@ def _error(seeds: Sequence[float], samples: Sequence[Sample]) -> tuple[float, fl
     total = sum(seeds) + sum(sample.test_variance or 0.0 for sample in samples)
     if not total:
         return 0.0, math.inf
-    uncertain = sum((v / total) ** 2 / (len(of.values) - 1) for v, of in zip(seeds, samples, strict=True))
+    uncertain = sum(
+        (variance / total) ** 2 / (len(sample.values) - 1) for variance, sample in zip(seeds, samples, strict=True)
+    )
     return math.sqrt(total), 1 / uncertain if uncertain else math.inf

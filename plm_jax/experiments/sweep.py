@@ -1,4 +1,4 @@
-"""Several runs of one base config, and one table of what they reached: training what `sweep_pages` describes."""
+"""Sweeps: trains and evaluates several runs of one base config and prints tables of their results."""
 
 import contextlib
 import dataclasses
@@ -12,121 +12,121 @@ from tqdm import tqdm
 from plm_jax.common import leases, metrics, progress, storage
 from plm_jax.common.errors import Interrupted, UserError, nearest
 from plm_jax.experiments import comparison, setups
-from plm_jax.experiments.launchers import Here, Launcher, Local, Slurm, say
+from plm_jax.experiments.launchers import Here, Launcher, Local, Slurm, report
 from plm_jax.experiments.members import Member, is_finished, result, write_json
-from plm_jax.experiments.sweep_files import LOCK, RESULTS, TABLE, members, others
+from plm_jax.experiments.sweep_files import LOCK, RESULTS, TABLE, load_comparisons, load_members
 
-_STOPPED = "the sweep was stopped: the same command goes on"
+_STOPPED = "the sweep was stopped: run the same command again to continue"
 
 
 def run(path: str, workdir: str, seeds: Sequence[int] = (), launcher: Launcher | None = None) -> None:
-    """Trains and evaluates the runs of a sweep that are not finished, and prints the table of all.
+    """Trains and evaluates the unfinished runs of a sweep, and prints a table of all runs.
 
-    `sweep.json`, with the base, every figure, and what they are compared with, and `table.md` are in `workdir`, brought
-    up to date after each run.
+    Updates two files in `workdir` after each run: `sweep.json` (base config, all results and comparisons) and
+    `table.md`.
 
     Args:
-      seeds: the seeds of each run that does not set `train.seed` itself; by default its own alone. Those of other
-        seeds are in NAME-seedSEED.
-      launcher: where they are trained; by default one after another on this machine.
+      seeds: seeds of each run that does not set `train.seed`; default: the seed of its config. Runs with other seeds
+        are in NAME-seedSEED.
+      launcher: launcher of the runs; default: one after another on this machine.
 
     Raises:
-      UserError: the sweep's file cannot be used, or `workdir` not be written; another process sweeps in it; a run
-        failed, or waits for its parent, which did; one of another config, or that began with former weights of its
-        parent, is in its place. The other runs are done nevertheless.
-      Interrupted: it was asked to stop, and so were its runs, which have ended.
+      UserError: the sweep file is invalid, `workdir` is not writable or used by another sweep, a run or its parent
+        failed, or a run directory contains a run with another config or with earlier weights of its parent. The other
+        runs are executed nevertheless.
+      Interrupted: the sweep and its runs were stopped.
     """
     sweep = _Sweep(path, workdir, seeds)
-    with sweep.held():
-        missing = sweep.look()
-        sweep.carry_out(missing, launcher or Local())
-        sweep.end()
+    with sweep.lock():
+        unfinished = sweep.find_unfinished()
+        sweep.execute(unfinished, launcher or Local())
+        sweep.finish()
 
 
 def run_one(path: str, workdir: str, seeds: Sequence[int], folder: str) -> None:
-    """Trains and evaluates one run, as a launcher's job, or one of its processes; others may do others meanwhile.
+    """Trains and evaluates one run in a process of a launcher's job, while other jobs may execute other runs.
 
     Args:
-      folder: the name of its run directory.
+      folder: name of the run directory.
 
     Raises:
-      UserError: there is no such run, or its parent is not finished; else as `run`.
-      Interrupted: as `run`.
+      UserError: there is no such run, its parent is not finished, or an error of `run`.
+      Interrupted: the run was stopped.
     """
     sweep = _Sweep(path, workdir, seeds)
-    found = {member.folder: member for member in sweep.found}
-    if folder not in found:
-        raise UserError(f"--run={folder}: {path} has no such run; {nearest(folder, found)}")
-    member, missing = found[folder], sweep.look()
+    members = {member.folder: member for member in sweep.members}
+    if folder not in members:
+        raise UserError(f"--run={folder}: {path} has no such run; {nearest(folder, members)}")
+    member, unfinished = members[folder], sweep.find_unfinished()
     if member.parent in sweep.pending | sweep.errors.keys():
-        raise UserError(f"{folder} {member.waits}, which is not finished: run that first")
-    sweep.carry_out([one for one in missing if one is member], Here())
+        raise UserError(f"{folder} {member.waiting_message}, which is not finished: train that run first")
+    sweep.execute([member] if member in unfinished else [], Here())
     if member.workdir in sweep.errors:
         raise UserError(sweep.errors[member.workdir])
 
 
 def enqueue(path: str, workdir: str, seeds: Sequence[int], slurm: Slurm) -> None:
-    """Queues a job for each run that is neither finished nor queued, after that of its parent; prints the table so far.
+    """Queues a job for each run that is neither finished nor queued, after the job of its parent; prints the table.
 
     Raises:
-      UserError: as `run`; no job can be queued.
+      UserError: a job cannot be queued, or an error of `run`.
     """
     sweep = _Sweep(path, workdir, seeds)
-    with sweep.held():
-        # First: what ends while this looks around is then found finished.
+    with sweep.lock():
+        # Jobs are listed first, so that a run that ends in between is found finished.
         jobs = slurm.queued()
-        missing = sweep.look()
-        for member in missing:
-            with sweep.noted(member):
+        unfinished = sweep.find_unfinished()
+        for member in unfinished:
+            with sweep.record_errors(member):
                 name = slurm.name(member)
                 if member.parent in sweep.errors:
-                    raise UserError(member.waits)
+                    raise UserError(member.waiting_message)
                 if name in jobs:
-                    say(f"{member.folder}: is queued, job {jobs[name]}")
+                    report(f"{member.folder}: already queued, job {jobs[name]}")
                     continue
-                parent = next((one for one in missing if one.workdir == member.parent), None)
+                parent = next((other for other in unfinished if other.workdir == member.parent), None)
                 after = jobs[slurm.name(parent)] if parent else None
                 jobs[name] = slurm.submit(member, after)
-                say(f"{member.folder}: queued, job {jobs[name]}" + (f" after job {after}" if after else ""))
-        sweep.end()
-        if missing:
-            say(f"the same command makes the table, of {workdir}, when they have ended")
+                report(f"{member.folder}: queued, job {jobs[name]}" + (f" after job {after}" if after else ""))
+        sweep.finish()
+        if unfinished:
+            report(f"run the same command again when the jobs have ended, to print the table of {workdir}")
 
 
 class _Sweep:
-    """What a sweep has come to.
+    """State of a sweep.
 
     Attributes:
-      found: its runs.
-      errors: what is wrong with runs, by their directories.
-      pending: the directories of runs that are to come, or go on.
+      members: runs.
+      errors: error messages, by run directory.
+      pending: directories of runs that are waiting or running.
     """
 
     def __init__(self, path: str, workdir: str, seeds: Sequence[int]):
-        self._workdir, self.found = workdir, members(path, workdir, seeds)
-        self._others = others(path, {member.name for member in self.found})
-        runs = {member.name: member.run for member in self.found}
-        self._setups = setups.table(runs, setups.by_run(self._others["published"]))
+        self._workdir, self.members = workdir, load_members(path, workdir, seeds)
+        self._comparisons = load_comparisons(path, {member.name for member in self.members})
+        runs = {member.name: member.run for member in self.members}
+        self._setups = setups.table(runs, setups.by_run(self._comparisons["published"]))
         self.errors: dict[str, str] = {}
         self.pending: set[str] = set()
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
-        """Holds the sweep's folder.
+    def lock(self) -> Iterator[None]:
+        """Locks the sweep's folder.
 
         Raises:
-          UserError: another process sweeps in it, or it cannot be written.
+          UserError: another sweep uses the folder, or it is not writable.
         """
         with contextlib.ExitStack() as stack:
             try:
                 stack.enter_context(leases.held(os.path.join(self._workdir, LOCK), f"sweeps in {self._workdir}"))
             except OSError as error:
-                raise UserError(f"cannot write {self._workdir} ({error.strerror}): give another --workdir") from error
+                raise UserError(f"cannot write {self._workdir} ({error.strerror}): use another --workdir") from error
             yield
 
     @contextlib.contextmanager
-    def noted(self, member: Member) -> Iterator[None]:
-        """Takes a mistake for that of a run."""
+    def record_errors(self, member: Member) -> Iterator[None]:
+        """Records errors of the block as errors of a run."""
         try:
             yield
         except UserError as error:
@@ -134,45 +134,47 @@ class _Sweep:
         except OSError as error:
             self.errors[member.workdir] = f"cannot write {error.filename} ({error.strerror})"
 
-    def look(self) -> list[Member]:
-        """The runs that are not finished."""
-        missing = []
-        for member in self.found:
-            with self.noted(member):
+    def find_unfinished(self) -> list[Member]:
+        """Returns the runs that are not finished."""
+        unfinished = []
+        for member in self.members:
+            with self.record_errors(member):
                 if not is_finished(member):
-                    missing.append(member)
-        self.pending = {member.workdir for member in missing}
-        say(f"{len(self.found)} runs, {len(self.found) - len(self.errors) - len(missing)} of them finished before")
-        return missing
+                    unfinished.append(member)
+        self.pending = {member.workdir for member in unfinished}
+        num_finished = len(self.members) - len(self.errors) - len(unfinished)
+        report(f"{len(self.members)} runs, {num_finished} of them already finished")
+        return unfinished
 
-    def carry_out(self, missing: Sequence[Member], launcher: Launcher) -> None:
-        """Has runs trained and evaluated, each after its parent, and tells after each what is reached.
+    def execute(self, unfinished: Sequence[Member], launcher: Launcher) -> None:
+        """Trains and evaluates runs, each after its parent, and updates the results after each.
 
         Raises:
-          Interrupted: it was asked to stop, and the runs have ended.
+          Interrupted: the sweep was stopped, and its runs have ended.
         """
-        self.tell()
-        waiting, running, ended, began = list(missing), {}, 0, time.monotonic()
-        most = launcher.parallel or max(1, len(missing))
-        with futures.ThreadPoolExecutor(most) as pool, launcher.telling():
+        self.write_results()
+        waiting, running, num_ended, start = list(unfinished), {}, 0, time.monotonic()
+        max_running = launcher.parallel or max(1, len(unfinished))
+        with futures.ThreadPoolExecutor(max_running) as pool, launcher.report_progress():
             try:
                 while waiting or running:
-                    for member in [one for one in waiting if one.parent not in self.pending][: most - len(running)]:
+                    ready = [member for member in waiting if member.parent not in self.pending]
+                    for member in ready[: max_running - len(running)]:
                         waiting.remove(member)
-                        number = len(missing) - len(waiting)
-                        say(f"== {number}/{len(missing)} {member.folder}: {member.workdir}")
-                        running[pool.submit(self._carried_out, member, launcher)] = number, member
-                    for done in futures.wait(running, return_when=futures.FIRST_COMPLETED).done:
-                        number, member = running.pop(done)
-                        done.result()
+                        index = len(unfinished) - len(waiting)
+                        report(f"== {index}/{len(unfinished)} {member.folder}: {member.workdir}")
+                        running[pool.submit(self._execute_one, member, launcher)] = index, member
+                    for future in futures.wait(running, return_when=futures.FIRST_COMPLETED).done:
+                        index, member = running.pop(future)
+                        future.result()
                         self.pending.discard(member.workdir)
-                        self.tell()
-                        ended += 1
-                        left = (time.monotonic() - began) / ended * (len(missing) - ended)
+                        self.write_results()
+                        num_ended += 1
+                        left = (time.monotonic() - start) / num_ended * (len(unfinished) - num_ended)
                         error = self.errors.get(member.workdir)
-                        ending = f"failed: {error}" if error else "finished"
-                        about = f"about {tqdm.format_interval(left)} left"
-                        say(f"== {number}/{len(missing)} {member.folder} {ending}; {about}")
+                        outcome = f"failed: {error}" if error else "finished"
+                        remaining = f"about {tqdm.format_interval(left)} left"
+                        report(f"== {index}/{len(unfinished)} {member.folder} {outcome}; {remaining}")
             except BaseException as error:
                 launcher.processes.stop(*error.args if isinstance(error, KeyboardInterrupt) else ())
                 futures.wait(running)
@@ -180,43 +182,48 @@ class _Sweep:
                     raise Interrupted(_STOPPED) from error
                 raise
 
-    def _carried_out(self, member: Member, launcher: Launcher) -> None:
-        with self.noted(member):
+    def _execute_one(self, member: Member, launcher: Launcher) -> None:
+        with self.record_errors(member):
             if member.parent in self.errors:
-                raise UserError(member.waits)
-            launcher.carry_out(member)
+                raise UserError(member.waiting_message)
+            launcher.execute(member)
 
-    def tell(self) -> str:
-        """Writes what the runs have reached so far, and gives the table."""
-        results = [result(one, self.errors.get(one.workdir), one.workdir in self.pending) for one in self.found]
-        beside, tables = self._others, [comparison.table(results)]
-        compared = comparison.default_comparison(results) if beside["compared"] is None else beside["compared"]
-        if beside["rivals"]:
-            tables.append(comparison.beside(results, beside["rivals"]))
+    def write_results(self) -> str:
+        """Writes the results so far to the sweep's folder, and returns the tables in Markdown."""
+        results = [
+            result(member, self.errors.get(member.workdir), member.workdir in self.pending) for member in self.members
+        ]
+        comparisons, tables = self._comparisons, [comparison.table(results)]
+        compared = (
+            comparison.default_comparison(results) if comparisons["compared"] is None else comparisons["compared"]
+        )
+        if comparisons["rivals"]:
+            tables.append(comparison.rivals_table(results, comparisons["rivals"]))
         if compared:
-            tables.append(comparison.papers(results, beside["published"], compared))
-        table = "\n".join(map(comparison.markdown, tables)) + (f"\n{comparison.METHOD}\n" if compared else "")
-        published = [{"run": row.run, "figures": row.figures, "source": row.source} for row in beside["published"]]
-        tree = {"rivals": [row._asdict() for row in beside["rivals"]], "published": published, "setups": self._setups}
+            tables.append(comparison.paper_table(results, comparisons["published"], compared))
+        table = "\n".join(map(comparison.to_markdown, tables)) + (f"\n{comparison.METHOD}\n" if compared else "")
+        published = [{"run": row.run, "figures": row.figures, "source": row.source} for row in comparisons["published"]]
+        rivals = [{"run": row.run, "metric": row.metric, "others": row.columns} for row in comparisons["rivals"]]
+        tree = {"rivals": rivals, "published": published, "setups": self._setups}
         tree["compared"] = {name: comparison.to_json(metric) for name, metric in compared.items()}
-        own = metrics.of_users({name for one in results for name in one["metrics"]})
-        tree["metrics"] = {name: dataclasses.asdict(metric) for name, metric in own.items()}
+        user_metrics = metrics.of_users({name for member in results for name in member["metrics"]})
+        tree["metrics"] = {name: dataclasses.asdict(metric) for name, metric in user_metrics.items()}
         if progress.is_first():
-            write_json(self._workdir, RESULTS, {"runs": results, **beside, **tree})
+            write_json(self._workdir, RESULTS, {"runs": results, **comparisons, **tree})
             storage.write(os.path.join(self._workdir, TABLE), table.encode("utf-8"))
         return table
 
-    def end(self) -> None:
-        """Prints the table.
+    def finish(self) -> None:
+        """Prints the tables.
 
         Raises:
           UserError: runs failed.
         """
-        for member in self.found:  # What finished before may have weights of a run that is refused now.
+        for member in self.members:  # A finished run may have started from a run that is rejected now.
             if member.parent in self.errors:
-                self.errors.setdefault(member.workdir, member.waits)
-        print(self.tell(), end="", flush=True)
+                self.errors.setdefault(member.workdir, member.waiting_message)
+        print(self.write_results(), end="", flush=True)
         if self.errors:
-            said = "; ".join(f"{os.path.basename(folder)}: {error}" for folder, error in self.errors.items())
-            failed = f"{len(self.errors)} of {len(self.found)} runs failed"
-            raise UserError(f"{failed} ({said}): mend them and run the same command again")
+            reasons = "; ".join(f"{os.path.basename(folder)}: {error}" for folder, error in self.errors.items())
+            failed = f"{len(self.errors)} of {len(self.members)} runs failed"
+            raise UserError(f"{failed} ({reasons}): fix them and run the same command again")

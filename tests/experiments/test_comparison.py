@@ -94,7 +94,7 @@ def test_no_gain_is_none():
 def test_a_failure_has_a_row_and_the_other_seeds_theirs():
     one = {"a__real_loss": 4.0, "a__unigram_loss": 5.0}
     table = comparison.table([result("one", **one), result("one", error="out | of memory"), result("two", **one)])
-    assert "| one | failed: out \\| of memory |" in comparison.markdown(table)
+    assert "| one | failed: out \\| of memory |" in comparison.to_markdown(table)
     rows = cells(table)
     assert [(row[0], row[1]) for row in rows] == [
         ("one", "failed: out | of memory"),
@@ -109,14 +109,14 @@ def test_runs_stand_beside_their_rivals_with_welchs_interval():
     results = [result("tuned", s__accuracy=x, s__most_frequent_accuracy=0.5) for x in ours]
     results += [result("scratch", s__accuracy=x) for x in other]
     others = {"trivial": "s/most_frequent_accuracy", "words": 0.815, "random weights": "scratch"}
-    head, row = comparison.beside(results, [comparison.Rivals("tuned", "s/accuracy", others)])
-    assert head == ("Run", "Metric", "Value", *(cell for name in others for cell in (name, "better by [95 %]")))
+    head, row = comparison.rivals_table(results, [comparison.Rivals("tuned", "s/accuracy", others)])
+    assert head == ("Run", "Metric", "Value", *(cell for name in others for cell in (name, "gain [95 %]")))
     assert row[:4] == ("tuned", "s/accuracy", "82.00 ± 1.00 %", "50.00 ± 0.00 %")
     interval = scipy.stats.ttest_ind(ours, other, equal_var=False).confidence_interval(0.95)
     assert row[8] == f"+17.33 [{100 * interval.low:+.2f}, {100 * interval.high:+.2f}]"
     interval = scipy.stats.ttest_1samp(np.subtract(ours, 0.815), 0).confidence_interval(0.95)
     assert row[6] == f"+0.50 [{100 * interval.low:+.2f}, {100 * interval.high:+.2f}]"
-    (loss,) = cells(comparison.beside([result("a", s__loss=3.0)], [comparison.Rivals("a", "s/loss", {"b": 4.0})]))
+    (loss,) = cells(comparison.rivals_table([result("a", s__loss=3.0)], [comparison.Rivals("a", "s/loss", {"b": 4.0})]))
     assert loss[2:] == ["3.000", "4.000", "+1.000"]
 
 
@@ -178,7 +178,7 @@ def compared(values, base, paper=2.0, paper_base=1.0, name="MNLI", metric="s/acc
         result(name, seed=seed, **{leaf.replace("/", "__"): value}, **(more or {})) for name, seed, value in seeded
     ]
     published = [comparison.Published("a", {name: paper_base}, "A"), comparison.Published("b", {name: paper}, "A")]
-    first, second = comparison.beside_paper(results, published, name, metric)
+    first, second = comparison.compare_with_paper(results, published, name, metric)
     assert (first.run, first.verdict, first.difference, first.paper_difference) == ("a", "", None, None)
     assert second.values == list(values)
     return second
@@ -197,14 +197,14 @@ def test_a_papers_shares_are_per_cent_and_ours_fractions():
     assert (found.paper, found.paper_difference) == pytest.approx((0.845, 0.045))
     assert found.difference.mean == pytest.approx(0.4) and found.verdict == comparison.AGREES
     assert compared(BETTER, WORSE, 24.5, 21.4, metric="s/bleu").paper == 24.5
-    head, first, second = comparison.papers(
+    head, first, second = comparison.paper_table(
         [result(name, seed=seed, s__accuracy=x) for name in "ab" for seed, x in enumerate(LOW)],
         [comparison.Published("a", {"GLUE": 83.28}, ""), comparison.Published("b", {"GLUE": 80.0}, "")],
         {"GLUE": "s/accuracy"},
     )
     row = dict(zip(head, second, strict=True))
-    assert row["Paper"] == "80.00 %" and row["Ours"] == "31.00 ± 1.00 %" and row["To the first"] == "-3.28"
-    assert first[head.index("Verdict")] == "reference" and head.index("Verdict") > head.index("To the first [95 %]")
+    assert row["Paper"] == "80.00 %" and row["Ours"] == "31.00 ± 1.00 %" and row["vs. first"] == "-3.28"
+    assert first[head.index("Verdict")] == "reference" and head.index("Verdict") > head.index("vs. first [95 %]")
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_a_mean_of_metrics_has_the_direction_and_the_unit_that_all_have():
     published = [comparison.Published("a", {"GLUE": 80.0}, ""), comparison.Published("b", {"GLUE": 83.0}, "")]
 
     def row_of(metric):
-        return comparison.beside_paper(results, published, "GLUE", metric)[1]
+        return comparison.compare_with_paper(results, published, "GLUE", metric)[1]
 
     shares = row_of(("c/matthews_corrcoef", ("s/accuracy", "s/f1")))
     assert shares.verdict == comparison.AGREES and shares.paper == pytest.approx(0.83)
@@ -272,7 +272,7 @@ def test_a_metric_that_is_another_than_the_papers_has_no_verdict_of_direction():
         for seed, x in enumerate(xs)
     ]
     published = [comparison.Published(name, {}, "") for name in "ab"]
-    assert comparison.beside_paper(results, published, "GLUE", stand_in)[1].verdict == comparison.BETTER
+    assert comparison.compare_with_paper(results, published, "GLUE", stand_in)[1].verdict == comparison.BETTER
 
 
 @pytest.mark.parametrize(
@@ -300,7 +300,7 @@ def test_a_language_model_at_the_unigrams_loss_resolves_nothing():
             for seed, x in enumerate(xs)
         ]
         published = [comparison.Published("a", {"MLM": 54.9}, ""), comparison.Published("b", {"MLM": 54.0}, "")]
-        assert comparison.beside_paper(results, published, "MLM", "s/accuracy")[1].verdict == expected
+        assert comparison.compare_with_paper(results, published, "MLM", "s/accuracy")[1].verdict == expected
 
 
 def test_a_correlation_of_the_reference_must_be_above_0():
@@ -330,9 +330,9 @@ def test_without_two_seeds_there_is_no_verdict_and_no_interval():
         comparison.Published("b", {}, "Table 4"),
         comparison.Published("c", {"GLUE": 80.69}, "Table 4"),
     ]
-    assert cells(comparison.papers(results, published, {"GLUE": "s/accuracy"})) == [
+    assert cells(comparison.paper_table(results, published, {"GLUE": "s/accuracy"})) == [
         ["GLUE vs. our s/accuracy", "a", "83.28 %", "", "50.00 %", "", "reference", "1"],
-        ["GLUE vs. our s/accuracy", "b", "not at hand", "", "25.00 %", "-25.00", "not resolved", "1"],
+        ["GLUE vs. our s/accuracy", "b", "not available", "", "25.00 %", "-25.00", "not resolved", "1"],
         ["GLUE vs. our s/accuracy", "c", "80.69 %", "-2.59", "not run yet", "", "not run yet", ""],
     ]
 
@@ -343,9 +343,9 @@ def test_a_run_that_diverged_resolves_nothing_and_spoils_no_other():
         for name, xs in (("a", WORSE), ("b", [2.0, np.nan, 2.02]), ("c", BETTER))
         for seed, x in enumerate(xs)
     ]
-    found = comparison.beside_paper(results, [], "loss", "s/loss")
+    found = comparison.compare_with_paper(results, [], "loss", "s/loss")
     assert [row.verdict for row in found] == ["", comparison.NOT_RESOLVED, comparison.BETTER]
-    assert comparison.beside_paper(results[3:], [], "loss", "s/loss")[1].verdict == comparison.NOT_RESOLVED
+    assert comparison.compare_with_paper(results[3:], [], "loss", "s/loss")[1].verdict == comparison.NOT_RESOLVED
 
 
 def test_only_the_first_metric_of_a_page_has_verdicts():
@@ -355,11 +355,11 @@ def test_only_the_first_metric_of_a_page_has_verdicts():
         for seed, x in enumerate(xs)
     ]
     names = {"A": "t/accuracy", "B": "s/accuracy", "C": "s/f1"}
-    head, *lines = comparison.papers(results, [], names)
+    head, *lines = comparison.paper_table(results, [], names)
     verdicts = [line[head.index("Verdict")] for line in lines]
     assert verdicts == ["reference", comparison.BETTER, "", "", "", ""] and "Paper" not in head
-    assert all("[" in line[head.index("To the first [95 %]")] for line in lines[1::2])
-    assert "Verdict" not in comparison.papers(results, [], names, "B")[0]
+    assert all("[" in line[head.index("vs. first [95 %]")] for line in lines[1::2])
+    assert "Verdict" not in comparison.paper_table(results, [], names, "B")[0]
 
 
 def test_a_page_corrects_for_all_of_its_rows():
@@ -370,8 +370,8 @@ def test_a_page_corrects_for_all_of_its_rows():
     assert alone < 0.05
     results = [result(f"r{i}", seed=j, s__loss=x) for i, row in enumerate(rows) for j, x in enumerate(row)]
     few = [one for one in results if one["name"] in ("r0", "r1")]
-    assert comparison.beside_paper(few, [], "loss", "s/loss")[1].verdict == comparison.WORSE
-    found = comparison.beside_paper(results, [], "loss", "s/loss")
+    assert comparison.compare_with_paper(few, [], "loss", "s/loss")[1].verdict == comparison.WORSE
+    found = comparison.compare_with_paper(results, [], "loss", "s/loss")
     tested = significance.p_values(significance.Sample(rows[0]), [significance.Sample(row) for row in rows[1:]])
     assert [row.verdict == comparison.WORSE for row in found[1:]] == significance.holm(tested)
 
@@ -418,7 +418,7 @@ def test_a_run_stands_beside_another_metric_of_another_run():
     results = [result("tuned", s__accuracy=x) for x in (0.8, 0.82)]
     results += [result("given", **{"s__5_shots/accuracy": x}) for x in (0.5, 0.52)]
     rivals = [comparison.Rivals("tuned", "s/accuracy", {"5 shots": ("given", "s/5_shots/accuracy")})]
-    (row,) = cells(comparison.beside(results, rivals))
+    (row,) = cells(comparison.rivals_table(results, rivals))
     assert row[3] == "51.00 ± 1.41 %" and row[4].startswith("+30.00 [")
 
 
@@ -429,14 +429,14 @@ def test_what_runs_tuned_from_one_reached_counts_for_it_and_several_metrics_have
         results += [result("b-t", seed=seed, t__x=value + 0.5), result("a-t", seed=seed, t__x=value, t__y=1.0)]
         results += [result("a_c", seed=seed, t__x=9.0)]
     published = [comparison.Published(name, {"mean": value}, "") for name, value in (("a", 1.0), ("b", 2.0))]
-    first, second = comparison.beside_paper(results, published, "mean", ("s/x", ("t/x", "t/y")))
+    first, second = comparison.compare_with_paper(results, published, "mean", ("s/x", ("t/x", "t/y")))
     np.testing.assert_allclose(first.values, [(0.1 + 0.55) / 2, (0.2 + 0.6) / 2])
     assert second.values == []  # It has no t/y.
-    assert comparison.beside_paper(results, published, "mean", "t/x")[1].values == [0.6, 0.7]
+    assert comparison.compare_with_paper(results, published, "mean", "t/x")[1].values == [0.6, 0.7]
 
 
 def test_what_begins_with_two_names_counts_for_the_longer_one():
     results = [result("rms", s__x=1.0), result("rms-gelu", s__x=2.0), result("rms-gelu-tuned", t__x=3.0)]
     published = [comparison.Published(name, {}, "") for name in ("rms", "rms-gelu")]
-    found = [comparison.beside_paper(results, published, "x", metric) for metric in ("s/x", "t/x")]
+    found = [comparison.compare_with_paper(results, published, "x", metric) for metric in ("s/x", "t/x")]
     assert [[row.values for row in rows] for rows in found] == [[[1.0], [2.0]], [[], [3.0]]]

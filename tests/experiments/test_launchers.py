@@ -51,7 +51,7 @@ def test_two_runs_go_on_at_once_each_after_its_parent(verbs, family, tmp_path, m
         call(verb, *flags)
 
     monkeypatch.setattr(verbs, "call", together)
-    monkeypatch.setattr(launchers, "_call", lambda processes, heard, environment, *words: verbs.call(*words))
+    monkeypatch.setattr(launchers, "_call", lambda processes, output, environment, *words: verbs.call(*words))
     local(family, tmp_path)
     order = [name for verb, name in verbs.calls if verb == "pretrain"]
     assert sorted(order) == ["a", "a-child", "a-grandchild", "b", "b-child", "c"]
@@ -155,11 +155,11 @@ def test_what_runs_say_is_in_their_logs_and_their_last_lines_are_told(monkeypatc
     )
     for parallel in (1, 2):
         launcher = launchers.Local(parallel)
-        heard = launcher._hears(member(tmp_path), aloud=parallel == 1)
+        heard = launcher._capture(member(tmp_path), echo=parallel == 1)
         for verb in ("pretrain", "evaluate"):
             launchers._call(launcher.processes, heard, os.environ, verb)
-        launcher._tell(0.0)
-        launcher._tell(0.0)  # It says nothing else meanwhile.
+        launcher._report(0.0)
+        launcher._report(0.0)  # It says nothing else meanwhile.
         told = capfd.readouterr().err
         assert told.count("begun") == (2 if parallel == 1 else 0)
         assert told.count("one: ") == (0 if parallel == 1 else 1)
@@ -168,18 +168,20 @@ def test_what_runs_say_is_in_their_logs_and_their_last_lines_are_told(monkeypatc
 
 def test_the_last_line_of_a_verb_that_fails_is_its_error_and_one_that_was_saved_runs_again(monkeypatch, tmp_path):
     launcher, again = launchers.Local(), tmp_path / "again"
-    call = functools.partial(launchers._call, launcher.processes, launcher._hears(member(tmp_path), False), os.environ)
+    call = functools.partial(
+        launchers._call, launcher.processes, launcher._capture(member(tmp_path), False), os.environ
+    )
     python(monkeypatch, "import sys; print('error: no such thing\\n', file=sys.stderr); sys.exit(2)")
     with pytest.raises(UserError, match=r"^no such thing$"):
         call("pretrain")
     python(monkeypatch, "import sys; sys.exit(4)")
-    with pytest.raises(UserError, match=r"^pretrain ended with 4$"):
+    with pytest.raises(UserError, match=r"^pretrain ended with status 4$"):
         call("pretrain")
     python(monkeypatch, "import os; os.kill(os.getpid(), 9)")
-    with pytest.raises(UserError, match=r"^pretrain died of SIGKILL: run the same command again$"):
+    with pytest.raises(UserError, match=r"^pretrain was killed by SIGKILL: run the same command again$"):
         call("pretrain")
     python(monkeypatch, f"import os, sys; sys.exit(os.path.exists({str(again)!r}) or open({str(again)!r}, 'x') and 75)")
-    with pytest.raises(UserError, match=r"^pretrain ended with 1$"):
+    with pytest.raises(UserError, match=r"^pretrain ended with status 1$"):
         call("pretrain")
 
 
@@ -194,7 +196,7 @@ with leases.held(sys.argv[1], "trains"):
     command = [sys.executable, "-c", code, str(tmp_path / "runs/a/lock")]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as orphan:
         orphan.stdout.readline()
-        (one, *_) = sweep.members(family, str(tmp_path / "runs"))
+        (one, *_) = sweep.load_members(family, str(tmp_path / "runs"))
         members.train(one, lambda *words: verbs.call(*words))
         assert leases.taken(str(tmp_path / "runs/a/lock")) is None
     assert verbs.calls == [("pretrain", "a"), ("evaluate", "a")]
@@ -240,7 +242,7 @@ def test_other_processes_of_a_runs_job_train_with_the_first_and_wait_for_it(verb
     other.join(0.1)
     assert other.is_alive()
     monkeypatch.setenv("SLURM_PROCID", "0")
-    monkeypatch.setattr(launchers, "_call", lambda processes, heard, environment, *words: verbs.call(*words))
+    monkeypatch.setattr(launchers, "_call", lambda processes, output, environment, *words: verbs.call(*words))
     sweep.run_one(family, str(tmp_path / "runs"), (), "a")
     other.join(60)
     assert not other.is_alive()
@@ -329,7 +331,9 @@ def test_slurm_that_takes_no_job_is_a_line(verbs, queue, family, tmp_path, monke
     with pytest.raises(UserError, match=said):
         enqueue(family, tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UserError, match="there is no program 'squeue' here: run it where jobs are submitted"):
+    with pytest.raises(
+        UserError, match="program 'squeue' not found: run this command on a machine that can submit jobs"
+    ):
         enqueue(family, tmp_path)
 
 
@@ -337,7 +341,7 @@ def test_a_jobset_is_what_gke_takes_and_runs_the_same_sweep(family, tmp_path):
     command = launchers.job_command("ablations/objectives_demo", "gs://bucket/runs", (0, 1), [])
     options = ["--topology=v5e:2x4", "--image=registry/plm_jax", "--dry_run"]
     kubernetes = launchers.Kubernetes(command, options, None)
-    (one, *_) = sweep.members(family, "gs://bucket/runs")
+    (one, *_) = sweep.load_members(family, "gs://bucket/runs")
     names = []
     for folder in ("a", "An_odd.name+of_many_letters-which-ends-late-0.5-seed2"):
         run = members.Member("a", f"gs://bucket/runs/{folder}", {}, one.run)
@@ -359,7 +363,7 @@ def test_a_job_that_ends_well_and_leaves_nothing_is_an_error(verbs, family, tmp_
         ("print('the set has ended')", "its job ended with 0, and left it unfinished"),
     ):
         monkeypatch.setattr(kubernetes, "command", lambda member, code=code: [sys.executable, "-c", code])
-        (one, *_) = sweep.members(family, str(tmp_path / "runs"))
+        (one, *_) = sweep.load_members(family, str(tmp_path / "runs"))
         with pytest.raises(UserError, match=said):
             kubernetes.carry_out(one)
 

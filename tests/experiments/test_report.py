@@ -1,4 +1,4 @@
-"""What a report says of runs and sweeps, also of those that are not at hand; and of runs that mean it harm."""
+"""What a report says of runs and sweeps, also of those that are not available; and of runs that mean it harm."""
 
 import base64
 import dataclasses
@@ -64,13 +64,13 @@ def page(folder, *workdirs):
     [
         ("causal", {}, ["every next token"]),
         ("causal", {"a": "text"}, ["every next token"]),
-        ("causal", {"a": "jsonl_inputs_targets"}, ["the targets that examples come with, and the end token"]),
+        ("causal", {"a": "jsonl_inputs_targets"}, ["the targets of the examples, and the end token"]),
         (
             "causal",
             {"a": "seqio_inputs_targets", "b": "a_users_own"},
-            ["every next token", "the targets that examples come with, and the end token"],
+            ["every next token", "the targets of the examples, and the end token"],
         ),
-        ("a_users_own", {}, ["those of objective &#x27;a_users_own&#x27;"]),
+        ("a_users_own", {}, ["the targets of objective &#x27;a_users_own&#x27;"]),
     ],
 )
 def test_a_page_says_what_each_objective_predicts(tmp_path, kind, sources, said):
@@ -98,7 +98,7 @@ def test_a_line_has_what_a_variant_reached_and_how_fast(tmp_path):
         "Tokens/s": "10k",
         "MFU": "40.0 %",
         "Data wait": "10.0 %",
-        "Time of steps": "50 s",
+        "Step time": "50 s",
     }
 
 
@@ -142,7 +142,7 @@ def swept(folder, **changes):
     published = [
         {"run": "a", "figures": {"MNLI": 84.0, "RACE": 64.2}, "source": "Table 2"},
         {"run": "b", "figures": {"MNLI": 82.9, "RACE": 63.0}, "source": "Table 2"},
-        {"run": "late", "figures": {}, "source": "not at hand"},
+        {"run": "late", "figures": {}, "source": "not available"},
     ]
     base = json.loads((folder / "a-seed0" / "config.json").read_text())["config"]
     base["train"]["steps"] = 99
@@ -156,15 +156,15 @@ def test_a_sweeps_folder_stands_for_its_runs_beside_the_paper(tmp_path):
     assert found.data["groups"] == ["a", "b"] and len(found.data["runs"]) == 6
     rows = found.table("Verdict")
     assert rows["a"] | {"Verdict": ""} == {
-        **{"Run": "a", "Verdict": "", "Paper": "84.00 %", "To the first": "", "Ours": "51.00 ± 1.00 %", "Seeds": "3"},
-        "To the first [95 %]": "",
+        **{"Run": "a", "Verdict": "", "Paper": "84.00 %", "vs. first": "", "Ours": "51.00 ± 1.00 %", "Seeds": "3"},
+        "vs. first [95 %]": "",
     }
     assert (
-        rows["b"]["To the first"] == "-1.10"
+        rows["b"]["vs. first"] == "-1.10"
         and rows["b"]["Verdict"] == "disagrees beyond noise"
-        and rows["b"]["To the first [95 %]"].startswith("+20.00 [")
+        and rows["b"]["vs. first [95 %]"].startswith("+20.00 [")
     )
-    assert rows["late"]["Verdict"] == "not run yet" and rows["late"]["Paper"] == "not at hand"
+    assert rows["late"]["Verdict"] == "not run yet" and rows["late"]["Paper"] == "not available"
     assert "1 × disagrees beyond noise" in found.text and "0 × agrees in direction beyond noise" in found.text
     assert found.table("RACE")["b"] == {"Run": "b", "RACE": "63"} and "Source: Table 2" in found.text
     assert found.table("Trivial predictor")["late"]["Metric"] == "failed: full disk"
@@ -172,12 +172,12 @@ def test_a_sweeps_folder_stands_for_its_runs_beside_the_paper(tmp_path):
 
 
 def test_what_is_not_the_papers_setup_is_on_the_page(tmp_path):
-    rows = [["Run", "Setting", "Stated", "Here", "Reason", "Set-up stated in"]]
+    rows = [["Run", "Setting", "Stated", "Here", "Reason", "Setup stated in"]]
     rows += [["a, b", "warmup", "not stated", "20", "BERT's <b>", "table 1"]]
     found = page(tmp_path, swept(tmp_path / "runs", setups=rows))
     assert list(found.table("Reason")["a, b"].values()) == rows[1]
-    assert "Set-up of the paper" in found.text
-    assert "Set-up of the paper" not in page(tmp_path, swept(tmp_path / "without")).text
+    assert "Differences from the paper's setup" in found.text
+    assert "Differences from the paper's setup" not in page(tmp_path, swept(tmp_path / "without")).text
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_a_metric_that_is_declared_otherwise_is_one_line(tmp_path):
 
 def test_a_sweep_of_which_nothing_has_begun_is_told(tmp_path):
     (tmp_path / "sweep.json").write_text(json.dumps({"runs": []}))
-    with pytest.raises(UserError, match="has no run that has begun: wait for one"):
+    with pytest.raises(UserError, match="has no started run"):
         run_logs.gather([str(tmp_path)])
 
 
@@ -259,7 +259,7 @@ def test_what_a_run_says_stands_on_the_page_as_text_and_the_page_may_load_nothin
 )
 def test_what_is_no_run_is_told(tmp_path, config):
     (tmp_path / "config.json").write_text(config)
-    with pytest.raises(UserError, match=r"is no run directory|is damaged"):
+    with pytest.raises(UserError, match=r"is not a run directory|is damaged"):
         run_logs.read(str(tmp_path))
 
 

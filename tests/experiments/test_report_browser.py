@@ -79,7 +79,7 @@ def test_each_axis_draws_other_curves(page):
     drawn = {"step": paths(page)}
     assert label(page) == "step"
     for axis, said in (
-        ("tokens", "tokens, padding too"),
+        ("tokens", "tokens, including padding"),
         ("flops", "model FLOPs"),
         ("seconds", "time of steps, seconds"),
     ):
@@ -111,7 +111,7 @@ def test_the_legend_hides_runs_and_smoothing_smooths(page):
 
 def test_seeds_are_a_mean_and_a_band_or_lines_of_their_own(page):
     assert len(paths(page, ".card.first [fill-opacity]")) == 2 and page.locator(".chip").count() == 3
-    page.click("text=Each seed")
+    page.click("text=Individual seeds")
     assert len(paths(page)) == 10 and page.locator(".chip").count() == 5
     assert paths(page, ".card.first [fill-opacity]") == []
 
@@ -121,14 +121,14 @@ def test_what_is_pointed_at_is_told(page):
     chart.scroll_into_view_if_needed()
     box = chart.bounding_box()
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 60)
-    told = page.text_content(".card.first .told")
+    told = page.text_content(".card.first .tooltip")
     assert told.startswith("step ") and "many ×3" in told and HARMFUL in told
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] - 40)
-    assert not page.is_visible(".card.first .told")
+    assert not page.is_visible(".card.first .tooltip")
 
 
 def test_a_picture_shows_the_measure_that_is_chosen(page):
-    card = page.locator(".card", has_text="Other measures")
+    card = page.locator(".card", has_text="Other metrics")
     select = card.locator("select")
     assert select.locator("option").all_text_contents() == ["accuracy", "a/loss", "b/loss"]
     before = card.locator(".curve").first.get_attribute("d")

@@ -63,9 +63,9 @@ def test_what_was_changed_on_the_way_makes_an_axis_unknown_where_it_counts(tmp_p
 def test_of_a_config_that_nobody_can_read_and_of_steps_without_times_it_is_said(tmp_path):
     path = logs.write(tmp_path / "run", [{"step": 1, "train/loss": 1.0}])
     (tmp_path / "run" / "config.json").write_text('{"config": {"objective": {"kind": "a_users_own"}}}')
-    axes = report_curves.drawn([run_logs.read(path)], [])["runs"][0]["axes"]
+    axes = report_curves.page_data([run_logs.read(path)], [])["runs"][0]["axes"]
     assert axes["tokens"].startswith("its config cannot be read (") and axes["flops"] == axes["tokens"]
-    assert axes["seconds"] == "how long its steps took is not logged"
+    assert axes["seconds"] == "the duration of its steps is not logged"
 
 
 def decoded(run, key):
@@ -74,7 +74,7 @@ def decoded(run, key):
 
 
 def drawn(*runs):
-    return report_curves.drawn(runs, report_curves.cards(runs))
+    return report_curves.page_data(runs, report_curves.cards(runs))
 
 
 def test_short_curves_are_whole_and_of_one_list_of_steps(tmp_path):
@@ -97,7 +97,7 @@ def test_shares_are_drawn_in_per_cent_on_an_axis_of_their_own(tmp_path):
         key: [value, value] for key, value in expected.items()
     }
     units = {card["title"]: card["units"] for card in found["cards"]}
-    assert units["Other measures"] == {"accuracy": "%", "nll": ""}
+    assert units["Other metrics"] == {"accuracy": "%", "nll": ""}
     assert units["Tasks"] == {"s/accuracy": "%", "s/bleu": ""}
 
 

@@ -63,7 +63,7 @@ def calls(monkeypatch):
         found.append((verb, pathlib.Path(flags[-1]).name))
         raise UserError("no more")
 
-    monkeypatch.setattr(launchers, "_call", lambda processes, heard, environment, *words: call(*words))
+    monkeypatch.setattr(launchers, "_call", lambda processes, output, environment, *words: call(*words))
     return found
 
 
@@ -97,7 +97,7 @@ class Verbs:
 @pytest.fixture
 def verbs(monkeypatch):
     found = Verbs()
-    monkeypatch.setattr(launchers, "_call", lambda processes, heard, environment, *words: found.call(*words))
+    monkeypatch.setattr(launchers, "_call", lambda processes, output, environment, *words: found.call(*words))
     monkeypatch.setattr(members, "time", types.SimpleNamespace(time=found.time, monotonic=found.time, sleep=time.sleep))
     return found
 
@@ -142,7 +142,7 @@ def test_run_again_only_what_failed_is_tried(swept, calls, capsys):
         sweep.run(str(folder / "sweep.py"), str(folder / "runs"))
     assert calls == [("pretrain", "bad")]
     said = capsys.readouterr()
-    assert "2 runs, 1 of them finished before" in said.err
+    assert "2 runs, 1 of them already finished" in said.err
     assert "| good | a/real_loss |" in said.out
     assert (folder / "runs" / "good" / "config.json").read_text() == before
 
@@ -158,7 +158,7 @@ def test_another_config_in_the_place_of_a_run_is_told_and_left(swept, calls, tin
 
 def test_a_run_without_its_evaluation_is_not_finished(swept, calls, tmp_path):
     folder, _ = swept
-    _, member = sweep.members(str(folder / "sweep.py"), str(folder / "runs"))
+    _, member = sweep.load_members(str(folder / "sweep.py"), str(folder / "runs"))
     assert members.is_finished(member)
     log = pathlib.Path(member.workdir) / "evaluation.jsonl"
     rows = log.read_text()
@@ -169,7 +169,7 @@ def test_a_run_without_its_evaluation_is_not_finished(swept, calls, tmp_path):
 
 def test_what_else_was_evaluated_is_not_in_the_table(swept):
     folder, _ = swept
-    _, member = sweep.members(str(folder / "sweep.py"), str(folder / "runs"))
+    _, member = sweep.load_members(str(folder / "sweep.py"), str(folder / "runs"))
     evaluated = pathlib.Path(member.workdir) / "evaluation.jsonl"
     rows, before = evaluated.read_text(), members._metrics(member)
     assert {"a/real_loss", "b/real_loss"} <= before.keys() and "step" not in before
@@ -215,7 +215,7 @@ def test_a_run_of_weights_that_are_no_more_is_told_and_left(verbs, warm, tmp_pat
     sweep.run(warm, str(tmp_path))
     capsys.readouterr()
     sweep.run(warm, str(tmp_path))
-    assert "3 runs, 3 of them finished before" in capsys.readouterr().err
+    assert "3 runs, 3 of them already finished" in capsys.readouterr().err
 
 
 def test_runs_of_weights_that_are_refused_are_not_in_the_table(verbs, tiny, tmp_path, capsys):
@@ -235,7 +235,7 @@ def test_what_is_reached_is_told_after_each_run(verbs, warm, tmp_path, monkeypat
         tables.append((tmp_path / "table.md").read_text())
         verbs.call(verb, *flags)
 
-    monkeypatch.setattr(launchers, "_call", lambda processes, heard, environment, *words: call(*words))
+    monkeypatch.setattr(launchers, "_call", lambda processes, output, environment, *words: call(*words))
     sweep.run(warm, str(tmp_path))
     assert "| good | not run yet" in tables[2] and "| warm | not run yet" in tables[4]
     assert "| bad | a/real_loss | 4.000" in tables[2] and "| good | a/real_loss | 4.000" in tables[4]
@@ -284,7 +284,7 @@ def test_a_run_is_evaluated_in_further_ways(verbs, warm, tmp_path, monkeypatch):
         if flags[0] == "--tasks=b":
             log(tmp_path / "good", step=2, **{"c/5_shots/accuracy": 0.61})
 
-    monkeypatch.setattr(launchers, "_call", lambda processes, heard, environment, *words: call(*words))
+    monkeypatch.setattr(launchers, "_call", lambda processes, output, environment, *words: call(*words))
     sweep.run(warm, str(tmp_path))
     assert given == [()]
     path = pathlib.Path(warm)
@@ -304,14 +304,14 @@ def test_a_run_is_evaluated_in_further_ways(verbs, warm, tmp_path, monkeypatch):
     [
         ('"god", {"stride": 4}', "`evaluations` of .* names a run 'god': did you mean"),
         ('"good", {"strides": 4}', "has a flag 'strides': did you mean 'stride'"),
-        ('"good", "stride"', "give a run's name and a dictionary of flags"),
+        ('"good", "stride"', "expected the name of a run and a dictionary of flags"),
     ],
 )
 def test_a_further_evaluation_that_cannot_be_is_one_line(warm, tmp_path, yielded, said):
     path = pathlib.Path(warm)
     path.write_text(f"{path.read_text()}\ndef evaluations():\n    yield {yielded}\n")
     with pytest.raises(UserError, match=said):
-        sweep.members(warm, str(tmp_path))
+        sweep.load_members(warm, str(tmp_path))
 
 
 PUBLISHED = """
@@ -359,24 +359,24 @@ def test_the_setup_of_a_paper_is_noted_beside_what_runs_have(verbs, warm, tmp_pa
     sweep.run(warm, str(tmp_path / "runs"))
     found = json.loads((tmp_path / "runs" / "sweep.json").read_text())
     rows = {row[1]: row for row in found["setups"]}
-    steps = str(sweep.members(warm, str(tmp_path))[0].run.train.steps)
+    steps = str(sweep.load_members(warm, str(tmp_path))[0].run.train.steps)
     assert rows["steps"] == ["good", "steps", "7", steps, "too long", "page 3"]
     assert rows["warmup"][2:] == ["not stated", "0", "", "page 3"]
     for source, end, message in (
         ("", "", "figures of 'good' without a source"),
-        ("x", "-sst", "set-up of run 'good-sst'"),
+        ("x", "-sst", "setup of run 'good-sst'"),
     ):
         path.write_text(text + STATED.format(source=source, end=end))
         with pytest.raises(UserError, match=message):
-            sweep.others(warm, {"good", "warm"})
+            sweep.load_comparisons(warm, {"good", "warm"})
 
 
 @pytest.mark.parametrize(
     ("row", "said"),
     [
         ("Published('warn', {}, '')", "names a run 'warn': did you mean"),
-        ("Published('warm', {'MNLI': '84'}, '')", "a figure that is no number"),
-        ("('warm', {}, '')", "must give a list of comparison.Published"),
+        ("Published('warm', {'MNLI': '84'}, '')", "a figure that is not a number"),
+        ("('warm', {}, '')", "must return a list of comparison.Published"),
     ],
 )
 def test_what_is_published_of_no_run_is_one_line(verbs, warm, tmp_path, row, said):
@@ -400,7 +400,7 @@ def overrides():
 def test_a_run_takes_its_model_from_the_checkpoint_that_it_begins_with(verbs, tmp_path):
     moods.write(tmp_path)
     (tmp_path / "sweep.py").write_text(TUNED)
-    found = sweep.members(str(tmp_path / "sweep.py"), str(tmp_path / "runs"))
+    found = sweep.load_members(str(tmp_path / "sweep.py"), str(tmp_path / "runs"))
     with pytest.raises(UserError, match="further"):  # Its parent is none in truth.
         sweep.run(str(tmp_path / "sweep.py"), str(tmp_path / "runs"))
     assert [call for call in verbs.calls if call[0] == "pretrain"] == [("pretrain", "tuned"), ("pretrain", "random")]
@@ -413,7 +413,7 @@ def test_a_run_takes_its_model_from_the_checkpoint_that_it_begins_with(verbs, tm
 
 def test_a_folder_that_cannot_be_written_is_told_before_anything_runs(verbs, warm, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"cannot write .*file .*: give another --workdir"):
+    with pytest.raises(UserError, match=r"cannot write .*file .*: use another --workdir"):
         sweep.run(warm, str(tmp_path / "file"))
     assert not verbs.calls
 
@@ -441,7 +441,7 @@ def test_a_damaged_file_stops_its_own_run_alone(verbs, warm, tmp_path, name, cap
 
 def test_a_run_directory_is_a_config(swept):
     folder, _ = swept
-    _, member = sweep.members(str(folder / "sweep.py"), str(folder / "runs"))
+    _, member = sweep.load_members(str(folder / "sweep.py"), str(folder / "runs"))
     assert config.from_dict(members.get_config(member.workdir)) == member.run
 
 
@@ -460,7 +460,7 @@ def test_mistakes_on_the_command_line_are_one_line(verb, tmp_path):
 
 def test_seeds_have_directories_of_their_own(tiny, tmp_path):
     path = write(tmp_path, tiny / "tiny.py", more='yield "warm", {"train.init_from": "good"}')
-    found = sweep.members(path, str(tmp_path), (1, 5))
+    found = sweep.load_members(path, str(tmp_path), (1, 5))
     # The config's own seed is 1.
     names = ["bad", "good", "warm", "bad-seed5", "good-seed5", "warm-seed5"]
     assert [pathlib.Path(member.workdir).name for member in found] == names
@@ -475,7 +475,7 @@ def test_seeds_have_directories_of_their_own(tiny, tmp_path):
 def test_a_run_that_sets_its_seed_has_that_alone(tiny, tmp_path):
     more = 'yield "once", {"train.init_from": "good", "train.seed": 1}'
     for seeds, parent in (((5, 1), "good"), ((5, 6), "good-seed5")):
-        found = sweep.members(write(tmp_path, tiny / "tiny.py", more=more), str(tmp_path), seeds)
+        found = sweep.load_members(write(tmp_path, tiny / "tiny.py", more=more), str(tmp_path), seeds)
         (once,) = (member for member in found if member.name == "once")
         assert (once.run.train.seed, pathlib.Path(once.workdir).name) == (1, "once") and len(found) == 5
         # Its parent is that of its seed, or the one that there is.
@@ -492,7 +492,10 @@ def test_a_sweep_that_is_stopped_has_the_step_of_its_run_saved_and_goes_on(tiny,
             assert process.poll() is None
         process.send_signal(signal.SIGTERM)
         said = process.stderr.read()
-    assert process.returncode == 75 and said.splitlines()[-1] == "the sweep was stopped: the same command goes on"
+    assert (
+        process.returncode == 75
+        and said.splitlines()[-1] == "the sweep was stopped: run the same command again to continue"
+    )
     (step,) = (int(path.name) for path in (tmp_path / "runs/one/checkpoints").iterdir())
     assert 10 <= step < 150 and f"after step {step}, which is saved" in said
     again = verb("sweep", f"--sweep={path}", f"--workdir={tmp_path}/runs")
@@ -507,13 +510,13 @@ def test_a_sweep_that_is_stopped_has_the_step_of_its_run_saved_and_goes_on(tiny,
         ('yield "a", {"trane.steps": 1}', "there is no field config.trane: did you mean 'train'"),
         ('yield "a", {"train.steps.x": 1}', "there is no field config.train.steps.x: config.train.steps is no section"),
         ('yield "a", {"train.steps": "one"}', "config.train.steps is 'one': give an integer"),
-        ('yield "a/b", {}', "a run 'a/b': give another name"),
-        ('yield "table.md", {}', "a run 'table.md': give another name"),
-        ('yield "a"', "yields 'a': give a name and a dictionary of changes"),
+        ('yield "a/b", {}', "a run 'a/b': use another name"),
+        ('yield "table.md", {}', "a run 'table.md': use another name"),
+        ('yield "a"', "yields 'a': expected a name and a dictionary of changes"),
         ('yield "a", {}; yield "a", {}', "two runs 'a'"),
-        ("yield from ()", "has no run"),
-        ("return 5", "`overrides` of .* returns 5: give a Python file"),
-        ("pass\noverrides = {1: 2}.items", "has `overrides` that is no Python function: give a Python file"),
+        ("yield from ()", "has no runs"),
+        ("return 5", "`overrides` of .* returns 5: expected a Python file"),
+        ("pass\noverrides = {1: 2}.items", "`overrides` of .* is not a Python function: expected a Python file"),
         ('yield "a", {', r"sweep.py:3: SyntaxError: '{' was never closed"),
         ("yield rate", r"sweep.py:3: NameError: name 'rate' is not defined"),
     ],
@@ -522,19 +525,19 @@ def test_a_mistake_in_the_file_is_one_line(tiny, tmp_path, overrides, said):
     path = tmp_path / "sweep.py"
     path.write_text(f'base = "{tiny}/tiny.py:plain"\ndef overrides():\n    {overrides}\n')
     with pytest.raises(UserError, match=said):
-        sweep.members(str(path), str(tmp_path))
+        sweep.load_members(str(path), str(tmp_path))
 
 
 def test_a_file_of_something_else_is_told(tiny, tmp_path):
     with pytest.raises(UserError, match="there is no such file"):
-        sweep.members(str(tmp_path / "none.py"), str(tmp_path))
+        sweep.load_members(str(tmp_path / "none.py"), str(tmp_path))
     with pytest.raises(UserError, match="has no `base`"):
-        sweep.members(str(tiny / "tiny.py"), str(tmp_path))
+        sweep.load_members(str(tiny / "tiny.py"), str(tmp_path))
     (tmp_path / "base.py").write_text("base = 3\noverrides = []\n")
-    with pytest.raises(UserError, match="a `base` that is no path"):
-        sweep.members(str(tmp_path / "base.py"), str(tmp_path))
-    with pytest.raises(UserError, match="give each seed once"):
-        sweep.members(write(tmp_path, tiny / "tiny.py"), str(tmp_path), (2, 2))
+    with pytest.raises(UserError, match=r"`base` of .* is not a path"):
+        sweep.load_members(str(tmp_path / "base.py"), str(tmp_path))
+    with pytest.raises(UserError, match="list each seed once"):
+        sweep.load_members(write(tmp_path, tiny / "tiny.py"), str(tmp_path), (2, 2))
 
 
 def test_a_page_may_have_sizes(tiny, tmp_path):
@@ -544,13 +547,13 @@ def test_a_page_may_have_sizes(tiny, tmp_path):
         f"def base(size='small'):\n    return {bases}[size]\n"
         "def overrides(size='small'):\n    yield 'one', {'train.steps': len(size)}\n"
     )
-    found = {given: sweep.members(f"{path}{given}", str(tmp_path))[0].run for given in ("", ":small", ":large")}
+    found = {given: sweep.load_members(f"{path}{given}", str(tmp_path))[0].run for given in ("", ":small", ":large")}
     assert found[""] == found[":small"] and found[""].model == tiny_config.PLAIN.model
     assert found[":large"].model == tiny_config.ELECTRA
     with pytest.raises(UserError, match="KeyError: 'huge'"):
-        sweep.members(f"{path}:huge", str(tmp_path))
-    with pytest.raises(UserError, match=r"is given with size 'small', which `overrides` does not take"):
-        sweep.members(f"{write(tmp_path, tiny / 'tiny.py')}:small", str(tmp_path))
+        sweep.load_members(f"{path}:huge", str(tmp_path))
+    with pytest.raises(UserError, match=r"`overrides` of .* does not accept size 'small'"):
+        sweep.load_members(f"{write(tmp_path, tiny / 'tiny.py')}:small", str(tmp_path))
 
 
 def test_a_section_may_come_from_another_run(tiny, tmp_path):
@@ -559,12 +562,12 @@ def test_a_section_may_come_from_another_run(tiny, tmp_path):
         f'from plm_jax.common import users\nbase = "{tiny}/tiny.py:plain"\nRUNS = users.module("{tiny}/tiny.py").RUNS\n'
         'def overrides():\n    yield "electra", {**vars(RUNS["electra"]), "train.steps": 9}\n'
     )
-    (member,) = sweep.members(str(path), str(tmp_path))
+    (member,) = sweep.load_members(str(path), str(tmp_path))
     assert member.run.model == tiny_config.ELECTRA and member.run.train.steps == 9
 
 
 def test_the_demo_has_every_objective_of_text_in_runs_that_fit():
-    found = sweep.members(str(DEMO), "/runs", (0, 1, 2))
+    found = sweep.load_members(str(DEMO), "/runs", (0, 1, 2))
     every = {
         kind
         for kind, made in built_in(objectives.Objective).items()
@@ -582,7 +585,7 @@ def test_the_demo_has_every_objective_of_text_in_runs_that_fit():
 
 
 def test_what_the_demo_takes_of_other_runs_fits():
-    found = {member.workdir: member for member in sweep.members(str(DEMO), "/runs")}
+    found = {member.workdir: member for member in sweep.load_members(str(DEMO), "/runs")}
     families = {member.name for member in found.values() if not member.run.train.init_from}
     others = {"next_sentence", "sentence_order", "decoder_span_corruption"}
     assert families == others | {"bert", "gpt2", "elmo", "t5", "bart", "glm"}

@@ -28,7 +28,7 @@ def main() -> None:
         print(line, file=sys.stderr, flush=True)
 
     with telemetry.report_logs(say), progress.doing("planning"):
-        report = planning.plan(run, topology, say, slices=_SLICES.value, price=_PRICE.value, searched=_SEARCH.value)
+        report = planning.plan(run, topology, say, slices=_SLICES.value, price=_PRICE.value, run_search=_SEARCH.value)
     print(planning.table(report))
     if _OUTPUT.value:
         storage.write(_OUTPUT.value, json.dumps(report, indent=2).encode("utf-8"))

@@ -1,6 +1,6 @@
-"""NVIDIA GPUs that need not be there: devices that XLA compiles for.
+"""Abstract NVIDIA GPUs, for which XLA compiles without the hardware.
 
-What a GPU is to the compiler stands in `targets/KIND.txtpb`, XLA's `GpuTargetConfigProto` as text.
+`targets/KIND.txtpb` describes a GPU to the compiler: XLA's `GpuTargetConfigProto` as text.
 """
 
 import importlib.util
@@ -13,56 +13,59 @@ from jax.experimental import topologies
 
 from plm_jax.common.errors import UserError
 
-# An HGX or DGX host has so many, joined by NVLink.
-GPUS_A_HOST = 8
-# What a compiler without a GPU cannot know.
-UNASKED = "whether cuDNN takes these shapes, and which products are fastest: only a GPU can be asked"
-# What JAX takes of a GPU's memory unless it is told otherwise (docs.jax.dev/en/latest/gpu_memory_allocation.html).
+# Number of GPUs in an HGX or DGX host, connected by NVLink.
+GPUS_PER_HOST = 8
+# Properties that cannot be determined without a GPU.
+UNASKED = "whether cuDNN supports these shapes, and which matrix products are fastest; this needs a GPU"
+# Share of a GPU's memory that JAX uses by default (docs.jax.dev/en/latest/gpu_memory_allocation.html).
 MEMORY_SHARE = 0.75
 _TARGETS = pathlib.Path(__file__).parent / "targets"
 
 
 def devices(topology: str, slices: int = 1) -> list[Any]:
-    """The GPUs of hosts of eight, or of one host with fewer.
+    """Returns GPUs in hosts of eight, or in one host with fewer.
 
     Args:
-      topology: `gpu:KIND:COUNT`, as in `gpu:h100:8`.
+      topology: `gpu:KIND:COUNT`, such as `gpu:h100:8`.
+      slices: number of slices, which must be 1.
 
     Raises:
-      UserError: the compiler is missing, or there are no such GPUs.
+      UserError: the compiler is missing, or the topology is invalid.
     """
     if slices != 1:
-        raise UserError(f"--slices={slices} is of TPUs; give the number of all GPUs, as in gpu:h100:16")
-    found = re.fullmatch(r"gpu:(\w+):(\d+)", topology)
+        raise UserError(f"--slices={slices} applies to TPUs only: pass the total number of GPUs, such as gpu:h100:16")
+    match = re.fullmatch(r"gpu:(\w+):(\d+)", topology)
     kinds = sorted(path.stem for path in _TARGETS.glob("*.txtpb"))
-    count = int(found[2]) if found else 0
-    hosts = max(1, count // GPUS_A_HOST)
-    if found is None or found[1] not in kinds or count == 0 or count % hosts or count // hosts > GPUS_A_HOST:
+    count = int(match[2]) if match else 0
+    hosts = max(1, count // GPUS_PER_HOST)
+    if match is None or match[1] not in kinds or count == 0 or count % hosts or count // hosts > GPUS_PER_HOST:
         raise UserError(
-            f"--topology={topology}: give gpu:KIND:COUNT, KIND {' or '.join(kinds)}, COUNT up to {GPUS_A_HOST} or a "
-            f"multiple of it, as in gpu:h100:{GPUS_A_HOST}"
+            f"--topology={topology}: pass gpu:KIND:COUNT, such as gpu:h100:{GPUS_PER_HOST}, with KIND "
+            f"{' or '.join(kinds)} and COUNT at most {GPUS_PER_HOST} or a multiple of it"
         )
     if importlib.util.find_spec("jax_cuda13_plugin") is None:
-        raise UserError("the compiler for NVIDIA GPUs is missing: pip install 'plm_jax[gpu-plan]', or --topology=none")
+        raise UserError(
+            "the compiler for NVIDIA GPUs is missing: pip install 'plm_jax[gpu-plan]', or pass --topology=none"
+        )
     return topologies.get_topology_desc(
         platform="cuda",
-        target_config=(_TARGETS / f"{found[1]}.txtpb").read_text(),
+        target_config=(_TARGETS / f"{match[1]}.txtpb").read_text(),
         topology=f"1x{hosts}x{count // hosts}",
     ).devices
 
 
 def memory_share() -> float:
-    """The share of a GPU's memory that JAX takes, as the environment of here tells it to.
+    """Returns the share of a GPU's memory that JAX uses, as set in the environment.
 
     Raises:
-      UserError: what it is told is no share.
+      UserError: the variable is not a share.
     """
     names = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
-    name, told = next(((name, os.environ[name]) for name in names if os.environ.get(name)), ("", MEMORY_SHARE))
+    name, value = next(((name, os.environ[name]) for name in names if os.environ.get(name)), ("", MEMORY_SHARE))
     try:
-        share = float(told)
+        share = float(value)
     except ValueError:
         share = 0.0
     if not 0 < share <= 1:
-        raise UserError(f"{name}={told}: give the share of a GPU's memory that JAX is to take, such as 0.9")
+        raise UserError(f"{name}={value}: set the share of a GPU's memory that JAX may use, such as 0.9")
     return share

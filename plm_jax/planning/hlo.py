@@ -1,4 +1,4 @@
-"""Reads a compiled program's HLO text: its collectives and the bytes it moves, loops counted as often as they run."""
+"""Parser of a compiled program's HLO text: collectives and bytes moved, multiplied by the trip counts of loops."""
 
 import math
 import re
@@ -9,16 +9,16 @@ from typing import NamedTuple
 import numpy as np
 
 COLLECTIVES = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute")
-# How a collective runs: while other work does; in pieces, each sent while another is multiplied; while all else waits.
+# Form of a collective: concurrent with other work; in chunks, each sent while another is multiplied; or blocking.
 FORMS = ("asynchronous", "ring", "synchronous")
-# A ring of permutes around the pieces of a matrix product is a collective that XLA hid in it; it names the loop so.
+# Names of loops in which XLA decomposed a collective into a ring of permutes between the chunks of a matrix product.
 _RINGS = {"windowed_dot_general_body_ag": "all-gather", "windowed_dot_general_body_rs": "reduce-scatter"}
 _CALLS = {"call", "call-start"}
-# An asynchronous collective is a fusion that starts it, fusions of other work that go on with it, and one that ends it.
-_STARTS, _GOES_ON, _ENDS = "async-collective-start", "async_collective_fusion", "async-collective-done"
+# An asynchronous collective is a fusion that starts it, fusions of other work that continue it, and one that ends it.
+_STARTS, _CONTINUES, _ENDS = "async-collective-start", "async_collective_fusion", "async-collective-done"
 _NO_TRAFFIC = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", *_CALLS}
 _NO_TRAFFIC |= {"after-all", "opt-barrier", "partition-id", "replica-id", "async-start"}
-# Custom calls that say something of their operands, or where an array is to lie.
+# Custom calls that only annotate their operands or place an array.
 _NO_TRAFFIC_TARGETS = {"AllocateBuffer", "AssumeGatherIndicesInBound", "ConcatBitcast"}
 _NO_TRAFFIC_TARGETS |= {"PrepareAsyncCallStart", "PrepareAsyncCallDone"}
 _BITS = {"pred": 8, "s4": 4, "u4": 4}
@@ -32,7 +32,7 @@ _NAMED = re.compile(r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(((?:[^()]
 
 
 class Array(NamedTuple):
-    """An array of a shape's text; `in_hbm` is false where its layout names another memory space."""
+    """Array parsed from a shape; `in_hbm` is false if its layout names another memory space."""
 
     dtype: str
     dimensions: tuple[int, ...]
@@ -40,7 +40,7 @@ class Array(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Without the padding of tiles."""
+        """Number of bytes, without padding of tiles."""
         bits = _BITS.get(self.dtype) or int(re.sub(r"\D*(\d+).*", r"\1", self.dtype))
         return math.prod(self.dimensions) * bits // 8
 
@@ -54,7 +54,7 @@ def _arrays(text: str) -> list[Array]:
 
 @dataclass(frozen=True)
 class Instruction:
-    """One line: `%name = shape opcode(operands), attributes`."""
+    """Instruction of a line `%name = shape opcode(operands), attributes`."""
 
     name: str
     shape: str
@@ -63,17 +63,17 @@ class Instruction:
 
     @property
     def operands(self) -> list[str]:
-        """The names of the operands."""
+        """Names of the operands."""
         return re.findall(r"%([^\s,()]+)", self.rest.partition(")")[0])
 
     @property
     def number(self) -> int:
-        """The value of a constant, the place of a parameter."""
+        """Value of a constant, or index of a parameter."""
         return int(self.rest.partition(")")[0])
 
     @property
     def elements(self) -> list[str]:
-        """The shapes of a tuple's elements, or the shape alone."""
+        """Shapes of a tuple's elements, or the shape of an array."""
         if not self.shape.startswith("("):
             return [self.shape]
         depth, elements = 0, [""]
@@ -87,25 +87,25 @@ class Instruction:
 
     @property
     def target(self) -> str | None:
-        """What a custom call calls."""
-        found = re.search(r'custom_call_target="([^"]*)"', self.rest)
-        return found and found[1]
+        """Target of a custom call."""
+        match = re.search(r'custom_call_target="([^"]*)"', self.rest)
+        return match and match[1]
 
     @property
     def called(self) -> list[str]:
-        """The computations that this one runs, a `while`'s condition left out."""
+        """Computations that the instruction runs, except the condition of a `while`."""
         names = [name for names in _CALLED.findall(self.rest) for name in re.findall(r"%([^\s,]+)", names)]
-        # Of other instructions `to_apply` is a sum or a comparison of two numbers.
+        # In other instructions `to_apply` is a sum or a comparison of two numbers.
         return [*names, str(self.attribute("to_apply")).removeprefix("%")] if self.opcode in _CALLS else names
 
     def attribute(self, name: str) -> str | None:
-        """The value of `name=value`, up to the next comma."""
-        found = re.search(rf"\b{name}=([^,\s]+)", self.rest)
-        return found and found[1]
+        """Returns the value of `name=value`, up to the next comma."""
+        match = re.search(rf"\b{name}=([^,\s]+)", self.rest)
+        return match and match[1]
 
 
 class Step(NamedTuple):
-    """An instruction, the computation it stands in, how often it runs, and the instruction that calls that, if any."""
+    """Instruction with its computation, the number of times it runs, and the instruction that calls the computation."""
 
     instruction: Instruction
     computation: str
@@ -115,16 +115,16 @@ class Step(NamedTuple):
 
 
 class Collective(NamedTuple):
-    """A collective of a program.
+    """Collective of a program.
 
     Attributes:
-      kind: one of COLLECTIVES; a ring of permutes counts as the collective that it stands for.
+      kind: one of COLLECTIVES; a ring of permutes counts as the collective that it implements.
       form: one of FORMS.
-      arrays: what it yields on each device.
+      arrays: results on each device.
       sent: bytes that a device sends each time.
-      times: how often it starts in a step.
-      groups: of the devices that exchange something the first group; of a permute each pair; none between slices.
-      source: the operation of the traced program that it came from, with its loops (`…/stack/while/body/…`).
+      times: number of times it starts in a step.
+      groups: first group of devices that communicate; each pair for a permute; empty between slices.
+      source: operation of the traced program from which it was compiled, with its loops (`…/stack/while/body/…`).
     """
 
     kind: str
@@ -137,22 +137,22 @@ class Collective(NamedTuple):
 
 
 class HloModule:
-    """A program's text, taken apart."""
+    """Parsed text of a program."""
 
     def __init__(self, text: str):
         self._computations: dict[str, dict[str, Instruction]] = {}
-        # Its header says on how many devices it runs, where that is more than one.
-        found = re.search(r"^HloModule .*\bnum_partitions=(\d+)", text, re.MULTILINE)
-        self._devices = int(found[1]) if found else 1
+        # The header contains the number of devices if there are several.
+        match = re.search(r"^HloModule .*\bnum_partitions=(\d+)", text, re.MULTILINE)
+        self._devices = int(match[1]) if match else 1
         for line in text.splitlines():
             if header := _COMPUTATION.match(line):
                 current = self._computations[header[2]] = {}
                 self._entry = header[2] if header[1] else getattr(self, "_entry", "")
-            elif found := _INSTRUCTION.match(line):
-                current[found["name"]] = Instruction(**found.groupdict())
+            elif match := _INSTRUCTION.match(line):
+                current[match["name"]] = Instruction(**match.groupdict())
 
     def steps(self) -> Iterator[Step]:
-        """Every instruction that the program reaches, in all the places it is reached from."""
+        """Yields every instruction that the program reaches, once per call site."""
         return self._walk(self._entry, 1, None, False)
 
     def _walk(self, name: str, times: int, caller: Instruction | None, fused: bool) -> Iterator[Step]:
@@ -164,50 +164,52 @@ class HloModule:
                 yield from self._walk(called, inner, instruction, within)
 
     def _trips(self, loop: Instruction) -> int:
-        """How often a loop runs that counts from 0 to a constant, by ones or (an unrolled ring) by another constant."""
+        """Returns the trip count of a loop from 0 to a constant in steps of 1 or, if unrolled, of another constant."""
         if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.rest):
             return int(known[1])
         condition, body = (
             self._computations[str(loop.attribute(name)).removeprefix("%")] for name in ("condition", "body")
         )
         computed = (self._computed(condition, i) for i in condition.values())
-        counter, limit = next(of for i, of in computed if i.opcode == "compare" and i.attribute("direction") == "LT")
+        counter, limit = next(
+            comparison for i, comparison in computed if i.opcode == "compare" and i.attribute("direction") == "LT"
+        )
         *_, results = (i for i in body.values() if i.opcode == "tuple")
         _, (_, increment) = self._computed(body, body[results.operands[int(str(counter.attribute("index")))]])
         return -(-_constant(limit) // _constant(increment))
 
     def _computed(
-        self, computation: dict[str, Instruction], found: Instruction
+        self, computation: dict[str, Instruction], instruction: Instruction
     ) -> tuple[Instruction, list[Instruction]]:
-        """The operation behind copies and a fusion (on GPUs a loop's own are fused), and its operands."""
-        while found.opcode == "copy":
-            found = computation[found.operands[0]]
-        given = [computation[name] for name in found.operands if name in computation]
-        if found.opcode != "fusion":
-            return found, given
-        inner = self._computations[found.called[0]]
+        """Looks through copies and a fusion (GPUs fuse those of loops), and returns the operation and its operands."""
+        while instruction.opcode == "copy":
+            instruction = computation[instruction.operands[0]]
+        operands = [computation[name] for name in instruction.operands if name in computation]
+        if instruction.opcode != "fusion":
+            return instruction, operands
+        inner = self._computations[instruction.called[0]]
         *_, root = inner.values()
-        operands = [inner[name] for name in root.operands]
-        return root, [given[int(i.rest.partition(")")[0])] if i.opcode == "parameter" else i for i in operands]
+        root_operands = [inner[name] for name in root.operands]
+        return root, [operands[int(i.rest.partition(")")[0])] if i.opcode == "parameter" else i for i in root_operands]
 
     def collectives(self) -> list[Collective]:
-        """The program's collectives; the parts of an asynchronous one, which share a channel, are one."""
+        """Returns the collectives of the program; parts of an asynchronous one, which share a channel, count once."""
         parts: dict[str, list[Step]] = {}
         for step in self.steps():
             if step.instruction.opcode.removesuffix("-start") in COLLECTIVES or _between_slices(step.instruction):
                 channel = step.instruction.attribute("channel_id") or step.instruction.name
                 parts.setdefault(channel, []).append(step)
-        found = []
+        collectives = []
         for steps in parts.values():
-            begun = [step for step in steps if not _goes_on(step)] or [max(steps, key=lambda step: step.times)]
-            found += [
+            starts = [step for step in steps if not _is_continuation(step)] or [max(steps, key=lambda step: step.times)]
+            collectives += [
                 _transfer(step) if _between_slices(step.instruction) else _collective(step, self._devices)
-                for step in begun
+                for step in starts
             ]
-        return found
+        return collectives
 
     def hbm_bytes(self) -> int:
-        """Bytes that all instructions outside of fusions read from and write to a device's memory, an estimate."""
+        """Estimates the bytes that all instructions outside of fusions read from and write to a device's memory."""
         return sum(s.times * self._traffic(s) for s in self.steps() if not s.fused)
 
     def _traffic(self, step: Step) -> int:
@@ -231,56 +233,60 @@ class HloModule:
         return read + max(sum(a.nbytes for a in results) - buffers, 0) + updates
 
     def _touched(self, step: Step) -> tuple[dict[int, list[Array]], list[Array]]:
-        """The arrays in HBM of an instruction's operands, by their places, and of its results.
+        """Returns the arrays in HBM of an instruction's operands, by index, and of its results.
 
-        Fusions that go on with an asynchronous collective hand its arrays on and leave them alone.
+        Fusions that continue an asynchronous collective pass its arrays on without reading them.
         """
         instruction, here = step.instruction, self._computations[step.computation]
         operands = dict(enumerate(here[name].shape for name in instruction.operands if name in here))
         results = dict(enumerate(instruction.elements))
-        if instruction.name.startswith(_STARTS) or any(c.startswith(_GOES_ON) for c in instruction.called):
+        if instruction.name.startswith(_STARTS) or any(c.startswith(_CONTINUES) for c in instruction.called):
             for result, operand in re.findall(r"\{(\d+)\}: \((\d+), \{\}\)", instruction.rest):
                 results.pop(int(result))
-                if not instruction.name.startswith(_STARTS):  # Which reads what is to be sent.
+                if not instruction.name.startswith(_STARTS):  # The start reads the arrays to send.
                     operands.pop(int(operand), None)
         return {number: _in_hbm(shape) for number, shape in operands.items()}, _in_hbm(" ".join(results.values()))
 
     def _slices(self, name: str) -> tuple[dict[int, int], int, int]:
-        """Of a fusion the bytes read of parameters that are only sliced, or updated in place; and of all such updates
-        the bytes of what is updated, in HBM, and of the updates."""
+        """Returns the memory traffic of slices and in-place updates in a fusion.
+
+        Returns:
+          Bytes read from each parameter that is only sliced or updated in place, by its index; bytes in HBM of the
+          arrays that are updated; bytes of the updates.
+        """
         fusion = self._computations[name]
         users: dict[str, list[Instruction]] = {}
         for instruction in fusion.values():
             for operand in instruction.operands:
                 users.setdefault(operand, []).append(instruction)
 
-        def read(of: str) -> int | None:
-            """The bytes of an array that its users slice out of it; None: one reads it all, or it is a result."""
+        def read(name: str) -> int | None:
+            """Returns the bytes that users slice from an array; None if one reads all of it, or it is a result."""
             total = 0
-            if of not in users:
+            if name not in users:
                 return None
-            for user in users[of]:
+            for user in users[name]:
                 if user.opcode in ("bitcast", "reshape"):
-                    some = read(user.name)
-                elif user.opcode in ("dynamic-slice", "slice", "gather") and user.operands[0] == of:
-                    some = _nbytes(user)
-                elif user.opcode == "dynamic-update-slice" and user.operands[0] == of:
-                    some = 0
+                    nbytes = read(user.name)
+                elif user.opcode in ("dynamic-slice", "slice", "gather") and user.operands[0] == name:
+                    nbytes = _nbytes(user)
+                elif user.opcode == "dynamic-update-slice" and user.operands[0] == name:
+                    nbytes = 0
                 elif user.opcode == "fusion":
                     inner, _, _ = self._slices(user.called[0])
-                    some = inner.get(user.operands.index(of))
+                    nbytes = inner.get(user.operands.index(name))
                 else:
-                    some = None
-                if some is None:
+                    nbytes = None
+                if nbytes is None:
                     return None
-                total += some
+                total += nbytes
             return total
 
         sliced, buffers, updates = {}, 0, 0
         for instruction in fusion.values():
             if instruction.opcode == "parameter":
-                if (some := read(instruction.name)) is not None:
-                    sliced[instruction.number] = min(some, _nbytes(instruction))
+                if (nbytes := read(instruction.name)) is not None:
+                    sliced[instruction.number] = min(nbytes, _nbytes(instruction))
             elif instruction.opcode == "dynamic-update-slice":
                 buffers += sum(array.nbytes for array in _in_hbm(instruction.shape))
                 updates += min(_nbytes(fusion[instruction.operands[1]]), _nbytes(instruction))
@@ -292,7 +298,7 @@ class HloModule:
 
 def _constant(instruction: Instruction) -> int:
     if instruction.opcode != "constant":
-        raise ValueError(f"{instruction.name} was to be a constant: this compiler's loops are of another form")
+        raise ValueError(f"{instruction.name} is not a constant: this compiler writes loops in another form")
     return instruction.number
 
 
@@ -305,23 +311,23 @@ def _in_hbm(shape: str) -> list[Array]:
 
 
 def _moved(start: Instruction) -> int:
-    """The bytes that an asynchronous copy, slice or permute moves: those of the smaller of where from and where to."""
+    """Returns the bytes that an asynchronous copy, slice or permute moves: the smaller of source and destination."""
     return min(sum(array.nbytes for array in _arrays(element)) for element in start.elements[:2])
 
 
-def _goes_on(step: Step) -> bool:
-    """Whether a collective stands for one that a fusion before has started."""
+def _is_continuation(step: Step) -> bool:
+    """Whether a collective continues one that an earlier fusion has started."""
     ends = step.caller is not None and step.caller.name.startswith(_ENDS)
-    return ends or step.computation.startswith(_GOES_ON)
+    return ends or step.computation.startswith(_CONTINUES)
 
 
 def _between_slices(instruction: Instruction) -> bool:
-    """Whether an instruction hands an array to the host, which exchanges it with the other TPU slices."""
+    """Whether an instruction passes an array to the host, which exchanges it with other TPU slices."""
     return instruction.opcode == "send" and "_xla_megascale_transfer_type" in instruction.rest
 
 
 def _transfer(step: Step) -> Collective:
-    """What a device sends to other slices: as `_xla_megascale_target="{1,2}x{0:7}"` says to how many."""
+    """Returns a transfer to other slices, whose number follows from `_xla_megascale_target="{1,2}x{0:7}"`."""
     instruction = step.instruction
     (kind,) = re.findall(r'_xla_megascale_transfer_type="(\w+)"', instruction.rest)
     (targets,) = re.findall(r'_xla_megascale_target="\{([\d,]+)\}', instruction.rest)
@@ -336,39 +342,39 @@ def _transfer(step: Step) -> Collective:
 def _collective(step: Step, devices: int) -> Collective:
     instruction, caller = step.instruction, step.caller
     kind, starts = instruction.opcode.removesuffix("-start"), instruction.opcode.endswith("-start")
-    # Of most that start, (operands, results, …); an all-reduce that starts yields what it will have reduced.
+    # Most starts yield (operands, results, …); an all-reduce start yields its results only.
     arrays = _arrays(instruction.elements[1] if starts and kind != "all-reduce" else instruction.shape)
     groups = _groups(instruction.rest, devices)
     group, nbytes = max(len(groups[0]), 1), sum(array.nbytes for array in arrays)
     share = (group - 1) / group
     sent = {"all-reduce": 2 * share, "collective-permute": 1.0, "reduce-scatter": group - 1}.get(kind, share) * nbytes
-    asynchronous = starts or (
+    is_asynchronous = starts or (
         caller is not None and (caller.opcode in ("call-start", "async-start") or caller.name.startswith(_STARTS))
     )
-    form = "asynchronous" if asynchronous else "synchronous"
+    form = "asynchronous" if is_asynchronous else "synchronous"
     if kind == "collective-permute":
-        ring = next((of for name, of in _RINGS.items() if name in step.computation), None)
-        kind, form = (ring, "ring") if ring else (kind, form)
+        ring_kind = next((kind_of_ring for name, kind_of_ring in _RINGS.items() if name in step.computation), None)
+        kind, form = (ring_kind, "ring") if ring_kind else (kind, form)
     elif kind == "all-reduce" and step.computation.startswith("all-reduce-scatter"):
-        # The slice that follows it in this fusion makes it one.
+        # The slice that follows in this fusion turns it into a reduce-scatter.
         kind, sent = "reduce-scatter", share * nbytes
     source = re.search(r'op_name="([^"]*)"', instruction.rest)
     return Collective(kind, form, tuple(arrays), sent, step.times, groups, source[1] if source else "")
 
 
 def _groups(text: str, devices: int) -> tuple[tuple[int, ...], ...]:
-    """The devices of the first group that takes part, or the pairs of a permute.
+    """Returns the devices of the first group of a collective, or the pairs of a permute.
 
-    Written as `{{0,1},{2,3}}`, `[2,2]<=[2,2]T(1,0)` or `mesh['a'=2,'b'=2], device_ids=([2,2]T(1,0)) {'b'}`; not at all
-    or as `{}` where all do.
+    Groups are written as `{{0,1},{2,3}}`, `[2,2]<=[2,2]T(1,0)` or `mesh['a'=2,'b'=2], device_ids=([2,2]T(1,0)) {'b'}`;
+    for a group of all devices they are `{}` or missing.
     """
     if pairs := re.search(r"source_target_pairs=\{(\{[\d,{}]*\})\}", text):
         return tuple(_numbers(pair) for pair in re.findall(r"\{([\d,]+)\}", pairs[1]))
     if named := _NAMED.search(text):
         sizes = {name: int(size) for name, size in (axis.split("=") for axis in named[1].split(","))}
         ids = _device_ids(named[2] or f"[{math.prod(sizes.values())}]").reshape(*sizes.values())
-        taken = named[3].split(",")
-        first = ids[tuple(slice(None) if name in taken else 0 for name in sizes)]
+        axes = named[3].split(",")
+        first = ids[tuple(slice(None) if name in axes else 0 for name in sizes)]
         return (tuple(first.ravel().tolist()),)
     if listed := re.search(r"replica_groups=\{\{([\d,]*)\}", text):
         return (_numbers(listed[1]),)
@@ -380,7 +386,7 @@ def _groups(text: str, devices: int) -> tuple[tuple[int, ...], ...]:
 
 
 def _device_ids(text: str) -> np.ndarray:
-    """All devices in the order that is written as `[2,4]T(1,0)`, of an array with these sizes, or one by one."""
+    """Returns all devices in an order written as `[2,4]T(1,0)` (a transposed array of these sizes) or as a list."""
     if counted := re.fullmatch(r"\[([\d,]+)\](?:T\(([\d,]+)\))?", text):
         sizes = _numbers(counted[1])
         ids = np.arange(math.prod(sizes)).reshape(sizes)

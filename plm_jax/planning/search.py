@@ -1,7 +1,7 @@
-"""Meshes, microbatches and levels of recomputation for a run on given devices, ranked by a closed form.
+"""Meshes, microbatches and levels of recomputation for a run on some devices, ranked by a closed-form estimate.
 
-The closed form is cheap and rough: it decides what is worth compiling, and what is compiled decides. B and L are a
-step's rows and their length, D the width, P the parameters; all figures are those of one device.
+The estimate is cheap and rough: it selects the candidates that are compiled, and the compiled programs decide. All
+figures are those of one device.
 """
 
 import dataclasses
@@ -17,53 +17,53 @@ from plm_jax.runs import phase_costs
 from plm_jax.training import flops
 from plm_jax.training import mesh as meshes
 
-# The share of the peak that products of a training step reach, and of a layer's products those computed twice.
+# Share of the peak that matrix products of a training step reach, and share of a layer's products that is recomputed.
 PRODUCTS_SHARE = 0.6
 RECOMPUTED = {"none": 0.0, "dots": 0.02, "minimal": 0.1, "attention": 0.25, "full": 0.32, "offload": 0.05}
-# Of the activations that a layer's backward pass reads what is kept, besides the layer's input.
-KEPT = {"none": 1.0, "dots": 0.6, "minimal": 0.35, "attention": 0.1, "full": 0.0, "offload": 0.05}
+# Share of the activations of a layer's backward pass that is stored, not counting the layer's input.
+STORED_ACTIVATIONS = {"none": 1.0, "dots": 0.6, "minimal": 0.35, "attention": 0.1, "full": 0.0, "offload": 0.05}
 LARGEST_TENSOR = 16
 
 
-class Guess(NamedTuple):
-    """The closed form's seconds of a step and bytes of memory."""
+class CostEstimate(NamedTuple):
+    """Estimated seconds of a step and bytes of memory of a device."""
 
     seconds: float
     memory: float
 
 
 class MeshCandidate(NamedTuple):
-    """A run with its settings changed, the changes as they are written on the command line, and what is guessed."""
+    """Run with changed settings, these settings by config field, and its estimated cost."""
 
     settings: dict[str, Any]
     run: config.Run
-    guess: Guess
+    cost: CostEstimate
 
 
 def candidates(
-    run: config.Run, stage: config.Phase, parameters: int, chip: flops.Chip, devices: int
+    run: config.Run, phase: config.Phase, parameters: int, chip: flops.Chip, devices: int
 ) -> list[MeshCandidate]:
-    """All that divide the stage's rows and may fit the memory, the fastest guess first."""
-    found = []
-    for sizes in _meshes(run, stage, devices):
+    """Returns the candidates that divide the rows of a phase and may fit the memory, fastest estimate first."""
+    ranked = []
+    for sizes in _meshes(run, phase, devices):
         shards = math.prod(sizes[axis] for axis in ("data", "fsdp", "stage") if axis in sizes)
-        if stage.batch_size % shards:
+        if phase.batch_size % shards:
             continue
-        for microbatches in _divisors_in_twos(stage.batch_size // shards):
+        for microbatches in _divisors(phase.batch_size // shards):
             for remat in run.model.remat_levels:
-                guess = guessed(run, stage, parameters, chip, sizes, microbatches, remat)
-                if guess.memory > 1.2 * chip.hbm_bytes:
+                cost = estimate_cost(run, phase, parameters, chip, sizes, microbatches, remat)
+                if cost.memory > 1.2 * chip.hbm_bytes:
                     continue
                 settings = {f"mesh.{axis}": size for axis, size in sizes.items() if size != getattr(run.mesh, axis)}
-                settings |= {"train.microbatches": microbatches} if microbatches != stage.microbatches else {}
+                settings |= {"train.microbatches": microbatches} if microbatches != phase.microbatches else {}
                 settings |= {"model.remat": remat} if remat != run.model.remat else {}
                 if settings:
-                    found.append(MeshCandidate(settings, changed(run, sizes, microbatches, remat), guess))
-    return sorted(found, key=lambda candidate: (candidate.guess.seconds, candidate.guess.memory))
+                    ranked.append(MeshCandidate(settings, with_settings(run, sizes, microbatches, remat), cost))
+    return sorted(ranked, key=lambda candidate: (candidate.cost.seconds, candidate.cost.memory))
 
 
-def changed(run: config.Run, sizes: Mapping[str, int], microbatches: int, remat: str) -> config.Run:
-    """The run with another mesh, number of microbatches and recomputation, in all its phases."""
+def with_settings(run: config.Run, sizes: Mapping[str, int], microbatches: int, remat: str) -> config.Run:
+    """Returns the run with another mesh, number of microbatches and level of recomputation, in all its phases."""
     phases = tuple(dataclasses.replace(phase, microbatches=None) for phase in run.train.phases)
     return dataclasses.replace(
         run,
@@ -73,69 +73,72 @@ def changed(run: config.Run, sizes: Mapping[str, int], microbatches: int, remat:
     )
 
 
-def guessed(
+def estimate_cost(
     run: config.Run,
-    stage: config.Phase,
+    phase: config.Phase,
     parameters: int,
     chip: flops.Chip,
     sizes: Mapping[str, int],
     microbatches: int,
     remat: str,
-) -> Guess:
-    """The closed form: of products, memory and what is sent the longest, and a tenth of the others, as nothing overlaps
-    wholly; and the bytes of state, two layers' weights and what is kept of activations."""
+) -> CostEstimate:
+    """Estimates the cost of a step in closed form.
+
+    Time is the longest of computation, memory traffic and communication plus a tenth of the others, since overlap is
+    imperfect. Memory is the state, the weights of two layers and the stored activations.
+    """
     data, fsdp, tensor = sizes["data"], sizes["fsdp"], sizes["tensor"]
-    context, stages = sizes.get("context", 1), sizes.get("stage", 1)
-    tokens, _, _ = phase_costs.row_lengths(run, stage)
-    # What one device holds of a layer's activations at a time, [tokens, D], and how many layers it has.
-    tokens_at_once = stage.batch_size / (data * fsdp * context * microbatches) * tokens
-    width, layers, kept = _shape(run, tokens)
-    layers, owned = layers / stages, parameters / stages
-    compute = phase_costs.model_flops(run, stage) / math.prod(sizes.values()) * (1 + RECOMPUTED.get(remat, 0.2))
+    context, pipeline_stages = sizes.get("context", 1), sizes.get("stage", 1)
+    tokens, _, _ = phase_costs.row_lengths(run, phase)
+    # Tokens of a microbatch on one device.
+    tokens_at_once = phase.batch_size / (data * fsdp * context * microbatches) * tokens
+    width, layers, activations = _shape(run, tokens)
+    layers, weights = layers / pipeline_stages, parameters / pipeline_stages
+    compute = phase_costs.model_flops(run, phase) / math.prod(sizes.values()) * (1 + RECOMPUTED.get(remat, 0.2))
     compute /= chip.flops * PRODUCTS_SHARE
-    compute *= 1 + (stages - 1) / microbatches  # Stages wait for the first microbatch and after the last.
-    # Weights gathered forward and backward in two bytes, gradients scattered in two; of copies reduced once a step.
-    sent = microbatches * 3 * 2 * owned / tensor * _share(fsdp) + 2 * 4 * owned / (fsdp * tensor) * _share(data)
-    # Around each of a layer's two blocks one gather and one scatter, forward, backward and recomputed.
+    compute *= 1 + (pipeline_stages - 1) / microbatches  # Pipeline bubble at the first and last microbatch.
+    # Two-byte weights gathered forward and backward, two-byte gradients scattered; gradients of replicas reduced once.
+    sent = microbatches * 3 * 2 * weights / tensor * _share(fsdp) + 2 * 4 * weights / (fsdp * tensor) * _share(data)
+    # One gather and one scatter around each of a layer's two blocks: forward, backward and recomputed.
     layer_bytes = microbatches * tokens_at_once * layers * 2
     sent += layer_bytes * width * (8 + 4 * RECOMPUTED.get(remat, 0.2)) * _share(tensor)
     sent += layer_bytes * width * context * 6 * _share(context)
-    # Gathered weights are read for each product, gradients added up, parameters and moments read and written once.
-    moved = microbatches * (3 * 2 * owned / tensor + 12 * owned / (fsdp * tensor)) + 28 * owned / (fsdp * tensor)
-    moved += microbatches * tokens_at_once * layers * 2 * 3 * (width + kept / tensor)
-    # Parameters, moments and gradients in float32, two layers' weights, activations in two bytes.
-    memory = 16 * owned / (fsdp * tensor) + 2 * 2 * 2 * owned / max(layers, 1) / tensor
-    memory += tokens_at_once * layers * 2 * (width + kept * KEPT.get(remat, 0.5) / tensor)
-    memory += tokens_at_once * 2 * kept / tensor
+    # Gathered weights read by each product, gradients accumulated, parameters and moments read and written once.
+    moved = microbatches * (3 * 2 * weights / tensor + 12 * weights / (fsdp * tensor)) + 28 * weights / (fsdp * tensor)
+    moved += microbatches * tokens_at_once * layers * 2 * 3 * (width + activations / tensor)
+    # Parameters, moments and gradients in float32, weights of two layers and activations in two bytes.
+    memory = 16 * weights / (fsdp * tensor) + 2 * 2 * 2 * weights / max(layers, 1) / tensor
+    memory += tokens_at_once * layers * 2 * (width + activations * STORED_ACTIVATIONS.get(remat, 0.5) / tensor)
+    memory += tokens_at_once * 2 * activations / tensor
     seconds = (compute, moved / chip.hbm_bandwidth, sent / chip.network_bandwidth)
-    return Guess(0.9 * max(seconds) + 0.1 * sum(seconds), memory)
+    return CostEstimate(0.9 * max(seconds) + 0.1 * sum(seconds), memory)
 
 
 def _shape(run: config.Run, tokens: int) -> tuple[int, int, int]:
-    """Width, layers, and the numbers a token that the backward pass of a layer reads."""
+    """Returns the width, the number of layers, and the activations per token that a layer's backward pass reads."""
     model = run.model
     if not isinstance(model, TransformerConfig):
         return 1024, 1, 8 * 1024
     layers = model.stack.blocks + (model.decoder_stack.blocks if isinstance(model, EncoderDecoderConfig) else 0)
     attention, feed_forward = model.attention, model.feed_forward
-    joined = attention.head_dim * (2 * attention.heads + 2 * attention.num_kv_heads)
-    kept = 4 * model.embedding.width + joined + feed_forward.width * (3 if feed_forward.gated else 2)
-    return model.embedding.width, layers, kept
+    projections = attention.head_dim * (2 * attention.heads + 2 * attention.num_kv_heads)
+    activations = 4 * model.embedding.width + projections + feed_forward.width * (3 if feed_forward.gated else 2)
+    return model.embedding.width, layers, activations
 
 
-def _meshes(run: config.Run, stage: config.Phase, devices: int) -> Iterator[dict[str, int]]:
-    """Meshes worth a guess: `tensor` within a layer's heads, `context` for rows longer than there are to cut up."""
+def _meshes(run: config.Run, phase: config.Phase, devices: int) -> Iterator[dict[str, int]]:
+    """Yields plausible meshes: `tensor` divides the heads, and `context` is used for long rows only."""
     model = run.model
     heads = model.attention.num_kv_heads if isinstance(model, TransformerConfig) else 1
     tensors = [size for size in _powers(min(LARGEST_TENSOR, devices)) if heads % size == 0]
-    contexts = [size for size in _powers(16) if stage.length % (2 * size) == 0 and (size == 1 or stage.length >= 8192)]
-    stages = [size for size in _powers(16) if cuts(model.stacks, size)]
-    for tensor, context, pipeline in itertools.product(tensors, contexts, stages):
-        left, rest = divmod(devices, tensor * context * pipeline)
+    contexts = [size for size in _powers(16) if phase.length % (2 * size) == 0 and (size == 1 or phase.length >= 8192)]
+    pipeline_sizes = [size for size in _powers(16) if cuts(model.stacks, size)]
+    for tensor, context, pipeline in itertools.product(tensors, contexts, pipeline_sizes):
+        remaining, rest = divmod(devices, tensor * context * pipeline)
         if rest:
             continue
-        for data in _divisors_in_twos(left):
-            sizes = {"stage": pipeline, "data": data, "fsdp": left // data, "tensor": tensor, "context": context}
+        for data in _divisors(remaining):
+            sizes = {"stage": pipeline, "data": data, "fsdp": remaining // data, "tensor": tensor, "context": context}
             yield {axis: sizes[axis] for axis in meshes.AXES}
 
 
@@ -143,8 +146,8 @@ def _powers(limit: int) -> list[int]:
     return [2**exponent for exponent in range(limit.bit_length())]
 
 
-def _divisors_in_twos(number: int) -> list[int]:
-    """1, 2, 4, … as far as they divide, and the number itself."""
+def _divisors(number: int) -> list[int]:
+    """Returns the powers of two that divide a number, and the number itself."""
     return sorted({size for size in _powers(number) if number % size == 0} | {number})
 
 

@@ -1,4 +1,4 @@
-"""The TPU slices that Google offers. Launchers read this file, too: it needs Python alone."""
+"""TPU slices that Google offers. Launchers import this file, so it needs only the standard library."""
 
 import math
 import re
@@ -6,40 +6,40 @@ from collections.abc import Sequence
 
 from plm_jax.common.errors import UserError
 
-# Of v5e and v6e the tables of docs.cloud.google.com/tpu/docs/v5e and /v6e.
+# Slices of v5e and v6e: docs.cloud.google.com/tpu/docs/v5e and /v6e.
 _FLAT = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
-# Below a cube of 64 chips; from it on any A ≤ B ≤ C in multiples of 4 (docs.cloud.google.com/tpu/docs/v4, /v5p, /tpu7x
-# and cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus).
+# Slices smaller than a cube of 64 chips. Larger ones are any A ≤ B ≤ C in multiples of 4
+# (docs.cloud.google.com/tpu/docs/v4, /v5p, /tpu7x and cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus).
 _SMALL = ((2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4))
-# The most chips of a slice, from the same pages.
+# Largest number of chips of a slice, from the same pages.
 _LARGEST = {"v4": 4096, "v5p": 6144, "tpu7x": 9216}
 GENERATIONS = ("v4", "v5e", "v5p", "v6e", "tpu7x")
 
 
 def check(topology: str) -> None:
-    """Sees that Google offers this slice: the compiler takes any.
+    """Checks that Google offers a slice; the compiler accepts any.
 
     Raises:
-      UserError: it does not, with the nearest that it does offer.
+      UserError: there is no such slice; the message names the nearest one.
     """
     generation, sizes = _parts(topology)
     if generation not in GENERATIONS or not sizes:
         raise UserError(
-            f"--topology={topology} is no TPU slice: give one such as v5e:4x4 or v5p:4x4x4, of {', '.join(GENERATIONS)}"
+            f"--topology={topology} is not a TPU slice: pass one such as v5e:4x4, of {', '.join(GENERATIONS)}"
         )
-    offered = slices_of(generation)
-    if sizes not in offered:
+    available = available_slices(generation)
+    if sizes not in available:
         chips = math.prod(sizes)
 
         def distance(other: Sequence[int]) -> tuple[float, int]:
             return abs(math.log(math.prod(other) / max(chips, 1))), sum(other)
 
-        nearest = "x".join(map(str, min(offered, key=distance)))
-        raise UserError(f"--topology={topology}: Google offers no such slice; the nearest is {generation}:{nearest}")
+        nearest = "x".join(map(str, min(available, key=distance)))
+        raise UserError(f"--topology={topology}: there is no such slice; the nearest is {generation}:{nearest}")
 
 
-def slices_of(generation: str) -> list[tuple[int, ...]]:
-    """The slices that Google offers of a generation, by their chips along each dimension."""
+def available_slices(generation: str) -> list[tuple[int, ...]]:
+    """Returns the slices of a generation, as numbers of chips along each dimension."""
     if generation not in _LARGEST:
         return list(_FLAT)
     cubes = _LARGEST[generation] // 64
@@ -52,7 +52,7 @@ def slices_of(generation: str) -> list[tuple[int, ...]]:
 
 
 def wraps(topology: str) -> tuple[bool, ...]:
-    """Along which dimensions a slice's last chip is linked to its first.
+    """Returns, for each of three dimensions, whether a slice's last chip is linked to its first.
 
     A v4, v5p or TPU7x is a torus if all its dimensions are multiples of 4, a v5e or v6e along a dimension of 16 (the
     pages on slice configurations at docs.cloud.google.com/tpu/docs).
@@ -66,7 +66,7 @@ def wraps(topology: str) -> tuple[bool, ...]:
 
 
 def _parts(topology: str) -> tuple[str, tuple[int, ...]]:
-    """`v5p:4x4x8` → ("v5p", (4, 4, 8)); no sizes where they are not written so."""
+    """Parses `v5p:4x4x8` into ("v5p", (4, 4, 8)); without sizes if they are malformed."""
     generation, _, dimensions = topology.partition(":")
-    found = re.fullmatch(r"\d+(x\d+)+", dimensions)
-    return generation, tuple(int(size) for size in dimensions.split("x")) if found else ()
+    match = re.fullmatch(r"\d+(x\d+)+", dimensions)
+    return generation, tuple(int(size) for size in dimensions.split("x")) if match else ()

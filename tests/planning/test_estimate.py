@@ -64,8 +64,8 @@ def test_kernels_take_longer_than_their_products():
 def test_kernels_take_the_time_of_the_compilers_schedule(kind, cycle, name, head_dim, drops, bundles):
     products = 1024 * 2 * head_dim * {"flash_forward": 2, "flash_backward": 5}[name]
     work = dataclasses.replace(WORK, kernel_flops={name: products}, kernel_scores={name: 1024}, drops=drops)
-    assert np.isclose(estimates.of_kernels(kind, work) / cycle, bundles, rtol=0.1)
-    assert estimates.of_kernels(kind, work) >= products
+    assert np.isclose(estimates.kernel_flops_at_peak(kind, work) / cycle, bundles, rtol=0.1)
+    assert estimates.kernel_flops_at_peak(kind, work) >= products
 
 
 def test_bytes_between_slices_go_over_the_slower_network():
@@ -77,10 +77,10 @@ ENTRY %main (a: f32[4]) -> f32[8] {
 }
 """
     jaxpr = jax.make_jaxpr(lambda x: x @ x)(jnp.ones((4, 4))).jaxpr
-    work = estimates.work(jaxpr, hlo.HloModule(text), [0, 0, 1, 1])
+    work = estimates.measure_work(jaxpr, hlo.HloModule(text), [0, 0, 1, 1])
     assert (work.synchronous, work.overlapped, work.between_slices) == (16, 0, 16)
     assert work.product_flops == 2 * 4**3 / 4
-    assert estimates.work(jaxpr, hlo.HloModule(text), [0, 0, 0, 0]).between_slices == 0
+    assert estimates.measure_work(jaxpr, hlo.HloModule(text), [0, 0, 0, 0]).between_slices == 0
 
 
 def test_a_token_costs_its_share_of_the_chips_hours():

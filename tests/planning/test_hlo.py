@@ -254,7 +254,7 @@ _xla_megascale_target="{{1,2,3,4}}x{{0:7}}",_xla_megascale_transfer_type="{kind}
 """
     (found,) = hlo.HloModule(text).collectives()
     assert (found.kind, found.form, found.sent) == (kind.lower().replace("_", "-"), "asynchronous", 32 * sent)
-    assert estimate.crosses(found, [0, 0])
+    assert estimate.crosses_slices(found, [0, 0])
 
 
 LAYERS, ROWS, WIDTH = 3, 512, 1024
@@ -294,7 +294,7 @@ def test_a_real_program_sends_its_gradient_to_the_other_slice(monkeypatch):
 
     matrix, x = ((WIDTH, WIDTH), jnp.float32, ()), ((ROWS, WIDTH), jnp.float32, ("data",))
     module = compiled(monkeypatch, gradient, matrix, x, slices=2)
-    sent = [c for c in module.collectives() if estimate.crosses(c, [0] * 4 + [1] * 4)]
+    sent = [c for c in module.collectives() if estimate.crosses_slices(c, [0] * 4 + [1] * 4)]
     assert sum(c.sent * c.times for c in sent) in (4 * WIDTH**2, WIDTH**2), "whole, or a chip's quarter"
     assert {c.kind for c in sent} == {"all-reduce"}
 

@@ -136,7 +136,7 @@ def test_an_fsdp_program_gathers_layer_by_layer_and_scatters_gradients(monkeypat
     ],
 )
 def test_what_a_step_asked_for_is_read_from_the_refusal(message, needed):
-    assert planning._wanted(message) == needed
+    assert planning._requested_bytes(message) == needed
 
 
 def test_remedies_go_from_cheap_to_dear():
@@ -203,7 +203,7 @@ def test_a_refusal_of_the_compiler_is_no_fit(monkeypatch):
     monkeypatch.setattr(flops, "chip", lambda device: flops.CHIPS["v5e"])
     report = planning._compiled(programs, lambda line: None)
     assert report["fits"] is False and report["bytes_per_device"]["total"] == 20 * 2**30
-    assert "no, by 4.3 GB, a device has 17.2 GB" in planning.table(report | {"suggestion": None})
+    assert "no, 4.3 GB more than the 17.2 GB per device" in planning.table(report | {"suggestion": None})
 
 
 def test_shapes_alone_need_no_data_and_no_compiler(tmp_path, verb):
@@ -268,8 +268,8 @@ def test_slices_that_google_does_not_offer_are_refused(topology, told):
 def test_slices_that_google_offers_are_known():
     for offered in ("v4:2x2x1", "v5p:8x8x16", "v5p:16x16x24", "v6e:16x16", "v5e:2x4", "tpu7x:16x24x24"):
         offers.check(offered)
-    assert max(map(np.prod, offers.slices_of("v5p"))) == 6144
-    assert len(set(offers.slices_of("v4"))) == len(offers.slices_of("v4"))
+    assert max(map(np.prod, offers.available_slices("v5p"))) == 6144
+    assert len(set(offers.available_slices("v4"))) == len(offers.available_slices("v4"))
 
 
 @needs_libtpu

@@ -37,8 +37,8 @@ def test_all_that_divides_is_tried_and_nothing_else():
     assert {c.run.mesh.data for c in candidates} >= {1, 2, 4, 8}
     assert {c.run.model.remat for c in candidates} == set(RUN.model.remat_levels)
     assert len({str(c.settings) for c in candidates}) == len(candidates)
-    guesses = [c.guess.seconds for c in candidates]
-    assert guesses == sorted(guesses)
+    estimates = [c.cost.seconds for c in candidates]
+    assert estimates == sorted(estimates)
 
 
 def test_stages_are_tried_where_they_cut_the_layers():
@@ -87,8 +87,8 @@ def compiled_as(monkeypatch, seconds):
 
 def test_a_search_ranks_what_it_compiled_by_its_estimate(monkeypatch):
     tried = compiled_as(monkeypatch, lambda program: None if len(tried) == 2 else 10.0 / len(tried))
-    report = planning.plan(RUN, "v5p:2x2x2", searched=True)
-    assert len(tried) == 1 + planning.FITTING + 1
+    report = planning.plan(RUN, "v5p:2x2x2", run_search=True)
+    assert len(tried) == 1 + planning.MAX_FITTING + 1
     estimates = [one["estimate"]["seconds"]["optimistic"] for one in report["tried"] if one["fits"]]
     assert estimates == sorted(estimates) and report["estimate"]["seconds"]["optimistic"] == estimates[0]
     assert not report["tried"][-1]["fits"]
@@ -100,15 +100,15 @@ def test_a_search_ranks_what_it_compiled_by_its_estimate(monkeypatch):
 
 def test_a_search_ends_where_nothing_fits(monkeypatch):
     tried = compiled_as(monkeypatch, lambda program: None)
-    report = planning.plan(RUN, "v5p:2x2x2", searched=True)
-    assert not report["fits"] and len(tried) == planning.COMPILED + 1
+    report = planning.plan(RUN, "v5p:2x2x2", run_search=True)
+    assert not report["fits"] and len(tried) == planning.MAX_COMPILED + 1
 
 
 def test_a_batch_that_no_mesh_divides_is_said(monkeypatch):
     compiled_as(monkeypatch, lambda program: 1.0)
     run = dataclasses.replace(RUN, train=dataclasses.replace(RUN.train, batch_size=3))
     with pytest.raises(UserError, match="no mesh of these devices divides"):
-        planning.plan(run, "v5p:2x2x2", searched=True)
+        planning.plan(run, "v5p:2x2x2", run_search=True)
 
 
 def test_the_guess_knows_what_costs():
@@ -116,7 +116,7 @@ def test_the_guess_knows_what_costs():
     sizes = {"data": 1, "fsdp": 8, "tensor": 1, "context": 1}
 
     def guess(microbatches=1, remat="none", **changed):
-        return search.guessed(RUN, stage, 10**9, CHIP, sizes | changed, microbatches, remat)
+        return search.estimate_cost(RUN, stage, 10**9, CHIP, sizes | changed, microbatches, remat)
 
     assert guess(remat="full").memory < guess(remat="dots").memory < guess().memory
     assert guess(remat="full").seconds >= guess().seconds

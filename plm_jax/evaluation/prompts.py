@@ -142,7 +142,7 @@ def example_builder(name: str, source: config.Source) -> Callable[[rows.SourceRo
     prompt, form = _prompt_of(name, source), getattr(source, "form", None)
     if isinstance(form, config.ClassForm) and prompt.choices and len(prompt.choices) != len(form.labels):
         raise UserError(
-            f"source '{name}' has {len(prompt.choices)} prompt.choices and {len(form.labels)} form.labels: give one "
+            f"source '{name}' has {len(prompt.choices)} prompt.choices and {len(form.labels)} form.labels: use one "
             "choice per label"
         )
 

@@ -235,7 +235,7 @@ def _mismatch(member: Member) -> str | None:
     more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
     return (
         f"{member.workdir} contains a run with another config ({', '.join(changed[:3])}{more}): "
-        "delete it, or give the run another name"
+        "delete it, or rename the run"
     )
 
 

@@ -3,7 +3,7 @@
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const COLORS = "#0072b2 #d55e00 #009e73 #b8478f #e69f00 #56b4e9 #6a4c93 #8c564b #555555 #9aa500".split(" ");
-const AXES = { step: "step", tokens: "tokens, including padding", flops: "model FLOPs", seconds: "step time" };
+const AXES = { step: "step", tokens: "tokens, including padding", flops: "model FLOPs", seconds: "training time" };
 const BUTTONS = { step: "Steps", tokens: "Tokens", flops: "FLOPs", seconds: "Time" };
 // Curves with fewer points have markers and are not smoothed.
 const FEW = 30;

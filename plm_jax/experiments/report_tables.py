@@ -82,7 +82,7 @@ def overview(runs: Sequence[RunLog]) -> str:
         "Tokens/s": (lambda run: _median(run, "train/tokens_per_second"), _of_mean(_short)),
         "MFU": (lambda run: _median(run, "train/mfu"), _of_mean(_percent)),
         "Data wait": (_data_wait, _of_mean(_percent)),
-        "Step time": (lambda run: _reached(run, report_curves.SECONDS), _of_mean(_span)),
+        "Training time": (lambda run: _reached(run, report_curves.SECONDS), _of_mean(_span)),
     }
     variants = _variants(runs)
     values = {

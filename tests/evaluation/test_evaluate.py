@@ -53,7 +53,7 @@ def test_each_source_is_told_and_recorded_and_one_without_held_out_text_is_a_lin
     lines = finished.out.splitlines()
     assert [line.partition(":")[0] for line in lines[-3:]] == ["a", "b", "c"]
     assert lines[-3].startswith("a: loss ") and "length 32" in lines[-3]
-    assert lines[-1].startswith("c: nothing is held out of 'c': name ")
+    assert lines[-1].startswith("c: 'c' has no validation data: name ")
     metrics = json.loads(output.read_text())
     assert metrics.keys() == {"a", "b", "c"} and metrics["c"] == {"tokens": 0}
     flat = {f"{task}/{name}": value for task, found in metrics.items() for name, value in found.items()}
@@ -76,7 +76,7 @@ def test_nothing_to_evaluate_is_a_mistake(verb, workdir):
     before = rows(workdir)
     finished = verb("evaluate", f"--checkpoint={workdir}", "--tasks=c")
     assert finished.status == 2 and rows(workdir) == before
-    assert finished.err.strip().splitlines()[-1].startswith("error: nothing is held out of 'c': name another")
+    assert finished.err.strip().splitlines()[-1].startswith("error: 'c' has no validation data: name another")
 
 
 def test_the_report_shows_the_validation_of_each_source(workdir, tmp_path):

@@ -47,7 +47,7 @@ def test_windows_are_those_of_lm_eval():
 
 @pytest.mark.parametrize("stride", [0, 9])
 def test_a_stride_above_the_context_is_one_line(stride):
-    with pytest.raises(UserError, match=f"the stride is {stride}, the model reads 8 tokens: give 1 to 8"):
+    with pytest.raises(UserError, match=f"the stride is {stride}, and the model's context has 8 tokens: use 1 to 8"):
         list(scoring.windows([1, 2], 0, 8, stride))
 
 
@@ -117,7 +117,7 @@ def test_the_documents_of_a_split_are_told(tmp_path):
     assert nats == pytest.approx(-sum(told.log_likelihood for told in scoring.score_texts(lm, texts, 4)), rel=1e-5)
     limited = task_metrics.evaluate(lm, run, "texts", show_progress=False, text_scoring=scoring.TextScoring(4, limit=2))
     assert limited["texts"] == 2
-    with pytest.raises(UserError, match="the stride is 17, the model reads 16"):
+    with pytest.raises(UserError, match="the stride is 17, and the model's context has 16 tokens"):
         scoring.evaluate(lm, run, "texts", scoring.TextScoring(17), show_progress=False)
     with pytest.raises(UserError, match="no split 'tests'"):
         scoring.evaluate(lm, run, "texts:tests", scoring.TextScoring(4), show_progress=False)

@@ -103,7 +103,7 @@ def test_each_run_sees_its_share_of_the_gpus(verbs, family, tmp_path, monkeypatc
     monkeypatch.setattr(launchers, "_call", call)
     local(family, tmp_path)
     assert seen == {"0,1", "GPU-2,3,4"}
-    with pytest.raises(UserError, match="--parallel=6 is more than the 5 GPUs here: give at most 5"):
+    with pytest.raises(UserError, match="--parallel=6 exceeds the 5 GPUs of this machine: use at most 5"):
         launchers.Local(6)
 
 
@@ -213,7 +213,7 @@ def test_two_sweeps_of_one_folder_are_refused(verbs, family, tmp_path):
 
 def test_one_run_of_a_sweep_waits_for_no_other_and_brings_the_table_up_to_date(verbs, family, tmp_path):
     one = functools.partial(sweep.run_one, family, str(tmp_path / "runs"), ())
-    with pytest.raises(UserError, match="a-child waits for a, which is not finished: run that first"):
+    with pytest.raises(UserError, match="a-child waits for a, which is not finished: train that run first"):
         one("a-child")
     with pytest.raises(UserError, match=r"--run=a-chld: .* has no such run; did you mean 'a-child'"):
         one("a-chld")
@@ -313,7 +313,7 @@ def test_slurm_queues_nothing_twice(verbs, queue, family, tmp_path, capsys):
     enqueue(family, tmp_path)
     before = queue.read_text()
     enqueue(family, tmp_path)
-    assert queue.read_text() == before and "a-child: is queued, job 3" in capsys.readouterr().err
+    assert queue.read_text() == before and "a-child: already queued, job 3" in capsys.readouterr().err
     # Job 1 has ended well, as has its child's; job 2 failed, and so did those that waited for it.
     for name in ("a", "a-child"):
         sweep.run_one(family, str(tmp_path / "runs"), (), name)
@@ -360,12 +360,12 @@ def test_a_job_that_ends_well_and_leaves_nothing_is_an_error(verbs, family, tmp_
     kubernetes = launchers.Kubernetes([], [], None)
     for code, said in (
         ("print('error: there is no such pool'); exit(2)", "there is no such pool"),
-        ("print('the set has ended')", "its job ended with 0, and left it unfinished"),
+        ("print('the set has ended')", "the job ended with 0, and left it unfinished"),
     ):
         monkeypatch.setattr(kubernetes, "command", lambda member, code=code: [sys.executable, "-c", code])
         (one, *_) = sweep.load_members(family, str(tmp_path / "runs"))
         with pytest.raises(UserError, match=said):
-            kubernetes.carry_out(one)
+            kubernetes.execute(one)
 
 
 def test_a_path_in_the_project_is_where_the_job_finds_it(tmp_path, monkeypatch):

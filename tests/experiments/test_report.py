@@ -98,7 +98,7 @@ def test_a_line_has_what_a_variant_reached_and_how_fast(tmp_path):
         "Tokens/s": "10k",
         "MFU": "40.0 %",
         "Data wait": "10.0 %",
-        "Step time": "50 s",
+        "Training time": "50 s",
     }
 
 
@@ -122,7 +122,7 @@ def test_samples_and_differences_are_told_and_configs_are_not_dumped(tmp_path):
         "Base": "0.001",
         "Here": "0.002",
     }
-    assert "second: schedule.learning_rate = 0.002" in found.text and "first: as the base" in found.text
+    assert "second: schedule.learning_rate = 0.002" in found.text and "first: same as the base" in found.text
     assert found.raw.count("<pre>") == 1
 
 
@@ -168,7 +168,7 @@ def test_a_sweeps_folder_stands_for_its_runs_beside_the_paper(tmp_path):
     assert "1 × disagrees beyond noise" in found.text and "0 × agrees in direction beyond noise" in found.text
     assert found.table("RACE")["b"] == {"Run": "b", "RACE": "63"} and "Source: Table 2" in found.text
     assert found.table("Trivial predictor")["late"]["Metric"] == "failed: full disk"
-    assert "all: train.steps = 6" in found.text and "a: as the base" in found.text
+    assert "all: train.steps = 6" in found.text and "a: same as the base" in found.text
 
 
 def test_what_is_not_the_papers_setup_is_on_the_page(tmp_path):

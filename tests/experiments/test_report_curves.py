@@ -160,5 +160,5 @@ def test_runs_of_one_name_are_told_apart(tmp_path):
 
 def test_more_figures_than_a_page_can_show_are_one_line(tmp_path):
     rows = [{"step": 1} | {f"train/x{i}": 1.0 for i in range(501)}]
-    with pytest.raises(UserError, match="run and the others log more than 500 figures: take fewer runs"):
+    with pytest.raises(UserError, match="run and the other runs log more than 500 metrics: report fewer runs"):
         report_curves.cards([log(tmp_path, rows)])

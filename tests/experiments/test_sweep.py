@@ -150,7 +150,9 @@ def test_run_again_only_what_failed_is_tried(swept, calls, capsys):
 def test_another_config_in_the_place_of_a_run_is_told_and_left(swept, calls, tiny, tmp_path):
     folder, _ = swept
     path = write(tmp_path, tiny / "tiny.py", steps=3)
-    with pytest.raises(UserError, match=r"holds a run of another config \(train.steps was 2 and is 3\): delete it"):
+    with pytest.raises(
+        UserError, match=r"contains a run with another config \(train.steps was 2 and is 3\): delete it"
+    ):
         sweep.run(path, str(folder / "runs"))
     assert ("pretrain", "good") not in calls
     assert json.loads((folder / "runs" / "good" / "config.json").read_text())["config"]["train"]["steps"] == 2
@@ -207,7 +209,7 @@ def test_minutes_are_those_of_all_attempts(verbs, warm, tmp_path):
 def test_a_run_of_weights_that_are_no_more_is_told_and_left(verbs, warm, tmp_path, capsys):
     sweep.run(warm, str(tmp_path))
     shutil.rmtree(tmp_path / "good")
-    with pytest.raises(UserError, match=r"warm began with weights of good, which was trained anew since: delete it"):
+    with pytest.raises(UserError, match=r"warm started from weights of good, which was trained again since: delete"):
         sweep.run(warm, str(tmp_path))
     assert collections.Counter(verbs.calls)["pretrain", "good"] == 2
     assert collections.Counter(verbs.calls)["pretrain", "warm"] == 1

@@ -1,1 +1,1 @@
-"""Sweeps: pages with `base` and `overrides()`, see `plm_jax.experiments.sweep`."""
+"""Sweeps: pages with `base` and `overrides()` (`plm_jax.experiments.sweep`)."""

@@ -10,13 +10,15 @@ steps, and is not tuned.
 """
 
 import dataclasses
+from collections.abc import Callable, Mapping
 
 from plm_jax import config, models, objectives
 from plm_jax.configs.ablations import downstream, objectives_demo
+from plm_jax.configs.ablations.skeleton import by_size, table, variants
 from plm_jax.experiments.comparison import Published, StandIn
-from plm_jax.experiments.setups import NOT_STATED, Setup, of_run
+from plm_jax.experiments.setups import NOT_STATED, Setup
 
-base = downstream.bases(paper="../albert.py:base", demo="../demo.py:bert")
+base = by_size(paper="../albert.py:base", demo="../demo.py:bert")
 # The original duplicates its corpus forty times, with different pairs in each copy.
 LAYOUTS = {
     "none": config.FullSentences(),
@@ -30,6 +32,7 @@ RECIPES = {
     "mnli": (3e-5, 128, 10_000, 1000, 512),
     "sst2": (1e-5, 32, 20_935, 1256, 512),
 }
+SOURCE = "Lan et al. 2020 (arXiv:1909.11942)"
 PRETRAINING = Setup(
     source="Lan et al. 2020, §4.1, pages 5 and 6, and table 1; google-research/albert (passes, budget, warm-up)",
     objective={"kind": "masked_lm", "whole_words": 3, "max_predictions": 20},
@@ -48,6 +51,7 @@ PRETRAINING = Setup(
     warmup=3125,
     length=512,
 )
+# The paper's figures again, apart from RECIPES: the tests compare the two.
 TUNING = {
     f"-{task}": Setup(
         source="Lan et al. 2020, table 14, page 17",
@@ -67,24 +71,28 @@ TUNING = {
     )
 }
 DOWNSTREAM = ("SQuAD1 F1", "SQuAD2 F1", "MNLI-m", "SST-2", "RACE", "average")
-METRICS = ("MLM", "NSP", "SOP", *DOWNSTREAM)
 
 
 def overrides(size="paper"):
-    """(name, changes) of each run."""
+    """Yields (name, changes) of each run."""
     poems = vars(objectives_demo.poems(LAYOUTS["next_sentence"], length=64, steps=250, learning_rate=1e-3))
     for name, layout in LAYOUTS.items():
         if size == "demo":
-            model = poems["model"]
             changes = poems | {"data": dataclasses.replace(poems["data"], layout=layout)}
             if name == "none":
-                changes |= {"model": dataclasses.replace(model, pooler=models.NoHead())}
+                changes |= {"model": dataclasses.replace(poems["model"], pooler=models.NoHead())}
         else:
             changes = {"data.layout": layout, "objective": objectives.MaskedLM(max_predictions=20, whole_words=3)}
             changes |= {"model.pooler": models.NoHead()} if name == "none" else {}
         yield name, changes
         if size == "paper":
             yield from tuned(name, size)
+
+
+def arm(name, changes, size, demo_steps):
+    """Yields a variant of the base, and the runs that tune it."""
+    yield name, changes | ({"train.steps": demo_steps} if size == "demo" else {})
+    yield from tuned(name, size)
 
 
 def tuned(name, size):
@@ -96,26 +104,36 @@ def tuned(name, size):
         yield run, changes | downstream.steps_of(*RECIPES[run.removeprefix(f"{name}-")])
 
 
-def published():
-    """Returns the paper's figures."""
-    rows = {
-        "none": (54.9, 52.4, 53.3, 88.6, 78.1, 81.5, 89.9, 61.7, 79.0),
-        "next_sentence": (54.5, 90.5, 52.0, 88.4, 77.2, 81.6, 91.1, 62.3, 79.2),
-        "sentence_order": (54.0, 78.9, 86.5, 89.3, 80.0, 82.0, 90.3, 64.0, 80.1),
-    }
-    source = "Lan et al. 2020 (arXiv:1909.11942), table 5"
-    published_rows = []
-    for name, row in rows.items():
-        setup = dataclasses.replace(PRETRAINING, rows={**PRETRAINING.rows, "task": name})
-        if name == "none":
-            setup = dataclasses.replace(PRETRAINING, rows=NOT_STATED).because(rows="whole sentences, as in RoBERTa")
-        figures = dict(zip(METRICS, row, strict=True))
-        published_rows.append(Published(name, figures, source, of_run(name, setup, TUNING)))
-    return published_rows
+def model_table(where: str, field: str, prefix: str, rows: Mapping[int, str | None]) -> Callable[[], list[Published]]:
+    """Returns the `published` of a page that changes one field of the model.
+
+    Args:
+      where: table and page.
+      field: dotted path of the field in `config.model`.
+      prefix: beginning of the names of the runs.
+      rows: figures of DOWNSTREAM by the field's value; None if the paper has none.
+    """
+    names = {value: f"{prefix}_{value}" for value in rows}
+    models = {name: {"model": {**PRETRAINING.model, field: value}} for value, name in names.items()}
+    figures = {names[value]: row for value, row in rows.items()}
+    missing = "the paper has no figures for groups"
+    return table(f"{SOURCE}, {where}", DOWNSTREAM, figures, variants(PRETRAINING, models), TUNING, missing=missing)
 
 
-def compared(size="paper"):
-    """Our metrics by the paper's names."""
-    if size == "demo":
-        return {"MLM": StandIn("poems/accuracy")}
-    return downstream.ENCODER_METRICS | {"MLM": "wikipedia/accuracy"}
+SETUPS = variants(PRETRAINING, {name: {"rows": {**PRETRAINING.rows, "task": name}} for name in LAYOUTS})
+SETUPS["none"] = dataclasses.replace(PRETRAINING, rows=NOT_STATED).because(rows="whole sentences, as in RoBERTa")
+published = table(
+    f"{SOURCE}, table 5",
+    ("MLM", "NSP", "SOP", *DOWNSTREAM),
+    {
+        "none": "54.9 52.4 53.3 88.6 78.1 81.5 89.9 61.7 79.0",
+        "next_sentence": "54.5 90.5 52.0 88.4 77.2 81.6 91.1 62.3 79.2",
+        "sentence_order": "54.0 78.9 86.5 89.3 80.0 82.0 90.3 64.0 80.1",
+    },
+    SETUPS,
+    TUNING,
+)
+compared = by_size(
+    paper=downstream.ENCODER_METRICS | {"MLM": "wikipedia/accuracy"}, demo={"MLM": StandIn("poems/accuracy")}
+)
+compared_without_pairs = downstream.compared_encoders

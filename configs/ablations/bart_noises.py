@@ -14,11 +14,11 @@ import dataclasses
 from plm_jax import config, objectives
 from plm_jax.configs import gpt2
 from plm_jax.configs.ablations import downstream
-from plm_jax.experiments.comparison import Published
-from plm_jax.experiments.setups import NOT_STATED, Setup, of_run
+from plm_jax.configs.ablations.skeleton import by_size, table
+from plm_jax.experiments.setups import NOT_STATED, Setup
 from plm_jax.objectives import denoising
 
-base = downstream.bases(paper="../bart.py:base", demo="../demo.py:bart")
+base = by_size(paper="../bart.py:base", demo="../demo.py:bart")
 _ALONE = objectives.Denoising(permute_sentences=0.0)
 NOISES = {
     "infilling": _ALONE,
@@ -46,7 +46,7 @@ SCALES = {
 
 
 def overrides(size="paper"):
-    """(name, changes) of each run."""
+    """Yields (name, changes) of each run."""
     for name, objective in NOISES.items():
         yield name, SCALES[size] | {"objective": objective}
         yield from downstream.tuned(name, size, TASKS)
@@ -61,23 +61,22 @@ def overrides(size="paper"):
 
 
 def published():
-    """What the paper reports."""
+    """Returns the paper's figures."""
     rows = {
-        "infilling": (90.8, 84.0, 24.26, 6.61, 11.05, 5.83),
-        "masking": (90.4, 84.1, 25.05, 7.08, 11.73, 6.10),
-        "deletion": (90.4, 84.1, 24.61, 6.90, 11.46, 5.87),
-        "rotation": (77.2, 75.3, 53.69, 17.14, 19.87, 10.59),
-        "shuffling": (85.4, 81.5, 41.87, 10.93, 16.67, 7.89),
-        "infilling_shuffling": (90.8, 83.8, 24.17, 6.62, 11.12, 5.41),
-        "language_model": (76.7, 80.1, 21.40, 7.00, 11.51, 6.56),
+        "infilling": "90.8 84.0 24.26 6.61 11.05 5.83",
+        "masking": "90.4 84.1 25.05 7.08 11.73 6.10",
+        "deletion": "90.4 84.1 24.61 6.90 11.46 5.87",
+        "rotation": "77.2 75.3 53.69 17.14 19.87 10.59",
+        "shuffling": "85.4 81.5 41.87 10.93 16.67 7.89",
+        "infilling_shuffling": "90.8 83.8 24.17 6.62 11.12 5.41",
+        "language_model": "76.7 80.1 21.40 7.00 11.51 6.56",
     }
-    source = "Lewis et al. 2020 (arXiv:1910.13461), table 1"
     published_rows = []
-    for name, row in rows.items():
+    for name, figures in rows.items():
         tasks = ("mnli",) if name == "language_model" else TASKS
         tuning = downstream.unstated("Lewis et al. 2020: §4 does not state it", tasks)
-        setups = of_run(name, _setup(name), tuning)
-        published_rows.append(Published(name, dict(zip(METRICS, row, strict=True)), source, setups))
+        one = table("Lewis et al. 2020 (arXiv:1910.13461), table 1", METRICS, {name: figures}, _setup(name), tuning)
+        published_rows += one()
     return published_rows
 
 
@@ -114,6 +113,4 @@ def _setup(name: str) -> Setup:
     return setup.because(objective__noise__rate="that of the large model, §5.1") if has_rate else setup
 
 
-def compared(size="paper"):
-    """Our metrics by the paper's names."""
-    return {"MNLI": downstream.REVIEWS} if size == "demo" else {"SQuAD F1": "squad/f1", "MNLI": "mnli/accuracy"}
+compared = by_size(paper={"SQuAD F1": "squad/f1", "MNLI": "mnli/accuracy"}, demo={"MNLI": downstream.REVIEWS})

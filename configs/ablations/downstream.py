@@ -1,15 +1,16 @@
-"""What the models of an ablation are tuned on: published tasks, or the film reviews that come with the package.
+"""Tasks that the models of an ablation are tuned on: published ones, or the film reviews that come with the package.
 
-A run NAME-TASK begins with the weights of the run NAME, and what it reaches counts for NAME. This page is read by the
-others of the folder; their base is a config of the folder above.
+A run NAME-TASK starts from the weights of the run NAME, and its metrics count for NAME. The pages of this folder import
+this module; their base is a config of the parent folder.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from plm_jax import config, models
 from plm_jax.configs import demo
+from plm_jax.configs.ablations.skeleton import by_size
 from plm_jax.configs.tasks import glue, reading, sentiment
 from plm_jax.data import mixtures
 from plm_jax.data.sources import corpora
@@ -18,8 +19,8 @@ from plm_jax.experiments.comparison import StandIn
 from plm_jax.experiments.setups import NOT_STATED, Setup
 
 Changes = dict[str, Any]
-# The metrics of `of_encoder` by what RoBERTa's and ALBERT's tables call them; Choices of several articles, as RACE's,
-# are no form of labelled rows here.
+# Metrics of `of_encoder` by their names in RoBERTa's and ALBERT's tables. RACE is missing: its questions about articles
+# fit no form of labelled rows.
 ENCODER_METRICS = {
     "SQuAD1 F1": "squad/f1",
     "SQuAD2 F1": "squad2/f1",
@@ -28,16 +29,12 @@ ENCODER_METRICS = {
 }
 # Film reviews, which demos compare with a paper's task.
 REVIEWS = StandIn("sentiment/accuracy")
+# The `compared` of pages whose models are tuned by `tuned`.
+compared_encoders = by_size(paper=ENCODER_METRICS, demo={"SST-2": REVIEWS})
 # BERT's corpora, as changes of a config.
 BERT_TEXT = {f"data.{name}": value for name, value in corpora.mixture("bert").items()}
 _MODULE = "plm_jax.data.text_to_text.tfds_tasks"
 _TRANSLATIONS = {"EnDe": "wmt_t2t_ende", "EnFr": "wmt15_enfr", "EnRo": "wmt16_enro"}
-
-
-def bases(**by_size: str) -> Callable[[str], str]:
-    """The `base` of a sweep that has another one for each size, the first by default."""
-    default = next(iter(by_size))
-    return lambda size=default: config.choose(by_size, size)
 
 
 # Tasks of `of_encoder`, and the kind of task where it is not classification.
@@ -48,12 +45,12 @@ _KINDS = {"squad": "span_extraction", "squad2": "span_extraction"}
 def tuned(
     name: str, size: str, tasks: Sequence[str] = ENCODER_TASKS, feature: str = "mean"
 ) -> Iterator[tuple[str, Changes]]:
-    """What a model that is no T5 is tuned on: at the paper's scale as `of_encoder` says, in a demo `of_reviews`."""
+    """Yields the runs that tune a model other than T5: `of_encoder` at the paper's scale, `of_reviews` in a demo."""
     return of_encoder(name, tasks) if size == "paper" else of_reviews(name, feature)
 
 
 def of_encoder(name: str, tasks: Sequence[str] = ENCODER_TASKS) -> Iterator[tuple[str, Changes]]:
-    """MNLI and SST-2 by the recipe of `tasks/glue`, SQuAD 1.1 and 2.0 by that of `tasks/reading`."""
+    """Yields runs on MNLI and SST-2 by the recipe of `tasks/glue`, on SQuAD 1.1 and 2.0 by that of `tasks/reading`."""
     squad = run_of(reading.get_config())
     answers = config.LabelledTfds("squad/v2.0", config.AnswerForm())
     squad2 = dataclasses.replace(
@@ -98,7 +95,7 @@ def unstated(paper: str, tasks: Sequence[str] = ENCODER_TASKS) -> dict[str, Setu
 
 
 def of_reviews(name: str, feature: str = "mean") -> Iterator[tuple[str, Changes]]:
-    """Film reviews of two classes, predicted by a `models.ClassesHead` from the `feature` of the tokens."""
+    """Yields a run on film reviews of two classes, predicted by a `models.ClassesHead` from `feature` of the tokens."""
     run = run_of(sentiment.get_config())
     run = dataclasses.replace(
         run,
@@ -141,7 +138,7 @@ def text_to_text(examples: Mapping[str, float]) -> Changes:
 
 # MNLI's validation splits; T5 reports the mean of both.
 MNLI = ("glue_mnli:validation_matched", "glue_mnli:validation_mismatched")
-# Of `of_text_to_text`, by what T5's tables call them: means over tasks, of the means over their metrics.
+# Metrics of `of_text_to_text` by their names in T5's tables: means over tasks of the means over their metrics.
 TEXT_TO_TEXT_METRICS = {
     "GLUE": (
         "glue_cola/matthews_corrcoef",
@@ -169,7 +166,7 @@ TEXT_TO_TEXT_METRICS = {
 
 
 def in_words(name: str, steps: int) -> tuple[str, Changes]:
-    """The film reviews as text to text, for models of the demo's size: they answer `positive` or `negative`."""
+    """Returns a run on the reviews as text to text, for T5s of the demo's size, which answer positive or negative."""
     run = demo.t5_tasks()
     changes = vars(run) | {
         "model": models.FromCheckpointConfig(dropout=0.1),
@@ -183,12 +180,12 @@ def in_words(name: str, steps: int) -> tuple[str, Changes]:
 
 
 def run_of(tree: Any) -> config.Run:
-    """What a page's `get_config` gives, as a run."""
+    """Converts the tree that a page's `get_config` returns to a run."""
     return config.from_dict(config.to_dict(tree))
 
 
 def begun(run: config.Run, name: str, task: str) -> Changes:
-    """The run, beginning with the weights of another, its caches beside those of the base."""
+    """Returns the changes that make a run start from the weights of run `name`, with its caches next to the base's."""
     data = dataclasses.replace(run.data, cache_dir=f"../.cache/tasks/{task}")
     train = dataclasses.replace(run.train, init_from=name)
     return vars(run) | {"data": data, "train": train, "checkpoint": config.CheckpointConfig(save_every=100_000)}

@@ -2,19 +2,19 @@
 
     python -m plm_jax sweep --sweep=configs/ablations/finetune.py --workdir=runs/finetune --seeds=0,1,2
 
-The runs `bert`, `gpt2`, `bart` and `elmo` pretrain on the speeches that come with the package, all others begin with
-their weights: every form on the encoder, the reviews on the other three, too, of each set 2,000 rows at most. A run
-`NAME-random` is the same model without the weights. A run `NAME-fits`, of one seed, is tested on the 200 rows that it
-is trained on: that it learns them proves the form. The second table sets each beside a trivial predictor, one without a
-network (words before logistic or ridge regression; of each word its most frequent tag; of answers a regular
-expression), and the random weights. After the four, on two idle cores it should take less than an hour.
+The runs `bert`, `gpt2`, `bart` and `elmo` pretrain on the speeches that come with the package. The other runs start
+from their weights: every form on the encoder, the reviews on all four, with at most 2,000 rows of each set. A run
+`NAME-random` is the same model with random weights. A run `NAME-fits`, of one seed, is tested on the 200 rows that it
+is trained on: learning them proves the form. The second table compares each run with a trivial predictor, with one
+without a network (logistic or ridge regression over words; the most frequent tag of each word; a regular expression for
+answers), and with random weights. After the first four runs the sweep should take less than an hour on two idle cores.
 
-What a row shows and what it does not:
+Limits of the rows:
 
-- A model of this size that read 200 speeches knows little of film reviews: only more than a trivial predictor is asked
-  of it, and words alone are better. What pretraining brings is in `finetune_minilm`.
-- The pairs of `inference` have 21 premises, which are on both sides of the split; the questions of `choices` lack the
-  sentences that they are about. Of these two no figure on held-out rows says anything.
+- A model of this size that read 200 speeches knows little about film reviews: it has to beat the trivial predictor
+  only, and words alone are better. `finetune_minilm` shows the effect of pretraining.
+- The pairs of `inference` have 21 premises, which are on both sides of the split, and the questions of `choices` lack
+  the sentences that they are about. Figures of these two on held-out rows have no meaning.
 - Most persons of `entities` are the word "Borrower".
 - The questions of `reading` are in another package's wheel; without it in `.cache/finetune` they are left out.
 """
@@ -30,7 +30,7 @@ from plm_jax.experiments.comparison import Rivals
 base = "../tasks/sentiment.py"
 TRAIN, TEST, FITS = 2000, 1000, 200
 FAMILIES = ("bert", "gpt2", "bart", "elmo")
-# Of the mean of all tokens a small encoder tells more than of the first, and a decoder of its last one.
+# The mean of all tokens works better than the first token of a small encoder; a decoder needs its last token.
 HEADS = {
     "classes": models.ClassesHead(feature="mean"),
     "score": models.ScoreHead(feature="mean"),
@@ -41,7 +41,7 @@ HEADS = {
 
 
 def overrides() -> Iterator[tuple[str, dict]]:
-    """(name, changes) of each run."""
+    """Yields (name, changes) of each run."""
     yield "bert", vars(_encoder())
     for family in FAMILIES[1:]:
         yield family, vars(getattr(demo, family)())
@@ -55,28 +55,22 @@ def overrides() -> Iterator[tuple[str, dict]]:
 
 
 def rivals() -> list[Rivals]:
-    """What runs are judged by."""
-    found = []
-    for name in _sets():
-        metric = f"{name}/{labelled_sets.SETS[name].metric}"
-        others = {"trivial": f"{name}/trivial_{labelled_sets.SETS[name].metric}"}
-        found.append(Rivals(name, metric, others | {"no network": labelled_sets.without_network(name, TRAIN, TEST)}))
-    first, *rest = found
-    own = dict(first.columns)
-    made = [Rivals(first.run, first.metric, own | {"random weights": "sentiment-random"}), *rest]
-    for family in FAMILIES[1:]:
-        run = f"sentiment-{family}"
-        made.append(Rivals(run, first.metric, own | {"random weights": f"{run}-random"}))
-    return made
+    """Returns what each run is compared with."""
+    first, *others = (labelled_sets.rivals_of(name, TRAIN, TEST) for name in _sets())
+    runs = [first.run, *(f"sentiment-{family}" for family in FAMILIES[1:])]
+    random, *random_others = (
+        Rivals(run, first.metric, dict(first.columns) | {"random weights": f"{run}-random"}) for run in runs
+    )
+    return [random, *others, *random_others]
 
 
 def _sets() -> list[str]:
-    """Those that are there; entities without roles are asked of larger models."""
+    """Returns the sets that can be read, except entities without roles, which only larger models learn."""
     return [name for name in labelled_sets.SETS if name != "names" and labelled_sets.is_there(name)]
 
 
 def _encoder() -> config.Run:
-    """The demo's BERT with 256 positions, of which the last part of its steps reads all."""
+    """Returns the demo's BERT with 256 positions; only the last part of its steps reads rows of this length."""
     run = demo.bert()
     model = run.model
     position = dataclasses.replace(model.attention.position, length=256)
@@ -95,25 +89,17 @@ def _encoder() -> config.Run:
 
 
 def _tuned(name: str, family: str, fits: bool = False) -> dict:
-    """A run that tunes a family's model on a set."""
-    of = labelled_sets.SETS[name]
-    source = labelled_sets.source(name, FITS if fits else TRAIN, TEST, fits)
-    head = HEADS[of.form.kind]
+    """Returns the changes that tune a family's model on a set."""
+    chosen = labelled_sets.SETS[name]
+    head = HEADS[chosen.form.kind]
     if family == "gpt2":
         head = dataclasses.replace(head, feature="last")
     if family == "elmo":
         head = models.ClassesHead(feature="max", layers=models.MixedLayers(), recurrent=models.BiLstmConfig(cell=64))
-    changes = {
+    rows = FITS if fits else TRAIN
+    changes = labelled_sets.run_on(name, rows, TEST, family, f"{name}-{rows}-{fits}", fits) | {
         "model": models.FromCheckpointConfig(dropout=0.1, heads=(("task", head),)),
-        "objective": of.objective,
-        "data.sources": {name: source},
-        "data.cache_dir": f"../../.cache/finetune/{name}-{FITS if fits else TRAIN}-{fits}",
-        "data.length": of.length,
-        "train.init_from": family,
-        "train.epochs": 10.0 if family == "elmo" else 3.0,  # Its recurrent head begins slowly.
-        "train.batch_size": 16 if of.length > 64 else 32,
-        "schedule.learning_rate": 1e-3,
-        "checkpoint.save_every": 10_000,
-        "evaluation": config.EvaluationConfig(batch_size=64),
+        "train.epochs": 10.0 if family == "elmo" else 3.0,  # Its recurrent head learns slowly at first.
+        "train.batch_size": 16 if chosen.length > 64 else 32,
     }
-    return changes | ({"train.epochs": of.fits_epochs, "train.seed": 0} if fits else {})
+    return changes | ({"train.epochs": chosen.fits_epochs, "train.seed": 0} if fits else {})

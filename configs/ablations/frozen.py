@@ -9,16 +9,16 @@ SST-2, and in the demo film reviews, classified from the mean of the tokens.
 
 from plm_jax import config
 from plm_jax.configs.ablations import downstream
+from plm_jax.configs.ablations.skeleton import by_size, unpublished
 from plm_jax.configs.tasks import glue
-from plm_jax.experiments.comparison import Published
 
-base = downstream.bases(paper="../bert.py:base", demo="../demo.py:bert")
-# What of the parameters is trained.
+base = by_size(paper="../bert.py:base", demo="../demo.py:bert")
+# Parameters that are trained, as patterns of their paths.
 TRAINED = {"tuned": config.TrainConfig.trainable, "frozen": ("heads_task/.*",)}
 
 
 def overrides(size="paper"):
-    """(name, changes) of each run."""
+    """Yields (name, changes) of each run."""
     yield "pretrained", {}
     for name, trainable in TRAINED.items():
         if size == "demo":
@@ -28,11 +28,5 @@ def overrides(size="paper"):
         yield name, changes | {"train.trainable": trainable}
 
 
-def published():
-    """Returns rows without figures: the paper has none for SST-2."""
-    return [Published(name, {}, "Devlin et al. 2019, table 7, is for CoNLL-2003") for name in TRAINED]
-
-
-def compared(size="paper"):
-    """What they are tuned on."""
-    return {"SST-2": downstream.REVIEWS if size == "demo" else "sst2/accuracy"}
+published = unpublished(TRAINED, "Devlin et al. 2019, table 7, is for CoNLL-2003")
+compared = by_size(paper={"SST-2": "sst2/accuracy"}, demo={"SST-2": downstream.REVIEWS})

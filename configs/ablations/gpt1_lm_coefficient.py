@@ -10,11 +10,12 @@ paper's figures are for GLUE's test sets, ours for its validation sets (the matc
 import dataclasses
 
 from plm_jax.configs.ablations import downstream
+from plm_jax.configs.ablations.skeleton import by_size
 from plm_jax.configs.tasks import glue, recipes
 from plm_jax.experiments.comparison import Published
 from plm_jax.experiments.setups import Setup
 
-base = downstream.bases(paper="../gpt1.py:base", demo="../demo.py:gpt2")
+base = by_size(paper="../gpt1.py:base", demo="../demo.py:gpt2")
 COEFFICIENTS = (0.5, 0.0)
 TASKS = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte")
 SIMILARITIES = ("mrpc", "stsb", "qqp")
@@ -50,7 +51,7 @@ METRICS = {
 
 
 def overrides(size="paper"):
-    """(name, changes) of each run."""
+    """Yields (name, changes) of each run."""
     yield "pretrained", {}
     for coefficient in COEFFICIENTS:
         if size == "demo":
@@ -82,7 +83,7 @@ def published():
             "Radford et al. 2018, table 5, page 8",
             {"pretrained": PRETRAINING}
             | {f"lambda_{coefficient}-{task}": _tuning(task, coefficient) for task in TASKS},
-            {"Average": ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte")},
+            {"Average": TASKS},
         )
         for coefficient, row in rows.items()
     ]
@@ -95,7 +96,7 @@ def _tuning(task: str, coefficient: float) -> Setup:
         objective={
             "kind": "regression" if task == "stsb" else "classification",
             "lm_coefficient": coefficient,
-            "both_orders": task in ("mrpc", "stsb", "qqp"),
+            "both_orders": task in SIMILARITIES,
         },
         sources=[task],
         batch_size=32,
@@ -106,8 +107,4 @@ def _tuning(task: str, coefficient: float) -> Setup:
     )
 
 
-def compared(size="paper"):
-    """Returns our metrics by the paper's names."""
-    if size == "demo":
-        return {"SST2 (acc)": downstream.REVIEWS}
-    return {"Average": tuple(METRICS.values()), **METRICS}
+compared = by_size(paper={"Average": tuple(METRICS.values()), **METRICS}, demo={"SST2 (acc)": downstream.REVIEWS})

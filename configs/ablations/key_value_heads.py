@@ -7,7 +7,7 @@ The paper merges the heads of T5s and trains them further; it has no figures for
 """
 
 from plm_jax.configs.ablations import norm_activation
-from plm_jax.experiments.comparison import Published
+from plm_jax.configs.ablations.skeleton import unpublished
 
 HEADS = {
     "paper": {"multi_head": 12, "grouped": 4, "multi_query": 1},
@@ -17,12 +17,9 @@ base, compared = norm_activation.base, norm_activation.compared
 
 
 def overrides(size="paper"):
-    """(name, changes) of each run."""
+    """Yields (name, changes) of each run."""
     for name, heads in HEADS[size].items():
         yield name, {"model.attention.kv_heads": heads}
 
 
-def published():
-    """Returns rows without figures: the paper has none for a GPT-2."""
-    source = "Ainslie et al. 2023 (arXiv:2305.13245) has no figures for a GPT-2"
-    return [Published(name, {}, source) for name in HEADS["paper"]]
+published = unpublished(HEADS["paper"], "Ainslie et al. 2023 (arXiv:2305.13245) has no figures for a GPT-2")

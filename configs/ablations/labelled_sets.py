@@ -1,7 +1,7 @@
-"""Labelled sets that ablations of fine-tuning read: their form, their split, and what is reached without a network.
+"""Labelled sets that ablations of fine-tuning read: their form, their split, and a baseline without a network.
 
-Rows are split by hashes, into files in `.cache/finetune` of the folder where the user stands. Rows that must not be on
-both sides have one key: the same text, the same pair of choices of QuaRTz, whose twin questions have the other answer.
+Rows are split by hashes, into files in `.cache/finetune` of the working directory. Rows that must not be on both sides
+share a key: the same text, or the same pair of choices in QuaRTz, whose twin questions have the other answer.
 """
 
 import functools
@@ -25,11 +25,12 @@ from plm_jax.data.labelled import metrics, tags
 from plm_jax.data.sources import files
 from plm_jax.data.sources.corpus import Record
 from plm_jax.evaluation import word_baselines
+from plm_jax.experiments.comparison import Rivals
 
 FOLDER = ".cache/finetune"
-# The wheel of the package that the questions about populations are of: whole abstracts, which may not be copied.
+# Wheel with the questions about populations. It has whole abstracts, which may not be copied into this package.
 EVALS = "evals-3.0.1.post1-py3-none-any.whl"
-# What most persons and organisations of the loan agreements are called.
+# Names of most persons and organizations in the loan agreements.
 ROLES = ("Borrower", "Lender", "Bank")
 _SPANS = "evals/registry/data/population_span_extraction/samples.jsonl"
 
@@ -41,14 +42,13 @@ class LabelledSet:
     """A labelled set.
 
     Attributes:
-      read: its rows.
-      key: of a row; rows of one key are on one side.
-      metric: by which models are compared.
-      length: tokens that its rows should have.
-      baseline: what a predictor without a network reaches of the metric, fitted to training records.
-      note: what a figure of it can show.
-      fits_epochs: how often few of its rows are read until a model should know them.
-      is_tested: whether a row may be tested on; those of one key are all alike.
+      read: reads the rows.
+      key: returns the key of a row; rows with the same key are on the same side of the split.
+      metric: metric that compares models.
+      length: number of tokens in a row.
+      baseline: computes the metric of a predictor without a network, fitted to the training records.
+      fits_epochs: number of epochs after which a model should fit a few rows.
+      is_tested: whether a row may be in the test split; the same for all rows with the same key.
     """
 
     read: Callable[[], Iterator[Row]]
@@ -58,32 +58,31 @@ class LabelledSet:
     metric: str
     length: int
     baseline: Callable[[list[Record], list[Record]], float]
-    note: str = ""
     fits_epochs: float = 40.0
     is_tested: Callable[[Row], bool] = lambda row: True
 
 
 def vendored(name: str) -> Callable[[], Iterator[Row]]:
-    """What reads the rows of a corpus that comes with the package."""
+    """Returns a function that reads the rows of a corpus that comes with the package."""
     path = os.path.join(os.path.dirname(plm_jax.__file__), "data/corpora", name)
     return lambda: (row for _, row in files.json_rows(path))
 
 
 def _has_no_role(row: Row) -> bool:
-    """Whether a row has none of ROLES, which a look-up finds."""
+    """Whether a row has none of ROLES, which a look-up would find."""
     return not set(ROLES) & set(row["tokens"])
 
 
 def _questions() -> Iterator[Row]:
-    """The questions of the evals package, out of its wheel in FOLDER."""
+    """Reads the questions of the evals package from its wheel in FOLDER."""
     wheel = os.path.join(FOLDER, EVALS)
     if not os.path.exists(wheel):
         raise UserError(f"there is no {wheel}: run `pip download --no-deps --dest {FOLDER} evals==3.0.1.post1`")
     for line in zipfile.ZipFile(wheel).read(_SPANS).decode("utf-8").splitlines():
         row = json.loads(line)
-        context, told = row["input"][-1]["content"], row["ideal"].partition("spans: ")[2]
-        found = [(text, context.find(text)) for text in told.strip()[1:-1].split("', '")]
-        answers = [{"text": text, "start": start} for text, start in found if start >= 0]
+        context, spans = row["input"][-1]["content"], row["ideal"].partition("spans: ")[2]
+        starts = [(text, context.find(text)) for text in spans.strip()[1:-1].split("', '")]
+        answers = [{"text": text, "start": start} for text, start in starts if start >= 0]
         yield {"question": "Which population was studied?", "context": context, "answers": answers}
 
 
@@ -101,24 +100,24 @@ def _pearson(train, test):
 def _entities(train, test):
     names = entities.LABELS
     both = [record.values["tags"] for record in test], word_baselines.tags(train, test)
-    truth, told = ([[names[tag] for tag in of] for of in side] for side in both)
-    return tags.scores(truth, told)["f1"]
+    truth, predicted = ([[names[tag] for tag in row] for row in side] for side in both)
+    return tags.scores(truth, predicted)["f1"]
 
 
 def _populations(train, test):
-    """From a word for people on to the end of the clause: the best of a few such rules on the training rows."""
+    """Predicts from a word for people to the end of the clause, the best of a few such rules on the training rows."""
     del train
     people = "patients|women|men|children|subjects|adults|participants|individuals|volunteers|people|infants"
     pattern = re.compile(rf"\b(?:{people})\b[^.;]*", re.IGNORECASE)
-    found = []
+    scores = []
     for record in test:
         right = [
             record.text[begin:end]
             for begin, end in zip(record.values["answer_begins"], record.values["answer_ends"], strict=True)
         ]
         match = pattern.search(record.text)
-        found.append(metrics.answer_f1(right, match[0] if match else ""))
-    return float(np.mean(found))
+        scores.append(metrics.answer_f1(right, match[0] if match else ""))
+    return float(np.mean(scores))
 
 
 REVIEWS = vendored("movie_sentiment.jsonl.gz")
@@ -149,7 +148,6 @@ SETS = {
         metric="accuracy",
         length=256,
         baseline=_accuracy(word_baselines.classes),
-        note="21 premises, which are on both sides",
     ),
     "entities": LabelledSet(
         vendored("finance_ner.jsonl.gz"),
@@ -159,7 +157,6 @@ SETS = {
         metric="f1",
         length=128,
         baseline=_entities,
-        note="most persons are the word Borrower",
     ),
     "names": LabelledSet(
         vendored("finance_ner.jsonl.gz"),
@@ -179,24 +176,23 @@ SETS = {
         metric="accuracy",
         length=64,
         baseline=_accuracy(word_baselines.choices),
-        note="without the sentences that the questions are about",
     ),
     "reading": LabelledSet(
         _questions,
         config.AnswerForm(),
-        # Of a small vocabulary an answer, often a whole clause, has up to 115 tokens.
+        # With a small vocabulary an answer, often a whole clause, has up to 115 tokens.
         objectives.SpanExtraction(question_length=16, stride=64, answer_length=128),
         key=lambda row: row["context"],
         metric="f1",
         length=256,
         baseline=_populations,
-        fits_epochs=20.0,  # Of each abstract there are some four windows.
+        fits_epochs=20.0,  # Each abstract makes about four windows.
     ),
 }
 
 
 def is_there(name: str) -> bool:
-    """Whether the rows of a set can be read; those of another package are not there before they are fetched."""
+    """Whether the rows of a set can be read: those of another package have to be downloaded first."""
     try:
         next(iter(SETS[name].read()))
     except UserError as error:
@@ -207,10 +203,13 @@ def is_there(name: str) -> bool:
 
 @functools.cache
 def source(name: str, train: int, test: int, fits: bool = False) -> config.LabelledJsonLines:
-    """A set's source, its rows in files: `test` of those for it, a fifth at most, at most `train` of the others.
+    """Writes a set's rows to files and returns their source.
 
     Args:
-      fits: the shortest rows, on which it is tested, too: that shows that a form is learnt, and no more.
+      name: name in SETS.
+      train: largest number of training rows.
+      test: number of test rows, at most a fifth of all.
+      fits: whether the shortest rows are both the training and the test rows, which only shows that a form is learned.
     """
     of = SETS[name]
     rows = sorted(of.read(), key=lambda row: (not of.is_tested(row), _digest(of, row)))
@@ -237,7 +236,38 @@ def _digest(of: LabelledSet, row: Row) -> bytes:
 
 
 def without_network(name: str, train: int, test: int) -> float:
-    """What the set's predictor without a network reaches on the same split."""
+    """Returns the metric of the set's predictor without a network on the same split."""
     opened = source(name, train, test).open(name)
     fitted, tested = (list(opened.read(split, (0, 1))) for split in ("train", "validation"))
     return SETS[name].baseline(fitted, tested)
+
+
+def run_on(name: str, train: int, test: int, checkpoint: str, cache: str, fits: bool = False) -> dict[str, Any]:
+    """Returns the changes that tune a checkpoint on a set.
+
+    Args:
+      name: name in SETS.
+      train: largest number of training rows.
+      test: number of test rows.
+      checkpoint: run or directory whose weights the run starts from.
+      cache: folder of the cache in `.cache/finetune`.
+      fits: as in `source`.
+    """
+    chosen = SETS[name]
+    return {
+        "objective": chosen.objective,
+        "data.sources": {name: source(name, train, test, fits)},
+        "data.cache_dir": f"../../.cache/finetune/{cache}",
+        "data.length": chosen.length,
+        "train.init_from": checkpoint,
+        "schedule.learning_rate": 1e-3,
+        "checkpoint.save_every": 10_000,
+        "evaluation": config.EvaluationConfig(batch_size=64),
+    }
+
+
+def rivals_of(name: str, train: int, test: int, **others: str) -> Rivals:
+    """Returns the rivals of run `name`: a trivial predictor, one without a network, and `others`."""
+    metric = SETS[name].metric
+    baselines = {"trivial": f"{name}/trivial_{metric}", "no network": without_network(name, train, test)}
+    return Rivals(name, f"{name}/{metric}", baselines | {key.replace("_", " "): run for key, run in others.items()})

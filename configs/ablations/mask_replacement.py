@@ -7,13 +7,11 @@ Run names have the per cent of each: mask, same, random. Their losses cannot be 
 easy to predict. The paper's named entities (CoNLL-2003) are not freely available.
 """
 
-import dataclasses
-
 from plm_jax.configs.ablations import downstream
-from plm_jax.experiments.comparison import Published
-from plm_jax.experiments.setups import NOT_STATED, BestOf, Setup, of_run
+from plm_jax.configs.ablations.skeleton import by_size, table, variants
+from plm_jax.experiments.setups import NOT_STATED, BestOf, Setup
 
-base = downstream.bases(paper="../bert.py:base", demo="../demo.py:bert")
+base = by_size(paper="../bert.py:base", demo="../demo.py:bert")
 PRETRAINING = Setup(
     source="Devlin et al. 2019, appendix C.2, page 16 (masks), §3.1 (model, corpora) and A.2 (training)",
     objective={"kind": "masked_lm", "rate": 0.15},
@@ -41,7 +39,7 @@ SHARES = ((80, 10, 10), (100, 0, 0), (80, 0, 20), (80, 20, 0), (0, 20, 80), (0, 
 
 
 def overrides(size="paper"):
-    """(name, changes) of each run."""
+    """Yields (name, changes) of each run."""
     for shares in SHARES:
         mask, _, random = shares
         name = "_".join(map(str, shares))
@@ -50,27 +48,24 @@ def overrides(size="paper"):
         yield from downstream.tuned(f"mask_{name}", size, ("mnli",))
 
 
-def published():
-    """Returns the paper's figures."""
-    rows = {
-        (80, 10, 10): (84.2, 95.4, 94.9),
-        (100, 0, 0): (84.3, 94.9, 94.0),
-        (80, 0, 20): (84.1, 95.2, 94.6),
-        (80, 20, 0): (84.4, 95.2, 94.7),
-        (0, 20, 80): (83.7, 94.8, 94.6),
-        (0, 0, 100): (83.6, 94.9, 94.6),
-    }
-    source = "Devlin et al. 2019 (arXiv:1810.04805), table 8, page 16"
-    published_rows = []
-    for (mask, same, random), figures in rows.items():
+def _setups():
+    for mask, same, random in SHARES:
         objective = {**PRETRAINING.objective, "mask_share": mask / 100, "random_share": random / 100}
-        name = f"mask_{mask}_{same}_{random}"
-        setups = of_run(name, dataclasses.replace(PRETRAINING, objective=objective), {"-mnli": TUNING})
-        named = dict(zip(("MNLI-m", "NER tuned", "NER from features"), figures, strict=True))
-        published_rows.append(Published(name, named, source, setups))
-    return published_rows
+        yield f"mask_{mask}_{same}_{random}", {"objective": objective}
 
 
-def compared(size="paper"):
-    """What they are tuned on."""
-    return {"MNLI-m": downstream.REVIEWS if size == "demo" else "mnli/accuracy"}
+published = table(
+    "Devlin et al. 2019 (arXiv:1810.04805), table 8, page 16",
+    ("MNLI-m", "NER tuned", "NER from features"),
+    {
+        "mask_80_10_10": "84.2 95.4 94.9",
+        "mask_100_0_0": "84.3 94.9 94.0",
+        "mask_80_0_20": "84.1 95.2 94.6",
+        "mask_80_20_0": "84.4 95.2 94.7",
+        "mask_0_20_80": "83.7 94.8 94.6",
+        "mask_0_0_100": "83.6 94.9 94.6",
+    },
+    variants(PRETRAINING, dict(_setups())),
+    {"-mnli": TUNING},
+)
+compared = by_size(paper={"MNLI-m": "mnli/accuracy"}, demo={"MNLI-m": downstream.REVIEWS})

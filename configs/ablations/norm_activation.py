@@ -1,19 +1,18 @@
-"""Where and which norm, and which activation, in a GPT-2.
+"""Position and kind of the norm, and the activation, in a GPT-2.
 
     python -m plm_jax sweep --sweep=ablations/norm_activation --workdir=runs/norm-activation
     python -m plm_jax sweep --sweep=ablations/norm_activation:demo --workdir=runs/norm-activation-demo --seeds=0,1,2
 
 The first row is GPT-2's: LayerNorm before each sub-layer, GELU. Xiong et al. 2020 put norms before and after, Zhang and
-Sennrich 2019 left the mean out, Shazeer 2020 gated the feed-forward, of whose three matrices each is two thirds as
-wide. Figures of theirs for a GPT-2 there are none.
+Sennrich 2019 left the mean out, Shazeer 2020 gated the feed-forward, whose three matrices are each two thirds as wide.
+None of them has figures for a GPT-2.
 """
 
 from plm_jax import config
 from plm_jax.configs import demo, gpt2
-from plm_jax.configs.ablations import downstream
-from plm_jax.experiments.comparison import Published
+from plm_jax.configs.ablations.skeleton import by_size, unpublished
 
-base = downstream.bases(paper="../gpt2.py:small", demo="../demo.py:gpt2")
+base = by_size(paper="../gpt2.py:small", demo="../demo.py:gpt2")
 _WIDTHS = {"paper": 4 * gpt2.SIZES["small"].width, "demo": demo.gpt2().model.feed_forward.width}
 VARIANTS = (
     "pre_layer_gelu",
@@ -26,7 +25,7 @@ VARIANTS = (
 
 
 def overrides(size="paper"):
-    """(name, changes) of each run."""
+    """Yields (name, changes) of each run."""
     for name in VARIANTS:
         placement, kind, activation = name.split("_")
         changes = {"model.norm.placement": placement, "model.norm.kind": kind}
@@ -39,11 +38,5 @@ def overrides(size="paper"):
         yield name, changes | ({"train.steps": 120} if size == "demo" else {})
 
 
-def published():
-    """Of a GPT-2 there is nothing."""
-    return [Published(name, {}, "no figures of a GPT-2 were published") for name in VARIANTS]
-
-
-def compared(size="paper"):
-    """The loss on held-out text."""
-    return {"loss": "sotu/loss" if size == "demo" else "webtext/loss"}
+published = unpublished(VARIANTS, "no figures of a GPT-2 were published")
+compared = by_size(paper={"loss": "webtext/loss"}, demo={"loss": "sotu/loss"})

@@ -1,30 +1,30 @@
-"""Every pretraining objective on a little text that comes with the package, each beside a predictor without input.
+"""Every pretraining objective on a small corpus that comes with the package, compared with predictors without input.
 
     python -m plm_jax sweep --sweep=configs/ablations/objectives_demo.py --workdir=runs/objectives [--seeds=0,1,2]
 
-The runs `bert`, `gpt2`, `t5`, `elmo`, `bart` and `glm` are the demos of their families; another objective of the same
-architecture begins with their weights (`train.init_from`). A run should take two idle cores up to eight minutes, most
-one or two.
+The runs `bert`, `gpt2`, `t5`, `elmo`, `bart` and `glm` are the demos of their families. The other objectives of each
+architecture start from their weights (`train.init_from`). On two idle cores a run should take at most eight minutes,
+most of them one or two.
 
-On held-out documents each has to beat a predictor of its own: denoisers and language models a unigram on the text among
+On held-out documents each run has to beat a predictor: denoisers and language models a unigram over the text among
 their targets (`real_loss`), sentence pairs the more frequent label (`pair_accuracy`), replaced-token detection chance
-(`discriminator_auc`; its accuracy also asks for probabilities above one half, where one token in seven is replaced).
+(`discriminator_auc`; its accuracy also needs probabilities above one half, although one token in seven is replaced).
 The tasks of `t5_tasks` have to beat the most frequent answer.
 
-What a row shows and what it does not:
+Limits of the rows:
 
-- `next_sentence` and `sentence_order` read Chinese poems with their titles, whose form tells much in few steps: verses
-  of five or of seven characters, and that the title comes first. Sentences of the speeches a model of this size does
-  not learn to pair in so few steps.
-- Of the targets of masked language models some are visible: who only copies those gains 0.4 nats (80/10/10), an
-  ELECTRA's generator 0.8.
-- Where the targets are all of the text, a decoder beats the unigram without its encoder, as a language model does. The
-  80 steps of `mask_tokens_*`, `deshuffling`, `prefix_lm` and `full_lm` show no more than that; `bart` and its noises,
-  with a lower loss than `full_lm`, read what they are given.
-- In the quartz of `t5_tasks` the model learns to answer with one of the two choices that the question names, four times
-  in five, but not which of the two is right. The reviews it does read.
-- `masked_lm_static` reads an eighth of the text once, so that no mask comes again: here it is dynamic masking with
-  other draws, and shows that it trains, not what repeated masks cost.
+- `next_sentence` and `sentence_order` read Chinese poems with their titles, whose form is learned in few steps: verses
+  of five or seven characters, and the title first. A model of this size does not learn to pair sentences of the
+  speeches in so few steps.
+- Some targets of masked language models are visible: copying them gains 0.4 nats (80/10/10), for the generator of an
+  ELECTRA 0.8.
+- If the targets are the whole text, a decoder beats the unigram without its encoder, as a language model does. The 80
+  steps of `mask_tokens_*`, `deshuffling`, `prefix_lm` and `full_lm` show no more than that. `bart` and its noises, with
+  a lower loss than `full_lm`, use their input.
+- In the quartz of `t5_tasks` the model learns to answer with one of the two choices in the question, four times in
+  five, but not which of the two is right. It does learn the reviews.
+- `masked_lm_static` reads an eighth of the text once, so no mask is repeated. It shows that static masking trains, not
+  what repeated masks cost.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ base = "../demo.py:bert"
 
 
 def overrides():
-    """(name, changes) of each run."""
+    """Yields (name, changes) of each run."""
     yield from _encoders()
     yield from _decoders()
     yield from _text_to_text()
@@ -45,7 +45,7 @@ def overrides():
 
 
 def _after(name: str, steps: int, learning_rate: float, warmup_steps: int = 20) -> dict:
-    """A short run that begins with another one's weights."""
+    """Returns the changes of a short run that starts from another run's weights."""
     return {
         "train.init_from": name,
         "train.steps": steps,
@@ -55,7 +55,7 @@ def _after(name: str, steps: int, learning_rate: float, warmup_steps: int = 20) 
 
 
 def _encoders():
-    """Masked language models, those of pairs, and what is built on them."""
+    """Yields masked language models, with and without pairs, and the objectives built on them."""
     yield "bert", {}
     yield "next_sentence", vars(poems(config.SentencePairs(parts="sentences"), 40, 400, 2e-3))
     yield "sentence_order", vars(poems(config.SentencePairs(task="sentence_order"), 80, 250, 1e-3))
@@ -74,7 +74,7 @@ def _encoders():
 
 
 def poems(layout: config.SentencePairs, length: int, steps: int, learning_rate: float) -> config.Run:
-    """A BERT of the demo's size on pairs of parts of Chinese poems."""
+    """Returns a BERT of the demo's size on pairs of parts of Chinese poems."""
     run = demo.bert()
     vocab_size = 4096
     return dataclasses.replace(
@@ -96,7 +96,7 @@ def poems(layout: config.SentencePairs, length: int, steps: int, learning_rate: 
 
 
 def _decoders():
-    """Language models in one direction, after a prefix, in both directions."""
+    """Yields language models in one direction, after a prefix, and in both directions."""
     yield "gpt2", vars(demo.gpt2())
     prefix_lm = {**vars(demo.gpt2()), "objective": objectives.DecoderPrefixLM()}
     yield "decoder_prefix_lm", {**prefix_lm, **_after("gpt2", 30, 5e-4)}
@@ -109,9 +109,9 @@ def _decoders():
 
 
 def _text_to_text():
-    """T5's span corruption, what it was compared with, UL2, and two tasks with their prefixes."""
+    """Yields T5's span corruption, the objectives that it was compared with, UL2, and two tasks with their prefixes."""
     yield "t5", vars(demo.t5())
-    # Where targets tell no place, it takes longer to find them by the encoder.
+    # Steps and rate: targets without sentinels take longer to be found through the encoder.
     compared = {
         "replace_spans": (objectives.ReplaceSpans(), 80, 2e-2),
         "mask_tokens_bert_style": (objectives.MaskTokens(), 80, 2e-2),
@@ -128,7 +128,7 @@ def _text_to_text():
 
 
 def _denoisers():
-    """BART's noises and GLM's blanks."""
+    """Yields BART's noises and GLM's blanks."""
     yield "bart", vars(demo.bart())
     alone = objectives.Denoising(permute_sentences=0.0)
     noises = {

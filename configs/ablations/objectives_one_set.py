@@ -3,8 +3,8 @@
     python -m plm_jax sweep --sweep=ablations/objectives_one_set --workdir=runs/one-set
     python -m plm_jax sweep --sweep=ablations/objectives_one_set:demo --workdir=runs/one-set-demo --seeds=0,1,2
 
-Their losses are of different things; they are compared by what they are tuned on. Du et al. 2022 compare theirs so,
-table 6; its figures are not at hand.
+Their losses measure different things, so the models are compared on the tasks that they are tuned on, as in Du et al.
+2022, table 6, whose figures are not at hand.
 """
 
 import dataclasses
@@ -12,15 +12,15 @@ import dataclasses
 from plm_jax import config, models, objectives
 from plm_jax.configs import bert, demo, glm, gpt2
 from plm_jax.configs.ablations import downstream
-from plm_jax.experiments.comparison import Published
+from plm_jax.configs.ablations.skeleton import by_size, unpublished
 
-base = downstream.bases(paper="../glm.py:base", demo="../demo.py:glm")
+base = by_size(paper="../glm.py:base", demo="../demo.py:glm")
 _MODELS = {"paper": glm.model(*glm.SIZES["base"]), "demo": demo.glm().model}
 NAMES = ("glm", "masked_lm", "causal_lm")
 
 
 def overrides(size="paper"):
-    """(name, changes) of each run."""
+    """Yields (name, changes) of each run."""
     model = config.choose(_MODELS, size)
     rows = 512 if size == "paper" else 64
     dimensions = (model.stack.layers, model.embedding.width, model.attention.heads, model.embedding.vocab_size, rows)
@@ -41,11 +41,5 @@ def overrides(size="paper"):
         yield from downstream.tuned(name, size, tasks, feature="mean" if is_encoder else "last")
 
 
-def published():
-    """Of the paper nothing is at hand."""
-    return [Published(name, {}, "Du et al. 2022 (arXiv:2103.10360), table 6: not at hand") for name in NAMES]
-
-
-def compared(size="paper"):
-    """What they are tuned on."""
-    return {"SST-2": downstream.REVIEWS} if size == "demo" else downstream.ENCODER_METRICS
+published = unpublished(NAMES, "Du et al. 2022 (arXiv:2103.10360), table 6: not at hand")
+compared = downstream.compared_encoders

@@ -7,24 +7,20 @@ The paper tuned the learning rate for each batch size (1e-4, 7e-4 and 1e-3) and 
 fairseq's README are for other runs.
 """
 
-import dataclasses
-
 from plm_jax.configs.ablations import downstream, roberta_inputs
-from plm_jax.experiments.comparison import Published
-from plm_jax.experiments.setups import of_run
+from plm_jax.configs.ablations.skeleton import by_size, table, variants
 
 # Batch, steps, rate and its warm-up.
 BATCHES = {
     "paper": {256: (1_000_000, 1e-4, 10_000), 2_000: (125_000, 7e-4, 10_000), 8_000: (31_000, 1e-3, 2_500)},
     "demo": {32: (800, 1e-3, 80), 64: (400, 1.5e-3, 40), 256: (100, 3e-3, 10)},
 }
-METRICS = ("ppl", "MNLI-m", "SST-2")
 TASKS = ("mnli", "sst2")
 base = roberta_inputs.base
 
 
 def overrides(size="paper"):
-    """(name, changes) of each run."""
+    """Yields (name, changes) of each run."""
     shared = dict(roberta_inputs.overrides(size))["full_sentences"]
     for batch_size, (steps, rate, warmup_steps) in BATCHES[size].items():
         changes = {"train.batch_size": batch_size, "train.steps": steps, "train.phases": ()}
@@ -34,33 +30,30 @@ def overrides(size="paper"):
         yield from downstream.tuned(name, size, TASKS)
 
 
-def published():
-    """Returns the paper's figures."""
-    source = "Liu et al. 2019 (arXiv:1907.11692), table 3"
-    rows = {  # Batch size: steps, learning rate, origin of our warm-up, figures.
-        256: (1_000_000, 1e-4, "BERT's", (3.99, 84.7, 92.7)),
-        2_000: (125_000, 7e-4, "that of fairseq's README for this batch and number of steps", (3.68, 85.2, 92.9)),
-        8_000: (31_000, 1e-3, "8 % of the steps, as with 2,000 rows", (3.77, 84.6, 92.8)),
-    }
-    tuning = {f"-{task}": roberta_inputs.TUNING[f"-{task}"] for task in TASKS}
-    published_rows = []
-    for batch_size, (steps, rate, warmup, figures) in rows.items():
-        setup = dataclasses.replace(
-            roberta_inputs.SETUP,
-            source="Liu et al. 2019, table 3 (batch, steps, rate), §2, §3.1 and §4 (all else)",
-            rows=roberta_inputs.ROWS["full_sentences"],
-            batch_size=batch_size,
-            steps=steps,
-            learning_rate=rate,
-            reasons={"warmup": warmup},
-        )
-        name, named = f"batch_{batch_size}", dict(zip(METRICS, figures, strict=True))
-        published_rows.append(Published(name, named, source, of_run(name, setup, tuning)))
-    return published_rows
-
-
-def compared(size="paper"):
-    """Our metrics by the paper's names."""
-    if size == "demo":
-        return {"SST-2": downstream.REVIEWS}
-    return {name: downstream.ENCODER_METRICS[name] for name in ("MNLI-m", "SST-2")}
+published = table(
+    "Liu et al. 2019 (arXiv:1907.11692), table 3",
+    ("ppl", "MNLI-m", "SST-2"),
+    {"batch_256": "3.99 84.7 92.7", "batch_2000": "3.68 85.2 92.9", "batch_8000": "3.77 84.6 92.8"},
+    variants(
+        roberta_inputs.SETUP,
+        {
+            f"batch_{batch_size}": {
+                "source": "Liu et al. 2019, table 3 (batch, steps, rate), §2, §3.1 and §4 (all else)",
+                "rows": roberta_inputs.ROWS["full_sentences"],
+                "batch_size": batch_size,
+                "steps": steps,
+                "learning_rate": rate,
+                "reasons": {"warmup": warmup},
+            }
+            for batch_size, steps, rate, warmup in (
+                (256, 1_000_000, 1e-4, "BERT's"),
+                (2_000, 125_000, 7e-4, "that of fairseq's README for this batch and number of steps"),
+                (8_000, 31_000, 1e-3, "8 % of the steps, as with 2,000 rows"),
+            )
+        },
+    ),
+    roberta_inputs.tuning_of(TASKS),
+)
+compared = by_size(
+    paper={name: downstream.ENCODER_METRICS[name] for name in ("MNLI-m", "SST-2")}, demo={"SST-2": downstream.REVIEWS}
+)

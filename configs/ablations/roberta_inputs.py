@@ -13,10 +13,10 @@ import dataclasses
 from plm_jax import config, objectives
 from plm_jax.configs import bert, demo
 from plm_jax.configs.ablations import downstream
-from plm_jax.experiments.comparison import Published
-from plm_jax.experiments.setups import NOT_STATED, Setup, of_run
+from plm_jax.configs.ablations.skeleton import by_size, table, variants
+from plm_jax.experiments.setups import NOT_STATED, Setup
 
-base = downstream.bases(paper="../roberta.py:base", demo="../demo.py:bert")
+base = by_size(paper="../roberta.py:base", demo="../demo.py:bert")
 LAYOUTS = {
     "segment_pairs": config.SentencePairs(short_probability=0.0),
     "sentence_pairs": config.SentencePairs(short_probability=0.0, parts="sentences"),
@@ -43,9 +43,6 @@ ROWS = {
     "full_sentences": {"kind": "whole_sentences", "cross_documents": True},
     "document_sentences": {"kind": "whole_sentences", "cross_documents": False},
 }
-# Formats with short rows, for which the paper uses larger batches.
-_SHORT = ("sentence_pairs", "document_sentences")
-METRICS = ("SQuAD1 F1", "SQuAD2 F1", "MNLI-m", "SST-2", "RACE")
 SCALES = {
     "paper": {
         "train.steps": 1_000_000,
@@ -60,7 +57,7 @@ SCALES = {
 
 
 def overrides(size="paper"):
-    """(name, changes) of each run."""
+    """Yields (name, changes) of each run."""
     small = demo.bert()
     for name, layout in LAYOUTS.items():
         changes = SCALES[size] | {"data.layout": layout, "objective": objectives.MaskedLM()}
@@ -72,33 +69,29 @@ def overrides(size="paper"):
         yield from downstream.tuned(name, size)
 
 
-def published():
-    """What the paper reports."""
-    rows = {
-        "segment_pairs": (90.4, 78.7, 84.0, 92.9, 64.2),
-        "sentence_pairs": (88.7, 76.2, 82.9, 92.1, 63.0),
-        "full_sentences": (90.4, 79.1, 84.7, 92.5, 64.8),
-        "document_sentences": (90.6, 79.7, 84.7, 92.7, 65.6),
-    }
-    source = "Liu et al. 2019 (arXiv:1907.11692), table 2"
-    return [
-        Published(name, dict(zip(METRICS, row, strict=True)), source, of_run(name, _setup(name), TUNING))
-        for name, row in rows.items()
-    ]
-
-
-def _setup(name: str) -> Setup:
-    """Returns the paper's set-up for pretraining with an input format."""
-    setup = dataclasses.replace(SETUP, rows=ROWS[name])
-    if name not in _SHORT:
-        return setup
-    setup = dataclasses.replace(setup, batch_size="as many tokens as 256 rows of 512 have")
-    return setup.because(batch_size="the number of rows is the same in every step; a run reports how full they are")
-
-
+SETUPS = variants(SETUP, {name: {"rows": rows} for name, rows in ROWS.items()})
+for name in ("sentence_pairs", "document_sentences"):  # Their rows are short, and the paper enlarges the batches.
+    SETUPS[name] = dataclasses.replace(SETUPS[name], batch_size="as many tokens as 256 rows of 512 have").because(
+        batch_size="the number of rows is the same in every step; a run reports how full they are"
+    )
 TUNING = downstream.unstated("Liu et al. 2019: tables 1 to 3 do not state it")
 
 
-def compared(size="paper"):
-    """Our metrics by the paper's names."""
-    return {"SST-2": downstream.REVIEWS} if size == "demo" else downstream.ENCODER_METRICS
+def tuning_of(tasks):
+    """Returns the set-ups of the runs that are tuned on some of the tasks, by name suffix."""
+    return {f"-{task}": TUNING[f"-{task}"] for task in tasks}
+
+
+published = table(
+    "Liu et al. 2019 (arXiv:1907.11692), table 2",
+    ("SQuAD1 F1", "SQuAD2 F1", "MNLI-m", "SST-2", "RACE"),
+    {
+        "segment_pairs": "90.4 78.7 84.0 92.9 64.2",
+        "sentence_pairs": "88.7 76.2 82.9 92.1 63.0",
+        "full_sentences": "90.4 79.1 84.7 92.5 64.8",
+        "document_sentences": "90.6 79.7 84.7 92.7 65.6",
+    },
+    SETUPS,
+    TUNING,
+)
+compared = downstream.compared_encoders

@@ -3,22 +3,24 @@
     python -m plm_jax sweep --sweep=ablations/shots --workdir=runs/shots
     python -m plm_jax sweep --sweep=ablations/shots:demo --workdir=runs/shots-demo --seeds=0,1,2
 
-The paper sets its prompts beside tuned BERTs, and tunes no GPT-3; its figures are not at hand. Here it is one model, on
-RTE, and in the demo on film reviews, where a GPT-2 of two layers answers prompts by chance: expect that tuning wins.
+The paper compares its prompts with tuned BERTs and tunes no GPT-3; its figures are not at hand. Here one model is
+prompted and tuned, on RTE, and in the demo on film reviews, where a GPT-2 of two layers answers prompts by chance:
+expect that tuning wins.
 """
 
 from plm_jax.configs.ablations import downstream
+from plm_jax.configs.ablations.skeleton import by_size
 from plm_jax.configs.tasks import glue
 from plm_jax.experiments.comparison import Rivals
 
-base = downstream.bases(paper="../gpt3.py:125m", demo="../demo.py:gpt2")
+base = by_size(paper="../gpt3.py:125m", demo="../demo.py:gpt2")
 SHOTS = {"paper": (0, 1, 32), "demo": (0, 1, 5)}
 TASKS = {"paper": "rte", "demo": "sentiment"}
 compared = {}  # Runs are compared only with their own rivals.
 
 
 def overrides(size="paper"):
-    """(name, changes) of each run."""
+    """Yields (name, changes) of each run."""
     yield "pretrained", {}
     if size == "demo":
         ((_, changes),) = downstream.of_reviews("pretrained", feature="last")
@@ -28,13 +30,13 @@ def overrides(size="paper"):
 
 
 def evaluations(size="paper"):
-    """How else a run is evaluated."""
+    """Yields the further evaluations of a run."""
     flags = {"tasks": TASKS[size], "shots": SHOTS[size], "seeds": (0, 1, 2), "limit": 500}
     yield "pretrained", flags | ({"config": "tasks/glue:rte"} if size == "paper" else {})
 
 
 def rivals(size="paper"):
-    """What runs are judged by."""
+    """Returns what each run is compared with."""
     task = TASKS[size]
     shots = {f"{number} shots": f"{task}/{number}_shots/accuracy" for number in SHOTS[size]}
     beside = {name: ("pretrained", metric) for name, metric in shots.items()}

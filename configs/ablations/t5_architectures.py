@@ -3,8 +3,8 @@
     python -m plm_jax sweep --sweep=ablations/t5_architectures --workdir=runs/t5-architectures
     python -m plm_jax sweep --sweep=ablations/t5_architectures:demo --workdir=runs/t5-architectures-demo --seeds=0,1,2
 
-Of an encoder-decoder language modelling goes on after a prefix that the encoder has. A decoder that denoises has the
-inputs and the targets in one row.
+For language modelling, the encoder of an encoder-decoder reads a prefix and the decoder continues it. A decoder that
+denoises has the inputs and the targets in one row.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from plm_jax.configs.ablations import downstream, t5_paper
 from plm_jax.experiments.setups import Setup
 
 MODELS = {"paper": t5.model(*t5.SIZES["base"][:5], v1_1=False), "demo": demo.t5().model}
-# Tokens of a text that is denoised, and of a task's row that inputs and targets share.
+# Number of tokens in a text that is denoised, and in a row that the inputs and targets of a task share.
 LENGTHS = {"paper": (512, 512 + 512), "demo": (128, 128 + 24)}
 NOISE = objectives.ReplaceSpans()
 # Reasons why the decoders' runs differ from the set-up that the paper states for all models.
@@ -26,7 +26,7 @@ base, compared = t5_paper.base, t5_paper.compared
 
 
 def overrides(size="paper"):
-    """(name, changes) of each run."""
+    """Yields (name, changes) of each run."""
     whole = MODELS[size]
     half = models.StackConfig(layers=whole.stack.layers // 2)
     shapes = {
@@ -51,7 +51,7 @@ evaluations = t5_paper.evaluations(overrides)
 
 
 def _decoder(name: str, changes: downstream.Changes, size: str) -> Iterator[tuple[str, downstream.Changes]]:
-    """A decoder as large as the baseline's, and what it is tuned on."""
+    """Yields a decoder as large as the baseline's, and the runs that tune it."""
     fields = {field.name: getattr(MODELS[size], field.name) for field in dataclasses.fields(models.DecoderConfig)}
     pretrained, *tuned = t5_paper.arm(name, {"model": models.DecoderConfig(**fields)} | changes, size)
     yield pretrained
@@ -82,7 +82,7 @@ def published():
         if _is_decoder(name):
             reasons = {"length": _SHARED} | ({"rows.packed": _ONE_PREFIX} if "prefix" in name else {})
             tuning = {end: dataclasses.replace(setup, reasons=reasons) for end, setup in tuning.items()}
-        published_rows += t5_paper.published(2, {name: figures}, {name: _setup(name)}, tuning)
+        published_rows += t5_paper.published(2, {name: figures}, setup=_setup(name), tuning=tuning)()
     return published_rows
 
 

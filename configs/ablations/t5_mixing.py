@@ -1,11 +1,11 @@
-"""By which rates a T5 reads many tasks at once, without tuning (Raffel et al. 2020 §3.5.2, table 11).
+"""Mixing rates of a T5 that reads many tasks at once, without tuning (Raffel et al. 2020 §3.5.2, table 11).
 
     python -m plm_jax sweep --sweep=ablations/t5_mixing --workdir=runs/t5-mixing
     python -m plm_jax sweep --sweep=ablations/t5_mixing:demo --workdir=runs/t5-mixing-demo --seeds=0,1,2
 
-`k_19`: each task in proportion to its examples, of which no more than 2^19 count; `t_2`: these proportions, limited to
-2^21, to the power of 1/2. C4 counts as any task beyond the limit. The first row is tuned after it read C4 alone. Steps
-are those of the baseline's pretraining and tuning together.
+`k_19` draws each task in proportion to its number of examples, at most 2^19; `t_2` raises these proportions, with a
+limit of 2^21, to the power of 1/2. C4 counts as a task beyond the limit. The first row is tuned after it has read C4
+alone. A run has as many steps as the baseline's pretraining and tuning together.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from plm_jax.data import mixtures
 from plm_jax.data.sources import corpora
 from plm_jax.data.text_to_text import sizes
 
-# Beyond every limit.
+# A number of examples beyond every limit.
 UNLABELLED = 2**40
 RATES = {f"k_{power}": {"maximum": 2**power} for power in (16, 17, 18, 19, 20, 21)}
 RATES |= {f"t_{value}": {"maximum": 2**21, "temperature": value} for value in (2, 4, 8)}
@@ -34,7 +34,7 @@ SETUP = dataclasses.replace(
 
 
 def overrides(size="paper"):
-    """(name, changes) of each run."""
+    """Yields (name, changes) of each run."""
     if size == "demo":
         tasks = demo.t5_tasks().data
         examples, steps = DEMO_SIZES, 500
@@ -58,7 +58,7 @@ evaluations = t5_paper.evaluations(overrides)
 
 
 def published():
-    """What the paper reports."""
+    """Returns the paper's figures."""
     mixed = {
         "equal": "76.13 19.02 76.51 63.37 23.89 34.31 26.78",
         "k_16": "80.45 19.04 77.25 69.95 24.35 34.99 27.10",
@@ -71,5 +71,5 @@ def published():
         "t_4": "80.56 19.22 77.99 69.54 25.04 35.82 27.45",
         "t_8": "77.21 19.10 77.14 66.07 24.55 35.35 27.17",
     }
-    setups = dict.fromkeys(mixed, SETUP)
-    return t5_paper.published(11, {"tuned_apart": t5_paper.BASELINE}) + t5_paper.published(11, mixed, setups, {})
+    apart = t5_paper.published(11, {"tuned_apart": t5_paper.BASELINE})
+    return apart() + t5_paper.published(11, mixed, setup=SETUP, tuning={})()

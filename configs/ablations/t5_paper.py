@@ -6,11 +6,13 @@ demo, a T5 of 2 + 2 layers reads speeches for 200 steps and is tuned on film rev
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 from plm_jax import objectives
 from plm_jax.configs.ablations import downstream
+from plm_jax.configs.ablations.skeleton import by_size, table, variants
 from plm_jax.experiments.comparison import Published
-from plm_jax.experiments.setups import Setup, of_run
+from plm_jax.experiments.setups import Setup
 
 SOURCE = "Raffel et al. 2020 (arXiv:1910.10683), table"
 COLUMNS = tuple(downstream.TEXT_TO_TEXT_METRICS)
@@ -21,7 +23,7 @@ SCALES = {
     "paper": {"objective": objectives.ReplaceSpans(), "train.steps": 2**19, "train.batch_size": 128},
     "demo": {"objective": objectives.ReplaceSpans(), "train.steps": 200},
 }
-base = downstream.bases(paper="../t5.py:base", demo="../demo.py:t5")
+base = by_size(paper="../t5.py:base", demo="../demo.py:t5")
 
 # Tasks of the paper by our names (§2.3; without WNLI in GLUE, with definite pronoun resolution in SuperGLUE).
 _GLUE = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte")
@@ -77,13 +79,21 @@ TUNING = {
 
 
 def arm(name: str, changes: downstream.Changes, size: str) -> Iterator[tuple[str, downstream.Changes]]:
-    """A variant of the baseline, and what it is tuned on."""
+    """Yields a variant of the baseline, and the runs that tune it."""
     yield name, SCALES[size] | changes
     yield from tuned(name, size)
 
 
+def arms(
+    changes: Mapping[str, downstream.Changes], size: str, **shared: Any
+) -> Iterator[tuple[str, downstream.Changes]]:
+    """Yields the variants of the baseline by name, each with the runs that tune it; `shared` applies to all."""
+    for name, own_changes in changes.items():
+        yield from arm(name, own_changes | shared, size)
+
+
 def tuned(name: str, size: str) -> Iterator[tuple[str, downstream.Changes]]:
-    """What the run of a variant is tuned on."""
+    """Yields the runs that tune a variant."""
     if size == "demo":
         yield downstream.in_words(name, steps=150)
     else:
@@ -102,31 +112,24 @@ def evaluations(overrides: Callable[[str], Iterable[tuple[str, downstream.Change
 
 
 def published(
-    table: int,
+    number: int,
     rows: Mapping[str, str],
-    setups: Mapping[str, Setup] | None = None,
+    stated: Mapping[str, Mapping[str, Any]] = {},
+    setup: Setup | None = None,
     tuning: Mapping[str, Setup] = TUNING,
-) -> list[Published]:
-    """Returns the rows of a table.
+) -> Callable[[], list[Published]]:
+    """Returns a page's `published`: rows of a table.
 
     Args:
-      table: number of the table in the paper.
+      number: number of the table in the paper.
       rows: figures of COLUMNS for each variant, separated by spaces.
-      setups: set-ups of variants that are not pretrained like PRETRAINING.
+      stated: fields of `setup` that the paper states otherwise, by variant.
+      setup: set-up for pretraining, by default PRETRAINING.
       tuning: set-ups of tuned runs, by name suffix.
     """
-    return [
-        Published(
-            name,
-            dict(zip(COLUMNS, map(float, figures.split()), strict=True)),
-            f"{SOURCE} {table}",
-            of_run(name, (setups or {}).get(name, PRETRAINING), tuning),
-            AVERAGES,
-        )
-        for name, figures in rows.items()
-    ]
+    setups = variants(setup or PRETRAINING, {name: stated.get(name, {}) for name in rows})
+    return table(f"{SOURCE} {number}", COLUMNS, rows, setups, tuning, AVERAGES)
 
 
-def compared(size: str = "paper") -> dict[str, object]:
-    """Our metrics by the paper's names; in a demo the reviews stand beside GLUE, of which they are most like a task."""
-    return {"GLUE": downstream.REVIEWS} if size == "demo" else downstream.TEXT_TO_TEXT_METRICS
+# In a demo the reviews stand for GLUE, whose tasks are the most similar.
+compared = by_size(paper=downstream.TEXT_TO_TEXT_METRICS, demo={"GLUE": downstream.REVIEWS})

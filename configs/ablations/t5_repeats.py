@@ -1,11 +1,11 @@
-"""How often a T5 may read the same text (Raffel et al. 2020 §3.4.2, table 9).
+"""Repetitions of the text that a T5 reads (Raffel et al. 2020 §3.4.2, table 9).
 
     python -m plm_jax sweep --sweep=ablations/t5_repeats --workdir=runs/t5-repeats
     python -m plm_jax sweep --sweep=ablations/t5_repeats:demo --workdir=runs/t5-repeats-demo --seeds=0,1,2
 
-Steps and batches are the same in all runs, so that less text is read more often: 2^35 tokens of 2^29 are 64 readings.
-Of C4 as many documents are taken as have about so many tokens, 450 each; `prepare` tells how many they are. In the demo
-they are the first speeches, about 16,000 of its tokens each, of which a run reads 1.1 million.
+Steps and batches are the same in all runs, so a run with less text reads it more often: with 2^29 of 2^35 tokens, 64
+times. The number of documents assumes 450 tokens in a document of C4; `prepare` reports the number of tokens. The demo
+takes the first speeches, each of about 16,000 tokens; a run reads 1.1 million.
 """
 
 import itertools
@@ -24,12 +24,12 @@ base, compared = t5_paper.base, t5_paper.compared
 
 
 def overrides(size="paper"):
-    """(name, changes) of each run."""
+    """Yields (name, changes) of each run."""
     yield from t5_paper.arm("full", {}, size)
     if size == "demo":
         for number in SPEECHES:
             source = {"sotu": config.JsonLines(_first(number))}
-            # Their vocabulary is that of all speeches, which is there once `full` is trained.
+            # The vocabulary is that of all speeches, which exists once `full` is trained.
             changes = {"train.init_from": "full", "train.init_names": (), "data.sources": source}
             changes |= {"data.cache_dir": f"../{FOLDER}/speeches-{number}"}
             yield from t5_paper.arm(f"speeches_{number}", changes, size)
@@ -42,24 +42,20 @@ def overrides(size="paper"):
 
 
 evaluations = t5_paper.evaluations(overrides)
-
-
-def published():
-    """What the paper reports."""
-    return t5_paper.published(
-        9,
-        {
-            "full": t5_paper.BASELINE,
-            "tokens_2_29": "82.87 19.19 80.97 72.03 26.83 39.74 27.63",
-            "tokens_2_27": "82.62 19.20 79.78 69.97 27.02 39.71 27.33",
-            "tokens_2_25": "79.55 18.57 76.27 64.76 26.38 39.56 26.80",
-            "tokens_2_23": "76.34 18.33 70.92 59.29 26.37 38.84 25.81",
-        },
-    )
+published = t5_paper.published(
+    9,
+    {
+        "full": t5_paper.BASELINE,
+        "tokens_2_29": "82.87 19.19 80.97 72.03 26.83 39.74 27.63",
+        "tokens_2_27": "82.62 19.20 79.78 69.97 27.02 39.71 27.33",
+        "tokens_2_25": "79.55 18.57 76.27 64.76 26.38 39.56 26.80",
+        "tokens_2_23": "76.34 18.33 70.92 59.29 26.37 38.84 25.81",
+    },
+)
 
 
 def _first(number: int) -> str:
-    """A file with the first speeches, so many, where the user stands."""
+    """Writes the first `number` speeches to a file in the working directory; returns its path."""
     path = os.path.abspath(os.path.join(FOLDER, f"speeches-{number}.jsonl"))
     os.makedirs(os.path.dirname(path), exist_ok=True)
     rows = itertools.islice(vendored("sotu.jsonl.gz")(), number)

@@ -10,7 +10,6 @@ page. Both split sentences with the same Punkt and tell languages with the same 
 that do nothing; ours keeps its tally.
 """
 
-import argparse
 import gzip
 import json
 import os
@@ -20,7 +19,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import machine
+import bench
 from tensorflow_datasets.text import c4_utils
 
 import plm_jax
@@ -30,15 +29,15 @@ from plm_jax.data.vocabularies import sentences
 
 SPEECHES = os.path.join(os.path.dirname(plm_jax.__file__), "data/corpora/sotu.jsonl.gz")
 _LETTERS = random.Random(0)
-# Stand-ins for the list's words: as many as the English one has, of letters as likely as in English, some of two words.
+# Stand-ins for the bad words of C4's English list: the same number, of frequent English letters, some of two words.
 BADWORDS = {
     " ".join("".join(_LETTERS.choices("etaoinshrdlucmfwypvbgk", k=7)) for _ in range(2 if i < 60 else 1))
     for i in range(403)
 }
 
 
-def made(number: int) -> list[Page]:
-    """Pages whose lines are as those of a crawl: menus and headings, prose of the State of the Union, notices, code."""
+def generate(number: int) -> list[Page]:
+    """Makes pages with lines like those of a crawl: menus, headings, prose of the State of the Union, notices, code."""
     rng = random.Random(0)
     with gzip.open(SPEECHES, "rt") as file:
         speeches = [sentences.split(json.loads(line)["text"]) for line in file]
@@ -59,7 +58,7 @@ def made(number: int) -> list[Page]:
 
 
 def contestants() -> dict[str, tuple[Callable[[Page], Any], Callable[[Any], Any]]]:
-    """Rule → ours and theirs, each from one page to one or None."""
+    """Returns our and their function of each rule, from a page to a page or None."""
     tally = Tally()
 
     def ours(rule: rules.PageRule) -> Callable[[Page], Page | None]:
@@ -69,8 +68,8 @@ def contestants() -> dict[str, tuple[Callable[[Page], Any], Callable[[Any], Any]
     c4_badwords = c4_utils.get_badwords_filter_fn({"en": BADWORDS})
     c4_utils.get_counter_inc_fn = lambda namespace: lambda name, amount=1: None
 
-    def first(found):
-        return next(iter(found), None)
+    def first(pages):
+        return next(iter(pages), None)
 
     return {
         "length": (ours(rules.MaxCharacters(190_000)), lambda p: p if c4_utils.is_valid_length(p) else None),
@@ -87,14 +86,14 @@ def contestants() -> dict[str, tuple[Callable[[Page], Any], Callable[[Any], Any]
 
 
 def timed(function: Callable[[Any], Any], pages: list[Any]) -> tuple[float, list[Any]]:
-    """Seconds of CPU, and what is left of each page."""
+    """Returns the CPU seconds, and the result for each page."""
     start = time.process_time()
     left = [function(page) for page in pages]
     return time.process_time() - start, left
 
 
 def measure(pages: list[Page], rounds: int) -> dict[str, dict[str, Any]]:
-    """Each rule's figures; stops if the two do not agree about a page."""
+    """Returns the figures of each rule; exits if the two results differ."""
     ours = pages
     theirs = [
         c4_utils.PageFeatures(
@@ -102,7 +101,7 @@ def measure(pages: list[Page], rounds: int) -> dict[str, dict[str, Any]]:
         )
         for page in pages
     ]
-    found, total = {}, [0.0, 0.0]
+    results, total = {}, [0.0, 0.0]
     for name, functions in contestants().items():
         best, left = [float("inf")] * 2, [[], []]
         for turn in range(rounds):
@@ -112,47 +111,37 @@ def measure(pages: list[Page], rounds: int) -> dict[str, dict[str, Any]]:
         if [page and page.text for page in left[0]] != [page and page.text for page in left[1]]:
             sys.exit(f"{name}: the two do not agree")
         rates = [len(ours) / seconds for seconds in best]
-        found[name] = {
+        results[name] = {
             "pages": len(ours),
             "left": sum(page is not None for page in left[0]),
             "plm_jax_pages_per_second": round(rates[0], 1),
             "c4_utils_pages_per_second": round(rates[1], 1),
             "ratio": round(rates[0] / rates[1], 3),
         }
-        print(f"{name}: {found[name]}", file=sys.stderr)
+        bench.log(f"{name}: {results[name]}")
         total = [all_seconds + seconds for all_seconds, seconds in zip(total, best, strict=True)]
         ours, theirs = ([page for page in each if page is not None] for each in left)
-    found["all"] = {"pages": len(pages), "left": len(ours), "ratio": round(total[1] / total[0], 3)}
-    return found
+    results["all"] = {"pages": len(pages), "left": len(ours), "ratio": round(total[1] / total[0], 3)}
+    return results
 
 
-def main() -> None:
-    """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--input", help="a WET, WARC or JSON lines file")
-    parser.add_argument("--pages", type=int, default=1000)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--tiny", action="store_true", help="20 pages, one round")
-    flags = parser.parse_args()
-    if flags.tiny:
-        flags.pages, flags.rounds = 20, 1
+def run(input: str = "", pages: int = 1000, rounds: int = 5, tiny: bool = False) -> dict[str, Any]:
+    """Measures every rule.
+
+    Args:
+      input: a WET, WARC or JSON lines file; by default pages are made.
+      tiny: 20 pages, one round.
+    """
+    if tiny:
+        pages, rounds = 20, 1
     c4_utils._SENTENCE_TOKENIZER = punkt.english()
-    if flags.input:
-        read = (found for found in crawl.read(flags.input, flags.input, Tally()) if isinstance(found, Page))
-        pages = [page for page, _ in zip(read, range(flags.pages), strict=False)]
+    if input:
+        read = (item for item in crawl.read(input, input, Tally()) if isinstance(item, Page))
+        chosen = [page for page, _ in zip(read, range(pages), strict=False)]
     else:
-        pages = made(flags.pages)
-    print(f"{len(pages)} pages, {sum(len(page.text) for page in pages):,} characters", file=sys.stderr)
-    result = {
-        "what": "cleaning rules, pages a second of one core",
-        "pages": os.path.basename(flags.input) if flags.input else f"made: {flags.pages}",
-        "characters": sum(len(page.text) for page in pages),
-        "rounds": flags.rounds,
-        "rules": measure(pages, flags.rounds),
-        **machine.describe(),
-    }
-    print(json.dumps(result, indent=1))
+        chosen = generate(pages)
+    return {"characters": sum(len(page.text) for page in chosen), "rules": measure(chosen, rounds)}
 
 
 if __name__ == "__main__":
-    main()
+    bench.main(run)

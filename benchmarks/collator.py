@@ -1,7 +1,7 @@
-"""Hugging Face's input for masked language modelling: its collator in a torch DataLoader with two workers.
+"""Hugging Face's input for masked language modeling: its collator in a torch DataLoader with two workers.
 
-It is given the blocks that ours reads, in memory, as the lists that the `datasets` package would give, with the masks
-of special tokens that its examples (run_mlm.py) have made beforehand.
+The blocks are the same as ours, in memory, as lists like those of the `datasets` package, with the masks of special
+tokens that its examples (run_mlm.py) compute beforehand.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ WORKERS = 2
 
 
 def make_tokenizer(words: list[str], pad: int, mask: int):
-    """A tokenizer of these words; the collator asks it for its size, its mask and how to pad."""
+    """Returns a tokenizer of these words, which provides the collator with its size, mask and padding."""
     import tokenizers
     import transformers
 
@@ -23,7 +23,7 @@ def make_tokenizer(words: list[str], pad: int, mask: int):
 
 
 def batches(blocks: np.ndarray, special: list[int], tokenizer, batch_size: int) -> Iterator[int]:
-    """Masks `blocks` [n, length] a batch at a time, in random order; yields how many tokens each has."""
+    """Masks `blocks` [n, length] in batches, in random order; yields the number of tokens in each batch."""
     import torch
     import transformers
 

@@ -7,17 +7,13 @@ first steps, and the seconds from the start of training to the end of the first 
 member to the first; and whether the last member, a repetition of the first one, has bit-identical losses.
 """
 
-import argparse
-import json
 import os
 import pathlib
-import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
 
-import machine
+import bench
 
 STEPS = 3
 MEMBERS = {
@@ -30,37 +26,22 @@ MEMBERS = {
 }
 
 
-def main() -> None:
-    """Trains the members and prints their compilations; as a child process, trains one member."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", default="demo:gpt2")
-    parser.add_argument("--child", choices=MEMBERS, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.child:
-        print(json.dumps(trained(arguments.config, MEMBERS[arguments.child])))
-        return
-    prepare = [sys.executable, "-m", "plm_jax", "prepare", f"--config={arguments.config}"]
-    subprocess.run(prepare, check=True, stdout=sys.stderr)
-    members = {}
+def run(config: str = "demo:gpt2") -> dict:
+    """Trains the members in new processes with one compilation cache."""
+    bench.verb("prepare", f"--config={config}")
     with tempfile.TemporaryDirectory() as cache:
         environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": cache}
-        for name in MEMBERS:
-            command = [sys.executable, __file__, f"--config={arguments.config}", f"--child={name}"]
-            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
-            members[name] = json.loads(done.stdout.splitlines()[-1])
-            print(f"{name}: {members[name]}", file=sys.stderr, flush=True)
+        members = {name: bench.fresh(trained, config, changes, env=environment) for name, changes in MEMBERS.items()}
     first, *later = members.values()
-    summary = {
+    return {
         "members": members,
         "later_to_first": max(member["seconds"] for member in later) / first["seconds"],
         "equal_to_the_bit": first["losses"] == later[-1]["losses"],
     }
-    print(json.dumps(machine.describe() | {"config": arguments.config} | summary, indent=2))
 
 
 def trained(page: str, changes: dict[str, float]) -> dict:
     """Trains a member for a few steps; `schedule.learning_rate` is relative to the config's."""
-    sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
     from plm_jax.common import command_line
 
     command_line.start_jax()
@@ -77,7 +58,7 @@ def trained(page: str, changes: dict[str, float]) -> dict:
     if rate := changes.get("schedule.learning_rate"):
         changes = changes | {"schedule.learning_rate": rate * tree["schedule"]["learning_rate"]}
     fixed = {"train.steps": STEPS, "train.log_every": 1, "train.phases": (), "evaluation.every": 0}
-    run = config.resolve(overrides.apply(tree, list((fixed | changes).items()), config.Run), at.file)
+    member = config.resolve(overrides.apply(tree, list((fixed | changes).items()), config.Run), at.file)
     prefix = "/jax/compilation_cache/cache_"
 
     def count(event: str, **_) -> None:
@@ -97,11 +78,11 @@ def trained(page: str, changes: dict[str, float]) -> dict:
     Program.phase_step = lambda self, phase: waiting(phase_step(self, phase))
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        loop.pretrain(run, f"{folder}/run")
-        rows = [json.loads(line) for line in pathlib.Path(folder, "run", "metrics.jsonl").read_text().splitlines()]
+        loop.pretrain(member, f"{folder}/run")
+        rows = bench.json_lines(pathlib.Path(folder, "run", "metrics.jsonl"))
     losses = [row["train/loss"] for row in rows if "train/loss" in row]
     return {"missed": counts["misses"], "had": counts["hits"], "seconds": ends[0] - began, "losses": losses}
 
 
 if __name__ == "__main__":
-    main()
+    bench.main(run)

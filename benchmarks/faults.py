@@ -5,8 +5,8 @@
 Runs a tenth of the cases, or all of them with --full; another seed makes other cases. Outcomes: `handled`, the result
 of an undisturbed run or one line that says what to do; `silent`, a wrong result without a message; `traceback`, a
 traceback, a crash or more than 1 GB of memory; `hang`, more CPU seconds than the case may take. Cases that are not
-handled are printed on stderr, and make the exit status 1; `--output` writes JSON. `faults_week.py` (a simulated week),
-`faults_sweeps.py` and `faults_best.py` are separate programs.
+handled are printed on stderr, and make the exit status 1; `--output` writes JSON. `faults_week.py` (a simulated week)
+and `faults_sweeps.py` are separate programs.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import pathlib
 import sys
 import tempfile
 
+import faults_best
 import faults_case
 import faults_data
 import faults_files
@@ -22,7 +23,8 @@ import faults_runs
 import faults_verbs
 import machine
 
-CAMPAIGNS = (*faults_verbs.CAMPAIGNS, *faults_files.CAMPAIGNS, *faults_data.CAMPAIGNS, *faults_runs.CAMPAIGNS)
+MODULES = (faults_verbs, faults_files, faults_data, faults_best, faults_runs)
+CAMPAIGNS = [campaign for module in MODULES for campaign in module.CAMPAIGNS]
 
 
 def main() -> None:
@@ -33,20 +35,20 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="prefix of the names of the campaigns to run")
     parser.add_argument("--output", help="a JSON file")
-    given = parser.parse_args()
-    share = given.share or (1.0 if given.full else 0.1)
+    flags = parser.parse_args()
+    share = flags.share or (1.0 if flags.full else 0.1)
     with tempfile.TemporaryDirectory() as folder:
-        chosen = [campaign for campaign in CAMPAIGNS if campaign.name.startswith(given.only)]
-        rows = [row._asdict() for row in faults_case.run(chosen, pathlib.Path(folder), share, given.seed)]
+        chosen = [campaign for campaign in CAMPAIGNS if campaign.name.startswith(flags.only)]
+        rows = [row._asdict() for row in faults_case.run(chosen, pathlib.Path(folder), share, flags.seed)]
     print(table(rows))
-    if given.output:
-        about = machine.describe() | {"share": share, "seed": given.seed, "campaigns": rows}
-        pathlib.Path(given.output).write_text(json.dumps(about, indent=1) + "\n")
+    if flags.output:
+        about = machine.describe() | {"share": share, "seed": flags.seed, "campaigns": rows}
+        pathlib.Path(flags.output).write_text(json.dumps(about, indent=1) + "\n")
     sys.exit(any(row["handled"] < row["tried"] for row in rows))
 
 
 def table(rows: list[dict]) -> str:
-    """The campaigns as a table with a last line of all."""
+    """Formats the campaigns as a table, with their sum as the last line."""
     names = list(rows[0])
     rows = [*rows, {"campaign": "all"} | {name: sum(row[name] for row in rows) for name in names[1:]}]
     width = max(len(row["campaign"]) for row in rows)

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 from plm_jax.common import command_line
 
-# A case may take so much more memory than it had at its start.
+# Largest increase of a case's memory since its start.
 BYTES = 2**30
-# A line that is longer is none that a person reads.
+# Longest error line that a person can read.
 _LINE = 2000
 _PAGE, _TICKS = os.sysconf("SC_PAGESIZE"), os.sysconf("SC_CLK_TCK")
 # Limits are CPU seconds, so that a busy machine does not change outcomes; wall time may be this many times as long.
@@ -88,28 +88,24 @@ def run(campaigns: Iterable[Campaign], folder: pathlib.Path, share: float, seed:
         for number in range(max(1, round(share * campaign.times))):
             rng = random.Random(f"{seed} {campaign.name} {number}")
             count(counts, *campaign.case(bases[campaign.base], number, rng))
-        rows.append(row(campaign.name, counts))
+        rows.append(Row(campaign.name, counts.total(), *(counts[name] for name in Row._fields[2:])))
         print(f"{campaign.name}: {dict(counts)}", file=sys.stderr, flush=True)
     return rows
 
 
-def row(campaign: str, counts: collections.Counter) -> Row:
-    """Returns the row of a campaign from the counts of its outcomes."""
-    return Row(campaign, counts.total(), *(counts[name] for name in Row._fields[2:]))
-
-
-def count(counts: collections.Counter, outcome: str, told: str) -> None:
+def count(counts: collections.Counter, outcome: str, description: str) -> None:
     """Counts a case, and prints it if it was not handled or FAULTS_VERBOSE is set."""
     counts["traceback" if outcome == "memory" else outcome] += 1
     if outcome != "handled" or os.environ.get("FAULTS_VERBOSE"):
-        print(outcome, told[-2500:], file=sys.stderr, flush=True)
+        print(outcome, description[-2500:], file=sys.stderr, flush=True)
 
 
 def child(do: Callable[[], None], seconds: float, log: pathlib.Path) -> tuple[str, str]:
-    """Has a process of its own do something as a verb does, and end.
+    """Runs a call in a child process, with errors handled as in a verb.
 
     Returns:
-      `ended`, `handled` by one line, `traceback` or `hang`; and what it printed, where it did not end on stderr.
+      The outcome (`ended`, `handled` if it ended with one error line, `traceback` or `hang`) and the output, or the
+      errors if it did not end normally.
     """
     ended = forked(lambda: command_line.run(do), seconds, log)
     errors = ended.errors
@@ -186,7 +182,7 @@ def _computed(process: int) -> float:
 
 
 def _resident(process: int) -> int:
-    """The bytes of a process that are in memory."""
+    """Returns the resident bytes of a process."""
     with contextlib.suppress(OSError, IndexError), open(f"/proc/{process}/statm") as file:
         return int(file.read().split()[1]) * _PAGE
     return 0

@@ -5,6 +5,7 @@ import os
 import pathlib
 import random
 import shutil
+import socket
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -76,8 +77,16 @@ def files_of(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _add(path: pathlib.Path, folder: pathlib.Path, rng: random.Random) -> None:
-    names = ("new", ".hidden", "manifest-part-1.json", "model-00002-of-00002.safetensors")
-    (path.parent / rng.choice(names)).write_bytes(rng.randbytes(10))
+    names = (
+        "new",
+        ".hidden",
+        "manifest-part-1.json",
+        "model-00002-of-00002.safetensors",
+        f"{path.stem}-2{path.suffix}",
+    )
+    names += ("tokens-00007.array_record", "word_starts.npy")
+    if not (other := path.parent / rng.choice(names)).exists():
+        other.write_bytes(rng.randbytes(10))
 
 
 def _link(path: pathlib.Path, folder: pathlib.Path, rng: random.Random) -> None:
@@ -88,15 +97,22 @@ def _link(path: pathlib.Path, folder: pathlib.Path, rng: random.Random) -> None:
 
 def _swap(path: pathlib.Path, folder: pathlib.Path, rng: random.Random) -> None:
     content = path.read_bytes()
-    other = rng.choice([other for other in files_of(folder) if other.read_bytes() != content])
-    path.write_bytes(other.read_bytes())
-    other.write_bytes(content)
+    others = [other for other in files_of(folder) if other.read_bytes() != content]
+    if others:
+        other, aside = rng.choice(others), path.with_name("aside")
+        path.rename(aside), other.rename(path), aside.rename(other)
+
+
+def _empty(path: pathlib.Path, folder: pathlib.Path, rng: random.Random) -> None:
+    content = b"" if path.stat().st_size else b"x"
+    path.unlink()  # It may be a hard link.
+    path.write_bytes(content)
 
 
 # Changes of a file of a folder.
 FILES: dict[str, Callable[[pathlib.Path, pathlib.Path, random.Random], Any]] = {
     "missing": lambda path, folder, rng: path.unlink(),
-    "emptied": lambda path, folder, rng: path.write_bytes(b"" if path.stat().st_size else b"x"),
+    "emptied": _empty,
     "added": _add,
     "linked": _link,
     "swapped": _swap,
@@ -124,12 +140,13 @@ def damage(folder: pathlib.Path, others: Sequence[pathlib.Path], rng: random.Ran
         shutil.copytree(other, folder)
         return f"exchanged for {other}"
     else:
-        shared = [path for path in files_of(folder) if (twin := other / path.relative_to(folder)).exists()]
+        shared = [path for path in files_of(folder) if (other / path.relative_to(folder)).exists()]
         shared = [path for path in shared if (other / path.relative_to(folder)).read_bytes() != path.read_bytes()]
         path = rng.choice(shared)
         top = path.relative_to(folder).parts[0]
-        chosen = [path] if kind == "another's" else [file for file in shared if file.relative_to(folder).parts[0] == top]
-        for file in chosen:
+        for file in [path] if kind == "another's" else shared:
+            if file.relative_to(folder).parts[0] != top:
+                continue
             shutil.copy(other / file.relative_to(folder), file)
     return f"{kind}: {path.relative_to(folder)}"
 
@@ -142,14 +159,15 @@ def paths(tree: Any, path: tuple = ()) -> Iterable[tuple]:
         yield from paths(child, (*path, key))
 
 
-def spoil(tree: Any, rng: random.Random, most_removed: float = 0.0, by_depth: bool = False) -> str:
+def spoil(tree: Any, rng: random.Random, removed: float = 0.0, by_depth: bool = False, other_type: bool = False) -> str:
     """Removes a node of a JSON tree or sets it to a value of ODD; returns a description.
 
     Args:
       tree: tree that is changed.
       rng: random numbers.
-      most_removed: share of the cases that remove the node.
+      removed: share of the cases that remove the node.
       by_depth: whether every depth is equally likely, although most nodes are deep.
+      other_type: whether the new value has another type than the old one, so that it is wrong in any case.
     """
     nodes = list(paths(tree))
     if by_depth:
@@ -158,10 +176,10 @@ def spoil(tree: Any, rng: random.Random, most_removed: float = 0.0, by_depth: bo
     *parents, last = rng.choice(nodes)
     for key in parents:
         tree = tree[key]
-    if rng.random() < most_removed:
+    if rng.random() < removed:
         del tree[last]
         return f"{[*parents, last]} is removed"
-    tree[last] = rng.choice(ODD)
+    tree[last] = rng.choice([value for value in ODD if not other_type or type(value) is not type(tree[last])])
     return f"{[*parents, last]} is {str(tree[last])[:50]}"
 
 
@@ -186,12 +204,9 @@ PLACES: dict[str, Callable[[pathlib.Path], Any]] = {
 
 
 def _bind(path: pathlib.Path) -> None:
-    import contextlib
-    import socket
-
     before = os.getcwd()
     os.chdir(path.parent)  # The name of a socket is short.
-    with contextlib.closing(socket.socket(socket.AF_UNIX)) as bound:
+    with socket.socket(socket.AF_UNIX) as bound:
         bound.bind(path.name)
     os.chdir(before)
 

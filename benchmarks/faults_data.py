@@ -1,9 +1,9 @@
 """Damaged caches, and hostile or malformed corpora, and the outcome of reading each.
 
-A case is a child process, forked where all is imported, that runs the real code on a damaged copy and ends as a verb
-does. It is `handled` if it ended with one line and exit status 2, or read what the undamaged one gives; `silent` if it
-read something else; `hang` beyond its seconds; `traceback` otherwise: a crash, several lines, or more than 1 GB above
-the start. Every file of a cache is damaged, including the indices of layouts, before it is opened or while a run reads
+A case is a forked child process that runs the real code on a damaged copy and ends as a verb does. It is `handled` if
+it ended with one line and exit status 2, or read the same as from the undamaged copy; `silent` if it read something
+else; `hang` if it took more than its seconds; `traceback` otherwise: a crash, several lines, or more than 1 GB of
+memory. Every file of a cache is damaged, including the indices of layouts, before it is opened or while a run reads
 it. The runs that read caches are in `faults_data_runs.py`, corpora in `faults_data_corpora.py`.
 """
 
@@ -39,29 +39,29 @@ def _expected(base: pathlib.Path, name: str) -> str:
 
 
 def _read(base: pathlib.Path, name: str, **options: Any) -> tuple[str, str]:
-    """How a run's reading of caches ends, and what it read, or said."""
+    """Returns the outcome of a run's reading of caches, and its output or error."""
     log = base.parent / "log"
     seconds = SECONDS_OF_PROCESSES if options.get("processes") else SECONDS
     return child(lambda: runs.read(base, name, **options), seconds, log)
 
 
 def _damaged(name: str, base: pathlib.Path, number: int, rng: random.Random) -> tuple[str, str]:
-    """What becomes of a run that reads a copy with one thing damaged."""
+    """Returns the outcome of a run that reads a copy with one damage, and a description."""
     expected, folder = _expected(base, name), base.parent / "case"
     shutil.rmtree(folder, ignore_errors=True)
-    # A real copy of what is small; of what is large nothing but what is damaged, which is copied then.
+    # Large files are linked; the damage copies the one that it changes.
     shutil.copytree(base, folder, copy_function=_link_or_copy)
     what, damage = runs.damage(folder, name, rng)
     is_under_way = rng.random() < 0.3
     # The simulated bucket exists in one process only.
     processes = number % _WITH_PROCESSES == _WITH_PROCESSES - 1 and name != "afar"
-    told = f"{name}: {what}{', under way' * is_under_way}{', processes' * processes}"
+    description = f"{name}: {what}{', under way' * is_under_way}{', processes' * processes}"
     if not is_under_way:
         damage()
-    outcome, said = _read(folder, name, damage=damage if is_under_way else None, processes=int(processes))
+    outcome, output = _read(folder, name, damage=damage if is_under_way else None, processes=int(processes))
     if outcome == "ended":
-        outcome = "handled" if said == expected else "silent"
-    return outcome, f"{told}: {said[-1500:]}"
+        outcome = "handled" if output == expected else "silent"
+    return outcome, f"{description}: {output[-1500:]}"
 
 
 def _link_or_copy(source: str, target: str) -> None:

@@ -1,7 +1,7 @@
-"""The hostile and malformed corpora of `faults_data.py`, JSONL, text, WET, WARC and HTML, and what is right of each.
+"""Hostile and malformed corpora of `faults_data.py`: JSONL, text, WET, WARC and HTML, and checks of their readers.
 
-Good rows or records stand around a bad one. What is right: the good ones are read, the bad one is told with its place,
-counted, or as good as the good ones; never is it passed over.
+Good rows or records surround a bad one. The good ones must be read; the bad one must be reported with its position,
+counted, or read, but never ignored.
 """
 
 import gzip
@@ -12,6 +12,8 @@ import random
 import zlib
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
+
+import faults_damage
 
 from plm_jax import config
 from plm_jax.cleaning import crawl
@@ -25,7 +27,7 @@ _GOOD = "All is well here."
 
 
 class Case(NamedTuple):
-    """A file: what is bad in it, where it is, and what reads it, which prints `right` or what it read."""
+    """A file with a fault: a description, its path, and a check that reads it and prints `right` or the result."""
 
     what: str
     path: pathlib.Path
@@ -47,8 +49,8 @@ def _nested(rng: random.Random) -> bytes:
     return b'{"text": ' + rng.choice([b"[" * depth, b"[" * depth + b"]" * depth + b"}", b'{"a":' * depth])
 
 
-# Rows of which none holds a document; each a line, given the random numbers.
-_LINES: dict[str, Callable[[random.Random], Iterable[bytes]]] = {
+# Lines without a document, made from random numbers.
+LINES: dict[str, Callable[[random.Random], Iterable[bytes]]] = {
     "a gigabyte of spaces": lambda rng: _long(b" ", 1024),
     "a text without an end": lambda rng: [b'{"text": "', *_long(rng.choice([b"a", "é🙂".encode()]), 200)],
     "half a gigabyte of text": lambda rng: [b'{"text": "', *_long(b"word ", 512), b'"}'],
@@ -65,14 +67,16 @@ _LINES: dict[str, Callable[[random.Random], Iterable[bytes]]] = {
     "zeros": lambda rng: [b"\0" * 1000],
     "UTF-16": lambda rng: ['{"text": "a"}'.encode("utf-16-le")],
 }
+# Lines of hundreds of megabytes.
+LARGE = ("a gigabyte of spaces", "a text without an end", "half a gigabyte of text")
 
 
 def _jsonl(folder: pathlib.Path, rng: random.Random) -> Case:
-    """Lines, of which one is bad, as `prepare` reads them."""
-    what = rng.choice(list(_LINES))
+    """Makes lines with one bad one, as `prepare` reads them."""
+    what = rng.choice(list(LINES))
     good = [json.dumps({"text": _GOOD}).encode() + b"\n"] * 3
     path, is_packed = folder / "a.jsonl", rng.random() < 0.2
-    pieces = [*good[:2], *_LINES[what](rng), b"\n", good[2]]
+    pieces = [*good[:2], *LINES[what](rng), b"\n", good[2]]
     if is_packed:
         path = folder / "a.jsonl.gz"
         with gzip.open(path, "wb", 1) as file:
@@ -83,14 +87,14 @@ def _jsonl(folder: pathlib.Path, rng: random.Random) -> Case:
     def check() -> None:
         skipped = Skipped()
         read = [record.text for record in files.read(config.JsonLines(str(path)), skipped=skipped)]
-        told = [line for line in skipped.first if line.startswith(f"{path}:3 ")]
-        print("right" if read == [_GOOD] * 3 and skipped.bad == len(told) == 1 else (read, skipped))
+        reports = [line for line in skipped.first if line.startswith(f"{path}:3 ")]
+        print("right" if read == [_GOOD] * 3 and skipped.bad == len(reports) == 1 else (read, skipped))
 
     return Case(f"{what}{', gzip' * is_packed}", path, check)
 
 
 def _forms(folder: pathlib.Path, rng: random.Random) -> Case:
-    """Lines whose fields are odd, as labelled sources and those of examples read them."""
+    """Makes lines with unusual fields, as labelled sources and sources of examples read them."""
     odd = [None, -1, 1.5, 1e400, 10**400, [], {}, [[]], "", "x", True, [None], {"a": 1}]
     odd += [json.loads("[" * 90 + "]" * 90), {"text": ["a"], "answer_start": [10**30]}, {"text": 5, "answer_start": 5}]
     odd += [[{"text": "a", "start": 0}], ["a", "b", 3], [{"text": "", "start": 0}], "\x00", "\u2028"]
@@ -111,7 +115,7 @@ def _forms(folder: pathlib.Path, rng: random.Random) -> Case:
         for source in sources:
             skipped = Skipped()
             read = list(files.read(source, skipped=skipped))
-            # Of texts that are blank nothing is told.
+            # Blank texts are not reported.
             if not skipped.bad + len(read) <= skipped.rows == len(rows) or len(skipped.first) != skipped.bad:
                 print(source, read, skipped)
         print("right")
@@ -120,7 +124,7 @@ def _forms(folder: pathlib.Path, rng: random.Random) -> Case:
 
 
 def _text(folder: pathlib.Path, rng: random.Random) -> Case:
-    """Plain text, of which one document is too long or no text."""
+    """Makes plain text in which one document is too long or is not text."""
     document = rng.choice(["line", "paragraph"])
     what, bad = rng.choice(
         [("too long", _long(b"word ", 300)), ("spaces", _long(b" ", 300)), ("no UTF-8", [b"\xff\xfe"])]
@@ -149,8 +153,8 @@ def _record(
 
 
 def _response(html: bytes, *headers: str) -> list[bytes]:
-    told = ["HTTP/1.1 200 OK", "Content-Type: text/html", *headers]
-    return _record([("\r\n".join(told) + "\r\n\r\n").encode() + html], "response")
+    head = ["HTTP/1.1 200 OK", "Content-Type: text/html", *headers]
+    return _record([("\r\n".join(head) + "\r\n\r\n").encode() + html], "response")
 
 
 def _bomb(megabytes: int) -> bytes:
@@ -159,7 +163,7 @@ def _bomb(megabytes: int) -> bytes:
 
 
 def _tags(rng: random.Random) -> bytes:
-    """HTML that nests, or otherwise has a parser work."""
+    """Makes HTML that is nested deeply, or otherwise slow to parse."""
     number = rng.choice([20_000, 200_000])
     name = rng.choice(["div", "ul><li", "table><tr><td", "b", "span", "svg", "form", "section/", "button", "dl><dt"])
     wild = {
@@ -180,7 +184,7 @@ def _tags(rng: random.Random) -> bytes:
     return wild[rng.choice(list(wild))].encode()
 
 
-# Records between good ones; those that are bad, and must be told.
+# Bad records, which must be reported.
 _RECORDS: dict[str, Callable[[random.Random], list[bytes]]] = {
     "nesting": lambda rng: _response(_tags(rng)),
     "a bomb": lambda rng: _response(_bomb(rng.choice([64, 512])), "Content-Encoding: gzip"),
@@ -198,8 +202,16 @@ _RECORDS: dict[str, Callable[[random.Random], list[bytes]]] = {
 }
 
 
+def _crawled(path: pathlib.Path) -> tuple[list[Page], list[Any], Tally]:
+    """Returns the pages of a file of a crawl, the reports of bad ones, and the counts."""
+    pages, reports, tally = [], [], Tally()
+    for item in crawl.read(str(path), path.name, tally):
+        (pages if isinstance(item, Page) else reports).append(item)
+    return pages, reports, tally
+
+
 def _archive(folder: pathlib.Path, rng: random.Random) -> Case:
-    """Records, of which one is bad, as `clean` reads them."""
+    """Makes records with one bad one, as `clean` reads them."""
     what, is_packed = rng.choice(list(_RECORDS)), rng.random() < 0.5
     bad = _RECORDS[what](rng)
     path = folder / ("a.warc.gz" if is_packed else "a.warc")
@@ -208,66 +220,56 @@ def _archive(folder: pathlib.Path, rng: random.Random) -> Case:
     if is_packed:
         packed = []
         for record in records:
-            held = io.BytesIO()
-            with gzip.GzipFile("", "wb", 1, held, mtime=0) as file:
+            buffer = io.BytesIO()
+            with gzip.GzipFile("", "wb", 1, buffer, mtime=0) as file:
                 file.writelines(record)
-            packed.append(held.getvalue())
+            packed.append(buffer.getvalue())
         _write(path, packed)
     else:
         _write(path, (piece for record in records for piece in record))
 
     def check() -> None:
-        read, told, tally = [], [], Tally()
-        for found in crawl.read(str(path), path.name, tally):
-            (read if isinstance(found, Page) else told).append(found)
+        read, reports, tally = _crawled(path)
         urls = [page.url[-1] for page in read if page.url[-1] in "012"]
-        # In one that is not compressed record by record nothing tells where the next begins.
-        all_read = urls == ["0", "1", "2"] or (not is_packed and told and urls == ["0", "1"])
+        # Unless records are compressed one by one, nothing marks the beginning of the next.
+        all_read = urls == ["0", "1", "2"] or (not is_packed and reports and urls == ["0", "1"])
         others = sum(count.number for reason, count in tally.items() if reason != "read")
-        is_right = all_read and (told or others) and all(each.position for each in told)
-        print("right" if is_right else (urls, told, tally))
+        is_right = all_read and (reports or others) and all(each.position for each in reports)
+        print("right" if is_right else (urls, reports, tally))
 
     return Case(f"{what}{', gzip' * is_packed}", path, check)
 
 
 def _lines_of_crawls(folder: pathlib.Path, rng: random.Random) -> Case:
-    """JSON lines, of which one is bad, as `clean` reads them."""
-    names = [name for name in _LINES if name not in ("no text", "UTF-16")]
+    """Makes JSON lines with one bad one, as `clean` reads them."""
+    names = [name for name in LINES if name not in ("no text", "UTF-16")]
     what = rng.choice(names)
     good = [json.dumps({"text": _GOOD, "url": f"http://a.org/{i}"}).encode() + b"\n" for i in range(3)]
-    path = _write(folder / "b.jsonl", [*good[:2], *_LINES[what](rng), b"\n", good[2]])
+    path = _write(folder / "b.jsonl", [*good[:2], *LINES[what](rng), b"\n", good[2]])
 
     def check() -> None:
-        read, told = [], []
-        for found in crawl.read(str(path), path.name, Tally()):
-            (read if isinstance(found, Page) else told).append(found)
-        is_right = len(read) == 3 and [each.position for each in told] == [3]
-        print("right" if is_right else (len(read), told))
+        read, reports, _ = _crawled(path)
+        is_right = len(read) == 3 and [each.position for each in reports] == [3]
+        print("right" if is_right else (len(read), reports))
 
     return Case(what, path, check)
 
 
 def _garbled(folder: pathlib.Path, rng: random.Random) -> Case:
-    """A good archive with damage anywhere: whatever is read of it was in it."""
+    """Makes a good archive with damage anywhere: every text that is read must be one of its own."""
     texts = [f"Record {i}: " + " ".join(rng.choices(_GOOD.split(), k=50)) for i in range(20)]
     records = [
         gzip.compress(b"".join(_record([text.encode()], url=f"http://a.org/{i}"))) for i, text in enumerate(texts)
     ]
-    data = bytearray(b"".join(records))
+    data = b"".join(records)
     for _ in range(rng.randint(1, 4)):
-        at, kind = rng.randrange(len(data)), rng.randrange(3)
-        if kind == 0:
-            data[at] ^= 1 << rng.randrange(8)
-        elif kind == 1:
-            del data[at : at + rng.randint(1, 300)]
-        else:
-            data[at:at] = rng.randbytes(rng.randint(1, 300))
-    path = _write(folder / "c.wet.gz", [bytes(data)])
+        data, _ = faults_damage.garbled(data, rng, ("flipped", "shorter", "inserted"))
+    path = _write(folder / "c.wet.gz", [data])
 
     def check() -> None:
-        found = list(crawl.read(str(path), path.name, Tally()))
-        read = [page.text for page in found if isinstance(page, Page)]
-        print("right" if set(read) <= set(texts) and (len(read) == 20 or len(found) > len(read)) else found)
+        pages, reports, _ = _crawled(path)
+        read = [page.text for page in pages]
+        print("right" if set(read) <= set(texts) and (len(read) == 20 or reports) else (read, reports))
 
     return Case("damage", path, check)
 

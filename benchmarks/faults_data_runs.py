@@ -1,18 +1,20 @@
-"""The caches that `faults_data.py` damages, how, and the runs that read them.
+"""Caches that `faults_data.py` damages, and the runs that read them.
 
-python benchmarks/faults_data_runs.py DIR    # makes them
+python benchmarks/faults_data_runs.py DIR    # makes the caches
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 import os
 import pathlib
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
+import faults_damage
 import fsspec
 import numpy as np
 
@@ -26,7 +28,7 @@ from plm_jax.runs import preparation
 
 _WORDS = "river mountain teacher garden winter station letter captain doctor harbour market village"
 WORDS = _WORDS.split()
-# Documents of the long cache, of one token and one sentence each: vectors too long to be read whole.
+# Number of documents in the long cache, each of one token and one sentence: its vectors are too long to be read whole.
 LONG = 2**21 + 2**12
 STEPS, BATCH = 6, 8
 AFAR = "memory://faults"
@@ -41,11 +43,11 @@ _MODEL = {
 
 
 def _run(root: pathlib.Path, model: Any, objective: Any, sources: dict[str, Any], **data: Any) -> config.Run:
-    described = {"cache_dir": str(root / "cache"), "length": 32, "window_tokens": 512, "validation_fraction": 0.1}
+    defaults = {"cache_dir": str(root / "cache"), "length": 32, "window_tokens": 512, "validation_fraction": 0.1}
     return config.Run(
         model=model,
         objective=objective,
-        data=config.DataConfig(sources=sources, threads=2, prefetch=2, **described | data),
+        data=config.DataConfig(sources=sources, threads=2, prefetch=2, **defaults | data),
         vocabulary=_VOCABULARY,
         optimizer=config.AdamWConfig(),
         schedule=config.ConstantSchedule(1e-3),
@@ -123,8 +125,7 @@ RUNS: dict[str, Callable[[pathlib.Path], config.Run]] = {
 
 
 def make(root: pathlib.Path) -> None:
-    """Writes texts and the caches of all runs, prepared as `prepare` does, but for the long one."""
-
+    """Writes texts and the caches of all runs, by `prepare`, except the long one."""
     root.mkdir()
     rng = random.Random(0)
 
@@ -150,41 +151,44 @@ def make(root: pathlib.Path) -> None:
         preparation.prepare(RUNS[name](root), show_progress=False)
     _make_long(root)
     for name in set(RUNS) - {"afar"}:
-        read(root, name)  # Which makes the indices of layouts.
+        read(root, name)  # Makes the indices of layouts.
 
 
 def _make_long(root: pathlib.Path) -> None:
     temporary, ones = root / "cache" / ".long", np.ones(LONG, np.int64)
-    found = {
+    values = {
         "tokens": cache.Values(np.random.default_rng(0).integers(0, 256, LONG), ones),
         "sentence_starts": cache.Values(np.zeros(LONG, np.int64), ones),
         "first_bytes": cache.Values(ones),
     }
-    brought = (columns.SENTENCE_STARTS, columns.FIRST_BYTES)
+    names = (columns.SENTENCE_STARTS, columns.FIRST_BYTES)
     vocabulary = cache.read_manifest(str(root / "cache" / "a"))["vocabulary"]
     size = vocabulary["size"]
-    writer = cache.SplitWriter(str(temporary / "train"), size, brought)
-    writer.add(found, LONG)
+    writer = cache.SplitWriter(str(temporary / "train"), size, names)
+    writer.add(values, LONG)
     counts = {"train": writer.close()}
-    described = cache.describe(size, brought, np.ones(size, np.bool_), str(temporary))
+    described = cache.describe(size, names, np.ones(size, np.bool_), str(temporary))
     manifest = {"identity": "long", "vocabulary": vocabulary, "splits": counts, **described}
     cache.publish(str(temporary), str(root / "cache" / "long"), manifest)
 
 
 def read(root: pathlib.Path, name: str, damage: Callable[[], None] | None = None, processes: int = 0) -> None:
-    """Reads as a run does, and prints what was read: its notes, batches, validation, and counts of tokens.
+    """Reads caches as a run does, and prints digests of its batches and validation, counts of tokens and notes.
 
     Args:
-      damage: what happens once the first batch is there.
+      root: folder of the caches.
+      name: name in RUNS.
+      damage: called after the first batch.
+      processes: number of worker processes.
     """
     run = RUNS[name](root)
     run = dataclasses.replace(run, data=dataclasses.replace(run.data, processes=processes))
     if name == "afar":
-        os.environ["HOME"] = str(root / "home")  # Where a mirror is.
+        os.environ["HOME"] = str(root / "home")  # Folder of the mirror.
         _upload(root)
     of_files = config.read_sources(run) if name not in ("long", "afar") else ()
     if changed := preparation.changed_caches(run, of_files):
-        raise UserError("; ".join(changed))  # As of a run that was trained on others.
+        raise UserError("; ".join(changed))  # As in a run that was trained on other caches.
     reader = Reader(config.reader_config(run), share=1 / 1024 if name == "afar" else 1.0)
     reader.check_vocabulary()
     batches = reader.batches(0)
@@ -202,12 +206,12 @@ def read(root: pathlib.Path, name: str, damage: Callable[[], None] | None = None
         for split, opened in source.splits.items():
             print(name, split, opened.num_bytes, hashlib.sha256(opened.unigram.tobytes()).hexdigest())
             origins = [source.origin(split, document) for document in range(0, min(400, opened.num_documents), 50)]
-            print([place for _, place in filter(None, origins)])
+            print([position for _, position in filter(None, origins)])
     print(*reader.notes(), sep="\n")
 
 
 def _upload(root: pathlib.Path) -> None:
-    """The long cache as it now is, in a bucket of this process."""
+    """Copies the long cache to a simulated bucket of this process."""
     memory, folder = fsspec.filesystem("memory"), root / "cache" / "long"
     memory.store.clear()
     for path in (path for path in folder.rglob("*") if path.is_file()):
@@ -222,118 +226,37 @@ def _digest(batch: dict[str, np.ndarray]) -> str:
 
 
 def _files(root: pathlib.Path, name: str) -> list[pathlib.Path]:
-    """The files that a run's reading depends on, in no matter which way."""
+    """Returns the files that a run reads."""
     run = RUNS[name](root)
     folder = root / "cache" if name == "afar" else pathlib.Path(run.data.cache_dir)
-    own = [folder / ("long" if name == "afar" else source) for source in run.data.sources]
-    found = [path for each in (*own, folder / "vocabulary") for path in sorted(each.rglob("*")) if path.is_file()]
-    return [path for path in found if path.name != ".lock"]
+    folders = [folder / ("long" if name == "afar" else source) for source in run.data.sources]
+    paths = [path for each in (*folders, folder / "vocabulary") for path in faults_damage.files_of(each)]
+    return [path for path in paths if path.name != ".lock"]
 
 
-def damage(root: pathlib.Path, name: str, rng: random.Random) -> tuple[str, Callable[[], None]]:
-    """Something that may happen to a file: what, and that which does it."""
-    files = _files(root, name)
-    path, kind = rng.choice(files), rng.choice(list(_DAMAGES))
-    draw = rng.random(), rng.random(), rng.randrange(8)
-    if kind == "fields":
-        path = rng.choice([path for path in files if path.suffix == ".json"])
-    if kind == "swapped":
-        others = [other for other in files if other.suffix == path.suffix and other != path] or [path]
-        other = rng.choice(others)
-        return f"{path.relative_to(root)} swapped with {other.relative_to(root)}", lambda: _swap(path, other)
-    return f"{path.relative_to(root)} {kind} {draw}", lambda: _DAMAGES[kind](path, *draw)
+def damage(root: pathlib.Path, name: str, rng: random.Random) -> tuple[str, Callable[[], Any]]:
+    """Chooses a damage to a file that a run reads; returns a description and a function that does it."""
+    kind = rng.choice((*faults_damage.BYTES, "flipped", "missing", "emptied", "added", "swapped", "fields", "fields"))
+    path = rng.choice([path for path in _files(root, name) if kind != "fields" or path.suffix == ".json"])
+    own_rng = random.Random(rng.random())
+
+    def do() -> None:
+        if kind == "fields":
+            faults_damage.change_json(path, functools.partial(_spoil_manifest, own_rng))
+        elif kind in faults_damage.BYTES:
+            faults_damage.garble(path, own_rng, (kind,))
+        else:
+            faults_damage.FILES[kind](path, path.parent, own_rng)
+
+    return f"{path.relative_to(root)} {kind}", do
 
 
-def _swap(path: pathlib.Path, other: pathlib.Path) -> None:
-    if path != other:
-        aside = path.with_name("aside")
-        path.rename(aside), other.rename(path), aside.rename(other)
-
-
-def _in_place(path: pathlib.Path, change: Callable[[bytearray], Any]) -> None:
-    """Changes a file as it lies there, under whoever reads it; a linked one is first copied."""
-    data = bytearray(path.read_bytes())
-    change(data)
-    if path.stat().st_nlink > 1:
-        path.unlink()
-    with open(path, "r+b" if path.exists() else "wb") as file:
-        file.write(data)
-        file.truncate()
-
-
-def _flip(path: pathlib.Path, at: float, size: float, bit: int) -> None:
-    def change(data: bytearray) -> None:
-        if data:
-            data[int(at * len(data))] ^= 1 << bit
-
-    _in_place(path, change)
-
-
-def _cut(path: pathlib.Path, at: float, size: float, bit: int) -> None:
-    _in_place(path, lambda data: data.__delitem__(slice(0 if bit == 0 else int(at * len(data)), None)))
-
-
-def _zeros(path: pathlib.Path, at: float, size: float, bit: int) -> None:
-    def change(data: bytearray) -> None:
-        begin = int(at * len(data))
-        end = min(len(data), begin + 1 + int(size * 4096))
-        data[begin:end] = bytes(end - begin)
-
-    _in_place(path, change)
-
-
-def _longer(path: pathlib.Path, at: float, size: float, bit: int) -> None:
-    _in_place(path, lambda data: data.extend(data[: 1 + int(size * 4096)]))
-
-
-def _missing(path: pathlib.Path, at: float, size: float, bit: int) -> None:
-    path.unlink()
-
-
-def _added(path: pathlib.Path, at: float, size: float, bit: int) -> None:
-    stem, _, ending = path.name.partition(".")
-    names = [f"{stem}-2.{ending}", "tokens-00007.array_record", "word_starts.npy", "more/manifest.json"]
-    other = path.parent / names[bit % len(names)]
-    other.parent.mkdir(exist_ok=True)
-    if not other.exists():
-        storage.write(str(other), path.read_bytes()[: int(at * 4096)])
-
-
-def _places(tree: Any) -> Iterator[tuple[Any, Any]]:
-    """Every part of a tree of JSON: what holds it, and where."""
-    for key in tree if isinstance(tree, dict) else range(min(len(tree), 3)):
-        yield tree, key
-        if isinstance(tree[key], dict | list):
-            yield from _places(tree[key])
-
-
-def _fields(path: pathlib.Path, at: float, size: float, bit: int) -> None:
-    """A field of a manifest is gone, or of another type, as if it had been written so."""
-    tree = json.loads(path.read_text())
+def _spoil_manifest(rng: random.Random, tree: dict[str, Any]) -> None:
+    """Removes a field of a manifest, or changes its type, and seals it again."""
     crc = tree.pop("crc32", None)
-    places = list(_places(tree))
-    holder, key = places[int(at * len(places))]
-    other = [None, "x", 1.5, [], {}, [{}], True, {"x": 1}][bit]
-    if size < 0.4:
-        del holder[key]
-    elif type(holder[key]) is not type(other):
-        holder[key] = other
-    if crc is not None and isinstance(tree, dict):
+    faults_damage.spoil(tree, rng, removed=0.4, other_type=True)
+    if crc is not None:
         tree["crc32"] = cache.crc32(tree)
-    path.write_text(json.dumps(tree))
-
-
-_DAMAGES: dict[str, Any] = {
-    "flipped": _flip,
-    "flipped once": _flip,
-    "cut": _cut,
-    "zeroed": _zeros,
-    "longer": _longer,
-    "missing": _missing,
-    "added": _added,
-    "swapped": _swap,
-    "fields": _fields,
-}
 
 
 if __name__ == "__main__":

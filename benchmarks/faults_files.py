@@ -1,9 +1,8 @@
-"""Hostile and malformed files of others: what becomes of them at `plm_jax.load` and `vocabularies.load_plain`.
+"""Campaigns of hostile and malformed files of other programs, opened by `plm_jax.load` and `vocabularies.load_plain`.
 
-A case makes one file of a good model or vocabulary bad, in a folder of its own, and a child process opens it. The child
-may end with a `UserError` of one line or, where what was made bad by chance may still be good, with a model; anything
-else is a fault: `silent`, a bad file that was taken for a good one; `traceback`, any other exception, a crash, or more
-than 1 GB of memory above the start; `hang`, more than 10 s.
+A case changes one file of a copy of a good model or vocabulary, and a child process opens it. The child may end with a
+`UserError` of one line, or with a model if the change may do no harm. Other outcomes: `silent`, a wrong file that was
+accepted; `traceback`, another exception, a crash, or more than 1 GB of memory; `hang`, more than 10 s.
 """
 
 import functools
@@ -32,7 +31,7 @@ def _base(root: pathlib.Path) -> pathlib.Path:
 
 
 def _warm_up() -> None:
-    """Imports what children need; nothing that starts threads, which a child would not have."""
+    """Imports the modules that children need; they must not start threads, which a child would lack."""
     import plm_jax
     import plm_jax.runs.checkpoint_formats
     from plm_jax.data import vocabularies
@@ -42,17 +41,17 @@ def _warm_up() -> None:
 
 def _try(makes: Sequence[Callable[..., Any]], root: pathlib.Path, number: int, rng: random.Random) -> tuple[str, str]:
     """Makes a case with one of the functions, in turn, and opens it."""
-    make, folder = makes[number % len(makes)], root / "case"
+    folder = root / "case"
     shutil.rmtree(folder, ignore_errors=True)
-    case = make(root / "bases", folder, rng)
-    outcome, told = child(lambda: _open(case), SECONDS, root / "log")
+    case = makes[number % len(makes)](root / "bases", folder, rng)
+    outcome, output = child(lambda: _open(case), SECONDS, root / "log")
     if outcome == "ended":
         outcome = "silent" if case.is_bad else "handled"
-    return outcome, f"{make.__name__} {case.what}: {told}"
+    return outcome, f"{case.what}: {output}"
 
 
 def _open(case: cases.Case) -> None:
-    """Opens a model with all its weights, or a vocabulary, and reads and writes text."""
+    """Opens a model with all its weights, or a vocabulary, and encodes and decodes text."""
     import plm_jax
     from plm_jax.data import vocabularies
 

@@ -1,4 +1,4 @@
-"""The cases of `faults_files.py` whose weights are bad: safetensors, and ELMo's HDF5."""
+"""Cases of `faults_files.py` with wrong weights: safetensors, and ELMo's HDF5."""
 
 import json
 import pathlib
@@ -6,20 +6,23 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from faults_files_cases import Case, copied, garbled, reseal
+import faults_damage
+from faults_files_cases import Case, Change, Make, Target, copied, in_json
 
 Header = dict[str, Any]
 
 
-def _read(path: pathlib.Path) -> tuple[Header, bytes]:
-    data = path.read_bytes()
+def _parse(data: bytes) -> tuple[Header, bytes]:
     end = 8 + int.from_bytes(data[:8], "little")
     return json.loads(data[8:end]), data[end:]
 
 
-def _write(path: pathlib.Path, header: Header | bytes, body: bytes) -> None:
-    data = header if isinstance(header, bytes) else json.dumps(header).encode("utf-8")
-    path.write_bytes(len(data).to_bytes(8, "little") + data + body)
+def _sized(header: bytes) -> bytes:
+    return len(header).to_bytes(8, "little") + header
+
+
+def _join(header: Header, body: bytes) -> bytes:
+    return _sized(json.dumps(header).encode("utf-8")) + body
 
 
 def _names(header: Header) -> list[str]:
@@ -31,7 +34,7 @@ def _with(**fields: Any) -> Callable[[Header, str], None]:
 
 
 def _shifted(header: Header, by: int) -> None:
-    """Each tensor but the first begins later, or earlier."""
+    """Moves every tensor except the first."""
     for name in _names(header):
         begin, end = header[name]["data_offsets"]
         if begin:
@@ -39,7 +42,7 @@ def _shifted(header: Header, by: int) -> None:
 
 
 def _overlap(header: Header, name: str) -> None:
-    """Two tensors of one size lie in one place."""
+    """Gives two tensors of the same size the same offsets."""
     size = header[name]["data_offsets"][1] - header[name]["data_offsets"][0]
     others = [other for other in _names(header) if other != name]
     same = [o for o in others if header[o]["data_offsets"][1] - header[o]["data_offsets"][0] == size]
@@ -53,7 +56,7 @@ def _offsets(make: Callable[[int, int], list]) -> Callable[[Header, str], None]:
     return change
 
 
-# What is changed in a header; each is bad.
+# Changes of a header and the name of one of its tensors; each is wrong.
 CHANGES: dict[str, Callable[[Header, str], Any]] = {
     "an overlap": _overlap,
     "a gap": lambda header, name: _shifted(header, 8),
@@ -91,19 +94,16 @@ CHANGES: dict[str, Callable[[Header, str], Any]] = {
 }
 
 
-def header(bases: pathlib.Path, folder: pathlib.Path, rng: random.Random) -> Case:
-    """A header says something that the format forbids."""
-    path = copied(bases, folder, rng.choice(("gpt2", "bert", "converted")))
-    file = path / "model.safetensors"
-    tree, body = _read(file)
-    what = rng.choice(list(CHANGES))
-    CHANGES[what](tree, rng.choice(_names(tree)))
-    _write(file, tree, body + bytes(8 * (what == "a gap")))
-    reseal(path)
-    return Case(f"{path.name}: {what}", True, str(path))
+def _in_header(what: str, change: Callable[[Header, str], Any]) -> Change:
+    def changed(data: bytes, rng: random.Random) -> bytes:
+        header, body = _parse(data)
+        change(header, rng.choice(_names(header)))
+        return _join(header, body + bytes(8 * (what == "a gap")))
+
+    return changed
 
 
-# The bytes of a file, from its header and its body; each is bad.
+# Bytes of a file from its header and its body; each is wrong.
 FILES: dict[str, Callable[[bytes, bytes], bytes]] = {
     "none": lambda header, body: b"",
     "seven": lambda header, body: bytes(7),
@@ -114,9 +114,9 @@ FILES: dict[str, Callable[[bytes, bytes], bytes]] = {
     "a header cut": lambda header, body: (len(header) - 9).to_bytes(8, "little") + header + body,
     "a header of 200 MB": lambda header, body: (2 * 10**8).to_bytes(8, "little") + header.ljust(2 * 10**8) + body,
     "a header of lists": lambda header, body: (9 * 10**7).to_bytes(8, "little") + b"[" * (9 * 10**7),
-    "more after the end": lambda header, body: len(header).to_bytes(8, "little") + header + body + b"\0",
-    "less at the end": lambda header, body: len(header).to_bytes(8, "little") + header + body[:-1],
-    "no body": lambda header, body: len(header).to_bytes(8, "little") + header,
+    "more after the end": lambda header, body: _sized(header) + body + b"\0",
+    "less at the end": lambda header, body: _sized(header) + body[:-1],
+    "no body": lambda header, body: _sized(header),
     "a name twice": lambda header, body: _sized(header.replace(b"{", b'{"a":{},"a":{},', 1)) + body,
     "a header of no text": lambda header, body: _sized(b"\xff\xfe" + header[2:]) + body,
     "a header that is a list": lambda header, body: _sized(b"[" + header + b"]") + body,
@@ -125,86 +125,67 @@ FILES: dict[str, Callable[[bytes, bytes], bytes]] = {
 }
 
 
-def _sized(header: bytes) -> bytes:
-    return len(header).to_bytes(8, "little") + header
+def _whole(make: Callable[[bytes, bytes], bytes]) -> Change:
+    def changed(data: bytes, rng: random.Random) -> bytes:
+        header, body = _parse(data)
+        return make(json.dumps(header).encode("utf-8"), body)
+
+    return changed
 
 
-def file(bases: pathlib.Path, folder: pathlib.Path, rng: random.Random) -> Case:
-    """A file is none of safetensors'."""
-    path = copied(bases, folder, rng.choice(("gpt2", "albert")))
-    weights = path / "model.safetensors"
-    tree, body = _read(weights)
-    what = rng.choice(list(FILES))
-    weights.write_bytes(FILES[what](json.dumps(tree).encode("utf-8"), body))
-    return Case(what, True, str(path))
+def _garbled_header(data: bytes, rng: random.Random) -> bytes:
+    end = 8 + int.from_bytes(data[:8], "little")
+    return faults_damage.garbled(data[:end], rng)[0] + data[end:]
 
 
-def _other(shards: list[str], shard: str) -> str:
-    return next(other for other in shards if other != shard)
+# Files that an index of shards gives for a tensor, besides another shard; each is wrong.
+SHARDS: tuple[Any, ...] = (
+    "/dev/zero",
+    "/dev/stdin",
+    "..",
+    "",
+    ".",
+    "model-\n.safetensors",
+    "no.safetensors",
+    "config.json",
+)
+SHARDS += ("\0.safetensors", "x" * 10**5 + ".safetensors", 7, None, ["model-00001-of-00002.safetensors"])
 
 
-def index(bases: pathlib.Path, folder: pathlib.Path, rng: random.Random) -> Case:
-    """An index of shards says something else than the shards, or leads elsewhere."""
-    path = copied(bases, folder, "sharded")
-    place = path / "model.safetensors.index.json"
-    tree = json.loads(place.read_text())
-    names = tree["weight_map"]
-    shards, name = sorted(set(names.values())), rng.choice(list(names))
-    odd: list[Any] = [
-        f"../sharded/{names[name]}",
-        str(path / names[name]),
-        f"./{names[name]}",
-        "/dev/zero",
-        "/dev/stdin",
-        "..",
-        "",
-        ".",
-        "model-\n.safetensors",
-        "no.safetensors",
-        "\0.safetensors",
-        "x" * 10**5 + ".safetensors",
-        "config.json",
-        7,
-        None,
-        [shards[0]],
-        _other(shards, names[name]),
-    ]
-    value = rng.choice(odd)
-    names[name] = value
-    place.write_text(json.dumps(tree))
-    return Case(f"{name} is in {str(value)[:50]!r}", True, str(path))
+def _misplaced(tree: dict[str, Any], rng: random.Random) -> None:
+    shards = tree["weight_map"]
+    name = rng.choice(list(shards))
+    others = sorted({shard for shard in shards.values() if shard != shards[name]})
+    shards[name] = rng.choice((*SHARDS, f"../sharded/{shards[name]}", f"./{shards[name]}", others[0]))
 
 
 def twice(bases: pathlib.Path, folder: pathlib.Path, rng: random.Random) -> Case:
-    """A tensor is in two shards."""
+    """Puts a tensor into two shards."""
     path = copied(bases, folder, "sharded")
     first, second = sorted(path.glob("model-*.safetensors"))[:2]
-    (tree, body), (others, more) = _read(first), _read(second)
+    (tree, body), (other_tree, other_body) = _parse(first.read_bytes()), _parse(second.read_bytes())
     name = rng.choice(_names(tree))
     begin, end = tree[name]["data_offsets"]
-    others[name] = tree[name] | {"data_offsets": [len(more), len(more) + end - begin]}
-    _write(second, others, more + body[begin:end])
+    other_tree[name] = tree[name] | {"data_offsets": [len(other_body), len(other_body) + end - begin]}
+    second.write_bytes(_join(other_tree, other_body + body[begin:end]))
     return Case(f"{name} is in two shards", True, str(path))
 
 
-def header_bytes(bases: pathlib.Path, folder: pathlib.Path, rng: random.Random) -> Case:
-    """Bytes of a header are others."""
-    path = copied(bases, folder, "gpt2")
-    weights = path / "model.safetensors"
-    data = weights.read_bytes()
-    end = 8 + int.from_bytes(data[:8], "little")
-    changed, what = garbled(data[:end], rng)
-    weights.write_bytes(changed + data[end:])
-    return Case(what, False, str(path))
-
-
-SAFETENSORS = [header, header, file, index, twice, header_bytes]
+_HEADERS = {what: _in_header(what, change) for what, change in CHANGES.items()}
+_FILE = "model.safetensors"
+SAFETENSORS: list[Make] = [
+    *[Target(("gpt2", "bert", "converted"), _FILE, _HEADERS)] * 2,
+    Target(("gpt2", "albert"), _FILE, {what: _whole(make) for what, make in FILES.items()}),
+    Target(("sharded",), f"{_FILE}.index.json", {"a misplaced tensor": in_json(_misplaced)}),
+    twice,
+    Target(("gpt2",), _FILE, {"garbled header": _garbled_header}, is_bad=False),
+]
 
 
 def _dataset(weights: Any, rng: random.Random) -> str:
-    found: list[str] = []
-    weights.visititems(lambda name, item: found.append(name) if hasattr(item, "shape") else None)
-    return rng.choice(found)
+    names: list[str] = []
+    weights.visititems(lambda name, item: names.append(name) if hasattr(item, "shape") else None)
+    return rng.choice(names)
 
 
 def _external_link(weights: Any, name: str, folder: pathlib.Path) -> None:
@@ -236,9 +217,9 @@ def _virtual(weights: Any, name: str, folder: pathlib.Path) -> None:
     weights.create_virtual_dataset(name, layout)
 
 
-def _again(weights: Any, name: str, **made: Any) -> None:
+def _again(weights: Any, name: str, **options: Any) -> None:
     del weights[name]
-    weights.create_dataset(name, **made)
+    weights.create_dataset(name, **options)
 
 
 def _soft_link(weights: Any, name: str, folder: pathlib.Path) -> None:
@@ -248,7 +229,7 @@ def _soft_link(weights: Any, name: str, folder: pathlib.Path) -> None:
     weights[name] = h5py.SoftLink("/nowhere")
 
 
-# What is changed in a file of HDF5; each is bad.
+# Changes of an array of a file of HDF5; each is wrong.
 STORED: dict[str, Callable[[Any, str, pathlib.Path], Any]] = {
     "a link out": _external_link,
     "a link to nowhere": _soft_link,
@@ -268,7 +249,7 @@ STORED: dict[str, Callable[[Any, str, pathlib.Path], Any]] = {
 
 
 def array(bases: pathlib.Path, folder: pathlib.Path, rng: random.Random) -> Case:
-    """An array of ELMo's is elsewhere, or none."""
+    """Changes an array of an ELMo."""
     import h5py
 
     path = copied(bases, folder, "elmo")
@@ -279,34 +260,22 @@ def array(bases: pathlib.Path, folder: pathlib.Path, rng: random.Random) -> Case
     return Case(f"{name}: {what}", True, str(path))
 
 
-def hdf5_bytes(bases: pathlib.Path, folder: pathlib.Path, rng: random.Random) -> Case:
-    """Bytes of a file of HDF5 are others."""
-    path = copied(bases, folder, "elmo")
-    weights = path / "weights.hdf5"
-    data = weights.read_bytes()
+def _garbled(data: bytes, rng: random.Random) -> bytes:
+    """Changes bytes up to ten times, sometimes of the beginning alone."""
     for _ in range(rng.choice((1, 3, 10))):
-        data, what = garbled(data[:4096] if rng.random() < 0.1 else data, rng)
-        if not data:
-            break
-    weights.write_bytes(data)
-    return Case(f"at last {what}", False, str(path))
+        data = faults_damage.garbled(data[:4096] if rng.random() < 0.1 else data, rng)[0]
+    return data
 
 
-def options(bases: pathlib.Path, folder: pathlib.Path, rng: random.Random) -> Case:
-    """A size of ELMo's options is none, or not that of its arrays."""
-    path = copied(bases, folder, "elmo")
-    tree = json.loads((path / "options.json").read_text())
-    part, name = rng.choice(
-        [
-            (tree["char_cnn"], "n_highway"),
-            (tree["lstm"], "n_layers"),
-            (tree["lstm"], "dim"),
-            (tree["char_cnn"], "filters"),
-        ]
+def _size(tree: dict[str, Any], rng: random.Random) -> None:
+    section, name = rng.choice(
+        [("char_cnn", "n_highway"), ("lstm", "n_layers"), ("lstm", "dim"), ("char_cnn", "filters")]
     )
-    part[name] = rng.choice((0, -1, 10**6, 10**12, 10**30, 10**400, "x", None, [], [[1, 10**9]], [[10**9, 4]] * 100))
-    (path / "options.json").write_text(json.dumps(tree))
-    return Case(f"{name} is {str(part[name])[:50]}", True, str(path))
+    tree[section][name] = rng.choice((0, -1, 10**6, 10**12, 10**400, "x", None, [], [[1, 10**9]], [[10**9, 4]] * 100))
 
 
-HDF5 = [array, hdf5_bytes, options]
+HDF5: list[Make] = [
+    array,
+    Target(("elmo",), "weights.hdf5", {"garbled bytes": _garbled}, is_bad=False),
+    Target(("elmo",), "options.json", {"a wrong size": in_json(_size)}),
+]

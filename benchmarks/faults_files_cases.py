@@ -1,30 +1,91 @@
-"""The cases of `faults_files.py`: each makes one file of a good model or vocabulary bad."""
+"""Good models and vocabularies of other programs, and the changes of their JSON files for `faults_files.py`."""
 
 import base64
-import contextlib
 import json
-import os
 import pathlib
 import random
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
+
+import faults_damage
+
+# Changes the bytes of a file.
+Change = Callable[[bytes, random.Random], bytes]
 
 
 class Case(NamedTuple):
-    """What is to be opened.
+    """A changed file of a model or a vocabulary, to be opened.
 
     Attributes:
-      what: what was done to it.
-      is_bad: whether to open it would be wrong; by chance a change may do no harm.
-      path: of a model.
-      specification: of a vocabulary alone; None: the model is opened.
+      what: description of the change.
+      is_bad: whether opening it without an error would be wrong; some changes may do no harm.
+      path: folder of the model.
+      specification: specification of the vocabulary; None to open the model.
     """
 
     what: str
     is_bad: bool
     path: str
     specification: str | None = None
+
+
+class Target(NamedTuple):
+    """Files that a case changes.
+
+    Attributes:
+      names: names of models; one of them is chosen.
+      file: name of the file in the model's folder; empty for any file.
+      changes: changes by description; one of them is chosen.
+      is_bad: whether all changes are wrong.
+      kind: kind of vocabulary to open, in SPECIFICATIONS; None to open the model.
+    """
+
+    names: tuple[str, ...]
+    file: str
+    changes: Mapping[str, Change]
+    is_bad: bool = True
+    kind: str | None = None
+
+    def __call__(self, bases: pathlib.Path, folder: pathlib.Path, rng: random.Random) -> Case:
+        """Copies a good model into a folder and changes it."""
+        path = copied(bases, folder, rng.choice(self.names))
+        file = path / self.file if self.file else rng.choice(faults_damage.files_of(path))
+        what = rng.choice(list(self.changes))
+        file.write_bytes(self.changes[what](file.read_bytes() if file.exists() else b"{}", rng))
+        reseal(path)
+        specification = self.kind and SPECIFICATIONS[self.kind].format(folder)
+        return Case(f"{path.name}/{file.name}: {what}", self.is_bad, str(path), specification)
+
+
+Make = Callable[[pathlib.Path, pathlib.Path, random.Random], Case]
+GARBLED: dict[str, Change] = {"garbled bytes": lambda data, rng: faults_damage.garbled(data, rng)[0]}
+
+
+def any_of(makes: list[Make]) -> Make:
+    """Returns a maker of cases that draws one of several."""
+    return lambda bases, folder, rng: rng.choice(makes)(bases, folder, rng)
+
+
+def in_json(change: Callable[[Any, random.Random], Any]) -> Change:
+    """Returns a change of the bytes of a JSON file from a change of its tree in place."""
+
+    def changed(data: bytes, rng: random.Random) -> bytes:
+        tree = json.loads(data)
+        change(tree, rng)
+        return json.dumps(tree).encode("utf-8")
+
+    return changed
+
+
+def with_fields(**fields: Any) -> Change:
+    """Returns a change that sets fields of a JSON file."""
+    return in_json(lambda tree, rng: tree.update(fields))
+
+
+def contents(*documents: bytes) -> dict[str, Change]:
+    """Returns changes that replace a whole file."""
+    return {f"document {i}": lambda data, rng, new=new: new for i, new in enumerate(documents)}
 
 
 HUGGING_FACE = ("gpt2", "bert", "t5", "llama", "albert")
@@ -55,22 +116,22 @@ def make_bases(root: pathlib.Path) -> None:
     def params(model):
         flat = flax.traverse_util.flatten_dict(registry.shapes(model))
         rng = np.random.default_rng(0)
-        made = {path: rng.normal(size=leaf.shape).astype(np.float32) for path, leaf in flat.items()}
-        return flax.traverse_util.unflatten_dict(made)
+        values = {path: rng.normal(size=leaf.shape).astype(np.float32) for path, leaf in flat.items()}
+        return flax.traverse_util.unflatten_dict(values)
 
     small = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
-    told = {
+    described = {
         "gpt2": {"n_embd": 8, "n_layer": 2, "n_head": 2, "n_positions": 32},
         "bert": small,
         "t5": {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 2, "num_heads": 2},
         "llama": small | {"num_key_value_heads": 1, "head_dim": 4},
         "albert": small | {"embedding_size": 4},
     }
-    for name in (*told, "tiktoken", "elmo"):
+    for name in (*described, "tiktoken", "elmo"):
         (root / name).mkdir(parents=True)
     _write_vocabularies(root, texts)
-    for name, described in told.items():
-        model = families.to_settings(families.registered()[name], described | {"vocab_size": 600})
+    for name, fields in described.items():
+        model = families.to_settings(families.registered()[name], fields | {"vocab_size": 600})
         huggingface.write(str(root / name), Pretrained(model, params(model), {"eos_token_id": 0}, family=name))
     with files.opened(str(root / "gpt2")) as tensors:
         shutil.copytree(root / "gpt2", root / "sharded", ignore=shutil.ignore_patterns("*.safetensors"))
@@ -87,7 +148,7 @@ def make_bases(root: pathlib.Path) -> None:
 
 
 def _write_vocabularies(root: pathlib.Path, texts: list[str]) -> None:
-    """The files of each model's vocabulary, in its folder."""
+    """Writes the files of each model's vocabulary into its folder."""
     import sentencepiece
     import tokenizers
 
@@ -124,220 +185,89 @@ def _write_vocabularies(root: pathlib.Path, texts: list[str]) -> None:
 
 
 def good(bases: pathlib.Path) -> list[Case]:
-    """The models and vocabularies as they are before anything is changed."""
+    """Returns the models and vocabularies before any change."""
     models = [Case(name, False, str(bases / name)) for name in (*HUGGING_FACE, "sharded", "converted", "elmo")]
     return models + [Case(kind, False, "", spec.format(bases)) for kind, spec in SPECIFICATIONS.items()]
 
 
 def copied(bases: pathlib.Path, folder: pathlib.Path, name: str) -> pathlib.Path:
-    """A copy of a good model, to be made bad."""
+    """Copies a good model."""
     shutil.copytree(bases / name, folder / name)
     return folder / name
 
 
-# What stands in the place of a file; each is bad.
-PLACES: dict[str, Callable[[pathlib.Path], Any]] = {
-    "a pipe": os.mkfifo,
-    "a folder": pathlib.Path.mkdir,
-    "a device": lambda path: path.symlink_to("/dev/zero"),
-    "a link to nowhere": lambda path: path.symlink_to("/nowhere/at/all"),
-    "a socket": lambda path: _bind(path),
-    "nothing": lambda path: path.write_bytes(b""),
-    "4 GB of nothing": lambda path: (path.touch(), os.truncate(path, 2**32)),
-}
-
-
-def _bind(path: pathlib.Path) -> None:
-    import socket
-
-    where = os.getcwd()
-    os.chdir(path.parent)  # The name of a socket is short.
-    with contextlib.closing(socket.socket(socket.AF_UNIX)) as made:
-        made.bind(path.name)
-    os.chdir(where)
-
-
-def replaced(path: pathlib.Path, rng: random.Random) -> str:
-    """Puts something in the place of a file; says what."""
-    what = rng.choice(list(PLACES))
-    path.unlink()
-    PLACES[what](path)
-    return f"{path.name} is {what}"
-
-
-# Values that no place of a description takes.
-ODD: tuple[Any, ...] = (-1, 0, 2**31, 10**12, 10**30, 10**400, 1.5, 1e300, "12", True, None, [], {}, [[]], "x" * 10**6)
-
-
-def paths(tree: Any, path: tuple = ()) -> Iterable[tuple]:
-    """Yields the path of every node of a JSON tree."""
-    if path:
-        yield path
-    for key, child in tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ():
-        yield from paths(child, (*path, key))
-
-
-def put(tree: Any, path: tuple, value: Any) -> None:
-    """Sets the value at a path of a tree."""
-    for key in path[:-1]:
-        tree = tree[key]
-    tree[path[-1]] = value
-
-
-def remove(tree: Any, path: tuple) -> None:
-    """Removes the node at a path of a tree."""
-    for key in path[:-1]:
-        tree = tree[key]
-    del tree[path[-1]]
-
-
-def garbled(data: bytes, rng: random.Random) -> tuple[bytes, str]:
-    """Data with some bytes changed, cut or doubled."""
-    how, at = rng.choice(("flipped", "cut", "doubled", "zeroed", "random")), rng.randrange(len(data))
-    if how == "cut":
-        return data[:at], f"cut at {at}"
-    if how == "doubled":
-        return data[:at] + data[at // 2 :], f"doubled from {at // 2}"
-    changed = bytearray(data)
-    if how == "flipped":
-        changed[at] ^= 1 << rng.randrange(8)
-    else:
-        end = min(len(data), at + rng.randrange(1, 64))
-        changed[at:end] = bytes(end - at) if how == "zeroed" else rng.randbytes(end - at)
-    return bytes(changed), f"{how} at {at}"
-
-
-# Contents of a JSON file, none of which is valid for any file that the package reads.
-DOCUMENTS = (
-    b"",
-    b"[]",
-    b"null",
-    b'"text"',
-    b"{",
-    b"{} {}",
-    b"\xef\xbb\xbf{}",
-    b'{"a": 1, "a": 2}',
-    b'{"a": NaN}',
-    b'{"a": "\xff"}',
-    "{}".encode("utf-16"),
-    b'{"a":' * 100_000 + b"1" + b"}" * 100_000,
-)
-LARGE_DOCUMENTS = (
-    b"[" * 50_000_000,
-    b"[" + b"{}," * 20_000_000 + b"{}]",
-    b'{"a": ' + b"9" * 10_000_000 + b"}",
-    b"0" * 110_000_000,
-)
-
-
 def reseal(folder: pathlib.Path) -> None:
-    """Seals a converted directory again, so that its readers get past the hash of a bad file."""
+    """Seals a converted directory again, so that its readers get past the hash of a changed file."""
     from plm_jax.common import sealing
 
     if (folder / sealing.MANIFEST).exists():
         sealing.seal(str(folder), {"format": 1})
 
 
-def document(bases: pathlib.Path, folder: pathlib.Path, rng: random.Random) -> Case:
-    """A file of JSON is another document."""
-    name, file = rng.choice([(name, "config.json") for name in (*HUGGING_FACE, "converted")] + JSON_FILES)
-    path = copied(bases, folder, name)
-    documents = (*DOCUMENTS, *LARGE_DOCUMENTS)
-    number = rng.randrange(len(documents))
-    (path / file).write_bytes(documents[number])
-    return Case(f"{name}/{file} is document {number}", True, str(path))
-
-
-JSON_FILES = [
-    ("sharded", "model.safetensors.index.json"),
-    ("gpt2", "vocab.json"),
-    ("llama", "tokenizer.json"),
-    ("elmo", "options.json"),
-]
+LARGE_DOCUMENTS = (
+    b"[" * 50_000_000,
+    b"[" + b"{}," * 20_000_000 + b"{}]",
+    b'{"a": ' + b"9" * 10_000_000 + b"}",
+    b"0" * 110_000_000,
+)
+ALL = (*HUGGING_FACE, "converted", "sharded", "elmo")
 
 
 def place(bases: pathlib.Path, folder: pathlib.Path, rng: random.Random) -> Case:
-    """A file is no file."""
-    name = rng.choice((*HUGGING_FACE, "converted", "sharded", "elmo"))
-    path = copied(bases, folder, name)
-    file = rng.choice([file for file in sorted(path.rglob("*")) if file.is_file()])
-    what = replaced(file, rng)
+    """Replaces a file by something else, such as a pipe."""
+    path = copied(bases, folder, rng.choice(ALL))
+    file = rng.choice(faults_damage.files_of(path))
+    what = faults_damage.replace(file, rng)
     # Without an optional file a model is another good one.
-    return Case(f"{name}: {what}", "nowhere" not in what and file.suffix != ".txt", str(path))
-
-
-def _sizes_of(config: dict[str, Any]) -> list[str]:
-    return [name for name, value in config.items() if type(value) is int and value > 1 and not name.endswith("_id")]
+    return Case(f"{path.name}: {what}", "nowhere" not in what and file.suffix != ".txt", str(path))
 
 
 def size(bases: pathlib.Path, folder: pathlib.Path, rng: random.Random) -> Case:
-    """A size of a model is none, or not that of its tensors."""
+    """Changes a size of a model, which then differs from that of its tensors."""
     path = copied(bases, folder, rng.choice(HUGGING_FACE))
     config = json.loads((path / "config.json").read_text())
-    name = rng.choice([name for name in _sizes_of(config) if "position" not in name and "distance" not in name])
-    config[name] = rng.choice((*ODD, 10**6, config[name] + 1))
+    sizes = [name for name, value in config.items() if type(value) is int and value > 1]
+    name = rng.choice([name for name in sizes if not any(part in name for part in ("_id", "position", "distance"))])
+    config[name] = rng.choice((*faults_damage.ODD, 10**6, config[name] + 1))
     (path / "config.json").write_text(json.dumps(config))
-    # Where it may be left out it is what it was; and ALBERT's layers share their tensors.
+    # None stands for the default, and ALBERT's layers share their tensors.
     is_bad = config[name] is not None and (path.name, name, config[name]) != ("albert", "num_hidden_layers", 3)
     return Case(f"{path.name}: {name} is {str(config[name])[:50]}", is_bad, str(path))
 
 
-def setting(bases: pathlib.Path, folder: pathlib.Path, rng: random.Random) -> Case:
-    """Anything that a description says is something odd."""
-    name, file = rng.choice([(name, "config.json") for name in (*HUGGING_FACE, "converted")] + JSON_FILES)
-    path = copied(bases, folder, name)
-    tree = json.loads((path / file).read_text())
-    at = rng.choice(list(paths(tree)))
-    value = rng.choice(ODD)
-    put(tree, at, value)
-    (path / file).write_text(json.dumps(tree))
-    reseal(path)
-    return Case(f"{name}/{file}: {at} is {str(value)[:50]}", False, str(path))
-
-
-# What a config.json or tokenizer_config.json has besides: file, what, and whether it is bad.
+_CLASSES = {"architectures": ["BertForSequenceClassification"]}
+# Fields that a config.json may have besides; each is wrong.
 ADDED = (
-    ("config.json", {"architectures": ["BertForSequenceClassification"], "num_labels": 10**9}, True),
-    ("config.json", {"architectures": ["BertForSequenceClassification"], "id2label": {"7": "a"}}, True),
-    ("config.json", {"architectures": ["BertForSequenceClassification"], "id2label": [1, 2]}, True),
-    ("config.json", {"architectures": 7}, True),
-    ("config.json", {"model_type": ["bert"]}, True),
-    ("config.json", {"hidden_act": ["gelu"]}, True),
-    ("config.json", {"bos_token_id": "0"}, True),
-    ("config.json", {"eos_token_id": [0, 1.5]}, True),
-    ("config.json", {"pad_token_id": 10**30}, True),
-    ("config.json", {"begins_with": {"a": 1}}, True),
-    ("config.json", {"attention_probs_dropout_prob": 10**400}, True),
-    ("tokenizer_config.json", {"plm_jax_vocabulary": "bpe:../../../etc/passwd,/etc/passwd"}, False),
-    ("tokenizer_config.json", {"plm_jax_vocabulary": ["wordpiece:vocab.txt"]}, False),
-    ("tokenizer_config.json", {"do_lower_case": {"a": [1]}}, False),
+    _CLASSES | {"num_labels": 10**9},
+    _CLASSES | {"id2label": {"7": "a"}},
+    _CLASSES | {"id2label": [1, 2]},
+    {"architectures": 7},
+    {"model_type": ["bert"]},
+    {"hidden_act": ["gelu"]},
+    {"bos_token_id": "0"},
+    {"eos_token_id": [0, 1.5]},
+    {"pad_token_id": 10**30},
+    {"begins_with": {"a": 1}},
+    {"attention_probs_dropout_prob": 10**400},
 )
-
-
-def addition(bases: pathlib.Path, folder: pathlib.Path, rng: random.Random) -> Case:
-    """A description says something odd besides."""
-    file, added, is_bad = rng.choice(ADDED)
-    path = copied(bases, folder, "bert")
-    tree = json.loads((path / file).read_text()) if (path / file).exists() else {}
-    (path / file).write_text(json.dumps(tree | added))
-    return Case(f"{file} has {str(added)[:100]}", is_bad, str(path))
-
-
-def sentinels(bases: pathlib.Path, folder: pathlib.Path, rng: random.Random) -> Case:
-    """A T5 has odd sentinels."""
-    path = copied(bases, folder, "t5")
-    number = rng.choice((10**6, 10**12, 10**30, -1, 1.5, "4", [], {}))
-    (path / "tokenizer_config.json").write_text(json.dumps({"extra_ids": number}))
-    return Case(f"extra_ids is {number}", True, str(path))
-
-
-def some_bytes(bases: pathlib.Path, folder: pathlib.Path, rng: random.Random) -> Case:
-    """Bytes of any file of a model are others; in its weights that is not to be seen."""
-    path = copied(bases, folder, rng.choice((*HUGGING_FACE, "sharded", "converted", "elmo")))
-    file = rng.choice([file for file in sorted(path.rglob("*")) if file.is_file()])
-    data, what = garbled(file.read_bytes(), rng)
-    file.write_bytes(data)
-    return Case(f"{path.name}/{file.name} {what}", False, str(path))
-
-
-CONFIGS = [document, place, size, setting, addition, sentinels, some_bytes]
+# Fields of a tokenizer_config.json that are unusual, but may be right.
+UNUSUAL = (
+    {"plm_jax_vocabulary": "bpe:../../../etc/passwd,/etc/passwd"},
+    {"plm_jax_vocabulary": ["wordpiece:vocab.txt"]},
+    {"do_lower_case": {"a": [1]}},
+)
+SENTINELS = (10**6, 10**12, 10**30, -1, 1.5, "4", [], {})
+DOCUMENTS = contents(*faults_damage.DOCUMENTS, *LARGE_DOCUMENTS)
+SETTINGS: dict[str, Change] = {"a setting": in_json(lambda tree, rng: faults_damage.spoil(tree, rng))}
+JSON_FILES = [((*HUGGING_FACE, "converted"), "config.json"), (("sharded",), "model.safetensors.index.json")]
+JSON_FILES += [(("gpt2",), "vocab.json"), (("llama",), "tokenizer.json"), (("elmo",), "options.json")]
+CONFIGS: list[Make] = [
+    any_of([Target(*files, DOCUMENTS) for files in JSON_FILES]),
+    place,
+    size,
+    any_of([Target(*files, SETTINGS, is_bad=False) for files in JSON_FILES]),
+    Target(("bert",), "config.json", {str(fields)[:100]: with_fields(**fields) for fields in ADDED}),
+    Target(("bert",), "tokenizer_config.json", {str(fields): with_fields(**fields) for fields in UNUSUAL}, False),
+    Target(("t5",), "tokenizer_config.json", {f"extra_ids {n}": with_fields(extra_ids=n) for n in SENTINELS}),
+    Target(ALL, "", GARBLED, is_bad=False),
+]

@@ -1,21 +1,38 @@
-"""The cases of `faults_files.py` whose vocabulary is bad: tokenizer.json, BPE, WordPiece, SentencePiece and others."""
+"""Cases of `faults_files.py` with wrong vocabularies: tokenizer.json, BPE, WordPiece, SentencePiece and others."""
 
+import collections
 import json
 import pathlib
 import random
 from collections.abc import Callable
 from typing import Any
 
-from faults_files_cases import BPE, ODD, SPECIFICATIONS, WORDPIECE, WORDS, Case, copied, garbled, replaced
+import faults_damage
+from faults_files_cases import (
+    BPE,
+    GARBLED,
+    SPECIFICATIONS,
+    WORDPIECE,
+    WORDS,
+    Case,
+    Change,
+    Make,
+    Target,
+    any_of,
+    copied,
+    in_json,
+    with_fields,
+)
 
 Tree = dict[str, Any]
+ByteChange = Callable[[bytes], bytes]
 
 
 def _vocab(change: Callable[[dict[str, int], str], Any]) -> Callable[[Tree, str], Any]:
     return lambda tree, token: change(tree["model"]["vocab"], token)
 
 
-# What is changed in a tokenizer.json; each is bad.
+# Changes of a tokenizer.json and one of its tokens; each is wrong.
 CHANGES: dict[str, Callable[[Tree, str], Any]] = {
     "an absurd id": _vocab(lambda vocab, token: vocab.update({token: 10**9})),
     "the largest id": _vocab(lambda vocab, token: vocab.update({token: 2**32 - 1})),
@@ -47,19 +64,15 @@ CHANGES: dict[str, Callable[[Tree, str], Any]] = {
 }
 
 
-def tokenizer(bases: pathlib.Path, folder: pathlib.Path, rng: random.Random) -> Case:
-    """A tokenizer.json says something wrong."""
-    path = copied(bases, folder, "llama")
-    tree = json.loads((path / "tokenizer.json").read_text())
-    what = rng.choice(list(CHANGES))
-    CHANGES[what](
-        tree, rng.choice(sorted(token for token in tree["model"]["vocab"] if len(token) > 1 and token != "<s>"))
-    )
-    (path / "tokenizer.json").write_text(json.dumps(tree))
-    return Case(what, True, str(path), SPECIFICATIONS["json"].format(folder))
+def _of_token(change: Callable[[Tree, str], Any]) -> Change:
+    def changed(tree: Tree, rng: random.Random) -> None:
+        tokens = sorted(token for token in tree["model"]["vocab"] if len(token) > 1 and token != "<s>")
+        change(tree, rng.choice(tokens))
+
+    return in_json(changed)
 
 
-# What may be odd without being wrong.
+# Unusual parts of a tokenizer.json, which may be right.
 ODD_PARTS = (
     {
         "pre_tokenizer": {
@@ -87,44 +100,26 @@ ODD_PARTS = (
 )
 
 
-def odd_part(bases: pathlib.Path, folder: pathlib.Path, rng: random.Random) -> Case:
-    """A part of a tokenizer.json is an odd one."""
-    path = copied(bases, folder, "llama")
-    tree, part = json.loads((path / "tokenizer.json").read_text()), rng.choice(ODD_PARTS)
-    (path / "tokenizer.json").write_text(json.dumps(tree | part))
-    whole = rng.random() < 0.3
-    return Case(str(part)[:100], False, str(path), None if whole else SPECIFICATIONS["json"].format(folder))
-
-
-def odd_value(bases: pathlib.Path, folder: pathlib.Path, rng: random.Random) -> Case:
-    """A value anywhere but among the tokens of a tokenizer.json is an odd one."""
-    path = copied(bases, folder, "llama")
-    tree = json.loads((path / "tokenizer.json").read_text())
+def _odd_value(tree: Any, rng: random.Random) -> None:
+    """Sets a value of ODD anywhere, the less likely the deeper, so that most are not in the list of tokens."""
     part, keys = tree, []
     while isinstance(part, dict | list) and part and (not keys or rng.random() < 0.7):
         keys.append(rng.choice(sorted(part)) if isinstance(part, dict) else rng.randrange(len(part)))
-        part, inside = part[keys[-1]], part
-    inside[keys[-1]] = rng.choice(ODD)
-    (path / "tokenizer.json").write_text(json.dumps(tree))
-    whole = rng.random() < 0.3
-    what = f"{keys} is {str(inside[keys[-1]])[:50]}"
-    return Case(what, False, str(path), None if whole else SPECIFICATIONS["json"].format(folder))
+        part, parent = part[keys[-1]], part
+    parent[keys[-1]] = rng.choice(faults_damage.ODD)
 
 
-def tokenizer_bytes(bases: pathlib.Path, folder: pathlib.Path, rng: random.Random) -> Case:
-    """Bytes of a tokenizer.json are others."""
-    path = copied(bases, folder, "llama") / "tokenizer.json"
-    data, what = garbled(path.read_bytes(), rng)
-    path.write_bytes(data)
-    return Case(what, False, str(path.parent), SPECIFICATIONS["json"].format(folder))
+_TOKENIZER = (("llama",), "tokenizer.json")
+_PARTS = {str(part)[:100]: with_fields(**part) for part in ODD_PARTS}
+_VALUES: dict[str, Change] = {"an odd value": in_json(_odd_value)}
+TOKENIZERS: list[Make] = [
+    Target(*_TOKENIZER, {what: _of_token(change) for what, change in CHANGES.items()}, kind="json"),
+    *(Target(*_TOKENIZER, _PARTS | _VALUES, False, kind) for kind in ("json", "json", None)),
+    Target(*_TOKENIZER, GARBLED, is_bad=False, kind="json"),
+]
 
 
-TOKENIZERS = [tokenizer, odd_part, odd_value, tokenizer_bytes]
-
-Change = Callable[[bytes], bytes]
-
-
-def _lines(change: Callable[[list[bytes]], Any]) -> Change:
+def _lines(change: Callable[[list[bytes]], Any]) -> ByteChange:
     def changed(data: bytes) -> bytes:
         lines = data.splitlines(keepends=True)
         change(lines)
@@ -133,7 +128,7 @@ def _lines(change: Callable[[list[bytes]], Any]) -> Change:
     return changed
 
 
-def _ids(change: Callable[[dict[str, Any]], Any]) -> Change:
+def _ids(change: Callable[[dict[str, Any]], Any]) -> ByteChange:
     def changed(data: bytes) -> bytes:
         ids = json.loads(data)
         change(ids)
@@ -154,8 +149,8 @@ def _doubled(data: bytes) -> bytes:
     return data + data
 
 
-def _model(change: Callable[[Any], Any]) -> Change:
-    """A change of a SentencePiece model."""
+def _model(change: Callable[[Any], Any]) -> ByteChange:
+    """Returns a change of the bytes of a SentencePiece model."""
 
     def changed(data: bytes) -> bytes:
         from sentencepiece import sentencepiece_model_pb2
@@ -167,12 +162,12 @@ def _model(change: Callable[[Any], Any]) -> Change:
     return changed
 
 
-def _rules(data: bytes, end: int) -> Change:
+def _rules(data: bytes, end: int) -> ByteChange:
     return _model(lambda model: setattr(model.normalizer_spec, "precompiled_charsmap", data * (end // len(data))))
 
 
-# By the kind of a vocabulary: its file, and what is changed in it; each is bad.
-FILES: dict[str, list[tuple[str, str, Change]]] = {
+# File, description and change by kind of vocabulary; each is wrong.
+FILES: dict[str, list[tuple[str, str, ByteChange]]] = {
     "bpe": [
         *((f"gpt2/{file}", what, change) for file in BPE for what, change in (("a mark", _mark), ("none", _nothing))),
         ("gpt2/merges.txt", "a line less", _lines(lambda lines: lines.pop())),
@@ -234,45 +229,44 @@ FILES: dict[str, list[tuple[str, str, Change]]] = {
 }
 
 
-def change(bases: pathlib.Path, folder: pathlib.Path, rng: random.Random) -> Case:
-    """A file of a vocabulary is wrong."""
-    kind = rng.choice(list(FILES))
-    place, what, make = rng.choice(FILES[kind])
-    path = copied(bases, folder, place.partition("/")[0])
-    (folder / place).write_bytes(make((folder / place).read_bytes()))
-    return Case(f"{kind}, {place}: {what}", True, str(path), SPECIFICATIONS[kind].format(folder))
-
-
-def rules(bases: pathlib.Path, folder: pathlib.Path, rng: random.Random) -> Case:
-    """Bytes of a SentencePiece model's normaliser, of which its library trusts every one, are others."""
-    path = copied(bases, folder, "t5") / "spiece.model"
+def _garbled_rules(data: bytes, rng: random.Random) -> bytes:
+    """Changes bytes of a SentencePiece model's normalizer, which its library does not check."""
 
     def garble(model: Any) -> None:
-        data = bytearray(model.normalizer_spec.precompiled_charsmap)
+        rules = bytearray(model.normalizer_spec.precompiled_charsmap)
         for _ in range(rng.choice((1, 20, 2000))):
-            data[rng.randrange(len(data))] = rng.randrange(256)
-        model.normalizer_spec.precompiled_charsmap = bytes(data)
+            rules[rng.randrange(len(rules))] = rng.randrange(256)
+        model.normalizer_spec.precompiled_charsmap = bytes(rules)
 
-    path.write_bytes(_model(garble)(path.read_bytes()))
-    return Case("rules", False, str(path.parent), SPECIFICATIONS["sentencepiece"].format(folder))
+    return _model(garble)(data)
 
 
-def vocabulary_bytes(bases: pathlib.Path, folder: pathlib.Path, rng: random.Random) -> Case:
-    """Bytes of a file of a vocabulary are others; in a list of words that is seldom to be seen."""
-    kind = rng.choice(list(FILES))
-    place = rng.choice(FILES[kind])[0]
-    path = copied(bases, folder, place.partition("/")[0])
-    data, what = garbled((folder / place).read_bytes(), rng)
-    (folder / place).write_bytes(data)
-    return Case(f"{place} {what}", False, str(path), SPECIFICATIONS[kind].format(folder))
+def _by_file() -> dict[tuple[str, str], dict[str, Change]]:
+    """Returns the changes of FILES by kind of vocabulary and file."""
+    changes: dict[tuple[str, str], dict[str, Change]] = collections.defaultdict(dict)
+    for kind, rows in FILES.items():
+        for file, what, change in rows:
+            changes[kind, file][what] = lambda data, rng, change=change: change(data)
+    return changes
+
+
+def _targets(garbled: bool) -> list[Make]:
+    return [
+        Target((file.partition("/")[0],), file.partition("/")[2], GARBLED if garbled else changes, not garbled, kind)
+        for (kind, file), changes in _by_file().items()
+    ]
 
 
 def vocabulary_place(bases: pathlib.Path, folder: pathlib.Path, rng: random.Random) -> Case:
-    """A file of a vocabulary is no file."""
-    kind = rng.choice(list(FILES))
-    place = rng.choice(FILES[kind])[0]
-    path = copied(bases, folder, place.partition("/")[0])
-    return Case(replaced(folder / place, rng), True, str(path), SPECIFICATIONS[kind].format(folder))
+    """Replaces a file of a vocabulary by something else, such as a pipe."""
+    kind, file = rng.choice(list(_by_file()))
+    path = copied(bases, folder, file.partition("/")[0])
+    return Case(faults_damage.replace(folder / file, rng), True, str(path), SPECIFICATIONS[kind].format(folder))
 
 
-VOCABULARIES = [change, change, rules, vocabulary_bytes, vocabulary_place]
+VOCABULARIES: list[Make] = [
+    *[any_of(_targets(garbled=False))] * 2,
+    Target(("t5",), "spiece.model", {"garbled rules": _garbled_rules}, is_bad=False, kind="sentencepiece"),
+    any_of(_targets(garbled=True)),
+    vocabulary_place,
+]

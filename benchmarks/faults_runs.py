@@ -1,9 +1,9 @@
-"""Runs that are killed, stopped, started twice, or whose disk fails, and damaged checkpoints.
+"""Campaigns of runs that are killed, stopped, started twice, or whose disk fails, and of damaged checkpoints.
 
-All are of one small encoder with dropout in two phases, which trains in seconds; each is compared with a twin that was
-left alone, batch digests and losses to the bit. `handled`: the twin's end, or one line with exit status 2 where that is
-what should come; `silent`: another end, or a damage that nothing tells; `traceback`: more than a line, or a traceback;
-`hang`: beyond its seconds.
+Every run trains a small encoder with dropout in two phases, within seconds. It is compared with an undisturbed twin:
+batch digests and losses must be equal to the bit. `handled`: the twin's result, or one line with exit status 2 where
+that is expected; `silent`: another result, or damage that is not reported; `traceback`: more than one line, or a
+traceback; `hang`: more than its seconds.
 """
 
 import contextlib
@@ -24,7 +24,8 @@ from typing import NamedTuple
 ROOT = pathlib.Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from faults_case import Campaign, child  # noqa: E402
+import faults_damage  # noqa: E402
+from faults_case import Campaign, child, to_its_end  # noqa: E402
 
 from tests.support import moods, resume, tiny  # noqa: E402
 
@@ -33,7 +34,7 @@ SECONDS = 240.0
 
 
 class Base(NamedTuple):
-    """The folder of the config, a run that was left alone, and the library of disks that fail."""
+    """Folder of the config, an undisturbed run, and the library of failing disks."""
 
     folder: pathlib.Path
     twin: pathlib.Path
@@ -41,9 +42,8 @@ class Base(NamedTuple):
 
 
 def _base(folder: pathlib.Path) -> Base:
-    with contextlib.redirect_stdout(sys.stderr):  # What `prepare` says is none of the results.
-        tiny.write(folder)
-        moods.write(folder)
+    # In a child process: this one must not start JAX's threads.
+    to_its_end(lambda: (tiny.write(folder), moods.write(folder)), SECONDS, folder / "log")
     disk, twin = folder / "faults_disk.so", folder / "twin"
     source = ROOT / "benchmarks" / "faults_disk.c"
     subprocess.run(["gcc", "-shared", "-fPIC", "-O2", "-o", disk, source, "-ldl"], check=True)
@@ -54,89 +54,48 @@ def _base(folder: pathlib.Path) -> Base:
 
 
 def _flip(checkpoint: pathlib.Path, rng: random.Random) -> str:
-    path = rng.choice([path for path in _files(checkpoint) if path.stat().st_size])
-    content = bytearray(path.read_bytes())
-    bit = rng.randrange(8 * len(content))
-    content[bit // 8] ^= 1 << bit % 8
-    path.write_bytes(content)
-    return f"bit {bit} of {path.relative_to(checkpoint)}"
+    path = rng.choice([path for path in faults_damage.files_of(checkpoint) if path.stat().st_size])
+    return f"{faults_damage.garble(path, rng, ('flipped',))}: {path.relative_to(checkpoint)}"
 
 
 def _damage(checkpoint: pathlib.Path, rng: random.Random) -> str:
-    """Cuts, removes, adds, swaps or empties something."""
-    before = checkpoint.parent / _before(checkpoint)
-    path, other = rng.choice(_files(checkpoint)), rng.choice(_files(before))
-    kind = rng.choice(["cut", "grown", "missing", "empty", "added", "another's", "part", "step", "link"])
-    if kind == "cut":
-        os.truncate(path, rng.randrange(max(1, path.stat().st_size)))
-    elif kind == "grown":
-        path.write_bytes(path.read_bytes() + rng.randbytes(rng.randint(1, 100)))
-    elif kind == "missing":
-        path.unlink()
-    elif kind == "empty":
-        path.write_bytes(b"" if path.stat().st_size else b"x")
-    elif kind == "added":
-        (path.parent / f"new-{rng.random()}").write_bytes(rng.randbytes(10))
-    elif kind == "another's":
-        own = checkpoint / other.relative_to(before)
-        own.parent.mkdir(parents=True, exist_ok=True)
-        same = own.exists() and own.read_bytes() == other.read_bytes()
-        shutil.copy(other, own)
-        if same:
-            own.write_bytes(own.read_bytes() + b" ")
-    elif kind == "part":
-        part = rng.choice(["params", "training", "meta"])
-        shutil.rmtree(checkpoint / part)
-        shutil.copytree(before / part, checkpoint / part)
-    elif kind == "step":
-        shutil.rmtree(checkpoint)
-        shutil.copytree(before, checkpoint)
-    else:
-        path.unlink()
-        path.symlink_to(other)
-    return f"{kind}: {path.relative_to(checkpoint)}"
-
-
-def _files(folder: pathlib.Path) -> list[pathlib.Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())
-
-
-def _before(checkpoint: pathlib.Path) -> str:
+    """Damages a checkpoint; files of the one before it may replace its own."""
     steps = sorted(int(path.name) for path in checkpoint.parent.iterdir())
-    return str(steps[steps.index(int(checkpoint.name)) - 1])
+    before = checkpoint.with_name(str(steps[steps.index(int(checkpoint.name)) - 1]))
+    return faults_damage.damage(checkpoint, [before], rng, is_replaceable=True)
 
 
 def _damaged(damage: Callable) -> Callable:
-    """A case: the newest checkpoint is damaged; resuming, reading its weights and verifying must each say so."""
+    """Returns a case that damages the newest checkpoint; resuming, reading its weights and verifying must report it."""
 
     def case(base: Base, folder: pathlib.Path, rng: random.Random) -> tuple[str, str]:
         shutil.copytree(base.twin, folder / "run")
         checkpoint = folder / "run/checkpoints" / str(STEPS)
-        before = {path: path.read_bytes() for path in _files(checkpoint)}
+        before = {path: path.read_bytes() for path in faults_damage.files_of(checkpoint)}
         what = damage(checkpoint, rng)
         weights = any(
             path.relative_to(checkpoint).parts[0] in ("params", "meta", "manifest.json")
-            for path in before.keys() | set(_files(checkpoint))
+            for path in before.keys() | set(faults_damage.files_of(checkpoint))
             if not path.exists() or path.is_symlink() or before.get(path) != path.read_bytes()
         )
         opening = functools.partial(_opened, folder / "run", checkpoint, weights)
-        outcome, told = child(lambda: print(opening()), SECONDS, folder / "log")
+        outcome, output = child(lambda: print(opening()), SECONDS, folder / "log")
         if outcome == "ended":
-            outcome = told.partition(":")[0].strip()
-        return "traceback" if outcome == "handled" and "error:" in told else outcome, f"{what}: {told}"
+            outcome = output.partition(":")[0].strip()
+        return "traceback" if outcome == "handled" and "error:" in output else outcome, f"{what}: {output}"
 
     return case
 
 
 def _opened(workdir: pathlib.Path, checkpoint: pathlib.Path, weights: bool) -> str:
-    """How a damaged checkpoint is met by those who read it."""
+    """Returns the outcome of reading a damaged checkpoint in every way."""
     from plm_jax.common.errors import UserError
     from plm_jax.runs import checkpoint_folders as folders
     from plm_jax.runs import checkpoint_lists, checkpoints
 
-    def refused(what: Callable) -> bool:
+    def refused(read: Callable) -> bool:
         try:
-            what()
+            read()
         except UserError as error:
             return "\n" not in str(error)
         return False
@@ -154,29 +113,29 @@ def _opened(workdir: pathlib.Path, checkpoint: pathlib.Path, weights: bool) -> s
 
 
 class Ended(NamedTuple):
-    """How a command ended; no status: it did not in time."""
+    """Exit status and stderr of a command; the status is None if it ran too long."""
 
     status: int | None
-    said: str
+    errors: str
 
 
 def _started(command: list, **environment: str) -> subprocess.Popen:
-    """A command in a group of its own, that all of it can be killed."""
+    """Starts a command in its own process group, so that its children can be killed, too."""
     everything = resume.environment() | environment
     return subprocess.Popen(command, env=everything, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
 
 def _ended(process: subprocess.Popen, seconds: float = SECONDS) -> Ended:
     try:
-        said = process.communicate(timeout=seconds)[1]
+        errors = process.communicate(timeout=seconds)[1]
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         return Ended(None, process.communicate()[1])
-    return Ended(process.returncode, said)
+    return Ended(process.returncode, errors)
 
 
 def _at_step(process: subprocess.Popen, workdir: pathlib.Path, step: int) -> bool:
-    """Waits until a run has come to a step; whether it did before it ended."""
+    """Waits until a run reaches a step; returns whether it did before it ended."""
     deadline = time.monotonic() + SECONDS
     while process.poll() is None and time.monotonic() < deadline:
         if resume.last_step(workdir) >= step:
@@ -186,18 +145,18 @@ def _at_step(process: subprocess.Popen, workdir: pathlib.Path, step: int) -> boo
 
 
 def _judged(twin: pathlib.Path, workdir: pathlib.Path, ended: Ended) -> tuple[str, str]:
-    """Whether a run that was disturbed ended as its twin."""
+    """Returns the outcome of a disturbed run, compared with its twin."""
     if ended.status is None:
-        return "hang", ended.said
-    if "Traceback" in ended.said or ended.status not in (0, 2):
-        return "traceback", ended.said
+        return "hang", ended.errors
+    if "Traceback" in ended.errors or ended.status not in (0, 2):
+        return "traceback", ended.errors
     if ended.status == 2:
-        return "silent", f"it did not end: {ended.said}"
-    rows, wanted = [row for row in resume.rows(workdir) if "train/loss" in row], resume.rows(twin)
-    for row, want in zip(rows, wanted, strict=False):
-        if any(row[name] != want[name] for name in ("step", "train/loss", "train/batch_digest")):
+        return "silent", f"it did not end: {ended.errors}"
+    rows, expected = [row for row in resume.rows(workdir) if "train/loss" in row], resume.rows(twin)
+    for row, twin_row in zip(rows, expected, strict=False):
+        if any(row[name] != twin_row[name] for name in ("step", "train/loss", "train/batch_digest")):
             return "silent", f"step {row['step']} is not the twin's"
-    return ("handled", "") if len(rows) == len(wanted) else ("silent", f"{len(rows)} rows")
+    return ("handled", "") if len(rows) == len(expected) else ("silent", f"{len(rows)} rows")
 
 
 def _again(base: Base, workdir: pathlib.Path) -> tuple[str, str]:
@@ -205,27 +164,27 @@ def _again(base: Base, workdir: pathlib.Path) -> tuple[str, str]:
 
 
 def _killed(base: Base, folder: pathlib.Path, rng: random.Random) -> tuple[str, str]:
-    """SIGKILL at a random step, or within a save."""
+    """Sends SIGKILL at a random step, or during a save."""
     process = _started(resume.command(base.folder, NAME, folder / "run"))
     resume.kill_at(process, folder / "run", rng.randint(1, STEPS - 4), rng.random() < 0.5, rng.random() / 20)
     return _again(base, folder / "run")
 
 
 def _stopped(base: Base, folder: pathlib.Path, rng: random.Random) -> tuple[str, str]:
-    """SIGTERM at a random step: it is saved, and the run goes on from it."""
+    """Sends SIGTERM at a random step, which must be saved; the run resumes from it."""
     process = _started(resume.command(base.folder, NAME, folder / "run"))
     if _at_step(process, folder / "run", rng.randint(1, STEPS - 4)):
         process.send_signal(signal.SIGTERM)
     ended, step = _ended(process), resume.last_step(folder / "run")
-    if ended.status == 0 and step == STEPS:  # It came too late.
+    if ended.status == 0 and step == STEPS:  # The signal came too late.
         return _judged(base.twin, folder / "run", ended)
     if ended.status != 75 or not (folder / "run/checkpoints" / str(step) / "manifest.json").exists():
-        return "silent", f"status {ended.status}, step {step}: {ended.said}"
+        return "silent", f"status {ended.status}, step {step}: {ended.errors}"
     return _again(base, folder / "run")
 
 
 def _tuning_killed(base: Base, folder: pathlib.Path, rng: random.Random) -> tuple[str, str]:
-    """`finetune` gets SIGKILL three times, before its first step, between steps or within a save."""
+    """Sends SIGKILL to `finetune` three times, before its first step, between steps or during a save."""
     twin, workdir = base.folder / "tuned", folder / "run"
     if not twin.exists():
         subprocess.run(_tuning(base, twin), env=resume.environment(), check=True, capture_output=True)
@@ -239,13 +198,13 @@ def _tuning_killed(base: Base, folder: pathlib.Path, rng: random.Random) -> tupl
         else:
             step = round((number + rng.random()) * (last - 6) / 3)
             resume.kill_at(process, workdir, step, rng.random() < 0.5, rng.random() / 20)
-    outcome, told = _judged(twin, workdir, _ended(_started(_tuning(base, workdir))))
+    outcome, description = _judged(twin, workdir, _ended(_started(_tuning(base, workdir))))
     if outcome == "handled":
         of_both = [[row.get("validation/loss") for row in resume.rows(run)] for run in (twin, workdir)]
         best = [json.loads((run / "checkpoints/best/manifest.json").read_text())["step"] for run in (twin, workdir)]
         if of_both[0] != of_both[1] or best[0] != best[1]:
             return "silent", f"the best weights are of step {best[1]}, the twin's of {best[0]}"
-    return outcome, told
+    return outcome, description
 
 
 def _tuning(base: Base, workdir: pathlib.Path) -> list[str]:
@@ -254,7 +213,7 @@ def _tuning(base: Base, workdir: pathlib.Path) -> list[str]:
 
 
 def _one_of_two(base: Base, folder: pathlib.Path, rng: random.Random) -> tuple[str, str]:
-    """SIGKILL to one of two processes, under the launcher, which starts both again."""
+    """Sends SIGKILL to one of two processes under the launcher, which restarts both."""
     launch = [sys.executable, str(ROOT / "launch/local.py"), "--processes=2", "--devices=1", "--"]
     run = resume.command(base.folder, NAME, folder / "run", "--config.mesh.data=2")
     twin = base.folder / "twin-of-two"
@@ -287,19 +246,19 @@ def _variables(pid: int) -> list[str]:
 
 
 def _twice(base: Base, folder: pathlib.Path, rng: random.Random) -> tuple[str, str]:
-    """Two at once on one directory: one trains, the other says so in a line."""
+    """Starts two runs in one directory: one trains, and the other reports that in one line."""
     processes = [_started(resume.command(base.folder, NAME, folder / "run")) for _ in range(2)]
     del rng
     ended = sorted((_ended(process) for process in processes), key=lambda one: one.status is None or one.status)
-    lines = [line for line in ended[1].said.splitlines() if line.startswith("error:")]
-    finished = ended[1].status == 0 and "is finished at step" in ended[1].said  # It came when the other had ended.
+    lines = [line for line in ended[1].errors.splitlines() if line.startswith("error:")]
+    finished = ended[1].status == 0 and "is finished at step" in ended[1].errors  # It came too late.
     if not finished and (ended[1].status != 2 or len(lines) != 1 or "another process trains in" not in lines[0]):
-        return "traceback" if "Traceback" in ended[1].said else "silent", ended[1].said
+        return "traceback" if "Traceback" in ended[1].errors else "silent", ended[1].errors
     return _judged(base.twin, folder / "run", ended[0])
 
 
 def _on_disk(**faults: str) -> Callable:
-    """A case: a disk that fails in a way, under the checkpoints alone, or the whole run directory."""
+    """Returns a case with a failing disk under the checkpoints or the whole run directory."""
 
     def case(base: Base, folder: pathlib.Path, rng: random.Random) -> tuple[str, str]:
         workdir, full = folder / "run", folder / "full"
@@ -312,12 +271,12 @@ def _on_disk(**faults: str) -> Callable:
             time.sleep(rng.random())
             full.unlink()
         ended = _ended(process)
-        if ended.status == 2 and "Traceback" not in ended.said and ended.said.count("error:") == 1:
-            # It could not begin, or not end: that is said, and the same command goes on.
+        if ended.status == 2 and "Traceback" not in ended.errors and ended.errors.count("error:") == 1:
+            # It could not start, or not finish, and reported that; the same command resumes.
             return _again(base, workdir)
-        told = [row for row in resume.rows(workdir) if "checkpoint/error" in row]
-        if ended.said.count("could not be saved") > len(told):
-            return "silent", f"{len(told)} rows tell of failed saves: {ended.said}"
+        failed_saves = [row for row in resume.rows(workdir) if "checkpoint/error" in row]
+        if ended.errors.count("could not be saved") > len(failed_saves):
+            return "silent", f"{len(failed_saves)} rows report failed saves: {ended.errors}"
         return _judged(base.twin, workdir, ended)
 
     return case

@@ -17,6 +17,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import faults_damage
+import faults_data_corpora as corpora
 import faults_files_cases as files
 from faults_case import Campaign, Ended, forked, to_its_end
 
@@ -197,97 +199,86 @@ def import_libraries() -> None:
 
 # Values that most flags and fields reject.
 TEXTS = (
-    *("", " ", "nan", "inf", "-inf", "1e400", "-1", "0", "1e22", "1e12", "99999999999999999999", "0.5", "None", "true"),
-    *(
-        "[]",
-        "{}",
-        "()",
-        "[1, [2]]",
-        "{'a': 1}",
-        "kind",
-        "\0",
-        "é",
-        "\ud800",
-        "x" * 100_000,
-        "9" * 5000,
-        "(" * 500,
-        "=",
-        ",",
+    *str.split(
+        """
+        nan inf -inf 1e400 -1 0 1e22 1e12 99999999999999999999 0.5 None true [] {} () {'a':1} kind \0 é = , ../.. /
+        /dev/null /dev/zero no/such/file . s3://no-bucket/x file:/// -- - * ~
+        """
     ),
-    *("../..", "/", "/dev/null", "/dev/zero", "no/such/file", ".", "s3://no-bucket/x", "file:///", "--", "-", "*", "~"),
+    *("", " ", "[1, [2]]", "\ud800", "x" * 100_000, "9" * 5000, "(" * 500),
 )
-NUMBERS = ("nan", "inf", "-inf", "-1", "0", "1e300", "1e22", "1e12", "1e9", "-1e9", "10000000", "1e-300", "1e-12", "x")
-# In no number's range.
+NUMBERS = tuple(str.split("nan inf -inf -1 0 1e300 1e22 1e12 1e9 -1e9 10000000 1e-300 1e-12 x"))
+# Outside every number's range.
 _NEVER = ("nan", "inf", "-inf", "1e300", "1e22", "x")
 FLAGS = {
-    "clean": ("input", "output", "flavour", "set", "runner"),
-    "prepare": ("config", "output", "from", "runner", "module"),
-    "pretrain": ("config", "workdir", "from", "allow_changes", "refuse_damaged", "module"),
-    "finetune": ("config", "checkpoint", "workdir", "seeds", "allow_changes", "module"),
-    "evaluate": (
-        *("checkpoint", "tasks", "output", "shots", "seeds", "normalise", "balanced", "show", "limit", "stride"),
-        *("harness", "include_path", "num_beams", "temperature", "module"),
-    ),
-    "generate": (
-        *("checkpoint", "prompt", "prompts", "output", "batch_size", "seed", "max_new_tokens", "min_new_tokens"),
-        *("temperature", "top_k", "top_p", "num_beams", "length_penalty", "early_stopping", "no_repeat_ngram_size"),
-        *("forced_bos_token_id", "forced_prefix", "stop_strings", "num_return_sequences", "decoding", "module"),
-    ),
-    "convert": ("source", "target", "format", "module"),
-    "plan": ("config", "topology", "slices", "price", "output", "module"),
-    "sweep": ("sweep", "workdir", "seeds", "launcher", "parallel", "run", "module"),
-    "report": ("workdirs", "output", "png", "module"),
-    "checkpoints": ("keep_last", "keep_every"),
-    "examples": ("workdir", "step", "row", "document", "module"),
-    "replay": ("step", "module"),
-    "status": ("module",),
-    "config": ("config", "module"),
+    "clean": "input output flavour set runner",
+    "prepare": "config output from runner module",
+    "pretrain": "config workdir from allow_changes refuse_damaged module",
+    "finetune": "config checkpoint workdir seeds allow_changes module",
+    "evaluate": "checkpoint tasks output shots seeds normalise balanced show limit stride harness include_path "
+    "num_beams temperature module",
+    "generate": "checkpoint prompt prompts output batch_size seed max_new_tokens min_new_tokens temperature top_k "
+    "top_p num_beams length_penalty early_stopping no_repeat_ngram_size forced_bos_token_id forced_prefix "
+    "stop_strings num_return_sequences decoding module",
+    "convert": "source target format module",
+    "plan": "config topology slices price output module",
+    "sweep": "sweep workdir seeds launcher parallel run module",
+    "report": "workdirs output png module",
+    "checkpoints": "keep_last keep_every",
+    "examples": "workdir step row document module",
+    "replay": "step module",
+    "status": "module",
+    "config": "config module",
 }
+
+
+def _text(rng: random.Random, *more: str) -> str:
+    """Draws a value of a flag, which cannot contain NUL."""
+    return rng.choice((*TEXTS, *more)).replace("\0", "\x01")
 
 
 def flag(folder: pathlib.Path, rng: random.Random) -> Command:
     """Makes a wrong flag: a wrong value, an unknown or missing flag, or an extra argument."""
     verb = rng.choice(list(FLAGS))
     arguments = good(folder)[verb].arguments
-    name, value = rng.choice(FLAGS[verb]), rng.choice((*TEXTS, *NUMBERS))
-    value = value.replace("\0", "\x01")  # Arguments cannot contain NUL.
-    how = rng.choice(("value", "value", "value", "value", "unknown", "missing", "word", "no value"))
-    if how == "unknown":
-        arguments = (*arguments, f"--{name}x={value}")
-    elif how == "missing":
-        arguments = arguments[1:]
-    elif how == "word":
-        arguments = (*arguments, value)
-    elif how == "no value":
-        arguments = (*(a for a in arguments if not a.startswith(f"--{name}=")), f"--{name}")
-    else:
-        arguments = (*(a for a in arguments if not a.startswith(f"--{name}=")), f"--{name}={value}")
-    return Command(f"{how} of --{name}: {value[:40]!r}", verb, arguments)
+    name, value = rng.choice(FLAGS[verb].split()), _text(rng, *NUMBERS)
+    others = tuple(argument for argument in arguments if not argument.startswith(f"--{name}="))
+    wrong = {
+        "value": (*others, f"--{name}={value}"),
+        "unknown": (*arguments, f"--{name}x={value}"),
+        "missing": arguments[1:],
+        "word": (*arguments, value),
+        "no value": (*others, f"--{name}"),
+    }
+    how = rng.choice((*wrong, "value", "value", "value"))
+    return Command(f"{how} of --{name}: {value[:40]!r}", verb, wrong[how])
+
+
+# Paths that are not a run, and what makes them.
+_WORDS: dict[str, Callable[[pathlib.Path], Any]] = {
+    "missing": lambda path: None,
+    "empty": pathlib.Path.mkdir,
+    "file": lambda path: path.write_bytes(bytes(range(100))),
+    "pipe": os.mkfifo,
+    "loop": lambda path: path.symlink_to(path),
+    "folders": lambda path: (path / "config.json").mkdir(parents=True),
+}
 
 
 def words(folder: pathlib.Path, rng: random.Random) -> Command:
     """Makes a path that is not a run, for a verb that reads one."""
-    at = folder / "odd"
-    what = rng.choice(
-        ("missing", "empty", "file", "pipe", "loop", "others", "model", "root", "null", "config", "cache", "long")
-    )
-    match what:
-        case "empty":
-            at.mkdir()
-        case "file":
-            at.write_bytes(rng.randbytes(100))
-        case "pipe":
-            os.mkfifo(at)
-        case "loop":
-            at.symlink_to(at)
-        case "others":
-            at.mkdir()
-            (at / "config.json").mkdir()
-            (at / "checkpoints").write_text("x")
-        case "root" | "null" | "long":
-            at = pathlib.Path({"root": "/", "null": "/dev/null", "long": "x" * 5000}[what])
-        case "model" | "config" | "cache":
-            at = folder / {"model": "encoder", "config": "tiny.py", "cache": "cache"}[what]
+    at = {
+        "model": "encoder",
+        "config": "tiny.py",
+        "cache": "cache",
+        "root": "/",
+        "null": "/dev/null",
+        "long": "x" * 5000,
+    }
+    what = rng.choice((*at, *_WORDS))
+    path = folder / at.get(what, "odd")
+    if what in _WORDS:
+        _WORDS[what](path)
     verb = rng.choice(
         ("status", "checkpoints", "examples", "replay", "report", "evaluate", "generate", "convert", "finetune")
     )
@@ -295,7 +286,7 @@ def words(folder: pathlib.Path, rng: random.Random) -> Command:
     run = f"{folder}/sweep" if verb == "report" else f"{folder}/encoder" if verb == "finetune" else f"{folder}/run"
     if verb == "checkpoints":
         arguments = (rng.choice(("verify", "list", "prune", "lost")), run)
-    return Command(what, verb, tuple(a.replace(run, str(at)) for a in arguments))
+    return Command(what, verb, tuple(argument.replace(run, str(path)) for argument in arguments))
 
 
 _TAKES_CONFIG = ("config", "config", "plan", "prepare", "pretrain")
@@ -332,11 +323,11 @@ def override(folder: pathlib.Path, rng: random.Random) -> Command:
         path = rng.choice((f"{path}.x", f"{path}x", path.rpartition(".")[0], f"{path}.0", f".{path}", "kind", "a..b"))
     elif how < 0.3:
         path = f"{path.rpartition('.')[0]}.kind"
-    return _override(folder, name, _verb(name, rng), path or "kind", rng.choice(TEXTS).replace("\0", "\x01"))
+    return _override(folder, name, _verb(name, rng), path or "kind", _text(rng))
 
 
 def _verb(name: str, rng: random.Random) -> str:
-    # A value that does no harm trains a step: of the model whose compilation the good command has, too.
+    # A harmless value trains a step: only with the model that the good command compiles, too.
     return rng.choice(_TAKES_CONFIG if name == "everything" else _TAKES_CONFIG[:-1])
 
 
@@ -353,12 +344,7 @@ def _override(folder: pathlib.Path, name: str, verb: str, path: str, value: str)
 _CODE = (
     *("", "x", "import nothing_here", "def get_config(:", "raise ValueError('x\\ny')", "raise SystemExit(3)", "1 / 0"),
     *("def get_config(): return None", "def get_config(): return {}", "def get_config(a, b): pass", "get_config = 3"),
-    *(
-        "def get_config(size=''):\n    return get_config(size)",
-        "def get_config(s=''): raise KeyError(s)",
-        "\x00",
-        "\xff",
-    ),
+    *("def get_config(size=''):\n    return get_config(size)", "def get_config(s=''): raise KeyError(s)", "\0", "\xff"),
     *("(" * 5000, "-" * 100_000 + "1", "x = " + "9" * 5000, "def f():\n" + " " * 200 + "\t1", "import sys; sys.exit()"),
     *("base = 'tiny.py'\ndef overrides(): yield 1", "base = 3\ndef overrides(): yield 'a', {}", "class A: pass\nA().b"),
     *("base = 'tiny.py'\ndef overrides(): yield 'a', {'train.steps': 0}", "overrides = base = 1"),
@@ -385,38 +371,13 @@ def code(folder: pathlib.Path, rng: random.Random) -> Command:
 
 
 _MODULES = (
-    *(
-        "..",
-        ".",
-        ".hidden",
-        "",
-        " ",
-        "a.",
-        "a..b",
-        "/",
-        "no.such",
-        "os.path.x",
-        "__main__",
-        "json",
-        "this.that",
-        "é",
-        "mine",
+    *str.split(
+        """
+        .. . .hidden a. a..b / no.such os.path.x __main__ json this.that é mine 1 plm_jax plm_jax.no mine.py no.py .py
+        /dev/null crawl sys ..mine builtins - a/b a:b \x01 antigravity.py encodings.x xml.x.y tests.y
+        """
     ),
-    *(
-        "1",
-        "x" * 10_000,
-        "plm_jax",
-        "plm_jax.no",
-        "mine.py",
-        "no.py",
-        ".py",
-        "/dev/null",
-        "crawl",
-        "sys",
-        "..mine",
-        "builtins",
-    ),
-    *("-", "a b", "a/b", "a:b", "\x01", "antigravity.py", "import os", "encodings.x", "xml.x.y", "tests.y"),
+    *("", " ", "a b", "import os", "x" * 10_000),
 )
 
 
@@ -427,40 +388,10 @@ def module(folder: pathlib.Path, rng: random.Random) -> Command:
     return Command(f"--module={value[:40]}", verb, (*arguments, f"--module={value}"))
 
 
-# Values to set in a JSON file.
-ODD = (
-    -1,
-    0,
-    2**31,
-    10**7,
-    10**12,
-    10**22,
-    1.5,
-    1e300,
-    -1e300,
-    "12",
-    "",
-    True,
-    None,
-    [],
-    {},
-    [[]],
-    [1],
-    {"a": 1},
-    "x" * 10_000,
-)
 _DOCUMENTS = (
-    *files.DOCUMENTS,
-    b"5",
-    b"true",
-    b"{}",
-    b"[" * 100_000,
-    b"\0" * 1000,
-    b'{"a": ' + b"9" * 100_000 + b"}",
-    b'{"config": {}}',
-    b'{"config": 5}',
-    b'{"runs": [5]}',
-    b'{"runs": {}}',
+    *faults_damage.DOCUMENTS,
+    *(b"5", b"true", b"{}", b"[" * 100_000, b"\0" * 1000, b'{"a": ' + b"9" * 100_000 + b"}"),
+    *(b'{"config": {}}', b'{"config": 5}', b'{"runs": [5]}', b'{"runs": {}}'),
 )
 
 
@@ -470,19 +401,8 @@ def _spoiled_json(path: pathlib.Path, rng: random.Random) -> str:
         document = rng.choice(_DOCUMENTS)
         path.write_bytes(document)
         return f"{path.name} is {document[:20]!r}"
-    tree = json.loads(path.read_text())
-    nodes = list(files.paths(tree))
-    # Every depth is equally likely, although most nodes are deep.
-    depth = rng.choice(sorted({len(node) for node in nodes}))
-    node = rng.choice([node for node in nodes if len(node) == depth])
-    how, value = rng.random(), rng.choice(ODD)
-    if how < 0.2:
-        files.remove(tree, node)
-        value = "gone"
-    else:
-        files.put(tree, node, value)
-    path.write_text(json.dumps(tree))
-    return f"{path.name}: {node} is {str(value)[:30]}"
+    spoil = functools.partial(faults_damage.spoil, rng=rng, removed=0.2, by_depth=True)
+    return f"{path.name}: {faults_damage.change_json(path, spoil)}"
 
 
 _READS_RUN = ("report", "status", "checkpoints", "examples", "replay", "evaluate", "generate", "convert", "pretrain")
@@ -499,13 +419,13 @@ def _reads_run(folder: pathlib.Path, rng: random.Random) -> Command:
 
 
 def run_config(folder: pathlib.Path, rng: random.Random) -> Command:
-    """The config.json of a run says something wrong."""
+    """Spoils the config.json of a run."""
     what = _spoiled_json(folder / "run/config.json", rng)
     return _reads_run(folder, rng)._replace(what=what)
 
 
 def sweep_json(folder: pathlib.Path, rng: random.Random) -> Command:
-    """A sweep.json, or the config.json of a sweep's run, says something wrong."""
+    """Spoils a sweep.json, or the config.json of a sweep's run."""
     what = _spoiled_json(folder / rng.choice(("sweep/sweep.json", "sweep/sweep.json", "sweep/a/config.json")), rng)
     return good(folder)["report"]._replace(what=what)
 
@@ -535,30 +455,26 @@ def rows(folder: pathlib.Path, rng: random.Random) -> Command:
         lines[at] = rng.choice((*_DOCUMENTS, b"\xff\xfe", b"\n" * 1000, b"x" * 10**6)) + rng.choice((b"\n", b""))
     else:
         row = json.loads(lines[at])
-        row[rng.choice([*row, "step", "", "a/b"])] = rng.choice((*ODD, float("nan"), float("inf")))
+        row[rng.choice([*row, "step", "", "a/b"])] = rng.choice((*faults_damage.ODD, float("nan"), float("inf")))
         lines[at] = json.dumps(row).encode() + b"\n"
     path.write_bytes(b"".join(lines))
     return _reads_run(folder, rng)._replace(what=f"{path.name}:{at + 1} is {lines[at][:60]!r}")
 
 
 _TEXT_FILES: dict[str, Callable[[random.Random], bytes]] = {
+    name: lambda rng, make=make: b"".join(make(rng)) + b"\n"
+    for name, make in corpora.LINES.items()
+    if name not in corpora.LARGE
+} | {
     "nothing": lambda rng: b"",
     "blank lines": lambda rng: b"\n" * rng.choice((1, 1000, 3 * 10**6)),
     "bytes": lambda rng: rng.randbytes(1000),
-    "zeros": lambda rng: bytes(10**6),
     "one line": lambda rng: b"a" * 3 * 10**6,
-    "no UTF-8": lambda rng: b'{"text": "\xff\xfe"}\n',
-    "UTF-16": lambda rng: '{"text": "a"}\n'.encode("utf-16"),
-    "no object": lambda rng: b"[1]\n",
-    "no field": lambda rng: b'{"body": "x"}\n',
     "wrong type": lambda rng: json.dumps(
-        {name: rng.choice(ODD) for name in ("text", "inputs", "targets", "label")}
+        {name: rng.choice(faults_damage.ODD) for name in ("text", "inputs", "targets", "label")}
     ).encode(),
-    "deep": lambda rng: b'{"text": ' + b"[" * 10**5 + b"\n",
     "one row": lambda rng: b'{"text": "a", "inputs": "a", "targets": "b", "label": "bad"}\n',
     "twice": lambda rng: b'{"text": "a", "text": "b"}\n' * 10,
-    "half a pair": lambda rng: b'{"text": "\\ud83d"}\n',
-    "a long number": lambda rng: b'{"text": ' + b"9" * 10**5 + b"}\n",
 }
 
 
@@ -591,7 +507,7 @@ def labelled(folder: pathlib.Path, rng: random.Random) -> Command:
         at = rng.randrange(len(lines))
         row = json.loads(lines[at])
         name = rng.choice(("text", "label"))
-        row[name] = rng.choice((*ODD, "Good", "good ", 2, "\ud800"))
+        row[name] = rng.choice((*faults_damage.ODD, "Good", "good ", 2, "\ud800"))
         lines[at] = json.dumps(row)
         path.write_text("\n".join(lines) + "\n")
         what = f"{name} is {str(row[name])[:40]!r}"
@@ -602,36 +518,15 @@ def labelled(folder: pathlib.Path, rng: random.Random) -> Command:
 
 
 _TEMPLATES = (
-    *(
-        "{inputs:40000000000}",
-        "{inputs:>999999999}",
-        "{label:.99999999999f}",
-        "{label:99999999999d}",
-        "{inputs:{label}}",
+    *str.split(
+        """
+        {inputs:40000000000} {inputs:>999999999} {label:.99999999999f} {label:99999999999d} {inputs:{label}} { } {}
+        {0} {inputs[0]} {inputs[99999999999]} {inputs.x} {inputs!x} {inputs!r:>2000000000} {nothing}
+        {inputs.__class__} {label:x<{label}} {label:%} {inputs:d} {inputs.__doc__} {label:,} {label:1e9} {:{:{}}}
+        {inputs:\x01}
+        """
     ),
-    *(
-        "{",
-        "}",
-        "{}",
-        "{0}",
-        "{inputs[0]}",
-        "{inputs[99999999999]}",
-        "{inputs.x}",
-        "{inputs!x}",
-        "{inputs!r:>2000000000}",
-    ),
-    *(
-        "{nothing}",
-        "{inputs.__class__}",
-        "{label:x<{label}}",
-        "{label:%}",
-        "{inputs:d}",
-        "",
-        "x" * 10**5,
-        "{a" * 1000,
-        "{inputs.__doc__}",
-    ),
-    *("{label:,}", "{label:1e9}", "{:{:{}}}", "{inputs:\x01}", "{label.real}", "{label:0999999999}"),
+    *("{label.real}", "{label:0999999999}", "", "x" * 10**5, "{a" * 1000),
 )
 
 
@@ -651,7 +546,7 @@ def prompts(folder: pathlib.Path, rng: random.Random) -> Command:
     if rng.random() < 0.5:
         what = _spoiled_text(folder / "prompts.txt", rng)
         return good(folder)["generate"]._replace(what=what)
-    text = rng.choice(TEXTS).replace("\0", "\x01")
+    text = _text(rng)
     return Command(
         f"prompt {text[:40]!r}", "generate", (f"--checkpoint={folder}/run", f"--prompt={text}", "--max_new_tokens=4")
     )
@@ -667,12 +562,8 @@ def compressed(folder: pathlib.Path, rng: random.Random) -> Command:
         with gzip.open(path, "wb", 1) as file:
             for _ in range(200):
                 file.write(piece)
-    elif what == "cut":
-        path.write_bytes(path.read_bytes()[: rng.randrange(1, path.stat().st_size)])
-    elif what == "flipped":
-        content = bytearray(path.read_bytes())
-        content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
-        path.write_bytes(content)
+    elif what in ("cut", "flipped"):
+        faults_damage.garble(path, rng, (what,))
     else:
         path.write_bytes({"twice": path.read_bytes() * 2, "plain": data, "empty": b""}[what])
     if rng.random() < 0.3:
@@ -683,25 +574,18 @@ def compressed(folder: pathlib.Path, rng: random.Random) -> Command:
     return Command(f"gzip: {what}", "prepare", (f"--config={folder}/tiny.py", f"--output={folder}/x", *changes))
 
 
+_CLEANING = ("shards", "validation_one_in", "limits.depth", "near_duplicates.kind", "language.min_probability", "x")
+_CLEANING += ("limits", "lines.kind", "lines.min_words", "duplicates.span")
+
+
 def crawl(folder: pathlib.Path, rng: random.Random) -> Command:
     """Spoils a file of a crawl, or a setting of cleaning."""
     arguments = good(folder)["clean"].arguments
     if rng.random() < 0.6:
-        name = rng.choice(
-            (
-                "shards",
-                "validation_one_in",
-                "limits.depth",
-                "near_duplicates.kind",
-                "language.min_probability",
-                "x",
-                "limits",
-                "lines.kind",
-                "lines.min_words",
-                "duplicates.span",
-            )
+        fields = (
+            "shards validation_one_in limits.depth near_duplicates.kind language.min_probability x limits lines.kind"
         )
-        value = rng.choice((*NUMBERS, *TEXTS)).replace("\0", "\x01")
+        name, value = rng.choice(f"{fields} lines.min_words duplicates.span".split()), _text(rng, *NUMBERS)
         return Command(f"{name} = {value[:40]!r}", "clean", (*arguments, f"--set={name}={value}"))
     path = folder / "crawl" / rng.choice(("a.jsonl", "a.warc", "a.warc.wet.gz", "a.txt", "a.json"))
     path.write_bytes(rng.choice(list(_TEXT_FILES.values()))(rng))
@@ -710,19 +594,15 @@ def crawl(folder: pathlib.Path, rng: random.Random) -> Command:
 
 def model(folder: pathlib.Path, rng: random.Random) -> Command:
     """Spoils a file of another program's model."""
-    make = rng.choice(files.CONFIGS)
-    case = make(folder.parent / "models", folder / "model", rng)
+    case = rng.choice(files.CONFIGS)(folder.parent / "models", folder / "model", rng)
     verb = rng.choice(("convert", "generate", "evaluate"))
+    format = rng.choice(("plm_jax", "huggingface"))
     flags = {
-        "convert": (
-            f"--source={case.path}",
-            f"--target={folder}/x",
-            f"--format={rng.choice(('plm_jax', 'huggingface'))}",
-        ),
+        "convert": (f"--source={case.path}", f"--target={folder}/x", f"--format={format}"),
         "generate": (f"--checkpoint={case.path}", "--prompt=the state", "--max_new_tokens=2"),
         "evaluate": (f"--checkpoint={case.path}", f"--config={folder}/tiny.py"),
     }
-    return Command(f"{make.__name__}: {case.what}", verb, flags[verb])
+    return Command(case.what, verb, flags[verb])
 
 
 def _case(make: Make, base: Base, number: int, rng: random.Random) -> tuple[str, str]:

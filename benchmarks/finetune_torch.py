@@ -1,63 +1,50 @@
-"""The peer of `finetune.py`: Hugging Face's PyTorch model and tokenizer, fine-tuned by a plain loop on two threads.
+"""Peer of `finetune.py`: Hugging Face's PyTorch model and tokenizer, fine-tuned by a plain loop on two threads."""
 
-    python finetune_torch.py DIRECTORY TRAIN.jsonl TEST.jsonl --seed=0
-
-Prints JSON: the accuracy on the test rows, a fraction, and the median seconds of a training step without the first.
-"""
-
-import argparse
 import json
 import pathlib
 import statistics
 import time
 
-
-def main() -> None:
-    """Fine-tunes and prints what it found."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("directory", help="of the encoder, with its tokenizer")
-    parser.add_argument("train")
-    parser.add_argument("test")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--length", type=int, default=64)
-    parser.add_argument("--batch_size", type=int, default=32)
-    parser.add_argument("--learning_rate", type=float, default=5e-5)
-    parser.add_argument("--weight_decay", type=float, default=0.01)
-    parser.add_argument("--warmup", type=float, default=0.1, help="share of the steps")
-    print(json.dumps(fine_tuned(parser.parse_args())))
+EPOCHS, LENGTH, BATCH_SIZE, LEARNING_RATE, WEIGHT_DECAY, WARMUP = 2, 64, 32, 5e-5, 0.01, 0.1
 
 
-def fine_tuned(given: argparse.Namespace) -> dict[str, float]:
-    """Accuracy and seconds a step of the run that the flags describe."""
+def fine_tuned(directory: str, train: str, test: str, seed: int) -> dict[str, float]:
+    """Returns the accuracy on the test rows and the median seconds of a training step without the first.
+
+    Args:
+      directory: encoder with its tokenizer.
+      train: JSON Lines of training rows.
+      test: JSON Lines of test rows.
+      seed: seed of torch.
+    """
     import torch
     import transformers
 
     torch.set_num_threads(2)
-    torch.manual_seed(given.seed)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(given.directory)
+    torch.manual_seed(seed)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
 
     def read(path):
         rows = [json.loads(line) for line in pathlib.Path(path).read_text().splitlines()]
         texts, labels = [row["text"] for row in rows], torch.tensor([row["label"] == "positive" for row in rows]).long()
-        made = tokenizer(texts, max_length=given.length, truncation=True, padding="max_length", return_tensors="pt")
-        return dict(made), labels
+        encoded = tokenizer(texts, max_length=LENGTH, truncation=True, padding="max_length", return_tensors="pt")
+        return dict(encoded), labels
 
-    inputs, labels = read(given.train)
-    model = transformers.AutoModelForSequenceClassification.from_pretrained(given.directory, num_labels=2)
-    steps = len(labels) // given.batch_size * given.epochs
-    decaying, others = [], []
+    inputs, labels = read(train)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(directory, num_labels=2)
+    steps = len(labels) // BATCH_SIZE * EPOCHS
+    decaying, constant = [], []
     for name, parameter in model.named_parameters():
-        (others if parameter.ndim < 2 or "LayerNorm" in name else decaying).append(parameter)
-    groups = [{"params": decaying, "weight_decay": given.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=given.learning_rate)
-    warmup = max(1, round(given.warmup * steps))
+        (constant if parameter.ndim < 2 or "LayerNorm" in name else decaying).append(parameter)
+    groups = [{"params": decaying, "weight_decay": WEIGHT_DECAY}, {"params": constant, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE)
+    warmup = max(1, round(WARMUP * steps))
     schedule = transformers.get_linear_schedule_with_warmup(optimizer, warmup, steps)
     model.train()
     seconds = []
-    for _ in range(given.epochs):
+    for _ in range(EPOCHS):
         order = torch.randperm(len(labels))
-        for chosen in order[: len(order) // given.batch_size * given.batch_size].split(given.batch_size):
+        for chosen in order[: len(order) // BATCH_SIZE * BATCH_SIZE].split(BATCH_SIZE):
             began = time.perf_counter()
             loss = model(**{name: values[chosen] for name, values in inputs.items()}, labels=labels[chosen]).loss
             loss.backward()
@@ -67,7 +54,7 @@ def fine_tuned(given: argparse.Namespace) -> dict[str, float]:
             optimizer.zero_grad()
             loss.item()
             seconds.append(time.perf_counter() - began)
-    return {"accuracy": _accuracy(model, *read(given.test)), "step_seconds": statistics.median(seconds[1:])}
+    return {"accuracy": _accuracy(model, *read(test)), "step_seconds": statistics.median(seconds[1:])}
 
 
 def _accuracy(model, inputs, labels) -> float:
@@ -80,7 +67,3 @@ def _accuracy(model, inputs, labels) -> float:
             logits = model(**{name: values[first : first + 64] for name, values in inputs.items()}).logits
             hits += int((logits.argmax(-1) == labels[first : first + 64]).sum())
     return hits / len(labels)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,49 +1,43 @@
-"""Tokens a second of `generate` on a CPU in float32, in turn with that of Hugging Face's transformers.
+"""Tokens per second of `generate` on a CPU in float32, in turn with Hugging Face's transformers.
 
-    python benchmarks/generate.py [--models=gpt2,t5-small,bart-base] [--output=F.json]
+    python benchmarks/generate.py [--models gpt2 t5-small bart-base]
 
-The same random weights, 8 prompts of 32 tokens, 128 new tokens to each, greedy and with 4 beams, on two cores; each
-library's best of three, after one that compiles. Prints JSON: tokens of one answer a prompt over seconds, the ratio
-of ours to theirs, and whether the answers are the same; and how many programs 19 batches of GPT-2 compile whose longest
-prompts have 33 to 63 tokens, after a first one.
+The same random weights, 8 prompts of 32 tokens, 128 new tokens for each, greedy and with 4 beams, on two cores; the
+best of three rounds after one that compiles. Prints JSON: tokens of one answer per prompt over seconds, the ratio of
+ours to theirs, and whether the answers are the same; and the number of programs that 19 batches of GPT-2 compile, with
+longest prompts of 33 to 63 tokens, after a first one.
 """
 
-import argparse
-import json
 import os
-import sys
 import tempfile
-import time
-from collections.abc import Callable
 from typing import Any
 
+import bench
 import numpy as np
 
 CORES, BATCH, PROMPT, NEW, REPEATS = 2, 8, 32, 128, 3
 WAYS = {"greedy": {}, "beams": {"num_beams": 4}}
+MODELS = ("gpt2", "t5-small", "bart-base")
 
 
-def main() -> None:
-    """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default="gpt2,t5-small,bart-base", help="of those there are, with commas between")
-    parser.add_argument("--ways", default="greedy,beams", help="of these, with commas between")
-    parser.add_argument("--new", type=int, default=NEW, help="new tokens to each prompt")
-    given = parser.parse_args()
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])  # XLA takes as many threads as there are cores.
-    import machine
+def run(models: tuple[str, ...] = MODELS, ways: tuple[str, ...] = tuple(WAYS), new: int = NEW) -> dict:
+    """Measures each model in each way.
 
-    ways, found = given.ways.split(","), {}
-    for name in given.models.split(","):
-        theirs, ours = models(name)
-        found[name] = {way: compared(theirs, ours, given.new, WAYS[way]) for way in ways}
+    Args:
+      new: number of new tokens for each prompt.
+    """
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])  # XLA uses as many threads as there are cores.
+    rates: dict[str, Any] = {}
+    for name in models:
+        theirs, ours = load(name)
+        rates[name] = {way: compared(theirs, ours, new, WAYS[way]) for way in ways}
         if name == "gpt2":
-            found["compiled_after_the_first_batch"] = compiled(ours)
-    print(json.dumps(machine.describe() | {"tokens_per_second": found}, indent=2))
+            rates["compiled_after_the_first_batch"] = compiled(ours)
+    return {"tokens_per_second": rates}
 
 
-def models(name: str) -> tuple[Any, Any]:
-    """A model with random weights of a published size, in both libraries."""
+def load(name: str) -> tuple[Any, Any]:
+    """Returns a model of a published size with random weights in both libraries, theirs first."""
     import torch
     import transformers
 
@@ -73,7 +67,7 @@ def models(name: str) -> tuple[Any, Any]:
 
 
 def compared(theirs: Any, ours: Any, new: int, options: dict[str, Any]) -> dict[str, Any]:
-    """Both libraries on the same prompts, one after the other."""
+    """Returns the tokens per second of both libraries on the same prompts."""
     import torch
 
     prompts = np.random.default_rng(0).integers(3, 30_000, (BATCH, PROMPT))
@@ -83,32 +77,22 @@ def compared(theirs: Any, ours: Any, new: int, options: dict[str, Any]) -> dict[
 
     def by_theirs() -> list[list[int]]:
         with torch.no_grad():
-            found = theirs.generate(
+            tokens_out = theirs.generate(
                 tokens, attention_mask=torch.ones_like(tokens), do_sample=False, pad_token_id=end, **options
             )
-        return found[:, first:].tolist()
+        return tokens_out[:, first:].tolist()
 
     libraries = {"transformers": by_theirs, "plm_jax": lambda: ours.generate(prompts, **options)}
     answers = {library: run() for library, run in libraries.items()}
-    seconds: dict[str, list[float]] = {library: [] for library in libraries}
-    for _ in range(REPEATS):
-        for library, run in libraries.items():
-            seconds[library].append(timed(run))
-            print(f"{library} {options}: {seconds[library][-1]:.2f} s", file=sys.stderr, flush=True)
-    rates = {library: round(BATCH * new / min(of), 1) for library, of in seconds.items()}
+    seconds = bench.in_turn(libraries, REPEATS)
+    bench.log(f"{options}: {seconds}")
+    rates = {library: round(BATCH * new / min(times), 1) for library, times in seconds.items()}
     ratio = round(rates["plm_jax"] / rates["transformers"], 3)
     return rates | {"ratio": ratio, "same": answers["plm_jax"] == answers["transformers"]}
 
 
-def timed(run: Callable[[], Any]) -> float:
-    """Wall seconds of a call."""
-    begun = time.perf_counter()
-    run()
-    return time.perf_counter() - begun
-
-
 def compiled(ours: Any) -> int:
-    """Programs that 19 batches compile after a first one."""
+    """Returns the number of programs that 19 batches compile after a first one."""
     import jax
 
     events: list[str] = []
@@ -122,4 +106,4 @@ def compiled(ours: Any) -> int:
 
 
 if __name__ == "__main__":
-    main()
+    bench.main(run, models=MODELS, ways=tuple(WAYS))

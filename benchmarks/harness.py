@@ -1,18 +1,14 @@
-"""lm-eval's metrics of one model by its own `hf` model and by ours, in an environment each: are they the same?
+"""Metrics of lm-eval for one model, by its own `hf` model and by ours, each in its own environment.
 
     python benchmarks/harness.py [--rows=40] [--theirs=PYTHON] [--ours=PYTHON]
 
-A GPT-2 of random weights over the package's byte-level vocabulary is saved for Hugging Face. Local tasks over rows that
-come with the package, without a network: film reviews and QuaRTz as choices, the reviews after two examples too,
-speeches as whole texts of 1 to 3.5 contexts, and their continuations. Compared are every request's log-likelihood,
-whether it is greedy, every written text, every metric; and acc, acc_norm, acc_bytes and acc_mutual_info with
-`evaluate --shots=0` by sum, character, byte and unconditional.
-
-`--theirs` is a Python with torch, transformers, accelerate and lm-eval, by default this one. `--ours` is one with
-lm-eval and neither torch nor transformers; by default one is made in a temporary folder.
+Saves a GPT-2 with random weights over the package's byte-level vocabulary for Hugging Face. The tasks are local, over
+rows that come with the package: film reviews and QuaRTz as choices, the reviews with two examples, speeches as whole
+texts of 1 to 3.5 contexts, and their continuations. Compares every request's log-likelihood, whether it is greedy,
+every generated text and every metric; and acc, acc_norm, acc_bytes and acc_mutual_info with `evaluate --shots=0` by
+sum, character, byte and unconditional.
 """
 
-import argparse
 import gzip
 import importlib.util
 import itertools
@@ -25,8 +21,9 @@ import tempfile
 from collections.abc import Iterable
 from typing import Any
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
-CORPORA = ROOT / "plm_jax/data/corpora"
+import bench
+
+CORPORA = bench.ROOT / "plm_jax/data/corpora"
 CONTEXT = 128
 CHOICES = """
 output_type: multiple_choice
@@ -59,7 +56,7 @@ generation_kwargs: {until: ["\n", "the"], max_gen_toks: 24}
 metric_list: [{metric: exact_match}]
 """,
 }
-# One choice is what the model writes.
+# One choice is the model's own continuation.
 TASKS["greedy"] = r"""
 output_type: multiple_choice
 doc_to_text: "{{question}}"
@@ -70,7 +67,7 @@ metric_list: [{metric: acc}]
 """
 TASKS["sentiment_shots"] = TASKS["sentiment"] + "num_fewshot: 2\nfewshot_config: {sampler: first_n}\n"
 ROWS = {"sentiment_shots": "sentiment", "written": "speeches"}
-# By `--normalise` of ours.
+# Metrics of lm-eval by our `--normalise`.
 OURS = {"sum": "acc", "character": "acc_norm", "byte": "acc_bytes", "unconditional": "acc_mutual_info"}
 PAGE = """
 from plm_jax import config, objectives
@@ -102,53 +99,55 @@ def get_config():
 """
 
 
-def main() -> None:
-    """Prints what differs, by task."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=40)
-    parser.add_argument("--theirs", default=sys.executable)
-    parser.add_argument("--ours", default="")
-    parser.add_argument("--side", help=argparse.SUPPRESS)
-    parser.add_argument("--folder", help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.side:
-        found = [name for name in ("torch", "transformers") if args.side != "theirs" and importlib.util.find_spec(name)]
-        assert not found, f"{sys.executable} has {found}"
-        SIDES[args.side](pathlib.Path(args.folder))
-        return
+def run(rows: int = 40, theirs: str = sys.executable, ours: str = "") -> dict[str, Any]:
+    """Evaluates both on all tasks.
+
+    Args:
+      rows: number of rows of each task.
+      theirs: Python with torch, transformers, accelerate and lm-eval.
+      ours: Python with lm-eval and without torch; by default it is installed into a temporary folder.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        ours = args.ours or environment(pathlib.Path(folder) / "environment")
-        write_tasks(pathlib.Path(folder), args.rows)
-        # No hub is asked, and what another session left is not read.
-        offline = {"HF_DATASETS_OFFLINE": "1", "HF_HUB_OFFLINE": "1", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
-        for side, python in (("model", ours), ("theirs", args.theirs), ("ours", ours), ("prompts", ours)):
-            print(f"{side} …", file=sys.stderr, flush=True)
-            command = [python, __file__, f"--side={side}", f"--folder={folder}"]
-            own = os.environ | offline | {"HF_HOME": f"{folder}/home-{side}"}
-            subprocess.run(command, check=True, stdout=sys.stderr, env=own, cwd=folder)
-        dumps = {
-            side: json.loads((pathlib.Path(folder) / f"{side}.json").read_text()) for side in SIDES if side != "model"
-        }
-    print(json.dumps(compared(**dumps), indent=2))
+        ours = ours or environment(pathlib.Path(folder) / "environment")
+        write_tasks(pathlib.Path(folder), rows)
+        # Without access to a hub, and without the caches of other sessions.
+        offline = {"HF_DATASETS_OFFLINE": "1", "HF_HUB_OFFLINE": "1", "JAX_PLATFORMS": "cpu"}
+        offline["PYTHONPATH"] = str(bench.ROOT)
+        for name, (python, functions) in {
+            "ours-model": (ours, [refuse_torch, make_model]),
+            "theirs": (theirs, [evaluate_theirs]),
+            "ours": (ours, [evaluate_ours, evaluate_prompts]),
+        }.items():
+            variables = os.environ | offline | {"HF_HOME": f"{folder}/home-{name}"}
+            for function in functions:
+                bench.fresh(function, folder, python=python, env=variables, cwd=folder)
+        dumps = {name: json.loads((pathlib.Path(folder) / f"{name}.json").read_text()) for name in SIDES}
+    return compared(**dumps)
+
+
+def refuse_torch(folder: str) -> None:
+    """Checks that torch and transformers are missing, as in our own environment."""
+    installed = [name for name in ("torch", "transformers") if importlib.util.find_spec(name)]
+    assert not installed, f"{sys.executable} has {installed}"
 
 
 def environment(folder: pathlib.Path) -> str:
-    """The Python of a new environment with this package, lm-eval and what they need."""
+    """Installs this package and lm-eval into a new environment; returns its Python."""
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     python = str(folder / "bin/python")
-    subprocess.run([python, "-m", "pip", "install", "-q", f"{ROOT}[harness]"], check=True, stdout=sys.stderr)
+    subprocess.run([python, "-m", "pip", "install", "-q", f"{bench.ROOT}[harness]"], check=True, stdout=sys.stderr)
     return python
 
 
 def write_tasks(folder: pathlib.Path, rows: int) -> None:
-    """The tasks' files, each with so many rows and as many to draw examples from."""
+    """Writes the files of the tasks, with `rows` test rows and as many training rows for examples."""
     for name, file in {"sentiment": "movie_sentiment", "quartz": "quartz", "speeches": "sotu"}.items():
         with gzip.open(CORPORA / f"{file}.jsonl.gz", "rt") as lines:
-            found = [json.loads(line) for line in itertools.islice(lines, 2 * rows)]
-        if name == "speeches":  # Up to 3.5 contexts of some 4.5 characters a token.
-            found = [{"text": row["text"][: 500 + 1500 * i // len(found)]} for i, row in enumerate(found)]
-        for split, of in (("", found[:rows]), ("_train", found[rows:])):
-            text = "".join(json.dumps(row) + "\n" for row in of)
+            texts = [json.loads(line) for line in itertools.islice(lines, 2 * rows)]
+        if name == "speeches":  # Up to 3.5 contexts of about 4.5 characters per token.
+            texts = [{"text": row["text"][: 500 + 1500 * i // len(texts)]} for i, row in enumerate(texts)]
+        for split, chosen in (("", texts[:rows]), ("_train", texts[rows:])):
+            text = "".join(json.dumps(row) + "\n" for row in chosen)
             (folder / f"{name}{split}.jsonl").write_text(text)
     for name, yaml in TASKS.items():
         paths = {"test": f"{ROWS.get(name, name)}.jsonl", "train": f"{ROWS.get(name, name)}_train.jsonl"}
@@ -158,12 +157,13 @@ def write_tasks(folder: pathlib.Path, rows: int) -> None:
     (folder / "page.py").write_text(PAGE)
 
 
-def make_model(folder: pathlib.Path, model: Any = None, **special_ids: int) -> None:
-    """A model of random weights, large enough for probabilities that differ; by default a GPT-2.
+def make_model(folder: str | pathlib.Path, model: Any = None, **special_ids: int) -> None:
+    """Writes a model with random weights, large enough for distinct probabilities; by default a GPT-2.
 
     Args:
-      model: its settings.
-      special_ids: besides the end of a text.
+      folder: folder of the model and the tasks.
+      model: settings of the model.
+      special_ids: special ids besides the end of a text.
     """
     import dataclasses
 
@@ -175,10 +175,11 @@ def make_model(folder: pathlib.Path, model: Any = None, **special_ids: int) -> N
     from plm_jax.inference.language_model import LanguageModel
     from plm_jax.models import registry
 
+    folder = pathlib.Path(folder)
     model = model or gpt2.model(layers=2, width=64, heads=4, length=CONTEXT)
     model = dataclasses.replace(model, initializer=models.InitializerConfig(std=0.3))
     params = nn.unbox(registry.build(model).init(jax.random.key(0), **model.init_inputs())["params"])
-    files = ",".join(str(ROOT / "plm_jax/data/gpt2" / name) for name in ("vocab.json", "merges.txt"))
+    files = ",".join(str(bench.ROOT / "plm_jax/data/gpt2" / name) for name in ("vocab.json", "merges.txt"))
     special_ids = {"eos_token_id": 50256} | (special_ids or {"bos_token_id": 50256})
     lm = LanguageModel(model, params, vocabulary_spec=f"bpe:{files}", special_ids=special_ids)
     lm.save(folder / "model")
@@ -189,69 +190,71 @@ def make_model(folder: pathlib.Path, model: Any = None, **special_ids: int) -> N
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def dump(folder: pathlib.Path, name: str, model: Any, tasks: Iterable[str]) -> None:
-    """Writes what lm-eval asks a model, what that answers, and the metrics."""
+def dump(folder: str | pathlib.Path, name: str, model: Any, tasks: Iterable[str]) -> None:
+    """Writes the requests of lm-eval, the model's answers and the metrics."""
     import lm_eval
     from lm_eval.tasks import TaskManager
 
     manager = TaskManager(include_path=str(folder), include_defaults=False)
-    told = lm_eval.simple_evaluate(model, tasks=list(tasks), task_manager=manager, bootstrap_iters=0)
+    results = lm_eval.simple_evaluate(model, tasks=list(tasks), task_manager=manager, bootstrap_iters=0)
     samples = {
         task: [[sample["doc_id"], sample["arguments"], sample["resps"]] for sample in rows]
-        for task, rows in told["samples"].items()
+        for task, rows in results["samples"].items()
     }
     metrics = {
-        task: {key.removesuffix(",none"): value for key, value in of.items() if isinstance(value, float)}
-        for task, of in told["results"].items()
+        task: {key.removesuffix(",none"): value for key, value in figures.items() if isinstance(value, float)}
+        for task, figures in results["results"].items()
     }
-    (folder / f"{name}.json").write_text(json.dumps({"samples": samples, "metrics": metrics}, default=str))
+    result = json.dumps({"samples": samples, "metrics": metrics}, default=str)
+    (pathlib.Path(folder) / f"{name}.json").write_text(result)
 
 
-def theirs(folder: pathlib.Path, tasks: Iterable[str] = tuple(TASKS)) -> None:
-    """By lm-eval's `hf` model."""
+def evaluate_theirs(folder: str | pathlib.Path, tasks: Iterable[str] = tuple(TASKS)) -> None:
+    """Evaluates lm-eval's `hf` model."""
     from lm_eval.models.huggingface import HFLM
 
-    dump(folder, "theirs", HFLM(pretrained=str(folder / "model"), device="cpu", dtype="float32", batch_size=4), tasks)
+    dump(folder, "theirs", HFLM(pretrained=f"{folder}/model", device="cpu", dtype="float32", batch_size=4), tasks)
 
 
-def ours(folder: pathlib.Path, tasks: Iterable[str] = tuple(TASKS)) -> None:
-    """By `plm_jax.evaluation.harness`, where there is no torch."""
+def evaluate_ours(folder: str | pathlib.Path, tasks: Iterable[str] = tuple(TASKS)) -> None:
+    """Evaluates `plm_jax.evaluation.harness`, which needs no torch."""
     import plm_jax
     from plm_jax.evaluation import harness
 
-    dump(folder, "ours", harness.HarnessModel(plm_jax.load(folder / "model"), show_progress=False), tasks)
+    dump(folder, "ours", harness.HarnessModel(plm_jax.load(f"{folder}/model"), show_progress=False), tasks)
 
 
-def prompts(folder: pathlib.Path) -> None:
-    """By `evaluate --shots=0`, each normalisation."""
-    found = {}
+def evaluate_prompts(folder: str) -> None:
+    """Evaluates by `evaluate --shots=0`, with each normalization."""
+    results = {}
     for normalise in OURS:
-        output = folder / f"{normalise}.json"
+        output = pathlib.Path(folder) / f"{normalise}.json"
         flags = [f"--checkpoint={folder}/model", f"--config={folder}/page.py", "--shots=0", f"--normalise={normalise}"]
-        command = [sys.executable, "-m", "plm_jax", "evaluate", *flags, f"--output={output}"]
-        subprocess.run(command, check=True)
-        found[normalise] = json.loads(output.read_text())
-    (folder / "prompts.json").write_text(json.dumps(found))
+        subprocess.run([sys.executable, "-m", "plm_jax", "evaluate", *flags, f"--output={output}"], check=True)
+        results[normalise] = json.loads(output.read_text())
+    (pathlib.Path(folder) / "prompts.json").write_text(json.dumps(results))
 
 
-SIDES = {"model": make_model, "theirs": theirs, "ours": ours, "prompts": prompts}
+# Results of `compared`, each a JSON file.
+SIDES = ("theirs", "ours", "prompts")
 
 
 def compared(theirs: dict, ours: dict, prompts: dict) -> dict:
-    """By task the largest differences of answers, how many requests there were, and what metrics differ."""
-    found = {}
+    """Returns the largest differences of the answers, the number of requests, and metrics that differ, by task."""
+    results = {}
     for task, rows in theirs["samples"].items():
         pairs = list(zip(sorted(rows, key=str), sorted(ours["samples"][task], key=str), strict=True))
-        assert all(one[1] == other[1] for one, other in pairs), f"{task} asked them otherwise"
+        assert all(one[1] == other[1] for one, other in pairs), f"the requests of {task} differ"
         answers = [[flat(side[2]) for side in pair] for pair in pairs]
-        numbers = [(a, b) for one, other in answers for a, b in zip(one, other, strict=True) if isinstance(a, float)]
-        others = [(a, b) for one, other in answers for a, b in zip(one, other, strict=True) if not isinstance(a, float)]
-        found[task] = {
-            "requests": len(numbers) or len(others),
+        values = [(a, b) for one, other in answers for a, b in zip(one, other, strict=True)]
+        numbers = [pair for pair in values if isinstance(pair[0], float)]
+        texts = [pair for pair in values if not isinstance(pair[0], float)]
+        results[task] = {
+            "requests": len(numbers) or len(texts),
             "largest_difference": max((abs(a - b) for a, b in numbers), default=0.0),
             "largest_relative_difference": max((abs(a / b - 1) for a, b in numbers if b), default=0.0),
-            "greedy_or_text_differs": sum(a != b for a, b in others),
-            "greedy": sum(a in (True, "True") for a, _ in others),
+            "greedy_or_text_differs": sum(a != b for a, b in texts),
+            "greedy": sum(a in (True, "True") for a, _ in texts),
             "metrics": theirs["metrics"][task],
             "metrics_differ": {
                 key: [value, ours["metrics"][task].get(key)]
@@ -259,19 +262,19 @@ def compared(theirs: dict, ours: dict, prompts: dict) -> dict:
                 if not abs(value - ours["metrics"][task].get(key, float("nan"))) <= 1e-4 * abs(value)
             },
         }
-    for normalise, of in prompts.items():
-        for task, metrics in of.items():
-            own, lm_eval = metrics["0_shots/accuracy"], theirs["metrics"][task][OURS[normalise]]
-            found[task].setdefault("own_prompts_differ", {})
-            if abs(own - lm_eval) > 1e-9:
-                found[task]["own_prompts_differ"][normalise] = [own, lm_eval]
-    return found
+    for normalise, tasks in prompts.items():
+        for task, metrics in tasks.items():
+            accuracy, expected = metrics["0_shots/accuracy"], theirs["metrics"][task][OURS[normalise]]
+            differences = results[task].setdefault("own_prompts_differ", {})
+            if abs(accuracy - expected) > 1e-9:
+                differences[normalise] = [accuracy, expected]
+    return results
 
 
 def flat(value):
-    """The numbers and texts of nested lists; numbers that were written as texts are numbers again."""
+    """Returns the numbers and texts of nested lists; texts of numbers become numbers."""
     if isinstance(value, list | tuple):
-        return [one for part in value for one in flat(part)]
+        return [leaf for item in value for leaf in flat(item)]
     try:
         return [value if isinstance(value, bool) else float(value)]
     except (TypeError, ValueError):
@@ -279,4 +282,4 @@ def flat(value):
 
 
 if __name__ == "__main__":
-    main()
+    bench.main(run)

@@ -1,34 +1,30 @@
-"""The input pipeline: tokens a second as ready batches, and memory against corpus size. Prints one JSON object.
+"""The input pipeline: tokens per second in batches, and memory by corpus size. Prints one JSON object.
 
     python benchmarks/input.py                 # causal, length 512, batch 256
     python benchmarks/input.py --objective=masked_lm         # and Hugging Face's collator on the same blocks in turn
     python benchmarks/input.py --objective=sentence_pairs    # masked LM over sentence pairs
     python benchmarks/input.py --objective=all               # every objective and layout
-    python benchmarks/input.py --processes=0                 # made by threads of the process that reads them
+    python benchmarks/input.py --processes=0                 # batches made by threads of the reading process
     python benchmarks/input.py --memory        # also anonymous memory after 2,000 batches at 50e6 and at 1e9 tokens
 
-Two processes make the batches, as in Hugging Face's loader (`config.data.processes`; by itself the reader has none).
-Tokens are the real ones of the rows that a model reads, an encoder's and a decoder's, or both directions'; a second of
-the processor's is one of all threads and workers together, on which other load on the machine bears less.
-It reads a synthetic cache (random tokens, sentences and documents of random lengths), written with the cache's own
-writer into a temporary folder. Memory is RssAnon of a fresh process: memory maps do not count.
+Two processes make the batches, as in Hugging Face's loader (`config.data.processes`; the reader's default is none).
+Tokens are those of the rows that a model reads, without padding, of encoder and decoder or of both directions. CPU
+seconds count all threads and workers, and depend less on other load on the machine. The cache is synthetic (random
+tokens, sentences and documents of random lengths), written by the cache's writer. Memory is RssAnon of a fresh process,
+without memory maps.
 """
 
-import argparse
 import importlib.util
-import json
 import multiprocessing
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from typing import Any
 
+import bench
 import collator
-import machine
 import numpy as np
 
 from plm_jax import config, models, objectives
@@ -75,7 +71,7 @@ CHUNK = 2**22
 
 
 def write_cache(folder: str, num_tokens: int) -> None:
-    """A source `synthetic` of `num_tokens` random tokens."""
+    """Writes a source `synthetic` of `num_tokens` random tokens."""
     rng = np.random.default_rng(0)
     temporary = os.path.join(folder, ".tmp")
     writer = cache.SplitWriter(os.path.join(temporary, "train"), VOCAB_SIZE)
@@ -85,12 +81,12 @@ def write_cache(folder: str, num_tokens: int) -> None:
         documents = np.unique(np.append(rng.choice(sentences, len(tokens) // MEAN_DOCUMENT), 0))
         sizes, first = np.diff(documents, append=len(tokens)), sentences.searchsorted(documents)
         counts = np.diff(first, append=len(sentences))
-        found = {
+        values = {
             "tokens": cache.Values(tokens, sizes),
             "sentence_starts": cache.Values(sentences - np.repeat(documents, counts), counts),
             "first_bytes": cache.Values(np.full(len(documents), 4)),
         }
-        writer.add(found, 4 * len(tokens))
+        writer.add(values, 4 * len(tokens))
     counts = {"train": writer.close()}
     word_initial = rng.random(VOCAB_SIZE) < WORDS_A_TOKEN
     described = cache.describe(VOCAB_SIZE, (columns.SENTENCE_STARTS, columns.FIRST_BYTES), word_initial, temporary)
@@ -105,8 +101,8 @@ def write_cache(folder: str, num_tokens: int) -> None:
 
 
 def make_run(folder: str, objective: str, steps: int, processes: int = 0) -> config.Run:
-    """A run over the synthetic cache."""
-    made, layout = OBJECTIVES[objective]
+    """Returns a run over the synthetic cache."""
+    chosen, layout = OBJECTIVES[objective]
     model = models.DecoderConfig(
         embedding=models.EmbeddingConfig(VOCAB_SIZE, 8),
         attention=models.AttentionConfig(1, 8, models.NoPositions()),
@@ -117,7 +113,7 @@ def make_run(folder: str, objective: str, steps: int, processes: int = 0) -> con
         model = models.ElmoConfig(embedding=models.CharacterCNNConfig(VOCAB_SIZE))
     return config.Run(
         model=model,
-        objective=made,
+        objective=chosen,
         data=config.DataConfig(
             folder, LENGTH, {"synthetic": config.TextFiles("-")}, layout=layout, processes=processes
         ),
@@ -129,13 +125,13 @@ def make_run(folder: str, objective: str, steps: int, processes: int = 0) -> con
 
 
 def rss_anon() -> int:
-    """Anonymous resident memory of this process, bytes (Linux)."""
+    """Returns the anonymous resident memory of this process in bytes (Linux)."""
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith("RssAnon"))
 
 
 def cpu_seconds() -> float:
-    """What this process and its workers have computed (Linux)."""
+    """Returns the CPU seconds of this process and its workers (Linux)."""
     total = time.process_time()
     for worker in multiprocessing.active_children():
         with open(f"/proc/{worker.pid}/stat") as file:
@@ -145,7 +141,7 @@ def cpu_seconds() -> float:
 
 
 def num_tokens(batch: dict[str, np.ndarray]) -> float:
-    """Real tokens of all rows that a model reads; where targets have positions of their own they are in the first."""
+    """Returns the number of tokens that a model reads, without padding; targets with positions are in the inputs."""
     encoder = batch["mask"].sum() if "mask" in batch else 0
     if "block_positions" in batch:
         return float(batch["prefix_lengths"].sum() + batch["target_weights"].sum())
@@ -153,12 +149,12 @@ def num_tokens(batch: dict[str, np.ndarray]) -> float:
 
 
 def ours(folder: str, objective: str, batches: int, processes: int) -> Iterator[float]:
-    """The tokens of each batch of an objective."""
+    """Yields the number of tokens in each batch of an objective."""
     yield from map(num_tokens, Reader(config.reader_config(make_run(folder, objective, batches, processes))).batches(0))
 
 
 def theirs(folder: str, batches: int) -> Iterator[float]:
-    """Those of Hugging Face's collator for masked language modelling, over the same blocks."""
+    """Yields those of Hugging Face's collator for masked language modeling, over the same blocks."""
     source = cache.open_source(folder, "synthetic")
     stream = layouts.Stream(source.splits["train"], IDS["eos"], IDS["pad"])
     tokens, _ = stream.read(0, min(batches * BATCH, stream.num_tokens // LENGTH) * LENGTH)
@@ -167,7 +163,7 @@ def theirs(folder: str, batches: int) -> Iterator[float]:
 
 
 def measure(folder: str, objective: str, batches: int, processes: int) -> dict[str, float]:
-    """Reads `batches` batches; the clocks start after the first eleven."""
+    """Returns the speed of reading batches; the clocks start after the first eleven."""
     first, tokens, begin, cpu = min(10, batches // 2), 0.0, 0.0, 0.0
     counts = theirs(folder, batches) if objective == PEER else ours(folder, objective, batches, processes)
     for step, count in enumerate(counts):
@@ -184,79 +180,66 @@ def measure(folder: str, objective: str, batches: int, processes: int) -> dict[s
     }
 
 
-def measure_apart(folder: str, objective: str, options: list[str], repeats: int) -> dict[str, float]:
-    """Medians of measurements in fresh processes, which get these options of the command line."""
-    command = [sys.executable, __file__, f"--folder={folder}", f"--objective={objective}", *options]
-    runs = []
-    for _ in range(repeats):
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
-        runs.append(json.loads(done.stdout))
-        print(objective, runs[-1], file=sys.stderr)
+def measure_apart(folder: str, objective: str, batches: int, processes: int, repeats: int) -> dict[str, float]:
+    """Returns the medians of measurements in fresh processes."""
+    return medians([bench.fresh(measure, folder, objective, batches, processes) for _ in range(repeats)])
+
+
+def medians(runs: list[dict[str, float]]) -> dict[str, float]:
+    """Returns the median of each figure."""
     return {key: round(statistics.median(run[key] for run in runs)) for key in runs[0]}
 
 
-def compare(folder: str, options: list[str], repeats: int) -> dict[str, dict[str, float]]:
-    """Ours and Hugging Face's in turn, medians, and how often as many tokens ours gives as theirs."""
-    turns = [{name: measure_apart(folder, name, options, 1) for name in ("masked_lm", PEER)} for _ in range(repeats)]
-    found = {
-        name: {key: round(statistics.median(turn[name][key] for turn in turns)) for key in turns[0][name]}
-        for name in turns[0]
-    }
-    both = found["masked_lm"], found[PEER]
-    found["ratio"] = {key: round(both[0][key] / both[1][key], 2) for key in both[0] if key.endswith("second")}
-    return found
+def compare(folder: str, batches: int, processes: int, repeats: int) -> dict[str, dict[str, float]]:
+    """Returns the medians of ours and Hugging Face's, measured in turn, and the ratios of ours to theirs."""
+    runs: dict[str, list] = {"masked_lm": [], PEER: []}
+    for _ in range(repeats):
+        for name, figures in runs.items():
+            figures.append(measure_apart(folder, name, batches, processes, 1))
+    results = {name: medians(figures) for name, figures in runs.items()}
+    ours, theirs = results.values()
+    results["ratio"] = {key: round(ours[key] / theirs[key], 2) for key in ours if key.endswith("second")}
+    return results
 
 
-def measure_all(num_tokens: int, names: list[str], options: list[str], repeats: int) -> dict[str, Any]:
-    """Writes a cache and measures objectives on it; with masked LM, the peer too, or that it is not installed."""
-    found, has_peer = {}, all(map(importlib.util.find_spec, ("torch", "transformers")))
+def measure_all(num_tokens: int, names: list[str], batches: int, processes: int, repeats: int) -> dict[str, Any]:
+    """Writes a cache and measures objectives on it; for masked LM the peer, too, if it is installed."""
+    results, has_peer = {}, all(map(importlib.util.find_spec, ("torch", "transformers")))
     with tempfile.TemporaryDirectory() as folder:
         write_cache(folder, num_tokens)
         for name in names:
             if name == "masked_lm" and has_peer:
-                found |= compare(folder, options, max(3, repeats))
+                results |= compare(folder, batches, processes, max(3, repeats))
             else:
-                found[name] = measure_apart(folder, name, options, repeats)
-    if "masked_lm" in names and not has_peer:
-        found["peer"] = "not installed"
-    return found
+                results[name] = measure_apart(folder, name, batches, processes, repeats)
+    return results | ({"peer": "not installed"} if "masked_lm" in names and not has_peer else {})
 
 
-def main() -> None:
-    """Parses the flags and prints the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--objective", choices=[*OBJECTIVES, PEER, "all"], default="causal")
-    parser.add_argument("--tokens", type=float, default=50e6, help="of the cache")
-    parser.add_argument("--batches", type=int, default=200)
-    parser.add_argument("--processes", type=int, default=2, help="that make ours; 0: threads of the reading one do")
-    parser.add_argument("--repeats", type=int, default=1, help="fresh processes, of which the median counts")
-    parser.add_argument("--memory", action="store_true")
-    parser.add_argument("--folder", help=argparse.SUPPRESS)
-    flags = parser.parse_args()
-    if flags.folder:
-        print(json.dumps(measure(flags.folder, flags.objective, flags.batches, flags.processes)))
-        return
-    names = list(OBJECTIVES) if flags.objective == "all" else [flags.objective]
-    options = [f"--batches={flags.batches}", f"--processes={flags.processes}"]
-    result = {
-        "benchmark": "input",
-        "machine": machine.describe(),
-        "settings": {
-            "length": LENGTH,
-            "batch": BATCH,
-            "batches": flags.batches,
-            "tokens": int(flags.tokens),
-            "processes": flags.processes,
-        },
-        "speed": measure_all(int(flags.tokens), names, options, flags.repeats),
-    }
-    if flags.memory:
-        options = ["--batches=2000", "--processes=0"]
-        small, large = (measure_all(int(tokens), names[:1], options, 1)[names[0]] for tokens in (50e6, 1e9))
+def run(
+    objective: str = "causal",
+    tokens: int = 50_000_000,
+    batches: int = 200,
+    processes: int = 2,
+    repeats: int = 1,
+    memory: bool = False,
+) -> dict[str, Any]:
+    """Measures an objective, or all.
+
+    Args:
+      tokens: number of tokens in the cache.
+      processes: number of processes that make our batches; 0 for threads of the reading process.
+      repeats: number of fresh processes, whose median counts.
+      memory: compare the memory with caches of 50e6 and 1e9 tokens, too.
+    """
+    names = list(OBJECTIVES) if objective == "all" else [objective]
+    result: dict[str, Any] = {"length": LENGTH, "batch": BATCH}
+    result["speed"] = measure_all(tokens, names, batches, processes, repeats)
+    if memory:
+        small, large = (measure_all(int(size), names[:1], 2000, 0, 1)[names[0]] for size in (50e6, 1e9))
         growth = round(large["rss_anon_bytes"] / small["rss_anon_bytes"] - 1, 4)
         result["memory"] = {"small": small, "large": large, "growth": growth}
-    print(json.dumps(result, indent=2))
+    return result
 
 
 if __name__ == "__main__":
-    main()
+    bench.main(run, objective=(*OBJECTIVES, PEER, "all"))

@@ -2,26 +2,24 @@
 
     python benchmarks/kernel_bundles.py > benchmarks/results/kernel_bundles.json
 
-Compiles a kernel for one tile of one row and counts the instruction bundles of its schedule; a core begins about one a
-cycle. What waits for memory, and what the hardware stalls, is not in it. A program with masks has two ways to take,
-with them and without: the first is what is left of its bundles when those of one without any masks are taken off.
-Beside ours jax's own Splash attention, which takes a head at a time and knows no dropout and no bias. Prints JSON: the
-bundles of a tile, and per 1,024 scores of a head, by chip.
+Compiles a kernel for one tile of one row and counts the instruction bundles of its schedule; a core starts about one
+per cycle. Waiting for memory and stalls of the hardware are not included. A program with masks has two branches, with
+and without them: subtract the bundles of a program without masks to get the first. Splash attention of jax, for
+comparison, computes one head at a time and has neither dropout nor bias. Prints JSON: the bundles of a tile, and per
+1,024 scores of a head, by chip.
 """
 
-import argparse
 import glob
-import json
 import os
 import pathlib
 import re
 import shutil
-import subprocess
-import sys
 import tempfile
 
+import bench
+
 CHIPS = {"v5e": "v5e:2x2", "v6e": "v6e:2x2"}
-# v4 and v5p have the matrix units of v5e. Measured are tiles of each head_dim, and of 64 what each further thing adds.
+# v4 and v5p have the matrix units of v5e. Measured are tiles of each head_dim, and each further feature with 64.
 HEAD_DIMS = (64, 80, 96, 128, 256)
 FEATURES = {
     "plain": {},
@@ -33,49 +31,39 @@ FEATURES = {
 }
 
 
-def main() -> None:
-    """Measures every chip in a process of its own: where libtpu writes is settled when it is loaded."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--chips", nargs="*", default=list(CHIPS), choices=CHIPS)
-    parser.add_argument("--chip", choices=CHIPS, help=argparse.SUPPRESS)
-    parser.add_argument("--tiny", action="store_true", help="one chip, one tile")
-    options = parser.parse_args()
-    if options.chip:
-        print(json.dumps(of_chip(options.chip, options.tiny)))
-        return
-    import machine
+def run(chips: tuple[str, ...] = tuple(CHIPS), tiny: bool = False) -> dict:
+    """Measures each chip in a new process, because libtpu fixes its dump folder when it is loaded.
 
-    found = machine.describe() | {"chips": {}}
-    for chip in options.chips[: 1 if options.tiny else None]:
+    Args:
+      tiny: one chip and one tile.
+    """
+    results = {}
+    for chip in chips[: 1 if tiny else None]:
         with tempfile.TemporaryDirectory() as folder:
             flags = f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true"
-            environment = os.environ | {"LIBTPU_INIT_ARGS": flags, "TPU_SKIP_MDS_QUERY": "1", "JAX_PLATFORMS": "cpu"}
+            environment = {"LIBTPU_INIT_ARGS": flags, "TPU_SKIP_MDS_QUERY": "1", "JAX_PLATFORMS": "cpu", "DUMP": folder}
             environment |= {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
-            command = [sys.executable, __file__, f"--chip={chip}", *["--tiny"] * options.tiny]
-            done = subprocess.run(
-                command, env=environment | {"DUMP": folder}, stdout=subprocess.PIPE, text=True, check=True
-            )
-        found["chips"][chip] = json.loads(done.stdout.splitlines()[-1])
-    print(json.dumps(found, indent=2))
+            results[chip] = bench.fresh(of_chip, chip, tiny, env=os.environ | environment)
+    return {"chips": results}
 
 
 def of_chip(chip: str, tiny: bool) -> list[dict]:
-    """All that is measured for a chip."""
+    """Returns the figures of a chip."""
     cases = [(512, head_dim, "plain") for head_dim in HEAD_DIMS]
     cases += [(512, 64, feature) for feature in list(FEATURES)[1:]]
     cases += [(length, 64, "plain") for length in (128, 256, 1024)] + [(128, 64, "dropout")]
     cases = [(128, 128, "plain")] if tiny else cases
-    found = []
-    for length, head_dim, feature in cases:
-        found.append(ours(chip, length, head_dim, feature))
-        print(f"{chip}: {found[-1]}", file=sys.stderr, flush=True)
+    rows = []
+    for case in cases:
+        rows.append(ours(chip, *case))
+        bench.log(f"{chip}: {rows[-1]}")
     if not tiny:
-        found += [splash(chip, length, 64) for length in (512, 128)]
-    return found
+        rows += [splash(chip, length, 64) for length in (512, 128)]
+    return rows
 
 
 def ours(chip: str, length: int, head_dim: int, feature: str) -> dict:
-    """One tile of this package's kernels."""
+    """Returns the figures of one tile of this package's kernels."""
     import jax.numpy as jnp
 
     from plm_jax.models.kernels import tiles, tpu
@@ -107,7 +95,7 @@ def ours(chip: str, length: int, head_dim: int, feature: str) -> dict:
 
 
 def splash(chip: str, length: int, head_dim: int) -> dict:
-    """One tile of jax's Splash attention."""
+    """Returns the figures of one tile of jax's Splash attention."""
     import jax.numpy as jnp
     from jax.experimental.pallas.ops.tpu import splash_attention
 
@@ -125,7 +113,7 @@ def splash(chip: str, length: int, head_dim: int) -> dict:
 
 
 def compiled(chip: str, attention, arrays) -> dict[str, int]:
-    """Bundles of each kernel of an attention and its gradients, by the kernels' names."""
+    """Returns the bundles of each kernel of an attention and its gradients, by the kernels' names."""
     import jax
     import numpy as np
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -145,16 +133,16 @@ def compiled(chip: str, attention, arrays) -> dict[str, int]:
     os.makedirs(folder)
     with jax.set_mesh(mesh):
         jax.jit(gradients).lower(*shapes).compile()
-    found = {}
+    bundles = {}
     for path in glob.glob(f"{folder}/*schedule-analysis_final_bundles.txt"):
         if name := re.search(r"flash_[a-z]+|splash_mha_[a-z]+", os.path.basename(path)):
             text = pathlib.Path(path).read_text()
-            found[name[0]] = int(re.search(r"total scheduled bundles:\s+(\d+)", text)[1])
-    return found
+            bundles[name[0]] = int(re.search(r"total scheduled bundles:\s+(\d+)", text)[1])
+    return bundles
 
 
 def described(kernel: str, chip: str, length: int, head_dim: int, feature: str, heads: int, bundles: dict) -> dict:
-    """A line of the result."""
+    """Returns a row of the result."""
     registers = heads * length * length / 1024
     return {
         "kernel": kernel,
@@ -169,4 +157,4 @@ def described(kernel: str, chip: str, length: int, head_dim: int, feature: str, 
 
 
 if __name__ == "__main__":
-    main()
+    bench.main(run, chips=tuple(CHIPS))

@@ -1,15 +1,14 @@
-"""Whether the flash kernel of a device gives on it what plain attention gives, in values and gradients.
+"""Values and gradients of the flash kernel, compared with plain attention on the same device.
 
     python benchmarks/kernel_check.py          # one JSON object; run by `train_step.py --device=gpu` before it measures
 
-Compares bfloat16 kernels with plain attention in float32 on the same numbers. An error is the largest difference over
-the largest number; what bfloat16 leaves is about 0.01.
+Compares bfloat16 kernels with plain attention in float32. An error is the largest difference over the largest value;
+bfloat16 alone causes about 0.01.
 """
 
-import argparse
-import json
 from dataclasses import replace
 
+import bench
 import jax
 import jax.numpy as jnp
 
@@ -21,7 +20,7 @@ SEED = jnp.array([5, 7], jnp.uint32)
 
 
 def cases(length: int) -> dict[str, tuple[int, int, bool, Context]]:
-    """By name: groups of keys, head_dim, whether there is a bias, the context; two rows, four heads."""
+    """Returns cases by name: groups of keys, head_dim, whether there is a bias, and the context."""
     padded = (jnp.arange(length) < jnp.array([[length], [length * 2 // 3]])).astype(jnp.int32)
     documents = (jnp.arange(length) >= jnp.array([[length // 5], [length // 2]])).astype(jnp.int32)
     prefixes = jnp.array([length // 4, 3])
@@ -39,21 +38,21 @@ def cases(length: int) -> dict[str, tuple[int, int, bool, Context]]:
 
 
 def error(length: int, groups: int, head_dim: int, biased: bool, context: Context) -> float:
-    """The largest of the errors of the output and of all gradients."""
+    """Returns the largest error of the output and all gradients."""
     shapes = [(2, 4, length, head_dim), *[(2, groups, length, head_dim)] * 2, (2, 4, length, head_dim)]
     shapes += [(4, 2 * length - 1)] if biased else []
     query, key, value, weights, *bias = (
         jax.random.normal(jax.random.key(i), shape).astype(jnp.bfloat16) for i, shape in enumerate(shapes)
     )
-    # What is padding asks nothing.
-    asking = 1.0 if context.mask is None else context.mask[:, None, :, None]
+    # Queries of padding do not count.
+    is_query = 1.0 if context.mask is None else context.mask[:, None, :, None]
 
     def with_gradients(kernel, dtype):
         def weighed(query, key, value, *bias):
             known = replace(context, distance_bias=bias[0].astype(jnp.float32) if bias else None)
             ready = known.with_kernel(kernel, length, length)
             out = attend(query, key, value, ready, seed=SEED if context.dropout else None)
-            return jnp.sum(out.astype(jnp.float32) * weights * asking), out * asking
+            return jnp.sum(out.astype(jnp.float32) * weights * is_query), out * is_query
 
         inputs = [x.astype(dtype) for x in (query * head_dim**-0.5, key, value, *bias)]
         with jax.default_matmul_precision("highest" if dtype == jnp.float32 else "default"):
@@ -65,21 +64,22 @@ def error(length: int, groups: int, head_dim: int, biased: bool, context: Contex
     return float(jnp.max(jnp.array(errors)))
 
 
-def main() -> None:
-    """Checks all cases; a kernel that fails to compile is one that differs."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--length", type=int, default=592, help="tokens a row; tiles do not divide the default")
-    length = parser.parse_args().length
-    found = {}
+def run(length: int = 592) -> dict:
+    """Checks all cases; a kernel that fails to compile counts as different.
+
+    Args:
+      length: number of tokens in a row; tiles do not divide the default.
+    """
+    errors = {}
     for name, case in cases(length).items():
         try:
-            found[name] = error(length, *case)
+            errors[name] = error(length, *case)
         except Exception as problem:
-            found[name] = f"{type(problem).__name__}: {' '.join(str(problem).split())[:300]}"
-    # A NaN is no number below the tolerance.
-    equal = all(isinstance(value, float) and value < TOLERANCE for value in found.values())
-    print(json.dumps({"platform": platform(), "equal": equal, "tolerance": TOLERANCE, "errors": found}))
+            errors[name] = f"{type(problem).__name__}: {' '.join(str(problem).split())[:300]}"
+    # NaN is not below the tolerance.
+    equal = all(isinstance(value, float) and value < TOLERANCE for value in errors.values())
+    return {"platform": platform(), "equal": equal, "tolerance": TOLERANCE, "errors": errors}
 
 
 if __name__ == "__main__":
-    main()
+    bench.main(run)

@@ -1,21 +1,20 @@
-"""`prepare`: its rate beside that of bare tokenizers, and the memory of every process. Prints one JSON object.
+"""Rate of `prepare`, compared with bare tokenizers, and the memory of every process. Prints one JSON object.
 
-    python benchmarks/prepare.py                     # 150 MB a kind of vocabulary: eight minutes on two cores
+    python benchmarks/prepare.py                     # 150 MB per kind of vocabulary: eight minutes on two cores
     python benchmarks/prepare.py --megabytes=1000 --kinds=gpt2      # memory
     taskset -c 0 python benchmarks/prepare.py --runners local       # on one core
-    python benchmarks/prepare.py --tiny              # to its end in seconds
+    python benchmarks/prepare.py --tiny              # a run of seconds
 
-The text is the State of the Union addresses that come with the package, over and over, each copy under another title,
-as JSON lines; the vocabularies are made of every other address, of 4,096 pieces, or GPT-2's. The bare tokenizers have
-the texts in memory and the same cores: SentencePiece's `encode` with as many threads, and Hugging Face's
-`encode_batch_fast`, which gives no offsets, for byte-level BPE and WordPiece. `ratio` is `prepare`'s rate, from the
-start of its process to its end, over theirs; they run in turn, and the bare ones once more after. The caches of both
-runners must be the same to the byte. Then batches of 64 rows of 1,024 tokens are read. Memory is sampled ten times a
-second over the tree of processes (Linux): `resident` is the kernel's own peak and counts pages of mapped files too,
-`anonymous` the largest that was seen.
+The text repeats the State of the Union addresses that come with the package, each copy with another title, as JSON
+lines. The vocabularies have 4,096 pieces, trained on every other address, or are GPT-2's. The bare tokenizers have the
+texts in memory and the same cores: SentencePiece's `encode` with one thread per core, and Hugging Face's
+`encode_batch_fast`, which returns no offsets, for byte-level BPE and WordPiece. `ratio` is the rate of `prepare`, from
+the start to the end of its process, over theirs; they run in turn, and the bare ones again at the end. The caches of
+both runners must be equal to the byte. Then batches of 64 rows of 1,024 tokens are read. Memory is sampled ten times
+per second over the tree of processes (Linux): `resident` is the kernel's peak and includes pages of mapped files,
+`anonymous` the largest sample.
 """
 
-import argparse
 import dataclasses
 import gzip
 import hashlib
@@ -30,7 +29,7 @@ import threading
 import time
 from collections.abc import Iterator
 
-import machine
+import bench
 
 from plm_jax import config
 from plm_jax.config import files as pages
@@ -39,16 +38,19 @@ from plm_jax.data import vocabularies
 from plm_jax.data.reader import Reader
 from plm_jax.data.vocabularies import sentences, training
 
-ROOT = pathlib.Path(__file__).parents[1]
-CORPUS = ROOT / "plm_jax/data/corpora/sotu.jsonl.gz"
+CORPUS = bench.ROOT / "plm_jax/data/corpora/sotu.jsonl.gz"
 CORES = len(os.sched_getaffinity(0))
 RUNNERS = {"local": [], "beam": ["--runner=beam", "--", f"--direct_num_workers={CORES}"]}
-# By kind of vocabulary the files of its spec and its special ids; 4,096 pieces each but GPT-2's, which comes along.
+GPT2 = bench.ROOT / "plm_jax/data/gpt2"
+# Spec and special ids by kind of vocabulary; 4,096 pieces each, except GPT-2's, which comes with the package.
 KINDS = {
     "sentencepiece": ("sentencepiece:{0}/v.model", {"pad": 0, "eos": 1, "unk": 2}),
     "byte_level_bpe": ("bpe:{0}/vocab.json,{0}/merges.txt", {"eos": 0}),
     "wordpiece": ("wordpiece:{0}/vocab.txt", {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "eos": 3, "mask": 4}),
-    "gpt2": (f"bpe:{ROOT}/plm_jax/data/gpt2/vocab.json,{ROOT}/plm_jax/data/gpt2/merges.txt", {"eos": 50256}),
+    "gpt2": (
+        f"bpe:{bench.ROOT}/plm_jax/data/gpt2/vocab.json,{bench.ROOT}/plm_jax/data/gpt2/merges.txt",
+        {"eos": 50256},
+    ),
 }
 PIECES = 4096
 SOURCE = "webtext"
@@ -56,22 +58,22 @@ ROWS = 64
 
 
 def addresses() -> list[str]:
-    """The texts that come with the package."""
+    """Returns the texts that come with the package."""
     with gzip.open(CORPUS, "rt", encoding="utf-8") as file:
         return [json.loads(line)["text"] for line in file]
 
 
 def section(kind: str, folder: pathlib.Path) -> config.VocabularyConfig:
-    """The vocabulary of a kind, made if its files are not there."""
+    """Returns the vocabulary of a kind, and trains it if its files are missing."""
     spec, specials = KINDS[kind]
-    found = config.VocabularyConfig(spec.format(folder), **specials)
-    if not all(map(os.path.exists, vocabularies.files(found.spec))):
-        training.train(addresses()[::2], dataclasses.replace(found, train_size=PIECES))
-    return found
+    vocabulary = config.VocabularyConfig(spec.format(folder), **specials)
+    if not all(map(os.path.exists, vocabularies.files(vocabulary.spec))):
+        training.train(addresses()[::2], dataclasses.replace(vocabulary, train_size=PIECES))
+    return vocabulary
 
 
 def bare(vocabulary: vocabularies.Vocabulary, texts: list[str]) -> float:
-    """Megabytes a second of the library's own tokenizer."""
+    """Returns the megabytes per second of the library's tokenizer."""
     began = time.perf_counter()
     for begin in range(0, len(texts), 256):
         batch = texts[begin : begin + 256]
@@ -84,7 +86,7 @@ def bare(vocabulary: vocabularies.Vocabulary, texts: list[str]) -> float:
 
 
 def write_text(folder: pathlib.Path, num_bytes: int, num_files: int, shape: str) -> int:
-    """Writes JSON lines with so much text; gives the bytes of the texts."""
+    """Writes JSON lines with at least `num_bytes` of text; returns the bytes of the texts."""
     speeches = addresses()
     if shape == "sentences":
         speeches = [part.strip() for speech in speeches for part in sentences.split(speech) if part.strip()]
@@ -104,7 +106,7 @@ def write_text(folder: pathlib.Path, num_bytes: int, num_files: int, shape: str)
 
 
 def tree(pid: int) -> Iterator[int]:
-    """A process and all below it."""
+    """Yields a process and its descendants."""
     yield pid
     try:
         for task in os.listdir(f"/proc/{pid}/task"):
@@ -115,24 +117,24 @@ def tree(pid: int) -> Iterator[int]:
 
 
 def memory(pid: int) -> dict[str, int]:
-    """Bytes of a process: resident at most so far, anonymous now; nothing of one that has ended."""
+    """Returns the bytes of a process: peak resident and current anonymous memory; empty if it has ended."""
     try:
         lines = pathlib.Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
         return {}
-    found = {
+    sizes = {
         name: int(value.split()[0]) * 1024
         for name, _, value in (line.partition(":") for line in lines)
         if "kB" in value
     }
-    return {"resident": found.get("VmHWM", 0), "anonymous": found.get("RssAnon", 0)}
+    return {"resident": sizes.get("VmHWM", 0), "anonymous": sizes.get("RssAnon", 0)}
 
 
 def watched(command: list[str]) -> dict:
-    """Runs a command; its seconds and, of its processes with more than 50 MB, the most memory."""
+    """Runs a command; returns its seconds and the peak memory of its processes with more than 50 MB."""
     peaks: dict[int, dict[str, int]] = {}
     began = time.perf_counter()
-    process = subprocess.Popen(command, cwd=ROOT, stdout=sys.stderr)
+    process = subprocess.Popen(command, cwd=bench.ROOT, stdout=sys.stderr)
 
     def sample() -> None:
         while process.poll() is None:
@@ -154,58 +156,56 @@ def watched(command: list[str]) -> dict:
 
 
 def digest(folder: pathlib.Path) -> str:
-    """A hash of all files of a cache."""
-    found = hashlib.sha256()
+    """Returns a hash of all files of a cache."""
+    total = hashlib.sha256()
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         with open(path, "rb") as file:
-            found.update(str(path.relative_to(folder)).encode() + hashlib.file_digest(file, "sha256").digest())
-    return found.hexdigest()
+            total.update(str(path.relative_to(folder)).encode() + hashlib.file_digest(file, "sha256").digest())
+    return total.hexdigest()
 
 
 def read(batches: int, changes: list[str]) -> None:
     """Reads batches of GPT-2's config with overrides."""
-    page, given = pages.load(f"{ROOT}/configs/gpt2.py"), [tuple(change.split("=", 1)) for change in changes]
-    tree = overrides.apply(page.config().to_dict(), [("train.batch_size", ROWS), *given], config.Run)
+    page, fields = pages.load(f"{bench.ROOT}/configs/gpt2.py"), [tuple(change.split("=", 1)) for change in changes]
+    tree = overrides.apply(page.config().to_dict(), [("train.batch_size", ROWS), *fields], config.Run)
     for _ in itertools.islice(Reader(config.reader_config(config.resolve(tree, page.file))).batches(0), batches):
         pass
 
 
-def main() -> None:
-    """Parses the flags and prints the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--megabytes", type=float, default=150)
-    parser.add_argument("--files", type=int, default=8)
-    parser.add_argument("--batches", type=int, default=500)
-    parser.add_argument("--runners", nargs="+", choices=RUNNERS, default=list(RUNNERS))
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS)[:3])
-    parser.add_argument("--shape", choices=["addresses", "sentences"], default="addresses", help="of a document")
-    parser.add_argument("--tiny", action="store_true", help="0.2 MB, two files, two batches")
-    parser.add_argument("--read", nargs="+", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.read:
-        read(arguments.batches, arguments.read)
-        return
-    if arguments.tiny:
-        arguments.megabytes, arguments.files, arguments.batches = 0.2, 2, 2
+def run(
+    megabytes: float = 150.0,
+    files: int = 8,
+    batches: int = 500,
+    runners: tuple[str, ...] = tuple(RUNNERS),
+    kinds: tuple[str, ...] = tuple(KINDS)[:3],
+    shape: str = "addresses",
+    tiny: bool = False,
+) -> dict:
+    """Prepares the text with each kind of vocabulary, and reads batches of the last cache.
+
+    Args:
+      megabytes: size of the text.
+      files: number of files of the text.
+      shape: content of a document.
+      tiny: 0.2 MB, two files, two batches.
+    """
+    if tiny:
+        megabytes, files, batches = 0.2, 2, 2
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
-    result = {"benchmark": "prepare", "machine": machine.describe(), "cores": CORES}
-    result |= {"files": arguments.files, "documents": arguments.shape}
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         (folder / "text").mkdir()
-        num_bytes = write_text(folder / "text", int(arguments.megabytes * 1e6), arguments.files, arguments.shape)
-        result["megabytes_of_text"] = round(num_bytes / 1e6, 1)
-        result["kinds"] = {kind: measure(kind, folder, num_bytes, arguments.runners) for kind in arguments.kinds}
-        overrides = settings(section(arguments.kinds[-1], folder), folder, arguments.kinds[-1], arguments.runners[-1])
-        command = [sys.executable, __file__, f"--batches={arguments.batches}", "--read", *overrides]
-        result["reading"] = {"batches": arguments.batches} | watched(command)
-    print(json.dumps(result, indent=2))
+        num_bytes = write_text(folder / "text", int(megabytes * 1e6), files, shape)
+        results = {kind: measure(kind, folder, num_bytes, list(runners)) for kind in kinds}
+        changes = settings(section(kinds[-1], folder), folder, kinds[-1], runners[-1])
+        reading = {"batches": batches} | watched(bench.command(read, batches, changes))
+    return {"cores": CORES, "megabytes_of_text": round(num_bytes / 1e6, 1), "kinds": results, "reading": reading}
 
 
 def settings(spec: config.VocabularyConfig, folder: pathlib.Path, kind: str, runner: str) -> list[str]:
-    """What of GPT-2's config is another: the text, where the cache goes, and the vocabulary."""
-    given = {name: getattr(spec, name) for name in config.SPECIALS if getattr(spec, name) is not None}
-    vocabulary = {"spec": spec.spec, **given}
+    """Returns the changes of GPT-2's config: text, cache folder and vocabulary."""
+    ids = {name: getattr(spec, name) for name in config.SPECIALS if getattr(spec, name) is not None}
+    vocabulary = {"spec": spec.spec, **ids}
     return [
         f"data.sources.{SOURCE}.path={folder}/text/*.jsonl",
         f"data.cache_dir={folder}/{kind}-{runner}",
@@ -214,25 +214,25 @@ def settings(spec: config.VocabularyConfig, folder: pathlib.Path, kind: str, run
 
 
 def measure(kind: str, folder: pathlib.Path, num_bytes: int, runners: list[str]) -> dict:
-    """Rates with a kind of vocabulary: bare, by each runner, and bare again."""
+    """Returns the rates with a kind of vocabulary: bare, by each runner, and bare again."""
     spec = section(kind, folder)
     vocabulary = vocabularies.load_plain(spec)
     texts = addresses()
-    rates, found, digests = [bare(vocabulary, texts)], {}, set()
+    rates, results, digests = [bare(vocabulary, texts)], {}, set()
     for runner in runners:
         overrides = [f"--config.{override}" for override in settings(spec, folder, kind, runner)]
         verb = [sys.executable, "-m", "plm_jax", "prepare", "--config=configs/gpt2.py:small", *overrides]
         done = watched([*verb, *RUNNERS[runner]])
-        found[runner] = done | {"megabytes_per_second": round(num_bytes / 1e6 / done["seconds"], 2)}
+        results[runner] = done | {"megabytes_per_second": round(num_bytes / 1e6 / done["seconds"], 2)}
         digests.add(digest(folder / f"{kind}-{runner}" / SOURCE))
         rates.append(bare(vocabulary, texts))
     rate = max(rates)
-    for done in found.values():
+    for done in results.values():
         done["ratio"] = round(done["megabytes_per_second"] / rate, 3)
-    result = {"bare_megabytes_per_second": round(rate, 2), "runners": found, "caches_are_the_same": len(digests) == 1}
-    print(kind, json.dumps(result), file=sys.stderr, flush=True)
+    result = {"bare_megabytes_per_second": round(rate, 2), "runners": results, "caches_are_the_same": len(digests) == 1}
+    bench.log(f"{kind} {result}")
     return result
 
 
 if __name__ == "__main__":
-    main()
+    bench.main(run, runners=tuple(RUNNERS), kinds=tuple(KINDS), shape=("addresses", "sentences"))

@@ -2,21 +2,18 @@
 
     python benchmarks/products.py
 
-They are three quarters of a training step, and neither library's user can change them: what `train_step.py` finds on a
-CPU is to be read beside these. Prints JSON: GFLOP/s of each, best of the interleaved rounds, and the ratio of times
-ours / torch.
+These products are three quarters of a training step, and a user cannot change them: compare the results of
+`train_step.py` on a CPU with these. Prints JSON: GFLOP/s of each, best of the interleaved rounds, and the ratio of
+times ours / torch.
 """
 
-import argparse
-import json
 import os
-import time
 
 # A thread of torch that waits must leave the core to XLA's.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+import bench
 import jax
-import machine
 import numpy as np
 import torch
 
@@ -31,27 +28,19 @@ SHAPES = (
 )
 
 
-def main() -> None:
+def run(rounds: int = 15) -> dict:
     """Measures all shapes."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=15)
-    rounds = parser.parse_args().rounds
-    print(json.dumps(machine.describe() | {"products": [measure(*shape, rounds) for shape in SHAPES]}, indent=2))
+    return {"products": [measure(*shape, rounds) for shape in SHAPES]}
 
 
 def measure(rows: int, inner: int, columns: int, rounds: int) -> dict:
-    """The speed of [rows, inner] @ [inner, columns]."""
+    """Returns the speeds of [rows, inner] @ [inner, columns]."""
     rng = np.random.default_rng(0)
     left, right = (rng.standard_normal(shape, np.float32) for shape in ((rows, inner), (inner, columns)))
     product, ours = jax.jit(lambda a, b: a @ b), (jax.device_put(left), jax.device_put(right))
     theirs = torch.from_numpy(left), torch.from_numpy(right)
-    contestants = {"xla": lambda: product(*ours).block_until_ready(), "torch": lambda: torch.matmul(*theirs)}
-    best = dict.fromkeys(contestants, float("inf"))
-    for _ in range(rounds):
-        for name, multiply in contestants.items():
-            began = time.perf_counter()
-            multiply()
-            best[name] = min(best[name], time.perf_counter() - began)
+    calls = {"xla": lambda: product(*ours).block_until_ready(), "torch": lambda: torch.matmul(*theirs)}
+    best = {name: min(seconds) for name, seconds in bench.in_turn(calls, rounds).items()}
     flops = 2 * rows * inner * columns
     return {
         "shape": [rows, inner, columns],
@@ -61,4 +50,4 @@ def measure(rows: int, inner: int, columns: int, rounds: int) -> dict:
 
 
 if __name__ == "__main__":
-    main()
+    bench.main(run)

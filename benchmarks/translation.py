@@ -1,71 +1,66 @@
-"""A BART of English learns to read Spanish in two stages: what each stage changes, and whether sources are read.
+"""An English BART that learns to read Spanish in two stages: changed parameters, and whether it uses its sources.
 
-    python benchmarks/translation.py --checkpoint=BART [--seeds=0,1,2] [--workdir=runs/translation]
+    python benchmarks/translation.py --checkpoint=BART [--seeds 0 1 2] [--workdir=runs/translation]
 
-Both stages of `configs/tasks/translation.py` from a BART that was pretrained here, such as the demo's, for each seed.
-Prints JSON: which parameters each stage changed, and the loss of held-out pairs, nats a token,
-given the right sources and given others' (each row has that of another row), with the p-value of a paired t-test over
-seeds that the right ones are better.
+Trains both stages of `configs/tasks/translation.py` from a BART that was pretrained here, such as the demo's, for each
+seed. Prints JSON: the parameters that each stage changed, and the loss of held-out pairs in nats per token with the
+correct sources and with shuffled ones (each row has the source of another row), with the p-value of a paired t-test
+over seeds that the correct ones are better.
 """
 
-import argparse
-import json
 import os
-import subprocess
-import sys
 from typing import Any
 
-import machine
+import bench
 import numpy as np
 
 PAGE = "tasks/translation"
 
 
-def main() -> None:
-    """Trains both stages and prints what they did."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkpoint", required=True, help="a BART that was pretrained here")
-    parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--workdir", default="runs/translation")
-    parser.add_argument("--steps", type=int, default=0, help="of each stage; 0: the page's epochs")
-    given = parser.parse_args()
-    seeds = {seed: trained(given, int(seed)) for seed in given.seeds.split(",")}
-    print(json.dumps(machine.describe() | {"seeds": seeds} | verdict(list(seeds.values())), indent=2))
+def run(checkpoint: str, seeds: tuple[int, ...] = (0, 1, 2), workdir: str = "runs/translation", steps: int = 0) -> dict:
+    """Trains both stages for each seed.
+
+    Args:
+      checkpoint: a BART that was pretrained here.
+      steps: steps of each stage; 0 for the epochs of the config.
+    """
+    results = {str(seed): trained(checkpoint, workdir, seed, steps) for seed in seeds}
+    return {"seeds": results} | verdict(list(results.values()))
 
 
-def trained(given: argparse.Namespace, seed: int) -> dict[str, Any]:
-    """What both stages of a seed change and reach."""
+def trained(checkpoint: str, folder: str, seed: int, steps: int) -> dict[str, Any]:
+    """Returns the changed parameters and the losses of both stages of a seed."""
     import plm_jax
 
-    source, found = given.checkpoint, {}
+    stages = {}
     for stage in ("1", "2"):
-        workdir = os.path.join(given.workdir, f"seed-{seed}-stage-{stage}")
-        flags = [f"--config.train.steps={given.steps}", "--config.train.epochs=None"] if given.steps else []
-        command = [sys.executable, "-m", "plm_jax", "finetune", f"--config={PAGE}:{stage}", f"--checkpoint={source}"]
-        subprocess.run([*command, f"--workdir={workdir}", f"--config.train.seed={seed}", *flags], check=True)
-        before, after = plm_jax.load(source), plm_jax.load(workdir)
-        found[f"stage_{stage}"] = {"changed": changed(before.params, after.params)} | losses(after)
-        source = workdir
-    return found
+        workdir = os.path.abspath(os.path.join(folder, f"seed-{seed}-stage-{stage}"))
+        flags = [f"--config.train.steps={steps}", "--config.train.epochs=None"] if steps else []
+        flags += [f"--config={PAGE}:{stage}", f"--checkpoint={checkpoint}", f"--workdir={workdir}"]
+        bench.verb("finetune", *flags, f"--config.train.seed={seed}")
+        before, after = plm_jax.load(checkpoint), plm_jax.load(workdir)
+        stages[f"stage_{stage}"] = {"changed": changed(before.params, after.params)} | losses(after)
+        checkpoint = workdir
+    return stages
 
 
 def changed(before: Any, after: Any) -> list[str] | str:
-    """The names of the parameters that differ in a bit, of a layer each, or "all"; the new ones are not among them."""
+    """Returns the names of the parameters that differ, by layer, or "all"; new parameters do not count."""
     from plm_jax.training import trainable
 
-    old, found, count = dict(trainable.named(before)), [], 0
+    old, names, count = dict(trainable.named(before)), [], 0
     for name, leaf in trainable.named(after):
         if name not in old:
             continue
         layers = trainable.layers(name, leaf)
         pairs = [*zip(layers, old[name], leaf, strict=True)] if layers else [(name, old[name], leaf)]
-        found += [own for own, one, other in pairs if not np.array_equal(np.asarray(one), np.asarray(other))]
+        names += [layer for layer, one, other in pairs if not np.array_equal(np.asarray(one), np.asarray(other))]
         count += len(pairs)
-    return found if len(found) < count else "all"
+    return names if len(names) < count else "all"
 
 
 def losses(lm: Any, batch_size: int = 64) -> dict[str, float]:
-    """The loss of the held-out pairs with the right sources and with others'."""
+    """Returns the loss of the held-out pairs with the correct and with shuffled sources."""
     import jax
     import optax
 
@@ -77,8 +72,8 @@ def losses(lm: Any, batch_size: int = 64) -> dict[str, float]:
     rows = {key: np.concatenate([batch[key] for batch in batches]) for key in batches[0] if key != "digest"}
     real = rows["target_weights"].any(1)
     rows = {key: values[real] for key, values in rows.items()}
-    # Each row has the source of the next: none keeps its own.
-    others = rows | {key: np.roll(rows[key], 1, axis=0) for key in ("tokens", "mask")}
+    # Each row gets the source of the next one.
+    shuffled = rows | {key: np.roll(rows[key], 1, axis=0) for key in ("tokens", "mask")}
 
     @jax.jit
     def total(params, batch):
@@ -93,19 +88,19 @@ def losses(lm: Any, batch_size: int = 64) -> dict[str, float]:
         ]
         return float(sum(total(lm.params, part) for part in parts) / rows["target_weights"].sum())
 
-    return {"pairs": int(real.sum()), "loss": mean(rows), "loss_of_other_sources": mean(others)}
+    return {"pairs": int(real.sum()), "loss": mean(rows), "loss_of_other_sources": mean(shuffled)}
 
 
 def verdict(seeds: list[dict[str, Any]]) -> dict[str, float]:
-    """By stage the p-value that right sources are no better than others'."""
+    """Returns the p-value of each stage that correct sources are no better than shuffled ones."""
     from scipy import stats
 
-    found = {}
+    p_values = {}
     for stage in seeds[0] if len(seeds) > 1 else ():
         pairs = [(seed[stage]["loss"], seed[stage]["loss_of_other_sources"]) for seed in seeds]
-        found[f"p_value_{stage}"] = float(stats.ttest_rel(*zip(*pairs, strict=True), alternative="less").pvalue)
-    return found
+        p_values[f"p_value_{stage}"] = float(stats.ttest_rel(*zip(*pairs, strict=True), alternative="less").pvalue)
+    return p_values
 
 
 if __name__ == "__main__":
-    main()
+    bench.main(run)

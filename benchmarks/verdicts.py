@@ -1,22 +1,16 @@
-"""Rates of false verdicts and of found effects on simulated pages of sweeps.
+"""Rates of false verdicts and of detected effects on simulated pages of sweeps.
 
-    python benchmarks/verdicts.py --output=benchmarks/results/verdicts.json
+    python benchmarks/verdicts.py > benchmarks/results/verdicts.json
 
 The rows of each page are drawn from one distribution, and the function that computes the verdicts of a sweep's tables
 is applied to it. Counted verdicts have a direction: better or worse, agrees or disagrees with a paper. An effect shifts
 one row by 8 standard deviations of its seeds.
 """
 
-import json
-
 import numpy as np
-from absl import app, flags
 
 from plm_jax.experiments import comparison
 
-_OUTPUT = flags.DEFINE_string("output", None, "JSON file for the counts")
-_PAGES = flags.DEFINE_integer("pages", 2000, "number of pages of each kind", lower_bound=1)
-_SEED = flags.DEFINE_integer("seed", 0, "seed of the random numbers")
 VERDICTS = (comparison.AGREES, comparison.DISAGREES, comparison.BETTER, comparison.WORSE)
 # Relative standard deviations of the first rows, the reference first; 1 for all other rows.
 SPREADS = {"equal": (), "reference 1/10": (0.1,), "reference 10": (10.0,)}
@@ -107,18 +101,16 @@ def power(pages: int, seed: int, pages_of=((10, 3), (10, 5), (11, 3), (17, 3), (
     return results
 
 
-def main(argv) -> None:
-    """Prints the counts, and writes them to `--output`."""
-    del argv
-    counts = {"seed": _SEED.value, "size": size(_PAGES.value, _SEED.value), "power": power(_PAGES.value, _SEED.value)}
-    worst = max(counts["size"], key=lambda row: row["with_verdict"])
-    print(f"most verdicts without true differences: {worst}")
-    for row in counts["power"]:
-        print(row)
-    if _OUTPUT.value:
-        with open(_OUTPUT.value, "w", encoding="utf-8") as file:
-            file.write(json.dumps(counts, indent=1) + "\n")
+def run(pages: int = 2000, seed: int = 0) -> dict:
+    """Counts the pages with verdicts.
+
+    Args:
+      pages: number of pages of each kind.
+    """
+    return {"size": size(pages, seed), "power": power(pages, seed)}
 
 
 if __name__ == "__main__":
-    app.run(main)
+    import bench
+
+    bench.main(run)

@@ -16,13 +16,13 @@ def test_ours_answers_as_theirs_does(tmp_path, scripts, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
     harness.write_tasks(tmp_path, rows=4)
     harness.make_model(tmp_path)
-    harness.ours(tmp_path)
+    harness.evaluate_ours(tmp_path)
     ours = json.loads((tmp_path / "ours.json").read_text())
     assert ours["samples"].keys() == harness.TASKS.keys()
     assert ours["metrics"]["speeches"]["word_perplexity"] > 1
     if not all(map(importlib.util.find_spec, ("torch", "transformers", "accelerate"))):
         pytest.skip("lm-eval's own model needs torch, transformers and accelerate")
-    harness.theirs(tmp_path)
+    harness.evaluate_theirs(tmp_path)
     theirs = json.loads((tmp_path / "theirs.json").read_text())
     for task, found in harness.compared(theirs, ours, prompts={}).items():
         assert found["requests"] >= 3 and not found["metrics_differ"] and not found["greedy_or_text_differs"], task
@@ -48,8 +48,8 @@ def test_an_encoder_decoder_answers_as_theirs_does(tmp_path, scripts, monkeypatc
     # With a head of its own lm-eval 0.4.13 ties the weights of transformers 5's T5, whatever its config says.
     model = t5.model(layers=2, width=64, heads=4, head_dim=16, feed_forward=128, v1_1=False, vocab_size=50258)
     harness.make_model(tmp_path, model, pad_token_id=50257)
-    harness.ours(tmp_path, tasks)
-    harness.theirs(tmp_path, tasks)
+    harness.evaluate_ours(tmp_path, tasks)
+    harness.evaluate_theirs(tmp_path, tasks)
     theirs, ours = (json.loads((tmp_path / f"{side}.json").read_text()) for side in ("theirs", "ours"))
     written = [sorted(side["samples"].pop("written"), key=str) for side in (theirs, ours)]
     for of_theirs, of_ours in zip(*written, strict=True):

@@ -53,6 +53,6 @@ def test_the_peer_masks_the_same_blocks(bench, tmp_path, monkeypatch):
 def test_a_peer_that_is_missing_is_said(bench, monkeypatch):
     monkeypatch.setattr(bench.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(bench, "measure_apart", lambda folder, name, *rest: {"tokens_per_second": 1})
-    found = bench.measure_all(20_000, ["causal", "masked_lm"], ["--batches=10"], 1)
+    found = bench.measure_all(20_000, ["causal", "masked_lm"], 10, 0, 1)
     assert found == {"causal": {"tokens_per_second": 1}, "masked_lm": {"tokens_per_second": 1}, "peer": "not installed"}
-    assert list(bench.measure_all(20_000, ["causal"], ["--batches=10"], 1)) == ["causal"]
+    assert list(bench.measure_all(20_000, ["causal"], 10, 0, 1)) == ["causal"]

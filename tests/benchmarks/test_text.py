@@ -11,13 +11,11 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-def test_cleaning_is_measured_against_c4(monkeypatch, capsys):
+def test_cleaning_is_measured_against_c4(monkeypatch):
     utils = pytest.importorskip("tensorflow_datasets.text.c4_utils")
     for name in ("_SENTENCE_TOKENIZER", "get_counter_inc_fn"):  # The benchmark sets them.
         monkeypatch.setattr(utils, name, getattr(utils, name))
-    monkeypatch.setattr(sys, "argv", ["clean.py", "--tiny"])
-    importlib.import_module("clean").main()
-    found = json.loads(capsys.readouterr().out)
+    found = importlib.import_module("clean").run(tiny=True)
     assert list(found["rules"]) == ["length", "lines", "language", "bad words", "all"]
     assert found["rules"]["all"]["pages"] == 20 and found["rules"]["all"]["ratio"] > 0
     assert found["rules"]["lines"]["left"] == found["rules"]["language"]["pages"] > 0

@@ -2,10 +2,10 @@
 
     python launch/local.py --processes=2 [--devices=4] -- python -m plm_jax pretrain --config=… --workdir=…
 
-`--devices` gives each process that many CPU devices. When one process fails the others are stopped: none can go on
-alone, nor can one rejoin them. If it died of a signal (killed, out of memory) the whole job starts again, up to
-`--restarts` times an hour, and whenever it ends with 75, its step saved after a signal; `pretrain` goes on from its
-last checkpoint. Otherwise its exit status is this command's.
+`--devices` gives each process this number of CPU devices. If a process fails, the others are stopped: they cannot
+continue alone, and no process can rejoin them. If a signal killed it (out of memory, for example), the whole job
+restarts, up to `--restarts` times per hour; if it ended with 75 (its step was saved after a signal), it restarts at
+once. `pretrain` resumes from its last checkpoint. Otherwise its exit status is that of this command.
 """
 
 import argparse
@@ -20,20 +20,20 @@ import time
 
 import jobs
 
-# From the request to stop until the kill: of a whole job, which may be about to save its step, and of what is left of
-# one of which a process failed.
+# Seconds from the request to stop to the kill: of a whole job, which may save its step, and of the rest of a job after
+# a process failed.
 GRACE_SECONDS, LEFT_SECONDS = 130, 10
 
 
 def free_port() -> int:
-    """A TCP port that nothing listens on."""
+    """Returns a free TCP port."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
 
 
 def environment(process: int, processes: int, port: int, devices: int) -> dict[str, str]:
-    """The environment of one process of the job."""
+    """Returns the environment of a process of the job."""
     job = {
         "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
         "JAX_NUM_PROCESSES": str(processes),
@@ -46,11 +46,11 @@ def environment(process: int, processes: int, port: int, devices: int) -> dict[s
 
 
 def run(command: list[str], processes: int, devices: int) -> int:
-    """Runs `command` as a job; the status of the first process that fails (negative for a signal), or 0."""
+    """Runs `command` as a job; returns the status of the first failed process (negative for a signal), or 0."""
     port, running, whole = free_port(), [], True
     try:
         for process in range(processes):
-            # A group of its own: what the process has started itself is stopped with it.
+            # In its own group, so that its children are stopped, too.
             job = environment(process, processes, port, devices)
             running.append(subprocess.Popen(command, env=job, process_group=0))
         status = wait(running)
@@ -61,10 +61,10 @@ def run(command: list[str], processes: int, devices: int) -> int:
 
 
 def wait(running: list[subprocess.Popen]) -> int:
-    """Waits until all have ended, or one has failed; the status of that one, or 0."""
+    """Waits until all have ended or one has failed; returns its status, or 0."""
     alive = {process.pid: process for process in running}
     while alive:
-        # The first to die says why: what the others die of afterwards is that it was gone.
+        # The first failure is the cause; the others fail because that process is gone.
         dead = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT).si_pid
         if status := alive.pop(dead).wait():
             return status
@@ -72,9 +72,9 @@ def wait(running: list[subprocess.Popen]) -> int:
 
 
 def stop(running: list[subprocess.Popen], whole: bool) -> None:
-    """Ends a whole job or what is left of one: asks first, then kills."""
+    """Stops a whole job, or the rest of one: first with SIGTERM, then with SIGKILL."""
     send(signal.SIGTERM, running)
-    if not whole:  # A step that waits for a process that is gone is never over, and a second request does not wait.
+    if not whole:  # A step that waits for a dead process never ends; the second request does not wait for it.
         time.sleep(0.2)
         send(signal.SIGTERM, running)
     deadline = time.monotonic() + (GRACE_SECONDS if whole else LEFT_SECONDS)
@@ -87,14 +87,14 @@ def stop(running: list[subprocess.Popen], whole: bool) -> None:
 
 
 def send(number: signal.Signals, running: list[subprocess.Popen]) -> None:
-    """Sends a signal to all groups that still have a member."""
+    """Sends a signal to every process group that still has a member."""
     for process in running:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
 
 
 def launch(command: list[str], processes: int, devices: int, restarts: int) -> int:
-    """Runs the job, again if a signal ended it; its last status, negative for a signal."""
+    """Runs the job, and restarts it if a signal ended it; returns its last status, negative for a signal."""
     allowed = jobs.Restarts(restarts)
     while True:
         status = run(command, processes, devices)
@@ -122,7 +122,7 @@ def main() -> None:
         parser.error("give --processes=N (at least 1), --restarts=N (at least 0) and, after --, the command")
     if not shutil.which(command[0]):
         parser.error(f"there is no program '{command[0]}': give the command after --")
-    # Whoever stops this command stops the job.
+    # Stopping this command stops the job.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     status = launch(command, arguments.processes, arguments.devices, arguments.restarts)

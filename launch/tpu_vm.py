@@ -3,14 +3,14 @@
     python launch/tpu_vm.py --name=my-run --accelerator_type=v5litepod-64 --zone=us-west4-a --spot -- \\
         python -m plm_jax pretrain --config=configs/bert.py:large --workdir=gs://bucket/my-run
 
-Asks for a queued resource, waits for it, puts this project's commit and its pinned packages on every worker, starts
-the command there, shows the first worker's log. A TPU that is preempted is created again, and the command, which is the
-same, goes on from its last checkpoint. The job outlives this program: called again in the same way it follows the job
-on. With `--node_count` the command runs over several slices, `NAME-0` and on.
+Requests a queued resource, waits for it, installs this project's commit and its pinned packages on every worker, starts
+the command there, and shows the first worker's log. A preempted TPU is created again, and the same command resumes from
+its last checkpoint. The job outlives this program: call it again in the same way to follow the job. With `--node_count`
+the command runs on several slices, `NAME-0` and so on.
 
-A command that ends with 75 saved its step after a signal, and starts again at once; one that a signal killed does so
-`--restarts` times an hour; one that ends with 2 or otherwise fails does not. A reserved TPU stays where a command
-failed. Whatever stays, and may cost money, is told at the end.
+A command that ends with 75 (its step was saved after a signal) restarts at once; one that a signal killed restarts up
+to `--restarts` times per hour; one that ends with 2 or fails otherwise does not. A reserved TPU is kept if the command
+failed. The last line reports everything that is left and may cost money.
 
 Needs Python, git and a `gcloud` that is logged in; `--dry_run` prints the commands of a run without trouble.
 """
@@ -40,25 +40,23 @@ RUNTIMES = {
 # States of queued resources and of nodes, https://cloud.google.com/tpu/docs/reference/rest/v2.
 MISSING = "missing"
 GONE = ("SUSPENDING", "SUSPENDED", "PREEMPTED", "TERMINATED", "STOPPING", "STOPPED")
-# How often a state that lasts is told.
+# Seconds after which a lasting state is reported again.
 REMIND_SECONDS = 600
-# How often in a row a TPU that is there may not be reached: a new one refuses SSH for a minute or two.
-LOST_CONNECTIONS = 10
-# How often copying, installing and starting, which may be done again, are tried.
+# Number of tries of copying, installing and starting.
 TRIES = 3
-# Queries for the exit statuses of the other workers after the first has ended.
+# Number of queries for the exit statuses of the other workers after the first has ended.
 LAST_QUERIES = 5
 
 
 @dataclasses.dataclass(frozen=True)
 class Tpu:
-    """A queued resource with its nodes, one a slice: the commands for it, as lists of arguments.
+    """A queued resource with one node per slice, and the commands for it, as lists of arguments.
 
     Attributes:
-      tier: the flags that say what capacity is asked for.
+      tier: flags for the kind of capacity.
       more: further flags of its creation.
-      batch_size: workers that SSH reaches at once.
-      internal_ips: whether the workers have no other addresses.
+      batch_size: number of workers that SSH reaches at once.
+      internal_ips: whether the workers have internal addresses only.
     """
 
     name: str
@@ -73,7 +71,7 @@ class Tpu:
 
     @property
     def is_reserved(self) -> bool:
-        """Whether it is of capacity that is paid for in any case, and may not be had again."""
+        """Whether the capacity is reserved: it is paid for in any case, and may not be available again."""
         return any(flag.startswith("--reserv") for flag in self.tier)
 
     def __str__(self):
@@ -87,30 +85,30 @@ class Tpu:
 
     @property
     def nodes(self) -> list[str]:
-        """The names of its nodes."""
+        """Names of the nodes."""
         return [self.name] if self.node_count == 1 else [f"{self.name}-{number}" for number in range(self.node_count)]
 
     def create(self) -> list[str]:
-        """Asks for the TPU."""
+        """Returns the command that requests the TPU."""
         nodes = [f"--node-count={self.node_count}", f"--node-prefix={self.name}"]
         nodes = nodes if self.node_count > 1 else [f"--node-id={self.name}"]
         kind = f"--accelerator-type={self.accelerator_type}", f"--runtime-version={runtime(self.accelerator_type)}"
         internal = ["--internal-ips"] if self.internal_ips else []
-        # These are flags of the alpha command alone.
+        # Only the alpha command has these flags.
         alpha = any(flag.startswith(("--reservation=", "--provisioning-model=")) for flag in self.tier)
         words = "queued-resources", "create", self.name, *nodes, *kind, *self.tier, *self.more, *internal
         return self._gcloud(*words, alpha=alpha)
 
     def describe(self) -> list[str]:
-        """Prints the request's state."""
+        """Returns the command that prints the state of the request."""
         return self._gcloud("queued-resources", "describe", self.name, "--format=value(state.state)")
 
     def describe_node(self, node: str) -> list[str]:
-        """Prints the state of a node's machines, which may be preempted before the request says so."""
+        """Returns the command that prints the state of a node, which may be preempted before the request changes."""
         return self._gcloud("tpu-vm", "describe", node, "--format=value(state)")
 
     def delete(self) -> list[str]:
-        """Deletes the machines and the request."""
+        """Returns the command that deletes the machines and the request."""
         return self._gcloud("queued-resources", "delete", self.name, "--force")
 
     def _reached(self, workers: str) -> list[str]:
@@ -118,19 +116,19 @@ class Tpu:
         return [f"--node={workers}", f"--worker={workers}", f"--batch-size={self.batch_size}", *internal]
 
     def copy(self, file: str) -> list[str]:
-        """Copies a file into the home directory of every worker."""
+        """Returns the command that copies a file into the home directory of every worker."""
         return self._gcloud("queued-resources", "scp", file, f"{self.name}:", *self._reached("all"))
 
     def ssh(self, command: str, workers: str = "all") -> list[str]:
-        """Runs a shell command on all workers, or on worker 0 of node 0."""
-        # A machine that is taken away closes no connection.
+        """Returns the command that runs a shell command on all workers, or on worker 0 of node 0."""
+        # A preempted machine does not close its connections.
         alive = "--ssh-flag=-oServerAliveInterval=30"
         words = "queued-resources", "ssh", self.name, *self._reached(workers), alive, f"--command={command}"
         return self._gcloud(*words)
 
 
 def runtime(accelerator_type: str) -> str:
-    """The software version for a type such as `v5litepod-64`."""
+    """Returns the software version for a type such as `v5litepod-64`."""
     generation, _, size = accelerator_type.partition("-")
     if generation not in RUNTIMES or not size.isdigit():
         raise LaunchError(
@@ -141,7 +139,7 @@ def runtime(accelerator_type: str) -> str:
 
 
 def worker(*words: str) -> str:
-    """The shell command for a part of worker.sh."""
+    """Returns the shell command for a function of worker.sh."""
     return shlex.join(["bash", "plm_jax/launch/worker.sh", *words])
 
 
@@ -150,8 +148,8 @@ CLONE = f"rm -rf plm_jax && git clone --quiet {BUNDLE} plm_jax"
 STATE = f"test ! -d plm_jax && echo none || {worker('state')}"
 
 
-def found(command: list[str], missing: str) -> str:
-    """What a query prints, or `missing` where it says that there is no such thing."""
+def query(command: list[str], missing: str) -> str:
+    """Returns the output of a query, or `missing` if the resource does not exist."""
     try:
         return call(command).strip()
     except LaunchError as error:
@@ -161,11 +159,11 @@ def found(command: list[str], missing: str) -> str:
 
 
 def state(tpu: Tpu) -> str:
-    """ACTIVE if workers can be reached, MISSING if nothing was asked for, or what the request or a node is in."""
-    request = found(tpu.describe(), MISSING)
+    """Returns ACTIVE if workers can be reached, MISSING without a request, or the state of the request or a node."""
+    request = query(tpu.describe(), MISSING)
     if request != "ACTIVE":
         return request
-    nodes = [found(tpu.describe_node(node), "PREEMPTED") for node in tpu.nodes]
+    nodes = [query(tpu.describe_node(node), "PREEMPTED") for node in tpu.nodes]
     return next((node for node in nodes if node != "READY"), "ACTIVE")
 
 
@@ -179,13 +177,11 @@ class Job:
     restarts: jobs.Restarts
 
     def run(self) -> int:
-        """Brings the command to its end, over preemptions: its exit status."""
-        told, when = None, 0.0
+        """Runs the command to its end, over preemptions; returns its exit status."""
+        progress = jobs.Progress(str(self.tpu), REMIND_SECONDS)
         while True:
             now = state(self.tpu)
-            if now != told or time.monotonic() > when + REMIND_SECONDS:
-                say(f"{self.tpu}: {now}")
-                told, when = now, time.monotonic()
+            progress.report(now)
             if now == MISSING:
                 call(self.tpu.create())
             elif now == "FAILED":
@@ -203,9 +199,9 @@ class Job:
                 time.sleep(self.poll_seconds)
 
     def _serve(self) -> int | None:
-        """Starts the command where it is not running, and follows it: its exit status, None if the TPU has gone."""
+        """Starts the command unless it is running, and follows it; returns its status, or None if the TPU is gone."""
         try:
-            states = self._patiently(self.tpu.ssh(STATE), LOST_CONNECTIONS).split()
+            states = self._patiently(self.tpu.ssh(STATE), jobs.LOST_CONNECTIONS).split()
             if set(states) != {"running"}:
                 self._install()
                 self._start()
@@ -223,7 +219,7 @@ class Job:
             return None
 
     def _patiently(self, command: list[str], tries: int = TRIES) -> str:
-        """What a command on workers prints that may be given again where it fails."""
+        """Returns the output of a command on workers, which is repeated if it fails."""
         for failures in range(1, tries + 1):
             try:
                 return call(command)
@@ -247,29 +243,28 @@ class Job:
         self._patiently(self.tpu.ssh(worker("start", *self.command)))
 
     def _follow(self) -> None:
-        """Shows the first worker's log until its process has ended or the TPU has gone."""
-        seen, failures = "0", 0
+        """Shows the first worker's log until its process has ended or the TPU is gone."""
+        connection, offset = jobs.Connection("no connection"), "0"
+
+        def query() -> str | None:
+            if state(self.tpu) != "ACTIVE":
+                return None
+            return call(self.tpu.ssh(worker("log", offset), "0"))
+
         while True:
-            try:
-                if state(self.tpu) != "ACTIVE":
+            reply = connection.ask(query)
+            if not connection.failures:
+                if reply is None:
                     return
-                reply = call(self.tpu.ssh(worker("log", seen), "0"))
-            except LaunchError as error:
-                failures += 1
-                if failures == LOST_CONNECTIONS:
-                    raise
-                say(f"no connection, trying again: {error}")
-            else:
-                failures = 0
                 text, _, last = reply.removesuffix("\n").rpartition("\n")
                 print(text, end="", flush=True)
-                now, seen = last.split()
+                now, offset = last.split()
                 if now != "running":
                     return
             time.sleep(self.poll_seconds)
 
     def _ended(self) -> int | None:
-        """The exit status of a job whose first worker has ended; None if it is to start again."""
+        """Returns the exit status of a job whose first worker has ended, or None if it has to restart."""
         for _ in range(LAST_QUERIES):
             states = self._patiently(self.tpu.ssh(STATE)).split()
             if "running" not in states or set(states) - {"running", "0"}:
@@ -279,7 +274,7 @@ class Job:
             return 0
         say(f"the command failed; the workers' exit statuses: {' '.join(sorted(states))}")
         self._patiently(self.tpu.ssh(worker("stop")))
-        statuses = [int(found) for found in states if found.isdigit()]
+        statuses = [int(status) for status in states if status.isdigit()]
         if jobs.MISTAKE in statuses:
             return jobs.MISTAKE
         if jobs.SAVED in statuses:
@@ -292,12 +287,12 @@ class Job:
 
 
 def bundle_command(path: str) -> list[str]:
-    """Packs the commit that is checked out, with its history, into a file that git can clone."""
+    """Returns the command that packs the current commit, with its history, into a file that git can clone."""
     return ["git", "-C", str(ROOT), "bundle", "create", "--quiet", path, "HEAD"]
 
 
 def dry_run(tpu: Tpu, command: list[str]) -> None:
-    """Prints the commands of a run that goes well, in order; those that wait for something once."""
+    """Prints the commands of a run without trouble, in order; commands that wait are printed once."""
     for line in (
         tpu.describe(),
         tpu.create(),
@@ -316,7 +311,7 @@ def dry_run(tpu: Tpu, command: list[str]) -> None:
 
 
 def left(tpu: Tpu) -> str:
-    """What a launcher that ends leaves behind, and what that costs."""
+    """Describes what is left when the launcher ends, and whether it costs money."""
     try:
         now = state(tpu)
     except LaunchError:
@@ -328,41 +323,26 @@ def left(tpu: Tpu) -> str:
 
 
 def parse() -> tuple[argparse.Namespace, list[str]]:
-    """The options, and the command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-
-    def option(name: str, to=parser, **more) -> None:
-        to.add_argument(*dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}")), **more)
-
-    option("name", required=True, help="of the queued resource and its node")
-    option("accelerator_type", required=True, help=f"GENERATION-SIZE; {', '.join(RUNTIMES)}")
-    option("zone", required=True)
-    option("project", help="default: gcloud's")
-    option("node_count", type=int, default=1, help="slices, over which the command runs (multislice)")
-    tier = parser.add_mutually_exclusive_group()
-    flag = {"action": "store_true"}
-    option("spot", tier, help="capacity that may be preempted", **flag)
-    option("reserved", tier, help="capacity that you have reserved", **flag)
-    option("reservation", tier, help="that of a reservation of this name, or path if it is another project's")
-    option(
-        "flex_start", tier, metavar="DURATION", help="capacity once there is some, for so long at a time, such as 24h"
-    )
-    option("service_account", help="whose rights the workers have")
-    option("labels", help="KEY=VALUE,… by which bills are told apart")
-    option("internal_ips", help="no addresses outside of the network, from within which this is called", **flag)
-    option("batch_size", type=int, default=64, help="workers that SSH reaches at once")
-    option("compilation_cache", metavar="DIR", help="what was compiled; default: WORKDIR/compilation")
-    option("restarts", type=int, default=3, help="how often in an hour a command that a signal killed starts again")
-    option("poll_seconds", type=float, default=30)
-    option("keep", help="do not delete the TPU at the end", **flag)
-    option("dry_run", help="print the commands, run nothing", **flag)
-    parser.add_argument("command", nargs=argparse.REMAINDER)
-    arguments = parser.parse_args()
-    return arguments, jobs.with_cache(jobs.after_dashes(arguments.command), arguments.compilation_cache)
+    """Returns the flags and the command."""
+    parser = jobs.Parser(__doc__, poll_seconds=30)
+    parser.option("name", required=True, help="name of the queued resource and its node")
+    parser.option("accelerator_type", required=True, help=f"GENERATION-SIZE; {', '.join(RUNTIMES)}")
+    parser.option("zone", required=True)
+    parser.option("project", help="project (default: gcloud's)")
+    parser.option("node_count", type=int, default=1, help="number of slices (multislice)")
+    parser.tier("reserved", help="use your reserved capacity", action="store_true")
+    parser.tier("reservation", help="name of a reservation, or its path if it is in another project")
+    parser.tier("flex_start", metavar="DURATION", help="wait for capacity, for at most this time, such as 24h")
+    parser.option("labels", help="KEY=VALUE,… for bills")
+    parser.option("internal_ips", help="no external addresses; call it from inside the network", action="store_true")
+    parser.option("batch_size", type=int, default=64, help="number of workers that SSH reaches at once")
+    parser.option("restarts", type=int, default=3, help="number of restarts per hour after a signal killed the command")
+    parser.option("keep", help="keep the TPU at the end", action="store_true")
+    return parser.parse()
 
 
 def asked_for(arguments: argparse.Namespace) -> Tpu:
-    """The TPU of a command line."""
+    """Returns the TPU of a command line."""
     if arguments.node_count < 1 or arguments.batch_size < 1:
         raise LaunchError("--node_count and --batch_size are at least 1")
     tiers = {
@@ -380,15 +360,15 @@ def asked_for(arguments: argparse.Namespace) -> Tpu:
         arguments.zone,
         arguments.project,
         arguments.node_count,
-        tuple(flag for flag, given in tiers.items() if given),
-        tuple(flag for flag, given in more.items() if given),
+        tuple(flag for flag, value in tiers.items() if value),
+        tuple(flag for flag, value in more.items() if value),
         arguments.batch_size,
         arguments.internal_ips,
     )
 
 
 def launch() -> int:
-    """Does what the command line says: the exit status."""
+    """Runs the launcher; returns its exit status."""
     arguments, command = parse()
     tpu = asked_for(arguments)
     if arguments.dry_run:
@@ -406,7 +386,6 @@ def launch() -> int:
             call(tpu.delete())
             return status
     except (KeyboardInterrupt, LaunchError):
-        # The job may be running, and what may be there costs money.
         say(left(tpu))
         raise
     say(left(tpu))

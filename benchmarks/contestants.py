@@ -1,7 +1,7 @@
-"""Who takes the steps in `train_step.py`: ours, and Hugging Face's PyTorch models, on the same random batch.
+"""Contestants of `train_step.py`: ours, and Hugging Face's PyTorch models, on the same random batch.
 
-Each trains with AdamW and without a pooler, with dropout only where a case asks for it. On a GPU both keep float32
-parameters and compute in bfloat16, torch by autocast, and torch's attention is its fused one where the mask is plain.
+All train with AdamW and without a pooler, and with dropout only if the case has it. On a GPU both have float32
+parameters and compute in bfloat16, torch by autocast; torch uses its fused attention if the mask is plain.
 """
 
 import dataclasses
@@ -18,14 +18,17 @@ from plm_jax.config import files as pages
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What all contestants train: the model of `config`, a file and a size, on batches of [rows, length] tokens.
+    """The model of a config, trained on batches of [rows, length] tokens.
 
     Attributes:
-      targets: target tokens a row.
-      layers: of each stack; 0: the config's own.
+      config: config file and size.
+      rows: batch size.
+      length: row length.
+      targets: number of target tokens per row.
+      layers: number of layers of each stack; 0 for that of the config.
       device: `cpu` computes in float32, `gpu` in bfloat16.
-      narrow: a model of 64 features and 512 tokens, to try a benchmark out.
-      dropout: as the config has it; else there is none.
+      narrow: whether the model has 64 features and 512 tokens, to try a benchmark out.
+      dropout: whether to use the config's dropout.
     """
 
     config: str
@@ -39,17 +42,17 @@ class Case:
 
     @property
     def family(self) -> str:
-        """The config's file, without its ending."""
+        """Name of the config file."""
         return self.config.partition(".py:")[0]
 
     @property
     def decoder_length(self) -> int:
-        """Tokens a row of an encoder-decoder's second stack."""
+        """Row length of an encoder-decoder's second stack."""
         return self.targets if isinstance(self.run.model, models.EncoderDecoderConfig) else 0
 
     @functools.cached_property
     def run(self) -> config.Run:
-        """The run of the config file; its model without dropout, recomputation and pooler."""
+        """Run of the config; its model without dropout, recomputation and pooler."""
         run = config.from_dict(pages.load(os.path.join(pages.FOLDER, self.config)).config())
         fewer = dataclasses.replace(run.model.stack, layers=self.layers or run.model.stack.layers)
         changed = {"stack": fewer, "decoder_stack": fewer, "pooler": models.NoHead()}
@@ -69,7 +72,7 @@ class Case:
         return dataclasses.replace(run, model=model)
 
     def batch(self) -> dict[str, np.ndarray]:
-        """Random tokens as the run's objective would give them."""
+        """Returns random tokens in the format of the run's objective."""
         rng = np.random.default_rng(0)
 
         def tokens(length):
@@ -86,12 +89,12 @@ class Case:
 
 
 class Contestant(NamedTuple):
-    """A model under training.
+    """A model that is trained.
 
     Attributes:
-      step: begins a training step, which may still be under way when it returns.
-      wait: ends every step begun and gives the loss of the last.
-      facts: what is known of it by then: device, parameters, bytes of device memory at their peak (None on a CPU).
+      step: starts a training step, which may still run when it returns.
+      wait: waits for all steps and returns the loss of the last one.
+      facts: returns the device, number of parameters, and peak bytes of device memory (None on a CPU).
     """
 
     step: Callable[[], None]
@@ -100,14 +103,14 @@ class Contestant(NamedTuple):
 
 
 def make(name: str, case: Case) -> Contestant:
-    """The contestant of this name: `plm_jax`, `plm_jax_scan`, `torch_default`, `torch_eager` or `torch_compile`."""
+    """Returns the contestant of a name: `plm_jax`, `plm_jax_scan`, `torch_default`, `torch_eager` or `torch_compile`."""
     if name.startswith("plm_jax"):
         return make_ours(case, scan_layers=name == "plm_jax_scan")
     return make_torch(case, name)
 
 
 def make_ours(case: Case, scan_layers: bool) -> Contestant:
-    """Ours on the first device, its layers unrolled or scanned."""
+    """Returns ours on the first device, with its layers unrolled or scanned."""
     import jax
 
     from plm_jax.runs.programs import Programs
@@ -144,7 +147,7 @@ def make_ours(case: Case, scan_layers: bool) -> Contestant:
 
 
 def make_torch(case: Case, name: str) -> Contestant:
-    """Hugging Face's model: `torch_default` as it comes, `torch_eager` tuned, `torch_compile` tuned and compiled."""
+    """Returns Hugging Face's model: `torch_default` unchanged, `torch_eager` tuned, `torch_compile` also compiled."""
     import torch
 
     device = torch.device("cuda" if case.device == "gpu" and torch.cuda.is_available() else "cpu")
@@ -184,10 +187,11 @@ def make_torch(case: Case, name: str) -> Contestant:
 
 
 def torch_model(case: Case, gathers: bool):
-    """Hugging Face's model of the case's settings and its loss as a function of the batch.
+    """Returns Hugging Face's model with the case's settings, and its loss as a function of the batch.
 
     Args:
-      gathers: whether a masked LM's head sees the masked positions only.
+      case: settings.
+      gathers: whether a masked LM's head reads the masked positions only.
     """
     peer, loss = TORCH_MODELS[case.family](case.run.model, gathers)
     if case.device == "gpu" and not peer.config.is_encoder_decoder:
@@ -196,9 +200,9 @@ def torch_model(case: Case, gathers: bool):
 
 
 def _skip_masks(peer) -> None:
-    """Has a model without padding attend by `is_causal` alone: given a mask, torch picks a slower kernel.
+    """Makes a model without padding attend by `is_causal` alone, because torch has a slower kernel for masks.
 
-    Under torch.compile transformers makes that mask where torch is older than 2.14 (its masking_utils.py).
+    Under torch.compile transformers makes a mask if torch is older than 2.14 (masking_utils.py).
     """
     from transformers import AttentionInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -300,7 +304,7 @@ def torch_albert(model: models.EncoderConfig, gathers: bool):
 
 
 def masked_lm_loss(peer, features_of, head, gathers: bool):
-    """The loss of a masked LM's model, as a function of the batch."""
+    """Returns the loss of a masked LM as a function of the batch."""
     import torch
 
     def dense(batch):

@@ -61,8 +61,8 @@ class Base(NamedTuple):
         if campaign == "converted":
             return [self.folder / "other-converted", self.folder / "encoder"]
         newest = max(int(path.name) for path in (self.run / "checkpoints").iterdir() if path.name.isdecimal())
-        others = [self.folder / name / "checkpoints/best" for name in ("other", "earlier")]
-        return [*others, self.run / "checkpoints" / str(newest)]
+        replicas = [self.folder / name / "checkpoints/best" for name in ("other", "earlier")]
+        return [*replicas, self.run / "checkpoints" / str(newest)]
 
 
 def make_base(folder: pathlib.Path, steps: int = 4) -> Base:

@@ -97,9 +97,9 @@ def _link(path: pathlib.Path, folder: pathlib.Path, rng: random.Random) -> None:
 
 def _swap(path: pathlib.Path, folder: pathlib.Path, rng: random.Random) -> None:
     content = path.read_bytes()
-    others = [other for other in files_of(folder) if other.read_bytes() != content]
-    if others:
-        other, aside = rng.choice(others), path.with_name("aside")
+    candidates = [other for other in files_of(folder) if other.read_bytes() != content]
+    if candidates:
+        other, aside = rng.choice(candidates), path.with_name("aside")
         path.rename(aside), other.rename(path), aside.rename(other)
 
 
@@ -119,16 +119,16 @@ FILES: dict[str, Callable[[pathlib.Path, pathlib.Path, random.Random], Any]] = {
 }
 
 
-def damage(folder: pathlib.Path, others: Sequence[pathlib.Path], rng: random.Random, is_replaceable: bool) -> str:
+def damage(folder: pathlib.Path, sources: Sequence[pathlib.Path], rng: random.Random, is_replaceable: bool) -> str:
     """Damages a folder and returns a description.
 
     Args:
       folder: a checkpoint or a converted directory.
-      others: folders whose files may replace those of `folder`.
+      sources: folders whose files may replace those of `folder`.
       rng: random numbers.
       is_replaceable: whether to replace a subfolder or the whole, too.
     """
-    path, other = rng.choice(files_of(folder)), rng.choice(others)
+    path, other = rng.choice(files_of(folder)), rng.choice(sources)
     wholes = ("part", "whole") if is_replaceable else ()
     kind = rng.choice((*BYTES, *FILES, "another's", *wholes))
     if kind in BYTES:

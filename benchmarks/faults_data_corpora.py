@@ -233,8 +233,8 @@ def _archive(folder: pathlib.Path, rng: random.Random) -> Case:
         urls = [page.url[-1] for page in read if page.url[-1] in "012"]
         # Unless records are compressed one by one, nothing marks the beginning of the next.
         all_read = urls == ["0", "1", "2"] or (not is_packed and reports and urls == ["0", "1"])
-        others = sum(count.number for reason, count in tally.items() if reason != "read")
-        is_right = all_read and (reports or others) and all(each.position for each in reports)
+        num_counted = sum(count.number for reason, count in tally.items() if reason != "read")
+        is_right = all_read and (reports or num_counted) and all(each.position for each in reports)
         print("right" if is_right else (urls, reports, tally))
 
     return Case(f"{what}{', gzip' * is_packed}", path, check)

@@ -44,9 +44,9 @@ def _shifted(header: Header, by: int) -> None:
 def _overlap(header: Header, name: str) -> None:
     """Gives two tensors of the same size the same offsets."""
     size = header[name]["data_offsets"][1] - header[name]["data_offsets"][0]
-    others = [other for other in _names(header) if other != name]
-    same = [o for o in others if header[o]["data_offsets"][1] - header[o]["data_offsets"][0] == size]
-    header[same[0] if same else others[0]]["data_offsets"] = header[name]["data_offsets"]
+    rest = [other for other in _names(header) if other != name]
+    same = [o for o in rest if header[o]["data_offsets"][1] - header[o]["data_offsets"][0] == size]
+    header[same[0] if same else rest[0]]["data_offsets"] = header[name]["data_offsets"]
 
 
 def _offsets(make: Callable[[int, int], list]) -> Callable[[Header, str], None]:
@@ -155,8 +155,8 @@ SHARDS += ("\0.safetensors", "x" * 10**5 + ".safetensors", 7, None, ["model-0000
 def _misplaced(tree: dict[str, Any], rng: random.Random) -> None:
     shards = tree["weight_map"]
     name = rng.choice(list(shards))
-    others = sorted({shard for shard in shards.values() if shard != shards[name]})
-    shards[name] = rng.choice((*SHARDS, f"../sharded/{shards[name]}", f"./{shards[name]}", others[0]))
+    rest = sorted({shard for shard in shards.values() if shard != shards[name]})
+    shards[name] = rng.choice((*SHARDS, f"../sharded/{shards[name]}", f"./{shards[name]}", rest[0]))
 
 
 def twice(bases: pathlib.Path, folder: pathlib.Path, rng: random.Random) -> Case:

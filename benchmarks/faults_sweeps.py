@@ -1,13 +1,12 @@
-"""A sweep that is killed again and again, and a watch of a run; each is compared with one that was left alone.
+"""A sweep that is killed repeatedly, and a watch of a run; each is compared with an undisturbed one.
 
     python benchmarks/faults_sweeps.py --kills=10 --watch_kills=20 --seed=0
 
-`sweep`: six tiny runs, three of which begin with the weights of others, two at once; SIGKILL reaches the sweep alone,
-and the runs that it leaves have to see to their end. `trained_again`: runs that began anew when they were finished;
-`differ`: runs whose metrics, or a step's loss or batch, are not those of the sweep that was left alone.
-`watch`: `evaluate --watch` of a run that goes on by one checkpoint or so between two kills, which come while it starts,
-or within its first or second evaluation. `rows`: how often each of the run's checkpoints has one; `differ`: rows that
-are not those of a watch that was left alone.
+`sweep`: six tiny runs, three of which start from the weights of others, two at once; SIGKILL is sent to the sweep only,
+and the runs that it leaves have to finish. `trained_again`: finished runs that started again; `differ`: runs whose
+metrics, or the loss or batch of a step, differ from those of the undisturbed sweep. `watch`: `evaluate --watch` of a
+run that advances by about one checkpoint between two kills, which come while it starts, or during its first or second
+evaluation. `rows`: numbers of rows per checkpoint; `differ`: rows that differ from those of an undisturbed watch.
 """
 
 import argparse
@@ -35,13 +34,13 @@ def overrides():
     for name, parent in {runs}.items():
         yield name, {{"train.steps": {steps}, "checkpoint.save_every": 40, "train.init_from": parent}}
 """
-# By their names, each after its parent.
+# Parents by run name, each run after its parent.
 RUNS = {"a": "", "b": "", "a-1": "a", "a-2": "a-1", "b-1": "b", "c": ""}
 STEPS, SAVES = 400, 12
 
 
 def killed_sweep(folder: pathlib.Path, kills: int, rng: random.Random, runs: dict[str, str], steps: int) -> dict:
-    """Runs the sweep to its end, and again over so many kills."""
+    """Runs the sweep undisturbed, and again with kills."""
     (folder / "sweep.py").write_text(SWEEP.format(runs=runs, steps=steps))
     began = time.monotonic()
     _to_its_end(_sweep(folder, "twin"))
@@ -60,11 +59,11 @@ def killed_sweep(folder: pathlib.Path, kills: int, rng: random.Random, runs: dic
         print(f"sweep: {len(at_kills)} kills, {len(finished)} runs finished", file=sys.stderr, flush=True)
     _to_its_end(_sweep(folder, "killed"))
     trained_again |= _again(folder / "killed", finished)
-    found, wanted = (_metrics(folder / name) for name in ("killed", "twin"))
+    metrics, expected = (_metrics(folder / name) for name in ("killed", "twin"))
     differ = [
         run
         for run in runs
-        if found[run] != wanted[run] or resume.differences(folder / "killed" / run, folder / "twin" / run)
+        if metrics[run] != expected[run] or resume.differences(folder / "killed" / run, folder / "twin" / run)
     ]
     return {
         "runs": len(runs),
@@ -83,7 +82,7 @@ def _sweep(folder: pathlib.Path, name: str) -> list[str]:
 
 
 def _again(workdir: pathlib.Path, finished: dict[str, int]) -> set[str]:
-    """Which runs have begun anew since they were seen finished; `finished` are their starts, brought up to date."""
+    """Returns finished runs that started again, and updates `finished`, the number of starts of each finished run."""
     again = set()
     for log in workdir.glob("*/evaluation.jsonl"):
         starts = len(list((log.parent / "heartbeat").glob("[0-9]*")))
@@ -98,12 +97,12 @@ def _metrics(workdir: pathlib.Path) -> dict[str, dict[str, float]]:
 
 
 def killed_watch(folder: pathlib.Path, kills: int, rng: random.Random, saves: int) -> dict:
-    """Watches a run over so many kills, and its copy without any; all are forked from here, where no thread runs."""
+    """Watches a run with kills, and its copy without any; all are forked from this process, which has no threads."""
     workdir, every, at_kills = folder / "watched", 3, []
     flags = [f"--config.train.steps={every * saves}", f"--config.checkpoint.save_every={every}"]
     run = _forked(*resume.command(folder, "dropout", workdir, *flags, f"--config.checkpoint.keep_last={saves}")[3:])
     for kill in range(kills):
-        # The run goes on by a share of its checkpoints.
+        # The run advances by a share of its checkpoints.
         number = -(-saves * (kill + 1) // kills)
         os.kill(run, signal.SIGCONT)
         while _number_saved(workdir) < number:
@@ -115,7 +114,7 @@ def killed_watch(folder: pathlib.Path, kills: int, rng: random.Random, saves: in
             time.sleep(0.01)
         time.sleep(rng.uniform(0.0, 2.0))
         os.kill(watch, signal.SIGKILL)
-        os.waitpid(watch, 0)  # At last the run is finished, and a watch may have ended before.
+        os.waitpid(watch, 0)  # It may have ended before, if the run is finished.
         at_kills.append(_rows(workdir).total())
         print(f"watch: {len(at_kills)} kills, {at_kills[-1]} rows", file=sys.stderr, flush=True)
     os.kill(run, signal.SIGCONT)
@@ -123,7 +122,7 @@ def killed_watch(folder: pathlib.Path, kills: int, rng: random.Random, saves: in
     _ended(run, 0)
     twin = shutil.copytree(workdir, folder / "watched-twin", ignore=shutil.ignore_patterns("evaluation*", "samples*"))
     _ended(_forked(*_watch(twin)), 0)
-    found, wanted = (resume.json_lines(path / "evaluation.jsonl") for path in (workdir, twin))
+    watched_rows, expected = (resume.json_lines(path / "evaluation.jsonl") for path in (workdir, twin))
     steps, rows = range(every, every * saves + 1, every), _rows(workdir)
     return {
         "checkpoints": saves,
@@ -131,7 +130,7 @@ def killed_watch(folder: pathlib.Path, kills: int, rng: random.Random, saves: in
         "rows_at_kills": at_kills,
         "rows": sorted({rows[step] for step in steps}),
         "lost": sorted({*steps} - rows.keys()),
-        "differ": [row["step"] for row in found if row not in wanted],
+        "differ": [row["step"] for row in watched_rows if row not in expected],
     }
 
 
@@ -140,7 +139,7 @@ def _watch(workdir: pathlib.Path) -> list[str]:
 
 
 def _rows(workdir: pathlib.Path) -> collections.Counter:
-    """How many rows there are of each step."""
+    """Returns the number of rows of each step."""
     return collections.Counter(row["step"] for row in resume.json_lines(workdir / "evaluation.jsonl"))
 
 
@@ -149,7 +148,7 @@ def _number_saved(workdir: pathlib.Path) -> int:
 
 
 def _forked(verb: str, *flags: str, log: pathlib.Path = pathlib.Path(os.devnull)) -> int:
-    """Starts a verb that need not import its libraries first; `log` is what it says on stderr."""
+    """Forks a verb, whose libraries are already imported; its stderr goes to `log`."""
     log.write_text("")
     process = os.fork()
     if not process:
@@ -160,7 +159,7 @@ def _forked(verb: str, *flags: str, log: pathlib.Path = pathlib.Path(os.devnull)
 
 
 def _ended(process: int, status: int) -> None:
-    """Waits for a process that must end so."""
+    """Waits for a process, which must end with this status."""
     ended = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
     if ended != status:
         sys.exit(f"process {process} ended with {ended}")
@@ -173,26 +172,26 @@ def _to_its_end(command: list[str]) -> None:
 
 
 def main() -> None:
-    """Prints what became of both."""
+    """Runs both and prints the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=10, help="of the sweep; 0: none")
-    parser.add_argument("--watch_kills", type=int, default=20, help="of the watch; 0: none")
+    parser.add_argument("--kills", type=int, default=10, help="number of kills of the sweep")
+    parser.add_argument("--watch_kills", type=int, default=20, help="number of kills of the watch")
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    found = {}
+    flags = parser.parse_args()
+    results = {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(temporary)
         tiny.write(folder)
         prepare = [sys.executable, "-m", "plm_jax", "prepare", f"--config={folder}/tiny.py:dropout"]
         subprocess.run(prepare, env=resume.environment(), check=True, stdout=subprocess.DEVNULL, stderr=sys.stderr)
-        if given.kills:
-            found["sweep"] = killed_sweep(folder, given.kills, random.Random(given.seed), RUNS, STEPS)
-        if given.watch_kills:
+        if flags.kills:
+            results["sweep"] = killed_sweep(folder, flags.kills, random.Random(flags.seed), RUNS, STEPS)
+        if flags.watch_kills:
             verbs.import_libraries()
             from plm_jax.evaluation import watch  # noqa: F401
 
-            found["watch"] = killed_watch(folder, given.watch_kills, random.Random(given.seed), SAVES)
-    print(json.dumps(found, indent=2))
+            results["watch"] = killed_watch(folder, flags.watch_kills, random.Random(flags.seed), SAVES)
+    print(json.dumps(results, indent=2))
 
 
 if __name__ == "__main__":

@@ -242,13 +242,13 @@ def flag(folder: pathlib.Path, rng: random.Random) -> Command:
     verb = rng.choice(list(FLAGS))
     arguments = good(folder)[verb].arguments
     name, value = rng.choice(FLAGS[verb].split()), _text(rng, *NUMBERS)
-    others = tuple(argument for argument in arguments if not argument.startswith(f"--{name}="))
+    rest = tuple(argument for argument in arguments if not argument.startswith(f"--{name}="))
     wrong = {
-        "value": (*others, f"--{name}={value}"),
+        "value": (*rest, f"--{name}={value}"),
         "unknown": (*arguments, f"--{name}x={value}"),
         "missing": arguments[1:],
         "word": (*arguments, value),
-        "no value": (*others, f"--{name}"),
+        "no value": (*rest, f"--{name}"),
     }
     how = rng.choice((*wrong, "value", "value", "value"))
     return Command(f"{how} of --{name}: {value[:40]!r}", verb, wrong[how])

@@ -3,10 +3,10 @@
     python benchmarks/faults_week.py
     python benchmarks/faults_week.py --steps=2000 --restart_every=200 --save_every=20
 
-Real runs of a tiny model, each killed by SIGKILL after so many steps, go on from the last checkpoint. Their clock is
-simulated: it moves by what a start, compiling, a step, a save and a validation are said to take. Each notes what it did
-and how long that took; from the notes goodput is counted, and compared with what `status` makes of the heartbeats. At
-each save a run also notes its memory, threads and open files; the disk is measured whenever it has been killed.
+Real runs of a tiny model are killed by SIGKILL after some steps and resume from the last checkpoint. Their clock is
+simulated: starts, compilation, steps, saves and validation take fixed times. Each run logs what it did and how long it
+took; the goodput from these logs is compared with that of `status` from the heartbeats. At each save a run also logs
+its memory, threads and open files; the disk is measured after each kill.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from typing import Any
 
 import machine
 
-# Seconds of the simulated clock; a step takes between the two.
+# Seconds on the simulated clock; a step takes between two values.
 DOWN, START, COMPILE, FIRST_BATCH, SAVE, VALIDATION, STEP = 600.0, 90.0, 120.0, 30.0, 15.0, 200.0, (20.0, 40.0)
 BEGINNING = 1.7e9
 CONFIG = (
@@ -48,14 +48,14 @@ def week(steps: int = 20_000, restart_every: int = 500, save_every: int = 50) ->
     """Simulates a week; kills each start after about `restart_every` steps.
 
     Returns:
-      goodput: as `status` has it.
-      counted: as the notes have it.
-      error: the largest difference of a part from the notes, as a share of the whole.
-      parts: the shares of all parts.
-      memory_mb, threads, handles: each as it was in the first and in the last quarter of a start, the median of all
-        starts, and how much it grew in a start at most.
-      disk_mb: of checkpoints, the most there was.
-      heartbeat_kb: what the signs of life take at the end.
+      goodput: goodput by `status`.
+      counted: goodput by the logs.
+      error: largest difference of a part from the logs, as a share of the whole.
+      parts: shares of all parts.
+      memory_mb, threads, handles: medians over all starts of the first and last quarter of a start, and the largest
+        increase within a start.
+      disk_mb: largest size of the checkpoints.
+      heartbeat_kb: size of the heartbeats at the end.
     """
     from plm_jax.runs import run_status
 
@@ -79,16 +79,16 @@ def week(steps: int = 20_000, restart_every: int = 500, save_every: int = 50) ->
                 break
             clock = starts[-1][-1]["clock"] + DOWN
         counted = _counted(starts)
-        found = run_status.account(run_status.read(str(workdir)))
+        accounted = run_status.account(run_status.read(str(workdir)))
         whole = sum(counted.values())
         return {
             "steps": steps,
             "starts": len(starts),
             "days": whole / 86400,
-            "goodput": found["steps"] / sum(found.values()),
+            "goodput": accounted["steps"] / sum(accounted.values()),
             "counted": counted["steps"] / whole,
-            "error": max(abs(found[part] - counted[part]) for part in counted) / whole,
-            "parts": {part: spent / sum(found.values()) for part, spent in found.items()},
+            "error": max(abs(accounted[part] - counted[part]) for part in counted) / whole,
+            "parts": {part: spent / sum(accounted.values()) for part, spent in accounted.items()},
             **_resources(starts),
             "disk_mb": max(disk) / 1e6,
             "heartbeat_kb": _bytes(workdir / "heartbeat") / 1e3,
@@ -96,20 +96,20 @@ def week(steps: int = 20_000, restart_every: int = 500, save_every: int = 50) ->
 
 
 def _counted(starts: list[list[dict]]) -> dict[str, float]:
-    """The seconds of each part by the notes: a step is lost if a later start went on before it."""
-    found = dict.fromkeys(("start", "compile", "data", "steps", "saves", "validation", "lost", "down"), 0.0)
-    found["down"] = DOWN * (len(starts) - 1)
+    """Returns the seconds of each part by the logs; a step is lost if a later start resumed before it."""
+    seconds = dict.fromkeys(("start", "compile", "data", "steps", "saves", "validation", "lost", "down"), 0.0)
+    seconds["down"] = DOWN * (len(starts) - 1)
     for number, notes in enumerate(starts):
         later = itertools.chain(*starts[number + 1 :])
         went_on = min((note["went_on"] for note in later if "went_on" in note), default=float("inf"))
         for note in notes:
             lost = note["part"] == "steps" and note["step"] > went_on
-            found["lost" if lost else note["part"]] += note["seconds"]
-    return found
+            seconds["lost" if lost else note["part"]] += note["seconds"]
+    return seconds
 
 
 def _resources(starts: list[list[dict]]) -> dict[str, Any]:
-    found = {}
+    growth = {}
     for name in ("memory_mb", "threads", "handles"):
         series = [[note[name] for note in notes if name in note] for notes in starts]
         # The first saves fill pools of memory and threads.
@@ -117,8 +117,8 @@ def _resources(starts: list[list[dict]]) -> dict[str, Any]:
         ends = [(statistics.median(v[: -(-len(v) // 4)]), statistics.median(v[-(-len(v) // 4) * -1 :])) for v in series]
         if ends:
             first, last = (statistics.median(values) for values in zip(*ends, strict=True))
-            found[name] = {"first": first, "last": last, "grew_at_most": max(late - soon for soon, late in ends)}
-    return found
+            growth[name] = {"first": first, "last": last, "grew_at_most": max(late - soon for soon, late in ends)}
+    return growth
 
 
 def _bytes(folder: pathlib.Path) -> int:
@@ -126,40 +126,39 @@ def _bytes(folder: pathlib.Path) -> int:
 
 
 class Week:
-    """The clock of one start, and its notes."""
+    """The clock of a start, and its log."""
 
-    perf_counter = staticmethod(time.perf_counter)  # The loop's own speeds are real.
+    perf_counter = staticmethod(time.perf_counter)  # The loop measures real speeds.
 
     def __init__(self, notes: str, now: float, stop: int):
-        """`stop`: after so many steps it kills itself."""
-        self.now, self.step, self._stop, self._made = now, 0, stop, 0
+        self.now, self.step, self._stop, self._num_steps = now, 0, stop, 0
         self._file = open(notes, "a", buffering=1)  # noqa: SIM115
         self._rng = random.Random(now)
 
     def time(self) -> float:
-        """As of the module `time`, for all clocks."""
+        """Replaces the functions of the module `time`."""
         return self.now
 
     monotonic = time
 
     def take(self, part: str, seconds: float, **more: Any) -> None:
-        """Lets time go by."""
+        """Advances the clock and logs it."""
         self.now += seconds
         self._file.write(
             json.dumps({"part": part, "seconds": seconds, "step": self.step, "clock": self.now, **more}) + "\n"
         )
 
-    def made(self, step: int, heartbeat: Any) -> None:
-        """A step is over."""
+    def finish_step(self, step: int, heartbeat: Any) -> None:
+        """Counts a step, and kills the process after `stop` steps."""
         self.step = step
         self.take("steps", self._rng.uniform(*STEP))
-        self._made += 1
-        if self._made == self._stop:
-            heartbeat.write()  # As it would have within the last ten seconds.
+        self._num_steps += 1
+        if self._num_steps == self._stop:
+            heartbeat.write()  # A real one is at most ten seconds old.
             os.kill(os.getpid(), signal.SIGKILL)
 
     def save(self) -> None:
-        """A save holds the loop up."""
+        """Counts a save, which blocks the loop."""
         with open("/proc/self/status") as file:
             fields = dict(line.split(":", 1) for line in file)
         memory, threads = int(fields["VmRSS"].split()[0]) / 1e3, int(fields["Threads"])
@@ -168,7 +167,7 @@ class Week:
 
 
 def run(workdir: str, notes: str, now: float, stop: int, flags: list[str]) -> None:
-    """One start, by the simulated clock."""
+    """Runs one start with the simulated clock."""
     from plm_jax.cli import pretrain
     from plm_jax.common import command_line
     from plm_jax.runs import goodput, heartbeat, loop, metrics_logger, setup
@@ -182,7 +181,7 @@ def run(workdir: str, notes: str, now: float, stop: int, flags: list[str]) -> No
 
 
 def _simulate(clock: Week) -> None:
-    """Has each part of a run take its simulated time beside its real one, which does not count."""
+    """Makes each part of a run take its simulated time; its real time does not count."""
     from plm_jax.runs import heartbeat, loop, saving, setup, validation
     from plm_jax.runs.goodput import Goodput
     from plm_jax.training.program import Program
@@ -192,10 +191,10 @@ def _simulate(clock: Week) -> None:
 
     def noting(original, *parts):
         def call(*words, **named):
-            found = original(*words, **named)
+            result = original(*words, **named)
             for part, seconds in parts:
                 clock.take(part, seconds)
-            return found
+            return result
 
         return call
 
@@ -204,7 +203,7 @@ def _simulate(clock: Week) -> None:
         clock.take("start", 0.0, went_on=step)
 
     def finish_step(self, step, original=Goodput.finish_step):
-        clock.made(step, beats[-1])
+        clock.finish_step(step, beats[-1])
         original(self, step)
 
     def save(self, *words, original=saving.Save.save, **named):

@@ -3,11 +3,11 @@
     python benchmarks/gpu_pretrain.py --prepare                     # where TensorFlow is: writes the cache, 8 MB
     python benchmarks/gpu_pretrain.py --plot=gpu_pretrain.png       # with that cache, where the GPU is
 
-The run is `pretrain` itself on `configs/gpt2.py:small` with the overrides below: a batch of 64 × 1,024 tokens, no
-dropout, a constant learning rate, so that the run may end at any time. It is interrupted, as a user would, once the
-minutes since its first row of metrics are over. Prints one JSON object with a row for each row of metrics; `seconds`
-count from the start of the process, compilation included. The text is small (2.3 million tokens), so within
-five minutes every token is seen many times and the validation loss turns; that is no recipe.
+Runs `pretrain` on `configs/gpt2.py:small` with the overrides below: a batch of 64 × 1,024 tokens, no dropout, and a
+constant learning rate, so that the run may end at any time. It is interrupted by SIGINT once the minutes since its
+first row of metrics are over. Prints one JSON object with a row for each row of metrics; `seconds` count from the start
+of the process, including compilation. The text is small (2.3 million tokens): within five minutes every token is read
+many times and the validation loss rises again.
 """
 
 import argparse
@@ -62,7 +62,7 @@ COLUMNS = {
 
 
 def parse(flags: list[str] | None = None) -> argparse.Namespace:
-    """The flags, by default the command line's."""
+    """Parses flags, by default those of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prepare", action="store_true", help="write the cache and stop")
     parser.add_argument("--cache", default=str(ROOT / ".cache" / "gpu_pretrain"), help="the cache's folder")
@@ -78,12 +78,12 @@ def parse(flags: list[str] | None = None) -> argparse.Namespace:
 
 
 def manifest(arguments) -> pathlib.Path:
-    """What describes the cache."""
+    """Returns the path of the cache's manifest."""
     return pathlib.Path(arguments.cache) / SOURCE / "manifest.json"
 
 
 def main() -> None:
-    """Prepares the cache, or trains and prints what came of it."""
+    """Prepares the cache, or trains and prints the result."""
     arguments = parse()
     if arguments.prepare:
         sys.exit(subprocess.run(command("prepare", arguments), cwd=ROOT, stdout=sys.stderr).returncode)
@@ -99,20 +99,20 @@ def main() -> None:
 
 
 def overrides(arguments) -> dict:
-    """What the run changes of the config file."""
+    """Returns the overrides of the config file."""
     paths = {f"data.sources.{SOURCE}.path": os.path.abspath(arguments.corpus)}
     paths |= {"data.cache_dir": os.path.abspath(arguments.cache)}
     return OVERRIDES | paths | (TINY if arguments.tiny else {})
 
 
 def command(verb: str, arguments, *rest: str) -> list[str]:
-    """A verb's command line on the benchmark's config."""
+    """Returns the command line of a verb on the benchmark's config."""
     changed = (f"--config.{field}={value}" for field, value in overrides(arguments).items())
     return [sys.executable, "-m", "plm_jax", verb, "--config=configs/gpt2.py:small", *changed, *rest]
 
 
 def train(arguments, workdir: pathlib.Path) -> tuple[list[dict], int]:
-    """Trains until the minutes are over: rows of metrics, with the seconds at which they appeared; the exit status."""
+    """Trains until the minutes are over; returns rows of metrics with their seconds, and the exit status."""
     # By default jax takes three quarters of the memory.
     environment = {"XLA_CLIENT_MEM_FRACTION": "0.92", **os.environ}
     began, now, rows = time.monotonic(), 0.0, []
@@ -130,15 +130,15 @@ def train(arguments, workdir: pathlib.Path) -> tuple[list[dict], int]:
 
 
 def metrics(workdir: pathlib.Path) -> list[dict]:
-    """The whole rows of a run's metrics so far, with the columns of this benchmark."""
+    """Returns the complete rows of a run's metrics so far, with the columns of this benchmark."""
     path = workdir / "metrics.jsonl"
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    found = [json.loads(line) for line in lines if line.endswith("\n")]
-    return [{"step": row["step"]} | {new: row[old] for old, new in COLUMNS.items() if old in row} for row in found]
+    rows = [json.loads(line) for line in lines if line.endswith("\n")]
+    return [{"step": row["step"]} | {new: row[old] for old, new in COLUMNS.items() if old in row} for row in rows]
 
 
 def result(arguments, rows: list[dict]) -> dict:
-    """The whole result: the machine, the run, its figures, its rows."""
+    """Returns the result: machine, run, figures and rows."""
 
     def column(name):
         return [row[name] for row in rows if name in row]
@@ -165,7 +165,7 @@ def result(arguments, rows: list[dict]) -> dict:
 
 
 def plot(rows: list[dict], path: str) -> None:
-    """Draws training and validation loss against seconds, where matplotlib is installed."""
+    """Draws training and validation loss over seconds, if matplotlib is installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError:

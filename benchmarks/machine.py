@@ -1,4 +1,4 @@
-"""What a benchmark ran on: part of its result."""
+"""Description of the machine, which is part of every result."""
 
 import importlib.metadata
 import os
@@ -15,10 +15,10 @@ PACKAGES = re.compile(
 
 
 def describe(commit: str = "") -> dict[str, Any]:
-    """Device, processor, versions of driver and packages, XLA's flags, and the source's commit.
+    """Returns the device, processor, versions of driver and packages, XLA flags, and commit of the source.
 
     Args:
-      commit: for a copy of the source without its history; else git is asked.
+      commit: commit of a copy of the source without history; by default git provides it.
     """
     return {
         "gpu": gpu(),
@@ -30,7 +30,7 @@ def describe(commit: str = "") -> dict[str, Any]:
 
 
 def cpu() -> str:
-    """The processor's name where Linux tells it, else its architecture."""
+    """Returns the name of the processor on Linux, otherwise its architecture."""
     try:
         lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -40,20 +40,20 @@ def cpu() -> str:
 
 
 def gpu() -> dict[str, str] | None:
-    """Name, driver and memory of the first NVIDIA GPU, None where there is none."""
+    """Returns name, driver and memory of the first NVIDIA GPU, or None."""
     fields = ("name", "driver_version", "memory.total")
-    found = _output("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader")
-    return dict(zip(fields, found.splitlines()[0].split(", "), strict=True)) if found else None
+    row = _output("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader")
+    return dict(zip(fields, row.splitlines()[0].split(", "), strict=True)) if row else None
 
 
 def versions() -> dict[str, str]:
-    """The versions of the packages that bear on speed, where they are installed."""
-    found = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
-    return {name: found[name] for name in sorted(found) if PACKAGES.fullmatch(name)}
+    """Returns the versions of the installed packages that affect speed."""
+    installed = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
+    return {name: installed[name] for name in sorted(installed) if PACKAGES.fullmatch(name)}
 
 
 def _output(*command: str) -> str | None:
-    """What a command prints, None where it cannot be run."""
+    """Returns the output of a command, or None if it fails."""
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
     except (OSError, subprocess.SubprocessError):

@@ -3,16 +3,16 @@
     python benchmarks/train_step.py --device=gpu --results=train_step_h100.json --commit=$(git rev-parse HEAD)
     python benchmarks/train_step.py --device=gpu --tiny         # to its end on any machine, without a GPU too
 
-First `kernel_check.py` compares the flash kernel with plain attention. Then each contestant is a process of its own
-that has the GPU to itself: ours with its layers scanned and unrolled, and Hugging Face's PyTorch model (SDPA, fused
-AdamW, TF32, autocast) compiled and eager. The clock is read around blocks of steps after a warm-up. A contestant that
-fails, is out of memory on a single row, or takes too long is reported with its error, and the rest go on; one that is
-out of memory tries again on half the rows. With `--results` what is measured is kept there at once, and what it holds
-is not measured again: the same command goes on where one was stopped.
+First `kernel_check.py` compares the flash kernel with plain attention. Then each contestant runs in a process that has
+the GPU to itself: ours with its layers scanned and unrolled, and Hugging Face's PyTorch model (SDPA, fused AdamW, TF32,
+autocast) compiled and eager. Blocks of steps are timed after a warm-up. A contestant that fails, runs out of memory on
+a single row, or takes too long is reported with its error; the others continue. One that is out of memory is repeated
+with half of the rows. `--results` saves every figure at once, and figures in it are not measured again, so the same
+command resumes after an interruption.
 
-MFU counts the model's FLOPs (`plm_jax/training/flops.py`) for both sides alike. Compile time is the first step less a
-later one. Peak memory is what each framework's own allocator had in use. `speed_ratio` is the tokens a second of the
-faster of ours over the peer's. Needs jax, flax, optax and ml_collections; the peer torch and transformers.
+MFU counts the model's FLOPs (`plm_jax/training/flops.py`) for both. Compile time is the first step minus a later one.
+Peak memory is that of each framework's allocator. `speed_ratio` is the tokens per second of the faster one of ours over
+the peer's. Needs jax, flax, optax and ml_collections; the peer torch and transformers.
 """
 
 import json
@@ -29,11 +29,11 @@ import machine
 
 from plm_jax.training import flops
 
-# What matters most first, so that it is measured before the time is up.
+# The most important first, so that they are measured before the time is up.
 OURS, PEERS = ("plm_jax_scan", "plm_jax"), ("torch_compile", "torch_eager")
 ORDER = ("plm_jax_scan", "torch_compile", "plm_jax", "torch_eager")
 WARM_UP_STEPS = 3
-# What is hoped for on one H100, none of it shown yet: of ours, and for each model the ratio to torch_compile.
+# Goals on one H100, none reached yet: figures of ours, and for each model the ratio to torch_compile.
 GOALS = {
     "bert_large": {"sequences_per_second": 530},
     "gpt2_small": {"tokens_per_second": 550_000},
@@ -44,7 +44,7 @@ GOAL_RATIO = 1.15
 
 
 def add_flags(group) -> None:
-    """The flags that only this benchmark has."""
+    """Adds the flags of this benchmark."""
     group.add_argument("--contestants", nargs="+", choices=ORDER, default=ORDER)
     group.add_argument("--rounds", type=int, default=5, help="blocks of steps; the median counts")
     group.add_argument("--steps", type=int, default=10, help="steps a block")
@@ -55,11 +55,11 @@ def add_flags(group) -> None:
 
 
 def compare(arguments, cases: dict[str, contestants.Case]) -> dict[str, Any]:
-    """The figures of all contestants on all models, and whether the kernel is right."""
+    """Returns the figures of all contestants on all models, and the check of the kernel."""
     deadline = time.monotonic() + 60 * arguments.minutes
-    found = before(arguments.results)
-    results = {model: dict(found.get("models", {}).get(model, {}).get("contestants", {})) for model in cases}
-    kernels = found.get("kernels", {})
+    saved = before(arguments.results)
+    results = {model: dict(saved.get("models", {}).get(model, {}).get("contestants", {})) for model in cases}
+    kernels = saved.get("kernels", {})
     if not kernels.get("equal"):
         kernels = check_kernels(arguments) if machine.gpu() else {"equal": None, "error": "there is no GPU"}
     names = [name for name in arguments.contestants if arguments.peer != "none" or name not in PEERS]
@@ -70,11 +70,11 @@ def compare(arguments, cases: dict[str, contestants.Case]) -> dict[str, Any]:
             **machine.describe(arguments.commit),
             "precision": "bfloat16 over float32 parameters",
             "kernels": kernels,
-            "models": found.get("models", {})
+            "models": saved.get("models", {})
             | {model: summary(model, cases[model], results[model]) for model in cases},
         }
 
-    # The first of each side on a model after another, then the others.
+    # First the main contestant of each side on every model, then the others.
     for model, name in sorted(((m, n) for m in cases for n in names), key=lambda pair: ORDER.index(pair[1]) > 1):
         if "error" not in results[model].get(name, {"error": "not measured"}):
             continue
@@ -87,7 +87,7 @@ def compare(arguments, cases: dict[str, contestants.Case]) -> dict[str, Any]:
 
 
 def before(path: str | None) -> dict[str, Any]:
-    """What calls before have measured."""
+    """Returns the saved figures of earlier calls."""
     if path is None or not os.path.exists(path):
         return {}
     with open(path) as file:
@@ -95,19 +95,19 @@ def before(path: str | None) -> dict[str, Any]:
 
 
 def check_kernels(arguments) -> dict[str, Any]:
-    """What `kernel_check.py` says."""
+    """Returns the result of `kernel_check.py`."""
     script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "kernel_check.py")
     try:
         done = subprocess.run([sys.executable, script], stdout=subprocess.PIPE, text=True, timeout=arguments.seconds)
     except subprocess.TimeoutExpired:
         return {"equal": False, "error": f"took more than {arguments.seconds:.0f} seconds"}
-    found = json.loads(done.stdout) if done.stdout else {"equal": False, "error": f"died with {done.returncode}"}
-    print(f"flash beside plain attention: {json.dumps(found)}", file=sys.stderr, flush=True)
-    return found
+    result = json.loads(done.stdout) if done.stdout else {"equal": False, "error": f"died with {done.returncode}"}
+    print(f"flash compared with plain attention: {json.dumps(result)}", file=sys.stderr, flush=True)
+    return result
 
 
 def summary(model: str, case: contestants.Case, results: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """A model's shapes, its contestants' figures and how much faster ours is."""
+    """Returns a model's shapes, the figures of its contestants and the ratios of speed."""
     speeds = {name: result["tokens_per_second"] for name, result in results.items() if "error" not in result}
     ours = max((speed for name, speed in speeds.items() if name in OURS), default=None)
     return {
@@ -123,7 +123,7 @@ def summary(model: str, case: contestants.Case, results: dict[str, dict[str, Any
 
 
 def measure_apart(arguments, model: str, case: contestants.Case, name: str, deadline: float) -> dict[str, Any]:
-    """A contestant's figures, measured in a process of its own on as many of the case's rows as fit."""
+    """Returns the figures of a contestant, measured in a new process on as many rows as fit."""
     rows = case.rows
     while True:
         result = ask(arguments, model, rows, name, min(arguments.seconds, deadline - time.monotonic()))
@@ -133,12 +133,12 @@ def measure_apart(arguments, model: str, case: contestants.Case, name: str, dead
 
 
 def out_of_memory(error: str) -> bool:
-    """Whether this is how jax or torch says so."""
+    """Whether an error of jax or torch reports missing memory."""
     return "RESOURCE_EXHAUSTED" in error or "out of memory" in error.lower()
 
 
 def ask(arguments, model: str, rows: int, name: str, seconds: float) -> dict[str, Any]:
-    """What a contestant's process answers within the seconds, or its error."""
+    """Returns the answer of a contestant's process, or an error if it takes too long."""
     if seconds <= 0:
         return {"error": f"not begun: the {arguments.minutes:g} minutes were over"}
     script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "train_step.py")
@@ -155,19 +155,19 @@ def ask(arguments, model: str, rows: int, name: str, seconds: float) -> dict[str
 
 
 def serve(arguments, case: contestants.Case, replies) -> None:
-    """Measures a contestant and answers with its figures or its error."""
+    """Measures a contestant and prints its figures or its error."""
     try:
         result = measure(contestants.make(arguments.contestant, case), arguments.rounds, arguments.steps)
         result |= speed(case, result)
         if not math.isfinite(result["last_loss"]):
             result = {"error": f"the loss is {result['last_loss']}", **result}
-    except Exception as error:  # Whatever it is, the other contestants go on.
+    except Exception as error:  # The other contestants continue after any error.
         result = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"}
     print(json.dumps(result), file=replies, flush=True)
 
 
 def measure(contestant: contestants.Contestant, rounds: int, steps: int) -> dict[str, Any]:
-    """Seconds a step in each of `rounds` blocks of `steps`, the first step's, the first and last loss, the facts."""
+    """Returns the seconds per step in `rounds` blocks of `steps`, those of the first step, two losses and the facts."""
     began = time.perf_counter()
     contestant.step()
     first_loss = contestant.wait()
@@ -194,7 +194,7 @@ def measure(contestant: contestants.Contestant, rounds: int, steps: int) -> dict
 
 
 def speed(case: contestants.Case, result: dict[str, Any]) -> dict[str, Any]:
-    """Tokens a second, encoder's and decoder's, and the MFU where the device's peak is known."""
+    """Returns the tokens per second of encoder and decoder, and the MFU if the device's peak is known."""
     step = flops.per_step(case.run.model, case.rows, case.length, case.targets, case.decoder_length)
     chip = flops.chip(result["device"])
     return {

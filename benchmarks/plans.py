@@ -1,12 +1,12 @@
-"""Published models on the slices and GPUs that they would train on, by their compilers: memory, time, what is sent.
+"""Plans of published models on slices and GPUs that are not here, by their compilers: memory, time and traffic.
 
     python benchmarks/plans.py                                  # all of them: hours on two cores
     python benchmarks/plans.py bert_large_v5e_4x4 elmo_v5e_2x4  # some
-    python benchmarks/plans.py --table                          # the table of docs/pods.md from what is there
+    python benchmarks/plans.py --table                          # the table of docs/pods.md from the saved results
 
-Each row is `plm_jax plan` in a process of its own, as its config is shipped but for the flags that the row shows; what
-it finds goes to `results/plan_NAME.json` with commit, versions and the processor seconds that compiling took. A row is
-not compiled again unless the package has changed since. At the end the table in docs/pods.md is made anew.
+Each row is a run of `plm_jax plan` on a shipped config with the flags of the row. Its result is written to
+`results/plan_NAME.json` with commit, versions and CPU seconds of compilation. A row is only compiled again if the
+package has changed since. At the end the table in docs/pods.md is updated.
 """
 
 import argparse
@@ -26,8 +26,8 @@ import machine
 ROOT = pathlib.Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks/results"
 PAGE = ROOT / "docs/pods.md"
-# Of BERT's kin those whose batches have a row for each of 512 chips, and those of fewer rows. A 512th of their widths
-# is too little to scatter: it takes copies.
+# Encoders with a row in the batch for each of 512 chips, and those with fewer rows. A 512th of their widths is too
+# small to shard: the weights are replicated.
 MANY_ROWS = ("roberta:large", "electra:large", "albert:xxlarge", "albert:xlarge", "distilbert:base", "roberta:base")
 MANY_ROWS += ("albert:large", "albert:base")
 FEW_ROWS = ("bert:large", "spanbert:large", "bert:base", "electra:base", "electra:small", "spanbert:base")
@@ -70,50 +70,50 @@ BEGIN, END = "<!-- plans: made by benchmarks/plans.py -->", "<!-- end of plans -
 
 
 def main() -> None:
-    """Compiles what is asked for and not there, then writes the table."""
+    """Compiles the rows without a result, then writes the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows", nargs="*", metavar="ROW", help=f"of {', '.join(ROWS)}; none: all")
     parser.add_argument("--table", action="store_true", help="compile nothing")
     parser.add_argument("--minutes", type=float, default=60, help="after which a row is given up (default: 60)")
-    given = parser.parse_args()
-    for name in () if given.table else given.rows or ROWS:
+    flags = parser.parse_args()
+    for name in () if flags.table else flags.rows or ROWS:
         if name not in ROWS:
             parser.error(f"'{name}' is no row: give some of {', '.join(ROWS)}")
         if (before := read(name)) and "plan" in before and unchanged(before["commit"]):
             print(f"{name}: there", file=sys.stderr, flush=True)
             continue
         print(f"{name}: {ROWS[name]}", file=sys.stderr, flush=True)
-        found = planned(ROWS[name], given.minutes)
-        path(name).write_text(json.dumps({"row": name} | found, indent=2) + "\n")
-        print(f"{name}: {found.get('error') or told(found)}", file=sys.stderr, flush=True)
-    results = {name: found for name in ROWS if (found := read(name))}
+        result = planned(ROWS[name], flags.minutes)
+        path(name).write_text(json.dumps({"row": name} | result, indent=2) + "\n")
+        print(f"{name}: {result.get('error') or describe(result)}", file=sys.stderr, flush=True)
+    results = {name: result for name in ROWS if (result := read(name))}
     text = PAGE.read_text()
-    made = f"{BEGIN}\n{table(results)}\n{END}"
-    PAGE.write_text(re.sub(f"{re.escape(BEGIN)}.*{re.escape(END)}", lambda _: made, text, flags=re.DOTALL))
-    print(json.dumps({name: summary(found) for name, found in results.items()}, indent=2))
+    new_table = f"{BEGIN}\n{table(results)}\n{END}"
+    PAGE.write_text(re.sub(f"{re.escape(BEGIN)}.*{re.escape(END)}", lambda _: new_table, text, flags=re.DOTALL))
+    print(json.dumps({name: summary(result) for name, result in results.items()}, indent=2))
 
 
 def unchanged(commit: str) -> bool:
-    """Whether the package is what it was at a commit."""
+    """Whether the package is the same as at a commit."""
     command = ["git", "-C", str(ROOT), "diff", "--quiet", commit, "--", "plm_jax", "configs"]
     return subprocess.run(command, stderr=subprocess.DEVNULL).returncode == 0
 
 
 def path(name: str) -> pathlib.Path:
-    """Where a row's result lies."""
+    """Returns the path of a row's result."""
     return RESULTS / f"plan_{name}.json"
 
 
 def read(name: str) -> dict[str, Any] | None:
-    """A row's result, None: there is none."""
+    """Returns a row's result, or None."""
     return json.loads(path(name).read_text()) if path(name).exists() else None
 
 
 def planned(row: str, minutes: float) -> dict[str, Any]:
-    """What `plan` says of a row, with what it ran on."""
+    """Runs `plan` for a row; returns its result and the machine."""
     config, topology, *flags = shlex.split(row)
     arguments = [f"--config={config}", f"--topology={topology}", *flags]
-    found = machine.describe() | {"command": shlex.join(["plm_jax", "plan", *arguments])}
+    result = machine.describe() | {"command": shlex.join(["plm_jax", "plan", *arguments])}
     with tempfile.TemporaryDirectory() as folder:
         output = pathlib.Path(folder) / "plan.json"
         command = [sys.executable, "-m", "plm_jax", "plan", *arguments, f"--output={output}"]
@@ -125,27 +125,30 @@ def planned(row: str, minutes: float) -> dict[str, Any]:
             error = f"given up after {minutes:g} minutes"
         after = os.times()
         used = after.children_user + after.children_system - before.children_user - before.children_system
-        found |= {"wall_seconds": time.perf_counter() - began, "processor_seconds": used}
-        return found | ({"error": error} if error else {"plan": json.loads(output.read_text())})
+        result |= {"wall_seconds": time.perf_counter() - began, "processor_seconds": used}
+        return result | ({"error": error} if error else {"plan": json.loads(output.read_text())})
 
 
-def summary(found: dict[str, Any]) -> dict[str, Any]:
-    """What is compared between rows."""
-    plan = found.get("plan")
+def summary(result: dict[str, Any]) -> dict[str, Any]:
+    """Returns the figures that are compared between rows."""
+    plan = result.get("plan")
     if plan is None:
-        return {"error": found["error"]}
-    own = plan["bytes_per_device"]
-    kept = {"mesh": {axis: size for axis, size in plan["mesh"].items() if size > 1}, "remat": plan["remat"]}
-    kept |= {"microbatches": plan["stage"]["microbatches"], "fits": plan["fits"]}
-    kept |= {"state_gb": (own["parameters"] + own["optimizer"]) / 1e9, "total_gb": own["total"] and own["total"] / 1e9}
-    kept |= {"processor_seconds": found["processor_seconds"]}
+        return {"error": result["error"]}
+    memory = plan["bytes_per_device"]
+    figures = {"mesh": {axis: size for axis, size in plan["mesh"].items() if size > 1}, "remat": plan["remat"]}
+    figures |= {"microbatches": plan["stage"]["microbatches"], "fits": plan["fits"]}
+    figures |= {
+        "state_gb": (memory["parameters"] + memory["optimizer"]) / 1e9,
+        "total_gb": memory["total"] and memory["total"] / 1e9,
+    }
+    figures |= {"processor_seconds": result["processor_seconds"]}
     if "estimate" not in plan:
-        return kept | {"suggestion": plan.get("suggestion")}
+        return figures | {"suggestion": plan.get("suggestion")}
     alone = plan["estimate"]["seconds_alone"]
     network = sum(seconds for name, seconds in alone.items() if name not in ("compute", "memory"))
     sent = {form: sum(of[form] for of in plan["collectives"].values()) for form in ("bytes", "synchronous")}
-    return kept | {
-        "temporaries_gb": own["temporaries"] / 1e9,
+    return figures | {
+        "temporaries_gb": memory["temporaries"] / 1e9,
         "program_over_model_flops": plan["program_flops_per_step"] / plan["model_flops_per_step"],
         "memory_over_compute": alone["memory"] / alone["compute"],
         "network_over_compute": network / alone["compute"],
@@ -157,29 +160,29 @@ def summary(found: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def told(found: dict[str, Any]) -> str:
-    """A result in a line."""
-    return ", ".join(f"{name} {value}" for name, value in summary(found).items())
+def describe(result: dict[str, Any]) -> str:
+    """Formats a result in a line."""
+    return ", ".join(f"{name} {value}" for name, value in summary(result).items())
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:
-    """The results as a table of Markdown, with MaxText's figures beneath ours."""
+    """Formats the results as a Markdown table, with MaxText's figures below ours."""
     lines = [
         "| run | mesh, microbatches, recomputed | state + temporaries, GB | memory, network : compute "
         "| GB sent (synchronous) | at best | compiling |",
         "|---|---|---|---|---|---|---|",
     ]
-    for name, found in results.items():
-        lines.append(_line(found))
+    for name, result in results.items():
+        lines.append(_line(result))
         if name == MAXTEXT["row"]:
             state, temporaries = MAXTEXT["state"] / 1e9, MAXTEXT["temporaries"] / 1e9
             lines.append(f"| the same by MaxText 0.2.5 | fsdp 64 | {state:.2f} + {temporaries:.2f} | | | | |")
     return "\n".join(lines)
 
 
-def _line(found: dict[str, Any]) -> str:
-    short = summary(found)
-    run = found["command"].removeprefix("plm_jax plan ").replace("--config=", "").replace("--topology=", "")
+def _line(result: dict[str, Any]) -> str:
+    short = summary(result)
+    run = result["command"].removeprefix("plm_jax plan ").replace("--config=", "").replace("--topology=", "")
     run = f"`{run.replace('--config.', '')}`"
     if "error" in short:
         return f"| {run} | {short['error']} | | | | | |"
@@ -187,8 +190,8 @@ def _line(found: dict[str, Any]) -> str:
     layout = f"{mesh}, {short['microbatches']}, {short['remat']}"
     compiling = f"{short['processor_seconds']:.0f} s"
     if "seconds_at_best" not in short:
-        wanted = f"does not fit: {short['total_gb']:.1f}" if short["total_gb"] else "does not fit"
-        return f"| {run} | {layout} | {wanted} | | | | {compiling} |"
+        verdict = f"does not fit: {short['total_gb']:.1f}" if short["total_gb"] else "does not fit"
+        return f"| {run} | {layout} | {verdict} | | | | {compiling} |"
     return (
         f"| {run} | {layout} | {short['state_gb']:.2f} + {short['temporaries_gb']:.2f} "
         f"| {short['memory_over_compute']:.2f}, {short['network_over_compute']:.2f} "

@@ -1,14 +1,14 @@
-"""One training step of ours against a peer's: same shapes, same precision, on the same machine.
+"""A training step of plm_jax compared with a peer's: same shapes, same precision, on the same machine.
 
     python benchmarks/train_step.py --model=gpt2_small --peer=torch     # on a CPU, in float32
     python benchmarks/train_step.py --device=gpu                        # on an NVIDIA GPU, in bfloat16: see on_gpu.py
 
-On a CPU each contestant is a process of its own that makes its model, warms up, and then does one step whenever it is
-told to, so that no two run at once. Prints JSON: seconds a step (medians over the interleaved rounds) and ratios
-ours / peer. The peers are Hugging Face's PyTorch models with fused AdamW, eager and compiled; BERT's twice: as they
-come, with the head on every position (`torch_default`), and tuned, with the head on masked positions only. Each runs as
-its users run it: torch in the plain environment, ours with the memory settings of `launch/environment.sh` and
-`pretrain`. `--same_memory` gives torch those settings too.
+On a CPU each contestant is a process that builds its model, warms up, and then takes one step on request, so that no
+two run at once. Prints JSON: seconds per step (medians over the interleaved rounds) and ratios ours / peer. The peers
+are Hugging Face's PyTorch models with fused AdamW, eager and compiled; BERT's twice: unchanged, with the head on every
+position (`torch_default`), and tuned, with the head on masked positions only. Each runs as its users run it: torch in
+the plain environment, ours with the memory settings of `launch/environment.sh` and `pretrain`. `--same_memory` uses
+these settings for torch, too.
 """
 
 import argparse
@@ -37,7 +37,8 @@ CONFIGS = {
     "albert_xlarge": "albert.py:xlarge",
     "bart_large": "bart.py:large",
 }
-# device: model: rows, length, targets a row; on a GPU published lengths, rows for 80 GB, what matters most first.
+# Rows, length and targets per row by device and model; on a GPU published lengths and rows for 80 GB, the most
+# important first.
 SHAPES = {
     "cpu": {
         "gpt2_small": (4, 256, 256),
@@ -57,14 +58,14 @@ SHAPES = {
         "bart_large": (16, 512, 512),
     },
 }
-# Trained with the dropout of their config, which is the paper's; the others without.
+# Models trained with the dropout of their config, which is the paper's; the others have none.
 DROPOUT = {"gpu": ("bert_large", "bert_large_128")}
 TINY = {"rows": 2, "length": 64, "layers": 2, "pairs": 2, "rounds": 2, "steps": 2}
 TUNED = ("torch_eager", "torch_compile")
 
 
 def main() -> None:
-    """Has all contestants measured, or is one of them."""
+    """Measures all contestants, or runs one of them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=SHAPES, default="cpu")
     parser.add_argument("--model", choices=CONFIGS, help="default: gpt2_small; on a GPU all that are measured there")
@@ -99,7 +100,7 @@ def main() -> None:
 
 
 def make_case(arguments, model: str) -> contestants.Case:
-    """What the contestants train, by the flags."""
+    """Returns the case that the flags describe."""
     rows, length, targets = SHAPES[arguments.device][model]
     longer = arguments.length or length
     return contestants.Case(
@@ -115,7 +116,7 @@ def make_case(arguments, model: str) -> contestants.Case:
 
 
 def compare(arguments, cases: dict[str, contestants.Case]) -> dict:
-    """The figures of all contestants on a CPU."""
+    """Returns the figures of all contestants on a CPU."""
     ((model, case),) = cases.items()
     peers = (*(["torch_default"] if model.startswith("bert") else []), *TUNED)
     names = ("plm_jax", *(peers if arguments.peer == "torch" else ()))
@@ -149,21 +150,21 @@ def compare(arguments, cases: dict[str, contestants.Case]) -> dict:
     }
 
 
-# What `launch/environment.sh` and `command_line.keep_freed_memory` set.
+# Settings of `launch/environment.sh` and `command_line.keep_freed_memory`.
 MEMORY = ":".join(
     f"glibc.malloc.{setting}" for setting in ("hugetlb=1", "mmap_max=0", "trim_threshold=1000000000000", "arena_max=1")
 )
 
 
 def start(name: str, keeps_memory: bool) -> subprocess.Popen:
-    """A contestant's process."""
+    """Starts the process of a contestant."""
     command = [sys.executable, os.path.abspath(__file__), *sys.argv[1:], f"--contestant={name}"]
     environment = {**os.environ, "GLIBC_TUNABLES": MEMORY} if keeps_memory else None
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
 
 
 def ask(name: str, worker: subprocess.Popen) -> float:
-    """Has a contestant do a step; the seconds it took."""
+    """Requests a step from a contestant; returns its seconds."""
     worker.stdin.write("step\n")
     worker.stdin.flush()
     reply = worker.stdout.readline()
@@ -173,7 +174,7 @@ def ask(name: str, worker: subprocess.Popen) -> float:
 
 
 def serve(arguments, case: contestants.Case, replies) -> None:
-    """Does a step for each line read and answers with its seconds; the first three, which compile, are its warm-up."""
+    """Takes a step for each input line and prints its seconds; the first three, which compile, are the warm-up."""
     contestant = contestants.make(arguments.contestant, case)
 
     def step():

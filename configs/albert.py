@@ -19,19 +19,9 @@ line, where the paths in `data.sources` point, and the model of albert/albert-ba
 `vocabulary.spec` points, or set both.
 """
 
-from typing import NamedTuple
-
 from plm_jax import config, models, objectives
+from plm_jax.configs import Size, published_run
 from plm_jax.data.sources import corpora
-
-
-class Size(NamedTuple):
-    """Dimensions."""
-
-    layers: int
-    width: int
-    heads: int
-
 
 SIZES = {
     "base": Size(layers=12, width=768, heads=12),
@@ -56,7 +46,7 @@ SOURCE = "Lan et al. 2020"
 
 
 def model(layers: int, width: int, heads: int, vocab_size: int = 30000, length: int = 512, dropout: float = 0.0):
-    """A model of ALBERT's kind, with its heads for masked tokens and pairs."""
+    """Returns an ALBERT model, with its heads for masked tokens and pairs."""
     return models.EncoderConfig(
         embedding=models.EmbeddingConfig(
             vocab_size=vocab_size, width=width, token_types=2, norm=True, embedding_size=128
@@ -75,9 +65,9 @@ def model(layers: int, width: int, heads: int, vocab_size: int = 30000, length: 
 
 
 def get_config(size: str = "base"):
-    """The run of one of SIZES; with `v2-` before it, of the second version."""
+    """Returns the run of one of SIZES; the prefix `v2-` selects the second version."""
     of = config.choose(SIZES | {V2 + name: of for name, of in SIZES.items()}, size)
-    run = config.Run(
+    run = published_run(
         model=model(*of, dropout=0.0 if size.startswith(V2) else 0.1),
         objective=objectives.MaskedLM(max_predictions=20, whole_words=3),
         vocabulary=config.VocabularyConfig(
@@ -92,8 +82,5 @@ def get_config(size: str = "base"):
         optimizer=config.LambConfig(),
         schedule=config.LinearSchedule(learning_rate=1.76e-3, warmup_steps=3125, decay_counts_warmup=True),
         train=config.TrainConfig(steps=STEPS.get(size, 125_000), batch_size=4096),
-        mesh=config.MeshConfig(data=1, fsdp=-1),
-        precision=config.PrecisionConfig(compute="bfloat16"),
-        evaluation=config.EvaluationConfig(every=5000, max_batches=64),
     )
     return config.to_config_dict(run)

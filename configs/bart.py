@@ -19,6 +19,7 @@ import dataclasses
 from typing import NamedTuple
 
 from plm_jax import config, models, objectives
+from plm_jax.configs import published_run
 from plm_jax.data.sources import corpora
 
 
@@ -45,7 +46,7 @@ SOURCE = "Lewis et al. 2020"
 
 
 def model(layers: int, width: int, heads: int, vocab_size: int = 50265, length: int = 1024, dropout: float = 0.1):
-    """A model of BART's kind."""
+    """Returns a BART model."""
     return models.EncoderDecoderConfig(
         embedding=models.EmbeddingConfig(vocab_size=vocab_size, width=width, norm=True),
         attention=models.AttentionConfig(
@@ -61,9 +62,9 @@ def model(layers: int, width: int, heads: int, vocab_size: int = 50265, length: 
 
 
 def get_config(size: str = "base"):
-    """The run of one of SIZES."""
+    """Returns the run of one of SIZES."""
     of = config.choose(SIZES, size)
-    run = config.Run(
+    run = published_run(
         model=dataclasses.replace(model(of.layers, of.width, of.heads), remat="dots"),
         objective=objectives.Denoising(),
         vocabulary=config.VocabularyConfig(
@@ -90,8 +91,5 @@ def get_config(size: str = "base"):
             microbatches=5,  # As `remat`: so they fit; where memory is ample, 1 and none.
             phases=(config.PhaseConfig(until=0.9), config.PhaseConfig(until=1.0, dropout=0.0)),
         ),
-        mesh=config.MeshConfig(data=1, fsdp=-1),
-        precision=config.PrecisionConfig(compute="bfloat16"),
-        evaluation=config.EvaluationConfig(every=5000, max_batches=64),
     )
     return config.to_config_dict(run)

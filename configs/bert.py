@@ -19,11 +19,12 @@ import dataclasses
 from typing import NamedTuple
 
 from plm_jax import config, models, objectives
+from plm_jax.configs import published_run
 from plm_jax.data.sources import corpora
 
 
 class Size(NamedTuple):
-    """Dimensions; `remat` is what the backward pass recomputes."""
+    """Dimensions; `remat` is the recomputation in the backward pass."""
 
     layers: int
     width: int
@@ -60,7 +61,7 @@ VOCAB_SIZES = {False: 30522, True: 28996}
 
 
 def model(layers: int, width: int, heads: int, vocab_size: int, length: int = 512, dropout: float = 0.1):
-    """A model of BERT's kind, with its heads for masked tokens and pairs."""
+    """Returns a BERT model, with its heads for masked tokens and pairs."""
     return models.EncoderConfig(
         embedding=models.EmbeddingConfig(vocab_size=vocab_size, width=width, token_types=2, norm=True),
         attention=models.AttentionConfig(
@@ -77,12 +78,13 @@ def model(layers: int, width: int, heads: int, vocab_size: int, length: int = 51
 
 
 def get_config(size: str = "base"):
-    """The run of one of SIZES; `base-cased` and `large-cased` keep capitals and accents."""
+    """Returns the run of one of SIZES; `base-cased` and `large-cased` keep capitals and accents."""
     names = [*SIZES, *(f"{name}{CASED}" for name in ("base", "large"))]
     cased = config.choose({name: name.endswith(CASED) for name in names}, size)
     of = SIZES[size.removesuffix(CASED)]
     folder = f"../vocabularies/bert-{'cased' if cased else 'uncased'}"
-    run = config.Run(
+    run = published_run(
+        evaluate_every=10_000,
         model=dataclasses.replace(model(of.layers, of.width, of.heads, VOCAB_SIZES[cased]), remat=of.remat),
         objective=objectives.MaskedLM(),
         vocabulary=config.VocabularyConfig(
@@ -103,7 +105,5 @@ def get_config(size: str = "base"):
             phases=(config.PhaseConfig(until=0.9, length=128), config.PhaseConfig(until=1.0, length=512)),
         ),
         mesh=config.MeshConfig(data=1, fsdp=-1, gather="step"),
-        precision=config.PrecisionConfig(compute="bfloat16"),
-        evaluation=config.EvaluationConfig(every=10_000, max_batches=64),
     )
     return config.to_config_dict(run)

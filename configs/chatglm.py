@@ -22,10 +22,11 @@ import dataclasses
 from typing import NamedTuple
 
 from plm_jax import config, models, objectives
+from plm_jax.configs import published_run
 
 
 class Size(NamedTuple):
-    """Dimensions, the longest text, the epsilon of the norms, and tokens to train on."""
+    """Dimensions, the longest text, the epsilon of the norms, and number of training tokens."""
 
     layers: int
     vocab_size: int
@@ -57,7 +58,7 @@ SOURCE = "GLM Team 2024"
 
 
 def model(layers: int, vocab_size: int, length: int, epsilon: float):
-    """A model of ChatGLM2's kind: rotary positions on half of each head, two groups of keys and values."""
+    """Returns a ChatGLM2 model: rotary positions on half of each head, two groups of keys and values."""
     return models.DecoderConfig(
         embedding=models.EmbeddingConfig(vocab_size=vocab_size, width=4096),
         attention=models.AttentionConfig(
@@ -76,7 +77,7 @@ def model(layers: int, vocab_size: int, length: int, epsilon: float):
 
 
 def first_model(layers: int, vocab_size: int, length: int, epsilon: float):
-    """A model of ChatGLM-6B's kind."""
+    """Returns a ChatGLM-6B model."""
     return models.DecoderConfig(
         embedding=models.EmbeddingConfig(vocab_size=vocab_size, width=4096),
         attention=models.AttentionConfig(heads=32, head_dim=128, position=models.Rotary2D(length=length)),
@@ -88,7 +89,7 @@ def first_model(layers: int, vocab_size: int, length: int, epsilon: float):
 
 
 def first(run: config.Run, of: Size) -> config.Run:
-    """What is otherwise in 6b."""
+    """Returns the run of 6b, which differs from the later ones."""
     ids = {"pad": 3, "eos": 2, "mask": 130_000, "gmask": 130_001, "sop": 130_004, "eop": 130_005}
     spec = "sentencepiece:../vocabularies/chatglm/ice_text.model"
     return dataclasses.replace(
@@ -102,10 +103,10 @@ def first(run: config.Run, of: Size) -> config.Run:
 
 
 def get_config(size: str = "3-6b"):
-    """The run of one of SIZES."""
+    """Returns the run of one of SIZES."""
     of = config.choose(SIZES, size)
     name, above = ("glm4", GLM4_IDS) if size == "4-9b" else ("chatglm2", CHATGLM2_IDS)
-    run = config.Run(
+    run = published_run(
         model=dataclasses.replace(model(of.layers, of.vocab_size, of.length, of.epsilon), remat="full"),
         objective=objectives.Causal(),
         vocabulary=config.VocabularyConfig(f"sentencepiece:../vocabularies/{name}/tokenizer.model", unk=0, **above),
@@ -118,8 +119,5 @@ def get_config(size: str = "3-6b"):
         optimizer=config.AdamWConfig(b1=0.9, b2=0.95, epsilon=1e-5, weight_decay=0.1, clip_norm=1.0),
         schedule=config.CosineSchedule(learning_rate=3e-4, warmup_steps=2000, final_fraction=0.1),
         train=config.TrainConfig(steps=round(of.tokens / (ROWS * LENGTH)), batch_size=ROWS),
-        mesh=config.MeshConfig(data=1, fsdp=-1),
-        precision=config.PrecisionConfig(compute="bfloat16"),
-        evaluation=config.EvaluationConfig(every=5000, max_batches=64),
     )
     return config.to_config_dict(first(run, of) if size == "6b" else run)

@@ -25,12 +25,12 @@ from plm_jax.configs.t5 import model as t5_model
 
 CORPORA = "package:data/corpora"
 VOCAB_SIZE = 4096
-# Of a width of 128; scores of attention are then as far apart as in BERT, whose 0.02 are for a width of 768 and more.
+# For a width of 128: attention scores are then spread as in BERT, whose 0.02 are for a width of at least 768.
 INITIAL_STD = 0.06
 
 
 def gpt2() -> config.Run:
-    """A GPT-2 small enough for a laptop."""
+    """Returns a GPT-2 small enough for a laptop."""
     return config.Run(
         model=gpt2_model(layers=4, width=192, heads=6, vocab_size=VOCAB_SIZE, length=128, dropout=0.0),
         objective=objectives.Causal(),
@@ -47,11 +47,11 @@ def gpt2() -> config.Run:
 
 
 def bert() -> config.Run:
-    """A BERT that learns within minutes to read what stands beside a masked token.
+    """Returns a BERT that learns within minutes to use the neighbors of a masked token.
 
-    What it gains at first, 0.4 nats, is copied: of the tokens to predict a tenth are visible. With BERT's initial
+    At first it gains 0.4 nats by copying, because a tenth of the tokens to predict are visible. With BERT's initial
     spread of 0.02, or in rows of 64 tokens from the start, hundreds of steps bring little more. Rows of 8 tokens leave
-    little else to attend to: there it finds the neighbours, and then finds them in long rows, too.
+    little else to attend to: there it finds the neighbors, and then finds them in long rows, too.
     """
     vocab_size = 1024
     model = bert_model(layers=3, width=128, heads=4, vocab_size=vocab_size, length=64, dropout=0.0)
@@ -77,10 +77,10 @@ def bert() -> config.Run:
 
 
 def t5() -> config.Run:
-    """A T5 1.1 for a laptop, rows of 16 tokens first.
+    """Returns a T5 1.1 for a laptop, with rows of 16 tokens first.
 
-    In rows of 128 tokens from the start the decoder learns what follows what, and the first token of a span stays at
-    the word frequencies: nothing comes from the encoder in 600 steps.
+    With rows of 128 tokens from the start the decoder becomes a language model, and the first token of a span stays at
+    the word frequencies: in 600 steps the encoder has no effect.
     """
     vocab_size, sentinels = 1024, 32
     return config.Run(
@@ -104,9 +104,9 @@ def t5() -> config.Run:
 
 
 def electra() -> config.Run:
-    """A discriminator of the size of `bert`, over its vocabulary, and a generator a quarter as wide.
+    """Returns a discriminator of the size of `bert`, with its vocabulary, and a generator a quarter as wide.
 
-    What docs/sweeps.md says of it began with the weights of `bert`; from nothing it was not tried.
+    The results in docs/sweeps.md start from the weights of `bert`; training from scratch was not tried.
     """
     run = bert()
     model = electra_model(3, 128, 128, 32, run.vocabulary.train_size, length=64, dropout=0.0, head_dim=32)
@@ -114,10 +114,10 @@ def electra() -> config.Run:
 
 
 def elmo() -> config.Run:
-    """A biLM over the 4,096 most frequent words, 13 % of the text being others.
+    """Returns a biLM over the 4,096 most frequent words; 13 % of the text are other words.
 
-    ELMo's own Adagrad (configs/elmo.py) begins as plain gradient descent: in so few steps the squares of the gradients
-    never outgrow the first sum.
+    ELMo's Adagrad (configs/elmo.py) starts as plain gradient descent: in so few steps the squares of the gradients stay
+    below the initial sum.
     """
     model = models.ElmoConfig(
         embedding=models.CharacterCNNConfig(
@@ -141,7 +141,7 @@ def elmo() -> config.Run:
 
 
 def bart() -> config.Run:
-    """A BART of 2 + 2 layers, 128 wide."""
+    """Returns a BART of 2 + 2 layers, 128 wide."""
     return _denoiser(
         model=bart_model(2, 128, 4, vocab_size=1024, length=64, dropout=0.0),
         objective=objectives.Denoising(),
@@ -150,7 +150,7 @@ def bart() -> config.Run:
 
 
 def glm() -> config.Run:
-    """A GLM of 3 layers, 128 wide, that fills blanks of all three kinds, over the vocabulary of `bart`."""
+    """Returns a GLM of 3 layers, 128 wide, that fills blanks of all three kinds, with the vocabulary of `bart`."""
     return _denoiser(
         model=glm_model(layers=3, width=128, heads=4, vocab_size=1024, length=64, dropout=0.0),
         objective=objectives.BlankInfilling(sentence_rate=0.3, document_rate=0.3),
@@ -159,7 +159,7 @@ def glm() -> config.Run:
 
 
 def _denoiser(model, objective, length: int) -> config.Run:
-    """What `bart` and `glm` share: vocabulary, cache and recipe, which as in `t5` begins with short rows."""
+    """Returns a run with the vocabulary, cache and recipe of `bart` and `glm`, with short rows first as in `t5`."""
     ids = ("pad", "eos", "unk", "bos", "cls", "mask", "sop", "eop", "smask", "gmask")
     return config.Run(
         model=_spread(model),
@@ -179,9 +179,9 @@ def _denoiser(model, objective, length: int) -> config.Run:
 
 
 def t5_tasks() -> config.Run:
-    """The T5 of `t5` goes on with two text-to-text tasks, at the rate at which it was left.
+    """Returns a run that continues `t5` on two text-to-text tasks, at its last learning rate.
 
-    Three of four examples are reviews: an answer to the other task has more tokens, and so more of the loss.
+    Three of four examples are reviews: an answer of the other task has more tokens, and so more of the loss.
     """
     pretrained = t5()
     tasks = {
@@ -220,7 +220,7 @@ RUNS |= {"t5-tasks": t5_tasks}
 
 
 def _speeches(family: str, **settings) -> config.DataConfig:
-    """The corpus; every twentieth speech or so is held out."""
+    """Returns the corpus, with about every twentieth speech held out."""
     return config.DataConfig(
         cache_dir=f"../.cache/demo/{family}",
         sources={"sotu": config.JsonLines(path=f"{CORPORA}/sotu.jsonl.gz")},
@@ -236,7 +236,7 @@ def _short_first(until: float, length: int, rows: int, steps: int, batch_size: i
 
 
 def _spread(model):
-    """The model with the initial spread INITIAL_STD, positions included."""
+    """Returns the model with the initial spread INITIAL_STD, including positions."""
     position = dataclasses.replace(model.attention.position, init_std=INITIAL_STD)
     return dataclasses.replace(
         model,
@@ -246,5 +246,5 @@ def _spread(model):
 
 
 def get_config(family: str = "gpt2"):
-    """The demo run of a family."""
+    """Returns the demo run of a family."""
     return config.to_config_dict(config.choose(RUNS, family)())

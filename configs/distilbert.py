@@ -15,19 +15,9 @@ Wikipedia comes from TensorFlow Datasets. Put books, one JSON object {"text": â€
 points, and the vocabulary of google-bert/bert-base-uncased (vocab.txt) where `vocabulary.spec` points, or set both.
 """
 
-from typing import NamedTuple
-
 from plm_jax import config, models, objectives
+from plm_jax.configs import Size, published_run
 from plm_jax.data.sources import corpora
-
-
-class Size(NamedTuple):
-    """Dimensions."""
-
-    layers: int
-    width: int
-    heads: int
-
 
 SIZES = {
     "base": Size(layers=6, width=768, heads=12),
@@ -40,7 +30,7 @@ SOURCE = "Sanh et al. 2019"
 
 
 def model(layers: int, width: int, heads: int, vocab_size: int = 30522, length: int = 512, dropout: float = 0.1):
-    """A model of DistilBERT's kind, with its head for masked tokens."""
+    """Returns a DistilBERT model, with its head for masked tokens."""
     return models.EncoderConfig(
         embedding=models.EmbeddingConfig(vocab_size=vocab_size, width=width, norm=True),
         attention=models.AttentionConfig(
@@ -56,8 +46,9 @@ def model(layers: int, width: int, heads: int, vocab_size: int = 30522, length: 
 
 
 def get_config(size: str = "base"):
-    """The run of one of SIZES."""
-    run = config.Run(
+    """Returns the run of one of SIZES."""
+    run = published_run(
+        evaluate_every=500,
         model=model(*config.choose(SIZES, size)),
         objective=objectives.MaskedLM(),
         vocabulary=config.VocabularyConfig(
@@ -72,8 +63,5 @@ def get_config(size: str = "base"):
         optimizer=config.AdamWConfig(b1=0.9, b2=0.98, epsilon=1e-6, clip_norm=5.0),
         schedule=config.LinearSchedule(learning_rate=5e-4, warmup_steps=315),
         train=config.TrainConfig(steps=6300, batch_size=4096),
-        mesh=config.MeshConfig(data=1, fsdp=-1),
-        precision=config.PrecisionConfig(compute="bfloat16"),
-        evaluation=config.EvaluationConfig(every=500, max_batches=64),
     )
     return config.to_config_dict(run)

@@ -20,11 +20,12 @@ points, and the vocabulary of google-bert/bert-base-uncased (vocab.txt) where `v
 from typing import NamedTuple
 
 from plm_jax import config, models, objectives
+from plm_jax.configs import published_run
 from plm_jax.data.sources import corpora
 
 
 class Size(NamedTuple):
-    """Dimensions, of the tables and the generator, too."""
+    """Dimensions of the discriminator, the embeddings and the generator."""
 
     layers: int
     width: int
@@ -40,7 +41,7 @@ SIZES = {
 
 
 class Recipe(NamedTuple):
-    """How a size is trained; `rate` is the share of masked tokens, `length` a row's."""
+    """Training recipe of a size; `rate` is the share of masked tokens, `length` the row length."""
 
     rate: float
     length: int
@@ -74,7 +75,7 @@ def model(
     dropout: float = 0.1,
     head_dim: int = HEAD_DIM,
 ):
-    """A pair of ELECTRA's kind; the widths are multiples of `head_dim`."""
+    """Returns an ELECTRA pair; the widths are multiples of `head_dim`."""
     return models.ElectraConfig(
         embedding=models.EmbeddingConfig(
             vocab_size=vocab_size,
@@ -102,9 +103,10 @@ def model(
 
 
 def get_config(size: str = "base"):
-    """The run of one of SIZES."""
+    """Returns the run of one of SIZES."""
     of, recipe = config.choose(SIZES, size), RECIPES[size]
-    run = config.Run(
+    run = published_run(
+        evaluate_every=10_000,
         model=model(*of),
         objective=objectives.ReplacedToken(rate=recipe.rate),
         vocabulary=config.VocabularyConfig(
@@ -121,8 +123,5 @@ def get_config(size: str = "base"):
             learning_rate=recipe.learning_rate, warmup_steps=10_000, decay_counts_warmup=True
         ),
         train=config.TrainConfig(steps=recipe.steps, batch_size=recipe.batch_size),
-        mesh=config.MeshConfig(data=1, fsdp=-1),
-        precision=config.PrecisionConfig(compute="bfloat16"),
-        evaluation=config.EvaluationConfig(every=10_000, max_batches=64),
     )
     return config.to_config_dict(run)

@@ -47,7 +47,7 @@ SOURCE = "Peters et al. 2018"
 
 
 def model(width: int, cell: int, highway_layers: int, vocab_size: int = 793_471, dropout: float = 0.1):
-    """A model of ELMo's kind."""
+    """Returns an ELMo model."""
     return models.ElmoConfig(
         embedding=models.CharacterCNNConfig(vocab_size=vocab_size, width=width, highway_layers=highway_layers),
         lstm=models.LstmConfig(layers=2, cell=cell, cell_clip=3.0, projection_clip=3.0),
@@ -56,7 +56,7 @@ def model(width: int, cell: int, highway_layers: int, vocab_size: int = 793_471,
 
 
 def get_config(size: str = "original"):
-    """The run of one of SIZES."""
+    """Returns the run of one of SIZES."""
     run = config.Run(
         model=model(*config.choose(SIZES, size)),
         objective=objectives.BidirectionalLM(negative_samples=8192),

@@ -21,6 +21,7 @@ import dataclasses
 from typing import NamedTuple
 
 from plm_jax import config, models, objectives
+from plm_jax.configs import published_run
 from plm_jax.data.sources import corpora
 
 
@@ -44,7 +45,7 @@ SIZES = {
 
 
 class Recipe(NamedTuple):
-    """How a size is trained; `remat` is what the backward pass recomputes, `tensor` cuts heads and widths."""
+    """Training recipe of a size; `tensor` is the number of devices that share the heads and widths."""
 
     batch_size: int
     steps: int
@@ -142,7 +143,7 @@ SOURCE = "Du et al. 2022"
 
 
 def model(layers: int, width: int, heads: int, vocab_size: int, length: int, dropout: float = 0.1):
-    """A model of GLM's kind."""
+    """Returns a GLM model."""
     return models.DecoderConfig(
         embedding=models.EmbeddingConfig(vocab_size=vocab_size, width=width),
         attention=models.AttentionConfig(
@@ -157,10 +158,10 @@ def model(layers: int, width: int, heads: int, vocab_size: int, length: int, dro
 
 
 def get_config(size: str = "base"):
-    """The run of one of SIZES."""
+    """Returns the run of one of SIZES."""
     of, recipe = config.choose(SIZES, size), RECIPES[size]
     bert, large = size in ("base", "large"), size in OBJECTIVES
-    run = config.Run(
+    run = published_run(
         model=dataclasses.replace(model(*of), remat=recipe.remat),
         objective=OBJECTIVES.get(size, objectives.BlankInfilling()),
         vocabulary=BERT if bert else GPT2,
@@ -184,7 +185,5 @@ def get_config(size: str = "base"):
         ),
         train=config.TrainConfig(steps=recipe.steps, batch_size=recipe.batch_size, microbatches=recipe.microbatches),
         mesh=config.MeshConfig(data=1, fsdp=-1, tensor=recipe.tensor),
-        precision=config.PrecisionConfig(compute="bfloat16"),
-        evaluation=config.EvaluationConfig(every=5000, max_batches=64),
     )
     return config.to_config_dict(run)

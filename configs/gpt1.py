@@ -12,19 +12,9 @@ that size. In it an end of text stands after each book, for nothing was publishe
 before. Put books, one JSON object {"text": …} a line, where `data.sources.books.path` points, or set it.
 """
 
-from typing import NamedTuple
-
 from plm_jax import config, models, objectives
+from plm_jax.configs import Size, published_run
 from plm_jax.data.sources import corpora
-
-
-class Size(NamedTuple):
-    """Dimensions."""
-
-    layers: int
-    width: int
-    heads: int
-
 
 SIZES = {
     "base": Size(layers=12, width=768, heads=12),
@@ -38,7 +28,7 @@ SOURCE = "Radford et al. 2018"
 
 
 def model(layers: int, width: int, heads: int, vocab_size: int = VOCAB_SIZE, length: int = 512, dropout: float = 0.1):
-    """A model of GPT-1's kind."""
+    """Returns a GPT-1 model."""
     return models.DecoderConfig(
         embedding=models.EmbeddingConfig(vocab_size=vocab_size, width=width),
         attention=models.AttentionConfig(
@@ -53,8 +43,9 @@ def model(layers: int, width: int, heads: int, vocab_size: int = VOCAB_SIZE, len
 
 
 def get_config(size: str = "base"):
-    """The run of one of SIZES."""
-    run = config.Run(
+    """Returns the run of one of SIZES."""
+    run = published_run(
+        evaluate_every=10_000,
         model=model(*config.choose(SIZES, size)),
         objective=objectives.Causal(),
         vocabulary=config.VocabularyConfig(
@@ -68,8 +59,5 @@ def get_config(size: str = "base"):
         optimizer=config.AdamWConfig(b1=0.9, b2=0.999, epsilon=1e-8, weight_decay=0.01, clip_norm=1.0),
         schedule=config.CosineSchedule(learning_rate=2.5e-4, warmup_steps=2000),
         train=config.TrainConfig(steps=3_000_000, batch_size=64),
-        mesh=config.MeshConfig(data=1, fsdp=-1),
-        precision=config.PrecisionConfig(compute="bfloat16"),
-        evaluation=config.EvaluationConfig(every=10_000, max_batches=64),
     )
     return config.to_config_dict(run)

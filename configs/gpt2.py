@@ -15,6 +15,7 @@ import dataclasses
 from typing import NamedTuple
 
 from plm_jax import config, models, objectives
+from plm_jax.configs import published_run
 from plm_jax.data.sources import corpora
 
 
@@ -48,7 +49,7 @@ SOURCE = "Radford et al. 2019"
 
 
 def model(layers: int, width: int, heads: int, vocab_size: int = 50257, length: int = 1024, dropout: float = 0.1):
-    """A model of GPT-2's kind."""
+    """Returns a GPT-2 model."""
     return models.DecoderConfig(
         embedding=models.EmbeddingConfig(vocab_size=vocab_size, width=width),
         attention=models.AttentionConfig(
@@ -65,9 +66,9 @@ def model(layers: int, width: int, heads: int, vocab_size: int = 50257, length: 
 
 
 def get_config(size: str = "small"):
-    """The run of one of SIZES."""
+    """Returns the run of one of SIZES."""
     of = config.choose(SIZES, size)
-    run = config.Run(
+    run = published_run(
         model=dataclasses.replace(model(of.layers, of.width, of.heads), remat=of.remat),
         objective=objectives.Causal(),
         vocabulary=config.VocabularyConfig(
@@ -81,8 +82,5 @@ def get_config(size: str = "small"):
         optimizer=config.AdamWConfig(b1=0.9, b2=0.95, epsilon=1e-8, weight_decay=0.1, clip_norm=1.0),
         schedule=config.CosineSchedule(learning_rate=of.learning_rate, warmup_steps=2000, final_fraction=0.1),
         train=config.TrainConfig(steps=300_000, batch_size=512, microbatches=of.microbatches),
-        mesh=config.MeshConfig(data=1, fsdp=-1),
-        precision=config.PrecisionConfig(compute="bfloat16"),
-        evaluation=config.EvaluationConfig(every=5000, max_batches=64),
     )
     return config.to_config_dict(run)

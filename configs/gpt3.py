@@ -23,6 +23,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from plm_jax import config, models, objectives
+from plm_jax.configs import published_run
 from plm_jax.data.sources import corpora
 
 LENGTH, FIRST_ROWS = 2048, 16
@@ -119,7 +120,7 @@ SOURCE = "Brown et al. 2020"
 
 
 def model(layers: int, width: int, heads: int, vocab_size: int = 50257, length: int = LENGTH, band: int = 256):
-    """A model of GPT-3's kind; every second layer sees the last `band` tokens."""
+    """Returns a GPT-3 model; every second layer sees the last `band` tokens."""
     return models.DecoderConfig(
         embedding=models.EmbeddingConfig(vocab_size=vocab_size, width=width),
         attention=models.AttentionConfig(
@@ -143,7 +144,7 @@ def ramp(rows: int, tokens: float) -> list[tuple[int, float]]:
 
 
 def steps_until(tokens: float, stages: list[tuple[int, float]]) -> int:
-    """After how many steps so many tokens are read, in stages as `ramp` gives them."""
+    """Returns the number of steps that read this number of tokens, in stages as returned by `ramp`."""
     steps, done = 0.0, 0.0
     for rows, end in stages:
         steps += max(min(tokens, end) - done, 0.0) / (rows * LENGTH)
@@ -152,7 +153,7 @@ def steps_until(tokens: float, stages: list[tuple[int, float]]) -> int:
 
 
 def get_config(size: str = "125m"):
-    """The run of one of SIZES."""
+    """Returns the run of one of SIZES."""
     of = config.choose(SIZES, size)
     rows, at_once = of.batch_size, of.rows_at_once or of.batch_size
     stages = [*ramp(rows, of.ramp_tokens), (rows, 300e9)]
@@ -166,7 +167,7 @@ def get_config(size: str = "125m"):
         )
         for few, end in stages
     )
-    run = config.Run(
+    run = published_run(
         model=dataclasses.replace(model(of.layers, of.width, of.heads), remat=of.remat),
         objective=objectives.Causal(),
         vocabulary=config.VocabularyConfig(
@@ -187,7 +188,5 @@ def get_config(size: str = "125m"):
         ),
         train=config.TrainConfig(steps=steps, batch_size=rows, microbatches=rows // at_once, phases=phases),
         mesh=config.MeshConfig(data=1, fsdp=-1, tensor=of.tensor),
-        precision=config.PrecisionConfig(compute="bfloat16"),
-        evaluation=config.EvaluationConfig(every=5000, max_batches=64),
     )
     return config.to_config_dict(run)

@@ -31,12 +31,13 @@ import dataclasses
 from typing import NamedTuple
 
 from plm_jax import config, models, objectives
+from plm_jax.configs import published_run
 from plm_jax.data.sources import corpora
 
 
 class Size(NamedTuple):
-    """Dimensions, the peak of the rate, tokens to train on, over how many chips heads and widths are cut, what the
-    backward pass recomputes, and in how many microbatches.
+    """Dimensions, peak learning rate, number of training tokens, number of devices that share the heads and widths,
+    recomputation in the backward pass, and number of microbatches.
     """
 
     layers: int
@@ -52,83 +53,33 @@ class Size(NamedTuple):
 
 
 # `remat` and `microbatches`: chosen for 64 chips of TPU v5p, so that 7B and 8B recompute little; for larger slices
-# lower the microbatches. `plm_jax plan` says what a size needs on a slice.
+# lower the microbatches. `plm_jax plan` reports the memory that a size needs on a slice.
+_7B = Size(32, 4096, 32, 32, feed_forward=11008, learning_rate=3e-4, tokens=1.0e12, remat="none", microbatches=8)
+_13B = Size(40, 5120, 40, 40, feed_forward=13824, learning_rate=3e-4, tokens=1.0e12)
+_8B = Size(32, 4096, 32, 8, feed_forward=14336, learning_rate=3e-4, tokens=15e12, remat="dots", microbatches=16)
+_70B = Size(80, 8192, 64, 8, feed_forward=28672, learning_rate=1.5e-4, tokens=15e12)
 SIZES = {
-    "1-7b": Size(
-        layers=32,
-        width=4096,
-        heads=32,
-        kv_heads=32,
-        feed_forward=11008,
-        learning_rate=3e-4,
-        tokens=1.0e12,
-        remat="none",
-        microbatches=8,
-    ),
-    "1-13b": Size(layers=40, width=5120, heads=40, kv_heads=40, feed_forward=13824, learning_rate=3e-4, tokens=1.0e12),
-    "1-33b": Size(
-        layers=60, width=6656, heads=52, kv_heads=52, feed_forward=17920, learning_rate=1.5e-4, tokens=1.4e12
-    ),
-    "1-65b": Size(
-        layers=80, width=8192, heads=64, kv_heads=64, feed_forward=22016, learning_rate=1.5e-4, tokens=1.4e12
-    ),
-    "2-7b": Size(
-        layers=32,
-        width=4096,
-        heads=32,
-        kv_heads=32,
-        feed_forward=11008,
-        learning_rate=3e-4,
-        tokens=2e12,
-        remat="none",
-        microbatches=8,
-    ),
-    "2-13b": Size(layers=40, width=5120, heads=40, kv_heads=40, feed_forward=13824, learning_rate=3e-4, tokens=2e12),
-    "2-34b": Size(layers=48, width=8192, heads=64, kv_heads=8, feed_forward=22016, learning_rate=1.5e-4, tokens=2e12),
-    "2-70b": Size(layers=80, width=8192, heads=64, kv_heads=8, feed_forward=28672, learning_rate=1.5e-4, tokens=2e12),
-    "3-8b": Size(
-        layers=32,
-        width=4096,
-        heads=32,
-        kv_heads=8,
-        feed_forward=14336,
-        learning_rate=3e-4,
-        tokens=15e12,
-        remat="dots",
-        microbatches=16,
-    ),
-    "3-70b": Size(layers=80, width=8192, heads=64, kv_heads=8, feed_forward=28672, learning_rate=1.5e-4, tokens=15e12),
-    "3.1-8b": Size(
-        layers=32,
-        width=4096,
-        heads=32,
-        kv_heads=8,
-        feed_forward=14336,
-        learning_rate=3e-4,
-        tokens=15e12,
-        remat="dots",
-        microbatches=16,
-    ),
-    "3.1-70b": Size(
-        layers=80, width=8192, heads=64, kv_heads=8, feed_forward=28672, learning_rate=1.5e-4, tokens=15e12
-    ),
-    "3.1-405b": Size(
-        layers=126, width=16384, heads=128, kv_heads=8, feed_forward=53248, learning_rate=8e-5, tokens=15.6e12, tensor=4
-    ),
-    "3.2-1b": Size(
-        layers=16, width=2048, heads=32, kv_heads=8, feed_forward=8192, learning_rate=3e-4, tokens=9e12, remat="none"
-    ),
-    "3.2-3b": Size(
-        layers=28, width=3072, heads=24, kv_heads=8, feed_forward=8192, learning_rate=3e-4, tokens=9e12, remat="none"
-    ),
-    "tiny-1.1b": Size(
-        layers=22, width=2048, heads=32, kv_heads=4, feed_forward=5632, learning_rate=4e-4, tokens=3e12, remat="none"
-    ),
+    "1-7b": _7B,
+    "1-13b": _13B,
+    "1-33b": Size(60, 6656, 52, 52, feed_forward=17920, learning_rate=1.5e-4, tokens=1.4e12),
+    "1-65b": Size(80, 8192, 64, 64, feed_forward=22016, learning_rate=1.5e-4, tokens=1.4e12),
+    "2-7b": _7B._replace(tokens=2e12),
+    "2-13b": _13B._replace(tokens=2e12),
+    "2-34b": Size(48, 8192, 64, 8, feed_forward=22016, learning_rate=1.5e-4, tokens=2e12),
+    "2-70b": _70B._replace(tokens=2e12),
+    "3-8b": _8B,
+    "3-70b": _70B,
+    "3.1-8b": _8B,
+    "3.1-70b": _70B,
+    "3.1-405b": Size(126, 16384, 128, 8, feed_forward=53248, learning_rate=8e-5, tokens=15.6e12, tensor=4),
+    "3.2-1b": Size(16, 2048, 32, 8, feed_forward=8192, learning_rate=3e-4, tokens=9e12, remat="none"),
+    "3.2-3b": Size(28, 3072, 24, 8, feed_forward=8192, learning_rate=3e-4, tokens=9e12, remat="none"),
+    "tiny-1.1b": Size(22, 2048, 32, 4, feed_forward=5632, learning_rate=4e-4, tokens=3e12, remat="none"),
 }
 
 
 class Version(NamedTuple):
-    """What the sizes of a version share; `length` is a row's."""
+    """Settings that the sizes of a version share; `length` is the row length."""
 
     vocab_size: int
     length: int
@@ -158,7 +109,7 @@ LONG = "-128k"
 
 
 class Stage(NamedTuple):
-    """A stage of LLaMA 3's training: rows of so many tokens, up to so many tokens in all; None: the run's."""
+    """A stage of LLaMA 3's training: batch size, row length, and total tokens at its end (None: those of the run)."""
 
     rows: int
     length: int
@@ -204,7 +155,7 @@ def model(
     epsilon: float = 1e-5,
     tied: bool = False,
 ):
-    """A model of LLaMA's kind."""
+    """Returns a LLaMA model."""
     return models.DecoderConfig(
         embedding=models.EmbeddingConfig(vocab_size=vocab_size, width=width),
         attention=models.AttentionConfig(
@@ -223,7 +174,7 @@ def model(
 
 
 def train(version: str, length: int, tokens: float, microbatches: int) -> config.TrainConfig:
-    """Batches: constant up to LLaMA 2, in three stages from 3 on."""
+    """Returns the batches: constant up to LLaMA 2, in three stages from LLaMA 3 on."""
     if not version.startswith("3"):
         rows = (2**21 if version == "tiny" else 2**22) // length
         return config.TrainConfig(steps=round(tokens / (rows * length)), batch_size=rows, microbatches=microbatches)
@@ -240,7 +191,7 @@ def train(version: str, length: int, tokens: float, microbatches: int) -> config
 
 
 def long(run: config.Run) -> config.Run:
-    """The last stage of a run of 3.1, in which rows are as long as its positions are meant for."""
+    """Returns the last stage of a run of 3.1, in which rows have the length that its positions are made for."""
     length, rows = VERSIONS["3.1"].position.length, 16
     return dataclasses.replace(
         run,
@@ -253,7 +204,7 @@ def long(run: config.Run) -> config.Run:
 
 
 def get_config(size: str = "2-7b"):
-    """The run of one of SIZES, or of `3.1-8b-128k`."""
+    """Returns the run of one of SIZES, or of `3.1-8b-128k`."""
     sizes = SIZES | {f"3.1-8b{LONG}": SIZES["3.1-8b"]}
     of, version = config.choose(sizes, size), size.partition("-")[0]
     vocab_size, length, position = VERSIONS[version]
@@ -267,7 +218,7 @@ def get_config(size: str = "2-7b"):
     if latest:  # Its special tokens are the 256 ids above the file.
         spec = "tiktoken:../vocabularies/llama3/tokenizer.model"
         vocabulary = config.VocabularyConfig(spec, train_size=128_000, added=256, bos=128_000, eos=128_001)
-    run = config.Run(
+    run = published_run(
         model=dataclasses.replace(llama, remat=of.remat),
         objective=objectives.Causal(),
         vocabulary=vocabulary,
@@ -288,7 +239,5 @@ def get_config(size: str = "2-7b"):
         ),
         train=train(version, length, of.tokens, of.microbatches),
         mesh=config.MeshConfig(data=1, fsdp=-1, tensor=of.tensor),
-        precision=config.PrecisionConfig(compute="bfloat16"),
-        evaluation=config.EvaluationConfig(every=5000, max_batches=64),
     )
     return config.to_config_dict(long(run) if size.endswith(LONG) else run)

@@ -13,32 +13,18 @@ sentinels, where `vocabulary.spec` points, or set it.
 """
 
 import dataclasses
-from typing import NamedTuple
 
 from plm_jax import config, objectives
-from plm_jax.configs import t5
-
-
-class Size(NamedTuple):
-    """Dimensions, of each stack its layers; `remat` is what the backward pass recomputes."""
-
-    layers: int
-    width: int
-    heads: int
-    head_dim: int
-    feed_forward: int
-    remat: str = "none"
-    microbatches: int = 1
-
+from plm_jax.configs import published_run, t5
 
 # `remat` and `microbatches` as for T5 11b; where memory is ample, set model.remat=none and train.microbatches=1.
 # `plm_jax plan` says what another size or slice needs.
 SIZES = {
-    "small": Size(layers=8, width=512, heads=6, head_dim=64, feed_forward=1024),
-    "base": Size(layers=12, width=768, heads=12, head_dim=64, feed_forward=2048),
-    "large": Size(layers=24, width=1024, heads=16, head_dim=64, feed_forward=2816),
-    "xl": Size(layers=24, width=2048, heads=32, head_dim=64, feed_forward=5120),
-    "xxl": Size(layers=24, width=4096, heads=64, head_dim=64, feed_forward=10240, remat="full", microbatches=2),
+    "small": t5.Size(layers=8, width=512, heads=6, head_dim=64, feed_forward=1024),
+    "base": t5.Size(layers=12, width=768, heads=12, head_dim=64, feed_forward=2048),
+    "large": t5.Size(layers=24, width=1024, heads=16, head_dim=64, feed_forward=2816),
+    "xl": t5.Size(layers=24, width=2048, heads=32, head_dim=64, feed_forward=5120),
+    "xxl": t5.Size(layers=24, width=4096, heads=64, head_dim=64, feed_forward=10240, remat="full", microbatches=2),
 }
 # size: parameters counted from the original, as they are usually said
 PUBLISHED = {
@@ -52,14 +38,15 @@ SOURCE = "Xue et al. 2021"
 
 
 def model(*dimensions: int):
-    """A model of mT5's kind: T5 1.1 with more tokens."""
+    """Returns an mT5 model: T5 1.1 with more tokens."""
     return t5.model(*dimensions, v1_1=True, vocab_size=250112)
 
 
 def get_config(size: str = "base"):
-    """The run of one of SIZES."""
+    """Returns the run of one of SIZES."""
     of = config.choose(SIZES, size)
-    run = config.Run(
+    run = published_run(
+        evaluate_every=10_000,
         model=dataclasses.replace(model(of.layers, of.width, of.heads, of.head_dim, of.feed_forward), remat=of.remat),
         objective=objectives.SpanCorruption(),
         vocabulary=config.VocabularyConfig(
@@ -73,8 +60,5 @@ def get_config(size: str = "base"):
         optimizer=config.AdafactorConfig(),
         schedule=config.RsqrtSchedule(learning_rate=1.0, warmup_steps=10_000),
         train=config.TrainConfig(steps=1_000_000, batch_size=1024, microbatches=of.microbatches, z_loss=1e-4),
-        mesh=config.MeshConfig(data=1, fsdp=-1),
-        precision=config.PrecisionConfig(compute="bfloat16"),
-        evaluation=config.EvaluationConfig(every=10_000, max_batches=64),
     )
     return config.to_config_dict(run)

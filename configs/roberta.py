@@ -20,6 +20,7 @@ merges.txt) where `vocabulary.spec` points, or set both.
 from typing import NamedTuple
 
 from plm_jax import config, models, objectives
+from plm_jax.configs import published_run
 from plm_jax.data.sources import corpora
 
 
@@ -46,7 +47,7 @@ SOURCE = "Liu et al. 2019"
 
 
 def model(layers: int, width: int, heads: int, vocab_size: int = 50265, length: int = 512, dropout: float = 0.1):
-    """A model of RoBERTa's kind, with its head for masked tokens."""
+    """Returns a RoBERTa model, with its head for masked tokens."""
     position = models.LearnedPositions(length=length, offset=2, skips_padding=True)
     return models.EncoderConfig(
         embedding=models.EmbeddingConfig(vocab_size=vocab_size, width=width, token_types=1, norm=True),
@@ -61,9 +62,9 @@ def model(layers: int, width: int, heads: int, vocab_size: int = 50265, length: 
 
 
 def get_config(size: str = "base"):
-    """The run of one of SIZES."""
+    """Returns the run of one of SIZES."""
     of = config.choose(SIZES, size)
-    run = config.Run(
+    run = published_run(
         model=model(of.layers, of.width, of.heads),
         objective=objectives.MaskedLM(),
         vocabulary=config.VocabularyConfig(
@@ -85,8 +86,5 @@ def get_config(size: str = "base"):
         ),
         schedule=config.LinearSchedule(learning_rate=of.learning_rate, warmup_steps=of.warmup_steps),
         train=config.TrainConfig(steps=500_000, batch_size=8192),
-        mesh=config.MeshConfig(data=1, fsdp=-1),
-        precision=config.PrecisionConfig(compute="bfloat16"),
-        evaluation=config.EvaluationConfig(every=5000, max_batches=64),
     )
     return config.to_config_dict(run)

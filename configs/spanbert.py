@@ -16,19 +16,9 @@ Wikipedia comes from TensorFlow Datasets. Put books, one JSON object {"text": â€
 points, and the vocabulary of google-bert/bert-base-cased (vocab.txt) where `vocabulary.spec` points, or set both.
 """
 
-from typing import NamedTuple
-
 from plm_jax import config, models, objectives
+from plm_jax.configs import Size, published_run
 from plm_jax.data.sources import corpora
-
-
-class Size(NamedTuple):
-    """Dimensions."""
-
-    layers: int
-    width: int
-    heads: int
-
 
 SIZES = {
     "base": Size(layers=12, width=768, heads=12),
@@ -43,7 +33,7 @@ SOURCE = "Joshi et al. 2020"
 
 
 def model(layers: int, width: int, heads: int, vocab_size: int = 28996, length: int = 512, dropout: float = 0.1):
-    """A model of SpanBERT's kind, with its heads for masked tokens and for spans."""
+    """Returns a SpanBERT model, with its heads for masked tokens and for spans."""
     return models.EncoderConfig(
         embedding=models.EmbeddingConfig(vocab_size=vocab_size, width=width, token_types=2, norm=True),
         attention=models.AttentionConfig(
@@ -60,8 +50,9 @@ def model(layers: int, width: int, heads: int, vocab_size: int = 28996, length: 
 
 
 def get_config(size: str = "base"):
-    """The run of one of SIZES."""
-    run = config.Run(
+    """Returns the run of one of SIZES."""
+    run = published_run(
+        evaluate_every=10_000,
         model=model(*config.choose(SIZES, size)),
         objective=objectives.SpanMaskedLM(),
         vocabulary=config.VocabularyConfig(
@@ -76,8 +67,5 @@ def get_config(size: str = "base"):
         optimizer=config.AdamWConfig(weight_decay=0.01, decay_norms_and_biases=True, clip_norm=1.0),
         schedule=config.LinearSchedule(learning_rate=1e-4, warmup_steps=10_000),
         train=config.TrainConfig(steps=2_400_000, batch_size=256),
-        mesh=config.MeshConfig(data=1, fsdp=-1),
-        precision=config.PrecisionConfig(compute="bfloat16"),
-        evaluation=config.EvaluationConfig(every=10_000, max_batches=64),
     )
     return config.to_config_dict(run)

@@ -14,11 +14,12 @@ import dataclasses
 from typing import NamedTuple
 
 from plm_jax import config, models, objectives
+from plm_jax.configs import published_run
 from plm_jax.data.sources import corpora
 
 
 class Size(NamedTuple):
-    """Dimensions, of each stack its layers; `remat` is what the backward pass recomputes."""
+    """Dimensions; `layers` of each stack; `remat` is the recomputation in the backward pass."""
 
     layers: int
     width: int
@@ -70,7 +71,7 @@ def model(
     vocab_size: int = 32128,
     dropout: float | None = None,
 ):
-    """A model of T5's kind; dropout is 0.1 by default, none in 1.1."""
+    """Returns a T5 model; dropout is 0.1 by default, none in 1.1."""
     rate = (0.0 if v1_1 else 0.1) if dropout is None else dropout
     return models.EncoderDecoderConfig(
         embedding=models.EmbeddingConfig(vocab_size=vocab_size, width=width),
@@ -90,10 +91,11 @@ def model(
 
 
 def get_config(size: str = "base"):
-    """The run of one of SIZES."""
+    """Returns the run of one of SIZES."""
     of = config.choose(SIZES, size)
     dimensions = (of.layers, of.width, of.heads, of.head_dim, of.feed_forward)
-    run = config.Run(
+    run = published_run(
+        evaluate_every=10_000,
         model=dataclasses.replace(model(*dimensions, v1_1=size.startswith("1.1")), remat=of.remat),
         objective=objectives.SpanCorruption(),
         vocabulary=config.VocabularyConfig(
@@ -107,8 +109,5 @@ def get_config(size: str = "base"):
         optimizer=config.AdafactorConfig(),
         schedule=config.RsqrtSchedule(learning_rate=1.0, warmup_steps=10_000),
         train=config.TrainConfig(steps=1_000_000, batch_size=2048, microbatches=of.microbatches, z_loss=1e-4),
-        mesh=config.MeshConfig(data=1, fsdp=-1),
-        precision=config.PrecisionConfig(compute="bfloat16"),
-        evaluation=config.EvaluationConfig(every=10_000, max_batches=64),
     )
     return config.to_config_dict(run)

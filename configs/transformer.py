@@ -18,6 +18,7 @@ Put your documents, one JSON object {"text": …} a line, where `data.sources.te
 from typing import NamedTuple
 
 from plm_jax import config, models, objectives
+from plm_jax.configs import published_run
 
 
 class Size(NamedTuple):
@@ -45,7 +46,7 @@ SOURCE = "Vaswani et al. 2017"
 
 
 def model(layers: int, width: int, heads: int, feed_forward: int, dropout: float, vocab_size: int = VOCAB_SIZE):
-    """A model of the Transformer's kind."""
+    """Returns a Transformer model."""
     return models.EncoderDecoderConfig(
         embedding=models.EmbeddingConfig(vocab_size=vocab_size, width=width, scale_by_width=True),
         attention=models.AttentionConfig(
@@ -61,9 +62,10 @@ def model(layers: int, width: int, heads: int, feed_forward: int, dropout: float
 
 
 def get_config(size: str = "base"):
-    """The run of one of SIZES."""
+    """Returns the run of one of SIZES."""
     of = config.choose(SIZES, size)
-    run = config.Run(
+    run = published_run(
+        evaluate_every=1000,
         model=model(of.layers, of.width, of.heads, of.feed_forward, of.dropout),
         objective=objectives.Denoising(),
         vocabulary=config.VocabularyConfig(
@@ -83,8 +85,5 @@ def get_config(size: str = "base"):
         optimizer=config.AdamWConfig(b1=0.9, b2=0.98, epsilon=1e-9, clip_norm=0.0),
         schedule=config.RsqrtWarmupSchedule(learning_rate=of.width**-0.5, warmup_steps=4000),
         train=config.TrainConfig(steps=of.steps, batch_size=192, label_smoothing=0.1),
-        mesh=config.MeshConfig(data=1, fsdp=-1),
-        precision=config.PrecisionConfig(compute="bfloat16"),
-        evaluation=config.EvaluationConfig(every=1000, max_batches=64),
     )
     return config.to_config_dict(run)

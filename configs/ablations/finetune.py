@@ -56,12 +56,12 @@ def overrides() -> Iterator[tuple[str, dict]]:
 
 def rivals() -> list[Rivals]:
     """Returns what each run is compared with."""
-    first, *others = (labelled_sets.rivals_of(name, TRAIN, TEST) for name in _sets())
+    first, *rest = (labelled_sets.rivals_of(name, TRAIN, TEST) for name in _sets())
     runs = [first.run, *(f"sentiment-{family}" for family in FAMILIES[1:])]
     random, *random_others = (
         Rivals(run, first.metric, dict(first.columns) | {"random weights": f"{run}-random"}) for run in runs
     )
-    return [random, *others, *random_others]
+    return [random, *rest, *random_others]
 
 
 def _sets() -> list[str]:

@@ -42,15 +42,15 @@ def table(
     """
 
     def published() -> list[Published]:
-        found = []
+        published_rows = []
         for name, figures in rows.items():
             if figures is None:
-                found.append(Published(name, {}, missing))
+                published_rows.append(Published(name, {}, missing))
                 continue
             setup = setups if isinstance(setups, Setup) else setups[name]
             named = dict(zip(columns, map(float, figures.split()), strict=True))
-            found.append(Published(name, named, source, of_run(name, setup, tuning), averages))
-        return found
+            published_rows.append(Published(name, named, source, of_run(name, setup, tuning), averages))
+        return published_rows
 
     return published
 

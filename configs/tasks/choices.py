@@ -1,10 +1,10 @@
-"""Which of two texts answers a question? Multiple choice: each with the question is scored, the best one is told.
+"""Multiple choice: two answers to a question, of which the model predicts the one with the higher score.
 
     python -m plm_jax finetune --config=configs/tasks/choices.py --checkpoint=SRC --workdir=runs/choices
 
 The 3,860 questions of QuaRTz that come with the package lack the sentences that they are about, and most have a twin
-with the other answer: small models learn nothing that holds for others. The recipe is that of Hugging Face's
-run_swag.py, which reports 83.4 % on SWAG for RoBERTa base.
+with the other answer: small models learn nothing that generalizes. The recipe is that of Hugging Face's run_swag.py,
+which reports 83.4 % on SWAG for RoBERTa base.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from plm_jax.configs.tasks import recipes
 
 
 def get_config(recipe: str = "bert"):
-    """The run by one of `recipes.RECIPES`; of BERT's with what was published of this form."""
+    """Returns the run by one of `recipes.RECIPES`; `bert` is the published recipe for this form."""
     source = config.LabelledJsonLines(
         "package:data/corpora/quartz.jsonl.gz",
         config.ChoiceForm(2, label="answer"),

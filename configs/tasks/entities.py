@@ -1,4 +1,4 @@
-"""Which words name persons, organisations and places? A tag for each word, told of its first piece.
+"""Named entities: a tag for each word (person, organization, place), predicted from its first piece.
 
     python -m plm_jax finetune --config=configs/tasks/entities.py --checkpoint=SRC --workdir=runs/entities
 
@@ -14,7 +14,7 @@ LABELS = ("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC")
 
 
 def get_config(recipe: str = "bert"):
-    """The run by one of `recipes.RECIPES`."""
+    """Returns the run by one of `recipes.RECIPES`."""
     prompt = config.PromptConfig("Sentence: {text}\nPersons (PER), organisations (ORG) and places (LOC):")
     source = config.LabelledJsonLines(
         "package:data/corpora/finance_ner.jsonl.gz", config.TagForm(LABELS), prompt=prompt

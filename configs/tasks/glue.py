@@ -84,7 +84,7 @@ TASKS = {
 
 
 def get_config(task: str = "sst2"):
-    """The run of one of TASKS."""
+    """Returns the run of one of TASKS."""
     of = config.choose(TASKS, task)
     is_score = isinstance(of.form, config.ScoreForm)
     sources = {task: config.LabelledTfds(f"glue/{task}", of.form, validation=of.validation, prompt=of.prompt)}

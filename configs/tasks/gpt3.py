@@ -90,7 +90,7 @@ SETS = {
 
 
 def get_config(name: str = "piqa"):
-    """A run with one of SETS; nothing is trained on it."""
+    """Returns a run with one of SETS, which is only evaluated."""
     run = config.Run(
         model=models.FromCheckpointConfig(),
         objective=objectives.Causal(),

@@ -1,10 +1,10 @@
-"""Does a hypothesis follow from a premise, contradict it, or neither? A pair of texts, three classes.
+"""Classification of a pair: whether a hypothesis follows from a premise, contradicts it, or neither.
 
     python -m plm_jax finetune --config=configs/tasks/inference.py --checkpoint=SRC --workdir=runs/inference
 
 The 2,246 pairs that come with the package are made from templates: 21 premises and 120 hypotheses. They show that pairs
-are learnt, and nothing of language. MNLI is `tasks/glue:mnli`: 83.9 %
-for bert-base-cased by Hugging Face's run_glue.py.
+are learned, and nothing about language. MNLI is `tasks/glue:mnli`: 83.9 % for bert-base-cased by Hugging Face's
+run_glue.py.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ LABELS = ("entailment", "neutral", "contradiction")
 
 
 def get_config(recipe: str = "bert"):
-    """The run by one of `recipes.RECIPES`."""
+    """Returns the run by one of `recipes.RECIPES`."""
     source = config.LabelledJsonLines(
         "package:data/corpora/corr2cause_nli.jsonl.gz",
         config.ClassForm(LABELS, text="premise", pair="hypothesis"),

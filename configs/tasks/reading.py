@@ -1,10 +1,10 @@
-"""Which words of a context answer a question? Extractive reading, of SQuAD 1.1.
+"""Extractive question answering on SQuAD 1.1: the words of a context that answer a question.
 
     python -m plm_jax finetune --config=configs/tasks/reading.py --checkpoint=SRC --workdir=runs/reading
 
-Rows of 384 tokens, windows that share 128. With batches of 12, two epochs at 3e-5, Hugging Face's run_qa.py reports an
-F1 of 88.52 and an exact match of 81.22 for bert-base-uncased; `tasks/reading:bert` is that run. SQuAD comes from
-TensorFlow Datasets; other questions are a `config.LabelledJsonLines` of `config.AnswerForm`. Set
+Rows have 384 tokens, with windows that overlap by 128. With batches of 12, two epochs at 3e-5, Hugging Face's run_qa.py
+reports an F1 of 88.52 and an exact match of 81.22 for bert-base-uncased; `tasks/reading:bert` is that run. SQuAD comes
+from TensorFlow Datasets; other questions are a `config.LabelledJsonLines` of `config.AnswerForm`. Set
 `objective.unanswerable` where questions may have no answer, as in SQuAD 2.0.
 """
 
@@ -15,7 +15,7 @@ from plm_jax.configs.tasks import recipes
 
 
 def get_config(recipe: str = "bert"):
-    """The run by one of `recipes.RECIPES`; of BERT's with what was published of this task."""
+    """Returns the run by one of `recipes.RECIPES`; `bert` is the published recipe for this task."""
     prompt = config.PromptConfig("{context}\nQuestion: {question}\nAnswer:")
     sources = {"squad": config.LabelledTfds("squad", config.AnswerForm(), prompt=prompt)}
     run = recipes.run(recipe, objectives.SpanExtraction(), sources, length=384)

@@ -1,4 +1,4 @@
-"""Recipes of fine-tuning, as they were published, and runs by them. This page is read by the others of the folder."""
+"""Published recipes of fine-tuning, and runs by them. The configs of this folder import this module."""
 
 from typing import Any, NamedTuple
 
@@ -6,12 +6,12 @@ from plm_jax import config, models, objectives
 
 
 class Recipe(NamedTuple):
-    """What is not named here is the same in all: a linear rise and fall of the rate, dropout of 0.1.
+    """A recipe; all share a linear warm-up and decay of the learning rate, and dropout of 0.1.
 
     Attributes:
-      warmup_fraction: share of the steps in which the rate rises.
-      clip_norm: 0: gradients are not clipped.
-      lm_coefficient: of the loss of a decoder's next tokens, where the task has it.
+      warmup_fraction: share of the steps in the warm-up.
+      clip_norm: norm to which gradients are clipped; 0 does not clip.
+      lm_coefficient: weight of a decoder's language-model loss.
     """
 
     learning_rate: float
@@ -27,7 +27,7 @@ class Recipe(NamedTuple):
 
     @property
     def objective(self) -> dict[str, Any]:
-        """Fields of the objective that are the recipe's, and rows for the models that it is of."""
+        """Fields of the objective that depend on the recipe."""
         return {"rows": "decoder", "lm_coefficient": self.lm_coefficient} if self.lm_coefficient else {}
 
 
@@ -49,7 +49,7 @@ RECIPES = {
 def run(
     recipe: str, objective: objectives.LabelledObjective, sources: dict[str, config.Source], length: int
 ) -> config.Run:
-    """The run that tunes a checkpoint's model for an objective on labelled sources, in rows of `length`."""
+    """Returns the run that tunes a checkpoint's model for an objective on labelled sources, in rows of `length`."""
     of = config.choose(RECIPES, recipe)
     return config.Run(
         model=models.FromCheckpointConfig(dropout=0.1),

@@ -1,10 +1,10 @@
-"""How good is a film by a sentence of its review, from -4 to 4? One text, a number, by its squared error.
+"""Regression: the score of a film, from -4 to 4, from a sentence of its review, trained with the squared error.
 
     python -m plm_jax finetune --config=configs/tasks/review_scores.py --checkpoint=SRC --workdir=runs/scores
 
-The sentences of `tasks/sentiment` with the mean of what people gave them. STS-B, the published task of this form, of
-pairs, is `tasks/glue:stsb`: 88.6 of Pearson's correlation for bert-base-cased by Hugging Face's run_glue.py. Here ridge
-regression over words reaches about 66.
+The sentences of `tasks/sentiment` with the mean of the scores that people gave. STS-B, the published task of this form,
+on pairs, is `tasks/glue:stsb`: 88.6 of Pearson's correlation for bert-base-cased by Hugging Face's run_glue.py. Here
+ridge regression over words reaches about 66.
 """
 
 from plm_jax import config, objectives
@@ -12,7 +12,7 @@ from plm_jax.configs.tasks import recipes
 
 
 def get_config(recipe: str = "bert"):
-    """The run by one of `recipes.RECIPES`."""
+    """Returns the run by one of `recipes.RECIPES`."""
     source = config.LabelledJsonLines(
         "package:data/corpora/movie_sentiment.jsonl.gz",
         config.ScoreForm(text="sentence", score="score"),

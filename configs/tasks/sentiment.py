@@ -1,10 +1,10 @@
-"""Is a sentence of a film review for or against the film? One text, two classes.
+"""Classification of a text: whether a sentence of a film review is for or against the film.
 
     python -m plm_jax finetune --config=configs/tasks/sentiment.py --checkpoint=SRC --workdir=runs/sentiment
 
-The 10,605 sentences come with the package; a tenth is held out. Most have fewer than 40 tokens. SST-2, the published
-task of this form, is `tasks/glue:sst2`. With BERT's recipe Hugging Face's run_glue.py reports 92.3 % there for
-bert-base-cased; here logistic regression over words reaches about 78 %.
+The 10,605 sentences come with the package; a tenth of them is held out. Most have fewer than 40 tokens. SST-2, the
+published task of this form, is `tasks/glue:sst2`. With BERT's recipe Hugging Face's run_glue.py reports 92.3 % there
+for bert-base-cased; here logistic regression over words reaches about 78 %.
 """
 
 from plm_jax import config, objectives
@@ -14,7 +14,7 @@ LABELS = ("negative", "positive")
 
 
 def get_config(recipe: str = "bert"):
-    """The run by one of `recipes.RECIPES`."""
+    """Returns the run by one of `recipes.RECIPES`."""
     source = config.LabelledJsonLines(
         "package:data/corpora/movie_sentiment.jsonl.gz",
         config.ClassForm(LABELS, text="sentence", label="sentiment"),

@@ -1,12 +1,13 @@
-"""Spanish to English by a BART of English: a new encoder for Spanish, in two stages (Lewis et al. 2020 §3.4).
+"""Spanish to English by an English BART with a new encoder for Spanish, in two stages (Lewis et al. 2020 §3.4).
 
     python -m plm_jax finetune --config=configs/tasks/translation.py:1 --checkpoint=BART --workdir=runs/translation-1
     python -m plm_jax finetune --config=configs/tasks/translation.py:2 --checkpoint=runs/translation-1 --workdir=runs/2
 
-What the new encoder gives takes the place of the token embeddings that BART's encoder reads. The first stage trains it,
-the encoder's positions, and the input projections of the self-attention of the encoder's first layer; the second trains
-all for a few steps. Both read the 2,000 pairs from Tatoeba that come with the package, a tenth of them held out; the
-paper's were those of WMT, with back-translation. Its rates are not published; these are for BARTs of the demo's size.
+The output of the new encoder replaces the token embeddings that BART's encoder reads. The first stage trains the new
+encoder, the positions of BART's encoder, and the input projections of the self-attention in its first layer; the second
+trains all parameters for a few steps. Both read the 2,000 pairs from Tatoeba that come with the package, with a tenth
+held out; the paper uses WMT with back-translation. Its learning rates are not published; these are for BARTs of the
+demo's size.
 """
 
 from typing import NamedTuple
@@ -15,7 +16,7 @@ from plm_jax import config, models, objectives
 
 
 class Stage(NamedTuple):
-    """What a stage trains, how, and how long."""
+    """Trained parameters, learning rate and duration of a stage."""
 
     trainable: tuple[str, ...]
     learning_rate: float
@@ -39,7 +40,7 @@ STAGES = {
 
 
 def get_config(stage: str = "1"):
-    """The run of one of STAGES."""
+    """Returns the run of one of STAGES."""
     of = config.choose(STAGES, stage)
     pairs = config.JsonLinesInputsTargets(
         path="package:data/corpora/tatoeba_en_es.jsonl.gz",

@@ -103,7 +103,7 @@ class Contestant(NamedTuple):
 
 
 def make(name: str, case: Case) -> Contestant:
-    """Returns the contestant of a name: `plm_jax`, `plm_jax_scan`, `torch_default`, `torch_eager` or `torch_compile`."""
+    """Returns the contestant: `plm_jax`, `plm_jax_scan`, `torch_default`, `torch_eager` or `torch_compile`."""
     if name.startswith("plm_jax"):
         return make_ours(case, scan_layers=name == "plm_jax_scan")
     return make_torch(case, name)
@@ -193,9 +193,31 @@ def torch_model(case: Case, gathers: bool):
       case: settings.
       gathers: whether a masked LM's head reads the masked positions only.
     """
-    peer, loss = TORCH_MODELS[case.family](case.run.model, gathers)
+    import torch
+    import transformers
+
+    from plm_jax.hub import families
+
+    model = case.run.model
+    settings = families.to_config(families.registered()[case.family], model) | {"use_cache": False}
+    settings |= {name: settings.get(name) for name in ("bos_token_id", "eos_token_id")} if case.family == "gpt2" else {}
+    settings.pop("model_type", None)
+    config = transformers.AutoConfig.for_model(case.family, **settings)
+    auto = {"encoder": "MaskedLM", "decoder": "CausalLM", "encoder_decoder": "Seq2SeqLM"}[model.kind]
+    peer = getattr(transformers, f"AutoModelFor{auto}").from_config(config)
+    if case.family == "t5" and not model.head.tied:  # transformers 5 ties it all the same.
+        peer.lm_head = torch.nn.Linear(model.embedding.width, model.embedding.vocab_size, bias=False)
     if case.device == "gpu" and not peer.config.is_encoder_decoder:
         _skip_masks(peer)
+    if auto == "MaskedLM":
+        head = peer.predictions if case.family == "albert" else peer.cls
+        return peer, masked_lm_loss(peer, peer.base_model, head, gathers)
+
+    def loss(batch):
+        decoder = {"decoder_input_ids": batch["decoder_tokens"]} if case.decoder_length else {}
+        labels = batch["targets"] if case.decoder_length else batch["tokens"]
+        return peer(input_ids=batch["tokens"], **decoder, labels=labels).loss
+
     return peer, loss
 
 
@@ -209,98 +231,6 @@ def _skip_masks(peer) -> None:
 
     AttentionInterface.register("sdpa_without_mask", sdpa_attention_forward)
     peer.set_attn_implementation("sdpa_without_mask")
-
-
-def torch_gpt2(model: models.DecoderConfig, _):
-    """GPT-2 and its loss."""
-    import transformers
-
-    peer = transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(
-            vocab_size=model.embedding.vocab_size,
-            n_positions=model.attention.position.length,
-            n_embd=model.embedding.width,
-            n_layer=model.stack.layers,
-            n_head=model.attention.heads,
-            n_inner=model.feed_forward.width,
-            bos_token_id=None,
-            eos_token_id=None,
-            use_cache=False,
-            embd_pdrop=model.dropout.embedding,
-            attn_pdrop=model.dropout.attention,
-            resid_pdrop=model.dropout.residual,
-        )
-    )
-    return peer, lambda batch: peer(input_ids=batch["tokens"], labels=batch["tokens"]).loss
-
-
-def torch_t5(model: models.EncoderDecoderConfig, _):
-    """T5, or T5 1.1, and its loss."""
-    import torch
-    import transformers
-
-    peer = transformers.T5ForConditionalGeneration(
-        transformers.T5Config(
-            vocab_size=model.embedding.vocab_size,
-            d_model=model.embedding.width,
-            d_kv=model.attention.head_dim,
-            d_ff=model.feed_forward.width,
-            num_layers=model.stack.layers,
-            num_heads=model.attention.heads,
-            feed_forward_proj="gated-gelu" if model.feed_forward.gated else "relu",
-            tie_word_embeddings=model.head.tied,
-            dropout_rate=0.0,
-            use_cache=False,
-        )
-    )
-    if not model.head.tied:  # transformers 5 ties it all the same.
-        peer.lm_head = torch.nn.Linear(model.embedding.width, model.embedding.vocab_size, bias=False)
-
-    def loss(batch):
-        return peer(input_ids=batch["tokens"], decoder_input_ids=batch["decoder_tokens"], labels=batch["targets"]).loss
-
-    return peer, loss
-
-
-def torch_bert(model: models.EncoderConfig, gathers: bool):
-    """BERT and its loss."""
-    import transformers
-
-    peer = transformers.BertForMaskedLM(
-        transformers.BertConfig(
-            vocab_size=model.embedding.vocab_size,
-            hidden_size=model.embedding.width,
-            num_hidden_layers=model.stack.layers,
-            num_attention_heads=model.attention.heads,
-            intermediate_size=model.feed_forward.width,
-            hidden_act="gelu_pytorch_tanh",
-            hidden_dropout_prob=model.dropout.residual,
-            attention_probs_dropout_prob=model.dropout.attention,
-        )
-    )
-    return peer, masked_lm_loss(peer, peer.bert, peer.cls, gathers)
-
-
-def torch_albert(model: models.EncoderConfig, gathers: bool):
-    """ALBERT and its loss."""
-    import transformers
-
-    peer = transformers.AlbertForMaskedLM(
-        transformers.AlbertConfig(
-            vocab_size=model.embedding.vocab_size,
-            embedding_size=model.embedding.columns,
-            hidden_size=model.embedding.width,
-            num_hidden_layers=model.stack.layers,
-            num_hidden_groups=model.stack.groups,
-            num_attention_heads=model.attention.heads,
-            intermediate_size=model.feed_forward.width,
-            hidden_act="gelu_pytorch_tanh",
-            hidden_dropout_prob=model.dropout.residual,
-            attention_probs_dropout_prob=model.dropout.attention,
-            classifier_dropout_prob=0.0,
-        )
-    )
-    return peer, masked_lm_loss(peer, peer.albert, peer.predictions, gathers)
 
 
 def masked_lm_loss(peer, features_of, head, gathers: bool):
@@ -318,61 +248,3 @@ def masked_lm_loss(peer, features_of, head, gathers: bool):
         return torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["targets"].flatten())
 
     return gathered if gathers else dense
-
-
-def torch_llama(model: models.DecoderConfig, _):
-    """LLaMA and its loss."""
-    import transformers
-
-    peer = transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(
-            vocab_size=model.embedding.vocab_size,
-            hidden_size=model.embedding.width,
-            intermediate_size=model.feed_forward.width,
-            num_hidden_layers=model.stack.layers,
-            num_attention_heads=model.attention.heads,
-            num_key_value_heads=model.attention.num_kv_heads,
-            head_dim=model.attention.head_dim,
-            rms_norm_eps=model.norm.epsilon,
-            tie_word_embeddings=model.head.tied,
-            use_cache=False,
-        )
-    )
-    return peer, lambda batch: peer(input_ids=batch["tokens"], labels=batch["tokens"]).loss
-
-
-def torch_bart(model: models.EncoderDecoderConfig, _):
-    """BART and its loss."""
-    import transformers
-
-    peer = transformers.BartForConditionalGeneration(
-        transformers.BartConfig(
-            vocab_size=model.embedding.vocab_size,
-            max_position_embeddings=model.attention.position.length,
-            d_model=model.embedding.width,
-            encoder_layers=model.stack.layers,
-            decoder_layers=model.decoder_stack.layers,
-            encoder_attention_heads=model.attention.heads,
-            decoder_attention_heads=model.attention.heads,
-            encoder_ffn_dim=model.feed_forward.width,
-            decoder_ffn_dim=model.feed_forward.width,
-            dropout=model.dropout.residual,
-            attention_dropout=model.dropout.attention,
-            use_cache=False,
-        )
-    )
-
-    def loss(batch):
-        return peer(input_ids=batch["tokens"], decoder_input_ids=batch["decoder_tokens"], labels=batch["targets"]).loss
-
-    return peer, loss
-
-
-TORCH_MODELS = {
-    "gpt2": torch_gpt2,
-    "llama": torch_llama,
-    "bert": torch_bert,
-    "albert": torch_albert,
-    "t5": torch_t5,
-    "bart": torch_bart,
-}

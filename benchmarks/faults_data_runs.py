@@ -42,86 +42,56 @@ _MODEL = {
 }
 
 
-def _run(root: pathlib.Path, model: Any, objective: Any, sources: dict[str, Any], **data: Any) -> config.Run:
-    defaults = {"cache_dir": str(root / "cache"), "length": 32, "window_tokens": 512, "validation_fraction": 0.1}
+_DECODER = models.DecoderConfig(**_MODEL)
+_ENCODER_DECODER = models.EncoderDecoderConfig(**_MODEL, decoder_stack=models.StackConfig(1))
+RUNS = ("causal", "pairs", "sentences", "questions", "examples", "words", "long", "afar")
+
+
+def run_of(root: pathlib.Path, name: str) -> config.Run:
+    """Returns the run of a name in RUNS."""
+    texts = {source: config.JsonLines(str(root / f"{source}.jsonl")) for source in ("a", "b")}
+    questions = config.LabelledJsonLines(str(root / "questions.jsonl"), config.AnswerForm())
+    examples = config.JsonLinesInputsTargets(str(root / "examples.jsonl"), "{a}", "{b}")
+    words = config.VocabularyConfig(f"words:{root / 'words.txt'}", train_size=30, bos=0, eos=1, unk=2)
+    encoder = models.EncoderConfig(**_MODEL, pooler=models.Pooler())
+    long = (_DECODER, objectives.Causal(), {"sources": {"long": config.TextFiles("-")}, "length": 64})
+    model, objective, data = {
+        "causal": (_DECODER, objectives.Causal(), {"layout": config.Blocks(attend_across_documents=False)}),
+        "pairs": (encoder, objectives.MaskedLM(), {"layout": config.SentencePairs(duplicates=2)}),
+        "sentences": (_ENCODER_DECODER, objectives.Denoising(insert=0.1), {"layout": config.FullSentences()}),
+        "questions": (
+            dataclasses.replace(encoder, pooler=models.NoHead()),
+            objectives.SpanExtraction(stride=16, question_length=24),
+            {"sources": {"questions": questions}, "layout": config.LabelledLayout(), "length": 96},
+        ),
+        "examples": (
+            _ENCODER_DECODER,
+            objectives.SpanCorruption(),
+            {
+                "sources": {"examples": examples},
+                "inputs_targets": config.InputsTargetsConfig(packed=True),
+                "length": 160,
+            },
+        ),
+        "words": (
+            models.ElmoConfig(embedding=models.CharacterCNNConfig(vocab_size=32)),
+            objectives.BidirectionalLM(),
+            {"sources": {"a": texts["a"]}, "layout": config.Streams(), "length": 5},
+        ),
+        "long": long,
+        "afar": long,
+    }[name]
+    caches = {"words": str(root / "cache_of_words"), "afar": AFAR}
+    defaults = {"sources": texts, "length": 32, "cache_dir": caches.get(name, str(root / "cache"))}
     return config.Run(
         model=model,
         objective=objective,
-        data=config.DataConfig(sources=sources, threads=2, prefetch=2, **defaults | data),
-        vocabulary=_VOCABULARY,
+        data=config.DataConfig(threads=2, prefetch=2, window_tokens=512, validation_fraction=0.1, **defaults | data),
+        vocabulary=words if name == "words" else _VOCABULARY,
         optimizer=config.AdamWConfig(),
         schedule=config.ConstantSchedule(1e-3),
         train=config.TrainConfig(steps=STEPS, batch_size=BATCH, seed=1),
     )
-
-
-def _texts(root: pathlib.Path) -> dict[str, Any]:
-    return {name: config.JsonLines(str(root / f"{name}.jsonl")) for name in ("a", "b")}
-
-
-def _causal(root: pathlib.Path) -> config.Run:
-    layout = config.Blocks(attend_across_documents=False)
-    return _run(root, models.DecoderConfig(**_MODEL), objectives.Causal(), _texts(root), layout=layout)
-
-
-def _pairs(root: pathlib.Path) -> config.Run:
-    model = models.EncoderConfig(**_MODEL, pooler=models.Pooler())
-    return _run(root, model, objectives.MaskedLM(), _texts(root), layout=config.SentencePairs(duplicates=2))
-
-
-def _sentences(root: pathlib.Path) -> config.Run:
-    model = models.EncoderDecoderConfig(**_MODEL, decoder_stack=models.StackConfig(1))
-    return _run(root, model, objectives.Denoising(insert=0.1), _texts(root), layout=config.FullSentences())
-
-
-def _questions(root: pathlib.Path) -> config.Run:
-    model = models.EncoderConfig(**_MODEL, pooler=models.NoHead())
-    sources = {"questions": config.LabelledJsonLines(str(root / "questions.jsonl"), config.AnswerForm())}
-    return _run(
-        root,
-        model,
-        objectives.SpanExtraction(stride=16, question_length=24),
-        sources,
-        layout=config.LabelledLayout(),
-        length=96,
-    )
-
-
-def _examples(root: pathlib.Path) -> config.Run:
-    model = models.EncoderDecoderConfig(**_MODEL, decoder_stack=models.StackConfig(1))
-    sources = {"examples": config.JsonLinesInputsTargets(str(root / "examples.jsonl"), "{a}", "{b}")}
-    packed = config.InputsTargetsConfig(packed=True)
-    return _run(root, model, objectives.SpanCorruption(), sources, length=160, inputs_targets=packed)
-
-
-def _words(root: pathlib.Path) -> config.Run:
-    model = models.ElmoConfig(embedding=models.CharacterCNNConfig(vocab_size=32))
-    vocabulary = config.VocabularyConfig(f"words:{root / 'words.txt'}", train_size=30, bos=0, eos=1, unk=2)
-    sources = {"a": _texts(root)["a"]}
-    data = {"layout": config.Streams(), "cache_dir": str(root / "cache_of_words"), "length": 5}
-    run = _run(root, model, objectives.BidirectionalLM(), sources, **data)
-    return dataclasses.replace(run, vocabulary=vocabulary)
-
-
-def _long(root: pathlib.Path) -> config.Run:
-    return _run(root, models.DecoderConfig(**_MODEL), objectives.Causal(), {"long": config.TextFiles("-")}, length=64)
-
-
-def _afar(root: pathlib.Path) -> config.Run:
-    run = _long(root)
-    return dataclasses.replace(run, data=dataclasses.replace(run.data, cache_dir=AFAR))
-
-
-RUNS: dict[str, Callable[[pathlib.Path], config.Run]] = {
-    "causal": _causal,
-    "pairs": _pairs,
-    "sentences": _sentences,
-    "questions": _questions,
-    "examples": _examples,
-    "words": _words,
-    "long": _long,
-    "afar": _afar,
-}
 
 
 def make(root: pathlib.Path) -> None:
@@ -148,7 +118,7 @@ def make(root: pathlib.Path) -> None:
     storage.write(str(root / "questions.jsonl"), rows(80, question))
     storage.write(str(root / "examples.jsonl"), rows(200, lambda i: {"a": sentence(), "b": sentence()}))
     for name in ("causal", "questions", "examples", "words"):
-        preparation.prepare(RUNS[name](root), show_progress=False)
+        preparation.prepare(run_of(root, name), show_progress=False)
     _make_long(root)
     for name in set(RUNS) - {"afar"}:
         read(root, name)  # Makes the indices of layouts.
@@ -181,7 +151,7 @@ def read(root: pathlib.Path, name: str, damage: Callable[[], None] | None = None
       damage: called after the first batch.
       processes: number of worker processes.
     """
-    run = RUNS[name](root)
+    run = run_of(root, name)
     run = dataclasses.replace(run, data=dataclasses.replace(run.data, processes=processes))
     if name == "afar":
         os.environ["HOME"] = str(root / "home")  # Folder of the mirror.
@@ -227,7 +197,7 @@ def _digest(batch: dict[str, np.ndarray]) -> str:
 
 def _files(root: pathlib.Path, name: str) -> list[pathlib.Path]:
     """Returns the files that a run reads."""
-    run = RUNS[name](root)
+    run = run_of(root, name)
     folder = root / "cache" if name == "afar" else pathlib.Path(run.data.cache_dir)
     folders = [folder / ("long" if name == "afar" else source) for source in run.data.sources]
     paths = [path for each in (*folders, folder / "vocabulary") for path in faults_damage.files_of(each)]

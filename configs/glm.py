@@ -59,27 +59,31 @@ class Recipe(NamedTuple):
     tensor: int = 1
 
 
-# Where memory is ample, set model.remat=none and train.microbatches=1. `plm_jax plan` says what another size or slice
-# needs.
+_BASE = Recipe(
+    batch_size=1024,
+    steps=150_000,
+    learning_rate=4e-4,
+    warmup_steps=6000,
+    decay_steps=120_000,
+    final_fraction=0.05,
+    weight_decay=0.1,
+)
+_2B = Recipe(
+    batch_size=32 * 64,
+    steps=250_000,
+    learning_rate=1e-4,
+    warmup_steps=7000,
+    decay_steps=175_000,
+    final_fraction=0.1,
+    weight_decay=0.1,
+    remat="full",
+    microbatches=2,
+)
+# With enough memory, set model.remat=none and train.microbatches=1. `plm_jax plan` reports what other sizes and slices
+# need.
 RECIPES = {
-    "base": Recipe(
-        batch_size=1024,
-        steps=150_000,
-        learning_rate=4e-4,
-        warmup_steps=6000,
-        decay_steps=120_000,
-        final_fraction=0.05,
-        weight_decay=0.1,
-    ),
-    "large": Recipe(
-        batch_size=1024,
-        steps=200_000,
-        learning_rate=2e-4,
-        warmup_steps=8000,
-        decay_steps=160_000,
-        final_fraction=0.05,
-        weight_decay=0.1,
-    ),
+    "base": _BASE,
+    "large": _BASE._replace(steps=200_000, learning_rate=2e-4, warmup_steps=8000, decay_steps=160_000),
     "roberta-large": Recipe(
         batch_size=8192,
         steps=250_000,
@@ -91,29 +95,8 @@ RECIPES = {
         remat="dots",
         microbatches=8,
     ),
-    "2b": Recipe(
-        batch_size=32 * 64,
-        steps=250_000,
-        learning_rate=1e-4,
-        warmup_steps=7000,
-        decay_steps=175_000,
-        final_fraction=0.1,
-        weight_decay=0.1,
-        remat="full",
-        microbatches=2,
-    ),
-    "10b": Recipe(
-        batch_size=21 * 64,
-        steps=250_000,
-        learning_rate=1e-4,
-        warmup_steps=7000,
-        decay_steps=175_000,
-        final_fraction=0.1,
-        weight_decay=0.1,
-        remat="full",
-        microbatches=1,
-        tensor=4,
-    ),
+    "2b": _2B,
+    "10b": _2B._replace(batch_size=21 * 64, microbatches=1, tensor=4),
 }
 OBJECTIVES = {
     "2b": objectives.BlankInfilling(sentence_rate=0.3, document_rate=0.3, block_mask_rate=0.1, short_probability=0.02),

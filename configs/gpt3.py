@@ -30,9 +30,9 @@ LENGTH, FIRST_ROWS = 2048, 16
 
 
 class Size(NamedTuple):
-    """Dimensions and recipe; the batch is full, `batch_size` rows, after `ramp_tokens`.
+    """Dimensions and recipe; after `ramp_tokens` tokens a batch has `batch_size` rows.
 
-    Heads and widths are cut over `tensor` chips, more of them in the phases of `meshes`, by the rows of their batches.
+    `tensor` chips share heads and widths; `meshes` has other meshes for phases, by the rows of their batches.
     """
 
     layers: int
@@ -47,55 +47,17 @@ class Size(NamedTuple):
     meshes: Mapping[int, dict[str, int]] = MappingProxyType({})
 
 
-# `plm_jax plan` says what another size or slice needs than this `remat` and so many rows at a time.
+# For other sizes and slices `plm_jax plan` reports the memory with this `remat` and `rows_at_once`.
 SIZES = {
-    "125m": Size(layers=12, width=768, heads=12, learning_rate=6e-4, batch_size=256, ramp_tokens=4e9),
-    "350m": Size(layers=24, width=1024, heads=16, learning_rate=3e-4, batch_size=256, ramp_tokens=4e9),
-    "760m": Size(layers=24, width=1536, heads=16, learning_rate=2.5e-4, batch_size=256, ramp_tokens=4e9),
-    "1.3b": Size(
-        layers=24,
-        width=2048,
-        heads=16,
-        learning_rate=2e-4,
-        batch_size=512,
-        ramp_tokens=6e9,
-        remat="dots",
-        rows_at_once=128,
-    ),
-    "2.7b": Size(
-        layers=32,
-        width=2560,
-        heads=32,
-        learning_rate=1.6e-4,
-        batch_size=512,
-        ramp_tokens=6e9,
-        remat="dots",
-        rows_at_once=128,
-    ),
-    "6.7b": Size(
-        layers=32,
-        width=4096,
-        heads=32,
-        learning_rate=1.2e-4,
-        batch_size=1024,
-        ramp_tokens=8e9,
-        remat="full",
-        rows_at_once=128,
-    ),
-    "13b": Size(
-        layers=40,
-        width=5120,
-        heads=40,
-        learning_rate=1e-4,
-        batch_size=1024,
-        ramp_tokens=10e9,
-        remat="full",
-        rows_at_once=128,
-    ),
+    "125m": Size(12, 768, 12, learning_rate=6e-4, batch_size=256, ramp_tokens=4e9),
+    "350m": Size(24, 1024, 16, learning_rate=3e-4, batch_size=256, ramp_tokens=4e9),
+    "760m": Size(24, 1536, 16, learning_rate=2.5e-4, batch_size=256, ramp_tokens=4e9),
+    "1.3b": Size(24, 2048, 16, learning_rate=2e-4, batch_size=512, ramp_tokens=6e9, remat="dots", rows_at_once=128),
+    "2.7b": Size(32, 2560, 32, learning_rate=1.6e-4, batch_size=512, ramp_tokens=6e9, remat="dots", rows_at_once=128),
+    "6.7b": Size(32, 4096, 32, learning_rate=1.2e-4, batch_size=1024, ramp_tokens=8e9, remat="full", rows_at_once=128),
+    "13b": Size(40, 5120, 40, learning_rate=1e-4, batch_size=1024, ramp_tokens=10e9, remat="full", rows_at_once=128),
     "175b": Size(
-        layers=96,
-        width=12288,
-        heads=96,
+        *(96, 12288, 96),
         learning_rate=0.6e-4,
         batch_size=1536,
         ramp_tokens=12e9,

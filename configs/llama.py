@@ -86,21 +86,15 @@ class Version(NamedTuple):
     position: models.Rotary
 
 
+_LLAMA3 = Version(vocab_size=128_256, length=8192, position=models.Rotary(theta=500_000.0, length=8192))
+_LONG = models.Rotary(500_000.0, scaling=models.RotaryScaling(), length=131_072)
 VERSIONS = {
-    "1": Version(vocab_size=32000, length=2048, position=models.Rotary(length=2048)),
-    "2": Version(vocab_size=32000, length=4096, position=models.Rotary(length=4096)),
-    "3": Version(vocab_size=128256, length=8192, position=models.Rotary(theta=500_000.0, length=8192)),
-    "3.1": Version(
-        vocab_size=128256,
-        length=8192,
-        position=models.Rotary(500_000.0, scaling=models.RotaryScaling(), length=131_072),
-    ),
-    "3.2": Version(
-        vocab_size=128256,
-        length=8192,
-        position=models.Rotary(500_000.0, scaling=models.RotaryScaling(factor=32.0), length=131_072),
-    ),
-    "tiny": Version(vocab_size=32000, length=2048, position=models.Rotary(length=2048)),
+    "1": Version(vocab_size=32_000, length=2048, position=models.Rotary(length=2048)),
+    "2": Version(vocab_size=32_000, length=4096, position=models.Rotary(length=4096)),
+    "3": _LLAMA3,
+    "3.1": _LLAMA3._replace(position=_LONG),
+    "3.2": _LLAMA3._replace(position=dataclasses.replace(_LONG, scaling=models.RotaryScaling(factor=32.0))),
+    "tiny": Version(vocab_size=32_000, length=2048, position=models.Rotary(length=2048)),
 }
 OWN_TEXT = {"sources": {"text": config.JsonLines(path="../corpus/*.jsonl.gz")}}
 FINER_NORM = ("1-7b", "1-13b", "1-33b")  # Their epsilon is 1e-6.

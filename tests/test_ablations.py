@@ -35,48 +35,43 @@ PAGES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "__init
 def test_every_run_can_be_trained_and_compared(name, size, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = f"ablations/{name}:{size}"
-    found = {member.name: member for member in sweep.load_members(path, str(tmp_path / "runs"))}
-    for member in found.values():
+    by_name = {member.name: member for member in sweep.load_members(path, str(tmp_path / "runs"))}
+    for member in by_name.values():
         run = member.run
         if run.model.is_placeholder:
-            parent = found[pathlib.Path(member.parent).name].run
+            parent = by_name[pathlib.Path(member.parent).name].run
             assert parent.model.kind in run.objective.architectures
             continue
-        if member.parent and pathlib.Path(member.parent).name in found:
-            parent = found[pathlib.Path(member.parent).name].run
+        if member.parent and pathlib.Path(member.parent).name in by_name:
+            parent = by_name[pathlib.Path(member.parent).name].run
             assert run.model.with_dropout(0.0) == parent.model.with_dropout(0.0)
         refuse_unused(run)
         batch = blank_batch(config.reader_config(run), run.data.length)
         assert all(len(leaf) == 1 for leaf in batch.values())
-    others = sweep.load_comparisons(path, set(found))
-    read = {source for member in found.values() for source in config.read_sources(member.run)}
+    tables = sweep.load_comparisons(path, set(by_name))
+    read = {source for member in by_name.values() for source in config.read_sources(member.run)}
 
-    metrics = [*others["compared"].values(), *(rival.metric for rival in others["rivals"])]
+    metrics = [*tables["compared"].values(), *(rival.metric for rival in tables["rivals"])]
     assert metrics and all(sources(metric) <= read for metric in metrics)
     if size == "paper":
-        # In the default size every published run must be one of the sweep's.
-        sweep.load_comparisons(f"ablations/{name}", set(found))
-        figures = {figure for row in others["published"] for figure in row.figures}
-        assert not figures or figures & others["compared"].keys()
-        assert all(row.source for row in others["published"])
+        sweep.load_comparisons(f"ablations/{name}", set(by_name))  # There every published run must be one of the sweep's.
+        figures = {figure for row in tables["published"] for figure in row.figures}
+        assert not figures or figures & tables["compared"].keys()
+        assert all(row.source for row in tables["published"])
 
 
 def at_paper_scale(name, folder):
     """Returns the resolved configs of a page's runs by name, the published figures, and the names of the parents."""
     path = f"ablations/{name}:paper"
-    found = sweep.load_members(path, str(folder))
-    parents = {member.name: pathlib.Path(member.parent).name for member in found if member.parent}
-    return (
-        {member.name: member.run for member in found},
-        sweep.load_comparisons(path, {member.name for member in found}),
-        parents,
-    )
+    members = sweep.load_members(path, str(folder))
+    parents = {member.name: pathlib.Path(member.parent).name for member in members if member.parent}
+    return {member.name: member.run for member in members}, sweep.load_comparisons(path, {m.name for m in members}), parents
 
 
 @pytest.mark.parametrize("name", PAGES)
 def test_every_run_with_published_figures_has_the_papers_setup_or_says_why_not(name, tmp_path):
-    runs, others, parents = at_paper_scale(name, tmp_path)
-    rows = [row for row in others["published"] if row.figures]
+    runs, tables, parents = at_paper_scale(name, tmp_path)
+    rows = [row for row in tables["published"] if row.figures]
     stated = setups.by_run(rows)
     compared = {run for run in runs if any(comparison.counts_for(run, row.run) for row in rows)}
     assert stated.keys() == compared | {parents[run] for run in compared if run in parents}
@@ -90,9 +85,9 @@ def test_every_run_with_published_figures_has_the_papers_setup_or_says_why_not(n
 
 @pytest.mark.parametrize("name", PAGES)
 def test_a_mean_is_over_the_tasks_of_the_papers_mean(name, tmp_path):
-    _, others, _ = at_paper_scale(name, tmp_path)
-    averages = {name: tasks for row in others["published"] for name, tasks in row.averages.items()}
-    means = {name: metric for name, metric in others["compared"].items() if len(sources(metric)) > 1}
+    _, tables, _ = at_paper_scale(name, tmp_path)
+    averages = {name: tasks for row in tables["published"] for name, tasks in row.averages.items()}
+    means = {name: metric for name, metric in tables["compared"].items() if len(sources(metric)) > 1}
     assert {name: sources(metric) for name, metric in means.items()} == {
         name: set(tasks) for name, tasks in averages.items()
     }
@@ -114,11 +109,11 @@ def test_a_mean_is_over_the_tasks_of_the_papers_mean(name, tmp_path):
     ],
 )
 def test_another_setup_is_noticed(page, run, change, name, tmp_path):
-    runs, others, _ = at_paper_scale(page, tmp_path)
+    runs, tables, _ = at_paper_scale(page, tmp_path)
     sections = {
         section: dataclasses.replace(getattr(runs[run], section), **fields) if isinstance(fields, dict) else fields
         for section, fields in change.items()
     }
     changed = dataclasses.replace(runs[run], **sections)
-    found = setups.differences(setups.by_run(others["published"])[run], changed)
-    assert name in {difference.name for difference in found if not difference.reason}
+    differences = setups.differences(setups.by_run(tables["published"])[run], changed)
+    assert name in {difference.name for difference in differences if not difference.reason}

@@ -291,8 +291,8 @@ def value(written: str):
 def test_a_recipe_is_the_published_one(name):
     run = load(name)
     recipe = dict(field.split("=", 1) for field in RECIPES[name].split())
-    found = {path: functools.reduce(getattr, path.split("."), run) for path in recipe}
-    assert found == {path: value(written) for path, written in recipe.items()}
+    fields = {path: functools.reduce(getattr, path.split("."), run) for path in recipe}
+    assert fields == {path: value(written) for path, written in recipe.items()}
 
 
 @pytest.mark.parametrize(("size", "published"), [("base", 65e6), ("big", 213e6)])
@@ -442,7 +442,7 @@ def test_a_run_takes_the_published_course(name):
 
 def test_a_page_says_at_what_rate_a_run_ends_before_its_decay():
     """In its docstring, to three figures, beside the steps of the decay."""
-    told = {}
+    is_stated = {}
     for name in PARAMETERS:
         run = load(name)
         if getattr(run.schedule, "decay_steps", 0) > run.train.steps:
@@ -451,5 +451,5 @@ def test_a_page_says_at_what_rate_a_run_ends_before_its_decay():
             page = ast.get_docstring(ast.parse((CONFIGS / name.partition(":")[0]).read_text()))
             assert f"{run.schedule.decay_steps:,}" in page, name
             numbers = [float(number) for number in re.findall(r"\d+(?:\.\d+)?e-?\d+", page)]
-            told[name] = any(number == float(f"{rate:.2e}") for number in numbers)
-    assert told and all(told.values()), told
+            is_stated[name] = any(number == float(f"{rate:.2e}") for number in numbers)
+    assert is_stated and all(is_stated.values()), is_stated

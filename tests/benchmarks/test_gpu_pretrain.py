@@ -26,9 +26,9 @@ def test_a_run_is_interrupted_and_its_rows_are_told(tmp_path, verb):
     command = [sys.executable, str(ROOT / "benchmarks" / "gpu_pretrain.py"), *flags, "--minutes=0.02"]
     done = subprocess.run([*command, f"--plot={tmp_path}/p.png"], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    rows = found["rows"]
-    assert [row["step"] for row in rows] == list(range(1, found["steps"] + 1))
+    result = json.loads(done.stdout)
+    rows = result["rows"]
+    assert [row["step"] for row in rows] == list(range(1, result["steps"] + 1))
     assert [row["seconds"] for row in rows] == sorted(row["seconds"] for row in rows)
     assert abs(rows[0]["loss"] - math.log(50257)) < 0.5 and abs(rows[0]["validation_loss"] - math.log(50257)) < 0.5
     assert (tmp_path / "p.png").stat().st_size > 1000

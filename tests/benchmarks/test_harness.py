@@ -24,14 +24,16 @@ def test_ours_answers_as_theirs_does(tmp_path, scripts, monkeypatch):
         pytest.skip("lm-eval's own model needs torch, transformers and accelerate")
     harness.evaluate_theirs(tmp_path)
     theirs = json.loads((tmp_path / "theirs.json").read_text())
-    for task, found in harness.compared(theirs, ours, prompts={}).items():
-        assert found["requests"] >= 3 and not found["metrics_differ"] and not found["greedy_or_text_differs"], task
+    for task, figures in harness.compared(theirs, ours, prompts={}).items():
+        assert figures["requests"] >= 3 and not figures["metrics_differ"] and not figures["greedy_or_text_differs"], (
+            task
+        )
         if task == "speeches":
-            assert found["largest_relative_difference"] < 1e-5
+            assert figures["largest_relative_difference"] < 1e-5
         else:
-            assert found["largest_difference"] < 1e-3
+            assert figures["largest_difference"] < 1e-3
         if task == "greedy":
-            assert 0 < found["greedy"] < found["requests"]
+            assert 0 < figures["greedy"] < figures["requests"]
 
 
 def test_an_encoder_decoder_answers_as_theirs_does(tmp_path, scripts, monkeypatch):
@@ -55,10 +57,12 @@ def test_an_encoder_decoder_answers_as_theirs_does(tmp_path, scripts, monkeypatc
     for of_theirs, of_ours in zip(*written, strict=True):
         # Its limit of new tokens counts those of the encoder, too.
         assert of_theirs[:2] == of_ours[:2] and of_theirs[2][0][0].startswith(of_ours[2][0][0])
-    for task, found in harness.compared(theirs, ours, prompts={}).items():
-        assert found["requests"] >= 3 and not found["metrics_differ"] and not found["greedy_or_text_differs"], task
-        assert found["largest_difference"] < 1e-3
-        assert task != "greedy" or found["greedy"] > 0
+    for task, figures in harness.compared(theirs, ours, prompts={}).items():
+        assert figures["requests"] >= 3 and not figures["metrics_differ"] and not figures["greedy_or_text_differs"], (
+            task
+        )
+        assert figures["largest_difference"] < 1e-3
+        assert task != "greedy" or figures["greedy"] > 0
 
 
 def test_metrics_are_those_of_lm_eval_s_own_evaluation_and_no_program_is_run(tmp_path, scripts, monkeypatch, capfd):
@@ -144,11 +148,11 @@ def test_a_task_says_how_to_decode_and_not_the_run():
     decoding = config.DecodingConfig(temperature=5.0, num_return_sequences=2)
     run = dataclasses.replace(tiny.PLAIN, evaluation=config.EvaluationConfig(decoding=decoding))
     request = types.SimpleNamespace(args=("The sea", {"until": ["\n"], "max_gen_toks": 8}))
-    plain, told = (
+    plain, configured = (
         harness.HarnessModel(
             LanguageModel(tiny.MODEL, params, vocabulary_spec="bytes", special_ids={"eos_token_id": 256}, run=of),
             show_progress=False,
         ).generate_until([request])
         for of in (None, run)
     )
-    assert told == plain
+    assert configured == plain

@@ -1,4 +1,4 @@
-"""What a host of many fetches of a cache in a bucket is little more than the tokens of its rows."""
+"""One of many hosts fetches little more of a cache in a bucket than the tokens of its rows."""
 
 import importlib
 
@@ -16,11 +16,11 @@ def folder(tmp_path):
 def test_a_host_fetches_at_most_twice_what_it_uses(folder):
     bench = importlib.import_module("hosts")
     for length, batch, hosts in ((8192, 128, 64), (512, 1024, 128), (512, 1024, 1024)):
-        found = bench.simulate(folder, length, batch, hosts, hosts // 3, steps=8)
-        assert found["used_a_step"] == batch // hosts * length * 2
-        assert 1 <= found["ratio"] <= 2, found
+        figures = bench.simulate(folder, length, batch, hosts, hosts // 3, steps=8)
+        assert figures["used_a_step"] == batch // hosts * length * 2
+        assert 1 <= figures["ratio"] <= 2, figures
         # Its batch, the manifest, which tokens begin words, milestones: no file of tokens and no whole index.
-        assert found["start_bytes"] < 2 * found["bytes_a_step"] + 70_000
+        assert figures["start_bytes"] < 2 * figures["bytes_a_step"] + 70_000
 
 
 def test_whole_files_and_what_is_read_besides_are_counted(folder):

@@ -1,4 +1,4 @@
-"""What the input benchmark measures, on a small cache."""
+"""Measurements of the input benchmark on a small cache."""
 
 import importlib
 
@@ -19,8 +19,8 @@ def test_rows_of_every_objective_of_text_are_counted(bench, tmp_path):
     bench.write_cache(str(tmp_path), 300_000)
     every = {
         kind
-        for kind, made in built_in(objectives.Objective).items()
-        if not issubclass(made, objectives.LabelledObjective)
+        for kind, objective in built_in(objectives.Objective).items()
+        if not issubclass(objective, objectives.LabelledObjective)
     }
     assert set(bench.OBJECTIVES) >= every
     counts = {}
@@ -41,18 +41,24 @@ def test_the_peer_masks_the_same_blocks(bench, tmp_path, monkeypatch):
     monkeypatch.setattr(bench, "BATCH", 8)
     monkeypatch.setattr(bench.collator, "WORKERS", 0)  # A process with JAX in it must not fork.
     bench.write_cache(str(tmp_path), 20_000)
-    seen = []
+    blocks_read = []
     collate = bench.collator.batches
-    monkeypatch.setattr(bench.collator, "batches", lambda blocks, *rest: seen.append(blocks) or collate(blocks, *rest))
+    monkeypatch.setattr(
+        bench.collator, "batches", lambda blocks, *rest: blocks_read.append(blocks) or collate(blocks, *rest)
+    )
     assert list(bench.theirs(str(tmp_path), 3)) == [8 * 512.0] * 3
     run = bench.make_run(str(tmp_path), "full_lm", 10)
     rows = [row for batch in Reader(config.reader_config(run)).in_order("train", 4) for row in batch["targets"]]
-    np.testing.assert_array_equal(seen[0], rows[:24])
+    np.testing.assert_array_equal(blocks_read[0], rows[:24])
 
 
 def test_a_peer_that_is_missing_is_said(bench, monkeypatch):
     monkeypatch.setattr(bench.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(bench, "measure_apart", lambda folder, name, *rest: {"tokens_per_second": 1})
-    found = bench.measure_all(20_000, ["causal", "masked_lm"], 10, 0, 1)
-    assert found == {"causal": {"tokens_per_second": 1}, "masked_lm": {"tokens_per_second": 1}, "peer": "not installed"}
+    results = bench.measure_all(20_000, ["causal", "masked_lm"], 10, 0, 1)
+    assert results == {
+        "causal": {"tokens_per_second": 1},
+        "masked_lm": {"tokens_per_second": 1},
+        "peer": "not installed",
+    }
     assert list(bench.measure_all(20_000, ["causal"], 10, 0, 1)) == ["causal"]

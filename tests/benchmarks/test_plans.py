@@ -54,9 +54,9 @@ def test_a_row_is_compiled_once_and_all_are_told(plans, monkeypatch, capsys):
         monkeypatch.setattr(sys, "argv", ["plans.py", *arguments])
         plans.main()
     assert asked == ["bert:large v5e:4x4", "gpt2:xl v5e:4x4"]
-    found = json.loads(capsys.readouterr().out.split("\n}\n")[1] + "\n}")
-    assert found["second"] == {"error": "error: no such slice"}
-    assert found["first"]["network_over_compute"] == 0.45 and found["first"]["synchronous_share"] == 0.25
+    results = json.loads(capsys.readouterr().out.split("\n}\n")[1] + "\n}")
+    assert results["second"] == {"error": "error: no such slice"}
+    assert results["first"]["network_over_compute"] == 0.45 and results["first"]["synchronous_share"] == 0.25
     text = plans.PAGE.read_text()
     assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
     assert (
@@ -66,9 +66,9 @@ def test_a_row_is_compiled_once_and_all_are_told(plans, monkeypatch, capsys):
 
 
 def test_what_does_not_fit_says_what_it_wanted(plans):
-    wanted = PLAN | {"fits": False, "bytes_per_device": MEMORY | {"temporaries": None, "total": 130e9}}
-    del wanted["estimate"]
-    assert "does not fit: 130.0" in plans.table({"first": MEASURED | {"plan": wanted}})
+    unfitting = PLAN | {"fits": False, "bytes_per_device": MEMORY | {"temporaries": None, "total": 130e9}}
+    del unfitting["estimate"]
+    assert "does not fit: 130.0" in plans.table({"first": MEASURED | {"plan": unfitting}})
 
 
 def test_maxtexts_figures_stand_below_ours(plans):

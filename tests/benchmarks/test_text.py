@@ -15,10 +15,10 @@ def test_cleaning_is_measured_against_c4(monkeypatch):
     utils = pytest.importorskip("tensorflow_datasets.text.c4_utils")
     for name in ("_SENTENCE_TOKENIZER", "get_counter_inc_fn"):  # The benchmark sets them.
         monkeypatch.setattr(utils, name, getattr(utils, name))
-    found = importlib.import_module("clean").run(tiny=True)
-    assert list(found["rules"]) == ["length", "lines", "language", "bad words", "all"]
-    assert found["rules"]["all"]["pages"] == 20 and found["rules"]["all"]["ratio"] > 0
-    assert found["rules"]["lines"]["left"] == found["rules"]["language"]["pages"] > 0
+    result = importlib.import_module("clean").run(tiny=True)
+    assert list(result["rules"]) == ["length", "lines", "language", "bad words", "all"]
+    assert result["rules"]["all"]["pages"] == 20 and result["rules"]["all"]["ratio"] > 0
+    assert result["rules"]["lines"]["left"] == result["rules"]["language"]["pages"] > 0
 
 
 def test_preparing_is_measured():
@@ -26,10 +26,10 @@ def test_preparing_is_measured():
     command = [sys.executable, str(ROOT / "benchmarks" / "prepare.py"), *flags]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert 0.2 <= found["megabytes_of_text"] < 0.5 and found["reading"]["batches"] == 2
-    assert list(found["kinds"]) == ["sentencepiece", "gpt2"]
-    for kind in found["kinds"].values():
+    result = json.loads(done.stdout)
+    assert 0.2 <= result["megabytes_of_text"] < 0.5 and result["reading"]["batches"] == 2
+    assert list(result["kinds"]) == ["sentencepiece", "gpt2"]
+    for kind in result["kinds"].values():
         run, rate = kind["runners"]["local"], kind["bare_megabytes_per_second"]
         assert run["seconds"] > 0 and run["megabytes"][0]["resident"] > 50
         assert abs(run["ratio"] - run["megabytes_per_second"] / rate) < 0.01

@@ -33,7 +33,7 @@ def environment(**changed: str) -> dict[str, str]:
 
 
 def bench(*flags: str, **changed: str) -> dict:
-    """What `train_step.py` prints."""
+    """Runs `train_step.py`; returns its result."""
     command = [sys.executable, str(ROOT / "benchmarks" / "train_step.py"), "--tiny", *flags]
     done = subprocess.run(command, env=environment(**changed), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -50,9 +50,9 @@ def test_a_gpu_run_ends_on_the_bare_stack_with_its_peer_or_says_what_is_missing(
     for name in HEAVY:
         (tmp_path / f"{name}.py").write_text(f"raise ImportError('{name} is no part of the bare stack')")
     flags = ("--device=gpu", "--model=t5_1.1_large", "--contestants", "plm_jax_scan", "torch_eager", "--commit=abc")
-    found = bench(*flags, PYTHONPATH=f"{tmp_path}:{ROOT}")
-    assert found["commit"] == "abc" and "jax" in found["versions"]
-    model = found["models"]["t5_1.1_large"]
+    result = bench(*flags, PYTHONPATH=f"{tmp_path}:{ROOT}")
+    assert result["commit"] == "abc" and "jax" in result["versions"]
+    model = result["models"]["t5_1.1_large"]
     ours, peer = model["contestants"]["plm_jax_scan"], model["contestants"]["torch_eager"]
     assert ours["last_loss"] < ours["first_loss"]
     tokens = ours["rows"] * (model["length"] + model["decoder_length"])
@@ -66,8 +66,8 @@ def test_a_gpu_run_ends_on_the_bare_stack_with_its_peer_or_says_what_is_missing(
 
 
 def test_a_cpu_run_takes_contestants_in_turn():
-    found = bench("--model=bert_base", "--peer=none")
-    assert len(found["all_seconds"]["plm_jax"]) == 2 and found["ratio"] == {}
+    result = bench("--model=bert_base", "--peer=none")
+    assert len(result["all_seconds"]["plm_jax"]) == 2 and result["ratio"] == {}
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_a_cpu_run_takes_contestants_in_turn():
     ],
 )
 def test_the_peer_is_the_same_model(config, targets):
-    """It has as many parameters, and its loss begins at that of a uniform guess and falls."""
+    """The peer has the same number of parameters; its loss starts at that of a uniform guess and falls."""
     torch = pytest.importorskip("torch")
     pytest.importorskip("transformers")
     import contestants
@@ -95,11 +95,11 @@ def test_the_peer_is_the_same_model(config, targets):
 def test_mfu_is_counted_flops_over_the_peak():
     import on_gpu
 
-    found = on_gpu.speed(case("gpt2.py:small", 16), {"device": "NVIDIA H100 80GB HBM3", "step_seconds": 0.5})
+    result = on_gpu.speed(case("gpt2.py:small", 16), {"device": "NVIDIA H100 80GB HBM3", "step_seconds": 0.5})
     # Forward × 3, 2 operations a product; attention to half of 16 positions; the head on all of them.
     block = 4 * 64 * 64 + 2 * 64 * 128 + 2 * 8 * 64
-    assert found["model_flops_per_step"] == 6 * 32 * (2 * block + 64 * 512)
-    assert found["mfu"] == pytest.approx(found["model_flops_per_step"] / 0.5 / 989e12)
+    assert result["model_flops_per_step"] == 6 * 32 * (2 * block + 64 * 512)
+    assert result["mfu"] == pytest.approx(result["model_flops_per_step"] / 0.5 / 989e12)
     assert on_gpu.speed(case("gpt2.py:small", 16), {"device": "cpu", "step_seconds": 0.5})["mfu"] is None
 
 
@@ -114,8 +114,8 @@ def test_out_of_memory_halves_the_rows_and_other_errors_stay(monkeypatch):
 
     monkeypatch.setattr(on_gpu, "ask", ask)
     wide = dataclasses.replace(case("gpt2.py:small", 16), rows=8)
-    found = on_gpu.measure_apart(argparse.Namespace(seconds=9.0), "gpt2_small", wide, "plm_jax", time.monotonic() + 9)
-    assert asked == [8, 4, 2] and found == {"rows": 2, "error": "ValueError: odd"}
+    result = on_gpu.measure_apart(argparse.Namespace(seconds=9.0), "gpt2_small", wide, "plm_jax", time.monotonic() + 9)
+    assert asked == [8, 4, 2] and result == {"rows": 2, "error": "ValueError: odd"}
 
 
 def test_what_was_measured_before_is_not_measured_again_and_errors_are(tmp_path, monkeypatch):
@@ -137,12 +137,12 @@ def test_what_was_measured_before_is_not_measured_again_and_errors_are(tmp_path,
     on_gpu.compare(arguments, cases)
     pairs = [(model, name) for model in cases for name in on_gpu.ORDER[:2]]
     assert asked == [*pairs, *((model, "plm_jax") for model in cases)]
-    found = on_gpu.compare(arguments, {"bert_large": cases["bert_large"]})
+    result = on_gpu.compare(arguments, {"bert_large": cases["bert_large"]})
     assert asked[6:] == [("bert_large", "torch_compile")]
-    assert found == json.loads((tmp_path / "found.json").read_text())
-    assert found["models"]["gpt2_small"]["contestants"]["plm_jax"] == {"rows": 2, "tokens_per_second": 600.0}
-    assert found["models"]["bert_large"]["speed_ratio"] == {"torch_compile": 500 / 700}
-    assert found["models"]["bert_large"]["goals"]["sequences_per_second"] == 530
+    assert result == json.loads((tmp_path / "found.json").read_text())
+    assert result["models"]["gpt2_small"]["contestants"]["plm_jax"] == {"rows": 2, "tokens_per_second": 600.0}
+    assert result["models"]["bert_large"]["speed_ratio"] == {"torch_compile": 500 / 700}
+    assert result["models"]["bert_large"]["goals"]["sequences_per_second"] == 530
 
 
 def test_nothing_is_begun_after_the_time(monkeypatch):

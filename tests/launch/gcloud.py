@@ -84,7 +84,7 @@ def take_away(node: str) -> None:
 
 
 def refuse(state: dict) -> None:
-    """As new machines do."""
+    """Refuses SSH, like new machines."""
     if state["refused"] < int(os.environ.get("FAKE_REFUSALS", "0")):
         state["refused"] += 1
         fail("[/usr/bin/ssh] exited with return code [255].")
@@ -104,8 +104,8 @@ def ssh(state: dict, name: str, *flags: str) -> None:
     assert name == "run" and tuple(reached) in REACHED.values() and alive == SSH
     refuse(state)
     step = FOLDER / "bucket" / "0"
-    seen = "worker.sh log" in command and not command.endswith("log 0")
-    if seen and "FAKE_PREEMPTION" in os.environ and step.read_text() == os.environ["FAKE_PREEMPTION"] + "\n":
+    is_log = "worker.sh log" in command and not command.endswith("log 0")
+    if is_log and "FAKE_PREEMPTION" in os.environ and step.read_text() == os.environ["FAKE_PREEMPTION"] + "\n":
         if NODES == 1:
             state["states"] = ["SUSPENDED"]
         take_away(NAMES[-1])

@@ -1,6 +1,6 @@
 """The fake `kubectl`, with a cluster in `FAKES`: one JobSet, whose pods are processes.
 
-What a failed pod leads to is found as Kubernetes and JobSet find it: the first matching rule of the Job's
+The effect of a failed pod is the same as in Kubernetes and JobSet: the first matching rule of the Job's
 `podFailurePolicy`, with its reason and message, then the first matching one of the set's `failurePolicy`. A job that
 makes the file `FAKES/evict` loses the node of slice 0's machine 0. `FAKE_SILENCES=N`: N queries for a set that is there
 get no answer.
@@ -59,15 +59,15 @@ def check_fields(tree: object, path: str = "") -> None:
             check_fields(part, f"{path}.{name}".strip("."))
 
 
-def check(made: dict) -> None:
-    """What JobSet's and Kubernetes' validation asks for beyond fields."""
-    check_fields(made)
-    assert (made["apiVersion"], made["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
-    for rule in made["spec"]["failurePolicy"]["rules"]:
+def check(job_set: dict) -> None:
+    """Checks a JobSet beyond its fields, like the validation of JobSet and Kubernetes."""
+    check_fields(job_set)
+    assert (job_set["apiVersion"], job_set["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
+    for rule in job_set["spec"]["failurePolicy"]["rules"]:
         assert re.fullmatch(r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?", rule["name"])
         assert rule["action"] in ("FailJobSet", "RestartJobSet", "RestartJobSetAndIgnoreMaxRestarts")
         assert set(rule["onJobFailureReasons"]) <= {"BackoffLimitExceeded", "DeadlineExceeded", "PodFailurePolicy"}
-    for job in made["spec"]["replicatedJobs"]:
+    for job in job_set["spec"]["replicatedJobs"]:
         spec = job["template"]["spec"]
         inner = spec["template"]["spec"]
         # A Job with such a policy must leave restarts to it; places are those of an indexed one of as many.
@@ -85,10 +85,10 @@ def check(made: dict) -> None:
 def apply(state: dict, *flags: str) -> None:
     """Creates the set."""
     assert flags == ("--filename=-",)
-    made = yaml.safe_load(sys.stdin)
-    check(made)
+    job_set = yaml.safe_load(sys.stdin)
+    check(job_set)
     assert state["set"] is None, "a set's spec cannot be changed"
-    state["set"] = {**made, "status": {"restarts": 0, "conditions": []}}
+    state["set"] = {**job_set, "status": {"restarts": 0, "conditions": []}}
     state["counted"] = 0
     begin(state)
 
@@ -100,11 +100,11 @@ def begin(state: dict) -> None:
     (container,) = spec["template"]["spec"]["containers"]
     state["life"] += 1
     for index in range(job["replicas"]):
-        for place in range(spec["completions"]):
-            pod = PODS / f"{state['set']['metadata']['name']}-{job['name']}-{index}-{place}-life{state['life']}"
+        for position in range(spec["completions"]):
+            pod = PODS / f"{state['set']['metadata']['name']}-{job['name']}-{index}-{position}-life{state['life']}"
             pod.mkdir(parents=True)
             more = {entry["name"]: entry["value"] for entry in container["env"]}
-            more |= {"TPU_WORKER_ID": str(place), "MEGASCALE_SLICE_ID": str(index), "POD": str(pod)}
+            more |= {"TPU_WORKER_ID": str(position), "MEGASCALE_SLICE_ID": str(index), "POD": str(pod)}
             # Its exit status appears whole.
             wait = '"$@" > "$POD/log" 2>&1; echo $? > "$POD/status.tmp"; mv "$POD/status.tmp" "$POD/status"'
             running = subprocess.Popen(
@@ -119,12 +119,12 @@ def begin(state: dict) -> None:
 
 
 def pods(state: dict) -> dict[tuple[int, int], pathlib.Path]:
-    """Those of this life, by the index of the Job and the place in it."""
-    found = {}
+    """Returns the pods of this life, by the index of the Job and the position in it."""
+    statuses = {}
     for pod in PODS.glob(f"*-life{state['life']}"):
-        *_, index, place, _ = pod.name.split("-")
-        found[int(index), int(place)] = pod
-    return found
+        *_, index, position, _ = pod.name.split("-")
+        statuses[int(index), int(position)] = pod
+    return statuses
 
 
 def status(pod: pathlib.Path) -> int | None:
@@ -140,26 +140,26 @@ def stop(state: dict) -> None:
 
 
 def control(state: dict) -> None:
-    """What the controllers do once they look: rules for the first pod that failed, or the end of all."""
+    """Acts like the controllers: applies the rules for the first failed pod, or ends the set."""
     if state["set"] is None or state["set"]["status"].get("terminalState"):
         return
-    found = {place: status(pod) for place, pod in pods(state).items()}
+    statuses = {position: status(pod) for position, pod in pods(state).items()}
     evicted = (FOLDER / "evict").exists()
     if evicted:
         (FOLDER / "evict").unlink()
-    failed = [(place, code) for place, code in sorted(found.items()) if code]
+    failed = [(position, code) for position, code in sorted(statuses.items()) if code]
     if evicted:
         act(state, *failure(state, (0, 0), None))
     elif failed:
         act(state, *failure(state, *failed[0]))
-    elif all(code == 0 for code in found.values()):
+    elif all(code == 0 for code in statuses.values()):
         end(state, "Completed", "AllJobsCompleted", "jobset completed successfully")
 
 
-def failure(state: dict, place: tuple[int, int], code: int | None) -> tuple[str, str]:
+def failure(state: dict, position: tuple[int, int], code: int | None) -> tuple[str, str]:
     """The reason and message with which the pod's Job fails; no code: its node is taken away."""
     spec = state["set"]["spec"]["replicatedJobs"][0]["template"]["spec"]
-    name = f"default/{pods(state)[place].name}"
+    name = f"default/{pods(state)[position].name}"
     for number, rule in enumerate(spec["podFailurePolicy"]["rules"]):
         codes = rule.get("onExitCodes", {"values": ()})
         if code is not None and code in codes["values"]:
@@ -225,18 +225,18 @@ def logs(state: dict, *words: str) -> None:
     """
     follow, timestamps, *since, container, pod = words
     assert (follow, timestamps, container) == ("--follow", "--timestamps", "--container=main")
-    folder, seen = PODS / pod.removeprefix("pod/"), 0
+    folder, shown = PODS / pod.removeprefix("pod/"), 0
     last = since[0].removeprefix("--since-time=").rstrip("Z") if since else ""
     while True:
         has_ended = not alive(folder)
         lines = (folder / "log").read_text().splitlines()
-        for number in range(seen, len(lines)):
+        for number in range(shown, len(lines)):
             time_of_line = f"2026-01-01T00:00:{number // 2:02d}{('', '.5')[number % 2]}"
             if time_of_line >= last.partition(".")[0]:
                 print(f"{time_of_line}Z {lines[number]}", flush=True)
             if "FAKE_BREAKS" in os.environ and time_of_line > last and not has_ended:
                 sys.exit("error: unexpected EOF")
-        seen = len(lines)
+        shown = len(lines)
         if has_ended or (FOLDER / "evict").exists():
             return
         time.sleep(0.02)

@@ -23,18 +23,18 @@ GRACE_SECONDS = 20
 
 def options(words: list[str]) -> dict[str, str]:
     """`--name=value` and `--name`, none unknown."""
-    found = dict(word.removeprefix("--").partition("=")[::2] for word in words)
-    assert found.keys() <= OPTIONS | {"job-name", "output"}, found
-    return found
+    values = dict(word.removeprefix("--").partition("=")[::2] for word in words)
+    assert values.keys() <= OPTIONS | {"job-name", "output"}, values
+    return values
 
 
 def sbatch(words: list[str]) -> int:
     """Runs the script of the command line as SLURM would; the job's exit status."""
-    place = next(number for number, word in enumerate(words) if not word.startswith("--"))
+    position = next(number for number, word in enumerate(words) if not word.startswith("--"))
     script = FOLDER / "spooled"
-    shutil.copy(words[place], script)
+    shutil.copy(words[position], script)
     lines = [line.split()[1] for line in script.read_text().splitlines() if line.startswith("#SBATCH ")]
-    asked = options(lines) | options(words[:place])
+    asked = options(lines) | options(words[:position])
     assert asked["requeue"] == "" and asked["open-mode"] == "append" and asked["signal"].startswith("B:USR1@")
     assert asked["gpus-per-node"] == asked["ntasks-per-node"], "one process a GPU"
     job = {
@@ -48,7 +48,7 @@ def sbatch(words: list[str]) -> int:
         restarts = {"SLURM_RESTART_COUNT": str(start)} if start else {}
         with open(FOLDER / "job.log", "a", encoding="utf-8") as log:
             running = subprocess.Popen(
-                ["bash", script, *words[place + 1 :]],
+                ["bash", script, *words[position + 1 :]],
                 env=os.environ | job | restarts,
                 stdout=log,
                 stderr=log,

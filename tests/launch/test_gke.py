@@ -68,12 +68,12 @@ def dry(*options: str, command=("train",)) -> dict:
 
 def test_the_manifest_is_a_jobset_of_slices():
     command = ["train", "--workdir=gs://b/r", 'a: "b" # c\n', "- é", "yes"]
-    made = dry("--slices=3", "--topology=v5p:4x4x8", "--spot", "--service_account=me", command=command)
-    assert made["metadata"]["annotations"] == {
+    job_set = dry("--slices=3", "--topology=v5p:4x4x8", "--spot", "--service_account=me", command=command)
+    assert job_set["metadata"]["annotations"] == {
         "alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"
     }
-    assert made["spec"]["network"]["enableDNSHostnames"] is True
-    (job,) = made["spec"]["replicatedJobs"]
+    assert job_set["spec"]["network"]["enableDNSHostnames"] is True
+    (job,) = job_set["spec"]["replicatedJobs"]
     spec = job["template"]["spec"]
     assert (job["replicas"], spec["parallelism"], spec["completions"], spec["backoffLimit"]) == (3, 32, 32, 0)
     inner = spec["template"]["spec"]

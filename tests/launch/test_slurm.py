@@ -140,10 +140,8 @@ def test_a_container_has_the_checkout_and_its_own_packages(cluster, image, step)
     finished = run(cluster, "--dry_run", "python", "-m", "train", PLM_JAX_CONTAINER=image)
     assert finished.returncode == 0, finished.stderr
     last = finished.stdout.splitlines()[-1].replace("\\", "")
-    wanted = step.format(cluster / "project")
-    assert (
-        last == f"PLM_JAX_DISTRIBUTED=1 srun --kill-on-bad-exit=0 --wait=60 --cpus-per-task=8 {wanted} python -m train"
-    )
+    expected = step.format(cluster / "project")
+    assert last == f"{STEP} {expected} python -m train"
     assert "environment.sh" not in finished.stdout
 
 
@@ -161,16 +159,20 @@ def test_a_container_has_the_workdir_wherever_it_is(cluster, image, words, mount
     finished = run(cluster, "--dry_run", "python", "-m", "train", *words, PLM_JAX_CONTAINER=image)
     assert finished.returncode == 0, finished.stderr
     project = cluster / "project"
-    found = re.search(r"(?:--bind |--container-mounts=)(\S+)", finished.stdout)[1].replace("\\", "")
-    assert found == f"{project}:{project}{mounted.format(cluster)}"
+    mounts = re.search(r"(?:--bind |--container-mounts=)(\S+)", finished.stdout)[1].replace("\\", "")
+    assert mounts == f"{project}:{project}{mounted.format(cluster)}"
 
 
 def test_settings_of_nccl_come_by_the_gpu_and_leave_what_is_set(cluster):
     script = 'echo "$CUDA_DEVICE_MAX_CONNECTIONS/$NCCL_NVLS_ENABLE" > "$FAKES/found-$PLM_JAX_NCCL$SLURM_PROCID"'
-    for gpu, given, wanted in (("hopper", {}, "1/1"), ("blackwell", {"NCCL_NVLS_ENABLE": "0"}, "/0"), ("", {}, "/")):
-        finished = submit(cluster, "bash", "-c", script, PLM_JAX_NCCL=gpu, **given)
+    for gpu, variables, expected in (
+        ("hopper", {}, "1/1"),
+        ("blackwell", {"NCCL_NVLS_ENABLE": "0"}, "/0"),
+        ("", {}, "/"),
+    ):
+        finished = submit(cluster, "bash", "-c", script, PLM_JAX_NCCL=gpu, **variables)
         assert finished.returncode == 0, finished.stderr
-        assert (cluster / f"found-{gpu}1").read_text() == f"{wanted}\n"
+        assert (cluster / f"found-{gpu}1").read_text() == f"{expected}\n"
 
 
 def test_mistakes_get_one_line(cluster):

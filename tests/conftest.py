@@ -14,6 +14,7 @@ CHECKED = ("models", "losses", "objectives", "generation", "inference")
 install_import_hook([f"plm_jax.{room}" for room in CHECKED], f"{shapes.__name__}.check")
 
 from tests.support import xla
+from tests.support.selection import pytest_addoption, pytest_collection_modifyitems, pytest_configure  # noqa: F401
 
 # JAX reads these once, when it is imported.
 os.environ["JAX_PLATFORMS"] = os.environ.get("JAX_PLATFORMS", "cpu")

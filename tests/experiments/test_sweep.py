@@ -46,14 +46,6 @@ def write(folder, base, steps=2, more="") -> str:
     return str(path)
 
 
-@pytest.fixture(scope="module")
-def swept(tiny, verb, tmp_path_factory):
-    """A sweep of a run that fails and one that does not: its folder, and how the verb ended."""
-    folder = tmp_path_factory.mktemp("sweep")
-    path = write(folder, tiny / "tiny.py")
-    return folder, verb("sweep", f"--sweep={path}", f"--workdir={folder / 'runs'}")
-
-
 @pytest.fixture
 def calls(monkeypatch):
     """The verbs that a sweep in this process calls, without calling them: all fail."""
@@ -94,12 +86,28 @@ class Verbs:
             log(workdir, step=steps, **{"a/real_loss": 4.0, "a/unigram_loss": 5.0, "b/loss": 3.0})
 
 
+def fake_verbs(monkeypatch) -> Verbs:
+    """Replaces the verbs and the clock of sweeps."""
+    fake = Verbs()
+    monkeypatch.setattr(launchers, "_call", lambda processes, output, environment, *words: fake.call(*words))
+    monkeypatch.setattr(members, "time", types.SimpleNamespace(time=fake.time, monotonic=fake.time, sleep=time.sleep))
+    return fake
+
+
 @pytest.fixture
 def verbs(monkeypatch):
-    found = Verbs()
-    monkeypatch.setattr(launchers, "_call", lambda processes, output, environment, *words: found.call(*words))
-    monkeypatch.setattr(members, "time", types.SimpleNamespace(time=found.time, monotonic=found.time, sleep=time.sleep))
-    return found
+    return fake_verbs(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def swept(tiny, tmp_path_factory):
+    """The folder of a sweep in which one run fails and one finishes; the verbs are fakes."""
+    folder = tmp_path_factory.mktemp("sweep")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        fake_verbs(monkeypatch).failing = {("pretrain", "bad")}
+        with pytest.raises(UserError, match="1 of 2 runs failed"):
+            sweep.run(write(folder, tiny / "tiny.py"), str(folder / "runs"))
+    return folder
 
 
 @pytest.fixture
@@ -114,8 +122,9 @@ def log(workdir, **row):
         file.write(json.dumps(row) + "\n")
 
 
-def test_a_failure_is_reported_and_stops_no_other(swept):
-    folder, finished = swept
+def test_a_failure_is_reported_and_stops_no_other(tiny, verb, tmp_path):
+    folder = tmp_path
+    finished = verb("sweep", f"--sweep={write(folder, tiny / 'tiny.py')}", f"--workdir={folder / 'runs'}")
     assert finished.status == 2
     # What the runs say is heard, an error too.
     of_run, error = finished.errors
@@ -136,7 +145,7 @@ def test_a_failure_is_reported_and_stops_no_other(swept):
 
 
 def test_run_again_only_what_failed_is_tried(swept, calls, capsys):
-    folder, _ = swept
+    folder = swept
     before = (folder / "runs" / "good" / "config.json").read_text()
     with pytest.raises(UserError, match=r"1 of 2 runs failed \(bad: no more\)"):
         sweep.run(str(folder / "sweep.py"), str(folder / "runs"))
@@ -148,7 +157,7 @@ def test_run_again_only_what_failed_is_tried(swept, calls, capsys):
 
 
 def test_another_config_in_the_place_of_a_run_is_told_and_left(swept, calls, tiny, tmp_path):
-    folder, _ = swept
+    folder = swept
     path = write(tmp_path, tiny / "tiny.py", steps=3)
     with pytest.raises(
         UserError, match=r"contains a run with another config \(train.steps was 2 and is 3\): delete it"
@@ -159,7 +168,7 @@ def test_another_config_in_the_place_of_a_run_is_told_and_left(swept, calls, tin
 
 
 def test_a_run_without_its_evaluation_is_not_finished(swept, calls, tmp_path):
-    folder, _ = swept
+    folder = swept
     _, member = sweep.load_members(str(folder / "sweep.py"), str(folder / "runs"))
     assert members.is_finished(member)
     log = pathlib.Path(member.workdir) / "evaluation.jsonl"
@@ -170,11 +179,11 @@ def test_a_run_without_its_evaluation_is_not_finished(swept, calls, tmp_path):
 
 
 def test_what_else_was_evaluated_is_not_in_the_table(swept):
-    folder, _ = swept
+    folder = swept
     _, member = sweep.load_members(str(folder / "sweep.py"), str(folder / "runs"))
     evaluated = pathlib.Path(member.workdir) / "evaluation.jsonl"
     rows, before = evaluated.read_text(), members._metrics(member)
-    assert {"a/real_loss", "b/real_loss"} <= before.keys() and "step" not in before
+    assert {"a/real_loss", "b/loss"} <= before.keys() and "step" not in before
     log(evaluated.parent, step=2, **{"a:train/real_loss": 0.0})
     log(evaluated.parent, step=1, **{"a/real_loss": 0.0})
     assert members._metrics(member) == before
@@ -442,7 +451,7 @@ def test_a_damaged_file_stops_its_own_run_alone(verbs, warm, tmp_path, name, cap
 
 
 def test_a_run_directory_is_a_config(swept):
-    folder, _ = swept
+    folder = swept
     _, member = sweep.load_members(str(folder / "sweep.py"), str(folder / "runs"))
     assert config.from_dict(members.get_config(member.workdir)) == member.run
 

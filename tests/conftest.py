@@ -4,8 +4,13 @@ import gc
 import os
 import pathlib
 import shutil
+import sys
 
 from jaxtyping import install_import_hook
+
+# Otherwise each of the processes that tests start compiles the libraries again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 from tests.support import shapes
 

@@ -123,11 +123,11 @@ def compare(data: DataConfig, name: str) -> Comparison:
       UserError: the cache is missing or damaged.
     """
     source, folder = data.sources[name], os.path.join(data.cache_dir, name)
-    was = form.read_manifest(folder).get("source")
-    if not isinstance(was, dict) or not {"name", "validation_fraction"} <= was.keys():
+    recorded = form.read_manifest(folder).get("source")
+    if not isinstance(recorded, dict) or not {"name", "validation_fraction"} <= recorded.keys():
         return Comparison("its manifest does not describe its source")
-    before = {field: value for field, value in was.items() if field != "fingerprint"}
-    now = describe(data, name, was["validation_fraction"] is None)
+    before = {field: value for field, value in recorded.items() if field != "fingerprint"}
+    now = describe(data, name, recorded["validation_fraction"] is None)
     if len(now.get("segmenter", ())) == 1 and now["segmenter"] == before.get("segmenter", [])[:1]:
         del now["segmenter"], before["segmenter"]  # Only machines that prepare caches need its code.
     # A source with another name may have the same texts.
@@ -136,7 +136,7 @@ def compare(data: DataConfig, name: str) -> Comparison:
         fields = (f"{field} was {trees.brief(before)} and is {trees.brief(value)}" for field, before, value in changes)
         return Comparison(", ".join(fields))
     if _is_users(source):
-        return _compare_fingerprint(name, source, was.get("fingerprint"))
+        return _compare_fingerprint(name, source, recorded.get("fingerprint"))
     if not _is_of_files(source):
         return Comparison(unseen="TensorFlow reads it, so only `prepare` can compare it")
     try:
@@ -145,7 +145,7 @@ def compare(data: DataConfig, name: str) -> Comparison:
         return Comparison(unseen=str(error))
     if not any(listed.values()):
         # Without the texts, caches differ by name alone.
-        other = f"it was made from '{was['name']}'" if was["name"] != name else None
+        other = f"it was made from '{recorded['name']}'" if recorded["name"] != name else None
         return Comparison(other, f"there is no file at {source.path}")
     return _compare_files(folder, source, listed)
 
@@ -192,26 +192,26 @@ def _settle(listed: Listing) -> None:
 
 def _compare_files(folder: str, source: files.FileSource, listed: Listing) -> Comparison:
     """Compares the recorded files of a cache with the present ones; records the new times of files that are equal."""
-    noted = form.read_files(folder)
-    if noted is None:
+    recorded = form.read_files(folder)
+    if recorded is None:
         return Comparison("it has no record of the files it was made of")
     doubtful: list[tuple[str, str]] = []
     contents: list[str] = []
-    unmarked = None
-    for split in noted | listed:
-        before, present = noted.get(split, []), listed.get(split, [])
+    unseen = None
+    for split in recorded | listed:
+        before, present = recorded.get(split, []), listed.get(split, [])
         if len(before) != len(present):
             return Comparison(f"it was made of {len(before)} files for {split}, there are {len(present)}")
         for (name, size, *times, sha256), file in zip(before, present, strict=True):
             if size != file.size:
                 return Comparison(f"{file.path} has another size than {name} had")
             if file.modified == "":
-                unmarked = f"its store provides neither a hash nor a time for {file.path}"
+                unseen = f"its store provides neither a hash nor a time for {file.path}"
             if [name, *times] != [_name(source, split, file.path), file.modified, file.changed]:
                 doubtful.append((file.path, sha256))
             contents.append(sha256)
     if not doubtful:
-        return Comparison(unseen=unmarked)
+        return Comparison(unseen=unseen)
     _settle(listed)
     with progress.doing(f"reading {len(doubtful)} files whose times have changed, such as {doubtful[0][0]}"):
         for path, sha256 in doubtful:
@@ -219,7 +219,7 @@ def _compare_files(folder: str, source: files.FileSource, listed: Listing) -> Co
                 return Comparison(f"{path} has changed")
     with contextlib.suppress(OSError, UserError):  # If it cannot be written, they are read again next time.
         record_files(folder, source, Origin(contents, listed))
-    return Comparison(unseen=unmarked)
+    return Comparison(unseen=unseen)
 
 
 def _name(source: files.FileSource, split: str, path: str) -> str:

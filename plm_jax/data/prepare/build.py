@@ -50,26 +50,26 @@ def build_cache(
     """
     final, temporary = os.path.join(folder, name), os.path.join(folder, f".{name}.tmp")
     storage.remove(temporary)
-    unsorted = os.path.join(temporary, "shuffle")
+    shuffle_folder = os.path.join(temporary, "shuffle")
     os.makedirs(folder, exist_ok=True)
     os.mkdir(temporary)  # Unlike `makedirs`, it does not follow links.
-    os.mkdir(unsorted)
+    os.mkdir(shuffle_folder)
     source, skipped, task = data.sources[name], Skipped(), tokenizing.task(data, vocabulary.specials, name)
-    num_documents, all_groups = _tokenize(data, name, task, unsorted, skipped, beam_options, show_progress)
+    num_documents, all_groups = _tokenize(data, name, task, shuffle_folder, skipped, beam_options, show_progress)
     skipped.check(name)
     has_validation = "validation" in reading.splits(name, source)
     fraction = data.validation_fraction
     rule = groups.HeldOutRule("source") if has_validation else all_groups.rule(fraction)
     with progress.doing(f"{name}: comparing validation with training rows"):
-        overlap = groups.overlap(os.path.join(unsorted, KEYS_FILE), rule)
+        overlap = groups.overlap(os.path.join(shuffle_folder, KEYS_FILE), rule)
     _check_splits(name, source, num_documents, overlap.validation, has_validation)
     splits = cache.SPLITS if overlap.validation else ("train",)
     size = vocabulary.vocab_size
     writers = {split: cache.SplitWriter(os.path.join(temporary, split), size, task.columns) for split in splits}
     description = f"{name}: writing"
     with tqdm.tqdm(None, description, num_documents, unit=" documents", disable=not show_progress) as written:
-        write_shards(unsorted, Shuffle(size, task.columns), writers, rule, written)
-    shutil.rmtree(unsorted)
+        write_shards(shuffle_folder, Shuffle(size, task.columns), writers, rule, written)
+    shutil.rmtree(shuffle_folder)
     counts = {split: writer.close() for split, writer in writers.items()}
     manifest = {
         "identity": identity,
@@ -133,7 +133,7 @@ def _report(name: str, num_documents: int, counts: dict[str, Any], skipped: Skip
     held_out = "none held out, so it is not validated"
     if "validation" in counts:
         held_out = f"{counts['validation']['documents']:,} held out ({rule})"
-    tokens, size = (sum(split[of] for split in counts.values()) for of in ("tokens", "bytes"))
+    tokens, size = (sum(split[count] for split in counts.values()) for count in ("tokens", "bytes"))
     print(
         f"{name}: {num_documents:,} documents, {held_out}, {counts['train']['tokens']:,} training tokens, "
         f"{size / tokens:.2f} bytes a token: {final}"
@@ -147,10 +147,10 @@ def _report_overlap(
 ) -> None:
     """Prints how many validation rows are also training rows; warns if any are, or if there are no validation rows."""
     if not overlap.validation:
-        why = "the rows to hold out have no tokens"
+        reason = "the rows to hold out have no tokens"
         if rule.name == "none":
-            why = f"all of its {num_rows:,} rows are of one group" if fraction else "data.validation_fraction is 0"
-        _warn(f"nothing is held out of '{name}' ({why}): it is not validated")
+            reason = f"all of its {num_rows:,} rows are of one group" if fraction else "data.validation_fraction is 0"
+        _warn(f"nothing is held out of '{name}' ({reason}): it is not validated")
         return
     shared = {level: splits["validation"] for level, splits in overlap.shared.items()}
     line = (

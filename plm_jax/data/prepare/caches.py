@@ -92,7 +92,7 @@ def _select_sources(
     data: DataConfig, names: Collection[str], mixtures: Mapping[str, task_mixtures.Parts]
 ) -> dict[str, Source]:
     """Returns the sources with these names, with the tasks of each mixture that have a rate above 0."""
-    parts = {part for name in names for part, of in mixtures.get(name, {}).items() if of.rate > 0}
+    parts = {name for mixture in names for name, part in mixtures.get(mixture, {}).items() if part.rate > 0}
     selected = parts | (set(names) - mixtures.keys())
     return {name: source for name, source in data.sources.items() if name in selected}
 
@@ -104,7 +104,7 @@ def _prepare_mixture(name: str, manifest: dict[str, Any], folder: str, local: st
         print(f"{name}: up to date at {final}")
         return
     task_mixtures.write(local, name, manifest)
-    rates = ", ".join(f"{part} {of['rate']:g}" for part, of in manifest["parts"].items())
+    rates = ", ".join(f"{part} {entry['rate']:g}" for part, entry in manifest["parts"].items())
     print(f"{name}: a mixture with the rates {rates}: {built}")
     _upload(name, built, final, show_progress)
 

@@ -73,7 +73,7 @@ class Loss(Role):
         raise NotImplementedError
 
     def scores(self, model: Any, params: Any, batch: Batch) -> dict[str, tuple[jax.Array, jax.Array, jax.Array]]:
-        """Returns the scores of each binary term, of which evaluation draws ROC curves; by default there are none.
+        """Returns the scores of each binary term, from which evaluation computes ROC curves; by default none.
 
         Returns:
           By the name of the term, three arrays of one shape: scores, above 0 for a positive prediction; labels, bool;

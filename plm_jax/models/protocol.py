@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, runtime_checkab
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from plm_jax.common.errors import UserError
 from plm_jax.common.roles import Role
@@ -182,15 +183,15 @@ class Module(Protocol):
         """
         ...
 
-    def head_features(self, features: jax.Array) -> jax.Array:
+    def head_features(self, features: Float[Array, "*rows dim"]) -> Float[Array, "*rows columns"]:
         """Returns the input of the unembedding, [..., D] → [..., E]."""
         ...
 
-    def unembedding(self) -> tuple[Any, jax.Array | None]:
+    def unembedding(self) -> tuple[Any, Float[Array, " vocab"] | None]:
         """Returns the matrix [V, E] of the vocabulary head and its bias [V] or None."""
         ...
 
-    def logits(self, features: jax.Array) -> jax.Array:
+    def logits(self, features: Float[Array, "batch length dim"]) -> Float[Array, "batch length vocab"]:
         """Returns the logits of the vocabulary head, [B, L, D] → float32 [B, L, V]."""
         ...
 
@@ -218,11 +219,11 @@ class VocabularyModule(nn.Module):
     model: ModelConfig
     dtype: Any = jnp.float32
 
-    def head_features(self, features: jax.Array) -> jax.Array:
+    def head_features(self, features: Float[Array, "*rows dim"]) -> Float[Array, "*rows columns"]:
         """Returns the input of the unembedding, [..., D] → [..., E]; by default the features."""
         return features
 
-    def logits(self, features: jax.Array) -> jax.Array:
+    def logits(self, features: Float[Array, "batch length dim"]) -> Float[Array, "batch length vocab"]:
         """Returns the logits of the vocabulary head, [B, L, D] → float32 [B, L, V]."""
         matrix, bias = self.unembedding()
         matrix = matrix.astype(self.dtype)
@@ -230,7 +231,7 @@ class VocabularyModule(nn.Module):
         logits = logits if bias is None else logits + bias
         return constrain(logits, "batch", "length", "vocab")
 
-    def head_output(self, features: jax.Array, name: str) -> jax.Array:
+    def head_output(self, features: Float[Array, "batch length dim"], name: str) -> Any:
         """Returns the output of a head for features [B, L, D]; only "vocabulary" exists here."""
         return {"vocabulary": self.logits}[name](features)
 

@@ -129,7 +129,7 @@ def decoder(
 def with_sentinels(
     tokens: Integer[np.ndarray, " length"], cut: Bool[np.ndarray, " length"], special: Special
 ) -> Int[np.ndarray, " row"]:
-    """Replaces each run of `cut` tokens, a mask [n], by a sentinel of its own."""
+    """Replaces each run of `cut` tokens, a mask [n], by its own sentinel."""
     first = cut.copy()
     first[1:] &= ~cut[:-1]
     (starts,) = first.nonzero()

@@ -44,7 +44,7 @@ class ReplaceSpans(TextToText):
 
     @override
     def lengths(self, num_tokens: int) -> tuple[int, int]:
-        # A token adds 0, 1 or, where its stretch begins, 2 to the targets; only neighbours depend on each other.
+        # A token adds 0, 1 or, at the start of a run, 2 tokens to the targets; only neighbors depend on each other.
         d = self.noise_density
         mean = d * (2 - d)
         variance = d * (4 - 3 * d) - mean**2 + 2 * (d * mean - mean**2)

@@ -133,8 +133,8 @@ class Context(struct.PyTreeNode):
 def expand_distance_bias(distance_bias: jax.Array, queries: int) -> jax.Array:
     """Expands a `Context.distance_bias` [N, Q + K - 1] to [N, Q, K]: row q is the K entries from Q - 1 - q.
 
-    It uses no indices, so that the gradient is a sum and not a scatter: a repeated vector, reshaped to rows one shorter
-    than its period, shifts by one in each row.
+    No indices are used, so that the gradient is a sum and not a scatter: a repeated vector, reshaped to rows one
+    shorter than its period, shifts by one in each row.
     """
     heads, distances = distance_bias.shape
     period = jnp.pad(distance_bias, ((0, 0), (0, 1)))

@@ -203,7 +203,7 @@ def _numbers(call, seed, offsets, window, prefix_lengths, ids):
 
 
 def _bands(call, distance_bias):
-    """Returns the bands of which the biases of tiles are made, [P, diagonals, n, 2 T], for each diagonal of tiles.
+    """Returns the bands from which `_bias` builds the biases of tiles, [P, diagonals, n, 2 T].
 
     In the tile of queries from iT and keys from jT, entry x is the bias of a query and a key whose offsets in the tile
     differ by x - (T - 1); the diagonal of the tile is number `i - j + (tiles of keys) - 1`.

@@ -25,10 +25,12 @@ class BlockPositions(Position):
     counts_blanks = True
 
     @property
+    @override
     def limit(self):
         """Number of positions of each kind."""
         return self.length
 
+    @override
     def embedding_tables(self, width, initializer):
         """Returns `position_embedding` and `block_position_embedding`, both [length + 1, D]."""
         init = initializer.normal(self.init_std)

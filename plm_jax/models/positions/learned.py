@@ -40,6 +40,7 @@ class LearnedPositions(Position):
             return super().default_positions(length, mask)
         return jnp.maximum(jnp.cumsum(mask, axis=1) * mask - 1, -self.offset)
 
+    @override
     def embedding_tables(self, width, initializer):
         """Returns `position_embedding` [offset + length, D]."""
         shape = self.offset + self.length, width

@@ -24,6 +24,7 @@ class RelativeBias(Position):
     max_distance: ranges.Length = 128
     uses_absolute_positions = False
 
+    @override
     def score_tables(self, heads, head_dim, initializer):
         """Returns `relative_bias` [buckets, N]."""
         return {"relative_bias": Table((self.buckets, heads), (None, "heads"), initializer.score_bias())}

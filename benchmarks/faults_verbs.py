@@ -67,7 +67,7 @@ def good(folder: pathlib.Path) -> dict[str, Command]:
         "examples": (f"--workdir={run}", "--step=2"),
         "replay": (run, "--step=4"),
         "status": (run,),
-        "clean": (f"--input={at}/crawl/*", f"--output={at}/cleaned", "--flavour=en.noclean", "--set=language=None"),
+        "clean": (f"--input={at}/crawl/*", f"--output={at}/cleaned", "--flavor=en.noclean", "--set=language=None"),
     }
     return {verb: Command("good", verb, arguments) for verb, arguments in commands.items()}
 
@@ -211,11 +211,11 @@ NUMBERS = tuple(str.split("nan inf -inf -1 0 1e300 1e22 1e12 1e9 -1e9 10000000 1
 # Outside every number's range.
 _NEVER = ("nan", "inf", "-inf", "1e300", "1e22", "x")
 FLAGS = {
-    "clean": "input output flavour set runner",
+    "clean": "input output flavor set runner",
     "prepare": "config output from runner module",
     "pretrain": "config workdir from allow_changes refuse_damaged module",
     "finetune": "config checkpoint workdir seeds allow_changes module",
-    "evaluate": "checkpoint tasks output shots seeds normalise balanced show limit stride harness include_path "
+    "evaluate": "checkpoint tasks output shots seeds normalize balanced show limit stride harness include_path "
     "num_beams temperature module",
     "generate": "checkpoint prompt prompts output batch_size seed max_new_tokens min_new_tokens temperature top_k "
     "top_p num_beams length_penalty early_stopping no_repeat_ngram_size forced_bos_token_id forced_prefix "

@@ -67,7 +67,7 @@ metric_list: [{metric: acc}]
 """
 TASKS["sentiment_shots"] = TASKS["sentiment"] + "num_fewshot: 2\nfewshot_config: {sampler: first_n}\n"
 ROWS = {"sentiment_shots": "sentiment", "written": "speeches"}
-# Metrics of lm-eval by our `--normalise`.
+# Metrics of lm-eval by our `--normalize`.
 OURS = {"sum": "acc", "character": "acc_norm", "byte": "acc_bytes", "unconditional": "acc_mutual_info"}
 PAGE = """
 from plm_jax import config, objectives
@@ -227,11 +227,11 @@ def evaluate_ours(folder: str | pathlib.Path, tasks: Iterable[str] = tuple(TASKS
 def evaluate_prompts(folder: str) -> None:
     """Evaluates by `evaluate --shots=0`, with each normalization."""
     results = {}
-    for normalise in OURS:
-        output = pathlib.Path(folder) / f"{normalise}.json"
-        flags = [f"--checkpoint={folder}/model", f"--config={folder}/page.py", "--shots=0", f"--normalise={normalise}"]
+    for normalize in OURS:
+        output = pathlib.Path(folder) / f"{normalize}.json"
+        flags = [f"--checkpoint={folder}/model", f"--config={folder}/page.py", "--shots=0", f"--normalize={normalize}"]
         subprocess.run([sys.executable, "-m", "plm_jax", "evaluate", *flags, f"--output={output}"], check=True)
-        results[normalise] = json.loads(output.read_text())
+        results[normalize] = json.loads(output.read_text())
     (pathlib.Path(folder) / "prompts.json").write_text(json.dumps(results))
 
 
@@ -262,12 +262,12 @@ def compared(theirs: dict, ours: dict, prompts: dict) -> dict:
                 if not abs(value - ours["metrics"][task].get(key, float("nan"))) <= 1e-4 * abs(value)
             },
         }
-    for normalise, tasks in prompts.items():
+    for normalize, tasks in prompts.items():
         for task, metrics in tasks.items():
-            accuracy, expected = metrics["0_shots/accuracy"], theirs["metrics"][task][OURS[normalise]]
+            accuracy, expected = metrics["0_shots/accuracy"], theirs["metrics"][task][OURS[normalize]]
             differences = results[task].setdefault("own_prompts_differ", {})
             if abs(accuracy - expected) > 1e-9:
-                differences[normalise] = [accuracy, expected]
+                differences[normalize] = [accuracy, expected]
     return results
 
 

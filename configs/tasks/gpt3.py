@@ -1,10 +1,10 @@
 """Sets of GPT-3's evaluation that TensorFlow Datasets has, as prompts, one after the colon: piqa, arc_easy, boolq, ….
 
-    python -m plm_jax evaluate --checkpoint=SRC --config=configs/tasks/gpt3.py:piqa --shots=0,5 --normalise=token
+    python -m plm_jax evaluate --checkpoint=SRC --config=configs/tasks/gpt3.py:piqa --shots=0,5 --normalize=token
 
 The forms follow lm-eval 0.4.13's tasks of these sets, read there; how far they are those of the paper's appendix G
 (Brown et al. 2020) was not checked. Figures of another form are figures of another test. Of ARC and OpenBookQA answers
-are judged by themselves behind "Answer:" (`--normalise=unconditional`).
+are judged by themselves behind "Answer:" (`--normalize=unconditional`).
 
 Not here: sets whose forms no template says (LAMBADA, Winograd, Winogrande, COPA, ReCoRD, RACE, CoQA, QuAC, DROP), and
 StoryCloze, whose rows are handed out by its authors alone.

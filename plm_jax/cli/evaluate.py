@@ -21,7 +21,7 @@ _OUTPUT = flags.DEFINE_string("output", None, "a JSON file for the metrics; with
 _WATCH = flags.DEFINE_bool("watch", False, "evaluate each checkpoint of the run, those to come too, once")
 _SHOTS = flags.DEFINE_list("shots", [], "put rows to the model as text, each behind so many examples, as in 0,1,5")
 _SEEDS = flags.DEFINE_list("seeds", ["0"], "by which the examples are drawn, each again; figures are means")
-_NORMALISE = flags.DEFINE_string("normalise", "sum", "of choices: sum, token, character, byte or unconditional")
+_NORMALIZE = flags.DEFINE_string("normalize", "sum", "of choices: sum, token, character, byte or unconditional")
 _BALANCED = flags.DEFINE_bool("balanced", False, "of each choice as many examples as of any other")
 _SHOW = flags.DEFINE_integer("show", 0, "print so many prompts whole")
 _LIMIT = flags.DEFINE_integer("limit", None, "only so many rows or texts of each task", lower_bound=1)
@@ -51,8 +51,8 @@ def main() -> None:
     options = None
     if _SHOTS.value:
         shots, seeds = tuple(command_line.integers(_SHOTS)), tuple(command_line.seed_list(_SEEDS))
-        normalise = cast(few_shot.Normalization, _NORMALISE.value)  # The options check it.
-        options = few_shot.FewShotOptions(shots, seeds, normalise, _BALANCED.value, _LIMIT.value, _SHOW.value)
+        normalize = cast(few_shot.Normalization, _NORMALIZE.value)  # The options check it.
+        options = few_shot.FewShotOptions(shots, seeds, normalize, _BALANCED.value, _LIMIT.value, _SHOW.value)
     evaluate.evaluate(
         checkpoint,
         _TASKS.value,

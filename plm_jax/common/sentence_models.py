@@ -57,7 +57,7 @@ def processor(data: bytes) -> Any:
 
 
 def check_rules(rules: bytes) -> None:
-    """Checks the rules of a normaliser: the size of a trie, its units, and the texts that its values are places in.
+    """Checks the rules of a normalizer: the size of a trie, its units, and the texts that its values are places in.
 
     The trie is a double array (https://github.com/s-yata/darts-clone): the child of unit i by byte c is at
     i ^ offset(i) ^ c, where the library looks whether there is one or not.
@@ -70,7 +70,7 @@ def check_rules(rules: bytes) -> None:
     size = int.from_bytes(rules[:4], "little")
     texts = len(rules) - 4 - size
     if len(rules) <= 4 or size % 4 or size < 1024 or texts <= 0 or rules[-1]:
-        raise ValueError("its normaliser is cut")
+        raise ValueError("its normalizer is cut")
     units = np.frombuffer(rules, "<u4", size // 4, 4).astype(np.int64)
     labels, offsets = units & (2**31 | 0xFF), units >> 10 << ((units & 2**9) >> 6)
     seen, nodes = np.zeros(len(units), np.bool_), np.zeros(1, np.int64)
@@ -78,10 +78,10 @@ def check_rules(rules: bytes) -> None:
         seen[nodes] = True
         first = nodes ^ offsets[nodes]
         if (first | 0xFF).max() >= len(units):
-            raise ValueError("its normaliser leads outside of its trie")
+            raise ValueError("its normalizer leads outside of its trie")
         values = units[first[(units[nodes] >> 8 & 1).astype(np.bool_)]] & (2**31 - 1)
         if (values >= texts).any():
-            raise ValueError("its normaliser leads outside of its texts")
+            raise ValueError("its normalizer leads outside of its texts")
         children = first[:, None] ^ np.arange(1, 256)
         nodes = np.unique(children[labels[children] == np.arange(1, 256)])
         nodes = nodes[~seen[nodes]]

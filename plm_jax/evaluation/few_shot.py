@@ -33,7 +33,7 @@ class FewShotOptions:
     Attributes:
       shots: numbers of examples in the prompt; each yields one set of metrics.
       seeds: seeds with which the examples are drawn; metrics are means over the seeds.
-      normalise: how the log-probability of a choice is normalized: divided by its number of tokens (`token`),
+      normalize: how the log-probability of a choice is normalized: divided by its number of tokens (`token`),
         characters (`character`) or UTF-8 bytes (`byte`); reduced by its log-probability after `prompt.condition` alone
         (`unconditional`); or not at all (`sum`).
       balanced: whether every choice gets the same number of examples; the numbers differ by at most one.
@@ -44,14 +44,14 @@ class FewShotOptions:
 
     shots: tuple[int, ...] = (0,)
     seeds: tuple[int, ...] = (0,)
-    normalise: Normalization = "sum"
+    normalize: Normalization = "sum"
     balanced: bool = False
     limit: int | None = None
     show: int = 0
 
     def __post_init__(self):
-        if self.normalise not in get_args(Normalization):
-            raise UserError(f"--normalise is {self.normalise}: {nearest(self.normalise, get_args(Normalization))}")
+        if self.normalize not in get_args(Normalization):
+            raise UserError(f"--normalize is {self.normalize}: {nearest(self.normalize, get_args(Normalization))}")
         if not self.shots or not self.seeds:
             raise UserError("--shots or --seeds is empty: pass at least one number")
         if self.limit is not None and self.limit < 1:
@@ -179,7 +179,7 @@ class _FewShotEvaluator:
         pairs = [(fitted.context, choice) for fitted, example in rows for choice in example.choices]
         pair_scores = self._scores([(text, prompt.delimiter + choice) for text, choice in pairs], description)
         scores = dict(zip(pairs, pair_scores, strict=True))
-        if self._options.normalise == "unconditional":
+        if self._options.normalize == "unconditional":
             new_choices = [
                 choice for choice in dict.fromkeys(pair[1] for pair in pairs) if choice not in self._unconditional
             ]
@@ -209,7 +209,7 @@ class _FewShotEvaluator:
         return [(scored.score.log_likelihood, len(row.targets)) for scored, row in zip(scores, rows, strict=True)]
 
     def _normalize(self, choice: str, score: float, num_tokens: int) -> float:
-        normalization = self._options.normalise
+        normalization = self._options.normalize
         if normalization == "unconditional":
             return score - self._unconditional[choice]
         lengths = {"sum": 1, "token": num_tokens, "character": len(choice), "byte": len(choice.encode("utf-8"))}

@@ -50,7 +50,7 @@ _EVALUATE_FLAGS = (
     "tasks",
     "shots",
     "seeds",
-    "normalise",
+    "normalize",
     "balanced",
     "limit",
     "stride",

@@ -234,7 +234,7 @@ def test_many_languages_have_a_folder_each(tmp_path):
     # As a command, as CLD3 and TensorFlow, which other tests have loaded, do not get along in one process.
     changes = [f"badwords.path={tmp_path}/en", "language.languages=('en','de')", "paragraphs.min_characters=100"]
     command = [sys.executable, "-m", "plm_jax", "clean", f"--input={write_json(tmp_path / 'a.jsonl.gz', rows)}"]
-    command += [f"--output={tmp_path}/out", "--flavour=multilingual", *(f"--set={change}" for change in changes)]
+    command += [f"--output={tmp_path}/out", "--flavor=multilingual", *(f"--set={change}" for change in changes)]
     finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
     counts = json.loads((tmp_path / "out" / "report.json").read_text())["counts"]
@@ -254,8 +254,8 @@ def bucket():
     fsspec.filesystem("memory").store.clear()
 
 
-@pytest.mark.parametrize("flavour", ["realnewslike", "webtextlike"])
-def test_only_listed_pages_are_kept(flavour, tmp_path, bucket):
+@pytest.mark.parametrize("flavor", ["realnewslike", "webtextlike"])
+def test_only_listed_pages_are_kept(flavor, tmp_path, bucket):
     """The second into a bucket, in which an earlier run was stopped."""
     rng = random.Random(3)
     urls = ["http://www.news.org/a/", "http://sport.news.org/b", "http://other.org/c", "https://news.org/d?utm_s=1"]
@@ -266,18 +266,18 @@ def test_only_listed_pages_are_kept(flavour, tmp_path, bucket):
     listed, output = {
         "realnewslike": ("domains.json", str(tmp_path / "out")),
         "webtextlike": ("urls.txt", bucket),
-    }[flavour]
+    }[flavor]
     if output == bucket:
         for name in (".unfinished", "train-99999.jsonl.gz"):
             storage.write(f"{bucket}/{name}", b"")
-    rule = settings.resolve(flavour, [f"pages.path={tmp_path / listed}", "badwords=None", "duplicates.kind=spans"])
+    rule = settings.resolve(flavor, [f"pages.path={tmp_path / listed}", "badwords=None", "duplicates.kind=spans"])
     job.clean([write_json(tmp_path / "a.jsonl.gz", rows)], output, rule, show_progress=False)
     counts = json.loads(storage.read(f"{output}/report.json"))["counts"]
     lines = [gzip.decompress(storage.read(path)).splitlines() for path in storage.glob(f"{output}/train-*")]
     texts = {row["url"]: row["text"] for row in (json.loads(line) for each in lines for line in each)}
     remaining = set(texts)
     assert counts["span_elsewhere"]["number"] == 3 and sum(shared in text for text in texts.values()) == 1
-    if flavour == "realnewslike":
+    if flavor == "realnewslike":
         assert remaining == {urls[0], urls[3]}
         assert counts["other_domain"]["number"] == counts["other_subdomain"]["number"] == 1
     else:
@@ -498,7 +498,7 @@ def test_crawl_without_pages_is_user_error(tmp_path):
 
 def test_default_limits_keep_the_identity():
     """Noted at commit 85cc736, before there were any; what was cleaned then is not cleaned again."""
-    flavour, none = settings.FLAVORS["en.noclean"], lists.Lists(None, {}, [], [])
+    flavor, none = settings.FLAVORS["en.noclean"], lists.Lists(None, {}, [], [])
     noted = "33f42c60bd1d0903da4b91ef6be2d1bb3638bb82855fa3d3891da6eea9145f40"
-    assert job._identity({}, flavour, none) == noted
-    assert job._identity({}, dataclasses.replace(flavour, limits=settings.LimitsConfig(depth=9)), none) != noted
+    assert job._identity({}, flavor, none) == noted
+    assert job._identity({}, dataclasses.replace(flavor, limits=settings.LimitsConfig(depth=9)), none) != noted

@@ -1,4 +1,4 @@
-"""The flavours are C4's, every threshold can be set, and what cannot be is one clear line."""
+"""The flavors are C4's, every threshold can be set, and what cannot be is one clear line."""
 
 import pytest
 
@@ -57,7 +57,7 @@ def test_settings_can_be_changed():
 
 
 @pytest.mark.parametrize(
-    "flavour, changes, says",
+    "flavor, changes, says",
     [
         ("english", [], r"no flavor 'english': .*en"),
         ("en", [], "--set=badwords.path=FILE"),
@@ -78,9 +78,9 @@ def test_settings_can_be_changed():
         ("en.noclean", ["near_duplicates.kind=minhash", "near_duplicates.rows=0"], "near_duplicates.rows is 0"),
     ],
 )
-def test_invalid_settings_are_rejected(flavour, changes, says):
+def test_invalid_settings_are_rejected(flavor, changes, says):
     with pytest.raises(UserError, match=says) as raised:
-        settings.resolve(flavour, changes)
+        settings.resolve(flavor, changes)
     assert "\n" not in str(raised.value)
 
 
@@ -97,8 +97,8 @@ def test_lists_are_read_and_mistakes_reported(tmp_path):
     assert loaded.badwords == {"en": {"darn", "heck"}, "fr": {"zut", "tabarnak"}, "zh": {"坏"}}
     assert loaded.url_files == [str(tmp_path / "urls.txt")] and loaded.domains == {}
 
-    def load(flavour, *changes):
-        return lists.load(settings.resolve(flavour, changes))
+    def load(flavor, *changes):
+        return lists.load(settings.resolve(flavor, changes))
 
     with pytest.raises(UserError, match=r"there is no file at .*nothing: fix settings.badwords.path"):
         load("en", f"badwords.path={tmp_path}/nothing")

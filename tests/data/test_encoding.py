@@ -42,7 +42,7 @@ def vocabulary(request, tmp_path_factory, lines):
         spec = dataclasses.replace(spec, train_kind="" if kind == "nmt_nfkc" else kind)
     if spec.train_size:
         training.train(lines, spec)
-    if kind == "nmt_nfkc":  # T5's: characters are normalised, white space is joined, and there are unknown pieces.
+    if kind == "nmt_nfkc":  # T5's: characters are normalized, white space is joined, and there are unknown pieces.
         model = sentencepiece_model_pb2.ModelProto()
         path = vocabularies.files(spec.spec)[0]
         model.ParseFromString(pathlib.Path(path).read_bytes())

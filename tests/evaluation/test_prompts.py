@@ -121,19 +121,19 @@ def test_rows_that_are_tested_too_are_no_examples(run):
     assert prompts.load_task(run, "written").tested  # Parted by the hash of its inputs.
 
 
-@pytest.mark.parametrize("normalise", ["sum", "token", "character", "byte", "unconditional"])
-def test_a_choice_is_right_by_its_own_score(lm, run, normalise):
+@pytest.mark.parametrize("normalize", ["sum", "token", "character", "byte", "unconditional"])
+def test_a_choice_is_right_by_its_own_score(lm, run, normalize):
     task = prompts.load_task(run, "stars")
     right = []
     for example in task.tested:
         scores = []
         for choice in example.choices:
             (score,) = lm.score(example.question, " " + choice)
-            by = {"sum": 1, "token": len(choice) + 1, "character": len(choice), "byte": len(choice)}.get(normalise)
+            by = {"sum": 1, "token": len(choice) + 1, "character": len(choice), "byte": len(choice)}.get(normalize)
             alone = lm.score("", " " + choice)[0].log_likelihood if by is None else 0.0
             scores.append((score.log_likelihood - alone) / (by or 1))
         right.append(int(np.argmax(scores)) == example.right)
-    found = figures(lm, run, "stars", normalise=normalise)
+    found = figures(lm, run, "stars", normalize=normalize)
     assert found["0_shots/accuracy"] == pytest.approx(np.mean(right))
     assert found["chance"] == pytest.approx(1 / 3) and found["chance_low"] < 1 / 3 < found["chance_high"]
     # 21 rows: the binomial's quantiles, from a table of its own.
@@ -142,8 +142,8 @@ def test_a_choice_is_right_by_its_own_score(lm, run, normalise):
     assert found["chance_high"] == pytest.approx(1 / 21 * np.quantile(draws, 0.975))
 
 
-def test_normalisations_differ(lm, run):
-    found = {how: figures(lm, run, "stars", normalise=how)["0_shots/accuracy"] for how in ("sum", "character")}
+def test_normalizations_differ(lm, run):
+    found = {how: figures(lm, run, "stars", normalize=how)["0_shots/accuracy"] for how in ("sum", "character")}
     assert found["sum"] != found["character"]
 
 
@@ -271,8 +271,8 @@ def test_a_masked_model_is_not_asked():
     model = LanguageModel(tiny.BERT, {}, vocabulary_spec="bytes")
     with pytest.raises(UserError, match="does not continue text"):
         figures(model, None, "sentiment")
-    with pytest.raises(UserError, match="--normalise is bytes: did you mean 'byte'"):
-        few_shot.FewShotOptions(normalise="bytes")
+    with pytest.raises(UserError, match="--normalize is bytes: did you mean 'byte'"):
+        few_shot.FewShotOptions(normalize="bytes")
 
 
 def test_the_verb_shows_asks_and_records(lm, verb, tmp_path):

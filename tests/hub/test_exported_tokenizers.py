@@ -63,12 +63,12 @@ def test_ids_equal_and_survive_loading(family, kind, folder, tmp_path):
 @pytest.mark.parametrize("kind", exports.KINDS)
 def test_ids_of_random_texts_equal(kind, folder):
     """Special tokens, too, where the library is told to take them as text; marks beyond the first of a character are
-    not read by it as by SentencePiece, if that normalises.
+    not read by it as by SentencePiece, if that normalizes.
     """
     model = exports.pretrained("glm_original", kind, folder)
     loaded = vocabularies.load(exports.section(model.vocabulary, exports.vocabulary(kind, folder)[2]))
-    normalises = kind in ("nfkc", "lowercased", "own_sentinels")
-    excluded = ("Cs", "Mn", "Me", "Mc", "Cf") if normalises else ("Cs",)
+    normalizes = kind in ("nfkc", "lowercased", "own_sentinels")
+    excluded = ("Cs", "Mn", "Me", "Mc", "Cf") if normalizes else ("Cs",)
     letters = st.characters(exclude_categories=excluded)
     if kind == "folded":  # Python and the library may know NFKD and lower case of other Unicodes.
         letters = st.characters(exclude_categories=("Cs", "Cn"), max_codepoint=0x2FFF)

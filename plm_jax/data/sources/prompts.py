@@ -23,7 +23,7 @@ class PromptConfig:
       delimiter: text between question and answer; scored as part of the answer, but not counted in its length.
       separator: text after each example and after the introduction.
       introduction: text at the beginning of the prompt.
-      condition: text before an answer that is scored without its question, for `--normalise=unconditional`.
+      condition: text before an answer that is scored without its question, for `--normalize=unconditional`.
     """
 
     kind: ClassVar[str] = "prompt"

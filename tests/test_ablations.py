@@ -54,7 +54,9 @@ def test_every_run_can_be_trained_and_compared(name, size, tmp_path, monkeypatch
     metrics = [*tables["compared"].values(), *(rival.metric for rival in tables["rivals"])]
     assert metrics and all(sources(metric) <= read for metric in metrics)
     if size == "paper":
-        sweep.load_comparisons(f"ablations/{name}", set(by_name))  # There every published run must be one of the sweep's.
+        sweep.load_comparisons(
+            f"ablations/{name}", set(by_name)
+        )  # There every published run must be one of the sweep's.
         figures = {figure for row in tables["published"] for figure in row.figures}
         assert not figures or figures & tables["compared"].keys()
         assert all(row.source for row in tables["published"])
@@ -65,7 +67,11 @@ def at_paper_scale(name, folder):
     path = f"ablations/{name}:paper"
     members = sweep.load_members(path, str(folder))
     parents = {member.name: pathlib.Path(member.parent).name for member in members if member.parent}
-    return {member.name: member.run for member in members}, sweep.load_comparisons(path, {m.name for m in members}), parents
+    return (
+        {member.name: member.run for member in members},
+        sweep.load_comparisons(path, {m.name for m in members}),
+        parents,
+    )
 
 
 @pytest.mark.parametrize("name", PAGES)

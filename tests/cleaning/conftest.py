@@ -1,4 +1,4 @@
-"""C4's own functions to compare with."""
+"""C4's functions, for comparison."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from plm_jax.cleaning import punkt
 
 @pytest.fixture
 def c4(monkeypatch):
-    """`tensorflow_datasets.text.c4_utils`, with Punkt's parameters as we have them instead of a download."""
+    """Module `tensorflow_datasets.text.c4_utils` with local parameters of Punkt instead of a download."""
     utils = pytest.importorskip("tensorflow_datasets.text.c4_utils")
     monkeypatch.setattr(utils, "_SENTENCE_TOKENIZER", punkt.english())
     monkeypatch.setattr(utils, "get_counter_inc_fn", lambda namespace: lambda name, amount=1: None)

@@ -1,4 +1,4 @@
-"""Small crawls."""
+"""Writers of small crawls."""
 
 import gzip
 import json
@@ -10,13 +10,13 @@ NAMES, VERBS = _NAMES.split(), _VERBS.split()
 
 
 def sentence(rng: random.Random) -> str:
-    """An English sentence of eight words, one of some millions."""
+    """Returns a random English sentence of eight words, one of some millions."""
     a, b, c, d = (rng.choice(NAMES) for _ in range(4))
     return f"The {a} of the {b} {rng.choice(VERBS)} every {c} near {rng.randrange(1900, 2000)} and a {d}."
 
 
 def warc_record(url: str, body: bytes, kind: str = "conversion", date: str = "2019-04-24T09:23:58Z") -> bytes:
-    """A record as in Common Crawl's files; an empty `url` or `date` leaves its line out."""
+    """Returns a record in Common Crawl's format. An empty `url` or `date` omits its line."""
     types = {"conversion": "text/plain", "response": "application/http; msgtype=response", "warcinfo": "text/plain"}
     lines = ["WARC/1.0", f"WARC-Type: {kind}", f"WARC-Target-URI: {url}", f"WARC-Date: {date}"]
     lines += ["WARC-Record-ID: <urn:uuid:0>", f"Content-Type: {types[kind]}", f"Content-Length: {len(body)}"]
@@ -25,24 +25,24 @@ def warc_record(url: str, body: bytes, kind: str = "conversion", date: str = "20
 
 
 def response(html: bytes, status: str = "200 OK", kind: str = "text/html; charset=utf-8") -> bytes:
-    """The body of a `response` record."""
+    """Returns the body of a `response` record."""
     return f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(html)}\r\n\r\n".encode() + html
 
 
 def write_archive(path, records: list[bytes]) -> str:
-    """Writes records as crawls have them: each a gzip member of its own."""
+    """Writes each record as a separate gzip member, like crawls."""
     path.write_bytes(b"".join(map(gzip.compress, [warc_record("", b"software: none", "warcinfo"), *records])))
     return str(path)
 
 
 def write_json(path, rows: list[dict]) -> str:
-    """Writes JSON lines, compressed."""
+    """Writes compressed JSON Lines."""
     path.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
     return str(path)
 
 
 def read_lines(folder, pattern: str) -> list[dict]:
-    """All rows of a folder's files."""
+    """Returns all rows of a folder's files."""
     return [
         json.loads(line)
         for path in sorted(folder.glob(pattern))

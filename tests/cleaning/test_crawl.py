@@ -1,4 +1,4 @@
-"""Reading crawls: as C4 reads them, and past what is damaged."""
+"""Readers of crawls: comparison with C4, and damaged files."""
 
 import gzip
 import os
@@ -61,7 +61,7 @@ def test_bad_wet_records_are_quarantined(tmp_path):
         assert [page.url[-1] for page in pages] == ["1"]
         assert (bad[-1].position, bad[-1].reason) == (len(whole) - last, "the file is cut off")
 
-    # A damaged record is lost alone.
+    # Only the damaged record is lost.
     spoiled = bytearray(whole)
     spoiled[len(gzip.compress(warc_record("", b"software: none", "warcinfo"))) + 60] ^= 0xFF
     (tmp_path / "spoiled.wet.gz").write_bytes(spoiled)
@@ -157,7 +157,7 @@ def test_non_utf8_path_is_rejected(tmp_path):
     assert str(raised.value).isascii()
 
 
-# By gcsfs's, s3fs's and adlfs's names.
+# Names of gcsfs, s3fs and adlfs.
 @pytest.mark.parametrize(
     "before, after",
     [
@@ -276,9 +276,9 @@ def test_deeply_nested_pages_are_detected(page):
 
 
 def test_search_after_damaged_members_is_bounded(tmp_path, monkeypatch):
-    """Each member that fails may hold the beginnings of many others."""
+    """A damaged member may contain the magic numbers of many others."""
     packer = zlib.compressobj(0, wbits=31)
-    member = packer.compress(b"\x1f\x8b\x08\0\0\0\0\0\0\0" * 20_000)  # Stored as it is, and not ended.
+    member = packer.compress(b"\x1f\x8b\x08\0\0\0\0\0\0\0" * 20_000)  # Stored uncompressed and unterminated.
     (tmp_path / "a.wet.gz").write_bytes(member)
     monkeypatch.setattr(crawl, "_MAX_WASTED", 2**20)
     pages, bad, _ = read(tmp_path / "a.wet.gz")

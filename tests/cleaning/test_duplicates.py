@@ -7,7 +7,7 @@ from plm_jax.cleaning.pages import Page, Tally
 
 
 def deduplicate(kind, pages: list[Page]) -> tuple[dict[str, str], dict[str, int]]:
-    """URL → text of the pages that stay, and the tally, by the plainest means."""
+    """Returns URL → text of the remaining pages and the tally, by a simple reference implementation."""
     owners = {}
     for page in pages:
         for unit in kind.units(page):
@@ -20,7 +20,7 @@ def deduplicate(kind, pages: list[Page]) -> tuple[dict[str, str], dict[str, int]
 
 
 def by_key(*texts: str) -> list[Page]:
-    """Pages of the texts, with URLs so that the first text's page has the smallest key."""
+    """Returns pages of the texts whose keys are in the order of the texts."""
     urls = sorted((f"http://site.org/{i}" for i in range(len(texts))), key=lambda url: Page(url, "").key)
     return [Page(url, text) for url, text in zip(urls, texts, strict=True)]
 
@@ -54,8 +54,8 @@ A, B, C, D, E, F, G = (f"Sentence {letter} is here." for letter in "ABCDEFG")
 def test_spans_are_kept_on_one_page():
     pages = by_key(
         f"{A} {B}\n{C} {D}",
-        f"{E} {A} {B} {C.upper()}\n{D} {F} {G}",  # A B C and B C D are the first page's, across its lines.
-        f"{A} {B} {E} {F}",  # Two sentences are no span.
+        f"{E} {A} {B} {C.upper()}\n{D} {F} {G}",  # The first page owns A B C and B C D, across its lines.
+        f"{A} {B} {E} {F}",  # Two sentences are not a span.
         f"{B}  {C} {D}",
     )
     texts, counts = deduplicate(duplicates.SentenceSpanUnits(settings.DuplicateSpansConfig()), pages)
@@ -67,7 +67,7 @@ def test_repeated_span_is_kept_once():
     rule = duplicates.SentenceSpanUnits(settings.DuplicateSpansConfig())
     (page,) = by_key(f"{A} {B} {C}\n{D}\n{A} {B} {C} {E}")
     assert deduplicate(rule, [page]) == ({page.url: f"{A} {B} {C}\n{D}\n{E}"}, {"span_here": 3})
-    (page,) = by_key(f"{A} " * 4 + A)  # Spans that overlap are one stretch, not copies.
+    (page,) = by_key(f"{A} " * 4 + A)  # Overlapping spans are not copies.
     assert deduplicate(rule, [page]) == ({page.url: page.text}, {})
     (page,) = by_key(f"{A} " * 6 + A)
     assert deduplicate(rule, [page]) == ({page.url: " ".join([A] * 3)}, {"span_here": 4})

@@ -1,4 +1,4 @@
-"""Whole runs on Beam's local runner: against C4's own steps, to the same bytes however it is cut, past bad data."""
+"""Complete runs on Beam's local runner: comparison with C4, determinism, and bad data."""
 
 import dataclasses
 import gzip
@@ -28,7 +28,7 @@ GERMAN = (
 
 
 def english_pages(number: int) -> list[dict[str, str]]:
-    """Rows that all rules of the English C4 have something to do with."""
+    """Returns rows to which every rule of the English C4 applies."""
     rng = random.Random(1)
     rows = []
     for i in range(number):
@@ -62,7 +62,7 @@ def badwords(tmp_path):
 
 
 def clean(inputs: list[str], output, rule: settings.CleaningConfig) -> dict:
-    """Runs, and gives the counts of the report."""
+    """Runs the cleaning. Returns the counts of the report."""
     job.clean(inputs, str(output), rule, show_progress=False)
     counts = json.loads((output / "report.json").read_text())["counts"]
     assert {reason for reason in counts if not reason.startswith(("read", "after "))} <= set(report.reasons(rule))
@@ -231,7 +231,7 @@ def test_many_languages_have_a_folder_each(tmp_path):
     lines["twice"] = lines["de"]
     rows = [{"url": f"http://{name}.org", "text": "\n".join(each)} for name, each in lines.items()]
     (tmp_path / "en").write_text("darn\n")
-    # As a command, as CLD3 and TensorFlow, which other tests have loaded, do not get along in one process.
+    # A separate process, because CLD3 crashes next to TensorFlow, which other tests have loaded.
     changes = [f"badwords.path={tmp_path}/en", "language.languages=('en','de')", "paragraphs.min_characters=100"]
     command = [sys.executable, "-m", "plm_jax", "clean", f"--input={write_json(tmp_path / 'a.jsonl.gz', rows)}"]
     command += [f"--output={tmp_path}/out", "--flavor=multilingual", *(f"--set={change}" for change in changes)]
@@ -256,7 +256,7 @@ def bucket():
 
 @pytest.mark.parametrize("flavor", ["realnewslike", "webtextlike"])
 def test_only_listed_pages_are_kept(flavor, tmp_path, bucket):
-    """The second into a bucket, in which an earlier run was stopped."""
+    """The second run writes to a bucket in which an earlier run was stopped."""
     rng = random.Random(3)
     urls = ["http://www.news.org/a/", "http://sport.news.org/b", "http://other.org/c", "https://news.org/d?utm_s=1"]
     shared = " ".join(sentence(rng) for _ in range(3))
@@ -410,7 +410,7 @@ def test_pages_without_url_are_distinguished_by_file(tmp_path):
 
 
 def test_planted_near_duplicates_are_found_at_expected_rate(tmp_path):
-    """Pairs that share `same` of their words in a row, and so all but four of as many 5-grams."""
+    """Pairs share `same` consecutive words, and therefore four fewer 5-grams."""
     rng, pairs, words = random.Random(6), 150, 104
     rule = settings.resolve(
         "en.noclean", ["language=None", "near_duplicates.kind=minhash", "validation_one_in=1000000"]
@@ -497,7 +497,7 @@ def test_crawl_without_pages_is_user_error(tmp_path):
 
 
 def test_default_limits_keep_the_identity():
-    """Noted at commit 85cc736, before there were any; what was cleaned then is not cleaned again."""
+    """The identity is from commit 85cc736, before limits existed, so that old outputs stay up to date."""
     flavor, none = settings.FLAVORS["en.noclean"], lists.Lists(None, {}, [], [])
     noted = "33f42c60bd1d0903da4b91ef6be2d1bb3638bb82855fa3d3891da6eea9145f40"
     assert job._identity({}, flavor, none) == noted

@@ -1,4 +1,4 @@
-"""MinHash finds as many near-duplicates as its curve says."""
+"""MinHash finds near-duplicates at the rate of its theoretical curve."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from plm_jax.cleaning import minhash
 
 
 def pair(rng: np.random.Generator, size: int, shared: int) -> tuple[str, str]:
-    """Two texts of `size` distinct words each, of which they share some: Jaccard shared / (2 size - shared)."""
+    """Returns two texts of `size` distinct words that share some: Jaccard shared / (2 size - shared)."""
     words = [f"w{number}" for number in rng.choice(10**9, 2 * size - shared, replace=False)]
     first, second = words[:size], words[size - shared :]
     return " ".join(rng.permutation(first)), " ".join(rng.permutation(second))
@@ -59,6 +59,6 @@ def test_hashes_depend_only_on_the_seed():
 
 
 def test_bands_of_a_text_differ():
-    """Also those of one row: many bands over many words, whose minima lie close together."""
+    """Also with one row per band: many bands over many words, whose minima are close together."""
     bands = minhash.Hashes(bands=2000, rows=1, words=1, seed=0).bands(" ".join(map(str, range(20_000))))
     assert len(set(bands)) == 2000

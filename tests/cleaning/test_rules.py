@@ -1,4 +1,4 @@
-"""Every rule against C4's own code, on pages at and around its threshold, and against worked examples."""
+"""Every rule against C4's code, on pages near its threshold, and against worked examples."""
 
 import collections
 import hashlib
@@ -16,7 +16,7 @@ from tests.cleaning.crawls import sentence
 
 ROOT = pathlib.Path(__file__).parents[2]
 
-# Their name of a reason → ours.
+# C4's name of a reason → plm_jax's.
 REASONS = {
     "line-filtered:too_long_word": "long_word",
     "line-filtered:no_endmark": "no_end_mark",
@@ -71,7 +71,7 @@ ODD_LINES = (
 
 
 def pages(number: int) -> list[Page]:
-    """Pages of up to six lines, plain ones and odd ones."""
+    """Returns pages of up to six ordinary and unusual lines."""
     rng = random.Random(0)
     generated = []
     for i in range(number):
@@ -207,7 +207,7 @@ def test_sites_and_urls_match_c4(c4, url, monkeypatch):
     hashed = []
     c4.get_hashed_url_filter_fn(hashed.append)(theirs)
     assert hashed == [url_hash(page)]
-    # Theirs fetches the list of public suffixes.
+    # C4 downloads the list of public suffixes.
     offline = tldextract.TLDExtract(cache_dir=None, suffix_list_urls=())
     monkeypatch.setattr(tldextract, "extract", offline)
     domains = {"bbc.co.uk": ["", "news"], "example.com": True}
@@ -306,7 +306,7 @@ def test_languages_match_c4(c4):
 
 
 def test_many_languages_match_c4():
-    """In a process of its own, as CLD3 and TensorFlow do not get along in one."""
+    """Runs in a separate process, because CLD3 and TensorFlow crash in a shared one."""
     code = "from tests.cleaning import test_rules; test_rules.compare_many_languages()"
     finished = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
@@ -316,7 +316,7 @@ def compare_many_languages() -> None:
     from tensorflow_datasets.text import c4_utils
 
     class Pages:
-        """Takes the function that theirs would apply to pages."""
+        """Captures the function that C4 would apply to pages."""
 
         def __or__(self, applied):
             return applied.fn

@@ -1,4 +1,4 @@
-"""The flavors are C4's, every threshold can be set, and what cannot be is one clear line."""
+"""Flavors equal C4's, every threshold can be set, and mistakes are one-line errors."""
 
 import pytest
 

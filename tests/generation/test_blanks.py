@@ -1,4 +1,4 @@
-"""Blanks in prompts: how they are read, and what fills them."""
+"""Encoding and filling of blanks in prompts."""
 
 import dataclasses
 import string
@@ -32,7 +32,7 @@ TEXT = st.text(string.ascii_letters + "., ", max_size=12)
 
 @Vocabulary.register
 class Characters:
-    """A vocabulary whose token i is the character with code i."""
+    """Vocabulary whose token i is the character with code i."""
 
     vocab_size, eos_id = 128, None
 
@@ -48,13 +48,13 @@ def a_run(model, **sections):
 
 
 def of_zeros(model, **changes):
-    """A model that says whatever the bias of its head says, at every position."""
+    """A model whose logits are the bias of its head at every position."""
     params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), registry.shapes(model))
     return params | changes
 
 
 def masked(scores, **sections):
-    """A masked model whose every position has these logits, {byte: logit}."""
+    """A masked model with these logits at every position, {byte: logit}."""
     fields = {f.name: getattr(PLAIN, f.name) for f in dataclasses.fields(PLAIN)}
     model = models.EncoderConfig(**fields, head=models.VocabularyHead(bias=True))
     bias = np.zeros(SIZE + 4, np.float32)
@@ -85,7 +85,7 @@ def test_prompt_is_encoded_between_marks(parts, data):
 @settings_of_test(max_examples=50)
 @given(st.integers(2, 60), st.integers(0, 10**6))
 def test_span_corruption_targets_fill_its_blanks(length, seed):
-    """Corrupted with the objective and filled with its own targets, a text is back."""
+    """Filling a corrupted text with the targets of the objective reconstructs it."""
     rng = np.random.default_rng(seed)
     sentinels = tuple(range(199, 149, -1))
     corrupt = objectives.get("span_corruption", objectives.Special(pad=0, eos=1, sentinels=sentinels, vocab_size=200))
@@ -106,7 +106,7 @@ def test_sentinels_are_counted_from_the_top():
 
 
 def test_masks_get_most_probable_token():
-    lm = masked({"x": 9.0, "y": 8.0, SIZE + 1: 99.0})  # The last is beyond the vocabulary.
+    lm = masked({"x": 9.0, "y": 8.0, SIZE + 1: 99.0})  # The last id is beyond the vocabulary.
     first, second = lm.fill(["a[MASK]b[MASK]", "long [MASK] text"], top_k=SIZE)
     assert (first.text, second.text) == ("axbx", "longx text")
     assert [len(first.candidates), len(second.candidates)] == [2, 1]
@@ -151,7 +151,7 @@ def test_masked_model_reads_its_training_frame(monkeypatch):
 
 
 def test_default_frame_is_begin_and_end_tokens(monkeypatch):
-    """RoBERTa's way, whose mask is written `<mask>`."""
+    """Uses RoBERTa's frame and its mask `<mask>`."""
     inputs_read = []
     kind, read = strategies.EncoderStrategy, strategies.EncoderStrategy.read
     monkeypatch.setattr(
@@ -172,7 +172,7 @@ def a_text_to_text_model():
 
 
 def test_span_model_fills_blanks_with_its_answer():
-    """A decoder whose blocks add nothing, and whose head maps each token's embedding to the next of the answer."""
+    """A decoder whose blocks add nothing and whose head maps each token to the next token of the answer."""
     answer = [263, ord("p"), ord("q"), 262, ord("r"), 257]
     model, params = a_text_to_text_model()
     codes = np.random.default_rng(0).normal(size=(SIZE + 4, 16)).astype(np.float32)

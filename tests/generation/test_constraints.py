@@ -17,7 +17,7 @@ EITHER = pytest.mark.parametrize("options", [{}, {"num_beams": 3}], ids=str)
 
 
 def repeats(row, size):
-    """Whether so many tokens in a row are there twice."""
+    """Whether an n-gram of this size occurs twice."""
     ngrams = list(zip(*(row[i:] for i in range(size)), strict=False))
     return len(ngrams) > len(set(ngrams))
 
@@ -35,7 +35,7 @@ def test_ngrams_are_not_repeated(options):
 
 
 def test_banned_tokens_are_those_that_repeat():
-    """And nothing else; padding, which holds a token, is no part of a text."""
+    """Nothing else is banned, and padding does not count as text."""
     begun = np.array([[0, 0, 1, 0, 2, 1, 0], [0, 0, 0, 0, 0, 0, 3]]), np.array([[0, 0, 1, 1, 1, 1, 1], [0] * 6 + [1]])
     answers = np.array([[[2, 1, 0, -1]], [[0, 0, 0, -1]]])
     for step, size in itertools.product(range(4), range(1, 4)):

@@ -1,4 +1,4 @@
-"""Decoding by itself: what is chosen, when it ends, what it depends on."""
+"""Decoding: selection of tokens, end of answers, and independence of the batch."""
 
 import itertools
 from functools import cache
@@ -81,7 +81,7 @@ def test_seed_determines_samples():
 
 
 def test_tokens_are_sampled_independently():
-    """From a model of zeros, which finds all tokens alike."""
+    """Samples from a model of zeros, for which all tokens are equally probable."""
     model, params = model_and_params()
     zeros = jax.tree.map(jnp.zeros_like, params)
     rows = decoding.generate(model, zeros, [[4, 8, 15]] * 4, max_new_tokens=30, temperature=1.0)
@@ -113,7 +113,7 @@ def test_ids_beyond_vocabulary_are_never_chosen(kwargs):
 
 
 def beams_without_a_cache(prompt, beams, length):
-    """The hypothesis of highest probability, every step a full pass over all of them."""
+    """Reference beam search with a full pass over all hypotheses at each step."""
     rows, scores = np.array([prompt]), np.zeros(1)
     for _ in range(length):
         padded = np.zeros((beams, 40), int)
@@ -175,14 +175,14 @@ def test_exhaustive_beam_search_finds_the_best(options, penalty):
             **options,
         )
         want = best_by_enumeration(prompt, vocab, length, end, penalty)
-        # What is returned beside the best may have been searched no further.
+        # The search may not have completed the other answers.
         assert got[0] == want[0] and (not options.get("early_stopping") or got == want[:best])
         lengths.add(len(got[0]))
     assert len(lengths) > 1
 
 
 def test_early_stopping_ends_with_num_beams_finished():
-    """Never stopping, it goes on to better ones: a penalty that favours length makes them."""
+    """With "never", the search finds better hypotheses, because the penalty favors long ones."""
     prompts = np.random.default_rng(0).integers(0, 23, (20, 3)).tolist()
     ends = [row[2] for row in generate(prompts[:6])]
     answers = {
@@ -205,7 +205,7 @@ PROBABILITIES = np.array([0.05, 0.5, 0.15, 0.3])
 
 
 def is_drawn_from(expected, counts):
-    """Whether counts fit probabilities: those of 0 are not there, and Pearson's χ² is that of a chance above 1e-4."""
+    """Whether counts fit probabilities: tokens of probability 0 are absent, and Pearson's χ² has p above 1e-4."""
     expected, possible = np.asarray(expected), np.asarray(expected) > 0
     if counts[~possible].any():
         return False
@@ -223,9 +223,9 @@ def is_drawn_from(expected, counts):
         ({"top_p": 0.49}, [0, 1, 0, 0]),
         ({"top_p": 0.51}, [0, 0.5 / 0.8, 0, 0.3 / 0.8]),
         ({"top_p": 0.81}, [0, 0.5 / 0.95, 0.15 / 0.95, 0.3 / 0.95]),
-        ({"top_k": 2, "top_p": 0.6}, [0, 1, 0, 0]),  # The first of two has 0.625 once the others are gone.
-        ({"temperature": 0.5, "top_p": 0.6}, [0, 1, 0, 0]),  # At this temperature it has 0.68.
-        # At this one 0.36 of all, 0.43 of the first three; with the second 0.76 of these.
+        ({"top_k": 2, "top_p": 0.6}, [0, 1, 0, 0]),  # The first of the remaining two has 0.625.
+        ({"temperature": 0.5, "top_p": 0.6}, [0, 1, 0, 0]),  # At this temperature, the first has 0.68.
+        # At this temperature, the first has 0.36, of the first three 0.43, and with the second 0.76.
         ({"temperature": 2.0, "top_k": 3, "top_p": 0.7}, [0, 0.5**0.5 / (0.5**0.5 + 0.3**0.5), 0, None]),
     ],
     ids=str,
@@ -238,7 +238,7 @@ def test_samples_have_expected_frequencies(sampling, expected):
 
 
 def test_answers_follow_model_probabilities():
-    """100,000 tokens that follow one prompt, through all of `generate`."""
+    """Samples 100,000 tokens after one prompt with `generate`."""
     rows = generate([[4, 8, 15]] * 100, 1, temperature=2.0, top_k=10, top_p=0.9, num_return_sequences=1000)
     counts = np.bincount(np.concatenate(list(itertools.chain(*rows))), minlength=23)
     logits = np.asarray(log_probs(jnp.array([[4, 8, 15]])), np.float64)[0, -1] / 2
@@ -260,7 +260,7 @@ def drawn(logits, draws, temperature=1.0, top_k=None, top_p=None):
 
 @settings_of_test(deadline=None)
 @given(
-    # Sixteenths: what is nearer than float32 can tell is drawn as equal.
+    # Multiples of 1/16, so that values that float32 cannot distinguish are equal.
     st.lists(st.integers(-128, 128).map(lambda n: n / 16), min_size=6, max_size=6, unique=True),
     st.integers(1, 6),
     st.floats(0.01, 1.0),
@@ -270,7 +270,7 @@ def test_samples_are_within_top_p(logits, top_k, top_p):
     ranked = np.argsort(-logits)[:top_k]
     probabilities = np.exp(logits[ranked] - logits[ranked].max())
     before = np.cumsum(probabilities / probabilities.sum()) - probabilities / probabilities.sum()
-    allowed = set(ranked[before < top_p + 1e-5])  # float32 may round across the border
+    allowed = set(ranked[before < top_p + 1e-5])  # float32 may round across the boundary.
     assert set(np.flatnonzero(drawn(logits, 64, top_k=top_k, top_p=top_p))) <= allowed
 
 
@@ -321,7 +321,7 @@ def test_last_position_can_be_filled():
 
 
 def test_prompts_of_similar_length_share_a_program():
-    """The longest have 33 to 63 tokens."""
+    """The longest prompts have 33 to 63 tokens."""
     model, params = model_and_params(length=128)
     rng, compiled = np.random.default_rng(0), []
     for number, longest in enumerate(np.linspace(33, 63, 20).astype(int)):

@@ -1,4 +1,4 @@
-"""Blanks filled by decoders: places against the objective's, prompts, and generation against full passes."""
+"""Blanks filled by decoders: positions against the objective, prompts, and generation against full passes."""
 
 import dataclasses
 import functools
@@ -30,7 +30,7 @@ families = pytest.mark.parametrize("family", MODELS)
 
 
 def model_of(family, seed=0, **ids):
-    """A model with random parameters whose vocabulary is bytes."""
+    """Returns a model with random parameters and a vocabulary of bytes."""
     rng = np.random.default_rng(seed)
     model = dataclasses.replace(
         MODELS[family], embedding=dataclasses.replace(MODELS[family].embedding, vocab_size=SIZE + 3)
@@ -82,7 +82,7 @@ def all_logits(lm, tokens):
 
 @families
 def test_greedy_fillings_equal_full_passes(family):
-    """Two prompts of different lengths with two blanks and one; each next token by a pass over everything so far."""
+    """Prompts of different lengths with two blanks and one; the reference runs a full pass for each token."""
     lm = model_of(family)
     prompts = [[258, 1, 259, 2, 3, 259, 4], [258, 9, 8, 7, 261]]
     generate = lambda rows: decoding.generate(  # noqa: E731
@@ -175,7 +175,7 @@ def test_run_without_blanks_continues_text():
 
 
 def test_evaluation_counts_only_fillings(tiny):
-    """Against a walk over the rows, one by one, with all logits."""
+    """The reference uses all logits of one row at a time."""
     run = runs.make(tiny, tiny_config.RUNS["glm"])
     rng = np.random.default_rng(2)
     params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32) / 3, registry.shapes(run.model))

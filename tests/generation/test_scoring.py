@@ -1,4 +1,4 @@
-"""Log-probabilities of continuations and of masked tokens: against torch, and against the logits of one row alone."""
+"""Log-probabilities of continuations and of masked tokens, compared with torch and with logits of single rows."""
 
 import jax
 import numpy as np
@@ -23,7 +23,7 @@ MOST = 12
 
 
 def pairs(vocab_size, number=40, most=MOST):
-    """Contexts and continuations of mixed lengths, together no more than one above `most`."""
+    """Returns contexts and continuations of mixed lengths, together at most `most` + 1 tokens."""
     rng = np.random.default_rng(0)
     sizes = [(n := rng.integers(1, most + 1), rng.integers(1, most + 2 - n)) for _ in range(number)]
     return [[rng.integers(0, vocab_size, size).tolist() for size in pair] for pair in sizes]
@@ -34,9 +34,9 @@ def filled(tokens):
 
 
 def of_one_row(lm, context, continuation):
-    """Log-probabilities of a continuation from the logits of a row of its own, and whether it is greedy.
+    """Returns the log-probability of a continuation from the logits of a single row, and whether it is greedy.
 
-    What a decoder reads is filled up behind, which no token before it sees, so that few programs are compiled.
+    Inputs of a decoder are padded on the right, which no earlier token sees, so that few programs are compiled.
     """
     if lm.config.has_decoder:
         decoder_tokens = filled([lm.strategy.text.start_id, *continuation[:-1]])
@@ -53,7 +53,7 @@ def test_scores_are_independent_of_the_batch(name):
     if name == "glm":
         pytest.skip("its contexts have blanks")
     examples = pairs(lm.config.vocab_size)
-    # Some are greedy.
+    # Make some continuations greedy.
     for context, continuation in examples[::4]:
         continuation[:] = lm.generate(context, max_new_tokens=1)[0] or continuation[:1]
     contexts, continuations = zip(*examples, strict=True)
@@ -77,7 +77,7 @@ def test_scores_equal_torch(architecture, tmp_path):
     for (context, continuation), score in zip(examples, scores, strict=True):
         targets = torch.tensor([continuation])
         with torch.no_grad():
-            if model.config.is_encoder_decoder:  # Teacher forcing: nothing is forced but what is given.
+            if model.config.is_encoder_decoder:  # Teacher forcing.
                 start = 2 if architecture.startswith("Bart") else 0
                 read = torch.tensor([[start, *continuation[:-1]]])
                 logits = model(input_ids=torch.tensor([context]), decoder_input_ids=read).logits
@@ -91,7 +91,7 @@ def test_scores_equal_torch(architecture, tmp_path):
 
 @Vocabulary.register
 class Words:
-    """A vocabulary of words: token i + 1 is a letter with the `#`s behind it; 0 is the end."""
+    """A vocabulary of words: token i + 1 is a letter followed by `#`s; 0 is the end token."""
 
     def __init__(self, size=37):
         self.vocab_size, self.eos_id = size, 0

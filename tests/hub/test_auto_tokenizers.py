@@ -24,7 +24,7 @@ def folder(tmp_path_factory):
 
 
 def opened(path, **options):
-    """Without their authors' code, which a ChatGLM's config names."""
+    """ChatGLM's config names its authors' code, which must not be needed here."""
     return transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=False, **options)
 
 
@@ -59,7 +59,7 @@ def test_model_and_tokenizer_open_together(family, folder, tmp_path):
     assert tokenizer.padding_side == ("left" if family == "llama" else "right")
 
 
-# What published directories have: a family's own files and no tokenizer.json.
+# Published directories have the files of the family and no tokenizer.json.
 PUBLISHED = {
     "bert": ("uncased", ("vocab.txt",), {}),
     "electra": ("cased", ("vocab.txt",), {"do_lower_case": False}),
@@ -75,7 +75,7 @@ def test_uncased_albert_normalizes_like_transformers(folder, tmp_path):
     (tmp_path / "tokenizer_config.json").write_text("{}")
     lm, theirs = plm_jax.load(tmp_path), opened(tmp_path)
     assert lm.special_ids["lowercase"] and type(theirs).__name__ == "AlbertTokenizer"
-    # It joins white space, and makes other quotes of two alike, which ALBERT's own code does not.
+    # The class joins white space and replaces doubled quotes, unlike ALBERT's original code.
     lines = [" ".join(line.split()) for line in exports.corpus("sotu", 2500)[1500:] if line.isascii()]
     lines = [line for line in lines if "''" not in line and "``" not in line]
     lines += [f"Élève naïve à Zürich. {line.upper()}" for line in lines[:100]]
@@ -94,7 +94,7 @@ def test_published_directory_keeps_its_ids(family, folder, tmp_path):
     lm = plm_jax.load(tmp_path / "theirs")
     assert all((tmp_path / "theirs" / name).exists() for name in names)
     lm.save(tmp_path / "ours")
-    # Over the letters of English: transformers' classes for SentencePiece read others and odd spaces otherwise than it.
+    # English letters only: transformers' classes differ from SentencePiece for other letters and unusual spaces.
     lines = exports.lines(1000)
     if names == ("spiece.model",):
         lines = [line for line in exports.corpus("sotu", 2500)[1500:] if line.isascii()]

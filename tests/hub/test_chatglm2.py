@@ -1,4 +1,4 @@
-"""ChatGLM2 under its original names against the same arithmetic in NumPy, and against GLM-4's layout."""
+"""ChatGLM2 under its original tensor names, compared with NumPy and with GLM-4's format."""
 
 import io
 import json
@@ -78,7 +78,7 @@ def normed(x, weight):
 
 
 def turned(x_LNH):
-    """Neighbours of the first half of each head as complex numbers, turned (Su et al. 2021 §3.2)."""
+    """Rotates neighboring pairs of the first half of each head as complex numbers (Su et al. 2021 §3.2)."""
     half = HEAD_DIM // 2
     theta = (10_000 * CONFIG["rope_ratio"]) ** (-np.arange(0, half, 2) / half)
     z = x_LNH[..., :half:2] + 1j * x_LNH[..., 1:half:2]
@@ -87,7 +87,7 @@ def turned(x_LNH):
 
 
 def reference(tensors, tokens):
-    """Logits [L, V] of one row, in float64, head by head."""
+    """Returns the logits [L, V] of one row, computed in float64 head by head."""
     of = {name.removeprefix("transformer."): value.astype(np.float64) for name, value in tensors.items()}
     x = of["embedding.word_embeddings.weight"][tokens]
     for layer in range(LAYERS):
@@ -202,7 +202,7 @@ def test_unsupported_settings_are_rejected(tmp_path):
 
 
 def test_texts_begin_like_published_tokenizers(folder):
-    """`[MASK]`, `[gMASK]`, `[sMASK]`, `sop` and `eop` are the ids above the file of ChatGLM2 and 3; GLM-4 lists its."""
+    """In ChatGLM2 and 3, `[MASK]`, `[gMASK]`, `[sMASK]`, `sop` and `eop` are ids above the file. GLM-4 lists them."""
     buffer = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(["to be or not to be"] * 9), model_writer=buffer, vocab_size=12, minloglevel=2

@@ -1,4 +1,4 @@
-"""Chains of conversions keep tokenizers, weights, labels and settings, whatever formats a model goes through."""
+"""Chains of conversions preserve tokenizers, weights, labels and settings in all formats."""
 
 import itertools
 import json
@@ -22,7 +22,7 @@ from tests.support import exports, tiny
 
 LENGTH, FORMATS = 3, ("huggingface", "plm_jax")
 ALL = tuple(itertools.product(FORMATS, repeat=LENGTH))
-# A vocabulary of another kind for each family, in turn.
+# Another kind of vocabulary for each family.
 SOURCES = {name: exports.KINDS[i % len(exports.KINDS)] for i, name in enumerate(exports.FAMILIES)}
 TEXTS = ("the film", "", "The state of the Union.", "  two  spaces ")
 LABELS = {
@@ -43,7 +43,7 @@ def folder(tmp_path_factory):
 
 
 def chains(source, folder, of=ALL):
-    """Converts a directory by chains of formats, each prefix once; yields the chains and the last directory of each."""
+    """Converts a directory by chains of formats, each prefix once. Yields each chain and its last directory."""
     paths = {(): source}
     for chain in of:
         for length in range(1, LENGTH + 1):
@@ -84,7 +84,7 @@ def assert_same_hub_content(source, path):
 
 
 def check(source, folder, of=ALL):
-    """Fails if a chain from a directory changes anything."""
+    """Asserts that chains from a directory change nothing."""
     want = observed(source)
     for chain, path in chains(source, folder, of):
         assert_same(observed(path), want, chain)
@@ -98,7 +98,7 @@ def test_conversion_chains_are_exact(family, folder, tmp_path):
     model = exports.randomized(exports.pretrained(family, SOURCES[family], folder), dtype=dtype)
     source = tmp_path / "source"
     checkpoint_formats.save(str(source), model, "huggingface")
-    # Generation settings in their own file and in config.json, and a field that this package does not read.
+    # Generation settings in a separate file and in config.json, and a field that plm_jax does not read.
     (source / "generation_config.json").write_text(json.dumps({"num_beams": 3, "max_length": 40, "eos_token_id": 5}))
     described = json.loads((source / "config.json").read_text())
     further = {"length_penalty": 2.0, "task_specific_params": {"summarization": {"prefix": "a: "}}, "mine": [1, None]}
@@ -179,7 +179,7 @@ def test_elmo_survives_bilm_and_plm_jax(tmp_path):
         assert_same(observed(path), want, chain)
 
 
-# Forms in which other tokenizers store special tokens around texts, by what their class reads.
+# Forms in which third-party tokenizers store special tokens around texts.
 def framed(tokenizers, ids):
     cls, sep = (("[CLS]", ids["cls"]), ("[SEP]", ids["sep"]))
     processors = tokenizers.processors
@@ -207,7 +207,7 @@ def test_third_party_tokenizer_is_copied_exactly(frame, named, folder, tmp_path)
     )
     trained = tokenizers.Tokenizer.from_file(str(source / "tokenizer.json"))
     (first,), special = trained.encode("the", add_special_tokens=False).ids, framed(tokenizers, ids)[frame]
-    # Whether a class or the tokenizer.json decides, and tokens that the vocabulary's own file lacks.
+    # Tokens that the vocabulary's own file lacks.
     wrapped = transformers.PreTrainedTokenizerFast(
         tokenizer_object=trained, cls_token="[CLS]", sep_token="[SEP]", pad_token="[PAD]"
     )
@@ -240,7 +240,7 @@ def test_third_party_tokenizer_is_copied_exactly(frame, named, folder, tmp_path)
         warnings.simplefilter("ignore")
         for chain, path in chains(source, tmp_path, [(form, "plm_jax", "huggingface") for form in FORMATS]):
             assert encodings(path) == want, chain
-            if not named and frame != "roberta":  # We add the same special tokens as the library.
+            if not named and frame != "roberta":  # plm_jax adds the same special tokens as the library.
                 lm = plm_jax.load(path)
                 before, after = lm.strategy.frame
                 assert [*before, first, *after] == other.encode("the").ids, chain

@@ -1,4 +1,4 @@
-"""ELECTRA without Hugging Face: golden files, settings, what a pair and a SpanBERT are saved as."""
+"""ELECTRA without Hugging Face: golden files, settings, and saving of pairs and SpanBERTs."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""A real biLM of bilm-tf: what it made of thirty sentences, and its files in and out."""
+"""A trained biLM of bilm-tf: its outputs for thirty sentences, and reading and writing of its files."""
 
 import json
 import shutil
@@ -29,7 +29,7 @@ def lm():
 
 @pytest.fixture
 def whole():
-    """A model with a softmax: three words more than the vocabulary's 458."""
+    """Model with a softmax over three words more than the vocabulary's 458."""
     model = plm_jax.load(FOLDER)
     config = replace(model.config, embedding=replace(model.config.embedding, vocab_size=461), head=models.Softmax())
     rng = np.random.default_rng(0)
@@ -40,7 +40,7 @@ def whole():
 
 @pytest.fixture(scope="module")
 def reference():
-    """Rows of ten sentences, and the top layer's [2, words, D] of each, forward and backward."""
+    """Rows of ten sentences, and the top layer [2, words, D] of each sentence, forward and backward."""
     texts = json.loads((FOLDER / "sentences.json").read_text())
     outputs = []
     for row in range(3):
@@ -51,7 +51,7 @@ def reference():
 
 @pytest.fixture(scope="module")
 def read(lm):
-    """`read(texts, carry)` gives the top layer [B, 2, L, D] and the state, all texts filled up to 60 words."""
+    """Function of texts and a carry: the top layer [B, 2, L, D], with texts padded to 60 words, and the new carry."""
 
     @jax.jit
     def layers(characters, mask, carry):
@@ -73,7 +73,7 @@ def test_reference_outputs_are_reproduced_with_carried_state(lm, reference, read
         top, carry = read([texts[row][number] for row in range(3)], carry)
         for row in range(3):
             words, want = len(texts[row][number].split()), outputs[row][number]
-            # Without the marks around the sentence.
+            # Without the special tokens around the sentence.
             np.testing.assert_allclose(top[row, :, 1 : words + 1], want, atol=1e-5)
             compared += want.size
     assert compared > 15_000
@@ -91,7 +91,7 @@ def test_reference_word_vectors_are_reproduced(lm):
         want = output["embedding"][...]
     hidden = lm.hidden_states([list(range(len(words)))])
     assert hidden.shape == (3, 1, len(words), 32)
-    # The same for both directions.
+    # Both directions are equal.
     np.testing.assert_allclose(hidden[0, 0], np.concatenate([want, want], axis=1), atol=1e-5)
 
 

@@ -1,4 +1,4 @@
-"""BART and mT5 without Hugging Face: golden files, what the tensors decide, which vocabulary comes along."""
+"""BART and mT5 without Hugging Face: golden files, settings that follow from tensors, and vocabularies."""
 
 import shutil
 from dataclasses import replace
@@ -20,7 +20,7 @@ from tests import golden
 
 @pytest.fixture
 def folder(tmp_path):
-    """A copy of the golden BART, to be spoilt."""
+    """Copy of the golden BART that a test may change."""
     return shutil.copytree(golden.FOLDER / "bart", tmp_path / "bart")
 
 

@@ -1,4 +1,4 @@
-"""BERT's kin, RoBERTa, ALBERT and DistilBERT, without Hugging Face: golden files, settings, what is refused."""
+"""RoBERTa, ALBERT and DistilBERT without Hugging Face: golden files, settings and rejected configs."""
 
 import json
 import shutil
@@ -59,7 +59,7 @@ def test_unsupported_settings_are_rejected(tmp_path, model, words):
 
 
 def test_roberta_with_other_padding_id_is_rejected(tmp_path):
-    """From the padding's id `transformers` would count other positions."""
+    """With another padding id, `transformers` would count positions differently."""
     pretrained = huggingface.read(golden.FOLDER / "roberta")
     for ids in ({}, {"pad_token_id": 0}):
         with pytest.raises(UserError, match=f"needs pad_token_id = 3, this one's is {ids.get('pad_token_id')}"):

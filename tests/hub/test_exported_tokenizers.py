@@ -56,21 +56,21 @@ def test_ids_equal_and_survive_loading(family, kind, folder, tmp_path):
     special = {name: i for name, i in model.special_ids.items() if name in again.special_ids}
     assert {name: again.special_ids[name] for name in special} == special
     assert {name for name in model.special_ids if name.startswith(("bos", "eos", "pad", "cls", "mask"))} <= {*special}
-    # And once more.
+    # Again after loading and saving.
     assert save(again._pretrained, tmp_path / "again").to_str() == saved.to_str()
 
 
 @pytest.mark.parametrize("kind", exports.KINDS)
 def test_ids_of_random_texts_equal(kind, folder):
-    """Special tokens, too, where the library is told to take them as text; marks beyond the first of a character are
-    not read by it as by SentencePiece, if that normalizes.
+    """Covers special tokens that the library encodes as text. With normalization, it differs from SentencePiece for
+    characters with several combining marks.
     """
     model = exports.pretrained("glm_original", kind, folder)
     loaded = vocabularies.load(exports.section(model.vocabulary, exports.vocabulary(kind, folder)[2]))
     normalizes = kind in ("nfkc", "lowercased", "own_sentinels")
     excluded = ("Cs", "Mn", "Me", "Mc", "Cf") if normalizes else ("Cs",)
     letters = st.characters(exclude_categories=excluded)
-    if kind == "folded":  # Python and the library may know NFKD and lower case of other Unicodes.
+    if kind == "folded":  # Python and the library may have different versions of Unicode.
         letters = st.characters(exclude_categories=("Cs", "Cn"), max_codepoint=0x2FFF)
     special = st.sampled_from(
         ["[MASK]", "</s>", "<0x41>", "<extra_id_0>", "[CLS]", "<|startofpiece|>", "  ", " a", "\n"]
@@ -120,7 +120,7 @@ def test_texts_are_framed_as_in_training(family, single, pair, types, folder, tm
     assert got == ids(pair)
     second = len(text_ids["B"]) + 1
     assert kinds == ([0] * (len(got) - second) + [1] * second if types else [0] * len(got))
-    if family != "glm_original":  # Its prompts always have a blank; ChatGLM-6B's, too, at their end.
+    if family != "glm_original":  # Its prompts always have a blank, and those of ChatGLM-6B have one at the end.
         lm = plm_jax.load(tmp_path)
         if family not in ("bert", "distilbert", "roberta"):
             end = [lm.special_ids["gmask_token_id"]] if family == "chatglm_6b" else []
@@ -189,7 +189,7 @@ def test_unsupported_vocabulary_is_rejected_before_writing(folder, tmp_path):
 
 
 def test_differing_ids_are_rejected_with_the_text(folder, monkeypatch, tmp_path):
-    """Should a rule of a vocabulary not be theirs."""
+    """Simulates a vocabulary with a rule that `tokenizers` lacks."""
     model = exports.pretrained("gpt2", "unigram", folder)
 
     def lowercased(vocabulary):
@@ -216,7 +216,7 @@ def test_special_id_of_text_is_no_special_token(folder, tmp_path):
 
 
 def test_unigram_ties_are_broken_equally(folder):
-    """Sums of its scores are exact in SentencePiece's float32, so that no rounding decides between them."""
+    """Sums of the scores are exact in SentencePiece's float32, so that rounding never breaks ties."""
     spec, _, _ = exports.vocabulary("unigram", folder)
     rng = random.Random(0)
     pieces = sentencepiece.SentencePieceProcessor(model_file=spec.partition(":")[2])

@@ -29,9 +29,9 @@ SMALL = [
 
 
 def heads(name, model):
-    """The model, with what heads its file may have beside those that its config says."""
+    """Returns the model with every head that its file may have in addition to those of its config."""
     if name == "roberta":
-        return [replace(model, pooler=models.Pooler(0))]  # It has no classifier of pairs.
+        return [replace(model, pooler=models.Pooler(0))]  # The family has no classifier of pairs.
     if name == "bart":
         return [replace(model, head=replace(model.head, bias=bias)) for bias in (False, True)]
     return [model]
@@ -44,7 +44,7 @@ def test_table_covers_every_parameter_once(name, config, tied):
     for model in heads(name, family.to_settings({"vocab_size": 5, "tie_word_embeddings": tied, **config})):
         shapes = tensor_layout.shapes_of(model)
         layout = tensor_layout.layout(family.tensors, shapes, model.stack.inner)
-        if not tied:  # BERT and its kin then have two names for the head's bias.
+        if not tied:  # BERT and its variants then have two names for the head's bias.
             twice = {key for key in family.copies.values() if key.endswith(".bias")}
             layout = {key: parts for key, parts in layout.items() if key not in twice}
         pieces = [piece for parts in layout.values() for piece in parts]
@@ -111,5 +111,5 @@ def test_settings_survive_config_json_round_trip(name, config):
     model, written = family.to_settings(config), family.to_config(family.to_settings(config))
     assert {key: written[key] for key in config} == config
     assert family.to_settings(written) == model
-    if name != "chatglm":  # Whose empty config says what we cannot do.
+    if name != "chatglm":  # An empty config of ChatGLM is not supported.
         assert model != family.to_settings({})

@@ -1,4 +1,4 @@
-"""Safetensors files beside the safetensors library, in shards, in a bucket, damaged, and what is no safetensors."""
+"""Safetensors files: compatibility with the safetensors library, shards, buckets, damaged and invalid files."""
 
 import json
 import shlex
@@ -17,7 +17,7 @@ from plm_jax.hub import files
 
 
 def tensors(seed=0):
-    """Every float type, shapes with no and with empty axes, and bytes that no alignment comes of by itself."""
+    """Arrays of every float type, with no or empty axes, and with sizes that are not aligned."""
     rng = np.random.default_rng(seed)
     shapes = {"scalar": (), "empty": (0, 3), "odd": (3,), "matrix": (5, 7), "stacked/of layers": (3, 4, 5)}
     types = (np.float16, np.float32, ml_dtypes.bfloat16, np.float64)
@@ -114,7 +114,7 @@ def test_old_weights_are_removed(tmp_path):
 
 
 def test_parts_are_read_one_at_a_time(tmp_path):
-    """The writer asks for the next part only when the one before is in the file."""
+    """The writer requests a part only after it has written the previous one."""
     written = []
 
     def parts():
@@ -209,7 +209,7 @@ def swapped(header):
     header["a"]["data_offsets"], header["b"]["data_offsets"] = header["b"]["data_offsets"], header["a"]["data_offsets"]
 
 
-# What the format forbids, and whether its library, too, refuses to open it.
+# Changes of a header that violate the format.
 FORBIDDEN = {
     "overlap": lambda header: header["b"].update(data_offsets=[4, 12]),
     "gap": lambda header: header["b"].update(data_offsets=[12, 20]),
@@ -237,7 +237,7 @@ def test_invalid_headers_are_rejected_like_in_safetensors(tmp_path, change):
         encoded = json.dumps(header).encode()
         path.write_bytes(len(encoded).to_bytes(8, "little") + encoded + body[:end])
 
-    swapped(header)  # Their order says nothing.
+    swapped(header)  # The order of tensors is irrelevant.
     store(16)
     assert {name: array.tolist() for name, array in read(tmp_path).items()} == {"a": [2, 3], "b": [0, 1]}
     swapped(header)

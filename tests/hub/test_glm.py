@@ -48,7 +48,7 @@ families = pytest.mark.parametrize("family", CONFIGS)
 
 
 def tensors_of(family, seed=0):
-    """Random tensors by the names and shapes of the original files."""
+    """Returns random tensors with the names and shapes of the original files."""
     inner = 4 * WIDTH if family == "glm" else CONFIGS[family]["inner_hidden_size"]
     prefix = "glm." if family == "glm" else ""
     shapes = {f"{prefix}transformer.final_layernorm": [WIDTH]}
@@ -87,9 +87,9 @@ def our_params(family, tensors):
         return {"scale": tensors[f"{name}.weight"], "bias": tensors[f"{name}.bias"]}
 
     def rows_of(part):
-        if family == "glm":  # All queries, all keys, all values.
+        if family == "glm":  # Queries, then keys, then values.
             return np.arange(part * WIDTH, (part + 1) * WIDTH)
-        # Of each head in turn its query, key and value.
+        # Query, key and value of each head in turn.
         return np.concatenate([(3 * head + part) * HEAD_DIM + np.arange(HEAD_DIM) for head in range(HEADS)])
 
     blocks = []
@@ -130,7 +130,7 @@ def test_logits_equal_reference_and_saving_is_exact(family, tmp_path):
     tensors = tensors_of(family)
     lm = plm_jax.load(write(tmp_path / "theirs", family))
     assert lm.num_parameters == sum(leaf.size for leaf in jax.tree.leaves(our_params(family, tensors)))
-    # Two blanks, of which the first is being filled; the whole of a text without one.
+    # A text whose first of two blanks is being filled, and a text without blanks.
     tokens = [5, MASK, 6, 7, GMASK, SOP, 8, 9], [5, 6, MASK, 7, 8, 9, 10, 11]
     expected = (([0, 1, 2, 3, 4, 1, 1, 1], [0] * 5 + [1, 2, 3], 5), (range(8), [0] * 8, 8))
     got = lm.logits(tokens)
@@ -191,7 +191,7 @@ def test_unsupported_configs_are_rejected(family, changes, says, tmp_path):
 
 
 def test_other_heads_are_saved_in_own_family(tmp_path):
-    """Heads of three dimensions, which rotary_2d cannot turn."""
+    """Heads of three dimensions, which rotary_2d does not support."""
     model = models.DecoderConfig(
         embedding=models.EmbeddingConfig(VOCAB, 9),
         attention=models.AttentionConfig(3, 3, models.BlockPositions(8)),

@@ -1,4 +1,4 @@
-"""Hugging Face directories without Hugging Face: golden files in, the same files out, and what is wrong named."""
+"""Hugging Face directories without Hugging Face: golden files, round trips and error messages."""
 
 import json
 import shutil
@@ -25,7 +25,7 @@ from tests import golden
 
 @pytest.fixture
 def folder(tmp_path):
-    """A copy of the first golden directory, to be spoilt."""
+    """Copy of the first golden directory that a test may change."""
     return shutil.copytree(golden.FOLDER / "gpt2", tmp_path / "gpt2")
 
 
@@ -403,7 +403,7 @@ def test_remote_directory_is_read_and_written_in_place(folder):
 @pytest.mark.parametrize("name", golden.ALL)
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
 def test_opened_model_keeps_stored_types(name, dtype, tmp_path):
-    """Norms in float32 beside the rest in another type, and shards, on the way through ours and back."""
+    """Round trip of float32 norms among weights of another type, in shards."""
     folder = shutil.copytree(golden.FOLDER / name, tmp_path / name)
 
     def narrow(tensors):
@@ -442,7 +442,7 @@ def test_only_requested_tensors_are_read(folder, monkeypatch):
 
 @pytest.fixture
 def several(monkeypatch):
-    """Families of decoders besides GPT-2: a narrow one, which has one epsilon only, and one with the same fields."""
+    """Families of decoders in addition to GPT-2: one with a fixed epsilon, and one with the same fields."""
     monkeypatch.setattr(Family, "choices", {})
     monkeypatch.setattr(families, "PUBLISHED", ())
 
@@ -526,7 +526,7 @@ def test_untied_head_is_detected_across_shards(folder, name):
     assert huggingface.read(folder).model.head.tied == (name == "head_stored_twice")
 
 
-# Bare names that several families share, and T5's, are told apart by nothing but the config.
+# Families with the same tensor names, which only the config distinguishes.
 ALIKE = {"t5": "t5 or mt5"}
 GOLDEN = ("gpt2", "bert", "t5", "bart", "roberta", "electra", "albert", "distilbert", "gpt1", "llama")
 

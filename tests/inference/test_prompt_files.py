@@ -1,4 +1,4 @@
-"""Many prompts in batches."""
+"""Batches of prompts."""
 
 import json
 
@@ -9,7 +9,7 @@ from plm_jax.inference import prompt_files
 
 
 class Repeating:
-    """Answers with the prompt and what it was asked with; notes how many at once."""
+    """Answers with the prompt and the options, and records batch sizes."""
 
     def __init__(self):
         self.sizes, self.seeds = [], []

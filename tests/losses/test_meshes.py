@@ -1,4 +1,4 @@
-"""The vocabulary's matrices on meshes: values and gradients of one device, whatever is cut and does not divide."""
+"""The loss on meshes: values and gradients equal those of one device for any sharding."""
 
 import flax.linen as nn
 import jax
@@ -29,7 +29,7 @@ def arrays(rows, vocab):
 
 
 def plain(head, batch):
-    """A tied table's loss, with all logits."""
+    """Reference loss of a tied table with all logits."""
     (features, matrix, bias), (tokens, targets, weights) = head, batch
     logits = (features + matrix[tokens]) @ matrix.T + bias
     log_p = jax.nn.log_softmax(logits)
@@ -45,7 +45,7 @@ def ours(head, batch, chunk):
     return cross_entropy.linear_cross_entropy(features, table, bias, targets, weights, *settings).loss
 
 
-@pytest.mark.parametrize("rows", [8, 3])  # 3 divides by no axis, nor does a vocabulary of 31.
+@pytest.mark.parametrize("rows", [8, 3])  # No axis divides 3, nor a vocabulary of 31.
 @pytest.mark.parametrize("sizes", MESHES, ids=str)
 def test_value_and_gradients_equal_full_logits(sizes, rows):
     head, batch = arrays(rows, VOCAB if rows == 8 else 31)

@@ -1,4 +1,4 @@
-"""The loss of fine-tuning, by hand: of each kind of head, of padding, and GPT-1's language model beside it."""
+"""The loss of fine-tuning against NumPy: each kind of head, padding, and GPT-1's auxiliary language model."""
 
 import functools
 
@@ -15,7 +15,7 @@ from plm_jax.training import mesh
 from tests.support import tiny
 
 ROWS, LENGTH, LABELS = 5, 9, ("a", "b", "c")
-REAL = np.array([9, 3, 5, 7, 0])  # The last row fills the batch up.
+REAL = np.array([9, 3, 5, 7, 0])  # The last row is padding of the batch.
 HEADS = {
     "classes": models.ClassesHead(labels=LABELS),
     "score": models.ScoreHead(feature="mean"),
@@ -93,7 +93,7 @@ def test_losses_equal_formula(kind):
     got = means_of(loss, module, params, batch)
     assert got == pytest.approx(want, abs=1e-5)
     assert loss.heads == ("task",)
-    # What fills a batch up changes nothing.
+    # Padding of the batch changes nothing.
     fewer = means_of(loss, module, params, {name: value[:-1] for name, value in batch.items()})
     assert fewer == pytest.approx(got, abs=1e-6)
 

@@ -1,4 +1,4 @@
-"""Each term's mean over what it counts, by hand; its gradients whatever the parts of a batch; terms of one's own."""
+"""Terms of losses: their means, gradients for any microbatches, and terms of users."""
 
 import dataclasses
 import functools
@@ -29,7 +29,7 @@ MODELS = {"masked_lm": tiny.BERT, "span_masked_lm": tiny.SPANBERT, "replaced_tok
 
 
 def batch_of(kind):
-    """Rows of 0 to 12 tokens and 0 to 4 targets, of which those of one are padding alone, and their halves differ."""
+    """Returns rows of 0 to 12 tokens and 0 to 4 targets. One row is padding, and the halves of the batch differ."""
     rng = np.random.default_rng(0)
     lengths = np.array([12, 3, 11, 4, 12, 5, 7, 0])
     counts = np.array([4, 1, 4, 1, 3, 0, 2, 0])
@@ -47,7 +47,7 @@ def batch_of(kind):
     if kind == "span_masked_lm":
         batch["target_left"] = np.zeros((ROWS, TARGETS), np.int32)
         batch["target_right"] = np.full((ROWS, TARGETS), 5, np.int32)
-        # The head tells the first 4 tokens of a span; of two rows all targets are beyond, of two some.
+        # The head predicts the first 4 tokens of a span. All targets of two rows are beyond, and some of two others.
         offsets = np.arange(TARGETS, dtype=np.int32) + np.array([0, 4, 2, 0, 3, 0, 4, 0], np.int32)[:, None]
         batch["target_offsets"] = offsets
     return batch
@@ -55,7 +55,7 @@ def batch_of(kind):
 
 @functools.cache
 def build(kind):
-    """The module, parameters, and the loss; the generator always says the same token."""
+    """Returns the module, parameters and the loss. The generator always predicts the same token."""
     model, rng = MODELS[kind], np.random.default_rng(1)
     params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32) / 4, registry.shapes(model))
     if kind == "replaced_token":
@@ -66,7 +66,7 @@ def build(kind):
 
 
 def by_hand(kind, batch):
-    """The means, walked row by row with all logits."""
+    """Reference means, computed row by row with all logits."""
     module, params, _ = build(kind)
     apply = jax.jit(functools.partial(module.apply, {"params": params}), static_argnames=("method", "name"))
     rows = [row for row in range(ROWS) if batch["mask"][row].any()]
@@ -110,7 +110,7 @@ def by_hand(kind, batch):
 
 
 def stepped(kind, microbatches=1, devices=1):
-    """The metrics of a step, and by how much it moves each parameter: with SGD at 1 the gradient."""
+    """Returns the metrics of a step, and the change of each parameter: with SGD at rate 1, the gradient."""
     module, params, loss = build(kind)
     device_mesh = mesh.build(config.MeshConfig(), jax.devices()[:devices])
     run = step.train_step(loss, module, optax.sgd(1.0), microbatches)
@@ -138,13 +138,13 @@ def test_terms_are_means_for_any_microbatches(kind):
         actual, gradient = stepped(kind, microbatches, devices)
         difference = optax.global_norm(jax.tree.map(jnp.subtract, gradient, want_gradient))
         assert difference < 1e-6 * norm, (microbatches, devices, difference / norm)
-        for name in want:  # Of some tensors, as of keys' biases, the gradient is rounding alone.
+        for name in want:  # Some gradients, such as those of keys' biases, are only rounding errors.
             tolerance = {"rtol": 1e-5, "atol": 1e-7} if name == "norms" else {"rtol": 2e-6}
             np.testing.assert_allclose(actual[name], want[name], **tolerance, err_msg=name)
 
 
 def test_sums_over_batches_equal_sums_over_rows():
-    """Pairs are as many in each half, targets are not."""
+    """The halves have equally many pairs, but not targets."""
     module, params, loss = build("masked_lm")
     whole = batch_of("masked_lm")
     sums = jax.jit(lambda batch: means.sums(loss, module, params, batch, {})[0])
@@ -168,11 +168,11 @@ def test_term_without_weight_has_no_mean():
 
 @pytest.fixture
 def user_classes():
-    """An objective, a loss, a term and its head as a user writes them; gone afterwards."""
+    """An objective, a loss, a term and its head of a user, which are unregistered afterwards."""
 
     @dataclass(frozen=True)
     class EveryOther(objectives.Causal):
-        """Predict every other token, and say how long the row is."""
+        """Predicts every other token, and the length of the row."""
 
         kind: ClassVar[str] = "every_other"
         loss: ClassVar[str] = "tempered"

@@ -1,4 +1,4 @@
-"""A bidirectional language model in loops over words and steps, from the equations; the parameters are ours."""
+"""Reference bidirectional language model in NumPy, with plm_jax's parameters."""
 
 import numpy as np
 
@@ -26,7 +26,7 @@ def word(params, model, characters):
 
 
 def lstm(params, model, side, x_LD, cells, hiddens):
-    """One row of one direction, in the order that it is read: [layers, L, D], and the states after it."""
+    """Returns one row of one direction, in reading order, [layers, L, D], and the states after it."""
     p, width, units = params["lstm"]["blocks"], model.embedding.width, model.lstm.cell
     outputs, cells, hiddens = [], [*cells], [*hiddens]
     for layer in range(model.lstm.layers):

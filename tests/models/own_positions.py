@@ -1,4 +1,4 @@
-"""Position schemes that the package does not have: a bias for distances, and one that the text has a say in."""
+"""Position schemes of users: a bias that depends on distances, and one that depends on the text."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,7 +11,7 @@ from plm_jax.models.positions import Position, Table
 
 @dataclass(frozen=True)
 class Slopes(Position):
-    """Scores fall with the distance, in each head by another factor (Press et al. 2022, "ALiBi")."""
+    """Scores decrease with the distance, with another slope in each head (Press et al. 2022, "ALiBi")."""
 
     kind: ClassVar[str] = "slopes"
     uses_absolute_positions = False
@@ -23,7 +23,7 @@ class Slopes(Position):
 
 @dataclass(frozen=True)
 class DistanceKeys(Position):
-    """To the score of a query and a key comes that of the query and a vector for their distance (Shaw et al. 2018)."""
+    """Adds the score of the query and a vector for the distance (Shaw et al. 2018)."""
 
     kind: ClassVar[str] = "distance_keys"
     reach: int = 4

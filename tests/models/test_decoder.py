@@ -1,4 +1,4 @@
-"""The decoder by itself: sizes, causality, cache, dropout, initialisers, speed settings."""
+"""The decoder: sizes, causality, cache, dropout, initializers and speed settings."""
 
 from dataclasses import replace
 from functools import cache, partial
@@ -30,7 +30,7 @@ def small(layers=2, tied=True, **fields) -> models.DecoderConfig:
 
 @cache
 def initial(model: models.DecoderConfig):
-    """A module and its unboxed parameters."""
+    """Returns a module and its unboxed parameters."""
     module = Decoder(model)
     variables = jax.jit(module.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
     return module, flax.linen.meta.unbox(variables["params"])
@@ -43,7 +43,7 @@ def logits(module, params, tokens, *args, **kwargs):
 
 @partial(jax.jit, static_argnames=("module", "deterministic"))
 def stream(module, params, tokens, seed=0, deterministic=False):
-    """The embeddings [B, L, D] and the blocks' outputs [layers, B, L, D], by default with dropout."""
+    """Returns the embeddings [B, L, D] and the outputs of the blocks [layers, B, L, D], by default with dropout."""
     rngs = {"dropout": jax.random.key(seed)}
     sown = module.apply({"params": params}, tokens, rngs=rngs, deterministic=deterministic, mutable=["intermediates"])[
         1

@@ -71,7 +71,7 @@ def test_incremental_decoding_equals_full_pass(family):
 
 @families
 def test_shared_cache_equals_separate_caches(family):
-    """Two that begin alike and go on otherwise: their tokens take slots in turn, of which each sees its own."""
+    """Two texts share a beginning. Their tokens alternate in the slots, and each attends to its own."""
     module, params = initial(MODELS[family])
     begin, branches = tokens_of(batch=1, length=4), tokens_of(1, batch=2, length=3)
     visible = np.zeros((1, 2, 10), int)
@@ -123,7 +123,7 @@ def test_window_equals_brute_force_band(kernel, causal):
 
 
 def test_flash_gradients_equal_plain_windows():
-    """Recomputing all but products: the choice of a kernel must not lose what was kept for the backward pass."""
+    """With recomputation of everything except products, the choice of a kernel must keep the saved values."""
     attention = models.AttentionConfig(2, 8, models.NoPositions(), windows=(0, 9))
     model = small(layers=3, attention=attention, remat="dots")
     params, tokens = initial(model)[1], tokens_of(length=128)

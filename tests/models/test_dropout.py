@@ -1,4 +1,4 @@
-"""The layer that drops features: its rate, that draws do not depend on one another, and that a row's are its own."""
+"""The dropout layer: its rate, independence of draws, and masks by row."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""ELECTRA's pair and SpanBERT's head by themselves: what is shared, what depends on what, the formulas written out."""
+"""ELECTRA's pair and SpanBERT's head: shared parameters, dependencies and formulas."""
 
 import math
 from dataclasses import replace
@@ -89,7 +89,7 @@ def test_generator_needs_head_transform():
 
 
 def span_boundary(params, features, left, right, offsets):
-    """Joshi et al. 2020 equations 3 to 5, one target after another."""
+    """Implements equations 3 to 5 of Joshi et al. 2020 for one target at a time."""
     head, norm_epsilon = params["span_boundary"], 1e-12
     logits = np.zeros((*left.shape, VOCAB))
     for row, target in np.ndindex(left.shape):

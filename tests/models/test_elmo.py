@@ -1,4 +1,4 @@
-"""ELMo against loops in NumPy, and what each place may know."""
+"""ELMo against NumPy, and dependencies of each position."""
 
 import functools
 from dataclasses import replace
@@ -29,7 +29,7 @@ def apply(module, params, *inputs, method, **options):
 
 
 def make(model=MODEL, seed=0):
-    """The module, parameters, characters and a state to begin with."""
+    """Returns the module, parameters, characters and an initial state."""
     module, rng = registry.build(model), np.random.default_rng(seed)
     params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32) / 2, registry.shapes(model))
     shape = (ROWS, LENGTH, model.embedding.max_characters)

@@ -1,4 +1,4 @@
-"""The encoder and the encoder-decoder by themselves: sizes, buckets, dropout, cache, packing, speed settings."""
+"""The encoder and the encoder-decoder: sizes, buckets, dropout, cache, packing and speed settings."""
 
 from dataclasses import replace
 from functools import cache, partial
@@ -34,7 +34,7 @@ def small_encoder_decoder(**fields) -> models.EncoderDecoderConfig:
 
 @cache
 def randomized(model: models.TransformerConfig):
-    """A module and random parameters, norms and biases too; nothing is compiled for them."""
+    """Returns a module and random parameters, including norms and biases, without compilation."""
     rng = np.random.default_rng(0)
 
     def draw(leaf):
@@ -44,7 +44,7 @@ def randomized(model: models.TransformerConfig):
 
 
 def initial(model: models.TransformerConfig):
-    """The initial parameters by their paths."""
+    """Returns the initial parameters by path."""
     params = jax.jit(partial(registry.init_params, registry.build(model)))(jax.random.key(0))
     return flax.traverse_util.flatten_dict(flax.linen.meta.unbox(params), sep="/")
 

@@ -1,4 +1,4 @@
-"""BART's and the original Transformer's parts: positions and norms of each stack, sinusoids, a reference in NumPy."""
+"""BART and the original Transformer: positions and norms of each stack, sinusoids, a NumPy reference."""
 
 import math
 from dataclasses import replace
@@ -52,7 +52,7 @@ def norm(x, scale, bias):
 
 
 def attention(x, source, visible, kernels, heads):
-    """Scaled dot products, head by head."""
+    """Reference attention, head by head."""
     out = np.zeros((*x.shape[:2], 0))
     head_dim = kernels["query"]["kernel"].shape[1] // heads
     for head in range(heads):
@@ -68,7 +68,7 @@ def attention(x, source, visible, kernels, heads):
 
 
 def reference(params, tokens, decoder_tokens, mask, decoder_heads):
-    """The features of the decoder, written out: LayerNorm(x + Sublayer(x)) throughout, in float64."""
+    """Reference features of the decoder in float64, LayerNorm(x + Sublayer(x)) for each sub-layer."""
 
     def embed(tokens):
         angles = np.arange(tokens.shape[1])[:, None] / 10_000 ** (np.arange(0, WIDTH, 2) / WIDTH)
@@ -95,7 +95,7 @@ def reference(params, tokens, decoder_tokens, mask, decoder_heads):
 
 @pytest.mark.parametrize(("model", "decoder_heads"), [(TRANSFORMER, HEADS), (UNEVEN, 2)])
 def test_transformer_equals_paper(model, decoder_heads):
-    """Also with a decoder of other heads and another feed-forward."""
+    """Also for a decoder with other heads and another feed-forward."""
     module, params = randomized(model)
     tokens, decoder_tokens = np.asarray(tokens_of()), np.asarray(tokens_of(1, length=6))
     mask = np.array([[1] * 8, [1] * 5 + [0] * 3])

@@ -1,4 +1,4 @@
-"""This package's flash attention, interpreted, against plain attention; what it holds in memory; what it drops."""
+"""Flash attention in interpreter mode against plain attention: values, memory and dropout."""
 
 import importlib.util
 import itertools
@@ -28,7 +28,7 @@ SEED = jnp.array([123, 4_000_000_000], jnp.uint32)
 
 
 def inputs(queries, keys, groups, head_dim):
-    """Query, key and value of two rows, and a bias by distance."""
+    """Returns query, key and value of two rows, and a bias by distance."""
     shapes = (HEADS, queries), (groups, keys), (groups, keys)
     arrays = [jax.random.normal(jax.random.key(i), (ROWS, *shape, head_dim)) for i, shape in enumerate(shapes)]
     return *arrays, jax.random.normal(jax.random.key(3), (HEADS, queries + keys - 1))
@@ -147,7 +147,7 @@ def test_two_pass_gradients_equal_plain_attention(monkeypatch):
 @pytest.mark.skipif(not FULL, reason="compiles for minutes; test_over_mesh compares meshes with one device")
 @pytest.mark.parametrize("sizes", MESHES, ids=str)
 def test_dropout_is_equal_on_every_mesh(sizes):
-    """To the bit; gradients but for rounding, as products of fewer heads may add up in another order."""
+    """Values are bitwise equal. Gradients differ by rounding, as fewer heads may be summed in another order."""
     length, heads = 24, 4
     query, key = (jax.random.normal(jax.random.key(i), (4, heads, length, length)) / 4 for i in range(2))
     # What comes of these values is the weights themselves.

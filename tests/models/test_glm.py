@@ -1,4 +1,4 @@
-"""GLM and ChatGLM-6B against a reference in NumPy, one row and one head at a time; what they see, and their cache."""
+"""GLM and ChatGLM-6B against a NumPy reference: logits, visibility and cache."""
 
 from dataclasses import replace
 
@@ -37,7 +37,7 @@ ROWS = tokens_of(batch=3)
 
 
 def seen(prefix):
-    """bool [8, 8]: keys of the prefix, and those up to the query."""
+    """Returns the visible keys of each query, bool [8, 8]: those of the prefix, and those up to the query."""
     return [[key < max(prefix, query + 1) for key in range(8)] for query in range(8)]
 
 
@@ -47,7 +47,7 @@ def normed(x, params):
 
 
 def turned(x, positions, theta):
-    """Rotated by halves, as complex numbers."""
+    """Rotates by halves as complex numbers."""
     half = x.shape[-1] // 2
     turns = np.exp(1j * np.outer(positions, float(theta) ** (-np.arange(half) / half)))
     both = (x[:, :half] + 1j * x[:, half:]) * turns
@@ -55,7 +55,7 @@ def turned(x, positions, theta):
 
 
 def reference(model, params, tokens, positions, block_positions, prefix):
-    """Logits [L, V] of one row, by the papers' formulas, in float64."""
+    """Returns the logits [L, V] of one row by the formulas of the papers, in float64."""
     attention, position = model.attention, model.attention.position
     x = params["token_embedding"][tokens]
     if isinstance(position, models.BlockPositions):
@@ -162,7 +162,7 @@ def test_padding_changes_nothing():
 @pytest.mark.parametrize("family", ["glm", "chatglm"])
 @pytest.mark.parametrize("chunks", [(5, 1, 1, 1), (6, 2)])
 def test_incremental_decoding_equals_full_pass(family, chunks):
-    """Part A is in the first call, whose keys all later ones see."""
+    """The first call reads part A, whose keys are visible in all later calls."""
     module, params = initial(MODELS[family])
     variables, parts, start = {"params": params}, [], 0
     step = jax.jit(

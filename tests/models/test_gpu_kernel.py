@@ -1,4 +1,4 @@
-"""Flash attention for NVIDIA GPUs, interpreted: equal to plain attention; what a GPU does of it only a GPU can tell."""
+"""Flash attention for NVIDIA GPUs in interpreter mode against plain attention."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ HEADS, SEED = 4, jnp.array([5, 7], jnp.uint32)
 
 
 def starts(*rows, length):
-    """Ids of documents that begin at these places of each row."""
+    """Returns ids of documents that begin at these positions of each row."""
     return (jnp.arange(length) >= jnp.array(rows)[..., None]).sum(1)
 
 
@@ -58,7 +58,7 @@ def arrays(queries, keys, groups, head_dim, biased):
 
 
 def with_gradients(attend, used, *inputs):
-    """The outputs of used queries (bool [2, Q]), and the gradients of a sum of them."""
+    """Returns the outputs of used queries (bool [2, Q]), and the gradients of a sum of them."""
 
     def weighed(*inputs):
         out = jnp.where(used[:, None, :, None], attend(*inputs), 0)
@@ -179,7 +179,7 @@ def test_trained_bias_needs_no_score_array(monkeypatch):
 
 
 def traced(model, *tokens):
-    """The program of a model's gradients, in bfloat16 on an NVIDIA GPU."""
+    """Returns the program of a model's gradients in bfloat16 on an NVIDIA GPU."""
     module, shapes = registry.build(model, dtype=jnp.bfloat16), registry.shapes(model)
 
     def loss(params):

@@ -1,4 +1,4 @@
-"""The kernels of attention against each other, and which one is chosen."""
+"""Attention kernels against each other, and the choice of a kernel."""
 
 import contextlib
 import logging
@@ -24,13 +24,13 @@ HEADS, HEAD_DIM = 4, 16
 
 
 def inputs(queries, keys, groups):
-    """Query, key, value of two rows."""
+    """Returns query, key and value of two rows."""
     shapes = [(2, HEADS, queries, HEAD_DIM), *[(2, groups, keys, HEAD_DIM)] * 2]
     return [jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate(shapes)]
 
 
 def exactly(query, key, value, visible):
-    """Attention in float64 with heads repeated by hand; NaN where a query sees nothing."""
+    """Reference attention in float64 with repeated heads; NaN for queries without visible keys."""
     query, key, value = (np.asarray(x, np.float64) for x in (query, key, value))
     key, value = (np.repeat(x, HEADS // key.shape[1], axis=1) for x in (key, value))
     weights = np.exp(query @ key.swapaxes(2, 3)) * visible[:, None]
@@ -39,7 +39,7 @@ def exactly(query, key, value, visible):
 
 
 def seen(context, queries, keys):
-    """bool [2, Q, K] by the words of `Context`."""
+    """Returns the visibility, bool [2, Q, K], by the definitions of `Context`."""
     visible = np.ones((2, queries, keys), bool)
     if context.causal:
         visible = np.tril(visible)
@@ -53,7 +53,7 @@ def seen(context, queries, keys):
 
 @partial(jax.jit, static_argnames="kernel")
 def values_and_gradients(kernel, context, used, *query_key_value):
-    """The outputs of the queries that are used (bool [2, Q]), 0 for the others, and the gradients of a sum of them."""
+    """Returns the outputs of used queries (bool [2, Q]), 0 for the others, and the gradients of a sum of them."""
 
     def weighed(query, key, value):
         ready = context.with_kernel(kernel, query.shape[2], key.shape[2])
@@ -104,7 +104,7 @@ SEGMENTS = jnp.repeat(jnp.array([[1, 1, 2, 3], [1, 2, 2, 0]]), 32, axis=1)
 
 
 def gradients_of(model):
-    """The gradients' function of parameters, and random ones."""
+    """Returns the gradient as a function of the parameters, and random parameters."""
     module = registry.build(model)
     params = nn.unbox(jax.jit(partial(registry.init_params, module))(jax.random.key(0)))
 
@@ -149,7 +149,7 @@ def test_tpu_model_recomputes_flash_only_with_full_remat(remat, forward_kernels)
 
 @pytest.mark.parametrize("padded", [False, True])
 def test_gpu_program_contains_cudnn(padded, monkeypatch):
-    """Backward pass and masks too, each device on its part; computing it takes a GPU."""
+    """Includes the backward pass and masks on each device's part. Computing it requires a GPU."""
     monkeypatch.setattr("jax._src.cudnn.fused_attention_stablehlo.check_cudnn_version", lambda: 91000)
     context = Context(causal=True, mask=PADDED if padded else None)
 
@@ -205,7 +205,7 @@ def test_kernel_choice_by_device(setting, platform, facts, kernel, says):
 
 
 def test_platform_follows_mesh():
-    """A host without a TPU compiles for one."""
+    """A host without a TPU can compile for one."""
     platforms = [kernels.platform()]
     for device in (TPU, HOPPER, AbstractDevice("AMD Instinct MI300X", None, "gpu")):
         with devices(device):

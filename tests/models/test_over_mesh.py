@@ -1,4 +1,4 @@
-"""Attention whose queries are cut over devices: equal to one device's, and as much work on each."""
+"""Attention with queries split over devices: equal to one device, with balanced work."""
 
 import re
 
@@ -30,7 +30,7 @@ CASES = {
 
 
 def on(sizes):
-    """The mesh with these sizes."""
+    """Returns the mesh with these sizes."""
     return mesh.build(config.MeshConfig(**{"data": 1} | sizes), jax.devices()[: int(np.prod(list(sizes.values())))])
 
 
@@ -92,7 +92,7 @@ def test_causal_attention_balances_devices(causal):
 
 @pytest.mark.parametrize(("tensor", "whole"), [(2, 0), (4, 2)])
 def test_heads_stay_split_unless_devices_outnumber_them(tensor, whole):
-    """The constraints of a layer's trace: keys and values alone are laid out whole, where `tensor` has more parts."""
+    """Sharding constraints in a layer's trace: only keys and values are unsharded, if `tensor` has more parts."""
     module = registry.build(tiny.RUNS["llama"].model)  # Four heads, two of keys.
     params = registry.shapes(module.model)
     tokens = jax.ShapeDtypeStruct((2, 8), jnp.int32)

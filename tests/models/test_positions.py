@@ -1,4 +1,4 @@
-"""Position schemes as parts: what any tile of a text is told, and schemes that are written outside of the package."""
+"""Position schemes: biases of tiles, and schemes of users."""
 
 from dataclasses import replace
 
@@ -54,7 +54,7 @@ def test_bias_of_tile_equals_slice_of_whole(position, causal):
 
 
 def test_scores_decrease_with_slope_of_head():
-    """Against the formula in NumPy, a loop over heads, queries and keys."""
+    """Compares with the formula in NumPy, for each head, query and key."""
     query, key, value = rng_arrays((1, 2, 5, 4), (1, 2, 5, 4), (1, 2, 5, 4))
     bias = Slopes().distance_bias({}, jnp.arange(-4, 5), 2, causal=False)
     got = attend(query, key, value, Context(distance_bias=bias).with_kernel("xla", 5, 5))

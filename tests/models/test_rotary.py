@@ -1,4 +1,4 @@
-"""Rotary positions against complex numbers, published frequencies, and the text alone."""
+"""Rotary positions against complex numbers, published frequencies and unpacked texts."""
 
 from dataclasses import replace
 from functools import partial
@@ -19,7 +19,7 @@ POSITIONS = jnp.array([[0, 1, 2, 3, 4], [7, 3, 900, 0, 11]])
 
 
 def turned(x_BNLH, positions_BL, rotated, theta, interleaved):
-    """Each pair as a complex number, times e^(i · position · theta^(-2i/d)), in float64."""
+    """Multiplies each pair, as a complex number, by e^(i · position · theta^(-2i/d)), in float64."""
     x, half = np.array(x_BNLH, np.float64), rotated // 2
     first, second = (slice(0, rotated, 2), slice(1, rotated, 2)) if interleaved else (slice(half), slice(half, rotated))
     angles = np.asarray(positions_BL)[:, None, :, None] * theta ** (-np.arange(0, rotated, 2) / rotated)
@@ -88,7 +88,7 @@ def test_packed_texts_have_logits_of_separate_texts(model):
 
 
 def test_order_of_tokens_matters():
-    """The causal mask alone does not tell the last token in which order the others came."""
+    """The causal mask alone does not reveal the order of the earlier tokens to the last one."""
     one_layer = replace(ROTARY, stack=models.StackConfig(1))
     module, params = initial(one_layer)
     tokens, swapped = jnp.array([[4, 9, 2, 7]]), jnp.array([[9, 4, 2, 7]])

@@ -1,4 +1,4 @@
-"""Settings as values: read without JAX, hashable, the same again from JSON; the protocol that all models keep."""
+"""Settings of models: import without JAX, hashing, JSON round trips, and the protocol of models."""
 
 import json
 from dataclasses import dataclass, replace
@@ -66,7 +66,7 @@ def test_modules_use_their_settings(name):
 
 @dataclass(frozen=True)
 class TokenClasses(Head):
-    """A class of each token: a user's own head."""
+    """A user's head that classifies each token."""
 
     kind: ClassVar[str] = "token_classes"
     classes: int = 3
@@ -108,7 +108,7 @@ def test_head_names_are_unique(names):
 
 @dataclass(frozen=True)
 class Words(models.ModelConfig):
-    """No transformer: a vector for each token, and one for each as a neighbour of another (Mikolov et al. 2013)."""
+    """A model that is not a transformer: a vector for each token and one for each neighbor (Mikolov et al. 2013)."""
 
     kind: ClassVar[str] = "words"
     vocab_size: int

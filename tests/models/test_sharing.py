@@ -39,7 +39,7 @@ def hidden_states(module, params, tokens):
 
 @pytest.mark.parametrize(("stack", "blocks", "speed"), STACKS)
 def test_shared_layers_equal_copied_layers(stack, blocks, speed):
-    """Values, dropout and gradients, which add up over the layers that share; a hidden state for each layer."""
+    """Compares values, dropout, gradients (summed over shared layers) and hidden states of each layer."""
     model = small_encoder(stack=stack, dropout=models.DropoutConfig().all_at(0.2))
     params, blocks = randomized(model)[1], np.array(blocks)
     assert {leaf.shape[0] for leaf in jax.tree.leaves(params["stack"])} == {blocks.max() + 1}
@@ -104,7 +104,7 @@ def test_residual_projections_shrink_with_number_of_blocks():
 
 @pytest.mark.parametrize("offset", [2, 0])
 def test_padding_takes_no_position(offset):
-    """Positions counted by hand: each real token has the next, padding the row before the first, if there is one."""
+    """Real tokens have consecutive positions. Padding has the row before the first, if there is one."""
     position = models.LearnedPositions(8, offset=offset, skips_padding=True)
     model = small_encoder()
     module, params = randomized(replace(model, attention=replace(model.attention, position=position)))
@@ -124,7 +124,7 @@ def test_padding_takes_no_position(offset):
 
 
 def test_narrow_tables_are_projected():
-    """By hand, in NumPy."""
+    """Compares with NumPy."""
     model = small_encoder(stack=models.StackConfig(1), norm=models.NormConfig(1e-5, placement="post"))
     module, params = randomized(replace(model, embedding=replace(model.embedding, embedding_size=5)))
 

@@ -1,4 +1,4 @@
-"""A new encoder in the place of the token embeddings that a pretrained encoder reads, as BART learns to translate."""
+"""A new encoder that replaces the token embeddings of a pretrained encoder, as in BART's translation."""
 
 from dataclasses import replace
 from functools import partial

@@ -1,4 +1,4 @@
-"""Heads of tasks: what of a text they read, from which layers, on either side of padding, for several texts a row."""
+"""Task heads: features, layers, padding on either side, and several texts per row."""
 
 import functools
 from dataclasses import replace
@@ -31,7 +31,7 @@ ELMO = models.ElmoConfig(
 
 @functools.cache
 def made(model):
-    """A module and random parameters."""
+    """Returns a module and random parameters."""
     rng = np.random.default_rng(1)
     draw = lambda leaf: jnp.asarray(rng.normal(size=leaf.shape).astype(np.float32) / 4)  # noqa: E731
     return registry.build(model), jax.tree.map(draw, registry.shapes(model))
@@ -43,7 +43,7 @@ def output(model, params, batch, keys=None):
 
 
 def texts(mask, model=tiny.MODEL):
-    """The same texts, wherever the mask says they stand."""
+    """Returns the same texts at the positions of the mask."""
     rng = np.random.default_rng(3)
     shape = (model.max_characters,) if model.max_characters else ()
     high = 200 if model.max_characters else model.vocab_size
@@ -148,7 +148,7 @@ def test_mixed_layers_are_normalized_over_real_tokens():
 
 
 def lstm_by_hand(params, side, x_LD):
-    """[L, M]: the equations of an LSTM, torch's but for 1 that is added to the bias of the forget gate."""
+    """Reference LSTM [L, M]: torch's equations, with 1 added to the bias of the forget gate."""
     leaf = {name: np.asarray(params["input"][name][side], np.float64) for name in ("kernel", "bias")}
     recurrent_kernel = np.asarray(params["recurrent"]["kernel"][side], np.float64)
     hidden = cell = np.zeros(recurrent_kernel.shape[0])

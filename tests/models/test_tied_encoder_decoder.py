@@ -25,7 +25,7 @@ MODELS = {"t5": T5, "unrolled": replace(T5, scan_layers=False, remat="full"), "b
 
 
 def untied(model, params):
-    """The same as a model of two stacks."""
+    """Returns the same model with two stacks."""
     blocks = {k: v for k, v in params["decoder"]["blocks"].items() if not k.startswith("cross_attention")}
     of_encoder = {f"encoder_{k.removeprefix('decoder_')}": v for k, v in params.items() if k.startswith("decoder_")}
     copies = params | of_encoder | {"encoder": params["decoder"] | {"blocks": blocks}}
@@ -45,7 +45,7 @@ def gradients(module, params, *inputs):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_shared_stack_equals_two_stacks(name):
-    """Logits, and gradients, which are the sums of both stacks'."""
+    """Compares logits and gradients, which are the sums over both stacks."""
     module, params = randomized(MODELS[name])
     inputs = tokens_of(), tokens_of(1, length=6), np.array([[1] * 8, [1] * 5 + [0] * 3])
     two, copies = untied(MODELS[name], params)

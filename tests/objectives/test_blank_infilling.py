@@ -24,7 +24,7 @@ def make(tokens, seed=0, special=GLM, mask=None, sentences=None, **settings):
 
 
 def part_b(result):
-    """(token, position, block position, target) of each place of part B, and the place after the last."""
+    """Returns (token, position, block position, target) of each token of part B, and the index after the last one."""
     first, num = int(result["prefix_lengths"]), int(result["target_weights"].sum())
     positions = result["target_positions"][:num]
     assert positions.tolist() == list(range(first, first + num))
@@ -35,7 +35,7 @@ def part_b(result):
 
 
 def fillings(result):
-    """(position of its mask, what it predicts) of each span in its order, checked for all that a span promises."""
+    """Returns (position of the mask, targets) of each span in order, and checks the invariants of spans."""
     spans = []
     for token, position, block_position, target in part_b(result):
         if block_position == 1:
@@ -49,7 +49,7 @@ def fillings(result):
 
 
 def filled(result):
-    """The text, put together again."""
+    """Returns the reconstructed text."""
     first = int(result["prefix_lengths"])
     assert result["positions"][:first].tolist() == list(range(first))
     assert not result["block_positions"][:first].any()
@@ -61,7 +61,7 @@ def filled(result):
 
 
 def test_example_of_paper():
-    """Du et al. 2022, figure 2: x3 and x5 x6 are cut out of x1 … x6, the latter is filled first."""
+    """Figure 2 of Du et al. 2022: x3 and x5 x6 are removed from x1 … x6, and the latter is filled first."""
     cls, mask, sop, eop, pad = GLM.cls, GLM.mask, GLM.sop, GLM.eop, GLM.pad
     want = [cls, 101, 102, mask, 104, mask, sop, 105, 106, sop, 103]
     result = next(
@@ -113,7 +113,7 @@ KINDS = {
 
 @st.composite
 def rows(draw):
-    """A row of documents, each followed by eos but perhaps the last, padded; and where its sentences begin."""
+    """Returns a padded row of documents, each but possibly the last followed by eos, and the starts of sentences."""
     sizes = draw(st.lists(st.integers(0, 40), min_size=1, max_size=5))
     tokens, sentences = [], []
     for number, size in enumerate(sizes):
@@ -215,13 +215,13 @@ def expected_draws(probabilities, budget):
 
 
 def near(draws, want):
-    """Whether the mean of draws is within four standard errors of what is wanted."""
+    """Whether the mean of draws is within four standard errors of the expected value."""
     draws = np.asarray(draws, float)
     return abs(draws.mean() - want) < 4 * draws.std() / len(draws) ** 0.5
 
 
 def test_short_spans_follow_their_distribution():
-    """A million tokens. By Wald's equation what each draw brings on average is multiplied by the number of draws."""
+    """A million tokens. By Wald's equation, the mean of a draw is multiplied by the number of draws."""
     lengths = []
     for seed in range(1954):
         result = make(np.full(511, 100), seed)
@@ -258,7 +258,7 @@ def test_short_spans_follow_their_draws(seed):
 
 
 def test_placements_of_short_spans_are_equally_likely():
-    """One and two of seven tokens with a gap: three clean ones are free to lie in three places, in two orders."""
+    """Spans of one and two of seven tokens with a gap: three free clean tokens in three positions, in two orders."""
     counts = collections.Counter()
     for seed in range(4000):
         result = make(range(101, 108), seed, rate=0.4, mean_span_length=1.0)

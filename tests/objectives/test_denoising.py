@@ -1,4 +1,4 @@
-"""BART's noises: the paper's figure, fairseq's walk over spans, closed forms over a million tokens, properties."""
+"""BART's noises: the figure of the paper, fairseq's spans, closed forms over a million tokens, and properties."""
 
 import itertools
 import math
@@ -22,7 +22,7 @@ BART = objectives.Special(pad=1, bos=0, eos=2, mask=MASK, vocab_size=1000)
 
 
 def apply(num_tokens, rng, sentence_starts=(), padding=0, special=BART, **settings):
-    """Tokens TEXT, TEXT + 1, … with noise, by default none."""
+    """Applies noise, by default none, to the tokens TEXT, TEXT + 1, …"""
     tokens = np.pad(TEXT + np.arange(num_tokens), (0, padding))
     example = {"tokens": tokens, "sentence_starts": np.array(sentence_starts, np.int64)}
     example |= {"mask": tokens > 0} if padding else {}
@@ -53,7 +53,7 @@ TOGETHER = {
 
 
 def figure(seed, **settings):
-    """The text of the figure with noise, and the decoder's input and target, as letters."""
+    """Returns the text of the figure with noise, and the input and target of the decoder, as letters."""
     names = [*FIGURE.split()[:-1], "."]
     ids = {name: TEXT + i for i, name in enumerate(names)}
     letters = {i: name for name, i in ids.items()} | {0: "<s>", 2: "</s>", MASK: "_", 1: "<pad>"}
@@ -98,7 +98,7 @@ def test_noises_are_applied_in_order_of_fairseq():
 
 
 def walk(num_tokens, starts, first_words, lengths):
-    """fairseq's `add_whole_word_mask`: step by step, until each span is through its words or the text ends."""
+    """Reimplements fairseq's `add_whole_word_mask`, step by step until each span ends or the text ends."""
     goes_on = np.zeros(num_tokens, bool)
     for word, length in zip(first_words, lengths, strict=True):
         at, left = starts[word] + 1, length
@@ -217,7 +217,7 @@ def assert_near(count, mean, variance):
 
 
 def assert_spread_evenly(positions, chosen, of):
-    """Quarters of `of` places hold hypergeometric counts of the `chosen` ones, in each of ROWS rows."""
+    """Quarters of `of` positions have hypergeometric counts of the `chosen` ones, in each of ROWS rows."""
     assert len(positions) == ROWS * chosen
     variance = ROWS * chosen * (1 / 4) * (3 / 4) * (of - chosen) / (of - 1)
     for quarter in np.bincount(np.asarray(positions) * 4 // of, minlength=4):

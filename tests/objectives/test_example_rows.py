@@ -1,4 +1,4 @@
-"""Rows of examples: written out, against seqio's feature converters, and as properties."""
+"""Rows of examples: worked examples, comparison with seqio's feature converters, and properties."""
 
 import numpy as np
 import pytest

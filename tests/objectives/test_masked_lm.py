@@ -11,7 +11,7 @@ BERT = objectives.Special(pad=0, unk=1, cls=2, sep=3, mask=4, vocab_size=1000)
 
 
 def row(length, num_real=None):
-    """[CLS] text [SEP] and padding: text ids rise from 100, so each is its position + 99."""
+    """Returns [CLS] text [SEP] and padding. Text ids increase from 100, so each is its position + 99."""
     num_real = length if num_real is None else num_real
     tokens = np.zeros(length, np.int32)
     tokens[:num_real] = [2, *range(100, 98 + num_real), 3]
@@ -19,7 +19,7 @@ def row(length, num_real=None):
 
 
 def restored(result):
-    """The row with its targets put back."""
+    """Returns the row with its targets restored."""
     tokens, real = result["tokens"].copy(), result["target_weights"] > 0
     tokens[result["target_positions"][real]] = result["targets"][real]
     return tokens
@@ -53,7 +53,7 @@ def test_budget_targets_and_shapes(num_real, padding, max_predictions, rate, see
 
 @pytest.mark.parametrize(("rate", "mask_share", "random_share"), [(0.15, 0.8, 0.1), (0.4, 0.5, 0.2)])
 def test_shares_equal_settings(rate, mask_share, random_share):
-    """Counts over a million tokens against their binomial laws, within four standard errors."""
+    """Counts over a million tokens are within four standard errors of their binomial distributions."""
     draws, length = 2000, 512
     objective = objectives.get("masked_lm", BERT, rate=rate, mask_share=mask_share, random_share=random_share)
     rng = np.random.default_rng(0)
@@ -115,7 +115,7 @@ def test_separators_stay_and_other_keys_pass():
 
 @pytest.mark.parametrize("seed", range(20))
 def test_row_follows_its_draws(seed):
-    """Padding wherever it is, ids of all kinds, each target by itself."""
+    """Covers padding at any position, all kinds of ids, and each target."""
     special = objectives.Special(pad=0, bos=7, eos=5, cls=2, sep=3, mask=4, vocab_size=1000)
     rng = np.random.default_rng(seed)
     tokens, mask = rng.choice([*range(8), 999, 50_000], 40), rng.integers(0, 2, 40)

@@ -9,7 +9,7 @@ TOKENS = np.array([2, *range(100, 610), 3])
 
 
 def test_generator_reads_mask_or_token():
-    """85 % masks over a million tokens as in the source, within four standard errors; the paper's all by a field."""
+    """85 % masks as in the source, within four standard errors over 1e6 tokens; a field selects the paper's 100 %."""
     rng, draws, masks = np.random.default_rng(0), 2000, 0
     objective, paper = (
         objectives.get("replaced_token", SPECIAL),

@@ -17,7 +17,7 @@ MANY = objectives.Special(pad=0, eos=1, sentinels=tuple(range(10**6, 0, -1))[:20
 
 
 def corrupt(num_tokens, seed=0, padding=0, special=MANY, **settings):
-    """Tokens 100, 101, … corrupted."""
+    """Corrupts the tokens 100, 101, …"""
     tokens = np.pad(np.arange(100, 100 + num_tokens), (0, padding))
     example = {"tokens": tokens} | ({"mask": tokens > 0} if padding else {})
     return objectives.get("span_corruption", special, **settings)(example, np.random.default_rng(seed))
@@ -37,7 +37,7 @@ def spans(row, special=MANY):
 
 
 def lengths(result):
-    """Lengths of the clean spans and of the noise spans, in order."""
+    """Returns the lengths of the clean spans and of the noise spans, in order."""
     *clean, last = spans(result["tokens"])
     first, *noise = spans(result["targets"])
     assert not last and not first
@@ -97,7 +97,7 @@ def test_inputs_and_targets_reconstruct_the_text(num_tokens, padding, density, m
 
 
 def test_partitions_are_uniform():
-    """Against all ways to part 6 into 3 non-empty parts, and in the rows themselves."""
+    """Compares with all partitions of 6 into 3 nonempty parts, also in rows."""
     rng = np.random.default_rng(0)
     compositions = [c for c in itertools.product(range(1, 7), repeat=3) if sum(c) == 6]
     draws = 4000
@@ -110,7 +110,7 @@ def test_partitions_are_uniform():
 
 
 def test_spans_are_uniform_and_independent():
-    """10 tokens, 4 of them noise in 2 spans: 5 ways to part the clean ones times 3 for the noise."""
+    """10 tokens, 4 of them noise in 2 spans: 5 partitions of the clean tokens times 3 of the noise."""
     draws = 3000
     counts = collections.Counter(
         str(lengths(corrupt(10, seed, noise_density=0.4, mean_span_length=2.0))) for seed in range(draws)
@@ -143,7 +143,7 @@ def test_span_lengths_over_a_million_tokens():
 @hypothesis_settings(deadline=None)
 @given(st.integers(3, 700), st.sampled_from([(0.15, 3.0), (0.15, 2.0), (0.25, 5.0), (0.5, 3.0), (0.1, 10.0)]))
 def test_rows_of_every_length_are_full(length, settings):
-    """The most tokens that fit, found by walking up as t5 does."""
+    """The largest number of tokens that fits, found by increments like in t5."""
     density, mean = settings
 
     def encoder_length(n):

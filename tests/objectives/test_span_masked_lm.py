@@ -15,7 +15,7 @@ TEXT = 10_000
 
 
 def row(length, num_real=None, seed=0):
-    """[CLS] text [SEP] text [SEP] and padding: each text id is its position above TEXT; words begin at random."""
+    """Returns [CLS] text [SEP] text [SEP] and padding. Text ids are TEXT plus their position; words begin at random."""
     num_real = length if num_real is None else num_real
     tokens = np.zeros(length, np.int32)
     tokens[:num_real] = TEXT + np.arange(num_real)
@@ -25,7 +25,7 @@ def row(length, num_real=None, seed=0):
 
 
 def runs_of(positions):
-    """Lists of neighbours."""
+    """Returns lists of consecutive positions."""
     spans = []
     for position in positions.tolist():
         if spans and spans[-1][-1] == position - 1:
@@ -127,7 +127,7 @@ def test_lengths_are_geometric_up_to_ten():
 
 
 def test_tokens_are_predicted_equally_often():
-    """At a length of one: as uniform as it can be."""
+    """With spans of length one, predictions are exactly uniform."""
     objective, rng, length, draws = (
         objectives.get("span_masked_lm", SPECIAL, max_words=1),
         np.random.default_rng(1),
@@ -175,7 +175,7 @@ def test_row_without_text_has_no_target():
 
 
 def test_worked_example():
-    """One word of three pieces: 0.6 of three tokens are two, and slots are for 0.6 of the row's five."""
+    """One word of three pieces: 0.6 of three tokens are two, and there are slots for 0.6 of the row's five."""
     tokens, starts = np.array([2, 50, 51, 52, 3]), np.array([1])
     objective = objectives.get("span_masked_lm", SPECIAL, rate=0.6, mask_share=1.0, random_share=0.0)
     result = objective({"tokens": tokens, "word_starts": starts}, np.random.default_rng(0))

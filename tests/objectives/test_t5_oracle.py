@@ -1,4 +1,4 @@
-"""Token by token against T5's own preprocessors, given the same noise; skipped where the package is not there."""
+"""Comparison with T5's preprocessors for the same noise; skipped without the package."""
 
 import functools
 
@@ -24,7 +24,7 @@ SPANS = preprocessors.noise_span_to_unique_sentinel, preprocessors.nonnoise_span
 
 
 def theirs(seed, noise_fn, inputs_fn, targets_fn=None, density=0.15, tokens=TOKENS):
-    """Inputs and targets by T5's rules, T5's noise, and the seeds from which the inputs are drawn."""
+    """Returns inputs and targets by T5's rules, T5's noise, and the seeds of the inputs."""
     seed = tf.constant([0, seed], tf.int32)
     result = preprocessors.single_example_denoise(
         {"targets": tf.constant(tokens)},
@@ -41,7 +41,7 @@ def theirs(seed, noise_fn, inputs_fn, targets_fn=None, density=0.15, tokens=TOKE
 
 
 class Draws(np.random.Generator):
-    """A generator that gives T5's draws, one after another."""
+    """A random generator that returns T5's draws one after another."""
 
     def __init__(self, *draws):
         super().__init__(np.random.PCG64(0))
@@ -56,7 +56,7 @@ class Draws(np.random.Generator):
 
 
 def assert_same(settings, draws, expected, tokens=TOKENS):
-    """Ours given those draws, and whole rows as seqio makes them of theirs."""
+    """Asserts that plm_jax with these draws equals the expected result, also for complete rows of seqio."""
     actual = settings.corrupt(tokens, T5, Draws(*draws))
     assert [part.tolist() for part in actual] == expected
     result = settings.apply({"tokens": tokens}, T5, Draws(*draws))
@@ -68,7 +68,7 @@ def assert_same(settings, draws, expected, tokens=TOKENS):
 
 
 def uniform(chosen):
-    """Draws of which the smallest are the chosen ones."""
+    """Returns draws whose smallest values select these positions."""
     return np.where(chosen, 0.0, 0.999)
 
 
@@ -81,13 +81,13 @@ def test_lengths(length, density, mean):
 
 
 def cuts(sizes):
-    """Draws that part the tokens of runs into these runs; none where there is one."""
+    """Returns draws that partition tokens into these runs; empty for a single run."""
     chosen = np.isin(np.arange(sum(sizes) - 1), np.cumsum(sizes)[:-1] - 1)
     return [uniform(chosen)] if chosen.any() else []
 
 
 def runs(noise):
-    """Sizes of the runs of clean tokens and of those of noise."""
+    """Returns the lengths of the runs of clean tokens and of noise."""
     edges = np.concatenate([[0], 1 + np.flatnonzero(np.diff(noise)), [len(noise)]])
     sizes = np.diff(edges)
     return sizes[::2], sizes[1::2]
@@ -96,7 +96,7 @@ def runs(noise):
 @pytest.mark.parametrize("denoiser", range(7))
 @pytest.mark.parametrize("seed", range(3))
 def test_span_corruption_and_the_denoisers_of_ul2(denoiser, seed):
-    """The first of them is span corruption as it is; T5 has no modes, which stand before the inputs."""
+    """The first one is plain span corruption. T5 has no modes, which precede the inputs."""
     settings = objectives.UL2().denoisers[denoiser]
     noise_fn = functools.partial(
         preprocessors.random_spans_noise_mask, mean_noise_span_length=settings.mean_span_length
@@ -151,7 +151,7 @@ def test_prefix_lm(seed):
 
 
 def test_decoder_prefix():
-    """T5 shifts right behind pad, ours begins with the text: what is predicted and what sees all of itself agree."""
+    """T5 shifts right after pad, plm_jax begins with the text; predictions and bidirectional prefixes agree."""
     text = tf.data.Dataset.from_tensors({"targets": tf.constant(TOKENS)})
     (row,) = preprocessors.pack_prefix_lm_decoder_only(text, {"targets": len(TOKENS)}).as_numpy_iterator()
     weights = row["decoder_loss_weights"]
@@ -163,7 +163,7 @@ def test_decoder_prefix():
 
 
 def test_full_lm():
-    """T5's rows of documents that its random chunks leave whole, joined with eos and split."""
+    """T5's rows of documents that fit its random chunks, joined with eos and split."""
     sizes = np.random.default_rng(1).integers(1, 200, 20)
     documents = [TOKENS[:size] for size in sizes]
     signature = {"targets": tf.TensorSpec([None], tf.int32)}

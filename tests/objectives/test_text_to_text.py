@@ -21,7 +21,7 @@ TEXT = [10, 11, 12, 13, 14, 15]
 
 
 class Draws(np.random.Generator):
-    """A generator whose first draws make the tokens at some places noise, and whose next are those given."""
+    """A random generator whose first draws select noise positions, followed by given draws."""
 
     def __init__(self, size, noise, *others):
         super().__init__(np.random.PCG64(0))
@@ -46,7 +46,7 @@ def make(kind, rng, tokens=TEXT, special=T5, padding=0, **settings):
 
 
 def texts(result):
-    """Inputs and targets up to eos; what surrounds them is checked."""
+    """Returns inputs and targets up to eos, and checks the surrounding tokens."""
     parts = []
     for row, real in (("tokens", "mask"), ("targets", "target_weights")):
         end = result[row].tolist().index(1)
@@ -105,7 +105,7 @@ def test_prefixes():
     ],
 )
 def test_lengths_of_a_row_of_512(kind, num_tokens, target_length):
-    """T5's, but for 104 slots where tokens are dropped."""
+    """The sizes of T5, except for 104 slots if tokens are dropped."""
     objective = objectives.get(kind, T5)
     assert (objective.input_length(512), objective.stride(512)) == (num_tokens, num_tokens)
     assert objective.settings.target_length(512) == target_length
@@ -145,7 +145,7 @@ def test_inputs_and_targets_reconstruct_the_text(kind, num_tokens, padding, dens
 
 
 def test_shares_equal_closed_forms():
-    """Over 1e6 tokens, within four standard errors: noise, its stretches, random tokens."""
+    """Over 1e6 tokens, within four standard errors: noise, its spans, random tokens."""
     rng, rows, num = np.random.default_rng(0), 2000, 511
     tokens = np.full(num, 5)
     lengths, stretches, replaced, random = [], 0, 0, []
@@ -176,7 +176,7 @@ def test_shares_equal_closed_forms():
 
 
 def test_statistics_over_a_million_tokens():
-    """Binomial numbers of dropped tokens; as many tokens stay in their place as of any permutation, one; even cuts."""
+    """Binomial numbers of dropped tokens, on average one fixed point per permutation, and uniform splits."""
     rng, rows, num = np.random.default_rng(0), 2000, 511
     text, positions, statistics = (
         np.arange(100, 100 + num),
@@ -264,7 +264,7 @@ def test_decoder_continues_inputs_with_targets(noise, prefix, size, padding, see
 
 
 def test_decoder_row_has_length_of_inputs_and_targets():
-    """T5's 512 and 114, which share an eos with nobody but the last, which is a target alone."""
+    """T5's lengths 512 and 114. The last eos is only a target."""
     objective = objectives.DecoderTextToText()
     assert objective.input_length(512 + 114 - 1) == objectives.SpanCorruption().input_length(512) == 568
     with pytest.raises(UserError, match=r"makes no row of length 11: set config.data.length to 10 or 13$"):

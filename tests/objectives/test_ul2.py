@@ -15,7 +15,7 @@ MODES = dict(zip((32_002, 32_001, 32_000), "RSX", strict=True))
 
 
 def parts(row):
-    """The mode, and what stands between a row's sentinels, up to eos."""
+    """Returns the mode and the tokens between a row's sentinels, up to eos."""
     row = row.tolist()
     row = row[: row.index(1)]
     mode = MODES.get(row[0])
@@ -26,7 +26,7 @@ def parts(row):
 
 
 def test_table_of_denoisers():
-    """Tay et al. 2022, table 1, as (mode, corruption rate, mean span length)."""
+    """Table 1 of Tay et al. 2022, as (mode, corruption rate, mean span length)."""
     assert [(d.mode, d.noise_density, d.mean_span_length) for d in objectives.UL2().denoisers if d.mode != "S"] == [
         *[("R", 0.15, 3), ("R", 0.15, 8)],
         *[("X", 0.5, 3), ("X", 0.5, 8), ("X", 0.15, 64), ("X", 0.5, 64)],

@@ -16,7 +16,7 @@ BERT = objectives.Special(pad=0, unk=1, cls=2, sep=3, mask=4, vocab_size=1000)
 
 
 def row(lengths):
-    """[CLS] words of so many tokens [SEP], and `word_starts` of all but the first word, which begins in any case."""
+    """Returns [CLS], words of these sizes, [SEP], and `word_starts` without the first word, which is implied."""
     tokens = np.array([2, *range(100, 100 + sum(lengths)), 3], np.int32)
     return {"tokens": tokens, "word_starts": 1 + np.cumsum(lengths)[:-1]}
 
@@ -26,7 +26,7 @@ def masked(result):
 
 
 def runs(positions):
-    """Lengths of the stretches of neighbours, sorted."""
+    """Returns the sorted lengths of the runs of consecutive positions."""
     return tuple(sorted(len(part) for part in np.split(positions, np.flatnonzero(np.diff(positions) > 1) + 1)))
 
 
@@ -57,12 +57,12 @@ def test_whole_words_fill_the_budget(lengths, longest, rate, max_predictions, se
         inside = np.isin(np.arange(end - size, end), at)
         assert inside.all() or not inside.any()
         left += [] if inside.any() else [size]
-    # Each word begins a stretch once, and a stretch is cut down to its first word before it is left out.
+    # Each word begins a run once, and a run is shortened to its first word before it is dropped.
     assert longest > 1 or all(size > budget - len(at) for size in left)
 
 
 def test_words_beyond_budget_are_never_masked():
-    """Two of four words have more than the 3 tokens that a row of 20 may have predicted."""
+    """Two of four words are longer than the budget of 3 tokens of a row of 20."""
     objective, example = objectives.get("masked_lm", BERT, whole_words=1), row([7, 2, 6, 3])
     positions = {p for seed in range(200) for p in masked(objective(example, np.random.default_rng(seed))).tolist()}
     assert positions == {8, 9, 16, 17, 18}
@@ -89,7 +89,7 @@ def test_words_are_equally_likely():
 
 
 def test_ngram_lengths_have_probability_1_over_n():
-    """Three tokens of 800 words: what their stretches may be, where stretches seldom meet."""
+    """Three tokens of 800 words: the possible runs, which rarely touch."""
     length, draws = 800, 2500
     objective = objectives.get("masked_lm", BERT, rate=3 / (length + 2), whole_words=3)
     rng = np.random.default_rng(0)

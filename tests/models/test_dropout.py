@@ -24,7 +24,7 @@ def draw_mask(rate=0.3, broadcast=False, rows=None, key=0, shape=(ROWS, PLACES, 
 def test_dropout_rate(rate):
     mask = draw_mask(rate)
     assert abs(mask.mean() - (1 - rate)) < 5 * (rate * (1 - rate) / mask.size) ** 0.5
-    # Of each row, place and feature about as many.
+    # The rate holds for each row, position and feature.
     for axes in ((1, 2), (0, 2), (0, 1)):
         size = mask.size / mask.mean(axes).size
         assert np.abs(mask.mean(axes) - (1 - rate)).max() < 6 * (rate * (1 - rate) / size) ** 0.5
@@ -37,7 +37,7 @@ def test_dropped_units_are_independent():
             near = np.take(signs, range(distance, signs.shape[axis]), axis)
             far = np.take(signs, range(signs.shape[axis] - distance), axis)
             assert abs((near * far).mean()) < 5 / near.size**0.5
-    # Neither does a square of rows or places tell its fourth corner.
+    # Three corners of a square of rows or positions do not determine the fourth.
     square = signs[:-1, :-1] * signs[1:, :-1] * signs[:-1, 1:] * signs[1:, 1:]
     assert abs(square.mean()) < 5 / square.size**0.5
     assert abs((signs * (draw_mask(0.5, key=1) * 2.0 - 1)).mean()) < 5 / signs.size**0.5

@@ -58,7 +58,7 @@ def apply(module, params, *args, method="__call__", **kwargs):
     return module.apply({"params": params}, *args, method=method, **kwargs)
 
 
-# Where each bucket from the first inexact one on begins (Raffel et al. 2020 §2.1; counted by hand from the formula).
+# First distance of each inexact bucket (Raffel et al. 2020 §2.1; computed by hand from the formula).
 TWO_WAY = [12, 16, 23, 32, 46, 64, 91]
 ONE_WAY = [19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99, 113]
 
@@ -77,7 +77,7 @@ def assert_spread(leaf, std, cut=False):
     leaf = np.asarray(leaf)
     assert abs(leaf.std() / std - 1) < 4 / leaf.size**0.5
     assert abs(leaf.mean()) < 4 * std / leaf.size**0.5
-    # Of a normal with this spread one in twenty lies beyond two; truncated_normal cuts there and widens what is left.
+    # One in twenty values of a normal is beyond two deviations; truncated_normal truncates there and rescales.
     assert np.any(np.abs(leaf) > 2.4 * std) != cut
 
 
@@ -111,7 +111,7 @@ def test_bert_initializers_are_truncated_at_two_deviations():
     flat = initial(model)
     table = np.asarray(flat["token_embedding"])
     assert 0.0399 < np.abs(table).max() <= 0.04
-    assert abs(table.std() / 0.0176 - 1) < 0.02  # 0.8796 of 0.02: the spread of a normal cut at two.
+    assert abs(table.std() / 0.0176 - 1) < 0.02  # 0.8796 of 0.02: the deviation of a normal truncated at two.
     for name, leaf in flat.items():
         if name.endswith("kernel"):
             assert 0.035 < np.abs(leaf).max() <= 0.04, name
@@ -129,7 +129,7 @@ def inputs_of(kind, length=8):
 @partial(jax.jit, static_argnames="module")
 def trained_features(module, params, inputs):
     """With dropout."""
-    rngs = {"dropout": jax.random.key(0, impl="unsafe_rbg")}  # It compiles faster.
+    rngs = {"dropout": jax.random.key(0, impl="unsafe_rbg")}  # Compiles faster.
     return module.apply({"params": params}, *inputs, method="features", rngs=rngs, deterministic=False)
 
 
@@ -141,7 +141,7 @@ def test_broadcast_dropout_drops_the_same_units_at_all_positions(kind):
     inputs = [jnp.full_like(tokens, 7) for tokens in inputs_of(kind)]
     for broadcast in (True, False):
         dropout = models.DropoutConfig(broadcast=broadcast).all_at(0.3)
-        if kind == "encoder_decoder":  # Causal attention loses another share of its keys at each position.
+        if kind == "encoder_decoder":  # Causal attention drops another share of keys at each position.
             dropout = replace(dropout, attention=0.0)
         module, params = randomized(replace(model, dropout=dropout))
         dropped = np.asarray(trained_features(module, params, inputs))

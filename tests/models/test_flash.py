@@ -83,7 +83,7 @@ def both(flash, causal, rate, broadcast, inputs, query, key, value, bias):
         else:
             ready = context.replace(distance_bias=bias).with_kernel("xla", queries, keys)
             out = plain.attend(query, key, value, ready, window, seed)
-        # A query that sees nothing is of no use, and its output is not the same.
+        # Fully masked queries are unused, and their outputs differ between kernels.
         out = jnp.where(jax.lax.stop_gradient(sees(context, window, queries, keys))[:, None, :, None], out, 0)
         return jnp.sum(out * jnp.sin(jnp.arange(out.size).reshape(out.shape))), out
 
@@ -109,7 +109,7 @@ def equal(causal, rate, broadcast, inputs, arrays):
 
 
 NAMES = ("segments", "padding", "window")
-# The lengths differ, and no tile divides them; two heads share a head of keys; with bias, and dropout as a rate says.
+# The lengths differ and are not multiples of a tile; two heads share a key head; with bias and dropout.
 PROGRAMS = {"causal": (True, 0.3, False, 37, 37), "broadcast": (False, 0.3, True, 20, 50)}
 PROGRAMS |= {"all": (False, 0.3, False, 37, 37), "kept": (True, 0.0, False, 37, 37)} if FULL else {}
 
@@ -140,7 +140,7 @@ def test_omitted_features_equal_neutral_inputs(case):
 def test_two_pass_gradients_equal_plain_attention(monkeypatch):
     """Two passes are used if a row's gradients are too large for fast memory."""
     monkeypatch.setattr(tiles, "queries_fit", lambda *_: False)
-    length = 25  # No other test's: what is compiled is kept by its shapes.
+    length = 25  # A length of no other test, because compiled programs are cached by shapes.
     equal(True, 0.3, False, features(length, length, ("segments",), ("segments",)), inputs(length, length, 4, 8))
 
 
@@ -150,7 +150,7 @@ def test_dropout_is_equal_on_every_mesh(sizes):
     """Values are bitwise equal. Gradients differ by rounding, as fewer heads may be summed in another order."""
     length, heads = 24, 4
     query, key = (jax.random.normal(jax.random.key(i), (4, heads, length, length)) / 4 for i in range(2))
-    # What comes of these values is the weights themselves.
+    # With these values, the outputs are the weights.
     value = jnp.broadcast_to(jnp.eye(length), query.shape)
     bias = jax.random.normal(jax.random.key(3), (heads, 2 * length - 1))
 
@@ -218,10 +218,10 @@ def test_dropped_weights_have_rate_and_are_independent():
             assert near((~one & ~other).mean(), rate**2, one.size), (axis, apart)
     for seed in ((1, 3), (2, 2)):
         assert near((~first & ~masks[seed]).mean(), rate**2, first.size)
-    # Four corners of a rectangle: what adds up words of rows and columns would show here.
+    # Corners of a rectangle, which reveal hashes that add words of rows and columns.
     corners = ~(first[..., :-1, :-1] ^ first[..., 1:, :-1] ^ first[..., :-1, 1:] ^ first[..., 1:, 1:])
     assert near(corners.mean(), (1 + (1 - 2 * rate) ** 4) / 2, corners.size)
-    # Queries that share what is dropped have place 0.
+    # Queries that share masks have position 0.
     assert (
         (np.asarray(keep(SEED, *coordinates[:2], jnp.zeros((1, 1, 1, 1), jnp.int32), coordinates[3], rate)).shape[2])
         == 1

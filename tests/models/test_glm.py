@@ -27,7 +27,7 @@ MODELS = {
     "unilm": small(),
 }
 families = pytest.mark.parametrize("family", MODELS)
-# Rows of eight: part A, and two spans whose masks are in it; in the second row one span; in the third no blank.
+# Rows of eight tokens: part A and two spans, one span, and no blank.
 PLACES = {
     "positions": jnp.array([[0, 1, 2, 2, 2, 2, 1, 1], [0, 1, 2, 3, 4, 2, 2, 2], range(8)]),
     "block_positions": jnp.array([[0, 0, 0, 1, 2, 3, 1, 2], [0, 0, 0, 0, 0, 1, 2, 3], [0] * 8]),

@@ -29,8 +29,7 @@ def padding(*lengths, length):
 DOCUMENTS = starts((9, 30, 31), (40, 56, 56), length=56)
 PADDED = padding(56, 37, length=56)
 PREFIXES = jnp.array([5, 33])
-# Of each: queries, keys, groups, head_dim, whether there is a bias, the window, the context. Together they have every
-# pair of features.
+# Queries, keys, groups, head_dim, whether there is a bias, window and context. The cases cover every pair of features.
 CASES = {
     "nothing": (64, 64, 4, 16, False, None, Context()),
     "causal": (56, 56, 2, 16, False, None, Context(causal=True, dropout=0.3)),
@@ -101,7 +100,7 @@ def test_values_and_gradients_equal_plain_attention(name):
     queries, keys, groups, head_dim, biased, window, context = CASES[name]
     inputs = arrays(queries, keys, groups, head_dim, biased)
     window = None if window is None else jnp.int32(window)
-    # Every query sees itself, unless it is padding.
+    # Every query attends to itself, unless it is padding.
     used = jnp.ones((2, queries), bool) if context.mask is None or queries < keys else context.mask != 0
     want_gradients, want = with_gradients(by_plain(context, window), used, *inputs)
     got_gradients, got = with_gradients(by_flash(context, window), used, *inputs)

@@ -122,7 +122,7 @@ def test_mesh_gradients_equal_plain_attention():
         program = jax.jit(gradients).lower(params)
         got = program.compile()(params)
     jax.tree.map(partial(np.testing.assert_allclose, atol=1e-6), got, jax.jit(plain)(params))
-    # Each device works on one of two rows and two of four heads.
+    # Each device computes one of two rows and two of four heads.
     assert "tensor<1x2x128x8xf32>" in program.as_text()
 
 

@@ -33,9 +33,9 @@ def test_remat_levels_increase_computation():
         for remat in model.remat_levels
     ]
     none, dots, minimal, attention, full, offload = counted
-    # Without a flash kernel there is nothing of attention's to keep.
+    # Without a flash kernel, nothing of attention is saved.
     assert none < dots < minimal < attention == full == offload
-    # Each layer's width: queries, gate and up, and half as wide keys and values.
+    # Widths of a layer: queries, gate and up, and keys and values of half the width.
     wide = 2 * TOKENS.size * 32 * (32 + 2 * 16 + 2 * 64)
     assert minimal - dots == model.stack.layers * wide
 

@@ -114,7 +114,7 @@ def test_padding_takes_no_position(offset):
     got = apply(module, params, tokens, mask, method="features")
     expected = apply(module, params, tokens, mask, method="features", positions=np.maximum(positions, -offset))
     np.testing.assert_allclose(got, expected, atol=1e-5)
-    # A padded text is what it is alone, and its positions begin after the offset.
+    # Padding changes nothing, and positions begin after the offset.
     alone = apply(module, params, tokens[1:, mask[1] == 1], method="features")
     np.testing.assert_allclose(got[1, mask[1] == 1], alone[0], atol=1e-4)
     model = replace(model, attention=replace(model.attention, position=models.LearnedPositions(8)))

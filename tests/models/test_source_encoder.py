@@ -17,7 +17,7 @@ from plm_jax.training import trainable
 from tests.support import tiny
 
 MODEL = replace(tiny.BART, source_encoder=models.SourceEncoderConfig(layers=1))
-# What stage 1 trains: the new encoder, the positions, and the first layer's projections to queries, keys and values.
+# Parameters of stage 1: the new encoder, the positions, and the first layer's projections to query, key and value.
 STAGE_1 = (
     "source_encoder/.*",
     "encoder_position_embedding",
@@ -42,12 +42,12 @@ def test_source_encoder_output_replaces_embeddings():
     assert params["source_encoder"].keys() == registry.shapes(MODEL.source_model).keys()
     read = jax.jit(partial(source.apply, method="features"))({"params": params["source_encoder"]}, tokens, mask)
     plain = registry.build(tiny.BART)
-    for row in range(2):  # The same by a table that has the row's vectors.
+    for row in range(2):  # Equals a model whose token table has the row's vectors.
         table = jnp.zeros((272, 32)).at[:7].set(read[row])
         copied = {name: leaf for name, leaf in params.items() if name != "source_encoder"} | {"token_embedding": table}
         want = plain.apply({"params": copied}, np.arange(7)[None], mask[row : row + 1], method="encode")
         np.testing.assert_allclose(got[row, : mask[row].sum()], want[0, : mask[row].sum()], atol=1e-5)
-    # The decoder keeps the embeddings that it had.
+    # The decoder keeps its embeddings.
     other = params | {"token_embedding": params["token_embedding"] + 1}
     np.testing.assert_array_equal(got, encode({"params": other}, tokens, mask))
 

@@ -98,7 +98,7 @@ def test_pooler_of_the_model_is_used():
     got, features = output(model, params, batch)
     pooled = np.tanh(np.asarray(features)[:, 0] @ params["pooler"]["kernel"] + params["pooler"]["bias"])
     np.testing.assert_allclose(got, dense(params, "output", pooled), atol=1e-5)
-    # Beside the pairs' classes, which its dense layer is for, too.
+    # The classes of pairs use the same dense layer.
     both = replace(tiny.BERT, heads=(("task", head),))
     module, params = made(both)
     got, features = output(both, params, batch)
@@ -214,7 +214,7 @@ def test_elmo_tags_and_classifies(tmp_path):
         np.testing.assert_allclose(got, right_tags, atol=1e-5)
     with pytest.warns(UserWarning, match="bilm-tf's model has no place for the head of 'task': it is left out"):
         lm.save(tmp_path / "bilm", format="bilm")
-    # What it was made for is still there, and it runs in training, too.
+    # The language model is still there, and the model also runs in training.
     module = registry.build(tagger)
     assert tagger.named_heads.keys() == {"vocabulary", "backward", "task"}
     inputs = module.apply({"params": made(tagger)[1]}, **texts(RIGHT, ELMO), method="features", deterministic=False)
@@ -231,7 +231,7 @@ def test_several_texts_per_row_are_regrouped():
     one, _ = output(model, params, flat | {name: value[:, None] for name, value in flat.items()})
     assert got.shape == (3, 2) and one.shape == (3, 1) and features.shape == (6, LENGTH, 32)
     np.testing.assert_allclose(got, np.concatenate([one, one[::-1]], 1), atol=1e-5)
-    # In both orders: the sum of the two features, before the last layer.
+    # Sums the features of both texts before the last layer.
     both_orders = tiny.MODEL.with_task(models.ClassesHead(labels=("a", "b"), feature="last"))
     _, params = made(both_orders)
     combined, one = output(both_orders, params, rows)[0], output(both_orders, params, flat)[0]

@@ -173,7 +173,7 @@ def test_whole_sentences_are_removed_up_to_budget(row, seed, rate):
     if spans and len(spans) < slots:
         assert total - max(map(len, spans)) < budget
     rng = np.random.default_rng(seed)
-    rng.random(2)  # The text stays as long as it is, and its blanks are sentences.
+    rng.random(2)  # Keeps the length of the text and selects sentences as blanks.
     order = rng.permutation(len(whole)).tolist()
     ends = np.cumsum([len(whole[i]) for i in order])
     chosen = sorted(order[: min(slots, 1 + sum(ends < budget))])
@@ -196,7 +196,7 @@ def test_published_lengths():
     short, mixed = objectives.BlankInfilling(), objectives.BlankInfilling(sentence_rate=0.3, document_rate=0.2)
     assert [settings.text_length(592) for settings in (short, mixed)] == [512, 512]
     assert objectives.get("blank_infilling", GLM).separator == GLM.eos
-    # 76 tokens are cut out at least, the last span may bring 38 more; each of up to 40 has an eop.
+    # At least 76 tokens are removed, the last span may add 38; each of up to 40 spans has an eop.
     assert (short.target_length(592), mixed.target_length(592)) == (76 + 38 + 40, 511 + 40)
 
 
@@ -240,12 +240,12 @@ def test_short_spans_follow_their_distribution():
 def test_short_spans_follow_their_draws(seed):
     tokens, rng = list(range(100, 300)), np.random.default_rng(seed)
     result = make(tokens, seed)
-    rng.random(2)  # The text stays as long as it is, and its blanks are short.
+    rng.random(2)  # Keeps the length of the text and selects short blanks.
     limits, lengths = truncated_poisson(3.0).cumsum(), []
     for draw in rng.random(objectives.BlankInfilling()._spans(201)).tolist():
         lengths += [1 + int(sum(limits < draw))] if sum(lengths) < 30 else []
     lengths = rng.permutation(lengths).tolist()
-    # Of the text and one place behind it a span takes its length and one more.
+    # A span occupies its length and one more position of the text and one position after it.
     num_places = 201 - sum(lengths)
     chosen = set(rng.random(num_places).argsort()[: len(lengths)].tolist())
     at, spans = 0, []
@@ -280,7 +280,7 @@ def test_blanks_are_spread_over_documents_in_any_order():
         shares.append(cut[0] - sum(cut) * 0.25)
         starts = [position for position, _ in spans]
         ranks.append((sorted(starts).index(starts[0]) + 0.5) / len(starts))
-    # Spans go by the room that is left, so the shares are a little more even than by chance.
+    # Spans fill the remaining space, so the shares are slightly more even than by chance.
     assert abs(np.mean(shares)) < 0.02 * 60 and near(ranks, 0.5)
     assert abs(np.std(ranks) - 12**-0.5) < 0.03
 
@@ -309,7 +309,7 @@ def test_kinds_of_blanks_have_their_rates():
     for kind, rate in ((GLM.mask, 0.5), (GLM.smask, 0.3), (GLM.gmask, 0.2)):
         assert near(np.array(kinds) == kind, rate)
     assert near(short, 0.02) and near(hidden, 0.1) and near(at_end, 0.5)
-    # Uniform from a quarter of 512 to all but two.
+    # Uniform from 512 / 4 to 510.
     assert min(shares) >= 128 and 480 < max(shares) <= 510 and near(shares, (128 + 510) / 2)
 
 

@@ -16,7 +16,7 @@ from plm_jax.models import registry
 from plm_jax.objectives import denoising
 from plm_jax.objectives.denoising import NoNoise, TextInfilling, TokenDeletion, TokenMasking
 
-# Text is above the vocabulary, so that no random id is taken for it.
+# Text ids are above the vocabulary, so that random ids differ from them.
 MASK, TEXT = 4, 10_000
 BART = objectives.Special(pad=1, bos=0, eos=2, mask=MASK, vocab_size=1000)
 
@@ -35,7 +35,7 @@ def text_of(result):
     return result["tokens"][1 : result["mask"].sum() - 1]
 
 
-# Lewis et al. 2020, figure 2, on the text there; a share of 0.2 are two tokens of seven.
+# Figure 2 of Lewis et al. 2020; a share of 0.2 is two tokens of seven.
 FIGURE = "A B C . D E ."
 ONE_BY_ONE = {
     "A _ C . _ E .": {"noise": TokenMasking(0.2)},
@@ -163,7 +163,7 @@ def test_targets_are_the_text_and_inputs_derive_from_it(
     share = math.ceil(getattr(noise, "rate", 0.0) * num_tokens)
     if not isinstance(noise, TextInfilling):
         assert removed == share
-    elif size < length:  # Nothing was cut off.
+    elif size < length:  # Nothing was truncated.
         assert removed <= share
     if not random:
         assert np.all(np.isin(text_of(result), [*remaining, MASK]))
@@ -289,7 +289,7 @@ def test_orders_of_sentences_are_equally_likely(share):
         orders.append(tuple(row[begins] - TEXT))
     if share == 1.0:
         chances = dict.fromkeys(itertools.permutations(starts), 1 / 24)
-    else:  # Two of four, six pairs, which change places or not.
+    else:  # Two of four sentences: six pairs, swapped or not.
         swaps = [order for order in itertools.permutations(starts) if sum(map(int.__ne__, order, starts)) == 2]
         chances = {tuple(starts): 1 / 2} | dict.fromkeys(swaps, 1 / 12)
     assert set(orders) == set(chances)
@@ -337,7 +337,7 @@ def test_separate_documents_are_noised_separately(sizes, padding, seed, settings
     example["sentence_starts"] = np.arange(0, len(documents), 2)
     settings = {"permute_sentences": 0.0, "noise": NoNoise(), **settings}
     result = objectives.get("denoising", BART, **settings)(example, np.random.default_rng(seed))
-    # The encoder's row: each document's own tokens and masks, framed.
+    # Encoder: the tokens and masks of each document, framed.
     real = result["mask"] > 0
     inputs, ids = result["tokens"][real], result["segment_ids"][real]
     assert (inputs[0], ids[0], inputs[-1], ids[-1]) == (0, 1, 2, len(sizes))
@@ -346,7 +346,7 @@ def test_separate_documents_are_noised_separately(sizes, padding, seed, settings
         assert token == MASK or documents[token - TEXT] == of
     if isinstance(settings["noise"], NoNoise):
         assert sorted(inputs[1:-1]) == tokens[: len(documents)].tolist()
-    # The decoder's: the clean documents, each begun from eos.
+    # Decoder: the clean documents, each after eos.
     ids = result["decoder_segment_ids"]
     assert ids[: len(documents) + 2].tolist() == [1, *documents, len(sizes)] and not ids[len(documents) + 2 :].any()
     assert result["targets"][: len(documents) + 2].tolist() == [0, *tokens[: len(documents)], 2]

@@ -72,7 +72,7 @@ def test_decoder_predicts_only_targets_and_eos():
     prefix = rows(objectives.DecoderPrefixLM(), GPT, 3).row([([11, 12, 13], [21, 22])], 7)
     assert prefix.pop("prefix_lengths") == 3
     assert plain(prefix) == plain(causal.row([([11, 12, 13], [21, 22])], 7))
-    # Of seven places three are for targets and eos, whose last is read by none.
+    # Three of seven positions are for targets and eos. The last one is not an input.
     full = causal.row([(list(range(11, 20)), [21, 22, 23, 24])], 7)
     assert full["tokens"].tolist() == [11, 12, 13, 14, 15, 21, 22]
     assert full["targets"].tolist() == [12, 13, 14, 15, 21, 22, 1]
@@ -179,7 +179,7 @@ def test_rows_equal_seqio_feature_converter(pack):
     lengths, of = {"inputs": 8, "targets": 6}, rows(target_length=6, segmented=pack)
 
     def generate():
-        for inputs, targets in EXAMPLES:  # As `append_eos_after_trim` leaves them.
+        for inputs, targets in EXAMPLES:  # Like `append_eos_after_trim`.
             yield {"inputs": np.array([*inputs[:7], 1], np.int32), "targets": np.array([*targets[:5], 1], np.int32)}
 
     signature = {name: tf.TensorSpec([None], tf.int32) for name in lengths}
@@ -202,6 +202,6 @@ def test_rows_equal_seqio_feature_converter(pack):
         result = of.row(group, 8)
         for ours, name in theirs.items():
             if ours in result:
-                # What the decoder is given behind the end means nothing.
+                # Decoder inputs after the end are meaningless.
                 counts = result["target_weights"] > 0 if ours == "decoder_tokens" else 1
                 np.testing.assert_array_equal(result[ours] * counts, want[name] * counts, err_msg=ours)

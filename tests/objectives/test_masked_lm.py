@@ -67,7 +67,7 @@ def test_shares_equal_settings(rate, mask_share, random_share):
         at[result["target_positions"]] += 1
     total = draws * round(rate * length)
     assert at.sum() == total
-    chance = 1 / BERT.vocab_size  # A random id is the mask, or the token itself, as often as any other.
+    chance = 1 / BERT.vocab_size  # Probability that a random id is the mask, or the token itself.
     unchanged = random_share * chance
     kept_share = 1 - mask_share - random_share
     for count, share in zip(
@@ -77,7 +77,7 @@ def test_shares_equal_settings(rate, mask_share, random_share):
     assert at[0] == at[-1] == 0
     share = round(rate * length) / (length - 2)
     assert (abs(at[1:-1] - draws * share) < 4 * np.sqrt(draws * share * (1 - share))).all()
-    # Uniform over the whole vocabulary, special ids among them, so quarters are alike.
+    # Uniform over the whole vocabulary, including special ids, so quarters have equal counts.
     random = np.concatenate(random)
     quarters = np.bincount(random * 4 // BERT.vocab_size, minlength=4)
     assert (abs(quarters - len(random) / 4) < 4 * np.sqrt(len(random) * 3 / 16)).all()
@@ -137,7 +137,7 @@ def test_published_budgets():
     """google-research/bert: 20 predictions at length 128; round(19.2) of a whole row are used."""
     objective = objectives.get("masked_lm", BERT, max_predictions=20)
     assert objective(row(128), np.random.default_rng(0))["target_weights"].sum() == 19
-    # Python's round: 2.5 to 2, 1.5 to 2.
+    # Python rounds half to even: 2.5 to 2, 1.5 to 2.
     quarter = objectives.get("masked_lm", BERT, rate=0.25)
     assert [quarter(row(n), np.random.default_rng(0))["target_weights"].sum() for n in (10, 6, 4)] == [2, 2, 1]
 

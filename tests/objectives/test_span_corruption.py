@@ -61,7 +61,7 @@ def test_published_lengths(length, num_tokens, target_length):
         "targets": ((target_length,), "int32"),
         "target_weights": ((target_length,), "float32"),
     }
-    # No padding at all: the last token of each row is eos.
+    # Rows have no padding: their last token is eos.
     assert result["tokens"][-1] == result["targets"][-1] == 1
     assert result["mask"].all() and result["target_weights"].all()
 

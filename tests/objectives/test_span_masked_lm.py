@@ -10,7 +10,7 @@ from plm_jax import objectives
 from plm_jax.common.errors import UserError
 
 SPECIAL = objectives.Special(pad=0, unk=1, cls=2, sep=3, mask=4, vocab_size=1000)
-# Text ids begin here, so that none is special; random ids go from 0 to 999 and are seldom the text's.
+# First id of text, above the special ids. Random ids are 0 to 999 and rarely equal the text's.
 TEXT = 10_000
 
 
@@ -76,7 +76,7 @@ def test_spans_are_whole_words_except_the_last(length, seed):
     result = objectives.get("span_masked_lm", SPECIAL, rate=0.4)(example, np.random.default_rng(seed))
     begins = np.zeros(length, int)
     begins[example["word_starts"]] = 1
-    begins[[0, 1, length // 2, length // 2 + 1, length - 1]] = 1  # What follows a token that stays, and what stays.
+    begins[[0, 1, length // 2, length // 2 + 1, length - 1]] = 1  # Tokens that stay, and those after them.
     spans = runs_of(result["target_positions"][result["target_weights"] > 0])
     assert all(begins[span[0]] for span in spans)
     assert sum(not begins[span[-1] + 1] for span in spans) <= 1
@@ -138,7 +138,7 @@ def test_tokens_are_predicted_equally_often():
     for _ in range(draws):
         result = objective({"tokens": np.full(length, TEXT)}, rng)
         at[result["target_positions"]] += 1
-    share = 2 / (length - 2)  # ceil(0.15 · 12) of all but two.
+    share = 2 / (length - 2)  # ceil(0.15 · 12) of length - 2 tokens.
     assert at[0] == at[-1] == 0
     assert (abs(at[1:-1] - draws * share) < 4 * np.sqrt(draws * share * (1 - share))).all()
 
@@ -160,7 +160,7 @@ def test_spans_are_replaced_whole_or_by_token(replacement):
     assert total == (spans if replacement == "span" else 2000 * math.ceil(0.15 * 512))
     for count, share in zip(kinds, (0.8 + 1e-4, 0.1, 0.1 - 1e-4), strict=True):
         assert abs(count - total * share) < 4 * np.sqrt(total * share * (1 - share))
-    # Within a span neighbours are of one kind but for those random ids, or as different as two draws are.
+    # Neighbors within a span are of one kind, except for those random ids, or differ like independent draws.
     neighbours = 2000 * math.ceil(0.15 * 512) - spans
     share = 0.1 * 2 * 1e-3 * (1 - 1e-3) if replacement == "span" else 1 - 0.8001**2 - 0.1**2 - 0.0999**2
     assert abs(mixed - neighbours * share) < 4 * np.sqrt(3 * neighbours * share)

@@ -131,7 +131,7 @@ def test_bert_style(seed):
     expected, noise, seeds = theirs(seed, preprocessors.iid_noise_mask, rule)
     is_random = tf.random.stateless_uniform([len(TOKENS)], seed=seeds[0]).numpy()[noise]
     ids = tf.random.stateless_uniform([len(TOKENS)], minval=3, maxval=SIZE, dtype=tf.int32, seed=seeds[1]).numpy()
-    # Ours counts the ids that are not special, of which T5's first is 3.
+    # plm_jax counts the ids that are not special; T5's first one is 3.
     assert_same(objectives.MaskTokens(), [uniform(noise), is_random, ids[noise][is_random < 0.1] - 3], expected)
 
 

@@ -132,7 +132,7 @@ def test_inputs_and_targets_reconstruct_the_text(kind, num_tokens, padding, dens
         assert sorted(inputs) == targets == text
     elif kind == "mask_tokens":
         assert targets == text and len(inputs) == num_tokens
-    elif len(targets) < target_length - 1:  # What is longer is cut.
+    elif len(targets) < target_length - 1:  # Longer targets are truncated.
         taken = {i for i in inputs if i < 10**5}
         assert sorted(taken | {t for t in targets if t < 10**5}) == text
         if kind == "drop_tokens":
@@ -164,11 +164,11 @@ def test_shares_equal_closed_forms():
     assert (
         random.min() > 2 and random.max() < 32_100 and abs(random.mean() - 16_051) < 4 * 9267 / math.sqrt(len(random))
     )
-    # A stretch of clean text begins with a token behind noise, and at the text's start.
+    # A clean span begins after noise, or at the start of the text.
     begins = d * (1 - d)
     expected = rows * ((num - 1) * begins + (1 - d))
     assert abs(stretches - expected) < 4 * math.sqrt(rows * num * begins * (1 - 3 * begins) + rows * d)
-    # The slots are 3.5 standard errors above the mean of what varies, so two rows in 10,000 fill them.
+    # There are slots for 3.5 standard errors above the mean, so two rows in 10,000 fill them.
     mean, deviation = num * d * (2 - d), np.std(lengths)
     assert abs(np.mean(lengths) - mean) < 4 * deviation / math.sqrt(rows) + 1
     assert abs((191 - mean) / deviation - 3.5) < 0.2

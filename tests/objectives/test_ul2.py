@@ -53,7 +53,7 @@ def test_rows_of_512():
             joined += cut + after
         assert joined == text
         counts[mode, sum(map(len, noise)), len(noise) - 1] += 1
-    # Numbers of noise tokens: 567 × 0.15, × 0.25 and × 0.5, halves to even; of spans: those by the mean lengths.
+    # Noise tokens: 567 × 0.15, × 0.25 and × 0.5, rounded half to even. Spans: noise tokens / mean length.
     expected = {
         **{("R", 85, 28): 0.2, ("R", 85, 11): 0.2, ("S", 142, 1): 0.2},
         **{("X", 284, 95): 0.1, ("X", 284, 36): 0.1, ("X", 85, 1): 0.1, ("X", 284, 4): 0.1},

@@ -1,9 +1,8 @@
-"""Command line of plm_jax: `plm_jax VERB --flag=value …` or `python -m plm_jax VERB …`. A verb is a file of `cli/`."""
+"""Command line of plm_jax: `plm_jax COMMAND [flags]` or `python -m plm_jax COMMAND [flags]`."""
 
 import ast
 import pathlib
 import platform
-import re
 import runpy
 import sys
 
@@ -14,29 +13,29 @@ from plm_jax.common.errors import nearest
 _PACKAGE = pathlib.Path(__file__).parent
 
 
-def verbs() -> dict[str, str]:
-    """Returns the summary of every verb: each file of `cli/` has a docstring that begins with its command."""
+def commands() -> dict[str, str]:
+    """Returns the summary of every command: the first line of its module's docstring in `cli/`."""
     summaries = {}
     for path in sorted(_PACKAGE.glob("cli/*.py")):
-        docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-        if match := re.match(r"`python -m plm_jax (\w+)[^`]*`: (.*)", docstring):
-            summaries[match[1]] = match[2]
-    return dict(sorted(summaries.items()))
+        if docstring := ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))):
+            summaries[path.stem] = docstring.splitlines()[0].removesuffix(".")
+    return summaries
 
 
 def main() -> None:
-    """Runs the verb that the command line names, lists the verbs, or prints versions."""
+    """Runs a command, lists the commands, or prints versions."""
     interrupts.end_at_interrupt()
-    summaries, arguments = verbs(), sys.argv[1:2]
+    summaries, arguments = commands(), sys.argv[1:2]
     if arguments in ([], ["-h"], ["--help"], ["help"]):
-        print("plm_jax VERB --flag=value …; plm_jax VERB --help lists the flags of a verb.\n")
-        print("\n".join(f"  {name:<12}{summary}" for name, summary in summaries.items()))
+        print("Pretrain, fine-tune and evaluate language models.\n\nusage: plm_jax COMMAND [flags]\n\ncommands:")
+        print("\n".join(f"  {name:<13}{summary}" for name, summary in summaries.items()))
+        print("\nRun plm_jax COMMAND --help for the flags of a command, and plm_jax --version for versions.")
         sys.exit(0 if arguments else 2)
     if arguments == ["--version"]:
         _print_versions()
         sys.exit(0)
     if arguments[0] not in summaries:
-        print(f"error: there is no verb '{arguments[0]}': {nearest(arguments[0], summaries)}", file=sys.stderr)
+        print(f"error: unknown command '{arguments[0]}': {nearest(arguments[0], summaries)}", file=sys.stderr)
         sys.exit(2)
     del sys.argv[1]
     runpy.run_module(f"plm_jax.cli.{arguments[0]}", run_name="__main__", alter_sys=True)

@@ -14,7 +14,7 @@ import tomllib
 
 import pytest
 
-from plm_jax.__main__ import verbs
+from plm_jax.__main__ import commands
 from plm_jax.common.extras import EXTRAS
 from tests.support import xla
 
@@ -114,11 +114,11 @@ def test_the_command_lists_its_verbs(installed, tmp_path):
     told = installed(tmp_path, "--help", extras=False)
     assert told.returncode == 0
     files = {path.stem for path in (ROOT / "plm_jax").glob("*.py") if "command_line.run(" in path.read_text()}
-    assert files | {"config"} <= verbs().keys() and all(verbs().values())
-    for verb, what in verbs().items():
+    assert files | {"config"} <= commands().keys() and all(commands().values())
+    for verb, what in commands().items():
         assert re.search(rf"^  {verb} +{re.escape(what)}$", told.stdout, re.MULTILINE)
     wrong = installed(tmp_path, "pretrian", extras=False)
-    assert (wrong.returncode, wrong.stderr) == (2, "error: there is no verb 'pretrian': did you mean 'pretrain'?\n")
+    assert (wrong.returncode, wrong.stderr) == (2, "error: unknown command 'pretrian': did you mean 'pretrain'?\n")
 
 
 def names(requirements):

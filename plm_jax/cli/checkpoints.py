@@ -1,8 +1,15 @@
-"""`python -m plm_jax checkpoints verify|list|prune DIR`: the checkpoints of a run directory, or one of them.
+"""List, verify or prune the checkpoints of a run.
 
-verify reads every file and reports which checkpoints, `best` included, are as they were saved (exit status 2 if one is
-not). list prints the step, size and time of each, and the value of the best weights. prune removes the checkpoints that
-the run's settings, or the flags, do not keep, after it has verified the newest one.
+usage: plm_jax checkpoints {list,verify,prune} DIR [flags]
+
+  list    print the step, size and time of each checkpoint, and the metric of the best one
+  verify  read every file and report checkpoints that differ from what was saved; exit status 2 if any does
+  prune   verify the newest checkpoint, then remove the checkpoints that the run does not need to keep
+
+DIR is a run directory; list and verify also accept a single checkpoint.
+
+example:
+  plm_jax checkpoints verify runs/demo-bert-0
 """
 
 from absl import flags
@@ -10,29 +17,36 @@ from absl import flags
 from plm_jax.common import command_line, progress
 from plm_jax.common.errors import UserError, nearest
 
-_KEEP_LAST = flags.DEFINE_integer("keep_last", None, "prune: how many of the newest stay; by default as the run has it")
-_KEEP_EVERY = flags.DEFINE_integer("keep_every", None, "prune: multiples of so many steps stay, too (0: none)")
+_KEEP_LAST = flags.DEFINE_integer(
+    "keep_last", None, "prune: number of newest checkpoints to keep (default: checkpoint.keep_last of the run)"
+)
+_KEEP_EVERY = flags.DEFINE_integer(
+    "keep_every",
+    None,
+    "prune: also keep checkpoints at multiples of this number of steps; 0 keeps none of these "
+    "(default: checkpoint.keep_every of the run)",
+)
 
 
-def main(command: str, directory: str) -> None:
-    """Does as `command` says with the checkpoints in `directory`."""
-    commands = ("verify", "list", "prune")
-    if command not in commands:
-        raise UserError(f"there is no command '{command}': {nearest(command, commands)}")
+def main(action: str, directory: str) -> None:
+    """Runs an action on the checkpoints in `directory`."""
+    actions = ("list", "verify", "prune")
+    if action not in actions:
+        raise UserError(f"unknown action '{action}': {nearest(action, actions)}")
     command_line.start_jax_on_host()
     with progress.doing("loading JAX"):
         from plm_jax.runs import checkpoint_lists as lists
-    if command == "prune":
+    if action == "prune":
         print(lists.pruned(directory, _KEEP_LAST.value, _KEEP_EVERY.value))
         return
-    found = lists.entries(directory, verify=command == "verify")
-    print(lists.verified(found) if command == "verify" else lists.listed(found))
-    if damaged := [entry.name for entry in found if entry.damage]:
+    entries = lists.entries(directory, verify=action == "verify")
+    print(lists.verified(entries) if action == "verify" else lists.listed(entries))
+    if damaged := [entry.name for entry in entries if entry.damage]:
         raise UserError(
-            f"{len(damaged)} of {len(found)} checkpoints cannot be used: {', '.join(damaged)}; a run goes on from the "
-            "newest one that is whole"
+            f"{len(damaged)} of {len(entries)} checkpoints are damaged: {', '.join(damaged)}; a run resumes "
+            "from the newest undamaged one"
         )
 
 
 if __name__ == "__main__":
-    command_line.run(main, words=("verify|list|prune", "DIR"))
+    command_line.run(main, positionals=("{list,verify,prune}", "DIR"))

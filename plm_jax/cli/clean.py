@@ -1,21 +1,24 @@
-"""`python -m plm_jax clean --input=CRAWL --output=DIR [--flavor=en]`: C4-style cleaning of a crawl on Apache Beam.
+"""Clean a web crawl with the rules of C4, on Apache Beam.
 
-    python -m plm_jax clean --input='crawl/*.warc.wet.gz' --output=clean --set badwords.path=LDNOOBW/en
-    python -m plm_jax clean --input=a.jsonl --output=clean --set badwords=None --set near_duplicates.kind=minhash
-    python -m plm_jax clean --input=gs://b/*.wet.gz --output=gs://b/clean … -- --runner=DataflowRunner --project=P …
+usage: plm_jax clean --input=FILES --output=DIR [flags] [-- BEAM_FLAGS]
 
-What follows `--` are options of Beam and of its runner, such as `--direct_num_workers=8` for as many processes here.
-plm_jax/cleaning/settings.py holds all settings.
+Flags after -- go to Beam and its runner; for example, --direct_num_workers=8 runs eight processes on this machine.
+docs/cleaning.md describes the rules, and plm_jax/cleaning/settings.py defines every setting.
+
+examples:
+  plm_jax clean --input='crawl/*.warc.wet.gz' --output=clean --set=badwords.path=LDNOOBW/en
+  plm_jax clean --input=pages.jsonl --output=clean --set=badwords=None --set=near_duplicates.kind=minhash
+  plm_jax clean --input='gs://bucket/*.wet.gz' --output=gs://bucket/clean -- --runner=DataflowRunner --project=PROJECT
 """
 
 from absl import flags
 
 from plm_jax.common import command_line
 
-_INPUT = flags.DEFINE_list("input", [], "paths or globs of WET, WARC or JSON lines files")
-_OUTPUT = flags.DEFINE_string("output", None, "the folder for the cleaned pages and the report")
-_FLAVOR = flags.DEFINE_string("flavor", "en", "en, en.noclean, realnewslike, webtextlike or multilingual")
-_SET = flags.DEFINE_multi_string("set", [], "a changed setting, as in --set=lines.min_words=4; may be given again")
+_INPUT = flags.DEFINE_list("input", [], "paths or globs of WET, WARC or JSON Lines files (required)")
+_OUTPUT = flags.DEFINE_string("output", None, "directory for the cleaned pages and the report (required)")
+_FLAVOR = flags.DEFINE_string("flavor", "en", "set of rules: en, en.noclean, realnewslike, webtextlike or multilingual")
+_SET = flags.DEFINE_multi_string("set", [], "change of a setting, such as lines.min_words=4; may be repeated")
 
 
 def main() -> None:
@@ -28,4 +31,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    command_line.run(main, takes_options=True)
+    command_line.run(main, accepts_options=True)

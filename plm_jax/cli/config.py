@@ -1,6 +1,12 @@
-"""`python -m plm_jax config --config=PAGE:SIZE [--config.FIELD=VALUE …]`: the resolved config, with types and docs.
+"""Print the resolved config, with the type and the description of every field.
 
-Every line is a field that `--config.SECTION.FIELD=VALUE` changes; `--config.SECTION.kind=KIND` takes another choice.
+usage: plm_jax config --config=CONFIG [--config.FIELD=VALUE ...]
+
+Every command that has the flag --config accepts overrides of the printed fields. --config.SECTION.kind=KIND selects
+another implementation of a section.
+
+example:
+  plm_jax config --config=demo:bert --config.optimizer.kind=lamb
 """
 
 from plm_jax.common import command_line
@@ -11,7 +17,7 @@ _CONFIG = ConfigFlag()
 
 
 def main() -> None:
-    """Prints the config, a field a line."""
+    """Prints the config, one field per line."""
     print("\n".join(description.lines(_CONFIG.run(may_lack_model=True))))
 
 

@@ -1,6 +1,11 @@
-"""`python -m plm_jax convert --source=SRC --target=DIR [--format=plm_jax|huggingface|bilm]`: weights in another form.
+"""Convert a model between the formats of plm_jax, Hugging Face and bilm-tf.
 
-One tensor at a time, each in the type that it has.
+usage: plm_jax convert --source=MODEL --target=DIR [--format=FORMAT]
+
+Tensors are converted one at a time and keep their dtypes.
+
+example:
+  plm_jax convert --source=runs/demo-bert-0 --target=huggingface --format=huggingface
 """
 
 from absl import flags
@@ -8,14 +13,16 @@ from absl import flags
 from plm_jax.common import command_line, progress
 from plm_jax.config.flags import ModulesFlag
 
-_SOURCE = flags.DEFINE_string("source", None, "a run, its checkpoint, a converted or a Hugging Face directory")
-_TARGET = flags.DEFINE_string("target", None, "a new folder")
-_FORMAT = flags.DEFINE_enum("format", "plm_jax", ["plm_jax", "huggingface", "bilm"], "what the folder becomes")
+_SOURCE = flags.DEFINE_string(
+    "source", None, "run directory, checkpoint, converted model or Hugging Face directory (required)"
+)
+_TARGET = flags.DEFINE_string("target", None, "new directory for the converted model (required)")
+_FORMAT = flags.DEFINE_enum("format", "plm_jax", ["plm_jax", "huggingface", "bilm"], "format of the target")
 _MODULES = ModulesFlag()
 
 
 def main() -> None:
-    """Converts and prints what there is now."""
+    """Converts the model and prints a summary of it."""
     source, target = command_line.required(_SOURCE), command_line.required(_TARGET)
     command_line.start_jax_on_host()
     _MODULES.load()
@@ -23,8 +30,8 @@ def main() -> None:
         from plm_jax.runs import checkpoint_formats
 
     with progress.doing(f"converting {source}"):
-        said = checkpoint_formats.convert(source, target, _FORMAT.value)
-    print(said)
+        summary = checkpoint_formats.convert(source, target, _FORMAT.value)
+    print(summary)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,21 @@
-"""`python -m plm_jax evaluate --checkpoint=SRC [--tasks=a,b:train] [--output=F.json]`: metrics on prepared splits.
+"""Evaluate a model on held-out data, prompts, text files or lm-eval tasks.
 
-With `--texts`, any decoder or masked model scores files of text. With `--shots`, the model answers rows as prompts.
-With `--stride`, it scores the whole texts of a source. With `--harness`, it answers lm-eval's tasks.
-Each task is printed and recorded when it is done. If nothing is held out, a line reports it and `tokens` is 0.
-With `--watch` SRC is a run directory, each of whose checkpoints is evaluated once, until the run is finished.
+usage: plm_jax evaluate --checkpoint=MODEL [flags]
+
+By default, the model is evaluated on the prepared validation splits of its own data. Other evaluations are:
+
+  --texts    score text files with a decoder or a masked model
+  --stride   score whole texts of a source, or text files, with overlapping windows
+  --shots    present rows to the model as prompts
+  --harness  run tasks of EleutherAI's lm-eval
+  --watch    evaluate every checkpoint of a run, until the run is finished
+
+The metrics of each task are printed when it is done, and added to evaluation.jsonl if MODEL is a run. A task without
+held-out rows reports 0 tokens.
+
+examples:
+  plm_jax evaluate --checkpoint=runs/demo-gpt2-0
+  plm_jax evaluate --checkpoint=runs/demo-gpt2-0 --tasks=sentiment --shots=0,2 --limit=8
 """
 
 import json
@@ -15,35 +27,42 @@ from plm_jax.common import command_line, progress, storage
 from plm_jax.common.errors import UserError
 from plm_jax.config.flags import ConfigFlag
 
-_CHECKPOINT = flags.DEFINE_string("checkpoint", None, "a run, its checkpoint, a converted or a Hugging Face directory")
-_TASKS = flags.DEFINE_list("tasks", [], "sources of the config, each with :SPLIT or for validation; default: all")
-_OUTPUT = flags.DEFINE_string("output", None, "a JSON file for the metrics; with --watch, of the last checkpoint")
-_WATCH = flags.DEFINE_bool("watch", False, "evaluate each checkpoint of the run, those to come too, once")
-_SHOTS = flags.DEFINE_list("shots", [], "put rows to the model as text, each behind so many examples, as in 0,1,5")
-_SEEDS = flags.DEFINE_list("seeds", ["0"], "by which the examples are drawn, each again; figures are means")
-_NORMALIZE = flags.DEFINE_string("normalize", "sum", "of choices: sum, token, character, byte or unconditional")
-_BALANCED = flags.DEFINE_bool("balanced", False, "of each choice as many examples as of any other")
-_SHOW = flags.DEFINE_integer("show", 0, "print so many prompts whole")
-_LIMIT = flags.DEFINE_integer("limit", None, "only so many rows or texts of each task", lower_bound=1)
-_TEXTS = flags.DEFINE_list("texts", [], "files to score, each one text: paths or patterns such as 'data/*.txt'")
-_STRIDE = flags.DEFINE_integer("stride", None, "tell whole texts, by windows that move so many tokens")
-_HARNESS = flags.DEFINE_list("harness", [], "tasks of lm-eval, which `pip install 'plm_jax[harness]'` brings")
-_INCLUDE_PATH = flags.DEFINE_string("include_path", None, "a folder with YAML files of further tasks of lm-eval")
-_CONFIG = ConfigFlag()
+_CHECKPOINT = flags.DEFINE_string(
+    "checkpoint", None, "run directory, checkpoint, converted model or Hugging Face directory (required)"
+)
+_TASKS = flags.DEFINE_list("tasks", [], "SOURCE (its validation split) or SOURCE:SPLIT (default: all sources)")
+_OUTPUT = flags.DEFINE_string("output", None, "JSON file for the metrics; with --watch, those of the last checkpoint")
+_WATCH = flags.DEFINE_bool("watch", False, "evaluate each checkpoint of a run once, until the run is finished")
+_SHOTS = flags.DEFINE_list("shots", [], "numbers of examples in the prompt, such as 0,1,5; one result per number")
+_SEEDS = flags.DEFINE_list("seeds", ["0"], "with --shots: seeds that draw the examples; metrics are means over seeds")
+_NORMALIZE = flags.DEFINE_string(
+    "normalize",
+    "sum",
+    "with --shots: how choices are scored: log-probability (sum); per token, character or byte; or minus the "
+    "log-probability of the choice without the question (unconditional)",
+)
+_BALANCED = flags.DEFINE_bool("balanced", False, "with --shots: draw equally many examples of every choice")
+_SHOW = flags.DEFINE_integer("show", 0, "with --shots: number of prompts to print in full")
+_LIMIT = flags.DEFINE_integer("limit", None, "maximum number of rows or texts per task (default: all)", lower_bound=1)
+_TEXTS = flags.DEFINE_list("texts", [], "text files to score: paths or patterns such as 'data/*.txt'")
+_STRIDE = flags.DEFINE_integer("stride", None, "score whole texts with windows that advance by this many tokens")
+_HARNESS = flags.DEFINE_list("harness", [], "lm-eval tasks; requires pip install 'plm_jax[harness]'")
+_INCLUDE_PATH = flags.DEFINE_string("include_path", None, "with --harness: directory with YAML files of more tasks")
+_CONFIG = ConfigFlag("config whose sources are evaluated (default: the config of the checkpoint)")
 
 
 def main() -> None:
-    """Prints the metrics; a run directory gets them in its evaluation.jsonl too."""
+    """Prints the metrics; those of a run are also added to its evaluation.jsonl."""
     checkpoint = command_line.required(_CHECKPOINT)
     _check()
     _CONFIG.modules.load()
-    given = _CONFIG.run(may_lack_model=not _WATCH.value) if _CONFIG.is_given else None
+    run = _CONFIG.run(may_lack_model=not _WATCH.value) if _CONFIG.is_given else None
     with progress.doing("loading JAX"):
         command_line.start_jax()
         from plm_jax.evaluation import evaluate, few_shot, watch
 
     if _WATCH.value:
-        watch.follow(checkpoint, given, _TASKS.value, _write)
+        watch.follow(checkpoint, run, _TASKS.value, _write)
         return
     if _HARNESS.value:
         _evaluate_harness(checkpoint)
@@ -56,7 +75,7 @@ def main() -> None:
     evaluate.evaluate(
         checkpoint,
         _TASKS.value,
-        run=given,
+        run=run,
         texts=_TEXTS.value,
         few_shot=options,
         stride=_STRIDE.value,
@@ -80,20 +99,20 @@ def _evaluate_harness(checkpoint: str) -> None:
 
 
 def _check() -> None:
-    """Raises a `UserError` for flags that do not go together."""
-    ways = [f"--{flag.name}" for flag in (_WATCH, _SHOTS, _STRIDE, _HARNESS) if flag.value not in (None, [], False)]
-    if len(ways) > 1:
-        raise UserError(f"{' and '.join(ways)} are given: evaluate one way at a time")
+    """Raises a `UserError` for flags that cannot be combined."""
+    modes = [f"--{flag.name}" for flag in (_WATCH, _SHOTS, _STRIDE, _HARNESS) if flag.value not in (None, [], False)]
+    if len(modes) > 1:
+        raise UserError(f"{' and '.join(modes)} cannot be combined: pass one of them")
     if _HARNESS.value and _TASKS.value:
-        raise UserError("--tasks and --harness are given: name lm-eval's tasks by --harness alone")
-    if _TEXTS.value and (_TASKS.value or _CONFIG.is_given or set(ways) - {"--stride"}):
+        raise UserError("--tasks and --harness cannot be combined: list lm-eval tasks in --harness alone")
+    if _TEXTS.value and (_TASKS.value or _CONFIG.is_given or set(modes) - {"--stride"}):
         raise UserError(
-            "--texts evaluates files of text only: leave out --tasks, --config and every other way except --stride"
+            "--texts cannot be combined with --tasks, --config, --watch, --shots or --harness: leave them out"
         )
     if missing := [pattern for pattern in _TEXTS.value if not storage.glob(pattern)]:
-        raise UserError(f"--texts: no file matches {' or '.join(missing)}: give paths of files or patterns in quotes")
-    if _LIMIT.value is not None and ways in ([], ["--watch"]) and not _TEXTS.value:
-        raise UserError("--limit is for --texts, --shots, --stride and --harness: leave it out")
+        raise UserError(f"--texts: no file matches {' or '.join(missing)}: pass paths, or patterns in quotes")
+    if _LIMIT.value is not None and modes in ([], ["--watch"]) and not _TEXTS.value:
+        raise UserError("--limit applies only to --texts, --shots, --stride and --harness: leave it out")
 
 
 def _write(metrics: dict[str, dict[str, float]]) -> None:

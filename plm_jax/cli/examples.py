@@ -1,6 +1,12 @@
-"""`python -m plm_jax examples --workdir=W --step=N [--row=i]`: what a step of a run read, and which documents.
+"""Print the rows that a training step read, or the steps that read a document.
 
-With `--document=SOURCE:NUMBER`, as these are named, instead of `--step`: the steps so far that read some of it.
+usage: plm_jax examples --workdir=DIR --step=N [--row=N]
+       plm_jax examples --workdir=DIR --document=SOURCE:N
+
+--step also prints the documents of each row, as SOURCE:N. --document lists every step so far that read a part of one.
+
+example:
+  plm_jax examples --workdir=runs/demo-bert-0 --step=1 --row=0
 """
 
 import signal
@@ -11,21 +17,21 @@ from plm_jax.common import command_line, progress
 from plm_jax.common.errors import UserError
 from plm_jax.config.flags import ModulesFlag
 
-_WORKDIR = flags.DEFINE_string("workdir", None, "the run directory")
-_STEP = flags.DEFINE_integer("step", None, "the step, of which the first is 1")
-_ROW = flags.DEFINE_integer("row", None, "of its batch one row alone, of which the first is 0")
-_DOCUMENT = flags.DEFINE_string("document", None, "a training document: which steps read it")
+_WORKDIR = flags.DEFINE_string("workdir", None, "run directory (required)")
+_STEP = flags.DEFINE_integer("step", None, "training step, counted from 1")
+_ROW = flags.DEFINE_integer("row", None, "row of the batch, counted from 0 (default: all rows)")
+_DOCUMENT = flags.DEFINE_string("document", None, "training document, as SOURCE:N")
 _MODULES = ModulesFlag()
 
 
 def main() -> None:
-    """Prints the rows of a step, or the places of a document."""
+    """Prints the rows of a step, or the steps that read a document."""
     workdir = command_line.required(_WORKDIR)
     step, document = _STEP.value, _DOCUMENT.value
     if (step is None) == (document is None):
-        raise UserError("give one of --step and --document")
+        raise UserError("pass either --step or --document")
     _MODULES.load()
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Nobody need read to the end.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `head` may close the pipe.
     command_line.start_jax_on_host()
     with progress.doing("loading"):
         from plm_jax.experiments import examples

@@ -1,7 +1,13 @@
-"""`python -m plm_jax finetune --config=C --checkpoint=SRC --workdir=W`: trains a pretrained model for a task.
+"""Fine-tune a pretrained model on the task of a config, or resume a run.
 
-Model, vocabulary and special ids are SRC's, all else is the config's. The same command goes on; W is a run directory.
-`--seeds=0,1,2` trains W/seed-0 and so on, and prints what they reach on held-out rows, mean ± standard deviation.
+usage: plm_jax finetune --config=CONFIG --checkpoint=MODEL --workdir=DIR [flags]
+
+The model, the vocabulary and the special ids come from the checkpoint. Everything else comes from the config. Running
+the same command again resumes the run. With --seeds=0,1,2, one model per seed is trained in DIR/seed-0, DIR/seed-1 and
+DIR/seed-2, and the mean ± standard deviation of their held-out metrics is printed.
+
+example:
+  plm_jax finetune --config=tasks/sentiment --checkpoint=runs/demo-bert-0 --workdir=runs/demo-sentiment
 """
 
 import time
@@ -12,17 +18,21 @@ from plm_jax.common import command_line, progress
 from plm_jax.config.flags import ConfigFlag
 
 _CONFIG = ConfigFlag()
-_CHECKPOINT = flags.DEFINE_string("checkpoint", None, "a run, its checkpoint, a converted or a Hugging Face directory")
-_WORKDIR = flags.DEFINE_string("workdir", None, "the run directory: config, checkpoints, metrics")
-_SEEDS = flags.DEFINE_list("seeds", [], "one run per seed; by default the config's seed")
-_ALLOW_CHANGES = flags.DEFINE_bool("allow_changes", False, "as of pretrain")
+_CHECKPOINT = flags.DEFINE_string(
+    "checkpoint", None, "run directory, checkpoint, converted model or Hugging Face directory (required)"
+)
+_WORKDIR = flags.DEFINE_string("workdir", None, "run directory for config, checkpoints and metrics (required)")
+_SEEDS = flags.DEFINE_list("seeds", [], "train one model per seed, such as 0,1,2 (default: the seed of the config)")
+_ALLOW_CHANGES = flags.DEFINE_bool(
+    "allow_changes", False, "resume although the data, seed or optimizer differ from those of the saved run"
+)
 _REFUSE_DAMAGED = flags.DEFINE_bool(
-    "refuse_damaged", False, "end where the newest checkpoint is damaged; else the run goes on from the one before"
+    "refuse_damaged", False, "fail if the newest checkpoint is damaged, instead of resuming from the one before it"
 )
 
 
 def main() -> None:
-    """Trains the model of `--checkpoint` as `--config` says in `--workdir`."""
+    """Fine-tunes the model of `--checkpoint` with the settings of `--config` in `--workdir`."""
     began = time.time()
     run, source = _CONFIG.run(replaces_model=True), command_line.required(_CHECKPOINT)
     workdir, seeds = command_line.required(_WORKDIR), command_line.seed_list(_SEEDS)

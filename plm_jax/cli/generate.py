@@ -1,7 +1,14 @@
-"""`python -m plm_jax generate --checkpoint=SRC --prompt="…"`: continues prompts, or fills their blanks.
+"""Generate text from prompts, or fill in their blanks.
 
-A masked model fills each `[MASK]`, a model of spans each `<extra_id_0>`, `<extra_id_1>` …. With `--prompts=FILE` there
-is a prompt a line, with `--output=FILE` answers go to JSON lines. How to decode says the checkpoint's run, or a flag.
+usage: plm_jax generate --checkpoint=MODEL [--prompt=TEXT ...] [flags]
+
+A decoder continues each prompt, and an encoder-decoder answers it. A masked model fills in each [MASK], and a model
+that was trained on span corruption fills in <extra_id_0>, <extra_id_1> and so on. Decoding settings come from the
+checkpoint's run; flags override them.
+
+examples:
+  plm_jax generate --checkpoint=runs/demo-gpt2-0 --prompt="The United" --max_new_tokens=20
+  plm_jax generate --checkpoint=runs/demo-bert-0 --prompt="The United [MASK] of America"
 """
 
 from absl import flags
@@ -9,20 +16,26 @@ from absl import flags
 from plm_jax.common import command_line, progress, seeds
 from plm_jax.config.flags import DecodingFlags, ModulesFlag
 
-_CHECKPOINT = flags.DEFINE_string("checkpoint", None, "a run, its checkpoint, a converted or a Hugging Face directory")
-_PROMPT = flags.DEFINE_multi_string("prompt", [], "what to continue or fill; may be given several times")
-_PROMPTS = flags.DEFINE_string("prompts", None, "a file with a prompt a line")
-_OUTPUT = flags.DEFINE_string("output", None, 'a file for a line {"prompt": …, "answers": […]} a prompt')
-_BATCH_SIZE = flags.DEFINE_integer("batch_size", 32, "prompts that are answered at once", lower_bound=1)
+_CHECKPOINT = flags.DEFINE_string(
+    "checkpoint", None, "run directory, checkpoint, converted model or Hugging Face directory (required)"
+)
+_PROMPT = flags.DEFINE_multi_string("prompt", [], "text to continue or to fill in; may be repeated")
+_PROMPTS = flags.DEFINE_string("prompts", None, "text file with one prompt per line")
+_OUTPUT = flags.DEFINE_string("output", None, 'JSON Lines file for rows {"prompt": TEXT, "answers": [TEXT, ...]}')
+_BATCH_SIZE = flags.DEFINE_integer("batch_size", 32, "number of prompts in a batch", lower_bound=1)
 _SEED = flags.DEFINE_integer(
-    "seed", 0, "seed of the samples, 64 bits", lower_bound=int(seeds.RANGE.least), upper_bound=int(seeds.RANGE.most)
+    "seed",
+    0,
+    "seed of the samples, a signed 64-bit integer",
+    lower_bound=int(seeds.RANGE.least),
+    upper_bound=int(seeds.RANGE.most),
 )
 _DECODING = DecodingFlags()
 _MODULES = ModulesFlag()
 
 
 def main() -> None:
-    """Prints each prompt with its continuation, or with its blanks filled, or what an encoder-decoder answers."""
+    """Prints each prompt with its continuation or its blanks filled in, or the answer of an encoder-decoder."""
     checkpoint = command_line.required(_CHECKPOINT)
     options = _DECODING.options()
     _MODULES.load()
@@ -36,13 +49,13 @@ def main() -> None:
     with progress.doing("loading the vocabulary"):
         _ = lm.tokenizer
     with progress.doing("compiling and generating"):
-        answered = prompt_files.answer(lm, prompts or [""], _BATCH_SIZE.value, _SEED.value, **options)
+        answers = prompt_files.answer(lm, prompts or [""], _BATCH_SIZE.value, _SEED.value, **options)
         if _OUTPUT.value:
-            prompt_files.write(_OUTPUT.value, answered)
+            prompt_files.write(_OUTPUT.value, answers)
             return
-        found = list(answered)
-    for prompt, answers in found:
-        for text in answers:
+        answers = list(answers)
+    for prompt, texts in answers:
+        for text in texts:
             print(prompt + text if lm.config.kind == "decoder" else text)
 
 

@@ -1,4 +1,14 @@
-"""`python -m plm_jax plan --config=FILE.py:SIZE --topology=v5p:4x4x4`: what a step takes on a TPU slice, without it."""
+"""Estimate the memory, FLOPs and communication of a training step on other hardware.
+
+usage: plm_jax plan --config=CONFIG --topology=TOPOLOGY [flags]
+
+Compiles the training step for a TPU slice or GPUs, which need not be attached to this machine, and prints whether it
+fits.
+
+examples:
+  plm_jax plan --config=demo:gpt2 --topology=none
+  plm_jax plan --config=bert:large --topology=v5e:4x4
+"""
 
 import json
 import sys
@@ -9,15 +19,20 @@ from plm_jax.common import command_line, progress, storage
 from plm_jax.config.flags import ConfigFlag
 
 _CONFIG = ConfigFlag()
-_TOPOLOGY = flags.DEFINE_string("topology", None, "a TPU slice as v5p:4x4x4, GPUs as gpu:h100:8; none: shapes only")
-_SLICES = flags.DEFINE_integer("slices", 1, "how many such TPU slices, joined by the data centre's network")
-_SEARCH = flags.DEFINE_bool("search", False, "try other meshes, microbatches and levels of recomputation; takes long")
-_PRICE = flags.DEFINE_float("price", 0.0, "dollars for an hour of a chip: what a token costs is told")
-_OUTPUT = flags.DEFINE_string("output", None, "where the figures go as JSON")
+_TOPOLOGY = flags.DEFINE_string(
+    "topology",
+    None,
+    "TPU slice such as v5p:4x4x4, GPUs such as gpu:h100:8, or none to count shapes for one device without compiling "
+    "(required)",
+)
+_SLICES = flags.DEFINE_integer("slices", 1, "number of TPU slices, connected by the data-center network")
+_SEARCH = flags.DEFINE_bool("search", False, "try other meshes, microbatches and rematerialization levels; slow")
+_PRICE = flags.DEFINE_float("price", 0.0, "dollars per chip-hour, to print the cost of a token; 0 if unknown")
+_OUTPUT = flags.DEFINE_string("output", None, "JSON file for the estimates")
 
 
 def main() -> None:
-    """Compiles, prints a table, writes `--output`."""
+    """Compiles the step, prints a table and writes `--output`."""
     run, topology = _CONFIG.run(), command_line.required(_TOPOLOGY)
     command_line.start_jax_for_planning()
     with progress.doing("loading JAX"):

@@ -1,7 +1,12 @@
-"""`python -m plm_jax prepare --config=FILE.py:SIZE [--output=DIR]`: tokenised, shuffled documents to train on.
+"""Tokenize and shuffle the training data of a config into a cache.
 
-`--runner=beam` has Apache Beam tokenise; its own options follow after `--`: `-- --direct_num_workers=8`, or
-`-- --runner=DataflowRunner --temp_location=gs://bucket/temporary …`. The cache is the same.
+usage: plm_jax prepare --config=CONFIG [flags] [-- BEAM_FLAGS]
+
+If the vocabulary has no files yet, it is trained first. --runner=beam tokenizes on Apache Beam and writes the same
+cache. Flags after -- then go to Beam, such as --direct_num_workers=8 or --runner=DataflowRunner.
+
+example:
+  plm_jax prepare --config=demo:bert
 """
 
 import importlib.util
@@ -13,22 +18,22 @@ from plm_jax.common.errors import UserError
 from plm_jax.config.flags import ConfigFlag
 
 _CONFIG = ConfigFlag()
-_OUTPUT = flags.DEFINE_string("output", None, "where the cache goes; by default the config's data.cache_dir")
-_FROM = flags.DEFINE_string("from", None, "the checkpoint whose vocabulary it is for, as of `pretrain --from`")
-_RUNNER = flags.DEFINE_enum("runner", "local", ["local", "beam"], "where it runs; after -- options of Beam's pipeline")
+_OUTPUT = flags.DEFINE_string("output", None, "directory of the cache (default: data.cache_dir of the config)")
+_FROM = flags.DEFINE_string("from", None, "checkpoint whose vocabulary is used, as in pretrain --from")
+_RUNNER = flags.DEFINE_enum("runner", "local", ["local", "beam"], "where the data is tokenized")
 
 
 def main() -> None:
     """Writes the caches of the config's sources."""
     run, options = _CONFIG.run(replaces_model=bool(_FROM.value)), command_line.options()
     if _RUNNER.value == "local" and options:
-        raise UserError(f"'{options[0]}' is an option of a pipeline: add --runner=beam before the --")
+        raise UserError(f"'{options[0]}' after -- is a flag of Beam: add --runner=beam before it")
     if _RUNNER.value == "beam":
         if importlib.util.find_spec("apache_beam") is None:
             raise UserError("--runner=beam needs Apache Beam: pip install 'plm_jax[beam]'")
         from plm_jax.data.prepare import runners
 
-        runners.pipeline(options)  # What it refuses is told before a vocabulary is trained.
+        runners.pipeline(options)  # Rejects wrong options before a vocabulary is trained.
     if _FROM.value:
         command_line.start_jax_on_host()
         from plm_jax.runs import transfer
@@ -40,4 +45,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    command_line.run(main, takes_options=True)
+    command_line.run(main, accepts_options=True)

@@ -1,7 +1,14 @@
-"""`python -m plm_jax pretrain --config=FILE.py:SIZE --workdir=W`: trains; the same command again goes on.
+"""Pretrain a language model, or resume a run.
 
-What differs from the run so far is told; what the batches or the optimizer depend on may only with `--allow_changes`.
-With `--from=SRC` a model that was trained before is trained on: model, vocabulary and special ids are its.
+usage: plm_jax pretrain --config=CONFIG --workdir=DIR [flags]
+
+Data that is not prepared yet is prepared first. Running the same command again resumes the run from its newest
+checkpoint and reports every setting that differs from the saved run. Changes that affect the batches or the optimizer
+are rejected unless you pass --allow_changes. With --from, the model, the vocabulary and the special ids come from a
+pretrained model.
+
+example:
+  plm_jax pretrain --config=demo:bert --workdir=runs/demo-bert-0
 """
 
 import time
@@ -12,20 +19,20 @@ from plm_jax.common import command_line, progress
 from plm_jax.config.flags import ConfigFlag
 
 _CONFIG = ConfigFlag()
-_WORKDIR = flags.DEFINE_string("workdir", None, "the run directory: config, checkpoints, metrics")
+_WORKDIR = flags.DEFINE_string("workdir", None, "run directory for config, checkpoints and metrics (required)")
 _FROM = flags.DEFINE_string(
-    "from", None, "whose model and vocabulary it trains on: a run, a checkpoint, a converted or Hugging Face directory"
+    "from", None, "model to train further: run directory, checkpoint, converted model or Hugging Face directory"
 )
 _ALLOW_CHANGES = flags.DEFINE_bool(
-    "allow_changes", False, "go on, too, where the config's data, seed or optimizer are not those that the run had"
+    "allow_changes", False, "resume although the data, seed or optimizer differ from those of the saved run"
 )
 _REFUSE_DAMAGED = flags.DEFINE_bool(
-    "refuse_damaged", False, "end where the newest checkpoint is damaged; else the run goes on from the one before"
+    "refuse_damaged", False, "fail if the newest checkpoint is damaged, instead of resuming from the one before it"
 )
 
 
 def main() -> None:
-    """Trains what `--config` says in `--workdir`."""
+    """Trains the run of `--config` in `--workdir`."""
     began = time.time()
     run, workdir = _CONFIG.run(replaces_model=bool(_FROM.value)), command_line.required(_WORKDIR)
     with progress.doing("importing JAX"):

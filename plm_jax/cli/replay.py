@@ -1,7 +1,12 @@
-"""`python -m plm_jax replay W --step=N`: computes a step of a run again and compares it with what metrics.jsonl has.
+"""Recompute a training step and compare it with the recorded metrics.
 
-Exit status 0 where loss, gradient norm and batch are equal: to the bit on the same devices and versions, else to a
-tolerance that is told; 2 where they are not. Nothing is written.
+usage: plm_jax replay DIR --step=N
+
+Loss, gradient norm and batch must be equal: bit for bit on the same devices and versions, otherwise within a tolerance
+that is printed. The exit status is 0 if they are and 2 if not. The run directory DIR is not changed.
+
+example:
+  plm_jax replay runs/demo-bert-0 --step=10
 """
 
 from absl import flags
@@ -10,12 +15,12 @@ from plm_jax.common import command_line, progress
 from plm_jax.common.errors import UserError
 from plm_jax.config.flags import ModulesFlag
 
-_STEP = flags.DEFINE_integer("step", None, "the step, of which the first is 1")
+_STEP = flags.DEFINE_integer("step", None, "training step, counted from 1 (required)")
 _MODULES = ModulesFlag()
 
 
 def main(workdir: str) -> None:
-    """Computes the step and says how it compares."""
+    """Computes the step and prints how it compares."""
     if _STEP.value is None:
         raise UserError("--step is missing: set it")
     _MODULES.load()
@@ -27,4 +32,4 @@ def main(workdir: str) -> None:
 
 
 if __name__ == "__main__":
-    command_line.run(main, words=("W",))
+    command_line.run(main, positionals=("DIR",))

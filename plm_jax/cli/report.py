@@ -1,6 +1,12 @@
-"""`python -m plm_jax report --workdirs=A,B --output=report.html`: a page about runs and sweeps, which loads nothing.
+"""Write an HTML report about runs and sweeps.
 
-With `--model_table` instead: the table of published models that docs/models.md has.
+usage: plm_jax report --workdirs=DIRS [flags]
+       plm_jax report --model_table
+
+The page is a single file that loads nothing from the network.
+
+example:
+  plm_jax report --workdirs=runs/demo-gpt2-0,runs/demo-bert-0 --output=report.html
 """
 
 from absl import flags
@@ -9,10 +15,10 @@ from plm_jax.common import command_line, progress, storage
 from plm_jax.common.errors import UserError
 from plm_jax.config.flags import ModulesFlag
 
-_WORKDIRS = flags.DEFINE_list("workdirs", [], "run directories; a sweep's folder stands for its runs")
-_OUTPUT = flags.DEFINE_string("output", "report.html", "the page")
-_PNG = flags.DEFINE_string("png", None, "a folder for pictures of the runs, too")
-_MODEL_TABLE = flags.DEFINE_bool("model_table", False, "print the table of published models instead")
+_WORKDIRS = flags.DEFINE_list("workdirs", [], "run directories; the directory of a sweep stands for all of its runs")
+_OUTPUT = flags.DEFINE_string("output", "report.html", "HTML file to write")
+_PNG = flags.DEFINE_string("png", None, "directory for charts of the runs as PNG files")
+_MODEL_TABLE = flags.DEFINE_bool("model_table", False, "print the table of published models in docs/models.md instead")
 _MODULES = ModulesFlag()
 
 
@@ -27,7 +33,7 @@ def main() -> None:
         print(table)
         return
     if not _WORKDIRS.value:
-        raise UserError("--workdirs is missing: give run directories or a sweep's folder, separated by commas")
+        raise UserError("--workdirs is missing: pass run directories or the directory of a sweep, separated by commas")
     _MODULES.load()
     with progress.doing("drawing the report"):
         from plm_jax.experiments import report

@@ -1,7 +1,16 @@
-"""`python -m plm_jax status W`: how a run is: alive or not, step, rate, last checkpoint, errors, goodput.
+"""Print the status of a run: step, speed, last checkpoint, errors and goodput.
 
-W may be in a bucket. Goodput is the time of steps that were kept over all the time since the first start. Exit status:
-0, the run is alive or finished; 1, it is neither, and the same command of its would go on; 2, there is no run.
+usage: plm_jax status DIR
+
+DIR may be in a bucket. Goodput is the time of the steps that were kept, divided by the time since the first start. Exit
+status:
+
+  0  the run is running or finished
+  1  the run has stopped; its command resumes it
+  2  there is no run
+
+example:
+  plm_jax status runs/demo-bert-0
 """
 
 import sys
@@ -11,11 +20,11 @@ from plm_jax.runs import run_status
 
 
 def main(workdir: str) -> None:
-    """Prints how the run in `workdir` is."""
-    found = run_status.of_run(workdir)
-    print("\n".join(found.lines))
-    sys.exit(0 if found.fine else 1)
+    """Prints the status of the run in `workdir`."""
+    status = run_status.of_run(workdir)
+    print("\n".join(status.lines))
+    sys.exit(0 if status.fine else 1)
 
 
 if __name__ == "__main__":
-    command_line.run(main, words=("W",))
+    command_line.run(main, positionals=("DIR",))

@@ -1,7 +1,12 @@
-"""`python -m plm_jax sweep --sweep=configs/ablations/X.py --workdir=W [--seeds=0,1,2]`: several runs, one table.
+"""Train and evaluate the runs of a sweep, and print a table of their results.
 
-The same command again goes on: finished runs are left as they are. `--launcher=slurm` queues a job for each other run,
-`--launcher=gke` has each on a slice of its own; what follows after `--` are options of sbatch, or of launch/gke.py.
+usage: plm_jax sweep --sweep=SWEEP --workdir=DIR [flags] [-- LAUNCHER_FLAGS]
+
+Running the same command again resumes unfinished runs and skips finished ones. --launcher=slurm queues one job per run;
+--launcher=gke trains each run on a slice of its own. Flags after -- go to sbatch or launch/gke.py.
+
+example:
+  plm_jax sweep --sweep=ablations/objectives_demo --workdir=runs/objectives --seeds=0,1
 """
 
 import signal
@@ -13,28 +18,30 @@ from plm_jax.common import command_line
 from plm_jax.common.errors import UserError
 from plm_jax.config.flags import ModulesFlag
 
-_SWEEP = flags.DEFINE_string("sweep", None, "a file with `base` and `overrides`, such as configs/ablations/X.py")
-_WORKDIR = flags.DEFINE_string("workdir", None, "where each run gets a directory of its name, and the table goes")
-_SEEDS = flags.DEFINE_list("seeds", [], "seeds of each run; by default its config's")
-_LAUNCHER = flags.DEFINE_enum("launcher", "local", ["local", "slurm", "gke"], "where runs go: here, or as jobs")
-_PARALLEL = flags.DEFINE_integer("parallel", None, "runs at once; by default one here, all on gke", lower_bound=1)
-_RUN = flags.DEFINE_string("run", None, "does the run in W/RUN alone, without its parent: what a launcher's job does")
+_SWEEP = flags.DEFINE_string("sweep", None, "sweep file, or a name such as ablations/positions (required)")
+_WORKDIR = flags.DEFINE_string("workdir", None, "directory for the runs and the table (required)")
+_SEEDS = flags.DEFINE_list("seeds", [], "seeds of each run, such as 0,1,2 (default: the seed of its config)")
+_LAUNCHER = flags.DEFINE_enum("launcher", "local", ["local", "slurm", "gke"], "where the runs are trained")
+_PARALLEL = flags.DEFINE_integer(
+    "parallel", None, "number of runs at a time (default: 1 with local, all with gke)", lower_bound=1
+)
+_RUN = flags.DEFINE_string("run", None, "train only the run DIR/RUN, without its parent; for the jobs of launchers")
 _MODULES = ModulesFlag()
 
 
 def main() -> None:
-    """Runs what is not finished and prints the table."""
+    """Trains the unfinished runs and prints the table."""
     path, workdir = command_line.required(_SWEEP), command_line.required(_WORKDIR)
     options, here = command_line.options(), _LAUNCHER.value == "local"
     if here and options:
-        raise UserError(f"'{options[0]}' is an option of another program: add --launcher=slurm or gke before the --")
+        raise UserError(f"'{options[0]}' after -- is a flag of a launcher: add --launcher=slurm or gke before it")
     if _PARALLEL.value and (_LAUNCHER.value == "slurm" or _RUN.value):
-        raise UserError(f"--parallel={_PARALLEL.value} is for runs that this process waits for: leave it out")
+        raise UserError(f"--parallel={_PARALLEL.value} cannot be combined with --launcher=slurm or --run: leave it out")
     if _RUN.value and not here:
-        raise UserError(f"--run={_RUN.value} is done here: leave --launcher out")
+        raise UserError(f"--run={_RUN.value} trains on this machine: leave out --launcher")
     _MODULES.load()
     seeds = command_line.seed_list(_SEEDS)
-    # Whoever stops this process stops those that it waits for.
+    # A signal that stops this process also stops the processes that it waits for.
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, _stop)
     from plm_jax.experiments import launchers, sweep
@@ -52,9 +59,9 @@ def main() -> None:
 
 def _stop(number: int, frame: FrameType | None) -> None:
     del frame
-    signal.signal(number, signal.SIG_IGN)  # A launcher and its parent may both send it.
-    raise KeyboardInterrupt(number)  # Which the runs are sent, too.
+    signal.signal(number, signal.SIG_IGN)  # A launcher and its parent may both send the signal.
+    raise KeyboardInterrupt(number)  # The runs receive it too.
 
 
 if __name__ == "__main__":
-    command_line.run(main, takes_options=True)
+    command_line.run(main, accepts_options=True)

@@ -1,4 +1,4 @@
-"""What the verbs share: flags and help, errors as one line with exit status 2, the JAX set-up of their processes."""
+"""Command line of every command: flags, help texts, errors on one line with exit status 2, and the setup of JAX."""
 
 import contextlib
 import ctypes
@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import sys
+import textwrap
 import traceback
 from collections.abc import Callable, Sequence
 from typing import NoReturn
@@ -17,26 +18,28 @@ from absl import flags
 from absl import logging as absl_logging
 
 from plm_jax.common import children, extras, interrupts, seeds, storage
-from plm_jax.common.errors import Interrupted, UserError, one_line, told
+from plm_jax.common.errors import Interrupted, UserError, describe, one_line
 
-# EX_TEMPFAIL of sysexits.h: the same command again goes on.
+# EX_TEMPFAIL of sysexits.h: running the same command again resumes the run.
 SAVED = 75
 
-# Without a sign of life for so many seconds a process counts as lost, and the others of its job end.
-_LOST = 30
-# What JAX and the libraries below it say where another process does not answer.
-_OF_OTHERS = re.compile(
+# Seconds without a heartbeat after which a process counts as lost and the other processes of its job end.
+_HEARTBEAT_TIMEOUT = 30
+# Words in the errors that JAX and its libraries raise if another process does not answer.
+_PEER_ERROR = re.compile(
     r"gloo|nccl|peer|socket|coordination|heartbeat|barrier|unavailable|deadline.exceeded|aborted", re.IGNORECASE
 )
 
-# Longest error line that a person can read.
-_MOST_CHARACTERS = 1000
+# Longest error line that is printed in full.
+_MAX_CHARACTERS = 1000
+
+# Columns of help texts: where the descriptions of flags begin and where lines end.
+_HELP_INDENT, _HELP_WIDTH = 28, 110
 
 # glibc's malloc.h
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
 
-# libtpu, with which `plan` compiles, then looks for no TPU and no other process, and does not tell at length that it
-# found none.
+# With these, libtpu, which `plan` compiles with, does not search for TPUs or other processes and logs no warnings.
 WITHOUT_TPU = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
@@ -48,30 +51,30 @@ WITHOUT_TPU = {
 
 
 class _DottedFlag(flags.Flag):
-    """A flag below which there are fields, `--NAME.a.b=value`, that only its value tells.
+    """Flag `--NAME=VALUE` whose value has fields that `--NAME.a.b=VALUE` overrides.
 
     Attributes:
-      below: what the help says of these.
+      fields_help: help of the overrides.
     """
 
-    def __init__(self, name: str, told: str, below: str):
-        super().__init__(flags.ArgumentParser(), flags.ArgumentSerializer(), name, None, told)
-        self.below = below
+    def __init__(self, name: str, help: str, fields_help: str):
+        super().__init__(flags.ArgumentParser(), flags.ArgumentSerializer(), name, None, help)
+        self.fields_help = fields_help
 
 
-def define_dotted(name: str, told: str, below: str) -> flags.FlagHolder:
-    """A flag `--NAME=value` with `--NAME.a.b=value`, which `dotted` gives; `told` and `below` are the help of both."""
-    return flags.DEFINE_flag(_DottedFlag(name, told, below))
+def define_dotted(name: str, help: str, fields_help: str) -> flags.FlagHolder:
+    """Defines a flag `--NAME=VALUE` with overrides `--NAME.a.b=VALUE`, which `dotted` returns."""
+    return flags.DEFINE_flag(_DottedFlag(name, help, fields_help))
 
 
 def dotted(flag: flags.FlagHolder) -> list[tuple[str, str]]:
-    """What the command line sets below a flag, in order: the path of each and its value, `("a.b", "value")`."""
-    _, found = _parted(_arguments(), flag.name)
-    return found
+    """Returns the overrides of a dotted flag in the order of the command line, as pairs such as `("a.b", "value")`."""
+    _, overrides = _split_dotted(_arguments(), flag.name)
+    return overrides
 
 
 def required(flag: flags.FlagHolder) -> str:
-    """The value of a flag that must be given."""
+    """Returns the value of a required flag."""
     if not flag.value:
         raise UserError(f"--{flag.name} is missing: set it")
     return flag.value
@@ -82,7 +85,7 @@ def integers(flag: flags.FlagHolder, signed: bool = False) -> list[int]:
     is_integer = re.compile(r"-?[0-9]{1,4000}" if signed else r"[0-9]{1,4000}").fullmatch
     numbers = [int(value) for value in flag.value if is_integer(value)]
     if len(set(numbers)) < len(flag.value):
-        raise UserError(f"--{flag.name} is {','.join(flag.value)}: give integers, each once, as in 0,1,2")
+        raise UserError(f"--{flag.name} is {','.join(flag.value)}: pass distinct integers such as 0,1,2")
     return numbers
 
 
@@ -98,26 +101,27 @@ def seed_list(flag: flags.FlagHolder) -> list[int]:
     return numbers
 
 
-def run(main: Callable[..., None], takes_options: bool = False, words: Sequence[str] = ()) -> None:
-    """Parses the command line and calls `main`; a `UserError` becomes one line and exit status 2.
+def run(main: Callable[..., None], accepts_options: bool = False, positionals: Sequence[str] = ()) -> None:
+    """Parses the command line, calls `main` and exits with the status of the command.
 
-    So does an error of the operating system's. A run that was stopped, its step saved, ends with 75.
+    A `UserError` or an error of the operating system is printed on one line, with exit status 2. A run that was
+    stopped after its step was saved exits with status 75.
 
     Args:
-      main: what the verb does.
-      takes_options: whether options of another program may follow after `--`, see `options`.
-      words: what the words are called that stand on the command line beside flags; `main` is given them.
+      main: function of the command; it receives the positional arguments.
+      accepts_options: whether options of another program may follow after `--`; `options` returns them.
+      positionals: names of the positional arguments, which come before the flags.
     """
-    # Libraries' chatter would bury the one line that matters.
+    # The logs of libraries would hide the one line of an error.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    if not glob.glob("/dev/accel*") and not glob.glob("/dev/vfio/*"):  # As libtpu finds the chips of a machine.
+    if not glob.glob("/dev/accel*") and not glob.glob("/dev/vfio/*"):  # libtpu looks for chips here.
         os.environ |= WITHOUT_TPU
-    absl_logging.set_verbosity(absl_logging.FATAL)  # Orbax logs what it raises as well, traceback and all.
-    # Orbax reads arrays as tasks; where several fail, asyncio prints the traceback of each that nobody asked for.
+    absl_logging.set_verbosity(absl_logging.FATAL)  # Orbax also logs the errors that it raises.
+    # Orbax reads arrays in asyncio tasks; if several fail, asyncio prints a traceback for each.
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     sys.unraisablehook = _report_unraisable
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # As stderr: paths may hold what is no text.
+        sys.stdout.reconfigure(errors="backslashreplace")  # Paths may contain bytes that are not text.
     children.leave_working_directory()
     children.end_with_parent()
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
@@ -126,13 +130,13 @@ def run(main: Callable[..., None], takes_options: bool = False, words: Sequence[
         if {"--help", "-h", "--helpfull"} & set(_arguments()):
             print(_help(main))
             return
-        given = _parse_flags(takes_options, words)
-        with extras.told():
-            main(*given)
+        arguments = _parse_flags(accepts_options, positionals)
+        with extras.report_missing():
+            main(*arguments)
     except UserError as error:
         _end(f"error: {error}", 2)
     except OSError as error:
-        _end(f"error: {told(error)}", 2)
+        _end(f"error: {describe(error)}", 2)
     except Interrupted as stopped:
         _end(str(stopped), SAVED)
     except KeyboardInterrupt:
@@ -140,13 +144,13 @@ def run(main: Callable[..., None], takes_options: bool = False, words: Sequence[
     except Exception as error:
         if not _is_one_of_several():
             raise
-        if isinstance(error, RuntimeError | ValueError) and _OF_OTHERS.search(str(error)):
-            _say_last(
-                f"error: another process of this job ended or does not answer ({one_line(error)}): what it said last "
-                "tells why; the same command goes on from the last checkpoint"
+        if isinstance(error, RuntimeError | ValueError) and _PEER_ERROR.search(str(error)):
+            _print_last(
+                f"error: another process of this job ended or does not answer ({one_line(error)}): see the last "
+                "lines of its output; the same command resumes from the last checkpoint"
             )
-            os.abort()  # As JAX itself does where it is the first to notice: launchers start again.
-        # At its end Python would wait for the other processes, which wait for this one.
+            os.abort()  # JAX does the same if it notices first; launchers then start the job again.
+        # A normal exit would wait for the other processes, which wait for this one.
         traceback.print_exc()
         os._exit(1)
 
@@ -158,108 +162,135 @@ def _is_one_of_several() -> bool:
 
 
 def _end(line: str, status: int) -> NoReturn:
-    # Threads of readers and savers must not keep an ended process alive.
-    _say_last(line)
+    # Threads that read or save must not keep the process alive.
+    _print_last(line)
     os._exit(status)
 
 
-def _say_last(line: str) -> None:
-    """Prints a line, and nothing after it, whatever other threads have to say."""
+def _print_last(line: str) -> None:
+    """Prints a line to stderr and discards everything that other threads print after it."""
     with contextlib.suppress(OSError):
         sys.stdout.flush()
         sys.stderr.flush()
     stderr = os.dup(2)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-    # A file's or a foreign file's name may have what a terminal obeys, or what no text can have.
+    # Names of files may contain control characters or bytes that are not text.
     line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in line)
-    if len(line) > _MOST_CHARACTERS:  # Keeps the end, which says how to fix it.
-        half = _MOST_CHARACTERS // 2
+    if len(line) > _MAX_CHARACTERS:  # The end of the line says how to fix the error.
+        half = _MAX_CHARACTERS // 2
         line = f"{line[:half]}…{line[-half:]}"
     with contextlib.suppress(OSError):
         os.write(stderr, f"{line}\n".encode())
 
 
 def options() -> list[str]:
-    """What follows after `--` on the command line."""
+    """Returns the options of another program, which follow after `--` on the command line."""
     return sys.argv[sys.argv.index("--") + 1 :] if "--" in sys.argv else []
 
 
 def _report_unraisable(unraisable) -> None:
-    """`sys.unraisablehook`: all but what TensorStore reports of no object and with no word of its own.
+    """Replaces `sys.unraisablehook`; ignores errors that TensorStore reports without an object and a message.
 
-    Orbax closes its event loop at the first read that fails; the threads of the other reads then find no loop to tell.
+    Orbax closes its event loop when a read fails. The threads of other reads then cannot notify that loop.
     """
     if unraisable.object is not None or unraisable.err_msg is not None:
         sys.__unraisablehook__(unraisable)
 
 
 def _arguments() -> list[str]:
-    """The command line up to `--`, with what `--flagfile` holds in its place."""
+    """Returns the command line up to `--`, with the contents of each `--flagfile` in its place."""
     end = sys.argv.index("--") if "--" in sys.argv else None
     return flags.FLAGS.read_flags_from_files(sys.argv[1:end], force_gnu=False)
 
 
-def _parse_flags(takes_options: bool, words: Sequence[str]) -> list[str]:
-    """Sets the flags; returns the words beside them."""
-    arguments = _arguments() + ([] if takes_options or "--" not in sys.argv else ["--", *options()])
+def _parse_flags(accepts_options: bool, positionals: Sequence[str]) -> list[str]:
+    """Sets the flags and returns the positional arguments."""
+    arguments = _arguments() + ([] if accepts_options or "--" not in sys.argv else ["--", *options()])
     for name in [name for name in flags.FLAGS if isinstance(flags.FLAGS[name], _DottedFlag)]:
-        arguments, _ = _parted(arguments, name)
+        arguments, _ = _split_dotted(arguments, name)
     try:
-        rest = flags.FLAGS([sys.argv[0], *arguments])
+        _, *values = flags.FLAGS([sys.argv[0], *arguments])
     except flags.Error as error:
         raise UserError(one_line(error, None)) from error
-    given = rest[1:]
-    if len(given) > len(words):
-        raise UserError(f"'{given[len(words)]}' is no flag: write --name=value")
-    if len(given) < len(words):
-        raise UserError(f"{words[len(given)]} is missing: give {' '.join(words)}, then --name=value")
-    return given
+    if len(values) > len(positionals):
+        raise UserError(f"unexpected argument '{values[len(positionals)]}': pass flags as --name=value")
+    if len(values) < len(positionals):
+        raise UserError(f"{positionals[len(values)]} is missing: pass {' '.join(positionals)} before the flags")
+    return values
 
 
-def _parted(arguments: Sequence[str], name: str) -> tuple[list[str], list[tuple[str, str]]]:
-    """The arguments without those that set something below a flag, and these as (dotted path, value).
+def _split_dotted(arguments: Sequence[str], name: str) -> tuple[list[str], list[tuple[str, str]]]:
+    """Splits arguments into those that do not override fields of a dotted flag, and overrides as (path, value).
 
-    As in absl `--NAME.path value` is `--NAME.path=value`, `--NAME.path` alone is yes, and `--noNAME.path` is no.
+    As with absl's flags, `--NAME.path value` equals `--NAME.path=value`, `--NAME.path` alone means yes, and
+    `--noNAME.path` means no.
     """
-    others, found, left = [], [], list(arguments)
-    while left:
-        argument = left.pop(0)
+    others, overrides, remaining = [], [], list(arguments)
+    while remaining:
+        argument = remaining.pop(0)
         match = re.fullmatch(rf"--?(no)?{name}\.([^=]+)(?:=(.*))?", argument, re.DOTALL)
         if match is None:
             others.append(argument)
             continue
         negated, path, value = match.groups()
-        if value is None and not negated and left and not re.match(r"-[^\d.]", left[0]):
-            value = left.pop(0)
-        found.append((path, ("no" if negated else "yes") if value is None else value))
-    return others, found
+        if value is None and not negated and remaining and not re.match(r"-[^\d.]", remaining[0]):
+            value = remaining.pop(0)
+        overrides.append((path, ("no" if negated else "yes") if value is None else value))
+    return others, overrides
 
 
 def _help(main: Callable[..., None]) -> str:
-    """What a verb does, and its flags; those that libraries define are left out."""
-    rows = []
+    """Returns the docstring of a command's module followed by its flags, except those that libraries define.
+
+    Required flags come first and `--module` last.
+    """
     modules = flags.FLAGS.flags_by_module_dict()
-    ours = [name for name in modules if name.startswith("plm_jax.") or name == sys.argv[0]]  # absl's `__main__`.
-    for flag in sorted((flag for name in ours for flag in modules[name]), key=lambda flag: flag.name != "config"):
-        default = f" (default: {flag.default_as_str})" if flag.default not in (None, "", [], [""]) else ""
-        told, _, _ = flag.help.partition(";\n")  # What absl adds of flags that may be given again.
-        rows.append((f"--{flag.name}=…", f"{told}{default}"))
+    names = [name for name in modules if name.startswith("plm_jax.") or name == sys.argv[0]]  # absl's `__main__`.
+    defined = [flag for name in names for flag in modules[name]]
+    rows = []
+    for flag in sorted(defined, key=lambda flag: (not flag.help.endswith("(required)"), flag.name == "module")):
+        help, _, _ = flag.help.partition(";\n")  # absl adds a remark to flags that may be repeated.
+        value = f"={flag.name.upper()}"
+        if isinstance(flag, flags.EnumFlag):
+            values = flag.parser.enum_values
+            help = help.removeprefix(f"<{'|'.join(values)}>: ")
+            value = f"={{{','.join(values)}}}"
+        elif flag.boolean:
+            value = ""
+        rows.append((f"--{flag.name}{value}", help + _default(flag)))
         if isinstance(flag, _DottedFlag):
-            rows.append((f"--{flag.name}.FIELD=…", flag.below))
-    width = max((len(name) for name, _ in rows), default=0)
+            rows.append((f"--{flag.name}.FIELD=VALUE", flag.fields_help))
     docstring = (main.__globals__.get("__doc__") or "").strip()
-    return "\n".join([docstring, "", *(f"  {name:<{width}}  {told}" for name, told in rows)])
+    return "\n".join([docstring, *(["", "flags:"] if rows else []), *(_format_flag(*row) for row in rows)])
+
+
+def _default(flag: flags.Flag) -> str:
+    default = flag.default if isinstance(flag.default, list) else [flag.default]
+    if not default or default[0] in (None, ""):
+        return ""
+    return f" (default: {str(flag.default).lower() if flag.boolean else ','.join(map(str, default))})"
+
+
+def _format_flag(name: str, help: str) -> str:
+    indent = " " * _HELP_INDENT
+    start = f"  {name}  "
+    start = f"{start:<{_HELP_INDENT}}" if len(start) <= _HELP_INDENT else f"{start.rstrip()}\n{indent}"
+    lines = textwrap.wrap(help, _HELP_WIDTH - _HELP_INDENT, break_long_words=False, break_on_hyphens=False)
+    return start + f"\n{indent}".join(lines)
 
 
 def start_jax() -> None:
-    """Joins the job's other processes, unless it has, if the environment names any, and turns the compilation cache on.
+    """Joins the other processes of the job, if the environment names any, and enables the compilation cache.
 
-    `JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES` and `JAX_PROCESS_ID` are what `launch/local.py` sets; on a TPU pod,
-    SLURM or GKE jax finds them itself once `PLM_JAX_DISTRIBUTED=1` asks for it.
+    `launch/local.py` sets `JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES` and `JAX_PROCESS_ID`. On a TPU pod, SLURM or
+    GKE, JAX finds them itself if `PLM_JAX_DISTRIBUTED=1` is set.
+
+    Raises:
+      UserError: the process cannot join the job.
     """
     import jax
 
-    # `training.interruption` hears signals itself.
+    # `runs.interruption` handles signals.
     jax.config.update("jax_enable_preemption_service", False)
     try:
         if jax.distributed.is_initialized():
@@ -269,49 +300,50 @@ def start_jax() -> None:
                 os.environ["JAX_COORDINATOR_ADDRESS"],
                 int(os.environ["JAX_NUM_PROCESSES"]),
                 int(os.environ["JAX_PROCESS_ID"]),
-                heartbeat_timeout_seconds=_LOST,
+                heartbeat_timeout_seconds=_HEARTBEAT_TIMEOUT,
             )
         elif os.environ.get("PLM_JAX_DISTRIBUTED") == "1":
-            jax.distributed.initialize(heartbeat_timeout_seconds=_LOST)
-            # As from a launcher: the first alone tells progress.
+            jax.distributed.initialize(heartbeat_timeout_seconds=_HEARTBEAT_TIMEOUT)
+            # Only the first process prints progress, as with a launcher.
             os.environ["JAX_PROCESS_ID"] = str(jax.process_index())
     except (KeyError, ValueError, RuntimeError) as error:
         raise UserError(
-            f"the processes of this job cannot join ({one_line(error)}): see to it that JAX_COORDINATOR_ADDRESS, "
-            "JAX_NUM_PROCESSES and JAX_PROCESS_ID are set, or use a launcher of launch/"
+            f"the processes of this job cannot join ({one_line(error)}): make sure that JAX_COORDINATOR_ADDRESS, "
+            "JAX_NUM_PROCESSES and JAX_PROCESS_ID are set, or use a launcher from launch/"
         ) from error
     cache: str | None = jax.config.values["jax_compilation_cache_dir"]
     if cache is None:
         cache = storage.cache_folder("compilation")
         jax.config.update("jax_compilation_cache_dir", cache)
-    if not storage.is_remote(cache):  # In a bucket, what compiles at once costs more.
+    if not storage.is_remote(cache):  # Reading a small program from a bucket takes longer than compiling it.
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     if jax.default_backend() == "cpu":
         keep_freed_memory()
     if jax.default_backend() == "cpu" and jax.device_count() > 1:
-        # Read back from the cache, a program for several CPU devices deadlocks (seen with jax 0.10.2): its devices
-        # come to the collectives in different orders.
+        # A program for several CPU devices deadlocks if it was read from the cache (seen with jax 0.10.2): the devices
+        # reach the collectives in different orders.
         jax.config.update("jax_enable_compilation_cache", False)
 
 
 def start_jax_for_planning() -> None:
-    """Sets JAX up to compile for TPUs that are not there; to be called before JAX computes anything."""
+    """Sets JAX up to compile for TPUs that are not attached; must be called before JAX computes anything."""
     os.environ |= WITHOUT_TPU
     start_jax_on_host()
 
 
 def start_jax_on_host() -> None:
-    """Leaves accelerators, which another process may hold, alone; to be called before JAX computes anything."""
+    """Restricts JAX to the CPU, since another process may use the accelerators; must be called before it computes."""
     import jax
 
-    os.environ["JAX_PLATFORMS"] = "cpu"  # For processes that this one starts.
+    os.environ["JAX_PLATFORMS"] = "cpu"  # For child processes.
     jax.config.update("jax_platforms", "cpu")
 
 
 def keep_freed_memory() -> None:
-    """Has glibc's malloc keep what a step frees, for the next step; other C libraries stay as they are.
+    """Makes glibc's malloc keep the memory that a step frees for the next step; does nothing with other C libraries.
 
-    On a CPU the step's temporaries are malloc's. Given back to the kernel they are zeroed page by page at every step.
+    On a CPU, malloc allocates a step's temporaries. If it returned them to the kernel, the kernel would zero their
+    pages again at every step.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "gnu_get_libc_version"):

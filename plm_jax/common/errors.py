@@ -1,4 +1,4 @@
-"""The one exception that means "the user can mend this": a verb prints its line and exits with status 2."""
+"""Errors that the user can fix: a command prints one line for them and exits with status 2."""
 
 import contextlib
 import difflib
@@ -11,34 +11,34 @@ from types import ModuleType
 
 
 class UserError(Exception):
-    """A mistake in what the user gave; the message is one line that says what to do."""
+    """Error that the user can fix; its message is one line that says how."""
 
 
 class Interrupted(Exception):
-    """A run that was asked to stop and did, its step saved; the message is one line. A verb exits with status 75."""
+    """Raised when a run was asked to stop and has saved its step; a command prints its message and exits with 75."""
 
 
-def told(error: Exception) -> str:
-    """An error in one line; one of the operating system's says what to do."""
+def describe(error: Exception) -> str:
+    """Returns an error on one line; for an error of the operating system, with advice."""
     if not isinstance(error, OSError):
         return one_line(error)
-    what = f"{error.strerror or one_line(error)}"
-    where = f" ({error.filename})" if error.filename else ""
-    return f"{what}{where}: {_REMEDIES.get(error.errno or 0, 'see to it that it can be read and written')}"
+    reason = error.strerror or one_line(error)
+    path = f" ({error.filename})" if error.filename else ""
+    return f"{reason}{path}: {_REMEDIES.get(error.errno or 0, 'make sure that it can be read and written')}"
 
 
 _REMEDIES = {
-    errno.ENOSPC: "make room there, or choose another folder",
-    errno.EDQUOT: "make room there, or choose another folder",
-    errno.EROFS: "choose a folder that can be written",
-    errno.EACCES: "give yourself the right to it, or choose another folder",
-    errno.EPERM: "give yourself the right to it, or choose another folder",
-    errno.ENOENT: "it is not there, or was removed meanwhile: check the path",
+    errno.ENOSPC: "free some space, or choose another folder",
+    errno.EDQUOT: "free some space, or choose another folder",
+    errno.EROFS: "choose a writable folder",
+    errno.EACCES: "change its permissions, or choose another folder",
+    errno.EPERM: "change its permissions, or choose another folder",
+    errno.ENOENT: "it does not exist, or was removed meanwhile: check the path",
     errno.ENOTDIR: "a part of the path is a file: check the path",
-    errno.EISDIR: "that is a folder: give a file",
-    errno.EEXIST: "that is there already: choose another path",
+    errno.EISDIR: "this is a folder: pass a file",
+    errno.EEXIST: "it already exists: choose another path",
     errno.ENAMETOOLONG: "choose a shorter path",
-    errno.ELOOP: "its links lead in a circle: check the path",
+    errno.ELOOP: "its symbolic links form a loop: check the path",
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
     errno.EIO: "the disk fails: choose another",
     errno.ESTALE: "the folder was removed on its server: check the path",
@@ -46,54 +46,55 @@ _REMEDIES = {
 
 
 def one_line(error: BaseException, limit: int | None = 200) -> str:
-    """What an exception says, on one line of at most `limit` characters."""
+    """Returns the message of an exception on one line of at most `limit` characters."""
     return " ".join(str(error).split())[:limit]
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint such as `did you mean 'steps'?`, or the list of what there is when nothing is close."""
+    """Returns a hint such as `did you mean 'steps'?`, or the list of known names if none is close."""
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=1) or [other for other in known if name and other.startswith(name)]
-    return f"did you mean '{close[0]}'?" if close else f"there are: {', '.join(known)}"
+    return f"did you mean '{close[0]}'?" if close else f"choose from: {', '.join(known)}"
 
 
 @contextlib.contextmanager
 def users_code(path: str) -> Iterator[None]:
-    """Within it a user's Python file is run: what goes wrong there becomes a `UserError` that names their line."""
+    """Converts errors that a user's Python file raises within the context to a `UserError` that names the line."""
     try:
         yield
     except UserError:
         raise
     except (Exception, SystemExit) as error:
-        told = in_users_code(error, path)
-        if told is None:
+        user_error = in_users_code(error, path)
+        if user_error is None:
             raise
-        raise told from error
+        raise user_error from error
 
 
 def in_users_code(error: BaseException, path: str) -> UserError | None:
-    """What went wrong in a user's file, as `FILE:LINE: NameError: name 'x' is not defined`; None: nothing in there.
+    """Returns an error that a user's file raised, as `FILE:LINE: NameError: message`; None if the file did not.
 
-    The line is the innermost one of the file or of what it imports from outside of Python and its packages. The error
-    may be one that was raised from the user's.
+    The line is the innermost one in the file, or in a file that it imports and that is not part of Python or an
+    installed package. The causes of an error are searched, too.
     """
     cause: BaseException | None = error
     while cause is not None:
-        what = type(cause).__name__
+        name = type(cause).__name__
         if isinstance(cause, SyntaxError) and os.path.isfile(cause.filename or ""):
-            return UserError(f"{cause.filename}:{cause.lineno}: {what}: {cause.msg}")
+            return UserError(f"{cause.filename}:{cause.lineno}: {name}: {cause.msg}")
         frames = traceback.extract_tb(cause.__traceback__)
-        own = [os.path.realpath(frame.filename) == os.path.realpath(path) for frame in frames]
-        if any(own):
-            lines = zip(frames[own.index(True) :], own[own.index(True) :], strict=True)
-            *_, at = (frame for frame, is_own in lines if is_own or not _is_installed(frame.filename))
-            return UserError(f"{at.filename}:{at.lineno}: {what}: {one_line(cause)}{_hint(cause)}")
+        is_users = [os.path.realpath(frame.filename) == os.path.realpath(path) for frame in frames]
+        if any(is_users):
+            first = is_users.index(True)
+            lines = zip(frames[first:], is_users[first:], strict=True)
+            *_, line = (frame for frame, is_own in lines if is_own or not _is_installed(frame.filename))
+            return UserError(f"{line.filename}:{line.lineno}: {name}: {one_line(cause)}{_hint(cause)}")
         cause = cause.__cause__ or cause.__context__
     return None
 
 
 def _hint(error: BaseException) -> str:
-    """Returns the nearest name in a module that lacks the one that was asked for, after a comma; "" otherwise."""
+    """Returns a hint with the nearest name, after a comma, if a module lacks an attribute; otherwise ""."""
     if not isinstance(error, AttributeError) or not isinstance(error.obj, ModuleType):
         return ""
     hint = nearest(error.name or "", dir(error.obj))
@@ -101,7 +102,7 @@ def _hint(error: BaseException) -> str:
 
 
 def _is_installed(file: str) -> bool:
-    """Whether a file of Python code is of Python itself, of a package that is installed, or of this one."""
+    """Whether a file belongs to Python itself, to an installed package or to this one."""
     folders = [
         os.path.dirname(os.path.dirname(__file__)),
         *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),

@@ -1,4 +1,4 @@
-"""Which extra of the package, as in `pip install 'plm_jax[tasks]'`, brings a module that is not installed."""
+"""Extras of the package, as in `pip install 'plm_jax[tasks]'`, and the optional modules that each installs."""
 
 import contextlib
 from collections.abc import Iterator
@@ -20,13 +20,13 @@ EXTRAS = {
 
 
 @contextlib.contextmanager
-def told() -> Iterator[None]:
-    """Within it the import of a module that an extra brings, and that is not there, becomes a `UserError`."""
+def report_missing() -> Iterator[None]:
+    """Converts the failed import of a module that an extra installs to a `UserError` that names the extra."""
     try:
         yield
     except ModuleNotFoundError as error:
         module = (error.name or "").partition(".")[0]
         for extra, modules in EXTRAS.items():
             if module in modules:
-                raise UserError(f"{module} is needed and not installed: pip install 'plm_jax[{extra}]'") from error
+                raise UserError(f"{module} is not installed: run pip install 'plm_jax[{extra}]'") from error
         raise

@@ -1,4 +1,4 @@
-"""A config told to a person: each field with its value, its type, and what its section's docstring says of it."""
+"""Listing of a config: every field with its value, its type and its description from the section's docstring."""
 
 import dataclasses
 import inspect
@@ -15,39 +15,40 @@ _INDENT = "  "
 
 
 def lines(section: Any) -> Iterator[str]:
-    """A section's fields, one a line, as `name = value  # type: what it is`; sections in it are indented."""
-    hints, docs = typing.get_type_hints(type(section), include_extras=True), documented(type(section))
+    """Yields one line `name = value  # type: description` per field of a section; nested sections are indented."""
+    hints = typing.get_type_hints(type(section), include_extras=True)
+    descriptions = field_descriptions(type(section))
     for f in dataclasses.fields(section):
-        yield from _lines(f.name, getattr(section, f.name), hints[f.name], docs.get(f.name, ""))
+        yield from _lines(f.name, getattr(section, f.name), hints[f.name], descriptions.get(f.name, ""))
 
 
-def _lines(name: str, value: Any, kind: Any, told: str) -> Iterator[str]:
+def _lines(name: str, value: Any, kind: Any, description: str) -> Iterator[str]:
     choices, element = trees.choices(kind), trees.values(kind)
     if element is not None:
         value = dict(value)
     if dataclasses.is_dataclass(value):
-        of = f" of {', '.join(sorted(choices))}" if choices else ""
-        yield f"{name}:" + (f"  # {told or _sentence(type(value).__doc__)}" if not choices else "")
+        yield f"{name}:" + (f"  # {description or _sentence(type(value).__doc__)}" if not choices else "")
         if choices:
             kind_name = value.kind if isinstance(value, Role) else ""
-            yield f"{_INDENT}kind = {kind_name}  # one{of}: {_sentence(type(value).__doc__)}"
+            meaning = _sentence(type(value).__doc__)
+            yield f"{_INDENT}kind = {kind_name}  # one of {', '.join(sorted(choices))}: {meaning}"
         yield from (_INDENT + line for line in lines(value))
     elif isinstance(value, Mapping) and value:
-        yield f"{name}:  # {told}".rstrip(" #")
+        yield f"{name}:  # {description}".rstrip(" #")
         for key, item in value.items():
             yield from (_INDENT + line for line in _lines(key, item, element, ""))
     elif isinstance(value, tuple) and any(dataclasses.is_dataclass(item) for item in value):
-        yield f"{name}:  # {told}".rstrip(" #")
+        yield f"{name}:  # {description}".rstrip(" #")
         element = typing.get_args(kind)[0]
         for index, item in enumerate(value):
             yield from (_INDENT + line for line in _lines(str(index), item, element, ""))
     else:
         shown = [f"kind: one of {', '.join(sorted(choices))}"] if choices else [_type(kind)]
-        yield f"{name} = {value}  # {': '.join([*shown, *([told] if told else [])])}"
+        yield f"{name} = {value}  # {': '.join([*shown, *([description] if description else [])])}"
 
 
 def _type(kind: Any) -> str:
-    """A type as a person writes it."""
+    """Returns a readable name of a type."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin is Annotated:
         return f"{_type(args[0])}, {args[1]}"
@@ -64,18 +65,18 @@ def _type(kind: Any) -> str:
     )
 
 
-def documented(kind: type) -> dict[str, str]:
-    """The first sentence that the docstrings of a dataclass and its bases say of each field."""
-    found: dict[str, str] = {}
+def field_descriptions(kind: type) -> dict[str, str]:
+    """Returns the first sentence about each field in the `Attributes:` of a dataclass and its bases."""
+    descriptions: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         _, _, attributes = inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")
         for entry in re.split(r"\n(?=  \w)", "\n" + attributes):
-            names, _, told = entry.strip().partition(": ")
-            if told:
-                found |= {name.strip(): _sentence(told) for name in names.split(",")}
-    return found
+            names, _, text = entry.strip().partition(": ")
+            if text:
+                descriptions |= {name.strip(): _sentence(text) for name in names.split(",")}
+    return descriptions
 
 
 def _sentence(text: str | None) -> str:
-    """The first sentence of a text, on one line, without its full stop."""
+    """Returns the first sentence of a text on one line, without its period."""
     return re.split(r"\.(?= [A-Z`]|$)", " ".join((text or "").split()))[0]

@@ -13,28 +13,29 @@ class DecodingConfig:
     """Settings of decoding, with the names of transformers where it has the same setting.
 
     Attributes:
-      max_new_tokens: largest number of new tokens, including the end token; None: 50 for the continuation of a prompt,
-        and in evaluation the length of the targets.
-      min_new_tokens: number of new tokens before which an answer cannot end.
-      temperature: 0 or None selects the most probable token (ties go to the lowest id); otherwise samples from
-        softmax(logits / temperature).
-      top_k: samples from the k most probable tokens.
-      top_p: samples from the smallest set of most probable tokens whose total probability is at least top_p (Holtzman
+      max_new_tokens: maximum number of generated tokens, including the end token; None: 50 to continue a prompt, and in
+        evaluation the length of the targets.
+      min_new_tokens: minimum number of generated tokens before the end token.
+      temperature: divisor of the logits in sampling; 0 or None: no sampling, the most probable token is chosen (of
+        equally probable ones, the lowest id).
+      top_k: number of most probable tokens to sample from.
+      top_p: probability mass to sample from: the smallest set of most probable tokens that together reach it (Holtzman
         et al. 2020), after top_k.
-      num_beams: number of beams; above 1: beam search, as in transformers.
-      length_penalty: exponent α of the length penalty, by which the log-probability of a finished hypothesis is
-        divided; above 0 favors long ones.
-      length_penalty_form: penalty of `length` tokens including the end token: `power`, length ** α (transformers,
-        fairseq); `gnmt`, ((5 + length) / 6) ** α (Wu et al. 2016, T5).
-      early_stopping: end of the search for a prompt: False, when the best growing hypothesis, if it ended now, would
-        not be among the best `num_beams` finished ones; True, when there are `num_beams` finished ones; "never", when
-        no growing hypothesis can become one of the best at any length.
-      no_repeat_ngram_size: never repeats an n-gram of this size, including those of a decoder's prompt; 0: may repeat.
-      forced_bos_token_id: first token of each answer.
-      forced_eos_token_id: last of `max_new_tokens` tokens if the answer has not ended before.
-      forced_prefix: beginning of each answer after `forced_bos_token_id`: a text, or ids.
-      stop_strings: texts before the first of which an answer ends.
-      num_return_sequences: number of answers to each prompt: the best beams, or samples.
+      num_beams: number of beams; above 1, beam search as in transformers.
+      length_penalty: exponent α of the length penalty that divides the log-probability of a finished hypothesis; above
+        0 favors long ones.
+      length_penalty_form: length penalty of a hypothesis of `length` tokens with the end token: `power`, length ** α
+        (transformers, fairseq); `gnmt`, ((5 + length) / 6) ** α (Wu et al. 2016, T5).
+      early_stopping: when beam search ends: False, as soon as the best unfinished hypothesis, if it ended here, would
+        not be among the `num_beams` best finished ones; True, as soon as there are `num_beams` finished ones; "never",
+        as soon as no unfinished hypothesis of any length can be among the best.
+      no_repeat_ngram_size: size of the n-grams that are never repeated, including those of a decoder's prompt; 0: any
+        may be repeated.
+      forced_bos_token_id: id of the first token of each answer.
+      forced_eos_token_id: id of the last of `max_new_tokens` tokens if there was no end token before.
+      forced_prefix: beginning of each answer, after `forced_bos_token_id`, as a text or as ids.
+      stop_strings: strings that end an answer; the answer does not include them.
+      num_return_sequences: number of answers per prompt: the best beams, or samples.
     """
 
     max_new_tokens: ranges.Length | None = None
@@ -57,35 +58,35 @@ class DecodingConfig:
         if self.temperature and self.num_beams > 1:
             raise UserError("beam search does not sample: leave out temperature, or set num_beams to 1")
         if isinstance(self.stop_strings, str) or not all(self.stop_strings):
-            raise UserError(f"stop_strings is {self.stop_strings!r}: pass a list of texts, none of them empty")
+            raise UserError(f"stop_strings is {self.stop_strings!r}: give texts, none of them empty")
         if self.num_return_sequences > self.num_beams and not self.temperature:
             raise UserError(
-                f"num_return_sequences is {self.num_return_sequences}, num_beams {self.num_beams}: raise "
-                "num_beams, or set temperature to sample"
+                f"num_return_sequences is {self.num_return_sequences}, num_beams {self.num_beams}: give as many beams, "
+                "or a temperature to sample"
             )
         if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
             raise UserError(
-                f"min_new_tokens is {self.min_new_tokens}, max_new_tokens {self.max_new_tokens}: lower min_new_tokens"
+                f"min_new_tokens is {self.min_new_tokens}, max_new_tokens {self.max_new_tokens}: give at most that"
             )
 
     def changed(self, **options: Any) -> "DecodingConfig":
-        """Returns the settings with some fields replaced. Tuples may be lists, and `stop_strings` a single string.
+        """The same with some fields set otherwise; lists may stand for tuples, one stop string for itself.
 
         Raises:
-          UserError: a field does not exist, or a value is out of range.
+          UserError: there is no such field, or a value out of range.
         """
         names = [field.name for field in dataclasses.fields(self)]
         for name in options:
             if name not in names:
                 raise UserError(f"there is no option '{name}': {nearest(name, names)}")
         changes = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
-        if isinstance(stop_string := changes.get("stop_strings"), str):
-            changes["stop_strings"] = (stop_string,)
+        if isinstance(alone := changes.get("stop_strings"), str):
+            changes["stop_strings"] = (alone,)
         return trees.parse(DecodingConfig, {name: getattr(self, name) for name in names} | changes, "decoding")
 
     @property
     def is_sampled(self) -> bool:
-        """Whether tokens are sampled."""
+        """Whether tokens are drawn, and not the most probable ones."""
         return bool(self.temperature)
 
     def penalty(self, length: Any) -> Any:
@@ -97,7 +98,7 @@ class DecodingConfig:
         return (length if self.length_penalty_form == "power" else (5 + length) / 6) ** self.length_penalty
 
 
-# Lengths include the token <s> at the beginning of each answer of BART, and its end token.
+# Lengths count BART's first token <s>, which it begins each answer with, and its end token.
 _BART = DecodingConfig(
     num_beams=4,
     length_penalty=2.0,
@@ -106,11 +107,11 @@ _BART = DecodingConfig(
     forced_bos_token_id=0,
     forced_eos_token_id=2,
 )
-# Published decoding settings by name.
+# Published decoding by name.
 PUBLISHED = {
     # Lewis et al. 2020; facebookresearch/fairseq, examples/bart/README.summarization.md.
     "bart_cnn_dm": dataclasses.replace(_BART, min_new_tokens=55, max_new_tokens=141),
     "bart_xsum": dataclasses.replace(_BART, num_beams=6, min_new_tokens=10, max_new_tokens=61, length_penalty=1.0),
-    # Raffel et al. 2020, for translation and summaries; Brown et al. 2020 §2.4 for GPT-3's free-form answers.
+    # Raffel et al. 2020, for translation and summaries; Brown et al. 2020 §2.4 for GPT-3's answers in free form.
     "t5": DecodingConfig(num_beams=4, length_penalty=0.6, length_penalty_form="gnmt", early_stopping="never"),
 }

@@ -7,7 +7,7 @@ from typing import Any
 from typing_extensions import override
 
 from plm_jax import config
-from plm_jax.common.errors import UserError, told
+from plm_jax.common.errors import UserError, describe
 from plm_jax.runs import checkpoint_folders as folders
 from plm_jax.runs import coordination
 from plm_jax.runs.callbacks import Callback, TrainingContext
@@ -126,7 +126,7 @@ class Save(Callback):
             if self._telemetry:
                 self._telemetry.sync()
         except (OSError, UserError) as error:
-            line = f"the rows of metrics.jsonl up to step {step} could not be written ({told(error)})"
+            line = f"the rows of metrics.jsonl up to step {step} could not be written ({describe(error)})"
             _report_failure(self._telemetry, step, line)
 
     def _finish(self, step: int, state: TrainState, meta: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from typing import Any, Self
 from tqdm import tqdm
 
 from plm_jax.common import progress, storage
-from plm_jax.common.errors import UserError, told
+from plm_jax.common.errors import UserError, describe
 
 _UPLOAD_SECONDS = 60
 
@@ -117,7 +117,7 @@ class Telemetry:
             self._fails = False
         except (OSError, UserError) as error:
             if not self._fails:
-                self.say(f"metrics cannot be written now ({told(error)}): rows wait until they can")
+                self.say(f"metrics cannot be written now ({describe(error)}): rows are kept and written later")
             self._fails = True
         for write in self._writers:
             write(line)

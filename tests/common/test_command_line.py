@@ -69,7 +69,7 @@ def job(*ends: str, lost: int = 30) -> list[subprocess.CompletedProcess]:
     program = f"""
 import os, signal, time
 from plm_jax.common import command_line
-command_line._LOST = {lost}
+command_line._HEARTBEAT_TIMEOUT = {lost}
 def main():
     command_line.start_jax()
     import numpy as np
@@ -112,7 +112,7 @@ def test_a_process_that_dies_ends_the_others_with_one_line(end, status):
     assert other.returncode == -signal.SIGABRT
     assert "Traceback" not in other.stderr
     (line,) = [line for line in other.stderr.splitlines() if not line.startswith("[Gloo]")]
-    assert line.startswith("error: another process of this job ended") and "goes on from the last checkpoint" in line
+    assert line.startswith("error: another process of this job ended") and "resumes from the last checkpoint" in line
 
 
 @pytest.mark.skipif(not os.environ.get("PLM_JAX_FULL_TESTS"), reason="waits for seconds")

@@ -101,7 +101,7 @@ def flag(*values):
 def test_seeds_on_a_command_line_have_64_bits_and_a_sign():
     assert command_line.seed_list(flag("0", "-1", str(2**32), str(-(2**63)))) == [0, -1, 2**32, -(2**63)]
     for values in (["1", "01"], ["0", "-0"], ["1.5"], ["one"], [""], ["--1"]):
-        with pytest.raises(UserError, match=r"--seeds is .*: give integers, each once, as in 0,1,2"):
+        with pytest.raises(UserError, match=r"--seeds is .*: pass distinct integers such as 0,1,2"):
             command_line.seed_list(flag(*values))
     with pytest.raises(UserError, match=rf"--seeds is {2**63}: give -9,223"):
         command_line.seed_list(flag("0", str(2**63)))

@@ -1,6 +1,9 @@
 import re
 
+import pytest
+
 from plm_jax import config
+from plm_jax.__main__ import commands
 from plm_jax.config import description
 from tests.support.tiny import RUNS
 
@@ -46,11 +49,24 @@ def test_a_field_of_each_form_is_told():
         assert any(found.startswith(start) for found in told), line
 
 
-def test_the_help_of_a_verb_has_its_flags_and_how_to_list_a_config(verb):
-    done = verb("plan", "--help")
+@pytest.mark.parametrize("name", commands())
+def test_help_has_a_summary_a_usage_line_an_example_and_every_required_flag(name, verb):
+    done = verb(name, "--help")
     assert done.status == 0 and not done.err
-    flags = re.findall(r"^  --(\S+?)=…  +(\S.*)$", done.out, re.MULTILINE)
-    of_config, own = ["config", "config.FIELD", "module"], ["topology", "slices", "search", "price", "output"]
-    assert [name for name, _ in flags] == of_config + own
-    assert "python -m plm_jax config --config=" in dict(flags)["config.FIELD"]
-    assert done.out.startswith("`python -m plm_jax plan ")
+    summary, _, usage = done.out.splitlines()[:3]
+    assert summary == f"{commands()[name]}." and usage.startswith(f"usage: plm_jax {name} ")
+    assert re.search(rf"^examples?:\n  plm_jax {name} ", done.out, re.MULTILINE)
+    required = re.findall(r"--(\w+)=", re.sub(r"\[.*?\]", "", usage))
+    flags = re.findall(r"^  --([\w.]+)(.*(?:\n {28}.*)*)", done.out.partition("\nflags:\n")[2], re.MULTILINE)
+    marked = [flag for flag, text in flags if "(required)" in text]
+    assert sorted(marked) == sorted(required) if name != "report" else not marked
+    assert all(re.search(r"[=} ] *\n? +[a-zA-Z]", text) for _, text in flags)
+    assert "'" not in "".join(re.findall(r"\(default: .*?\)", done.out))
+
+
+def test_help_lists_the_flags_of_a_config(verb):
+    done = verb("plan", "--help")
+    flags = re.findall(r"^  --([\w.]+)", done.out, re.MULTILINE)
+    assert flags == ["config", "config.FIELD", "topology", "slices", "search", "price", "output", "module"]
+    assert "plm_jax config --config=CONFIG lists all fields" in done.out
+    assert re.search(r"--search +try .*\(default: false\)", done.out)

@@ -110,14 +110,14 @@ MISTAKES = [
     ("optimizer.kind=adagrad optimizer.b1=0.8", "there is no field config.optimizer.b1: "),
     ("schedule.kind=cosin", "config.schedule.kind is 'cosin': did you mean 'cosine'?"),
     ("train.kind=long", "there is no field config.train.kind: "),
-    ("model.attention.position.kind=alibi", "config.model.attention.position.kind is 'alibi': there are: "),
+    ("model.attention.position.kind=alibi", "config.model.attention.position.kind is 'alibi': choose from: "),
     ("train.phases.2.length=8", "there is no field config.train.phases.2: give a number from 0 to 1"),
     ("train.phases.last.length=8", "there is no field config.train.phases.last: give a number from 0 to 1"),
     ("train.phases.0.size=8", "there is no field config.train.phases.0.size: "),
     ("mesh.rules.0=('batch',)", r"config.mesh.rules.0 is \('batch',\): give 2 values"),
-    ("data.sources.c.path=x", "there is no field config.data.sources.c: there are: a, b"),
+    ("data.sources.c.path=x", "there is no field config.data.sources.c: choose from: a, b"),
     ("data.sources.c.kind=jsonl", "config.data.sources.c.kind is 'jsonl', which has no default for path: set that too"),
-    ("data.mixture.books=2", "config.data.mixture names 'books': there are: a, b"),
+    ("data.mixture.books=2", "config.data.mixture names 'books': choose from: a, b"),
     ("data.mixture.a=some", "config.data.mixture.a is 'some': give a number"),
     ("data.mixture=a", "config.data.mixture is a section"),
     ("train.steps=3 train={}", "config.train is given after config.train.steps, which it would undo"),
@@ -187,6 +187,6 @@ def test_what_is_below_a_flag_is_read_as_absl_reads_flags(monkeypatch):
     below = ["--config.a.b=c=d", "-config.e", "5", "--config.f", "-3", "--noconfig.g", "--config.h", "--config.i="]
     line = ["verb", "--config=page.py:size", *below, "--workdir", "w", "--", "--config.j=1"]
     monkeypatch.setattr("sys.argv", line)
-    others, found = command_line._parted(command_line._arguments(), "config")
+    others, found = command_line._split_dotted(command_line._arguments(), "config")
     assert found == [("a.b", "c=d"), ("e", "5"), ("f", "-3"), ("g", "no"), ("h", "yes"), ("i", "")]
     assert others == ["--config=page.py:size", "--workdir", "w"]

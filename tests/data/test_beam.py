@@ -122,7 +122,7 @@ def test_sharded_tfds_gives_the_same_cache_in_the_order_of_its_files(run, tmp_pa
     splits = cache.open_source(str(tmp_path / "beam"), "a").splits
     assert sorted(stored_texts(splits["train"])) == sorted(TEXTS[:60])
     assert sorted(stored_texts(splits["validation"])) == sorted(TEXTS[60:80])
-    with pytest.raises(UserError, match=r"has no split 'em': there are: en, en-validation"):
+    with pytest.raises(UserError, match=r"has no split 'em': choose from: en, en-validation"):
         tasks.task("a", dataclasses.replace(source, train="em"))
 
 

@@ -710,7 +710,7 @@ def test_a_verb_says_a_bad_row_in_one_line(verb, make, bert, tmp_path):
     finished = verb("prepare", f"--config={tmp_path}/page.py")
     assert finished.status == 2
     assert finished.errors == [
-        f"error: {tmp_path}/a.jsonl:1 has \"maybe\" in 'label', which is not in form.labels: there are: no, yes"
+        f"error: {tmp_path}/a.jsonl:1 has \"maybe\" in 'label', which is not in form.labels: choose from: no, yes"
     ]
 
 

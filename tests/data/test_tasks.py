@@ -103,7 +103,7 @@ def test_tfds(tmp_path):
     assert tasks.fingerprint(source, task) == ["tiny_texts/1.0.0", "train:3", "validation:1"]
     with pytest.raises(UserError, match="does not know 'no_such_set'"):
         tasks.task("x", config.Tfds("no_such_set"))
-    with pytest.raises(UserError, match="no feature 'text': there are: body"):
+    with pytest.raises(UserError, match="no feature 'text': choose from: body"):
         tasks.task("x", config.Tfds(source.name, data_dir=str(tmp_path), field="text"))
 
 

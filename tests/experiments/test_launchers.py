@@ -380,9 +380,9 @@ def test_a_path_in_the_project_is_where_the_job_finds_it(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "flags, said",
     [
-        (["--", "--nodes=1"], "'--nodes=1' is an option of another program: add --launcher=slurm or gke"),
-        (["--launcher=slurm", "--parallel=2"], "--parallel=2 is for runs that this process waits for"),
-        (["--launcher=gke", "--run=a"], "--run=a is done here: leave --launcher out"),
+        (["--", "--nodes=1"], "'--nodes=1' after -- is a flag of a launcher: add --launcher=slurm or gke"),
+        (["--launcher=slurm", "--parallel=2"], "--parallel=2 cannot be combined with"),
+        (["--launcher=gke", "--run=a"], "--run=a trains on this machine: leave out --launcher"),
         (["--parallel=0"], "parallel"),
     ],
 )

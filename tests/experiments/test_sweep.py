@@ -461,7 +461,7 @@ def test_mistakes_on_the_command_line_are_one_line(verb, tmp_path):
     for flags, said in (
         (["--launcher=moon", sweep_file, f"--workdir={tmp_path}"], "--launcher=moon"),
         ([sweep_file], "--workdir is missing"),
-        ([sweep_file, f"--workdir={tmp_path}", "--seeds=0,one"], "--seeds is 0,one: give integers"),
+        ([sweep_file, f"--workdir={tmp_path}", "--seeds=0,one"], "--seeds is 0,one: pass distinct integers"),
     ):
         finished = verb("sweep", *flags)
         assert finished.status == 2

@@ -301,7 +301,7 @@ def test_ties_go_to_the_lower_id():
         ({"min_new_tokens": 13}, "min_new_tokens is 13, max_new_tokens 12"),
         ({"min_new_tokens": -1}, "min_new_tokens is -1"),
         ({"length_penalty": float("nan")}, "length_penalty is nan"),
-        ({"length_penalty_form": "log"}, "there are: gnmt, power"),
+        ({"length_penalty_form": "log"}, "choose from: gnmt, power"),
         ({"early_stopping": "always"}, "early_stopping is 'always'"),
         ({"forced_bos_token_id": 23}, "answers have token 23"),
         ({"forced_eos_token_id": 23}, "answers have token 23"),

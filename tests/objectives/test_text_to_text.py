@@ -272,7 +272,7 @@ def test_decoder_row_has_length_of_inputs_and_targets():
     with pytest.raises(UserError, match=r"makes no row of length 1: set config.data.length to 3$"):
         objectives.DecoderTextToText(objectives.PrefixLM()).input_length(1)
     tree = {"kind": "decoder_text_to_text", "noise": {"kind": "causal"}}
-    with pytest.raises(UserError, match=r"objective.noise.kind is 'causal': there are: deshuffling"):
+    with pytest.raises(UserError, match=r"objective.noise.kind is 'causal': choose from: deshuffling"):
         trees.parse(objectives.Objective, tree, "objective")
     parsed = trees.parse(objectives.Objective, tree | {"noise": {"kind": "prefix_lm"}, "prefix": True}, "objective")
     assert parsed == objectives.DecoderTextToText(objectives.PrefixLM(), prefix=True)

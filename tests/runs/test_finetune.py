@@ -193,7 +193,7 @@ def published(job, state):
 @pytest.mark.parametrize(
     ("select", "every", "says"),
     [
-        ("mood/f2", 1, r"select is 'mood/f2', which is not computed: there are: accuracy, f1, loss, matthews"),
+        ("mood/f2", 1, r"select is 'mood/f2', which is not computed: choose from: accuracy, f1, loss, matthews"),
         ("mud/f1", 1, r"of sources that hold out rows "),
         ("mood/f1", 2, r"nothing is validated: the run has 1 steps, config.evaluation.every is 2"),
     ],

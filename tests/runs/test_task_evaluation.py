@@ -75,6 +75,6 @@ def test_one_at_a_time_and_it_ends_with_a_run_that_fails(starts, tiny):
 
 def test_a_task_that_is_none_is_a_line_before_anything_is_trained(tiny, tmp_path):
     run = runs.make(tiny, evaluation={"tasks": ("a:train", "c")})
-    with pytest.raises(UserError, match=r"config\.evaluation\.tasks names 'c': there are: a, b"):
+    with pytest.raises(UserError, match=r"config\.evaluation\.tasks names 'c': choose from: a, b"):
         loop.pretrain(run, str(tmp_path / "run"))
     assert not (tmp_path / "run").exists()

@@ -17,7 +17,9 @@ PACKAGE = ROOT / "plm_jax"
 # Words with which no docstring begins; functions begin with a verb in the third person, classes with a noun.
 FIRST_WORDS = re.compile(r"(What|Which|Whichever|How|Of|Those|That|See|As|Where|Its?|Such|So)\b")
 # Names that do not say what they name.
-FILLERS = frozenset("found told tell own given held kept seen wanted others made place places".split())
+FILLERS = frozenset(
+    ["found", "told", "tell", "own", "given", "held", "kept", "seen", "wanted", "others", "made", "place", "places"]
+)
 BRITISH = re.compile(r"\b\w*(tokenis|normalis|initialis|optimis|minimis|maximis|summaris|behaviour|colour)\w*\b", re.I)
 MAX_LINES = 60
 

@@ -154,7 +154,7 @@ def test_several_files_a_split(tmp_path, register):
     [
         ("not json", r"rows\.jsonl:2 is not valid JSON .*: fix"),
         ("[1]", r"rows\.jsonl:2 is not a JSON object"),
-        ('{"sentence": "a"}', r"rows\.jsonl:2 has no 'label': there are: sentence"),
+        ('{"sentence": "a"}', r"rows\.jsonl:2 has no 'label': choose from: sentence"),
         ('{"sentense": "a", "label": 0}', "no 'sentence': did you mean 'sentense'"),
         ('{"sentence": "a", "label": 5}', r"rows\.jsonl:2: label 5: expected 0 to 1"),
         (r'{"sentence": "\ud800", "label": 0}', r"rows\.jsonl:2 has half of a surrogate pair"),

@@ -95,7 +95,10 @@ def import_libraries() -> None:
     import orbax.checkpoint  # noqa: F401
     import tensorboardX  # noqa: F401
 
-    from plm_jax.runs import loop, preparation  # noqa: F401
+    from plm_jax.evaluation import evaluate, few_shot, watch  # noqa: F401
+    from plm_jax.experiments import examples, report, sweep  # noqa: F401
+    from plm_jax.inference import language_model, prompt_files  # noqa: F401
+    from plm_jax.runs import checkpoint_formats, loop, preparation, replay, train, transfer  # noqa: F401
 
     gc.freeze()  # The garbage collector of a child skips shared objects.
 

@@ -133,13 +133,13 @@ def test_poems_are_stored_with_their_sentences_and_words(run):
     assert not texts and unknown < 300
 
 
-def test_wordpiece_is_of_single_characters_and_bytes_a_token_are_printed(run, capsys, tmp_path):
+def test_wordpiece_is_of_single_characters_and_bytes_per_token_are_printed(run, capsys, tmp_path):
     vocabulary = vocabularies.load(run.vocabulary)
     again = dataclasses.replace(run, data=dataclasses.replace(run.data, cache_dir=str(tmp_path)))
     preparation.prepare(again, show_progress=False)
     splits = cache.open_source(str(tmp_path), "poems").splits.values()
     ratio = sum(split.num_bytes for split in splits) / sum(split.num_tokens for split in splits)
-    assert f" {ratio:.2f} bytes a token" in capsys.readouterr().out
+    assert f" {ratio:.2f} bytes per token" in capsys.readouterr().out
     if run.vocabulary.spec.startswith("wordpiece"):
         assert all(len(token) == 1 for token in vocabulary.table["tokens"][5:])
         assert 2.9 < ratio < 3.1

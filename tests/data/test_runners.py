@@ -31,13 +31,13 @@ def test_other_runners_are_beams():
     "option, says",
     [
         ("direct_num_workers=8", "'direct_num_workers=8' is not an option of the pipeline: write --name=value"),
-        ("-direct_num_workers=8", "'-direct_num_workers=8' is no option"),
-        ("--runner=DirectRunner 8", "'8' is no option"),
-        ("--direct_num_workers 8 16", "'16' is no option"),
+        ("-direct_num_workers=8", "'-direct_num_workers=8' is not an option"),
+        ("--runner=DirectRunner 8", "'8' is not an option"),
+        ("--direct_num_workers 8 16", "'16' is not an option"),
         ("--direct_num_workers=x", "direct_num_workers: invalid int value: 'x'"),
         ("--direct_num_worker=2", r"no option --direct_num_worker: did you mean 'direct_num_workers'\?"),
         ("--help", "documentation/runners"),
-        ("--runner=Nowhere", "does not take --runner=Nowhere: Unexpected pipeline runner"),
+        ("--runner=Nowhere", "rejects --runner=Nowhere: Unexpected pipeline runner"),
         ("--runner=not_installed.Runner", "No module named 'not_installed'"),
     ],
 )

@@ -136,7 +136,7 @@ def _report(name: str, num_documents: int, counts: dict[str, Any], skipped: Skip
     tokens, size = (sum(split[count] for split in counts.values()) for count in ("tokens", "bytes"))
     print(
         f"{name}: {num_documents:,} documents, {held_out}, {counts['train']['tokens']:,} training tokens, "
-        f"{size / tokens:.2f} bytes a token: {final}"
+        f"{size / tokens:.2f} bytes per token: {final}"
     )
     if skipped.bad:
         print(f"{name}: skipped {skipped.bad:,} bad rows of {skipped.rows:,} ({skipped.summary})")

@@ -59,9 +59,7 @@ def means(loss: Loss, sums: LossSums) -> dict[str, Any]:
     results = {"loss": sum(loss.coefficients.get(name, 1.0) * value for name, value in terms.items())}
     if len(terms) > 1:
         results |= {f"{name}_loss": value for name, value in terms.items()}
-    for name, metrics in sums.metrics.items():
-        results |= {key: value / divisors[name] for key, value in metrics.items()}
-    return results
+    return results | {key: value / divisors[name] for name, term in sums.metrics.items() for key, value in term.items()}
 
 
 def add(total: LossSums | None, sums: LossSums) -> LossSums:

@@ -85,7 +85,7 @@ class Architecture(VocabularyModule):
         return {"token_embedding": "vocab", "token_type_embedding": None, "head": "vocab"} | positions
 
     def embed(
-        self, tokens, positions, token_types=None, block_positions=None, prefix="", *, deterministic, replacement=None
+        self, tokens, positions, token_types=None, block_positions=None, prefix="", *, deterministic, source=None
     ):
         """Returns the embeddings [B, L, D] of tokens.
 
@@ -96,11 +96,11 @@ class Architecture(VocabularyModule):
           block_positions: positions within blanks [B, L], None for 0 everywhere.
           prefix: one of `prefixes`.
           deterministic: no dropout.
-          replacement: [B, L, E], replaces the embeddings of the tokens.
+          source: outputs of a source encoder [B, L, E], which replace the embeddings of the tokens.
         """
         embedding, position = self.model.embedding, self.model.attention.position
-        x = look_up(self.token_embedding, tokens, self.dtype) if replacement is None else replacement
-        if embedding.scale_by_width and replacement is None:
+        x = look_up(self.token_embedding, tokens, self.dtype) if source is None else source
+        if embedding.scale_by_width and source is None:
             x = x * embedding.width**0.5
         x = position.embed(x, self.position_tables[prefix], positions, block_positions)
         if embedding.token_types:

@@ -166,24 +166,14 @@ class EncoderDecoder(Architecture):
         self.encoder = self.decoder if self.model.tie_encoder_decoder else Stack(self.model, self.dtype)
 
     def encode(
-        self,
-        tokens: Source,
-        mask: Mask | None = None,
-        positions: Integer[Array, "rows memory"] | None = None,
-        segment_ids: Source | None = None,
-        *,
-        deterministic: bool = True,
+        self, tokens: Source, mask: Mask | None = None, segment_ids: Source | None = None, *, deterministic: bool = True
     ) -> Memory:
         """Encodes tokens [B, M] into the memory [B, M, D]; arguments as `Encoder.features`; sows `encoder_embedded`."""
-        if positions is None:
-            positions = self.model.attention.position.default_positions(tokens.shape[1], mask)
-        replacement = None
+        positions = self.model.attention.position.default_positions(tokens.shape[1], mask)
+        source = None
         if self.model.source_encoder is not None:
-            replacement = self.source_encoder.features(
-                tokens, mask, None, positions, segment_ids, deterministic=deterministic
-            )
-        prefix = self.prefixes[0]
-        x = self.embed(tokens, positions, prefix=prefix, deterministic=deterministic, replacement=replacement)
+            source = self.source_encoder.features(tokens, mask, segment_ids=segment_ids, deterministic=deterministic)
+        x = self.embed(tokens, positions, prefix=self.prefixes[0], deterministic=deterministic, source=source)
         self.sow("intermediates", "encoder_embedded", x)
         segments = None if segment_ids is None else (segment_ids, segment_ids)
         context = Context(mask=mask, segment_ids=segments, positions=positions)
@@ -236,5 +226,5 @@ class EncoderDecoder(Architecture):
     ) -> Stream:
         """Encodes and decodes: [B, L, D]; `decoder` are further arguments of `decode`."""
         segment_ids = decoder.get("segment_ids")
-        memory = self.encode(tokens, mask, None, segment_ids, deterministic=deterministic)
+        memory = self.encode(tokens, mask, segment_ids, deterministic=deterministic)
         return self.decode(decoder_tokens, memory, mask, deterministic=deterministic, **decoder)

@@ -169,18 +169,15 @@ class Stack(nn.Module):
         keys = None if deterministic else jax.random.split(self.make_rng("dropout"), stack.blocks)
 
         def through(stack, x, of_rows, layers):
-            memory, by_row, memory_by_row = of_rows
-            self_context = self._with_rows(context, by_row, x, x)
-            cross_context = None
-            if memory_context is not None:
-                cross_context = self._with_rows(memory_context, memory_by_row, x, memory)
+            memory, own_rows, cross_rows = of_rows
+            within = self._prepare(context.replace(**own_rows), x, x)
+            across = None if memory_context is None else self._prepare(memory_context.replace(**cross_rows), x, memory)
 
             def apply(x, one):
                 params, (depth, cache, key) = one
                 variables = {"params": params} if cache is None else {"params": params, "cache": cache}
                 rngs = None if key is None else {"dropout": key}
-                contexts = self_context, memory, cross_context
-                x, updated = block.apply(variables, x, depth, *contexts, rngs=rngs, mutable=["cache"])
+                x, updated = block.apply(variables, x, depth, within, memory, across, rngs=rngs, mutable=["cache"])
                 return x, (updated.get("cache"), x if wants_hidden else None)
 
             if context.cache_index is None:
@@ -223,9 +220,8 @@ class Stack(nn.Module):
         sizes = {"head_dim": config.head_dim, "groups": config.num_kv_heads, "queries": queries, "keys": keys}
         return context.replace(kernel=kernels.pick(name, setting, context, dtype=self.dtype, **sizes))
 
-    def _with_rows(self, context, by_row, x, source):
-        """Adds the arrays of rows to a context, with the rotation by their positions and the mask of its kernel."""
-        context = context.replace(**by_row)
+    def _prepare(self, context, x, source):
+        """Adds the rotation by its positions and the mask of its kernel to a context."""
         if context.positions is not None:
             position, head_dim = self.model.attention.position, self.model.attention.head_dim
             rotation = position.rotation(head_dim, context.positions, context.block_positions)

@@ -234,7 +234,7 @@ def test_choice_is_logged_and_fallback_warned(caplog):
     assert trace() == [("INFO", f"{name}: kernel xla") for name in names]
     model = replace(model, attention=replace(model.attention, position=DistanceKeys()))
     module, shapes = registry.build(model), registry.shapes(model)
-    said = "kernel xla (flash adds to scores what depends on only a bias that depends on distances)"
+    said = "kernel xla (flash supports only a bias that depends on distances)"
     with devices(TPU):
         assert trace() == [
             *(("WARNING", f"{name}: {said}") for name in names[:2]),

@@ -92,7 +92,7 @@ def test_flash_supports_user_distance_bias(position, caplog):
     caplog.set_level("WARNING")
     jax.eval_shape(lambda params: registry.build(model).apply({"params": params}, tokens), registry.shapes(model))
     of_text = position.kind == "distance_keys"
-    assert ("kernel xla (flash adds to scores what depends on distances alone" in caplog.text) == of_text
+    assert ("kernel xla (flash supports only a bias that depends on distances" in caplog.text) == of_text
     assert ("kernel flash (interpreted" in caplog.text) == (not of_text)
 
 

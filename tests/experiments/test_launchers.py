@@ -360,7 +360,7 @@ def test_a_job_that_ends_well_and_leaves_nothing_is_an_error(verbs, family, tmp_
     kubernetes = launchers.Kubernetes([], [], None)
     for code, said in (
         ("print('error: there is no such pool'); exit(2)", "there is no such pool"),
-        ("print('the set has ended')", "the job ended with 0, and left it unfinished"),
+        ("print('the set has ended')", "the job ended with status 0, and the run is not finished"),
     ):
         monkeypatch.setattr(kubernetes, "command", lambda member, code=code: [sys.executable, "-c", code])
         (one, *_) = sweep.load_members(family, str(tmp_path / "runs"))

@@ -20,7 +20,7 @@ from plm_jax import config, objectives
 from plm_jax.common.errors import UserError
 from plm_jax.data.reader import blank_batch
 from plm_jax.experiments import launchers, members, sweep
-from plm_jax.experiments.comparison import markdown, table
+from plm_jax.experiments.comparison import table, to_markdown
 from plm_jax.models import registry
 from tests.support import moods, resume
 from tests.support import tiny as tiny_config
@@ -139,7 +139,7 @@ def test_a_failure_is_reported_and_stops_no_other(tiny, verb, tmp_path):
     assert row["step"] == 2
     assert good["metrics"] == {key: value for key, value in row.items() if key != "step"}
     made = (folder / "runs" / "table.md").read_text()
-    assert made == markdown(table([bad, good]))
+    assert made == to_markdown(table([bad, good]))
     assert finished.out.endswith(made)
     assert "| bad | failed: " in made
 
@@ -160,7 +160,7 @@ def test_another_config_in_the_place_of_a_run_is_told_and_left(swept, calls, tin
     folder = swept
     path = write(tmp_path, tiny / "tiny.py", steps=3)
     with pytest.raises(
-        UserError, match=r"contains a run with another config \(train.steps was 2 and is 3\): delete it"
+        UserError, match=r"a run with another config \(train.steps was 2 and is 3\): delete it"
     ):
         sweep.run(path, str(folder / "runs"))
     assert ("pretrain", "good") not in calls

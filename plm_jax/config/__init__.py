@@ -1,7 +1,7 @@
-"""The schema of a run: frozen dataclasses; files, command lines and run directories hold the same tree as ConfigDicts.
+"""Schema of a run: frozen dataclasses, which config files and run directories represent as trees.
 
-A config page builds a `Run` and returns `to_config_dict(run)`; the command line changes fields of that tree, see
-`overrides`; `resolve` turns it back into a checked `Run` with absolute paths. `Run` is what everything else takes.
+A config file builds a `Run` and returns `to_config_dict(run)`. The command line overrides fields of this tree
+(`overrides`), and `resolve` converts it back to a checked `Run` with absolute paths.
 """
 
 from plm_jax.common.phases import Phase

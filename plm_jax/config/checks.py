@@ -1,4 +1,4 @@
-"""What a run's parts ask of each other, and no single field of its config can say."""
+"""Checks of a run that involve several sections of its config."""
 
 import math
 from collections.abc import Sequence
@@ -18,10 +18,10 @@ _MOST_TOKENS = 2**28
 
 
 def check(run: Run) -> None:
-    """Checks what the sections of a run ask of each other; of one without a model little can be said yet.
+    """Checks that the sections of a run fit each other; a run without a model is not checked.
 
     Raises:
-      UserError: it does not.
+      UserError: they do not.
     """
     if run.model.is_placeholder:
         return
@@ -48,40 +48,40 @@ def check(run: Run) -> None:
 
 
 def refuse_stand_in(run: Run) -> None:
-    """Refuses a run whose model a checkpoint is to bring, where nothing brings one.
+    """Rejects a run without a model, which needs a checkpoint to provide it.
 
     Raises:
-      UserError: it is such a run.
+      UserError: the run has no model.
     """
     if run.model.is_placeholder:
         raise UserError(
-            f"config.model.kind is '{run.model.kind}', which stands for a checkpoint's model: name one, as in "
+            f"config.model.kind is '{run.model.kind}', which stands for the model of a checkpoint: name one with "
             "`plm_jax finetune --checkpoint=SRC` or `--from=SRC` of prepare and pretrain"
         )
 
 
 def refuse_unused(run: Run) -> None:
-    """Refuses what a new run would ignore; one that goes on may have it since before it was refused.
+    """Rejects settings that a new run would ignore. A resumed run may have them, since older versions accepted them.
 
     Raises:
-      UserError: a head that nothing trains, or settings of what is not there.
+      UserError: a head is not trained, or settings have no effect.
     """
     if "sentence_pair" in run.model.named_heads and not run.data.layout.labels_pairs:
         raise UserError(
-            f"config.data.layout '{run.data.layout.kind}' has no pairs, which config.model.pooler would be trained to "
-            "tell apart: set config.model.pooler.classes to 0 or config.model.pooler.kind to none, or choose "
+            f"config.data.layout '{run.data.layout.kind}' has no sentence pairs to train config.model.pooler "
+            "on: set config.model.pooler.classes to 0 or config.model.pooler.kind to none, or choose "
             "sentence_pairs"
         )
     if run.data.inputs_targets != InputsTargetsConfig() and not run.data.has_inputs_targets:
-        raise UserError("no source has inputs and targets: leave config.data.inputs_targets out")
+        raise UserError("no source has inputs and targets: leave out config.data.inputs_targets")
     if run.train.init_names != TrainConfig.init_names and not run.train.init_from:
         raise UserError(
-            "config.train.init_names is for config.train.init_from, which is empty: set it, or leave it out"
+            "config.train.init_names has no effect without config.train.init_from: set it, or leave out init_names"
         )
 
 
 def _architecture(run: Run) -> None:
-    """An objective trains models of some kinds."""
+    """Checks that the objective trains the model and its heads."""
     if run.model.architecture not in run.objective.architectures:
         kinds = "' or '".join(run.objective.architectures)
         raise UserError(
@@ -96,7 +96,7 @@ def _architecture(run: Run) -> None:
 
 
 def _mixture(run: Run, phase: Phase) -> None:
-    """Rates of sources that are there."""
+    """Checks the sources and rates of a mixture."""
     for name, rate in phase.mixture.items():
         if name not in run.data.sources:
             raise UserError(f"config.data.mixture names '{name}': {nearest(name, run.data.sources)}")
@@ -107,13 +107,13 @@ def _mixture(run: Run, phase: Phase) -> None:
 
 
 def _read(run: Run, phase: Phase) -> dict[str, Source]:
-    """The sources that a phase reads."""
+    """Returns the sources that a phase reads."""
     rates = phase.mixture or dict.fromkeys(run.data.sources, 1.0)
     return {name: source for name, source in run.data.sources.items() if rates.get(name, 0.0) > 0}
 
 
 def _pairs(run: Run) -> None:
-    """Rejects rows of two texts for a model that cannot tell them apart, and labels of pairs that no head learns."""
+    """Rejects rows of two texts that the model does not distinguish, and labels of pairs that no head predicts."""
     layout = run.data.layout
     if layout.labels_pairs and getattr(run.model.named_heads.get("sentence_pair"), "classes", 0) < 2:
         raise UserError(
@@ -121,12 +121,12 @@ def _pairs(run: Run) -> None:
         )
     if layout.num_texts > 1 and not layout.labels_pairs and run.model.token_types < 2:
         raise UserError(
-            f"{layout.plural} need a model that tells them apart: set config.model.embedding.token_types to 2"
+            f"{layout.plural} need a model that distinguishes the two texts: set config.model.embedding.token_types to 2"
         )
 
 
 def _labelled(run: Run) -> None:
-    """Rejects a model whose rows, head or labels are not those of a labelled objective and its sources."""
+    """Rejects a model whose architecture, head or labels do not fit a labeled objective and its sources."""
     objective = run.objective
     if not isinstance(objective, objectives.LabelledObjective):
         return
@@ -141,32 +141,32 @@ def _labelled(run: Run) -> None:
     if head.kind != objective.form:
         raise UserError(
             f"config.model.heads.task.kind is {head.kind}, objective '{objective.kind}' trains a head of kind "
-            f"{objective.form}: set it so, or leave the head out"
+            f"{objective.form}: change it, or leave out the head"
         )
     for name, source in run.data.sources.items():
         if isinstance(source, LabelledSource):
             _labels(getattr(head, "labels", ()), name, source.form.labels)
 
 
-def _labels(of_head: Sequence[str], name: str, of_source: Sequence[str]) -> None:
-    """Rejects a head whose labels are not those of a source."""
-    if not of_head or not of_source:
+def _labels(head_labels: Sequence[str], name: str, source_labels: Sequence[str]) -> None:
+    """Rejects a head whose labels differ from those of a source."""
+    if not head_labels or not source_labels:
         return
-    if len(of_head) != len(of_source):
+    if len(head_labels) != len(source_labels):
         raise UserError(
-            f"config.model.heads.task has {len(of_head)} labels ({', '.join(of_head)}), source '{name}' "
-            f"{len(of_source)} ({', '.join(of_source)}): give the same"
+            f"config.model.heads.task has {len(head_labels)} labels ({', '.join(head_labels)}), source '{name}' "
+            f"{len(source_labels)} ({', '.join(source_labels)}): give the same labels"
         )
-    for ours, theirs in zip(of_head, of_source, strict=True):
+    for ours, theirs in zip(head_labels, source_labels, strict=True):
         if ours != theirs:
             raise UserError(
                 f"config.model.heads.task.labels has '{ours}' where form.labels of source '{name}' has '{theirs}': "
-                f"give the same, in one order ({nearest(ours, of_source)})"
+                f"give the same labels in the same order ({nearest(ours, source_labels)})"
             )
 
 
 def _carry(run: Run, phase: Phase) -> None:
-    """Rejects a model that carries state from row to row if the rows do not follow each other in the text."""
+    """Rejects a model that carries state from row to row if successive rows are not consecutive text."""
     layout, sources = run.data.layout, _read(run, phase)
     if not layout.goes_on:
         reason = f"the rows of config.data.layout '{layout.kind}' are shuffled"
@@ -178,8 +178,8 @@ def _carry(run: Run, phase: Phase) -> None:
         return
     if run.objective.carries_state and run.model.has_carry:
         raise UserError(
-            f"model '{run.model.kind}' carries a state from row to row, but {reason}: choose a layout whose rows "
-            "follow each other, such as streams, over one source of text, or a model without `new_carry`"
+            f"model '{run.model.kind}' carries a state from row to row, but {reason}: choose a layout with "
+            "consecutive rows, such as streams, and one source of text, or a model without `new_carry`"
         )
 
 
@@ -187,13 +187,13 @@ def _tokens(phase: Phase, field: str, rows: int) -> None:
     """Rejects batches of more than `_MOST_TOKENS` tokens."""
     if rows * phase.length > _MOST_TOKENS:
         raise UserError(
-            f"config.{field} is {rows:,} with rows of {phase.length:,} tokens: give at most {_MOST_TOKENS:,} tokens a "
-            "batch"
+            f"config.{field} is {rows:,} with rows of {phase.length:,} tokens: give at most {_MOST_TOKENS:,} tokens "
+            "per batch"
         )
 
 
 def _positions(run: Run, length: int) -> None:
-    """Rows as long as the model has positions."""
+    """Rejects rows that are longer than the model has positions."""
     longest, most = run.objective.num_positions(length), run.model.num_positions
     if run.model.has_decoder:
         longest = max(longest, target_length(run, length))
@@ -206,7 +206,7 @@ def _positions(run: Run, length: int) -> None:
 
 
 def _words(run: Run) -> None:
-    """What an objective that predicts words in both directions asks of a model's softmax."""
+    """Checks the softmax of a model that predicts words in both directions."""
     objective, train = run.objective, run.train
     if "stream" not in objective.inputs:
         return
@@ -216,7 +216,9 @@ def _words(run: Run) -> None:
             f"{run.model.vocab_size} words: give fewer, or 0 for the softmax over all"
         )
     if objective.negative_samples and (train.z_loss or train.label_smoothing):
-        raise UserError("a sampled softmax takes no z_loss and no label_smoothing: set them or negative_samples to 0")
+        raise UserError(
+            "a sampled softmax supports neither z_loss nor label_smoothing: set them or negative_samples to 0"
+        )
     if "vocabulary" not in run.model.named_heads:
         raise UserError("bidirectional_lm trains a model with a head: set config.model.head.kind to softmax")
 
@@ -225,21 +227,21 @@ def _examples(run: Run, phases: Sequence[Phase]) -> None:
     """Checks the settings that sources with inputs and targets need, for a run with these phases.
 
     Raises:
-      UserError: an objective whose model answers nothing; a length of the targets that does not fit the rows; packed
-        rows for a model that tells places in a row, or whose inputs see all of themselves.
+      UserError: the objective does not train on inputs and targets, the length of the targets does not fit the rows,
+        or examples are packed although the model uses absolute positions or the objective has a prefix.
     """
-    objective, given = run.objective, run.data.inputs_targets
+    objective, settings = run.objective, run.data.inputs_targets
     names = [name for name, source in run.data.sources.items() if isinstance(source, InputsTargetsSource)]
     if not names:
         return
     if objective.example_rows is None:
         raise UserError(
-            f"source '{names[0]}' has inputs and targets, beside which objective '{objective.kind}' makes no rows: "
+            f"source '{names[0]}' has inputs and targets, which objective '{objective.kind}' does not train on: "
             "choose one for an encoder-decoder, causal, decoder_prefix_lm or decoder_text_to_text"
         )
-    shares_row, target_length = not run.model.has_decoder, given.target_length
+    shares_row, target_length = not run.model.has_decoder, settings.target_length
     if shares_row and target_length is None:
-        raise UserError("a decoder's row is shared by inputs and targets: set config.data.inputs_targets.target_length")
+        raise UserError("inputs and targets share a decoder's row: set config.data.inputs_targets.target_length")
     for phase in phases:
         if target_length is None:
             break
@@ -253,12 +255,12 @@ def _examples(run: Run, phases: Sequence[Phase]) -> None:
                 f"config.data.inputs_targets.target_length is {target_length}, with rows of {phase.length}: "
                 f"give {limit}"
             )
-    if not given.packed:
+    if not settings.packed:
         return
     if objective.has_prefix:
         raise UserError("a row has one prefix: set config.data.inputs_targets.packed to False")
     if not shares_row and run.model.uses_absolute_positions:
         raise UserError(
-            "packed examples share an encoder's places, which the model's positions tell: set "
+            "packed examples share a row, but the model uses absolute positions: set "
             "config.data.inputs_targets.packed to False, or config.model.attention.position.kind to relative_bias"
         )

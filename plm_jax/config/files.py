@@ -1,8 +1,8 @@
-"""Config pages: Python files whose `get_config` gives a run, by file, `configs/bert.py:base`, or by name, `bert:base`.
+"""Config files: Python files with a function `get_config`, by path (`configs/bert.py:base`) or name (`bert:base`).
 
-A name is that of a page of `plm_jax.configs`, found wherever the package is installed. Relative paths of a page that is
-given as a file count from the file's folder; given by name it reads and writes as if it lay in `./configs`, where the
-user stands. However a page is found, by file, by name or by an import, it is one module: a class in it exists once.
+Names refer to the config files in `plm_jax.configs`. Relative paths in a config file are relative to its folder; in a
+file that is referred to by name, they are relative to `./configs`. A config file is always the same module, whether it
+is loaded by path, by name or by an import, so that a class in it exists once.
 """
 
 import os
@@ -21,16 +21,16 @@ _HINT = "give a config file, such as configs/gpt2.py:small, or a name, such as g
 
 @dataclass(frozen=True)
 class ConfigFile:
-    """A config page and the size that is asked of it.
+    """Config file with the selected size.
 
     Attributes:
-      given: what the user wrote for it, without the size.
-      module: the page.
-      file: from whose folder its relative paths count; need not be there if the page was given by name.
-      size: what follows the colon; None: the page's default.
+      argument: the path or name that the user passed, without the size, as in error messages.
+      module: the imported file.
+      file: path whose folder relative paths are relative to; it need not exist if the user passed a name.
+      size: argument of `get_config`; None for its default.
     """
 
-    given: str
+    argument: str
     module: ModuleType
     file: str
     size: str | None
@@ -41,34 +41,34 @@ class ConfigFile:
         return self.module.__file__ or ""
 
     def config(self) -> ml_collections.ConfigDict:
-        """What `get_config` of the page gives, as written: unchecked, relative paths relative.
+        """Returns the result of `get_config`, unchecked and with relative paths.
 
         Raises:
-          UserError: the page has no `get_config`, it fails, or it gives something else.
+          UserError: the file has no `get_config`, or it fails or does not return a ConfigDict.
         """
         if not hasattr(self.module, "get_config"):
-            raise UserError(f"{self.given} has no function get_config: give a config file")
+            raise UserError(f"{self.argument} has no function get_config: give a config file")
         try:
             with users_code(self.code):
                 tree = self.module.get_config(*() if self.size is None else (self.size,))
-        except TypeError as error:  # The call itself: what is raised within has become a line of the file.
-            raise UserError(f"{self.given}: {one_line(error)}") from error
+        except TypeError as error:  # Wrong arguments; errors within `get_config` were converted.
+            raise UserError(f"{self.argument}: {one_line(error)}") from error
         if not isinstance(tree, ml_collections.ConfigDict):
-            raise UserError(f"{self.given}: get_config returns no ConfigDict; {_HINT}")
+            raise UserError(f"{self.argument}: get_config returns no ConfigDict; {_HINT}")
         return tree
 
 
-def load(given: str, what: str = "--config=", beside: ConfigFile | None = None) -> ConfigFile:
-    """The page that a user names, as `FILE.py`, `FILE.py:SIZE`, `NAME` or `NAME:SIZE`.
+def load(argument: str, what: str = "--config=", beside: ConfigFile | None = None) -> ConfigFile:
+    """Loads the config file that `FILE.py`, `FILE.py:SIZE`, `NAME` or `NAME:SIZE` refers to.
 
     Args:
-      what: stands before `given` in errors.
-      beside: a page from whose folder a relative file counts, instead of the working directory.
+      what: prefix of `argument` in error messages.
+      beside: config file whose folder a relative path is relative to; None for the working directory.
 
     Raises:
-      UserError: there is no such page, or its code fails.
+      UserError: there is no such file, or its code fails.
     """
-    path, colon, size = given.partition(":")
+    path, colon, size = argument.partition(":")
     if path.endswith(".py"):
         folders = (os.path.dirname(beside.code), os.path.dirname(beside.file)) if beside else ("", "")
         source, file = (os.path.join(folder, path) for folder in folders)
@@ -82,10 +82,10 @@ def load(given: str, what: str = "--config=", beside: ConfigFile | None = None) 
 
 
 def names() -> list[str]:
-    """The names of the pages and sweeps that come with the package, with a `/` those in folders."""
-    found = []
+    """Returns the names of the config files and sweeps in the package, sorted."""
+    names = []
     for path in pathlib.Path(FOLDER).rglob("*.py"):
-        # Others are what several pages share.
+        # Other files are shared by several configs.
         if any(f"\ndef {name}(" in path.read_text(encoding="utf-8") for name in ("get_config", "overrides")):
-            found.append(path.relative_to(FOLDER).with_suffix("").as_posix())
-    return sorted(found)
+            names.append(path.relative_to(FOLDER).with_suffix("").as_posix())
+    return sorted(names)

@@ -1,9 +1,9 @@
-"""Changes of a config, as the command line and sweeps give them: a dotted path and a value, or the text of one.
+"""Overrides of a config on the command line and in sweeps: a dotted path and a value or its text.
 
     train.steps=1e5   optimizer.kind=adafactor   train.phases.0.length=64   data.mixture.books=2   vocabulary.pad=None
 
-`SECTION.kind=K` swaps a section to the defaults of that kind, but for fields without a default, which stay as they were
-where the kind of before has them, too. It acts before all that is given of the section, in whatever order they come.
+`SECTION.kind=K` replaces a section with the defaults of that kind. Fields without a default keep their value if the
+previous kind has them, too. It is applied before the other overrides of the section, whatever their order.
 """
 
 import ast
@@ -23,31 +23,31 @@ _INDEX = re.compile(r"\[(\d+)\]")
 
 
 def apply(tree: Mapping[str, Any], changes: Sequence[Change], schema: type, root: str = "config") -> dict[str, Any]:
-    """A tree of a schema, which stays as it is, with other values at dotted paths.
+    """Returns a copy of a tree with other values at dotted paths.
 
     Args:
-      changes: in order; a value that is a string is read as the field's type asks, any other stands for itself. Of a
-        path that is given again the last value counts; those of a tuple make one tuple.
-      schema: the dataclass that the tree describes.
-      root: what errors call it.
+      changes: overrides in order. A string is parsed as the type of the field; other values are used unchanged. If a
+        path is repeated, the last value counts; the values of a tuple are concatenated.
+      schema: dataclass that the tree represents.
+      root: name of the tree in error messages.
 
     Raises:
-      UserError: a field that is not there (the nearest name is given), a value that the field does not take, a section
-        after some field of it, or a kind whose fields without a default are not given.
+      UserError: a field does not exist (the message suggests the nearest name) or does not accept its value, a section
+        is set after one of its fields, or a new kind has required fields that are not set.
     """
-    found, swapped = dict(tree), []
+    result, swapped = dict(tree), []
     for path, value in _in_order(changes, root):
         names = path.split(".")
         if names[-1] == "kind":
             swapped.append(names[:-1])
-        found = _changed(schema, found, names, value, root)
+        result = _changed(schema, result, names, value, root)
     for names in swapped:
-        _check_complete(schema, found, names, root)
-    return found
+        _check_complete(schema, result, names, root)
+    return result
 
 
 def _in_order(changes: Sequence[Change], root: str) -> list[tuple[str, list[Any]]]:
-    """Each path once, with all its values; kinds before what else is given of their section."""
+    """Returns each path once with all of its values; kinds come before the other fields of their section."""
     values: dict[str, list[Any]] = {}
     for path, value in changes:
         path = _INDEX.sub(r".\1", path)
@@ -59,17 +59,17 @@ def _in_order(changes: Sequence[Change], root: str) -> list[tuple[str, list[Any]
         ordered.insert(ordered.index(below[0]) if below else len(ordered), path)
     for index, path in enumerate(ordered):
         if of := [other for other in ordered[:index] if other.startswith(f"{path}.")]:
-            raise UserError(f"{root}.{path} is given after {root}.{of[0]}, which it would undo: give it before")
+            raise UserError(f"{root}.{path} is given after {root}.{of[0]}, which it would overwrite: put it first")
     return [(path, values[path]) for path in ordered]
 
 
 def _changed(kind: Any, node: Any, names: Sequence[str], values: Sequence[Any], path: str) -> Any:
-    """A node of the annotated type `kind`, at `path`, with other values at `names` below it."""
+    """Returns the node at `path`, of the annotated type `kind`, with other values at `names` below it."""
     if not names:
         return _value(kind, values, path)
-    name, others, choices = names[0], names[1:], trees.choices(kind)
+    name, rest, choices = names[0], names[1:], trees.choices(kind)
     at, kind = f"{path}.{name}", _required(kind)
-    if choices is not None and name == "kind" and not others:
+    if choices is not None and name == "kind" and not rest:
         return _swapped(choices, node, values[-1], path)
     if choices is not None or dataclasses.is_dataclass(kind):
         if choices is not None:
@@ -82,39 +82,39 @@ def _changed(kind: Any, node: Any, names: Sequence[str], values: Sequence[Any], 
             raise UserError(f"there is no field {at}: {nearest(name, known)}")
         below = node[name] if node and name in node else _default(known[name])
         below = None if below is dataclasses.MISSING else below
-        return {**(node or {}), name: _changed(hints[name], below, others, values, at)}
+        return {**(node or {}), name: _changed(hints[name], below, rest, values, at)}
     if (element := trees.values(kind)) is not None:
         node = node or {}
         is_section = trees.choices(element) is not None or dataclasses.is_dataclass(element)
-        if name not in node and is_section and list(others) != ["kind"]:
+        if name not in node and is_section and list(rest) != ["kind"]:
             raise UserError(f"there is no field {at}: {nearest(name, node)}")
-        return {**node, name: _changed(element, node.get(name), others, values, at)}
+        return {**node, name: _changed(element, node.get(name), rest, values, at)}
     if typing.get_origin(kind) is tuple:
         items = list(node or ())
         if not name.isdecimal() or int(name) >= len(items):
             there = f"give a number from 0 to {len(items) - 1}" if items else f"{path} is empty"
             raise UserError(f"there is no field {at}: {there}")
-        items[int(name)] = _changed(_elements(kind, items)[int(name)], items[int(name)], others, values, at)
+        items[int(name)] = _changed(_elements(kind, items)[int(name)], items[int(name)], rest, values, at)
         return items
-    raise UserError(f"there is no field {at}: {path} is no section")
+    raise UserError(f"there is no field {at}: {path} is not a section")
 
 
 def _swapped(choices: Mapping[str, type], node: Any, name: Any, path: str) -> dict[str, Any]:
-    """A section of another kind: its defaults, and of the fields without one what the section had."""
+    """Returns a section of another kind: its defaults, and the previous values of fields without a default."""
     kind = trees.choice(choices, {"kind": name}, path)
     if isinstance(node, Mapping) and node.get("kind") == name:
         return dict(node)
-    found, hints = {"kind": name}, typing.get_type_hints(kind)
+    section, hints = {"kind": name}, typing.get_type_hints(kind)
     for f in dataclasses.fields(kind):
         if (default := _default(f)) is not dataclasses.MISSING:
-            found[f.name] = default
+            section[f.name] = default
         elif isinstance(node, Mapping) and f.name in node and _fits(hints[f.name], node[f.name]):
-            found[f.name] = node[f.name]
-    return found
+            section[f.name] = node[f.name]
+    return section
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
-    """A field's default in a tree; MISSING: it has none."""
+    """Returns the default of a field in a tree, or MISSING."""
     default = trees.default(field)
     if default is dataclasses.MISSING or trees.values(field.type) is None:
         return trees.to_dict(default)
@@ -130,7 +130,7 @@ def _fits(kind: Any, value: Any) -> bool:
 
 
 def _check_complete(schema: type, tree: Any, names: Sequence[str], root: str) -> None:
-    """Refuses a section of a new kind that lacks fields."""
+    """Rejects a section of a new kind that lacks fields."""
     kind: Any = schema
     for name in names:
         if typing.get_origin(kind) in (dict, tuple):
@@ -147,27 +147,27 @@ def _check_complete(schema: type, tree: Any, names: Sequence[str], root: str) ->
 
 
 def _section(kind: Any, tree: Any, path: str) -> Any:
-    """The dataclass that a tree of a type is."""
+    """Returns the dataclass that a tree of a type represents."""
     choices = trees.choices(kind)
     return _required(kind) if choices is None else trees.choice(choices, tree, path)
 
 
 def _required(kind: Any) -> Any:
-    """A type without None."""
+    """Returns a type without None."""
     if typing.get_origin(kind) not in (types.UnionType, typing.Union):
         return kind
-    others = [a for a in typing.get_args(kind) if a is not types.NoneType]
-    return others[0] if len(others) == 1 else kind
+    members = [a for a in typing.get_args(kind) if a is not types.NoneType]
+    return members[0] if len(members) == 1 else kind
 
 
 def _elements(kind: Any, items: Sequence[Any]) -> Sequence[Any]:
-    """The types of a tuple's items."""
+    """Returns the types of a tuple's items."""
     args = typing.get_args(kind)
     return [args[0]] * len(items) if args[-1] is ... else args
 
 
 def _value(kind: Any, values: Sequence[Any], path: str) -> Any:
-    """What a field of a type is set to."""
+    """Returns the value that a field of this type is set to."""
     if typing.get_origin(_required(kind)) is tuple and trees.values(kind) is None:
         if values[-1] in ("None", "none") and _required(kind) is not kind:
             return None
@@ -180,13 +180,13 @@ def _value(kind: Any, values: Sequence[Any], path: str) -> Any:
 
 
 def _items(value: Any) -> Sequence[Any]:
-    """The items that a value of a tuple stands for; one alone needs no brackets."""
+    """Returns the items of a tuple's value; a single item needs no brackets."""
     value = _literal(value) if isinstance(value, str) else value
     return list(value) if isinstance(value, tuple | list) else [value]
 
 
 def _literal(text: str) -> Any:
-    """What a text is in Python, if it is something there, else the text."""
+    """Returns the value of a Python literal; any other text unchanged."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
@@ -194,7 +194,7 @@ def _literal(text: str) -> Any:
 
 
 def _read(kind: Any, value: Any, path: str) -> Any:
-    """The value of a type that a text stands for; any other value stands for itself."""
+    """Parses a text as a value of a type; returns other values unchanged."""
     if not isinstance(value, str):
         return int(value) if kind is int and isinstance(value, float) and value.is_integer() else trees.to_dict(value)
     required = _required(kind)
@@ -213,10 +213,10 @@ def _read(kind: Any, value: Any, path: str) -> Any:
         if value not in args:
             raise UserError(f"{path} is '{value}': {nearest(value, args)}")
         return args[value]
-    found = _literal(value)
-    if isinstance(found, str):
+    literal = _literal(value)
+    if isinstance(literal, str):
         raise UserError(f"{path} is a section: set its fields, as in {path}.NAME=…")
-    return found
+    return literal
 
 
 def _number(kind: type, text: str, path: str) -> int | float:
@@ -225,7 +225,7 @@ def _number(kind: type, text: str, path: str) -> int | float:
         whole = int(text) if re.fullmatch(r"[+-]?[\d_]+", text) else int(number) if number.is_integer() else None
     except ValueError:
         whole = number = None
-    found = number if kind is float else whole
-    if found is None:
+    result = number if kind is float else whole
+    if result is None:
         raise UserError(f"{path} is '{text}': give {'a number' if kind is float else 'an integer'}")
-    return found
+    return result

@@ -70,8 +70,8 @@ def reader_config(run: Run, phases: Sequence[Phase] | None = None) -> ReaderConf
 
 
 def target_length(run: Run, length: int) -> int:
-    """Slots for targets in a row of `length`; in an encoder-decoder the length of the decoder's row."""
-    given = run.data.inputs_targets.target_length
-    if run.data.has_inputs_targets and given and run.model.has_decoder:
-        return given
+    """Returns the number of targets in a row of `length`; in an encoder-decoder, the length of the decoder's row."""
+    configured = run.data.inputs_targets.target_length
+    if run.data.has_inputs_targets and configured and run.model.has_decoder:
+        return configured
     return run.objective.target_length(length)

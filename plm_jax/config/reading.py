@@ -1,4 +1,4 @@
-"""Trees as runs: from a config page, the command line, or a run directory."""
+"""Conversion of trees from config files, the command line or run directories to runs."""
 
 import contextlib
 import dataclasses
@@ -14,7 +14,7 @@ from plm_jax.config import checks
 from plm_jax.config.run import Run
 from plm_jax.models import ModelConfig
 
-# What a path begins with that counts from this package's folder, as `package:data/corpora/sotu.jsonl.gz`.
+# Prefix of paths that are relative to this package's folder, such as `package:data/corpora/sotu.jsonl.gz`.
 PACKAGE = "package:"
 
 
@@ -26,7 +26,7 @@ def from_dict(tree: Any, replaces_model: bool = False) -> Run:
         each other.
 
     Raises:
-      UserError: an unknown field (the nearest name is given), a missing one, or a value of the wrong type.
+      UserError: a field is unknown (the message suggests the nearest name), missing, or of the wrong type.
     """
     if isinstance(tree, ml_collections.ConfigDict):
         tree = tree.to_dict()
@@ -40,24 +40,24 @@ def from_saved(tree: Any, modules: users.Record | None = None) -> Run:
     """Returns the `Run` that a run directory, checkpoint or converted directory holds.
 
     Args:
-      modules: what is noted there of users' code, which is never loaded for that.
+      modules: the record of users' code in that directory; the code is not loaded.
 
     Raises:
-      UserError: as `from_dict`; it takes code of a user's that is not loaded.
+      UserError: as `from_dict`, or the run uses a user's code that is not loaded.
     """
-    with _told(modules):
+    with _reporting_missing(modules):
         return from_dict(tree)
 
 
 def model_from_saved(tree: Any, where: str, modules: users.Record | None = None) -> ModelConfig:
-    """The settings of a model that a converted directory holds, as `from_saved`; `where` is what errors call it."""
-    with _told(modules):
+    """Returns the settings of a converted directory's model, as `from_saved`; error messages refer to it as `where`."""
+    with _reporting_missing(modules):
         return trees.parse(ModelConfig, tree, where)
 
 
 @contextlib.contextmanager
-def _told(modules: users.Record | None) -> Generator[None]:
-    """Within it settings are read that were made with these modules."""
+def _reporting_missing(modules: users.Record | None) -> Generator[None]:
+    """Names the modules to load if settings that are parsed within the context use users' code that is not loaded."""
     try:
         yield
     except UserError as error:
@@ -66,15 +66,15 @@ def _told(modules: users.Record | None) -> Generator[None]:
 
 
 def modules(run: Run) -> set[str]:
-    """The Python modules that a run names: those that register its sources' tasks, and those of its segmenters."""
+    """Returns the Python modules that a run names: modules that register tasks, and modules of segmenters."""
     return run.data.modules
 
 
 def choose(table: dict[str, Any], name: str) -> Any:
-    """The entry of a config file's table of sizes.
+    """Returns an entry of a config file's table of sizes.
 
     Raises:
-      UserError: there is none of that name.
+      UserError: there is no such entry.
     """
     if name not in table:
         raise UserError(f"there is no size '{name}' in this config: {nearest(name, table)}")
@@ -82,12 +82,13 @@ def choose(table: dict[str, Any], name: str) -> Any:
 
 
 def resolve(tree: Any, config_file: str, overridden: Collection[str] = (), replaces_model: bool = False) -> Run:
-    """The checked `Run` of a config file's tree, its relative paths made absolute from the file's folder.
+    """Returns the checked `Run` of a config file's tree, with absolute paths.
 
-    The modules that it names may then be imported, as those of a checkpoint's config may not.
+    Relative paths are relative to the folder of the config file. The modules that the run names may be imported
+    afterwards; modules that only a checkpoint's config names may not.
 
     Args:
-      overridden: the fields and sections, as `train.init_from`, whose relative paths count from the working directory.
+      overridden: fields and sections, such as `train.init_from`, whose paths are relative to the working directory.
       replaces_model: as in `from_dict`.
     """
     run = from_dict(tree, replaces_model)

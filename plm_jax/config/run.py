@@ -1,4 +1,4 @@
-"""Everything that a run is."""
+"""The config of a run."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ from plm_jax.training.schedules import Schedule
 
 @dataclass(frozen=True)
 class Run:
-    """The whole config of a run: model, objective, data, optimizer and all else."""
+    """Complete config of a run."""
 
     model: ModelConfig
     objective: objectives.Objective

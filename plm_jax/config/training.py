@@ -1,4 +1,4 @@
-"""How a run trains: its steps, phases and devices, and when it saves and validates."""
+"""Settings of training: steps, batches and phases, incidents, checkpoints and validation."""
 
 import dataclasses
 from dataclasses import dataclass, field
@@ -12,10 +12,16 @@ from plm_jax.training.mesh import MeshConfig
 
 @dataclass(frozen=True)
 class PhaseConfig:
-    """A stretch of the run, up to the fraction `until` of its steps; what is not set stays as in the config.
+    """Phase of a run, which ends at the fraction `until` of its steps; unset fields keep the values of the config.
 
     Attributes:
-      mesh: sizes of axes of the mesh, by their names; where it begins, the state is laid out anew.
+      until: fraction of the run's steps at which the phase ends; that of the last phase is 1.
+      length: number of tokens in a row.
+      batch_size: number of rows in the global batch.
+      microbatches: number of microbatches that a batch is divided into.
+      mixture: rate of each source.
+      dropout: rate of every dropout layer.
+      mesh: sizes of mesh axes by name; the state is resharded at the beginning of the phase.
     """
 
     until: ranges.ShareAboveZero
@@ -35,17 +41,19 @@ class PhaseConfig:
 
 @dataclass(frozen=True)
 class IncidentsConfig:
-    """What a run does about a step whose loss or gradients are not finite, or a spike; `W/incidents` has each of them.
+    """Handling of steps with a spike, or with a loss or gradients that are not finite; `W/incidents` records them.
 
-    Numbers that are not finite leave the state as it was, and the run goes on with the next batch. A spike is a loss or
-    a gradient norm above the mean of the last `window` steps of the same phase by more than `deviations` times their
-    mean distance from it (which counts as at least a hundredth of the mean, and 0.001).
+    A step that is not finite leaves the state unchanged, and the run continues with the next batch. A spike is a loss
+    or a gradient norm that exceeds the mean of the last `window` steps of the same phase by more than `deviations`
+    times their mean absolute deviation (at least a hundredth of the mean, and at least 0.001).
 
     Attributes:
-      spikes: `record`: they change nothing; `skip`: they, too, leave the state as it was; `roll_back`: weights and
-        optimizer become those of the last checkpoint at a multiple of `checkpoint.save_every`, and the run goes on with
-        the next batch; each step is then waited for.
-      most_in_a_row: steps without an update after which a run goes on; with one more it ends.
+      spikes: `record`: spikes are only recorded; `skip`: they also leave the state unchanged; `roll_back`: weights and
+        optimizer are restored from the last checkpoint at a multiple of `checkpoint.save_every`, and the run continues
+        with the next batch. With `roll_back`, the host waits for each step.
+      window: number of recent steps that a step is compared with.
+      deviations: number of mean absolute deviations above which a step is a spike.
+      most_in_a_row: largest number of consecutive steps without an update; one more ends the run.
     """
 
     spikes: Literal["record", "skip", "roll_back"] = "record"
@@ -56,26 +64,34 @@ class IncidentsConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """How long and in what batches a run trains, and what it begins with.
+    """Length of training, batches, initial weights and logging.
 
     Attributes:
-      steps: how many; where `epochs` are given, their steps are put here when the caches are opened.
-      epochs: how often all rows of all sources are read; None: `steps` says how long.
-      batch_size: rows of the global batch; `microbatches` divides it, one after another within a step.
+      steps: number of training steps; with `epochs`, it is computed when the caches are opened.
+      epochs: number of passes over all rows of all sources; None: `steps` sets the length.
+      batch_size: number of rows in the global batch.
+      microbatches: number of microbatches that a batch is divided into; their gradients are accumulated.
       seed: seed of the weights, of dropout, and of the order and noise of the data: any signed 64-bit integer.
-      stall_minutes: after so many without a step each host says what it waits for (0: only once a step has taken ten
-        times the median, and a second).
-      init_from: any checkpoint to take weights from; of them the names that a regular expression in `init_names`
-        matches whole: with none of these no weight is taken, but the model where the config has none of its own.
-      new_tokens: of the vocabulary's last tokens how many `init_from` has no rows for: these are drawn with a standard
-        deviation of 0.02.
-      reinitialise_top: of these weights the layers at the top of each stack that are drawn anew, so many.
-      trainable: the parameters that are trained, those whose names one of these regular expressions matches whole. The
-        layers of a stack are told apart by their numbers, as in `stack/blocks/11/.*`. The others stay as they are.
-      prng: `rbg` is faster on TPUs and gives up that losses are the same on every mesh.
-      log_norms: whether rows of metrics have the norms of gradients, parameters and updates of each layer.
-      profile_steps: of which `jax.profiler` writes a trace to `W/profile`, each with those that follow it in the list.
-      wandb_project: of Weights & Biases, where the metrics go, too; empty: to none.
+      log_every: number of steps between rows of metrics.
+      stall_minutes: minutes without a step after which each host reports what it waits for; 0: only after ten times the
+        median duration of a step, and at least a second.
+      phases: phases of the run in order; empty: one phase with the values of the config.
+      init_from: checkpoint whose weights the run starts from. If `init_names` is empty, it only provides the model, if
+        the config has none.
+      init_names: regular expressions; weights whose whole name matches one of them are loaded from `init_from`.
+      new_tokens: number of tokens at the end of the vocabulary for which `init_from` has no rows; their rows are drawn
+        with a standard deviation of 0.02.
+      reinitialise_top: number of layers at the top of each stack that are initialized randomly instead of from
+        `init_from`.
+      trainable: regular expressions; parameters whose whole name matches one of them are trained, the others stay
+        fixed. Layers of a stack are distinguished by their numbers, as in `stack/blocks/11/.*`.
+      z_loss: weight of the squared logarithm of the softmax normalizer in the loss.
+      label_smoothing: share of the target probability that is spread over all tokens.
+      prng: generator of random numbers. `rbg` is faster on TPUs, but losses then depend on the mesh.
+      incidents: handling of spikes and of steps that are not finite.
+      log_norms: whether rows of metrics have the norms of the gradients, parameters and updates of each layer.
+      profile_steps: steps for which `jax.profiler` writes a trace to `W/profile`; consecutive steps share a trace.
+      wandb_project: project of Weights & Biases to which metrics are also written; empty: none.
     """
 
     steps: ranges.StepsOrZero = field(default=0, kw_only=True)
@@ -104,17 +120,20 @@ class TrainConfig:
             raise UserError(f"config.train.steps is {self.steps}: give at least 1, or set config.train.epochs")
         untils = [phase.until for phase in self.phases]
         if untils and (untils != sorted(set(untils)) or untils[0] <= 0 or untils[-1] != 1.0):
-            raise UserError(f"config.train.phases end at {untils}: give rising fractions of which the last is 1.0")
+            raise UserError(f"config.train.phases end at {untils}: give increasing fractions, the last one 1.0")
 
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """Saved every `save_every` steps and at the end; the last `keep_last` stay, and each multiple of `keep_every`.
+    """Checkpoints, which are saved every `save_every` steps and at the end of the run.
 
     Attributes:
-      save_minutes: after so many since the last one began it is saved, too (0: never).
-      grace_seconds: from a signal, or a preemption notice, to the end of the process at the latest.
-      max_failures: so many saves that fail in a row end the run; each is tried again before, later and later.
+      save_every: number of steps between checkpoints.
+      save_minutes: minutes since the last checkpoint began after which another one is saved; 0: never.
+      keep_last: number of newest checkpoints to keep.
+      keep_every: number of steps whose multiples are kept, too; 0: none.
+      grace_seconds: maximum seconds from a signal or a preemption notice to the end of the process.
+      max_failures: number of consecutive failed saves that ends the run; the time between attempts increases.
     """
 
     save_every: ranges.Steps = 1000
@@ -127,18 +146,19 @@ class CheckpointConfig:
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    """Validation loss during training, in rows of the phase's length and, where it is another, of the last phase's.
+    """Validation during training, in rows of the phase's length and, if it differs, of the last phase's length.
 
     Attributes:
-      every: after how many steps (0: never).
-      max_batches: of all sources together, each of which has its share by the mixture's rates, but at least one batch
-        (0: all that is held out). The whole is the mean of the sources' losses by these rates, which are of rows. Of
-        labelled examples all are read.
-      select: `SOURCE/METRIC`, of `validation/SOURCE/METRIC`: the weights of the step at which it was best stay in
-        `checkpoints/best`, of several the first one. `common.metrics` declares the direction of each metric.
-      tasks: SOURCE or SOURCE:SPLIT, which `evaluate --watch` scores at each checkpoint, with samples of what the model
-        writes, in a process beside the run's first one, on the CPU of its host.
-      decoding: how the model answers, in `evaluate` and, where nothing else is asked for, in `generate`.
+      every: number of steps between validations; 0: never.
+      batch_size: number of rows in a batch.
+      max_batches: number of batches from all sources together, divided by the rates of the mixture, with at least one
+        per source; 0: all held-out rows. The loss is the mean of the sources' losses weighted by these rates, which
+        count rows. Labeled examples are always read in full.
+      select: metric `SOURCE/METRIC` of validation by which the best weights are selected; they are kept in
+        `checkpoints/best` (of equal values, the first). `common.metrics` declares the direction of each metric.
+      tasks: tasks `SOURCE` or `SOURCE:SPLIT` that `evaluate --watch` scores at each checkpoint, with samples of
+        generated text, in a child process of the first process, on the CPU of its host.
+      decoding: default settings of decoding in `evaluate` and `generate`.
     """
 
     every: ranges.StepsOrZero = 0

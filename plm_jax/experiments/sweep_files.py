@@ -177,20 +177,20 @@ def _call(sweep: config_files.ConfigFile, name: str) -> Any:
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError) as error:  # It is not callable, or is a builtin without a signature.
-        raise UserError(f"`{name}` of {sweep.given} is not a Python function: {_EXPECTED}") from error
+        raise UserError(f"`{name}` of {sweep.argument} is not a Python function: {_EXPECTED}") from error
     is_for_all_sizes = name == "published" and not signature.parameters
     arguments = () if sweep.size is None or is_for_all_sizes else (sweep.size,)
     try:
         signature.bind(*arguments)
     except TypeError as error:
         supplied = f"size '{sweep.size}'" if arguments else "no size"
-        raise UserError(f"`{name}` of {sweep.given} does not accept {supplied} ({error})") from error
+        raise UserError(f"`{name}` of {sweep.argument} does not accept {supplied} ({error})") from error
     with users_code(sweep.code):
         result = function(*arguments)
         if isinstance(result, str | dict):
             return result
         if not isinstance(result, Iterable):
-            raise UserError(f"`{name}` of {sweep.given} returns {ranges.shown(result)}: {_EXPECTED}")
+            raise UserError(f"`{name}` of {sweep.argument} returns {ranges.shown(result)}: {_EXPECTED}")
         return list(result)
 
 

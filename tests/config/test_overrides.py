@@ -96,7 +96,7 @@ def test_a_change_is_made_and_nothing_else_changes(given, path, value):
 MISTAKES = [
     ("train.step=3", "there is no field config.train.step: did you mean 'steps'?"),
     ("trian.steps=3", "there is no field config.trian: did you mean 'train'?"),
-    ("train.steps.more=3", "there is no field config.train.steps.more: config.train.steps is no section"),
+    ("train.steps.more=3", "there is no field config.train.steps.more: config.train.steps is not a section"),
     ("train.steps=many", "config.train.steps is 'many': give an integer"),
     ("train.steps=2.5", "config.train.steps is '2.5': give an integer"),
     ("train.steps=", "config.train.steps is '': give an integer"),
@@ -120,7 +120,7 @@ MISTAKES = [
     ("data.mixture.books=2", "config.data.mixture names 'books': choose from: a, b"),
     ("data.mixture.a=some", "config.data.mixture.a is 'some': give a number"),
     ("data.mixture=a", "config.data.mixture is a section"),
-    ("train.steps=3 train={}", "config.train is given after config.train.steps, which it would undo"),
+    ("train.steps=3 train={}", "config.train is given after config.train.steps, which it would overwrite"),
     ("model.kind=elmo", "config.model.kind is 'elmo', which has no default for embedding: set that too"),
 ]
 

@@ -220,7 +220,7 @@ def test_a_page_without_a_model_evaluates_a_checkpoint_that_no_run_of_ours_made(
 
 def test_mistakes_are_told_in_one_line(folder, verb, tmp_path):
     alone = verb("pretrain", f"--config={folder}/moods.py", f"--workdir={tmp_path}/w")
-    assert alone.status == 2 and "stands for a checkpoint's model" in alone.errors[0]
+    assert alone.status == 2 and "stands for the model of a checkpoint" in alone.errors[0]
     head = models.FromCheckpointConfig(heads=(("task", models.ClassesHead(labels=("a", "b", "c"))),))
     with pytest.raises(UserError, match=r"config.model.heads.task has 3 labels \(a, b, c\), source 'mood' 2"):
         transfer.resolve(page(folder, model=head), str(folder / "encoder"))

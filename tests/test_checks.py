@@ -63,7 +63,7 @@ UNUSED = [
         {"data": {"inputs_targets": config.InputsTargetsConfig(packed=True)}},
         "no source has inputs and targets",
     ),
-    ("plain", {"train": {"init_names": ("a",)}}, "config.train.init_from, which is empty"),
+    ("plain", {"train": {"init_names": ("a",)}}, "has no effect without config.train.init_from"),
 ]
 
 

@@ -121,7 +121,7 @@ def _pairs(run: Run) -> None:
         )
     if layout.num_texts > 1 and not layout.labels_pairs and run.model.token_types < 2:
         raise UserError(
-            f"{layout.plural} need a model that distinguishes the two texts: set config.model.embedding.token_types to 2"
+            f"{layout.plural} need a model that distinguishes their texts: set config.model.embedding.token_types to 2"
         )
 
 

@@ -120,7 +120,7 @@ class TrainConfig:
             raise UserError(f"config.train.steps is {self.steps}: give at least 1, or set config.train.epochs")
         untils = [phase.until for phase in self.phases]
         if untils and (untils != sorted(set(untils)) or untils[0] <= 0 or untils[-1] != 1.0):
-            raise UserError(f"config.train.phases end at {untils}: give increasing fractions, the last one 1.0")
+            raise UserError(f"config.train.phases end at {untils}: give increasing fractions; the last is 1.0")
 
 
 @dataclass(frozen=True)

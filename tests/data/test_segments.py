@@ -113,7 +113,7 @@ def test_what_they_need_is_told(make, make_run):
         (make(cls=None), "two segments need special ids: set config.vocabulary.cls and config.vocabulary.sep"),
         (
             make(token_types=0),
-            "two segments need a model that distinguishes the two texts: set config.model.embedding.token_types",
+            "two segments need a model that distinguishes their texts: set config.model.embedding.token_types",
         ),
     ):
         with pytest.raises(UserError, match=message):

@@ -1,10 +1,10 @@
-"""What is read of files that nobody vouches for, in bounded memory and time."""
+"""Reading of untrusted files in bounded memory and time."""
 
 import re
 from collections.abc import Iterator
 from typing import Any
 
-# A text of JSON, closed or not, or what begins or ends a part: linear in time whatever it is given.
+# A string of JSON, closed or not, or a bracket; matches in linear time.
 _TOKENS = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[\]{}]', re.DOTALL)
 _PIECE = 2**20
 # Reading a gigabyte of newlines, which compresses to a thousandth of that, would take minutes.
@@ -36,7 +36,7 @@ def lines(file: Any, limit: int) -> Iterator[Any | None]:
 
 
 def is_nested(text: str, limit: int) -> bool:
-    """Whether parts of a JSON text lie more than `limit` deep in each other; the text need not be whole."""
+    """Whether a JSON text, complete or not, is nested more than `limit` levels deep."""
     if text.count("[") + text.count("{") <= limit:
         return False
     depth = 0

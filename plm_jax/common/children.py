@@ -1,7 +1,7 @@
-"""Verbs as processes that this one starts, and that end with it, however it ends.
+"""Child processes that run commands and end with this process, however it ends.
 
-A child holds the end of a pipe whose other end its parent alone has. When the parent is gone the child reads that, and
-asks itself to stop as SIGTERM would: a run saves its step.
+A child reads from a pipe whose other end only its parent holds. When the parent is gone, the read returns, and the
+child sends itself SIGTERM, so that a run saves its step.
 """
 
 import contextlib
@@ -19,17 +19,17 @@ from typing import TypeVar
 from plm_jax.common import package
 from plm_jax.common.errors import Interrupted
 
-# The end of the pipe, in a child's environment.
+# Environment variable with a child's end of the pipe.
 _PARENT = "PLM_JAX_PARENT"
 T = TypeVar("T")
-# What has a process join others as one job.
+# Environment variables with which a process joins a job.
 _JOB = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID", "PLM_JAX_DISTRIBUTED")
 # If this is set, Python adds neither the working directory nor a script's folder to `sys.path`.
 _SAFE_PATH = "PYTHONSAFEPATH"
 
 
 def command(verb: str, *flags: str) -> list[str]:
-    """Returns the command line of a verb, which imports nothing from the working directory."""
+    """Returns the command line of a command, which imports nothing from the working directory."""
     return [sys.executable, "-P", "-m", "plm_jax", verb, *flags]
 
 
@@ -55,15 +55,15 @@ def of_scripts() -> dict[str, str]:
 
 
 def alone() -> dict[str, str]:
-    """The environment for a child that is no process of this one's job."""
+    """Returns the environment for a child that does not belong to this process's job."""
     environment = {name: value for name, value in os.environ.items() if name not in _JOB}
-    if "," in environment.get("TPU_WORKER_HOSTNAMES", ""):  # A slice's chips compute together or not at all.
+    if "," in environment.get("TPU_WORKER_HOSTNAMES", ""):  # A slice's chips can only be used together.
         environment["JAX_PLATFORMS"] = "cpu"
     return environment
 
 
 def start(command: list[str], environment: Mapping[str, str], output: int) -> subprocess.Popen:
-    """Starts a process that ends with this one; what it says on stdout and stderr goes to `output`."""
+    """Starts a process that ends with this one; its stdout and stderr go to `output`."""
     read, _ = _pipe()
     return subprocess.Popen(
         command,
@@ -72,7 +72,7 @@ def start(command: list[str], environment: Mapping[str, str], output: int) -> su
         stderr=subprocess.STDOUT,
         env={**with_package(environment), _PARENT: str(read)},
         pass_fds=(read,),
-        # In a session of its own: Ctrl-C would reach it, too, and a second signal ends a run before its step is saved.
+        # Otherwise Ctrl-C would reach it, too, and a second signal ends a run before its step is saved.
         start_new_session=True,
     )
 
@@ -83,15 +83,15 @@ def _pipe() -> tuple[int, int]:
 
 
 def end_with_parent() -> None:
-    """Has this process asked to stop as soon as the one that started it by `start` is gone."""
-    found = os.environ.pop(_PARENT, None)
-    if found is None:
+    """Sends SIGTERM to this process as soon as the process that started it with `start` is gone."""
+    descriptor = os.environ.pop(_PARENT, None)
+    if descriptor is None:
         return
 
     def wait() -> None:
-        with contextlib.suppress(OSError):  # Another's variable: the pipe is not here.
-            os.read(int(found), 1)
-            # The parent may have been who listened: a line that nobody takes would be an error of the run's.
+        with contextlib.suppress(OSError):  # The variable was inherited without the pipe.
+            os.read(int(descriptor), 1)
+            # The parent may have read the output; writing to its closed pipe would fail the run.
             nobody = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nobody, 1)
             os.dup2(nobody, 2)
@@ -120,19 +120,19 @@ def shielded(call: Callable[[], T]) -> T:
 
 
 class Group:
-    """Processes that threads run, each its own, until all are stopped."""
+    """Processes that threads run, one each, until all are stopped."""
 
     def __init__(self):
         self._lock, self._running, self._stopped = threading.Lock(), set(), False
 
     def run(self, command: list[str], environment: Mapping[str, str], hear: Callable[[bytes], None]) -> int:
-        """Runs a command to its end; returns its exit status.
+        """Runs a command to its end and returns its exit status.
 
         Args:
-          hear: is given what it says, as it does.
+          hear: called with the command's output as it arrives.
 
         Raises:
-          Interrupted: all are stopped, and this one has ended.
+          Interrupted: all processes were stopped, and this one has ended.
         """
         with self._lock:
             if self._stopped:
@@ -142,8 +142,8 @@ class Group:
         try:
             with process:
                 assert process.stdout is not None
-                while said := os.read(process.stdout.fileno(), 2**16):
-                    hear(said)
+                while output := os.read(process.stdout.fileno(), 2**16):
+                    hear(output)
         finally:
             with self._lock:
                 self._running.remove(process)
@@ -153,7 +153,7 @@ class Group:
         return process.returncode
 
     def stop(self, number: int = signal.SIGTERM) -> None:
-        """Sends a signal to all that run, and has none begin any more."""
+        """Sends a signal to all running processes and starts no new ones."""
         with self._lock:
             self._stopped = True
             for process in self._running:

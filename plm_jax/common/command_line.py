@@ -225,18 +225,18 @@ def _split_dotted(arguments: Sequence[str], name: str) -> tuple[list[str], list[
     As with absl's flags, `--NAME.path value` equals `--NAME.path=value`, `--NAME.path` alone means yes, and
     `--noNAME.path` means no.
     """
-    others, overrides, remaining = [], [], list(arguments)
+    plain, overrides, remaining = [], [], list(arguments)
     while remaining:
         argument = remaining.pop(0)
         match = re.fullmatch(rf"--?(no)?{name}\.([^=]+)(?:=(.*))?", argument, re.DOTALL)
         if match is None:
-            others.append(argument)
+            plain.append(argument)
             continue
         negated, path, value = match.groups()
         if value is None and not negated and remaining and not re.match(r"-[^\d.]", remaining[0]):
             value = remaining.pop(0)
         overrides.append((path, ("no" if negated else "yes") if value is None else value))
-    return others, overrides
+    return plain, overrides
 
 
 def _help(main: Callable[..., None]) -> str:

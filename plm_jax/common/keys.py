@@ -34,5 +34,5 @@ def from_seed(seed: int, prng: str = "threefry") -> jax.Array:
 
 
 def named_key(parent: jax.Array, name: str) -> jax.Array:
-    """The key of `name` under `parent`."""
+    """Returns the key of `name` under `parent`."""
     return jax.random.fold_in(parent, zlib.crc32(name.encode()))

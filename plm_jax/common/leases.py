@@ -1,10 +1,9 @@
-"""A folder that one process at a time may write in, on this machine, a shared disk or in a bucket.
+"""Leases of folders, in which one process at a time may write, on this machine, a shared disk or in a bucket.
 
-    FOLDER/NUMBER.json    who holds it: host, pid, when it began, when it was last alive; or that it was given back
+    FOLDER/NUMBER.json    the holder: host, pid, start time, time of the last heartbeat; or that the lease was released
 
-The file with the highest number counts. Each is created once, which every store does for one process alone, and a
-number is never used again. Of a process of this machine the system says whether it lives; of another machine's, that
-its file changes.
+The file with the highest number counts. Every store lets only one process create a file, and numbers are never reused.
+A holder on this machine is alive if the system says so; one on another machine, if its file changes.
 """
 
 import contextlib
@@ -19,23 +18,23 @@ from typing import Any
 from plm_jax.common import progress, storage, strict_json
 from plm_jax.common.errors import UserError
 
-# Seconds between two signs of life, and without one until another process may take the folder.
+# Seconds between heartbeats, and seconds without one after which another process may take the folder.
 _BEAT, _LEASE = 10.0, 60.0
 
 
 def taken(folder: str) -> dict[str, Any] | None:
-    """Who holds a folder, as its file says; None where nobody does. Whether it lives is for `is_alive` to say.
+    """Returns the recorded holder of a folder, alive or not; None if there is none.
 
     Raises:
       UserError: the store cannot be reached.
     """
     number = _newest(folder)
-    found = _read(folder, number) if number else None
-    return None if found is None or "released" in found else found
+    holder = _read(folder, number) if number else None
+    return None if holder is None or "released" in holder else holder
 
 
 def is_alive(folder: str, wait: float = _LEASE) -> bool:
-    """Whether the process that holds a folder lives; of another machine's, whether it says so within `wait` seconds."""
+    """Whether the holder of a folder is alive; on another machine, whether it sends a heartbeat within `wait` s."""
     holder = taken(folder)
     if holder is None or not is_here(holder):
         return holder is not None and _changes(folder, _newest(folder), wait)
@@ -44,14 +43,14 @@ def is_alive(folder: str, wait: float = _LEASE) -> bool:
 
 @contextlib.contextmanager
 def held(folder: str, what: str, about: Callable[[], dict[str, Any]] = dict) -> Iterator[None]:
-    """Holds a folder while it lasts.
+    """Holds a folder within the context.
 
     Args:
-      what: it is for, as in "another process WHAT".
-      about: what is to be told beside each sign of life.
+      what: use of the folder in error messages, as in "another process WHAT".
+      about: returns further fields for each heartbeat.
 
     Raises:
-      UserError: another process holds it.
+      UserError: another process holds the folder.
       OSError: the folder cannot be written.
     """
     number, mine = _take(folder, what)
@@ -59,11 +58,13 @@ def held(folder: str, what: str, about: Callable[[], dict[str, Any]] = dict) -> 
 
     def beat(seconds: float) -> None:
         del seconds
-        with contextlib.suppress(UserError, OSError):  # The next one may come through.
+        with contextlib.suppress(UserError, OSError):  # The next heartbeat may succeed.
             if _newest(folder) != number:
                 if storage.exists(os.path.dirname(folder)) and _newest(folder) > number and not lost.is_set():
                     lost.set()
-                    os.write(2, f"error: another process {what} since this one was not heard of for long\n".encode())
+                    os.write(
+                        2, f"error: another process {what}, because this one sent no heartbeat for too long\n".encode()
+                    )
                     os._exit(2)
                 return
             storage.write(_path(folder, number), _encoded(mine | {"alive": time.time()} | about()))
@@ -86,7 +87,7 @@ def _take(folder: str, what: str) -> tuple[int, dict[str, Any]]:
         path = _path(folder, last + 1)
         with contextlib.suppress(FileExistsError):
             storage.create(path, _encoded(mine | {"alive": time.time()}))
-            # A process that stood still for long may have created a number that others are long beyond.
+            # A process that was suspended for long may create a number that others have passed meanwhile.
             if _newest(folder) == last + 1:
                 for older in _numbers(folder):
                     if older <= last:
@@ -101,16 +102,16 @@ def _refuse_unless_free(folder: str, number: int, holder: dict[str, Any], what: 
     here = is_here(holder)
     if here and _started(holder["pid"]) != holder["process_start"]:
         return
-    who = f"process {holder.get('pid')} on {holder.get('host')}, begun {holder.get('began')}"
+    who = f"process {holder.get('pid')} on {holder.get('host')}, started {holder.get('began')}"
     if not here:
-        with progress.doing(f"waiting to see whether {who} lives"):
+        with progress.doing(f"checking whether {who} is alive"):
             if not _changes(folder, number, _LEASE):
                 return
-    raise UserError(f"another process {what} ({who}): wait until it has ended, or end it first")
+    raise UserError(f"another process {what} ({who}): wait until it has ended, or stop it")
 
 
 def _changes(folder: str, number: int, seconds: float) -> bool:
-    """Whether a process gives a sign of life within so many seconds."""
+    """Whether the holder sends a heartbeat within `seconds`."""
     first, deadline = _read(folder, number), time.monotonic() + seconds
     while time.monotonic() < deadline:
         time.sleep(min(1.0, seconds))
@@ -133,19 +134,19 @@ def _identity() -> dict[str, Any]:
 
 
 def _machine() -> str | None:
-    """This boot of this machine, and of it the part in which process ids mean the same; None: it does not say."""
+    """Returns an id of this boot of the machine and of the namespace of process ids; None if the system has none."""
     with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
     return None
 
 
 def is_here(holder: dict[str, Any]) -> bool:
-    """Whether who holds a folder, see `taken`, is a process of this machine."""
+    """Whether a holder, as returned by `taken`, is a process of this machine."""
     return holder.get("machine") is not None and holder["machine"] == _machine()
 
 
 def _started(pid: int) -> str | None:
-    """When a process of this machine began, in ticks since its boot; None: there is none, or it has ended."""
+    """Returns the start time of a process in ticks since boot; None if there is no such process or it has ended."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
         fields = file.read().rpartition(")")[2].split()
         return None if fields[0] in "ZX" else fields[19]
@@ -165,14 +166,14 @@ def _newest(folder: str) -> int:
 
 
 def _read(folder: str, number: int) -> dict[str, Any] | None:
-    """What a file says; None where it is gone. One that is being written, or damaged, says nothing."""
+    """Returns the contents of a file; None if it is gone, and {} if it is incomplete or damaged."""
     try:
-        found = strict_json.read(_path(folder, number))
+        content = strict_json.read(_path(folder, number))
     except FileNotFoundError:
         return None
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def _encoded(content: dict[str, Any]) -> bytes:

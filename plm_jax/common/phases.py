@@ -28,5 +28,5 @@ class Phase:
 
     @property
     def end_example(self) -> int:
-        """The example after the last one that the phase reads."""
+        """Number of the example after the last one that the phase reads."""
         return self.first_example + self.num_steps * self.batch_size

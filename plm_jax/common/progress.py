@@ -1,7 +1,7 @@
-"""What a process says on stderr while something takes long, so that no silence looks like a hang.
+"""Progress messages on stderr during long operations.
 
-On a terminal the seconds count in the last line. A log gets a line every five seconds, and after ten minutes one a
-minute. Of a job's processes the first alone speaks.
+On a terminal, the last line counts the seconds. A log gets a line every five seconds, and after ten minutes one per
+minute. Only the first process of a job prints messages.
 """
 
 import contextlib
@@ -11,26 +11,26 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-# What lasts less is not worth a word.
+# Shorter operations are not reported.
 SILENCE_SECONDS = 2.0
 
 
 def is_first() -> bool:
-    """Whether this is the first process of its job, as the variables of launchers, of SLURM or of GKE tell."""
-    places = [os.environ.get("JAX_PROCESS_ID") or os.environ.get("SLURM_PROCID", "0")]
+    """Whether this is the first process of its job, by the environment variables of launchers, SLURM or GKE."""
+    ranks = [os.environ.get("JAX_PROCESS_ID") or os.environ.get("SLURM_PROCID", "0")]
     if os.environ.get("PLM_JAX_DISTRIBUTED") == "1" and "JAX_PROCESS_ID" not in os.environ:
-        places += [os.environ.get(name, "0") for name in ("TPU_WORKER_ID", "MEGASCALE_SLICE_ID")]
-    return set(places) == {"0"}
+        ranks += [os.environ.get(name, "0") for name in ("TPU_WORKER_ID", "MEGASCALE_SLICE_ID")]
+    return set(ranks) == {"0"}
 
 
 def pause(seconds: float, terminal: bool) -> float:
-    """The seconds between two words about what has lasted so many."""
+    """Returns the seconds between two messages about an operation that has taken `seconds`."""
     return 1.0 if terminal else 5.0 if seconds < 600 else 60.0
 
 
 @contextlib.contextmanager
 def beating(tick: Callable[[float], None], first: float, every: Callable[[float], float]) -> Iterator[None]:
-    """While it lasts a thread calls `tick` with the seconds so far: after `first`, then as `every` says of them."""
+    """Calls `tick` in a thread with the seconds so far: after `first` seconds, then every `every(seconds)`."""
     began, over = time.monotonic(), threading.Event()
 
     def beat() -> None:
@@ -51,24 +51,24 @@ def beating(tick: Callable[[float], None], first: float, every: Callable[[float]
 
 @contextlib.contextmanager
 def doing(what: str) -> Iterator[None]:
-    """Says, if it takes long, what is going on, for how long so far, and at the end how long it took."""
+    """Reports an operation that takes long: its duration so far, and at the end its total duration."""
     if not is_first():
         yield
         return
-    # The import of TensorFlow closes the descriptor itself for a while.
+    # The import of TensorFlow temporarily closes descriptor 2.
     stderr = os.dup(2)
-    terminal, began, said = os.isatty(stderr), time.monotonic(), False
+    terminal, began, reported = os.isatty(stderr), time.monotonic(), False
     begin, end = ("\r", "") if terminal else ("", " so far\n")
 
-    def tell(seconds: float) -> None:
-        nonlocal said
-        said = True
+    def report(seconds: float) -> None:
+        nonlocal reported
+        reported = True
         os.write(stderr, f"{begin}{what}: {seconds:.0f} s{end}".encode())
 
     try:
-        with beating(tell, SILENCE_SECONDS, functools.partial(pause, terminal=terminal)):
+        with beating(report, SILENCE_SECONDS, functools.partial(pause, terminal=terminal)):
             yield
     finally:
-        if said:
+        if reported:
             os.write(stderr, f"{begin}{what}: {time.monotonic() - began:.0f} s\n".encode())
         os.close(stderr)

@@ -1,14 +1,14 @@
-"""Roles of a config, each of which one of several choices plays: an optimizer, a layout, a position scheme, ….
+"""Base of config sections that have several implementations, such as optimizers, layouts and position schemes.
 
     class Optimizer(Role):
-        \"\"\"What turns gradients into updates.\"\"\"
+        \"\"\"Settings of an optimizer.\"\"\"
 
     @dataclass(frozen=True)
     class AdamW(Optimizer):
         kind: ClassVar[str] = "adamw"
 
-A role is an abstract base; a dataclass below it becomes a choice by naming its `kind`, wherever it is written: one of a
-user's own enters as ours do. In a tree a choice is its fields and its `kind`.
+A role is an abstract base class. A dataclass that inherits from it and sets `kind` becomes a choice, in this package
+and in users' code alike. In a tree, a choice is represented by its fields and its `kind`.
 """
 
 import dataclasses
@@ -18,11 +18,11 @@ from plm_jax.common.errors import UserError
 
 
 class Role:
-    """The base of all roles.
+    """Base class of all roles.
 
     Attributes:
-      kind: what a choice is called in a config.
-      choices: of each role its choices by their kinds.
+      kind: name of a choice in a config.
+      choices: choices of a role by kind.
     """
 
     kind: ClassVar[str]
@@ -38,16 +38,16 @@ class Role:
             other = cls.choices.get(cls.kind)
             if other and (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
                 raise UserError(
-                    f"{cls.__module__}.{cls.__qualname__} calls itself '{cls.kind}', as "
-                    f"{other.__module__}.{other.__qualname__} does: give it another kind"
+                    f"{cls.__module__}.{cls.__qualname__} has kind '{cls.kind}', and so does "
+                    f"{other.__module__}.{other.__qualname__}: use another kind"
                 )
             if missing := [name for name in _declared(cls) if not hasattr(cls, name)]:
-                raise UserError(f"{cls.__module__}.{cls.__qualname__} says nothing of its {', '.join(missing)}: set it")
+                raise UserError(f"{cls.__module__}.{cls.__qualname__} does not set {', '.join(missing)}: set it")
             cls.choices[cls.kind] = cls
 
 
 def _declared(choice: type[Role]) -> list[str]:
-    """What the role of a choice asks each of its choices to set, besides fields."""
+    """Returns the names of the class variables that a role requires of its choices."""
     role = next(base for base in choice.__mro__ if is_role(base))
     return [
         name for name, annotation in vars(role).get("__annotations__", {}).items() if get_origin(annotation) is ClassVar
@@ -55,5 +55,5 @@ def _declared(choice: type[Role]) -> list[str]:
 
 
 def is_role(annotation: object) -> bool:
-    """Whether a type is a role, and not one of its choices."""
+    """Whether a type is a role, not a choice."""
     return isinstance(annotation, type) and Role in annotation.__bases__

@@ -1,8 +1,8 @@
-"""A folder that tells whether it is as it was written: a manifest with the SHA-256 of every file, written last.
+"""Manifests that detect changes in a folder: the SHA-256 of every file, written last.
 
-    manifest.json    {"sha256" of all the rest, what the folder is, "files": {path: [bytes, SHA-256]}}
+    manifest.json    {"sha256": hash of the rest, further fields, "files": {path: [bytes, SHA-256]}}
 
-Several processes may write in it: each hashes its own files, and the first one puts what they found together.
+If several processes write a folder, each hashes its own files, and the first one merges the hashes.
 """
 
 import hashlib
@@ -20,18 +20,18 @@ from plm_jax.common.errors import UserError
 
 MANIFEST = "manifest.json"
 _PART = "manifest-part-{}.json"
-# Files that are in a folder only until it is sealed.
+# Files that exist in a folder only until it is sealed.
 _NOT_SEALED = re.compile(rf"manifest(-part-\d+)?\.json|{re.escape(storage.UNFINISHED)}")
-# How long the first process waits for the parts of others; as long as Orbax waits for their files.
+# Seconds that the first process waits for the parts of others, as long as Orbax waits for their files.
 _PARTS_SECONDS = 600.0
-# Read and hashed at once: a bucket answers late, and hashing leaves Python's lock.
+# Files that are hashed at once: buckets have a high latency, and hashing releases the GIL.
 _THREADS = 4
-# How many files a line names.
+# Number of files that a message names.
 _NAMED = 3
 
 
 class DamagedError(UserError):
-    """A folder that is not as it was sealed, or never was; `reason` says why, the message what to do, too."""
+    """Raised when a folder was never sealed or has changed since; `reason` has no advice, the message may have."""
 
     def __init__(self, reason: str, message: str = ""):
         super().__init__(message or reason)
@@ -40,10 +40,12 @@ class DamagedError(UserError):
 
 @dataclass(frozen=True)
 class Share:
-    """Which files a process of a job hashes: those that it wrote, as far as their paths tell.
+    """Share of a folder's files that a process of a job hashes.
 
     Attributes:
-      owner: of a path in the folder, the number of the process that wrote it.
+      process: number of the process.
+      processes: number of processes.
+      owner: returns the number of the process that wrote a path in the folder.
     """
 
     process: int = 0
@@ -51,15 +53,15 @@ class Share:
     owner: Callable[[str], int] = lambda path: 0
 
     def of(self, paths: Iterable[str]) -> list[str]:
-        """The paths that are this process's."""
+        """Returns the paths in this process's share."""
         return [path for path in paths if self.owner(path) % self.processes == self.process]
 
 
 def seal(folder: str, about: Mapping[str, Any], share: Share = Share()) -> None:
-    """Writes the manifest of a folder; every process of `share` calls it, when what it wrote is there.
+    """Writes the manifest of a folder; every process of `share` calls it after it has written its files.
 
     Raises:
-      UserError: another process's part did not come, or the store cannot be reached.
+      UserError: the part of another process is missing, or the store cannot be reached.
       OSError: a file cannot be read or written.
     """
     files = _hashed(folder, share.of(path for path in storage.files_below(folder) if not _NOT_SEALED.fullmatch(path)))
@@ -84,11 +86,11 @@ def is_sealed(folder: str) -> bool:
 
 
 def read(folder: str) -> dict[str, Any]:
-    """What the manifest of a folder says.
+    """Returns the contents of a folder's manifest.
 
     Raises:
-      DamagedError: there is none, or it is damaged.
-      OSError: it cannot be read.
+      DamagedError: the manifest is missing or damaged.
+      OSError: the manifest cannot be read.
     """
     path = os.path.join(folder, MANIFEST)
     if os.path.exists(path) and not os.path.isfile(path):
@@ -100,7 +102,7 @@ def read(folder: str) -> dict[str, Any]:
     try:
         content = strict_json.loads(data)
         del content["sha256"]
-        # To the byte: nothing in the file may change unseen, not even what nobody reads.
+        # Compared byte for byte, so that every change of the file is detected.
         if _encoded(content) == data and all(_is_entry(entry) for entry in content["files"].values()):
             return content
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -142,7 +144,7 @@ def verify(
 
 
 def _is_entry(entry: Any) -> bool:
-    """Whether it is [bytes, SHA-256]."""
+    """Whether an entry has the form [bytes, SHA-256]."""
     return isinstance(entry, list) and [type(part) for part in entry] == [int, str]
 
 
@@ -164,12 +166,12 @@ def _hashed(folder: str, paths: Sequence[str], sizes: Mapping[str, int] | None =
 
 
 def _awaited(part: str) -> bytes:
-    """A file that another process is about to write."""
+    """Returns the contents of a file that another process is about to write."""
     deadline = time.monotonic() + _PARTS_SECONDS
     while True:
         try:
             return storage.read(part)
         except FileNotFoundError:
             if time.monotonic() > deadline:
-                raise UserError(f"{part} did not come from its process") from None
+                raise UserError(f"{part} was not written by its process within {_PARTS_SECONDS:.0f} s") from None
             time.sleep(0.05)

@@ -1,7 +1,4 @@
-"""SentencePiece's models as files of others: what its library would crash on, or misread, is refused before.
-
-Here, because models from elsewhere and text alike are read by it.
-"""
+"""Validation of SentencePiece model files, since the library crashes on some invalid files and misreads others."""
 
 import math
 import re
@@ -11,24 +8,24 @@ import numpy as np
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2 as protocol
 
-# More than the largest published model has, 18 MB of a million pieces.
+# The largest published model has 18 MB and a million pieces.
 MOST_BYTES = 2**25
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 
 
 def parse(data: bytes) -> Any:
-    """What a model's file says.
+    """Parses a model file.
 
     Raises:
-      ValueError: it is no whole model, or one that SentencePiece's library does not read safely.
+      ValueError: the file is not a complete model, or the library of SentencePiece cannot read it safely.
     """
-    # A piece is two line feeds at least, of its field and of its text's.
+    # Each piece has at least two line feeds: the tags of its field and of its text.
     if len(data) > MOST_BYTES or data.count(b"\n") > 2**22:
         raise ValueError(f"{len(data):,} bytes, at most {MOST_BYTES:,} of a million pieces are read")
     try:
         model = protocol.ModelProto.FromString(data)  # pyright: ignore[reportAttributeAccessIssue]
         texts = [piece.piece for piece in model.pieces]
-    except Exception as error:  # The library's own, of which there are several.
+    except Exception as error:  # The library raises several types of its own.
         raise ValueError("no protocol buffer of a model") from error
     if not all(texts) or len(set(texts)) < len(texts) or not texts:
         raise ValueError("it has no pieces, an empty one or one twice")
@@ -45,10 +42,10 @@ def parse(data: bytes) -> Any:
 
 
 def processor(data: bytes) -> Any:
-    """The `SentencePieceProcessor`, whose types the library does not declare, of a model's file that `parse` takes.
+    """Returns the `SentencePieceProcessor` of a model file that `parse` accepts.
 
     Raises:
-      ValueError: the library finds something else amiss.
+      ValueError: the library rejects the file.
     """
     try:
         return sentencepiece.SentencePieceProcessor(model_proto=data)  # pyright: ignore[reportCallIssue]
@@ -57,13 +54,13 @@ def processor(data: bytes) -> Any:
 
 
 def check_rules(rules: bytes) -> None:
-    """Checks the rules of a normalizer: the size of a trie, its units, and the texts that its values are places in.
+    """Checks the rules of a normalizer: the size of its trie, the units, and the texts that values are offsets into.
 
     The trie is a double array (https://github.com/s-yata/darts-clone): the child of unit i by byte c is at
-    i ^ offset(i) ^ c, where the library looks whether there is one or not.
+    i ^ offset(i) ^ c, which the library reads whether it exists or not.
 
     Raises:
-      ValueError: a text would lead outside.
+      ValueError: reading the rules would leave the trie or its texts.
     """
     if not rules:
         return
@@ -73,9 +70,9 @@ def check_rules(rules: bytes) -> None:
         raise ValueError("its normalizer is cut")
     units = np.frombuffer(rules, "<u4", size // 4, 4).astype(np.int64)
     labels, offsets = units & (2**31 | 0xFF), units >> 10 << ((units & 2**9) >> 6)
-    seen, nodes = np.zeros(len(units), np.bool_), np.zeros(1, np.int64)
+    visited, nodes = np.zeros(len(units), np.bool_), np.zeros(1, np.int64)
     while len(nodes):
-        seen[nodes] = True
+        visited[nodes] = True
         first = nodes ^ offsets[nodes]
         if (first | 0xFF).max() >= len(units):
             raise ValueError("its normalizer leads outside of its trie")
@@ -84,4 +81,4 @@ def check_rules(rules: bytes) -> None:
             raise ValueError("its normalizer leads outside of its texts")
         children = first[:, None] ^ np.arange(1, 256)
         nodes = np.unique(children[labels[children] == np.arange(1, 256)])
-        nodes = nodes[~seen[nodes]]
+        nodes = nodes[~visited[nodes]]

@@ -8,12 +8,21 @@ from plm_jax.common.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class SpecialIds:
-    """The ids of a vocabulary's special tokens, None where it has none.
+    """Ids of a vocabulary's special tokens; None: the vocabulary does not have the token.
 
     Attributes:
-      sop, eop: what begins and ends the filling of a blank (GLM).
-      smask, gmask: masks of a blank that is a sentence, and of a long one.
-      dblock: what hides a token of a filling.
+      pad: padding.
+      bos: beginning of a text.
+      eos: end of a text.
+      unk: unknown token.
+      cls: first token of a row, for classification (BERT).
+      sep: separator between texts (BERT).
+      mask: replacement of a masked token.
+      sop: beginning of a filled blank (GLM).
+      eop: end of a filled blank (GLM).
+      smask: mask of a blank that is a sentence (GLM).
+      gmask: mask of a long blank at the end of a text (GLM).
+      dblock: replacement of a hidden token in a filled blank (GLM).
     """
 
     pad: ranges.LengthOrZero | None = None
@@ -35,10 +44,10 @@ class SpecialIds:
         Raises:
           UserError: the vocabulary has none of this name.
         """
-        found = getattr(self, name)
-        if found is None:
+        special_id = getattr(self, name)
+        if special_id is None:
             raise UserError(f"the vocabulary has no special id {name}: set config.vocabulary.{name}")
-        return found
+        return special_id
 
 
 NAMES = tuple(f.name for f in fields(SpecialIds))

@@ -1,7 +1,7 @@
-"""Files on this machine or in a bucket: every path may be local, `gs://bucket/…`, or another that fsspec opens.
+"""Files on this machine or in a bucket: a path may be local, `gs://bucket/…`, or any other that fsspec opens.
 
-An object in a bucket appears whole or not at all but cannot be appended to or renamed; on a disk the same is had by
-writing beside and renaming.
+Writes are atomic: objects in a bucket appear completely or not at all, and local files are written under a temporary
+name and renamed. Objects in a bucket cannot be appended to or renamed.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from plm_jax.common.errors import UserError
 
-# Orbax opens paths with etils, which takes TensorFlow for gs:// wherever it is installed; a training process must not.
+# Orbax opens paths with etils, which imports TensorFlow for gs:// if it is installed; a training process must not.
 os.environ["EPATH_USE_TF"] = "false"
 
 # Name of the file that marks an unfinished folder, and suffix of an unfinished file's name.
@@ -41,17 +41,17 @@ _MARKS = (
 
 
 def is_remote(path: str) -> bool:
-    """Whether a path lies in a bucket."""
+    """Whether a path is in a bucket."""
     return "://" in path
 
 
 def absolute(path: str) -> str:
-    """The path from the root of its file system."""
+    """Returns the absolute path."""
     return path if is_remote(path) else os.path.abspath(path)
 
 
 def canonical(path: str) -> str:
-    """The one path that all names of a file or folder have in common: no links, one spelling of a store's protocol.
+    """Returns the canonical path of a file or folder, with links resolved and one spelling of a store's protocol.
 
     Raises:
       UserError: the store cannot be reached.
@@ -65,35 +65,35 @@ def canonical(path: str) -> str:
 
 
 def cache_folder(*names: str) -> str:
-    """A folder of this machine for what can be made or fetched again."""
+    """Returns a folder of this machine for files that can be computed or downloaded again."""
     return os.path.join(os.path.expanduser("~/.cache/plm_jax"), *names)
 
 
 @contextlib.contextmanager
 def reaching(path: str) -> Iterator[None]:
-    """Names a remote path in a `UserError` when its store fails, in whichever way; local errors pass.
+    """Converts any failure of a remote path's store to a `UserError` that names the path; local errors pass.
 
     Raises:
-      FileNotFoundError: the store says so of what it was asked for.
+      FileNotFoundError: the store reports that the path does not exist.
     """
     try:
         yield
     except (UserError, FileNotFoundError):
         raise
-    except Exception as error:  # Each store, and each library below it, has its own errors.
+    except Exception as error:  # Every store and its libraries have their own errors.
         if not is_remote(path):
             raise
         raise _unreachable(path, error) from error
 
 
 def _unreachable(path: str, error: Exception) -> UserError:
-    what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-    return UserError(f"cannot reach {path} ({what}): check the path, the bucket and your rights to it")
+    reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    return UserError(f"cannot reach {path} ({reason}): check the path, the bucket and your permissions")
 
 
 @contextlib.contextmanager
 def _having(path: str) -> Iterator[None]:
-    """As `reaching`, for what must be there: not to find a remote file or its bucket is to fail too."""
+    """Converts failures like `reaching`, including that a remote file or its bucket does not exist."""
     try:
         with reaching(path):
             yield
@@ -102,13 +102,13 @@ def _having(path: str) -> Iterator[None]:
 
 
 def _system(path: str) -> Any:
-    """The fsspec file system of a remote path; other processes write too, so that it must not remember listings."""
+    """Returns the fsspec file system of a path, without a cache of listings, since other processes write, too."""
     return fsspec.core.url_to_fs(path, use_listings_cache=False)[0]
 
 
 @functools.cache
 def _shared_system(root: str, process: int) -> Any:
-    """That of a bucket, with its connections, for all threads of a process; fsspec itself makes one for each."""
+    """Returns a file system with connections that all threads of a process share; fsspec creates one per thread."""
     del process
     return _system(root)
 
@@ -126,10 +126,10 @@ def exists(path: str) -> bool:
 
 
 def open_binary(path: str) -> BinaryIO:
-    """A file, opened to read.
+    """Opens a file for reading.
 
     Raises:
-      UserError: it is no file but a folder, a pipe or a device, or the store cannot be reached.
+      UserError: the path is a folder, a pipe or a device, or the store cannot be reached.
       OSError: the file cannot be opened.
     """
     if not is_remote(path):
@@ -142,25 +142,26 @@ def open_binary(path: str) -> BinaryIO:
 
 
 def _open_regular(path: str, flags: int) -> int:
-    """As `os.open`, of a file that has a size: to open a pipe waits for its other end, a device may never end."""
+    """Opens a regular file; opening a pipe would wait for its other end, and a device may be endless."""
     refuse_special(path)
-    return os.open(path, flags | os.O_NONBLOCK, 0o666)  # Should it become a pipe meanwhile.
+    return os.open(path, flags | os.O_NONBLOCK, 0o666)  # It may have become a pipe meanwhile.
 
 
 def _open_own(path: str, flags: int) -> int:
-    """As `_open_regular`, and of none that a link leads to: who made the link may mean it for another's file."""
+    """Opens a regular file that is not a link, since a link may lead to a file of someone else."""
     if os.path.islink(path):
-        raise UserError(f"{path} is a link, through which nothing is written: remove it")
+        raise UserError(f"{path} is a symbolic link, which is not written through: remove it")
     with contextlib.suppress(FileNotFoundError):
         refuse_special(path)
     return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW, 0o666)
 
 
 def refuse_special(path: str) -> None:
-    """Refuses a local path at which there is no file but a folder, a pipe, a socket or a device.
+    """Rejects a local path that is a folder, a pipe, a socket or a device.
 
     Raises:
-      FileNotFoundError: there is nothing.
+      UserError: the path is not a regular file.
+      FileNotFoundError: the path does not exist.
     """
     mode = os.stat(path).st_mode
     if not stat.S_ISREG(mode):
@@ -169,7 +170,7 @@ def refuse_special(path: str) -> None:
 
 
 def size(path: str) -> int:
-    """How many bytes a file has; raises as `open_binary`."""
+    """Returns the size of a file in bytes; raises the errors of `open_binary`."""
     if not is_remote(path):
         return os.path.getsize(path)
     with reaching(path):
@@ -177,23 +178,23 @@ def size(path: str) -> int:
 
 
 def read(path: str, most: int | None = None) -> bytes:
-    """What a file holds; raises as `open_binary`.
+    """Returns the contents of a file; raises the errors of `open_binary`.
 
     Raises:
-      UserError: it has more than `most` bytes.
+      UserError: the file has more than `most` bytes.
     """
     with open_binary(path) as file:
-        if most is not None and (found := file.seek(0, os.SEEK_END)) > most:
-            raise UserError(f"{path} has {found:,} bytes, at most {most:,} are read: give another file")
+        if most is not None and (num_bytes := file.seek(0, os.SEEK_END)) > most:
+            raise UserError(f"{path} has {num_bytes:,} bytes, at most {most:,} are read: give another file")
         file.seek(0)
         return file.read()
 
 
 def read_range(path: str, start: int, stop: int) -> bytes:
-    """Bytes [start, stop) of a file, fewer where it ends before.
+    """Returns bytes [start, stop) of a file, fewer if it ends before.
 
     Raises:
-      UserError: a remote file is not there, or the store cannot be reached.
+      UserError: a remote file does not exist, or the store cannot be reached.
       OSError: a local file cannot be opened.
     """
     if not is_remote(path):
@@ -205,7 +206,7 @@ def read_range(path: str, start: int, stop: int) -> bytes:
 
 
 def sha256(path: str) -> str:
-    """The SHA-256 of a file, in hex; raises as `open_binary`."""
+    """Returns the SHA-256 of a file in hex; raises the errors of `open_binary`."""
     digest = hashlib.sha256()
     with open_binary(path) as file:
         for piece in iter(functools.partial(file.read, 2**20), b""):
@@ -214,7 +215,7 @@ def sha256(path: str) -> str:
 
 
 def write(path: str, data: bytes) -> None:
-    """Writes a file, which then is on disk whole or not at all, and the folders above it.
+    """Writes a file atomically and creates the folders above it.
 
     Raises:
       UserError: the store cannot be reached, or there is no such bucket.
@@ -229,12 +230,12 @@ def write(path: str, data: bytes) -> None:
 
 
 def create(path: str, data: bytes) -> None:
-    """Writes a file that is not there, and the folders above it; of several processes at once one does.
+    """Creates a file and the folders above it; of several concurrent processes, only one succeeds.
 
     Raises:
-      FileExistsError: there is one.
+      FileExistsError: the file exists.
       UserError: the store cannot be reached.
-      OSError: it cannot be written.
+      OSError: the file cannot be written.
     """
     if is_remote(path):
         try:
@@ -253,7 +254,7 @@ def create(path: str, data: bytes) -> None:
 
 @contextlib.contextmanager
 def writing(path: str) -> Iterator[BinaryIO]:
-    """A file of any size, to be written piece by piece: it is there at the end, whole, after an error not at all.
+    """Opens a file of any size for writing; it appears at the end, complete, and not at all after an error.
 
     A remote file is uploaded at the end. Temporary files that killed writers of the same file have left are removed.
     Raises the errors of `write`.
@@ -367,11 +368,10 @@ def _empty(folder: str) -> None:
 
 
 def append(path: str, data: bytes) -> None:
-    """Adds to the end of a file, of which there is one writer; a remote one is written anew.
+    """Appends to a file that has no other writer; a remote file is rewritten. Raises the errors of `write`.
 
     Raises:
-      UserError: as `write`, or the file is a link.
-      OSError: as `write`.
+      UserError: the file is a link.
     """
     if is_remote(path):
         write(path, (read(path) if exists(path) else b"") + data)
@@ -381,25 +381,25 @@ def append(path: str, data: bytes) -> None:
 
 
 def copy(source: str, target: str) -> None:
-    """Copies a file that fits in memory; raises as `read` and `write`."""
+    """Copies a file that fits in memory; raises the errors of `read` and `write`."""
     write(target, read(source))
 
 
 def sync(file: Any) -> None:
-    """Everything written to a local `file` reaches the disk."""
+    """Writes everything in the buffers of a local file to the disk."""
     file.flush()
     os.fsync(file.fileno())
 
 
 def sync_folder(path: str) -> None:
-    """The names in a local folder reach the disk."""
+    """Writes the entries of a local folder to the disk."""
     folder = os.open(path, os.O_RDONLY)
     os.fsync(folder)
     os.close(folder)
 
 
 def replace_folder(temporary: str, final: str) -> None:
-    """Renames a local folder, all of which then is on disk, to `final`, replacing what is there."""
+    """Renames a local folder to `final`, replacing a folder of that name, and writes the names to the disk."""
     for folder, _, _ in os.walk(temporary):
         sync_folder(folder)
     replaced = temporary + ".replaced"
@@ -413,17 +413,17 @@ def replace_folder(temporary: str, final: str) -> None:
 
 @contextlib.contextmanager
 def locked(path: str) -> Iterator[None]:
-    """Holds a lock on this machine, which the system gives back when the process ends, however it ends.
+    """Holds a lock on this machine, which the system releases when the process ends, however it ends.
 
-    The file and the folders above it are made; at the end the file is removed.
+    The file and the folders above it are created; at the end, the file is removed.
 
     Raises:
-      UserError: the file cannot be made.
+      UserError: the file cannot be created.
     """
     while True:
         with _made(path) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            # Who held it before may have removed this file, so that others lock a new one.
+            # The previous holder may have removed this file, so that others lock a new one.
             if not _is_at(path, file):
                 continue
             try:
@@ -439,7 +439,9 @@ def _made(path: str) -> BinaryIO:
         return open(path, "wb", opener=_open_own)
     except OSError as error:
         folder = os.path.dirname(path)
-        raise UserError(f"cannot write {folder} ({error.strerror}): make it writable or choose another") from error
+        raise UserError(
+            f"cannot write {folder} ({error.strerror}): make it writable, or choose another folder"
+        ) from error
 
 
 def _is_at(path: str, file: BinaryIO) -> bool:
@@ -451,7 +453,7 @@ def _is_at(path: str, file: BinaryIO) -> bool:
 
 
 def names(folder: str) -> list[str]:
-    """The names of the files and folders in a folder, sorted; none if it is not there, as empty ones are in buckets.
+    """Returns the sorted names in a folder; none if it does not exist, since buckets have no empty folders.
 
     Raises:
       UserError: the store cannot be reached.
@@ -464,13 +466,13 @@ def names(folder: str) -> list[str]:
 
 
 def numbers(folder: str, suffix: str = "") -> list[int]:
-    """The numbers N, ascending, of which a folder has a file or folder `N`, with a suffix; raises as `names`."""
-    found = (re.fullmatch(rf"(0|[1-9][0-9]*){re.escape(suffix)}", name) for name in names(folder))
-    return sorted(int(match[1]) for match in found if match)
+    """Returns the sorted numbers N for which a folder has an entry `N` + suffix; raises the errors of `names`."""
+    matches = (re.fullmatch(rf"(0|[1-9][0-9]*){re.escape(suffix)}", name) for name in names(folder))
+    return sorted(int(match[1]) for match in matches if match)
 
 
 def glob(pattern: str) -> list[str]:
-    """The files that a pattern or a plain path names, sorted.
+    """Returns the files that match a pattern or a path, sorted.
 
     Raises:
       UserError: the store cannot be reached.
@@ -495,33 +497,33 @@ class File(NamedTuple):
 
 
 def listing(pattern: str) -> list[File]:
-    """The files that a pattern or a plain path names, sorted by their paths; nothing of them is read.
+    """Returns the files that match a pattern or a path, sorted by path, without reading them.
 
     Raises:
       UserError: the store cannot be reached.
     """
-    found = []
+    matches = []
     if not is_remote(pattern):
         for path in local_glob.iglob(pattern, recursive=True):
-            with contextlib.suppress(OSError):  # A link to nowhere.
+            with contextlib.suppress(OSError):  # A broken link.
                 status = os.stat(path)
                 if stat.S_ISREG(status.st_mode):
-                    found.append(File(path, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
-        return sorted(found)
+                    matches.append(File(path, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+        return sorted(matches)
     with reaching(pattern):
         system = _system(pattern)
         for path, info in system.glob(pattern, detail=True).items():
             if info["type"] == "file":
                 mark = next((str(info[name]) for name in _MARKS if info.get(name)), "")
-                found.append(File(system.unstrip_protocol(path), info["size"], mark, mark))
-    return sorted(found)
+                matches.append(File(system.unstrip_protocol(path), info["size"], mark, mark))
+    return sorted(matches)
 
 
 def files_below(folder: str, regular: bool = True) -> list[str]:
-    """The files in a folder and the folders below it, by their paths in it, sorted; hidden ones too.
+    """Returns the relative paths of all files below a folder, sorted, including hidden ones.
 
     Args:
-      regular: no links, pipes and devices; or these alone.
+      regular: whether to return regular files; otherwise, only links, pipes and devices are returned.
 
     Raises:
       UserError: the store cannot be reached.
@@ -531,18 +533,18 @@ def files_below(folder: str, regular: bool = True) -> list[str]:
             system = _system(folder)
             root = system._strip_protocol(folder).rstrip("/") + "/"
             return sorted(path.removeprefix(root) for path in system.find(folder) if regular)
-    found = []
+    paths = []
     for above, folders, files in os.walk(folder):
         for path in (os.path.join(above, name) for name in (*folders, *files)):
             with contextlib.suppress(FileNotFoundError):
                 mode = os.lstat(path).st_mode
                 if not stat.S_ISDIR(mode) and stat.S_ISREG(mode) == regular:
-                    found.append(os.path.relpath(path, folder))
-    return sorted(found)
+                    paths.append(os.path.relpath(path, folder))
+    return sorted(paths)
 
 
 def rename(source: str, target: str) -> None:
-    """Gives a folder another name in the folder that it is in; in a bucket every object is copied.
+    """Renames a folder within its parent folder; in a bucket, every object is copied.
 
     Raises:
       UserError: the store cannot be reached.
@@ -557,7 +559,7 @@ def rename(source: str, target: str) -> None:
 
 
 def remove(path: str) -> None:
-    """Removes a file or a folder with all that is in it, if it is there; of a link the link alone.
+    """Removes a file, or a folder with its contents, if it exists; of a link, only the link.
 
     Raises:
       UserError: the store cannot be reached.
@@ -573,17 +575,17 @@ def remove(path: str) -> None:
 
 
 def download(source: str, target: str) -> None:
-    """Fetches a remote file of any size to the local `target`, in a folder that is there.
+    """Downloads a remote file of any size to the local path `target`, whose folder must exist.
 
     Raises:
-      UserError: it is not there, the store cannot be reached, or the local file cannot be written.
+      UserError: the remote file does not exist, the store cannot be reached, or the local file cannot be written.
     """
     with _having(source):
         _system(source).get_file(source, target)
 
 
 def upload(folder: str, names: Sequence[str], remote: str, description: str | None = None) -> None:
-    """Copies files of any size from a local folder to a remote one; a description has a bar show the progress.
+    """Copies files of any size from a local folder to a remote one; with a description, shows a progress bar.
 
     Raises:
       UserError: the store cannot be reached, or there is no such bucket.

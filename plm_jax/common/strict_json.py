@@ -1,4 +1,4 @@
-"""JSON of others: what is ambiguous is refused, and what would take more memory or stack than any real file needs."""
+"""Parsing of untrusted JSON; rejects ambiguous files and files that need more memory or stack than any real one."""
 
 import json
 import math
@@ -7,24 +7,24 @@ from typing import Any, NoReturn
 
 from plm_jax.common import storage
 
-# The most that safetensors takes for a header, and more than the largest published tokenizer.json has (61 MB).
+# Limit of safetensors for a header; the largest published tokenizer.json has 61 MB.
 MOST_BYTES = 100_000_000
-# The largest published tokenizer.json has two million; one costs Python up to 150 bytes.
+# The largest published tokenizer.json has two million; a value needs up to 150 bytes in Python.
 MOST_VALUES = 2**22
 MOST_DEPTH = 64
 
 
 def read(path: str) -> Any:
-    """What a file of JSON says; raises as `loads`, and as `storage.read`."""
+    """Parses a JSON file; raises the errors of `loads` and `storage.read`."""
     return loads(storage.read(path, MOST_BYTES))
 
 
 def loads(data: bytes) -> Any:
-    """What JSON says.
+    """Parses JSON.
 
     Raises:
-      ValueError: it is no JSON of UTF-8, has a name twice in one object, NaN or an infinity, which JSON lacks, a number
-        beyond those of 64 bits, or more bytes, values or depth than above.
+      ValueError: the data is not JSON in UTF-8, repeats a name within an object, has NaN, an infinity or a number that
+        no float holds, or exceeds the limits on bytes, values or depth.
     """
     if len(data) > MOST_BYTES:
         raise ValueError(f"{len(data):,} bytes of JSON, at most {MOST_BYTES:,} are read")
@@ -51,12 +51,12 @@ def parse(text: str) -> Any:
 
 
 def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        seen: set[str] = set()
-        twice = next(name for name, _ in pairs if name in seen or seen.add(name))
-        raise ValueError(f"{twice[:100]!r} comes twice")
-    return found
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        names: set[str] = set()
+        repeated = next(name for name, _ in pairs if name in names or names.add(name))
+        raise ValueError(f"{repeated[:100]!r} comes twice")
+    return members
 
 
 def _refuse(name: str) -> NoReturn:

@@ -1,7 +1,7 @@
-"""Frozen dataclasses as plain trees, for JSON and ConfigDicts, and back, with errors that name the field.
+"""Conversion between frozen dataclasses and trees for JSON and ConfigDicts, with errors that name the field.
 
-A field whose type is a role, or a union of dataclasses, is a tagged choice: in a tree it is its fields and `kind`. One
-that is a tuple of pairs, names and choices, which is hashable, is a mapping in a tree.
+A field whose type is a role or a union of dataclasses is a tagged choice: a tree has its fields and its `kind`. A tuple
+of pairs of names and choices, which is hashable, is a mapping in a tree.
 """
 
 import dataclasses
@@ -18,12 +18,12 @@ from plm_jax.common import ranges
 from plm_jax.common.errors import UserError, nearest
 from plm_jax.common.roles import Role, is_role
 
-# What a field is said to be in a tree that does not have it.
+# Value of a field in a `Difference` if a tree lacks it.
 ABSENT = "not there"
 
 
 class Difference(NamedTuple):
-    """A field, its dotted path, that two trees differ in; ABSENT where one lacks it."""
+    """Field that differs between two trees, by its dotted path, with both values; ABSENT if a tree lacks it."""
 
     field: str
     was: Any
@@ -31,7 +31,7 @@ class Difference(NamedTuple):
 
 
 def to_dict(value: Any) -> Any:
-    """Dataclasses to plain dictionaries, tagged choices with their `kind`; the result is JSON."""
+    """Converts dataclasses to dictionaries for JSON; tagged choices get their `kind`."""
     if dataclasses.is_dataclass(value):
         tag = getattr(value, "kind", None)
         items = {f.name: (f.type, getattr(value, f.name)) for f in dataclasses.fields(value)}
@@ -45,7 +45,7 @@ def to_dict(value: Any) -> Any:
 
 
 def to_config_dict(value: Any) -> ml_collections.ConfigDict:
-    """A dataclass as a ConfigDict, tagged choices with their `kind`."""
+    """Converts a dataclass to a ConfigDict; tagged choices get their `kind`."""
     tree = ml_collections.ConfigDict({"kind": value.kind} if isinstance(getattr(value, "kind", None), str) else {})
     for f in dataclasses.fields(value):
         item = getattr(value, f.name)
@@ -64,28 +64,28 @@ def to_config_dict(value: Any) -> ml_collections.ConfigDict:
 
 
 def choices(kind: Any) -> dict[str, type] | None:
-    """By kind what may play the role that a type is, or the tagged dataclasses of a union; None: it is neither.
+    """Returns the choices of a role or the tagged dataclasses of a union, by kind; None for any other type.
 
-    Of a base of some of a role's choices, which has no kind itself, these.
+    For a base class of some of a role's choices, returns these.
     """
     if isinstance(kind, type) and issubclass(kind, Role) and not hasattr(kind, "kind"):
         return {name: choice for name, choice in kind.choices.items() if issubclass(choice, kind)}
     if typing.get_origin(kind) not in (types.UnionType, typing.Union):
         return None
-    found: dict[str, type] = {}
+    by_kind: dict[str, type] = {}
     for part in typing.get_args(kind):
         if is_role(part):
-            found |= part.choices
+            by_kind |= part.choices
         elif isinstance(part, type) and dataclasses.is_dataclass(part):
-            found[vars(part)["kind"]] = part
-    return found or None
+            by_kind[vars(part)["kind"]] = part
+    return by_kind or None
 
 
 def choice(choices: Mapping[str, type], tree: Any, where: str) -> type:
-    """The choice that a tree names as its `kind`.
+    """Returns the choice with the `kind` of a tree.
 
     Raises:
-      UserError: there is none of that kind.
+      UserError: there is no choice of that kind.
     """
     kind = tree.get("kind") if isinstance(tree, Mapping) else tree
     if not isinstance(kind, str) or kind not in choices:
@@ -94,12 +94,12 @@ def choice(choices: Mapping[str, type], tree: Any, where: str) -> type:
 
 
 def default(field: dataclasses.Field) -> Any:
-    """A field's default; `dataclasses.MISSING`: it has none."""
+    """Returns the default of a field, or `dataclasses.MISSING`."""
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def values(kind: Any) -> Any:
-    """The type of the values of what trees hold as a mapping, a dict or a tuple of names and choices; else None."""
+    """Returns the type of the values of a dict, or of a tuple of names and choices; None for any other type."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     pair: tuple[Any, ...] = typing.get_args(args[0]) if origin is tuple and args[1:] == (...,) else ()
     is_named = len(pair) == 2 and pair[0] is str and is_role(pair[1])
@@ -107,7 +107,7 @@ def values(kind: Any) -> Any:
 
 
 def parse(kind: Any, value: Any, where: str) -> Any:
-    """`value` as the annotated type `kind`; `where` is what errors call it.
+    """Converts a value of a tree to the annotated type `kind`; error messages refer to it as `where`.
 
     Raises:
       UserError: an unknown field (the message suggests the nearest name), a missing one, or a value of the wrong type
@@ -123,8 +123,8 @@ def parse(kind: Any, value: Any, where: str) -> Any:
             kinds = [a for a in args if a is not types.NoneType]
             is_list = isinstance(value, tuple | list)
             return parse(next((k for k in kinds if is_list and typing.get_origin(k) is tuple), kinds[0]), value, where)
-    if (found := choices(kind)) is not None:
-        return _parse_dataclass(choice(found, value, where), value, where)
+    if (by_kind := choices(kind)) is not None:
+        return _parse_dataclass(choice(by_kind, value, where), value, where)
     if dataclasses.is_dataclass(kind):
         return _parse_dataclass(kind, value, where)
     if (element := values(kind)) is not None:
@@ -183,30 +183,30 @@ def _parse_dataclass(kind: Any, value: Any, where: str) -> Any:
         raise UserError(f"{where} is {ranges.shown(value)}: give its fields")
     hints = _hints(kind)
     known = {f.name: f for f in dataclasses.fields(kind)}
-    given = {k: v for k, v in value.items() if k != "kind" or "kind" in known}
+    fields = {k: v for k, v in value.items() if k != "kind" or "kind" in known}
     if "kind" not in known and "kind" in value and value["kind"] != getattr(kind, "kind", None):
         raise UserError(f"{where}.kind is {value['kind']!r}: {nearest(str(value['kind']), [kind.kind])}")
-    for name in given:
+    for name in fields:
         if name not in known:
             raise UserError(f"there is no field {where}.{name}: {nearest(name, known)}")
     for name, f in known.items():
-        if name not in given and default(f) is dataclasses.MISSING:
+        if name not in fields and default(f) is dataclasses.MISSING:
             raise UserError(f"{where}.{name} is missing: set it")
-    return kind(**{name: parse(hints[name], v, f"{where}.{name}") for name, v in given.items()})
+    return kind(**{name: parse(hints[name], v, f"{where}.{name}") for name, v in fields.items()})
 
 
 def differences(was: Any, now: Any, path: str = "") -> list[Difference]:
-    """Where two trees of dictionaries differ, in the order of their fields; another tagged choice is one difference."""
+    """Returns the fields in which two trees differ, in order; a tagged choice of another kind is one difference."""
     trees = isinstance(was, dict) and isinstance(now, dict)
     if not trees or (was.get("kind") != now.get("kind") and was.keys() != now.keys()):
         return [] if was == now else [Difference(path, was, now)]
-    found = []
+    result = []
     for name in was | now:
-        found += differences(was.get(name, ABSENT), now.get(name, ABSENT), f"{path}.{name}" if path else name)
-    return found
+        result += differences(was.get(name, ABSENT), now.get(name, ABSENT), f"{path}.{name}" if path else name)
+    return result
 
 
 def brief(value: Any) -> str:
-    """A value of a tree in few characters; of a tagged choice its kind."""
+    """Returns a value of a tree as a short text; for a tagged choice, its kind."""
     text = str(value.get("kind", value) if isinstance(value, dict) else value)
     return text if len(text) <= 60 else f"{text[:57]}…"

@@ -1,13 +1,13 @@
-"""Code of users' own: their Python files as modules, and what settings take of it.
+"""Users' own code: their Python files as modules, and records of the code that settings use.
 
-A file is one module however it is found, as a config page, by `--module=FILE` or by an import from a file beside it: a
-class in it exists once. Its module is a part of this package by name, so that processes which this one starts find it
-when they are handed settings of its classes; their environment lists the files. A package next to a file keeps its
-name, and the environment lists its folder. Only users' own code imports modules from its own folder: a library that
-looks for an optional `torch` never imports a user's `torch.py`.
+A file is always the same module, whether it is loaded as a config file, with `--module=FILE` or by an import from a
+file next to it, so that a class in it exists once. The name of the module is below that of this package, so that child
+processes can unpickle settings with its classes; their environment lists the files. A package next to a file keeps its
+name, and the environment lists its folder. Only users' code imports modules from its own folder: a library that looks
+for an optional `torch` never imports a user's `torch.py`.
 
-Settings may name a module, of tasks or of a segmenter. It is imported if the command line or a config of the user's own
-names it: a checkpoint, which may be anyone's, runs no code.
+Settings may name a module of tasks or of a segmenter. It is imported only if the command line or the user's own config
+names it. A checkpoint, which may come from anyone, runs no code.
 """
 
 import contextlib
@@ -42,30 +42,30 @@ Record = Mapping[str, Mapping[str, Any]]
 
 
 class MissingCodeError(UserError):
-    """Something was made with code of a user's that is not loaded."""
+    """Raised when settings need a user's code that is not loaded."""
 
 
-def load(given: str) -> ModuleType:
-    """The module that a user names: a file, `my_code.py`, or what an import would find, `my_package.code`.
+def load(name: str) -> ModuleType:
+    """Loads the module that a user names, as a file (`my_code.py`) or as an importable name (`my_package.code`).
 
     Raises:
-      UserError: there is none, or its code fails; the line is named.
+      UserError: there is no such module, or its code fails; the message names the line.
     """
-    file = given if given.endswith(".py") else f"{given}.py"
+    file = name if name.endswith(".py") else f"{name}.py"
     if os.path.isfile(file):
         trust([_stem(file)])
         return module(file)
     # A relative name, or one with an empty part, names no module.
-    is_name = not given.endswith(".py") and all(part.isidentifier() for part in given.split("."))
-    found = _spec(given) if is_name else None
-    if found is None and is_name and os.path.isdir(package := given.partition(".")[0]):
+    is_importable = not name.endswith(".py") and all(part.isidentifier() for part in name.split("."))
+    spec = _spec(name) if is_importable else None
+    if spec is None and is_importable and os.path.isdir(package := name.partition(".")[0]):
         _list(package)
-        found = _spec(given)
-    if found is None:
-        raise UserError(f"--module={given}: there is no such module; give a file, or the name of an installed one")
-    trust([given])
-    with users_code(found.origin or ""):
-        return importlib.import_module(given)
+        spec = _spec(name)
+    if spec is None:
+        raise UserError(f"--module={name}: there is no such module; give a file, or the name of an installed one")
+    trust([name])
+    with users_code(spec.origin or ""):
+        return importlib.import_module(name)
 
 
 def _spec(name: str) -> importlib.machinery.ModuleSpec | None:
@@ -76,32 +76,32 @@ def _spec(name: str) -> importlib.machinery.ModuleSpec | None:
 
 
 def trust(names: Iterable[str]) -> None:
-    """Lets `imported` import these modules: the command line or a config of the user's own names them."""
+    """Allows `imported` to import these modules, which the command line or the user's own config names."""
     os.environ[_TRUSTED] = json.dumps(sorted({*_listed(_TRUSTED), *names}))
 
 
 def imported(name: str) -> ModuleType:
-    """The module that settings name, which may be those of a checkpoint: only what is trusted is run.
+    """Imports a module that settings, possibly those of a checkpoint, name; only trusted modules are imported.
 
     Raises:
-      MissingCodeError: neither the command line nor a config of the user's own names it.
-      ImportError: there is no such module, or one that it imports.
-      UserError: its code fails; the line is named.
+      MissingCodeError: neither the command line nor the user's own config names the module.
+      ImportError: the module, or one that it imports, does not exist.
+      UserError: its code fails; the message names the line.
     """
     if name not in _listed(_TRUSTED):
         raise MissingCodeError(f"'{name}': this is the user's own code, add --module={name}")
-    found = importlib.util.find_spec(name)
-    with users_code(found.origin or "") if found else contextlib.nullcontext():
+    spec = importlib.util.find_spec(name)
+    with users_code(spec.origin or "") if spec else contextlib.nullcontext():
         return importlib.import_module(name)
 
 
 def module(path: str) -> ModuleType:
-    """A Python file as a module, the same at each call until the file has changed.
+    """Returns a Python file as a module, which is the same at each call until the file changes.
 
-    A file of this package, or one that was imported by its name, is the module that it is there.
+    A file of this package, or one that was imported by name, is the module of that name.
 
     Raises:
-      UserError: its code fails; the line is named.
+      UserError: its code fails; the message names the line.
     """
     path = os.path.abspath(path)
     if dotted := _of_package(path):
@@ -118,19 +118,19 @@ def module(path: str) -> ModuleType:
     _list(path)
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None  # The name ends in `.py`.
-    found = importlib.util.module_from_spec(spec)
-    vars(found)["__source__"] = source
-    before, sys.modules[name] = sys.modules.get(name), found  # Where dataclasses look for it.
+    new = importlib.util.module_from_spec(spec)
+    vars(new)["__source__"] = source
+    before, sys.modules[name] = sys.modules.get(name), new  # Dataclasses look for their module there.
     try:
         with users_code(path):
-            exec(_compiled(source, path), vars(found))
+            exec(_compiled(source, path), vars(new))
     except BaseException:
         if before is None:
             del sys.modules[name]
         else:
             sys.modules[name] = before
         raise
-    return found
+    return new
 
 
 def _compiled(source: bytes, path: str) -> CodeType:
@@ -165,7 +165,7 @@ def _choices(kind: str) -> list[type]:
 
 
 def flags(settings: Any) -> list[str]:
-    """The flags by which another process loads the modules that settings are made of."""
+    """Returns the flags with which another process loads the users' modules that settings need."""
     return [f"--module={name}" for name in used(settings)]
 
 
@@ -189,13 +189,18 @@ def digests(name: str) -> list[str]:
 
 
 def check(record: Record, error: UserError) -> None:
-    """Raises what to add if settings could not be read for want of a module that is noted; `error` was the reason.
+    """Raises an error that names the flags to add, if settings could not be parsed because of missing modules.
+
+    Args:
+      record: modules that the settings were saved with.
+      error: error of parsing.
+
 
     Raises:
       MissingCodeError: a module is not loaded.
     """
-    held = [module for name, module in list(sys.modules.items()) if module is not None and _is_users(name)]
-    loaded = {os.path.basename(getattr(module, "__file__", None) or "") for module in held}
+    users_modules = [module for name, module in list(sys.modules.items()) if module is not None and _is_users(name)]
+    loaded = {os.path.basename(getattr(module, "__file__", None) or "") for module in users_modules}
     missing = [name for name in record if name not in sys.modules and os.path.basename(name) not in loaded]
     if missing:
         kinds = sorted({f"'{kind}'" for name in missing for kind in record[name]["kinds"].values()})
@@ -227,7 +232,7 @@ def _is_users(name: str) -> bool:
 
 
 def _parts(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """The dataclasses of settings with their dotted paths."""
+    """Yields the dataclasses in settings with their dotted paths."""
     if dataclasses.is_dataclass(value):
         yield path, value
         items = [(f.name, getattr(value, f.name)) for f in dataclasses.fields(value)]
@@ -301,12 +306,12 @@ def _stem(path: str) -> str:
 
 
 def _name(path: str) -> str:
-    """The name of a file's module: no two files share one."""
+    """Returns the name of a file's module, which no other file has."""
     return f"{__name__}.{_stem(path)}_{zlib.crc32(os.path.realpath(path).encode()):08x}"
 
 
 def _of_package(path: str) -> str | None:
-    """Of a file of this package the name of its module."""
+    """Returns the name of a module of this package by its file; None for any other file."""
     real = os.path.realpath(path)
     configs = os.path.join(package.FOLDER, "configs")
     for name, folder in (("plm_jax.configs", configs), ("plm_jax", package.FOLDER)):
@@ -317,17 +322,17 @@ def _of_package(path: str) -> str | None:
 
 
 class _Loader(importlib.abc.Loader):
-    """Gives the one module of a file, under whatever name it is imported."""
+    """Loads the one module of a file, whatever name it is imported by."""
 
     def __init__(self, path: str):
         self._path = path
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        """The module, executed."""
+        """Returns the module, which has been executed."""
         return module(self._path)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Nothing is left to do."""
+        """Does nothing, since the module has been executed."""
 
 
 class _Finder(importlib.abc.MetaPathFinder):

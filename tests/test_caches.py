@@ -41,7 +41,7 @@ def test_a_changed_text_is_prepared_anew_but_not_under_a_run(trained, verb, tmp_
     assert contents(folder / "cache", workdir) == made and not (tmp_path / "new").exists()
     # A new run has it prepared; the old one is then told of another cache.
     new = pretrain(tmp_path / "new")
-    assert new.status == 0 and f"({changed}): preparing it anew" in new.err, new.err
+    assert new.status == 0 and f"({changed}): preparing it again" in new.err, new.err
     assert (
         identity(folder) != before
         and identity(folder, "b") == json.loads(made[folder / "cache/b/manifest.json"])["identity"]

@@ -3,7 +3,7 @@
 import _signal  # pyright: ignore[reportMissingImports]  # `signal` wraps it with much slower imports.
 import os
 
-STOPPED = "stopped; run the same command again to go on"
+STOPPED = "stopped; run the same command again to resume"
 
 
 def end_at_interrupt() -> None:

@@ -71,4 +71,4 @@ class Stop(Callback):
     def after_step(self, context: TrainingContext) -> None:
         if context.decision.stop and not context.is_last_step:
             reason, step = context.decision.stop, context.step
-            raise Interrupted(f"stopped by {reason} after step {step}, which is saved: the same command goes on")
+            raise Interrupted(f"stopped by {reason} after step {step}, which is saved: the same command resumes")

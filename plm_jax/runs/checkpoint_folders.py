@@ -39,7 +39,7 @@ def of_run(workdir: str) -> epath.Path:
       UserError: this kind of store cannot hold checkpoints.
     """
     if storage.is_remote(workdir) and not workdir.startswith("gs://"):
-        raise UserError(f"checkpoints cannot go to {workdir}: give a local --workdir or one in gs://")
+        raise UserError(f"checkpoints cannot be saved in {workdir}: give a local --workdir or one in gs://")
     return absolute(workdir) / "checkpoints"
 
 
@@ -86,7 +86,9 @@ def read_meta(checkpoint: epath.Path) -> dict[str, Any]:
             f"checkpoint {checkpoint} has format {meta.get('format')}: this version reads {FORMAT}, upgrade plm_jax"
         )
     if "run_id" not in meta:
-        raise UserError(f"checkpoint {checkpoint} was saved by an earlier version of plm_jax: use that, or train again")
+        raise UserError(
+            f"checkpoint {checkpoint} was saved by an earlier version of plm_jax: use that version, or train again"
+        )
     if type(meta.get("step")) is not int or not isinstance(meta.get("config"), dict):
         raise damaged(checkpoint, f"its {'/'.join(_META)} has no step or no config")
     return meta
@@ -132,7 +134,7 @@ def manifest_of(checkpoint: epath.Path, below: Sequence[str] = (), outside: Sequ
         raise damaged(checkpoint, one_line(error)) from error
     kinds = {"checkpoint": str, "step": int, "format": int, "sealed": float}
     if not all(type(manifest.get(name)) is kind for name, kind in kinds.items()) or not 0 <= manifest["sealed"] < 2**40:
-        raise damaged(checkpoint, f"its {sealing.MANIFEST} is none of a checkpoint")
+        raise damaged(checkpoint, f"its {sealing.MANIFEST} does not belong to a checkpoint")
     return manifest
 
 

@@ -141,7 +141,7 @@ class Checkpoints:
             steps = folders.finished(self.directory)
             folders.prune(self.directory, folders.retained(steps, settings.keep_last, settings.keep_every, self._base))
         except (UserError, OSError) as error:
-            self._left = f"a checkpoint that need not be kept could not be removed ({one_line(error)})"
+            self._left = f"an old checkpoint could not be removed ({one_line(error)})"
 
     @contextlib.contextmanager
     def _recording_failure(self, name: str) -> Iterator[None]:

@@ -92,8 +92,8 @@ class Incidents:
             self._write(step, metrics, incident, report)
         if self._in_a_row > self._settings.most_in_a_row:
             raise UserError(
-                f"the {_values(metrics)} of step {step} (batch digest {digest_hex(metrics['digest'])}): it is number "
-                f"{self._in_a_row} in a row that changes nothing, {self._folder} has what each read: "
+                f"the {_values(metrics)} of step {step} (batch digest {digest_hex(metrics['digest'])}): it is step "
+                f"{self._in_a_row} in a row without an update, {self._folder} records the data of each: "
                 "lower the learning rate or the gradient clipping and run again, which resumes from the last checkpoint"
             )
         return {"incident": f"{kind}, {action}", "train/skipped": self._skipped}
@@ -109,12 +109,12 @@ class Incidents:
         self, step: int, metrics: Mapping[str, Any], incident: Mapping[str, Any], report: Callable[[str], None]
     ) -> None:
         path, line = os.path.join(self._folder, f"{step}.json"), f"step {step}: the {_values(metrics)}"
-        line += f" is a spike, {incident['done']}" if incident["kind"] == "spike" else ": its update is left out"
+        line += f" is a spike, {incident['done']}" if incident["kind"] == "spike" else ": its update is skipped"
         if "checkpoint" in incident:
             line += f" to the weights of step {incident['checkpoint']}"
         try:
             if len(storage.names(self._folder)) >= _MAX_FILES and not storage.exists(path):
-                report(f"{line}; {self._folder} has {_MAX_FILES:,} others, and not this one")
+                report(f"{line}; {self._folder} already has {_MAX_FILES:,} others, so this one is not recorded")
                 return
             storage.write(path, json.dumps(self._describe(step, metrics, incident), indent=1).encode("utf-8"))
         except (OSError, UserError) as error:  # The run continues: its rows of metrics record the incident.

@@ -64,8 +64,8 @@ class Interruption:
     def _end_after_grace(self) -> None:
         if not self._over.wait(self._grace):
             _end(
-                f"{self.reason} came {self._grace:.0f} s ago and the step is not saved yet: the same command goes on "
-                "from the checkpoint before; raise config.checkpoint.grace_seconds if there is more time",
+                f"{self.reason} came {self._grace:.0f} s ago and the step is not saved yet: the same command resumes "
+                "from the previous checkpoint; raise config.checkpoint.grace_seconds if more time is available",
                 128 + signal.SIGTERM,
             )
 

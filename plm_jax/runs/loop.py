@@ -70,7 +70,7 @@ def pretrain(
         resumed.check(run, job.changes, allow_changes)
         if is_finished:
             field = "train.steps" if run.train.epochs is None else "train.epochs"
-            _print([f"{workdir} is finished at step {resumed.step}: raise {field} to go on"])
+            _print([f"{workdir} is finished at step {resumed.step}: raise {field} to train further"])
             return
     job.reader.check_vocabulary()
     # Only now, so that a mistake leaves no files behind. Leaving `tasks` waits until the last checkpoint is scored.

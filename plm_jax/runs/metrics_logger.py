@@ -99,7 +99,7 @@ class MetricsLogger(Callback):
             return validation
         if non_finite := [name for name, value in validation.items() if not math.isfinite(value)]:
             names = ", ".join(non_finite)
-            self._telemetry.say(f"validation after step {step}: {names} of no finite value, left out of its row")
+            self._telemetry.say(f"validation after step {step}: {names} not finite, omitted from its row")
         self._telemetry.progress(step, float(metrics["loss"]), rates.get("train/tokens_per_second"))
         if step % self._log_every == 0 or step == self._num_steps or validation or incident:
             self._telemetry.write(self._row(step, metrics, rates, validation) | incident)

@@ -32,8 +32,8 @@ def vocabulary(pretrained: Pretrained, in_seqio: bool = False) -> vocabularies.V
     trained_with = pretrained.vocabulary_id if pretrained.run is not None else None
     if trained_with is not None and (identity := vocabularies.identity(loaded)) != trained_with:
         raise UserError(
-            f"{pretrained.vocabulary} is the vocabulary {identity[:12]}, the model was trained with "
-            f"{trained_with[:12]}: put that one's files there"
+            f"{pretrained.vocabulary} is the vocabulary {identity[:12]}, but the model was trained with "
+            f"{trained_with[:12]}: put the files of that vocabulary there"
         )
     above = [i for i in _ids(pretrained.special_ids) if i < size]
     if (lacking := max(above, default=-1) + 1 - (loaded.vocab_size - loaded.extra_ids)) > 0:

@@ -67,15 +67,15 @@ def prepare_if_needed(run: config.Run, arguments: Sequence[str], trained: str = 
     several = os.environ.get("JAX_NUM_PROCESSES", os.environ.get("SLURM_NTASKS", "1")) != "1"
     if changed and trained:
         raise UserError(
-            f"{'; '.join(changed)}; {trained} was trained on it: change that back, choose another --workdir, or have "
-            "it prepared anew and go on with --allow_changes"
+            f"{'; '.join(changed)}; {trained} was trained on it: undo the change, choose another --workdir, or "
+            "prepare it again and resume with --allow_changes"
         )
     if changed and (several or os.environ.get("PLM_JAX_DISTRIBUTED") == "1"):
         raise UserError(f"{'; '.join(changed)}: run `python -m plm_jax prepare --config=…` first")
     if missing:
-        _say(f"no cache of {', '.join(missing)} in {run.data.cache_dir}: preparing it")
+        _say(f"no cache of {', '.join(missing)} in {run.data.cache_dir}: preparing the data")
     for change in changed:
-        _say(f"{change}: preparing it anew")
+        _say(f"{change}: preparing it again")
     if not missing and not changed:
         return
     finished = subprocess.run(children.command("prepare", *arguments), env=children.with_package(os.environ))
@@ -96,7 +96,7 @@ def changed_caches(run: config.Run, names: Iterable[str]) -> list[str]:
         comparison = staleness.compare(run.data, name)
         if comparison.changed:
             changed.append(
-                f"the cache of '{name}' in {run.data.cache_dir} is not of what the config names ({comparison.changed})"
+                f"the cache of '{name}' in {run.data.cache_dir} differs from the config ({comparison.changed})"
             )
         elif comparison.unseen:
             unseen.append(f"'{name}' ({comparison.unseen})")

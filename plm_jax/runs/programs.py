@@ -143,7 +143,7 @@ def build_loss(objective: objectives.Objective, model: ModelConfig, mesh: Mesh, 
     for head in loss.heads:
         if head not in model.named_heads:
             raise UserError(
-                f"objective '{objective.kind}' trains the {head} head, which config.model has not: give it one, or "
+                f"objective '{objective.kind}' trains the {head} head, which config.model does not have: add it, or "
                 "choose another objective"
             )
     return loss
@@ -173,7 +173,7 @@ def _check_divides(model: ModelConfig, phase: Phase, length: int, mesh: Mesh) ->
         )
     if sizes["context"] > 1 and not model.any_order:
         raise UserError(
-            f"a model of kind '{model.kind}' reads a row from its one end to the other, so mesh.context cannot cut "
+            f"a model of kind '{model.kind}' reads a row sequentially, so mesh.context cannot split "
             f"it: {nearest_mesh()}"
         )
     if length % sizes["context"]:
@@ -210,4 +210,4 @@ def _nearest_mesh(model: ModelConfig, rows: int, length: int, mesh: Mesh) -> str
         )
 
     nearest = meshes.nearest(mesh.shape, mesh.size, fits)
-    return f"take {meshes.told(nearest)}" if nearest else "no mesh of so many devices divides it"
+    return f"take {meshes.told(nearest)}" if nearest else "no mesh of this number of devices divides it"

@@ -52,16 +52,16 @@ def replay(workdir: str, step: int, report: Callable[[str], None]) -> None:
         )
     line = ", ".join(f"{name} {values[key]!r} ({float(recorded[key])!r})" for key, name in _COMPARED.items())
     if all(_is_close(values[key], float(recorded[key])) for key in _COMPARED):
-        report(f"equal to the bit: {line}, digest {digest}")
+        report(f"bit-identical: {line}, digest {digest}")
         return
     differences = _differences(history.computed_with, job)
     tolerance = TOLERANCE[run.precision.compute] if differences else 0.0
     if not all(_is_close(values[key], float(recorded[key]), tolerance) for key in _COMPARED):
         reason = "nothing is known to differ here"
         if differences:
-            reason = f"what differs here: {'; '.join(differences)}"
-        raise UserError(f"step {step} comes out otherwise, beyond {tolerance:g}: {line}; {reason}")
-    report(f"equal to {tolerance:g}: {line}, digest {digest}; what differs here: {'; '.join(differences)}")
+            reason = f"different here: {'; '.join(differences)}"
+        raise UserError(f"step {step} differs by more than {tolerance:g}: {line}; {reason}")
+    report(f"equal within {tolerance:g}: {line}, digest {digest}; different here: {'; '.join(differences)}")
 
 
 def _recorded(workdir: str, step: int, history: History) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def _recorded(workdir: str, step: int, history: History) -> dict[str, Any]:
     row = history.rows.get(step)
     if row is None:
         near = sorted(history.rows, key=lambda other: abs(other - step))[:2]
-        nearest = f"the nearest are {' and '.join(map(str, sorted(near)))}" if near else "there is none of any"
+        nearest = f"the nearest are {' and '.join(map(str, sorted(near)))}" if near else "it has no rows"
         raise UserError(f"{workdir}/metrics.jsonl has no row of step {step} to compare with: {nearest}")
     if not isinstance(row.get("train/batch_digest"), str):
         raise UserError(f"{workdir}/metrics.jsonl has no digest of the batch of step {step}: its row is damaged")
@@ -81,7 +81,7 @@ def _recorded(workdir: str, step: int, history: History) -> dict[str, Any]:
         return row
     values = (incidents.read(workdir, step) or {}).get("metrics", {})
     if not values.keys() >= set(_COMPARED.values()):
-        raise UserError(f"step {step} had no finite numbers, and {workdir}/{incidents.FOLDER} does not tell which")
+        raise UserError(f"step {step} was not finite, and {workdir}/{incidents.FOLDER} does not record its values")
     return {key: values[name] for key, name in _COMPARED.items()} | row
 
 
@@ -137,7 +137,7 @@ class _ReplayRollBack(RollBack):
         recorded = (incidents.read(self.workdir, step) or {}).get("checkpoint", target)
         if recorded != target:
             raise UserError(
-                f"step {step} was rolled back to checkpoint {recorded}, which is no more: replay a step before it"
+                f"step {step} was rolled back to checkpoint {recorded}, which no longer exists: replay an earlier step"
             )
         return target
 
@@ -153,7 +153,7 @@ def _differences(computed_with: dict[str, Any], job: TrainingSetup) -> list[str]
     code = users.changed(computed_with.get("modules", {}), job.run)
     mesh = dict(job.program.mesh.shape)
     here = {"devices": run_directory.devices(), "mesh": mesh, "versions": run_directory.versions()}
-    unknown = [f"{name} of then are not noted" for name in here if name not in computed_with]
+    unknown = [f"the {name} of the run were not recorded" for name in here if name not in computed_with]
     was, now = ({name: of[name] for name in here if name in computed_with} for of in (computed_with, here))
     changes = [*config.differences(was, now), *((f"the code in {file}", *hashes) for file, hashes in code.items())]
     return [f"{field} was {before} and is {after}" for field, before, after in changes] + unknown

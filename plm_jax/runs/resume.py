@@ -27,7 +27,7 @@ from plm_jax.training import schedules
 #   fixed   every example or every draw changes, or the state cannot be restored: refused
 Meaning = Literal["free", "recipe", "read", "cache", "fixed"]
 FIELDS: dict[str, Meaning] = {
-    "model": "fixed",  # Another kind.
+    "model": "fixed",  # A model of another kind.
     **{
         f"model.{part}": "fixed"
         for part in (
@@ -70,20 +70,20 @@ FIELDS: dict[str, Meaning] = {
     "data.validation_fraction": "cache",
     "data.window_tokens": "fixed",
     "vocabulary": "cache",
-    "optimizer": "fixed",  # But for what its class says is `recipe`.
+    "optimizer": "fixed",  # Except fields that its class declares as `recipe`.
     "schedule": "recipe",
     "train.batch_size": "read",
-    "train.epochs": "free",  # What is read goes by the steps that they come to.
-    "train.init_from": "free",  # Only the first step takes it, `init_names` and `reinitialise_top`.
+    "train.epochs": "free",  # The data that is read depends on the resulting steps.
+    "train.init_from": "free",  # Only the first step uses it, `init_names` and `reinitialise_top`.
     "train.init_names": "free",
     "train.new_tokens": "free",
     "train.reinitialise_top": "free",
-    "train.trainable": "fixed",  # The moments are of it alone.
+    "train.trainable": "fixed",  # The optimizer has moments only for these parameters.
     "train.incidents": "recipe",
     "train.label_smoothing": "recipe",
     "train.log_every": "free",
     "train.log_norms": "free",
-    "train.microbatches": "recipe",  # Each draws for itself what is dropped.
+    "train.microbatches": "recipe",  # Each microbatch draws its own dropout.
     "train.phases": "read",
     "train.prng": "fixed",
     "train.profile_steps": "free",
@@ -189,14 +189,14 @@ class Resumed:
             raise UserError(f"{self.workdir} holds a run of another model ({what}): choose another --workdir")
         if refused and not allow_changes:
             raise UserError(
-                f"checkpoint {self.step} of {self.workdir} was trained otherwise ({what}): change that back, choose "
-                "another --workdir, or go on from it all the same with --allow_changes"
+                f"checkpoint {self.step} of {self.workdir} was trained with other settings ({what}): undo the change, "
+                "choose another --workdir, or resume from it anyway with --allow_changes"
             )
 
     def notes(self, run: config.Run, changes: Sequence[Change]) -> list[str]:
         """Returns lines that report damaged checkpoints, changes, and a change of the learning rates to come."""
         lines = [
-            f"checkpoint {step} is damaged ({reason}): it is kept as {step}{folders.DAMAGED}, the one before is taken"
+            f"checkpoint {step} is damaged ({reason}): it is kept as {step}{folders.DAMAGED}; resuming from an earlier one"
             for step, reason in self.damaged.items()
         ]
         if not changes:
@@ -204,7 +204,7 @@ class Resumed:
         rows = [("field", "was", "is"), *((c.field, config.brief(c.was), config.brief(c.now)) for c in changes)]
         widths = [max(len(row[column]) for row in rows) for column in range(2)]
         table = [f"  {field:<{widths[0]}}  {was:<{widths[1]}}  {now}" for field, was, now in rows]
-        lines.append("\n".join([f"what differs from the run up to step {self.step}:", *table]))
+        lines.append("\n".join([f"changed since the run up to step {self.step}:", *table]))
         steps = np.unique(np.linspace(self.step, max(self.step, run.train.steps - 1), 1000, dtype=np.int64))
         was, now = (
             _rates(other.schedule.rate(other.train.steps, self.plan(config.resolve_phases(other))), steps)
@@ -214,8 +214,8 @@ class Resumed:
         if len(differs):
             first = differs[0]
             lines.append(
-                f"the learning rates to come change with that: that of step {steps[first] + 1} is {now[first]:.3g} "
-                f"and would have been {was[first]:.3g}"
+                f"this changes the learning rate from step {steps[first] + 1} on: it is {now[first]:.3g} "
+                f"instead of {was[first]:.3g}"
             )
         return lines
 

@@ -35,7 +35,7 @@ def read(workdir: str) -> dict[str, Any] | None:
     except users.MissingCodeError:
         raise
     except (ValueError, KeyError, TypeError, RecursionError, UserError) as error:
-        raise UserError(f"{path} is damaged ({error}): move it away to go on with the config given now") from error
+        raise UserError(f"{path} is damaged ({error}): move it away to continue with the current config") from error
 
 
 def new_id() -> str:

@@ -68,7 +68,7 @@ def of_run(workdir: str) -> Status:
     """
     names = storage.names(workdir)
     if not {"config.json", "lock", "heartbeat", "checkpoints"} & set(names):
-        raise UserError(f"{workdir} has no run: give the --workdir of one")
+        raise UserError(f"{workdir} has no run: give the --workdir of a run")
     now = time.time()
     starts, holder, alive, finished = standing(workdir)
     last = starts[-1] if starts else {}
@@ -195,7 +195,7 @@ def _is_alive(workdir: str, holder: dict[str, Any]) -> bool:
     if abs(time.time() - holder.get("alive", 0.0)) < _FRESH:
         # Nothing more is known of a process on another machine; the operating system knows those on this one.
         return leases.is_alive(_lock(workdir), wait=0.0) or not leases.is_here(holder)
-    with progress.doing(f"waiting for a sign of life of process {holder.get('pid')} on {holder.get('host')}"):
+    with progress.doing(f"waiting for a heartbeat of process {holder.get('pid')} on {holder.get('host')}"):
         return leases.is_alive(_lock(workdir), _WAIT)
 
 
@@ -203,8 +203,8 @@ def _life(alive: bool, finished: bool, holder: Any, last: Start, now: float) -> 
     if alive:
         silent = now - holder.get("alive", now)
         still = ": it stands still, or cannot write" if silent > _SILENT else ""
-        return f"alive, process {holder.get('pid')} on {holder.get('host')}, last sign of life {_ago(silent)}{still}"
-    when = f"last sign of life {_ago(now - last['alive'])}" if last else "it gave no sign of life"
+        return f"alive, process {holder.get('pid')} on {holder.get('host')}, last heartbeat {_ago(silent)}{still}"
+    when = f"last heartbeat {_ago(now - last['alive'])}" if last else "it sent no heartbeat"
     if finished:
         return f"finished, {when}"
     return f"not running, {when}: {_why(last)}"

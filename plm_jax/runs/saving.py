@@ -46,7 +46,7 @@ class Coordinate(Callback):
           UserError: too many saves failed in a row.
         """
         if failure := self._checkpoints.failure():
-            _report_failure(self._telemetry, context.step, f"{failure}; training goes on")
+            _report_failure(self._telemetry, context.step, f"{failure}; training continues")
             self._coordinator.report_failure(failure)
         _report_left(self._telemetry, context.step, self._checkpoints)
         if self._interruption.reason:
@@ -54,8 +54,8 @@ class Coordinate(Callback):
         context.decision = self._coordinator.decide(context.step)
         if context.decision.failed:
             raise UserError(
-                f"{context.decision.failed}: see to it that {self._checkpoints.directory} can be written, and run "
-                "the same command again, which goes on from the last checkpoint"
+                f"{context.decision.failed}: make sure that {self._checkpoints.directory} can be written, and run "
+                "the same command again, which resumes from the last checkpoint"
             )
 
 
@@ -139,14 +139,14 @@ class Save(Callback):
                 return
             failure = failure or f"checkpoint {step} could not be saved by another process"
             is_last = attempt == attempts
-            _report_failure(self._telemetry, step, failure if is_last else f"{failure}; it is tried again")
+            _report_failure(self._telemetry, step, failure if is_last else f"{failure}; retrying")
             if not is_last:
                 time.sleep(min(coordination.BACK_OFF * 2 ** (attempt - 1), coordination.LONGEST))
                 self._sync(step)
                 self._checkpoints.save(step, state, meta)
         raise UserError(
-            f"{failure}, after {attempts} attempts: see to it that {self._checkpoints.directory} can be written, and "
-            "run the same command again, which goes on from the last checkpoint"
+            f"{failure}, after {attempts} attempts: make sure that {self._checkpoints.directory} can be written, and "
+            "run the same command again, which resumes from the last checkpoint"
         )
 
 

@@ -213,8 +213,8 @@ def _check_heads(setup: TrainingSetup) -> None:
     batch = {name: jnp.asarray(array) for name, array in blank.items()}
     for head in untrained_heads(program.loss, program.module(), batch):
         raise UserError(
-            f"nothing trains the {head} head of config.model: objective '{objective.kind}' on config.data "
-            "makes nothing that it learns from; leave the head out, or choose another objective or layout"
+            f"the {head} head of config.model is not trained by objective '{objective.kind}' on "
+            "config.data: leave the head out, or choose another objective or layout"
         )
 
 

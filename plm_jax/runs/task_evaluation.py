@@ -53,7 +53,7 @@ class TaskEvaluation:
             with progress.doing("evaluating the tasks of the last checkpoints"):
                 self._process.wait()
             if died := self._died():
-                _print(f"{died}; to go on: plm_jax evaluate {' '.join(self._flags)}")
+                _print(f"{died}; to resume it, run: plm_jax evaluate {' '.join(self._flags)}")
         else:
             self._process.terminate()
             self._process.wait()
@@ -63,7 +63,7 @@ class TaskEvaluation:
         if not self._is_needed or (self._process and self._process.poll() is None):
             return
         if died := self._died():
-            report(f"{died}; it begins again")
+            report(f"{died}; it is restarted")
         self._output = tempfile.TemporaryFile()  # noqa: SIM115
         # TensorFlow would reserve memory of the GPUs, too.
         on_host = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}

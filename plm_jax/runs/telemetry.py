@@ -262,15 +262,15 @@ def _read_rows(workdir: str, first_step: int, logged_every: int) -> tuple[list[d
     rows = read_lines(path)
     steps = [row["step"] for row in rows]
     if steps != sorted(steps):
-        raise UserError(f"{path} is not that of a run, whose rows have ascending steps: move it away")
+        raise UserError(f"{path} does not have rows with ascending steps, as that of a run does: move it away")
     rows_before = [row for row in rows if row["step"] <= first_step]
     notes, dropped = [], len(rows) - len(rows_before)
     if dropped and not first_step:
         aside = next(name for n in range(1, 10**6) if not storage.exists(name := f"{path}.{n}"))
         storage.copy(path, aside)
-        notes.append(f"there is no checkpoint to go on from: {dropped} rows up to step {steps[-1]} are now in {aside}")
+        notes.append(f"there is no checkpoint to resume from: {dropped} rows up to step {steps[-1]} are now in {aside}")
     elif dropped:
-        notes.append(f"dropped {dropped} rows of metrics.jsonl after step {first_step}, which come again")
+        notes.append(f"dropped {dropped} rows of metrics.jsonl after step {first_step}, which are computed again")
     last = rows_before[-1]["step"] if rows_before else 0
     if first_step - last >= logged_every:
         notes.append(f"{path} was cut: the rows of steps {last + 1} to {first_step} are lost")
@@ -294,7 +294,7 @@ def read_lines(path: str) -> list[dict]:
                 raise UserError(f"{path}:{number} is damaged ({error}): remove the line") from error
             if not isinstance(row, dict) or type(row.get("step")) is not int or not 0 <= row["step"] < 2**53:
                 raise UserError(
-                    f"{path}:{number} is damaged (it is no object with a step): remove the line, or move the file away"
+                    f"{path}:{number} is damaged (it is not an object with a step): remove it, or move the file away"
                 )
             rows.append(row)
     return rows

@@ -117,7 +117,7 @@ def _resolved(
         run = config.resolve(config.to_dict(run), os.path.abspath("run.py"), replaces_model=source is not None)
     if source is None:
         return run, config_flags
-    with progress.doing(f"looking at {source}"):
+    with progress.doing(f"reading {source}"):
         run = transfer.resolve(run, source)
     return run, None if config_flags is None else [*config_flags, f"--from={source}"]
 

@@ -49,8 +49,7 @@ def adapted(run: config.Run, pretrained: Pretrained, init_from: str) -> config.R
     model, data, objective = run.model, run.data, run.objective
     if pretrained.vocabulary is None:
         raise UserError(
-            f"{init_from} has no vocabulary beside it, with which rows are made: put the files there that the model "
-            "was trained with"
+            f"{init_from} has no vocabulary: put the files of the vocabulary that the model was trained with next to it"
         )
     run = dataclasses.replace(
         run,
@@ -78,8 +77,8 @@ def _with_computation(pretrained: ModelConfig, configured: ModelConfig) -> Model
         return model
     if not isinstance(model, models.EncoderDecoderConfig):
         raise UserError(
-            f"config.model.source_encoder is for an encoder-decoder, such as a BART, the checkpoint's model is of kind "
-            f"'{model.kind}': name another checkpoint"
+            f"config.model.source_encoder requires an encoder-decoder such as BART, the checkpoint's model is of kind "
+            f"'{model.kind}': use another checkpoint"
         )
     return dataclasses.replace(model, source_encoder=encoder)
 
@@ -154,7 +153,9 @@ def _with_special_tokens(run: config.Run) -> config.Run:
     new_tokens = max(0, size - model.vocab_size)
     if new_tokens:
         if not isinstance(model, models.TransformerConfig):
-            raise UserError(f"a model of kind '{model.kind}' takes no new tokens: set their ids in config.vocabulary")
+            raise UserError(
+                f"a model of kind '{model.kind}' does not support new tokens: set their ids in config.vocabulary"
+            )
         embedding = dataclasses.replace(model.embedding, vocab_size=size)
         model = dataclasses.replace(model, embedding=embedding)
     return dataclasses.replace(

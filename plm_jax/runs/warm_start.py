@@ -45,7 +45,7 @@ def load_weights(params, train: config.TrainConfig, model: ModelConfig):
                 taken = _with_new_rows(taken, train, name)
             if taken.shape != leaf.shape:
                 raise UserError(
-                    f"{name} is {taken.shape} in {train.init_from} and {leaf.shape} here: leave it out by "
+                    f"{name} is {taken.shape} in {train.init_from} and {leaf.shape} here: exclude it with "
                     "config.train.init_names, or change the model"
                 )
             taken = jax.device_put(taken, leaf.sharding)
@@ -55,9 +55,9 @@ def load_weights(params, train: config.TrainConfig, model: ModelConfig):
     taken = len(leaves) - len(new)
     if not taken and train.init_names:
         raise UserError(f"nothing in {train.init_from} matches config.train.init_names {train.init_names}")
-    notes = [f"took {taken} of {len(leaves)} parameters from {train.init_from}"]
+    notes = [f"loaded {taken} of {len(leaves)} parameters from {train.init_from}"]
     notes += [f"{what}: {', '.join(names)}" for what, names in (("new", new), ("left out", selected)) if names]
-    notes += [f"drawn anew: the {train.reinitialise_top} layers at the top of {stack}" for stack in tops]
+    notes += [f"initialized randomly: the top {train.reinitialise_top} layers of {stack}" for stack in tops]
     return jax.tree.unflatten(jax.tree.structure(params), leaves), notes
 
 
@@ -71,10 +71,7 @@ def _with_new_rows(taken: np.ndarray, train: config.TrainConfig, name: str) -> n
 def _tops(model: ModelConfig, layers: int) -> dict[str, int]:
     """Returns the first stored block of the last layers of each stack, by the path of the stack."""
     if layers and not model.stacks:
-        raise UserError(
-            f"a model of kind '{model.kind}' has no stack of whose layers config.train.reinitialise_top could be drawn "
-            "anew: leave it out"
-        )
+        raise UserError(f"a model of kind '{model.kind}' has no stack for config.train.reinitialise_top: leave it out")
     first_blocks = {}
     for path, stack in zip(model.stack_paths, model.stacks, strict=True) if layers else ():
         a_group = 1 if stack.groups is None else stack.layers // stack.groups

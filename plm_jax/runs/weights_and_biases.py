@@ -56,4 +56,4 @@ class WandbWriter:
 
     def _fail(self, reason: str) -> None:
         self._wandb_run = None
-        self._report(f"Weights & Biases gets no more metrics ({reason}); metrics.jsonl has them all")
+        self._report(f"Weights & Biases receives no more metrics ({reason}); metrics.jsonl has all of them")

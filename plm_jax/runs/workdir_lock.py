@@ -33,5 +33,5 @@ def lock(workdir: str, about: Callable[[], dict[str, Any]] = dict) -> Iterator[N
             except (UserError, OSError) as error:
                 failure = error
         if folders.anywhere(failure is not None):
-            raise failure or UserError(f"the job's first process cannot train in {workdir}: see what it says")
+            raise failure or UserError(f"the job's first process cannot train in {workdir}: see its output")
         yield

@@ -130,4 +130,4 @@ def test_ctrl_c_while_a_verb_is_imported_is_one_line(tmp_path):
         capture_output=True,
         text=True,
     )
-    assert (done.returncode, done.stderr) == (130, "stopped; run the same command again to go on\n")
+    assert (done.returncode, done.stderr) == (130, "stopped; run the same command again to resume\n")

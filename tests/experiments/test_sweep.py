@@ -519,7 +519,10 @@ def test_a_sweep_that_is_stopped_has_the_step_of_its_run_saved_and_goes_on(tiny,
     [
         ('yield "a", {"train.stepz": 1}', "run 'a' of .*: there is no field config.train.stepz: did you mean 'steps'"),
         ('yield "a", {"trane.steps": 1}', "there is no field config.trane: did you mean 'train'"),
-        ('yield "a", {"train.steps.x": 1}', "there is no field config.train.steps.x: config.train.steps is not a section"),
+        (
+            'yield "a", {"train.steps.x": 1}',
+            "there is no field config.train.steps.x: config.train.steps is not a section",
+        ),
         ('yield "a", {"train.steps": "one"}', "config.train.steps is 'one': give an integer"),
         ('yield "a/b", {}', "a run 'a/b': use another name"),
         ('yield "table.md", {}', "a run 'table.md': use another name"),

@@ -59,7 +59,7 @@ def test_a_finished_run_says_so_and_is_left(tiny, trained, verb):
     before = contents(trained)
     finished = verb("pretrain", f"--config={tiny}/tiny.py", f"--workdir={trained}")
     assert finished.status == 0
-    assert f"{trained} is finished at step 6: raise train.steps to go on" in finished.err
+    assert f"{trained} is finished at step 6: raise train.steps to train further" in finished.err
     assert contents(trained) == before
 
 
@@ -112,14 +112,14 @@ def test_fewer_steps_than_were_taken_are_a_mistake_more_are_told(tiny, halfway, 
     assert "is at step 3, config.train.steps is 2" in line
     more = go_on("--config.train.steps=5", "--config.schedule.kind=linear", "--config.schedule.decay_steps=10")
     assert more.status == 0, more.err
-    table = more.err[more.err.index("what differs from the run up to step 3:") :].splitlines()
+    table = more.err[more.err.index("changed since the run up to step 3:") :].splitlines()
     assert [line.split() for line in table[1:4]] == [
         ["field", "was", "is"],
         ["schedule", "constant", "linear"],
         ["train.steps", "6", "5"],
     ]
     # 0.001 falls by a tenth of it a step.
-    assert "the learning rates to come change with that: that of step 4 is 0.0007 and would have been 0.001" in more.err
+    assert "this changes the learning rate from step 4 on: it is 0.0007 instead of 0.001" in more.err
     np.testing.assert_allclose(list(runs.column(halfway, "train/learning_rate").values())[3:], [7e-4, 6e-4], rtol=1e-5)
     assert runs.rows(halfway)[-1]["step"] == 5
 
@@ -184,7 +184,9 @@ REFUSED = {
 def test_what_breaks_exactness_is_refused_unless_it_is_allowed(field, tiny, halfway):
     run = runs.make(tiny, **REFUSED[field])
     resumed, job, changes = going_on(halfway, run)
-    with pytest.raises(UserError, match=r"checkpoint 3 of .* was trained otherwise .*--allow_changes") as error:
+    with pytest.raises(
+        UserError, match=r"checkpoint 3 of .* was trained with other settings .*--allow_changes"
+    ) as error:
         resumed.check(run, changes, allow_changes=False)
     assert field in str(error.value) and "\n" not in str(error.value)
     resumed.check(run, changes, allow_changes=True)

@@ -183,7 +183,7 @@ def test_a_manifest_that_is_none_of_a_checkpoint_is_damage(about, copied, verb):
     (folder / "manifest.json").unlink()
     sealing.seal(str(folder), known)
     listed = verb("checkpoints", "list", str(copied))
-    assert listed.status == 2 and "damaged: its manifest.json is none of a checkpoint" in listed.out
+    assert listed.status == 2 and "damaged: its manifest.json does not belong to a checkpoint" in listed.out
     assert folders.newest_intact(folders.of_run(str(copied)), refuse_damaged=False).checkpoint.name == "4"
 
 
@@ -218,7 +218,7 @@ def test_what_is_no_checkpoint_beside_them_does_not_fail_a_save(tiny, tmp_path):
         (directory / "1").write_text("x")
     assert {path.name for path in directory.iterdir()} == {"0003", "1", "6"}
     told = [row["checkpoint/error"] for row in runs.rows(tmp_path / "run") if "checkpoint/error" in row]
-    assert told and all("need not be kept could not be removed ([Errno 20]" in line for line in told)
+    assert told and all("an old checkpoint could not be removed ([Errno 20]" in line for line in told)
 
 
 def test_prune_and_list(copied, verb):

@@ -186,7 +186,7 @@ def test_training_starts_from_a_converted_directory(converted, tiny, tmp_path):
     state, notes = started(run, tmp_path)
     want = weights(converted)
     assert_same(runs.flat(state.params), want)
-    assert notes == [f"took {len(want)} of {len(want)} parameters from {converted}"]
+    assert notes == [f"loaded {len(want)} of {len(want)} parameters from {converted}"]
 
 
 def test_a_head_that_the_weights_lack_is_said_to_be_new_and_one_too_many_to_be_left_out(tiny, tmp_path):
@@ -236,7 +236,9 @@ def test_sizes_beyond_those_of_any_model_are_told_before_anything_is_made_of_the
 def test_the_vocabulary_must_be_that_of_training(copy):
     assert plm_jax.load(copy).tokenizer.vocab_size == 271
     edit(copy, vocabulary_id="0" * 64)
-    with pytest.raises(UserError, match="the model was trained with 000000000000: put that one's files there"):
+    with pytest.raises(
+        UserError, match="the model was trained with 000000000000: put the files of that vocabulary there"
+    ):
         _ = plm_jax.load(copy).tokenizer
 
 

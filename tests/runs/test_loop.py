@@ -282,7 +282,7 @@ def test_weights_from_a_run_whole(trained, tiny, tmp_path):
     source = runs.flat(checkpoints.load_params(str(workdir)).params)
     run = runs.make(tiny, train={"init_from": str(workdir), "seed": 9})
     state, notes = started(run, tmp_path)
-    assert notes == [f"took {len(source)} of {len(source)} parameters from {workdir}"]
+    assert notes == [f"loaded {len(source)} of {len(source)} parameters from {workdir}"]
     for name, leaf in runs.flat(state.params).items():
         np.testing.assert_array_equal(leaf, source[name])
     assert int(state.step) == 0
@@ -299,7 +299,7 @@ def test_weights_from_a_run_by_name(trained, tiny, tmp_path):
         taken = name == "token_embedding" or (name.startswith("stack/") and name.endswith("kernel"))
         np.testing.assert_array_equal(leaf, (source if taken else fresh)[name], err_msg=name)
         assert taken != (name in notes[1].removeprefix("new: ").split(", "))
-    assert "took 7 of" in notes[0]
+    assert "loaded 7 of" in notes[0]
 
 
 def started(run, workdir):
@@ -309,7 +309,7 @@ def started(run, workdir):
 
 def test_a_new_run_with_a_head_that_nothing_trains_is_refused(tiny, tmp_path):
     untold = dataclasses.replace(MODEL, heads=(("pairs", models.Pooler()),))
-    with pytest.raises(UserError, match=r"nothing trains the pairs head of config\.model: objective 'causal'"):
+    with pytest.raises(UserError, match=r"the pairs head of config\.model is not trained by objective 'causal'"):
         loop.pretrain(runs.make(tiny, model=untold), str(tmp_path / "run"))
     assert not (tmp_path / "run" / "config.json").exists()
 
@@ -321,7 +321,7 @@ def test_weights_from_hugging_face(tiny, tmp_path):
     huggingface.write(str(tmp_path / "hf"), huggingface.Pretrained(model, params))
     taken, notes = started(runs.make(tiny, train={"init_from": str(tmp_path / "hf")}), tmp_path / "run")
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(taken.params), params)
-    assert notes[0].startswith("took ") and len(notes) == 1
+    assert notes[0].startswith("loaded ") and len(notes) == 1
 
 
 def test_bfloat16_trains_with_float32_parameters(tiny):

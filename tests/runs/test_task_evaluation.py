@@ -58,10 +58,10 @@ def test_one_that_dies_is_told_and_begun_again_and_ends_no_run(starts, tiny, cap
         assert not said
         tasks.start(said.append)
         tasks._process.wait()
-    assert said == ["the evaluation of config.evaluation.tasks ended (no such thing); it begins again"]
+    assert said == ["the evaluation of config.evaluation.tasks ended (no such thing); it is restarted"]
     told = capsys.readouterr().err
-    assert "ended (status 3); it begins again" in told
-    assert "ended (status 4); to go on: plm_jax evaluate --checkpoint=W --tasks=a --watch" in told
+    assert "ended (status 3); it is restarted" in told
+    assert "ended (status 4); to resume it, run: plm_jax evaluate --checkpoint=W --tasks=a --watch" in told
 
 
 def test_one_at_a_time_and_it_ends_with_a_run_that_fails(starts, tiny):

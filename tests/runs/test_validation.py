@@ -159,4 +159,4 @@ def test_what_validation_finds_to_be_no_number_is_said_and_makes_no_row_that_is_
     lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
     rows = [json.loads(line, parse_constant=pytest.fail) for line in lines]
     assert any("validation/accuracy" in row and "validation/loss" not in row for row in rows)
-    assert "loss of no finite value" in capsys.readouterr().err
+    assert "loss not finite" in capsys.readouterr().err

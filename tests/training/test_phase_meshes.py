@@ -87,7 +87,7 @@ def test_a_run_cut_off_in_either_phase_is_the_same_to_the_bit(step, tiny, traine
     assert meta["mesh"]["data"] == (8 if step <= 4 else 1)
     loop.pretrain(make(tiny), str(workdir))
     said = capsys.readouterr().err
-    assert f"resumed after step {step}" in said and "what differs" not in said
+    assert f"resumed after step {step}" in said and "changed since" not in said
     for name in ("train/loss", "train/batch_digest", "validation/loss"):
         assert runs.column(workdir, name) == runs.column(trained, name)
 

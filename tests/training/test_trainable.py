@@ -159,7 +159,7 @@ def test_the_top_layers_are_drawn_anew(tiny, tmp_path):
         return runs.flat(state.params), runs.flat(job.program.new_state(job.run.train.seed).params), notes
 
     params, fresh, notes = started(1)
-    assert notes[-1] == "drawn anew: the 1 layers at the top of stack"
+    assert notes[-1] == "initialized randomly: the top 1 layers of stack"
     for name, leaf in params.items():
         stays = leaf[:1] if "/blocks/" in name else leaf
         np.testing.assert_array_equal(stays, before[name][: len(stays)], err_msg=name)

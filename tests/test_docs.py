@@ -15,19 +15,25 @@ import tomllib
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
-PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in [ROOT / "README.md", *ROOT.glob("docs/*.md")]}
-# What follows shares a folder, in this order.
+PAGES = {
+    path.relative_to(ROOT).as_posix(): path.read_text()
+    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md")]
+}
+# The commands of each group run in one folder, in this order.
 RUN_TOGETHER = (
-    ("README.md", "docs/models.md", "docs/finetuning.md", "docs/evaluation.md"),
-    ("docs/data.md", "docs/vocabularies.md"),
-    ("docs/tasks.md", "docs/labelled.md", "docs/generation.md"),
-    ("docs/install.md", "docs/config.md", "docs/sweeps.md"),
+    (
+        *("README.md", "docs/first-run.md", "docs/reproducibility.md", "docs/huggingface.md", "docs/finetuning.md"),
+        *("docs/evaluation.md", "docs/generation.md"),
+    ),
+    ("docs/pretraining.md", "docs/reference/vocabularies.md"),
+    ("docs/install.md", "docs/configs.md", "docs/tpu-pods.md", "docs/ablations.md"),
 )
 TINY = {
     "demo": (
         *("--config.data.sources.sotu.path=text.jsonl", "--config.data.validation_fraction=0.2"),
         *("--config.vocabulary.train_size=600", "--config.model.stack.layers=1", "--config.train.phases=()"),
     ),
+    "letters": ("--config.vocabulary.train_size=600", "--config.model.stack.layers=1"),
     "finetune": (
         *("--config.train.epochs=0.1", "--config.train.batch_size=8", "--config.evaluation.every=1"),
         "--config.evaluation.batch_size=8",
@@ -49,10 +55,10 @@ def commands(page: str) -> list[list[str]]:
 
 def is_run(words: list[str]) -> bool:
     """Whether a command of ours is quick and needs nothing that is not here."""
-    told = " ".join(words)
+    line = " ".join(words)
     if words[1] in ("--help", "config") or "--help" in words or "--topology=none" in words:
         return True
-    ours = re.search(r"=(demo:|runs/demo-|configs/mine|runs/mine)", told) and "huggingface" not in told
+    ours = re.search(r"=(demo:|runs/demo-|bert-hf|configs/mine|runs/mine|configs/letters|runs/letters)", line)
     return bool(ours) and words[1] in ("prepare", "pretrain", "finetune", "evaluate", "generate", "convert", "report")
 
 
@@ -85,6 +91,7 @@ def run(verb, words: list[str], folder: pathlib.Path) -> None:
         return
     if "--help" not in words and name in ("prepare", "pretrain"):
         arguments += TINY["demo"] if "--config=demo" in " ".join(arguments) else ()
+        arguments += TINY["letters"] if "--config=configs/letters" in " ".join(arguments) else ()
         arguments += TINY["steps"]
     arguments += TINY.get(name, ())
     finished = verb(name, *arguments, folder=folder)
@@ -113,10 +120,10 @@ def test_what_the_pages_say_runs(pages, verb, sandbox):
                 words = shlex.split(line, comments=True)
                 if words and words[0] == "plm_jax" and is_run(words):
                     run(verb, words, sandbox)
-    if "docs/tasks.md" in pages:
+    if "docs/pretraining.md" in pages:
         (row,) = map(json.loads, (sandbox / "runs/mine/evaluation.jsonl").read_text().splitlines())
         assert row["reviews/most_frequent_accuracy"] >= 0.5 and "letters/loss" in row
-    if pages[-1] == "docs/sweeps.md":
+    if pages[-1] == "docs/ablations.md":
         from plm_jax.experiments import sweep
 
         assert [member.name for member in sweep.load_members("configs/rates.py", "runs/rates")][-1] == "prefix_lm"

@@ -1,7 +1,6 @@
 """Write an HTML report about runs and sweeps.
 
 usage: plm_jax report --workdirs=DIRS [flags]
-       plm_jax report --model_table
 
 The page is a single file that loads nothing from the network.
 
@@ -18,20 +17,11 @@ from plm_jax.config.flags import ModulesFlag
 _WORKDIRS = flags.DEFINE_list("workdirs", [], "run directories; the directory of a sweep stands for all of its runs")
 _OUTPUT = flags.DEFINE_string("output", "report.html", "HTML file to write")
 _PNG = flags.DEFINE_string("png", None, "directory for charts of the runs as PNG files")
-_MODEL_TABLE = flags.DEFINE_bool("model_table", False, "print the table of published models in docs/models.md instead")
 _MODULES = ModulesFlag()
 
 
 def main() -> None:
-    """Writes the page and prints its path, or prints the table."""
-    if _MODEL_TABLE.value:
-        command_line.start_jax_on_host()
-        with progress.doing("counting parameters"):
-            from plm_jax.experiments import model_table
-
-            table = model_table.table(model_table.entries())
-        print(table)
-        return
+    """Writes the page and prints its path."""
     if not _WORKDIRS.value:
         raise UserError("--workdirs is missing: pass run directories or the directory of a sweep, separated by commas")
     _MODULES.load()

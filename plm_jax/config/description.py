@@ -27,10 +27,10 @@ def _lines(name: str, value: Any, kind: Any, description: str) -> Iterator[str]:
     if element is not None:
         value = dict(value)
     if dataclasses.is_dataclass(value):
-        yield f"{name}:" + (f"  # {description or _sentence(type(value).__doc__)}" if not choices else "")
+        yield f"{name}:" + (f"  # {description or sentence(type(value).__doc__)}" if not choices else "")
         if choices:
             kind_name = value.kind if isinstance(value, Role) else ""
-            meaning = _sentence(type(value).__doc__)
+            meaning = sentence(type(value).__doc__)
             yield f"{_INDENT}kind = {kind_name}  # one of {', '.join(sorted(choices))}: {meaning}"
         yield from (_INDENT + line for line in lines(value))
     elif isinstance(value, Mapping) and value:
@@ -43,23 +43,23 @@ def _lines(name: str, value: Any, kind: Any, description: str) -> Iterator[str]:
         for index, item in enumerate(value):
             yield from (_INDENT + line for line in _lines(str(index), item, element, ""))
     else:
-        shown = [f"kind: one of {', '.join(sorted(choices))}"] if choices else [_type(kind)]
+        shown = [f"kind: one of {', '.join(sorted(choices))}"] if choices else [type_name(kind)]
         yield f"{name} = {value}  # {': '.join([*shown, *([description] if description else [])])}"
 
 
-def _type(kind: Any) -> str:
+def type_name(kind: Any) -> str:
     """Returns a readable name of a type."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin is Annotated:
-        return f"{_type(args[0])}, {args[1]}"
+        return f"{type_name(args[0])}, {args[1]}"
     if origin is Literal:
         return " | ".join(repr(a) if a == "" else str(a) for a in args)
     if origin in (types.UnionType, typing.Union):
-        return " | ".join(map(_type, args))
+        return " | ".join(map(type_name, args))
     if (element := trees.values(kind)) is not None:
-        return f"{_type(element)} by name"
+        return f"{type_name(element)} by name"
     if origin is tuple:
-        return f"tuple of {_type(args[0])}" if args[-1] is ... else f"({', '.join(map(_type, args))})"
+        return f"tuple of {type_name(args[0])}" if args[-1] is ... else f"({', '.join(map(type_name, args))})"
     return {types.NoneType: "None", int: "integer", float: "number", str: "text", bool: "yes | no"}.get(
         kind, getattr(kind, "__name__", str(kind))
     )
@@ -73,10 +73,10 @@ def field_descriptions(kind: type) -> dict[str, str]:
         for entry in re.split(r"\n(?=  \w)", "\n" + attributes):
             names, _, text = entry.strip().partition(": ")
             if text:
-                descriptions |= {name.strip(): _sentence(text) for name in names.split(",")}
+                descriptions |= {name.strip(): sentence(text) for name in names.split(",")}
     return descriptions
 
 
-def _sentence(text: str | None) -> str:
+def sentence(text: str | None) -> str:
     """Returns the first sentence of a text on one line, without its period."""
     return re.split(r"\.(?= [A-Z`]|$)", " ".join((text or "").split()))[0]

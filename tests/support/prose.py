@@ -2,7 +2,7 @@
 
     python -m tests.support.prose [PATH...]
 
-prints each finding as `FILE:LINE: MESSAGE` and exits with status 1 if there is one. Without paths it checks the package.
+prints each finding as `FILE:LINE: MESSAGE` and exits with status 1 if there is one. The default path is the package.
 """
 
 import ast

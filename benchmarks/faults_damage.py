@@ -37,7 +37,7 @@ def _replaced(data: bytes, rng: random.Random, make: Callable[[int], bytes], mos
 
 
 def _doubled(data: bytes, rng: random.Random) -> bytes:
-    at = rng.randrange(len(data))
+    at = rng.randrange(1, len(data) + 1)
     return data[:at] + data[at // 2 :]
 
 
@@ -57,7 +57,8 @@ BYTES: dict[str, Callable[[bytes, random.Random], bytes]] = {
 def garbled(data: bytes, rng: random.Random, kinds: Sequence[str] = tuple(BYTES)) -> tuple[bytes, str]:
     """Changes bytes in one of the ways of BYTES; returns them and the way."""
     kind = rng.choice(kinds)
-    return BYTES[kind](data or b"\0", rng), kind
+    changed = BYTES[kind](data or b"\0", rng)
+    return (_flipped(data or b"\0", rng) if changed == data else changed), kind
 
 
 def garble(path: pathlib.Path, rng: random.Random, kinds: Sequence[str] = tuple(BYTES)) -> str:
@@ -140,14 +141,15 @@ def damage(folder: pathlib.Path, sources: Sequence[pathlib.Path], rng: random.Ra
         shutil.copytree(other, folder)
         return f"exchanged for {other}"
     else:
-        shared = [path for path in files_of(folder) if (other / path.relative_to(folder)).exists()]
-        shared = [path for path in shared if (other / path.relative_to(folder)).read_bytes() != path.read_bytes()]
-        path = rng.choice(shared)
+        names = [path.relative_to(folder) for path in files_of(folder) if (other / path.relative_to(folder)).exists()]
+        names = [name for name in names if (other / name).read_bytes() != (folder / name).read_bytes()]
+        if not names:
+            return garble(path, rng)
+        path = folder / rng.choice(names)
         top = path.relative_to(folder).parts[0]
-        for file in [path] if kind == "another's" else shared:
-            if file.relative_to(folder).parts[0] != top:
-                continue
-            shutil.copy(other / file.relative_to(folder), file)
+        for name in [path.relative_to(folder)] if kind == "another's" else names:
+            if name.parts[0] == top:
+                shutil.copy(other / name, folder / name)
     return f"{kind}: {path.relative_to(folder)}"
 
 

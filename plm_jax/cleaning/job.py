@@ -34,11 +34,10 @@ def clean(
     """Writes the pages that pass all rules as JSON Lines, for `config.JsonLines`, and prints what was removed.
 
     The folder contains `train-*.jsonl.gz` and `validation-*.jsonl.gz` (in one folder per language if there are
-    several), `quarantine/*.jsonl.gz`, `report.{json,md,svg}` and `manifest.json`, which is written last. A local folder
-    is written under another name and renamed; a folder in a bucket is written in place. A finished output of the same
-    files and settings is left unchanged. If several runs on a machine write to the same folder, one runs and the others
-    wait for it; for a bucket, the others are rejected. The kept pages and every byte of the files are independent of
-    the runner.
+    several), `quarantine/*.jsonl.gz`, `report.{json,md,svg}` and `manifest.json`, written last. A local folder is
+    written under another name and renamed; a folder in a bucket is written in place. A finished output of the same
+    files and settings is left unchanged. If several runs on a machine write to one folder, one runs and the others
+    wait; for a bucket, they are rejected. The kept pages and every byte of the files are independent of the runner.
 
     Args:
       inputs: paths or globs of WET, WARC or JSON Lines files.

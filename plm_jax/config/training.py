@@ -81,7 +81,7 @@ class TrainConfig:
       init_names: regular expressions; weights whose whole name matches one of them are loaded from `init_from`.
       new_tokens: number of tokens at the end of the vocabulary for which `init_from` has no rows; their rows are drawn
         with a standard deviation of 0.02.
-      reinitialise_top: number of layers at the top of each stack that are initialized randomly instead of from
+      reinitialize_top: number of layers at the top of each stack that are initialized randomly instead of from
         `init_from`.
       trainable: regular expressions; parameters whose whole name matches one of them are trained, the others stay
         fixed. Layers of a stack are distinguished by their numbers, as in `stack/blocks/11/.*`.
@@ -105,7 +105,7 @@ class TrainConfig:
     init_from: str = ""
     init_names: tuple[str, ...] = (".*",)
     new_tokens: ranges.LengthOrZero = 0
-    reinitialise_top: Annotated[int, ranges.Range(0, 4096)] = 0
+    reinitialize_top: Annotated[int, ranges.Range(0, 4096)] = 0
     trainable: tuple[str, ...] = (".*",)
     z_loss: ranges.Scale = 0.0
     label_smoothing: ranges.ShareBelowOne = 0.0

@@ -74,10 +74,10 @@ FIELDS: dict[str, Meaning] = {
     "schedule": "recipe",
     "train.batch_size": "read",
     "train.epochs": "free",  # The data that is read depends on the resulting steps.
-    "train.init_from": "free",  # Only the first step uses it, `init_names` and `reinitialise_top`.
+    "train.init_from": "free",  # Only the first step uses it, `init_names` and `reinitialize_top`.
     "train.init_names": "free",
     "train.new_tokens": "free",
-    "train.reinitialise_top": "free",
+    "train.reinitialize_top": "free",
     "train.trainable": "fixed",  # The optimizer has moments only for these parameters.
     "train.incidents": "recipe",
     "train.label_smoothing": "recipe",

@@ -16,7 +16,7 @@ from plm_jax.training.trainable import compiled, layer_numbers, named, stack_of,
 def load_weights(params, train: config.TrainConfig, model: ModelConfig):
     """`params` with the leaves of `train.init_from` whose names match one of `train.init_names`.
 
-    The last `train.reinitialise_top` layers of each of the model's stacks stay as they are in `params`.
+    The last `train.reinitialize_top` layers of each of the model's stacks stay as they are in `params`.
 
     Returns:
       The parameters, laid out as before, and lines that say what was taken, what is new, and what has no place here.
@@ -24,7 +24,7 @@ def load_weights(params, train: config.TrainConfig, model: ModelConfig):
     Raises:
       UserError: a pattern or all of them match nothing, a leaf has another shape, or there are not so many layers.
     """
-    tops = _tops(model, train.reinitialise_top)
+    tops = _tops(model, train.reinitialize_top)
 
     def is_selected(name):
         return any(compiled(pattern).fullmatch(name) for pattern in train.init_names)
@@ -57,7 +57,7 @@ def load_weights(params, train: config.TrainConfig, model: ModelConfig):
         raise UserError(f"nothing in {train.init_from} matches config.train.init_names {train.init_names}")
     notes = [f"loaded {taken} of {len(leaves)} parameters from {train.init_from}"]
     notes += [f"{what}: {', '.join(names)}" for what, names in (("new", new), ("left out", selected)) if names]
-    notes += [f"initialized randomly: the top {train.reinitialise_top} layers of {stack}" for stack in tops]
+    notes += [f"initialized randomly: the top {train.reinitialize_top} layers of {stack}" for stack in tops]
     return jax.tree.unflatten(jax.tree.structure(params), leaves), notes
 
 
@@ -71,13 +71,13 @@ def _with_new_rows(taken: np.ndarray, train: config.TrainConfig, name: str) -> n
 def _tops(model: ModelConfig, layers: int) -> dict[str, int]:
     """Returns the first stored block of the last layers of each stack, by the path of the stack."""
     if layers and not model.stacks:
-        raise UserError(f"a model of kind '{model.kind}' has no stack for config.train.reinitialise_top: leave it out")
+        raise UserError(f"a model of kind '{model.kind}' has no stack for config.train.reinitialize_top: leave it out")
     first_blocks = {}
     for path, stack in zip(model.stack_paths, model.stacks, strict=True) if layers else ():
         a_group = 1 if stack.groups is None else stack.layers // stack.groups
         if layers > stack.layers or layers % a_group:
             raise UserError(
-                f"config.train.reinitialise_top is {layers}: {path} has {stack.layers} layers"
+                f"config.train.reinitialize_top is {layers}: {path} has {stack.layers} layers"
                 + (f", {a_group} of which share parameters" if a_group > 1 else "")
             )
         first_blocks[path] = stack.stored_blocks - layers // a_group * stack.inner

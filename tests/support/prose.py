@@ -20,7 +20,7 @@ FIRST_WORDS = re.compile(r"(What|Which|Whichever|How|Of|Those|That|See|As|Where|
 FILLERS = frozenset(
     ["found", "told", "tell", "own", "given", "held", "kept", "seen", "wanted", "others", "made", "place", "places"]
 )
-BRITISH = re.compile(r"\b\w*(tokenis|normalis|initialis|optimis|minimis|maximis|summaris|behaviour|colour)\w*\b", re.I)
+BRITISH = re.compile(r"\b\w*((token|normal|initial|optim|minim|maxim|summar)is(e|i|a)|behaviour|colour)\w*\b", re.I)
 MAX_LINES = 60
 
 

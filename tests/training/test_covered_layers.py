@@ -129,7 +129,7 @@ def test_a_part_norms_and_a_resume_go_by_the_layers(tiny, tmp_path):
 def test_the_top_layers_of_each_leaf_are_drawn_anew(tiny, tmp_path):
     loop.pretrain(make(tiny, steps=1), str(tmp_path / "run"))
     source = runs.flat(checkpoints.load_params(str(tmp_path / "run")).params)
-    init = {"init_from": str(tmp_path / "run"), "reinitialise_top": 2, "seed": 5}
+    init = {"init_from": str(tmp_path / "run"), "reinitialize_top": 2, "seed": 5}
     job = setup.build(make(tiny, train=init), devices=jax.devices()[:1])
     params = runs.flat(setup.initial_state(job)[0].params)
     same = {

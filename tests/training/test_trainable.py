@@ -1,4 +1,4 @@
-"""`train.trainable`, `optimizer.layer_decay`, `train.reinitialise_top`: what moves, and how far."""
+"""`train.trainable`, `optimizer.layer_decay`, `train.reinitialize_top`: what moves, and how far."""
 
 import dataclasses
 import shutil
@@ -152,7 +152,7 @@ def test_the_top_layers_are_drawn_anew(tiny, tmp_path):
 
     def started(layers):
         run = made(
-            tiny, trainable=(".*",), train=train | {"reinitialise_top": layers}, mesh=config.MeshConfig(fsdp=2, data=1)
+            tiny, trainable=(".*",), train=train | {"reinitialize_top": layers}, mesh=config.MeshConfig(fsdp=2, data=1)
         )
         job = setup.build(run, devices=jax.devices()[:2])
         state, notes = setup.starting_state(job, None)
@@ -165,7 +165,7 @@ def test_the_top_layers_are_drawn_anew(tiny, tmp_path):
         np.testing.assert_array_equal(stays, before[name][: len(stays)], err_msg=name)
         if "/blocks/" in name:
             np.testing.assert_array_equal(leaf[1:], fresh[name][1:], err_msg=name)
-    with pytest.raises(UserError, match="reinitialise_top is 3: stack has 2 layers"):
+    with pytest.raises(UserError, match="reinitialize_top is 3: stack has 2 layers"):
         started(3)
     with pytest.raises(UserError, match=r"config.train.init_names has 'nothing', which matches nothing"):
         run = made(tiny, trainable=(".*",), train=train | {"init_names": (".*", "nothing")})

@@ -92,8 +92,8 @@ def models() -> str:
 {NOTE}
 
 Every size is a config: `--config=bert:base`. The docstring of its file states what was published and where it differs.
-The table compares parameters, counted by shape evaluation, with the published number. It lists what the config trains by
-default, and the Hugging Face family in which such a model is read and written.
+The table compares parameters, counted by shape evaluation, with the published number. It lists what the config trains
+by default, and the Hugging Face family in which such a model is read and written.
 
 {model_table.table(model_table.entries())}
 """

@@ -1,6 +1,7 @@
 """Fixtures of all tests: eight fake devices, a tiny corpus that is prepared once, and the command-line verbs."""
 
 import gc
+import importlib.util
 import os
 import pathlib
 import shutil
@@ -26,6 +27,10 @@ os.environ["JAX_PLATFORMS"] = os.environ.get("JAX_PLATFORMS", "cpu")
 # Several workers may compile for TPUs at once.
 os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {xla.flags(devices=8)}".strip()
+
+if importlib.util.find_spec("triton"):
+    # PyTorch imports it. Both it and TensorFlow contain LLVM; loaded after TensorFlow, it crashes the process.
+    import triton  # noqa: F401
 
 import jax
 import pytest

@@ -23,9 +23,10 @@ def test_every_slow_test_exists():
         }, entry
 
 
-def test_slow_tests_are_few(pytestconfig):
+def test_slow_tests_are_few_and_every_entry_matches_one(pytestconfig):
     if [pathlib.Path(path).resolve() for path in pytestconfig.args] != [selection.FOLDER]:
-        pytest.skip("counts the whole suite")
+        pytest.skip("needs the whole suite")
+    assert not pytestconfig.stash[selection.UNMATCHED]
     num_slow, num_tests = pytestconfig.stash[selection.COUNTS]
     assert 0 < num_slow <= selection.MAX_SLOW_SHARE * num_tests
 

@@ -10,6 +10,8 @@ SLOW_LIST = FOLDER / "slow.txt"
 # Largest share of slow tests.
 MAX_SLOW_SHARE = 0.15
 COUNTS = pytest.StashKey[tuple[int, int]]()
+# Entries of the list that match no collected test, although their file is collected.
+UNMATCHED = pytest.StashKey[set[str]]()
 
 
 def slow_entries() -> list[str]:
@@ -47,12 +49,14 @@ class _Recorder:
 
 
 def pytest_collection_modifyitems(config, items):
-    entries, num_slow = set(slow_entries()), 0
-    for item in items:
-        if _names(item.nodeid) & entries:
-            item.add_marker(pytest.mark.slow)
-            num_slow += 1
-    config.stash[COUNTS] = num_slow, len(items)
+    entries = set(slow_entries())
+    slow = [item for item in items if _names(item.nodeid) & entries]
+    for item in slow:
+        item.add_marker(pytest.mark.slow)
+    files = {item.nodeid.partition("::")[0] for item in items}
+    matched = set().union(*(_names(item.nodeid) for item in slow))
+    config.stash[COUNTS] = len(slow), len(items)
+    config.stash[UNMATCHED] = {entry for entry in entries - matched if entry.partition("::")[0] in files}
     if path := config.getoption("--without"):
         recorded = set(pathlib.Path(path).read_text(encoding="utf-8").splitlines())
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid in recorded])

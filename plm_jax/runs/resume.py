@@ -196,7 +196,7 @@ class Resumed:
     def notes(self, run: config.Run, changes: Sequence[Change]) -> list[str]:
         """Returns lines that report damaged checkpoints, changes, and a change of the learning rates to come."""
         lines = [
-            f"checkpoint {step} is damaged ({reason}): kept as {step}{folders.DAMAGED}; resuming from an earlier one"
+            f"checkpoint {step} is damaged ({reason}): it is kept as {step}{folders.DAMAGED}; using an earlier one"
             for step, reason in self.damaged.items()
         ]
         if not changes:

@@ -189,7 +189,7 @@ def test_nothing_is_written_through_a_link(tmp_path):
     assert (folder / "a").read_bytes() == b"new" and not (folder / "a").is_symlink()
     with pytest.raises(UserError, match="log is a symbolic link, which is not written through"):
         storage.append(str(folder / "log"), b"more")
-    with pytest.raises(UserError, match="lock is a link"), storage.locked(str(folder / "lock")):
+    with pytest.raises(UserError, match="lock is a symbolic link"), storage.locked(str(folder / "lock")):
         pass
     assert victim.read_bytes() == b"untouched"
 

@@ -108,7 +108,7 @@ def test_shared_parameters_count_once_and_flops_twice():
 def test_invalid_settings_are_rejected():
     with pytest.raises(UserError, match="equal stacks: set decoder_stack to the values of stack"):
         replace(T5, stack=models.StackConfig(1))
-    with pytest.raises(UserError, match="leave decoder_heads"):
+    with pytest.raises(UserError, match="leave out decoder_heads"):
         replace(T5, decoder_heads=2)
     with pytest.raises(UserError, match="T5 cannot hold this model: it needs tie_encoder_decoder = False"):
         families.family_of(T5, "t5")

@@ -159,9 +159,7 @@ def test_run_again_only_what_failed_is_tried(swept, calls, capsys):
 def test_another_config_in_the_place_of_a_run_is_told_and_left(swept, calls, tiny, tmp_path):
     folder = swept
     path = write(tmp_path, tiny / "tiny.py", steps=3)
-    with pytest.raises(
-        UserError, match=r"a run with another config \(train.steps was 2 and is 3\): delete it"
-    ):
+    with pytest.raises(UserError, match=r"a run with another config \(train.steps was 2 and is 3\): delete it"):
         sweep.run(path, str(folder / "runs"))
     assert ("pretrain", "good") not in calls
     assert json.loads((folder / "runs" / "good" / "config.json").read_text())["config"]["train"]["steps"] == 2

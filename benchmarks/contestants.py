@@ -202,6 +202,8 @@ def torch_model(case: Case, gathers: bool):
     settings = families.to_config(families.registered()[case.family], model) | {"use_cache": False}
     settings |= {name: settings.get(name) for name in ("bos_token_id", "eos_token_id")} if case.family == "gpt2" else {}
     settings.pop("model_type", None)
+    if settings.get("hidden_act") == "gelu_new":  # The same function by one kernel.
+        settings["hidden_act"] = "gelu_pytorch_tanh"
     config = transformers.AutoConfig.for_model(case.family, **settings)
     auto = {"encoder": "MaskedLM", "decoder": "CausalLM", "encoder_decoder": "Seq2SeqLM"}[model.kind]
     peer = getattr(transformers, f"AutoModelFor{auto}").from_config(config)

@@ -6,6 +6,7 @@ parameters and compute in bfloat16, torch by autocast; torch uses its fused atte
 
 import dataclasses
 import functools
+import importlib
 import os
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
@@ -196,10 +197,11 @@ def torch_model(case: Case, gathers: bool):
     import torch
     import transformers
 
-    from plm_jax.hub import families
+    from plm_jax.hub.family import Family
 
     model = case.run.model
-    settings = families.to_config(families.registered()[case.family], model) | {"use_cache": False}
+    importlib.import_module(f"plm_jax.hub.{case.family}")  # Not all families: they need more packages.
+    settings = Family.choices[case.family]().to_config(model) | {"use_cache": False}
     settings |= {name: settings.get(name) for name in ("bos_token_id", "eos_token_id")} if case.family == "gpt2" else {}
     settings.pop("model_type", None)
     if settings.get("hidden_act") == "gelu_new":  # The same function by one kernel.

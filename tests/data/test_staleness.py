@@ -229,7 +229,7 @@ def test_a_store_without_marks_is_reported(run, corpora, monkeypatch):
     monkeypatch.setattr(
         storage, "listing", lambda path: [file._replace(modified="", changed="") for file in listing(path)]
     )
-    monkeypatch.setattr(staleness, "note", lambda *_: None)
+    monkeypatch.setattr(staleness, "record_files", lambda *_: None)
     found = compare(run)
     assert found.changed is None and "neither a hash nor a time" in found.unseen
     path = corpora / "a" / "1.jsonl"

@@ -101,7 +101,7 @@ def test_workers_meet_in_the_place_that_temp_location_names(run, tmp_path):
     local, other = both(run, tmp_path, "--temp_location=memory://bucket/temporary")
     assert other == local
     assert storage.names("memory://bucket/temporary") == []
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(UserError, match="that they share with this machine"):
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(UserError, match="a folder shared with this machine"):
         patch.setattr(beam, "_write", lambda *_: None)
         preparation.prepare(run, str(tmp_path / "apart"), show_progress=False, beam_options=[])
 

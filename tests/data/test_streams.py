@@ -181,7 +181,7 @@ def test_what_streams_cannot_read_is_refused(folder):
     two = {name: config.TextFiles(name) for name in "ab"}
     data = make_run(folder).data
     for changed, says in (
-        ({"data": config.DataConfig(str(folder), 4, data.sources)}, "bidirectional_lm reads streams"),
+        ({"data": config.DataConfig(str(folder), 4, data.sources)}, "use streams with bidirectional_lm"),
         ({"data": config.DataConfig(str(folder), 4, two, layout=config.Streams())}, "one source"),
         ({"vocabulary": config.VocabularyConfig("words:words.txt", eos=EOS)}, "config.vocabulary.bos"),
         ({"objective": objectives.BidirectionalLM(SIZE)}, "the model has 100 words: give fewer"),

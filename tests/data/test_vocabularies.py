@@ -284,7 +284,7 @@ def test_sentinels_of_a_sentencepiece_file_are_the_ones_that_count(trained, tmp_
     for other in (2, 5):  # Another number would make another id the first one.
         with pytest.raises(UserError, match=rf"sentinels is {other} but .* has 3: set it to 3"):
             vocabularies.load(dataclasses.replace(own, sentinels=other))
-    with pytest.raises(UserError, match="ends with its sentinels, no id goes above them"):
+    with pytest.raises(UserError, match="ends with its sentinels, which have the highest ids"):
         vocabularies.load(dataclasses.replace(own, added=1, sop=402))
 
 
@@ -328,7 +328,7 @@ def test_mistakes_are_told(trained, tmp_path):
     cases = {
         "sentencepiece:/none": "cannot read the vocabulary's /none",
         f"sentencepiece:{damaged}": "is not a SentencePiece model",
-        f"bpe:{damaged},{merges}": "make no BPE vocabulary",
+        f"bpe:{damaged},{merges}": "are not a BPE vocabulary",
         f"bpe:{merges}": "use bpe:VOCAB,MERGES",
         "bytes:no": "use bytes",
         f"tiktoken:{damaged}": "is not a tiktoken file",
@@ -370,10 +370,10 @@ def line_of(change):
         ("merges.txt", line_of(lambda lines: lines.__delitem__(slice(1, None))), r"\d{5} tokens, such as"),
         ("merges.txt", lambda data: data[:-4], "have no merge|out of vocabulary"),
         ("merges.txt", lambda data: b"", r"\d{5} tokens, such as"),
-        ("merges.txt", line_of(lambda lines: lines.append(b"a\n")), "other than two tokens"),
+        ("merges.txt", line_of(lambda lines: lines.append(b"a\n")), "does not have two tokens"),
         ("vocab.json", lambda data: data.replace(b'"!": 0', b'"!": 1'), "ids are not 0 to size - 1"),
         ("vocab.json", lambda data: data.replace(b'"!": 0', b'"!": 50257'), "ids are not 0 to size - 1"),
-        ("vocab.json", lambda data: data.replace(b'"!": 0', b'"!": 0.0'), "no tokens to integers"),
+        ("vocab.json", lambda data: data.replace(b'"!": 0', b'"!": 0.0'), "does not map tokens to integers"),
         ("vocab.json", lambda data: b"\xef\xbb\xbf" + data, "byte order mark"),
     ],
 )
@@ -389,10 +389,10 @@ def test_files_of_byte_pairs_that_do_not_fit_together_are_told(tmp_path, name, c
     ("change", "says"),
     [
         (lambda tree: tree["model"]["vocab"].update(z=10**9), "5 tokens have ids up to 1,000,000,000"),
-        (lambda tree: tree["model"]["vocab"].update(z=1), "two tokens have one id"),
+        (lambda tree: tree["model"]["vocab"].update(z=1), "two tokens have the same id"),
         (lambda tree: tree["model"]["vocab"].clear(), "out of vocabulary|has no tokens"),
         (lambda tree: tree["model"].update(merges=[]), "its merges are missing"),
-        (lambda tree: tree["added_tokens"][0].update(id=7), "the added token '<s>' has not the id 7"),
+        (lambda tree: tree["added_tokens"][0].update(id=7), "the added token '<s>' does not have the id 7"),
         (lambda tree: tree.update(normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA" * 99}), "is cut"),
     ],
 )
@@ -406,7 +406,7 @@ def test_a_tokenizer_json_with_odd_ids_is_told(tmp_path, change, says):
     assert list(vocabularies.load_plain(f"json:{path}").encode("abb")) == [2, 1]
     change(tree)
     path.write_text(json.dumps(tree))
-    with pytest.raises(UserError, match=f"no tokenizer.json .*(?:{says})"):
+    with pytest.raises(UserError, match=f"not a tokenizer.json .*(?:{says})"):
         vocabularies.load_plain(f"json:{path}")
 
 
@@ -416,7 +416,7 @@ def test_a_tokenizer_json_with_odd_ids_is_told(tmp_path, change, says):
         (b"\xef\xbb\xbf[UNK]\na\n", "byte order mark"),
         (b"[UNK]\n\na\n", "line 2 is empty"),
         (b"[UNK]\n\xff\n", "can't decode"),
-        (b"[UNK]\na\na\n", "none twice"),
+        (b"[UNK]\na\na\n", "without duplicates"),
         (b"", "line 1 is empty"),
     ],
 )

@@ -72,8 +72,8 @@ def test_identity_is_of_words_and_special_ids(path, tmp_path):
 @pytest.mark.parametrize(
     ("text", "specials", "says"),
     [
-        ("a\na\n<UNK>\n", {}, "none twice"),
-        ("a\n\n<UNK>\n", {}, "one word a line"),
+        ("a\na\n<UNK>\n", {}, "without duplicates"),
+        ("a\n\n<UNK>\n", {}, "one word per line"),
         ("a\nb\n", {}, "has no <UNK>"),
         ("<UNK>\n<S>\n", {"bos": 0}, "has 1: set it to 1"),
         ("<UNK>\n<S>\n", {"eos": 1}, "has no </S>: add it"),

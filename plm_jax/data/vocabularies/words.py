@@ -29,9 +29,11 @@ def read(path: str) -> list[str]:
     try:
         words = lines(storage.read(path, strict_json.MOST_BYTES), "replace")
     except ValueError as error:
-        raise UserError(f"{path} is not a vocabulary of words ({error}): write one different word per line") from error
+        raise UserError(
+            f"{path} is not a vocabulary of words ({error}): write one word per line, without duplicates"
+        ) from error
     if len(set(words)) < len(words) or not all(map(str.strip, words)):
-        raise UserError(f"{path} is not a vocabulary of words: write one different word per line")
+        raise UserError(f"{path} is not a vocabulary of words: write one word per line, without duplicates")
     return words
 
 

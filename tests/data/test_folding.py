@@ -114,7 +114,7 @@ def test_only_a_folded_vocabulary_has_another_identity(section, tmp_path):
     assert set(plain.table) == {"pieces", "normalizer", "kind"}
     assert vocabularies.identity(plain) != vocabularies.identity(vocabularies.load_plain(section))
     (tmp_path / "vocab.txt").write_text("[UNK]\nthe\n")
-    for spec, words in {f"wordpiece:{tmp_path}/vocab.txt": "set train_kind to 'uncased'", "bytes": "leave it"}.items():
+    for spec, words in {f"wordpiece:{tmp_path}/vocab.txt": "set train_kind to 'uncased'", "bytes": "remove it"}.items():
         with pytest.raises(UserError, match=f"lowercase is for SentencePiece only.*{words}"):
             vocabularies.load_plain(config.VocabularyConfig(spec, lowercase=True))
 

@@ -373,7 +373,7 @@ def test_what_pairs_need_is_told(make_run, paired):
     for pooler in (models.NoHead(), models.Pooler(classes=0)):
         refuse("need a model with a pooler of two classes", model=dataclasses.replace(run.model, pooler=pooler))
     refuse("set config.vocabulary.cls and", vocabulary=dataclasses.replace(run.vocabulary, sep=None))
-    refuse("config.data.length is 4: sentence pairs take", data=dataclasses.replace(run.data, length=4))
+    refuse("config.data.length is 4: sentence pairs need", data=dataclasses.replace(run.data, length=4))
     for changed, message in (
         ({"duplicates": 0}, "duplicates is 0: give 1 to 1,000,000"),
         ({"short_probability": 1.5}, "short_probability is 1.5: give 0 to 1"),

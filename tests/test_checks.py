@@ -56,7 +56,7 @@ UNUSED = [
     (
         "bert",
         {"data": {"layout": config.Blocks(attend_across_documents=False)}},
-        "has no pairs, which config.model.pooler",
+        "has no sentence pairs to train config.model.pooler on",
     ),
     (
         "plain",

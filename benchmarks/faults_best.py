@@ -154,6 +154,7 @@ def _base(root: pathlib.Path) -> Base:
     from tests.support import verbs
 
     verbs.import_libraries()
+    (root / "base").mkdir()
     to_its_end(lambda: make_base(root / "base"), 5 * SECONDS, root / "log")
     return Base(root / "base")
 

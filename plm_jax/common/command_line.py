@@ -7,6 +7,7 @@ import io
 import logging
 import os
 import re
+import select
 import signal
 import sys
 import textwrap
@@ -136,6 +137,8 @@ def run(main: Callable[..., None], accepts_options: bool = False, positionals: S
     except UserError as error:
         _end(f"error: {error}", 2)
     except OSError as error:
+        if isinstance(error, BrokenPipeError) and _is_output_closed():
+            os._exit(128 + signal.SIGPIPE)
         _end(f"error: {describe(error)}", 2)
     except Interrupted as stopped:
         _end(str(stopped), SAVED)
@@ -153,6 +156,13 @@ def run(main: Callable[..., None], accepts_options: bool = False, positionals: S
         # A normal exit would wait for the other processes, which wait for this one.
         traceback.print_exc()
         os._exit(1)
+
+
+def _is_output_closed() -> bool:
+    """Whether the program that reads stdout has ended, such as `head`."""
+    poll = select.poll()
+    poll.register(1, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def _is_one_of_several() -> bool:

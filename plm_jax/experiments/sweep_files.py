@@ -82,7 +82,7 @@ def load_members(path: str, workdir: str, seeds: Sequence[int] = ()) -> list[Mem
             seed = requested
             if "train.seed" in changes:
                 seed = unresolved.train.seed
-                if requested not in (None, seed if seed in seeds else seeds[0]):
+                if requested is not None and requested != (seed if seed in seeds else seeds[0]):
                     continue
             folder, init_from = directory(name, seed), unresolved.train.init_from
             if folder in members:

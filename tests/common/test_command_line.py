@@ -44,6 +44,18 @@ command_line.run(main)
     assert done.stderr == "error: a\\nerror: b\\x1b[31m \\ud800 é\n"
 
 
+def test_a_reader_that_ends_first_ends_the_command_without_a_message():
+    program = """
+from plm_jax.common import command_line
+command_line.run(lambda: print("line\\n" * 100_000))
+"""
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([sys.executable, "-c", program], stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
+
+
 def test_only_what_tensorstore_cannot_tell_its_loop_is_kept_quiet():
     program = """
 import tensorstore

@@ -483,10 +483,10 @@ def test_seeds_have_directories_of_their_own(tiny, tmp_path):
 
 def test_a_run_that_sets_its_seed_has_that_alone(tiny, tmp_path):
     more = 'yield "once", {"train.init_from": "good", "train.seed": 1}'
-    for seeds, parent in (((5, 1), "good"), ((5, 6), "good-seed5")):
+    for seeds, parent, number in (((5, 1), "good", 5), ((5, 6), "good-seed5", 5), ((), "good", 3)):
         found = sweep.load_members(write(tmp_path, tiny / "tiny.py", more=more), str(tmp_path), seeds)
         (once,) = (member for member in found if member.name == "once")
-        assert (once.run.train.seed, pathlib.Path(once.workdir).name) == (1, "once") and len(found) == 5
+        assert (once.run.train.seed, pathlib.Path(once.workdir).name) == (1, "once") and len(found) == number
         # Its parent is that of its seed, or the one that there is.
         assert pathlib.Path(once.parent).name == parent
 

@@ -27,18 +27,23 @@ BATCH_AXES: tuple[str, ...] = ("stage", "data", "fsdp")
 
 @dataclass(frozen=True)
 class MeshConfig:
-    """The device mesh: how many devices along each axis (one may be -1: the rest), and sharding rules for it.
+    """The device mesh: the number of devices along each axis, one of which may be -1 for the rest, and sharding rules.
 
     Attributes:
-      stage: stages that the layers are cut into, see `model.pipeline_microbatches`.
-      rules: (logical axis, mesh axis), in order: a mesh axis is given to the first logical axis of an array that names
-        it and that it divides, once per array.
-      gather: when devices that share weights get all of them: `layer`, each layer's as it is computed, forward and
-        backward, for every microbatch; `step`, all weight matrices before the first microbatch, for which a device
-        holds a copy of them in `precision.gradients`.
-      compiler_preset: of XLA's options (`training/compiler.py` has them with what each does): none, tpu, tpu_overlap,
-        cuda; auto: that of the devices.
-      compiler_options: further ones by their names, which come after those of the preset.
+      data: number of devices that split the rows of a batch and replicate the parameters.
+      fsdp: number of devices that split both the rows of a batch and the parameters.
+      tensor: number of devices that split attention heads, feed-forward layers and the vocabulary.
+      context: number of devices that split the positions of a row, and the parameters.
+      stage: number of pipeline stages that the layers are split into; `model.pipeline_microbatches` sets their
+        microbatches.
+      rules: sharding rules (logical axis, mesh axis), in order of priority: a mesh axis shards the first logical axis
+        of an array that has a rule for it and whose size it divides, and is used once per array.
+      gather: when sharded weights are gathered: `layer`, one layer at a time, in the forward and the backward pass of
+        every microbatch; `step`, all weight matrices once, before the first microbatch, which takes memory for a copy
+        in the dtype `precision.gradients`.
+      compiler_preset: preset of XLA options: `none`, `tpu`, `tpu_overlap` or `cuda`; `auto` chooses one for the
+        devices. `training/compiler.py` lists the options and their effects.
+      compiler_options: further XLA options by name, which override those of the preset.
     """
 
     data: Annotated[int, ranges.Range(1, 2**20, also=-1)] = -1

@@ -1,7 +1,8 @@
 """Optimizers: their settings, and the optax transformations that these describe.
 
-Parameters under `blocks` hold all layers of a stack on their first axis (models/stack.py). What an optimizer asks
-of a whole tensor, it asks of each layer; an attention kernel is a matrix [embed, heads × head_dim] as it is stored.
+Parameters under `blocks` hold all layers of a stack on their first axis (models/stack.py). Whatever an optimizer
+computes per tensor, such as a norm, it computes for each layer. An attention kernel is stored, and treated, as a matrix
+[embed, heads × head_dim].
 """
 
 from collections.abc import Callable, Sequence
@@ -29,16 +30,18 @@ _ABSENT = {"rows": (-1,), "columns": (-2,)}
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig(Role):
-    """Gradients are clipped, become a direction, and are scaled by the learning rate.
+    """The base of optimizers: gradients are clipped, turned into a direction and scaled by the learning rate.
 
     Attributes:
-      recipe: fields whose change leaves the state what it is, so that a run may go on with it; any other is refused.
-      clip_norm: the largest norm of all gradients together (0: not clipped).
-      layer_decay: factor on the learning rate from each layer to the one below it, as of ELECTRA when it is fine-tuned
-        (google-research/electra, model/optimization.py): of n layers those of depth d have rate · layer_decay ** (n + 2
-        - d), where d is 0 for the embeddings, i + 1 for layer i, n + 1 for a norm after the last one and n + 2 for
-        heads. Layers that share parameters have the rate of the last of them, and of several stacks, as an encoder and
-        a decoder, each counts its own layers; embeddings count those of the deepest.
+      recipe: names of the fields that a resumed run may change, because the optimizer's state does not depend on them;
+        changes of other fields are rejected.
+      clip_norm: maximum global norm of the gradients, which are scaled down if their norm is larger; 0: no clipping.
+      layer_decay: factor on the learning rate from each layer to the layer below it, for fine-tuning (ELECTRA:
+        google-research/electra, model/optimization.py); 1: the same rate for all layers. In a stack of n layers,
+        parameters at depth d have the rate `rate · layer_decay ** (n + 2 - d)`: d is 0 for embeddings, i + 1 for layer
+        i (from 0), n + 1 for a final norm and n + 2 for heads. Layers that share parameters have the rate of the last
+        of them. If a model has several stacks, such as an encoder and a decoder, n and d are counted in each stack, and
+        the rate of embeddings is that of the deepest stack.
     """
 
     recipe: ClassVar[tuple[str, ...]] = ("clip_norm", "layer_decay")
@@ -159,15 +162,15 @@ def unless_skipped(taken: jax.Array, new, old):
 def global_norm(tree: Any) -> Float[Array, ""]:
     """Returns the Euclidean norm of all leaves together.
 
-    By products of whole arrays: XLA's CPU backend writes the squares of `optax.global_norm` to memory.
+    Computed with dot products: XLA's CPU backend would write the squares of `optax.global_norm` to memory.
     """
     return jnp.sqrt(sum(jnp.tensordot(x, x, x.ndim, precision="highest") for x in jax.tree.leaves(tree)))
 
 
 def squared_norms(tree: Any) -> Float[Array, " tensors"]:
-    """Returns the squared Euclidean norm of each tensor, a layer of a stack being one; in the order of JAX's leaves.
+    """Returns the squared Euclidean norm of each tensor, in the order of JAX's leaves; each layer of a stack counts.
 
-    By products of whole arrays, as in `global_norm`.
+    Computed with dot products, as in `global_norm`.
     """
 
     def square(path, leaf):
@@ -179,7 +182,7 @@ def squared_norms(tree: Any) -> Float[Array, " tensors"]:
 
 
 def decays(params):
-    """True for the leaves that are neither a bias nor a norm's scale: what LAMB scales and, mostly, all that decays."""
+    """Returns a tree that is True except for biases and scales of norms, which LAMB and weight decay exclude."""
 
     def decides(path, _):
         return not any(getattr(entry, "key", None) in ("bias", "head_bias", "scale") for entry in path)
@@ -188,7 +191,7 @@ def decays(params):
 
 
 def _map_tensors(function: Callable, tree, *rest):
-    """`jax.tree.map` with each layer of a stacked leaf on its own."""
+    """Like `jax.tree.map`, but applies the function to each layer of a stacked leaf separately."""
 
     def of_leaf(path, *leaves):
         return (jax.vmap(function) if is_stacked(path) else function)(*leaves)
@@ -197,7 +200,7 @@ def _map_tensors(function: Callable, tree, *rest):
 
 
 def _clip(largest: float) -> optax.GradientTransformationExtraArgs:
-    """Gradients scaled down to a global norm of `largest` where it is above."""
+    """Returns a transformation that scales gradients down to a global norm of at most `largest`."""
 
     def clip(updates, state, params=None, *, grad_norm=None, **_):
         norm = global_norm(updates) if grad_norm is None else grad_norm
@@ -207,7 +210,7 @@ def _clip(largest: float) -> optax.GradientTransformationExtraArgs:
     return optax.GradientTransformationExtraArgs(optax.init_empty_state, clip)
 
 
-# What AdamW and LAMB may go on with.
+# Fields of AdamW and LAMB that a resumed run may change.
 _OF_MOMENTS = ("b1", "b2", "epsilon", "weight_decay", "bias_correction", "first_moment", *OptimizerConfig.recipe)
 
 
@@ -216,9 +219,14 @@ class AdamWConfig(OptimizerConfig):
     """Adam with decoupled weight decay.
 
     Attributes:
-      decay_norms_and_biases: whether weight decay acts on these too, as where all parameters are one group (fairseq).
-      first_moment: the type that it is kept in; bfloat16 saves two bytes a parameter. The second one is float32: at a
-        b2 of 0.999 what a step adds to it is less than bfloat16 tells apart.
+      b1: decay rate of the first moment.
+      b2: decay rate of the second moment.
+      epsilon: constant added to the square root of the second moment.
+      weight_decay: coefficient of weight decay, which is multiplied by the learning rate.
+      decay_norms_and_biases: whether weight decay also applies to the scales of norms and to biases, as in fairseq.
+      bias_correction: whether the moments are corrected for their initialization with zeros.
+      first_moment: dtype in which the first moment is stored; bfloat16 saves two bytes per parameter. The second moment
+        is always float32: with a b2 of 0.999, the change of a step is smaller than the resolution of bfloat16.
     """
 
     kind: ClassVar[str] = "adamw"
@@ -239,12 +247,18 @@ class AdamWConfig(OptimizerConfig):
 
 @dataclass(frozen=True)
 class LambConfig(OptimizerConfig):
-    """AdamW's direction scaled to each tensor's norm, norms and biases left as they are (You et al. 2020).
+    """AdamW with each tensor's update scaled to the tensor's norm, except norms and biases (You et al. 2020).
 
-    The defaults are ALBERT's (google-research/albert, lamb_optimizer.py); You et al. correct the bias.
+    The defaults are ALBERT's (google-research/albert, lamb_optimizer.py). You et al. use bias correction.
 
     Attributes:
-      first_moment: as in `AdamWConfig`.
+      b1: decay rate of the first moment.
+      b2: decay rate of the second moment.
+      epsilon: constant added to the square root of the second moment.
+      weight_decay: coefficient of weight decay, which is multiplied by the learning rate; norms and biases do not
+        decay.
+      bias_correction: whether the moments are corrected for their initialization with zeros.
+      first_moment: dtype in which the first moment is stored, as in `AdamWConfig`.
     """
 
     kind: ClassVar[str] = "lamb"
@@ -264,15 +278,18 @@ class LambConfig(OptimizerConfig):
 
 @dataclass(frozen=True)
 class AdafactorConfig(OptimizerConfig):
-    """Adafactor without momentum (Shazeer & Stern 2018); the defaults are t5x's, by which T5 was trained.
+    """Adafactor without momentum (Shazeer & Stern 2018); the defaults are those of t5x.
 
     Attributes:
-      decay_exponent: the second moment of update t decays by 1 - t^-decay_exponent.
-      clipping_threshold: the largest root mean square of a tensor's direction.
-      min_dim_size_to_factor: a matrix whose sides are both at least this keeps moments of its rows and columns only.
-      epsilon: added to squared gradients.
-      multiply_by_parameter_scale: whether the rate is relative to the root mean square of the tensor, which counts as
-        at least `parameter_epsilon`.
+      decay_exponent: exponent of the decay rate of second moments, which is 1 - t ** -decay_exponent at update t.
+      clipping_threshold: maximum root mean square of a tensor's update, before it is scaled by the parameter and the
+        learning rate.
+      min_dim_size_to_factor: minimum size of both dimensions of a matrix whose second moments are stored as row and
+        column means only.
+      epsilon: constant added to squared gradients.
+      multiply_by_parameter_scale: whether updates are multiplied by the root mean square of the parameter tensor, at
+        least `parameter_epsilon`.
+      parameter_epsilon: minimum scale of a parameter tensor in `multiply_by_parameter_scale`.
     """
 
     kind: ClassVar[str] = "adafactor"
@@ -331,7 +348,8 @@ class AdagradConfig(OptimizerConfig):
     """Adagrad (Duchi et al. 2011); the defaults are those of ELMo's training (allenai/bilm-tf, train_elmo.py).
 
     Attributes:
-      initial_accumulator: the sum of squared gradients before the first, TensorFlow's way to keep first steps small.
+      initial_accumulator: initial value of the sums of squared gradients; like in TensorFlow, a positive value keeps
+        the first steps small.
     """
 
     kind: ClassVar[str] = "adagrad"
@@ -346,7 +364,11 @@ class AdagradConfig(OptimizerConfig):
 
 @dataclass(frozen=True)
 class SgdConfig(OptimizerConfig):
-    """The gradient itself, or with `momentum` the sum of all before it, each times momentum once a step since."""
+    """Stochastic gradient descent, optionally with momentum.
+
+    Attributes:
+      momentum: factor by which the accumulated gradients decay in each step; 0: no momentum.
+    """
 
     kind: ClassVar[str] = "sgd"
     momentum: ranges.ShareBelowOne = 0.0
@@ -358,7 +380,7 @@ class SgdConfig(OptimizerConfig):
 
 
 def _scale_by_adam(optimizer: AdamWConfig | LambConfig) -> optax.GradientTransformation:
-    """Adam's direction; without bias correction as in BERT's optimizer (google-research/bert, optimization.py)."""
+    """Returns Adam's transformation; without bias correction, as in BERT (google-research/bert, optimization.py)."""
     adam = optax.scale_by_adam(optimizer.b1, optimizer.b2, optimizer.epsilon)
 
     def uncorrected(updates, state, params=None):
@@ -382,7 +404,7 @@ def _scale_by_adam(optimizer: AdamWConfig | LambConfig) -> optax.GradientTransfo
 
 
 def _scale_by_trust_ratio() -> optax.GradientTransformation:
-    """Each tensor's update scaled to the tensor's norm, unless one of the two is 0 (You et al. 2020, algorithm 2)."""
+    """Scales each tensor's update to the tensor's norm, unless either norm is 0 (You et al. 2020, algorithm 2)."""
 
     def scaled(update, param):
         update_norm, param_norm = global_norm(update), global_norm(param)

@@ -27,12 +27,12 @@ from plm_jax.training import step as steps
 
 @dataclass(frozen=True)
 class PrecisionConfig:
-    """Types of numbers; parameters and the loss are float32, the optimizer's state as its own settings say.
+    """Dtypes of activations and gradients; parameters and the loss are always float32.
 
     Attributes:
-      compute: of activations.
-      gradients: in which those of weight matrices are made, and summed over devices, if `compute` is bfloat16, too;
-        over microbatches they add up in float32, and those of embeddings everywhere.
+      compute: dtype of activations.
+      gradients: dtype in which the gradients of weight matrices are computed and summed over devices if `compute` is
+        bfloat16, otherwise float32. Sums over microbatches and the gradients of embeddings are always float32.
     """
 
     compute: Literal["float32", "bfloat16"] = "float32"
@@ -57,7 +57,7 @@ class Program:
       compiler_options: options of XLA.
       precision: types of activations and gradients.
       trained: selection of the parameters that are trained.
-      watch: which losses and gradient norms count as spikes; None: none does.
+      watch: definition of spikes of the loss and the gradient norm; None detects none.
       log_norms: whether the metrics hold norms of parameters and updates.
       prng: generator of random numbers.
     """

@@ -1,8 +1,7 @@
-"""Schedules of the learning rate: their settings, and the rate by the number of finished steps.
+"""Schedules of the learning rate: their settings, and the rate as a function of the number of finished steps.
 
-Whatever the kind, the rate rises linearly from 0 at step 0 to its peak at `warmup_steps`; `rsqrt` alone has no ramp.
-Rates are computed on the host, in float32, and passed to the compiled step as a number, so a change of schedule does
-not recompile it.
+All kinds except `rsqrt` rise linearly from 0 at step 0 to the peak at `warmup_steps`. Rates are computed on the host,
+in float32, and passed to the compiled step as a number, so a change of schedule does not recompile it.
 """
 
 import contextlib
@@ -56,7 +55,7 @@ class Schedule(Role):
     """The learning rate as a function of the step.
 
     Attributes:
-      learning_rate: its peak, or what the kind's formula scales.
+      learning_rate: peak learning rate or, for the `rsqrt` kinds, the factor in their formula.
     """
 
     learning_rate: Annotated[float, ranges.Range(0, 1e4)]
@@ -76,11 +75,12 @@ class Schedule(Role):
 
 @dataclass(frozen=True)
 class RampedSchedule(Schedule):
-    """The rate rises to its peak first.
+    """The base of schedules that begin with a linear warm-up.
 
     Attributes:
-      warmup_steps: how long.
-      warmup_fraction: how long, as a share of all steps; instead of `warmup_steps`.
+      warmup_steps: number of steps in which the rate rises linearly from 0 to its peak.
+      warmup_fraction: length of the warm-up as a fraction of all steps, as an alternative to `warmup_steps`.
+      learning_rate: peak learning rate.
     """
 
     warmup_steps: ranges.StepsOrZero = 0
@@ -94,16 +94,16 @@ class RampedSchedule(Schedule):
             )
 
     def warmup(self, total_steps: int) -> int:
-        """The step at which the rate is at its peak."""
+        """Returns the step at which the rate reaches its peak."""
         return self.warmup_steps or round(self.warmup_fraction * total_steps)
 
 
 @dataclass(frozen=True)
 class ConstantSchedule(RampedSchedule):
-    """The peak from the warm-up on.
+    """A linear warm-up, then a constant rate.
 
     Attributes:
-      by_tokens: the warm-up goes by the tokens read so far and not evenly from step to step.
+      by_tokens: whether the warm-up progresses with the number of tokens read instead of the number of steps.
     """
 
     kind: ClassVar[str] = "constant"
@@ -116,14 +116,16 @@ class ConstantSchedule(RampedSchedule):
 
 @dataclass(frozen=True)
 class DecayingSchedule(RampedSchedule):
-    """After the warm-up the rate falls, then it is flat.
+    """The base of schedules in which the rate falls after the warm-up and then stays constant.
 
     Attributes:
-      decay_steps: where it has fallen to `final_fraction` of the peak (0: at train.steps).
-      decay_counts_warmup: the decay counts from step 0 and not from the warm-up's end, where the rate then steps down
-        a little, as BERT's does (google-research/bert, optimization.py).
-      by_tokens: warm-up and decay go by the tokens read so far and not evenly from step to step, so that a batch that
-        grows does not make the rate fall too soon (GPT-3). Where they end is given in steps all the same.
+      decay_steps: step, counted from the start of the run, at which the rate reaches `final_fraction` of its peak; 0:
+        the last step.
+      final_fraction: final rate as a fraction of the peak.
+      decay_counts_warmup: whether the decay starts at step 0 instead of at the end of the warm-up; the rate then drops
+        slightly when the warm-up ends, as in BERT (google-research/bert, optimization.py).
+      by_tokens: whether warm-up and decay progress with the number of tokens read instead of the number of steps, so
+        that the rate does not fall too early if the batch size grows (GPT-3). Their ends are set in steps even so.
     """
 
     decay_steps: ranges.StepsOrZero = 0
@@ -134,7 +136,7 @@ class DecayingSchedule(RampedSchedule):
 
 @dataclass(frozen=True)
 class LinearSchedule(DecayingSchedule):
-    """The rate falls in a straight line."""
+    """A linear warm-up, then a linear decay."""
 
     kind: ClassVar[str] = "linear"
 
@@ -145,7 +147,7 @@ class LinearSchedule(DecayingSchedule):
 
 @dataclass(frozen=True)
 class CosineSchedule(DecayingSchedule):
-    """The rate falls along half a cosine."""
+    """A linear warm-up, then a cosine decay."""
 
     kind: ClassVar[str] = "cosine"
 
@@ -156,7 +158,12 @@ class CosineSchedule(DecayingSchedule):
 
 @dataclass(frozen=True)
 class RsqrtSchedule(Schedule):
-    """learning_rate / sqrt(max(step, warmup_steps)), without a ramp, as T5 had it (Raffel et al. 2020 §3.1.2)."""
+    """learning_rate / sqrt(max(step, warmup_steps)), without a linear warm-up (T5, Raffel et al. 2020 §3.1.2).
+
+    Attributes:
+      learning_rate: factor in the formula, not the peak.
+      warmup_steps: number of steps in which the rate is constant before it decays.
+    """
 
     kind: ClassVar[str] = "rsqrt"
     warmup_steps: ranges.StepsOrZero = 0
@@ -169,7 +176,12 @@ class RsqrtSchedule(Schedule):
 
 @dataclass(frozen=True)
 class RsqrtWarmupSchedule(Schedule):
-    """learning_rate · min(step^-0.5, step · warmup_steps^-1.5), with a ramp (Vaswani et al. 2017 §5.3)."""
+    """learning_rate · min(step^-0.5, step · warmup_steps^-1.5), with a linear warm-up (Vaswani et al. 2017 §5.3).
+
+    Attributes:
+      learning_rate: factor in the formula, not the peak.
+      warmup_steps: number of steps in which the rate rises linearly from 0 to its peak.
+    """
 
     kind: ClassVar[str] = "rsqrt_warmup"
     warmup_steps: ranges.StepsOrZero = 0
@@ -186,7 +198,7 @@ class RsqrtWarmupSchedule(Schedule):
 
 
 def _decaying(schedule: DecayingSchedule, total_steps: int, phases: Sequence[Phase], shape: Callable) -> Rate:
-    """The rate that falls to its final fraction as `shape(progress)` does from 1 to 0, of a progress from 0 to 1."""
+    """Returns a rate that decays like `shape(progress)`, a function from progress in [0, 1] to values from 1 to 0."""
     clock, floor = _clock(schedule, phases), schedule.final_fraction
     begin = 0 if schedule.decay_counts_warmup else clock(schedule.warmup(total_steps))
     decay = clock(schedule.decay_steps or total_steps) - begin
@@ -198,7 +210,7 @@ def _decaying(schedule: DecayingSchedule, total_steps: int, phases: Sequence[Pha
 
 
 def _warmed_up(schedule: RampedSchedule, total_steps: int, clock: Callable, factor: Callable) -> Rate:
-    """The rate that rises to the peak at the end of the warm-up, and is `factor(now)` of it from there on."""
+    """Returns a rate that rises linearly to the peak and, after the warm-up, is `factor(now)` times the peak."""
     warmup = clock(schedule.warmup(total_steps))
 
     def rate(step):
@@ -209,9 +221,9 @@ def _warmed_up(schedule: RampedSchedule, total_steps: int, clock: Callable, fact
 
 
 def _clock(schedule: ConstantSchedule | DecayingSchedule, phases: Sequence[Phase]) -> Callable:
-    """A step, a number or an array, → what warm-up and decay count: it, or the tokens read by then.
+    """Returns a function from steps, a number or an array, to the steps or tokens that warm-up and decay count.
 
-    The last phase goes on for ever.
+    Tokens after the end of the last phase are counted as if it continued.
     """
     if not schedule.by_tokens:
         return np.float32

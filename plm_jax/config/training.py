@@ -15,7 +15,7 @@ class PhaseConfig:
     """Phase of a run, which ends at the fraction `until` of its steps; unset fields keep the values of the config.
 
     Attributes:
-      until: fraction of the run's steps at which the phase ends; that of the last phase is 1.
+      until: fraction of the run's steps at which the phase ends; 1 for the last phase.
       length: number of tokens in a row.
       batch_size: number of rows in the global batch.
       microbatches: number of microbatches that a batch is divided into.
@@ -41,19 +41,20 @@ class PhaseConfig:
 
 @dataclass(frozen=True)
 class IncidentsConfig:
-    """Handling of steps with a spike, or with a loss or gradients that are not finite; `W/incidents` records them.
+    """Handling of steps with a spike, or with a loss or gradients that are not finite.
 
-    A step that is not finite leaves the state unchanged, and the run continues with the next batch. A spike is a loss
-    or a gradient norm that exceeds the mean of the last `window` steps of the same phase by more than `deviations`
-    times their mean absolute deviation (at least a hundredth of the mean, and at least 0.001).
+    All of them are recorded in `incidents` in the run directory. A step that is not finite leaves the state unchanged,
+    and the run continues with the next batch. A spike is a loss or a gradient norm that exceeds the mean of the last
+    `window` steps of the same phase by more than `deviations` times their mean absolute deviation, which counts as at
+    least a hundredth of the mean and at least 0.001.
 
     Attributes:
-      spikes: `record`: spikes are only recorded; `skip`: they also leave the state unchanged; `roll_back`: weights and
-        optimizer are restored from the last checkpoint at a multiple of `checkpoint.save_every`, and the run continues
-        with the next batch. With `roll_back`, the host waits for each step.
+      spikes: handling of spikes: `record` only records them; `skip` also leaves the state unchanged; `roll_back`
+        restores the weights and the optimizer from the last checkpoint at a multiple of `checkpoint.save_every` and
+        continues with the next batch. With `roll_back`, the host waits for each step.
       window: number of recent steps that a step is compared with.
-      deviations: number of mean absolute deviations above which a step is a spike.
-      most_in_a_row: largest number of consecutive steps without an update; one more ends the run.
+      deviations: number of mean absolute deviations above the mean from which a step counts as a spike.
+      most_in_a_row: maximum number of consecutive steps without an update; the run fails at the next one.
     """
 
     spikes: Literal["record", "skip", "roll_back"] = "record"
@@ -67,31 +68,32 @@ class TrainConfig:
     """Length of training, batches, initial weights and logging.
 
     Attributes:
-      steps: number of training steps; with `epochs`, it is computed when the caches are opened.
-      epochs: number of passes over all rows of all sources; None: `steps` sets the length.
+      steps: number of training steps; if `epochs` is set, it is computed from that.
+      epochs: number of passes over all rows of all sources; None: train for `steps`.
       batch_size: number of rows in the global batch.
       microbatches: number of microbatches that a batch is divided into; their gradients are accumulated.
-      seed: seed of the weights, of dropout, and of the order and noise of the data: any signed 64-bit integer.
-      log_every: number of steps between rows of metrics.
-      stall_minutes: minutes without a step after which each host reports what it waits for; 0: only after ten times the
-        median duration of a step, and at least a second.
-      phases: phases of the run in order; empty: one phase with the values of the config.
-      init_from: checkpoint whose weights the run starts from. If `init_names` is empty, it only provides the model, if
-        the config has none.
-      init_names: regular expressions; weights whose whole name matches one of them are loaded from `init_from`.
-      new_tokens: number of tokens at the end of the vocabulary for which `init_from` has no rows; their rows are drawn
-        with a standard deviation of 0.02.
+      seed: seed of the initial weights, of dropout, and of the order and noise of the data; any signed 64-bit integer.
+      log_every: number of steps between logged metrics.
+      stall_minutes: minutes without a finished step after which each host reports what it is waiting for; 0: no limit.
+        Steps that take at least ten times the median, and at least a second, are reported in any case.
+      phases: phases of the run, in order; empty: a single phase with the values of the config.
+      init_from: checkpoint from which the initial weights are loaded; empty: none. If `init_names` is empty, the
+        checkpoint only provides the model, if the config has none.
+      init_names: regular expressions; weights whose full name matches any of them are loaded from `init_from`.
+      new_tokens: number of tokens at the end of the vocabulary that `init_from` lacks; their embeddings are drawn with
+        a standard deviation of 0.02.
       reinitialize_top: number of layers at the top of each stack that are initialized randomly instead of from
         `init_from`.
-      trainable: regular expressions; parameters whose whole name matches one of them are trained, the others stay
-        fixed. Layers of a stack are distinguished by their numbers, as in `stack/blocks/11/.*`.
+      trainable: regular expressions; parameters whose full name matches any of them are trained, and the others are
+        frozen. Layers of a stack are distinguished by their numbers, as in `stack/blocks/11/.*`.
       z_loss: weight of the squared logarithm of the softmax normalizer in the loss.
-      label_smoothing: share of the target probability that is spread over all tokens.
-      prng: generator of random numbers. `rbg` is faster on TPUs, but losses then depend on the mesh.
+      label_smoothing: share of the target probability that is spread evenly over the vocabulary.
+      prng: random number generator of JAX. `rbg` is faster on TPUs, but losses then depend on the mesh.
       incidents: handling of spikes and of steps that are not finite.
-      log_norms: whether rows of metrics have the norms of the gradients, parameters and updates of each layer.
-      profile_steps: steps for which `jax.profiler` writes a trace to `W/profile`; consecutive steps share a trace.
-      wandb_project: project of Weights & Biases to which metrics are also written; empty: none.
+      log_norms: whether the norms of the gradients, parameters and updates of each layer are logged.
+      profile_steps: steps that `jax.profiler` traces, in `profile` in the run directory; consecutive steps share a
+        trace.
+      wandb_project: project of Weights & Biases to which metrics are also logged; empty: none.
     """
 
     steps: ranges.StepsOrZero = field(default=0, kw_only=True)
@@ -129,11 +131,12 @@ class CheckpointConfig:
 
     Attributes:
       save_every: number of steps between checkpoints.
-      save_minutes: minutes since the last checkpoint began after which another one is saved; 0: never.
+      save_minutes: minutes after the start of a save at which the next one starts, even between multiples of
+        `save_every`; 0: never.
       keep_last: number of newest checkpoints to keep.
-      keep_every: number of steps whose multiples are kept, too; 0: none.
-      grace_seconds: maximum seconds from a signal or a preemption notice to the end of the process.
-      max_failures: number of consecutive failed saves that ends the run; the time between attempts increases.
+      keep_every: also keep checkpoints at multiples of this number of steps; 0: do not.
+      grace_seconds: maximum number of seconds from a signal or a preemption notice to the end of the process.
+      max_failures: number of consecutive failed saves after which the run fails; the time between attempts increases.
     """
 
     save_every: ranges.Steps = 1000
@@ -146,19 +149,19 @@ class CheckpointConfig:
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    """Validation during training, in rows of the phase's length and, if it differs, of the last phase's length.
+    """Validation during training, with rows of the phase's length and, if that differs, of the last phase's length.
 
     Attributes:
       every: number of steps between validations; 0: never.
       batch_size: number of rows in a batch.
-      max_batches: number of batches from all sources together, divided by the rates of the mixture, with at least one
-        per source; 0: all held-out rows. The loss is the mean of the sources' losses weighted by these rates, which
-        count rows. Labeled examples are always read in full.
-      select: metric `SOURCE/METRIC` of validation by which the best weights are selected; they are kept in
-        `checkpoints/best` (of equal values, the first). `common.metrics` declares the direction of each metric.
-      tasks: tasks `SOURCE` or `SOURCE:SPLIT` that `evaluate --watch` scores at each checkpoint, with samples of
-        generated text, in a child process of the first process, on the CPU of its host.
-      decoding: default settings of decoding in `evaluate` and `generate`.
+      max_batches: number of batches per validation, divided among the sources in proportion to the mixture, with at
+        least one per source; 0: all held-out rows. The loss is the mean of the sources' losses weighted by these rates,
+        which count rows. Labeled examples are always read in full.
+      select: validation metric `SOURCE/METRIC` that selects the best weights, which are kept in `checkpoints/best`; the
+        first of equal values wins. `common.metrics` declares the direction of each metric.
+      tasks: tasks, `SOURCE` or `SOURCE:SPLIT`, that `evaluate --watch` evaluates at each checkpoint, with samples of
+        generated text; it runs in a child process of the first process, on the CPU of its host.
+      decoding: default decoding settings of `evaluate` and `generate`.
     """
 
     every: ranges.StepsOrZero = 0

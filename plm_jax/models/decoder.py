@@ -17,7 +17,11 @@ from plm_jax.models.transformer import TransformerConfig
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderConfig(TransformerConfig):
-    """A causal language model: GPT, LLaMA, GLM and related models."""
+    """A causal language model: GPT, LLaMA, GLM and related models.
+
+    Attributes:
+      head: prediction of the next token; `none` for features only.
+    """
 
     kind: ClassVar[str] = "decoder"
     inputs = ("tokens", "mask", "positions", "segment_ids", "block_positions", "prefix_lengths")

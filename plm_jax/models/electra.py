@@ -14,11 +14,16 @@ from plm_jax.models.heads import Discriminator, NoHead, VocabularyHead
 
 @dataclass(frozen=True)
 class GeneratorConfig:
-    """Sizes of ELECTRA's generator, a masked language model; its other settings are those of the discriminator.
+    """Sizes of ELECTRA's generator, a masked language model, whose other settings are those of the discriminator.
 
     Attributes:
-      width: width of its stack; if the embedding tables have another width, a dense layer projects to it, and the
-        transform of the head back.
+      width: width of hidden states; if the embedding tables have another width, a dense layer projects to this width,
+        and the transform of the head projects back.
+      heads: number of attention heads.
+      head_dim: dimension of each head.
+      feed_forward: width of feed-forward layers.
+      layers: number of layers.
+      head: masked LM head.
     """
 
     width: ranges.Width
@@ -31,7 +36,11 @@ class GeneratorConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ElectraConfig(EncoderConfig):
-    """A discriminator and its generator, which share all tables of embeddings (Clark et al. 2020 §3.2)."""
+    """A discriminator and a generator, which share all embedding tables (Clark et al. 2020 §3.2).
+
+    Attributes:
+      generator: sizes of the generator; the other fields are those of the discriminator.
+    """
 
     kind: ClassVar[str] = "electra"
     architecture: ClassVar[str] = "electra"

@@ -37,12 +37,14 @@ class CharacterCNNConfig:
 
     Attributes:
       vocab_size: number of words that the head can predict; 0 if there is no head and the number is unknown.
-      width: width of a word's vector and of the output of each LSTM.
-      dim: width of a character's vector.
-      filters: (width in characters, number of filters); the output of each filter is max-pooled over the word.
-      max_characters: maximum number of characters of a word, its begin and end included; longer words are truncated.
-      activation: activation after the pooling.
-      highway_layers: number of layers between the filters and the projection to `width` (Srivastava et al. 2015).
+      width: width of word vectors and of the output of each LSTM.
+      dim: width of character vectors.
+      filters: pairs (width in characters, number of filters); the output of each filter is max-pooled over the word.
+      max_characters: maximum number of characters of a word, including the markers of its beginning and end; longer
+        words are truncated.
+      activation: activation after max-pooling.
+      highway_layers: number of highway layers between the filters and the projection to `width` (Srivastava et al.
+        2015).
     """
 
     vocab_size: ranges.LengthOrZero
@@ -77,11 +79,13 @@ class CharacterCNNConfig:
 
 @dataclass(frozen=True)
 class LstmConfig:
-    """Stacked LSTMs with a projection of their output (Sak et al. 2014), one stack for each direction.
+    """Stacked LSTMs whose outputs are projected (Sak et al. 2014), one stack for each direction.
 
     Attributes:
-      cell: number of units of the memory.
-      cell_clip, projection_clip: maximum absolute value of the memory and of the output.
+      layers: number of layers per direction.
+      cell: number of memory cells of each LSTM.
+      cell_clip: maximum absolute value of memory cells.
+      projection_clip: maximum absolute value of projected outputs.
     """
 
     layers: ranges.Layers = 2
@@ -92,7 +96,12 @@ class LstmConfig:
 
 @dataclass(frozen=True)
 class LstmDropoutConfig:
-    """Dropout rates of the input of each LSTM and of the output of the last."""
+    """Dropout rates of the LSTMs.
+
+    Attributes:
+      input: rate on the input of each LSTM.
+      output: rate on the output of the last LSTM.
+    """
 
     input: ranges.ShareBelowOne = 0.0
     output: ranges.ShareBelowOne = 0.0
@@ -106,8 +115,12 @@ class ElmoConfig(ModelConfig):
     """A bidirectional language model (Peters et al. 2018) of forward and backward LSTMs.
 
     Attributes:
-      heads: as in `TransformerConfig`; they read the concatenation of both directions.
-      scan_layers, remat: as in `TransformerConfig`; `remat` has three of its values.
+      embedding: word embeddings.
+      head: prediction of words; `none` for features only.
+      dropout: dropout rates.
+      heads: additional heads by name, as in `TransformerConfig`; they read the concatenation of both directions.
+      scan_layers: whether one layer is compiled and run in a loop, as in `TransformerConfig`.
+      remat: rematerialization, as in `TransformerConfig`.
     """
 
     kind: ClassVar[str] = "elmo"

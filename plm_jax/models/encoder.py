@@ -22,7 +22,11 @@ from plm_jax.models.transformer import TransformerConfig
 class EncoderConfig(TransformerConfig):
     """A bidirectional transformer with optional heads: BERT and related models.
 
-    The pooler classifies pairs of sentences.
+    Attributes:
+      head: masked LM head; `none` for features only.
+      pooler: dense layer on the first token, with an optional classifier of sentence pairs.
+      discriminator: ELECTRA's detection of replaced tokens.
+      span_boundary: SpanBERT's prediction of spans from their boundaries.
     """
 
     kind: ClassVar[str] = "encoder"

@@ -29,8 +29,8 @@ Mask = Shaped[Array, "batch memory"]
 class SourceEncoderConfig:
     """A new encoder whose outputs replace the token embeddings of a pretrained encoder.
 
-    A BART learns to translate this way (Lewis et al. 2020 §3.4). It has its own token table and shares no parameters
-    with the model; except for the number of layers, its settings are those of the model's encoder.
+    BART is fine-tuned for translation in this way (Lewis et al. 2020 §3.4). The new encoder has its own token table and
+    shares no parameters with the model. Except for the number of layers, its settings are those of the model's encoder.
 
     Attributes:
       layers: number of layers; 6 in the paper.
@@ -42,17 +42,20 @@ class SourceEncoderConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderDecoderConfig(TransformerConfig):
-    """A text-to-text transformer, such as T5 or BART: a causal stack that attends to a bidirectional one.
+    """An encoder-decoder transformer, such as T5 or BART.
 
     Both share one table of token embeddings; each has its own learned positions and norm of embeddings.
 
     Attributes:
-      decoder_stack: the causal stack; `stack` is the bidirectional one.
-      decoder_heads, decoder_head_dim: heads of the causal stack's self- and cross-attention; None: as `attention`.
-      decoder_feed_forward: width of the causal stack's feed-forward layers; None: as `feed_forward`.
-      tie_encoder_decoder: whether both stacks share all parameters except those of cross-attention (the "shared"
-        encoder-decoder of Raffel et al. 2020 §3.2.2; in its code, norms and the relative bias are shared, too).
-      source_encoder: a new encoder that replaces the token embeddings of the bidirectional stack, or None.
+      decoder_stack: stack of the decoder; `stack` is that of the encoder.
+      decoder_heads: number of heads in the decoder's self- and cross-attention; None: as in `attention`.
+      decoder_head_dim: dimension of heads in the decoder's self- and cross-attention; None: as in `attention`.
+      decoder_feed_forward: width of the decoder's feed-forward layers; None: as in `feed_forward`.
+      tie_encoder_decoder: whether encoder and decoder share all parameters except those of cross-attention (the
+        "shared" encoder-decoder of Raffel et al. 2020 §3.2.2; as in its code, norms and the relative bias are shared,
+        too).
+      source_encoder: new encoder whose outputs replace the token embeddings of the encoder; None: no such encoder.
+      head: prediction of the decoder's next token; `none` for features only.
     """
 
     kind: ClassVar[str] = "encoder_decoder"

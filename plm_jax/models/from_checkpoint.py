@@ -15,11 +15,15 @@ class FromCheckpointConfig(ModelConfig):
     """A placeholder for the model of `finetune --checkpoint`; fields that are None keep the checkpoint's values.
 
     Attributes:
-      dropout: rate of all dropout, that of a task's head included.
-      heads: `task`: head of the task. By default the checkpoint's head if it has the kind and labels of the objective,
-        otherwise the default head of the model's family. Labels that are not set are those of the sources.
-      source_encoder: a new source encoder for an encoder-decoder; None keeps the checkpoint's.
-      scan_layers, remat, attention_kernel, pipeline_microbatches: as in `TransformerConfig`.
+      dropout: rate of every dropout layer, including those of the task's head.
+      heads: heads by name; `task` is the head of the task. By default the checkpoint's head if it has the kind and
+        labels of the objective, otherwise the default head of the model's family. Labels that are not set are those of
+        the sources.
+      source_encoder: new source encoder for an encoder-decoder.
+      scan_layers: whether one block is compiled and run in a loop, as in `TransformerConfig`.
+      remat: rematerialization, as in `TransformerConfig`.
+      attention_kernel: implementation of attention, as in `TransformerConfig`.
+      pipeline_microbatches: maximum number of microbatches with pipeline stages, as in `TransformerConfig`.
     """
 
     kind: ClassVar[str] = "from_checkpoint"

@@ -194,13 +194,14 @@ class NoHead(Head):
 
 @dataclass(frozen=True)
 class VocabularyHead(Head):
-    """The projection to the vocabulary, which the architecture creates next to its embedding tables.
+    """The projection to the vocabulary, which the architecture creates together with its embedding tables.
 
     Attributes:
-      tied: whether its matrix is the transposed token table.
-      scale_by_width: whether features are multiplied by width ** -0.5 before it (T5 with a tied head).
-      transform: activation of a dense layer, followed by a norm, before it (BERT's masked LM head); None for no layer.
-      bias: whether it has a bias [vocab_size].
+      tied: whether the projection is the transposed token table.
+      scale_by_width: whether features are multiplied by width ** -0.5 before the projection (T5 with a tied head).
+      transform: activation of a dense layer, followed by a norm, before the projection (BERT's masked LM head); None:
+        no such layer.
+      bias: whether the projection has a bias [vocab_size].
     """
 
     kind: ClassVar[str] = "vocabulary"
@@ -219,7 +220,11 @@ class VocabularyHead(Head):
 
 @dataclass(frozen=True)
 class Pooler(Head):
-    """A dense layer with tanh on the first position, and `classes` of the text from it (0: features only)."""
+    """A dense layer with tanh on the first token, and optionally a classifier of the text on top of it.
+
+    Attributes:
+      classes: number of classes that are predicted from the pooled features; 0: features only.
+    """
 
     kind: ClassVar[str] = "pooler"
     classes: Annotated[int, ranges.Range(0, 1024)] = 2
@@ -241,7 +246,11 @@ class Pooler(Head):
 
 @dataclass(frozen=True)
 class Discriminator(Head):
-    """ELECTRA's head: a dense layer and one logit per token for whether it was replaced (Clark et al. 2020 §2)."""
+    """ELECTRA's head: a dense layer and one logit per token for whether it was replaced (Clark et al. 2020 §2).
+
+    Attributes:
+      activation: activation of the dense layer.
+    """
 
     kind: ClassVar[str] = "discriminator"
     loss = "replaced_token"
@@ -267,9 +276,10 @@ class SpanBoundary(Head):
     The defaults are those of the command in facebookresearch/SpanBERT, pretraining/README.md.
 
     Attributes:
-      positions: number of tokens of a span, from the first, that are predicted.
-      width: width of the embeddings of these positions.
-      activation: activation of the two dense layers, each followed by a norm, before the transposed token table.
+      positions: maximum number of tokens of a span that are predicted, starting from the first.
+      width: width of the embeddings of positions in a span.
+      activation: activation of the two dense layers before the projection to the vocabulary; each is followed by a
+        norm.
     """
 
     kind: ClassVar[str] = "span_boundary"
@@ -319,6 +329,6 @@ class SpanBoundary(Head):
 
 @dataclass(frozen=True)
 class Softmax(Head):
-    """A matrix [vocab_size, width] and a bias [vocab_size], the same ones for both directions of an ELMo."""
+    """ELMo's softmax: a matrix [vocab_size, width] and a bias [vocab_size], shared by both directions."""
 
     kind: ClassVar[str] = "softmax"

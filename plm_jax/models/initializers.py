@@ -14,10 +14,12 @@ from plm_jax.common import ranges
 
 @dataclass(frozen=True)
 class InitializerConfig:
-    """Normal initialization with standard deviation `std`; `truncated` cuts it off at two standard deviations.
+    """Normal initialization.
 
     Attributes:
+      std: standard deviation of the distribution before truncation.
       shrink_residual: whether projections that write to the residual stream are scaled by 1 / sqrt(2 · layers).
+      truncated: whether the distribution is truncated at two standard deviations.
     """
 
     kind: ClassVar[str] = "normal"
@@ -56,9 +58,10 @@ class InitializerConfig:
 
 @dataclass(frozen=True)
 class FanInConfig:
-    """T5's initialization: matrices with variance 1 / inputs, queries also / head_dim; embeddings with variance 1.
+    """T5's initialization, scaled by the number of inputs of each weight matrix.
 
-    google-research/t5x, examples/t5/layers.py.
+    Weight matrices have variance 1 / inputs, the projection to queries 1 / (inputs · head_dim), and embeddings 1
+    (google-research/t5x, examples/t5/layers.py).
     """
 
     kind: ClassVar[str] = "fan_in"

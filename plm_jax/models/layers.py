@@ -181,9 +181,11 @@ class NormConfig:
     """The normalization: LayerNorm, or RMSNorm without mean and bias (Zhang and Sennrich 2019).
 
     Attributes:
+      epsilon: constant added to the variance or the mean square.
+      kind: `layer`: LayerNorm; `rms`: RMSNorm.
       placement: `pre`: before each sub-layer and after the stack; `post`: after each residual addition; `deep`: like
-        `pre`, but a sub-layer's output is added to its normed input times sqrt(2 · layers) instead of the input
-        (ChatGLM-6B's variant of Wang et al. 2022).
+        `pre`, except that a sub-layer's output is added to sqrt(2 · layers) times its normalized input instead of its
+        input (ChatGLM-6B's variant of Wang et al. 2022).
     """
 
     epsilon: ranges.Share = 1e-5

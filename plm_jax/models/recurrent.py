@@ -126,7 +126,8 @@ class BiLstmConfig:
     """Bidirectional LSTMs between a model and a task's head; each layer concatenates the outputs of both directions.
 
     Attributes:
-      cell: units of each direction.
+      cell: number of units per direction.
+      layers: number of layers.
       dropout: dropout rate on the input of each layer.
     """
 

@@ -76,10 +76,10 @@ class MixedLayers(Layers):
     """A trained weighted sum of layers, as in ELMo (Peters et al. 2018, equation 1).
 
     Attributes:
-      layers: as in `ConcatenatedLayers`; empty for all.
-      layer_norm: whether each layer is first normalized over all real positions and channels of a text. AllenNLP's
+      layers: numbers of the layers, as in `ConcatenatedLayers`; empty: all layers.
+      layer_norm: whether each layer is first normalized over all real tokens and channels of a text. AllenNLP's
         `do_layer_norm` normalizes over all texts of a batch instead, so that a result depends on the other texts.
-      words: whether the words' context-free vectors x, layer 0, are concatenated with the sum, [x; ELMo].
+      words: whether the words' context-free vectors x (layer 0) are concatenated with the sum: [x; ELMo].
     """
 
     kind: ClassVar[str] = "mixed"
@@ -114,15 +114,15 @@ def _numbers(layers: tuple[int, ...], states: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class TaskHead(Head):
-    """The base of heads of tasks; the last layer is a dense one.
+    """The base of heads of tasks, whose output layer is dense.
 
     Attributes:
       per_token: whether each token has an output.
-      layers: layers of the model that it reads.
-      recurrent: a bidirectional LSTM over these layers, or None.
-      transform: activation of a dense layer before the last one, or None.
-      bias: whether the last layer has a bias.
-      dropout: dropout rate before the last layer.
+      layers: layers of the model that the head reads.
+      recurrent: bidirectional LSTM on top of these layers; None: no LSTM.
+      transform: activation of a dense layer before the output layer; None: no such layer.
+      bias: whether the output layer has a bias.
+      dropout: dropout rate before the output layer.
       input_dropout: dropout rate before the transform.
     """
 
@@ -239,7 +239,7 @@ class TagsHead(_LabelsHead):
 
 @dataclass(frozen=True)
 class SpanHead(TaskHead):
-    """Prediction of a span: float32 [B, L, 2], scores of each token as the first and as the last of the span."""
+    """Prediction of a span: float32 [B, L, 2], the scores of each token as the first and the last of the span."""
 
     kind: ClassVar[str] = "span"
 
@@ -256,8 +256,8 @@ class TextHead(TaskHead):
     GPT-1 reads a pair of texts in both orders this way (Radford et al. 2018 §3.3).
 
     Attributes:
-      feature: features of a text. `pooler`: the model's pooler, a dense layer with tanh, on the first token; `first`,
-        `last`: features of this real token; `mean`, `max`: over all real tokens.
+      feature: features of a text: `pooler`, the model's pooler (a dense layer with tanh) on the first token; `first` or
+        `last`, the features of that real token; `mean` or `max`, over all real tokens.
     """
 
     per_token = False
@@ -301,10 +301,10 @@ class ClassesHead(TextHead, _LabelsHead):
 
 @dataclass(frozen=True)
 class ScoreHead(TextHead):
-    """Regression of a score of a text: float32 [B, 1].
+    """Regression of the score of a text: float32 [B, 1].
 
     Attributes:
-      labels: name of the score, if it has one.
+      labels: name of the score; empty if it has none.
     """
 
     kind: ClassVar[str] = "score"
@@ -318,7 +318,7 @@ class ScoreHead(TextHead):
 
 @dataclass(frozen=True)
 class ChoiceHead(TextHead):
-    """Choice of one of a row's texts: float32 [B, N]."""
+    """Choice among the N texts of a row: float32 [B, N]."""
 
     kind: ClassVar[str] = "choice"
 

@@ -17,14 +17,16 @@ from plm_jax.models.protocol import ModelConfig
 
 @dataclass(frozen=True)
 class EmbeddingConfig:
-    """The embeddings of tokens, [vocab_size, width]; `vocab_size` may be larger than the vocabulary.
+    """The embeddings of tokens and token types.
 
     Attributes:
-      token_types: number of token types (BERT's segments), rows of a second table; 0 for none.
+      vocab_size: number of rows of the token table; at least the size of the vocabulary.
+      width: width of the hidden states of the model.
+      token_types: number of token types (BERT's segments), which have a second table; 0: none.
       norm: whether the sum of the embeddings is normalized.
-      embedding_size: width of all tables if it is not `width`: a dense layer with a bias projects their normalized sum
-        to `width`, and the transform of the head projects back (Lan et al. 2020 §3.1).
-      scale_by_width: whether token embeddings are multiplied by width ** 0.5 before the sum.
+      embedding_size: width of the embedding tables if it differs from `width`: a dense layer with a bias projects the
+        normalized sum of the embeddings to `width`, and the transform of the head projects back (Lan et al. 2020 §3.1).
+      scale_by_width: whether token embeddings are multiplied by width ** 0.5 before they are summed with others.
     """
 
     vocab_size: ranges.Length
@@ -45,13 +47,17 @@ class AttentionConfig:
     """Multi-head attention with a position scheme; grouped-query attention if `kv_heads` is set.
 
     Attributes:
-      kv_heads: number of heads of keys and values, each shared by consecutive heads of queries (Ainslie et al. 2023);
-        None: as many as `heads`.
-      score_scale: factor of query·key; None means head_dim ** -0.5.
-      scale_by_inverse_depth: whether layer i (from 0) further divides its scores by i + 1.
-      out_bias: whether the output projection has a bias; None: if queries, keys and values have one.
-      windows: layer i attends to keys at distances less than windows[i % len(windows)]; 0 means all keys. Empty: all
-        keys in all layers.
+      heads: number of query heads.
+      head_dim: dimension of each head.
+      position: position scheme.
+      bias: whether the projections to queries, keys and values have biases.
+      kv_heads: number of key and value heads, each shared by a group of consecutive query heads (Ainslie et al. 2023);
+        None: equal to `heads`.
+      score_scale: factor by which attention scores are multiplied; None: head_dim ** -0.5.
+      scale_by_inverse_depth: whether the scores of layer i, counted from 0, are also divided by i + 1.
+      out_bias: whether the output projection has a bias; None: equal to `bias`.
+      windows: sizes of sliding windows: layer i attends to keys at distances less than windows[i % len(windows)]; 0:
+        all keys. If empty, all layers attend to all keys.
     """
 
     heads: ranges.Width
@@ -82,7 +88,15 @@ class AttentionConfig:
 
 @dataclass(frozen=True)
 class FeedForwardConfig:
-    """The feed-forward layer: a projection to `width`, an activation, and a projection back; `gated` (Shazeer 2020)."""
+    """The feed-forward layer: a projection to `width`, an activation, and a projection back.
+
+    Attributes:
+      width: width of the hidden layer.
+      activation: activation function; `gelu_tanh` is the tanh approximation of GELU.
+      bias: whether the projections have biases.
+      gated: whether the activations are multiplied by a second projection of the input, as in GLU variants (Shazeer
+        2020).
+    """
 
     width: ranges.Width
     activation: Activation = "gelu_tanh"
@@ -92,13 +106,13 @@ class FeedForwardConfig:
 
 @dataclass(frozen=True)
 class StackConfig:
-    """The number of layers of a stack, and which of them share parameters.
+    """The number of layers of a stack, and the sharing of their parameters.
 
     Attributes:
-      layers: number of layers, each with a hidden state.
-      groups: number of groups of consecutive layers; the layers of a group share one set of parameters (ALBERT's
-        `num_hidden_groups`, Lan et al. 2020 §3.1). None: nothing is shared.
-      inner: number of transformer blocks in a layer, each with its own parameters (ALBERT's `inner_group_num`).
+      layers: number of layers.
+      groups: number of groups of consecutive layers that share parameters (ALBERT's `num_hidden_groups`, Lan et al.
+        2020 §3.1); None: no layers share parameters.
+      inner: number of transformer blocks per layer, each with its own parameters (ALBERT's `inner_group_num`).
     """
 
     layers: ranges.Layers
@@ -125,12 +139,12 @@ class DropoutConfig:
     """Dropout rates.
 
     Attributes:
-      embedding: rate after the embeddings.
+      embedding: rate on the sum of the embeddings.
       attention: rate on attention probabilities.
-      residual: rate on the output of each sub-layer before it is added.
+      residual: rate on the output of each sub-layer, before the residual addition.
       feed_forward: rate on the activations of the feed-forward layer.
       output: rate on the output of a stack.
-      broadcast: whether the same units are dropped at every position (T5).
+      broadcast: whether the same units are dropped at every position of a row (T5).
     """
 
     embedding: ranges.ShareBelowOne = 0.0
@@ -155,19 +169,26 @@ class TransformerConfig(ModelConfig):
     """The settings of all transformers.
 
     Attributes:
-      scan_layers: whether one block is compiled and run in a loop; otherwise all are unrolled. Parameters are stacked
-        on a `layers` axis either way.
-      remat: activations of a block that are kept for the backward pass besides its input; the others are recomputed.
-        `none`: all; `dots`: products with weight matrices and residuals of a flash kernel; `minimal`: only those of the
-        model's width, the outputs of attention and of the sub-layers; `attention`: residuals of a flash kernel; `full`:
-        nothing; `offload`: nothing, and the input is kept in the memory of the host.
-      pipeline_microbatches: maximum number of microbatches that the rows of a device are split into when layers are
-        split into pipeline stages; the largest number that divides the rows is used. 0: four per stage. With S stages
-        and M microbatches, a stage is idle for (S - 1) / (M + S - 1) of the time.
-      heads: further heads by the names that losses and callers use; a mapping in a config.
-      attention_kernel: implementation of attention: `xla`; `flash`, this package's flash attention on TPUs and NVIDIA
-        GPUs (interpreted and slow elsewhere); `cudnn` (Ampere or newer); `auto`: the best one for the device. If a
-        kernel does not support an attention, the next one is used, in the end XLA.
+      embedding: token embeddings.
+      attention: attention layers.
+      feed_forward: feed-forward layers.
+      stack: number of layers and sharing of parameters.
+      norm: kind and placement of norms.
+      dropout: dropout rates.
+      initializer: initialization of parameters.
+      scan_layers: whether one block is compiled and run in a loop; if not, all blocks are unrolled. Parameters are
+        stacked on a `layers` axis either way.
+      remat: rematerialization: activations of a block, in addition to its input, that are kept for the backward pass;
+        the others are recomputed. `none`: all are kept; `dots`: products with weight matrices and residuals of a flash
+        kernel; `minimal`: only those of the model's width, the outputs of attention and of the sub-layers; `attention`:
+        residuals of a flash kernel; `full`: none; `offload`: none, and the input is kept in host memory.
+      pipeline_microbatches: maximum number of microbatches that the rows of a device are split into, with pipeline
+        stages; the largest multiple of the number of stages that divides the rows is used, at least one per stage; 0:
+        at most four per stage. With S stages and M microbatches, a stage is idle for (S - 1) / (M + S - 1) of the time.
+      heads: additional heads by name, a mapping in a config; losses and callers refer to these names.
+      attention_kernel: implementation of attention: `xla`; `flash`, the flash attention of this package for TPUs and
+        NVIDIA GPUs (interpreted, and slow, on other devices); `cudnn` (NVIDIA Ampere or newer); `auto`, the best one
+        for the device. If a kernel does not support an attention layer, the next one is used, and finally XLA.
     """
 
     embedding: EmbeddingConfig

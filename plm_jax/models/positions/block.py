@@ -17,6 +17,10 @@ class BlockPositions(Position):
 
     One is indexed by the position in the text, where all tokens of a blank have that of its mask; the other by the
     position within the blank, from 1, 0 outside of blanks.
+
+    Attributes:
+      length: number of positions of each kind.
+      init_std: standard deviation of the initial tables.
     """
 
     kind: ClassVar[str] = "block"

@@ -8,7 +8,7 @@ from plm_jax.models.positions.position import Position
 
 @dataclass(frozen=True)
 class NoPositions(Position):
-    """No positions: the order of tokens is only visible through the causal mask."""
+    """No positions: only the causal mask makes the order of tokens visible."""
 
     kind: ClassVar[str] = "none"
     uses_absolute_positions = False

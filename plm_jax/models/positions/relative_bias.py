@@ -14,9 +14,13 @@ from plm_jax.models.positions.position import Position, Table
 
 @dataclass(frozen=True)
 class RelativeBias(Position):
-    """T5's relative positions: a trained bias of scores [buckets, heads] per stack (Raffel et al. 2020 §2.1).
+    """T5's relative positions: a trained bias [buckets, heads] per stack, added to scores (Raffel et al. 2020 §2.1).
 
     Half of the buckets are single distances, the others are spaced logarithmically up to `max_distance`.
+
+    Attributes:
+      buckets: number of buckets that distances are divided into.
+      max_distance: distance from which all distances share a bucket.
     """
 
     kind: ClassVar[str] = "relative_bias"

@@ -19,9 +19,15 @@ from plm_jax.models.positions.position import Position
 class RotaryScaling:
     """LLaMA 3.1's scaling of frequencies for longer texts (meta-llama/llama-models, llama3/model.py).
 
-    Pairs that rotate at least `high_frequency_factor` times over `original_length` tokens keep their frequency, for
-    those that rotate at most `low_frequency_factor` times it is divided by `factor`, with a linear transition. The
-    defaults are LLaMA 3.1's.
+    Between `low_frequency_factor` and `high_frequency_factor` rotations, the scale changes linearly. The defaults are
+    those of LLaMA 3.1.
+
+    Attributes:
+      factor: divisor of low frequencies.
+      low_frequency_factor: number of rotations over `original_length` tokens up to which a frequency is divided by
+        `factor`.
+      high_frequency_factor: number of rotations over `original_length` tokens from which a frequency is unchanged.
+      original_length: number of tokens in a row of the original pretraining.
     """
 
     kind: ClassVar[str] = "llama3"
@@ -51,11 +57,13 @@ class Rotary(Position):
     """Rotary positions: pairs of dimensions of queries and keys are rotated by the position (Su et al. 2021).
 
     Attributes:
-      theta: pair i of the d rotated dimensions of a head rotates by theta ** (-2i / d) radians per position.
-      fraction: share of the dimensions of a head that are rotated, the first ones, rounded down to an even number.
-      interleaved: whether a pair is two neighboring dimensions; if not, pair i is dimensions i and i + d / 2, as in
-        Hugging Face's LLaMA.
-      scaling: scaling of the frequencies, or None.
+      theta: base of the frequencies: with d rotated dimensions, pair i rotates by theta ** (-2i / d) radians per
+        position.
+      fraction: fraction of the dimensions of each head that are rotated, starting from the first; rounded down to an
+        even number.
+      interleaved: whether pairs are neighboring dimensions; if not, pair i consists of dimensions i and i + d / 2, as
+        in Hugging Face's LLaMA.
+      scaling: scaling of the frequencies for longer texts; None: no scaling.
       length: number of tokens that the model is designed for; longer texts are accepted.
     """
 

@@ -14,11 +14,12 @@ from plm_jax.models.positions.rotary import Rotary
 
 @dataclass(frozen=True)
 class Rotary2D(Position):
-    """Rotary positions in the two halves of each head: the position in the text, and that within a blank (ChatGLM-6B).
+    """Rotary positions that rotate half of each head by the position in the text, half by that in a blank (ChatGLM-6B).
 
     Each half is rotated like a `Rotary` of its size; both positions are those of `BlockPositions`.
 
     Attributes:
+      theta: base of the frequencies, as in `Rotary`.
       length: number of tokens that the model is designed for; longer texts are accepted.
     """
 

@@ -14,15 +14,16 @@ from plm_jax.objectives.special import Special
 
 @dataclass(frozen=True)
 class BidirectionalLM(Objective):
-    """Prediction of each word from the words before it, and from the words after it (ELMo, Peters et al. 2018,
+    """Prediction of each word from the words before it and from the words after it (ELMo, Peters et al. 2018,
     arXiv:1802.05365).
 
     The loss is the mean over both directions. The layout of streams reads text as allenai/bilm-tf does, except that
     characters are numbered from 0; bilm-tf reserves 0 for padding.
 
     Attributes:
-      negative_samples: words drawn per batch for a sampled softmax in training; 0 uses the full softmax. Words are
-        drawn log-uniformly by id, so ids must be sorted by falling frequency. Validation always uses the full softmax.
+      negative_samples: number of words drawn per batch for a sampled softmax in training; 0: full softmax. Words are
+        drawn log-uniformly by id, so ids must be sorted by decreasing frequency. Validation always uses the full
+        softmax.
     """
 
     kind: ClassVar[str] = "bidirectional_lm"

@@ -17,8 +17,8 @@ class _TextsObjective(LabelledObjective):
 
     Attributes:
       label, dtype: key of the label in examples and rows, and its type in rows.
-      both_orders: whether a decoder reads a pair in both orders, one row each, for symmetric tasks such as similarity
-        (Radford et al. 2018 §3.3).
+      both_orders: whether a decoder reads a pair of texts in both orders, one row each, in symmetric tasks such as
+        similarity (Radford et al. 2018 §3.3).
     """
 
     architectures: ClassVar[tuple[str, ...]] = ("encoder", "decoder", "encoder_decoder", "elmo")
@@ -72,7 +72,7 @@ class Classification(_TextsObjective):
 
 @dataclass(frozen=True)
 class Regression(_TextsObjective):
-    """Prediction of a score of a text or a pair of texts, with the squared error."""
+    """Prediction of the score of a text or a pair of texts, trained with the squared error."""
 
     kind: ClassVar[str] = "regression"
     form: ClassVar[str] = "score"

@@ -25,7 +25,8 @@ class DecoderTextToText(Objective):
 
     Attributes:
       noise: text-to-text objective that turns a text into inputs and targets.
-      prefix: whether attention within the inputs is bidirectional (the "prefix LM" of that paper's table 2) or causal.
+      prefix: whether attention within the inputs is bidirectional (the "prefix LM" in table 2 of Raffel et al. 2020)
+        instead of causal.
     """
 
     kind: ClassVar[str] = "decoder_text_to_text"

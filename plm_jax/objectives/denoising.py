@@ -22,7 +22,11 @@ Masks = Callable[[int], Int[np.ndarray, " _"]]
 
 @dataclass(frozen=True)
 class TokenMasking:
-    """Replacement of a share `rate` of the tokens by one mask each."""
+    """Replacement of tokens by one mask each.
+
+    Attributes:
+      rate: share of the tokens that are replaced.
+    """
 
     kind: ClassVar[str] = "masking"
     rate: ranges.Share = 0.3
@@ -30,7 +34,11 @@ class TokenMasking:
 
 @dataclass(frozen=True)
 class TokenDeletion:
-    """Deletion of a share `rate` of the tokens."""
+    """Deletion of tokens.
+
+    Attributes:
+      rate: share of the tokens that are deleted.
+    """
 
     kind: ClassVar[str] = "deletion"
     rate: ranges.Share = 0.3
@@ -75,9 +83,9 @@ class Denoising(Objective):
     Attributes:
       permute_sentences: share of the sentences that are permuted.
       noise: noise on tokens or words.
-      insert: number of masks inserted at uniformly random positions, as a share of the tokens.
-      rotate: probability that the text is rotated to begin at a uniformly random token.
-      random_share: probability that a mask, inserted or not, is replaced by a random id of the vocabulary.
+      insert: number of masks that are inserted at random positions, as a share of the number of tokens.
+      rotate: probability that the text is rotated to begin at a random token.
+      random_share: probability that a mask, including inserted masks, is replaced by a random id of the vocabulary.
     """
 
     kind: ClassVar[str] = "denoising"

@@ -45,9 +45,9 @@ class LabelledObjective(Objective):
 
     Attributes:
       form: kind of the sources' labels, and of the model's head.
-      rows: architecture that the rows are for.
-      lm_coefficient: coefficient of a decoder's language modeling loss, λ of Radford et al. 2018; above 0, rows have
-        `targets` and `target_weights` for every real token but the first.
+      rows: kind of model that reads the rows.
+      lm_coefficient: coefficient of a decoder's auxiliary language modeling loss (λ of Radford et al. 2018). Above 0,
+        rows have `targets` and `target_weights` for every real token except the first.
     """
 
     form: ClassVar[str]

@@ -31,15 +31,17 @@ class MaskedLM(Objective):
     random, may mask the first token of a row, and draws no special tokens as random ids.
 
     Attributes:
-      rate: share of a row's tokens, special tokens counted, that are predicted; at least one is.
-      max_predictions: slots for targets in a row; 0 allows as many as a full row needs. BERT has 20 at length 128.
-      mask_share, random_share: shares of the predicted tokens that are replaced by the mask and by a random id; the
-        rest stay.
-      whole_words: maximum number of neighboring words masked together; needs `word_starts`. 0 masks single tokens; 1
-        all tokens of a word (BERT's whole-word masking); n up to n words, k of them with probability proportional to
-        1/k (ALBERT has 3).
-      duplicates: number of different masks of each row, one per epoch, after which they repeat (static masking: BERT's
-        files, RoBERTa's comparison with 10); 0 draws a new mask every time.
+      rate: share of a row's tokens, including special tokens, that are predicted; at least one token is.
+      max_predictions: maximum number of predictions in a row; 0: as many as `rate` needs in a full row. BERT has 20 at
+        length 128.
+      mask_share: share of the predicted tokens that are replaced by the mask.
+      random_share: share of the predicted tokens that are replaced by a random id; the tokens in neither share are
+        unchanged.
+      whole_words: maximum number of neighboring words that are masked together; 0 masks single tokens; 1 masks all
+        tokens of a word (BERT's whole-word masking); n masks up to n words, k of them with probability proportional to
+        1/k (ALBERT has 3). Above 0, it needs `word_starts`.
+      duplicates: number of different maskings of each row, one per epoch, before they repeat (static masking: BERT's
+        files, RoBERTa's comparison with 10); 0: a new masking every time.
     """
 
     kind: ClassVar[str] = "masked_lm"

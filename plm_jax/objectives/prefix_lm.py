@@ -42,7 +42,7 @@ class PrefixLM(TextToText):
 
 @dataclass(frozen=True)
 class FullLM(Objective):
-    """Prediction of a text by the decoder of an encoder-decoder whose encoder reads only eos (T5's `full_lm`).
+    """Language modeling with the decoder of an encoder-decoder; the encoder reads only eos (T5's `full_lm`).
 
     Documents end with eos, rows do not. `config.data.length` is the decoder's; the encoder's row has length 1.
     """
@@ -83,7 +83,7 @@ class FullLM(Objective):
 
 @dataclass(frozen=True)
 class DecoderPrefixLM(Causal):
-    """Causal language modeling after a prefix with bidirectional attention, which is not predicted.
+    """Causal language modeling after a prefix, which has bidirectional attention and is not predicted.
 
     For a decoder: the "prefix LM" of Raffel et al. 2020 §3.2.1, and of UniLM (Dong et al. 2019, arXiv:1905.03197). All
     prefixes that leave a token are equally likely, as in T5's `prefix_lm`; eos follows documents only, while T5 puts

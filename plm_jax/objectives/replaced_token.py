@@ -17,7 +17,7 @@ class ReplacedToken(MaskedLM):
     position twice, this implementation does not.
 
     Attributes:
-      discriminator_weight: factor of the discriminator's loss, relative to the generator's.
+      discriminator_weight: factor of the discriminator's loss relative to the generator's.
     """
 
     kind: ClassVar[str] = "replaced_token"

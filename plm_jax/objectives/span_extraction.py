@@ -38,9 +38,10 @@ class SpanExtraction(LabelledObjective):
         run_qa.py (in BERT's own code it is the step between windows).
       question_length: maximum number of tokens of the question; longer ones are truncated.
       answer_length: maximum number of tokens of an answer.
-      n_best: number of the best starts and ends among which the answer is chosen.
-      unanswerable: whether questions may have no answer, which is predicted if the first token's score exceeds the best
-        answer's by more than `null_threshold`.
+      n_best: number of highest-scoring starts and ends from which the answer is chosen.
+      unanswerable: whether questions may have no answer; "no answer" is predicted if the score of the row's first token
+        exceeds that of the best answer by more than `null_threshold`.
+      null_threshold: minimum difference of scores for predicting that there is no answer.
     """
 
     kind: ClassVar[str] = "span_extraction"

@@ -29,10 +29,10 @@ class SpanMaskedLM(MaskedLM):
     predicted, so that every span has two boundaries.
 
     Attributes:
-      geometric_p: parameter of the span length in words: k has a probability proportional to (1 - geometric_p)^k; 0.2
-        gives a mean of 3.8.
+      geometric_p: parameter p of the distribution of span lengths in words: k words have a probability proportional to
+        (1 - p) ** k; 0.2 gives a mean of 3.8.
       max_words: maximum number of words in a span.
-      replacement: whether the replacement (mask, random ids or none) is drawn once per span or for each token.
+      replacement: whether the kind of replacement (mask, random ids or none) is drawn once per span or for each token.
     """
 
     kind: ClassVar[str] = "span_masked_lm"

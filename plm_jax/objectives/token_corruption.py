@@ -108,7 +108,7 @@ class MaskTokens(TextToText):
 
     Attributes:
       noise_density: probability that a token is noise.
-      random_share: probability that a noise token is replaced by a random token, not by the mask.
+      random_share: probability that a noise token is replaced by a random token instead of the mask.
     """
 
     kind: ClassVar[str] = "mask_tokens"

@@ -24,8 +24,8 @@ class Denoiser(SpanCorruption):
     """One kind of span corruption in a mixture.
 
     Attributes:
-      mode: regular, sequential or extreme.
-      rate: share of the rows, relative to the other kinds' rates.
+      mode: mode token of its inputs: regular (R), sequential (S) or extreme (X).
+      rate: share of the rows, relative to the rates of the other denoisers.
     """
 
     mode: Literal["R", "S", "X"] = "R"

@@ -14,12 +14,14 @@ from plm_jax.data.vocabulary_config import VocabularyConfig
 
 @dataclass(frozen=True)
 class InputsTargetsConfig:
-    """Rows of text-to-text examples; the objective sets the rows of other sources.
+    """Rows of text-to-text examples; the objective defines the rows of other sources.
 
     Attributes:
-      target_length: tokens of the targets, including their end, and of a decoder's row in an encoder-decoder; None for
-        the length that the objective sets. A decoder-only model needs it: its inputs get the rest of the row.
-      packed: whether a row holds as many examples as fit, none of which attends to another; otherwise one per row.
+      target_length: maximum number of target tokens, including eos; in an encoder-decoder, also the length of the
+        decoder's rows; None: the length that the objective sets. A decoder-only model needs it: its inputs get the rest
+        of the row.
+      packed: whether a row holds as many examples as fit, which do not attend to each other; if not, one example per
+        row.
     """
 
     target_length: ranges.Length | None = None
@@ -28,27 +30,33 @@ class InputsTargetsConfig:
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Sources of a run, their mixture, and the settings of the rows made from them.
+    """Sources of a run, their mixture, and the layout of rows.
 
     Attributes:
-      cache_dir: folder that `prepare` writes and the trainer reads, with a subfolder for each source.
-      length: tokens in each row of a batch.
-      mixture: rate of each source, in rows, or in examples if they are packed, because seqio mixes before it packs;
-        empty for rates in proportion to tokens, or to rows if any source has inputs and targets. `data.mixtures` has
-        the usual rules. The mixture is required if a mixture of seqio's is one of several sources.
-      segmenters: Python function `module:function` for each source whose words the vocabulary does not mark, such as
-        Chinese text; it splits a text into words, in order, as `jieba:lcut` does.
-      bad_rows: action of `prepare` on a bad row: `stop`, or `skip` and report it, stopping if more than 1 % of the rows
-        of a source are bad. A bad row is a line that is not JSON, lacks a field that the source needs, or is not UTF-8.
-        A damaged file always stops `prepare`.
-      validation_fraction: share of the groups of rows that is held out if a source has no validation split; 0 for none.
+      cache_dir: folder of the cache that `prepare` writes and training reads, with a subfolder for each source.
+      length: number of tokens in a row.
+      sources: sources by name.
+      mixture: rate of each source, counted in rows, or in examples if they are packed, because seqio mixes before it
+        packs; empty: rates proportional to the numbers of tokens, or of rows if any source has inputs and targets.
+        `data.mixtures` has the usual rules. The mixture is required if a mixture of seqio's is one of several sources.
+      layout: layout of rows.
+      segmenters: word segmenter of each source with text in which the vocabulary does not mark words, such as Chinese:
+        a Python function `module:function` that splits a text into words, in order, such as `jieba:lcut`.
+      inputs_targets: rows of sources with inputs and targets.
+      bad_rows: what `prepare` does with a bad row: `stop` with an error, or `skip` and report it, stopping only if more
+        than 1 % of the rows of a source are bad. A bad row is a line that is not JSON, lacks a field that the source
+        needs, or is not UTF-8. A damaged file always stops `prepare`.
+      validation_fraction: fraction of the groups of rows that is held out if a source has no validation split; 0: none.
         If these groups have fewer than 20 rows, more are added, up to 10 % of the rows; at least one group is held out.
-      window_tokens: tokens of the windows within which examples are shuffled; the windows are shuffled too.
-      threads: batches made concurrently on each host. Two threads make half as many batches as one, because they wait
-        for Python's lock; more than one can help if the cache is remote, because rows must be fetched.
-      prefetch: batches made ahead on each host.
-      processes: processes on each host that make training batches in turn, for when one core is too slow; 0 for threads
-        of the trainer. Each makes at least `prefetch` batches ahead. The batches are the same.
+      window_tokens: number of tokens of a shuffling window; examples are shuffled within windows, and the windows are
+        shuffled, too.
+      threads: number of threads on each host that make batches. Two threads together make half as many batches as one,
+        because they compete for Python's global interpreter lock; more than one can help if the cache is remote,
+        because rows must be fetched.
+      prefetch: number of batches that each host makes ahead.
+      processes: number of processes on each host that make training batches, for when one core is too slow; 0: threads
+        of the training process make them. Each process makes at least `prefetch` batches ahead. The batches are the
+        same.
     """
 
     cache_dir: str

@@ -9,22 +9,23 @@ from plm_jax.common.special_ids import SpecialIds
 
 @dataclass(frozen=True)
 class VocabularyConfig(SpecialIds):
-    """Vocabulary and its special ids; None for an id that it lacks.
+    """Vocabulary and its special ids, which are None if the vocabulary lacks them.
 
     Attributes:
-      spec: `sentencepiece:FILE`, `wordpiece:FILE`, `bpe:VOCAB,MERGES`, `tiktoken:FILE`, `json:tokenizer.json`,
-        `words:FILE` or `bytes`; empty if the model comes from a checkpoint, which has its own vocabulary.
-      added: number of ids above those of the file, for special tokens that it lacks.
-      train_size: size to which `prepare` trains missing files of SentencePiece, WordPiece, BPE or tiktoken on the
-        sources, or the maximum number of most frequent words in a missing file of words; 0 to train none.
-      train_kind: kind to train: SentencePiece `unigram` (the default) or `bpe`, WordPiece `uncased` (the default) or
-        `cased`. It also sets whether text is lowercased for existing WordPiece files; if it is empty, the letters in
-        the file decide.
-      lowercase: whether text is folded before SentencePiece encodes it or is trained on it, as ALBERT does: NFKD,
-        without accents, in lower case. Other kinds ignore it.
-      sentinels: number of ids added above all others, one for each span that an objective cuts out, used from the top
-        down. T5's 32,000 pieces and 100 sentinels make 32,100 ids, and the first span gets 32,099. The number includes
-        the sentinels at the end of a SentencePiece model itself, such as mT5's.
+      spec: files of the vocabulary: `sentencepiece:FILE`, `wordpiece:FILE`, `bpe:VOCAB,MERGES`, `tiktoken:FILE`,
+        `json:tokenizer.json`, `words:FILE` or `bytes`; empty if the model comes from a checkpoint, which has its own
+        vocabulary.
+      added: number of ids that are added to those of the file, for special tokens that it lacks.
+      train_size: number of tokens of a vocabulary (SentencePiece, WordPiece, BPE or tiktoken) that `prepare` trains on
+        the sources if its files are missing, or maximum number of words if a file of words is missing; 0: no training.
+      train_kind: kind of vocabulary to train: `unigram` (the default) or `bpe` for SentencePiece, `uncased` (the
+        default) or `cased` for WordPiece. It also sets whether text is lowercased for existing WordPiece files; if it
+        is empty, the letters in the file decide.
+      lowercase: whether SentencePiece reads lowercased text without accents, after NFKD normalization, in training and
+        in encoding (ALBERT). Other kinds ignore it.
+      sentinels: number of sentinel ids, which are added after all other ids and used from the last one down, one for
+        each span that an objective cuts out. T5's 32,000 pieces and 100 sentinels make 32,100 ids, and the first span
+        gets 32,099. The number includes the sentinels at the end of a SentencePiece model itself, such as mT5's.
     """
 
     spec: str = ""

@@ -27,7 +27,7 @@ def test_the_verb_lists_every_field_of_the_resolved_config(tiny, verb):
     assert any(
         s.startswith("clip_norm = 1.0  # number, 0 to 1e+12: maximum global norm of the gradients") for s in section
     )
-    assert f"  cache_dir = {tiny}/cache  # text: what `prepare` writes and the trainer reads" in done.out
+    assert f"  cache_dir = {tiny}/cache  # text: folder of the cache that `prepare` writes" in done.out
 
 
 def test_a_field_of_each_form_is_told():

@@ -18,12 +18,13 @@ from plm_jax.data.layouts.stream import Stream
 
 @dataclass(frozen=True)
 class Blocks(Layout):
-    """Concatenated documents, cut every `length` tokens.
+    """Concatenated documents, split into blocks of `length` tokens.
 
     Attributes:
-      attend_across_documents: whether a token sees earlier documents of its block; if not, the batch has segment ids.
-      begin: special ids that a decoder reads before each document, by their names in `vocabulary`, as in `("bos",)`;
-        every prompt and every example with inputs then begins with them, too.
+      attend_across_documents: whether tokens attend to earlier documents in their block; if not, batches have segment
+        ids.
+      begin: names of special ids in `vocabulary` that a decoder reads before each document, such as `("bos",)`;
+        prompts, and examples with inputs, begin with them, too.
     """
 
     kind: ClassVar[str] = "blocks"

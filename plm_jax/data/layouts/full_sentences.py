@@ -33,12 +33,13 @@ class FullSentences(Layout):
     (RoBERTa's `</s>`) is placed between documents and at the end of a row, never between sentences of one document.
 
     Attributes:
-      cross_documents: whether a row continues in the next document, after an extra `sep` (FULL-SENTENCES; without `sep`
-        in denoising); if not, it is padded (DOC-SENTENCES; fairseq's default for BART). RoBERTa then enlarges a batch
-        until it has as many tokens; here a batch has `train.batch_size` rows, and a run reports how many rows would
-        compensate for the padding.
+      cross_documents: whether a row continues with the next document, after an extra `sep` (FULL-SENTENCES; without
+        `sep` in denoising); if not, it is padded (DOC-SENTENCES; fairseq's default for BART). RoBERTa then enlarges a
+        batch until it has as many tokens; here a batch has `train.batch_size` rows, and a run reports how many rows
+        would compensate for the padding.
       drop_long_sentences: whether a sentence longer than a row is dropped and ends the row before it, as in SpanBERT's
-        `BlockDataset` (which also loses the row before such a sentence at the end of a document); if not, it is cut.
+        `BlockDataset` (which also loses the row before such a sentence at the end of a document); if not, the sentence
+        is split into several rows.
     """
 
     kind: ClassVar[str] = "whole_sentences"

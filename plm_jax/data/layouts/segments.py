@@ -38,7 +38,7 @@ class Segments(Layout):
     is in the first. Segments are drawn again in each epoch; the starts of rows are fixed.
 
     Attributes:
-      short_probability: share of rows whose target length is drawn from 5 up to the length of a row.
+      short_probability: share of rows whose target length is drawn uniformly from 5 to the length of a row.
     """
 
     kind: ClassVar[str] = "segments"

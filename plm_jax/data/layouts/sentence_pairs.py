@@ -43,16 +43,16 @@ _COLUMNS = {"starts": "<i8", "lengths_a": "<i4", "lengths_b": "<i4"}
 
 @dataclass(frozen=True)
 class SentencePairs(Layout):
-    """Two spans of text per row; `pair_label` is 0 if the second follows the first in the text, else 1.
+    """Two spans of text per row; `pair_label` is 0 if the second follows the first in the text, otherwise 1.
 
     Attributes:
-      task: meaning of label 1. With `next_sentence` (BERT), the second span is from another document, in half of the
-        pairs and if a document has only one sentence left. With `sentence_order` (ALBERT), the two are swapped, in half
-        of the pairs, or the second is from another document if there is only one sentence.
+      task: meaning of label 1: `next_sentence` (BERT) or `sentence_order` (ALBERT). With `next_sentence`, the second
+        span is from another document in half of the pairs, and if a document has only one sentence left. With
+        `sentence_order`, the two are swapped in half of the pairs, or the second is from another document if there is
+        only one sentence.
       parts: `segments` of several sentences that fill the row (BERT, and RoBERTa's SEGMENT-PAIR) or two single
         `sentences` (RoBERTa's SENTENCE-PAIR). Single sentences leave much of a row empty: a run reports the padding.
-      short_probability: share of documents that are cut into pairs shorter than the row; without effect on single
-        sentences.
+      short_probability: share of documents that are split into pairs shorter than a row; ignored for single sentences.
       duplicates: number of different passes over the documents, one per epoch, before they repeat.
     """
 

@@ -25,7 +25,7 @@ from plm_jax.data.layouts.stream import Stream
 
 @dataclass(frozen=True)
 class Streams(Layout):
-    """Rows that begin where the same row of the previous batch ended, with the recurrent state kept (ELMo).
+    """Rows that continue the same row of the previous batch, with its recurrent state (ELMo).
 
     Example k also depends on the batch size, so each change of the batch size begins with a new state.
     """

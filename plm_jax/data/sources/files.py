@@ -53,7 +53,7 @@ class FileSource(PathSource):
     """A source of text or JSONL files.
 
     Attributes:
-      max_characters: largest number of characters of a row (a line, paragraph or file); a longer row is bad.
+      max_characters: maximum number of characters of a row (a line, paragraph or file); longer rows are bad rows.
     """
 
     max_characters: Annotated[int, ranges.Range(1, 2**31 - 1)] = field(default=2**27, kw_only=True)
@@ -89,10 +89,10 @@ class JsonSource(FileSource):
     """A source of JSONL files.
 
     Attributes:
-      max_depth: largest depth of nested lists and objects in a line; a line with deeper ones is a bad row.
-      group: field that groups rows, a text or an integer, such as a document's id. If the source has no validation
-        split, rows of one group stay in one split. If empty, rows with the same first text form a group, such as the
-        questions about one context.
+      max_depth: maximum depth of nested lists and objects in a line; deeper lines are bad rows.
+      group: field with a string or integer, such as a document's id, by which rows are grouped. If the source has no
+        validation split, rows of one group stay in one split. If empty, rows with the same first text form a group,
+        such as the questions about one context.
     """
 
     max_characters: Annotated[int, ranges.Range(1, 2**31 - 1)] = field(default=2**24, kw_only=True)
@@ -124,7 +124,11 @@ class JsonSource(FileSource):
 
 @dataclass(frozen=True)
 class TextFiles(FileSource):
-    """Plain text files, also as `.gz`; a file, paragraph or line is a document; `path` may be a glob."""
+    """Plain text files, optionally compressed (`.gz`).
+
+    Attributes:
+      document: unit of text that is a document.
+    """
 
     kind: ClassVar[str] = "text"
     location_fields: ClassVar[tuple[str, ...]] = ("path",)
@@ -138,11 +142,12 @@ class TextFiles(FileSource):
 
 @dataclass(frozen=True)
 class JsonLines(JsonSource):
-    """Files with one JSON object per line, also as `.gz`; `field` holds the text of a document.
+    """Documents, one JSON object per line, optionally compressed (`.gz`).
 
     Attributes:
-      path, validation: files for training and files for validation, each may be a glob; without the latter, some of the
-        former are held out.
+      path: path of the training files; may be a glob.
+      field: field with the text of a document.
+      validation: path of the validation files; may be a glob; if empty, some of the training documents are held out.
     """
 
     kind: ClassVar[str] = "jsonl"
@@ -159,11 +164,13 @@ class JsonLines(JsonSource):
 
 @dataclass(frozen=True)
 class JsonLinesInputsTargets(JsonSource, InputsTargetsSource):
-    """Examples with inputs and targets, one JSON object per line, also as `.gz`; `path` may be a glob.
+    """Examples with inputs and targets, one JSON object per line, optionally compressed (`.gz`).
 
     Attributes:
-      inputs, targets: templates in which `{name}` stands for a field, as in `sentiment: {sentence}` or `{choices[0]}`.
-      only: a boolean field that selects the rows to read; if empty, all rows are read.
+      inputs: template of the inputs, in which `{name}` stands for a field, as in `sentiment: {sentence}` or
+        `{choices[0]}`.
+      targets: template of the targets.
+      only: boolean field that selects the rows to read; if empty, all rows are read.
     """
 
     kind: ClassVar[str] = "jsonl_inputs_targets"

@@ -56,7 +56,7 @@ class Form(Role):
     """Format of the rows of a labelled source; settings such as `text` name fields of a row.
 
     Attributes:
-      labels: names of the classes or tags, in the order of their ids; empty for forms without labels.
+      labels: names of the classes or tags, in the order of their ids.
     """
 
     labels: tuple[str, ...] = ()
@@ -72,7 +72,9 @@ class ClassForm(Form):
     """A text or a pair of texts, and its class: a name in `labels` or an index from 0.
 
     Attributes:
+      text: field of the text.
       pair: field of the second text; if empty, there is only one text.
+      label: field of the class.
     """
 
     kind: ClassVar[str] = "classes"
@@ -95,7 +97,9 @@ class ScoreForm(Form):
     """A text or a pair of texts, and a number.
 
     Attributes:
+      text: field of the text.
       pair: field of the second text; if empty, there is only one text.
+      score: field of the number.
     """
 
     kind: ClassVar[str] = "score"
@@ -111,7 +115,12 @@ class ScoreForm(Form):
 
 @dataclass(frozen=True)
 class TagForm(Form):
-    """A list of words and a list with a tag for each word: a name in `labels` or an index from 0."""
+    """A list of words and a list with a tag for each word: a name in `labels` or an index from 0.
+
+    Attributes:
+      words: field of the words.
+      tags: field of the tags.
+    """
 
     kind: ClassVar[str] = "tags"
     labels: tuple[str, ...]
@@ -129,10 +138,15 @@ class TagForm(Form):
 
 @dataclass(frozen=True)
 class AnswerForm(Form):
-    """A question, a context, and the spans of the context that answer the question, possibly none.
+    """A question, a context, and the spans of the context that answer the question, if any.
 
     Answers are SQuAD's `{"text": […], "answer_start": […]}`, or a list of `{"text": …, "start": …}`. Starts are offsets
     in characters of the context. Training reads the first answer.
+
+    Attributes:
+      question: field of the question.
+      context: field of the context.
+      answers: field of the answers.
     """
 
     kind: ClassVar[str] = "span"
@@ -148,7 +162,14 @@ class AnswerForm(Form):
 
 @dataclass(frozen=True)
 class ChoiceForm(Form):
-    """A context, a list of `number` possible endings, and the correct ending, as its index from 0 or its text."""
+    """A context, a list of possible endings, and the correct ending, as an index from 0 or as text.
+
+    Attributes:
+      number: number of endings.
+      context: field of the context.
+      endings: field of the endings.
+      label: field of the correct ending.
+    """
 
     kind: ClassVar[str] = "choice"
     number: Annotated[int, ranges.Range(2, 1024)]
@@ -168,12 +189,12 @@ def _check_labels(labels: tuple[str, ...]) -> None:
 
 
 def columns(form: Form) -> tuple[Column, ...]:
-    """Returns the columns of examples of a form."""
+    """Returns the cache columns of examples with this form."""
     return _COLUMNS[form.kind]
 
 
 def keeps_offsets(form: Form) -> bool:
-    """Whether labels of a form belong to spans of the text."""
+    """Whether the labels of a form refer to spans of the text."""
     return form.kind in ("tags", "span")
 
 
@@ -342,11 +363,12 @@ class LabelledSource(Source):
 
 @dataclass(frozen=True)
 class LabelledJsonLines(JsonSource, LabelledSource):
-    """Labelled examples, one JSON object per line, also as `.gz`.
+    """Labelled examples, one JSON object per line, optionally compressed (`.gz`).
 
     Attributes:
-      path, validation: files for training and files for validation, each may be a glob; without the latter, some of the
-        former are held out.
+      path: path of the training files; may be a glob.
+      form: fields of an example and its kind of label.
+      validation: path of the validation files; may be a glob; if empty, some of the training examples are held out.
     """
 
     kind: ClassVar[str] = "labelled_jsonl"

@@ -8,7 +8,7 @@ from plm_jax.common.errors import UserError
 
 @dataclass(frozen=True)
 class PromptConfig:
-    """Prompt of a row: a question and an answer, after an optional introduction and examples of both.
+    """Format of few-shot prompts: an introduction, examples with answers, and the question of a row.
 
     In a template `{name}` stands for a field of the row, as in `{question}` or `{choices[0]}`. If the source's form has
     tags, `{text}` is the words joined by spaces. A template that is only a field with a list of texts stands for every
@@ -16,14 +16,14 @@ class PromptConfig:
 
     Attributes:
       question: template of the text before the answer.
-      choices: templates of the answers that a model chooses from, in the order of the form's labels; if empty, the
-        labels or the row's choices; if there are none, the model generates its answer.
-      answer: template of the correct answer: a choice, its index from 0, or every accepted generated answer; if empty,
-        the label of the form or the source's targets.
-      delimiter: text between question and answer; scored as part of the answer, but not counted in its length.
+      choices: templates of the answers that the model chooses from, in the order of the form's labels; if empty, the
+        labels of the form or the choices of the row; if there are none of these, the model generates its answer.
+      answer: template of the correct answer: a choice, the index of a choice from 0, or every generated answer that is
+        accepted; if empty, the label of the form or the targets of the source.
+      delimiter: text between question and answer; it is scored as part of the answer, but not counted in its length.
       separator: text after each example and after the introduction.
       introduction: text at the beginning of the prompt.
-      condition: text before an answer that is scored without its question, for `--normalize=unconditional`.
+      condition: text that replaces the question when an answer is scored without it, for `--normalize=unconditional`.
     """
 
     kind: ClassVar[str] = "prompt"

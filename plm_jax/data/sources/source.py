@@ -34,7 +34,7 @@ class Source(Role):
     Attributes:
       location_fields: names of the fields with paths to the data, which do not change its contents. Relative paths
         count from the config file.
-      prompt: prompt format of `evaluate --shots` for rows with fields; None if they are not prompted.
+      prompt: prompt format for `evaluate --shots`; None: the rows cannot be evaluated as prompts.
     """
 
     location_fields: ClassVar[tuple[str, ...]] = ()

@@ -29,11 +29,14 @@ def _labelled_tfds() -> ModuleType:
 
 @dataclass(frozen=True)
 class Tfds(TfdsSource):
-    """A TensorFlow Datasets builder such as `wikipedia/20230601.en`; `field` holds the text of a document.
+    """Documents of a TensorFlow Datasets builder such as `wikipedia/20230601.en`.
 
     Attributes:
-      train, validation: names of the builder's splits for training and validation; if there is no validation split,
-        some of the training documents are held out.
+      name: name of the builder.
+      field: feature with the text of a document.
+      data_dir: folder of the prepared data; if empty, the default of TensorFlow Datasets.
+      train: split for training.
+      validation: split for validation; if the builder has no such split, some of the training documents are held out.
     """
 
     kind: ClassVar[str] = "tfds"
@@ -68,8 +71,11 @@ class LabelledTfds(TfdsSource, LabelledSource):
     """Labelled examples of a TensorFlow Datasets builder such as `glue/mnli` or `squad`.
 
     Attributes:
-      train, validation: names of the builder's splits for training and validation; if there is no validation split,
-        some of the training examples are held out.
+      name: name of the builder.
+      form: features of an example and its kind of label.
+      data_dir: folder of the prepared data; if empty, the default of TensorFlow Datasets.
+      train: split for training.
+      validation: split for validation; if the builder has no such split, some of the training examples are held out.
     """
 
     kind: ClassVar[str] = "labelled_tfds"
@@ -108,11 +114,16 @@ class SeqioSource(RegisteredSource):
 
 @dataclass(frozen=True)
 class SeqioTask(SeqioSource):
-    """A task or mixture of tasks that `module` registers with seqio as `name`; `field` holds the text of a document.
+    """Documents of a task, or of a mixture of tasks, that a module registers with seqio.
 
     Each task of a mixture is prepared and read as a source SOURCE-TASK, under which it appears in the run's config.json
     and in its `validation/…` metrics. The tasks divide the rate of SOURCE in proportion to seqio's rates, which
     `prepare` computes.
+
+    Attributes:
+      name: name of the task or mixture.
+      module: Python module that registers it.
+      field: feature with the text of a document.
     """
 
     kind: ClassVar[str] = "seqio"
@@ -128,10 +139,14 @@ class SeqioTask(SeqioSource):
 
 @dataclass(frozen=True)
 class SeqioInputsTargets(SeqioSource, InputsTargetsSource):
-    """A task or mixture of tasks with inputs and targets that `module` registers with seqio.
+    """Examples with inputs and targets of a task, or of a mixture of tasks, that a module registers with seqio.
 
     Inputs and targets may be texts or tokens. The text of tokens is `inputs_pretokenized`, or decoded by the task's
     vocabulary. Mixtures are read like those of `SeqioTask`.
+
+    Attributes:
+      name: name of the task or mixture.
+      module: Python module that registers it.
     """
 
     kind: ClassVar[str] = "seqio_inputs_targets"

@@ -30,7 +30,7 @@ TOO_SHORT, TOO_UNKNOWN = 11, 0.5
 
 @dataclass(frozen=True)
 class Documents(Layout):
-    """One document per row, between `cls` and `sep` (or `bos` and `eos`); longer documents are cut (DistilBERT).
+    """One document per row, between `cls` and `sep` (or `bos` and `eos`); longer documents are split (DistilBERT).
 
     Rows of 11 tokens or fewer, special tokens included, are dropped, and so are rows with at least half unknown tokens.
     Short documents leave much of a row empty: a run reports the share of padding.

@@ -3,8 +3,8 @@
 usage: plm_jax checkpoints {list,verify,prune} DIR [flags]
 
   list    print the step, size and time of each checkpoint, and the metric of the best one
-  verify  read every file and report checkpoints that differ from what was saved; exit status 2 if any does
-  prune   verify the newest checkpoint, then remove the checkpoints that the run does not need to keep
+  verify  read every file and report damaged checkpoints; exit status 2 if there are any
+  prune   verify the newest checkpoint, then remove all checkpoints except those that the flags keep
 
 DIR is a run directory; list and verify also accept a single checkpoint.
 
@@ -23,7 +23,7 @@ _KEEP_LAST = flags.DEFINE_integer(
 _KEEP_EVERY = flags.DEFINE_integer(
     "keep_every",
     None,
-    "prune: also keep checkpoints at multiples of this number of steps; 0 keeps none of these "
+    "prune: also keep checkpoints at multiples of this number of steps; 0: do not "
     "(default: checkpoint.keep_every of the run)",
 )
 

@@ -18,7 +18,7 @@ from plm_jax.common import command_line
 _INPUT = flags.DEFINE_list("input", [], "paths or globs of WET, WARC or JSON Lines files (required)")
 _OUTPUT = flags.DEFINE_string("output", None, "directory for the cleaned pages and the report (required)")
 _FLAVOR = flags.DEFINE_string("flavor", "en", "set of rules: en, en.noclean, realnewslike, webtextlike or multilingual")
-_SET = flags.DEFINE_multi_string("set", [], "change of a setting, such as lines.min_words=4; may be repeated")
+_SET = flags.DEFINE_multi_string("set", [], "override a setting, such as lines.min_words=4; may be repeated")
 
 
 def main() -> None:

@@ -2,16 +2,17 @@
 
 usage: plm_jax evaluate --checkpoint=MODEL [flags]
 
-By default, the model is evaluated on the prepared validation splits of its own data. Other evaluations are:
+By default, the model is evaluated on the prepared validation splits of the sources in its config. Flags select other
+evaluations:
 
   --texts    score text files with a decoder or a masked model
   --stride   score whole texts of a source, or text files, with overlapping windows
-  --shots    present rows to the model as prompts
+  --shots    evaluate with few-shot prompts: examples with answers, followed by a question
   --harness  run tasks of EleutherAI's lm-eval
   --watch    evaluate every checkpoint of a run, until the run is finished
 
-The metrics of each task are printed when it is done, and added to evaluation.jsonl if MODEL is a run. A task without
-held-out rows reports 0 tokens.
+The metrics of each task are printed when it is done. If MODEL is a run, they are also appended to its evaluation.jsonl.
+A task without held-out rows reports 0 tokens.
 
 examples:
   plm_jax evaluate --checkpoint=runs/demo-gpt2-0
@@ -30,24 +31,24 @@ from plm_jax.config.flags import ConfigFlag
 _CHECKPOINT = flags.DEFINE_string(
     "checkpoint", None, "run directory, checkpoint, converted model or Hugging Face directory (required)"
 )
-_TASKS = flags.DEFINE_list("tasks", [], "SOURCE (its validation split) or SOURCE:SPLIT (default: all sources)")
-_OUTPUT = flags.DEFINE_string("output", None, "JSON file for the metrics; with --watch, those of the last checkpoint")
+_TASKS = flags.DEFINE_list("tasks", [], "tasks, SOURCE (its validation split) or SOURCE:SPLIT (default: all sources)")
+_OUTPUT = flags.DEFINE_string("output", None, "JSON file for the metrics; with --watch, of the last checkpoint")
 _WATCH = flags.DEFINE_bool("watch", False, "evaluate each checkpoint of a run once, until the run is finished")
 _SHOTS = flags.DEFINE_list("shots", [], "numbers of examples in the prompt, such as 0,1,5; one result per number")
-_SEEDS = flags.DEFINE_list("seeds", ["0"], "with --shots: seeds that draw the examples; metrics are means over seeds")
+_SEEDS = flags.DEFINE_list("seeds", ["0"], "with --shots: seeds for drawing the examples; metrics are means over seeds")
 _NORMALIZE = flags.DEFINE_string(
     "normalize",
     "sum",
-    "with --shots: how choices are scored: log-probability (sum); per token, character or byte; or minus the "
-    "log-probability of the choice without the question (unconditional)",
+    "with --shots: score of a choice: its log-probability (sum), divided by its number of tokens, characters or bytes "
+    "(token, character, byte), or minus its log-probability without the question (unconditional)",
 )
-_BALANCED = flags.DEFINE_bool("balanced", False, "with --shots: draw equally many examples of every choice")
+_BALANCED = flags.DEFINE_bool("balanced", False, "with --shots: draw the same number of examples for each choice")
 _SHOW = flags.DEFINE_integer("show", 0, "with --shots: number of prompts to print in full")
 _LIMIT = flags.DEFINE_integer("limit", None, "maximum number of rows or texts per task (default: all)", lower_bound=1)
 _TEXTS = flags.DEFINE_list("texts", [], "text files to score: paths or patterns such as 'data/*.txt'")
 _STRIDE = flags.DEFINE_integer("stride", None, "score whole texts with windows that advance by this many tokens")
 _HARNESS = flags.DEFINE_list("harness", [], "lm-eval tasks; requires pip install 'plm_jax[harness]'")
-_INCLUDE_PATH = flags.DEFINE_string("include_path", None, "with --harness: directory with YAML files of more tasks")
+_INCLUDE_PATH = flags.DEFINE_string("include_path", None, "with --harness: directory with YAML files of further tasks")
 _CONFIG = ConfigFlag("config whose sources are evaluated (default: the config of the checkpoint)")
 
 

@@ -3,7 +3,8 @@
 usage: plm_jax examples --workdir=DIR --step=N [--row=N]
        plm_jax examples --workdir=DIR --document=SOURCE:N
 
---step also prints the documents of each row, as SOURCE:N. --document lists every step so far that read a part of one.
+--step also prints the documents of each row, as SOURCE:N. --document lists the steps so far that read any part of that
+document.
 
 example:
   plm_jax examples --workdir=runs/demo-bert-0 --step=1 --row=0

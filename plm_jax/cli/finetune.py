@@ -24,7 +24,7 @@ _CHECKPOINT = flags.DEFINE_string(
 _WORKDIR = flags.DEFINE_string("workdir", None, "run directory for config, checkpoints and metrics (required)")
 _SEEDS = flags.DEFINE_list("seeds", [], "train one model per seed, such as 0,1,2 (default: the seed of the config)")
 _ALLOW_CHANGES = flags.DEFINE_bool(
-    "allow_changes", False, "resume although the data, seed or optimizer differ from those of the saved run"
+    "allow_changes", False, "resume even if the data, seed or optimizer differ from those of the saved run"
 )
 _REFUSE_DAMAGED = flags.DEFINE_bool(
     "refuse_damaged", False, "fail if the newest checkpoint is damaged, instead of resuming from the one before it"

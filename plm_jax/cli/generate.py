@@ -26,7 +26,7 @@ _BATCH_SIZE = flags.DEFINE_integer("batch_size", 32, "number of prompts in a bat
 _SEED = flags.DEFINE_integer(
     "seed",
     0,
-    "seed of the samples, a signed 64-bit integer",
+    "seed for sampling, a signed 64-bit integer",
     lower_bound=int(seeds.RANGE.least),
     upper_bound=int(seeds.RANGE.most),
 )

@@ -22,12 +22,12 @@ _CONFIG = ConfigFlag()
 _TOPOLOGY = flags.DEFINE_string(
     "topology",
     None,
-    "TPU slice such as v5p:4x4x4, GPUs such as gpu:h100:8, or none to count shapes for one device without compiling "
-    "(required)",
+    "TPU slice such as v5p:4x4x4, GPUs such as gpu:h100:8, or none to estimate one device from array shapes, without "
+    "compiling (required)",
 )
 _SLICES = flags.DEFINE_integer("slices", 1, "number of TPU slices, connected by the data-center network")
 _SEARCH = flags.DEFINE_bool("search", False, "try other meshes, microbatches and rematerialization levels; slow")
-_PRICE = flags.DEFINE_float("price", 0.0, "dollars per chip-hour, to print the cost of a token; 0 if unknown")
+_PRICE = flags.DEFINE_float("price", 0.0, "price in dollars per chip-hour, to estimate the cost per token; 0: unknown")
 _OUTPUT = flags.DEFINE_string("output", None, "JSON file for the estimates")
 
 

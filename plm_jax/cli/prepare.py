@@ -2,8 +2,8 @@
 
 usage: plm_jax prepare --config=CONFIG [flags] [-- BEAM_FLAGS]
 
-If the vocabulary has no files yet, it is trained first. --runner=beam tokenizes on Apache Beam and writes the same
-cache. Flags after -- then go to Beam, such as --direct_num_workers=8 or --runner=DataflowRunner.
+If the files of the vocabulary do not exist yet, it is trained first. --runner=beam tokenizes on Apache Beam and writes
+the same cache. Flags after -- are then passed to Beam, such as --direct_num_workers=8 or --runner=DataflowRunner.
 
 example:
   plm_jax prepare --config=demo:bert
@@ -20,7 +20,7 @@ from plm_jax.config.flags import ConfigFlag
 _CONFIG = ConfigFlag()
 _OUTPUT = flags.DEFINE_string("output", None, "directory of the cache (default: data.cache_dir of the config)")
 _FROM = flags.DEFINE_string("from", None, "checkpoint whose vocabulary is used, as in pretrain --from")
-_RUNNER = flags.DEFINE_enum("runner", "local", ["local", "beam"], "where the data is tokenized")
+_RUNNER = flags.DEFINE_enum("runner", "local", ["local", "beam"], "program that tokenizes the data")
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ _FROM = flags.DEFINE_string(
     "from", None, "model to train further: run directory, checkpoint, converted model or Hugging Face directory"
 )
 _ALLOW_CHANGES = flags.DEFINE_bool(
-    "allow_changes", False, "resume although the data, seed or optimizer differ from those of the saved run"
+    "allow_changes", False, "resume even if the data, seed or optimizer differ from those of the saved run"
 )
 _REFUSE_DAMAGED = flags.DEFINE_bool(
     "refuse_damaged", False, "fail if the newest checkpoint is damaged, instead of resuming from the one before it"

@@ -2,8 +2,9 @@
 
 usage: plm_jax replay DIR --step=N
 
-Loss, gradient norm and batch must be equal: bit for bit on the same devices and versions, otherwise within a tolerance
-that is printed. The exit status is 0 if they are and 2 if not. The run directory DIR is not changed.
+The batch must be the same. Loss and gradient norm must be bit-identical on the same devices and versions; otherwise,
+they may differ within a tolerance, which is printed. The exit status is 0 if they match and 2 if they do not. The run
+directory DIR is not changed.
 
 example:
   plm_jax replay runs/demo-bert-0 --step=10

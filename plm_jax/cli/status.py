@@ -2,8 +2,8 @@
 
 usage: plm_jax status DIR
 
-DIR may be in a bucket. Goodput is the time of the steps that were kept, divided by the time since the first start. Exit
-status:
+DIR may be in a bucket. Goodput is the share of the time since the first start that was spent on training steps, without
+those that a restart repeated. Exit status:
 
   0  the run is running or finished
   1  the run has stopped; its command resumes it

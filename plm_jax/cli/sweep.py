@@ -3,7 +3,7 @@
 usage: plm_jax sweep --sweep=SWEEP --workdir=DIR [flags] [-- LAUNCHER_FLAGS]
 
 Running the same command again resumes unfinished runs and skips finished ones. --launcher=slurm queues one job per run;
---launcher=gke trains each run on a slice of its own. Flags after -- go to sbatch or launch/gke.py.
+--launcher=gke trains each run on its own TPU slice. Flags after -- are passed to sbatch or launch/gke.py.
 
 example:
   plm_jax sweep --sweep=ablations/objectives_demo --workdir=runs/objectives --seeds=0,1
@@ -25,7 +25,7 @@ _LAUNCHER = flags.DEFINE_enum("launcher", "local", ["local", "slurm", "gke"], "w
 _PARALLEL = flags.DEFINE_integer(
     "parallel", None, "number of runs at a time (default: 1 with local, all with gke)", lower_bound=1
 )
-_RUN = flags.DEFINE_string("run", None, "train only the run DIR/RUN, without its parent; for the jobs of launchers")
+_RUN = flags.DEFINE_string("run", None, "train only the run DIR/RUN, whose parent is finished; used by launchers")
 _MODULES = ModulesFlag()
 
 

@@ -42,7 +42,7 @@ class ConfigFlag:
     def __init__(
         self, help: str = "config file such as configs/gpt2.py:small, or a name such as gpt2:small (required)"
     ):
-        fields_help = "override of a field; plm_jax config --config=CONFIG lists all fields"
+        fields_help = "override a field; plm_jax config --config=CONFIG lists all fields"
         self._config = command_line.define_dotted("config", help, fields_help)
         self.modules = ModulesFlag()
 
@@ -82,7 +82,7 @@ class DecodingFlags:
     """Flags of decoding: one per field of `DecodingConfig`, and `--decoding` for published settings."""
 
     def __init__(self):
-        help = "published decoding settings, which the flags of single settings override"
+        help = "published decoding settings; the flags below override single settings"
         self._published = flags.DEFINE_enum("decoding", None, sorted(PUBLISHED), help)
         descriptions = field_descriptions(DecodingConfig)
         names = [field.name for field in dataclasses.fields(DecodingConfig)]

@@ -10,32 +10,33 @@ from plm_jax.common.errors import UserError, nearest
 
 @dataclass(frozen=True)
 class DecodingConfig:
-    """Settings of decoding, with the names of transformers where it has the same setting.
+    """Settings of decoding; settings that Hugging Face transformers also has use its names.
 
     Attributes:
-      max_new_tokens: maximum number of generated tokens, including the end token; None: 50 to continue a prompt, and in
-        evaluation the length of the targets.
+      max_new_tokens: maximum number of generated tokens, including the end token; None: 50 for continuations of
+        prompts, and the length of the targets in evaluation.
       min_new_tokens: minimum number of generated tokens before the end token.
-      temperature: divisor of the logits in sampling; 0 or None: no sampling, the most probable token is chosen (of
-        equally probable ones, the lowest id).
-      top_k: number of most probable tokens to sample from.
-      top_p: probability mass to sample from: the smallest set of most probable tokens that together reach it (Holtzman
-        et al. 2020), after top_k.
-      num_beams: number of beams; above 1, beam search as in transformers.
-      length_penalty: exponent α of the length penalty that divides the log-probability of a finished hypothesis; above
-        0 favors long ones.
-      length_penalty_form: length penalty of a hypothesis of `length` tokens with the end token: `power`, length ** α
-        (transformers, fairseq); `gnmt`, ((5 + length) / 6) ** α (Wu et al. 2016, T5).
-      early_stopping: when beam search ends: False, as soon as the best unfinished hypothesis, if it ended here, would
-        not be among the `num_beams` best finished ones; True, as soon as there are `num_beams` finished ones; "never",
-        as soon as no unfinished hypothesis of any length can be among the best.
-      no_repeat_ngram_size: size of the n-grams that are never repeated, including those of a decoder's prompt; 0: any
-        may be repeated.
-      forced_bos_token_id: id of the first token of each answer.
-      forced_eos_token_id: id of the last of `max_new_tokens` tokens if there was no end token before.
-      forced_prefix: beginning of each answer, after `forced_bos_token_id`, as a text or as ids.
-      stop_strings: strings that end an answer; the answer does not include them.
-      num_return_sequences: number of answers per prompt: the best beams, or samples.
+      temperature: divisor of the logits in sampling; 0 or None: no sampling; the most probable token is chosen, or the
+        one with the lowest id among equally probable tokens.
+      top_k: number of most probable tokens to sample from; None: all tokens.
+      top_p: probability mass to sample from (Holtzman et al. 2020): the smallest set of most probable tokens with at
+        least this total probability, after `top_k` is applied; None: all tokens.
+      num_beams: number of beams; above 1, the search is the beam search of transformers.
+      length_penalty: exponent α of the length penalty, which divides the log-probability of a finished hypothesis;
+        above 0, it favors long hypotheses.
+      length_penalty_form: formula of the length penalty, for a hypothesis of `length` tokens, including the end token:
+        `power`, length ** α (transformers, fairseq), or `gnmt`, ((5 + length) / 6) ** α (Wu et al. 2016, T5).
+      early_stopping: when beam search stops: True, once there are `num_beams` finished hypotheses; False, once the best
+        unfinished hypothesis, with the length penalty for its current length, is worse than `num_beams` finished ones;
+        "never", once no unfinished hypothesis, of any length, can become one of the best `num_beams`.
+      no_repeat_ngram_size: size of n-grams that may occur only once, including those in a decoder's prompt; 0: no
+        limit.
+      forced_bos_token_id: id that is forced as the first token of each answer.
+      forced_eos_token_id: id that is forced as the last of `max_new_tokens` tokens, if the answer has no end token
+        before.
+      forced_prefix: text or ids with which each answer begins, after `forced_bos_token_id`.
+      stop_strings: strings at which an answer ends; they are not part of the answer.
+      num_return_sequences: number of answers per prompt: the best beams, or independent samples.
     """
 
     max_new_tokens: ranges.Length | None = None

@@ -33,9 +33,9 @@ class CrawlFile(NamedTuple):
     """File of a crawl.
 
     Attributes:
-      name: path from the folder that contains all files of the crawl.
+      name: path relative to the folder that contains all files of the crawl.
       size: number of bytes.
-      version: metadata that changes with the content.
+      version: metadata that changes when the content does.
     """
 
     name: str

@@ -136,7 +136,7 @@ class LineFilter:
         return lines, None
 
     def _is_suspicious(self, text: str) -> bool:
-        """Whether a line may contain a phrase. Most pages contain none and need no search of single lines."""
+        """Whether a page contains any phrase; most pages do not, so that their lines are not searched one by one."""
         text = _CITATIONS.sub("", text) if "[" in text else text
         lower = text.lower()
         return any(phrase in lower for phrase in (*self._placeholders, *self._scripts, *self._policies)) or any(

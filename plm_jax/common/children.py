@@ -101,10 +101,10 @@ def end_with_parent() -> None:
 
 
 def shielded(call: Callable[[], T]) -> T:
-    """Runs a call in a thread that Ctrl-C does not reach, nor the threads and processes that the call starts.
+    """Runs a call in a thread that blocks Ctrl-C, as do the threads and processes that the call starts.
 
-    The interrupt is raised in the caller only. A library whose threads or workers it reached would print a traceback
-    for each of them.
+    The interrupt is raised only in the caller. Otherwise, a library would print a traceback for each of its interrupted
+    threads or worker processes.
     """
     returned: futures.Future[T] = futures.Future()
 

@@ -194,7 +194,7 @@ def _print_last(line: str) -> None:
 
 
 def options() -> list[str]:
-    """Returns the options of another program, which follow after `--` on the command line."""
+    """Returns the arguments after `--` on the command line, which are for another program."""
     return sys.argv[sys.argv.index("--") + 1 :] if "--" in sys.argv else []
 
 

@@ -66,7 +66,7 @@ class Metric:
         return _RANGES.get(self.unit)
 
     def from_percent(self, value: float) -> float:
-        """Converts a figure as papers print it (shares in per cent) to the unit of files."""
+        """Converts a figure from a paper, where shares are in per cent, to the unit that metrics are stored in."""
         return value / 100 if self.is_share else value
 
 

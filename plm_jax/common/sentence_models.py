@@ -54,13 +54,14 @@ def processor(data: bytes) -> Any:
 
 
 def check_rules(rules: bytes) -> None:
-    """Checks the rules of a normalizer: the size of its trie, the units, and the texts that values are offsets into.
+    """Checks that a library which applies the rules of a normalizer does not read beyond their end.
 
-    The trie is a double array (https://github.com/s-yata/darts-clone): the child of unit i by byte c is at
-    i ^ offset(i) ^ c, which the library reads whether it exists or not.
+    The rules consist of a trie and of replacement texts, to which the values of the trie are offsets. The trie is a
+    double array (https://github.com/s-yata/darts-clone): the child of unit i by byte c is at i ^ offset(i) ^ c, which
+    the library reads whether the child exists or not.
 
     Raises:
-      ValueError: reading the rules would leave the trie or its texts.
+      ValueError: an offset points outside the trie or the texts.
     """
     if not rules:
         return

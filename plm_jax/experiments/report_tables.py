@@ -123,7 +123,7 @@ def targets(runs: Sequence[RunLog]) -> str:
 
 
 def _targets(run: Mapping[str, Any]) -> list[str]:
-    """Returns the targets of documents and of examples with targets, if a config has such sources."""
+    """Returns descriptions of the targets of documents and of examples, for the kinds of sources that a config has."""
     kind = run["objective"]["kind"]
     objective = Objective.choices.get(kind)
     sources = [config.Source.choices.get(source["kind"]) for source in run.get("data", {}).get("sources", {}).values()]
@@ -270,7 +270,7 @@ def _last_step(run: RunLog) -> float | None:
 
 
 def _last(run: RunLog, key: str) -> float | None:
-    """Returns the last value; NaN if the last training row has none because it was not finite."""
+    """Returns the last value of a metric; NaN if the last step has no value, because it was not finite."""
     curve = run.metrics.get(key)
     if curve is None:
         return None

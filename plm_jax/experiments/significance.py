@@ -46,8 +46,7 @@ class MeanDifference(NamedTuple):
 def bounded_variance(mean: float, limits: tuple[float, float], rows: float) -> float:
     """Returns the largest possible variance of a mean over `rows` independent numbers between two limits.
 
-    Two rows, one at each limit, are added (Agresti and Caffo 2000), so that a perfect score on 40 rows has a variance
-    above 0.
+    Two rows, one at each limit, are added (Agresti and Caffo 2000), so that the variance of a perfect score is above 0.
     """
     low, high = limits
     share = (rows * (mean - low) / (high - low) + 1) / (rows + 2)

@@ -58,10 +58,10 @@ def names(family: Family) -> set[str]:
 
 
 def to_settings(family: Family, config: Mapping[str, Any], model: Transformer) -> Transformer:
-    """Returns the model with the head that a `config.json` names.
+    """Returns the model with the task head that a `config.json` names.
 
-    The model is returned unchanged if there is none, or if the head predicts several labels or numbers per text, which
-    is not supported.
+    Returns the model unchanged if there is no such head, or if it predicts several labels or numbers per text, which is
+    not supported.
 
     Raises:
       UserError: the labels are not numbered from 0, or a rate is not a number.

@@ -40,7 +40,7 @@ class DecoderConfig(TransformerConfig):
 
 
 class Decoder(Architecture):
-    """A language model of `DecoderConfig`: causal, except for a prefix if there is one."""
+    """The module of `DecoderConfig`: a language model that is causal except within a prefix."""
 
     model: DecoderConfig
 

@@ -145,7 +145,7 @@ class Encoder(Architecture):
         Float[Array, "vocab columns"] | GatheredTable,
         Float[Array, " vocab"],
     ]:
-        """Applies the second vocabulary head, of tokens in spans; arguments as `SpanBoundary.compute`.
+        """Applies the vocabulary head that predicts the tokens of spans; arguments as in `SpanBoundary.compute`.
 
         Returns:
           The input of its matrix [B, T, E], the matrix [V, E] and the bias [V].

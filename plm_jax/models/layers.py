@@ -83,10 +83,10 @@ def product(
     """Returns x [rows, ..., in] @ kernel [in, out] in the dtype of x; the kernel's gradient has the kernel's dtype.
 
     Args:
-      spec: sharding of the kernel's gradient, that of the parameter, so that it is never whole on a device; None if
-        there is one device.
-      of_rows: mesh axes that shard rows, if only `tensor` shards other dimensions of x and XLA does not reduce-scatter
-        by itself; otherwise ().
+      spec: sharding of the kernel, in which its gradient is computed so that no device holds the whole gradient; None
+        on a single device.
+      of_rows: mesh axes that shard the rows of x, over which the gradient is reduced with an explicit reduce-scatter;
+        () if XLA uses a reduce-scatter anyway, or if an axis other than `tensor` shards other dimensions of x.
     """
     return x @ kernel.astype(x.dtype)
 
@@ -214,9 +214,9 @@ def look_up(
 
     Args:
       table: embeddings.
-      ids: int32 [B, L], or [1, L] for all rows.
+      ids: int32 [B, L], or [1, L] if all rows have the same ids.
       dtype: dtype of the result.
-      rows: B; None: that of the ids.
+      rows: B; None: the number of rows of the ids.
     """
     rows = len(ids) if rows is None else rows
     if isinstance(table, GatheredTable):

@@ -38,9 +38,10 @@ def cuts(stacks: Sequence[StackConfig], stages: int) -> bool:
 
 
 def num_microbatches(limit: int, stages: int, rows: int) -> int:
-    """Returns the number of microbatches of a pipeline, a multiple of its stages.
+    """Returns the number of microbatches of a pipeline.
 
-    It is the largest number that divides `rows`, up to `limit` (0: four per stage), but at least one per stage.
+    This is the largest multiple of `stages` up to `limit` (0: four per stage) that divides `rows`, and at least
+    `stages`.
     """
     largest = max(limit or 4 * stages, stages)
     return max(count for count in range(stages, largest + 1, stages) if rows % count == 0)

@@ -126,7 +126,7 @@ class ModelConfig(Role):
 
     @property
     def drops(self) -> bool:
-        """Whether it has dropout of a rate above 0."""
+        """Whether the model has dropout with a rate above 0."""
         model_drops = self.dropout is not None and any(self.dropout.rates.values())
         return model_drops or any(head.drops for _, head in self.heads)
 

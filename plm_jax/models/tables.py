@@ -76,7 +76,7 @@ class TableSharding(NamedTuple):
         return -rows % math.prod(_sizes()[axis] for axis in self.vocab)
 
     def on_each_device(self, function, in_specs, out_specs):
-        """Returns the function as a `shard_map` over the mesh in force; unchanged without a mesh."""
+        """Wraps a function in a `shard_map` over the current mesh; without a mesh, returns it unchanged."""
         if not _sizes():
             return function
         return jax.shard_map(function, in_specs=in_specs, out_specs=out_specs, check_vma=False)
@@ -147,7 +147,7 @@ def reduced(gradient: jax.Array, rows: int, axis: str | None = "vocab") -> jax.A
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def whole(table: jax.Array, dtype: Any) -> GatheredTable:
-    """Gathers a parameter [V, E] here; its gradient is reduced here, too."""
+    """Gathers a parameter [V, E]; its backward pass reduces the gradient of the table over devices."""
     return GatheredTable(gathered(table, dtype), no_gradient(table.shape), len(table))
 
 

@@ -177,5 +177,5 @@ def stacked(rows: Sequence[Row]) -> Row:
 
 
 def number(value: Any, dtype: type = np.int32) -> Num[np.ndarray, ""]:
-    """Returns a label as an array [] of a dtype."""
+    """Returns a label as a scalar array of a dtype."""
     return np.asarray(value, dtype)

@@ -39,7 +39,7 @@ class TextToText(Objective):
 
     @override
     def input_length(self, length: int) -> int:
-        """Returns the maximum number of tokens that make an encoder row of `length`.
+        """Returns the maximum number of text tokens whose encoder row has exactly `length` tokens.
 
         Raises:
           UserError: no number of tokens makes such a row.

@@ -134,7 +134,7 @@ class Goodput:
             self._recent.append(seconds)
 
     def measure_save(self) -> contextlib.AbstractContextManager[None]:
-        """Accounts for the time within it as that of a save of the last step."""
+        """Records a save after the last step; returns a context manager that accounts for its duration."""
         with self._lock:
             assert self._step is not None  # Saves follow steps.
             self._marks.append([self._step, self._worked])

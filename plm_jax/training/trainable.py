@@ -228,7 +228,7 @@ ALL = Trainable()
 
 
 def _first_axis(leaf: Any) -> range:
-    """Returns the indices of the first axis of an array, boxed or not."""
+    """Returns the range of indices along the first axis of an array, which may be boxed."""
     (array,) = jax.tree.leaves(leaf)
     return range(array.shape[0] if array.ndim else 1)
 

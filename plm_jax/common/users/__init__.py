@@ -342,7 +342,7 @@ class _Finder(importlib.abc.MetaPathFinder):
     """
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        """Returns the spec of a user's file or package, or None if there is none or the importer may not use it."""
+        """Returns the spec of a user's module; None if there is no such module or the importing code may not use it."""
         is_own = name.startswith(f"{__name__}.")
         return _find(name) if is_own or "." not in name else None
 

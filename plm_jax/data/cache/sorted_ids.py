@@ -139,7 +139,7 @@ class PagedVector:
         return np.array(self._whole, dtype, copy=copy)
 
     def page(self, index: int) -> tuple[int, np.ndarray]:
-        """Returns the index of the first value of the page that contains `index`, and the page, read-only."""
+        """Returns the page that contains the value at `index`, read-only, preceded by the index of its first value."""
         number = index // self.page_size
         page = self._pages.get(number)  # Without the lock, because most pages are in memory.
         return number * self.page_size, self._load_page(number) if page is None else page

@@ -49,7 +49,7 @@ class Origin(NamedTuple):
 
     Attributes:
       contents: result of `Corpus.fingerprint`.
-      listed: the files as they were listed before they were read, empty for other sources.
+      listed: listing of the files before they were read; empty for sources without files.
     """
 
     contents: list[str]

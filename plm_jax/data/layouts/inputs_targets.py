@@ -75,7 +75,11 @@ def _lengths(split: cache.DocumentTable, first: int, last: int) -> tuple[np.ndar
 
 
 def _pack(split: cache.DocumentTable, rows: objectives.ExampleRows, length: int) -> np.ndarray:
-    """Packs examples into rows until the next one does not fit; returns the first example of each row, and the end."""
+    """Packs consecutive examples into rows.
+
+    Returns:
+      Index of the first example of each row, followed by the number of examples.
+    """
     firsts = []
     for first in range(0, split.num_documents, BLOCK_EXAMPLES):
         lengths = _lengths(split, first, min(first + BLOCK_EXAMPLES, split.num_documents))

@@ -75,7 +75,7 @@ class SpanRows(Rows):
 
     @abc.abstractmethod
     def rows_within(self, start: int, stop: int) -> list[range]:
-        """Returns the rows of each pass that have some of tokens [start, stop)."""
+        """Returns the rows of each pass that contain any of the tokens [start, stop)."""
 
     @override
     def documents(self, item: int, rng: np.random.Generator) -> range:

@@ -207,10 +207,10 @@ class PairRows(index.IndexedRows):
         return (first, end) if end - first > 1 else (0, self._split.num_documents)
 
     def _partner(self, start: int, least: int, rng: np.random.Generator) -> tuple[int, int]:
-        """Draws whole sentences of another document with at least `least` tokens, or up to the end of the document.
+        """Draws consecutive sentences of another document with at least `least` tokens, unless the document ends first.
 
-        The document begins in the same stretch as that of the token `start`, or anywhere if the stretch has no other.
-        If PARTNER_TRIES draws fail, it is the same document.
+        The document begins in the same stretch of STRETCH_TOKENS tokens as the document of the token `start`, or
+        anywhere if no other document begins in it. If PARTNER_TRIES draws yield the same document, it is used.
 
         Returns:
           First token and number of tokens.

@@ -113,7 +113,12 @@ class StreamRows(StridedRows):
         return example
 
     def _words(self, positions: np.ndarray, begin: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the words at these positions, and the words before; `begin` is the start of each one's document."""
+        """Returns the words at these positions and the words before them.
+
+        Args:
+          positions: positions in the stream.
+          begin: start of the document of each position, where the word before is bos.
+        """
         first = max(0, int(positions.min()) - 1)
         tokens, _ = self._stream.read(first, int(positions.max()) + 1)
         before = np.where(positions == begin, self._bos, tokens[np.maximum(positions - first - 1, 0)])

@@ -118,7 +118,7 @@ class Groups:
         return sum(number for group, number in self.smallest.items() if group < threshold)
 
     def is_settled(self, fraction: float) -> bool:
-        """Whether further rows cannot change the `rule`."""
+        """Whether the `rule` stays the same regardless of the rows that follow."""
         return fraction == 0 or (len(self.smallest) > 1 and self._rows_below(_threshold(fraction)) >= MIN_ROWS)
 
     def rule(self, fraction: float) -> HeldOutRule:

@@ -22,7 +22,7 @@ def label_index(output: str, labels: Sequence[str], **_: Any) -> int:
 
 
 def number(output: str, **_: Any) -> float:
-    """Returns the number, or -1 for any other text."""
+    """Returns the output as a number, or -1 if it is not one."""
     try:
         return float(output)
     except ValueError:

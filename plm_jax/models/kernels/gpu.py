@@ -128,11 +128,12 @@ class GpuCall:
     """Static arguments of a kernel.
 
     Attributes:
-      options: those of `flash`.
+      options: options of `flash`.
       tile: tile sizes.
-      queries, keys: Q and K.
-      repeats: number of heads of queries that a key head serves.
-      head_dim: H; tiles are padded with zeros to the next power of 2.
+      queries: Q, number of queries.
+      keys: K, number of keys.
+      repeats: number of query heads per key head.
+      head_dim: H, dimension of a head; tiles are padded with zeros to the next power of 2.
       query_axis: axis of the queries in a tile of scores.
     """
 

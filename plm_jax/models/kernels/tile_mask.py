@@ -57,7 +57,7 @@ def tiles(
 
 
 def _extremes(ids_BL, tile):
-    """Returns the smallest and the largest id of each tile, int32 [B, tiles]; the last tile repeats its last id."""
+    """Returns the smallest and largest id of each tile, int32 [B, tiles]; the last tile is padded with its last id."""
     ids_BL = jnp.pad(ids_BL, ((0, 0), (0, -ids_BL.shape[1] % tile)), mode="edge")
     ids_BTL = ids_BL.reshape(ids_BL.shape[0], -1, tile)
     return ids_BTL.min(-1), ids_BTL.max(-1)

@@ -116,6 +116,7 @@ class ElmoConfig(ModelConfig):
 
     Attributes:
       embedding: word embeddings.
+      lstm: sizes of the LSTMs.
       head: prediction of words; `none` for features only.
       dropout: dropout rates.
       heads: additional heads by name, as in `TransformerConfig`; they read the concatenation of both directions.

@@ -1,4 +1,4 @@
-"""Sources of labelled examples: the fields of a row, and the texts and columns of the cache that they become.
+"""Sources of labeled examples: the fields of a row, and the texts and columns of the cache that they become.
 
     config.LabelledJsonLines("train.jsonl", config.ClassForm(("negative", "positive"), text="sentence"), "test.jsonl")
 
@@ -53,7 +53,7 @@ _COLUMNS = {
 
 
 class Form(Role):
-    """Format of the rows of a labelled source; settings such as `text` name fields of a row.
+    """Format of the rows of a labeled source; settings such as `text` name fields of a row.
 
     Attributes:
       labels: names of the classes or tags, in the order of their ids.
@@ -363,7 +363,7 @@ class LabelledSource(Source):
 
 @dataclass(frozen=True)
 class LabelledJsonLines(JsonSource, LabelledSource):
-    """Labelled examples, one JSON object per line, optionally compressed (`.gz`).
+    """Labeled examples, one JSON object per line, optionally compressed (`.gz`).
 
     Attributes:
       path: path of the training files; may be a glob.

@@ -68,7 +68,7 @@ class Tfds(TfdsSource):
 
 @dataclass(frozen=True)
 class LabelledTfds(TfdsSource, LabelledSource):
-    """Labelled examples of a TensorFlow Datasets builder such as `glue/mnli` or `squad`.
+    """Labeled examples of a TensorFlow Datasets builder such as `glue/mnli` or `squad`.
 
     Attributes:
       name: name of the builder.

@@ -39,7 +39,7 @@ class ElectraConfig(EncoderConfig):
     """A discriminator and a generator, which share all embedding tables (Clark et al. 2020 §3.2).
 
     Attributes:
-      generator: sizes of the generator; the other fields are those of the discriminator.
+      generator: sizes of the generator.
     """
 
     kind: ClassVar[str] = "electra"

@@ -348,8 +348,8 @@ class AdagradConfig(OptimizerConfig):
     """Adagrad (Duchi et al. 2011); the defaults are those of ELMo's training (allenai/bilm-tf, train_elmo.py).
 
     Attributes:
-      initial_accumulator: initial value of the sums of squared gradients; like in TensorFlow, a positive value keeps
-        the first steps small.
+      initial_accumulator: initial value of the sums of squared gradients; as in TensorFlow, a positive value keeps the
+        first steps small.
     """
 
     kind: ClassVar[str] = "adagrad"

@@ -2,11 +2,11 @@
 
     python benchmarks/plans.py                                  # all of them: hours on two cores
     python benchmarks/plans.py bert_large_v5e_4x4 elmo_v5e_2x4  # some
-    python benchmarks/plans.py --table                          # the table of docs/pods.md from the saved results
+    python benchmarks/plans.py --table                          # the table of docs/tpu-pods.md from the saved results
 
 Each row is a run of `plm_jax plan` on a shipped config with the flags of the row. Its result is written to
 `results/plan_NAME.json` with commit, versions and CPU seconds of compilation. A row is only compiled again if the
-package has changed since. At the end the table in docs/pods.md is updated.
+package has changed since. At the end the table in docs/tpu-pods.md is updated.
 """
 
 import argparse
@@ -25,7 +25,7 @@ import machine
 
 ROOT = pathlib.Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks/results"
-PAGE = ROOT / "docs/pods.md"
+PAGE = ROOT / "docs/tpu-pods.md"
 # Encoders with a row in the batch for each of 512 chips, and those with fewer rows. A 512th of their widths is too
 # small to shard: the weights are replicated.
 MANY_ROWS = ("roberta:large", "electra:large", "albert:xxlarge", "albert:xlarge", "distilbert:base", "roberta:base")

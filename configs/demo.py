@@ -10,7 +10,7 @@ one nat a token under the add-one unigram's. bert: 3 layers, 128 wide, vocabular
     python -m plm_jax pretrain --config=configs/demo.py:electra --workdir=runs/demo-electra-0
 
 The other families in the same sizes: electra, elmo, bart, glm. What they and the other objectives reach is in the
-docs, docs/sweeps.md.
+docs, docs/ablations.md.
 """
 
 import dataclasses
@@ -106,7 +106,7 @@ def t5() -> config.Run:
 def electra() -> config.Run:
     """Returns a discriminator of the size of `bert`, with its vocabulary, and a generator a quarter as wide.
 
-    The results in docs/sweeps.md start from the weights of `bert`; training from scratch was not tried.
+    The results in docs/ablations.md start from the weights of `bert`; training from scratch was not tried.
     """
     run = bert()
     model = electra_model(3, 128, 128, 32, run.vocabulary.train_size, length=64, dropout=0.0, head_dim=32)

@@ -93,7 +93,8 @@ def models() -> str:
 
 Every size is a config: `--config=bert:base`. The docstring of its file states what was published and where it differs.
 The table compares parameters, counted by shape evaluation, with the published number. It lists what the config trains
-by default, and the Hugging Face family in which such a model is read and written.
+by default, and the Hugging Face family in which such a model is read and written. ELMo's published numbers exclude the
+softmax.
 
 {model_table.table(model_table.entries())}
 """

@@ -13,7 +13,7 @@ from plm_jax.models.positions import Position
 
 @dataclass(frozen=True)
 class Alibi(Position):
-    """Each head takes its slope times the distance off a score; it has no parameters and takes texts of any length."""
+    """Attention scores reduced by a slope per head times the distance; no parameters, any length."""
 
     kind = "alibi"
     uses_absolute_positions = False

@@ -1,4 +1,4 @@
-"""The attention kernel of every published model on TPUs and on NVIDIA GPUs, and its documentation in docs/pods.md."""
+"""The attention kernel of every published model on TPUs and on NVIDIA GPUs, and its documentation in docs/gpu-clusters.md."""
 
 import pathlib
 from functools import cache
@@ -12,7 +12,7 @@ from plm_jax.models.kernels import choose
 from plm_jax.models.positions import Position
 from tests.golden.make_configs import sizes
 
-DOCS = pathlib.Path(__file__).parents[2] / "docs" / "pods.md"
+DOCS = pathlib.Path(__file__).parents[2] / "docs" / "gpu-clusters.md"
 FAMILIES = [name for name in pages.names() if sizes(name)]
 
 

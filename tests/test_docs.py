@@ -17,8 +17,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = {
-    path.relative_to(ROOT).as_posix(): path.read_text()
-    for path in [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]
+    path.relative_to(ROOT).as_posix(): path.read_text() for path in [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]
 }
 # The commands of each group run in one folder, in this order.
 RUN_TOGETHER = (

@@ -14,7 +14,9 @@ from plm_jax.common import command_line, progress, storage
 from plm_jax.common.errors import UserError
 from plm_jax.config.flags import ModulesFlag
 
-_WORKDIRS = flags.DEFINE_list("workdirs", [], "run directories; the directory of a sweep includes all of its runs")
+_WORKDIRS = flags.DEFINE_list(
+    "workdirs", [], "run directories; the directory of a sweep includes all of its runs (required)"
+)
 _OUTPUT = flags.DEFINE_string("output", "report.html", "HTML file to write")
 _PNG = flags.DEFINE_string("png", None, "directory for the charts of the runs as PNG files")
 _MODULES = ModulesFlag()

@@ -115,7 +115,7 @@ def test_metrics_of_losses():
     assert found[0]["replaced"] == pytest.approx(LABEL.mean()) and metrics.declared("replaced").sign == 0
     check(perfect, trivial)
     for kind in test_terms.MODELS:
-        module, _, loss = test_terms.made(kind)
+        module, _, loss = test_terms.build(kind)
         params = registry.shapes(test_terms.MODELS[kind])
         batch = test_terms.batch_of(kind)
         sums = jax.eval_shape(lambda params, m=module, of=loss, b=batch: means.sums(of, m, params, b, {})[0], params)

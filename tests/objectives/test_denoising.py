@@ -117,7 +117,7 @@ def test_spans_equal_fairseq(data, num_tokens):
     starts = np.array(sorted(data.draw(st.sets(st.integers(0, num_tokens - 1), min_size=1))))
     words = data.draw(st.lists(st.integers(0, len(starts) - 1), min_size=1, unique=True))
     lengths = np.array(data.draw(st.lists(st.integers(1, 9), min_size=len(words), max_size=len(words))))
-    got = denoising._goes_on(num_tokens, starts, np.array(words), lengths)
+    got = denoising._continues_span(num_tokens, starts, np.array(words), lengths)
     np.testing.assert_array_equal(got, walk(num_tokens, starts, words, lengths))
 
 

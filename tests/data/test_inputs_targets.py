@@ -278,7 +278,7 @@ def test_what_cannot_be_is_told(run, prepared):
         with pytest.raises(UserError, match=match):
             run(*args, **kwargs)
 
-    refused("objective 'full_lm' makes no rows", objectives.FullLM())
+    refused("objective 'full_lm' does not train on: choose", objectives.FullLM())
     refused(r"set config\.data\.inputs_targets\.target_length", objectives.Causal())
     refused("target_length is 25, with rows of 24: give 2 to 24", objectives.Causal(), target_length=25)
     refused("target_length is 1, with rows of 24: give 2", objectives.Causal(), target_length=1)

@@ -311,11 +311,11 @@ def test_windows_and_answers_are_those_of_run_qa(read, bert, name):
             assert span == run_qas_labels(encoding, example["answers"])
             window = opened.window(item)
             inside = [n for n, sequence in enumerate(encoding.sequence_ids) if sequence == 1]
-            assert (window.place, window.size) == (inside[0], len(inside))
+            assert (window.offset, window.size) == (inside[0], len(inside))
             if span != (0, 0):
                 answered += 1
                 begins, ends = opened.context_offsets(document)
-                a, b = (at - window.place + window.first for at in span)
+                a, b = (at - window.offset + window.first for at in span)
                 assert opened.context(document)[begins[a] : ends[b]] == example["answers"]["text"][0]
     assert answered > 10 and len(made["tokens"]) > len(documents)
 
@@ -657,7 +657,7 @@ def test_parts_that_do_not_fit_are_said(make, bert):
     for arguments, said in (
         ({"rows": "decoder", "both_orders": True, "lm_coefficient": -1.0}, "lm_coefficient is -1.0"),
         ({"lm_coefficient": 0.5}, "lm_coefficient is 0.5, with rows for encoder"),
-        ({"both_orders": True}, "both_orders is for decoders"),
+        ({"both_orders": True}, "both_orders needs rows for a decoder"),
     ):
         with pytest.raises(UserError, match=said):
             objectives.Classification(**arguments)

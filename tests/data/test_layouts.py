@@ -208,4 +208,4 @@ def test_a_row_is_as_its_format_says():
     assert made["mask"].tolist() == [1, 1, 1, 1, 1, 1, 1, 0, 0]
     assert made["token_types"].tolist() == [0, 0, 0, 0, 1, 1, 1, 0, 0]
     row_format = objectives.RowFormat((5,), (7, 7), (8,))
-    assert (row_format.room(9), row_format.room(9, 2), row_format.begins([3, 1])) == (7, 5, [1, 6])
+    assert (row_format.room(9), row_format.room(9, 2), row_format.text_starts([3, 1])) == (7, 5, [1, 6])

@@ -1,4 +1,4 @@
-"""The attention kernel of every published model on TPUs and on NVIDIA GPUs, and its documentation in docs/gpu-clusters.md."""
+"""Attention kernel of every published model on TPUs and NVIDIA GPUs, and its table in docs/gpu-clusters.md."""
 
 import pathlib
 from functools import cache

@@ -191,7 +191,7 @@ def test_what_streams_cannot_read_is_refused(folder):
                 "objective": objectives.BidirectionalLM(9),
                 "train": config.TrainConfig(steps=1, batch_size=1, label_smoothing=0.1),
             },
-            "no z_loss and no label_smoothing",
+            "supports neither z_loss nor label_smoothing",
         ),
     ):
         with pytest.raises(UserError, match=says):

@@ -124,7 +124,7 @@ def test_last_hidden_state_is_input_of_the_head(lm):
 @pytest.mark.parametrize(
     ("tokens", "mask", "words"),
     [
-        ([1, 2], None, "give \\[batch, length\\]"),
+        ([1, 2], None, "expected \\[batch, length\\]"),
         ([[1, 2]], [[1]], "mask has shape"),
         ([[1, 61]], None, "from 0 to 60"),
         ([[1, -1]], None, "from -1"),

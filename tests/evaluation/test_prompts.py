@@ -286,7 +286,7 @@ def test_the_verb_shows_asks_and_records(lm, verb, tmp_path):
     assert {"0_shots/accuracy", "1_shots/accuracy", "1_shots/accuracy_deviation", "1_shots/dropped"} <= task.keys()
     assert_one_line(verb("evaluate", *asked, "--shots=100000"), "100000 shots are more than the training split")
     assert_one_line(verb("evaluate", *asked, "--shots=0", "--stride=3"), "--shots and --stride")
-    assert_one_line(verb("evaluate", *asked), "--limit is for")
+    assert_one_line(verb("evaluate", *asked), "--limit applies only to")
     if importlib.util.find_spec("lm_eval") is None:
         harness = verb("evaluate", f"--checkpoint={tmp_path}/model", "--harness=arc_easy")
         assert_one_line(harness, "lm_eval is not installed: run pip install 'plm_jax[harness]'")

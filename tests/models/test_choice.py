@@ -70,5 +70,5 @@ def test_docs_list_the_kernels():
         row = tuple(" or ".join(f"`{name}`" for name in cell) or "has no attention" for cell in names)
         table.setdefault(row, []).append(f"`{family}`")
     lines = [f"| {', '.join(families)} | {' | '.join(row)} |" for row, families in table.items()]
-    _, _, after = DOCS.read_text().partition("| family | on TPUs | on NVIDIA GPUs |\n|---|---|---|\n")
+    _, _, after = DOCS.read_text().partition("| family | TPU | NVIDIA GPU |\n|---|---|---|\n")
     assert after.partition("\n\n")[0].splitlines() == lines, "\n".join(lines)

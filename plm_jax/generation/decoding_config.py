@@ -59,35 +59,35 @@ class DecodingConfig:
         if self.temperature and self.num_beams > 1:
             raise UserError("beam search does not sample: leave out temperature, or set num_beams to 1")
         if isinstance(self.stop_strings, str) or not all(self.stop_strings):
-            raise UserError(f"stop_strings is {self.stop_strings!r}: give texts, none of them empty")
+            raise UserError(f"stop_strings is {self.stop_strings!r}: pass a list of texts, none of them empty")
         if self.num_return_sequences > self.num_beams and not self.temperature:
             raise UserError(
-                f"num_return_sequences is {self.num_return_sequences}, num_beams {self.num_beams}: give as many beams, "
-                "or a temperature to sample"
+                f"num_return_sequences is {self.num_return_sequences}, num_beams {self.num_beams}: raise "
+                "num_beams, or set temperature to sample"
             )
         if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
             raise UserError(
-                f"min_new_tokens is {self.min_new_tokens}, max_new_tokens {self.max_new_tokens}: give at most that"
+                f"min_new_tokens is {self.min_new_tokens}, max_new_tokens {self.max_new_tokens}: lower min_new_tokens"
             )
 
     def changed(self, **options: Any) -> "DecodingConfig":
-        """The same with some fields set otherwise; lists may stand for tuples, one stop string for itself.
+        """Returns the settings with some fields replaced. Tuples may be lists, and `stop_strings` a single string.
 
         Raises:
-          UserError: there is no such field, or a value out of range.
+          UserError: a field does not exist, or a value is out of range.
         """
         names = [field.name for field in dataclasses.fields(self)]
         for name in options:
             if name not in names:
                 raise UserError(f"there is no option '{name}': {nearest(name, names)}")
         changes = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
-        if isinstance(alone := changes.get("stop_strings"), str):
-            changes["stop_strings"] = (alone,)
+        if isinstance(stop_string := changes.get("stop_strings"), str):
+            changes["stop_strings"] = (stop_string,)
         return trees.parse(DecodingConfig, {name: getattr(self, name) for name in names} | changes, "decoding")
 
     @property
     def is_sampled(self) -> bool:
-        """Whether tokens are drawn, and not the most probable ones."""
+        """Whether tokens are sampled."""
         return bool(self.temperature)
 
     def penalty(self, length: Any) -> Any:
@@ -99,7 +99,7 @@ class DecodingConfig:
         return (length if self.length_penalty_form == "power" else (5 + length) / 6) ** self.length_penalty
 
 
-# Lengths count BART's first token <s>, which it begins each answer with, and its end token.
+# Lengths include the token <s> at the beginning of each answer of BART, and its end token.
 _BART = DecodingConfig(
     num_beams=4,
     length_penalty=2.0,
@@ -108,11 +108,11 @@ _BART = DecodingConfig(
     forced_bos_token_id=0,
     forced_eos_token_id=2,
 )
-# Published decoding by name.
+# Published decoding settings by name.
 PUBLISHED = {
     # Lewis et al. 2020; facebookresearch/fairseq, examples/bart/README.summarization.md.
     "bart_cnn_dm": dataclasses.replace(_BART, min_new_tokens=55, max_new_tokens=141),
     "bart_xsum": dataclasses.replace(_BART, num_beams=6, min_new_tokens=10, max_new_tokens=61, length_penalty=1.0),
-    # Raffel et al. 2020, for translation and summaries; Brown et al. 2020 §2.4 for GPT-3's answers in free form.
+    # Raffel et al. 2020, for translation and summaries; Brown et al. 2020 §2.4 for GPT-3's free-form answers.
     "t5": DecodingConfig(num_beams=4, length_penalty=0.6, length_penalty_form="gnmt", early_stopping="never"),
 }

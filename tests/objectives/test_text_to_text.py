@@ -281,7 +281,8 @@ def test_decoder_row_has_length_of_inputs_and_targets():
 def test_invalid_settings_are_rejected():
     rng, bare = np.random.default_rng(0), objectives.Special(vocab_size=9)
     for kind in (*KINDS, "full_lm"):
-        with pytest.raises(UserError, match=rf"{kind.replace('_', ' ')} .* eos: set config.vocabulary.eos"):
+        name = kind.replace("_", " ")
+        with pytest.raises(UserError, match=rf"{name} .*eos.*: set config.vocabulary.eos"):
             make(kind, rng, special=bare)
     for kind in (*KINDS, "full_lm", "decoder_prefix_lm", "decoder_text_to_text"):
         with pytest.raises(UserError, match="attend_across_documents to True"):

@@ -255,8 +255,8 @@ def test_a_missing_compiler_is_said(monkeypatch):
         ("v5p:16x16x32", "the nearest is v5p:"),
         ("tpu7x:3x4x4", "the nearest is tpu7x:"),
         ("v9:4x4", "v5e:4x4"),
-        ("v5p", "v5p:4x4x4"),
-        ("nonsense", "v5p:4x4x4"),
+        ("v5p", "v5e:4x4"),
+        ("nonsense", "v5e:4x4"),
     ],
 )
 def test_slices_that_google_does_not_offer_are_refused(topology, told):

@@ -52,6 +52,6 @@ def test_a_recipe_that_is_none_is_one_line():
 
 
 def test_the_first_stage_of_translation_needs_an_encoder_decoder(tmp_path):
-    with pytest.raises(UserError, match=r"source_encoder is for an encoder-decoder.* kind 'encoder'"):
+    with pytest.raises(UserError, match=r"source_encoder requires an encoder-decoder.* kind 'encoder'"):
         resolved("translation:1", tiny_config.BERT, tmp_path)
     assert translation.STAGES["1"].source_encoder == models.SourceEncoderConfig(layers=2)

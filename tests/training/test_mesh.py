@@ -141,7 +141,7 @@ def test_what_is_left_goes_to_minus_one():
             {"batch_size": 24, "microbatches": 2},
             "has 12 rows at .*, or .*batch_size of 32$",
         ),
-        ("elmo", {"data": 2, "context": 4}, {}, "kind 'elmo' reads a row from .*: take mesh.data=8$"),
+        ("elmo", {"data": 2, "context": 4}, {}, "kind 'elmo' reads a row sequentially, .*: take mesh.data=8$"),
     ],
 )
 def test_a_batch_that_a_mesh_does_not_divide_is_told_the_nearest_that_it_does(name, sizes, fields, says):

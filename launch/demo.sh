@@ -36,7 +36,7 @@ python - "$workdir/evaluation.json" <<'PYTHON'
 import json, sys
 for task, found in json.load(open(sys.argv[1])).items():
     gain = found["unigram_loss"] - found["real_loss"]
-    print(f"{task}: {found['real_loss']:.3f} nats a token of text, add-one unigram {found['unigram_loss']:.3f}: {gain:.3f} better")
+    print(f"{task}: {found['real_loss']:.3f} nats per token of text; add-one unigram {found['unigram_loss']:.3f}: {gain:.3f} better")
 PYTHON
 say "4/5 generate"
 python -m plm_jax generate --checkpoint="$workdir" $sampling "${prompts[@]/#/--prompt=}"

@@ -1,4 +1,4 @@
-"""What a report says of runs and sweeps, also of those that are not available; and of runs that mean it harm."""
+"""Contents of a report: runs and sweeps, unavailable ones, and runs with hostile text."""
 
 import base64
 import dataclasses

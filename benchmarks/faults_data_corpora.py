@@ -94,7 +94,7 @@ def _jsonl(folder: pathlib.Path, rng: random.Random) -> Case:
 
 
 def _forms(folder: pathlib.Path, rng: random.Random) -> Case:
-    """Makes lines with unusual fields, as labelled sources and sources of examples read them."""
+    """Makes lines with unusual fields, as labeled sources and sources of examples read them."""
     odd = [None, -1, 1.5, 1e400, 10**400, [], {}, [[]], "", "x", True, [None], {"a": 1}]
     odd += [json.loads("[" * 90 + "]" * 90), {"text": ["a"], "answer_start": [10**30]}, {"text": 5, "answer_start": 5}]
     odd += [[{"text": "a", "start": 0}], ["a", "b", 3], [{"text": "", "start": 0}], "\x00", "\u2028"]

@@ -73,7 +73,7 @@ def good(folder: pathlib.Path) -> dict[str, Command]:
 
 
 def make_base(folder: pathlib.Path) -> None:
-    """Writes the good files that are not made by verbs: configs, corpora, labelled rows, a sweep and a crawl."""
+    """Writes the good files that are not made by verbs: configs, corpora, labeled rows, a sweep and a crawl."""
     folder.mkdir(parents=True)
     tiny.write(folder)
     moods.write(folder)
@@ -498,7 +498,7 @@ def corpus(folder: pathlib.Path, rng: random.Random) -> Command:
 
 
 def labelled(folder: pathlib.Path, rng: random.Random) -> Command:
-    """Spoils labelled rows."""
+    """Spoils labeled rows."""
     path = folder / rng.choice(("mood.jsonl", "held_out.jsonl"))
     if rng.random() < 0.5:
         what = _spoiled_text(path, rng)

@@ -145,7 +145,7 @@ def test_a_state_is_carried_where_rows_follow_each_other_and_nothing_else_is_ref
 
 
 def test_a_state_that_no_loss_carries_may_meet_any_row():
-    """An ELMo that reads labelled examples begins each of them with a fresh state."""
+    """An ELMo that reads labeled examples begins each of them with a fresh state."""
     labelled = config.LabelledJsonLines("labelled.jsonl", form=config.ClassForm(("no", "yes")))
     run = RUNS["elmo"]
     data = dataclasses.replace(run.data, sources={"a": labelled}, layout=config.LabelledLayout())

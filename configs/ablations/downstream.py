@@ -20,7 +20,7 @@ from plm_jax.experiments.setups import NOT_STATED, Setup
 
 Changes = dict[str, Any]
 # Metrics of `of_encoder` by their names in RoBERTa's and ALBERT's tables. RACE is missing: its questions about articles
-# fit no form of labelled rows.
+# fit no form of labeled rows.
 ENCODER_METRICS = {
     "SQuAD1 F1": "squad/f1",
     "SQuAD2 F1": "squad2/f1",

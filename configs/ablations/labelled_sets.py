@@ -39,7 +39,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class LabelledSet:
-    """A labelled set.
+    """A labeled set.
 
     Attributes:
       read: reads the rows.

@@ -5,7 +5,7 @@
 
 All runs read BERT's corpora for 1,000,000 steps of 256 rows, without deliberately short rows. The paper enlarges
 batches of short rows until they have the same number of tokens; here they have the same number of rows, and a run
-reports how full these are. RACE is left out, because no form of labelled rows fits it.
+reports how full these are. RACE is left out, because no form of labeled rows fits it.
 """
 
 import dataclasses

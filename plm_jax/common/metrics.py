@@ -85,7 +85,7 @@ _DECLARED: dict[str, Metric] = {
     **dict.fromkeys(("discriminator_accuracy", "discriminator_auc"), Metric("more", "fraction")),
     **dict.fromkeys(("pair_constant_accuracy", "discriminator_constant_accuracy", "replaced"), _FRACTION),
     **dict.fromkeys(("perplexity", "token_perplexity", "word_perplexity", "byte_perplexity", "bits_per_byte"), _LESS),
-    # Labelled rows, answers to prompts, and T5's tasks.
+    # Labeled rows, answers to prompts, and T5's tasks.
     **dict.fromkeys(
         ("f1", "exact_match", "em", "mean_3class_f1", "token_accuracy", "precision", "recall"), _OF_EXAMPLES
     ),

@@ -107,7 +107,7 @@ def frame(model: ModelConfig, ids: Mapping[str, Any], run: config.Run | None) ->
 
 
 def _labelled_format(run: config.Run | None) -> objectives.RowFormat | None:
-    """Returns the special tokens around the texts of labelled examples, or None if the model was not trained on any."""
+    """Returns the special tokens around the texts of labeled examples, or None if the model was not trained on any."""
     if run is None or not isinstance(run.objective, objectives.LabelledObjective):
         return None
     return run.objective.row_format(objectives.Special.of(run.vocabulary))

@@ -122,7 +122,7 @@ def _for_task(
 
 
 def _forms(run: config.Run) -> list[config.Form]:
-    """Returns the forms of the labelled sources."""
+    """Returns the forms of the labeled sources."""
     return [source.form for source in run.data.sources.values() if isinstance(source, config.LabelledSource)]
 
 

@@ -61,7 +61,7 @@ class Validation:
 
           A source's metrics are means over all of its targets, rows or tokens, as each is counted in, the loss in nats.
           Those of all sources are their mean by the phase's rates, which are of rows as in training, over the sources
-          that hold out some. Labelled examples also have the metrics of `evaluate`, which replace those of equal names.
+          that hold out some. Labeled examples also have the metrics of `evaluate`, which replace those of equal names.
         """
         all_means: Means = {}
         for length in self._lengths(phase):

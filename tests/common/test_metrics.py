@@ -40,7 +40,7 @@ def check(perfect, trivial):
 
 
 def rows_of(form, column, values):
-    """The attributes of rows that metrics of labelled examples read, with one row per example."""
+    """The attributes of rows that metrics of labeled examples read, with one row per example."""
     return types.SimpleNamespace(
         objective=types.SimpleNamespace(form=form),
         num_rows=len(values),

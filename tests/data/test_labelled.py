@@ -624,7 +624,7 @@ def test_parts_that_do_not_fit_are_said(make, bert):
             {"data": {"sources": span}},
             "'a' has form.kind span: objective 'classification' reads form.kind classes",
         ),
-        ({"data": {"sources": {"a": config.JsonLines("x")}}}, "source 'a' is not a labelled source"),
+        ({"data": {"sources": {"a": config.JsonLines("x")}}}, "source 'a' is not a labeled source"),
         ({"data": {"layout": config.Blocks()}}, "'classification' does not read config.data.layout 'blocks'"),
         ({"objective": {"rows": "encoder_decoder"}}, "rows is encoder_decoder, config.model.kind is 'encoder'"),
         ({"vocabulary": {"cls": None}}, "labelled examples need special ids around them"),

@@ -1,4 +1,4 @@
-"""Figures of labelled examples against scikit-learn, SciPy, seqeval and run_qa's rules."""
+"""Figures of labeled examples against scikit-learn, SciPy, seqeval and run_qa's rules."""
 
 import importlib.util
 import json

@@ -1,4 +1,4 @@
-"""Metrics of labelled examples, computed from the outputs of a head for the rows of a split.
+"""Metrics of labeled examples, computed from the outputs of a head for the rows of a split.
 
 `common.metrics` declares their units and directions.
 

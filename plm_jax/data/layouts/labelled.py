@@ -1,6 +1,6 @@
-"""Rows of labelled examples: one row per example, or several windows for a long context.
+"""Rows of labeled examples: one row per example, or several windows for a long context.
 
-In the cache of a labelled source, a document is an example, and its sentences are its texts (`sources.labelled`).
+In the cache of a labeled source, a document is an example, and its sentences are its texts (`sources.labelled`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -78,9 +78,9 @@ class LabelledLayout(Layout):
 
 
 def _labelled(objective: objectives.Objective) -> objectives.LabelledObjective:
-    """Returns the objective; raises `UserError` if it is not one of labelled examples."""
+    """Returns the objective; raises `UserError` if it is not one of labeled examples."""
     if not isinstance(objective, objectives.LabelledObjective):
-        raise UserError(f"objective '{objective.kind}' is not one of labelled examples")
+        raise UserError(f"objective '{objective.kind}' is not one of labeled examples")
     return objective
 
 
@@ -88,7 +88,7 @@ def _form(name: str, source: Any, objective: objectives.LabelledObjective) -> An
     """Returns the form of a source; raises `UserError` if the objective reads another form."""
     form = getattr(source, "form", None)
     if form is None or form.kind != objective.form:
-        actual = "is not a labelled source" if form is None else f"has form.kind {form.kind}"
+        actual = "is not a labeled source" if form is None else f"has form.kind {form.kind}"
         raise UserError(f"source '{name}' {actual}: objective '{objective.kind}' reads form.kind {objective.form}")
     return form
 

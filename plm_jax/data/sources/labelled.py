@@ -356,7 +356,7 @@ _RECORDS: dict[str, Callable[[Any, str, Row], Record]] = {
 
 
 class LabelledSource(Source):
-    """A source of labelled examples."""
+    """A source of labeled examples."""
 
     form: Form
 

@@ -78,7 +78,7 @@ def main() -> None:
     flags = parser.parse_args()
     for name in () if flags.table else flags.rows or ROWS:
         if name not in ROWS:
-            parser.error(f"'{name}' is no row: give some of {', '.join(ROWS)}")
+            parser.error(f"'{name}' is not a row: choose from {', '.join(ROWS)}")
         if (before := read(name)) and "plan" in before and unchanged(before["commit"]):
             print(f"{name}: there", file=sys.stderr, flush=True)
             continue

@@ -83,7 +83,7 @@ def main() -> None:
     shapes = SHAPES[arguments.device]
     models = [arguments.model] if arguments.model else list(shapes) if arguments.device == "gpu" else ["gpt2_small"]
     if models[0] not in shapes:
-        parser.error(f"{models[0]} is not measured on a {arguments.device}: give --model one of {', '.join(shapes)}")
+        parser.error(f"{models[0]} is not measured on a {arguments.device}: choose --model from {', '.join(shapes)}")
     if arguments.tiny:
         vars(arguments).update(TINY)
     cases = {model: make_case(arguments, model) for model in models}

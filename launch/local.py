@@ -119,7 +119,7 @@ def main() -> None:
     arguments = parser.parse_args()
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
     if not command or arguments.processes < 1 or arguments.restarts < 0:
-        parser.error("give --processes=N (at least 1), --restarts=N (at least 0) and, after --, the command")
+        parser.error("pass --processes=N (at least 1), --restarts=N (at least 0) and, after --, the command")
     if not shutil.which(command[0]):
         parser.error(f"there is no program '{command[0]}': give the command after --")
     # Stopping this command stops the job.

@@ -32,7 +32,16 @@ class Range(NamedTuple):
         is_above = self.least < value if self.above else self.least <= value
         is_below = value < self.most if self.below else value <= self.most
         if not (is_above and is_below) and value != self.also:
-            raise UserError(f"{field} is {shown(value)}: give {self}")
+            raise UserError(f"{field} is {shown(value)}: must be {self.requirement()}")
+
+    def requirement(self) -> str:
+        """Returns the range as it follows "must be", such as "between 0 and 1"."""
+        also = "" if self.also is None else f", or {self.also}"
+        if not (self.above or self.below):
+            return f"between {_number(self.least)} and {_number(self.most)}{also}"
+        least = f"above {_number(self.least)}" if self.above else f"at least {_number(self.least)}"
+        most = f"below {_number(self.most)}" if self.below else f"at most {_number(self.most)}"
+        return f"{least} and {most}{also}"
 
     def __str__(self) -> str:
         least = f"above {_number(self.least)}" if self.above else _number(self.least)
@@ -51,7 +60,8 @@ def shown(value: object) -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+    is_whole = isinstance(value, int) or (value.is_integer() and abs(value) < 2**53)
+    return f"{int(value):,}" if is_whole else f"{value:g}"
 
 
 # Formats no more of a large value than is shown.

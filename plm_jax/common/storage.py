@@ -166,7 +166,7 @@ def refuse_special(path: str) -> None:
     mode = os.stat(path).st_mode
     if not stat.S_ISREG(mode):
         kinds = {stat.S_IFDIR: "folder", stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket"}
-        raise UserError(f"{path} is a {kinds.get(stat.S_IFMT(mode), 'device')}: give a file")
+        raise UserError(f"{path} is a {kinds.get(stat.S_IFMT(mode), 'device')}, not a file")
 
 
 def size(path: str) -> int:
@@ -185,7 +185,7 @@ def read(path: str, most: int | None = None) -> bytes:
     """
     with open_binary(path) as file:
         if most is not None and (num_bytes := file.seek(0, os.SEEK_END)) > most:
-            raise UserError(f"{path} has {num_bytes:,} bytes, at most {most:,} are read: give another file")
+            raise UserError(f"{path} has {num_bytes:,} bytes, but at most {most:,} are read")
         file.seek(0)
         return file.read()
 
@@ -315,7 +315,7 @@ def check_new_folder(folder: str) -> None:
     """
     present = names(folder)
     if (present and UNFINISHED not in present) or os.path.isfile(folder):
-        raise UserError(f"{folder} is not empty: give a new folder, or empty it")
+        raise UserError(f"{folder} is not empty: choose a new folder, or empty this one")
 
 
 @contextlib.contextmanager
@@ -357,7 +357,7 @@ def _locked_marker(folder: str, marker: str) -> BinaryIO:
             raise FileNotFoundError
         return file
     except (FileExistsError, FileNotFoundError, BlockingIOError):
-        raise UserError(f"another process writes {folder}: wait until it has ended, or give a new folder") from None
+        raise UserError(f"another process writes {folder}: wait until it has ended, or choose another folder") from None
 
 
 def _empty(folder: str) -> None:

@@ -129,15 +129,15 @@ def parse(kind: Any, value: Any, where: str) -> Any:
         return _parse_dataclass(kind, value, where)
     if (element := values(kind)) is not None:
         if not isinstance(value, dict):
-            raise UserError(f"{where} is {ranges.shown(value)}: give a mapping of names")
+            raise UserError(f"{where} is {ranges.shown(value)}: must be a mapping from names")
         named = {k: parse(element, v, f"{where}.{k}") for k, v in value.items()}
         return named if origin is dict else tuple(named.items())
     if origin is tuple:
         if not isinstance(value, tuple | list):
-            raise UserError(f"{where} is {ranges.shown(value)}: give a tuple")
+            raise UserError(f"{where} is {ranges.shown(value)}: must be a tuple")
         items = [args[0]] * len(value) if args[-1] is ... else args
         if len(items) != len(value):
-            raise UserError(f"{where} is {ranges.shown(value)}: give {len(items)} values")
+            raise UserError(f"{where} is {ranges.shown(value)}: must have {len(items)} values")
         return tuple(parse(a, v, f"{where}[{i}]") for i, (a, v) in enumerate(zip(items, value, strict=True)))
     if origin is Literal:
         if value not in args:
@@ -148,14 +148,14 @@ def parse(kind: Any, value: Any, where: str) -> Any:
     if kind is Any or not isinstance(kind, type):  # For example a function, which cannot be checked.
         return value
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise UserError(f"{where} is {ranges.shown(value)}: give {_article(kind.__name__)}")
+        raise UserError(f"{where} is {ranges.shown(value)}: must be {_article(kind.__name__)}")
     return value
 
 
 def _parse_number(kind: type[int] | type[float], value: Any, where: str, accepted: ranges.Range) -> int | float:
     accepts = numbers.Integral if kind is int else numbers.Real
     if isinstance(value, bool) or not issubclass(type(value), accepts):
-        raise UserError(f"{where} is {ranges.shown(value)}: give {_article(kind.__name__)}, {accepted}")
+        raise UserError(f"{where} is {ranges.shown(value)}: must be {_article(kind.__name__)} {accepted.requirement()}")
     accepted.check(value, where)
     return kind(value)
 
@@ -180,7 +180,7 @@ def _hints(kind: type) -> dict[str, Any]:
 
 def _parse_dataclass(kind: Any, value: Any, where: str) -> Any:
     if not isinstance(value, dict):
-        raise UserError(f"{where} is {ranges.shown(value)}: give its fields")
+        raise UserError(f"{where} is {ranges.shown(value)}: must be a mapping with its fields")
     hints = _hints(kind)
     known = {f.name: f for f in dataclasses.fields(kind)}
     fields = {k: v for k, v in value.items() if k != "kind" or "kind" in known}

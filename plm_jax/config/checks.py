@@ -101,9 +101,9 @@ def _mixture(run: Run, phase: Phase) -> None:
         if name not in run.data.sources:
             raise UserError(f"config.data.mixture names '{name}': {nearest(name, run.data.sources)}")
         if not (rate >= 0 and math.isfinite(rate)):
-            raise UserError(f"config.data.mixture.{name} is {rate}: give a rate of at least 0")
+            raise UserError(f"config.data.mixture.{name} is {rate}: must be at least 0")
     if phase.mixture and not sum(phase.mixture.values()) > 0:
-        raise UserError("config.data.mixture has no rate above 0: give at least one")
+        raise UserError("config.data.mixture has no rate above 0: set at least one")
 
 
 def _read(run: Run, phase: Phase) -> dict[str, Source]:
@@ -155,7 +155,7 @@ def _labels(head_labels: Sequence[str], name: str, source_labels: Sequence[str])
     if len(head_labels) != len(source_labels):
         raise UserError(
             f"config.model.heads.task has {len(head_labels)} labels ({', '.join(head_labels)}), source '{name}' "
-            f"{len(source_labels)} ({', '.join(source_labels)}): give the same labels"
+            f"{len(source_labels)} ({', '.join(source_labels)}): they must be the same"
         )
     for ours, theirs in zip(head_labels, source_labels, strict=True):
         if ours != theirs:
@@ -187,8 +187,8 @@ def _tokens(phase: Phase, field: str, rows: int) -> None:
     """Rejects batches of more than `_MOST_TOKENS` tokens."""
     if rows * phase.length > _MOST_TOKENS:
         raise UserError(
-            f"config.{field} is {rows:,} with rows of {phase.length:,} tokens: give at most {_MOST_TOKENS:,} tokens "
-            "per batch"
+            f"config.{field} is {rows:,} with rows of {phase.length:,} tokens: a batch may have at most "
+            f"{_MOST_TOKENS:,} tokens"
         )
 
 
@@ -213,7 +213,7 @@ def _words(run: Run) -> None:
     if objective.negative_samples >= run.model.vocab_size:
         raise UserError(
             f"config.objective.negative_samples is {objective.negative_samples}, the model has "
-            f"{run.model.vocab_size} words: give fewer, or 0 for the softmax over all"
+            f"{run.model.vocab_size} words: must be smaller, or 0 for the softmax over all words"
         )
     if objective.negative_samples and (train.z_loss or train.label_smoothing):
         raise UserError(
@@ -250,10 +250,10 @@ def _examples(run: Run, phases: Sequence[Phase]) -> None:
         if not shares_row and len(names) < len(run.data.sources):
             least = objective.target_length(phase.length)
         if not least <= target_length <= most:
-            limit = f"{least} to {most}" if shares_row else f"at least {least}"
+            limit = f"between {least} and {most}" if shares_row else f"at least {least}"
             raise UserError(
                 f"config.data.inputs_targets.target_length is {target_length}, with rows of {phase.length}: "
-                f"give {limit}"
+                f"must be {limit}"
             )
     if not settings.packed:
         return

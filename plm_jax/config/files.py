@@ -16,7 +16,7 @@ from plm_jax.common import package, users
 from plm_jax.common.errors import UserError, nearest, one_line, users_code
 
 FOLDER = os.path.join(package.FOLDER, "configs")
-_HINT = "give a config file, such as configs/gpt2.py:small, or a name, such as gpt2:small"
+_HINT = "pass a config file, such as configs/gpt2.py:small, or a name, such as gpt2:small"
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class ConfigFile:
           UserError: the file has no `get_config`, or it fails or does not return a ConfigDict.
         """
         if not hasattr(self.module, "get_config"):
-            raise UserError(f"{self.argument} has no function get_config: give a config file")
+            raise UserError(f"{self.argument} has no function get_config, so it is not a config file")
         try:
             with users_code(self.code):
                 tree = self.module.get_config(*() if self.size is None else (self.size,))

@@ -92,7 +92,7 @@ def _changed(kind: Any, node: Any, names: Sequence[str], values: Sequence[Any], 
     if typing.get_origin(kind) is tuple:
         items = list(node or ())
         if not name.isdecimal() or int(name) >= len(items):
-            there = f"give a number from 0 to {len(items) - 1}" if items else f"{path} is empty"
+            there = f"use a number from 0 to {len(items) - 1}" if items else f"{path} is empty"
             raise UserError(f"there is no field {at}: {there}")
         items[int(name)] = _changed(_elements(kind, items)[int(name)], items[int(name)], rest, values, at)
         return items
@@ -174,7 +174,7 @@ def _value(kind: Any, values: Sequence[Any], path: str) -> Any:
         items = [item for value in values for item in _items(value)]
         elements = _elements(_required(kind), items)
         if len(elements) != len(items):
-            raise UserError(f"{path} is {tuple(items)}: give {len(elements)} values")
+            raise UserError(f"{path} is {tuple(items)}: must have {len(elements)} values")
         return [_read(element, item, path) for element, item in zip(elements, items, strict=True)]
     return _read(kind, values[-1], path)
 
@@ -204,7 +204,7 @@ def _read(kind: Any, value: Any, path: str) -> Any:
         return value
     if required is bool:
         if value.lower() not in (*_TRUE, *_FALSE):
-            raise UserError(f"{path} is '{value}': give yes or no")
+            raise UserError(f"{path} is '{value}': must be yes or no")
         return value.lower() in _TRUE
     if required in (int, float):
         return _number(required, value, path)
@@ -227,5 +227,5 @@ def _number(kind: type, text: str, path: str) -> int | float:
         whole = number = None
     result = number if kind is float else whole
     if result is None:
-        raise UserError(f"{path} is '{text}': give {'a number' if kind is float else 'an integer'}")
+        raise UserError(f"{path} is '{text}': must be {'a number' if kind is float else 'an integer'}")
     return result

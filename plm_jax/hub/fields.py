@@ -279,7 +279,7 @@ def check_divides(number: str, size: str, values: Mapping[str, Any]) -> None:
 def check(name: str, value: Any, is_accepted: bool, accepted: str) -> None:
     """Raises a `UserError` that names the accepted values of a field unless `is_accepted`."""
     if not is_accepted:
-        raise UserError(f"config.json: {name} is {repr(value)[:100]}: give {accepted}")
+        raise UserError(f"config.json: {name} is {repr(value)[:100]}: must be {accepted}")
 
 
 def known(name: str, value: Any, choices: Mapping[Any, Any]) -> None:

@@ -72,7 +72,7 @@ class CharacterCNNConfig:
         widest = max((width for width, _ in self.filters), default=0)
         if not self.filters or min(min(pair) for pair in self.filters) < 1 or widest > self.max_characters:
             raise UserError(
-                f"embedding.filters is {self.filters}: give pairs (characters, filters), both at least 1, of at most "
+                f"embedding.filters is {self.filters}: must be pairs (characters, filters), both at least 1, of at most "
                 f"{self.max_characters} characters"
             )
 

@@ -84,7 +84,7 @@ class BlankInfilling(Objective):
         if self.sentence_rate + self.document_rate > 1:
             raise UserError(
                 f"config.objective.sentence_rate is {self.sentence_rate} and document_rate {self.document_rate}: "
-                "give rates that add up to at most 1"
+                "their sum must be at most 1"
             )
 
     @property

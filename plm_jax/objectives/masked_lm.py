@@ -61,7 +61,7 @@ class MaskedLM(Objective):
         if self.mask_share + self.random_share > 1:
             raise UserError(
                 f"config.objective.mask_share is {self.mask_share} and random_share {self.random_share}: "
-                "give shares that add up to at most 1"
+                "their sum must be at most 1"
             )
 
     @property

@@ -62,7 +62,7 @@ class UL2(TextToText):
 
     def __post_init__(self):
         if not sum(denoiser.rate for denoiser in self.denoisers) > 0:
-            raise UserError("config.objective.denoisers has no rate above 0: give at least one")
+            raise UserError("config.objective.denoisers has no rate above 0: set at least one")
 
     @functools.cached_property
     def _cumulative_rates(self) -> np.ndarray:

@@ -39,7 +39,7 @@ def of_run(workdir: str) -> epath.Path:
       UserError: this kind of store cannot hold checkpoints.
     """
     if storage.is_remote(workdir) and not workdir.startswith("gs://"):
-        raise UserError(f"checkpoints cannot be saved in {workdir}: give a local --workdir or one in gs://")
+        raise UserError(f"checkpoints cannot be saved in {workdir}: use a local --workdir or one in gs://")
     return absolute(workdir) / "checkpoints"
 
 
@@ -67,7 +67,7 @@ def newest(path: str) -> epath.Path:
         return checkpoint
     steps = finished(checkpoint / "checkpoints")
     if not steps:
-        raise UserError(f"{path} has no finished checkpoint: train first, or give another path")
+        raise UserError(f"{path} has no finished checkpoint: train first, or pass another path")
     return checkpoint / "checkpoints" / str(steps[-1])
 
 

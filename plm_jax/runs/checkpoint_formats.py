@@ -35,7 +35,7 @@ FORMAT = 1
 FORMATS = ("plm_jax", "huggingface", "bilm")
 CONFIG = "config.json"
 HUB_FOLDER = "huggingface"
-_WANTED = "give a run directory, a checkpoint of one, a converted directory, or a Hugging Face one"
+_WANTED = "pass a run directory, a checkpoint of a run, a converted directory or a Hugging Face directory"
 # What a converted directory's `config.json` says.
 FIELDS = {
     **{"format": int, "model": dict, "special_ids": dict, "run": dict | None, "step": int | None},

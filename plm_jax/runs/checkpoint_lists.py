@@ -45,7 +45,7 @@ def entries(path: str, verify: bool) -> list[CheckpointEntry]:
     names = [str(step) for step in folders.finished(directory)]
     names += [folders.BEST] * (directory / folders.BEST).exists()
     if not names:
-        raise UserError(f"{path} has no finished checkpoint: give a run directory, or one of its checkpoints")
+        raise UserError(f"{path} has no finished checkpoint: pass a run directory or one of its checkpoints")
     return [_entry(directory / name, verify) for name in names]
 
 
@@ -82,8 +82,8 @@ def listed(checkpoints: Sequence[CheckpointEntry]) -> str:
 
 def verified(checkpoints: Sequence[CheckpointEntry]) -> str:
     """Returns a line for each checkpoint that reports whether it is complete and undamaged."""
-    whole = (f"whole: {entry.files:,} files have the hashes of their manifest" for entry in checkpoints)
-    lines = (f"{entry.name:>10}  {entry.damage or line}" for entry, line in zip(checkpoints, whole, strict=True))
+    intact = (f"intact: {entry.files:,} files match the checksums in their manifest" for entry in checkpoints)
+    lines = (f"{entry.name:>10}  {entry.damage or line}" for entry, line in zip(checkpoints, intact, strict=True))
     return "\n".join(lines)
 
 
@@ -96,14 +96,14 @@ def pruned(workdir: str, keep_last: int | None, keep_every: int | None) -> str:
     directory = folders.of_run(workdir)
     steps = folders.finished(directory)
     if not steps:
-        raise UserError(f"{workdir} has no finished checkpoint: give a run directory")
+        raise UserError(f"{workdir} has no finished checkpoint: pass a run directory")
     newest = directory / str(steps[-1])
     meta = folders.checked(newest)
     settings = config.from_saved(meta["config"], meta.get("modules")).checkpoint
     keep_last = settings.keep_last if keep_last is None else keep_last
     keep_every = settings.keep_every if keep_every is None else keep_every
     if keep_last < 1 or keep_every < 0:
-        raise UserError(f"--keep_last={keep_last} --keep_every={keep_every}: give 1 or more, and 0 or more")
+        raise UserError(f"--keep_last={keep_last} --keep_every={keep_every}: must be at least 1 and at least 0")
     removed = folders.prune(directory, folders.retained(steps, keep_last, keep_every))
     left = [step for step in steps if step not in removed]
     return f"removed {', '.join(map(str, removed)) or 'none'}; kept {', '.join(map(str, left))}"

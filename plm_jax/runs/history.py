@@ -46,13 +46,13 @@ def read_history(workdir: str, step: int) -> History:
         saved = folders.finished(folder)
     described = run_directory.read(workdir)
     if described is None:
-        raise UserError(f"{workdir} has no config.json: give the directory of a run")
+        raise UserError(f"{workdir} has no config.json: pass the directory of a run")
     later = [other for other in saved if other >= step]
     if later:
         described = folders.checked(folder / str(later[0]), ["meta/"])
     run = config.from_saved(described["config"], described.get("modules"))
     if not 1 <= step <= run.train.steps:
-        raise UserError(f"{workdir} has no step {step}: give one from 1 to {run.train.steps}")
+        raise UserError(f"{workdir} has no step {step}: choose one from 1 to {run.train.steps}")
     phases = config.resolve_phases(run)
     if nearest := later[:1] or saved[-1:]:
         meta = folders.checked(folder / str(nearest[0]), ["meta/"])

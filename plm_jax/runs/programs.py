@@ -194,7 +194,7 @@ def _check_divides(model: ModelConfig, phase: Phase, length: int, mesh: Mesh) ->
         fitting = [str(count) for count in range(stages, rows + 1, stages) if rows % count == 0]
         raise UserError(
             f"config.model.pipeline_microbatches is {pipeline_microbatches}, and {stages} stages have {rows} rows at a "
-            f"time: give one of {', '.join(fitting)}, or 0"
+            f"time: choose one of {', '.join(fitting)}, or 0"
         )
 
 

@@ -68,7 +68,7 @@ def of_run(workdir: str) -> Status:
     """
     names = storage.names(workdir)
     if not {"config.json", "lock", "heartbeat", "checkpoints"} & set(names):
-        raise UserError(f"{workdir} has no run: give the --workdir of a run")
+        raise UserError(f"{workdir} has no run: pass the --workdir of a run")
     now = time.time()
     starts, holder, alive, finished = standing(workdir)
     last = starts[-1] if starts else {}

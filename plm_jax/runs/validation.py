@@ -176,8 +176,8 @@ class Validation:
         shares = self._shares(last, last.length)
         if source in self._reader.rates(last) and source not in shares:
             raise UserError(
-                f"config.evaluation.select is '{select}', and nothing is held out of '{source}': give it validation "
-                "rows, raise config.data.validation_fraction, or set config.evaluation.select to ''"
+                f"config.evaluation.select is '{select}', and nothing is held out of '{source}': add validation "
+                "rows, increase config.data.validation_fraction, or set config.evaluation.select to ''"
             )
         if source not in shares:
             raise UserError(

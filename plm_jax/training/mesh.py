@@ -103,7 +103,7 @@ def resolved(mesh: MeshConfig, num_devices: int) -> dict[str, int]:
     asked = dict(zip(AXES, sizes(mesh), strict=True))
     resolved_sizes = list(asked.values())
     if resolved_sizes.count(-1) > 1 or any(size < 1 and size != -1 for size in resolved_sizes):
-        raise UserError(f"config.mesh is {asked}: give sizes of at least 1, one may be -1")
+        raise UserError(f"config.mesh is {asked}: sizes must be at least 1, except that one may be -1")
     fixed = math.prod(size for size in resolved_sizes if size != -1)
     if -1 in resolved_sizes and num_devices % fixed == 0:
         resolved_sizes[resolved_sizes.index(-1)] = num_devices // fixed

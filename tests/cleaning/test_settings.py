@@ -39,7 +39,7 @@ def test_thresholds_equal_published_ones():
 
 def test_limits_can_be_set():
     assert settings.resolve("en.noclean", ["limits.depth=20"]).limits == settings.LimitsConfig(depth=20)
-    with pytest.raises(UserError, match=r"settings\.limits\.line_bytes is 0: give 1 to"):
+    with pytest.raises(UserError, match=r"settings\.limits\.line_bytes is 0: must be between 1 and"):
         settings.resolve("en.noclean", ["limits.line_bytes=0"])
 
 
@@ -64,13 +64,13 @@ def test_settings_can_be_changed():
         ("realnewslike", ["badwords=None"], "--set=pages.path=FILE"),
         ("webtextlike", ["badwords=None"], "--set=pages.path=FILE"),
         ("en", [*LISTS[:1], "lines.min_word=4"], r"no field settings.lines.min_word: did you mean 'min_words'"),
-        ("en", [*LISTS[:1], "lines.min_words=four"], "settings.lines.min_words is 'four': give an integer"),
+        ("en", [*LISTS[:1], "lines.min_words=four"], "settings.lines.min_words is 'four': must be an integer"),
         ("en", [*LISTS[:1], "lines.min_words"], "sets nothing"),
         ("en", [*LISTS[:1], "shard=4"], "no field settings.shard: did you mean 'shards'"),
-        ("en", [*LISTS[:1], "shards=0"], "settings.shards is 0: give 1 to"),
-        ("en", [*LISTS[:1], "validation_one_in=1"], "settings.validation_one_in is 1: give 2 to"),
+        ("en", [*LISTS[:1], "shards=0"], "settings.shards is 0: must be between 1 and"),
+        ("en", [*LISTS[:1], "validation_one_in=1"], "settings.validation_one_in is 1: must be between 2 and"),
         ("en", [*LISTS[:1], "lines.min_words=-1"], "settings.lines.min_words is -1"),
-        ("en", [*LISTS[:1], "language.min_probability=99.0"], "language.min_probability is 99.0: give 0 to 1"),
+        ("en", [*LISTS[:1], "language.min_probability=99.0"], "language.min_probability is 99.0: must be between 0 and 1"),
         ("en", [*LISTS[:1], "near_duplicates.bands=3"], "near_duplicates.kind too"),
         ("en", [*LISTS[:1], "kind=minhash"], "--set=kind=minhash names no section: .*near_duplicates.kind=minhash"),
         ("en", [*LISTS[:1], "duplicates.kind=words"], "settings.duplicates.kind is 'words'"),

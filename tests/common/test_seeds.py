@@ -86,7 +86,7 @@ def test_a_key_holds_the_bits_of_its_seed(seed):
 
 @pytest.mark.parametrize("seed", [2**63, -(2**63) - 1, 10**30])
 def test_a_seed_of_more_bits_is_rejected_in_a_line(seed):
-    message = rf"seed is {seed}: give -9,223,372,036,854,775,808 to 9,223,372,036,854,775,807$"
+    message = rf"seed is {seed}: must be between -9,223,372,036,854,775,808 and 9,223,372,036,854,775,807$"
     with pytest.raises(UserError, match="config.train." + message):
         trees.parse(config.TrainConfig, config.to_dict(tiny.PLAIN.train) | {"seed": seed}, "config.train")
     for draw in (keys.from_seed, lambda seed: randomness.generator(seed, "train"), hashes, later_batches):
@@ -103,7 +103,7 @@ def test_seeds_on_a_command_line_have_64_bits_and_a_sign():
     for values in (["1", "01"], ["0", "-0"], ["1.5"], ["one"], [""], ["--1"]):
         with pytest.raises(UserError, match=r"--seeds is .*: pass distinct integers such as 0,1,2"):
             command_line.seed_list(flag(*values))
-    with pytest.raises(UserError, match=rf"--seeds is {2**63}: give -9,223"):
+    with pytest.raises(UserError, match=rf"--seeds is {2**63}: must be between -9,223"):
         command_line.seed_list(flag("0", str(2**63)))
 
 

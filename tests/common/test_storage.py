@@ -164,7 +164,7 @@ def test_what_is_no_file_is_told_and_not_waited_for(tmp_path):
         path = str(tmp_path / name)
         uses = (storage.read, storage.open_binary, storage.sha256, lambda path: storage.read_range(path, 0, 1))
         for use in (*uses, lambda path: storage.write(path, b"")):
-            with pytest.raises(UserError, match=f"{name} is a {kind}: give a file"):
+            with pytest.raises(UserError, match=f"{name} is a {kind}, not a file"):
                 use(path)
 
 
@@ -247,6 +247,6 @@ def test_a_folder_is_filled_by_one_process_and_empty_after_an_error(tmp_path):
         with storage.writing_folder(str(path)):
             (path / "a").write_bytes(b"a")
         assert storage.names(str(path)) == ["a"]
-        with pytest.raises(UserError, match="is not empty: give a new folder"), storage.writing_folder(str(path)):
+        with pytest.raises(UserError, match="is not empty: choose a new folder"), storage.writing_folder(str(path)):
             pass
         assert (path / "a").read_bytes() == b"a"

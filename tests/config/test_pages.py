@@ -79,7 +79,7 @@ def test_a_page_beside_another_is_found_beside_its_code_and_writes_beside_its_fi
     [
         ("bret:base", "--config=bret: no config has that name .*did you mean 'bert'"),
         ("zzzzzz", r"choose from: ablations/albert_embedding, .*, albert, .*, transformer"),
-        ("none/mine.py", "--config=none/mine.py: there is no such file; give a config file"),
+        ("none/mine.py", "--config=none/mine.py: there is no such file; pass a config file"),
         ("bert:huge", "there is no size 'huge' in this config"),
         ("ablations/objectives_demo", "has no function get_config"),
     ],

@@ -140,7 +140,7 @@ def test_numbers_that_were_accepted_are_rejected(path, value):
     for part in parts:
         section = section[part]
     section[name] = value
-    with pytest.raises(UserError, match=f"^config.{path} is .*: give "):
+    with pytest.raises(UserError, match=f"^config.{path} is .*: must be "):
         from_dict(tree)
 
 

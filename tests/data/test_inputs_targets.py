@@ -280,9 +280,9 @@ def test_what_cannot_be_is_told(run, prepared):
 
     refused("objective 'full_lm' does not train on: choose", objectives.FullLM())
     refused(r"set config\.data\.inputs_targets\.target_length", objectives.Causal())
-    refused("target_length is 25, with rows of 24: give 2 to 24", objectives.Causal(), target_length=25)
-    refused("target_length is 1, with rows of 24: give 2", objectives.Causal(), target_length=1)
-    refused("target_length is 4, with rows of 24: give at least", target_length=4)
+    refused("target_length is 25, with rows of 24: must be between 2 and 24", objectives.Causal(), target_length=25)
+    refused("target_length is 1, with rows of 24: must be between 2 and", objectives.Causal(), target_length=1)
+    refused("target_length is 4, with rows of 24: must be at least", target_length=4)
     assert run(target_length=4, sources=["up"])
     refused("a row has one prefix", objectives.DecoderPrefixLM(), target_length=9, packed=True)
     made, _ = prepared(target_length=9)

@@ -636,7 +636,7 @@ def test_parts_that_do_not_fit_are_said(make, bert):
     heads = [
         (
             ("no", "yes", "maybe"),
-            r"task has 3 labels \(no, yes, maybe\), source 'a' 2 \(no, yes\): give the same",
+            r"task has 3 labels \(no, yes, maybe\), source 'a' 2 \(no, yes\): they must be the same",
         ),
         (("yes", "no"), "heads.task.labels has 'yes' where form.labels of source 'a' has 'no'"),
     ]

@@ -375,8 +375,8 @@ def test_what_pairs_need_is_told(make_run, paired):
     refuse("set config.vocabulary.cls and", vocabulary=dataclasses.replace(run.vocabulary, sep=None))
     refuse("config.data.length is 4: sentence pairs need", data=dataclasses.replace(run.data, length=4))
     for changed, message in (
-        ({"duplicates": 0}, "duplicates is 0: give 1 to 1,000,000"),
-        ({"short_probability": 1.5}, "short_probability is 1.5: give 0 to 1"),
+        ({"duplicates": 0}, "duplicates is 0: must be between 1 and 1,000,000"),
+        ({"short_probability": 1.5}, "short_probability is 1.5: must be between 0 and 1"),
     ):
         tree = config.to_dict(run)
         tree["data"]["layout"] |= changed

@@ -188,7 +188,7 @@ def test_sentinels_reach_the_cache(run):
     wide = dataclasses.replace(other, model=dataclasses.replace(run.model, embedding=models.EmbeddingConfig(263, 8)))
     special = reader.Reader(config.reader_config(wide)).objective.special
     assert (special.mask, special.sentinels, special.vocab_size) == (257, (262, 261, 260, 259, 258), 263)
-    with pytest.raises(UserError, match=r"sentinels is -1: give 0 to"):
+    with pytest.raises(UserError, match=r"sentinels is -1: must be between 0 and"):
         config.from_dict(config.to_dict(with_vocabulary(run, spec="bytes", sentinels=-1)))
 
 

@@ -184,7 +184,7 @@ def test_what_streams_cannot_read_is_refused(folder):
         ({"data": config.DataConfig(str(folder), 4, data.sources)}, "use streams with bidirectional_lm"),
         ({"data": config.DataConfig(str(folder), 4, two, layout=config.Streams())}, "one source"),
         ({"vocabulary": config.VocabularyConfig("words:words.txt", eos=EOS)}, "config.vocabulary.bos"),
-        ({"objective": objectives.BidirectionalLM(SIZE)}, "the model has 100 words: give fewer"),
+        ({"objective": objectives.BidirectionalLM(SIZE)}, "the model has 100 words: must be smaller"),
         ({"objective": objectives.Causal()}, "trains a model of kind 'decoder'"),
         (
             {

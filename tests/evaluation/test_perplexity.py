@@ -108,7 +108,7 @@ def test_verbs_evaluate_generate_and_report(verb, tiny, tmp_path):
     rows = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
     assert [(row["prompt"], len(row["answers"])) for row in rows] == [("the sea", 2), ("the", 2), ("of a", 2)]
     refused = verb("generate", checkpoint, "--num_beams=two")
-    assert (refused.status, refused.errors) == (2, ["error: decoding.num_beams is 'two': give an integer"])
+    assert (refused.status, refused.errors) == (2, ["error: decoding.num_beams is 'two': must be an integer"])
     reported = verb("report", f"--workdirs={workdir}", f"--output={tmp_path}/report.html")
     assert reported.out.strip().splitlines()[-1] == str(tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()

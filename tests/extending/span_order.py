@@ -23,7 +23,7 @@ class SpanOrder(objectives.Objective):
 
     def __post_init__(self):
         if not (0 < self.rate <= 1 and self.span >= 1):
-            raise UserError("give config.objective.rate above 0 and up to 1, and config.objective.span of at least 1")
+            raise UserError("config.objective.rate must be above 0 and at most 1, and config.objective.span at least 1")
 
     def target_length(self, length):
         """Whole spans."""

@@ -183,7 +183,7 @@ def test_outputs_equal_glm_of_transformers(folder, tensors):
         (Gpt1Family, {"n_head": 5}, "n_head 5 does not divide"),
         (Gpt1Family, {"afn": "tanh"}, "afn is 'tanh'"),
         (ChatGlmFamily, {}, "multi_query_attention is False"),
-        (ChatGlmFamily, {**CONFIG, "rmsnorm": False}, "rmsnorm is False: give true"),
+        (ChatGlmFamily, {**CONFIG, "rmsnorm": False}, "rmsnorm is False: must be true"),
         (GlmFamily, {"partial_rotary_factor": 0}, "fraction 0.0"),
     ],
 )

@@ -171,7 +171,7 @@ CNN, LSTM = (json.loads(FILES[0].read_text())[part] for part in ("char_cnn", "ls
         ({"lstm": LSTM}, "no char_cnn"),
         ({"char_cnn": CNN}, "damaged"),
         ({"char_cnn": CNN | {"n_characters": 300}, "lstm": LSTM}, "261 or 262"),
-        ({"char_cnn": CNN | {"n_highway": 0}, "lstm": LSTM}, "highway_layers is 0: give 1 to"),
+        ({"char_cnn": CNN | {"n_highway": 0}, "lstm": LSTM}, "highway_layers is 0: must be between 1 and"),
         ({"char_cnn": CNN | {"n_highway": 3}, "lstm": LSTM}, "lack: CNN_high_2/W_carry"),
         ({"char_cnn": CNN | {"activation": "gelu"}, "lstm": LSTM}, "relu or tanh"),
         ({"char_cnn": CNN, "lstm": LSTM | {"use_skip_connections": False}}, "skip"),

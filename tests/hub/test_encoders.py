@@ -70,7 +70,7 @@ def test_roberta_with_other_padding_id_is_rejected(tmp_path):
 @pytest.mark.parametrize(
     ("family", "config", "words"),
     [
-        ("roberta", {"pad_token_id": None}, "pad_token_id is None: give an id from 0 to 510"),
+        ("roberta", {"pad_token_id": None}, "pad_token_id is None: must be an id from 0 to 510"),
         ("roberta", {"pad_token_id": 9, "max_position_embeddings": 10}, "pad_token_id is 9"),
         ("roberta", {"is_decoder": True}, "is_decoder"),
         ("albert", {"num_hidden_groups": 5}, "num_hidden_groups 5 does not divide num_hidden_layers 12"),

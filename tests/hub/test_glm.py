@@ -178,8 +178,8 @@ def test_later_models_of_same_type_are_distinguished():
 @pytest.mark.parametrize(
     ("family", "changes", "says"),
     [
-        ("glm", {"relative_encoding": True}, "relative_encoding is True: give false"),
-        ("glm", {"block_position_encoding": False}, "block_position_encoding is False: give true"),
+        ("glm", {"relative_encoding": True}, "relative_encoding is True: must be false"),
+        ("glm", {"block_position_encoding": False}, "block_position_encoding is False: must be true"),
         ("glm", {"num_attention_heads": 5}, "5 does not divide hidden_size 12"),
         ("chatglm", {"position_encoding_2d": False}, "position_encoding_2d is False"),
         ("chatglm", {"quantization_bit": 4}, "quantization_bit is 4"),

@@ -333,7 +333,7 @@ def test_invalid_settings_are_rejected():
     with pytest.raises(UserError, match=r"attend_across_documents to True"):
         objectives.get("blank_infilling", GLM)({"tokens": np.arange(9), "segment_ids": np.ones(9)}, None)
     for wrong in ({"rate": 1.0}, {"sentence_rate": -0.1}, {"mean_span_length": 0.0}, {"max_span_length": 0}):
-        with pytest.raises(UserError, match=rf"config.objective.{next(iter(wrong))} is .*: give"):
+        with pytest.raises(UserError, match=rf"config.objective.{next(iter(wrong))} is .*: must be"):
             objectives.get("blank_infilling", GLM, **wrong)
     with pytest.raises(UserError, match="rates that add up"):
         objectives.get("blank_infilling", GLM, sentence_rate=0.6, document_rate=0.6)

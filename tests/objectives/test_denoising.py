@@ -391,10 +391,10 @@ def test_invalid_settings_are_rejected():
     with pytest.raises(UserError, match=r"no row of length 2: raise config.data.length"):
         objectives.get("denoising", BART).input_length(2)
     for wrong in ({"insert": -0.1}, {"permute_sentences": 1.1}, {"rotate": 2.0}, {"random_share": -1.0}):
-        with pytest.raises(UserError, match=rf"config.objective.{next(iter(wrong))} is .*: give 0 to 1"):
+        with pytest.raises(UserError, match=rf"config.objective.{next(iter(wrong))} is .*: must be between 0 and 1"):
             objectives.get("denoising", BART, **wrong)
     for kind in (TextInfilling, TokenMasking, TokenDeletion):
-        with pytest.raises(UserError, match=r"config.objective.noise.rate is 1.5: give 0 to 1"):
+        with pytest.raises(UserError, match=r"config.objective.noise.rate is 1.5: must be between 0 and 1"):
             objectives.get("denoising", BART, noise=kind(1.5))
-    with pytest.raises(UserError, match=r"mean_span_length is 0: give 0.1 to"):
+    with pytest.raises(UserError, match=r"mean_span_length is 0: must be between 0.1 and"):
         objectives.get("denoising", BART, noise=TextInfilling(0.3, 0))

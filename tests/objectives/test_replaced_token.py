@@ -35,5 +35,5 @@ def test_large_model_predicts_a_quarter():
 
 
 def test_negative_weight_is_rejected():
-    with pytest.raises(UserError, match=r"config.objective.discriminator_weight is -1: give 0 to"):
+    with pytest.raises(UserError, match=r"config.objective.discriminator_weight is -1: must be between 0 and"):
         objectives.get("replaced_token", discriminator_weight=-1)

@@ -178,5 +178,5 @@ def test_invalid_settings_are_rejected():
     with pytest.raises(UserError, match=r"no row of length 4"):
         objectives.get("span_corruption", T5, noise_density=0.5, mean_span_length=1.0).input_length(4)
     for wrong in ({"noise_density": 0.0}, {"noise_density": 1.0}, {"mean_span_length": 0.5}):
-        with pytest.raises(UserError, match=rf"config.objective.{next(iter(wrong))} is .*: give"):
+        with pytest.raises(UserError, match=rf"config.objective.{next(iter(wrong))} is .*: must be"):
             objectives.get("span_corruption", T5, **wrong)

@@ -192,5 +192,5 @@ def test_worked_example():
 
 def test_invalid_settings_are_rejected():
     for wrong in ({"geometric_p": 0.0}, {"geometric_p": 1.0}, {"max_words": 0}, {"rate": 0.0}):
-        with pytest.raises(UserError, match=rf"config.objective.{next(iter(wrong))} is .*: give"):
+        with pytest.raises(UserError, match=rf"config.objective.{next(iter(wrong))} is .*: must be"):
             objectives.get("span_masked_lm", SPECIAL, **wrong)

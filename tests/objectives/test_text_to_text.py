@@ -292,7 +292,7 @@ def test_invalid_settings_are_rejected():
     with pytest.raises(UserError, match=r"mask tokens needs 1 sentinels per row"):
         make("mask_tokens", rng, special=objectives.Special(eos=1))
     for kind in KINDS[:3]:
-        with pytest.raises(UserError, match=r"config.objective.noise_density is 1.5: give"):
+        with pytest.raises(UserError, match=r"config.objective.noise_density is 1.5: must be"):
             objectives.get(kind, T5, noise_density=1.5)
-    with pytest.raises(UserError, match=r"config.objective.random_share is 2: give"):
+    with pytest.raises(UserError, match=r"config.objective.random_share is 2: must be"):
         objectives.get("mask_tokens", T5, random_share=2)

@@ -154,5 +154,5 @@ def test_invalid_settings_are_rejected():
     with pytest.raises(UserError, match="needs examples with `word_starts`"):
         objective({"tokens": np.arange(10, 20)}, np.random.default_rng(0))
     for wrong in ("whole_words", "duplicates"):
-        with pytest.raises(UserError, match=rf"config.objective.{wrong} is -1: give 0 to"):
+        with pytest.raises(UserError, match=rf"config.objective.{wrong} is -1: must be between 0 and"):
             objectives.get("masked_lm", BERT, **{wrong: -1})

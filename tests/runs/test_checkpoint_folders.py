@@ -234,7 +234,7 @@ def test_prune_and_list(copied, verb):
         (["prun", str(copied)], "did you mean 'prune'?"),
         (["list"], "DIR is missing"),
         (["list", str(copied / "none")], "no finished checkpoint"),
-        (["prune", str(copied), "--keep_last=0"], "give 1 or more"),
+        (["prune", str(copied), "--keep_last=0"], "must be at least 1"),
     ):
         told = verb("checkpoints", *arguments)
         assert told.status == 2 and says in told.err, told.err

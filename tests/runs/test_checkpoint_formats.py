@@ -230,7 +230,7 @@ def test_sizes_beyond_those_of_any_model_are_told_before_anything_is_made_of_the
     model = json.loads((copy / "config.json").read_text())["model"]
     model["stack" if part == "layers" else "embedding"][part] = size
     edit(copy, model=model | {"scan_layers": False})
-    assert_refused(copy, f".{part} is {size}: give 1 to ")
+    assert_refused(copy, f".{part} is {size}: must be between 1 and ")
 
 
 def test_the_vocabulary_must_be_that_of_training(copy):

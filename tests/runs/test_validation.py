@@ -132,7 +132,7 @@ def test_nothing_held_out_is_told_and_gives_nothing(folder):
     assert job.validation.notes() == ["nothing is held out of c: there is no validation"]
     run = make(folder, {"a": 1.0, "c": 1.0})
     run = dataclasses.replace(run, evaluation=dataclasses.replace(run.evaluation, select="c/loss"))
-    with pytest.raises(UserError, match=r"select is 'c/loss', and nothing is held out of 'c': give it validation rows"):
+    with pytest.raises(UserError, match=r"select is 'c/loss', and nothing is held out of 'c': add validation rows"):
         setup.build(run, devices=jax.devices()[:1])
 
 

@@ -62,7 +62,7 @@ def load(name: str) -> ModuleType:
         _list(package)
         spec = _spec(name)
     if spec is None:
-        raise UserError(f"--module={name}: there is no such module; give a file, or the name of an installed one")
+        raise UserError(f"--module={name}: there is no such module; pass a file, or the name of an installed one")
     trust([name])
     with users_code(spec.origin or ""):
         return importlib.import_module(name)

@@ -32,7 +32,7 @@ def splits(
         return rows, rows if split == "train" else read(split)
     is_held_out = reading.hold_out([record(row) for row in rows], fraction)
     if not any(is_held_out):
-        fix = "give it validation rows, or raise config.data.validation_fraction"
+        fix = "add validation rows, or increase config.data.validation_fraction"
         raise UserError(f"nothing is held out of '{name}': {fix}")
     pairs = list(zip(rows, is_held_out, strict=True))
     return [row for row, held_out in pairs if not held_out], [row for row, held_out in pairs if held_out]

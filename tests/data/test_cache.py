@@ -12,7 +12,7 @@ import pytest
 from plm_jax.common import storage
 from plm_jax.common.errors import UserError
 from plm_jax.data import cache
-from plm_jax.data.cache import form, mirror
+from plm_jax.data.cache import file_format, mirror
 from tests.support import caches
 
 
@@ -31,8 +31,8 @@ def test_splits_hold_what_was_written(write_source, random_documents):
 
 @pytest.mark.parametrize("vocab_size, dtype", [(65_536, "<u2"), (65_537, "<u4")])
 def test_reads_across_records_and_files_whatever_is_cached(tmp_path, vocab_size, dtype, monkeypatch):
-    monkeypatch.setattr(form, "SHARD_RECORDS", 2)
-    tokens = np.random.default_rng(0).integers(0, vocab_size, 5 * form.RECORD_TOKENS + 17)
+    monkeypatch.setattr(file_format, "SHARD_RECORDS", 2)
+    tokens = np.random.default_rng(0).integers(0, vocab_size, 5 * file_format.RECORD_TOKENS + 17)
     tokens[0] = vocab_size - 1
     parts = np.split(tokens, [3, 40_000, 40_001])
     caches.write(tmp_path, "a", {"s": [(part, [0]) for part in parts]}, vocab_size, {})
@@ -143,8 +143,8 @@ def test_a_manifest_with_a_field_missing_or_of_another_type_is_one_line(write_so
 @pytest.fixture
 def remote(write_source, random_documents, tmp_path, monkeypatch):
     """The folder of a local cache of six token files, and of the same one in a bucket; the mirror is empty."""
-    monkeypatch.setattr(form, "RECORD_TOKENS", 8)
-    monkeypatch.setattr(form, "SHARD_RECORDS", 2)
+    monkeypatch.setattr(file_format, "RECORD_TOKENS", 8)
+    monkeypatch.setattr(file_format, "SHARD_RECORDS", 2)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     local = write_source("a", {"train": [list(range(96))]})
     cache.upload(os.path.join(local, "a"), "memory://cache/a", show_progress=False)

@@ -13,7 +13,7 @@ import pytest
 from plm_jax import config, objectives
 from plm_jax.common.errors import UserError
 from plm_jax.data import cache
-from plm_jax.data.cache import columns, form, vectors
+from plm_jax.data.cache import columns, file_format, vectors
 from plm_jax.data.layouts import RowRequest, index
 from plm_jax.data.sources.corpus import Corpus, Record
 from plm_jax.runs import preparation
@@ -183,10 +183,10 @@ def test_damage_of_any_file_is_noticed(run, tmp_path):
 
 def test_two_token_files_that_change_places_are_noticed(write_source, tmp_path, monkeypatch):
     """Each of them is whole."""
-    monkeypatch.setattr(form, "RECORD_TOKENS", 8)
-    monkeypatch.setattr(form, "SHARD_RECORDS", 2)
+    monkeypatch.setattr(file_format, "RECORD_TOKENS", 8)
+    monkeypatch.setattr(file_format, "SHARD_RECORDS", 2)
     write_source("a", {"train": [list(range(32))]})
-    one, two = (tmp_path / "a/train" / form.shard_name(i) for i in (0, 1))
+    one, two = (tmp_path / "a/train" / file_format.shard_name(i) for i in (0, 1))
     one.rename(tmp_path / "kept"), two.rename(one), (tmp_path / "kept").rename(two)
     with pytest.raises(UserError, match=r"tokens-00000.array_record is damaged \(its bytes have changed"):
         cache.verify(str(tmp_path), "a")

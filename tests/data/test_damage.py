@@ -10,7 +10,7 @@ import pytest
 from plm_jax import config, objectives
 from plm_jax.common.errors import UserError
 from plm_jax.data import cache
-from plm_jax.data.cache import form, sorted_ids, vectors
+from plm_jax.data.cache import file_format, sorted_ids, vectors
 from plm_jax.data.reader import Reader
 from tests.support import caches
 
@@ -22,9 +22,9 @@ def long(monkeypatch):
     """Every vector is a long one, read by pages of 256 bytes; records and files of them are short."""
     monkeypatch.setattr(vectors, "_SHORT_BYTES", -1)
     monkeypatch.setattr(cache.checked, "_PAGE", 32)
-    monkeypatch.setattr(form, "RECORD_TOKENS", 256)
-    monkeypatch.setattr(form, "SHARD_RECORDS", 2)
-    monkeypatch.setattr(form, "MILESTONE_TOKENS", 512)
+    monkeypatch.setattr(file_format, "RECORD_TOKENS", 256)
+    monkeypatch.setattr(file_format, "SHARD_RECORDS", 2)
+    monkeypatch.setattr(file_format, "MILESTONE_TOKENS", 512)
 
 
 @pytest.fixture
@@ -166,7 +166,7 @@ def test_the_vocabulary_beside_the_caches_is_theirs(write, make_run):
     folder = write()
     (folder.parent / "vocabulary").mkdir()
     (folder.parent / "vocabulary" / "vocab.txt").write_text("a\nb\n")
-    digest = cache.form.storage.sha256(str(folder.parent / "vocabulary" / "vocab.txt"))
+    digest = cache.file_format.storage.sha256(str(folder.parent / "vocabulary" / "vocab.txt"))
     caches.rewrite(folder, lambda manifest: manifest["vocabulary"].update(files={"vocab.txt": digest}))
     opened = Reader(config.reader_config(make_run("a", **SPECIALS)))
     opened.check_vocabulary()
@@ -178,10 +178,16 @@ def test_the_vocabulary_beside_the_caches_is_theirs(write, make_run):
 def test_files_json_that_was_not_written_so_tells_nothing(write, tmp_path):
     folder = write()
     rows = {"train": [["a.jsonl", 5, 7, 8, "sha"]]}
-    (folder / "files.json").write_bytes(form.files_json(rows))
-    assert form.read_files(str(folder)) == rows
+    (folder / "files.json").write_bytes(file_format.files_json(rows))
+    assert file_format.read_files(str(folder)) == rows
     (folder / "files.json").write_text(json.dumps(rows))  # As before there was a checksum in it.
-    assert form.read_files(str(folder)) == rows
-    for wrong in (form.files_json(rows).replace(b"a.jsonl", b"b.jsonl"), b"[", b"[]", b'{"train": [["a", 1]]}', b"5"):
+    assert file_format.read_files(str(folder)) == rows
+    for wrong in (
+        file_format.files_json(rows).replace(b"a.jsonl", b"b.jsonl"),
+        b"[",
+        b"[]",
+        b'{"train": [["a", 1]]}',
+        b"5",
+    ):
         (folder / "files.json").write_bytes(wrong)
-        assert form.read_files(str(folder)) is None
+        assert file_format.read_files(str(folder)) is None

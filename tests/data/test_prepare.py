@@ -18,7 +18,7 @@ from plm_jax import config, models
 from plm_jax.common import storage
 from plm_jax.common.errors import UserError
 from plm_jax.data import cache, reader, vocabularies
-from plm_jax.data.cache import form
+from plm_jax.data.cache import file_format
 from plm_jax.data.prepare import caches, reading, tokenizing
 from plm_jax.runs import preparation
 from tests.support import splits
@@ -144,7 +144,7 @@ def test_identity_changes_with_whatever_changes_the_cache(run, corpus, tmp_path,
     found.append(identity(with_source(config.TextFiles(str(corpus), document="line"))))
     found.append(identity(dataclasses.replace(run, data=dataclasses.replace(run.data, validation_fraction=0.2))))
     with monkeypatch.context() as patch:
-        patch.setattr(form, "CONTENT", form.CONTENT + 1)
+        patch.setattr(file_format, "CONTENT", file_format.CONTENT + 1)
         found.append(identity(run))
     corpus.write_text(corpus.read_text().replace("counts", "count"))
     found.append(identity(run))

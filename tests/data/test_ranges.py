@@ -15,7 +15,7 @@ from plm_jax import config, objectives
 from plm_jax.common import storage
 from plm_jax.common.errors import UserError
 from plm_jax.data import cache
-from plm_jax.data.cache import form, mirror, shards, sorted_ids, vectors
+from plm_jax.data.cache import file_format, mirror, shards, sorted_ids, vectors
 from plm_jax.data.reader import Reader
 from tests.support import caches
 
@@ -54,7 +54,7 @@ def ranged(numbers, page):
 
 @pytest.mark.parametrize("kind", ["even", "uneven", "repeated"])
 def test_search_in_sorted_numbers_counts_as_bisection(monkeypatch, kind):
-    monkeypatch.setattr(form, "MILESTONE_TOKENS", 1000)
+    monkeypatch.setattr(file_format, "MILESTONE_TOKENS", 1000)
     rng = np.random.default_rng(0)
     sizes = {
         "even": rng.integers(1, 9, 3000),
@@ -87,7 +87,7 @@ def test_search_in_sorted_numbers_counts_as_bisection(monkeypatch, kind):
 
 
 def test_milestones_that_are_written_are_those_of_all_numbers(write_source, random_documents, monkeypatch):
-    monkeypatch.setattr(form, "MILESTONE_TOKENS", 16)
+    monkeypatch.setattr(file_format, "MILESTONE_TOKENS", 16)
     documents = [*random_documents(0, 40), list(range(70)), *random_documents(1, 3)]
     split = cache.open_source(write_source("a", {"train": documents}), "a").splits["train"]
     assert split.milestones.tolist() == sorted_ids.milestones(split.documents, split.num_tokens).tolist()
@@ -98,9 +98,9 @@ def test_milestones_that_are_written_are_those_of_all_numbers(write_source, rand
 @pytest.fixture
 def afar(monkeypatch, tmp_path):
     """Uploads what is in a folder: `afar(folder)`; vectors of more than 0 bytes are long, shards are small."""
-    monkeypatch.setattr(form, "RECORD_TOKENS", 64)
-    monkeypatch.setattr(form, "SHARD_RECORDS", 4)
-    monkeypatch.setattr(form, "MILESTONE_TOKENS", 128)
+    monkeypatch.setattr(file_format, "RECORD_TOKENS", 64)
+    monkeypatch.setattr(file_format, "SHARD_RECORDS", 4)
+    monkeypatch.setattr(file_format, "MILESTONE_TOKENS", 128)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
 
     def upload(folder, *names):
@@ -118,7 +118,7 @@ RUNS = {
     "apart": (objectives.Causal(), config.Blocks(attend_across_documents=False)),
     "sentences": (objectives.Denoising(), config.Blocks()),
     "pairs": (objectives.MaskedLM(), config.SentencePairs()),
-    "whole_sentences": (objectives.Denoising(insert=0.1), config.FullSentences()),
+    "full_sentences": (objectives.Denoising(insert=0.1), config.FullSentences()),
 }
 
 

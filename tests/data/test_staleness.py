@@ -13,7 +13,7 @@ import pytest
 from plm_jax import config
 from plm_jax.common import storage, users
 from plm_jax.common.errors import UserError
-from plm_jax.data.cache import form, staleness
+from plm_jax.data.cache import file_format, staleness
 from plm_jax.data.sources.corpus import Corpus, Record
 from plm_jax.evaluation import prepared
 from plm_jax.runs import preparation
@@ -296,7 +296,7 @@ def table(make_run, tmp_path):
 
 
 def identity(run):
-    return form.read_manifest(os.path.join(run.data.cache_dir, "a"))["identity"]
+    return file_format.read_manifest(os.path.join(run.data.cache_dir, "a"))["identity"]
 
 
 def test_a_replaced_file_behind_a_users_source_is_noticed_by_every_verb(table, tmp_path):

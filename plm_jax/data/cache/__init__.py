@@ -1,28 +1,28 @@
 """Cache of tokenized documents, which `prepare` writes and the trainer reads.
 
-    columns.py     columns of documents, each with a name, a type and a kind
-    form.py        names and sizes of the files, and the manifest
-    vectors.py     .npy files, written piece by piece and checked block by block
-    sorted_ids.py  long vectors, read page by page, and search in sorted ones
-    checked.py     vectors of a folder, compared with their checksums
-    shards.py      positions of tokens in the bytes of their files
-    writer.py      writes splits, publishes and uploads a cache
-    split.py       reads a split
-    source.py      opens and verifies a cache
-    mirror.py      folder of a cache, and local copies of the files of a remote cache
-    staleness.py   comparison of a cache with the source in a config
+    columns.py      columns of documents, each with a name, a type and a kind
+    file_format.py  names and sizes of the files, and the manifest
+    vectors.py      .npy files, written piece by piece and checked block by block
+    sorted_ids.py   long vectors, read page by page, and search in sorted ones
+    checked.py      vectors of a folder, compared with their checksums
+    shards.py       positions of tokens in the bytes of their files
+    writer.py       writes splits, publishes and uploads a cache
+    split.py        reads a split
+    source.py       opens and verifies a cache
+    mirror.py       folder of a cache, and local copies of the files of a remote cache
+    staleness.py    comparison of a cache with the source in a config
 
 Documents have no special tokens. If the manifest sets `has_inputs_targets`, a document has two sentences, inputs and
 targets, either of which may have no tokens. Records and long vectors are read through small caches, and only a few
 token files are open at a time, so memory does not grow with the corpus. Each file of a remote cache is fetched when it
-is first read (`Mirror`), so the disk need not hold the corpus either. Long vectors, and tokens if a process reads few
-of a file, are fetched by range. Everything that is read is compared with its checksum. The package needs only NumPy and
-array_record.
+is first read (`Mirror`), so the disk need not have room for the corpus either. Long vectors, and tokens if a process
+reads few of a file, are fetched by range. Everything that is read is compared with its checksum. The package needs only
+NumPy and array_record.
 """
 
 from plm_jax.data.cache.checked import Vectors
 from plm_jax.data.cache.columns import Column, Values, gather
-from plm_jax.data.cache.form import SPLITS, crc32, read_manifest
+from plm_jax.data.cache.file_format import SPLITS, crc32, read_manifest
 from plm_jax.data.cache.mirror import Folder
 from plm_jax.data.cache.sorted_ids import PagedVector
 from plm_jax.data.cache.source import CachedSource, open_source, verify

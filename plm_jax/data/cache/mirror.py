@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from plm_jax.common import storage
 from plm_jax.common.errors import UserError
-from plm_jax.data.cache.form import read_manifest
+from plm_jax.data.cache.file_format import read_manifest
 
 # Disk space for the token files of all remote caches, and number of fetches after which it is checked.
 _MIRROR_BYTES = 2**35

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from plm_jax.data.cache import form
+from plm_jax.data.cache import file_format
 from plm_jax.data.cache.vectors import HEADER_BYTES, Checksums, check_sorted, damaged, read_header
 
 # Bytes and pages of each vector that are held in memory.
@@ -27,7 +27,7 @@ _FEW_PAGES = 4
 def milestones(values: "np.ndarray | PagedVector", num_tokens: int) -> np.ndarray:
     """Returns the milestones of a sorted vector, [ceil(num_tokens / MILESTONE_TOKENS) + 1]."""
     return np.searchsorted(
-        np.asarray(values), np.arange(-(-num_tokens // form.MILESTONE_TOKENS) + 1) * form.MILESTONE_TOKENS
+        np.asarray(values), np.arange(-(-num_tokens // file_format.MILESTONE_TOKENS) + 1) * file_format.MILESTONE_TOKENS
     )
 
 
@@ -38,7 +38,7 @@ class Search:
         """Creates the search from the milestones of `values`."""
         self._values, self._slope = values, slope
         self._counts = np.append(milestones, len(values))
-        self._edges = np.arange(len(milestones)) * form.MILESTONE_TOKENS + slope * np.asarray(milestones)
+        self._edges = np.arange(len(milestones)) * file_format.MILESTONE_TOKENS + slope * np.asarray(milestones)
         self._local = functools.lru_cache(16)(self._shifted)
 
     def count(self, limit: int) -> int:
@@ -51,7 +51,7 @@ class Search:
         if isinstance(self._values, np.ndarray) or high - low <= _FEW_PAGES * self._values.page_size:
             return low + int(self._local(low, high).searchsorted(limit, side="right"))
         first = int(self._edges[milestone - 1])
-        return self._interpolate(self._values, limit, low, high, (first, first + form.MILESTONE_TOKENS))
+        return self._interpolate(self._values, limit, low, high, (first, first + file_format.MILESTONE_TOKENS))
 
     def _shifted(self, low: int, high: int) -> np.ndarray:
         return self._values[low:high] + self._slope * np.arange(low, high)
@@ -209,7 +209,7 @@ class PagedVector:
         if self._milestones is None or self._search is None:
             raise TypeError(f"{self._path} is not sorted")
         # A milestone answers without reading a page.
-        milestone, rest = divmod(limit + 1, form.MILESTONE_TOKENS)
+        milestone, rest = divmod(limit + 1, file_format.MILESTONE_TOKENS)
         if rest == 0 and 0 <= milestone < len(self._milestones):
             return int(self._milestones[milestone])
         return self._search.count(limit)
@@ -226,14 +226,14 @@ class MilestonesWriter:
     def add(self, values: np.ndarray) -> None:
         """Adds the next sorted `values` [n]."""
         if len(values):
-            self._append_until(int(values[-1]) // form.MILESTONE_TOKENS, values)
+            self._append_until(int(values[-1]) // file_format.MILESTONE_TOKENS, values)
             self._num_values += len(values)
 
     def _append_until(self, last: int, values: Sequence[int] | np.ndarray = ()) -> None:
-        edges = np.arange(self._next, last + 1) * form.MILESTONE_TOKENS
+        edges = np.arange(self._next, last + 1) * file_format.MILESTONE_TOKENS
         self._append(self._num_values + np.searchsorted(np.asarray(values, np.int64), edges))
         self._next += len(edges)
 
     def close(self, num_tokens: int) -> None:
         """Appends the remaining milestones, up to the end of the split."""
-        self._append_until(-(-num_tokens // form.MILESTONE_TOKENS))
+        self._append_until(-(-num_tokens // file_format.MILESTONE_TOKENS))

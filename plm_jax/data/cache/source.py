@@ -8,8 +8,8 @@ import numpy as np
 
 from plm_jax.common import storage
 from plm_jax.common.errors import UserError
-from plm_jax.data.cache import form
-from plm_jax.data.cache.form import read_manifest
+from plm_jax.data.cache import file_format
+from plm_jax.data.cache.file_format import read_manifest
 from plm_jax.data.cache.mirror import Folder, Mirror
 from plm_jax.data.cache.split import Split
 from plm_jax.data.cache.vectors import BLOCK_BYTES, Checksums, load
@@ -48,7 +48,7 @@ class CachedSource:
         if not opened.has("origin"):
             return None
         file, row = divmod(int(opened.of_document("origin", document)), 2**32)
-        by_split = form.read_files(self.path) or {}
+        by_split = file_format.read_files(self.path) or {}
         files = by_split.get(split, by_split.get("train", []))
         return files[file][0] if file < len(files) else f"part {file}", row
 
@@ -67,7 +67,7 @@ def open_source(cache_dir: str, name: str, cached_tokens: int = 3 * 2**21, share
     fields = read_manifest(folder)
     if "parts" in fields:
         raise UserError(f"{folder} is of another mixture of tasks: run `python -m plm_jax prepare --config=…` again")
-    manifest, remote = form.parse(folder, fields), storage.is_remote(folder)
+    manifest, remote = file_format.parse(folder, fields), storage.is_remote(folder)
     root = Mirror(folder, manifest.identity) if remote else Folder(folder)
     splits = {split: Split(root, split, manifest, cached_tokens, share) for split in manifest.splits}
     size, crc32s = manifest.vocabulary.size, np.array(manifest.word_initial)

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from plm_jax.common import storage
 from plm_jax.common.errors import one_line
-from plm_jax.data.cache import form, sorted_ids
+from plm_jax.data.cache import file_format, sorted_ids
 from plm_jax.data.cache.checked import Vectors
 from plm_jax.data.cache.mirror import Folder
 from plm_jax.data.cache.shards import Shard
@@ -88,7 +88,7 @@ class Split(DocumentTable):
       columns: columns except the tokens, by name.
     """
 
-    def __init__(self, root: Folder, name: str, manifest: form.Manifest, cached_tokens: int, share: float = 1.0):
+    def __init__(self, root: Folder, name: str, manifest: file_format.Manifest, cached_tokens: int, share: float = 1.0):
         """Opens the split.
 
         Args:
@@ -103,11 +103,11 @@ class Split(DocumentTable):
         self.columns = {column.name: column for column in manifest.columns if column.name != "tokens"}
         self.num_tokens, self.num_documents, self.num_bytes = counts.tokens, counts.documents, counts.bytes
         self._counts = counts
-        self._num_records = -(-self.num_tokens // form.RECORD_TOKENS)
+        self._num_records = -(-self.num_tokens // file_format.RECORD_TOKENS)
         self._lock = threading.Lock()
         self._vector = functools.cache(self._load)
         self._reader = functools.lru_cache(_OPEN_SHARDS)(self._open_shard)
-        self._record = functools.lru_cache(max(2, -(-cached_tokens // form.RECORD_TOKENS)))(self._read)
+        self._record = functools.lru_cache(max(2, -(-cached_tokens // file_format.RECORD_TOKENS)))(self._read)
         self.documents = self._vector("documents")
         if self.documents[0] != 0 or self.documents[-1] != self.num_tokens:
             raise damaged(self._vectors.path("documents"), "does not span the tokens")
@@ -119,7 +119,7 @@ class Split(DocumentTable):
 
     def _milestones(self, name: str) -> np.ndarray:
         """Returns the milestones of a sorted vector."""
-        milestones = form.milestones_name(name)
+        milestones = file_format.milestones_name(name)
         return self._vectors.whole(milestones, *self._shape(milestones))
 
     def _shape(self, name: str) -> tuple[int, str, int | None]:
@@ -131,7 +131,7 @@ class Split(DocumentTable):
             return self._manifest.vocabulary.size, "<i8", None
         if suffix == "milestones":
             maximum = self.num_documents + 1 if vector == "documents" else self._counts.sizes[vector]
-            return -(-self.num_tokens // form.MILESTONE_TOKENS) + 1, "<i8", maximum
+            return -(-self.num_tokens // file_format.MILESTONE_TOKENS) + 1, "<i8", maximum
         if suffix == "offsets":
             return self.num_documents + 1, "<i8", self._counts.sizes[vector]
         if self.columns[name].kind == "start":
@@ -159,11 +159,11 @@ class Split(DocumentTable):
             vector = self._load(name)  # Not cached, because it may not be used.
             if isinstance(vector, PagedVector):
                 vector[-1]
-        shards = range(-(-self._num_records // form.SHARD_RECORDS))
+        shards = range(-(-self._num_records // file_format.SHARD_RECORDS))
         names = set(storage.names(self._root(self._name)))
         for shard in shards:
-            if form.shard_name(shard) not in names:
-                raise damaged(self._root(self._name, form.shard_name(shard)), "is missing")
+            if file_format.shard_name(shard) not in names:
+                raise damaged(self._root(self._name, file_format.shard_name(shard)), "is missing")
         for shard in {*shards[:1], *shards[-1:]}:
             self._open_shard(shard)
 
@@ -181,9 +181,9 @@ class Split(DocumentTable):
 
     def _names(self) -> list[str]:
         """Returns the names of all vectors."""
-        offsets = [form.offsets_name(name) for name, column in self.columns.items() if column.kind == "value"]
+        offsets = [file_format.offsets_name(name) for name, column in self.columns.items() if column.kind == "value"]
         starts = ["documents", *(name for name, column in self.columns.items() if column.kind == "start")]
-        return ["documents", *self.columns, *offsets, *map(form.milestones_name, starts), "unigram"]
+        return ["documents", *self.columns, *offsets, *map(file_format.milestones_name, starts), "unigram"]
 
     @override
     def has(self, name: str) -> bool:
@@ -205,7 +205,7 @@ class Split(DocumentTable):
         if kind == "document":
             return self._vector(name)[number]
         if kind == "value":
-            start, stop = self._vector(form.offsets_name(name))[number : number + 2].tolist()
+            start, stop = self._vector(file_format.offsets_name(name))[number : number + 2].tolist()
         return self._vector(name)[start:stop]
 
     @property
@@ -217,11 +217,11 @@ class Split(DocumentTable):
         return counts
 
     def _open_shard(self, shard: int) -> Any:
-        expected = min(form.SHARD_RECORDS, self._num_records - shard * form.SHARD_RECORDS)
+        expected = min(file_format.SHARD_RECORDS, self._num_records - shard * file_format.SHARD_RECORDS)
         # Imported here because settings of layouts are also read on machines without this library.
         from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
 
-        path = self._root(self._name, form.shard_name(shard))
+        path = self._root(self._name, file_format.shard_name(shard))
         try:
             reader = array_record_module.ArrayRecordReader(path, _OPTIONS)
             num_records = reader.num_records()
@@ -236,8 +236,8 @@ class Split(DocumentTable):
         """Returns tokens [start, stop) of the concatenated documents, in the stored type, read-only."""
         if stop <= start:
             return np.zeros(0, self._dtype)
-        size = form.RECORD_TOKENS
-        rows = self._share * size * form.SHARD_RECORDS / (stop - start)
+        size = file_format.RECORD_TOKENS
+        rows = self._share * size * file_format.SHARD_RECORDS / (stop - start)
         if self._root.is_remote and self._share <= 0.5 and rows < _FEW_ROWS:
             return np.frombuffer(self._fetch(start, stop), self._dtype)
         first, last = start // size, (stop - 1) // size
@@ -248,11 +248,11 @@ class Split(DocumentTable):
 
     @property
     def _token_checksums(self) -> Checksums:
-        return self._vectors.checksums("tokens", form.token_block_bytes(self._dtype.itemsize))
+        return self._vectors.checksums("tokens", file_format.token_block_bytes(self._dtype.itemsize))
 
     def _fetch(self, start: int, stop: int) -> bytes:
         """Fetches the bytes of tokens [start, stop) of a remote split, without copying files."""
-        shard, item, parts = form.RECORD_TOKENS * form.SHARD_RECORDS, self._dtype.itemsize, []
+        shard, item, parts = file_format.RECORD_TOKENS * file_format.SHARD_RECORDS, self._dtype.itemsize, []
         for number in range(start // shard, (stop - 1) // shard + 1):
             first = number * shard
             size = min(shard, self.num_tokens - first) * item
@@ -262,26 +262,28 @@ class Split(DocumentTable):
 
     def _fetch_of_shard(self, number: int, begin: int, end: int, size: int) -> bytes:
         """Fetches and checks bytes [begin, end) of the tokens in a remote file, which has `size` bytes of tokens."""
-        name, checksums, item = form.shard_name(number), self._token_checksums, self._dtype.itemsize
-        shard = Shard(lambda *bounds: self._root.read(*bounds, self._name, name), form.RECORD_TOKENS * item, size)
+        name, checksums, item = file_format.shard_name(number), self._token_checksums, self._dtype.itemsize
+        shard = Shard(
+            lambda *bounds: self._root.read(*bounds, self._name, name), file_format.RECORD_TOKENS * item, size
+        )
         try:
             first, last = checksums.covering(begin, end, size)
             data = shard.read(first, last)
         except ValueError as error:
             raise damaged(self._root.origin(self._name, name), one_line(error)) from error
-        if not checksums.match(number * form.SHARD_RECORDS * shard.record_bytes + first, data):
+        if not checksums.match(number * file_format.SHARD_RECORDS * shard.record_bytes + first, data):
             raise damaged(self._root.origin(self._name, name), "its bytes have changed")
         return data[begin - first : end - first]
 
     def _read(self, index: int, check_all: bool = False) -> np.ndarray:
         """Reads a record, and its blocks' checksums at both ends or, with `check_all`, everywhere."""
-        shard, position = divmod(index, form.SHARD_RECORDS)
-        reader, path = self._reader(shard), self._root(self._name, form.shard_name(shard))
+        shard, position = divmod(index, file_format.SHARD_RECORDS)
+        reader, path = self._reader(shard), self._root(self._name, file_format.shard_name(shard))
         try:
             (data,) = reader.read([position])
         except (RuntimeError, ValueError, IndexError) as error:
             raise damaged(path, one_line(error)) from error
-        size = form.RECORD_TOKENS * self._dtype.itemsize
+        size = file_format.RECORD_TOKENS * self._dtype.itemsize
         if len(data) != min(size, self.num_tokens * self._dtype.itemsize - index * size):
             raise damaged(path, f"record {position} has the wrong size")
         # ArrayRecord has compared the record with its hash. The checksums show that it is the right record.

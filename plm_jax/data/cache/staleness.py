@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 from plm_jax.common import progress, storage, trees, users
 from plm_jax.common.errors import UserError, one_line
-from plm_jax.data.cache import form
+from plm_jax.data.cache import file_format
 from plm_jax.data.config import DataConfig
 from plm_jax.data.sources import files
 from plm_jax.data.sources.source import Source, TaskSource
@@ -109,7 +109,7 @@ def record_files(folder: str, source: Any, origin: Origin) -> None:
         ]
         for split, listed in origin.listed.items()
     }
-    path, data = os.path.join(folder, form.FILES), form.files_json(rows)
+    path, data = os.path.join(folder, file_format.FILES), file_format.files_json(rows)
     with contextlib.suppress(FileNotFoundError):
         if storage.read(path) == data:
             return
@@ -123,7 +123,7 @@ def compare(data: DataConfig, name: str) -> Comparison:
       UserError: the cache is missing or damaged.
     """
     source, folder = data.sources[name], os.path.join(data.cache_dir, name)
-    recorded = form.read_manifest(folder).get("source")
+    recorded = file_format.read_manifest(folder).get("source")
     if not isinstance(recorded, dict) or not {"name", "validation_fraction"} <= recorded.keys():
         return Comparison("its manifest does not describe its source")
     before = {field: value for field, value in recorded.items() if field != "fingerprint"}
@@ -192,7 +192,7 @@ def _settle(listed: Listing) -> None:
 
 def _compare_files(folder: str, source: files.FileSource, listed: Listing) -> Comparison:
     """Compares the recorded files of a cache with the present ones; records the new times of files that are equal."""
-    recorded = form.read_files(folder)
+    recorded = file_format.read_files(folder)
     if recorded is None:
         return Comparison("it has no record of the files it was made of")
     doubtful: list[tuple[str, str]] = []

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from plm_jax.common import storage
-from plm_jax.data.cache import form
+from plm_jax.data.cache import file_format
 from plm_jax.data.cache.columns import FIRST_BYTES, SENTENCE_STARTS, Column, Values, tokens
 from plm_jax.data.cache.columns import describe as describe_columns
 from plm_jax.data.cache.sorted_ids import MilestonesWriter
@@ -30,14 +30,16 @@ class SplitWriter:
         self._documents = NpyAppender(os.path.join(folder, "documents.npy"))
         self._vectors: dict[str, NpyAppender] = {}
         sorted_names = ["documents", *(column.name for column in columns if column.kind == "start")]
-        files = {name: NpyAppender(os.path.join(folder, f"{form.milestones_name(name)}.npy")) for name in sorted_names}
-        self._milestone_files = {form.milestones_name(name): file for name, file in files.items()}
+        files = {
+            name: NpyAppender(os.path.join(folder, f"{file_format.milestones_name(name)}.npy")) for name in sorted_names
+        }
+        self._milestone_files = {file_format.milestones_name(name): file for name, file in files.items()}
         self._milestones = {name: MilestonesWriter(file.append) for name, file in files.items()}
         for column in columns:
             dtype = "<i8" if column.kind == "start" else column.dtype
             self._vectors[column.name] = NpyAppender(os.path.join(folder, f"{column.name}.npy"), dtype)
             if column.kind == "value":
-                name = form.offsets_name(column.name)
+                name = file_format.offsets_name(column.name)
                 self._vectors[name] = NpyAppender(os.path.join(folder, f"{name}.npy"))
                 self._vectors[name].append(np.zeros(1))
         self._num_values = dict.fromkeys(self._vectors, 0)
@@ -62,7 +64,7 @@ class SplitWriter:
                 values = values + np.repeat(begins, counts)
                 self._milestones[column.name].add(values)
             if column.kind == "value" and counts is not None:
-                name = form.offsets_name(column.name)
+                name = file_format.offsets_name(column.name)
                 self._vectors[name].append(self._num_values[column.name] + np.cumsum(counts))
             self._vectors[column.name].append(values)
             self._num_values[column.name] += len(values)
@@ -118,11 +120,11 @@ class _TokensWriter:
         self.num_tokens += len(flat)
         self._pending.append(np.asarray(flat, self._dtype))
         self._num_pending += len(flat)
-        if self._num_pending >= form.RECORD_TOKENS:
+        if self._num_pending >= file_format.RECORD_TOKENS:
             self._flush(whole_records_only=True)
 
     def _flush(self, whole_records_only: bool) -> None:
-        size, pending = form.RECORD_TOKENS, np.concatenate([np.zeros(0, self._dtype), *self._pending])
+        size, pending = file_format.RECORD_TOKENS, np.concatenate([np.zeros(0, self._dtype), *self._pending])
         end = len(pending) // size * size if whole_records_only else len(pending)
         for start in range(0, end, size):
             record = pending[start : min(start + size, end)]
@@ -131,17 +133,17 @@ class _TokensWriter:
         self._pending, self._num_pending = [pending[end:].copy()], len(pending) - end
 
     def _write(self, data: bytes) -> None:
-        shard, position = divmod(self._num_records, form.SHARD_RECORDS)
+        shard, position = divmod(self._num_records, file_format.SHARD_RECORDS)
         if position == 0:
             from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
 
             self._close_shard()
-            self._shard_path = os.path.join(self._folder, form.shard_name(shard))
+            self._shard_path = os.path.join(self._folder, file_format.shard_name(shard))
             self._shard = array_record_module.ArrayRecordWriter(self._shard_path, _OPTIONS)
         self._shard.write(data)
         self._num_records += 1
         # Every record except the last consists of whole blocks.
-        self.checksums += crc32s(data, form.token_block_bytes(self._dtype.itemsize))
+        self.checksums += crc32s(data, file_format.token_block_bytes(self._dtype.itemsize))
 
     def _close_shard(self) -> None:
         if self._shard is not None:
@@ -168,8 +170,8 @@ def describe(vocab_size: int, columns: Sequence[Column], word_initial: np.ndarra
 def publish(temporary: str, final: str, manifest: Mapping[str, Any]) -> None:
     """Writes the manifest, the last file of a cache, and renames the folder to `final`, replacing an older cache."""
     with open(os.path.join(temporary, "manifest.json"), "w") as file:
-        fields = {"format": form.FORMAT} | form.sizes() | dict(manifest)
-        json.dump(fields | {"crc32": form.crc32(fields)}, file, indent=2)
+        fields = {"format": file_format.FORMAT} | file_format.sizes() | dict(manifest)
+        json.dump(fields | {"crc32": file_format.crc32(fields)}, file, indent=2)
         storage.sync(file)
     storage.replace_folder(temporary, final)
 

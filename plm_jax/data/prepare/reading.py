@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from plm_jax.data import vocabularies
-from plm_jax.data.cache import columns, form, staleness
+from plm_jax.data.cache import columns, file_format, staleness
 from plm_jax.data.config import DataConfig
 from plm_jax.data.prepare import groups
 from plm_jax.data.sources import files
@@ -51,7 +51,7 @@ class SourcePiece(NamedTuple):
 def pieces(name: str, source: Source, most: int = 1) -> list[SourcePiece]:
     """Returns the parts of a source, in order, up to `most` per split if the source can be cut anywhere."""
     corpus = source.open(name)
-    splits = [split for split in form.SPLITS if split in corpus.splits]
+    splits = [split for split in file_format.SPLITS if split in corpus.splits]
     return [SourcePiece(split, shard) for split in splits for shard in corpus.shards(split, most)]
 
 
@@ -156,7 +156,7 @@ def identity(
         "task": files.definition(source),
         "validation_fraction": None if "validation" in corpus.splits else data.validation_fraction,
         "vocabulary": vocabularies.identity(vocabulary),
-        "format": form.CONTENT,
+        "format": file_format.CONTENT,
     }
     if name in data.segmenters:
         determinants["segmenter"], *code = staleness.segmenter(data, name)

@@ -15,7 +15,7 @@ from typing import BinaryIO
 import numpy as np
 import tqdm
 
-from plm_jax.data.cache import columns, form, writer
+from plm_jax.data.cache import columns, file_format, writer
 from plm_jax.data.cache.columns import Column, Values
 from plm_jax.data.prepare import groups
 from plm_jax.data.vocabularies import word_spans
@@ -149,7 +149,7 @@ def write_shards(
             order = np.argsort(shard.rows["key"], kind="stable")
             pieces = np.cumsum(shard.rows["number of tokens"][order], dtype=np.int64) // _WRITE_TOKENS
             for documents in np.split(order, np.flatnonzero(np.diff(pieces)) + 1):
-                for is_validation, split in enumerate(form.SPLITS):
+                for is_validation, split in enumerate(file_format.SPLITS):
                     chosen = documents[held_out[documents] == is_validation]
                     if len(chosen):
                         writers[split].add(shard.read(chosen), int(shard.rows["bytes"][chosen].sum()))

@@ -68,9 +68,9 @@ def test_scores_are_independent_of_the_batch(name):
 def test_scores_equal_torch(architecture, tmp_path):
     torch = pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    from tests.support import theirs
+    from tests.support import reference
 
-    model = theirs.make(architecture, **ARCHITECTURES[architecture])
+    model = reference.make(architecture, **ARCHITECTURES[architecture])
     model.save_pretrained(tmp_path)
     lm, examples = plm_jax.load(tmp_path), pairs(37)
     scores = lm.score(*zip(*examples, strict=True))
@@ -194,9 +194,9 @@ def test_pseudo_log_likelihoods_equal_single_masks(name, word_l2r):
 def test_pseudo_log_likelihoods_equal_torch_on_bert(tmp_path):
     torch = pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    from tests.support import theirs
+    from tests.support import reference
 
-    model = theirs.make("BertForMaskedLM")
+    model = reference.make("BertForMaskedLM")
     model.save_pretrained(tmp_path)
     lm = plm_jax.load(tmp_path)
     tokens = np.random.default_rng(3).integers(4, 36, 9).tolist()

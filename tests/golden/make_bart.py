@@ -7,13 +7,13 @@ import torch
 import transformers
 
 from tests.golden.make_bert_t5 import FOLDER, write
-from tests.support import theirs
+from tests.support import reference
 
 
 def main():
     """Writes the folder."""
-    config = transformers.BartConfig(**theirs.SIZES["bart"] | {"decoder_layers": 3, "scale_embedding": True})
-    model = theirs.randomized(transformers.BartForConditionalGeneration, config)
+    config = transformers.BartConfig(**reference.SIZES["bart"] | {"decoder_layers": 3, "scale_embedding": True})
+    model = reference.randomized(transformers.BartForConditionalGeneration, config)
     model.final_logits_bias = torch.nn.Parameter(torch.randn_like(model.final_logits_bias))  # So that it is written.
     write(FOLDER / "bart", model)
 

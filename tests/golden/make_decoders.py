@@ -12,7 +12,7 @@ import transformers
 from safetensors.torch import save_file
 
 from tests.golden.make_gpt2 import BEAMS, MASK, NEW_TOKENS, continuations
-from tests.support import theirs
+from tests.support import reference
 
 FOLDER = pathlib.Path(__file__).parent
 SIZES = {"vocab_size": 61, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "initializer_range": 0.3}
@@ -40,7 +40,7 @@ MODELS = {
 def main():
     """Writes all folders."""
     for seed, (name, config) in enumerate(MODELS.items()):
-        model = theirs.randomized(transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], config)
+        model = reference.randomized(transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], config)
         tokens, mask = torch.tensor(np.random.default_rng(seed).integers(14, 61, MASK.shape)), torch.tensor(MASK)
         with torch.no_grad():
             positions = (mask.cumsum(1) - 1).clamp(min=0)

@@ -25,13 +25,13 @@ HEADS = {"seq_relationship_logits": "sentence_pair", "sop_logits": "sentence_pai
 
 
 @pytest.fixture
-def theirs():
-    """Module `tests.support.theirs`; skips without torch."""
+def reference():
+    """Module `tests.support.reference`; skips without torch."""
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    from tests.support import theirs
+    from tests.support import reference
 
-    return theirs
+    return reference
 
 
 def assert_same_outputs(lm, inputs, want):
@@ -278,12 +278,12 @@ UNUSED = {"bert": "cls.predictions.bias", "roberta": "lm_head.bias", "albert": "
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.architecture}-{case.name}")
-def test_outputs_equal_transformers_before_and_after_saving(case, theirs, tmp_path):
-    model = theirs.make(case.architecture, case.untied, **case.fields)
+def test_outputs_equal_transformers_before_and_after_saving(case, reference, tmp_path):
+    model = reference.make(case.architecture, case.untied, **case.fields)
     if case.has_bias:
         model.final_logits_bias.normal_()
     model.save_pretrained(tmp_path / "theirs")
-    lm, (inputs, want) = plm_jax.load(tmp_path / "theirs"), theirs.run(model)
+    lm, (inputs, want) = plm_jax.load(tmp_path / "theirs"), reference.run(model)
     assert_same_outputs(lm, inputs, want)
     family = model.config.model_type
     unused = {UNUSED[family]} if family in UNUSED and not lm.config.head.tied else set()
@@ -292,8 +292,8 @@ def test_outputs_equal_transformers_before_and_after_saving(case, theirs, tmp_pa
 
     lm.save(tmp_path / "ours")
     again = type(model).from_pretrained(tmp_path / "ours").eval()
-    theirs.assert_same_state(model, again, unused)
-    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-5), theirs.run(again)[1], want)
+    reference.assert_same_state(model, again, unused)
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-5), reference.run(again)[1], want)
     written, original = (json.loads((tmp_path / side / "config.json").read_text()) for side in ("ours", "theirs"))
     differ = {key for key in written.keys() & original.keys() if written[key] != original[key]}
     # GPT-2's n_inner is 4 times the width by default.
@@ -318,8 +318,8 @@ def test_outputs_equal_transformers_before_and_after_saving(case, theirs, tmp_pa
         ("ElectraModel", False, models.NoHead()),
     ],
 )
-def test_partial_heads_are_loaded(architecture, head, pooler, theirs, tmp_path):
-    model = theirs.make(architecture)
+def test_partial_heads_are_loaded(architecture, head, pooler, reference, tmp_path):
+    model = reference.make(architecture)
     model.save_pretrained(tmp_path / "theirs")
     lm = plm_jax.load(tmp_path / "theirs")
     assert isinstance(lm.config.head, models.VocabularyHead) == head
@@ -328,7 +328,7 @@ def test_partial_heads_are_loaded(architecture, head, pooler, theirs, tmp_path):
     lm.save(tmp_path / "ours")
     again = type(model).from_pretrained(tmp_path / "ours")
     assert again.config.architectures == [architecture]
-    theirs.assert_same_state(model, again)
+    reference.assert_same_state(model, again)
 
 
 @pytest.mark.parametrize(
@@ -342,30 +342,30 @@ def test_partial_heads_are_loaded(architecture, head, pooler, theirs, tmp_path):
         ("BartForSequenceClassification", "classification_head.dense.bias"),
     ],
 )
-def test_fine_tuned_model_loads_without_unknown_head(architecture, left_out, theirs, tmp_path):
-    model = theirs.make(architecture)
+def test_fine_tuned_model_loads_without_unknown_head(architecture, left_out, reference, tmp_path):
+    model = reference.make(architecture)
     model.save_pretrained(tmp_path)
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"architectures": None}))
     with pytest.warns(UserWarning, match=f"left out: .*{re.escape(left_out)}"):
         lm = plm_jax.load(tmp_path)
     if architecture != "BartForSequenceClassification":  # This class requires an end token in each row.
-        inputs, want = theirs.run(model)
+        inputs, want = reference.run(model)
         assert_same_outputs(lm, inputs, {"hidden_states": want["hidden_states"]})
 
 
 @pytest.mark.parametrize("architecture", [GPT2, LLAMA, GLM, GPT1, BART])
-def test_sharded_bare_model_loads(architecture, theirs, tmp_path):
-    model = theirs.make(architecture, **({} if architecture == BART else {"tie_word_embeddings": True}))
+def test_sharded_bare_model_loads(architecture, reference, tmp_path):
+    model = reference.make(architecture, **({} if architecture == BART else {"tie_word_embeddings": True}))
     model.base_model.save_pretrained(tmp_path, max_shard_size="4KB")
     assert (tmp_path / "model.safetensors.index.json").exists()
     lm = plm_jax.load(tmp_path)
     assert lm.num_parameters == model.num_parameters() and lm.config.head.tied
-    assert_same_outputs(lm, *theirs.run(model))
+    assert_same_outputs(lm, *reference.run(model))
 
 
-def test_old_llama_config_is_read(theirs, tmp_path):
-    model = theirs.make(LLAMA, rope_parameters=SCALED)
+def test_old_llama_config_is_read(reference, tmp_path):
+    model = reference.make(LLAMA, rope_parameters=SCALED)
     model.save_pretrained(tmp_path)
     path = tmp_path / "config.json"
     config = json.loads(path.read_text())
@@ -375,7 +375,7 @@ def test_old_llama_config_is_read(theirs, tmp_path):
     assert lm.config.attention.position == models.Rotary(
         1000.0, scaling=models.RotaryScaling(4.0, 1.0, 2.0, 16), length=2048
     )
-    assert_same_outputs(lm, *theirs.run(model))
+    assert_same_outputs(lm, *reference.run(model))
 
 
 def until(ends, row):
@@ -385,9 +385,9 @@ def until(ends, row):
 
 @pytest.mark.parametrize("ends", [[3], [7, 24, 3]])
 @pytest.mark.parametrize("beams", [1, 2, 4])
-def test_decoder_continuations_equal_transformers(beams, ends, theirs, tmp_path):
+def test_decoder_continuations_equal_transformers(beams, ends, reference, tmp_path):
     torch = pytest.importorskip("torch")
-    model = theirs.make(GPT2, n_positions=40)
+    model = reference.make(GPT2, n_positions=40)
     model.save_pretrained(tmp_path)
     lm = plm_jax.load(tmp_path)
     tokens, mask = np.random.default_rng(1).integers(0, 37, (8, 6)), np.ones((8, 6), int)
@@ -410,9 +410,9 @@ def test_decoder_continuations_equal_transformers(beams, ends, theirs, tmp_path)
 
 
 @pytest.mark.parametrize("beams", [1, 3])
-def test_encoder_decoder_answers_equal_transformers(beams, theirs, tmp_path):
+def test_encoder_decoder_answers_equal_transformers(beams, reference, tmp_path):
     torch = pytest.importorskip("torch")
-    model = theirs.make(BART, max_position_embeddings=40)
+    model = reference.make(BART, max_position_embeddings=40)
     model.save_pretrained(tmp_path)
     lm = plm_jax.load(tmp_path)
     prompts = [[0, 8, 15, 16, 2], [0, 23, 2], [0, 3, 4, 20, 31, 6, 9, 8, 7, 6, 11, 2]]

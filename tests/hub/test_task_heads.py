@@ -57,23 +57,23 @@ CASES = [
 
 
 @pytest.fixture
-def theirs():
-    """Module `tests.support.theirs`; skips without torch."""
+def reference():
+    """Module `tests.support.reference`; skips without torch."""
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    from tests.support import theirs
+    from tests.support import reference
 
-    return theirs
+    return reference
 
 
-def make_model(case, theirs, **fields):
+def make_model(case, reference, **fields):
     """Returns a model of a case with its own labels and a distinct dropout rate."""
     labels = NAMES.get(case.kind)
     if labels:
         fields |= {"id2label": dict(enumerate(labels)), "label2id": {name: i for i, name in enumerate(labels)}}
     if case.family in ("GPT2", "Llama"):
         fields["pad_token_id"] = PAD
-    return theirs.make(case.architecture, **ENCODERS.get(case.family, {}), **fields)
+    return reference.make(case.architecture, **ENCODERS.get(case.family, {}), **fields)
 
 
 def inputs_of(case, model):
@@ -107,8 +107,8 @@ def outputs(model, inputs):
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.architecture}-{case.kind}-{case.side}")
-def test_outputs_equal_transformers_in_both_directions(case, theirs, tmp_path):
-    model = make_model(case, theirs)
+def test_outputs_equal_transformers_in_both_directions(case, reference, tmp_path):
+    model = make_model(case, reference)
     model.save_pretrained(tmp_path / "theirs")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -124,7 +124,7 @@ def test_outputs_equal_transformers_in_both_directions(case, theirs, tmp_path):
 
     lm.save(tmp_path / "ours")
     again = type(model).from_pretrained(tmp_path / "ours").eval()
-    theirs.assert_same_state(model, again)
+    reference.assert_same_state(model, again)
     np.testing.assert_allclose(outputs(again, inputs)[real], want[real], atol=1e-5)
     written, original = (json.loads((tmp_path / side / "config.json").read_text()) for side in ("ours", "theirs"))
     assert written["architectures"] == [case.architecture]
@@ -154,8 +154,8 @@ def test_dropout_rate_of_head_is_preserved(family, rate, shown, tmp_path):
             assert families.to_config(layout, settings)[name] == rate
 
 
-def test_unsupported_heads_are_ignored_with_warning(theirs, tmp_path):
-    model = theirs.make("BertForSequenceClassification", num_labels=3, problem_type="multi_label_classification")
+def test_unsupported_heads_are_ignored_with_warning(reference, tmp_path):
+    model = reference.make("BertForSequenceClassification", num_labels=3, problem_type="multi_label_classification")
     model.save_pretrained(tmp_path)
     with pytest.warns(UserWarning, match=r"left out: classifier.bias, classifier.weight"):
         lm = plm_jax.load(tmp_path)
@@ -222,9 +222,9 @@ def test_new_head_has_form_of_family():
         new("summary", bert)
 
 
-def test_invalid_rows_of_texts_are_rejected(theirs, tmp_path):
+def test_invalid_rows_of_texts_are_rejected(reference, tmp_path):
     case = Case("Bert", "choice")
-    model = make_model(case, theirs)
+    model = make_model(case, reference)
     model.save_pretrained(tmp_path)
     lm, inputs = plm_jax.load(tmp_path), inputs_of(case, model)
     with pytest.raises(UserError, match=r"inputs have shapes \(3, 2, 8\) and \(3, 8\): pass the same rows of texts"):
@@ -236,8 +236,8 @@ def test_invalid_rows_of_texts_are_rejected(theirs, tmp_path):
     np.testing.assert_allclose(one[:, 0], lm.logits(**inputs, head="task")[:, 0], atol=1e-5)
 
 
-def test_classifier_does_not_generate_text(theirs, tmp_path):
-    make_model(Case("Llama", "classes"), theirs).save_pretrained(tmp_path)
+def test_classifier_does_not_generate_text(reference, tmp_path):
+    make_model(Case("Llama", "classes"), reference).save_pretrained(tmp_path)
     lm = plm_jax.load(tmp_path)
     assert isinstance(lm.config.head, models.NoHead)
     with pytest.raises(UserError, match="this model has no vocabulary head"):

@@ -14,7 +14,7 @@ from plm_jax.data import vocabularies
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
-from tests.support import theirs  # noqa: E402
+from tests.support import reference  # noqa: E402
 
 TEXT = "the state of the union is strong and we the people stand"
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "state", "##ly"]
@@ -31,7 +31,7 @@ def pieces(vocab_size, text=TEXT, **options):
 
 def travel(folder, architecture, files, **fields):
     """Saves a model with transformers and again with plm_jax. Returns plm_jax's model and transformers' tokenizer."""
-    theirs.make(architecture, **fields).save_pretrained(folder / "theirs")
+    reference.make(architecture, **fields).save_pretrained(folder / "theirs")
     for name, content in files.items():
         (folder / "theirs" / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     lm = plm_jax.load(folder / "theirs")
@@ -136,7 +136,7 @@ def test_roberta_vocabulary_is_preserved_and_fills_like_transformers(tmp_path):
     input_ids = tokenizer("the state of the<mask> is the<mask>.", return_tensors="pt").input_ids
     assert input_ids[0, 0] == 0 and input_ids[0, -1] == 2
     with torch.no_grad():
-        logits = theirs.make("RobertaForMaskedLM", **fields)(input_ids).logits[0]
+        logits = reference.make("RobertaForMaskedLM", **fields)(input_ids).logits[0]
     at = torch.nonzero(input_ids[0] == ids["<mask>"])[:, 0]
     expected = logits[at].softmax(-1).topk(3)
     (filled,) = lm.fill("the state of the <mask> is the [MASK].", top_k=3)

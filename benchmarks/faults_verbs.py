@@ -108,9 +108,13 @@ def finish_base(folder: pathlib.Path) -> None:
         | {"metrics": metrics}
         for name in ("a", "b")
     ]
-    rivals = [{"run": "a", "metric": "a/accuracy", "others": {"b": "b", "chance": 0.5, "loss": ["b", "a/loss"]}}]
+    baselines = [{"run": "a", "metric": "a/accuracy", "others": {"b": "b", "chance": 0.5, "loss": ["b", "a/loss"]}}]
     published = [{"run": name, "figures": {"GLUE": 80.0}, "source": "Table 1"} for name in ("a", "b")]
-    tree = {"base": json.loads((folder / "run/config.json").read_text())["config"], "runs": rows, "rivals": rivals}
+    tree = {
+        "base": json.loads((folder / "run/config.json").read_text())["config"],
+        "runs": rows,
+        "baselines": baselines,
+    }
     tree |= {"published": published, "compared": {"GLUE": ["a/accuracy"]}}
     (sweep / "sweep.json").write_text(json.dumps(tree))
 

@@ -51,7 +51,7 @@ def test_every_run_can_be_trained_and_compared(name, size, tmp_path, monkeypatch
     tables = sweep.load_comparisons(path, set(by_name))
     read = {source for member in by_name.values() for source in config.read_sources(member.run)}
 
-    metrics = [*tables["compared"].values(), *(rival.metric for rival in tables["rivals"])]
+    metrics = [*tables["compared"].values(), *(baseline.metric for baseline in tables["baselines"])]
     assert metrics and all(sources(metric) <= read for metric in metrics)
     if size == "paper":
         sweep.load_comparisons(

@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from plm_jax import config, models
 from plm_jax.configs import demo
 from plm_jax.configs.ablations import labelled_sets
-from plm_jax.experiments.comparison import Rivals
+from plm_jax.experiments.comparison import Baselines
 
 base = "../tasks/sentiment.py"
 TRAIN, TEST, FITS = 2000, 1000, 200
@@ -54,12 +54,12 @@ def overrides() -> Iterator[tuple[str, dict]]:
         yield f"sentiment-{family}-random", _tuned("sentiment", family) | {"train.init_names": ()}
 
 
-def rivals() -> list[Rivals]:
+def baselines() -> list[Baselines]:
     """Returns what each run is compared with."""
-    first, *rest = (labelled_sets.rivals_of(name, TRAIN, TEST) for name in _sets())
+    first, *rest = (labelled_sets.baselines_of(name, TRAIN, TEST) for name in _sets())
     runs = [first.run, *(f"sentiment-{family}" for family in FAMILIES[1:])]
     random, *random_others = (
-        Rivals(run, first.metric, dict(first.columns) | {"random weights": f"{run}-random"}) for run in runs
+        Baselines(run, first.metric, dict(first.columns) | {"random weights": f"{run}-random"}) for run in runs
     )
     return [random, *rest, *random_others]
 

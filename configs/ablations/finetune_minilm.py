@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from plm_jax import models
 from plm_jax.common.errors import UserError
 from plm_jax.configs.ablations import labelled_sets
-from plm_jax.experiments.comparison import Rivals
+from plm_jax.experiments.comparison import Baselines
 
 base = "../tasks/sentiment.py"
 TRAIN, TEST = 2000, 1000
@@ -41,10 +41,10 @@ def overrides() -> Iterator[tuple[str, dict]]:
         yield f"{name}-random", changes | {"train.init_names": ()}
 
 
-def rivals() -> list[Rivals]:
+def baselines() -> list[Baselines]:
     """Returns what each run is compared with."""
     names = filter(labelled_sets.is_there, RECIPES)
-    return [labelled_sets.rivals_of(name, TRAIN, TEST, random_weights=f"{name}-random") for name in names]
+    return [labelled_sets.baselines_of(name, TRAIN, TEST, random_weights=f"{name}-random") for name in names]
 
 
 def _encoder() -> str:

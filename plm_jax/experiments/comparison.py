@@ -1,4 +1,4 @@
-"""Tables that compare runs with trivial baselines, with rivals and with the results of a paper.
+"""Tables that compare runs with trivial predictors, with baselines and with the results of a paper.
 
 Only the primary metric of a sweep has verdicts: each row is tested against the reference run (`significance`). Every
 other comparison is a difference with its 95 % interval.
@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from plm_jax.common import metrics as declarations
-from plm_jax.evaluation import baselines
+from plm_jax.evaluation.baselines import trivial_baseline
 from plm_jax.experiments import significance
 from plm_jax.experiments.setups import SETUP_HEAD, Setup
 from plm_jax.experiments.significance import MeanDifference, Sample
@@ -38,13 +38,13 @@ METHOD = (
 _TARGETS = ("objective", "data", "vocabulary")
 
 
-class Rivals(NamedTuple):
-    """Rivals of a run, by one metric.
+class Baselines(NamedTuple):
+    """Baselines of a run, by one metric.
 
     Attributes:
       run: name of the run.
       metric: SOURCE/METRIC.
-      columns: rivals by column name: the name of another run (its value of the same metric), another metric of this
+      columns: baselines by column name: the name of another run (its value of the same metric), another metric of this
         run, a pair of another run and another metric, or a constant in the unit of the metric.
     """
 
@@ -105,49 +105,51 @@ class PaperComparison(NamedTuple):
     verdict: str
 
 
-def rivals_table(results: Sequence[dict[str, Any]], rivals: Sequence[Rivals]) -> Lines:
-    """Returns a table of runs and their rivals: their results, and the gain over each rival with its 95 % interval.
+def baselines_table(results: Sequence[dict[str, Any]], baselines: Sequence[Baselines]) -> Lines:
+    """Returns a table of runs and their baselines, with the gain over each baseline and its 95 % interval.
 
     Args:
       results: as in `table`; cells without results are blank.
     """
-    names = list(dict.fromkeys(name for row in rivals for name in row.columns))
+    names = list(dict.fromkeys(name for row in baselines for name in row.columns))
     gain_column = f"gain {INTERVAL}"
     lines: Lines = [("Run", "Metric", "Value", *(cell for name in names for cell in (name, gain_column)))]
-    for row in rivals:
+    for row in baselines:
         metric, sample = _declared(row.metric), _sample(_rows_of(results, row.run), row.metric)
-        rival_samples = [_rival(results, row, row.columns.get(name)) for name in names]
-        number_format = _readable(metric, sample.values, *(rival_sample.values for rival_sample in rival_samples))
+        samples = [_baseline(results, row, row.columns.get(name)) for name in names]
+        number_format = _readable(metric, sample.values, *(baseline.values for baseline in samples))
         cells = [row.run, row.metric, figure(sample.values, number_format) if sample.values else NOT_RUN]
-        for name, rival_sample in zip(names, rival_samples, strict=True):
+        for name, baseline in zip(names, samples, strict=True):
             is_constant = isinstance(row.columns.get(name), float | int)
-            gain = _gain(sample, rival_sample, metric, is_constant) if sample.values and rival_sample.values else None
+            gain = _gain(sample, baseline, metric, is_constant) if sample.values and baseline.values else None
             cells += [
-                figure(rival_sample.values, number_format) if rival_sample.values else "",
+                figure(baseline.values, number_format) if baseline.values else "",
                 "" if gain is None else signed(gain, number_format),
             ]
         lines.append(tuple(cells))
     return lines
 
 
-def _rival(results: Sequence[dict[str, Any]], rival: Rivals, column: str | tuple[str, str] | float | None) -> Sample:
-    """Returns the results of a rival; a sample without values if there are none."""
+def _baseline(
+    results: Sequence[dict[str, Any]], row: Baselines, column: str | tuple[str, str] | float | None
+) -> Sample:
+    """Returns the results of a baseline; a sample without values if there are none."""
     if isinstance(column, tuple):
         return _sample(_rows_of(results, column[0]), column[1])
     if isinstance(column, str):
-        same_metric = _sample(_rows_of(results, column), rival.metric)
-        return same_metric if same_metric.values else _sample(_rows_of(results, rival.run), column)
+        same_metric = _sample(_rows_of(results, column), row.metric)
+        return same_metric if same_metric.values else _sample(_rows_of(results, row.run), column)
     return Sample([] if column is None else [column])
 
 
 def _gain(
-    sample: Sample, rival_sample: Sample, metric: declarations.Metric | None, is_constant: bool
+    sample: Sample, baseline_sample: Sample, metric: declarations.Metric | None, is_constant: bool
 ) -> MeanDifference:
     """Returns the gain over another sample or over a constant; positive is better."""
     if is_constant:
-        difference = significance.difference(sample, target=rival_sample.values[0])
+        difference = significance.difference(sample, target=baseline_sample.values[0])
     else:
-        difference = significance.difference(sample, reference=rival_sample)
+        difference = significance.difference(sample, reference=baseline_sample)
     if metric is None or metric.sign >= 0:
         return difference
     low, high = (None if bound is None else -bound for bound in (difference.high, difference.low))
@@ -232,7 +234,7 @@ def _trivial(metrics: Mapping[str, float], name: str) -> float | None:
         siblings = {
             key.removeprefix(f"{group}/"): value for key, value in metrics.items() if key.startswith(f"{group}/")
         }
-        baseline = baselines.trivial_baseline(name.rpartition("/")[2], siblings)
+        baseline = trivial_baseline(name.rpartition("/")[2], siblings)
         if isinstance(baseline, float) or baseline in siblings:
             return baseline if isinstance(baseline, float) else siblings[baseline]
     return 0.0 if declared is not None and declared.unit == "correlation" else None

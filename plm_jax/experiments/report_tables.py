@@ -137,14 +137,14 @@ def _targets(run: Mapping[str, Any]) -> list[str]:
 
 
 def tasks(runs: Sequence[RunLog], sweeps: Sequence[Sweep]) -> str:
-    """Returns tables of task results, compared with trivial predictors and with the rivals of sweeps."""
+    """Returns tables of task results, compared with trivial predictors and with the baselines of sweeps."""
     content, sweep_variants = "", set()
     for sweep in sweeps:
         marks = _marks(runs, sweep.prefix)
         sweep_variants |= {f"{sweep.prefix}{result['name']}" for result in sweep.results}
         content += _grid(comparison.table(sweep.results), marks)
-        if sweep.rivals:
-            content += _grid(comparison.rivals_table(sweep.results, sweep.rivals), marks)
+        if sweep.baselines:
+            content += _grid(comparison.baselines_table(sweep.results, sweep.baselines), marks)
     single_runs = [
         {
             **{"name": label(run.variant), "error": None, "minutes": 0.0},

@@ -58,7 +58,7 @@ class Sweep:
       prefix: prefix of the variants of its runs.
       results: results as in `comparison.table`, each with its `workdir`.
       base: base config; {} if it is not stored.
-      rivals: rivals of runs.
+      baselines: baselines of runs.
       published: results of a paper.
       compared: our metrics by the paper's names; the first is the primary metric.
       setups: table of the settings that differ from the paper's, from `setups.table`.
@@ -68,7 +68,7 @@ class Sweep:
     prefix: str
     results: Sequence[dict[str, Any]]
     base: dict
-    rivals: Sequence[comparison.Rivals]
+    baselines: Sequence[comparison.Baselines]
     published: Sequence[comparison.Published]
     compared: Mapping[str, comparison.Metric | comparison.StandIn]
     setups: comparison.Lines
@@ -206,9 +206,9 @@ def read_sweep(workdir: str, prefix: str = "") -> Sweep:
     try:
         tree = json.loads(storage.read(path))
         results = [_result(row) for row in tree["runs"]]
-        rivals = [
-            comparison.Rivals(_text(row["run"]), _text(row["metric"]), _columns(row["others"]))
-            for row in tree.get("rivals", ())
+        baselines = [
+            comparison.Baselines(_text(row["run"]), _text(row["metric"]), _columns(row["others"]))
+            for row in tree.get("baselines", ())
         ]
         published = [
             comparison.Published(_text(row["run"]), _figures(row["figures"]), _text(row["source"]))
@@ -231,7 +231,7 @@ def read_sweep(workdir: str, prefix: str = "") -> Sweep:
             raise UserError(
                 f"{path}: {error}, or report it separately from sweeps that declare it differently"
             ) from error
-    return Sweep(_base(workdir), prefix, results, base, rivals, published, compared, setup_rows)
+    return Sweep(_base(workdir), prefix, results, base, baselines, published, compared, setup_rows)
 
 
 def _result(row: dict[str, Any]) -> dict[str, Any]:

@@ -197,14 +197,14 @@ class _Sweep:
         compared = (
             comparison.default_comparison(results) if comparisons["compared"] is None else comparisons["compared"]
         )
-        if comparisons["rivals"]:
-            tables.append(comparison.rivals_table(results, comparisons["rivals"]))
+        if comparisons["baselines"]:
+            tables.append(comparison.baselines_table(results, comparisons["baselines"]))
         if compared:
             tables.append(comparison.paper_table(results, comparisons["published"], compared))
         table = "\n".join(map(comparison.to_markdown, tables)) + (f"\n{comparison.METHOD}\n" if compared else "")
         published = [{"run": row.run, "figures": row.figures, "source": row.source} for row in comparisons["published"]]
-        rivals = [{"run": row.run, "metric": row.metric, "others": row.columns} for row in comparisons["rivals"]]
-        tree = {"rivals": rivals, "published": published, "setups": self._setups}
+        baselines = [{"run": row.run, "metric": row.metric, "others": row.columns} for row in comparisons["baselines"]]
+        tree = {"baselines": baselines, "published": published, "setups": self._setups}
         tree["compared"] = {name: comparison.to_json(metric) for name, metric in compared.items()}
         user_metrics = metrics.of_users({name for member in results for name in member["metrics"]})
         tree["metrics"] = {name: dataclasses.asdict(metric) for name, metric in user_metrics.items()}

@@ -12,7 +12,7 @@ may also define
 
     evaluations()  pairs of the name of a run and flags of a further `evaluate` of it, {"tasks": "sentiment",
                  "shots": (0, 5)}, whose metrics are added to those of the run
-    rivals()     a list of `comparison.Rivals` for a second table, of runs and their rivals
+    baselines()  a list of `comparison.Baselines` for a second table, of runs and their baselines
     compared     metrics for a third table, of each run compared with the first, by name or by a paper's name:
                  TASK/METRIC, or several of them for their mean. Only the first is tested. The default is a metric that
                  all runs have (`comparison.default_comparison`); {} compares nothing
@@ -21,9 +21,9 @@ may also define
                  `comparison.StandIn`
 
 A sweep file for several sizes, `--sweep=FILE.py:SIZE`, takes the size in each function, including the base:
-`base(size)`, `overrides(size)`, `evaluations(size)`, `rivals(size)`, `compared(size)`. The default of the parameter is
-the size that is used without a colon. `published()` covers all sizes; runs that a size does not have are left out. Only
-runs of the default size are compared with the paper's setups.
+`base(size)`, `overrides(size)`, `evaluations(size)`, `baselines(size)`, `compared(size)`. The default of the parameter
+is the size that is used without a colon. `published()` covers all sizes; runs that a size does not have are left out.
+Only runs of the default size are compared with the paper's setups.
 """
 
 import dataclasses
@@ -58,7 +58,7 @@ _EVALUATE_FLAGS = (
     "include_path",
 )
 # Functions of a sweep file that return lists, and the class of the items.
-_LISTS = {"rivals": comparison.Rivals, "published": comparison.Published}
+_LISTS = {"baselines": comparison.Baselines, "published": comparison.Published}
 
 
 def load_members(path: str, workdir: str, seeds: Sequence[int] = ()) -> list[Member]:
@@ -201,8 +201,8 @@ def load_comparisons(path: str, runs: Collection[str]) -> dict[str, Any]:
       runs: names of the runs.
 
     Returns:
-      `base`, the config; `rivals`, `published` and `compared` as the file defines them, empty by default; `compared` is
-      None if the file does not define it.
+      `base`, the config; `baselines`, `published` and `compared` as the file defines them, empty by default; `compared`
+      is None if the file does not define it.
 
     Raises:
       UserError: an item has the wrong type or names an unknown run.
@@ -229,10 +229,10 @@ def load_comparisons(path: str, runs: Collection[str]) -> dict[str, Any]:
             f"`published` of {path} has figures of '{unsourced[0]}' without a source: add the source or remove them"
         )
     names_by_function = {name: [row.run for row in rows] for name, rows in lists.items()}
-    rivals = [rival_run for rival in lists["rivals"] for rival_run in rival.columns.values()]
-    names_by_function["rivals"] += [rival_run[0] for rival_run in rivals if isinstance(rival_run, tuple)]
-    names_by_function["rivals"] += [
-        rival_run for rival_run in rivals if isinstance(rival_run, str) and "/" not in rival_run
+    baselines = [baseline for baseline in lists["baselines"] for baseline in baseline.columns.values()]
+    names_by_function["baselines"] += [baseline[0] for baseline in baselines if isinstance(baseline, tuple)]
+    names_by_function["baselines"] += [
+        baseline for baseline in baselines if isinstance(baseline, str) and "/" not in baseline
     ]
     for function, names in names_by_function.items():
         for name in names:

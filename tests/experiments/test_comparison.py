@@ -109,14 +109,16 @@ def test_runs_stand_beside_their_rivals_with_welchs_interval():
     results = [result("tuned", s__accuracy=x, s__most_frequent_accuracy=0.5) for x in ours]
     results += [result("scratch", s__accuracy=x) for x in other]
     others = {"trivial": "s/most_frequent_accuracy", "words": 0.815, "random weights": "scratch"}
-    head, row = comparison.rivals_table(results, [comparison.Rivals("tuned", "s/accuracy", others)])
+    head, row = comparison.baselines_table(results, [comparison.Baselines("tuned", "s/accuracy", others)])
     assert head == ("Run", "Metric", "Value", *(cell for name in others for cell in (name, "gain [95 %]")))
     assert row[:4] == ("tuned", "s/accuracy", "82.00 ± 1.00 %", "50.00 ± 0.00 %")
     interval = scipy.stats.ttest_ind(ours, other, equal_var=False).confidence_interval(0.95)
     assert row[8] == f"+17.33 [{100 * interval.low:+.2f}, {100 * interval.high:+.2f}]"
     interval = scipy.stats.ttest_1samp(np.subtract(ours, 0.815), 0).confidence_interval(0.95)
     assert row[6] == f"+0.50 [{100 * interval.low:+.2f}, {100 * interval.high:+.2f}]"
-    (loss,) = cells(comparison.rivals_table([result("a", s__loss=3.0)], [comparison.Rivals("a", "s/loss", {"b": 4.0})]))
+    (loss,) = cells(
+        comparison.baselines_table([result("a", s__loss=3.0)], [comparison.Baselines("a", "s/loss", {"b": 4.0})])
+    )
     assert loss[2:] == ["3.000", "4.000", "+1.000"]
 
 
@@ -417,8 +419,8 @@ def test_an_effect_of_eight_deviations_is_found():
 def test_a_run_stands_beside_another_metric_of_another_run():
     results = [result("tuned", s__accuracy=x) for x in (0.8, 0.82)]
     results += [result("given", **{"s__5_shots/accuracy": x}) for x in (0.5, 0.52)]
-    rivals = [comparison.Rivals("tuned", "s/accuracy", {"5 shots": ("given", "s/5_shots/accuracy")})]
-    (row,) = cells(comparison.rivals_table(results, rivals))
+    baselines = [comparison.Baselines("tuned", "s/accuracy", {"5 shots": ("given", "s/5_shots/accuracy")})]
+    (row,) = cells(comparison.baselines_table(results, baselines))
     assert row[3] == "51.00 ± 1.41 %" and row[4].startswith("+30.00 [")
 
 

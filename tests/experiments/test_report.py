@@ -146,7 +146,7 @@ def swept(folder, **changes):
     ]
     base = json.loads((folder / "a-seed0" / "config.json").read_text())["config"]
     base["train"]["steps"] = 99
-    told = {"runs": runs, "base": base, "published": published, "compared": {"MNLI": "s/accuracy"}, "rivals": []}
+    told = {"runs": runs, "base": base, "published": published, "compared": {"MNLI": "s/accuracy"}, "baselines": []}
     (folder / "sweep.json").write_text(json.dumps(told | changes))
     return folder
 
@@ -193,7 +193,7 @@ def test_what_is_not_the_papers_setup_is_on_the_page(tmp_path):
         {"setups": [["Run", "Setting"], ["a"]]},
         {"setups": [["Run", 3]]},
         {"base": [1]},
-        {"rivals": [{"run": 10**40, "metric": "s/accuracy", "others": {}}]},
+        {"baselines": [{"run": 10**40, "metric": "s/accuracy", "others": {}}]},
     ],
 )
 def test_a_damaged_sweep_is_one_line(tmp_path, changes):
@@ -231,8 +231,8 @@ def harmful(folder, name, text):
     (run / "samples.jsonl").write_text(json.dumps(sample) + "\n")
     result = {"name": text, "seed": 1, "workdir": name, "error": text, "minutes": 1, "metrics": {text: text}}
     others = {"published": [{"run": text, "figures": {text: 1, "B": 2}, "source": text}], "compared": {text: text}}
-    rivals = [{"run": text, "metric": text, "others": {text: text}}]
-    told = {"runs": [result], "base": {text: text}, "rivals": rivals, **others}
+    baselines = [{"run": text, "metric": text, "others": {text: text}}]
+    told = {"runs": [result], "base": {text: text}, "baselines": baselines, **others}
     (run.parent / "sweep.json").write_text(json.dumps(told))
     return page(folder, run, run.parent)
 

@@ -252,10 +252,10 @@ def test_what_is_reached_is_told_after_each_run(verbs, warm, tmp_path, monkeypat
 
 
 RIVALS = """
-from plm_jax.experiments.comparison import Rivals
+from plm_jax.experiments.comparison import Baselines
 
-def rivals():
-    return [Rivals("{run}", "a/real_loss", {{"trivial": "a/unigram_loss", "words": 3.5, "before": "{other}"}})]
+def baselines():
+    return [Baselines("{run}", "a/real_loss", {{"trivial": "a/unigram_loss", "words": 3.5, "before": "{other}"}})]
 """
 
 
@@ -341,7 +341,7 @@ def test_runs_are_told_beside_what_a_paper_reports(verbs, warm, tmp_path):
     row = "| MNLI vs. our a/real_loss | warm | 84.500 | +0.500 | 4.000 | +0.000 | not resolved | 1 |"
     assert last == row
     found = json.loads((tmp_path / "sweep.json").read_text())
-    assert found["compared"] == {"MNLI": "a/real_loss"} and found["rivals"] == []
+    assert found["compared"] == {"MNLI": "a/real_loss"} and found["baselines"] == []
     first = {"run": "good", "figures": {"MNLI": 84.0, "RACE": 64.2}, "source": "Table 2"}
     assert found["published"] == [first, {"run": "warm", "figures": {"MNLI": 84.5}, "source": "Table 2"}]
     assert found["base"]["train"]["steps"] > 2 and found["base"].keys() >= {"model", "objective", "data"}

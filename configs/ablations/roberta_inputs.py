@@ -40,8 +40,8 @@ _PAIRS = {"kind": "sentence_pairs", "task": "next_sentence", "short_probability"
 ROWS = {
     "segment_pairs": _PAIRS | {"parts": "segments"},
     "sentence_pairs": _PAIRS | {"parts": "sentences"},
-    "full_sentences": {"kind": "whole_sentences", "cross_documents": True},
-    "document_sentences": {"kind": "whole_sentences", "cross_documents": False},
+    "full_sentences": {"kind": "full_sentences", "cross_documents": True},
+    "document_sentences": {"kind": "full_sentences", "cross_documents": False},
 }
 SCALES = {
     "paper": {

@@ -33,7 +33,7 @@ WORDS = objectives.MaskedLM(whole_words=1, mask_share=1.0, random_share=0.0)
 LAYOUTS = {
     "blocks": config.Blocks(),
     "pairs": config.SentencePairs(),
-    "whole_sentences": config.FullSentences(),
+    "full_sentences": config.FullSentences(),
 }
 
 

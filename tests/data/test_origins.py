@@ -13,7 +13,7 @@ SPECIALS = {"pad": 0, "cls": 1, "sep": 2, "mask": 3}
 LAYOUTS = {
     "blocks": (config.Blocks(), objectives.Causal()),
     "masked_blocks": (config.Blocks(), MASKED),
-    "whole_sentences": (config.FullSentences(), MASKED),
+    "full_sentences": (config.FullSentences(), MASKED),
     "one_document": (config.FullSentences(cross_documents=False), MASKED),
     "documents": (config.Documents(), MASKED),
     "segments": (config.Segments(), objectives.ReplacedToken()),

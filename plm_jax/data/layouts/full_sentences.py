@@ -42,7 +42,7 @@ class FullSentences(Layout):
         is split into several rows.
     """
 
-    kind: ClassVar[str] = "whole_sentences"
+    kind: ClassVar[str] = "full_sentences"
     plural: ClassVar[str] = "full sentences"
     num_texts: ClassVar[int] = 1
     least_length: ClassVar[int] = 3

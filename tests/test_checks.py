@@ -95,7 +95,7 @@ class OneAfterAnother(config.Blocks):
     """A user's layout that declares that its rows follow each other."""
 
     kind: ClassVar[str] = "tests_one_after_another"
-    goes_on: ClassVar[bool] = True
+    continues_rows: ClassVar[bool] = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +103,7 @@ class ShuffledStreams(config.Streams):
     """A user's layout that returns the rows of streams in any order."""
 
     kind: ClassVar[str] = "tests_shuffled_streams"
-    goes_on: ClassVar[bool] = False
+    continues_rows: ClassVar[bool] = False
 
 
 def remembering(slots=2, **data):

@@ -168,7 +168,7 @@ def _labels(head_labels: Sequence[str], name: str, source_labels: Sequence[str])
 def _carry(run: Run, phase: Phase) -> None:
     """Rejects a model that carries state from row to row if successive rows are not consecutive text."""
     layout, sources = run.data.layout, _read(run, phase)
-    if not layout.goes_on:
+    if not layout.continues_rows:
         reason = f"the rows of config.data.layout '{layout.kind}' are shuffled"
     elif shuffled := [name for name, source in sources.items() if isinstance(source, InputsTargetsSource)]:
         reason = f"the rows of source '{shuffled[0]}' are shuffled"

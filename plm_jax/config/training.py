@@ -119,10 +119,14 @@ class TrainConfig:
 
     def __post_init__(self):
         if self.epochs is None and self.steps < 1:
-            raise UserError(f"config.train.steps is {self.steps}: must be at least 1, unless config.train.epochs is set")
+            raise UserError(
+                f"config.train.steps is {self.steps}: must be at least 1, unless config.train.epochs is set"
+            )
         untils = [phase.until for phase in self.phases]
         if untils and (untils != sorted(set(untils)) or untils[0] <= 0 or untils[-1] != 1.0):
-            raise UserError(f"config.train.phases end at {untils}: the fractions must increase, and the last must be 1.0")
+            raise UserError(
+                f"config.train.phases end at {untils}: the fractions must increase, and the last must be 1.0"
+            )
 
 
 @dataclass(frozen=True)

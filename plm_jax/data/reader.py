@@ -160,10 +160,10 @@ class Reader:
             order = layouts.Order(rows, window, seed, name)
         else:
             order = layout.order(rows, window, phase.batch_size, seed, name)
-        if layout.goes_on and isinstance(order, layouts.Order):
+        if layout.continues_rows and isinstance(order, layouts.Order):
             raise UserError(
-                f"config.data.layout '{layout.kind}' sets `goes_on`, but the order of its rows is shuffled: define an "
-                "`order` in which row r of a batch continues row r of the previous batch"
+                f"config.data.layout '{layout.kind}' sets `continues_rows`, but the order of its rows is shuffled: "
+                "define an `order` in which row r of a batch continues row r of the previous batch"
             )
         if not order.num_items:
             raise UserError(f"source '{name}' {order.shortage()}")
@@ -353,7 +353,7 @@ class Reader:
         """
         length = self._phases[-1].length if length is None else length
         counts, number = self.num_rows(split, name, length), self.num_batches(split, batch_size, name, length)
-        batch_step, row_step = (1, number) if self._data.layout.goes_on else (batch_size, 1)
+        batch_step, row_step = (1, number) if self._data.layout.continues_rows else (batch_size, 1)
 
         def batch(i: int) -> Example:
             indices = [i * batch_step + row * row_step for row in rows(batch_size)]

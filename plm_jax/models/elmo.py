@@ -72,8 +72,8 @@ class CharacterCNNConfig:
         widest = max((width for width, _ in self.filters), default=0)
         if not self.filters or min(min(pair) for pair in self.filters) < 1 or widest > self.max_characters:
             raise UserError(
-                f"embedding.filters is {self.filters}: must be pairs (characters, filters), both at least 1, of at most "
-                f"{self.max_characters} characters"
+                f"embedding.filters is {self.filters}: must be pairs (characters, filters), both at least 1, of at "
+                f"most {self.max_characters} characters"
             )
 
 

@@ -70,7 +70,11 @@ def test_settings_can_be_changed():
         ("en", [*LISTS[:1], "shards=0"], "settings.shards is 0: must be between 1 and"),
         ("en", [*LISTS[:1], "validation_one_in=1"], "settings.validation_one_in is 1: must be between 2 and"),
         ("en", [*LISTS[:1], "lines.min_words=-1"], "settings.lines.min_words is -1"),
-        ("en", [*LISTS[:1], "language.min_probability=99.0"], "language.min_probability is 99.0: must be between 0 and 1"),
+        (
+            "en",
+            [*LISTS[:1], "language.min_probability=99.0"],
+            "language.min_probability is 99.0: must be between 0 and 1",
+        ),
         ("en", [*LISTS[:1], "near_duplicates.bands=3"], "near_duplicates.kind too"),
         ("en", [*LISTS[:1], "kind=minhash"], "--set=kind=minhash names no section: .*near_duplicates.kind=minhash"),
         ("en", [*LISTS[:1], "duplicates.kind=words"], "settings.duplicates.kind is 'words'"),

@@ -25,7 +25,8 @@ def test_the_verb_lists_every_field_of_the_resolved_config(tiny, verb):
         re.match(r"kind = lamb  # one of .*adafactor.*adamw.*lamb, sgd: AdamW with each tensor", s) for s in section
     )
     assert any(
-        s.startswith("clip_norm = 1.0  # number, 0 to 1,000,000,000,000: maximum global norm of the gradients") for s in section
+        s.startswith("clip_norm = 1.0  # number, 0 to 1,000,000,000,000: maximum global norm of the gradients")
+        for s in section
     )
     assert f"  cache_dir = {tiny}/cache  # text: folder of the cache that `prepare` writes" in done.out
 

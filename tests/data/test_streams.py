@@ -222,7 +222,7 @@ class SaysSo(config.Streams):
 def test_a_layout_that_shuffles_rows_that_it_says_follow_each_other_is_refused(folder):
     run = make_run(folder)
     reader.Reader(config.reader_config(run))
-    with pytest.raises(UserError, match="'tests_says_so' sets `goes_on`, but the order of its rows is shuffled"):
+    with pytest.raises(UserError, match="'tests_says_so' sets `continues_rows`, but the order of its rows is shuffled"):
         reader.Reader(
             config.reader_config(dataclasses.replace(run, data=dataclasses.replace(run.data, layout=SaysSo())))
         )

@@ -62,7 +62,8 @@ def test_a_share_of_the_steps_is_a_warm_up():
 
 
 @pytest.mark.parametrize(
-    ("train", "says"), [({}, r"train.steps is 0: must be at least 1"), ({"epochs": 0.0}, r"train.epochs is 0.0: must be")]
+    ("train", "says"),
+    [({}, r"train.steps is 0: must be at least 1"), ({"epochs": 0.0}, r"train.epochs is 0.0: must be")],
 )
 def test_a_run_has_steps_or_epochs(train, says):
     with pytest.raises(UserError, match=says):

@@ -69,8 +69,8 @@ class Layout(Role):
       least_length: smallest length of a row in tokens.
       attend_across_documents: whether a token sees earlier documents of its row; if not, rows have segment ids.
       begin: the special ids before each document, by their names in a config's `vocabulary`.
-      goes_on: whether a row of a batch continues the same row of the previous batch, and so the recurrent state of a
-        model.
+      continues_rows: whether a row of a batch continues the same row of the previous batch, and so the recurrent state
+        of a model.
       labels_pairs: whether its rows are pairs with a `pair_label`.
     """
 
@@ -79,7 +79,7 @@ class Layout(Role):
     least_length: ClassVar[int] = 1
     attend_across_documents: ClassVar[bool] = True
     begin: ClassVar[tuple[str, ...]] = ()
-    goes_on: ClassVar[bool] = False
+    continues_rows: ClassVar[bool] = False
     labels_pairs: ClassVar[bool] = False
 
     def open(self, request: RowRequest) -> Rows:

@@ -32,7 +32,7 @@ class Streams(Layout):
 
     kind: ClassVar[str] = "streams"
     plural: ClassVar[str] = "streams"
-    goes_on: ClassVar[bool] = True
+    continues_rows: ClassVar[bool] = True
 
     @override
     def form(self, objective: objectives.Objective) -> Form:

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from plm_jax.cleaning import crawl, lists, progress, report, settings
-from plm_jax.common import children, leases, storage, trees
+from plm_jax.common import children, extras, leases, storage, trees
 from plm_jax.common.errors import UserError
 
 FORMAT = 1
@@ -159,7 +159,7 @@ def _import_pipeline() -> ModuleType:
     try:
         from plm_jax.cleaning import pipeline
     except ModuleNotFoundError as error:
-        raise UserError("cleaning needs Apache Beam: pip install 'plm_jax[clean]'") from error
+        raise UserError(f"cleaning needs Apache Beam: {extras.fix('clean')}") from error
     return pipeline
 
 

@@ -47,7 +47,7 @@ _SHOW = flags.DEFINE_integer("show", 0, "with --shots: number of prompts to prin
 _LIMIT = flags.DEFINE_integer("limit", None, "maximum number of rows or texts per task (default: all)", lower_bound=1)
 _TEXTS = flags.DEFINE_list("texts", [], "text files to score: paths or patterns such as 'data/*.txt'")
 _STRIDE = flags.DEFINE_integer("stride", None, "score whole texts with windows that advance by this many tokens")
-_HARNESS = flags.DEFINE_list("harness", [], "lm-eval tasks; requires pip install 'plm_jax[harness]'")
+_HARNESS = flags.DEFINE_list("harness", [], "lm-eval tasks; requires pip install '.[harness]' in a checkout of plm_jax")
 _INCLUDE_PATH = flags.DEFINE_string("include_path", None, "with --harness: directory with YAML files of further tasks")
 _CONFIG = ConfigFlag("config whose sources are evaluated (default: the config of the checkpoint)")
 

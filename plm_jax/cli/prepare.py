@@ -13,7 +13,7 @@ import importlib.util
 
 from absl import flags
 
-from plm_jax.common import command_line
+from plm_jax.common import command_line, extras
 from plm_jax.common.errors import UserError
 from plm_jax.config.flags import ConfigFlag
 
@@ -30,7 +30,7 @@ def main() -> None:
         raise UserError(f"'{options[0]}' after -- is a flag of Beam: add --runner=beam before it")
     if _RUNNER.value == "beam":
         if importlib.util.find_spec("apache_beam") is None:
-            raise UserError("--runner=beam needs Apache Beam: pip install 'plm_jax[beam]'")
+            raise UserError(f"--runner=beam needs Apache Beam: {extras.fix('beam')}")
         from plm_jax.data.prepare import runners
 
         runners.pipeline(options)  # Rejects wrong options before a vocabulary is trained.

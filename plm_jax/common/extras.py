@@ -1,4 +1,4 @@
-"""Extras of the package, as in `pip install 'plm_jax[tasks]'`, and the optional modules that each installs."""
+"""Extras of the package, as in `pip install '.[tasks]'`, and the optional modules that each installs."""
 
 import contextlib
 from collections.abc import Iterator
@@ -19,6 +19,11 @@ EXTRAS = {
 }
 
 
+def fix(extra: str) -> str:
+    """Returns the end of an error message: the command that installs an extra."""
+    return f"run pip install '.[{extra}]' in a checkout of plm_jax"
+
+
 @contextlib.contextmanager
 def report_missing() -> Iterator[None]:
     """Converts the failed import of a module that an extra installs to a `UserError` that names the extra."""
@@ -28,5 +33,5 @@ def report_missing() -> Iterator[None]:
         module = (error.name or "").partition(".")[0]
         for extra, modules in EXTRAS.items():
             if module in modules:
-                raise UserError(f"{module} is not installed: run pip install 'plm_jax[{extra}]'") from error
+                raise UserError(f"{module} is not installed: {fix(extra)}") from error
         raise

@@ -11,6 +11,7 @@ from typing import Any
 
 from jax.experimental import topologies
 
+from plm_jax.common import extras
 from plm_jax.common.errors import UserError
 
 # Number of GPUs in an HGX or DGX host, connected by NVLink.
@@ -44,9 +45,7 @@ def devices(topology: str, slices: int = 1) -> list[Any]:
             f"{' or '.join(kinds)} and COUNT at most {GPUS_PER_HOST} or a multiple of it"
         )
     if importlib.util.find_spec("jax_cuda13_plugin") is None:
-        raise UserError(
-            "the compiler for NVIDIA GPUs is missing: pip install 'plm_jax[gpu-plan]', or pass --topology=none"
-        )
+        raise UserError(f"the compiler for NVIDIA GPUs is missing: {extras.fix('gpu-plan')}, or pass --topology=none")
     return topologies.get_topology_desc(
         platform="cuda",
         target_config=(_TARGETS / f"{match[1]}.txtpb").read_text(),

@@ -26,7 +26,7 @@ def devices(topology: str, slices: int = 1) -> list[Any]:
     if slices < 1:
         raise UserError(f"--slices={slices}: pass at least 1")
     if importlib.util.find_spec("libtpu") is None:
-        raise UserError(f"the TPU compiler is missing: pip install '{LIBTPU}', or pass --topology=none")
+        raise UserError(f"the TPU compiler is missing: run pip install '{LIBTPU}', or pass --topology=none")
     options: dict[str, Any] = {"wrap": wraps(topology)}
     if slices > 1:
         options["num_slices"] = slices

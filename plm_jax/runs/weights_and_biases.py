@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from plm_jax import config
-from plm_jax.common import storage
+from plm_jax.common import extras, storage
 from plm_jax.common.errors import one_line
 
 
@@ -50,7 +50,7 @@ class WandbWriter:
         try:
             call(*args, **kwargs)
         except ModuleNotFoundError as error:
-            self._fail(f"{error.name} is not installed: pip install 'plm_jax[wandb]'")
+            self._fail(f"{error.name} is not installed: {extras.fix('wandb')}")
         except Exception as error:  # The service may raise any error.
             self._fail(one_line(error) or type(error).__name__)
 

@@ -289,4 +289,4 @@ def test_the_verb_shows_asks_and_records(lm, verb, tmp_path):
     assert_one_line(verb("evaluate", *asked), "--limit applies only to")
     if importlib.util.find_spec("lm_eval") is None:
         harness = verb("evaluate", f"--checkpoint={tmp_path}/model", "--harness=arc_easy")
-        assert_one_line(harness, "lm_eval is not installed: run pip install 'plm_jax[harness]'")
+        assert_one_line(harness, "lm_eval is not installed: run pip install '.[harness]' in a checkout of plm_jax")

@@ -25,7 +25,7 @@ def test_what_is_no_number_of_gpus_is_told_how_it_is_written(topology):
 
 def test_without_the_compiler_it_says_what_brings_it(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"pip install 'plm_jax\[gpu-plan\]'"):
+    with pytest.raises(UserError, match=r"pip install '\.\[gpu-plan\]'"):
         planning.slice_devices("gpu:h100:8")
 
 

@@ -70,4 +70,4 @@ def test_without_the_extra_it_is_named(wandb, monkeypatch):
     said = []
     monkeypatch.setitem(sys.modules, "wandb", None)
     sink(said).write({"step": 1, "train/loss": 3.0})
-    assert len(said) == 1 and "pip install 'plm_jax[wandb]'" in said[0]
+    assert len(said) == 1 and "pip install '.[wandb]'" in said[0]

@@ -15,7 +15,7 @@ example:
 from absl import flags
 
 from plm_jax.common import command_line, progress
-from plm_jax.common.errors import UserError, nearest
+from plm_jax.common.errors import UserError
 
 _KEEP_LAST = flags.DEFINE_integer(
     "keep_last", None, "prune: number of newest checkpoints to keep (default: checkpoint.keep_last of the run)"
@@ -30,9 +30,6 @@ _KEEP_EVERY = flags.DEFINE_integer(
 
 def main(action: str, directory: str) -> None:
     """Runs an action on the checkpoints in `directory`."""
-    actions = ("list", "verify", "prune")
-    if action not in actions:
-        raise UserError(f"unknown action '{action}': {nearest(action, actions)}")
     command_line.start_jax_on_host()
     with progress.doing("loading JAX"):
         from plm_jax.runs import checkpoint_lists as lists

@@ -19,7 +19,7 @@ from absl import flags
 from absl import logging as absl_logging
 
 from plm_jax.common import children, extras, interrupts, seeds, storage
-from plm_jax.common.errors import Interrupted, UserError, describe, one_line
+from plm_jax.common.errors import Interrupted, UserError, describe, nearest, one_line
 
 # EX_TEMPFAIL of sysexits.h: running the same command again resumes the run.
 SAVED = 75
@@ -111,7 +111,7 @@ def run(main: Callable[..., None], accepts_options: bool = False, positionals: S
     Args:
       main: function of the command; it receives the positional arguments.
       accepts_options: whether options of another program may follow after `--`; `options` returns them.
-      positionals: names of the positional arguments, which come before the flags.
+      positionals: names of the positional arguments, which come before the flags. `{a,b}` accepts only a or b.
     """
     # The logs of libraries would hide the one line of an error.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -222,6 +222,9 @@ def _parse_flags(accepts_options: bool, positionals: Sequence[str]) -> list[str]
         _, *values = flags.FLAGS([sys.argv[0], *arguments])
     except flags.Error as error:
         raise UserError(one_line(error, None)) from error
+    for name, value in zip(positionals, values, strict=False):
+        if name.startswith("{") and value not in (choices := name.strip("{}").split(",")):
+            raise UserError(f"unknown action '{value}': {nearest(value, choices)}")
     if len(values) > len(positionals):
         raise UserError(f"unexpected argument '{values[len(positionals)]}': pass flags as --name=value")
     if len(values) < len(positionals):

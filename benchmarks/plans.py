@@ -66,7 +66,7 @@ ROWS = {
 # AI-Hypercomputer/maxtext 0.2.5 with jax 0.12.0.1: its `train_compile` of llama2-7b on v5p-128, 4 × 2,048 tokens a
 # chip, full rematerialisation, Splash attention.
 MAXTEXT = {"row": "llama_2_7b_v5p_4x4x4_as_maxtext", "state": 1.26e9, "temporaries": 7.16e9}
-BEGIN, END = "<!-- plans: made by benchmarks/plans.py -->", "<!-- end of plans -->"
+BEGIN, END = "<!-- plans: written by benchmarks/plans.py -->", "<!-- end of plans -->"
 
 
 def main() -> None:
@@ -168,8 +168,9 @@ def describe(result: dict[str, Any]) -> str:
 def table(results: dict[str, dict[str, Any]]) -> str:
     """Formats the results as a Markdown table, with MaxText's figures below ours."""
     lines = [
-        "| run | mesh, microbatches, recomputed | state + temporaries, GB | memory, network : compute "
-        "| GB sent (synchronous) | at best | compiling |",
+        "| config and topology | mesh, microbatches, remat | state + temporary buffers (GB) "
+        "| memory time, network time (compute = 1) | GB sent per step (synchronous share) | lower bound of a step "
+        "| compilation |",
         "|---|---|---|---|---|---|---|",
     ]
     for name, result in results.items():

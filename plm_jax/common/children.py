@@ -28,9 +28,9 @@ _JOB = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID", "PLM_J
 _SAFE_PATH = "PYTHONSAFEPATH"
 
 
-def command(verb: str, *flags: str) -> list[str]:
+def command(name: str, *flags: str) -> list[str]:
     """Returns the command line of a command, which imports nothing from the working directory."""
-    return [sys.executable, "-P", "-m", "plm_jax", verb, *flags]
+    return [sys.executable, "-P", "-m", "plm_jax", name, *flags]
 
 
 def with_package(variables: Mapping[str, str]) -> dict[str, str]:

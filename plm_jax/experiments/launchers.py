@@ -148,29 +148,29 @@ class Here(Launcher):
     def execute(self, member: Member) -> None:
         output = self._capture(member, echo=True, logs=False)  # The job has its own log.
 
-        def call(verb: str, *flags: str) -> None:
-            # Verbs other than pretrain run in the first process only, without the others.
-            _call(self.processes, output, os.environ if verb == "pretrain" else children.alone(), verb, *flags)
+        def call(name: str, *flags: str) -> None:
+            # Commands other than pretrain run in the first process only, without the others.
+            _call(self.processes, output, os.environ if name == "pretrain" else children.alone(), name, *flags)
 
         (members.train if progress.is_first() else members.train_as_follower)(member, call)
 
 
-def _call(processes: children.Group, output: _Output, environment: Mapping[str, str], verb: str, *flags: str) -> None:
-    """Runs a verb until it ends, and again if it was stopped after saving its step.
+def _call(processes: children.Group, output: _Output, environment: Mapping[str, str], name: str, *flags: str) -> None:
+    """Runs a command until it ends, and again if it was stopped after saving its step.
 
     Raises:
-      UserError: the verb failed; the message is the last line of its output.
+      UserError: the command failed; the message is the last line of its output.
       Interrupted: the processes were stopped, and the current one has ended.
     """
     output.begin()
-    status = processes.run(children.command(verb, *flags), environment, output)
+    status = processes.run(children.command(name, *flags), environment, output)
     if status == SAVED:
-        _call(processes, output, environment, verb, *flags)
+        _call(processes, output, environment, name, *flags)
     elif status < 0:
-        raise UserError(f"{verb} was killed by {signal.Signals(-status).name}: run the same command again")
+        raise UserError(f"{name} was killed by {signal.Signals(-status).name}: run the same command again")
     elif status:
         *_, last_line = ["", *output.lines()]
-        raise UserError(last_line.removeprefix("error: ") or f"{verb} ended with status {status}")
+        raise UserError(last_line.removeprefix("error: ") or f"{name} ended with status {status}")
 
 
 class Kubernetes(Launcher):

@@ -22,7 +22,7 @@ from plm_jax.common.errors import UserError
 from plm_jax.runs import run_directory, transfer, workdir_lock
 from plm_jax.runs.telemetry import read_lines
 
-# Runs a verb with flags; raises `UserError` if it fails.
+# Runs a command with flags; raises `UserError` if it fails.
 Call = Callable[..., None]
 _ATTEMPTS = "attempts.json"
 # Seconds between two checks of another process.
@@ -78,7 +78,7 @@ def train(member: Member, call: Call) -> None:
     """Pretrains and evaluates a run.
 
     Raises:
-      UserError: the run directory contains another run, or a verb failed.
+      UserError: the run directory contains another run, or a command failed.
     """
     _wait_for_killed_run(member)
     _check_config(member)

@@ -1,4 +1,4 @@
-"""Whole training runs from Python: `plm_jax.pretrain` and `plm_jax.finetune`, which the verbs call."""
+"""Whole training runs from Python: `plm_jax.pretrain` and `plm_jax.finetune`, which the commands also call."""
 
 import contextlib
 import dataclasses

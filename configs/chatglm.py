@@ -11,8 +11,9 @@ Published: the architectures (config.json of THUDM/chatglm-6b, chatglm2-6b, chat
 later ones next-token prediction stands in for a mixture of objectives.
 
 Put your documents, one JSON object {"text": …} a line, where `data.sources.text.path` points, and ChatGLM's
-ice_text.model or ChatGLM2's tokenizer.model where `vocabulary.spec` points, or set both. GLM-4's own vocabulary is in a
-format that is not read: `prepare` trains a SentencePiece one of its size instead, below the same special ids.
+ice_text.model or ChatGLM2's tokenizer.model where `vocabulary.spec` points, or set both. For 4-9b, `prepare` trains a
+SentencePiece vocabulary of the size of GLM-4's, below the same special ids; to read GLM-4's own tokenizer.model, set
+`vocabulary.spec` to `tiktoken:FILE`.
 
 From 2-6b on each document begins with `[gMASK] sop`, as their tokenizers begin every text, and ends with eos; how the
 rows of their training looked was not published.

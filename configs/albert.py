@@ -2,21 +2,22 @@
 
     python -m plm_jax pretrain --config=configs/albert.py:v2-base --workdir=runs/albert-base
 
-Published (§4.1 and google-research/albert): tables 128 wide, one block for all layers, vocabulary of 30,000 pieces of a
-SentencePiece unigram model of text without case and accents, pairs of 512 tokens in their order or swapped, masked in
-stretches of up to three words (marks, numbers and each piece with a letter that is not English are words, too), batch
-4,096, 125,000 steps, LAMB at 1.76e-3 with 3,125 of warm-up, on BooksCorpus and English Wikipedia, 64 to 512 TPU v3.
-Version 2 has no dropout, RoBERTa's and XLNet's corpora too, of which XLNet's are left out here, and 3,000,000 steps,
-base 10,000,000; for its rates, which were not published, the first version's stand here. The source wrote forty copies
-with fixed masks; here they are drawn anew (`--config.objective.duplicates=40`: forty).
+Published (§4.1 and google-research/albert): embeddings of width 128, one block shared by all layers, a SentencePiece
+unigram vocabulary of 30,000 pieces of lowercased text without accents, pairs of segments of 512 tokens in order or
+swapped, masked spans of up to three words (punctuation marks, numbers and each piece with a letter that is not English
+also count as words), batch 4,096, 125,000 steps, LAMB at 1.76e-3 with 3,125 steps of warm-up, on BooksCorpus and
+English Wikipedia, 64 to 512 TPU v3. Version 2 has no dropout, adds RoBERTa's and XLNet's corpora (XLNet's are left out
+here), and has 3,000,000 steps (base: 10,000,000); its learning rates were not published, so those of version 1 are
+used. The original code wrote forty copies with fixed masks; here masks are drawn again each time, unless you set
+`--config.objective.duplicates=40`.
 
-The paper's table has 235M for xxlarge; its own settings make 223M. The first xxlarge that was released had 1,500,000
-steps (`--config.train.steps=1500000`): by the paper without dropout from 1,000,000 on, by the repository unlike its
-second version in nothing but steps. "gelu" in the released code is the tanh form.
+The paper's table reports 235M parameters for xxlarge; its settings result in 223M. The first released xxlarge was
+trained for 1,500,000 steps (`--config.train.steps=1500000`), without dropout from step 1,000,000 on according to the
+paper; according to the repository it differs from version 2 only in the number of steps. "gelu" in the released code is
+the tanh approximation.
 
-Wikipedia comes from TensorFlow Datasets. Put the other corpora (`corpora.MIXTURES`), one JSON object {"text": …} a
-line, where the paths in `data.sources` point, and the model of albert/albert-base-v2 (spiece.model) where
-`vocabulary.spec` points, or set both.
+Wikipedia comes from TensorFlow Datasets. Store the other corpora (`corpora.MIXTURES`) as JSON Lines ({"text": …}) at
+the paths in `data.sources`, and spiece.model of albert/albert-base-v2 at `vocabulary.spec`, or change these fields.
 """
 
 from plm_jax import config, models, objectives
@@ -31,7 +32,7 @@ SIZES = {
 }
 V2 = "v2-"
 STEPS = {"v2-base": 10_000_000, "v2-large": 3_000_000, "v2-xlarge": 3_000_000, "v2-xxlarge": 3_000_000}
-# size: parameters counted from the original, as they are usually said
+# size: (parameters of the original implementation, parameters as usually cited)
 PUBLISHED = {
     "base": (11_813_810, "12M"),
     "large": (17_847_474, "18M"),

@@ -3,16 +3,16 @@
     python -m plm_jax pretrain --config=configs/bart.py:large --workdir=runs/bart-large
 
 Published: 500,000 steps with a batch of 8,000 on RoBERTa's 160 GB of text (Liu et al. 2019), GPT-2's byte-level BPE,
-30 % of the text infilled in spans of 3 on average, all sentences permuted, no dropout in the last 10 %. The paper gives
-no optimizer, no rates and no length of the rows: Adam, its rates and the 512 tokens are RoBERTa's for the same size.
-The exact form of GELU and the 1,024 positions are those of the released code (facebookresearch/fairseq, models/bart),
-so is weight decay on biases and norms, too, and so are the rows, whole sentences of one document, as many as fit
-(`complete_doc`). data.layout.cross_documents=True goes on in the next document (`complete`); the layout `blocks` fills
-rows and cuts sentences.
+30 % of the text infilled in spans of 3 on average, all sentences permuted, no dropout in the last 10 %. The paper does
+not state the optimizer, its rates and the length of rows: they are RoBERTa's for the same size (Adam, 512 tokens). The
+exact GELU, the 1,024 positions, weight decay on biases and norms, and rows of full sentences of one document
+(`complete_doc`) follow the released code (facebookresearch/fairseq, models/bart). With
+data.layout.cross_documents=True, rows continue in the next document (`complete`); the layout `blocks` fills rows and
+cuts sentences.
 
-Wikipedia comes from TensorFlow Datasets. Put the other four corpora (`corpora.MIXTURES["roberta"]`), one JSON object
-{"text": …} a line, where the paths in `data.sources` point, and the vocabulary of facebook/bart-base (vocab.json,
-merges.txt) where `vocabulary.spec` points, or set both.
+Wikipedia comes from TensorFlow Datasets. Store the other four corpora (`corpora.MIXTURES["roberta"]`) as JSON Lines
+({"text": …}) at the paths in `data.sources`, and the vocabulary of facebook/bart-base (vocab.json, merges.txt) at
+`vocabulary.spec`, or change these fields.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ SIZES = {
     "base": Size(layers=6, width=768, heads=12, learning_rate=6e-4, warmup_steps=24_000),
     "large": Size(layers=12, width=1024, heads=16, learning_rate=4e-4, warmup_steps=30_000),
 }
-# size: parameters counted from the original, as they are usually said
+# size: (parameters of the original implementation, parameters as usually cited)
 PUBLISHED = {
     "base": (139_420_416, "140M"),
     "large": (406_291_456, "400M"),

@@ -7,12 +7,12 @@ masked tokens and next-sentence pairs, the first 90 % at length 128 and the last
 correction, on BooksCorpus and English Wikipedia (3.3e9 words). Base took 16 TPU chips four days, large 64. Tiny to
 medium: Turc et al. 2019. The released code has the tanh form of GELU; Hugging Face's has the exact one.
 
-The source wrote its corpus to files ten times over, each time with other pairs and masks, which came again every ten
-epochs. Here the pairs come from ten such passes, too, while masks, random partners and what is cut off are drawn anew
-each time; `--config.objective.duplicates=10` gives ten fixed copies.
+The original code wrote ten copies of the corpus with different pairs and masks, which were repeated every ten epochs.
+Here the pairs also come from ten passes, while masks, random partners and truncation are drawn again each time;
+`--config.objective.duplicates=10` makes ten fixed copies.
 
-Wikipedia comes from TensorFlow Datasets. Put books, one JSON object {"text": …} a line, where `data.sources.books.path`
-points, and the vocabulary of google-bert/bert-base-uncased (vocab.txt) where `vocabulary.spec` points, or set both.
+Wikipedia comes from TensorFlow Datasets. Store books as JSON Lines ({"text": …}) at `data.sources.books.path`, and the
+vocabulary of google-bert/bert-base-uncased (vocab.txt) at `vocabulary.spec`, or change these fields.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ class Size(NamedTuple):
 
 # `remat` and `microbatches`: of 16 chips of TPU v5e each computes 4 rows of 512 at a time, whose activations stay in
 # its fast memory; what `none` keeps, or more rows, would be moved twice. So a batch of 1,024 wants 16 microbatches.
-# `plm_jax plan` says what another size or slice needs.
+# `plm_jax plan` reports what another size or slice needs.
 SIZES = {
     "tiny": Size(layers=2, width=128, heads=2),
     "mini": Size(layers=4, width=256, heads=4),
@@ -44,7 +44,7 @@ SIZES = {
     "base": Size(layers=12, width=768, heads=12),
     "large": Size(layers=24, width=1024, heads=16, remat="dots", microbatches=4),
 }
-# size: parameters counted from the original with both heads, as they are usually said
+# size: (parameters of the original implementation with both heads, parameters as usually cited)
 PUBLISHED = {
     "tiny": (4_433_468, "4.4M"),
     "mini": (11_267_900, "11.3M"),

@@ -3,20 +3,20 @@
     python -m plm_jax pretrain --config=configs/chatglm.py:3-6b --workdir=runs/chatglm3-6b
 
 Published: the architectures (config.json of THUDM/chatglm-6b, chatglm2-6b, chatglm3-6b and glm-4-9b) and the tokens,
-1e12 for ChatGLM, 1.4e12 for ChatGLM2 and 10e12 for GLM-4. No batch, rate or schedule was: those of LLaMA 2 7B stand in
-(configs/llama.py). ChatGLM3's tokens are taken to be ChatGLM2's.
+1e12 for ChatGLM, 1.4e12 for ChatGLM2 and 10e12 for GLM-4. Batch, learning rate and schedule were not published; those
+of LLaMA 2 7B are used (configs/llama.py). ChatGLM3 is assumed to have seen the same number of tokens as ChatGLM2.
 
 6b is GLM with rotary positions in two dimensions: it fills blanks, here in GLM-130B's shares (Zeng et al. 2023, §2.2:
-70 % of the rows a long one at the end, 30 % short spans), in rows of 2,304 slots for texts of 2,048 tokens. In the
-later ones next-token prediction stands in for a mixture of objectives.
+70 % of the rows with a long blank at the end, 30 % with short spans), in rows of 2,304 slots for texts of 2,048 tokens.
+In the later ones, next-token prediction replaces a mixture of objectives.
 
-Put your documents, one JSON object {"text": …} a line, where `data.sources.text.path` points, and ChatGLM's
-ice_text.model or ChatGLM2's tokenizer.model where `vocabulary.spec` points, or set both. For 4-9b, `prepare` trains a
+Store your documents as JSON Lines ({"text": …}) at `data.sources.text.path`, and ChatGLM's ice_text.model or ChatGLM2's
+tokenizer.model at `vocabulary.spec`, or change these fields. For 4-9b, `prepare` trains a
 SentencePiece vocabulary of the size of GLM-4's, below the same special ids; to read GLM-4's own tokenizer.model, set
 `vocabulary.spec` to `tiktoken:FILE`.
 
-From 2-6b on each document begins with `[gMASK] sop`, as their tokenizers begin every text, and ends with eos; how the
-rows of their training looked was not published.
+From 2-6b on each document begins with `[gMASK] sop`, as their tokenizers begin every text, and ends with eos; the
+format of their training rows was not published.
 """
 
 import dataclasses
@@ -48,7 +48,7 @@ GLM4_IDS = {"train_size": 151_329, "added": 14, "eos": 151_329, "gmask": 151_331
 LENGTH, ROWS = 4096, 1024
 # Of 6b: slots of a row, tokens of its text, rows.
 BLANKS_LENGTH, BLANKS_TEXT, BLANKS_ROWS = 2304, 2048, 2048
-# size: parameters counted from the original, as they are usually said
+# size: (parameters of the original implementation, parameters as usually cited)
 PUBLISHED = {
     "6b": (6_173_286_400, "6.2B"),
     "2-6b": (6_243_584_000, "6.2B"),

@@ -2,17 +2,18 @@
 
     python -m plm_jax pretrain --config=configs/distilbert.py:base --workdir=runs/distilbert-base
 
-This trains it on masked tokens alone. Published: distilled from BERT-base, of whose layers every other one was its
-start, with the losses teacher's distribution, masked tokens and cosine at 5 : 2 : 1; dynamic masks, no pairs, batches
-of up to 4,000, on BERT's corpus; 8 V100s for about 90 hours. Rates as in the released code (huggingface/transformers,
-research_projects/distillation): Adam with b2 0.98, 5e-4, linear after 5 % of warm-up, gradients clipped to 5, three
-passes over the corpus. The steps here are three passes over BERT's 4.4e9 tokens (3.3e9 words), as if rows were full. As
-in that code a row is one document, a longer one makes several, and short ones and such of unknown tokens are left out;
-documents are lines there, articles and books here. It masks rare tokens more often and drops out nothing of attention's
-output; here both are BERT's.
+This config trains the model on masked tokens only. Published: initialized with every other layer of BERT-base and
+distilled from it, with the losses for the teacher's distribution, masked tokens and cosine weighted 5 : 2 : 1; dynamic
+masks, no pairs, batches of up to 4,000, on BERT's corpus; about 90 hours on 8 V100s. The optimizer follows the released
+code (huggingface/transformers, research_projects/distillation): Adam with b2 0.98, 5e-4, linear decay after 5 % of
+warm-up, gradients clipped to 5, three passes over the corpus. The number of steps here is three passes over BERT's
+4.4e9 tokens (3.3e9 words), assuming full rows. As in that code, a row is one document, longer documents become several
+rows, and rows that are short or have many unknown tokens are left out; documents are lines there, articles and books
+here. The released code masks rare tokens more often and has no dropout on the output of attention; this config follows
+BERT in both.
 
-Wikipedia comes from TensorFlow Datasets. Put books, one JSON object {"text": …} a line, where `data.sources.books.path`
-points, and the vocabulary of google-bert/bert-base-uncased (vocab.txt) where `vocabulary.spec` points, or set both.
+Wikipedia comes from TensorFlow Datasets. Store books as JSON Lines ({"text": …}) at `data.sources.books.path`, and the
+vocabulary of google-bert/bert-base-uncased (vocab.txt) at `vocabulary.spec`, or change these fields.
 """
 
 from plm_jax import config, models, objectives
@@ -22,7 +23,7 @@ from plm_jax.data.sources import corpora
 SIZES = {
     "base": Size(layers=6, width=768, heads=12),
 }
-# size: parameters counted from the original, as they are usually said
+# size: (parameters of the original implementation, parameters as usually cited)
 PUBLISHED = {
     "base": (66_985_530, "66M"),
 }

@@ -3,18 +3,19 @@
     python -m plm_jax pretrain --config=configs/electra.py:base --workdir=runs/electra-base
 
 Published (appendix A, table 6; google-research/electra): BERT's layers with the exact GELU and its uncased vocabulary,
-small's tables 128 wide; a generator of as many layers, a quarter (base: a third) as wide, over the same tables; the
-masked tokens of the generator and 50 times the discriminator's loss. Small: rows of 128 tokens, batch 128, 1,000,000
-steps, 4 days on one V100; base: 512, 256, 766,000, 4 days on 16 TPU v3; both on BERT's corpus; large: 512, 2,048,
-400,000, a quarter of the tokens masked, on XLNet's 33e9 tokens, for which BERT's corpus stands in here. The checkpoints
-on Hugging Face saw more: 4,000,000 steps (small; its generator as wide as itself), 1,000,000 and 1,750,000. Expect a
-GLUE score of 79.9 (small) and 85.1 (base) on the dev sets.
+embeddings of width 128 in small; a generator with the same number of layers, a quarter (base: a third) of the width and
+the same embeddings; the loss is that of the generator's masked tokens plus 50 times that of the discriminator. Small:
+rows of 128 tokens, batch 128, 1,000,000 steps, 4 days on one V100; base: 512, 256, 766,000, 4 days on 16 TPU v3; both
+on BERT's corpus; large: 512, 2,048, 400,000, a quarter of the tokens masked, on XLNet's 33e9 tokens, which are replaced
+by BERT's corpus here. The checkpoints on Hugging Face were trained longer: 4,000,000 steps (small, whose generator has
+the same width as the discriminator), 1,000,000 and 1,750,000. Expect a GLUE score of 79.9 (small) and 85.1 (base) on
+the dev sets.
 
-The rows are those of its build_pretraining_dataset.py: sentences of one document in two segments, without a label, one
-in twenty shorter. What is saved for Hugging Face is the discriminator.
+Rows follow build_pretraining_dataset.py: two segments of sentences of one document, without a label; one row in twenty
+is shorter. Exports to Hugging Face contain the discriminator.
 
-Wikipedia comes from TensorFlow Datasets. Put books, one JSON object {"text": …} a line, where `data.sources.books.path`
-points, and the vocabulary of google-bert/bert-base-uncased (vocab.txt) where `vocabulary.spec` points, or set both.
+Wikipedia comes from TensorFlow Datasets. Store books as JSON Lines ({"text": …}) at `data.sources.books.path`, and the
+vocabulary of google-bert/bert-base-uncased (vocab.txt) at `vocabulary.spec`, or change these fields.
 """
 
 from typing import NamedTuple
@@ -56,7 +57,7 @@ RECIPES = {
     "large": Recipe(rate=0.25, length=512, batch_size=2048, steps=400_000, learning_rate=2e-4),
 }
 HEAD_DIM = 64
-# size: parameters of discriminator and generator, tables once; the discriminator alone, as it is usually said
+# size: (parameters of discriminator and generator with shared embeddings, the discriminator as usually cited)
 PUBLISHED = {
     "small": (14_196_219, "14M"),
     "base": (119_386_427, "110M"),

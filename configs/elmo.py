@@ -3,18 +3,18 @@
     python -m plm_jax pretrain --config=configs/elmo.py:original --workdir=runs/elmo
 
 Published (allenai/bilm-tf, bin/train_elmo.py; small and medium: allennlp.org/elmo): words from their characters, two
-LSTMs for each direction with a residual around the second, the 1 Billion Word Benchmark (768,648,884 words, a sentence
-a document), 10 epochs of batches of 3 × 128 streams of 20 words, Adagrad at 0.2, dropout 0.1, a softmax over 8,192
-drawn words of 793,471, float32. Small and medium have one highway layer; how they were trained was not published.
+LSTMs for each direction with a residual around the second, the 1 Billion Word Benchmark (768,648,884 words, one
+sentence per document), 10 epochs of batches of 3 × 128 streams of 20 words, Adagrad at 0.2, dropout 0.1, a softmax over
+8,192 drawn words of 793,471, float32. Small and medium have one highway layer; how they were trained was not published.
 Expect of the original a perplexity of 39.7, both directions averaged (the paper's section 3.4).
 
 bilm-tf differentiates the mean loss times the 20 steps of a row, clips at 10 and starts Adagrad's sum at 1. Here the
-mean is differentiated: a clip of 10 / 20 and a sum of 1 / 20² make the very same updates.
+mean is differentiated, so clipping at 10 / 20 and an initial sum of 1 / 20² result in the same updates.
 
-A document is what `<S>` and `</S>` frame: for your own text give one sentence a document, its words with white space
-between (`config.TextFiles(path, document="line")`). The file of words, `vocabulary.spec`, begins with `<S>`, `</S>`,
-`<UNK>` and goes on from the most frequent word to the rarest, as the sampled softmax assumes; where it is missing,
-`prepare` makes it of the corpus. A word that it lacks comes in as `<UNK>` here, where bilm-tf has its characters.
+`<S>` and `</S>` surround each document. In your own text, make each sentence a document, with words separated by white
+space (`config.TextFiles(path, document="line")`). The file of words, `vocabulary.spec`, begins with `<S>`, `</S>` and
+`<UNK>`, followed by words from the most to the least frequent, as the sampled softmax assumes; if it is missing,
+`prepare` makes it from the corpus. A word that it lacks is read as `<UNK>` here, and as its characters in bilm-tf.
 """
 
 from typing import NamedTuple
@@ -37,7 +37,7 @@ SIZES = {
     "original": Size(width=512, cell=4096, highway_layers=2),
 }
 WORDS, EPOCHS, BATCH_SIZE, LENGTH = 768_648_884, 10, 3 * 128, 20
-# size: parameters counted from the original with the softmax over 793,471 words, which those that are said leave out
+# size: (parameters of the original with the softmax over 793,471 words, parameters as usually cited, without it)
 PUBLISHED = {
     "small": (115_951_055, "13.6M"),
     "medium": (231_949_775, "28.0M"),

@@ -2,19 +2,19 @@
 
     python -m plm_jax pretrain --config=configs/glm.py:base --workdir=runs/glm-base
 
-Published: the paper, and what each size was run with in THUDM/GLM (config/ds_block_*.sh, config_block_*.json and
+Published: the paper, and the scripts of each size in THUDM/GLM (config/ds_block_*.sh, config_block_*.json and
 ds_blockta_large.sh): texts of 512 tokens, Adam with decoupled weight decay, a cosine that ends before the run does.
-base and large are BERT's sizes on its data and vocabulary, with 1,024 rows a batch (16 on each of 64 GPUs);
-roberta-large has RoBERTa's 8,192 rows, and 250,000 steps of a cosine over 300,000, which leave a rate of 3.66e-5. These
-three fill short spans only; 2b and 10b also sentences and long blanks. How many GPUs 2b (32 rows each) and 10b (21) had
-is not in the scripts: here it is 64 too.
+base and large have BERT's sizes, data and vocabulary, with 1,024 rows per batch (16 on each of 64 GPUs); roberta-large
+has RoBERTa's 8,192 rows, and 250,000 steps of a cosine over 300,000, which ends at a rate of 3.66e-5. These three fill
+short spans only; 2b and 10b also fill sentences and long blanks. The scripts do not state the number of GPUs of 2b (32
+rows each) and 10b (21); it is assumed to be 64.
 
 A row of 592 has a text of 512 tokens and room for 40 blanks, see `objectives.BlankInfilling`. roberta-large has GPT-2's
 ids here, not RoBERTa's order of the same vocabulary. Ids of special tokens are those of data_utils/tokenization.py.
 
-For base and large Wikipedia comes from TensorFlow Datasets: put books, one JSON object {"text": …} a line, where
-`data.sources.books.path` points, and the vocabulary of google-bert/bert-base-uncased (vocab.txt) where
-`vocabulary.spec` points, or set both. For the others put documents where `data.sources.text.path` points.
+For base and large, Wikipedia comes from TensorFlow Datasets. Store books as JSON Lines ({"text": …}) at
+`data.sources.books.path`, and the vocabulary of google-bert/bert-base-uncased (vocab.txt) at `vocabulary.spec`, or
+change these fields. For the other sizes, store documents at `data.sources.text.path`.
 """
 
 import dataclasses
@@ -114,7 +114,7 @@ GPT2 = config.VocabularyConfig(
     **{"pad": 50_256, "eos": 50_256, "sop": 50_257, "eop": 50_258, "cls": 50_259, "mask": 50_260},
     **{"sep": 50_261, "unk": 50_262, "gmask": 50_263, "smask": 50_264, "dblock": 50_265},
 )
-# size: parameters counted from the original, as they are usually said
+# size: (parameters of the original implementation, parameters as usually cited)
 PUBLISHED = {
     "base": (109_338_624, "110M"),
     "large": (334_688_256, "335M"),

@@ -5,11 +5,11 @@
 Published: 12 post-norm layers, 768 wide, learned positions; rows of 512 tokens, batch 64, 100 epochs of BooksCorpus,
 Adam with a peak of 2.5e-4 after 2,000 steps and a cosine to 0, decoupled weight decay 0.01 on all but biases and gains,
 dropout 0.1. Adam's constants (0.9, 0.999, 1e-8) and the clipping of gradients to 1 are those of openai/finetune-
-transformer-lm. BooksCorpus' 800M words are about 1e9 of its tokens: 100 epochs are taken for 3,000,000 steps.
+transformer-lm. BooksCorpus' 800M words are about 1e9 tokens, so 100 epochs are about 3,000,000 steps.
 
-The vocabulary, 40,478 byte pairs over words that spaCy cuts, is not read here: `prepare` trains a SentencePiece one of
-that size. In it an end of text stands after each book, for nothing was published of what parted them; there is nothing
-before. Put books, one JSON object {"text": …} a line, where `data.sources.books.path` points, or set it.
+The original vocabulary, 40,478 byte pairs of words from spaCy's tokenizer, is not supported: `prepare` trains a
+SentencePiece vocabulary of the same size. The separator of books was not published; here each book ends with an
+end-of-text token. Store books as JSON Lines ({"text": …}) at `data.sources.books.path`, or change this field.
 """
 
 from plm_jax import config, models, objectives
@@ -20,7 +20,7 @@ SIZES = {
     "base": Size(layers=12, width=768, heads=12),
 }
 VOCAB_SIZE = 40_478
-# size: parameters counted from the original, as they are usually said
+# size: (parameters of the original implementation, parameters as usually cited)
 PUBLISHED = {
     "base": (116_534_784, "117M"),
 }

@@ -4,11 +4,11 @@
 
 Published: vocabulary of 50,257 byte-level BPE tokens, context 1,024, batch 512, pre-norm, 40 GB of WebText. The
 learning rate was not published; the one here, with its warm-up, cosine decay and weight decay, is GPT-3's for the
-same size (Brown et al. 2020, table 2.1 and appendix B), where it has one: small 6e-4, medium 3e-4, large 2.5e-4,
+same size (Brown et al. 2020, table 2.1 and appendix B), if it has one: small 6e-4, medium 3e-4, large 2.5e-4,
 xl 2e-4. 300,000 steps are 157e9 tokens.
 
-WebText was not released: put your own documents, one JSON object {"text": …} a line, where
-`data.sources.webtext.path` points, or set it: --config.data.sources.webtext.path='/corpus/*.jsonl.gz'.
+WebText was not released. Store your own documents as JSON Lines ({"text": …}) at `data.sources.webtext.path`, or change
+this field: --config.data.sources.webtext.path='/corpus/*.jsonl.gz'.
 """
 
 import dataclasses
@@ -30,15 +30,15 @@ class Size(NamedTuple):
     microbatches: int = 1
 
 
-# `remat` and `microbatches`: so the published batch fits 16 chips of TPU v5e; where memory is ample, set
-# model.remat=none and train.microbatches=1. `plm_jax plan` says what another size or slice needs.
+# With this `remat` and `microbatches`, the published batch fits 16 chips of TPU v5e. With more memory, set
+# model.remat=none and train.microbatches=1. `plm_jax plan` reports what another size or slice needs.
 SIZES = {
     "small": Size(layers=12, width=768, heads=12, learning_rate=6e-4),
     "medium": Size(layers=24, width=1024, heads=16, learning_rate=3e-4),
     "large": Size(layers=36, width=1280, heads=20, learning_rate=2.5e-4),
     "xl": Size(layers=48, width=1600, heads=25, learning_rate=2e-4, remat="dots", microbatches=16),
 }
-# size: parameters counted from the original, as they are usually said
+# size: (parameters of the original implementation, parameters as usually cited)
 PUBLISHED = {
     "small": (124_439_808, "124M"),
     "medium": (354_823_168, "355M"),

@@ -2,19 +2,20 @@
 
     python -m plm_jax pretrain --config=configs/gpt3.py:1.3b --workdir=runs/gpt3-1.3b
 
-Published (table 2.1 and appendix B): GPT-2's architecture and vocabulary with rows of 2,048 tokens, its layers by turns
-dense and banded; 300e9 tokens, Adam (0.9, 0.95, 1e-8), weight decay 0.1, gradients clipped to 1; the rate rises over
-375e6 tokens and falls by a cosine to a tenth at 260e9, where it stays; the batch grows linearly from 32k tokens to the
-full one over the first 4e9 to 12e9 tokens, by size. Table 2.1's heads of 1.3b (24 × 128) and width of 13b (5,140) do
-not fit their own rows; here they are 16 × 128 and 5,120.
+Published (table 2.1 and appendix B): GPT-2's architecture and vocabulary with rows of 2,048 tokens, its layers
+alternately dense and banded; 300e9 tokens, Adam (0.9, 0.95, 1e-8), weight decay 0.1, gradients clipped to 1; the
+learning rate increases over 375e6 tokens and then decreases by a cosine to a tenth at 260e9 tokens; the batch grows
+linearly from 32k tokens to the full one over the first 4e9 to 12e9 tokens, by size. In table 2.1, the heads of 1.3b (24
+× 128) and the width of 13b (5,140) contradict the rest of their rows; here they are 16 × 128 and 5,120.
 
-Not published, and chosen here: the width of the band, 256 keys, as in GPT-Neo; which size ramps over how many tokens;
-the shape of the ramp, which doubles the batch where the line reaches the next power of two; no dropout. Batches are
-0.5M = 256, 1M = 512, 2M = 1,024 and 3.2M = 1,536 rows. The first have 16 rows, so at most 16 chips can share them: more
-chips take mesh.tensor, as 175b does for 1,024 of them, with meshes of their own for the first phases.
+Not published, and chosen here: the width of the band, 256 keys, as in GPT-Neo; the number of tokens over which
+each size increases its batch; the steps of this increase, which double the batch when the line reaches the next power
+of two; no dropout. Batches are
+0.5M = 256, 1M = 512, 2M = 1,024 and 3.2M = 1,536 rows. The first have 16 rows, which at most 16 chips can share:
+use mesh.tensor for more chips, as 175b does for 1,024 chips, with separate meshes for the first phases.
 
-Common Crawl as it was filtered, WebText2 and the two corpora of books were not released: put your own, one JSON object
-{"text": …} a line, where the paths in `data.sources` point, or set them; Wikipedia comes from TensorFlow Datasets.
+The filtered Common Crawl, WebText2 and the two corpora of books were not released. Store your own as JSON Lines
+({"text": …}) at the paths in `data.sources`, or change these fields. Wikipedia comes from TensorFlow Datasets.
 """
 
 import dataclasses
@@ -67,7 +68,7 @@ SIZES = {
         meshes={16: {"tensor": 32, "context": 2}} | {rows: {"tensor": 1024 // rows} for rows in (32, 64, 128)},
     ),
 }
-# size: parameters counted from the original, as they are usually said
+# size: (parameters of the original implementation, parameters as usually cited)
 PUBLISHED = {
     "125m": (125_226_240, "125M"),
     "350m": (355_871_744, "350M"),

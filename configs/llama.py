@@ -9,22 +9,22 @@ warm-up of 8,000 steps and a cosine to 8e-7 over 1,200,000; 4M tokens a step in 
 rows of 8,192, from 2.87e12 on 16M, 15.6e12 in all; no token sees another document. TinyLlama: 2M tokens a step, 3e12
 in all, 4e-4 to 4e-5.
 
-Not published, and chosen here: the initialisation (0.02, as Hugging Face has it); for the other sizes of 3 and 3.1 the
+Not published, and chosen here: the initialization (0.02, as in Hugging Face); for the other sizes of 3 and 3.1 the
 stages, which are 405B's over their 15e12 tokens; AdamW's constants in 3 and 3.1, which are LLaMA 2's, and its epsilon
-in LLaMA 1, 1e-8. LLaMA 3.2 was pruned from 3.1-8b and learnt from it; here it is trained from scratch on 9e12 tokens at
-8b's rate. Of the stages of 3.1 with longer rows there is the last one alone, 3.1-8b-128k: rows of 131,072 tokens, a
-quarter of each on a chip (mesh.context); `train.init_from` takes 8b's weights. It takes a sixth of the 800e9 tokens of
-all six (§3.4.2) at the rate that 8b ends with; that its batch stays at 2M tokens is a guess. So a run ends within
-405B's 1,200,000 steps of cosine, which it keeps for all of 3, 3.1 and 3.2: at a rate of 2.14e-6 (405b), 6.14e-6 (70b),
-1.23e-5 (8b), 1.11e-4 (3.2-1b and 3.2-3b).
+in LLaMA 1, 1e-8. LLaMA 3.2 was pruned and distilled from 3.1-8b; here it is trained from scratch on 9e12 tokens at
+8b's learning rate. Of the six stages of 3.1 with longer rows, only the last one is included, 3.1-8b-128k: rows of
+131,072 tokens, a quarter of each on a chip (mesh.context), with the weights of 8b in `train.init_from`. It has a sixth
+of the 800e9 tokens of all six (§3.4.2) and the final learning rate of 8b; its batch of 2M tokens is a guess. All sizes
+of 3, 3.1 and 3.2 use 405B's cosine over 1,200,000 steps, within which they end: at a rate of 2.14e-6 (405b), 6.14e-6
+(70b), 1.23e-5 (8b), 1.11e-4 (3.2-1b and 3.2-3b).
 
-Nor were the rows: that a document begins with bos and ends with eos (in LLaMA 3 the tokens begin_of_text and
-end_of_text) is inferred from Meta's loaders and tokenizers, which put bos before every text.
+The format of rows was not published either: that a document begins with bos and ends with eos (in LLaMA 3,
+begin_of_text and end_of_text) is inferred from Meta's loaders and tokenizers, which put bos before every text.
 
-LLaMA 1 reads C4 from TensorFlow Datasets and the other six corpora where the paths in `data.sources` point; what the
-later ones read was not published: put documents, one JSON object {"text": …} a line, where `data.sources.text.path`
-points. Put Meta's tokenizer.model where `vocabulary.spec` points, or set it. Without that of LLaMA 3, `prepare` trains
-one of its kind and size.
+LLaMA 1 reads C4 from TensorFlow Datasets and the other six corpora from the paths in `data.sources`. The data of the
+later versions was not published: store documents as JSON Lines ({"text": …}) at `data.sources.text.path`. Store Meta's
+tokenizer.model at `vocabulary.spec`, or change this field. If LLaMA 3's file is missing, `prepare` trains a vocabulary
+of the same kind and size.
 """
 
 import dataclasses
@@ -115,7 +115,7 @@ STAGES = (
     Stage(rows=1024, length=8192, until=2.87e12),
     Stage(rows=2048, length=8192, until=None),
 )
-# size: parameters counted from the original, as they are usually said
+# size: (parameters of the original implementation, parameters as usually cited)
 PUBLISHED = {
     "1-7b": (6_738_415_616, "6.7B"),
     "1-13b": (13_015_864_320, "13.0B"),

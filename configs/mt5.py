@@ -6,10 +6,10 @@ Published: span corruption of mC4 in rows of 1,024 tokens, 1,000,000 steps with 
 1 / sqrt(max(step, 10,000)), no dropout; a language with |L| examples is drawn in proportion to |L|^0.3. The optimizer
 and the z-loss are T5's (google-research/t5x).
 
-Put your documents, one JSON object {"text": …} a line, where `data.sources.text.path` points; for several languages
-give each a source, as `corpora.sources("c4_multilingual:en", "c4_multilingual:sw", …)` does from TensorFlow Datasets,
-and its rate in `data.mixture`. Put mT5's SentencePiece model, whose 250,100 pieces end with the
-sentinels, where `vocabulary.spec` points, or set it.
+Store your documents as JSON Lines ({"text": …}) at `data.sources.text.path`. For several languages, define a source for
+each, as `corpora.sources("c4_multilingual:en", "c4_multilingual:sw", …)` does with TensorFlow Datasets, and its rate in
+`data.mixture`. Store mT5's SentencePiece model, whose 250,100 pieces end with the sentinels, at `vocabulary.spec`, or
+change this field.
 """
 
 import dataclasses
@@ -17,8 +17,8 @@ import dataclasses
 from plm_jax import config, objectives
 from plm_jax.configs import published_run, t5
 
-# `remat` and `microbatches` as for T5 11b; where memory is ample, set model.remat=none and train.microbatches=1.
-# `plm_jax plan` says what another size or slice needs.
+# `remat` and `microbatches` as for T5 11b; with more memory, set model.remat=none and train.microbatches=1.
+# `plm_jax plan` reports what another size or slice needs.
 SIZES = {
     "small": t5.Size(layers=8, width=512, heads=6, head_dim=64, feed_forward=1024),
     "base": t5.Size(layers=12, width=768, heads=12, head_dim=64, feed_forward=2048),
@@ -26,7 +26,7 @@ SIZES = {
     "xl": t5.Size(layers=24, width=2048, heads=32, head_dim=64, feed_forward=5120),
     "xxl": t5.Size(layers=24, width=4096, heads=64, head_dim=64, feed_forward=10240, remat="full", microbatches=2),
 }
-# size: parameters counted from the original, as they are usually said
+# size: (parameters of the original implementation, parameters as usually cited)
 PUBLISHED = {
     "small": (300_176_768, "300M"),
     "base": (582_401_280, "580M"),

@@ -3,18 +3,18 @@
     python -m plm_jax pretrain --config=configs/roberta.py:base --workdir=runs/roberta-base
 
 Published (§5, appendix tables 9 and 10): BERT's layers with the exact GELU, vocabulary of 50,265 byte-level BPE tokens
-(GPT-2's and five), masked tokens alone, drawn anew each time, rows of whole sentences up to 512 tokens, which go on
-over the ends of documents (`</s>` stands between documents and at a row's end, never between sentences), batch 8,000,
-500,000 steps, Adam with b2 0.98 and without clipping, on 160 GB of text; 100,000 of the steps took 1,024 V100s about a
-day. fairseq's own recipe for fewer GPUs is a batch of 2,048 for 125,000 steps at 5e-4 after 10,000 of warm-up. Its
-table of positions has two rows more than positions, and padding takes none of them; weight decay acts on biases and
-norms, too.
+(GPT-2's and five more), only masked tokens with dynamic masks, rows of full sentences of up to 512 tokens that may
+cross document boundaries (`</s>` is between documents and at the end of a row, never between sentences), batch 8,000,
+500,000 steps, Adam with b2 0.98 and without clipping, on 160 GB of text; 100,000 of the steps took about a day on 1,024
+V100s. fairseq's recipe for fewer GPUs is a batch of 2,048 for 125,000 steps at 5e-4 after 10,000 steps of warm-up. Its
+table of positions has two more rows than there are positions, and padding has no position; weight decay also applies to
+biases and norms.
 
 The batch here is 8,192, a power of two. There is one token type, as in the files of Hugging Face; fairseq has none.
 
-Wikipedia comes from TensorFlow Datasets. Put the other four corpora (`corpora.MIXTURES["roberta"]`), one JSON object
-{"text": …} a line, where the paths in `data.sources` point, and the vocabulary of FacebookAI/roberta-base (vocab.json,
-merges.txt) where `vocabulary.spec` points, or set both.
+Wikipedia comes from TensorFlow Datasets. Store the other four corpora (`corpora.MIXTURES["roberta"]`) as JSON Lines
+({"text": …}) at the paths in `data.sources`, and the vocabulary of FacebookAI/roberta-base (vocab.json, merges.txt) at
+`vocabulary.spec`, or change these fields.
 """
 
 from typing import NamedTuple
@@ -38,7 +38,7 @@ SIZES = {
     "base": Size(layers=12, width=768, heads=12, learning_rate=6e-4, warmup_steps=24_000),
     "large": Size(layers=24, width=1024, heads=16, learning_rate=4e-4, warmup_steps=30_000),
 }
-# size: parameters counted from the original, as they are usually said
+# size: (parameters of the original implementation, parameters as usually cited)
 PUBLISHED = {
     "base": (124_697_433, "125M"),
     "large": (355_412_057, "355M"),

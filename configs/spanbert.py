@@ -3,17 +3,17 @@
     python -m plm_jax pretrain --config=configs/spanbert.py:base --workdir=runs/spanbert-base
 
 Published (§4.2; the command in facebookresearch/SpanBERT, pretraining/README.md): BERT's layers with the exact GELU and
-its cased vocabulary, spans of 3.8 words on average up to 15 % of the tokens, each predicted as masked and from its
-boundaries, no pairs; rows of up to 512 tokens of one document, sentences longer than that left out as in the code, 32
-GPUs with 4,096 tokens each, 2,400,000 steps, 15 days on 32 V100s for large, on BERT's corpus. Where the command and
-the code's defaults differ, the command is followed: the code's are longer odds against long spans, replacement by
-token, and no loss from the boundaries. Weight decay acts on biases and norms, too, which fairseq's trainer keeps in one
-group with all others.
+its cased vocabulary, masked spans of 3.8 words on average up to 15 % of the tokens, each predicted from its positions
+and from its boundaries, no pairs; rows of up to 512 tokens of one document without longer sentences, as in the code, 32
+GPUs with 4,096 tokens each, 2,400,000 steps, 15 days on 32 V100s for large, on BERT's corpus. Where the command and the
+code's defaults differ (distribution of span lengths, replacement per span or per token, loss from the boundaries), this
+config follows the command. Weight decay also applies to biases and norms, since fairseq's trainer has one group of
+parameters.
 
-What is saved for Hugging Face is a BERT without the head for spans.
+Exports to Hugging Face are a BERT without the head for spans.
 
-Wikipedia comes from TensorFlow Datasets. Put books, one JSON object {"text": …} a line, where `data.sources.books.path`
-points, and the vocabulary of google-bert/bert-base-cased (vocab.txt) where `vocabulary.spec` points, or set both.
+Wikipedia comes from TensorFlow Datasets. Store books as JSON Lines ({"text": …}) at `data.sources.books.path`, and the
+vocabulary of google-bert/bert-base-cased (vocab.txt) at `vocabulary.spec`, or change these fields.
 """
 
 from plm_jax import config, models, objectives

@@ -3,11 +3,11 @@
     python -m plm_jax pretrain --config=configs/t5.py:1.1-base --workdir=runs/t5-1.1-base
 
 Published: span corruption of C4 (745 GB of text) in rows of 512 tokens, 1,000,000 steps with a batch of 2,048, with
-Adafactor at a rate of 1 / sqrt(max(step, 10,000)). 1.1 has a gated feed-forward, an output layer of its own, and no
+Adafactor at a rate of 1 / sqrt(max(step, 10,000)). 1.1 has a gated feed-forward, a separate output layer, and no
 dropout in pretraining.
 
-C4 in English comes from TensorFlow Datasets (`c4/en`, which must be downloaded and prepared there); put T5's
-SentencePiece model where `vocabulary.spec` points, or set it.
+C4 in English comes from TensorFlow Datasets (`c4/en`, which must be downloaded and prepared there). Store T5's
+SentencePiece model at `vocabulary.spec`, or change this field.
 """
 
 import dataclasses
@@ -44,7 +44,7 @@ SIZES = {
     "1.1-xl": Size(layers=24, width=2048, heads=32, head_dim=64, feed_forward=5120),
     "1.1-xxl": Size(layers=24, width=4096, heads=64, head_dim=64, feed_forward=10240, microbatches=4),
 }
-# size: parameters counted from the original, as they are usually said
+# size: (parameters of the original implementation, parameters as usually cited)
 PUBLISHED = {
     "small": (60_506_624, "60M"),
     "base": (222_903_552, "220M"),

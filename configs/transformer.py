@@ -6,13 +6,13 @@ Published: translation of WMT 2014 with 37,000 byte pairs that both languages sh
 target tokens a batch, base 100,000 steps, big 300,000; Adam at width^-0.5 · min(step^-0.5, step · 4000^-1.5), labels
 smoothed by 0.1, dropout of 0.1 (big: 0.3) after the embeddings and each sub-layer. Base took 8 P100 GPUs 12 hours.
 
-It was trained on pairs of sentences. Here input and target are made from plain text: BART's denoising (text infilling,
-sentences permuted) stands in for translation, since its two sides are about equally long too. Positions are as the
-paper writes them, sines and cosines in turn. Attention has no biases, the feed-forward has, as in the paper's formulas.
-The paper tells no initial spread: here it is width^-0.5, for attention Glorot's. A unigram model of SentencePiece,
-which `prepare` trains, stands in for the byte pairs.
+The original was trained on pairs of sentences. Here input and target are made from plain text: BART's denoising (text
+infilling, permuted sentences) replaces translation, since its two sides also have about equal lengths. Positions are
+interleaved sines and cosines, as in the paper. As in the paper's formulas, attention has no biases and the feed-forward
+has. The paper does not state the initialization: here the standard deviation is width^-0.5, and Glorot's for attention.
+A unigram model of SentencePiece, which `prepare` trains, replaces the byte pairs.
 
-Put your documents, one JSON object {"text": …} a line, where `data.sources.text.path` points, or set it.
+Store your documents as JSON Lines ({"text": …}) at `data.sources.text.path`, or change this field.
 """
 
 from typing import NamedTuple
@@ -22,7 +22,7 @@ from plm_jax.configs import published_run
 
 
 class Size(NamedTuple):
-    """Dimensions, of each stack its layers, and recipe."""
+    """Dimensions, number of layers per stack, and recipe."""
 
     layers: int
     width: int

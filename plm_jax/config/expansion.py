@@ -27,7 +27,7 @@ def expand_mixtures(run: Run, parts: Mapping[str, task_mixtures.Parts] | None = 
         return run
     if len(run.data.sources) > 1 and not all(phase.mixture for phase in resolve_phases(run)):
         raise UserError(
-            f"'{next(iter(parts))}' is a mixture beside other sources: set the rate of each in config.data.mixture"
+            f"'{next(iter(parts))}' is a mixture among other sources: set the rate of each in config.data.mixture"
         )
     phases = tuple(
         phase

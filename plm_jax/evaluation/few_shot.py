@@ -22,7 +22,7 @@ from plm_jax.inference.language_model import LanguageModel
 Normalization = Literal["sum", "token", "character", "byte", "unconditional"]
 # Generated answers end here or at the separator between examples.
 LINE_END = "\n"
-# Share of random guessers whose accuracy lies between `chance_low` and `chance_high`.
+# Share of random guessers whose accuracy is between `chance_low` and `chance_high`.
 CONFIDENCE = 0.95
 
 
@@ -69,8 +69,8 @@ def evaluate(
 
     Returns:
       `examples`, the number of rows.
-      For choices: `chance`, the accuracy of guessing; `chance_low` and `chance_high`, between which 95 % of guessers
-      lie; and, if all rows have the same choices, `trivial_accuracy`, that of the most frequent choice.
+      For choices: `chance`, the accuracy of guessing; `chance_low` and `chance_high`, the 95 % range of guessers;
+      and, if all rows have the same choices, `trivial_accuracy`, that of the most frequent choice.
       For generated answers: `trivial_exact_match`.
       For K shots: `K_shots/accuracy`, for scores also `K_shots/pearson` and `K_shots/mse`; for generated answers
       `K_shots/exact_match` and `K_shots/f1`. With several seeds these are means, and `K_shots/…_deviation` is the

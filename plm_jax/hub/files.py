@@ -155,7 +155,7 @@ def _shards(folder: str) -> tuple[list[str], dict[str, str]]:
     index = os.path.join(folder, INDEX)
     if not storage.exists(index):
         if any(storage.exists(os.path.join(folder, name)) for name in PICKLES):
-            raise UserError(f"{folder} holds a pickle, which could run any code and is not read: {UNPICKLE}")
+            raise UserError(f"{folder} contains a pickle file, which could run any code, so it is not read: {UNPICKLE}")
         raise UserError(f"{folder} has neither {WEIGHTS} nor {INDEX}: save the weights as safetensors")
     names = read_json(index).get("weight_map")
     if not isinstance(names, dict) or not names or not all(isinstance(name, str) for name in names.values()):

@@ -1,12 +1,12 @@
-"""The checkpoints of a run as folders: which there are, whether they are as they were saved, which stay.
+"""Folders of the checkpoints of a run: finding, verifying, locking and removing them.
 
-    checkpoints/STEP            what `checkpoints.Checkpoints` saved, sealed by its manifest
-    checkpoints/best            the weights that `evaluation.select` keeps
-    checkpoints/STEP.damaged    one that was found damaged; nothing takes it for a checkpoint and nothing removes it
+    checkpoints/STEP            a checkpoint that `checkpoints.Checkpoints` saved, sealed by its manifest
+    checkpoints/best            the best weights by `evaluation.select`
+    checkpoints/STEP.damaged    a damaged checkpoint, which is neither used nor removed
     checkpoints/best.damaged    the same for `best`
 
-On a disk a checkpoint is written beside its place and renamed once it is sealed; in a bucket its manifest ends it.
-Whoever reads one of this machine holds a lock on it, with which it is not removed.
+On a disk, a checkpoint is written to a temporary folder, which is renamed once it is sealed; in a bucket, the manifest
+is written last. A process that reads a checkpoint on a local disk locks it, so that it is not removed.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ def of_run(workdir: str) -> epath.Path:
     """Returns the folder of the checkpoints of a run directory.
 
     Raises:
-      UserError: this kind of store cannot hold checkpoints.
+      UserError: this kind of store does not support checkpoints.
     """
     if storage.is_remote(workdir) and not workdir.startswith("gs://"):
         raise UserError(f"checkpoints cannot be saved in {workdir}: use a local --workdir or one in gs://")
@@ -49,7 +49,7 @@ def absolute(path: str) -> epath.Path:
 
 
 def finished(directory: epath.Path) -> list[int]:
-    """Returns the sorted steps of the finished checkpoints in a folder; a bucket may also hold unfinished ones."""
+    """Returns the sorted steps of the finished checkpoints in a folder; a bucket may also contain unfinished ones."""
     steps = storage.numbers(str(directory))
     if storage.is_remote(str(directory)):
         steps = [step for step in steps if (directory / str(step) / sealing.MANIFEST).exists()]
@@ -57,7 +57,7 @@ def finished(directory: epath.Path) -> list[int]:
 
 
 def newest(path: str) -> epath.Path:
-    """The folder of the newest checkpoint of a run directory, or of the one checkpoint at a path.
+    """Returns the folder of the newest checkpoint of a run directory, or of the checkpoint at a path.
 
     Raises:
       UserError: there is none.
@@ -72,7 +72,7 @@ def newest(path: str) -> epath.Path:
 
 
 def read_meta(checkpoint: epath.Path) -> dict[str, Any]:
-    """The `meta` of a checkpoint's folder, of which nothing else is looked at.
+    """Returns the `meta` of a checkpoint without reading its other files.
 
     Raises:
       UserError: there is none, it is damaged, or its format is unknown.
@@ -126,7 +126,7 @@ def manifest_of(checkpoint: epath.Path, below: Sequence[str] = (), outside: Sequ
       below, outside: prefixes of paths, as in `checked`.
 
     Raises:
-      UserError: a file is not as it was saved, or the manifest is damaged.
+      UserError: a file has changed, or the manifest is damaged.
     """
     try:
         manifest = sealing.verify(str(checkpoint), below, share(), outside)

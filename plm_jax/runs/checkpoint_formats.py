@@ -45,10 +45,10 @@ FIELDS = {
 
 @contextlib.contextmanager
 def opened(path: str | os.PathLike[str] | tuple[str, str]) -> Iterator[Pretrained]:
-    """The model at a path; its files say what it is, and stay open while this lasts. A pair: an ELMo's two files.
+    """Yields the model at a path, whose files stay open meanwhile; a pair of paths is that of an ELMo's two files.
 
     Raises:
-      UserError: there is no such path, it holds no model, or a file of it is missing or damaged.
+      UserError: there is no such path, it contains no model, or a file of it is missing or damaged.
     """
     with _opened(path) as pretrained:
         yield pretrained
@@ -112,7 +112,9 @@ def save(directory: str, pretrained: Pretrained, format: str) -> None:
     if format == "plm_jax":
         _write(directory, pretrained)
     elif (pretrained.model.architecture == "elmo") != (format == "bilm"):
-        raise UserError(f"format '{format}' does not hold this model: an ELMo is saved as bilm, no other model is")
+        raise UserError(
+            f"format '{format}' does not support this model: an ELMo is saved as bilm, other models are not"
+        )
     elif format == "bilm":
         elmo.write(directory, pretrained)
     else:

@@ -49,7 +49,7 @@ class Checkpoints:
         """Opens the checkpoints of a run.
 
         Args:
-          base: number of which the newest multiple is kept, too.
+          base: the newest multiple of this number is kept, too.
           run_id: identity of the run, which each checkpoint records.
         """
         self.directory = folders.of_run(workdir)
@@ -184,7 +184,7 @@ def _reporting_damage(checkpoint: epath.Path) -> Iterator[None]:
 
 
 class Saved(files.LazyArray):
-    """A parameter in a checkpoint. `read` gives all of it and remembers the last ones: layers are asked for singly."""
+    """A parameter in a checkpoint. `read` returns all of it and caches recent ones: layers are read one by one."""
 
     def __init__(self, path: tuple[str, ...], shape: tuple[int, ...], dtype: np.dtype, read: Callable):
         self._path, self.shape, self.dtype, self._read = path, tuple(shape), np.dtype(dtype), read

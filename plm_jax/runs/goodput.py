@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 # Start and end of a run, compilation, batches for which the devices wait, steps, and saves and validations for which
 # the loop waits.
 PARTS = ("start", "compile", "data", "steps", "saves", "validation")
-# Number of recent steps of which the median is taken, and the smallest number that has one.
+# Number of recent steps whose median is computed, and the smallest number for which it is.
 _RECENT, _MIN_STEPS = 101, 5
 # Number of marks; those of the last saves are exact. A run resumes from one of them unless checkpoints were removed.
 _MARKS = 64

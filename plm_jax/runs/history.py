@@ -1,4 +1,4 @@
-"""A run as it was at one of its steps, read from its run directory."""
+"""State of a run at one of its steps, read from its run directory."""
 
 import os
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from plm_jax.runs.telemetry import read_lines
 
 
 class History(NamedTuple):
-    """A run as it was at a step.
+    """State of a run at a step.
 
     Attributes:
       run: config of the run.
@@ -36,7 +36,7 @@ class History(NamedTuple):
 
 
 def read_history(workdir: str, step: int) -> History:
-    """Reads a run as it was at a step, from the first checkpoint from that step on, or from its config.json.
+    """Reads the state of a run at a step from the first checkpoint from that step on, or from its config.json.
 
     Raises:
       UserError: it is no run directory, or has no such step.

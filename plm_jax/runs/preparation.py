@@ -1,4 +1,4 @@
-"""Prepares the caches of a run, and finds those that are missing or of other texts before it trains."""
+"""Prepares the caches of a run, and finds those that are missing or out of date."""
 
 import os
 import subprocess
@@ -55,7 +55,7 @@ def prepare_if_needed(run: config.Run, arguments: Sequence[str], trained: str = 
     """
     if not progress.is_first():
         return
-    # In a bucket a folder is there as soon as its upload has begun.
+    # A folder in a bucket exists as soon as its upload begins.
     last = "manifest.json" if storage.is_remote(run.data.cache_dir) else ""
     missing, changed, checked = [], [], set()
     for each in (run, config.expand_mixtures(run)):  # Of a mixture what is noted of it, and then its tasks' caches.

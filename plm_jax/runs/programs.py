@@ -17,8 +17,8 @@ from plm_jax.training import compiler, flops, layer_decay, optimizers, schedules
 from plm_jax.training import mesh as meshes
 from plm_jax.training.program import Program
 
-# A loss holds logits, float32, in at most this fraction of a device's memory: more save nothing, since a matrix is then
-# read for as many tokens as hide the reading.
+# A loss holds logits, float32, in at most this fraction of a device's memory. More would save nothing: the matrix is
+# then read for enough tokens to hide the time of reading it.
 _LOGITS_SHARE = 128
 
 
@@ -98,7 +98,7 @@ class Programs:
         return keys.data(self.run.train.seed, self.run.train.prng), schedules.at(self._rate, step)
 
     def notes(self) -> list[str]:
-        """Returns lines that say what is trained, if that is not everything, and which layers share a rate."""
+        """Returns lines that report which parameters are trained, unless all are, and which layers share a rate."""
         model, trained = self.run.model, self.first.trained
         return [
             *trained.notes(registry.shapes(model), getattr(model, "scan_layers", False)),
@@ -199,7 +199,7 @@ def _check_divides(model: ModelConfig, phase: Phase, length: int, mesh: Mesh) ->
 
 
 def _nearest_mesh(model: ModelConfig, rows: int, length: int, mesh: Mesh) -> str:
-    """Returns the advice to take the nearest mesh of as many devices that divides the rows and their length."""
+    """Returns the advice to use the nearest mesh of this number of devices that divides the rows and their length."""
 
     def fits(sizes):
         return (
@@ -210,4 +210,4 @@ def _nearest_mesh(model: ModelConfig, rows: int, length: int, mesh: Mesh) -> str
         )
 
     nearest = meshes.nearest(mesh.shape, mesh.size, fits)
-    return f"take {meshes.told(nearest)}" if nearest else "no mesh of this number of devices divides it"
+    return f"use {meshes.describe(nearest)}" if nearest else "no mesh of this number of devices divides it"

@@ -1,4 +1,4 @@
-"""Going on with a run: what differs from how it was trained so far, whether that may be, and what is read next."""
+"""Resuming a run: the settings that differ from the saved run, whether they may, and the examples that are next."""
 
 import dataclasses
 import types
@@ -17,14 +17,14 @@ from plm_jax.runs import checkpoint_folders as folders
 from plm_jax.runs import run_directory
 from plm_jax.training import schedules
 
-# What a change of each field of a config means to a run that goes on; all of it is told. A name stands for all that is
-# below it, and the longest one counts: of what has a part with a name of its own, each part has one.
+# Effect of a change of each field on a run that resumes; every change is reported. A name includes the fields below it,
+# and the longest matching name counts. If one part of a section is listed, all of its parts are.
 #
-#   free    no number changes but in rounding
-#   recipe  what is learned from here on changes, and nothing of what was
-#   read    the length, batch size and mixture of steps: refused where they change for steps that were taken
-#   cache   texts and vocabulary: refused where the caches that `prepare` makes of them are others, see `caches`
-#   fixed   every example or every draw changes, or the state cannot be restored: refused
+#   free    numbers change only by rounding
+#   recipe  changes what is learned from now on
+#   read    length, batch size and mixture of steps: rejected if they change for steps that are finished
+#   cache   texts and vocabulary: rejected if the identities of the caches change (`caches`)
+#   fixed   changes every example or every draw, or the state cannot be restored: rejected
 Meaning = Literal["free", "recipe", "read", "cache", "fixed"]
 FIELDS: dict[str, Meaning] = {
     "model": "fixed",  # A model of another kind.
@@ -126,7 +126,7 @@ class Resumed:
     """A checkpoint that a run resumes from.
 
     Attributes:
-      workdir: run directory that holds it.
+      workdir: run directory of the checkpoint.
       step: step of the checkpoint.
       meta: contents of its `meta`.
       saved_run: config of the run that saved it.
@@ -179,14 +179,14 @@ class Resumed:
         return changes
 
     def check(self, run: config.Run, changes: Sequence[Change], allow_changes: bool) -> None:
-        """Raises a `UserError` where changes are refused, or make weights that do not fit the model."""
+        """Raises a `UserError` if changes are rejected, or if the weights do not fit the changed model."""
         refused = [change for change in changes if change.refused]
         named = [f"{c.field} was {config.brief(c.was)} and is {config.brief(c.now)}" for c in refused[:_NAMED]]
         more = f" and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""
         what = ", ".join(named) + more
         of_model = any(change.field.split(".")[0] == "model" for change in refused)
         if of_model and registry.shapes(self.saved_run.model) != registry.shapes(run.model):
-            raise UserError(f"{self.workdir} holds a run of another model ({what}): choose another --workdir")
+            raise UserError(f"{self.workdir} contains a run of another model ({what}): choose another --workdir")
         if refused and not allow_changes:
             raise UserError(
                 f"checkpoint {self.step} of {self.workdir} was trained with other settings ({what}): undo the change, "
@@ -241,7 +241,8 @@ def find_latest_checkpoint(workdir: str, num_steps: int, refuse_damaged: bool = 
     step = newest.meta["step"]
     if step > num_steps:
         raise UserError(
-            f"{workdir} is at step {step}, config.train.steps is {num_steps}: raise it, or choose another --workdir"
+            f"{workdir} is at step {step}, but config.train.steps is {num_steps}: increase it, or choose another "
+            "--workdir"
         )
     return from_meta(workdir, newest.meta, newest.damaged)
 

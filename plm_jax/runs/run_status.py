@@ -72,7 +72,7 @@ def of_run(workdir: str) -> Status:
     now = time.time()
     starts, holder, alive, finished = standing(workdir)
     last = starts[-1] if starts else {}
-    # A new start tells of itself only when it has found where to go on.
+    # A new start writes its first heartbeat only after it has found the checkpoint that it resumes from.
     is_its = holder is not None and alive and all(holder.get(name) == last.get(name) for name in ("host", "pid"))
     current, over = (last, starts[:-1]) if is_its else ({}, starts)
     rows, steps = _last_rows(workdir), _steps(workdir)
@@ -88,13 +88,13 @@ def of_run(workdir: str) -> Status:
 
 
 class Standing(NamedTuple):
-    """Whether a run goes on.
+    """State of a run.
 
     Attributes:
-      starts: what its starts tell of themselves, in order.
-      holder: who trains in its directory, or did and died, as `leases.taken` has it.
-      alive: a process trains in it.
-      finished: none does, since all steps are made.
+      starts: records of its starts, in order.
+      holder: process that has locked its directory, alive or not, as returned by `leases.taken`.
+      alive: whether a process trains in the directory.
+      finished: whether no process does because every step is finished.
     """
 
     starts: list[Start]
@@ -104,17 +104,17 @@ class Standing(NamedTuple):
 
 
 def standing(workdir: str) -> Standing:
-    """Whether a run goes on.
+    """Reads the state of a run.
 
     Raises:
       UserError: its store cannot be reached.
     """
-    # Who holds it first: that one's word of how it ended comes before it gives the directory back.
+    # The lock is read first, because a process records how it ended before it releases the lock.
     holder = leases.taken(_lock(workdir))
     alive = holder is not None and _is_alive(workdir, holder)
     starts = read(workdir)
     finished = not alive and bool(starts) and starts[-1]["ended"] == heartbeat.FINISHED
-    if not alive and not starts:  # A run of before there were signs of life.
+    if not alive and not starts:  # The run is older than heartbeats.
         finished = str(_steps(workdir)) in storage.names(os.path.join(workdir, "checkpoints"))
     return Standing(starts, holder, alive, finished)
 
@@ -202,7 +202,7 @@ def _is_alive(workdir: str, holder: dict[str, Any]) -> bool:
 def _life(alive: bool, finished: bool, holder: Any, last: Start, now: float) -> str:
     if alive:
         silent = now - holder.get("alive", now)
-        still = ": it stands still, or cannot write" if silent > _SILENT else ""
+        still = ": it is stalled, or cannot write" if silent > _SILENT else ""
         return f"alive, process {holder.get('pid')} on {holder.get('host')}, last heartbeat {_ago(silent)}{still}"
     when = f"last heartbeat {_ago(now - last['alive'])}" if last else "it sent no heartbeat"
     if finished:
@@ -211,7 +211,7 @@ def _life(alive: bool, finished: bool, holder: Any, last: Start, now: float) -> 
 
 
 def _why(start: Start) -> str:
-    return start["error"] or "it died without a word" if start else "it died before its first step"
+    return start["error"] or "it died without an error message" if start else "it died before its first step"
 
 
 def _progress_line(current: Start, rows: Sequence[Mapping[str, Any]], step: int | None, steps: int | None) -> list[str]:
@@ -220,7 +220,7 @@ def _progress_line(current: Start, rows: Sequence[Mapping[str, Any]], step: int 
         count += f" of {steps:,} ({(step or 0) / steps:.1%})"
     parts = [count]
     if current.get("step_seconds"):
-        parts.append(f"{current['step_seconds']:.3g} s a step")
+        parts.append(f"{current['step_seconds']:.3g} s per step")
     speeds = [row["train/tokens_per_second"] for row in rows if "train/tokens_per_second" in row]
     if current and speeds:
         parts.append(f"{speeds[-1]:,.0f} tokens/s")
@@ -308,7 +308,7 @@ def _stalls(workdir: str) -> list[str]:
         if name.startswith("stalled-"):
             with contextlib.suppress(ValueError, FileNotFoundError, KeyError, TypeError):
                 stall = strict_json.read(os.path.join(heartbeat.folder(workdir), name))
-                lines.append(f"stalled     {stall['says']} (told {_ago(time.time() - stall['time'])})")
+                lines.append(f"stalled     {stall['says']} (reported {_ago(time.time() - stall['time'])})")
     return lines
 
 

@@ -60,7 +60,7 @@ class Coordinate(Callback):
 
 
 class Save(Callback):
-    """Saves the checkpoints and the best weights of a run; a failed save is tried again while the run goes on."""
+    """Saves the checkpoints and the best weights of a run; a failed save is retried while the run continues."""
 
     def __init__(
         self,

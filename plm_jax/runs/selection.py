@@ -65,7 +65,9 @@ def read_start(select: str, workdir: str, resumed: Resumed | None, refuse_damage
     # The checkpoint has no history if the run selected by another metric, or by none, when it was saved.
     if saved.get("by") == select and (saved["history"] == history or (not history and meta["step"] <= step)):
         return Start(saved["history"], True)
-    note = f"checkpoints/best holds the weights of {_described(saved.get('by'), [[meta['step'], saved.get('value')]])}"
+    note = (
+        f"checkpoints/best contains the weights of {_described(saved.get('by'), [[meta['step'], saved.get('value')]])}"
+    )
     if meta["step"] > step:
         better = f" that are better than those of {_described(select, history)}" if history else ""
         note += f", and the run resumes from step {step}: the next best weights{better} replace them"

@@ -134,7 +134,9 @@ def restored_state(
     is_same_kind = saved_run.optimizer.kind == setup.run.optimizer.kind and part == program.trained
     if is_same_kind and _have_equal_shapes(like.optimizer, program.abstract_state.optimizer):
         return state.replace(optimizer=_cast(state.optimizer, program.abstract_state.optimizer)), notes
-    notes.append("the optimizer, or what it trains, is another: its moments begin anew, weights and step are kept")
+    notes.append(
+        "the optimizer or the trained parameters have changed: the moments start from zero, weights and step are kept"
+    )
     return state.replace(optimizer=program.new_moments(setup.run.train.seed, state.step)), notes
 
 

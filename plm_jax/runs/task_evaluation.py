@@ -1,6 +1,6 @@
-"""`evaluation.tasks`: `evaluate --watch` beside a run, in a process of its own, on the host's CPU.
+"""`evaluation.tasks`: `evaluate --watch` in a separate process next to a run, on the host's CPU.
 
-It scores each checkpoint that the run seals, while the run goes on; what it may need of TensorFlow stays out of here.
+The process evaluates each checkpoint of the run while training continues. Only that process imports TensorFlow.
 """
 
 import os

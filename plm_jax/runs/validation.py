@@ -28,10 +28,10 @@ Means = dict[str, float]
 
 
 class Validation:
-    """Losses on the data that a run's sources hold out: the same rows in the same order each time.
+    """Losses on the held-out rows of a run's sources: the same rows in the same order each time.
 
-    A batch has rows of one source. Each source has its share of `evaluation.max_batches` by the rates of the phase, at
-    least one batch, and at most as many as it holds out.
+    A batch has rows of one source. `evaluation.max_batches` is divided among the sources in proportion to the rates of
+    the phase; each source has at least one batch and at most all of its held-out rows.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Validation:
         self._step = functools.cache(self._compile)
 
     def __call__(self, params: Any, phase: config.Phase) -> Means:
-        """Returns what `metrics.jsonl` has under `validation/` in a phase; empty if no source holds out a row.
+        """Returns the metrics of a phase that are logged as `validation/…`; empty if there are no held-out rows.
 
         Returns:
           In rows of the phase's length: `loss` and the loss's own metrics of all sources together, and SOURCE/loss, …
@@ -79,7 +79,7 @@ class Validation:
         return all_means
 
     def notes(self) -> list[str]:
-        """Returns lines that report which sources hold out nothing, or less than their rates ask for."""
+        """Returns lines that report sources with no held-out rows, or with fewer than their rates require."""
         if not self._settings.every:
             return []
         pairs = ((phase, length) for phase in self._programs.phases for length in self._lengths(phase))
@@ -88,16 +88,16 @@ class Validation:
     def _notes(self, phase: config.Phase, length: int) -> list[str]:
         rates, shares, lines = self._reader.rates(phase), self._shares(phase, length), []
         if missing := [name for name in rates if name not in shares]:
-            rest = "validation is of the others" if shares else "there is no validation"
+            rest = "only the other sources are validated" if shares else "there is no validation"
             lines.append(f"nothing is held out of {', '.join(missing)}: {rest}")
         limits = self._limits({name: rates[name] for name in shares})
         few = [
-            f"of {name} {num_batches} batches of {limits[name]}"
+            f"{num_batches} of {limits[name]} batches of {name}"
             for name, (_, num_batches) in shares.items()
             if num_batches < limits.get(name, 0)
         ]
         if few:
-            lines.append(f"less is held out than validation would read by the rates: {', '.join(few)}")
+            lines.append(f"fewer rows are held out than the rates require: {', '.join(few)}")
         return lines
 
     def _lengths(self, phase: config.Phase) -> list[int]:
@@ -112,7 +112,7 @@ class Validation:
         return {name: max(1, number) for name, number in Mixture(rates).counts(max_batches).items()}
 
     def _shares(self, phase: config.Phase, length: int) -> dict[str, tuple[float, int]]:
-        """Returns the share and the number of batches of each source that holds out a row."""
+        """Returns the share and the number of batches of each source with held-out rows."""
         rates = self._reader.rates(phase)
         available: dict[str, int] = {}
         for name in rates:

@@ -14,15 +14,16 @@ from plm_jax.training.trainable import compiled, layer_numbers, named, stack_of,
 
 
 def load_weights(params, train: config.TrainConfig, model: ModelConfig):
-    """`params` with the leaves of `train.init_from` whose names match one of `train.init_names`.
+    """Replaces the leaves of `params` whose names match one of `train.init_names` by those of `train.init_from`.
 
-    The last `train.reinitialize_top` layers of each of the model's stacks stay as they are in `params`.
+    The last `train.reinitialize_top` layers of each stack of the model keep the values in `params`.
 
     Returns:
-      The parameters, laid out as before, and lines that say what was taken, what is new, and what has no place here.
+      The parameters, with the same sharding, and lines that report which were loaded, which are new, and which
+      parameters of the checkpoint the model lacks.
 
     Raises:
-      UserError: a pattern or all of them match nothing, a leaf has another shape, or there are not so many layers.
+      UserError: a pattern or all of them match nothing, a leaf has another shape, or there are too few layers.
     """
     tops = _tops(model, train.reinitialize_top)
 
@@ -78,7 +79,7 @@ def _tops(model: ModelConfig, layers: int) -> dict[str, int]:
         if layers > stack.layers or layers % a_group:
             raise UserError(
                 f"config.train.reinitialize_top is {layers}: {path} has {stack.layers} layers"
-                + (f", {a_group} of which share parameters" if a_group > 1 else "")
+                + (f", of which {a_group} each share parameters" if a_group > 1 else "")
             )
         first_blocks[path] = stack.stored_blocks - layers // a_group * stack.inner
     return first_blocks

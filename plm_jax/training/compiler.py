@@ -57,8 +57,12 @@ _TPU = (
 )
 # NVIDIA/JAX-Toolbox, rosetta/docs/GPU_performance.md. XLA's own options, as these are, take True and no "true".
 _CUDA = (
-    Option("xla_gpu_enable_latency_hiding_scheduler", "True", "collectives run beside computation"),
-    Option("xla_gpu_enable_pipelined_all_gather", "True", "a loop gathers the next layer's weights beside this one"),
+    Option("xla_gpu_enable_latency_hiding_scheduler", "True", "collectives overlap with computation"),
+    Option(
+        "xla_gpu_enable_pipelined_all_gather",
+        "True",
+        "a loop gathers the weights of the next layer during the current one",
+    ),
     Option("xla_gpu_enable_pipelined_reduce_scatter", "True", "and scatters the last one's gradients"),
     Option("xla_gpu_enable_pipelined_all_reduce", "True", "and reduces them"),
     Option("xla_gpu_enable_while_loop_double_buffering", "True", "without copies of the weights in hand"),

@@ -109,8 +109,8 @@ def resolved(mesh: MeshConfig, num_devices: int) -> dict[str, int]:
         resolved_sizes[resolved_sizes.index(-1)] = num_devices // fixed
     if math.prod(resolved_sizes) != num_devices:
         raise UserError(
-            f"config.mesh {told(asked)} does not fit {num_devices} devices: the nearest that does is "
-            f"{told(nearest(asked, num_devices) or {})}"
+            f"config.mesh {describe(asked)} does not fit {num_devices} devices: the nearest that does is "
+            f"{describe(nearest(asked, num_devices) or {})}"
         )
     return dict(zip(AXES, resolved_sizes, strict=True))
 
@@ -126,8 +126,8 @@ def _arranged(sizes: list[int], devices) -> np.ndarray:
         left //= across[axis]
     if left > 1:
         raise UserError(
-            f"config.mesh {told(dict(zip(AXES, sizes, strict=True)))} does not fit {slices} slices, over which only "
-            f"stage and data may go: make mesh.data a multiple of {slices}"
+            f"config.mesh {describe(dict(zip(AXES, sizes, strict=True)))} does not fit {slices} slices: only stage and "
+            f"data may span slices, so make mesh.data a multiple of {slices}"
         )
     within = [size // parts for size, parts in zip(sizes, across.values(), strict=True)]
     return mesh_utils.create_hybrid_device_mesh(within, list(across.values()), devices, allow_split_physical_axes=True)
@@ -141,7 +141,7 @@ def num_slices(devices) -> int:
     return len({getattr(device, "slice_index", 0) for device in devices})
 
 
-def told(sizes: Mapping[str, int]) -> str:
+def describe(sizes: Mapping[str, int]) -> str:
     """Returns the axes of a mesh as settings, without those of size 1."""
     return " ".join(f"mesh.{axis}={size}" for axis, size in sizes.items() if size != 1) or "mesh.data=1"
 

@@ -193,7 +193,7 @@ def test_rates_are_multiplied_out_in_every_phase():
     assert found.data.segmenters == {"mix-a": "jieba:lcut", "mix-b": "jieba:lcut"}
     assert found.data.sources == {"x": text, "mix-a": source("a"), "mix-b": source("b")}
     # What is empty is in proportion to tokens, which a mixture's rates are not.
-    with pytest.raises(UserError, match=r"'mix' is a mixture beside other sources: set .* config.data.mixture"):
+    with pytest.raises(UserError, match=r"'mix' is a mixture among other sources: set .* config.data.mixture"):
         config.expand_mixtures(dataclasses.replace(tiny.PLAIN, data=dataclasses.replace(data, mixture={})), parts)
     clash = dataclasses.replace(data, sources={"mix-a": text, "mix": source()}, mixture={"mix-a": 1, "mix": 1})
     with pytest.raises(UserError, match=r"two of config.data.sources would be 'mix-a'"):

@@ -186,7 +186,7 @@ def test_damaged_file_is_reported(tmp_path, data):
 @pytest.mark.parametrize("name", files.PICKLES)
 def test_pickle_is_rejected_with_conversion_command(tmp_path, name):
     (tmp_path / name).write_bytes(b"cos\nsystem\n(S'touch owned'\ntR.")
-    with pytest.raises(UserError, match=r"holds a pickle.*python -c") as error:
+    with pytest.raises(UserError, match=r"contains a pickle.*python -c") as error:
         read(tmp_path)
     assert "\n" not in str(error.value)
 

@@ -141,7 +141,7 @@ def test_another_optimizer_keeps_weights_and_step_with_fresh_moments(tiny, halfw
     resumed.check(run, changes, allow_changes=True)
     with checkpoints.Checkpoints(str(halfway), run.checkpoint) as directory:
         state, notes = setup.starting_state(job, directory.restore)
-    assert int(state.step) == 3 and "moments begin anew" in notes[1]
+    assert int(state.step) == 3 and "moments start from zero" in notes[1]
     saved = runs.flat(jax.tree.map(np.asarray, checkpoints.load_params(str(halfway)).params))
     before = runs.flat(state.params)
     assert before.keys() == saved.keys()

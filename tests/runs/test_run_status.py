@@ -164,7 +164,7 @@ def test_a_living_run_says_what_it_does_and_how_long_it_will(tmp_path):
         found = run_status.of_run(workdir)
     text = "\n".join(found.lines)
     assert found.fine and f"alive, process {os.getpid()}" in found.lines[0]
-    assert "30 of 60 (50.0%), 2 s a step, 512 tokens/s, about 70 s left" in text  # 70 of 100 s were of 30 steps.
+    assert "30 of 60 (50.0%), 2 s per step, 512 tokens/s, about 70 s left" in text  # 70 of 100 s were of 30 steps.
     assert "doing       saving" in text and "stalled     process 3 waits" in text
     assert "last error  after step 20: disk full" in text
     assert "checkpoint  20" in text and "goodput     60.0% of 100 s" in text and "saves 10.0%" in text
@@ -181,11 +181,11 @@ def test_one_that_died_and_one_that_has_finished(tmp_path):
     workdir = write(tmp_path, told())
     found = run_status.of_run(workdir)
     assert not found.fine and "not running" in found.lines[0]
-    assert found.lines[0].endswith("it died without a word")
+    assert found.lines[0].endswith("it died without an error message")
     write(tmp_path, told(), told(began=1200.0, step=60, ended="finished"))
     found = run_status.of_run(workdir)
     assert found.fine and "finished" in found.lines[0]
-    assert any("start 1 ended after step 30: it died without a word" in line for line in found.lines)
+    assert any("start 1 ended after step 30: it died without an error message" in line for line in found.lines)
 
 
 def test_a_run_in_a_bucket_tells_the_same(clock, tmp_path):
@@ -215,7 +215,7 @@ def test_one_that_was_stopped_had_no_error_and_one_that_failed_says_which(tmp_pa
 
 def test_all_steps_without_the_last_save_are_not_the_end(tmp_path):
     found = run_status.of_run(write(tmp_path, told(step=60)))
-    assert not found.fine and "died without a word" in found.lines[0]
+    assert not found.fine and "died without an error message" in found.lines[0]
 
 
 @pytest.mark.parametrize(

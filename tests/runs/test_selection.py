@@ -90,7 +90,7 @@ def test_another_metric_counts_from_where_it_is_set(tmp_path):
     run.saved[3] = {"selected": {"by": "mood/f1", "value": 30.0, "history": [[1, 10.0], [2, 30.0]]}}
     lines, lost = run.train([0.5, 0.4], 3)
     assert lines == [
-        "checkpoints/best holds the weights of step 2 (mood/f1 30): the first weights that mood/accuracy selects "
+        "checkpoints/best contains the weights of step 2 (mood/f1 30): the first weights that mood/accuracy selects "
         "replace them"
     ]
     assert lost is None and run.kept == 4

@@ -84,7 +84,7 @@ def test_each_source_has_its_share_of_the_batches_and_of_the_whole(folder):
     np.testing.assert_allclose(found["loss"], (2 * of_a + of_b) / 3, rtol=1e-5)
     assert found.keys() == {f"{part}{name}" for part in ("", "a/", "b/") for name in ("loss", "nll", "accuracy")}
     assert job.validation(params, job.programs.phases[0]) == found
-    assert job.validation.notes() == ["nothing is held out of c: validation is of the others"]
+    assert job.validation.notes() == ["nothing is held out of c: only the other sources are validated"]
 
 
 def test_the_least_share_is_a_batch_and_all_is_all(folder):
@@ -120,8 +120,8 @@ def test_what_runs_out_is_told(folder):
     job, params = trained(run)
     opened = Reader(config.reader_config(run))
     counts = [opened.num_batches("validation", BATCH, name) for name in "ab"]
-    parts = ", ".join(f"of {name} {number} batches of 100" for name, number in zip("ab", counts, strict=True))
-    assert job.validation.notes() == [f"less is held out than validation would read by the rates: {parts}"]
+    parts = ", ".join(f"{number} of 100 batches of {name}" for name, number in zip("ab", counts, strict=True))
+    assert job.validation.notes() == [f"fewer rows are held out than the rates require: {parts}"]
     found = job.validation(params, job.programs.phases[0])
     np.testing.assert_allclose(found["loss"], np.mean([by_hand(run, params, n, 32) for n in "ab"]), rtol=1e-5)
 

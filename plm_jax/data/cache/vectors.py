@@ -14,7 +14,7 @@ from plm_jax.common.errors import UserError, one_line
 # Bytes of a vector, or of tokens, per CRC-32. Blocks are small, so that reading a remote cache fetches little more than
 # it uses.
 BLOCK_BYTES = 2**8
-# Vectors of up to so many bytes are read whole when they are opened.
+# Vectors of at most this number of bytes are read completely when they are opened.
 _SHORT_BYTES = 2**24
 # Bytes of a long vector that are checked at a time.
 _CHECKED_BYTES = 2**24
@@ -134,7 +134,7 @@ def read_header(path: str, head: bytes, length: int, dtype: Any) -> int:
       head: first bytes of the file.
 
     Raises:
-      UserError: the file does not hold a vector of this length and type.
+      UserError: the file does not contain a vector of this length and type.
     """
     file = io.BytesIO(head)
     try:
@@ -143,7 +143,7 @@ def read_header(path: str, head: bytes, length: int, dtype: Any) -> int:
     except Exception as error:  # NumPy raises various errors for an invalid header.
         raise damaged(path, one_line(error) or type(error).__name__) from error
     if shape != (length,) or stored != np.dtype(dtype):
-        raise damaged(path, f"holds {stored}{list(shape)}, not {np.dtype(dtype)}[{length}]")
+        raise damaged(path, f"contains {stored}{list(shape)}, not {np.dtype(dtype)}[{length}]")
     return file.tell()
 
 

@@ -11,9 +11,9 @@ of LLaMA 2 7B are used (configs/llama.py). ChatGLM3 is assumed to have seen the 
 In the later ones, next-token prediction replaces a mixture of objectives.
 
 Store your documents as JSON Lines ({"text": …}) at `data.sources.text.path`, and ChatGLM's ice_text.model or ChatGLM2's
-tokenizer.model at `vocabulary.spec`, or change these fields. For 4-9b, `prepare` trains a
-SentencePiece vocabulary of the size of GLM-4's, below the same special ids; to read GLM-4's own tokenizer.model, set
-`vocabulary.spec` to `tiktoken:FILE`.
+tokenizer.model at `vocabulary.spec`, or change these fields. For 4-9b, `prepare` trains a SentencePiece vocabulary of
+the size of GLM-4's, below the same special ids; to read GLM-4's own tokenizer.model, set `vocabulary.spec` to
+`tiktoken:FILE`.
 
 From 2-6b on each document begins with `[gMASK] sop`, as their tokenizers begin every text, and ends with eos; the
 format of their training rows was not published.

@@ -8,11 +8,11 @@ learning rate increases over 375e6 tokens and then decreases by a cosine to a te
 linearly from 32k tokens to the full one over the first 4e9 to 12e9 tokens, by size. In table 2.1, the heads of 1.3b (24
 × 128) and the width of 13b (5,140) contradict the rest of their rows; here they are 16 × 128 and 5,120.
 
-Not published, and chosen here: the width of the band, 256 keys, as in GPT-Neo; the number of tokens over which
-each size increases its batch; the steps of this increase, which double the batch when the line reaches the next power
-of two; no dropout. Batches are
-0.5M = 256, 1M = 512, 2M = 1,024 and 3.2M = 1,536 rows. The first have 16 rows, which at most 16 chips can share:
-use mesh.tensor for more chips, as 175b does for 1,024 chips, with separate meshes for the first phases.
+Not published, and chosen here: the width of the band, 256 keys, as in GPT-Neo; the number of tokens over which each
+size increases its batch; the steps of this increase, which double the batch when the line reaches the next power of
+two; no dropout. Batches are 0.5M = 256, 1M = 512, 2M = 1,024 and 3.2M = 1,536 rows. The first have 16 rows, which at
+most 16 chips can share: use mesh.tensor for more chips, as 175b does for 1,024 chips, with separate meshes for the
+first phases.
 
 The filtered Common Crawl, WebText2 and the two corpora of books were not released. Store your own as JSON Lines
 ({"text": …}) at the paths in `data.sources`, or change these fields. Wikipedia comes from TensorFlow Datasets.

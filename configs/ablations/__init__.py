@@ -1,1 +1,1 @@
-"""Sweeps: pages with `base` and `overrides()` (`plm_jax.experiments.sweep`)."""
+"""Sweeps: files with `base` and `overrides()` (`plm_jax.experiments.sweep`)."""

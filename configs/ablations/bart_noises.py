@@ -4,9 +4,9 @@
     python -m plm_jax sweep --sweep=ablations/bart_noises:demo --workdir=runs/bart-noises-demo --seeds=0,1,2
 
 The paper's models of base size read books and Wikipedia for 1,000,000 steps. It does not state batch size, learning
-rates or lengths; the rates were tuned for each objective. 256 rows at 1e-4 are those of BERT, which it compares with.
-This page has the paper's rows for noises and for the language model. The paper's perplexities are for data sets that
-this suite does not have, except CNN/DailyMail, which is measured by ROUGE here.
+rates or lengths; the rates were tuned for each objective. Batches of 256 rows and 1e-4 are BERT's, with which the paper
+compares. This sweep has the paper's rows for noises and for the language model. The paper's perplexities are for data
+sets that this suite does not have, except CNN/DailyMail, which is measured by ROUGE here.
 """
 
 import dataclasses

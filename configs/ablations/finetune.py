@@ -1,4 +1,4 @@
-"""Every form of fine-tuning on real labeled rows, from models of the demo's size: that forms work, not what transfers.
+"""Every form of fine-tuning on real labeled rows, with models of the demo's size, to show that each form works.
 
     python -m plm_jax sweep --sweep=configs/ablations/finetune.py --workdir=runs/finetune --seeds=0,1,2
 
@@ -14,7 +14,7 @@ Limits of the rows:
 - A model of this size that read 200 speeches knows little about film reviews: it has to beat the trivial predictor
   only, and words alone are better. `finetune_minilm` shows the effect of pretraining.
 - The pairs of `inference` have 21 premises, which are on both sides of the split, and the questions of `choices` lack
-  the sentences that they are about. Figures of these two on held-out rows have no meaning.
+  the sentences that they are about. Results of these two on held-out rows are meaningless.
 - Most persons of `entities` are the word "Borrower".
 - The questions of `reading` are in another package's wheel; without it in `.cache/finetune` they are left out.
 """

@@ -1,4 +1,4 @@
-"""Labelled sets that ablations of fine-tuning read: their form, their split, and a baseline without a network.
+"""Labeled sets that ablations of fine-tuning read: their form, their split, and a baseline without a network.
 
 Rows are split by hashes, into files in `.cache/finetune` of the working directory. Rows that must not be on both sides
 share a key: the same text, or the same pair of choices in QuaRTz, whose twin questions have the other answer.

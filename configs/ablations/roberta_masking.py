@@ -1,4 +1,4 @@
-"""Masks that are written once, ten of each row, or drawn anew each time (Liu et al. 2019 §4.1, table 1).
+"""Static masks, ten per row, or dynamic masks (Liu et al. 2019 §4.1, table 1).
 
     python -m plm_jax sweep --sweep=ablations/roberta_masking --workdir=runs/roberta-masking
     python -m plm_jax sweep --sweep=ablations/roberta_masking:demo --workdir=runs/roberta-masking-demo --seeds=0,1,2

@@ -1,4 +1,4 @@
-"""Parts that every page of ablations has: values that depend on the size, and the rows of a paper's table."""
+"""Parts that all sweeps of ablations have: values that depend on the size, and the rows of a paper's table."""
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence

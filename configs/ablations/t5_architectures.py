@@ -3,7 +3,7 @@
     python -m plm_jax sweep --sweep=ablations/t5_architectures --workdir=runs/t5-architectures
     python -m plm_jax sweep --sweep=ablations/t5_architectures:demo --workdir=runs/t5-architectures-demo --seeds=0,1,2
 
-For language modelling, the encoder of an encoder-decoder reads a prefix and the decoder continues it. A decoder that
+For language modeling, the encoder of an encoder-decoder reads a prefix and the decoder continues it. A decoder that
 denoises has the inputs and the targets in one row.
 """
 

@@ -3,9 +3,9 @@
     python -m plm_jax sweep --sweep=ablations/t5_corpora --workdir=runs/t5-corpora
     python -m plm_jax sweep --sweep=ablations/t5_corpora:demo --workdir=runs/t5-corpora-demo --seeds=0,1,2
 
-The paper's Toronto Books Corpus is not available: put books where `corpora.CORPORA["books"]` says. The demo compares
-speeches with a novel and with film reviews read without labels, which stand for the paper's in-domain text. All runs
-use the vocabulary of the speeches, so the other runs wait for that run.
+The paper's Toronto Books Corpus is not available: store books at the path of `corpora.CORPORA["books"]`. The demo
+compares speeches with a novel and with film reviews read without labels, which replace the paper's in-domain text. All
+runs use the vocabulary of the speeches, so the other runs wait for that run.
 """
 
 from plm_jax import config

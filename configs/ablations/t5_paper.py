@@ -2,7 +2,8 @@
 
 The baseline is `t5:base`, trained for 2^19 steps of 128 rows of 512 tokens of C4 with i.i.d. noise at 15 %, and tuned
 on each benchmark separately. The paper reports the best checkpoint of each task; these runs report the last one. In the
-demo, a T5 of 2 + 2 layers reads speeches for 200 steps and is tuned on film reviews. Other T5 pages import this one.
+demo, a T5 of 2 + 2 layers reads speeches for 200 steps and is tuned on film reviews. Other sweeps of T5 import this
+one.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping

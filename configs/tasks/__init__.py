@@ -1,6 +1,6 @@
-"""Tasks that pretrained models are fine-tuned for, a page a form.
+"""Tasks for fine-tuning pretrained models, one config file per form of labels.
 
     plm_jax finetune --config=tasks/NAME --checkpoint=SRC --workdir=W
 
-After a colon comes whose recipe is taken, one of `recipes.RECIPES`: `tasks/sentiment:roberta`; by default it is BERT's.
+The name after a colon selects a recipe of `recipes.RECIPES`, as in `tasks/sentiment:roberta`; the default is BERT's.
 """

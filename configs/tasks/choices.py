@@ -1,4 +1,4 @@
-"""Multiple choice: two answers to a question, of which the model predicts the one with the higher score.
+"""Multiple choice: two answers to a question; the model predicts the one with the higher score.
 
     python -m plm_jax finetune --config=configs/tasks/choices.py --checkpoint=SRC --workdir=runs/choices
 
@@ -14,7 +14,7 @@ from plm_jax.configs.tasks import recipes
 
 
 def get_config(recipe: str = "bert"):
-    """Returns the run by one of `recipes.RECIPES`; `bert` is the published recipe for this form."""
+    """Returns the run with one of `recipes.RECIPES`; `bert` is the published recipe for this form."""
     source = config.LabelledJsonLines(
         "package:data/corpora/quartz.jsonl.gz",
         config.ChoiceForm(2, label="answer"),

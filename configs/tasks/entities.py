@@ -14,7 +14,7 @@ LABELS = ("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC")
 
 
 def get_config(recipe: str = "bert"):
-    """Returns the run by one of `recipes.RECIPES`."""
+    """Returns the run with one of `recipes.RECIPES`."""
     prompt = config.PromptConfig("Sentence: {text}\nPersons (PER), organisations (ORG) and places (LOC):")
     source = config.LabelledJsonLines(
         "package:data/corpora/finance_ner.jsonl.gz", config.TagForm(LABELS), prompt=prompt

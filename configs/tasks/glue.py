@@ -16,7 +16,7 @@ from plm_jax.configs.tasks import recipes
 
 
 class Task(NamedTuple):
-    """A task's form, how it is put as text, how often its rows are read, and what its validation split is called."""
+    """A task's form, its prompt, its number of epochs, and the name of its validation split."""
 
     form: config.Form
     prompt: config.PromptConfig

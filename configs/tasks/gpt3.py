@@ -1,13 +1,13 @@
-"""Sets of GPT-3's evaluation that TensorFlow Datasets has, as prompts, one after the colon: piqa, arc_easy, boolq, ….
+"""Tasks of GPT-3's evaluation from TensorFlow Datasets, as prompts; name one after the colon: piqa, arc_easy, boolq, ….
 
     python -m plm_jax evaluate --checkpoint=SRC --config=configs/tasks/gpt3.py:piqa --shots=0,5 --normalize=token
 
-The forms follow lm-eval 0.4.13's tasks of these sets, read there; how far they are those of the paper's appendix G
-(Brown et al. 2020) was not checked. Figures of another form are figures of another test. Of ARC and OpenBookQA answers
-are judged by themselves behind "Answer:" (`--normalize=unconditional`).
+The prompts follow the tasks of lm-eval 0.4.13. They were not compared with the paper's appendix G (Brown et al. 2020);
+results with different prompts are not comparable. For ARC and OpenBookQA, the probability of an answer is divided by
+its probability after "Answer:" alone (`--normalize=unconditional`).
 
-Not here: sets whose forms no template says (LAMBADA, Winograd, Winogrande, COPA, ReCoRD, RACE, CoQA, QuAC, DROP), and
-StoryCloze, whose rows are handed out by its authors alone.
+Not included: tasks that a template cannot express (LAMBADA, Winograd, Winogrande, COPA, ReCoRD, RACE, CoQA, QuAC,
+DROP), and StoryCloze, which only its authors distribute.
 """
 
 from plm_jax import config, models, objectives

@@ -16,7 +16,7 @@ LABELS = ("entailment", "neutral", "contradiction")
 
 
 def get_config(recipe: str = "bert"):
-    """Returns the run by one of `recipes.RECIPES`."""
+    """Returns the run with one of `recipes.RECIPES`."""
     source = config.LabelledJsonLines(
         "package:data/corpora/corr2cause_nli.jsonl.gz",
         config.ClassForm(LABELS, text="premise", pair="hypothesis"),

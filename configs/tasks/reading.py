@@ -15,7 +15,7 @@ from plm_jax.configs.tasks import recipes
 
 
 def get_config(recipe: str = "bert"):
-    """Returns the run by one of `recipes.RECIPES`; `bert` is the published recipe for this task."""
+    """Returns the run with one of `recipes.RECIPES`; `bert` is the published recipe for this task."""
     prompt = config.PromptConfig("{context}\nQuestion: {question}\nAnswer:")
     sources = {"squad": config.LabelledTfds("squad", config.AnswerForm(), prompt=prompt)}
     run = recipes.run(recipe, objectives.SpanExtraction(), sources, length=384)

@@ -1,4 +1,4 @@
-"""Published recipes of fine-tuning, and runs by them. The configs of this folder import this module."""
+"""Published recipes for fine-tuning, and runs that use them. The configs of this folder import this module."""
 
 from typing import Any, NamedTuple
 
@@ -49,7 +49,7 @@ RECIPES = {
 def run(
     recipe: str, objective: objectives.LabelledObjective, sources: dict[str, config.Source], length: int
 ) -> config.Run:
-    """Returns the run that tunes a checkpoint's model for an objective on labeled sources, in rows of `length`."""
+    """Returns the run that fine-tunes the model of a checkpoint on labeled sources, in rows of `length`."""
     of = config.choose(RECIPES, recipe)
     return config.Run(
         model=models.FromCheckpointConfig(dropout=0.1),

@@ -3,7 +3,7 @@
     python -m plm_jax finetune --config=configs/tasks/review_scores.py --checkpoint=SRC --workdir=runs/scores
 
 The sentences of `tasks/sentiment` with the mean of the scores that people gave. STS-B, the published task of this form,
-on pairs, is `tasks/glue:stsb`: 88.6 of Pearson's correlation for bert-base-cased by Hugging Face's run_glue.py. Here
+on pairs, is `tasks/glue:stsb`: a Pearson correlation of 88.6 for bert-base-cased with Hugging Face's run_glue.py. Here
 ridge regression over words reaches about 66.
 """
 
@@ -12,7 +12,7 @@ from plm_jax.configs.tasks import recipes
 
 
 def get_config(recipe: str = "bert"):
-    """Returns the run by one of `recipes.RECIPES`."""
+    """Returns the run with one of `recipes.RECIPES`."""
     source = config.LabelledJsonLines(
         "package:data/corpora/movie_sentiment.jsonl.gz",
         config.ScoreForm(text="sentence", score="score"),

@@ -22,7 +22,7 @@ PAGES = {
 # The commands of each group run in one folder, in this order.
 RUN_TOGETHER = (
     ("README.md", "docs/first-run.md", "docs/reproducibility.md", "docs/huggingface.md"),
-    ("README.md", "docs/finetuning.md"),
+    ("README.md", "docs/finetuning.md", "docs/python.md"),
     ("README.md", "docs/evaluation.md", "docs/generation.md"),
     ("docs/pretraining.md", "docs/reference/vocabularies.md"),
     ("docs/install.md", "docs/configs.md", "docs/tpu-pods.md", "docs/ablations.md"),

@@ -4,7 +4,7 @@
 #
 #   bash launch/demo.sh [FAMILY] [SEED]
 #
-# FAMILY: gpt2, bert, t5. Makes .venv if it is missing. Run again, it goes on where it was.
+# FAMILY: gpt2, bert or t5. Creates .venv if it is missing. Run the script again to resume.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 family=${1:-gpt2} seed=${2:-0}
@@ -30,7 +30,7 @@ say "1/5 prepare: vocabulary and cache"
 python -m plm_jax prepare $config
 say "2/5 pretrain: $workdir"
 python -m plm_jax pretrain $config --workdir="$workdir"
-say "3/5 evaluate: speeches that were held out"
+say "3/5 evaluate: held-out speeches"
 python -m plm_jax evaluate --checkpoint="$workdir" --output="$workdir/evaluation.json"
 python - "$workdir/evaluation.json" <<'PYTHON'
 import json, sys

@@ -1,17 +1,17 @@
-# Sourced from the project's root: makes and enters .venv with what requirements.txt pins.
-# PLM_JAX_ACCELERATOR=gpu or tpu has it installed with the jax of that accelerator, in the pinned version.
+# Source this file from the root of the project: it creates and activates .venv with the packages of requirements.txt.
+# With PLM_JAX_ACCELERATOR=gpu or tpu, it installs the pinned version of jax for that accelerator.
 case "$(uname -s)" in
   Linux) ;;
-  Darwin) echo "note: macOS is untested: the library and its tests are run on Linux; TensorFlow may lack a wheel" >&2 ;;
+  Darwin) echo "note: macOS is untested; there may be no wheel of TensorFlow" >&2 ;;
   *) echo "error: Windows has no TensorFlow and Grain wheels of these versions: use WSL 2, which is Linux" >&2; exit 2 ;;
 esac
 python=${PYTHON:-python3}
 if [ ! -f .venv/complete ]; then
   "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
-    echo "error: $("$python" --version) is too old: install Python 3.11 or newer, or name one with PYTHON=" >&2
+    echo "error: $("$python" --version) is too old: install Python 3.11 or newer, or set PYTHON to one" >&2
     exit 2
   }
-  echo "installing into .venv (once, some minutes)"
+  echo "installing into .venv (only once; takes a few minutes)"
   "$python" -m venv .venv
   .venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt \
     --editable ".${PLM_JAX_ACCELERATOR:+[$PLM_JAX_ACCELERATOR]}"

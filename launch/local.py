@@ -121,7 +121,7 @@ def main() -> None:
     if not command or arguments.processes < 1 or arguments.restarts < 0:
         parser.error("pass --processes=N (at least 1), --restarts=N (at least 0) and, after --, the command")
     if not shutil.which(command[0]):
-        parser.error(f"there is no program '{command[0]}': give the command after --")
+        parser.error(f"there is no program '{command[0]}': pass the command after --")
     # Stopping this command stops the job.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: sys.exit(128 + number))

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# What launch/tpu_vm.py runs on every worker of a TPU, where this project lies in the home directory:
+# Commands that launch/tpu_vm.py runs on every worker of a TPU, in the copy of this project in the home directory:
 #
-#   bash plm_jax/launch/worker.sh install          Python, and what requirements.txt pins, with jax for TPUs
-#   bash plm_jax/launch/worker.sh start COMMAND…   the command as a process of the job; it outlives the connection
-#   bash plm_jax/launch/worker.sh state            none, running, the exit status of an ended one, or lost
-#   bash plm_jax/launch/worker.sh log OFFSET       the log from a byte on; then, on a line, the state and the log's size
-#   bash plm_jax/launch/worker.sh stop             asks the process to end, then kills it
+#   bash plm_jax/launch/worker.sh install          installs Python and the packages of requirements.txt, with jax for TPUs
+#   bash plm_jax/launch/worker.sh start COMMAND…   starts the command as a process of the job, independent of the connection
+#   bash plm_jax/launch/worker.sh state            prints none, running, lost, or the exit status of the ended process
+#   bash plm_jax/launch/worker.sh log OFFSET       prints the log from a byte on, and a last line with the state and the size of the log
+#   bash plm_jax/launch/worker.sh stop             sends SIGTERM to the process, and kills it if it does not end
 set -euo pipefail
 cd "$(dirname "$0")/.."
 job=$HOME/plm_jax_job
@@ -32,7 +32,8 @@ run() {
   source launch/environment.sh
   export PLM_JAX_DISTRIBUTED=1 PLM_JAX_PREEMPTION_NOTICE=gce JAX_PROCESS_ID
   JAX_PROCESS_ID=$(attribute agent-worker-number)
-  # Of several slices the machine knows how many, its own, and where the first is, as MEGASCALE_NUM_SLICES: '2'.
+  # With several slices, the metadata has their number, this slice and the address of the first, as in
+  # MEGASCALE_NUM_SLICES: '2'.
   local line endpoints
   while read -r line; do
     export "$line"
@@ -46,7 +47,7 @@ run() {
   echo "$status" > "$job/status"
 }
 
-# Whether any process of the job's group does something; one that has ended may wait to be reaped.
+# Whether any process of the job's group is active; ended processes may wait to be reaped.
 alive() { [ -s "$job/pid" ] && pgrep --pgroup "$(cat "$job/pid")" --runstates D,R,S > /dev/null; }
 
 state() {
@@ -62,7 +63,7 @@ state() {
 }
 
 log() {
-  # The state comes first: of a process that has ended by now the whole log is there.
+  # The state is read first: if the process has ended by then, the log is complete.
   local now size
   now=$(state)
   size=$(stat --format=%s "$job/log")
@@ -73,7 +74,7 @@ log() {
 stop() {
   alive || return 0
   kill -TERM -- "-$(cat "$job/pid")" || true
-  # It saves its step first.
+  # The process saves its step first.
   for _ in $(seq 1300); do
     alive || return 0
     sleep 0.1

@@ -177,7 +177,7 @@ def test_settings_of_nccl_come_by_the_gpu_and_leave_what_is_set(cluster):
 
 def test_mistakes_get_one_line(cluster):
     for finished, hint in (
-        (run(cluster, "--dry_run", "true", PLM_JAX_NCCL="volta"), "there are: hopper, blackwell"),
+        (run(cluster, "--dry_run", "true", PLM_JAX_NCCL="volta"), "use hopper or blackwell"),
         (run(cluster, "--dry_run"), "no command"),
         (run(cluster, "true"), "submit it with sbatch"),
         (run(cluster, "true", SLURM_SUBMIT_DIR=str(cluster)), "project's root"),

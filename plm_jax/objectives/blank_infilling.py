@@ -336,7 +336,9 @@ def _text_length(settings: BlankInfilling, length: int) -> int:
     num_tokens = bisect.bisect_left(range(length), length, key=lambda n: settings._lengths(n)[0])
     nearest = settings._lengths(num_tokens)[0]
     if num_tokens < 3 or nearest != length:
-        raise UserError(f"blank infilling makes no row of length {length}: set config.data.length to {max(nearest, 5)}")
+        raise UserError(
+            f"blank infilling cannot make a row of length {length}: set config.data.length to {max(nearest, 5)}"
+        )
     return num_tokens
 
 

@@ -95,7 +95,7 @@ def _input_length(noise: TextToText, length: int) -> int:
         name = noise.kind.replace("_", " ")
         lengths = [nearest, _row_length(noise, num_tokens + 1)] if nearest < length else [nearest]
         raise UserError(
-            f"{name} for a decoder makes no row of length {length}: set config.data.length to "
+            f"{name} for a decoder cannot make a row of length {length}: set config.data.length to "
             f"{' or '.join(map(str, lengths))}"
         )
     return num_tokens

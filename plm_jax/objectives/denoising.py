@@ -119,7 +119,7 @@ class Denoising(Objective):
         while num_tokens + math.ceil(self.insert * num_tokens) > length - 2:
             num_tokens -= 1
         if num_tokens < 1:
-            raise UserError(f"denoising makes no row of length {length}: raise config.data.length")
+            raise UserError(f"denoising cannot make a row of length {length}: raise config.data.length")
         return num_tokens
 
     @override

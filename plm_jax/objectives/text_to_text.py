@@ -103,7 +103,7 @@ def _input_length(settings: TextToText, length: int) -> int:
     num_tokens = bisect.bisect_right(range(1, end), length, key=lambda n: settings.lengths(n)[0])
     if num_tokens < 1 or settings.lengths(num_tokens)[0] != length:
         name = settings.kind.replace("_", " ")
-        raise UserError(f"{name} makes no row of length {length}: change config.data.length")
+        raise UserError(f"{name} cannot make a row of length {length}: change config.data.length")
     return num_tokens
 
 

@@ -267,9 +267,9 @@ def test_decoder_row_has_length_of_inputs_and_targets():
     """T5's lengths 512 and 114. The last eos is only a target."""
     objective = objectives.DecoderTextToText()
     assert objective.input_length(512 + 114 - 1) == objectives.SpanCorruption().input_length(512) == 568
-    with pytest.raises(UserError, match=r"makes no row of length 11: set config.data.length to 10 or 13$"):
+    with pytest.raises(UserError, match=r"cannot make a row of length 11: set config.data.length to 10 or 13$"):
         objectives.DecoderTextToText(objectives.SpanCorruption(0.5, 1.0)).input_length(11)
-    with pytest.raises(UserError, match=r"makes no row of length 1: set config.data.length to 3$"):
+    with pytest.raises(UserError, match=r"cannot make a row of length 1: set config.data.length to 3$"):
         objectives.DecoderTextToText(objectives.PrefixLM()).input_length(1)
     tree = {"kind": "decoder_text_to_text", "noise": {"kind": "causal"}}
     with pytest.raises(UserError, match=r"objective.noise.kind is 'causal': choose from: deshuffling"):

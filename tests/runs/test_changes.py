@@ -109,7 +109,7 @@ def test_fewer_steps_than_were_taken_are_a_mistake_more_are_told(tiny, halfway, 
     fewer = go_on("--config.train.steps=2", "--allow_changes")
     assert fewer.status == 2 and contents(halfway) == before
     (line,) = fewer.errors
-    assert "is at step 3, config.train.steps is 2" in line
+    assert "is at step 3, but config.train.steps is 2" in line
     more = go_on("--config.train.steps=5", "--config.schedule.kind=linear", "--config.schedule.decay_steps=10")
     assert more.status == 0, more.err
     table = more.err[more.err.index("changed since the run up to step 3:") :].splitlines()

@@ -141,7 +141,7 @@ def test_what_is_left_goes_to_minus_one():
             {"batch_size": 24, "microbatches": 2},
             "has 12 rows at .*, or .*batch_size of 32$",
         ),
-        ("elmo", {"data": 2, "context": 4}, {}, "kind 'elmo' reads a row sequentially, .*: take mesh.data=8$"),
+        ("elmo", {"data": 2, "context": 4}, {}, "kind 'elmo' reads a row sequentially, .*: use mesh.data=8$"),
     ],
 )
 def test_a_batch_that_a_mesh_does_not_divide_is_told_the_nearest_that_it_does(name, sizes, fields, says):
@@ -158,7 +158,7 @@ def test_rows_are_cut_over_context_as_far_as_it_divides_them(tiny):
     np.testing.assert_array_equal(batch["tokens"], job.reader.batch(0, range(8))["tokens"])
     run = dataclasses.replace(job.run, data=dataclasses.replace(job.run.data, length=30))
     with pytest.raises(
-        UserError, match=r"rows of 30 tokens .*mesh\.context=4: take mesh\.data=8, or change data\.length"
+        UserError, match=r"rows of 30 tokens .*mesh\.context=4: use mesh\.data=8, or change data\.length"
     ):
         Programs(run, jax.devices()[:8])
 

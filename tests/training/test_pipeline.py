@@ -114,7 +114,7 @@ def test_microbatches_are_the_most_that_divide(wanted, stages, rows, count):
 @pytest.mark.parametrize(
     ("name", "model", "sizes", "says"),
     [
-        ("plain", {}, {"stage": 4, "data": 2}, r"mesh.stage=4 .* 2 layers .* take mesh.data="),
+        ("plain", {}, {"stage": 4, "data": 2}, r"mesh.stage=4 .* 2 layers .* use mesh.data="),
         ("electra", {}, {"stage": 2, "data": 4}, r"mesh.stage=2 .* 2 and 1 layers"),
         ("elmo", {}, {"stage": 2, "data": 4}, r"mesh.stage=2 .* no layers .*'elmo'"),
         ("plain", {"pipeline_microbatches": 3}, {"stage": 2}, r"pipeline_microbatches is 3, .* 2, 4, 8, or 0"),

@@ -64,11 +64,11 @@ def fetched(folder: str) -> str:
 
 def split(num_train: int, num_test: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Returns training and test rows with `text` and `label`, in the order of hashes of their texts."""
-    from plm_jax.data.sources import files
+    from plm_jax.data.sources import tables
 
     path = bench.ROOT / "plm_jax/data/corpora/movie_sentiment.jsonl.gz"
     # Each text once, so that none is on both sides.
-    scores = {row["sentence"]: row["score"] for _, row in files.json_rows(str(path))}
+    scores = {row["sentence"]: row["score"] for _, row in tables.read_rows(str(path))}
     ordered = sorted(scores, key=lambda text: hashlib.sha256(text.encode("utf-8")).digest())
     rows = [{"text": text, "label": "positive" if scores[text] > 0 else "negative"} for text in ordered]
     return rows[num_test : num_test + num_train], rows[:num_test]

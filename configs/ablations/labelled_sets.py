@@ -22,7 +22,7 @@ from plm_jax import config, objectives
 from plm_jax.common.errors import UserError
 from plm_jax.configs.tasks import entities, inference, sentiment
 from plm_jax.data.labelled import metrics, tags
-from plm_jax.data.sources import files
+from plm_jax.data.sources import tables
 from plm_jax.data.sources.corpus import Record
 from plm_jax.evaluation import word_baselines
 from plm_jax.experiments.comparison import Baselines
@@ -65,7 +65,7 @@ class LabelledSet:
 def vendored(name: str) -> Callable[[], Iterator[Row]]:
     """Returns a function that reads the rows of a corpus that comes with the package."""
     path = os.path.join(os.path.dirname(plm_jax.__file__), "data/corpora", name)
-    return lambda: (row for _, row in files.json_rows(path))
+    return lambda: (row for _, row in tables.read_rows(path))
 
 
 def _has_no_role(row: Row) -> bool:

@@ -13,6 +13,7 @@ EXTRAS = {
     "beam": ("apache_beam", "google_crc32c"),
     "clean": ("nltk", "punkt", "langdetect", "gcld3", "resiliparse", "fastwarc", "tldextract"),
     "report": ("matplotlib",),
+    "tables": ("pyarrow", "huggingface_hub"),
     "gcs": ("gcsfs",),
     "wandb": ("wandb",),
     "harness": ("lm_eval",),
@@ -30,8 +31,15 @@ def report_missing() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        module = (error.name or "").partition(".")[0]
-        for extra, modules in EXTRAS.items():
-            if module in modules:
-                raise UserError(f"{module} is not installed: {fix(extra)}") from error
+        if user_error := missing(error):
+            raise user_error from error
         raise
+
+
+def missing(error: ModuleNotFoundError) -> UserError | None:
+    """Returns the error that names the extra of a missing module, or None if no extra installs it."""
+    module = (error.name or "").partition(".")[0]
+    for extra, modules in EXTRAS.items():
+        if module in modules:
+            return UserError(f"{module} is not installed: {fix(extra)}")
+    return None

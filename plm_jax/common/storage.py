@@ -23,6 +23,7 @@ import fsspec
 from fsspec.callbacks import TqdmCallback
 from fsspec.implementations.local import LocalFileSystem
 
+from plm_jax.common import extras
 from plm_jax.common.errors import UserError
 
 # Orbax opens paths with etils, which imports TensorFlow for gs:// if it is installed; a training process must not.
@@ -87,6 +88,9 @@ def reaching(path: str) -> Iterator[None]:
 
 
 def _unreachable(path: str, error: Exception) -> UserError:
+    # The cause of an error of fsspec has the name of the missing module.
+    if isinstance(error.__cause__, ModuleNotFoundError) and (missing := extras.missing(error.__cause__)):
+        return UserError(f"cannot read {path}: {missing}")
     reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
     return UserError(f"cannot reach {path} ({reason}): check the path, the bucket and your permissions")
 

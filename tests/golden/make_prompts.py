@@ -11,7 +11,7 @@ import pathlib
 from plm_jax import config
 from plm_jax.config import files as pages
 from plm_jax.configs.tasks import glue, gpt3
-from plm_jax.data.sources import files, rows
+from plm_jax.data.sources import rows, tables
 from plm_jax.evaluation import prompts
 from tests.support import prompt_rows
 
@@ -32,7 +32,7 @@ def text(name: str) -> str:
     if name in prompt_rows.ROWS:
         found = [rows.SourceRow(f"{name}:{i}", row) for i, row in enumerate(prompt_rows.ROWS[name])]
     else:
-        found = [rows.SourceRow(*row) for row in itertools.islice(files.json_rows(source.path), 2)]
+        found = [rows.SourceRow(*row) for row in itertools.islice(tables.read_rows(source.path), 2)]
     shot, asked = map(prompts.example_builder(own, source), found)
     told = [prompts.build_context(source.prompt, [shot], asked.question)]
     wrong = [choice for choice in asked.choices if choice not in asked.answers]

@@ -180,7 +180,7 @@ def _compare_fingerprint(name: str, source: Any, before: str | None) -> Comparis
 
 def _listing(source: files.FileSource) -> Listing:
     """Lists the files of each split of a source, in order; a split without files has an empty list."""
-    return {split: storage.listing(files.for_split(source, split).path) for split in files.splits(source)}
+    return {split: files.for_split(source, split).list_files() for split in files.splits(source)}
 
 
 def _settle(listed: Listing) -> None:
@@ -202,20 +202,20 @@ def _compare_files(folder: str, source: files.FileSource, listed: Listing) -> Co
         before, present = recorded.get(split, []), listed.get(split, [])
         if len(before) != len(present):
             return Comparison(f"it was made of {len(before)} files for {split}, there are {len(present)}")
-        for (name, size, *times, sha256), file in zip(before, present, strict=True):
+        for (name, size, *times, digest), file in zip(before, present, strict=True):
             if size != file.size:
                 return Comparison(f"{file.path} has another size than {name} had")
             if file.modified == "":
                 unseen = f"its store provides neither a hash nor a time for {file.path}"
             if [name, *times] != [_name(source, split, file.path), file.modified, file.changed]:
-                doubtful.append((file.path, sha256))
-            contents.append(sha256)
+                doubtful.append((file.path, digest))
+            contents.append(digest)
     if not doubtful:
         return Comparison(unseen=unseen)
     _settle(listed)
     with progress.doing(f"reading {len(doubtful)} files whose times have changed, such as {doubtful[0][0]}"):
-        for path, sha256 in doubtful:
-            if files.sha256(path) != sha256:
+        for path, digest in doubtful:
+            if source.digest(path) != digest:
                 return Comparison(f"{path} has changed")
     with contextlib.suppress(OSError, UserError):  # If it cannot be written, they are read again next time.
         record_files(folder, source, Origin(contents, listed))

@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -105,9 +106,10 @@ def document_record(location: str, row: Mapping[str, Any], field: str) -> Record
       BadRow: the field is missing or not a string.
     """
     text = row.get(field)
-    if not isinstance(text, str):
-        raise BadRow(f"{location} has no text in '{field}': {nearest(field, row)}")
-    return Record(text)
+    if isinstance(text, str):
+        return Record(str(text))
+    fix = f"expected a text, not {json.dumps(text, default=str)[:40]}" if field in row else nearest(field, row)
+    raise BadRow(f"{location} has no text in '{field}': {fix}")
 
 
 def ignore(size: int) -> None:

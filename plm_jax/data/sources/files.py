@@ -1,41 +1,37 @@
-"""Sources of text and JSONL files: settings, reading and fingerprints."""
+"""Sources of files of text and of tables: settings, reading and fingerprints."""
 
 import collections
-import contextlib
 import dataclasses
+import difflib
 import functools
 import glob
-import gzip
-import io
 import itertools
 import json
 import os
 import re
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal, TextIO, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from typing_extensions import override
 
-from plm_jax.common import bounded, ranges, storage, strict_json, trees
+from plm_jax.common import bounded, ranges, storage, trees
 from plm_jax.common.errors import UserError, nearest
 from plm_jax.data.cache.columns import Column
-from plm_jax.data.sources import templates
+from plm_jax.data.sources import tables, templates, text
 from plm_jax.data.sources.corpus import BadRow, Corpus, Record, Skipped, document_record, ignore, read_or_skip
 from plm_jax.data.sources.prompts import PromptConfig
 from plm_jax.data.sources.source import InputsTargetsSource, RowReader, Source, SourceRow
 
 # Former names of kinds, which enter the identities of caches.
 _FIRST_KINDS = {"jsonl_inputs_targets": "jsonl_examples", "seqio_inputs_targets": "seqio_examples"}
-# JSON escapes of surrogates.
-_SURROGATES = re.compile(r"\\u[dD][89a-fA-F]")
 # Extension of a file name: `.jsonl`, `.jsonl.gz`, or nothing.
 _EXTENSION = re.compile(r"(\.\w+)?(\.gz)?$")
 # Fields added later enter the identity of a cache only if they are not the default, so that older caches stay valid.
 _LATER_FIELDS = ("only", "max_characters", "max_depth", "group")
 
 Files = TypeVar("Files", bound="FileSource")
+ReadRecord = Callable[[], Record | None]
 
 
 class PathSource(Source):
@@ -72,24 +68,39 @@ class FileSource(PathSource):
     def open(self, name: str) -> Corpus:
         return FileCorpus(self)
 
-    def parse(self, location: str, text: str) -> Record | None:
-        """Returns the record of a row's text, or None if the source skips the row.
+    def records(self, path: str, advance: Callable[[int], Any]) -> Iterator[tuple[int, ReadRecord]]:
+        """Yields the rows of a file that are not blank.
 
         Args:
-          location: name of the row in errors, `FILE` or `FILE:LINE`.
+          advance: called with the number of bytes that were read since the last call, before decompression.
+
+        Yields:
+          Number of the row, or of its first line in a text file, counted from 1; a function that returns its record, or
+          None if the source skips the row, and raises `BadRow` if the row does not fit the source.
 
         Raises:
-          BadRow: the row does not fit the source.
+          UserError: the file cannot be read, is damaged or does not fit the source.
         """
         raise NotImplementedError
+
+    def list_files(self) -> list[storage.File]:
+        """Returns the files at the path, in order; raises the errors of `storage.listing`."""
+        return storage.listing(self.path)
+
+    def check_formats(self, files: Iterable[str]) -> None:
+        """Rejects files in formats that the source cannot read, with a `UserError`."""
+
+    def digest(self, path: str) -> str:
+        """Returns the SHA-256 of a file of the source, with whatever else decides its records."""
+        return sha256(path)
 
 
 @dataclass(frozen=True)
 class JsonSource(FileSource):
-    """A source of JSONL files.
+    """A source of tables: JSON Lines, CSV, TSV, Parquet or Arrow files.
 
     Attributes:
-      max_depth: maximum depth of nested lists and objects in a line; deeper lines are bad rows.
+      max_depth: maximum depth of nested lists and objects in a row; deeper rows are bad rows.
       group: field with a string or integer, such as a document's id, by which rows are grouped. If the source has no
         validation split, rows of one group stay in one split. If empty, rows with the same first text form a group,
         such as the questions about one context.
@@ -99,9 +110,36 @@ class JsonSource(FileSource):
     max_depth: Annotated[int, ranges.Range(1, 512)] = field(default=100, kw_only=True)
     group: str = field(default="", kw_only=True)
 
+    @property
+    def fields(self) -> set[str] | None:
+        """Names of the fields that the records are made of; None if they are unknown, so that all are read."""
+        return None
+
     @override
-    def parse(self, location: str, text: str) -> Record | None:
-        return self.record(location, _json(location, text, self))
+    def list_files(self) -> list[storage.File]:
+        return tables.listing(self.path)
+
+    @override
+    def check_formats(self, files: Iterable[str]) -> None:
+        for path in files:
+            tables.format_of(path)
+
+    @override
+    def digest(self, path: str) -> str:
+        # The content of other formats shows the format.
+        return f"{tables.format_of(path)}:{sha256(path)}" if tables.is_csv(path) else sha256(path)
+
+    @override
+    def records(self, path: str, advance: Callable[[int], Any]) -> Iterator[tuple[int, ReadRecord]]:
+        for row in tables.table_rows(path, self.fields, sorted(self.fields or ()), self._limits, advance):
+            yield row.number, functools.partial(self._read_record, row)
+
+    def _read_record(self, row: tables.TableRow) -> Record | None:
+        return self.record(row.location, row.fields)
+
+    @property
+    def _limits(self) -> tables.Limits:
+        return tables.Limits(self.max_characters, self.max_depth)
 
     @override
     def record(self, location: str, row: dict[str, Any]) -> Record | None:
@@ -114,10 +152,14 @@ class JsonSource(FileSource):
 
     @override
     def open_rows(self, name: str) -> RowReader:
+        columns = None
+        if self.fields is not None:
+            columns = sorted(self.fields | (self.prompt.fields if self.prompt else set()))
+
         def read(split: str) -> list[SourceRow]:
-            source = for_split(self, split)
-            rows = (SourceRow(*row) for path in paths(source) for row in json_rows(path, source))
-            return [row for row in rows if is_taken(*row, self)]
+            files = paths(for_split(self, split))
+            rows = (row for path in files for row in tables.table_rows(path, columns, (), self._limits))
+            return [SourceRow(row.location, row.fields) for row in rows if is_taken(row.location, row.fields, self)]
 
         return RowReader(read, splits(self))
 
@@ -136,16 +178,18 @@ class TextFiles(FileSource):
     document: Literal["file", "paragraph", "line"] = "file"
 
     @override
-    def parse(self, location: str, text: str) -> Record:
-        return Record(_text(location, text))
+    def records(self, path: str, advance: Callable[[int], Any]) -> Iterator[tuple[int, ReadRecord]]:
+        for number, location, document in _documents(path, self, advance):
+            yield number, functools.partial(_document_record, location, document, self.max_characters)
 
 
 @dataclass(frozen=True)
 class JsonLines(JsonSource):
-    """Documents, one JSON object per line, optionally compressed (`.gz`).
+    """Documents in the rows of JSON Lines, CSV, TSV, Parquet or Arrow files.
 
     Attributes:
-      path: path of the training files; may be a glob.
+      path: path of the training files; may be a glob, or a folder that `Dataset.save_to_disk` wrote. The extension
+        decides the format; files other than `.csv`, `.tsv` (also with `.gz`), `.parquet` and `.arrow` are JSON Lines.
       field: field with the text of a document.
       validation: path of the validation files; may be a glob; if empty, some of the training documents are held out.
     """
@@ -157,6 +201,11 @@ class JsonLines(JsonSource):
     validation: str = ""
     prompt: PromptConfig | None = None
 
+    @property
+    @override
+    def fields(self) -> set[str]:
+        return {self.field, self.group} - {""}
+
     @override
     def _record(self, location: str, row: dict[str, Any]) -> Record:
         return document_record(location, row, self.field)
@@ -164,9 +213,10 @@ class JsonLines(JsonSource):
 
 @dataclass(frozen=True)
 class JsonLinesInputsTargets(JsonSource, InputsTargetsSource):
-    """Examples with inputs and targets, one JSON object per line, optionally compressed (`.gz`).
+    """Examples with inputs and targets in the rows of JSON Lines, CSV, TSV, Parquet or Arrow files.
 
     Attributes:
+      path: path of the files, as in `JsonLines`.
       inputs: template of the inputs, in which `{name}` stands for a field, as in `sentiment: {sentence}` or
         `{choices[0]}`.
       targets: template of the targets.
@@ -180,6 +230,11 @@ class JsonLinesInputsTargets(JsonSource, InputsTargetsSource):
     targets: str = "{targets}"
     only: str = ""
     prompt: PromptConfig | None = None
+
+    @property
+    @override
+    def fields(self) -> set[str]:
+        return (templates.fields(self.inputs) | templates.fields(self.targets) | {self.only, self.group}) - {""}
 
     @override
     def _record(self, location: str, row: dict[str, Any]) -> Record | None:
@@ -198,7 +253,7 @@ def read(
     skipped: Skipped | None = None,
     advance: Callable[[int], Any] = ignore,
 ) -> Iterator[Record]:
-    """Yields the documents of text or JSONL files, in the order of their paths, without blank ones.
+    """Yields the documents of a source of files, in the order of their paths, without blank ones.
 
     Args:
       index, number: reads shard `index` of `number` shards, each with about the same number of files.
@@ -206,19 +261,18 @@ def read(
       advance: called with the number of bytes that were read since the last call, before decompression.
 
     Raises:
-      UserError: no file at the path, a damaged file, text that is not UTF-8, or a line that is not a JSON object with
-        text.
+      UserError: no file at the path, a damaged file, or a bad row.
     """
     files = paths(source)
     for file in range(len(files) * index // number, len(files) * (index + 1) // number):
-        for line, location, row in _rows(files[file], source, advance):
-            record = read_or_skip(functools.partial(_record, source, location, row), skipped)
+        for number_in_file, read_record in source.records(files[file], advance):
+            record = read_or_skip(read_record, skipped)
             if record is not None and any(map(str.strip, (record.text, *(record.other_texts or ())))):
-                yield record._replace(file=file, row_number=line)
+                yield record._replace(file=file, row_number=number_in_file)
 
 
 class FileCorpus(Corpus):
-    """Documents of text or JSONL files."""
+    """Documents of a source of files."""
 
     skips_bad_rows = True
 
@@ -241,15 +295,16 @@ class FileCorpus(Corpus):
 
     @override
     def fingerprint(self) -> list[str]:
-        """Returns the SHA-256 of each file."""
+        """Returns the digest of each file."""
         hashes = []
         for split in self.splits:
-            hashes += [*([] if split == "train" else [split]), *map(sha256, paths(for_split(self._source, split)))]
+            digests = map(self._source.digest, paths(for_split(self._source, split)))
+            hashes += [*([] if split == "train" else [split]), *digests]
         return hashes
 
     @override
     def progress(self) -> dict[str, Any]:
-        total = sum(storage.size(path) for split in self.splits for path in paths(for_split(self._source, split)))
+        total = sum(file.size for split in self.splits for file in for_split(self._source, split).list_files())
         return {"total": total, "unit": "B", "unit_scale": True}
 
 
@@ -259,7 +314,7 @@ def paths(source: FileSource) -> list[str]:
     Raises:
       UserError: there are none.
     """
-    files = storage.glob(source.path)
+    files = [file.path for file in source.list_files()]
     if not files:
         raise UserError(f"there is no file at {source.path}: fix the source's path")
     return files
@@ -277,62 +332,32 @@ def for_split(source: Files, split: str) -> Files:
     return dataclasses.replace(source, **{"path": getattr(source, "validation", ""), "validation": ""})
 
 
-class _CountingFile(io.RawIOBase):
-    """A file that reports how many bytes were read."""
-
-    def __init__(self, file: Any, advance: Callable[[int], Any]):
-        self._file, self._advance = file, advance
-
-    @override
-    def readable(self) -> bool:
-        return True
-
-    @override
-    def readinto(self, buffer: Any) -> int:
-        size = self._file.readinto(buffer)
-        self._advance(size)
-        return size
-
-
-@contextlib.contextmanager
-def _open(path: str, advance: Callable[[int], Any]) -> Iterator[TextIO]:
-    """Opens a text file and turns errors of reading it into `UserError`; bytes that are not UTF-8 become surrogates."""
-    try:
-        with (
-            storage.open_binary(path) as raw,
-            io.BufferedReader(_CountingFile(raw, advance), 2**18) as file,
-            gzip.open(file) if path.endswith(".gz") else file as data,
-        ):
-            yield io.TextIOWrapper(data, encoding="utf-8", errors="surrogateescape")
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise UserError(f"{path} is damaged ({error}): replace it with an intact gzip file") from error
-    except bounded.BlankLinesError as error:
-        raise UserError(f"{path} has {error}: remove them") from error
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
-
-
-def _rows(
-    path: str, source: FileSource, advance: Callable[[int], Any] = ignore
-) -> Iterator[tuple[int, str, str | None]]:
-    """Yields the rows of a file that are not blank.
+def _documents(path: str, source: TextFiles, advance: Callable[[int], Any]) -> Iterator[tuple[int, str, str | None]]:
+    """Yields the documents of a text file that are not blank.
 
     Yields:
       Number of the first line, counted from 1; location, `FILE` or `FILE:LINE`; text, None if it is longer than the
       source's `max_characters`.
     """
-    document, limit = getattr(source, "document", "line"), source.max_characters
-    with _open(path, advance) as file:
-        if document == "file":
-            text = file.read(limit + 1)
-            yield 1, path, text if len(text) <= limit else None
-        elif document == "line":
+    limit = source.max_characters
+    with text.open_text(path, advance) as file:
+        if source.document == "file":
+            content = file.read(limit + 1)
+            yield 1, path, content if len(content) <= limit else None
+        elif source.document == "line":
             for number, line in enumerate(bounded.lines(file, limit), 1):
                 if line is None or line.strip():
                     yield number, f"{path}:{number}", line and line.rstrip("\n")
         else:
             for begin, paragraph in _paragraphs(bounded.lines(file, limit), limit):
                 yield begin, f"{path}:{begin}", paragraph
+
+
+def _document_record(location: str, document: str | None, limit: int) -> Record:
+    """Returns the record of a document's text, which is None if it has more than `limit` characters."""
+    if document is None:
+        raise text.too_long(location, limit)
+    return Record(text.check_utf8(location, document))
 
 
 def _paragraphs(lines: Iterable[str | None], limit: int) -> Iterator[tuple[int, str | None]]:
@@ -349,62 +374,6 @@ def _paragraphs(lines: Iterable[str | None], limit: int) -> Iterator[tuple[int, 
         if size:
             yield begin, "".join(paragraph).rstrip("\n") if size <= limit else None
         begin, paragraph, size = number + 1, [], 0
-
-
-def _text(location: str, text: str) -> str:
-    """Returns the text, after a check that it is valid UTF-8."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        raise BadRow(f"{location} is not UTF-8 text: convert it") from None
-    return text
-
-
-def _record(source: FileSource, location: str, row: str | None) -> Record | None:
-    return source.parse(location, _limited(source, location, row))
-
-
-def _limited(source: FileSource, location: str, row: str | None) -> str:
-    """Returns the text of a row; raises `BadRow` if it is None, which means longer than `max_characters`."""
-    if row is None:
-        limit = source.max_characters
-        raise BadRow(f"{location} has more than {limit:,} characters: split it, or raise the source's max_characters")
-    return row
-
-
-def json_rows(path: str, source: JsonSource | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields the location `FILE:LINE` and the object of each line of a JSONL file that is not blank.
-
-    Args:
-      source: source with the limits on rows; by default `JsonLines`.
-
-    Raises:
-      UserError: the file is missing or damaged, or a line is not a JSON object.
-    """
-    source = source or JsonLines(path)
-    return (
-        (location, _json(location, _limited(source, location, line), source))
-        for _, location, line in _rows(path, source)
-    )
-
-
-def _json(location: str, line: str, source: JsonSource) -> dict[str, Any]:
-    """Parses a line as a JSON object."""
-    if bounded.is_nested(line, source.max_depth):
-        limit = source.max_depth
-        raise BadRow(f"{location} is nested more than {limit} levels deep: fix it, or raise the source's max_depth")
-    try:
-        row = strict_json.parse(_text(location, line))
-        if _SURROGATES.search(line):
-            json.dumps(row, ensure_ascii=False).encode("utf-8")
-    except UnicodeEncodeError:
-        raise BadRow(f"{location} has half of a surrogate pair: fix or remove this line") from None
-    except (ValueError, RecursionError) as error:
-        reason = getattr(error, "msg", str(error))  # Without the position, which looks like a line of the file.
-        raise BadRow(f"{location} is not valid JSON ({reason}): fix or remove this line") from None
-    if not isinstance(row, dict):
-        raise BadRow(f"{location} is not a JSON object: write one object per line")
-    return row
 
 
 def group(location: str, row: dict[str, Any], source: Source) -> str | None:
@@ -433,9 +402,10 @@ def is_taken(location: str, row: dict[str, Any], source: JsonSource) -> bool:
         return True
     if only not in row:
         raise BadRow(f"{location} has no field '{only}': {nearest(only, row)}")
-    if row[only] not in (0, 1) or isinstance(row[only], float):
-        raise BadRow(f"{location} has {json.dumps(row[only])[:40]} in '{only}': use true, false, 1 or 0")
-    return bool(row[only])
+    value = tables.cell_value(row[only])
+    if value not in (0, 1) or isinstance(value, float):
+        raise BadRow(f"{location} has {json.dumps(value)[:40]} in '{only}': use true, false, 1 or 0")
+    return bool(value)
 
 
 def check(name: str, source: Source) -> None:
@@ -448,16 +418,30 @@ def check(name: str, source: Source) -> None:
         return
     known: set[str] = set()
     for split in splits(source):
-        path = for_split(source, split).path
-        files = storage.glob(path)
+        part = for_split(source, split)
+        path, files = part.path, [file.path for file in part.list_files()]
         if not files:
-            field = f"config.data.sources.{name}.{'path' if split == 'train' else split}"
-            if pattern := _pattern_of_folder(path):
-                raise UserError(f"{path} is a folder: set {field} to {pattern}")
-            raise UserError(f"there is no file at {path}: put the documents of '{name}' there, or set {field}")
+            raise _no_files(name, path, f"config.data.sources.{name}.{'path' if split == 'train' else split}")
+        part.check_formats(files)
         if not known.isdisjoint(files):
             raise UserError(f"source '{name}' has validation files among its training files: exclude {path} from path")
         known.update(files)
+
+
+def _no_files(name: str, path: str, setting: str) -> UserError:
+    """Returns the error for a path without files, with advice by what is near it."""
+    if not path:
+        return UserError(f"{setting} is empty: set it to the path of the documents of '{name}'")
+    if pattern := _pattern_of_folder(path):
+        return UserError(f"{path} is a folder: set {setting} to {pattern}")
+    folder, base = os.path.split(path.rstrip("/"))
+    if not glob.has_magic(path):
+        siblings = storage.names(folder or ".")
+        if close := difflib.get_close_matches(base, siblings, n=1):
+            return UserError(
+                f"there is no file at {path}: did you mean '{os.path.join(folder, close[0])}'? Set {setting}"
+            )
+    return UserError(f"there is no file at {path}: put the documents of '{name}' there, or set {setting}")
 
 
 def _pattern_of_folder(path: str) -> str | None:

@@ -16,6 +16,7 @@ example is held out. Each form has its own columns:
     choice    label          index of the correct choice
 """
 
+import dataclasses
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -33,6 +34,7 @@ from plm_jax.data.sources.corpus import BadRow, Record
 from plm_jax.data.sources.files import JsonSource
 from plm_jax.data.sources.prompts import PromptConfig
 from plm_jax.data.sources.source import Source
+from plm_jax.data.sources.tables import Cell, cell_value
 
 Row = Mapping[str, Any]
 
@@ -65,6 +67,13 @@ class Form(Role):
     def num_texts(self) -> int:
         """Number of texts of an example."""
         raise NotImplementedError
+
+    @property
+    def fields(self) -> set[str]:
+        """Names of the fields of a row that the form reads."""
+        settings: Any = self
+        values = (getattr(self, setting.name) for setting in dataclasses.fields(settings))
+        return {value for value in values if isinstance(value, str) and value}
 
 
 @dataclass(frozen=True)
@@ -217,15 +226,20 @@ def _field(location: str, row: Row, name: str) -> Any:
     return row[name]
 
 
+def _value(location: str, row: Row, name: str) -> Any:
+    """Returns a field that need not be text."""
+    return cell_value(_field(location, row, name))
+
+
 def _text(location: str, row: Row, name: str) -> str:
     text = _field(location, row, name)
     if not isinstance(text, str):
         raise BadRow(f"{location} has {_brief(text)} in '{name}': expected a text")
-    return text
+    return str(text)
 
 
 def _texts(location: str, row: Row, name: str) -> list[str]:
-    texts = _field(location, row, name)
+    texts = _value(location, row, name)
     if not (isinstance(texts, list) and all(isinstance(text, str) for text in texts)):
         raise BadRow(f"{location} has {_brief(texts)} in '{name}': expected a list of texts")
     return texts
@@ -251,6 +265,8 @@ def label_index(value: Any, names: Sequence[str]) -> int | None:
 
 
 def _label(location: str, field: str, value: Any, labels: tuple[str, ...]) -> int:
+    if isinstance(value, Cell) and value not in labels:
+        value = value.value
     index = label_index(value, labels)
     if index is None:
         raise BadRow(
@@ -270,14 +286,14 @@ def _classes(form: ClassForm, location: str, row: Row) -> Record:
 
 
 def _score(form: ScoreForm, location: str, row: Row) -> Record:
-    score = _field(location, row, form.score)
+    score = _value(location, row, form.score)
     if isinstance(score, bool) or not isinstance(score, int | float) or not -_MAX_FLOAT32 < score < _MAX_FLOAT32:
         raise BadRow(f"{location} has {_brief(score)} in '{form.score}': expected a number")
     return Record(*_one_or_two(form, location, row), values={"score": score})
 
 
 def _tags(form: TagForm, location: str, row: Row) -> Record:
-    words, tags = _texts(location, row, form.words), _field(location, row, form.tags)
+    words, tags = _texts(location, row, form.words), _value(location, row, form.tags)
     if not isinstance(tags, list) or len(tags) != len(words):
         number = len(tags) if isinstance(tags, list) else "no"
         raise BadRow(f"{location} has {len(words)} words and {number} tags: expected a tag for each word")
@@ -294,7 +310,7 @@ def _tags(form: TagForm, location: str, row: Row) -> Record:
 def _span(form: AnswerForm, location: str, row: Row) -> Record:
     context, question = _text(location, row, form.context), _text(location, row, form.question)
     begins, ends = [], []
-    for text, begin in _answers(location, form.answers, _field(location, row, form.answers)):
+    for text, begin in _answers(location, form.answers, _value(location, row, form.answers)):
         if not text.strip():
             raise BadRow(f"{location} has an answer without text in '{form.answers}': remove it")
         if begin < 0 or not context.startswith(text, begin):
@@ -333,7 +349,7 @@ def _answers(location: str, field: str, answers: Any) -> list[tuple[str, int]]:
 
 
 def _choice(form: ChoiceForm, location: str, row: Row) -> Record:
-    choices, label = _texts(location, row, form.endings), _field(location, row, form.label)
+    choices, label = _texts(location, row, form.endings), _value(location, row, form.label)
     if len(choices) != form.number:
         raise BadRow(f"{location} has {len(choices)} choices, but form.number is {form.number}: make them equal")
     if isinstance(label, str) and choices.count(label) == 1:
@@ -363,10 +379,10 @@ class LabelledSource(Source):
 
 @dataclass(frozen=True)
 class LabelledJsonLines(JsonSource, LabelledSource):
-    """Labeled examples, one JSON object per line, optionally compressed (`.gz`).
+    """Labeled examples in the rows of JSON Lines, CSV, TSV, Parquet or Arrow files.
 
     Attributes:
-      path: path of the training files; may be a glob.
+      path: path of the training files, as in `JsonLines`.
       form: fields of an example and its kind of label.
       validation: path of the validation files; may be a glob; if empty, some of the training examples are held out.
     """
@@ -387,6 +403,11 @@ class LabelledJsonLines(JsonSource, LabelledSource):
     @override
     def keeps_offsets(self) -> bool:
         return keeps_offsets(self.form)
+
+    @property
+    @override
+    def fields(self) -> set[str]:
+        return self.form.fields | ({self.group} - {""})
 
     @override
     def _record(self, location: str, row: dict[str, Any]) -> Record:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from plm_jax.common.errors import UserError
+from plm_jax.data.sources import templates
 
 
 @dataclass(frozen=True)
@@ -42,3 +43,9 @@ class PromptConfig:
             )
         if len(set(self.choices)) < len(self.choices):
             raise UserError(f"a source has prompt.choices {', '.join(self.choices)}: remove the duplicates")
+
+    @property
+    def fields(self) -> set[str]:
+        """Names of the fields of a row that the templates use."""
+        written = (self.question, *self.choices, self.answer or "{label}")
+        return set().union(*map(templates.fields, written))

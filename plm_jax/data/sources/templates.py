@@ -1,6 +1,7 @@
 """Templates of rows, such as `sentiment: {sentence}` or `{choices[0]}`."""
 
 import json
+import math
 import re
 import string
 from collections.abc import Callable, Mapping
@@ -8,9 +9,12 @@ from typing import Any
 
 from plm_jax.common.errors import nearest
 from plm_jax.data.sources.corpus import BadRow
+from plm_jax.data.sources.tables import Cell, cell_value
 
 # Largest number of digits of a width or a precision.
 _MAX_DIGITS = 3
+# Name of the field in a replacement field such as `choices[0]`.
+_NAME = re.compile(r"[^.\[]*")
 
 
 class _Template(string.Formatter):
@@ -20,15 +24,43 @@ class _Template(string.Formatter):
     """
 
     def get_field(self, field_name, args, kwargs):
-        value, first = super().get_field(field_name, args, kwargs)
-        if not isinstance(value, str | int | float):
+        value, first = super().get_field(field_name, args, _with_values(field_name, kwargs))
+        if not isinstance(value, str | int | float) or (isinstance(value, float) and not math.isfinite(value)):
             raise ValueError(f"'{field_name}' is {json.dumps(value, default=str)[:40]}, neither text nor a number")
         return json.dumps(value) if isinstance(value, bool) else value, first
 
     def format_field(self, value, format_spec):
         if re.search(rf"\d{{{_MAX_DIGITS + 1}}}", format_spec):
             raise ValueError(f"'{format_spec[:40]}' has a number above 999: use a smaller width or precision")
-        return super().format_field(value, format_spec)
+        try:
+            return super().format_field(value, format_spec)
+        except ValueError:
+            if isinstance(value, Cell) and isinstance(value.value, int | float):
+                return super().format_field(value.value, format_spec)
+            raise
+
+
+def _with_values(field_name: str, row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns a row in which the cell that a replacement field looks into, as `choices[0]` does, is its value."""
+    name = _name(field_name)
+    return {**row, name: cell_value(row[name])} if name != field_name and isinstance(row.get(name), Cell) else row
+
+
+def _name(field_name: str) -> str:
+    match = _NAME.match(field_name)
+    return match[0] if match else ""
+
+
+def fields(template: str) -> set[str]:
+    """Returns the names of the fields of a row that a template uses."""
+    names: set[str] = set()
+    try:
+        for _, field_name, format_spec, _ in string.Formatter().parse(template):
+            if field_name is not None:
+                names |= {_name(field_name)} | fields(format_spec or "")
+    except ValueError:  # The first row that is rendered reports the error of the template.
+        pass
+    return names
 
 
 def render(template: str, location: str, row: Mapping[str, Any], template_name: str) -> str:
@@ -49,7 +81,9 @@ def render_all(template: str, location: str, row: Mapping[str, Any], template_na
     parts = list(string.Formatter().parse(template))
     text, field, *_ = parts[0] if len(parts) == 1 else ("", None)
     if field and not text:
-        value, _ = _raise_bad_row(lambda: string.Formatter().get_field(field, (), row), location, row, template_name)
+        values = _with_values(field, row)
+        value, _ = _raise_bad_row(lambda: string.Formatter().get_field(field, (), values), location, row, template_name)
+        value = cell_value(value)
         if isinstance(value, list) and all(isinstance(item, str) for item in value):
             return tuple(value)
     return (render(template, location, row, template_name),)

@@ -14,7 +14,7 @@ import numpy as np
 from typing_extensions import override
 
 from plm_jax.common.errors import UserError, nearest, one_line
-from plm_jax.data.sources import files
+from plm_jax.data.sources import files, tables
 from plm_jax.data.tensorflow_side import seqio, tf
 from plm_jax.data.text_to_text import formats, metrics, postprocessors, wnli
 
@@ -279,7 +279,7 @@ class _JsonLines(seqio.DataSource):
         paths = self.list_shards(split)
         if shard_info:
             paths = paths[shard_info.index :: shard_info.num_shards]
-        return _examples(self._task, split, self, lambda: itertools.chain.from_iterable(map(files.json_rows, paths)))
+        return _examples(self._task, split, self, lambda: itertools.chain.from_iterable(map(tables.read_rows, paths)))
 
 
 class _Tfds(seqio.TfdsDataSource):

@@ -1,0 +1,214 @@
+"""Rows of Parquet files, and of Arrow files in the stream format or the file format.
+
+At most a record batch is in memory; of a Parquet file, a few megabytes of each row group. PyArrow is imported when the
+first file is read, because the training process and sources of text do without it.
+"""
+
+import contextlib
+import decimal
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from plm_jax.common import extras, storage
+from plm_jax.common.errors import UserError, one_line
+from plm_jax.data.sources import text
+from plm_jax.data.sources.corpus import BadRow
+
+FORMATS = {"parquet": "Parquet", "arrow": "Arrow"}
+# Batches that become Python objects at a time.
+_BATCH_ROWS, _BATCH_BYTES = 1024, 2**23
+_BUFFER_BYTES = 2**20
+# First bytes of the file format, and last bytes of the stream format.
+_FILE_MAGIC, _STREAM_END = b"ARROW1", b"\xff\xff\xff\xff\0\0\0\0"
+
+
+class _NotUtf8:
+    """Value of a text that is not UTF-8."""
+
+
+def read_rows(
+    path: str,
+    file_format: str,
+    check_columns: Callable[[list[str]], list[str]],
+    max_characters: int,
+    max_depth: int,
+    advance: Callable[[int], Any],
+) -> Iterator[tuple[int, dict[str, Any] | BadRow]]:
+    """Yields the number of each row of a file, counted from 1, and its values by column or its error.
+
+    Args:
+      file_format: one of `FORMATS`.
+      check_columns: returns the columns to read of those that the file has.
+      advance: called with the number of bytes that were read since the last call.
+
+    Raises:
+      UserError: PyArrow is not installed, the file cannot be read or is damaged, or a column has a type that cannot be
+        read.
+    """
+    batches = _parquet_batches if file_format == "parquet" else _arrow_batches
+    number = reported = 0
+    with _open(path, FORMATS[file_format]) as (file, size):
+        for share, batch in batches(path, file, size, lambda schema: _columns(path, schema, check_columns, max_depth)):
+            for content in _contents(path, number, batch, max_characters):
+                number += 1
+                yield number, content
+            advance(int(size * share) - reported)
+            reported = int(size * share)
+
+
+@contextlib.contextmanager
+def _open(path: str, format_name: str) -> Iterator[tuple[Any, int]]:
+    """Opens a file, with its size, and converts errors of reading it to `UserError`."""
+    with extras.report_missing():
+        import pyarrow
+    try:
+        with storage.open_binary(path) as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(0)
+            if not size:
+                raise UserError(f"{path} is empty: replace it with a {format_name} file")
+            yield file, size
+    except OSError as error:
+        if not error.errno:  # Of PyArrow.
+            raise _damaged(path, format_name, error) from error
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    except (pyarrow.ArrowException, UnicodeDecodeError, MemoryError, OverflowError) as error:
+        raise _damaged(path, format_name, error) from error
+
+
+def _damaged(path: str, format_name: str, error: BaseException) -> UserError:
+    return UserError(f"{path} is damaged or not a {format_name} file ({one_line(error)}): replace it")
+
+
+def _parquet_batches(
+    path: str, file: Any, size: int, columns: Callable[[Any], list[str]]
+) -> Iterator[tuple[float, Any]]:
+    """Yields the share of a file that was read, and record batches of the columns to read."""
+    from pyarrow import parquet
+
+    table = parquet.ParquetFile(file, buffer_size=_BUFFER_BYTES, pre_buffer=False, page_checksum_verification=True)
+    names, metadata = columns(table.schema_arrow), table.metadata
+    groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
+    row_bytes = max((group.total_byte_size / max(group.num_rows, 1) for group in groups), default=1)
+    batch_rows = min(max(int(_BATCH_BYTES / max(row_bytes, 1)), 1), _BATCH_ROWS)
+    rows = 0
+    for batch in table.iter_batches(batch_rows, columns=names, use_threads=False):
+        rows += batch.num_rows
+        yield rows / max(metadata.num_rows, 1), batch.select(names)
+    if rows != metadata.num_rows:
+        raise UserError(f"{path} has {rows:,} rows, but its footer counts {metadata.num_rows:,}: replace it")
+
+
+def _arrow_batches(path: str, file: Any, size: int, columns: Callable[[Any], list[str]]) -> Iterator[tuple[float, Any]]:
+    """Yields the share of a file that was read, and record batches of the columns to read."""
+    from pyarrow import ipc
+
+    is_file = file.read(len(_FILE_MAGIC)) == _FILE_MAGIC
+    if not is_file:
+        file.seek(max(size - len(_STREAM_END), 0))
+        if file.read() != _STREAM_END:
+            raise UserError(f"{path} is not an Arrow file, or was cut off: replace it")
+    file.seek(0)
+    open_reader = ipc.open_file if is_file else ipc.open_stream
+    schema = open_reader(file).schema
+    names = columns(schema)
+    file.seek(0)
+    included = [schema.get_field_index(name) for name in names]
+    reader = open_reader(file, options=ipc.IpcReadOptions(included_fields=included, use_threads=False))
+    number = reader.num_record_batches if is_file else 0
+    batches = map(reader.get_batch, range(number)) if is_file else reader
+    for index, batch in enumerate(batches, 1):
+        batch.validate(full=True)  # Otherwise, PyArrow trusts the offsets of a damaged file.
+        for first in range(0, batch.num_rows, _BATCH_ROWS):
+            piece = batch.slice(first, _BATCH_ROWS)
+            yield index / number if is_file else file.tell() / size, piece.select(names)
+
+
+def _columns(path: str, schema: Any, check_columns: Callable[[list[str]], list[str]], max_depth: int) -> list[str]:
+    """Returns the columns to read, after a check of their types."""
+    names = check_columns(schema.names)
+    for name in names:
+        kind = schema.field(name).type
+        if not _is_readable(kind, max_depth):
+            raise UserError(
+                f"{path} has the column '{name}' of type {str(kind)[:80]}: convert it to text, numbers, booleans, or "
+                "lists and structs of these"
+            )
+    return names
+
+
+def _is_readable(kind: Any, max_depth: int) -> bool:
+    """Whether values of a type of Arrow have a counterpart in JSON."""
+    from pyarrow import types
+
+    tests = (
+        *(types.is_string, types.is_large_string, types.is_string_view, types.is_integer, types.is_floating),
+        *(types.is_boolean, types.is_decimal, types.is_null),
+    )
+    if any(test(kind) for test in tests):
+        return True
+    if max_depth <= 0:
+        return False
+    if types.is_dictionary(kind):
+        return _is_readable(kind.value_type, max_depth - 1)
+    lists = (types.is_list, types.is_large_list, types.is_fixed_size_list, types.is_list_view, types.is_large_list_view)
+    if any(test(kind) for test in lists):
+        return _is_readable(kind.value_type, max_depth - 1)
+    return types.is_struct(kind) and all(_is_readable(field.type, max_depth - 1) for field in kind)
+
+
+def _contents(path: str, before: int, batch: Any, max_characters: int) -> Iterator[dict[str, Any] | BadRow]:
+    """Yields the values by column of each row of a batch, or its error.
+
+    Args:
+      before: number of rows before the batch.
+    """
+    names = batch.schema.names
+    columns = [_values(column) for column in batch.columns]
+    for index in range(batch.num_rows):
+        values = [column[index] for column in columns]
+        if sum(map(_num_characters, values)) > max_characters:
+            yield text.too_long(f"{path}:row {before + index + 1}", max_characters)
+        elif _NotUtf8 in values:
+            yield BadRow(f"{path}:row {before + index + 1} is not UTF-8 text: convert it")
+        else:
+            yield dict(zip(names, values, strict=True))
+
+
+def _values(column: Any) -> list[Any]:
+    """Returns the values of a column as JSON has them, or the class `_NotUtf8` for text that is not UTF-8."""
+    import pyarrow
+
+    if isinstance(column, pyarrow.DictionaryArray):
+        column = column.dictionary_decode()
+    try:
+        values = column.to_pylist()
+    except UnicodeDecodeError:
+        values = [_value(scalar) for scalar in column]
+    return list(map(_plain, values)) if "decimal" in str(column.type) else values
+
+
+def _value(scalar: Any) -> Any:
+    try:
+        return scalar.as_py()
+    except UnicodeDecodeError:
+        return _NotUtf8
+
+
+def _plain(value: Any) -> Any:
+    """Returns a value with its decimal numbers as integers or floats."""
+    if isinstance(value, decimal.Decimal):
+        exponent = value.as_tuple().exponent
+        return int(value) if isinstance(exponent, int) and exponent >= 0 else float(value)
+    if isinstance(value, list):
+        return list(map(_plain, value))
+    return {name: _plain(member) for name, member in value.items()} if isinstance(value, dict) else value
+
+
+def _num_characters(value: Any) -> int:
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(map(_num_characters, value.values()))
+    return sum(map(_num_characters, value)) if isinstance(value, list) else 0

@@ -1,0 +1,362 @@
+"""Rows of tables: JSON Lines, CSV and TSV, Parquet, and Arrow files such as datasets that Hugging Face's library saved.
+
+The extension of a file decides its format: `.csv`, `.tsv`, `.parquet` and `.arrow`; any other file is JSON Lines. Text
+may be compressed (`.csv.gz`). A folder that `Dataset.save_to_disk` wrote stands for its `.arrow` files.
+
+    for location, row in tables.read_rows("reviews.parquet", columns=["sentence", "label"]):
+        print(location, row)  # reviews.parquet:row 1 {'sentence': 'A fine film .', 'label': 1}
+"""
+
+import csv
+import functools
+import json
+import os
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from plm_jax.common import bounded, storage, strict_json
+from plm_jax.common.errors import UserError, nearest
+from plm_jax.data.sources import arrow, text
+from plm_jax.data.sources.corpus import BadRow, ignore
+
+# JSON escapes of surrogates.
+_SURROGATES = re.compile(r"\\u[dD][89a-fA-F]")
+_DELIMITERS = {"csv": ",", "tsv": "\t"}
+_SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons"}
+# The `csv` module limits cells in the whole process. Rows are limited before they get there.
+_MOST_CELL = 2**31 - 1
+
+
+class Cell(str):
+    """A cell of a CSV file: a text, which stands for another value in a column that is not of texts."""
+
+    __slots__ = ()
+
+    @property
+    def value(self) -> Any:
+        """The value if the cell is JSON, otherwise its text."""
+        try:
+            return _parse_json(self)
+        except (ValueError, RecursionError):
+            return str(self)
+
+
+def cell_value(value: Any) -> Any:
+    """Returns a field of a row that need not be text: the value of a cell, or the field itself."""
+    return value.value if isinstance(value, Cell) else value
+
+
+class Limits(NamedTuple):
+    """Limits on a row; beyond them, a row is bad.
+
+    Attributes:
+      max_characters: maximum number of characters of a row.
+      max_depth: maximum depth of nested lists and objects.
+    """
+
+    max_characters: int = 2**24
+    max_depth: int = 100
+
+
+class TableRow(NamedTuple):
+    """A row of a file.
+
+    Attributes:
+      number: number of the row, or of its first line in a text file, counted from 1.
+      location: name of the row in errors, `FILE:LINE` or `FILE:row NUMBER`.
+      content: values by column, or the error of a bad row.
+    """
+
+    number: int
+    location: str
+    content: dict[str, Any] | BadRow
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Values by column; raises the error of a bad row."""
+        if isinstance(self.content, BadRow):
+            raise self.content
+        return self.content
+
+
+def format_of(path: str) -> str:
+    """Returns the format of a file by its extension: `csv`, `tsv`, `parquet`, `arrow` or `jsonl`.
+
+    Raises:
+      UserError: the extension is that of a file that cannot be read.
+    """
+    name = path.lower().removesuffix(".gz")
+    extension = os.path.splitext(name)[1][1:]
+    if extension in _DELIMITERS or (extension in arrow.FORMATS and not path.lower().endswith(".gz")):
+        return extension
+    if extension in (*arrow.FORMATS, "xlsx", "xls", "zip", "xz", "bz2", "zst", "feather", "orc", "avro", "pkl", "npy"):
+        raise UserError(f"cannot read {path}: convert it to .jsonl, .csv, .tsv (or these with .gz), .parquet or .arrow")
+    return "jsonl"
+
+
+def is_csv(path: str) -> bool:
+    """Whether a file is CSV or TSV."""
+    return format_of(path) in _DELIMITERS
+
+
+def listing(path: str) -> list[storage.File]:
+    """Returns the files at a path or glob, or those of a folder that `Dataset.save_to_disk` wrote, in order.
+
+    Raises:
+      UserError: the folder has several datasets or is damaged, or the store cannot be reached.
+    """
+    files = storage.listing(path)
+    if files:
+        return files
+    if storage.exists(os.path.join(path, "dataset_dict.json")):
+        splits = _read_json(os.path.join(path, "dataset_dict.json")).get("splits")
+        names = [os.path.join(path, str(split)) for split in splits] if isinstance(splits, list) else []
+        raise UserError(f"{path} has a dataset for each split: choose one of them, {' or '.join(names)}")
+    state = os.path.join(path, "state.json")
+    if not storage.exists(state):
+        return []
+    files = {os.path.basename(file.path): file for file in storage.listing(os.path.join(_escaped(path), "*.arrow"))}
+    names = _read_json(state).get("_data_files")
+    if not isinstance(names, list) or not all(isinstance(name, dict) and "filename" in name for name in names):
+        raise UserError(f"{state} does not list the files of a dataset: save it again with `save_to_disk`")
+    names = [str(name["filename"]) for name in names]
+    for name in names:
+        if name not in files:
+            raise UserError(f"{path} lacks {name}, which its state.json lists: save the dataset again")
+    return [files[name] for name in names]
+
+
+def _escaped(path: str) -> str:
+    return re.sub(r"([*?[])", r"[\1]", path)
+
+
+def _read_json(path: str) -> dict[str, Any]:
+    try:
+        tree = strict_json.read(path)
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {path} ({error}): save the dataset again") from error
+    return tree if isinstance(tree, dict) else {}
+
+
+def read_rows(
+    path: str, columns: Sequence[str] | None = None, required: Collection[str] = (), limits: Limits | None = None
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields the location and the fields of each row of a file, or of a folder that `Dataset.save_to_disk` wrote.
+
+    Locations are `FILE:LINE` in text files and `FILE:row NUMBER` in others. Fields of CSV files are `Cell`s; nested
+    columns are lists and dictionaries.
+
+    Args:
+      columns: columns to read; None for all. Rows of JSON Lines always have all of their fields.
+      required: columns that a file must have, unless it is JSON Lines.
+
+    Raises:
+      UserError: a missing or damaged file, a missing column, a column of a type that cannot be read, or a bad row.
+      BadRow: a single row is bad.
+    """
+    is_folder = not storage.is_remote(path) and os.path.isdir(path)
+    paths = [file.path for file in listing(_escaped(path))] if is_folder else [path]
+    if not paths:
+        raise UserError(f"{path} is a folder without a saved dataset: pass a file")
+    for file in paths:
+        for row in table_rows(file, columns, required, limits or Limits()):
+            yield row.location, row.fields
+
+
+def table_rows(
+    path: str,
+    columns: Collection[str] | None,
+    required: Collection[str],
+    limits: Limits,
+    advance: Callable[[int], Any] = ignore,
+) -> Iterator[TableRow]:
+    """Yields the rows of a file, with bad ones, as `read_rows` does.
+
+    Args:
+      advance: called with the number of bytes that were read since the last call.
+
+    Raises:
+      UserError: a missing or damaged file, a missing column, or a column of a type that cannot be read.
+    """
+    file_format = format_of(path)
+    if file_format == "jsonl":
+        return _json_lines(path, limits, advance)
+    check_columns = functools.partial(_used_columns, path, columns, required)
+    if file_format in _DELIMITERS:
+        return _csv_rows(path, _DELIMITERS[file_format], check_columns, limits, advance)
+    rows = arrow.read_rows(path, file_format, check_columns, limits.max_characters, limits.max_depth, advance)
+    return (TableRow(number, f"{path}:row {number}", content) for number, content in rows)
+
+
+def _used_columns(
+    path: str, columns: Collection[str] | None, required: Collection[str], names: Sequence[str], hint: str = ""
+) -> list[str]:
+    """Returns the columns to read of a file with columns of these names, after a check of the names.
+
+    Raises:
+      UserError: a column has no name or the name of another one, or a required column is missing.
+    """
+    if len(set(names)) < len(names):
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise UserError(f"{path} has several columns '{repeated[:100]}': give each its own name")
+    if "" in names:
+        number = names.index("") + 1
+        raise UserError(
+            f"{path} has no name for column {number}: name it, or remove it (pandas writes one unless index=False)"
+        )
+    for name in required:
+        if name not in names:
+            raise UserError(f"{path} has no column '{name}': {hint or nearest(name, names)}")
+    return [name for name in names if columns is None or name in columns]
+
+
+def _json_lines(path: str, limits: Limits, advance: Callable[[int], Any]) -> Iterator[TableRow]:
+    with text.open_text(path, advance) as file:
+        for number, line in enumerate(bounded.lines(file, limits.max_characters), 1):
+            if line is None or line.strip():
+                location = f"{path}:{number}"
+                yield TableRow(number, location, _json_object(location, line, limits))
+
+
+def _json_object(location: str, line: str | None, limits: Limits) -> dict[str, Any] | BadRow:
+    """Returns the JSON object of a line, or the error of the line, which is None if it is too long."""
+    if line is None:
+        return text.too_long(location, limits.max_characters)
+    line = line.rstrip("\n")
+    if bounded.is_nested(line, limits.max_depth):
+        depth = limits.max_depth
+        return BadRow(f"{location} is nested more than {depth} levels deep: fix it, or raise the source's max_depth")
+    try:
+        row = _parse_json(text.check_utf8(location, line))
+    except BadRow as error:
+        return error
+    except UnicodeEncodeError:
+        return BadRow(f"{location} has half of a surrogate pair: fix or remove this line")
+    except (ValueError, RecursionError) as error:
+        reason = getattr(error, "msg", str(error))  # Without the position, which looks like a line of the file.
+        return BadRow(f"{location} is not valid JSON ({reason}): fix or remove this line")
+    if not isinstance(row, dict):
+        return BadRow(f"{location} is not a JSON object: write one object per line")
+    return row
+
+
+def _parse_json(line: str) -> Any:
+    """Parses JSON.
+
+    Raises:
+      UnicodeEncodeError: a text has half of a surrogate pair.
+      ValueError: it is not valid.
+      RecursionError: it is nested too deeply.
+    """
+    value = strict_json.parse(line)
+    if _SURROGATES.search(line):
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    return value
+
+
+class _TooLongError(Exception):
+    """Raised when a row has too many characters."""
+
+
+class _CsvLines:
+    """Lines of a CSV file for the `csv` module.
+
+    Attributes:
+      number: number of the last line, counted from 1.
+      size: number of characters of the lines since it was set.
+      problem: what the text of these lines has that no cell may have.
+    """
+
+    def __init__(self, lines: Iterable[str | None], limit: int):
+        self._lines, self._limit = iter(lines), limit
+        self.number, self.size, self.problem = 0, 0, ""
+
+    def __iter__(self) -> "_CsvLines":
+        return self
+
+    def __next__(self) -> str:
+        line = next(self._lines)
+        self.number += 1
+        self.size += self._limit + 1 if line is None else len(line)
+        if line is None or self.size > self._limit:
+            raise _TooLongError
+        if "\0" in line:
+            self.problem = "has a NUL character: remove it"
+        elif not text.is_utf8(line):
+            self.problem = "is not UTF-8 text: convert it"
+        return line.removeprefix("\ufeff") if self.number == 1 else line
+
+
+def _csv_records(path: str, file: Any, delimiter: str, limit: int) -> Iterator[tuple[int, list[str] | BadRow]]:
+    """Yields the number of the first line of each row that is not blank, and its cells or its error.
+
+    Raises:
+      UserError: a row of several lines has an error, so that it is unknown where it ends.
+    """
+    csv.field_size_limit(max(csv.field_size_limit(), _MOST_CELL))
+    lines = _CsvLines(bounded.lines(file, limit), limit)
+    reader = csv.reader(lines, delimiter=delimiter, strict=True)
+    while True:
+        first, lines.size, lines.problem = lines.number + 1, 0, ""
+        location = f"{path}:{first}"
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except _TooLongError:
+            error = text.too_long(location, limit)
+        except csv.Error as reason:
+            reason = str(reason).partition(" - ")[0]
+            error = BadRow(f"{location} is not valid CSV ({reason}): double each '\"' in a quoted cell, or fix the row")
+        else:
+            if lines.problem:
+                yield first, BadRow(f"{location} {lines.problem}")
+            elif cells:
+                yield first, cells
+            continue
+        if lines.number > first:
+            raise UserError(
+                f"{location} opens a quoted cell that does not end well by line {lines.number}: fix its '\"'"
+            )
+        yield first, error
+
+
+def _csv_rows(
+    path: str,
+    delimiter: str,
+    check_columns: Callable[..., list[str]],
+    limits: Limits,
+    advance: Callable[[int], Any],
+) -> Iterator[TableRow]:
+    with text.open_text(path, advance, newline="\n") as file:
+        records = _csv_records(path, file, delimiter, limits.max_characters)
+        _, header = next(records, (0, None))
+        if header is None:
+            raise UserError(f"{path} is empty: its first line must be the names of its columns")
+        if isinstance(header, BadRow):
+            raise header
+        used = check_columns(header, _delimiter_hint(header, delimiter))
+        indices = [header.index(name) for name in used]
+        first = 0
+        for first, cells in records:
+            location = f"{path}:{first}"
+            if isinstance(cells, BadRow):
+                yield TableRow(first, location, cells)
+            elif len(cells) != len(header):
+                problem = f"has {len(cells)} cells, but the header has {len(header)}: fix or remove this row"
+                yield TableRow(first, location, BadRow(f"{location} {problem}"))
+            else:
+                yield TableRow(first, location, {name: Cell(cells[i]) for name, i in zip(used, indices, strict=True)})
+        if not first:
+            raise UserError(f"{path} has a header, but no rows: add rows, or remove the file")
+
+
+def _delimiter_hint(header: list[str], delimiter: str) -> str:
+    """Returns the advice for a header of one cell that has another delimiter, otherwise ""."""
+    for other, name in _SEPARATORS.items():
+        if len(header) == 1 and other != delimiter and other in header[0]:
+            extension = next((key for key, value in _DELIMITERS.items() if value == other), "")
+            rename = f"name it .{extension}, or " if extension else ""
+            return f"its header seems to be separated by {name}, so {rename}separate it by {_SEPARATORS[delimiter]}"
+    return ""

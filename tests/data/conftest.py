@@ -6,6 +6,7 @@ import pytest
 
 from plm_jax import config, models, objectives
 from plm_jax.data import cache
+from plm_jax.data.prepare import shuffle, workers
 from tests.support import caches
 
 EOS = 99
@@ -125,3 +126,12 @@ def lines():
         return "".join(f"{scrap}{joint}" for scrap, joint in pairs)
 
     return [line(size) for size in rng.integers(1, 12, 1000)]
+
+
+@pytest.fixture
+def few_shards(monkeypatch):
+    """Uses four files per shuffle and no worker processes, so that many small caches are quick to make."""
+    monkeypatch.setattr(shuffle, "NUM_SHARDS", 4)
+    monkeypatch.setattr(shuffle, "_SHARD_SHIFT", np.uint64(62))
+    monkeypatch.setattr(shuffle, "FILES", ("000", "001", "002", "003", shuffle.KEYS_FILE))
+    monkeypatch.setattr(workers, "cores", lambda: 1)

@@ -15,7 +15,7 @@ import pytest
 from plm_jax import config
 from plm_jax.common.errors import UserError
 from plm_jax.data import cache
-from plm_jax.data.prepare import groups, reading, shuffle, tokenizing, workers
+from plm_jax.data.prepare import groups, reading, tokenizing, workers
 from plm_jax.data.sources import corpus, files
 from plm_jax.runs import preparation
 from tests.support import splits
@@ -129,15 +129,6 @@ def run(make_run):
         return dataclasses.replace(made, data=dataclasses.replace(made.data, sources={"a": source}))
 
     return make
-
-
-@pytest.fixture
-def few_shards(monkeypatch):
-    """Uses four files per shuffle and no worker processes, so that many small caches are quick to make."""
-    monkeypatch.setattr(shuffle, "NUM_SHARDS", 4)
-    monkeypatch.setattr(shuffle, "_SHARD_SHIFT", np.uint64(62))
-    monkeypatch.setattr(shuffle, "FILES", ("000", "001", "002", "003", shuffle.KEYS_FILE))
-    monkeypatch.setattr(workers, "cores", lambda: 1)
 
 
 def stored(folder):

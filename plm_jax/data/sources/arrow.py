@@ -15,7 +15,8 @@ from plm_jax.common.errors import UserError, one_line
 from plm_jax.data.sources import text
 from plm_jax.data.sources.corpus import BadRow
 
-FORMATS = {"parquet": "Parquet", "arrow": "Arrow"}
+# Names of formats in errors.
+FORMATS = {"parquet": "a Parquet file", "arrow": "an Arrow file"}
 # Batches that become Python objects at a time.
 _BATCH_ROWS, _BATCH_BYTES = 1024, 2**23
 _BUFFER_BYTES = 2**20
@@ -67,18 +68,18 @@ def _open(path: str, format_name: str) -> Iterator[tuple[Any, int]]:
             size = file.seek(0, os.SEEK_END)
             file.seek(0)
             if not size:
-                raise UserError(f"{path} is empty: replace it with a {format_name} file")
+                raise UserError(f"{path} is empty: replace it with {format_name}")
             yield file, size
     except OSError as error:
         if not error.errno:  # Of PyArrow.
             raise _damaged(path, format_name, error) from error
         raise UserError(f"cannot read {path}: {error.strerror}") from error
-    except (pyarrow.ArrowException, UnicodeDecodeError, MemoryError, OverflowError) as error:
+    except (pyarrow.ArrowException, UnicodeDecodeError, MemoryError, ArithmeticError) as error:
         raise _damaged(path, format_name, error) from error
 
 
 def _damaged(path: str, format_name: str, error: BaseException) -> UserError:
-    return UserError(f"{path} is damaged or not a {format_name} file ({one_line(error)}): replace it")
+    return UserError(f"{path} is damaged or not {format_name} ({one_line(error)}): replace it")
 
 
 def _parquet_batches(

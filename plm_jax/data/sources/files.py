@@ -448,8 +448,8 @@ def _pattern_of_folder(path: str) -> str | None:
     """Returns the glob with the most common extension in a folder, or below it; None if there are no files."""
     for pattern in ("*", "**/*"):
         files = storage.glob(os.path.join(glob.escape(path), pattern))
-        matches = (_EXTENSION.search(os.path.basename(file)) for file in files)
-        extensions = collections.Counter(match[0] for match in matches if match)
+        names = [name for name in map(os.path.basename, files) if not name.startswith("_")]  # Not Spark's `_SUCCESS`.
+        extensions = collections.Counter(match[0] for match in map(_EXTENSION.search, names) if match)
         if extensions:
             return os.path.join(path, pattern + extensions.most_common(1)[0][0])
     return None

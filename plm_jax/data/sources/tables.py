@@ -317,7 +317,7 @@ def _csv_records(path: str, file: Any, delimiter: str, limit: int) -> Iterator[t
             continue
         if lines.number > first:
             raise UserError(
-                f"{location} opens a quoted cell that does not end well by line {lines.number}: fix its '\"'"
+                f"{location} opens a quoted cell that does not end correctly by line {lines.number}: fix its '\"'"
             )
         yield first, error
 

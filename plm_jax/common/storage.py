@@ -36,7 +36,7 @@ _TEMPORARY = r"\.[0-9a-f]{16}\.tmp"
 # Fields by which stores show that an object has changed, hashes first because a copy has new times. Times come last
 # because an object that is written twice within one unit of time keeps them.
 _MARKS = (
-    *("md5Hash", "crc32c", "content_md5", "ETag", "etag", "generation", "version_id", "VersionId"),
+    *("md5Hash", "crc32c", "content_md5", "ETag", "etag", "blob_id", "generation", "version_id", "VersionId"),
     *("updated", "LastModified", "last_modified", "mtime", "created"),
 )
 

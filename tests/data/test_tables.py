@@ -189,7 +189,9 @@ def test_rows_have_locations_and_plain_values(tmp_path):
         (first, row), (location, _) = tables.read_rows(path, ["label", "list", "text"], required=["text"])
         assert location == path + second and first[len(path) :] in (":1", ":2", ":row 1")
         assert {name: tables.cell_value(value) for name, value in row.items()} == rows[0]
-    assert [row for _, row in tables.read_rows(path, ["label"])] == [{"label": 1}, {"label": 0}]
+    for name in ("a.parquet", "a.arrow"):
+        assert [row for _, row in tables.read_rows(f"{tmp_path}/{name}", ["label"])] == [{"label": 1}, {"label": 0}]
+        assert [row for _, row in tables.read_rows(f"{tmp_path}/{name}", ["none"])] == [{}, {}]
     folder = write(f"{tmp_path}/saved", rows * 15)
     assert [row for _, row in tables.read_rows(folder)] == rows * 15
     with pytest.raises(UserError, match="has no column 'texts': did you mean 'text'"):
@@ -205,6 +207,9 @@ def test_a_cell_is_a_text_unless_its_column_is_not(tmp_path):
     assert templates.render_all("{a}", "", row, "inputs") == ("x", "y")
     assert templates.fields("{a[1]} {b.c:{d}} {{e}} {f!r}") == {"a", "b", "d", "f"}
     (tmp_path / "a.csv").write_text('text,label\n123,"1"\n,0\n"",1\n')
+    (tmp_path / "b.csv").write_bytes(b'\xef\xbb\xbf"text",label\r\n"a\r\nb ""c""",1\r\n\r\nd,0')
+    rows = [row for _, row in tables.read_rows(f"{tmp_path}/b.csv")]
+    assert rows == [{"text": 'a\r\nb "c"', "label": "1"}, {"text": "d", "label": "0"}]
     source = config.LabelledJsonLines(f"{tmp_path}/a.csv", config.ClassForm(LABELS))
     record = next(files.read(source))
     assert (record.text, type(record.text), record.values) == ("123", str, {"label": 1})
@@ -462,7 +467,7 @@ def test_paths_that_name_no_files_are_one_line(tmp_path):
     os.remove(tmp_path / "set/train/data-00001-of-00002.arrow")
     with pytest.raises(UserError, match=r"train lacks data-00001-of-00002.arrow, which its state.json lists"):
         files.check("mine", config.JsonLines(f"{tmp_path}/set/train"))
-    for state in ("{", "[]", '{"_data_files": [1]}'):
+    for state in ("{", "[]", '{"_data_files": [], "_indices_data_files": [{"filename": "a"}]}', '{"_data_files": [1]}'):
         (tmp_path / "set/train/state.json").write_text(state)
         with pytest.raises(UserError, match=r"state.json .*save"):
             files.check("mine", config.JsonLines(f"{tmp_path}/set/train"))

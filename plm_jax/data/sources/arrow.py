@@ -63,19 +63,20 @@ def _open(path: str, format_name: str) -> Iterator[tuple[Any, int]]:
     """Opens a file, with its size, and converts errors of reading it to `UserError`."""
     with extras.report_missing():
         import pyarrow
-    try:
-        with storage.open_binary(path) as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(0)
-            if not size:
-                raise UserError(f"{path} is empty: replace it with {format_name}")
-            yield file, size
-    except OSError as error:
-        if not error.errno:  # Of PyArrow.
+    with storage.reaching(path):
+        try:
+            with storage.open_binary(path) as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(0)
+                if not size:
+                    raise UserError(f"{path} is empty: replace it with {format_name}")
+                yield file, size
+        except (pyarrow.ArrowException, UnicodeDecodeError, MemoryError, ArithmeticError) as error:
             raise _damaged(path, format_name, error) from error
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
-    except (pyarrow.ArrowException, UnicodeDecodeError, MemoryError, ArithmeticError) as error:
-        raise _damaged(path, format_name, error) from error
+        except OSError as error:
+            if type(error) is OSError and not error.errno:  # Of PyArrow.
+                raise _damaged(path, format_name, error) from error
+            raise UserError(f"cannot read {path}: {error.strerror or one_line(error)}") from error
 
 
 def _damaged(path: str, format_name: str, error: BaseException) -> UserError:

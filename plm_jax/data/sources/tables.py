@@ -107,7 +107,7 @@ def listing(path: str) -> list[storage.File]:
       UserError: the folder has several datasets or is damaged, or the store cannot be reached.
     """
     files = storage.listing(path)
-    if files:
+    if files or not path:
         return files
     if storage.exists(os.path.join(path, "dataset_dict.json")):
         splits = _read_json(os.path.join(path, "dataset_dict.json")).get("splits")
@@ -117,14 +117,23 @@ def listing(path: str) -> list[storage.File]:
     if not storage.exists(state):
         return []
     files = {os.path.basename(file.path): file for file in storage.listing(os.path.join(_escaped(path), "*.arrow"))}
-    names = _read_json(state).get("_data_files")
-    if not isinstance(names, list) or not all(isinstance(name, dict) and "filename" in name for name in names):
-        raise UserError(f"{state} does not list the files of a dataset: save it again with `save_to_disk`")
-    names = [str(name["filename"]) for name in names]
+    names = _saved_names(state)
     for name in names:
         if name not in files:
             raise UserError(f"{path} lacks {name}, which its state.json lists: save the dataset again")
     return [files[name] for name in names]
+
+
+def _saved_names(path: str) -> list[str]:
+    """Returns the names of the files of a saved dataset, in order, from its `state.json`."""
+    state = _read_json(path)
+    entries = state.get("_data_files")
+    entries = entries if isinstance(entries, list) else []
+    names = [str(entry["filename"]) for entry in entries if isinstance(entry, dict) and "filename" in entry]
+    # Old versions of the library could save a selection of the rows as a list of indices.
+    if not names or len(names) < len(entries) or state.get("_indices_data_files"):
+        raise UserError(f"{path} does not list the files of a dataset: save it again with `save_to_disk`")
+    return names
 
 
 def _escaped(path: str) -> str:

@@ -25,6 +25,7 @@ RUN_TOGETHER = (
     ("README.md", "docs/finetuning.md", "docs/python.md"),
     ("README.md", "docs/evaluation.md", "docs/generation.md"),
     ("docs/pretraining.md", "docs/reference/vocabularies.md"),
+    ("docs/reference/data.md",),
     ("docs/install.md", "docs/configs.md", "docs/tpu-pods.md", "docs/ablations.md"),
 )
 TINY = {

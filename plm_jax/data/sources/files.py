@@ -49,7 +49,8 @@ class FileSource(PathSource):
     """A source of text or JSONL files.
 
     Attributes:
-      max_characters: maximum number of characters of a row (a line, paragraph or file); longer rows are bad rows.
+      max_characters: maximum number of characters of a row (a line, paragraph, file or row of a table); longer rows are
+        bad rows.
     """
 
     max_characters: Annotated[int, ranges.Range(1, 2**31 - 1)] = field(default=2**27, kw_only=True)

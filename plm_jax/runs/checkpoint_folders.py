@@ -57,7 +57,7 @@ def finished(directory: epath.Path) -> list[int]:
 
 
 def newest(path: str) -> epath.Path:
-    """Returns the folder of the newest checkpoint of a run directory, or of the checkpoint at a path.
+    """Returns the folder of the newest checkpoint of a run directory; a path of a checkpoint is returned itself.
 
     Raises:
       UserError: there is none.
@@ -72,7 +72,7 @@ def newest(path: str) -> epath.Path:
 
 
 def read_meta(checkpoint: epath.Path) -> dict[str, Any]:
-    """Returns the `meta` of a checkpoint without reading its other files.
+    """Returns the `meta` of a checkpoint's folder without reading its other files.
 
     Raises:
       UserError: there is none, it is damaged, or its format is unknown.

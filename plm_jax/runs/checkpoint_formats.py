@@ -1,15 +1,15 @@
-"""Opening and saving a trained model: as a run, one of its checkpoints, a converted or a Hugging Face directory.
+"""Formats of trained models: run directories, checkpoints, and converted, Hugging Face and bilm-tf directories.
 
-A converted directory is what weights are kept and passed on as, whatever they came from:
+A converted directory holds a model from any source:
 
-    config.json        format, model, special ids, vocabulary; of a run its config, step and vocabulary id
-    model.safetensors  the parameters under our own paths, layers stacked; or shards of it with an index
-    vocabulary/        the vocabulary's files
-    huggingface/       for a model from Hugging Face, its files that conversions copy unchanged
-    manifest.json      the hash of every file, written last (`common.sealing`)
+    config.json        format, model, special ids and vocabulary; for a run also its config, step and vocabulary id
+    model.safetensors  parameters by their paths in plm_jax, with stacked layers; or shards with an index
+    vocabulary/        files of the vocabulary
+    huggingface/       for a model from Hugging Face: files that conversions copy unchanged
+    manifest.json      hash of every file, written last (`common.sealing`)
 
-Safetensors and not Orbax, because it is read and written one tensor at a time with nothing but seeks, so from a bucket
-too, and because every other framework opens it.
+The weights are in safetensors instead of Orbax because other frameworks read it, and because single tensors can be read
+and written with seeks, also in a bucket.
 """
 
 import contextlib
@@ -35,8 +35,8 @@ FORMAT = 1
 FORMATS = ("plm_jax", "huggingface", "bilm")
 CONFIG = "config.json"
 HUB_FOLDER = "huggingface"
-_WANTED = "pass a run directory, a checkpoint of a run, a converted directory or a Hugging Face directory"
-# What a converted directory's `config.json` says.
+_EXPECTED = "expected a run directory, a checkpoint, a converted directory or a Hugging Face directory"
+# Types of the fields of a converted directory's `config.json`.
 FIELDS = {
     **{"format": int, "model": dict, "special_ids": dict, "run": dict | None, "step": int | None},
     **dict.fromkeys(("family", "vocabulary", "vocabulary_id"), str | None),
@@ -45,34 +45,39 @@ FIELDS = {
 
 @contextlib.contextmanager
 def opened(path: str | os.PathLike[str] | tuple[str, str]) -> Iterator[Pretrained]:
-    """Yields the model at a path, whose files stay open meanwhile; a pair of paths is that of an ELMo's two files.
+    """Context manager that yields the model at a path, whose format is recognized by its files.
+
+    The parameters can be read until it exits.
+
+    Args:
+      path: directory, or the paths of an ELMo's options and weights.
 
     Raises:
-      UserError: there is no such path, it contains no model, or a file of it is missing or damaged.
+      UserError: the path does not exist or contains no model, or a file is missing or damaged.
     """
-    with _opened(path) as pretrained:
+    with _open(path) as pretrained:
         yield pretrained
 
 
 @contextlib.contextmanager
-def _opened(path: str | os.PathLike[str] | tuple[str, str], unverified: Sequence[str] = ()) -> Iterator[Pretrained]:
-    """Like `opened`, but does not hash files of a converted directory whose names begin with one of `unverified`."""
+def _open(path: str | os.PathLike[str] | tuple[str, str], unverified: Sequence[str] = ()) -> Iterator[Pretrained]:
+    """Context manager like `opened` that does not hash files of a converted directory with one of these prefixes."""
     if isinstance(path, tuple):
         yield elmo.read(*map(storage.absolute, map(os.fspath, path)))
         return
-    folder, workdir = _located(path)
+    folder, workdir = _locate(path)
     if workdir:
-        yield _of_run(folder, workdir)
-    elif not (described := _described(folder)):
+        yield _open_run(folder, workdir)
+    elif not (described := _read_config(folder)):
         if not (pair := elmo.find(folder)):
-            raise UserError(f"{path} has no {CONFIG}: {_WANTED}")
+            raise UserError(f"{path} has no {CONFIG}: {_EXPECTED}")
         yield elmo.read(*pair)
     elif "format" in described or sealing.is_sealed(folder):
         _verify(folder, unverified)
         _check_format(folder, described)
         with files.opened(folder) as tensors:
             with sizes.report_as_damaged(os.path.join(folder, CONFIG)):
-                pretrained = _converted(folder, described, tensors)
+                pretrained = _read_converted(folder, described, tensors)
             yield pretrained
     else:
         with huggingface.opened(folder) as pretrained:
@@ -81,22 +86,22 @@ def _opened(path: str | os.PathLike[str] | tuple[str, str], unverified: Sequence
 
 def described(path: str) -> Pretrained:
     """Returns the model at a path without its weights; raises the errors of `opened`."""
-    folder, workdir = _located(path)
+    folder, workdir = _locate(path)
     if workdir:
         meta = folders.checked(folders.newest(folder), ["meta/"])
         return of_run(config.from_saved(meta["config"], meta.get("modules")), {}, workdir, meta)
-    with _opened(path, ["model"]) as pretrained:
+    with _open(path, ["model"]) as pretrained:
         return dataclasses.replace(pretrained, params={})
 
 
-def _located(path: str | os.PathLike[str]) -> tuple[str, str | None]:
-    """The folder at a path, absolute, and of a run or one of its checkpoints the run's."""
+def _locate(path: str | os.PathLike[str]) -> tuple[str, str | None]:
+    """Returns the absolute path of a folder, and its run directory if it is a run or a checkpoint, otherwise None."""
     folder = storage.absolute(os.fspath(path)).rstrip("/")
     if not storage.exists(folder):
-        raise UserError(f"{path} does not exist: {_WANTED}")
+        raise UserError(f"{path} does not exist: {_EXPECTED}")
     above = os.path.dirname(folder)
     workdir = os.path.dirname(above) if os.path.basename(above) == "checkpoints" else folder
-    is_run = "config" in _described(workdir) or storage.exists(os.path.join(folder, "meta", "metadata"))
+    is_run = "config" in _read_config(workdir) or storage.exists(os.path.join(folder, "meta", "metadata"))
     return folder, workdir if is_run else None
 
 
@@ -104,13 +109,13 @@ def save(directory: str, pretrained: Pretrained, format: str) -> None:
     """Writes a model and its vocabulary in one of FORMATS.
 
     Raises:
-      UserError: an unknown format, a model that Hugging Face has no family for, or a vocabulary to which its
-        tokenizers give other ids.
+      UserError: the format is unknown or does not support the model, or a Hugging Face tokenizer cannot reproduce the
+        vocabulary's ids.
     """
     if format not in FORMATS:
-        raise UserError(f"there is no format '{format}': {nearest(format, FORMATS)}")
+        raise UserError(f"unknown format '{format}': {nearest(format, FORMATS)}")
     if format == "plm_jax":
-        _write(directory, pretrained)
+        _write_converted(directory, pretrained)
     elif (pretrained.model.architecture == "elmo") != (format == "bilm"):
         raise UserError(
             f"format '{format}' does not support this model: an ELMo is saved as bilm, other models are not"
@@ -122,10 +127,14 @@ def save(directory: str, pretrained: Pretrained, format: str) -> None:
 
 
 def convert(path: str, target: str, format: str) -> str:
-    """Opens the model at a path and saves it in a new folder, one tensor at a time; returns what there is to say of it.
+    """Converts the model at a path, one tensor at a time, and returns a summary of it.
+
+    Args:
+      target: new folder.
+      format: one of FORMATS.
 
     Raises:
-      UserError: as `opened` and `save`, or the folder is not empty.
+      UserError: an error of `opened` or `save`, or the folder is not empty.
     """
     storage.check_new_folder(target)
     with opened(path) as pretrained, storage.writing_folder(target):
@@ -134,43 +143,49 @@ def convert(path: str, target: str, format: str) -> str:
 
 
 def _summary(pretrained: Pretrained) -> str:
-    """The model's kind, size and heads."""
+    """Returns a model's kind, number of parameters, dtype and heads."""
     model, leaves = pretrained.model, jax.tree.leaves(pretrained.params)
     count, dtype = sum(math.prod(leaf.shape) for leaf in leaves), files.common_type(leaves)
     heads = [f"{name}: {getattr(model, name).kind}" for name in ("head", "pooler") if hasattr(model, name)]
     return ", ".join([model.kind, f"{count:,} parameters, {dtype}", *heads])
 
 
-def _described(folder: str) -> dict[str, Any]:
-    """A folder's `config.json`; empty if there is none."""
+def _read_config(folder: str) -> dict[str, Any]:
+    """Returns the contents of a folder's `config.json`, or {} if there is none."""
     path = os.path.join(folder, CONFIG)
     return files.read_json(path) if storage.exists(path) else {}
 
 
-def _of_run(folder: str, workdir: str) -> Pretrained:
+def _open_run(folder: str, workdir: str) -> Pretrained:
     with sizes.report_as_damaged(folder):
         params, run, meta = checkpoints.load_params(folder)
         if not isinstance(meta["vocabulary_id"], str) or type(meta["step"]) is not int:
-            raise UserError(f"{folder} is damaged (its step or its vocabulary's id is none): use another checkpoint")
+            raise UserError(f"{folder} is damaged (its step or its vocabulary's id is missing): use another checkpoint")
         arrays: dict[str, Any] = traverse_util.flatten_dict(params, sep="/")
         sizes.check(folder, run.model, arrays)
-        _checked(folder, run.model, arrays)
-        _tell_changed(folder, meta.get("modules"), run)
+        _with_fitting_shapes(folder, run.model, arrays)
+        _report_changed_code(folder, meta.get("modules"), run)
     return of_run(run, params, workdir, meta)
 
 
 def of_run(
     run: config.Run, params: Mapping[str, Any], workdir: str, meta: Mapping[str, Any] | None = None
 ) -> Pretrained:
-    """The model that a run trains, with what its checkpoint says of itself; without that of a run to come."""
+    """Returns the model of a run as a `Pretrained`.
+
+    Args:
+      params: its parameters; {} if they are not needed.
+      workdir: run directory.
+      meta: `meta` of the checkpoint; None before the run has one.
+    """
     ids = {f"{name}_token_id": getattr(run.vocabulary, name) for name in special_ids.NAMES if name != "unk"}
     ids["sentinels"] = run.vocabulary.sentinels or None
     ids["lowercase"] = run.vocabulary.lowercase or {"uncased": True, "cased": False}.get(run.vocabulary.train_kind)
     if run.objective.frames and run.model.has_decoder:
         ids["decoder_start_token_id"] = run.vocabulary.eos
-    known = {name: token for name, token in ids.items() if token is not None} | _begins_with(run)
-    known |= _frame(run, known)
-    vocabulary = _moved(run.vocabulary.spec, os.path.join(workdir, "vocabulary"))
+    known = {name: token for name, token in ids.items() if token is not None} | _initial_ids(run)
+    known |= _frame_ids(run, known)
+    vocabulary = _with_folder(run.vocabulary.spec, os.path.join(workdir, "vocabulary"))
     return Pretrained(
         run.model,
         params,
@@ -183,7 +198,7 @@ def of_run(
     )
 
 
-def _begins_with(run: config.Run) -> dict[str, Any]:
+def _initial_ids(run: config.Run) -> dict[str, Any]:
     """Returns the special ids that a decoder reads before each text."""
     begin = run.data.layout.begin
     if begin == ("bos",):
@@ -191,7 +206,7 @@ def _begins_with(run: config.Run) -> dict[str, Any]:
     return {"begins_with": [getattr(run.vocabulary, name) for name in begin]} if begin else {}
 
 
-def _frame(run: config.Run, ids: Mapping[str, Any]) -> dict[str, Any]:
+def _frame_ids(run: config.Run, ids: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the special ids around texts and between documents, for directories that are saved without the run."""
     before, after = model_text.frame(run.model, ids, run)
     frame: dict[str, Any] = {"ends_with": after} | (
@@ -211,13 +226,13 @@ def _frame(run: config.Run, ids: Mapping[str, Any]) -> dict[str, Any]:
     return frame
 
 
-def _moved(spec: str, folder: str) -> str:
-    """A vocabulary's spec with its files in a folder."""
+def _with_folder(spec: str, folder: str) -> str:
+    """Returns a vocabulary's spec with its files in another folder."""
     scheme, colon, paths = spec.partition(":")
     return scheme + colon + ",".join(os.path.join(folder, os.path.basename(path)) for path in paths.split(",") if path)
 
 
-def _write(directory: str, pretrained: Pretrained) -> None:
+def _write_converted(directory: str, pretrained: Pretrained) -> None:
     vocabulary = pretrained.vocabulary
     vocabulary_files = files.contents(vocabulary or "")
     kept_files = {name: storage.read(path) for name, path in pretrained.hub_files.items()}  # May be of `directory`.
@@ -232,7 +247,7 @@ def _write(directory: str, pretrained: Pretrained) -> None:
         "model": config.to_dict(pretrained.model),
         "family": pretrained.family,
         "special_ids": pretrained.special_ids,
-        "vocabulary": vocabulary and _moved(vocabulary, "vocabulary"),
+        "vocabulary": vocabulary and _with_folder(vocabulary, "vocabulary"),
         "vocabulary_id": pretrained.vocabulary_id,
         "modules": users.used({"model": pretrained.model, "run": pretrained.run}),
         "run": pretrained.run and config.to_dict(pretrained.run),
@@ -250,32 +265,34 @@ def _verify(folder: str, unverified: Sequence[str]) -> None:
         raise UserError(f"{folder} is damaged ({one_line(error)}): convert again, or use a copy of it") from error
 
 
-def _tell_changed(folder: str, modules: users.Record | None, settings: Any) -> None:
-    """Says which of the users' code that a model was trained with is another now."""
+def _report_changed_code(folder: str, modules: users.Record | None, settings: Any) -> None:
+    """Reports users' modules whose code has changed since a model was saved."""
     for name, (was, now) in users.changed(modules or {}, settings).items():
-        print(f"{folder} was written with other code than {name} has now ({was}, {now})", file=sys.stderr, flush=True)
+        line = f"the code in {name} has changed since {folder} was written (it was {was} and is {now})"
+        print(line, file=sys.stderr, flush=True)
 
 
 def _check_format(folder: str, described: Mapping[str, Any]) -> None:
     if described["format"] != FORMAT:
-        raise UserError(f"{folder} has format {described['format']}: this version reads {FORMAT}, upgrade plm_jax")
+        raise UserError(f"{folder} has format {described['format']}: this version reads {FORMAT}: upgrade plm_jax")
     if wrong := [name for name, kind in FIELDS.items() if not isinstance(described.get(name, ...), kind)]:
-        raise UserError(f"{folder}/{CONFIG} is damaged (its {', '.join(wrong)} is missing or none): convert again")
+        reason = f"its {', '.join(wrong)} is missing or of another type"
+        raise UserError(f"{folder}/{CONFIG} is damaged ({reason}): convert again")
 
 
-def _converted(folder: str, described: Mapping[str, Any], tensors: Mapping[str, files.StoredTensor]) -> Pretrained:
+def _read_converted(folder: str, described: Mapping[str, Any], tensors: Mapping[str, files.StoredTensor]) -> Pretrained:
     path, modules = os.path.join(folder, CONFIG), described.get("modules")
     model = config.model_from_saved(described["model"], f"{path}: model", modules)
     sizes.check(path, model, tensors)
     sizes.check_ids(path, described["special_ids"])
     run, vocabulary = described["run"] and config.from_saved(described["run"], modules), described["vocabulary"]
-    _tell_changed(folder, modules, {"model": model, "run": run})
+    _report_changed_code(folder, modules, {"model": model, "run": run})
     family = families.registered().get(described["family"])
     return Pretrained(
         model,
-        traverse_util.unflatten_dict(_checked(folder, model, tensors), sep="/"),
+        traverse_util.unflatten_dict(_with_fitting_shapes(folder, model, tensors), sep="/"),
         described["special_ids"],
-        vocabulary and _moved(vocabulary, os.path.join(folder, "vocabulary")),
+        vocabulary and _with_folder(vocabulary, os.path.join(folder, "vocabulary")),
         described["family"],
         run=run,
         step=described["step"],
@@ -284,8 +301,8 @@ def _converted(folder: str, described: Mapping[str, Any], tensors: Mapping[str, 
     )
 
 
-def _checked(folder: str, model: Any, tensors: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The tensors, or other arrays, which must be the model's parameters."""
+def _with_fitting_shapes(folder: str, model: Any, tensors: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns tensors or other arrays after a check that they are the parameters of a model."""
     shapes = tensor_layout.shapes_of(model)
     files.refuse_misfits(
         f"the weights in {folder} do not fit its {CONFIG}",
@@ -293,16 +310,16 @@ def _checked(folder: str, model: Any, tensors: Mapping[str, Any]) -> Mapping[str
             "missing": shapes.keys() - tensors.keys(),
             "unknown": tensors.keys() - shapes.keys(),
             "misshapen": [
-                f"{path} is {_type(tensors[path])} {list(tensors[path].shape)} and not {list(shape)}"
+                f"{path} is {_dtype_name(tensors[path])} {list(tensors[path].shape)} and not {list(shape)}"
                 for path, shape in shapes.items()
-                if path in tensors and (tensors[path].shape != shape or _type(tensors[path]) not in files.FLOATS)
+                if path in tensors and (tensors[path].shape != shape or _dtype_name(tensors[path]) not in files.FLOATS)
             ],
         },
     )
     return tensors
 
 
-def _type(array: Any) -> str:
+def _dtype_name(array: Any) -> str:
     """Returns the name of an array's type in safetensors files."""
     if isinstance(array, files.StoredTensor):
         return array.code

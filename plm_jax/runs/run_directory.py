@@ -108,7 +108,7 @@ def devices() -> dict[str, Any]:
 
 
 def git_commit() -> str | None:
-    """The commit of the source tree, None outside of one."""
+    """Returns the commit of the source tree, or None outside of a Git repository."""
     try:
         command = ["git", "-C", os.path.dirname(__file__), "rev-parse", "HEAD"]
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()

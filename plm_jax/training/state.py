@@ -37,7 +37,7 @@ def init_params(model: Module, root: jax.Array) -> Any:
 
 
 def new_state(params: Any, optimizer: optax.GradientTransformation, carry: Any = None, window: int = 0) -> TrainState:
-    """The state before the first step; `carry` is empty by default, `window` steps are watched for spikes."""
+    """Returns the state before the first step; `carry` is empty by default, `window` steps are watched for spikes."""
     zero = jnp.zeros((), jnp.int32)
     recent = spikes.window(window) if window else ()
     return TrainState(step=zero, params=params, optimizer=optimizer.init(params), carry=carry or {}, recent=recent)

@@ -187,4 +187,4 @@ def test_a_run_with_a_users_own_classes_is_opened_with_their_modules_alone(folde
     (folder / "page.py").write_text(page.replace("0.5 **", "0.25 **"))
     done = verb("generate", f"--checkpoint={target}", "--max_new_tokens=1", *modules)
     assert done.status == 0, done.err
-    assert f"was written with other code than {folder}/page.py has now" in done.err
+    assert f"the code in {folder}/page.py has changed since" in done.err

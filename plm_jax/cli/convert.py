@@ -14,7 +14,7 @@ from plm_jax.common import command_line, progress
 from plm_jax.config.flags import ModulesFlag
 
 _SOURCE = flags.DEFINE_string(
-    "source", None, "run directory, checkpoint, converted model or Hugging Face directory (required)"
+    "source", None, "run, checkpoint, converted or Hugging Face directory, or hf:ORG/NAME[@REVISION] (required)"
 )
 _TARGET = flags.DEFINE_string("target", None, "new directory for the converted model (required)")
 _FORMAT = flags.DEFINE_enum("format", "plm_jax", ["plm_jax", "huggingface", "bilm"], "format of the target")

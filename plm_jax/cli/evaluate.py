@@ -29,7 +29,7 @@ from plm_jax.common.errors import UserError
 from plm_jax.config.flags import ConfigFlag
 
 _CHECKPOINT = flags.DEFINE_string(
-    "checkpoint", None, "run directory, checkpoint, converted model or Hugging Face directory (required)"
+    "checkpoint", None, "run, checkpoint, converted or Hugging Face directory, or hf:ORG/NAME[@REVISION] (required)"
 )
 _TASKS = flags.DEFINE_list("tasks", [], "tasks, SOURCE (its validation split) or SOURCE:SPLIT (default: all sources)")
 _OUTPUT = flags.DEFINE_string("output", None, "JSON file for the metrics; with --watch, of the last checkpoint")

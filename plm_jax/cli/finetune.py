@@ -19,7 +19,7 @@ from plm_jax.config.flags import ConfigFlag
 
 _CONFIG = ConfigFlag()
 _CHECKPOINT = flags.DEFINE_string(
-    "checkpoint", None, "run directory, checkpoint, converted model or Hugging Face directory (required)"
+    "checkpoint", None, "run, checkpoint, converted or Hugging Face directory, or hf:ORG/NAME[@REVISION] (required)"
 )
 _WORKDIR = flags.DEFINE_string("workdir", None, "run directory for config, checkpoints and metrics (required)")
 _SEEDS = flags.DEFINE_list("seeds", [], "train one model per seed, such as 0,1,2 (default: the seed of the config)")

@@ -19,7 +19,7 @@ from plm_jax.config.flags import ConfigFlag
 
 _CONFIG = ConfigFlag()
 _OUTPUT = flags.DEFINE_string("output", None, "directory of the cache (default: data.cache_dir of the config)")
-_FROM = flags.DEFINE_string("from", None, "checkpoint whose vocabulary is used, as in pretrain --from")
+_FROM = flags.DEFINE_string("from", None, "model whose vocabulary is used, as in pretrain --from")
 _RUNNER = flags.DEFINE_enum("runner", "local", ["local", "beam"], "tokenize in local processes or on Apache Beam")
 
 

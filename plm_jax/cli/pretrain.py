@@ -21,7 +21,9 @@ from plm_jax.config.flags import ConfigFlag
 _CONFIG = ConfigFlag()
 _WORKDIR = flags.DEFINE_string("workdir", None, "run directory for config, checkpoints and metrics (required)")
 _FROM = flags.DEFINE_string(
-    "from", None, "model to train further: run directory, checkpoint, converted model or Hugging Face directory"
+    "from",
+    None,
+    "model to train further: run, checkpoint, converted or Hugging Face directory, or hf:ORG/NAME[@REVISION]",
 )
 _ALLOW_CHANGES = flags.DEFINE_bool(
     "allow_changes", False, "resume even if the data, seed or optimizer differ from those of the saved run"

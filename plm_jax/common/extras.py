@@ -15,6 +15,7 @@ EXTRAS = {
     "report": ("matplotlib",),
     "tables": ("pyarrow", "huggingface_hub"),
     "gcs": ("gcsfs",),
+    "hub": ("huggingface_hub",),
     "wandb": ("wandb",),
     "harness": ("lm_eval",),
 }

@@ -111,13 +111,18 @@ def read(folder: str) -> dict[str, Any]:
 
 
 def verify(
-    folder: str, below: Sequence[str] = ("",), share: Share = Share(), outside: Sequence[str] = ()
+    folder: str,
+    below: Sequence[str] = ("",),
+    share: Share = Share(),
+    outside: Sequence[str] = (),
+    accepts_links: bool = False,
 ) -> dict[str, Any]:
     """Compares the files of a folder with its manifest, and returns the manifest.
 
     Args:
       below: prefixes of the paths to compare.
       outside: prefixes of paths to skip.
+      accepts_links: whether links to files count as files, as in the cache of the Hugging Face Hub.
 
     Raises:
       DamagedError: a file is missing, was added or has changed; the message names it.
@@ -130,7 +135,10 @@ def verify(
 
     sealed = {path: entry for path, entry in manifest["files"].items() if covers(path)}
     there = set(filter(covers, storage.files_below(folder))) - {MANIFEST}
-    special = filter(covers, storage.files_below(folder, regular=False))
+    special = set(filter(covers, storage.files_below(folder, regular=False)))
+    if accepts_links:
+        there |= {path for path in special if os.path.isfile(os.path.join(folder, path))} - {MANIFEST}
+        special -= {*there, MANIFEST}
     wrong = [f"{path} is missing" for path in sealed if path not in there]
     wrong += [f"{path} was added" for path in sorted({*there, *special} - sealed.keys())]
     sizes = {path: sealed[path][0] for path in share.of(sealed) if path in there}

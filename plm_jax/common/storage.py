@@ -29,6 +29,8 @@ from plm_jax.common.errors import UserError
 # Orbax opens paths with etils, which imports TensorFlow for gs:// if it is installed; a training process must not.
 os.environ["EPATH_USE_TF"] = "false"
 
+# Prefix of a model of the Hugging Face Hub, `hf:ORG/NAME[@REVISION]`, which `hub.repositories` downloads.
+REPOSITORY = "hf:"
 # Name of the file that marks an unfinished folder, and suffix of an unfinished file's name.
 UNFINISHED = ".unfinished"
 _TEMPORARY = r"\.[0-9a-f]{16}\.tmp"
@@ -46,9 +48,14 @@ def is_remote(path: str) -> bool:
     return "://" in path
 
 
+def is_repository(path: str) -> bool:
+    """Whether a path names a repository of the Hugging Face Hub; `hf://…` is a store that fsspec opens."""
+    return path.startswith(REPOSITORY) and not is_remote(path)
+
+
 def absolute(path: str) -> str:
-    """Returns the absolute path."""
-    return path if is_remote(path) else os.path.abspath(path)
+    """Returns the absolute path; the name of a repository is returned unchanged."""
+    return path if is_remote(path) or is_repository(path) else os.path.abspath(path)
 
 
 def canonical(path: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import ml_collections
 
-from plm_jax.common import package, trees, users
+from plm_jax.common import package, storage, trees, users
 from plm_jax.common.errors import UserError, nearest
 from plm_jax.config import checks
 from plm_jax.config.run import Run
@@ -98,7 +98,7 @@ def resolve(tree: Any, config_file: str, overridden: Collection[str] = (), repla
     def absolute(path: str, field: str) -> str:
         if path.startswith(PACKAGE):
             return os.path.join(package.FOLDER, path.removeprefix(PACKAGE))
-        if not path or "://" in path or os.path.isabs(path):
+        if not path or storage.is_remote(path) or storage.is_repository(path) or os.path.isabs(path):
             return path
         is_overridden = any(f"{field}.".startswith(f"{other}.") for other in overridden)
         return os.path.abspath(path if is_overridden else os.path.join(folder, path))

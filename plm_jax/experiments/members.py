@@ -181,7 +181,7 @@ def _resolved(member: Member) -> config.Run:
     Raises:
       UserError: the checkpoint is missing or does not fit the config.
     """
-    run = config.expand_mixtures(member.run)
+    run = transfer.with_pinned_weights(config.expand_mixtures(member.run), [member.workdir])
     return transfer.resolve(run, run.train.init_from) if run.model.is_placeholder else run
 
 

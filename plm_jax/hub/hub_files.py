@@ -14,7 +14,10 @@ from plm_jax.hub.families import CONFIG
 from plm_jax.hub.family import Family
 
 GENERATION = "generation_config.json"
-_TOKENIZER = (
+# Folder of a converted directory that holds copies of the files.
+FOLDER = "huggingface"
+# Files of a tokenizer besides those of its vocabulary.
+TOKENIZER = (
     tokenizer_json.NAME,
     vocabulary_files.TOKENIZER,
     "special_tokens_map.json",
@@ -32,7 +35,7 @@ def find(directory: str | os.PathLike[str], family: Family) -> dict[str, str]:
     present, names = set(storage.names(os.fspath(directory))), {CONFIG, GENERATION}
     if tokenizer_json.NAME in present:
         vocabularies = {**tokenizer_json.FILES, **vocabulary_files.files_of(family)}.values()
-        names |= {*_TOKENIZER, *(name for names in vocabularies for name in names)}
+        names |= {*TOKENIZER, *(name for names in vocabularies for name in names)}
     return {name: os.path.join(directory, name) for name in sorted(present & names)}
 
 

@@ -11,6 +11,8 @@ from plm_jax.hub.family import Family
 from plm_jax.hub.pretrained import Pretrained
 
 TOKENIZER = "tokenizer_config.json"
+# Folder of a run directory or a converted directory that holds the files of its vocabulary.
+FOLDER = "vocabulary"
 _RANK = re.compile(rb"[0-9A-Za-z+/]+=* \d+\r?\n")  # First line of a tiktoken file.
 
 

@@ -349,15 +349,16 @@ class LanguageModel:
 
 
 def load(path: str | os.PathLike[str] | tuple[str, str], modules: Sequence[str] = ()) -> LanguageModel:
-    """Loads a run directory, one of its checkpoints, or a converted, Hugging Face or bilm-tf directory.
+    """Loads a run directory, one of its checkpoints, a converted, Hugging Face or bilm-tf directory, or `hf:ORG/NAME`.
 
     Args:
-      path: directory, whose format is recognized by its files; or the paths of an ELMo's options and weights.
+      path: directory, whose format is recognized by its files; repository of the Hugging Face Hub, `hf:ORG/NAME` or
+        `hf:ORG/NAME@REVISION`, which is downloaded; or the paths of an ELMo's options and weights.
       modules: Python files or modules with the user's classes that the model uses.
 
     Raises:
-      UserError: the path does not exist or contains no model, a file is missing or damaged, or the model needs code of
-        the user that is not in `modules`.
+      UserError: the path does not exist or contains no model, a repository cannot be downloaded, a file is missing or
+        damaged, or the model needs code of the user that is not in `modules`.
     """
     for module in modules:
         users.load(module)

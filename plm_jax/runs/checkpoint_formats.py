@@ -17,7 +17,7 @@ import dataclasses
 import math
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -26,7 +26,17 @@ from flax import traverse_util
 from plm_jax import config, objectives
 from plm_jax.common import progress, sealing, special_ids, storage, users
 from plm_jax.common.errors import UserError, nearest, one_line
-from plm_jax.hub import elmo, families, files, hub_files, huggingface, sizes, tensor_layout
+from plm_jax.hub import (
+    elmo,
+    families,
+    files,
+    hub_files,
+    huggingface,
+    repositories,
+    sizes,
+    tensor_layout,
+    vocabulary_files,
+)
 from plm_jax.hub.pretrained import Pretrained
 from plm_jax.runs import checkpoint_folders as folders
 from plm_jax.runs import checkpoints, model_text
@@ -34,8 +44,9 @@ from plm_jax.runs import checkpoints, model_text
 FORMAT = 1
 FORMATS = ("plm_jax", "huggingface", "bilm")
 CONFIG = "config.json"
-HUB_FOLDER = "huggingface"
-_EXPECTED = "expected a run directory, a checkpoint, a converted directory or a Hugging Face directory"
+# Prefixes of files that the Hugging Face Hub and its tools add to a directory.
+_ADDED_BY_HUB = ("README.md", ".gitattributes", ".cache/")
+_EXPECTED = "expected a run directory, a checkpoint, a converted directory, a Hugging Face directory or hf:ORG/NAME"
 # Types of the fields of a converted directory's `config.json`.
 FIELDS = {
     **{"format": int, "model": dict, "special_ids": dict, "run": dict | None, "step": int | None},
@@ -50,7 +61,8 @@ def opened(path: str | os.PathLike[str] | tuple[str, str]) -> Iterator[Pretraine
     The parameters can be read until it exits.
 
     Args:
-      path: directory, or the paths of an ELMo's options and weights.
+      path: directory, repository of the Hugging Face Hub (`hf:ORG/NAME[@REVISION]`), which is downloaded, or the paths
+        of an ELMo's options and weights.
 
     Raises:
       UserError: the path does not exist or contains no model, or a file is missing or damaged.
@@ -73,7 +85,7 @@ def _open(path: str | os.PathLike[str] | tuple[str, str], unverified: Sequence[s
             raise UserError(f"{path} has no {CONFIG}: {_EXPECTED}")
         yield elmo.read(*pair)
     elif "format" in described or sealing.is_sealed(folder):
-        _verify(folder, unverified)
+        _verify(folder, (*unverified, *_ADDED_BY_HUB), accepts_links=storage.is_repository(os.fspath(path)))
         _check_format(folder, described)
         with files.opened(folder) as tensors:
             with sizes.report_as_damaged(os.path.join(folder, CONFIG)):
@@ -96,7 +108,8 @@ def described(path: str) -> Pretrained:
 
 def _locate(path: str | os.PathLike[str]) -> tuple[str, str | None]:
     """Returns the absolute path of a folder, and its run directory if it is a run or a checkpoint, otherwise None."""
-    folder = storage.absolute(os.fspath(path)).rstrip("/")
+    path = os.fspath(path)
+    folder = repositories.download(path) if storage.is_repository(path) else storage.absolute(path).rstrip("/")
     if not storage.exists(folder):
         raise UserError(f"{path} does not exist: {_EXPECTED}")
     above = os.path.dirname(folder)
@@ -126,12 +139,13 @@ def save(directory: str, pretrained: Pretrained, format: str) -> None:
         huggingface.write(directory, pretrained, tokenizer=model_text.tokenizer(pretrained))
 
 
-def convert(path: str, target: str, format: str) -> str:
+def convert(path: str, target: str, format: str, finish: Callable[[Pretrained], None] = lambda pretrained: None) -> str:
     """Converts the model at a path, one tensor at a time, and returns a summary of it.
 
     Args:
       target: new folder.
       format: one of FORMATS.
+      finish: called with the model when the folder is written; if it fails, the folder is removed.
 
     Raises:
       UserError: an error of `opened` or `save`, or the folder is not empty.
@@ -139,6 +153,7 @@ def convert(path: str, target: str, format: str) -> str:
     storage.check_new_folder(target)
     with opened(path) as pretrained, storage.writing_folder(target):
         save(target, pretrained, format)
+        finish(pretrained)
         return f"{storage.absolute(target)}: {_summary(pretrained)}"
 
 
@@ -185,7 +200,7 @@ def of_run(
         ids["decoder_start_token_id"] = run.vocabulary.eos
     known = {name: token for name, token in ids.items() if token is not None} | _initial_ids(run)
     known |= _frame_ids(run, known)
-    vocabulary = _with_folder(run.vocabulary.spec, os.path.join(workdir, "vocabulary"))
+    vocabulary = _with_folder(run.vocabulary.spec, os.path.join(workdir, vocabulary_files.FOLDER))
     return Pretrained(
         run.model,
         params,
@@ -234,12 +249,12 @@ def _with_folder(spec: str, folder: str) -> str:
 
 def _write_converted(directory: str, pretrained: Pretrained) -> None:
     vocabulary = pretrained.vocabulary
-    vocabulary_files = files.contents(vocabulary or "")
+    vocabulary_contents = files.contents(vocabulary or "")
     kept_files = {name: storage.read(path) for name, path in pretrained.hub_files.items()}  # May be of `directory`.
-    for name in (sealing.MANIFEST, CONFIG, "vocabulary", HUB_FOLDER):
+    for name in (sealing.MANIFEST, CONFIG, vocabulary_files.FOLDER, hub_files.FOLDER):
         storage.remove(os.path.join(directory, name))
     files.write(directory, {path: files.Content.of(leaf) for path, leaf in pretrained.flat().items()})
-    for folder, contents in (("vocabulary", vocabulary_files), (HUB_FOLDER, kept_files)):
+    for folder, contents in ((vocabulary_files.FOLDER, vocabulary_contents), (hub_files.FOLDER, kept_files)):
         for name, content in contents.items():
             storage.write(os.path.join(directory, folder, name), content)
     described = {
@@ -247,7 +262,7 @@ def _write_converted(directory: str, pretrained: Pretrained) -> None:
         "model": config.to_dict(pretrained.model),
         "family": pretrained.family,
         "special_ids": pretrained.special_ids,
-        "vocabulary": vocabulary and _with_folder(vocabulary, "vocabulary"),
+        "vocabulary": vocabulary and _with_folder(vocabulary, vocabulary_files.FOLDER),
         "vocabulary_id": pretrained.vocabulary_id,
         "modules": users.used({"model": pretrained.model, "run": pretrained.run}),
         "run": pretrained.run and config.to_dict(pretrained.run),
@@ -257,10 +272,10 @@ def _write_converted(directory: str, pretrained: Pretrained) -> None:
     sealing.seal(directory, {"format": FORMAT})
 
 
-def _verify(folder: str, unverified: Sequence[str]) -> None:
+def _verify(folder: str, unverified: Sequence[str], accepts_links: bool) -> None:
     try:
         with progress.doing(f"verifying {folder}"):
-            sealing.verify(folder, outside=unverified)
+            sealing.verify(folder, outside=unverified, accepts_links=accepts_links)
     except (sealing.DamagedError, OSError) as error:
         raise UserError(f"{folder} is damaged ({one_line(error)}): convert again, or use a copy of it") from error
 
@@ -292,12 +307,12 @@ def _read_converted(folder: str, described: Mapping[str, Any], tensors: Mapping[
         model,
         traverse_util.unflatten_dict(_with_fitting_shapes(folder, model, tensors), sep="/"),
         described["special_ids"],
-        vocabulary and _with_folder(vocabulary, os.path.join(folder, "vocabulary")),
+        vocabulary and _with_folder(vocabulary, os.path.join(folder, vocabulary_files.FOLDER)),
         described["family"],
         run=run,
         step=described["step"],
         vocabulary_id=described["vocabulary_id"],
-        hub_files=hub_files.find(os.path.join(folder, HUB_FOLDER), family) if family else {},
+        hub_files=hub_files.find(os.path.join(folder, hub_files.FOLDER), family) if family else {},
     )
 
 

@@ -45,11 +45,23 @@ def new_id() -> str:
 
 def read_id(workdir: str) -> str | None:
     """Returns the identity of the run in a directory, or None if its config.json has none."""
+    return _recorded(workdir, "run_id")
+
+
+def read_init_from(workdir: str) -> str | None:
+    """Returns the `train.init_from` of the run in a directory, or None if its config.json has none."""
+    return _recorded(workdir, "config", "train", "init_from")
+
+
+def _recorded(workdir: str, *path: str) -> str | None:
+    """Returns the string at a path of keys in a config.json, or None."""
     try:
-        run_id = json.loads(storage.read(os.path.join(workdir, "config.json")))["run_id"]
+        value = json.loads(storage.read(os.path.join(workdir, "config.json")))
+        for key in path:
+            value = value[key]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
-    return run_id if isinstance(run_id, str) else None
+    return value if isinstance(value, str) else None
 
 
 def write(

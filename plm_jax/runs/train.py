@@ -60,7 +60,7 @@ def pretrain(
       run: what to train. Relative paths count from the working directory.
       workdir: run directory, local or in a bucket.
       source: trained model that provides the model and the vocabulary: a run, a checkpoint, a converted or a Hugging
-        Face directory.
+        Face directory, or `hf:ORG/NAME[@REVISION]`.
       allow_changes: whether to resume although data, seed or optimizer differ from those of the saved run.
       refuse_damaged: whether a damaged newest checkpoint is an error; otherwise the run resumes from the one before.
       config_flags: flags with which `plm_jax prepare` reads the same config; None writes `run` to a config file.
@@ -70,7 +70,7 @@ def pretrain(
       UserError: the config, a cache or a checkpoint does not fit.
       Interrupted: a signal ended the run, and its last step is saved.
     """
-    run, config_flags = _resolved(run, source, config_flags)
+    run, config_flags = _resolved(run, source, config_flags, [workdir])
     (result,) = _train(run, {workdir: run}, allow_changes, refuse_damaged, config_flags, began)
     return result
 
@@ -90,7 +90,7 @@ def finetune(
 
     Args:
       run: everything but the model, the vocabulary and the special ids, which come from `source`.
-      source: a run, a checkpoint, a converted or a Hugging Face directory.
+      source: a run, a checkpoint, a converted or a Hugging Face directory, or `hf:ORG/NAME[@REVISION]`.
       workdir: run directory; with `seeds` the folder of the run directories `seed-0` and so on.
       seeds: one run per seed; empty for the seed of the config.
       allow_changes, refuse_damaged, config_flags, began: the arguments of `pretrain`.
@@ -102,21 +102,21 @@ def finetune(
       UserError: the config, a cache or a checkpoint does not fit.
       Interrupted: a signal ended the run, and its last step is saved.
     """
-    run, config_flags = _resolved(run, source, config_flags)
-    runs = {workdir: run}
-    if seeds:
-        runs = {os.path.join(workdir, f"seed-{seed}"): _with_seed(run, seed) for seed in seeds}
+    workdirs = [os.path.join(workdir, f"seed-{seed}") for seed in seeds] or [workdir]
+    run, config_flags = _resolved(run, source, config_flags, workdirs)
+    runs = dict(zip(workdirs, [_with_seed(run, seed) for seed in seeds] or [run], strict=True))
     return _train(run, runs, allow_changes, refuse_damaged, config_flags, began)
 
 
 def _resolved(
-    run: config.Run, source: str | None, config_flags: Sequence[str] | None
+    run: config.Run, source: str | None, config_flags: Sequence[str] | None, workdirs: Sequence[str]
 ) -> tuple[config.Run, Sequence[str] | None]:
     """Returns the run with the model of `source`, and the flags with which `prepare` reads it."""
     if config_flags is None:
         run = config.resolve(config.to_dict(run), os.path.abspath("run.py"), replaces_model=source is not None)
     if source is None:
-        return run, config_flags
+        return transfer.with_pinned_weights(run, workdirs), config_flags
+    source = transfer.pin(source, workdirs)
     with progress.doing(f"reading {source}"):
         run = transfer.resolve(run, source)
     return run, None if config_flags is None else [*config_flags, f"--from={source}"]

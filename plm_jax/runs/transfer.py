@@ -6,19 +6,43 @@ model's dropout and its computation. Nothing here reads a weight.
 
 import dataclasses
 import os
+from collections.abc import Iterable
 
 from plm_jax import config, models, objectives
 from plm_jax.common import storage
 from plm_jax.common.errors import UserError
 from plm_jax.data import vocabularies
-from plm_jax.hub import families, tasks
+from plm_jax.hub import families, repositories, tasks
 from plm_jax.hub.family import Family
 from plm_jax.hub.pretrained import Pretrained
 from plm_jax.models.heads import TASK, NoHead, Pooler, Softmax, VocabularyHead
 from plm_jax.models.protocol import ModelConfig
-from plm_jax.runs import checkpoint_formats, model_text
+from plm_jax.runs import checkpoint_formats, model_text, run_directory
 
 _SPEED = ("scan_layers", "remat", "attention_kernel", "pipeline_microbatches")
+
+
+def pin(source: str, workdirs: Iterable[str] = ()) -> str:
+    """Returns a source; a repository of the Hugging Face Hub gets the hash of a commit as its revision.
+
+    Without a revision, the commit is the one that a run in `workdirs` started from, so that the run can be resumed with
+    the same weights; otherwise, the newest one.
+
+    Raises:
+      UserError: the repository cannot be downloaded.
+    """
+    if not storage.is_repository(source):
+        return source
+    for workdir in workdirs:
+        recorded = run_directory.read_init_from(workdir) or ""
+        if recorded.startswith(f"{source}@"):
+            return recorded
+    return repositories.pin(source)
+
+
+def with_pinned_weights(run: config.Run, workdirs: Iterable[str] = ()) -> config.Run:
+    """Returns the run with a pinned `train.init_from`; arguments and errors as in `pin`."""
+    return dataclasses.replace(run, train=dataclasses.replace(run.train, init_from=pin(run.train.init_from, workdirs)))
 
 
 def resolve(run: config.Run, source: str) -> config.Run:
@@ -26,11 +50,13 @@ def resolve(run: config.Run, source: str) -> config.Run:
 
     Args:
       run: config with absolute paths.
-      source: a run, of which the last checkpoint counts, a checkpoint, a converted or a Hugging Face directory.
+      source: a run, whose last checkpoint is used, a checkpoint, a converted or a Hugging Face directory, or a
+        repository of the Hugging Face Hub, whose commit the run records.
 
     Raises:
       UserError: the source cannot be read, has no vocabulary, or the config does not fit it.
     """
+    source = pin(source)
     pretrained = checkpoint_formats.described(source)
     return adapted(run, pretrained, _checkpoint_path(source, pretrained))
 

@@ -1,37 +1,72 @@
 """Convert a model between the formats of plm_jax, Hugging Face and bilm-tf.
 
 usage: plm_jax convert --source=MODEL --target=DIR [--format=FORMAT]
+       plm_jax convert --source=MODEL --push=ORG/NAME [flags]
 
-Tensors are converted one at a time and keep their dtypes.
+Tensors are converted one at a time and keep their dtypes. --push uploads the result to the Hugging Face Hub in one
+commit, with a generated model card that replaces README.md. It requires pip install 'plm_jax[hub]' and a token
+(HF_TOKEN, or hf auth login). If an upload is interrupted, run the same command again.
 
-example:
+examples:
   plm_jax convert --source=runs/demo-bert-0 --target=huggingface --format=huggingface
+  plm_jax convert --source=runs/demo-bert-0 --push=my-name/demo-bert --private
 """
 
 from absl import flags
 
 from plm_jax.common import command_line, progress
+from plm_jax.common.errors import UserError
 from plm_jax.config.flags import ModulesFlag
 
 _SOURCE = flags.DEFINE_string(
     "source", None, "run, checkpoint, converted or Hugging Face directory, or hf:ORG/NAME[@REVISION] (required)"
 )
-_TARGET = flags.DEFINE_string("target", None, "new directory for the converted model (required)")
-_FORMAT = flags.DEFINE_enum("format", "plm_jax", ["plm_jax", "huggingface", "bilm"], "format of the target")
+_TARGET = flags.DEFINE_string("target", None, "new directory for the converted model (optional with --push)")
+_FORMAT = flags.DEFINE_enum(
+    "format",
+    None,
+    ["plm_jax", "huggingface", "bilm"],
+    "format of the target (default: plm_jax; with --push: huggingface)",
+)
+_PUSH = flags.DEFINE_string("push", None, "repository ORG/NAME of the Hugging Face Hub to upload the model to")
+_PRIVATE = flags.DEFINE_bool("private", False, "with --push: make a new repository private, and reject a public one")
+_LICENSE = flags.DEFINE_string("license", None, "with --push: license for the model card, such as apache-2.0")
 _MODULES = ModulesFlag()
 
 
 def main() -> None:
-    """Converts the model and prints a summary of it."""
-    source, target = command_line.required(_SOURCE), command_line.required(_TARGET)
+    """Converts the model, uploads it if asked to, and prints a summary of it."""
+    source = command_line.required(_SOURCE)
+    if not _PUSH.value and (_PRIVATE.value or _LICENSE.value):
+        raise UserError("--private and --license have no effect without --push: set it, or leave them out")
+    target = None if _PUSH.value else command_line.required(_TARGET)
     command_line.start_jax_on_host()
     _MODULES.load()
+    if target is None:
+        _publish(source)
+        return
     with progress.doing("loading JAX"):
         from plm_jax.runs import checkpoint_formats
 
     with progress.doing(f"converting {source}"):
-        summary = checkpoint_formats.convert(source, target, _FORMAT.value)
+        summary = checkpoint_formats.convert(source, target, _FORMAT.value or "plm_jax")
     print(summary)
+
+
+def _publish(source: str) -> None:
+    with progress.doing("loading JAX"):
+        from plm_jax.experiments import publishing
+
+    print(
+        publishing.publish(
+            source,
+            command_line.required(_PUSH),
+            target=_TARGET.value,
+            format=_FORMAT.value or "huggingface",
+            private=_PRIVATE.value,
+            license=_LICENSE.value,
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -227,7 +227,7 @@ def _groups(name: str) -> list[str]:
     return ["/".join(parts[:n]) for n in range(len(parts), 0, -1)]
 
 
-def _trivial(metrics: Mapping[str, float], name: str) -> float | None:
+def trivial_value(metrics: Mapping[str, float], name: str) -> float | None:
     """Returns the metric of a predictor that ignores the input, or None if there is none."""
     declared = declarations.declared(name)
     for group in _groups(name):
@@ -246,7 +246,7 @@ def _beats_trivial(rows: Sequence[Mapping[str, float]], metric: Metric, sign: in
     For a language model's metric without a predictor, the `real_loss` next to it decides.
     """
     rows = [row for row in rows if _value(row, metric) is not None]
-    if isinstance(metric, str) and _trivial(rows[0], metric) is None:
+    if isinstance(metric, str) and trivial_value(rows[0], metric) is None:
         metric, sign = f"{metric.rpartition('/')[0]}/real_loss", -1
     gains = []
     for row in rows:
@@ -254,7 +254,7 @@ def _beats_trivial(rows: Sequence[Mapping[str, float]], metric: Metric, sign: in
         if value is None:
             return True
         for name, weight in _weights(metric):
-            trivial = _trivial(row, name)
+            trivial = trivial_value(row, name)
             if trivial is None:
                 return True
             mean += weight * trivial
@@ -372,7 +372,7 @@ def default_comparison(results: Sequence[dict[str, Any]]) -> dict[str, Metric]:
         is_of_examples = any(f"{group}/examples" in finished[0] for group in _groups(name))
         if is_of_examples or not changed & set(_TARGETS):
             names.append(name)
-    comparable = [name for name in names if _trivial(finished[0], name) is not None]
+    comparable = [name for name in names if trivial_value(finished[0], name) is not None]
     return {name: name for name in (comparable or names)[:1]}
 
 
@@ -481,10 +481,10 @@ def _rows(metrics: Sequence[Mapping[str, float]]) -> list[tuple[str, str, str, s
     names = [name for name in metrics[0] if all(name in seed_metrics for seed_metrics in metrics)]
     for task in dict.fromkeys(name.rpartition("/")[0] for name in names):
         task_names = [name for name in names if name.rpartition("/")[0] == task]
-        comparable = [name for name in task_names if _has_trivial(metrics[0], name)]
+        comparable = [name for name in task_names if _hastrivial_value(metrics[0], name)]
         for name in comparable or task_names:
             declared, values = declarations.declared(name), [seed_metrics[name] for seed_metrics in metrics]
-            trivial = [value for seed_metrics in metrics if (value := _trivial(seed_metrics, name)) is not None]
+            trivial = [value for seed_metrics in metrics if (value := trivial_value(seed_metrics, name)) is not None]
             if declared is None or not comparable:
                 rows.append((name, figure(values, _readable(declared, values)), "", ""))
                 continue
@@ -500,10 +500,10 @@ def _rows(metrics: Sequence[Mapping[str, float]]) -> list[tuple[str, str, str, s
     return rows
 
 
-def _has_trivial(metrics: Mapping[str, float], name: str) -> bool:
+def _hastrivial_value(metrics: Mapping[str, float], name: str) -> bool:
     """Whether a metric has a direction and a trivial predictor."""
     declared = declarations.declared(name)
-    return declared is not None and declared.sign != 0 and _trivial(metrics, name) is not None
+    return declared is not None and declared.sign != 0 and trivial_value(metrics, name) is not None
 
 
 def figure(values: Sequence[float], metric: declarations.Metric | None = None) -> str:

@@ -73,7 +73,7 @@ def table(published: Iterable[ModelEntry]) -> str:
 def _cells(entry: ModelEntry) -> list[str]:
     run, phases = entry.run, config.resolve_phases(entry.run)
     layout = run.data.layout.kind
-    batches, lengths = (_changing([getattr(phase, name) for phase in phases]) for name in ("batch_size", "length"))
+    batches, lengths = (join_phases([getattr(phase, name) for phase in phases]) for name in ("batch_size", "length"))
     return [
         f"`{entry.name.replace('.py:', ':')}`",
         f"{count(run.model):,}",
@@ -86,7 +86,7 @@ def _cells(entry: ModelEntry) -> list[str]:
     ]
 
 
-def _changing(values: list[int]) -> str:
+def join_phases(values: list[int]) -> str:
     """Formats the values of a run's phases, without repeated ones."""
     return " → ".join(
         f"{value:,}" for previous, value in zip([None, *values], values, strict=False) if value != previous

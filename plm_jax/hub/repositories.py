@@ -170,6 +170,8 @@ def _reporting_errors(repository: Repository, uploads: bool = False) -> Iterator
     except errors.HfHubHTTPError as error:
         raise _refusal(repository, error, uploads) from error
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
+        if isinstance(error.__cause__, errors.HfHubHTTPError):
+            raise _refusal(repository, error.__cause__, uploads) from error
         if not huggingface_hub.is_offline_mode():
             raise _unreachable(error.__cause__ or error) from error
         offline = "cannot be uploaded to" if uploads else "is not completely in the cache"
@@ -195,7 +197,8 @@ def _refusal(repository: Repository, error: Any, uploads: bool) -> UserError:
         return UserError(
             f"the Hub has no repository {name} that you may read: check the name; if it is private, {_LOG_IN}"
         )
-    return UserError(f"the Hub refuses the request for {name} ({one_line(error)}): try again later")
+    reason = one_line(error.server_message or error.response.reason_phrase)
+    return UserError(f"the Hub failed to answer for {name} (HTTP {status}: {reason}): try again later")
 
 
 def _unreachable(error: BaseException) -> UserError:

@@ -17,7 +17,7 @@ import dataclasses
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -139,25 +139,30 @@ def save(directory: str, pretrained: Pretrained, format: str) -> None:
         huggingface.write(directory, pretrained, tokenizer=model_text.tokenizer(pretrained))
 
 
-def convert(path: str, target: str, format: str, finish: Callable[[Pretrained], None] = lambda pretrained: None) -> str:
+@contextlib.contextmanager
+def converting(path: str, target: str, format: str) -> Iterator[Pretrained]:
+    """Context manager like `convert` that yields the model; if its body fails, the folder is removed."""
+    storage.check_new_folder(target)
+    with opened(path) as pretrained, storage.writing_folder(target):
+        save(target, pretrained, format)
+        yield pretrained
+
+
+def convert(path: str, target: str, format: str) -> str:
     """Converts the model at a path, one tensor at a time, and returns a summary of it.
 
     Args:
       target: new folder.
       format: one of FORMATS.
-      finish: called with the model when the folder is written; if it fails, the folder is removed.
 
     Raises:
       UserError: an error of `opened` or `save`, or the folder is not empty.
     """
-    storage.check_new_folder(target)
-    with opened(path) as pretrained, storage.writing_folder(target):
-        save(target, pretrained, format)
-        finish(pretrained)
-        return f"{storage.absolute(target)}: {_summary(pretrained)}"
+    with converting(path, target, format) as pretrained:
+        return f"{storage.absolute(target)}: {summary(pretrained)}"
 
 
-def _summary(pretrained: Pretrained) -> str:
+def summary(pretrained: Pretrained) -> str:
     """Returns a model's kind, number of parameters, dtype and heads."""
     model, leaves = pretrained.model, jax.tree.leaves(pretrained.params)
     count, dtype = sum(math.prod(leaf.shape) for leaf in leaves), files.common_type(leaves)

@@ -5,6 +5,7 @@ import json
 import os
 import secrets
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -96,9 +97,10 @@ def has_checkpoint(workdir: str) -> bool:
 
 
 def start(step: int, changes: Sequence[tuple[str, Any, Any]]) -> dict[str, Any]:
-    """Returns an entry of the history: step, time, changed fields with old and new values, versions and devices."""
+    """Returns an entry of the history: step, command, time, changed fields with values, versions and devices."""
     return {
         "step": step,
+        "command": sys.argv,
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "changes": {field: {"was": was, "is": now} for field, was, now in changes},
         "versions": versions(),

@@ -103,6 +103,7 @@ def test_an_installed_plan_works_from_another_folder_without_any_extra(installed
         ("tasks", ["prepare", "--config=elmo:small"]),
         ("report", ["report", "--workdirs=.", "--png=png"]),
         ("clean", ["clean", "--input=a.jsonl", "--output=b", "--set=badwords=None"]),
+        ("hub", ["convert", "--source=hf:org/bert", "--target=b"]),
     ],
 )
 def test_a_verb_whose_extra_is_missing_says_what_to_install(installed, tmp_path, extra, arguments):

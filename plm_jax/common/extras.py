@@ -13,7 +13,7 @@ EXTRAS = {
     "beam": ("apache_beam", "google_crc32c"),
     "clean": ("nltk", "punkt", "langdetect", "gcld3", "resiliparse", "fastwarc", "tldextract"),
     "report": ("matplotlib",),
-    "tables": ("pyarrow", "huggingface_hub"),
+    "tables": ("pyarrow",),
     "gcs": ("gcsfs",),
     "hub": ("huggingface_hub",),
     "wandb": ("wandb",),

@@ -77,8 +77,8 @@ class TrainConfig:
       stall_minutes: minutes without a finished step after which each host reports what it is waiting for; 0: no limit.
         Steps that take at least ten times the median, and at least a second, are reported in any case.
       phases: phases of the run, in order; empty: a single phase with the values of the config.
-      init_from: checkpoint from which the initial weights are loaded; empty: none. If `init_names` is empty, the
-        checkpoint only provides the model, if the config has none.
+      init_from: checkpoint, or model of the Hugging Face Hub (`hf:ORG/NAME`), from which the initial weights are
+        loaded; empty: none. If `init_names` is empty, the checkpoint only provides the model, if the config has none.
       init_names: regular expressions; weights whose full name matches any of them are loaded from `init_from`.
       new_tokens: number of tokens at the end of the vocabulary that `init_from` lacks; their embeddings are drawn with
         a standard deviation of 0.02.

@@ -127,7 +127,9 @@ def _model_files() -> set[str]:
 
 
 def _is_model_file(path: str) -> bool:
-    return any(fnmatch.fnmatch(path, pattern) for pattern in _model_files())
+    """Whether plm_jax could read a file; `*` in patterns does not stand for a folder."""
+    depth = path.count("/")
+    return any(fnmatch.fnmatch(path, pattern) and depth == pattern.count("/") for pattern in _model_files())
 
 
 def _missing_weights(source: str, repository: Repository, names: list[str]) -> UserError:

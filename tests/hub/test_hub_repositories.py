@@ -10,10 +10,14 @@ import signal
 import subprocess
 import sys
 
+import jax
+import numpy as np
 import pytest
 
 import plm_jax
 from plm_jax import config
+from plm_jax.hub.pretrained import Pretrained
+from plm_jax.models import registry
 from plm_jax.runs import checkpoint_formats, transfer
 from tests.support import exports, hub, moods, tiny
 from tests.support.verbs import assert_one_line
@@ -295,6 +299,16 @@ def test_a_failed_upload_is_repaired_by_the_same_command(bert, server, push, tmp
     assert "onnx/model.onnx" in repository.files  # plm_jax does not read it.
     shutil.rmtree(tmp_path / "kept")
     assert push(*arguments).status == 0 and len(repository.commits) == 2  # Nothing has changed.
+
+
+def test_an_elmo_is_uploaded_and_read(server, call, push, tmp_path):
+    params = jax.tree.map(lambda leaf: np.ones(leaf.shape, leaf.dtype), registry.shapes(tiny.ELMO))
+    checkpoint_formats.save(str(tmp_path / "elmo"), Pretrained(tiny.ELMO, params), "bilm")
+    assert_one_line(push(f"--source={tmp_path}/elmo", "--push=me/elmo"), "an ELMo is saved as bilm")
+    done = push(f"--source={tmp_path}/elmo", "--push=me/elmo", "--format=bilm")
+    assert done.status == 0, done.err
+    done = call("convert", "--source=hf:me/elmo", f"--target={tmp_path}/back")
+    assert done.status == 0 and weights(tmp_path / "back") == weights(tmp_path / "elmo"), done.err
 
 
 def test_privacy_of_an_upload(bert, server, push):

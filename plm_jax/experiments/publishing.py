@@ -266,7 +266,15 @@ def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _use(name: str, pretrained: Pretrained, format: str, folder: str) -> list[str]:
-    lines = ["```bash", "pip install '.[hub]'  # in a checkout of plm_jax", "```", "", "```python", "import plm_jax", ""]
+    lines = [
+        "```bash",
+        "pip install '.[hub]'  # in a checkout of plm_jax",
+        "```",
+        "",
+        "```python",
+        "import plm_jax",
+        "",
+    ]
     lines += [f'lm = plm_jax.load("{storage.REPOSITORY}{name}")', "```"]
     if format != "huggingface":
         return lines

@@ -22,6 +22,8 @@ install_import_hook([f"plm_jax.{room}" for room in CHECKED], f"{shapes.__name__}
 from tests.support import xla
 from tests.support.selection import pytest_addoption, pytest_collection_modifyitems, pytest_configure  # noqa: F401
 
+# PyTorch reads this when it is imported: its threads would wait actively while other workers compute.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # JAX reads these once, when it is imported.
 os.environ["JAX_PLATFORMS"] = os.environ.get("JAX_PLATFORMS", "cpu")
 # Several workers may compile for TPUs at once.

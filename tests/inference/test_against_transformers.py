@@ -1,11 +1,11 @@
 """Answers equal those of transformers' `generate`, token for token.
 
-Models are random, in float32. The row of the end token in the vocabulary's matrix is scaled until about half of 50
+Models are random, in float32. The row of the end token in the vocabulary's matrix is scaled until about half of the
 answers end before the limit. Prompts are redrawn until the scores of ranked candidates differ by more than 1e-4,
 because the libraries break ties differently.
 """
 
-import itertools
+import bisect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ import pytest
 import plm_jax
 from plm_jax.generation import decoding
 
-VOCAB, EOS, NEW, PROMPTS = 61, 2, 14, 50
+VOCAB, EOS, NEW, PROMPTS = 61, 2, 14, 30
 APART = 1e-4
 SIZES = {"vocab_size": VOCAB, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": EOS}
 FAMILIES = {
@@ -48,10 +48,7 @@ FAMILIES = {
         "decoder_start_token_id": EOS,
     },
 }
-BEAMS = [
-    {"num_beams": 4, "length_penalty": penalty, "early_stopping": stopping}
-    for penalty, stopping in itertools.product((0.6, 1.0, 2.0), (False, True, "never"))
-]
+PENALTIES, STOPPING = (0.6, 1.0, 2.0), (False, True, "never")
 CONSTRAINTS = [
     {},
     {"min_new_tokens": 6},
@@ -63,8 +60,14 @@ CONSTRAINTS = [
 
 
 class Peers(NamedTuple):
-    """A model of transformers and the same model in plm_jax. `draw` returns prompts."""
+    """A model of transformers and the same model in plm_jax.
 
+    Attributes:
+      number: position of the family in FAMILIES.
+      draw: function that returns a random prompt.
+    """
+
+    number: int
     theirs: Any
     ours: plm_jax.LanguageModel
     draw: Callable[[], list[int]]
@@ -112,7 +115,7 @@ class Peers(NamedTuple):
         return [until_end(row[first:]) for row in sequences], nearest
 
     def check(self, **options) -> list[list[int]]:
-        """Compares answers to 50 prompts. Returns them."""
+        """Compares answers to random prompts. Returns them."""
         prompts = [self.draw() for _ in range(PROMPTS)]
         for _ in range(20):
             want, nearest = self.generate(prompts, **options)
@@ -120,7 +123,7 @@ class Peers(NamedTuple):
                 break
             prompts = [prompt if far else self.draw() for prompt, far in zip(prompts, nearest > APART, strict=True)]
         else:
-            raise AssertionError("no 50 prompts without ties")
+            raise AssertionError("no prompts without ties")
         got = self.ours.generate(prompts, max_new_tokens=NEW, **options)
         assert [until_end(row) for row in got] == want
         return want
@@ -133,13 +136,13 @@ def until_end(row):
 @pytest.fixture(scope="module", params=FAMILIES)
 def peers(request, tmp_path_factory):
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    of = getattr(transformers, request.param)
+    model_class, number = getattr(transformers, request.param), list(FAMILIES).index(request.param)
     fields = SIZES | FAMILIES[request.param]
     if "t5" in request.param.lower():
         fields |= {"pad_token_id": 0, "decoder_start_token_id": 0}
     torch.manual_seed(0)
-    config = of.config_class(**fields, tie_word_embeddings=request.param != "LlamaForCausalLM")
-    model = of(config).eval()
+    config = model_class.config_class(**fields, tie_word_embeddings=request.param != "LlamaForCausalLM")
+    model = model_class(config).eval()
     model.generation_config.forced_eos_token_id = None
     rng = np.random.default_rng(0)
     for parameter in model.parameters():
@@ -153,16 +156,19 @@ def peers(request, tmp_path_factory):
 
     rows = model.get_output_embeddings().weight
     original = rows[EOS].detach().clone()
-    trial = Peers(model, None, draw)
+    trial = Peers(number, model, None, draw)
     prompts = [draw() for _ in range(PROMPTS)]
-    for scale in np.arange(1, 6, 0.25):
+
+    def num_ended(scale):
         with torch.no_grad():
             rows[EOS] = original * scale
-        if sum(len(row) < NEW for row in trial.generate(prompts)[0]) >= PROMPTS / 2:
-            break
+        return sum(len(row) < NEW for row in trial.generate(prompts)[0])
+
+    scales = np.arange(1, 6, 0.25)
+    num_ended(scales[bisect.bisect_left(scales, PROMPTS / 2, key=num_ended)])
     folder = tmp_path_factory.mktemp(config.model_type)
     model.save_pretrained(folder)
-    return Peers(model, plm_jax.load(folder), draw)
+    return Peers(number, model, plm_jax.load(folder), draw)
 
 
 def test_half_of_the_answers_end_early(peers):
@@ -172,18 +178,21 @@ def test_half_of_the_answers_end_early(peers):
     assert len(set(lengths)) > 4
 
 
-@pytest.mark.parametrize("constraints", CONSTRAINTS[1:], ids=str)
-def test_greedy_answers_equal_transformers(peers, constraints):
-    peers.check(**usable(peers, constraints))
-
-
-@pytest.mark.parametrize("number", range(len(BEAMS)), ids=lambda i: str(BEAMS[i]))
-def test_beams_equal_transformers(peers, number):
-    for constraints in ({}, CONSTRAINTS[1:][number % (len(CONSTRAINTS) - 1)]):
-        peers.check(**BEAMS[number], **usable(peers, constraints))
-
-
-def usable(peers, constraints):
-    """For decoders, transformers forces the first token only after prompts of one token."""
+def usable(peers, number):
+    """Returns one of CONSTRAINTS. For decoders, transformers forces the first token only after prompts of one token."""
     is_decoder = not peers.theirs.config.is_encoder_decoder
-    return {k: v for k, v in constraints.items() if not (is_decoder and k == "forced_bos_token_id")}
+    return {k: v for k, v in CONSTRAINTS[number].items() if not (is_decoder and k == "forced_bos_token_id")}
+
+
+@pytest.mark.parametrize("combined", [False, True])
+def test_greedy_answers_equal_transformers(peers, combined):
+    """Each family has another constraint, and all of them together."""
+    peers.check(**usable(peers, -1 if combined else 1 + peers.number))
+
+
+@pytest.mark.parametrize("penalty", range(3))
+def test_beams_equal_transformers(peers, penalty):
+    """Each family has each penalty and each way of stopping; the families together have all pairs of them."""
+    shift = penalty + peers.number
+    stopping, constraints = STOPPING[shift % 3], usable(peers, shift)
+    peers.check(num_beams=4, length_penalty=PENALTIES[penalty], early_stopping=stopping, **constraints)

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import shutil
 from collections.abc import Iterator
 
 import flax
@@ -52,6 +53,21 @@ def batches(job: TrainingSetup, first_step: int) -> Iterator[tuple[dict, float]]
     return setup.global_batches(job.programs, job.reader, first_step)
 
 
+def start(run: config.Run) -> tuple[states.TrainState, list[str]]:
+    """Returns the state before the first step on one device, and the notes on it."""
+    return setup.starting_state(setup.build(run, devices=jax.devices()[:1]), None)
+
+
+def copy_at(workdir: pathlib.Path, copy: pathlib.Path, step: int) -> pathlib.Path:
+    """Copies a run directory as it was when its newest checkpoint was that of `step`. Returns the copy."""
+    shutil.copytree(workdir, copy)
+    later = [path for path in (copy / "checkpoints").iterdir() if int(path.name) > step]
+    assert later and (copy / "checkpoints" / str(step)).exists()
+    for path in later:
+        shutil.rmtree(path)
+    return copy
+
+
 def _beginning(job: TrainingSetup, params: dict[str, np.ndarray]):
     """Returns the state before the first step with these parameters."""
     params = flax.traverse_util.unflatten_dict(params, sep="/")
@@ -67,7 +83,7 @@ def steps(run: config.Run, devices: int, params=None) -> tuple[list[float], dict
       Losses, parameters before and after training, the job, and the last state.
     """
     job = setup.build(run, devices=jax.devices()[:devices])
-    state = job.program.new_state(job.run.train.seed) if params is None else _beginning(job, params)
+    state = setup.starting_state(job, None)[0] if params is None else _beginning(job, params)
     before, losses = flat(fitted(state, job.program.published_state).params), []
     (stage,) = job.programs.phases
     train_step = job.program.phase_step(stage)

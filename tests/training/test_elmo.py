@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import shutil
 
 import flax.linen as nn
 import jax
@@ -247,15 +246,6 @@ def finished(folder, tmp_path_factory):
     return run, workdir
 
 
-def back_at(workdir, copy, step):
-    """A copy of a run directory as it was after the checkpoint of `step`."""
-    shutil.copytree(workdir, copy)
-    for path in (copy / "checkpoints").iterdir():
-        if int(path.name) > step:
-            shutil.rmtree(path)
-    return copy
-
-
 def newest(run, workdir):
     """A job and the state that it begins with."""
     job = setup.build(run, resume.find_latest_checkpoint(str(workdir), run.train.steps))
@@ -265,7 +255,7 @@ def newest(run, workdir):
 
 def test_a_resumed_run_is_the_same_to_the_bit_with_what_it_carries(finished, tmp_path):
     run, workdir = finished
-    resumed = back_at(workdir, tmp_path / "run", 16)  # Amid the second phase.
+    resumed = runs.copy_at(workdir, tmp_path / "run", 16)  # Amid the second phase.
     loop.pretrain(run, str(resumed))
     assert [row["step"] for row in runs.rows(resumed)] == list(range(1, 25))
     for name in ("train/batch_digest", "train/loss", "validation/loss"):
@@ -277,7 +267,7 @@ def test_a_resumed_run_is_the_same_to_the_bit_with_what_it_carries(finished, tmp
 
 def test_another_batch_size_begins_with_a_fresh_carry(finished, tmp_path):
     run, workdir = finished
-    job, state = newest(run, back_at(workdir, tmp_path / "run", 12))
+    job, state = newest(run, runs.copy_at(workdir, tmp_path / "run", 12))
     first, second = job.programs.phases
     assert (first.end_step, first.batch_size, second.batch_size) == (12, 16, 32)
     assert state.carry["cell"].shape[0] == 16 and np.asarray(state.carry["cell"]).any()

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import shutil
 import types
 
 import jax
@@ -79,10 +78,7 @@ def test_the_state_lies_on_the_mesh_of_its_phase(tiny):
 # Each takes long: PLM_JAX_FULL_TESTS=1 takes the boundary and the second phase, too.
 @pytest.mark.parametrize("step", [2, 4, 6] if os.environ.get("PLM_JAX_FULL_TESTS") else [2])
 def test_a_run_cut_off_in_either_phase_is_the_same_to_the_bit(step, tiny, trained, tmp_path, capsys):
-    workdir = shutil.copytree(trained, tmp_path / "run")
-    for path in (workdir / "checkpoints").iterdir():
-        if int(path.name) > step:
-            shutil.rmtree(path)
+    workdir = runs.copy_at(trained, tmp_path / "run", step)
     meta = json.loads((workdir / "checkpoints" / str(step) / "meta" / "metadata").read_text())
     assert meta["mesh"]["data"] == (8 if step <= 4 else 1)
     loop.pretrain(make(tiny), str(workdir))

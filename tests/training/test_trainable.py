@@ -1,7 +1,6 @@
 """`train.trainable`, `optimizer.layer_decay`, `train.reinitialize_top`: what moves, and how far."""
 
 import dataclasses
-import shutil
 
 import jax
 import numpy as np
@@ -134,8 +133,7 @@ def test_going_on_is_the_same_to_the_bit_and_another_part_is_refused(tiny, tmp_p
     run = made(tiny, steps=4, checkpoint={"save_every": 2}, model=tiny_config.with_dropout(tiny_config.MODEL))
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     loop.pretrain(run, str(whole))
-    shutil.copytree(whole, parts)
-    shutil.rmtree(parts / "checkpoints/4")
+    runs.copy_at(whole, parts, 2)
     other = dataclasses.replace(run, train=dataclasses.replace(run.train, trainable=(".*",)))
     with pytest.raises(UserError, match=r"train\.trainable was .*--allow_changes"):
         loop.pretrain(other, str(parts))

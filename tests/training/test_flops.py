@@ -32,9 +32,9 @@ TRACED = [
 
 
 @pytest.mark.parametrize(
-    "stack", [models.StackConfig(3), models.StackConfig(4, groups=1), models.StackConfig(4, groups=2, inner=2)]
+    ("stack", "embedding_size"),
+    [(models.StackConfig(3), None), (models.StackConfig(4, groups=1), 5), (models.StackConfig(4, 2, 2), None)],
 )
-@pytest.mark.parametrize("embedding_size", [None, 5])
 def test_the_flops_of_an_encoder_are_those_of_its_products(stack, embedding_size):
     embedding = models.EmbeddingConfig(31, 12, token_types=2, norm=True, embedding_size=embedding_size)
     model = small_encoder(stack=stack, embedding=embedding, pooler=models.NoHead())

@@ -10,7 +10,7 @@ from plm_jax import config
 from plm_jax.common import sealing
 from plm_jax.common.errors import UserError
 from plm_jax.runs import checkpoint_folders as folders
-from plm_jax.runs import checkpoints, history, loop
+from plm_jax.runs import checkpoint_lists, checkpoints, history, loop
 from tests.support import resume, runs
 from tests.support.verbs import assert_one_line
 
@@ -40,6 +40,19 @@ def values(checkpoint: pathlib.Path, item: str) -> pathlib.Path:
     return max((path for path in (checkpoint / item).rglob("d/*")), key=lambda path: path.stat().st_size)
 
 
+def reseal(checkpoint: pathlib.Path, /, **fields) -> None:
+    """Writes a manifest with other fields for the files of a checkpoint as they are."""
+    (checkpoint / "manifest.json").unlink()
+    sealed = {"format": 2, "checkpoint": checkpoint.name, "step": int(checkpoint.name), "sealed": 1.5e9}
+    sealing.seal(str(checkpoint), sealed | fields)
+
+
+def change_meta(checkpoint: pathlib.Path, removed: str = "", **fields) -> None:
+    path = checkpoint / "meta/metadata"
+    meta = json.loads(path.read_text()) | fields
+    path.write_text(json.dumps({name: value for name, value in meta.items() if name != removed}))
+
+
 def swap_items(directory):
     for step in ("4", "6"):
         shutil.rmtree(directory / step / "params")
@@ -65,7 +78,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_run_goes_on_from_the_newest_whole_one_and_keeps_the_damaged(damage, trained, copied, tiny, verb):
+def test_run_resumes_from_the_newest_intact_checkpoint_and_keeps_the_damaged_one(damage, trained, copied, tiny, verb):
     change, name, says = DAMAGES[damage]
     change(copied / "checkpoints")
     damaged = {path: path.read_bytes() for path in (copied / "checkpoints" / name).rglob("*") if path.is_file()}
@@ -89,7 +102,7 @@ def _run(tiny):
     return runs.make(tiny, train={"steps": 6, "log_every": 1}, checkpoint={"save_every": 2, "keep_last": 3})
 
 
-def test_where_none_is_whole_the_run_is_refused_and_nothing_is_lost(copied, tiny):
+def test_run_without_intact_checkpoints_is_refused(copied, tiny):
     for step in (2, 4, 6):
         flip(values(copied / "checkpoints" / str(step), "params"))
     with pytest.raises(UserError, match="checkpoints/2 is damaged"):
@@ -97,8 +110,8 @@ def test_where_none_is_whole_the_run_is_refused_and_nothing_is_lost(copied, tiny
     assert {path.name for path in (copied / "checkpoints").iterdir()} == {"2", "4", "6"}
 
 
-def test_readers_refuse_and_name_one_that_is_whole(copied, verb):
-    flip(values(copied / "checkpoints/6", "params"))
+def test_readers_refuse_damage_and_name_an_intact_checkpoint(copied, verb):
+    (copied / "checkpoints/6/meta/metadata").unlink()
     for name, arguments in {
         "evaluate": [f"--checkpoint={copied}"],
         "convert": [f"--source={copied}/checkpoints/6", f"--target={copied}/out"],
@@ -110,32 +123,23 @@ def test_readers_refuse_and_name_one_that_is_whole(copied, verb):
     assert checkpoints.load_params(str(copied / "checkpoints/4")).meta["step"] == 4
 
 
-def test_one_without_its_meta_is_damaged_for_readers(copied, verb):
-    (copied / "checkpoints/6/meta/metadata").unlink()
-    told = verb("generate", f"--checkpoint={copied}", "--prompt=a")
-    assert_one_line(told, "checkpoints/6 is damaged", "use another checkpoint, such as")
+@pytest.mark.parametrize(
+    ("version", "meta", "says"),
+    [
+        (1, {"format": 1}, "has format 1: this version reads 2"),
+        (2, {"removed": "run_id"}, "saved by an earlier version"),
+    ],
+)
+def test_sealed_checkpoints_of_other_versions_are_refused(version, meta, says, copied):
+    newest = copied / "checkpoints/6"
+    change_meta(newest, **meta)
+    assert folders.newest_intact(folders.of_run(str(copied)), refuse_damaged=False).checkpoint.name == "4"
+    reseal(newest, format=version)
+    with pytest.raises(UserError, match=says):
+        folders.newest_intact(folders.of_run(str(copied)), refuse_damaged=False)
 
 
-def test_one_of_another_format_is_refused_if_it_is_sealed_and_damaged_if_not(copied):
-    newest, meta = folders.of_run(str(copied)) / "6", copied / "checkpoints/6/meta/metadata"
-    meta.write_text(meta.read_text().replace('"format": 2', '"format": 1'))
-    assert folders.newest_intact(newest.parent, refuse_damaged=False).checkpoint.name == "4"
-    sealing.seal(str(newest), {"format": 1, "checkpoint": "6", "step": 6, "sealed": 1.5e9})
-    with pytest.raises(UserError, match="has format 1: this version reads 2"):
-        folders.newest_intact(newest.parent, refuse_damaged=False)
-
-
-def test_one_of_before_runs_had_an_identity_is_refused_in_one_line(copied):
-    newest, path = folders.of_run(str(copied)) / "6", copied / "checkpoints/6/meta/metadata"
-    meta = json.loads(path.read_text())
-    del meta["run_id"]
-    path.write_text(json.dumps(meta))
-    sealing.seal(str(newest), {"format": 2, "checkpoint": "6", "step": 6, "sealed": 1.5e9})
-    with pytest.raises(UserError, match="saved by an earlier version"):
-        folders.newest_intact(newest.parent, refuse_damaged=False)
-
-
-def test_one_of_another_run_is_not_taken(copied, trained, tiny, tmp_path, verb):
+def test_checkpoint_of_another_run_is_ignored(copied, trained, tiny, tmp_path, verb):
     """A checkpoint of the same config and step from another run, whose files are all as they were saved."""
     loop.pretrain(_run(tiny), str(tmp_path / "other"))
     shutil.rmtree(copied / "checkpoints/6")
@@ -150,7 +154,7 @@ def test_one_of_another_run_is_not_taken(copied, trained, tiny, tmp_path, verb):
     assert verb("checkpoints", "verify", str(copied)).status == 0
 
 
-def test_one_that_is_read_is_not_removed_until_it_is_forgotten(copied):
+def test_checkpoint_that_is_read_is_not_removed(copied):
     directory = folders.of_run(str(copied))
     loaded = checkpoints.load_params(str(copied / "checkpoints/2"))
     assert folders.prune(directory, {6}) == [4]
@@ -159,7 +163,7 @@ def test_one_that_is_read_is_not_removed_until_it_is_forgotten(copied):
     assert folders.prune(directory, {6}) == [2] and folders.finished(directory) == [6]
 
 
-def test_a_reader_takes_the_newer_one_where_its_own_is_removed(copied, monkeypatch):
+def test_reader_of_a_removed_checkpoint_reads_another(copied, monkeypatch):
     checked = folders.checked
 
     def removed_meanwhile(checkpoint, **which):
@@ -175,41 +179,37 @@ def test_a_reader_takes_the_newer_one_where_its_own_is_removed(copied, monkeypat
 
 
 @pytest.mark.parametrize(
-    "about", [{"sealed": 1e308}, {"sealed": None}, {"sealed": "x"}, {"step": "6"}, {"checkpoint": None}, {"format": []}]
+    "fields",
+    [{"sealed": 1e308}, {"sealed": None}, {"sealed": "x"}, {"step": "6"}, {"checkpoint": None}, {"format": []}],
 )
-def test_a_manifest_that_is_none_of_a_checkpoint_is_damage(about, copied, verb):
-    folder = copied / "checkpoints/6"
-    known = {"format": 2, "checkpoint": "6", "step": 6, "sealed": 1.5e9} | about
-    (folder / "manifest.json").unlink()
-    sealing.seal(str(folder), known)
-    listed = verb("checkpoints", "list", str(copied))
-    assert listed.status == 2 and "damaged: its manifest.json does not belong to a checkpoint" in listed.out
+def test_invalid_manifest_is_damage(fields, copied):
+    reseal(copied / "checkpoints/6", **fields)
+    listed = checkpoint_lists.listed(checkpoint_lists.entries(str(copied), verify=False))
+    assert "damaged: its manifest.json does not belong to a checkpoint" in listed
     assert folders.newest_intact(folders.of_run(str(copied)), refuse_damaged=False).checkpoint.name == "4"
 
 
-@pytest.mark.parametrize("about", [{"config": None}, {"config": []}, {"step": "6"}, {"step": None}])
-def test_a_meta_without_a_step_or_a_config_is_damage(about, copied):
-    path = copied / "checkpoints/6/meta/metadata"
-    path.write_text(json.dumps(json.loads(path.read_text()) | about))
-    (copied / "checkpoints/6/manifest.json").unlink()
-    sealing.seal(str(copied / "checkpoints/6"), {"format": 2, "checkpoint": "6", "step": 6, "sealed": 1.5e9})
-    with pytest.raises(UserError, match="has no step or no config"):
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"config": None}, "has no step or no config"),
+        ({"config": []}, "has no step or no config"),
+        ({"step": "6"}, "has no step or no config"),
+        ({"stages": None}, "the stages of "),
+        ({"stages": [{}]}, "the stages of "),
+        ({"stages": [{"first_step": None}]}, "the stages of "),
+    ],
+)
+def test_invalid_meta_is_damage(fields, says, copied):
+    change_meta(copied / "checkpoints/6", **fields)
+    reseal(copied / "checkpoints/6")
+    with pytest.raises(UserError, match=says):
         history.read_history(str(copied), 6)
-    assert folders.newest_intact(folders.of_run(str(copied)), refuse_damaged=False).checkpoint.name == "4"
+    if "stages" not in fields:
+        assert folders.newest_intact(folders.of_run(str(copied)), refuse_damaged=False).checkpoint.name == "4"
 
 
-@pytest.mark.parametrize("stages", [None, [3], [{}], [{"first_step": None}]])
-def test_stages_that_are_none_are_one_line(stages, copied):
-    path = copied / "checkpoints/6/meta/metadata"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"stages": stages}))
-    with pytest.raises(UserError, match=r"checkpoints/6 is damaged \(meta/metadata "):
-        history.read_history(str(copied), 6)
-    sealing.seal(str(copied / "checkpoints/6"), {"format": 2, "checkpoint": "6", "step": 6, "sealed": 1.5e9})
-    with pytest.raises(UserError, match="the stages of "):
-        history.read_history(str(copied), 6)
-
-
-def test_what_is_no_checkpoint_beside_them_does_not_fail_a_save(tiny, tmp_path):
+def test_foreign_files_do_not_fail_a_save(tiny, tmp_path):
     directory, once = tmp_path / "run/checkpoints", {"save_every": 2, "keep_last": 1, "max_failures": 1}
     for steps in (2, 6):
         run = runs.make(tiny, train={"steps": steps, "log_every": 1}, checkpoint=once)
@@ -217,8 +217,8 @@ def test_what_is_no_checkpoint_beside_them_does_not_fail_a_save(tiny, tmp_path):
         (directory / "0003").mkdir(exist_ok=True)
         (directory / "1").write_text("x")
     assert {path.name for path in directory.iterdir()} == {"0003", "1", "6"}
-    told = [row["checkpoint/error"] for row in runs.rows(tmp_path / "run") if "checkpoint/error" in row]
-    assert told and all("an old checkpoint could not be removed ([Errno 20]" in line for line in told)
+    errors = [row["checkpoint/error"] for row in runs.rows(tmp_path / "run") if "checkpoint/error" in row]
+    assert errors and all("an old checkpoint could not be removed ([Errno 20]" in line for line in errors)
 
 
 def test_prune_and_list(copied, verb):
@@ -240,7 +240,7 @@ def test_prune_and_list(copied, verb):
         assert told.status == 2 and says in told.err, told.err
 
 
-def test_what_cut_off_saves_left_is_removed_and_the_best_weights_stay(tmp_path):
+def test_remains_of_interrupted_saves_are_removed(tmp_path):
     directory = folders.of_run(str(tmp_path))
     for name in ("8.unsealed", "8.unsealed.orbax-checkpoint-tmp", "4.removed", "best.removed", "6.damaged", "2"):
         (directory / name).mkdir(parents=True)

@@ -21,7 +21,7 @@ from plm_jax.hub import families, files, tensor_layout
 from plm_jax.hub.family import Family
 from plm_jax.hub.gpt2 import Gpt2Family
 from plm_jax.models import registry
-from plm_jax.runs import checkpoint_formats, checkpoints, setup
+from plm_jax.runs import checkpoint_formats, checkpoints
 from tests import golden
 from tests.support import bucket, resume, runs
 from tests.support import tiny as tiny_config
@@ -73,9 +73,10 @@ def copy(converted, tmp_path):
     return shutil.copytree(converted, tmp_path / "copy")
 
 
-@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
-@pytest.mark.parametrize("name", golden.ALL)
-def test_from_hugging_face_to_ours_and_back_no_bit_changes(name, dtype, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "dtype"), [*((name, np.float32) for name in golden.ALL), ("gpt2", ml_dtypes.bfloat16)]
+)
+def test_conversion_and_back_changes_no_bit(name, dtype, tmp_path):
     theirs = shutil.copytree(golden.FOLDER / name, tmp_path / "theirs")
     narrow = {key: np.ascontiguousarray(value.astype(dtype)) for key, value in weights(theirs).items()}
     save_file(narrow, theirs / "model.safetensors")
@@ -88,14 +89,14 @@ def test_from_hugging_face_to_ours_and_back_no_bit_changes(name, dtype, tmp_path
     assert {leaf.dtype for leaf in jax.tree.leaves(other.params)} == {np.dtype(np.float32)}
 
 
-def test_our_names_are_those_of_the_parameters_with_layers_stacked(tmp_path):
+def test_tensors_are_named_like_parameters(tmp_path):
     checkpoint_formats.convert(str(golden.FOLDER / "gpt2"), str(tmp_path / "ours"), "plm_jax")
     lm, found = plm_jax.load(golden.FOLDER / "gpt2"), weights(tmp_path / "ours")
     assert_same(found, runs.flat(lm.params))
     assert found["stack/blocks/attention/query/kernel"].shape == (2, 24, 24)
 
 
-def test_what_a_converted_directory_says_of_itself(converted, trained):
+def test_converted_directory_describes_itself(converted, trained):
     described = json.loads((converted / "config.json").read_text())
     assert described["format"] == 1 and described["model"]["kind"] == "decoder"
     one, other = plm_jax.load(trained), plm_jax.load(converted)
@@ -106,7 +107,7 @@ def test_what_a_converted_directory_says_of_itself(converted, trained):
     assert_same(one.params, other.params)
 
 
-def test_a_checkpoint_converts_wherever_it_lies(trained, tmp_path):
+def test_checkpoint_converts_outside_its_run(trained, tmp_path):
     shutil.copytree(trained / "checkpoints" / "2", tmp_path / "alone")
     for name, path in (("inside", trained / "checkpoints" / "2"), ("outside", tmp_path / "alone")):
         checkpoint_formats.convert(str(path), str(tmp_path / name), "plm_jax")
@@ -115,7 +116,7 @@ def test_a_checkpoint_converts_wherever_it_lies(trained, tmp_path):
         assert_same(runs.flat(lm.params), runs.flat(checkpoints.load_params(str(path)).params))
 
 
-def test_a_run_saved_either_way_is_the_run(trained, tmp_path):
+def test_saved_run_computes_the_same_logits(trained, tmp_path):
     lm, tokens = plm_jax.load(trained), np.arange(24).reshape(2, 12)
     for form in ("plm_jax", "huggingface"):
         lm.save(tmp_path / form, format=form)
@@ -128,7 +129,7 @@ def test_a_run_saved_either_way_is_the_run(trained, tmp_path):
     assert not (tmp_path / "other").exists()
 
 
-def test_the_vocabulary_and_the_family_travel_along(tmp_path, monkeypatch):
+def test_vocabulary_and_family_are_converted(tmp_path, monkeypatch):
     theirs = shutil.copytree(golden.FOLDER / "gpt2", tmp_path / "theirs")
     files = {"vocab.json": json.dumps({f"<{i}>": i for i in range(30)}), "merges.txt": "#version: 0.2\n"}
     for name, content in files.items():
@@ -154,42 +155,35 @@ def params_of(model):
     return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), registry.shapes(model))
 
 
-def test_settings_that_hugging_face_has_no_word_for_are_kept_in_ours(tmp_path):
+def test_settings_unknown_to_hugging_face_are_saved(tmp_path):
     for model in (tiny_config.BERT, tiny_config.T5, tiny_config.with_dropout(tiny_config.MODEL, 0.3)):
         plm_jax.LanguageModel(model, params_of(model)).save(tmp_path / model.kind, format="plm_jax")
         assert plm_jax.load(tmp_path / model.kind).config == model
 
 
-def test_the_verbs_take_a_converted_directory_as_they_take_the_run(tiny, trained, verb, tmp_path):
+def test_evaluation_of_a_converted_directory_equals_that_of_the_run(tiny, trained, verb, tmp_path):
     made = verb("convert", f"--source={trained}", f"--target={tmp_path}/ours")
     assert made.status == 0, made.err
     count = plm_jax.load(trained).num_parameters
     assert f"{tmp_path}/ours: decoder, {count:,} parameters, float32, head: vocabulary" in made.out
-    there = f"--checkpoint={tmp_path}/ours"
-    for name, flags in (("evaluate", ["--tasks=a"]), ("generate", ["--prompt=Of the", "--max_new_tokens=5"])):
-        of_run = verb(name, f"--checkpoint={trained}", *flags)
-        of_ours = verb(name, there, *flags)
-        assert of_run.status == of_ours.status == 0, of_run.err + of_ours.err
-        assert of_ours.out == of_run.out and len(of_ours.out) > 9
-    again = verb("convert", f"--source={tmp_path}/ours", f"--target={tmp_path}/theirs", "--format=huggingface")
-    assert again.status == 0, again.err
-    assert json.loads((tmp_path / "theirs" / "config.json").read_text())["model_type"] == "gpt2"
+    of_run, of_ours = (verb("evaluate", f"--checkpoint={path}", "--tasks=a") for path in (trained, tmp_path / "ours"))
+    assert of_run.status == of_ours.status == 0, of_run.err + of_ours.err
+    assert of_ours.out == of_run.out and len(of_ours.out) > 9
 
 
-def started(run, workdir):
-    with checkpoints.Checkpoints(str(workdir), run.checkpoint) as directory:
-        return setup.starting_state(setup.build(run, devices=jax.devices()[:1]), directory.restore)
+@pytest.mark.parametrize("form", ["plm_jax", "huggingface"])
+def test_training_starts_from_converted_weights(form, converted, tiny, tmp_path):
+    expected = runs.flat(plm_jax.load(converted).params)
+    if form == "huggingface":
+        checkpoint_formats.convert(str(converted), str(tmp_path / form), form)
+    source = converted if form == "plm_jax" else tmp_path / form
+    state, notes = runs.start(runs.make(tiny, train={"init_from": str(source), "seed": 9}))
+    assert_same(runs.flat(state.params), expected)
+    assert int(state.step) == 0
+    assert notes == [f"loaded {len(expected)} of {len(expected)} parameters from {source}"]
 
 
-def test_training_starts_from_a_converted_directory(converted, tiny, tmp_path):
-    run = runs.make(tiny, train={"init_from": str(converted), "seed": 9})
-    state, notes = started(run, tmp_path)
-    want = weights(converted)
-    assert_same(runs.flat(state.params), want)
-    assert notes == [f"loaded {len(want)} of {len(want)} parameters from {converted}"]
-
-
-def test_a_head_that_the_weights_lack_is_said_to_be_new_and_one_too_many_to_be_left_out(tiny, tmp_path):
+def test_new_and_superfluous_heads_are_reported(tiny, tmp_path):
     model = tiny_config.BERT
     bare = replace(model, head=models.NoHead(), pooler=models.Pooler(0))
     alone = replace(model, pooler=models.NoHead())
@@ -198,11 +192,11 @@ def test_a_head_that_the_weights_lack_is_said_to_be_new_and_one_too_many_to_be_l
     run = tiny_config.of_bert(runs.make(tiny))
     heads = ["classifier/bias", "classifier/kernel", "head_bias"]
     heads += ["head_norm/bias", "head_norm/scale", "head_transform/bias", "head_transform/kernel"]
-    _, notes = started(runs.make(tiny, run, train={"init_from": str(tmp_path / "theirs")}), tmp_path / "run")
+    _, notes = runs.start(runs.make(tiny, run, train={"init_from": str(tmp_path / "theirs")}))
     assert notes[1:] == [f"new: {', '.join(heads)}"]
     blocks = {"model": alone, "data": {"layout": config.Blocks()}}
     blocks = runs.make(tiny, run, **blocks, train={"init_from": str(tmp_path / "bare")})
-    _, notes = started(blocks, tmp_path / "run alone")
+    _, notes = runs.start(blocks)
     assert notes[1:] == [f"new: {', '.join(heads[2:])}", "left out: pooler/bias, pooler/kernel"]
 
 
@@ -220,20 +214,20 @@ DAMAGE = [
 
 
 @pytest.mark.parametrize(("fields", "says"), DAMAGE)
-def test_what_a_converted_directory_must_say(copy, fields, says):
+def test_damaged_configs_are_rejected(copy, fields, says):
     edit(copy, **fields)
     assert_refused(copy, *says)
 
 
 @pytest.mark.parametrize(("part", "size"), [("layers", 10**6), ("layers", 10**30), ("width", 10**12)])
-def test_sizes_beyond_those_of_any_model_are_told_before_anything_is_made_of_them(copy, part, size):
+def test_huge_sizes_are_rejected(copy, part, size):
     model = json.loads((copy / "config.json").read_text())["model"]
     model["stack" if part == "layers" else "embedding"][part] = size
     edit(copy, model=model | {"scan_layers": False})
     assert_refused(copy, f".{part} is {size}: must be between 1 and ")
 
 
-def test_the_vocabulary_must_be_that_of_training(copy):
+def test_other_vocabularies_are_rejected(copy):
     assert plm_jax.load(copy).tokenizer.vocab_size == 271
     edit(copy, vocabulary_id="0" * 64)
     with pytest.raises(
@@ -250,7 +244,7 @@ def assert_refused(path, *says):
         assert words in str(error.value)
 
 
-def test_weights_that_do_not_fit_are_all_named(copy):
+def test_all_mismatching_weights_are_named(copy):
     tensors = load_file(copy / "model.safetensors")
     del tensors["stack/final_norm/scale"]
     tensors["stack/final_norm/scales"] = tensors["position_embedding"][:1]
@@ -270,7 +264,7 @@ def test_weights_that_do_not_fit_are_all_named(copy):
     assert_refused(copy, "neither model.safetensors nor")
 
 
-def test_mistakes_in_converting_are_one_line_and_nothing_is_written(trained, verb, tmp_path):
+def test_invalid_conversions_write_nothing(trained, verb, tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_text("mine")
     (tmp_path / "pickle").mkdir()
@@ -296,7 +290,7 @@ def test_mistakes_in_converting_are_one_line_and_nothing_is_written(trained, ver
     assert [path.name for path in (tmp_path / "full").iterdir()] == ["file"]
 
 
-def test_in_a_bucket_and_back(converted, tmp_path, monkeypatch):
+def test_models_are_converted_in_a_bucket(converted, tmp_path, monkeypatch):
     with bucket.Bucket() as remote:
         for name, value in {**remote.environment, "HOME": str(tmp_path / "home")}.items():
             monkeypatch.setenv(name, value)
@@ -321,7 +315,7 @@ with storage.writing_folder(sys.argv[1]), storage.writing(os.path.join(sys.argv[
 """
 
 
-def test_a_conversion_that_was_killed_is_begun_again(converted, tmp_path):
+def test_killed_conversion_can_be_repeated(converted, tmp_path):
     target = tmp_path / "target"
     killed = subprocess.run([sys.executable, "-c", KILLED, str(target)], cwd=os.getcwd())
     names = sorted(path.name for path in target.iterdir())
@@ -333,7 +327,7 @@ def test_a_conversion_that_was_killed_is_begun_again(converted, tmp_path):
     }
 
 
-def test_what_is_saved_again_is_sealed_again(converted, copy):
+def test_saving_again_seals_again(converted, copy):
     """In the same folder, with other weights."""
     lm = plm_jax.load(converted)
     model = replace(lm.config, stack=replace(lm.config.stack, layers=1))
@@ -343,7 +337,7 @@ def test_what_is_saved_again_is_sealed_again(converted, copy):
     assert_refused(copy, "is damaged (it has no manifest.json): convert again, or use a copy of it")
 
 
-def test_what_is_saved_over_another_model_keeps_none_of_its_files(tmp_path):
+def test_saving_removes_files_of_another_model(tmp_path):
     theirs = shutil.copytree(golden.FOLDER / "gpt2", tmp_path / "theirs")
     (theirs / "generation_config.json").write_text('{"num_beams": 3}')
     (theirs / "manifest.json").write_text('{"name": "of another program"}')
@@ -374,7 +368,7 @@ print(kibibytes("VmHWM") - before)
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/clear_refs"), reason="Linux tells the peak")
-def test_conversion_takes_a_fraction_of_the_model_s_memory(tmp_path):
+def test_conversion_needs_a_fraction_of_the_memory_of_the_model(tmp_path):
     """Both ways, from several shards: 16 layers of 512 make 202 MB, of which a tensor has 4 MB."""
     config_json = {"model_type": "gpt2", "vocab_size": 2000, "n_embd": 512, "n_layer": 16, "n_head": 8}
     model = families.registered()["gpt2"].to_settings(config_json)

@@ -21,7 +21,6 @@ from plm_jax.experiments import seeds
 from plm_jax.hub import tasks
 from plm_jax.models import registry, task_heads
 from plm_jax.runs import checkpoint_formats, preparation, setup, transfer
-from plm_jax.training.program import fitted
 from tests.support import moods, resume, runs
 from tests.support import tiny as tiny_config
 
@@ -46,18 +45,8 @@ def page(folder, form="classes", **sections):
     source = dataclasses.replace(moods.RUN.data.sources["mood"], form=source_form)
     data = {"sources": {"mood": source}} | sections.pop("data", {})
     evaluation = {"select": ""} | sections.pop("evaluation", {})
-    of = {"objective": objective, "data": data, "evaluation": evaluation} | sections
-    run = moods.RUN
-    for name, fields in of.items():
-        changed = dataclasses.replace(getattr(run, name), **fields) if isinstance(fields, dict) else fields
-        run = dataclasses.replace(run, **{name: changed})
-    return config.resolve(config.to_config_dict(run), str(folder / "moods.py"))
-
-
-def started(run):
-    """The parameters before the first step, on the host, and the notes."""
-    state, notes = setup.starting_state(setup.build(run, devices=jax.devices()[:1]), None)
-    return runs.flat(state.params), notes
+    sections |= {"objective": objective, "data": data, "evaluation": evaluation}
+    return runs.make(folder, moods.RUN, **sections)
 
 
 def with_head(folder, name, labels):
@@ -81,16 +70,18 @@ def test_a_config_gets_model_head_labels_and_rows(form, folder):
 
 
 def test_a_head_of_the_checkpoint_is_kept_where_it_fits_and_told_where_not(folder, tmp_path):
-    before = runs.flat(weights(with_head(tmp_path, "fits", moods.LABELS)))
+    before = runs.flat(plm_jax.load(with_head(tmp_path, "fits", moods.LABELS)).params)
     run = transfer.resolve(page(folder, train={"steps": 1, "epochs": None}), str(tmp_path / "fits"))
     preparation.prepare(run)
-    params, notes = started(run)
+    state, notes = runs.start(run)
+    params = runs.flat(state.params)
     np.testing.assert_array_equal(params["heads_task/output/kernel"], before["heads_task/output/kernel"])
     assert not any("new: " in note for note in notes)
     # As many labels, but others: its weights mean something else.
     other = with_head(tmp_path, "other", ("up", "down"))
     run = transfer.resolve(page(folder, train={"steps": 1, "epochs": None}), other)
-    params, notes = started(run)
+    state, notes = runs.start(run)
+    params = runs.flat(state.params)
     assert (params["heads_task/output/kernel"] != before["heads_task/output/kernel"]).any()
     np.testing.assert_array_equal(params["token_embedding"], before["token_embedding"])
     assert any(note.startswith("new: heads_task/output/bias") for note in notes)
@@ -140,18 +131,13 @@ def test_a_tuned_model_is_asked_as_it_was_trained_here_and_at_hugging_faces(name
     assert tokenizer.encode("ab", "c").ids == row["tokens"][row["mask"] > 0].tolist()
 
 
-def weights(path):
-    """The weights of a converted directory, in memory."""
-    return plm_jax.load(path).params
-
-
 def test_tokens_that_a_decoder_lacks_come_to_the_end_of_its_vocabulary(folder):
     pretrained = moods.pretrained(tiny_config.MODEL, vocab_size=259)
     checkpoint_formats.save(str(folder / "small"), pretrained, "plm_jax")
     run = transfer.resolve(page(folder, train={"steps": 1, "epochs": None}), str(folder / "small"))
     assert (run.vocabulary.cls, run.model.vocab_size, run.train.new_tokens) == (259, 260, 1)
     preparation.prepare(run)
-    params, _ = started(run)
+    params = runs.flat(runs.start(run)[0].params)
     before = pretrained.flat()["token_embedding"]
     np.testing.assert_array_equal(params["token_embedding"][:259], before)
     assert 0.01 < params["token_embedding"][259].std() < 0.03
@@ -165,29 +151,15 @@ def test_eight_devices_fine_tune_as_one(folder):
     one = transfer.resolve(page(folder, **sections), str(folder / "encoder"))
     preparation.prepare(one)
     eight = dataclasses.replace(one, mesh=config.MeshConfig(data=1, fsdp=4, tensor=2))
-    found = []
-    for run, devices in ((one, 1), (eight, 8)):
-        job = setup.build(run, devices=jax.devices()[:devices])
-        state, _ = setup.starting_state(job, None)
-        step, losses = job.program.phase_step(job.programs.phases[0]), []
-        for number, (batch, _) in enumerate(runs.batches(job, 0)):
-            state, metrics = step(state, batch, *job.programs.inputs(number))
-            losses.append(float(metrics["loss"]))
-        validated = job.validation(state.params, job.programs.phases[0])
-        found.append((losses, validated, runs.flat(jax.device_get(published(job, state)))))
-    (losses, validated, params), (of_eight, validated_by_eight, params_of_eight) = found
-    np.testing.assert_allclose(of_eight, losses, rtol=1e-5)
-    assert validated.keys() == validated_by_eight.keys() and {"mood/accuracy", "mood/f1"} <= validated.keys()
-    for name, value in validated.items():
-        assert validated_by_eight[name] == pytest.approx(value, rel=1e-5), name
+    losses, _, params, job, state = runs.steps(one, 1)
+    losses_8, _, params_8, job_8, state_8 = runs.steps(eight, 8)
+    np.testing.assert_allclose(losses_8, losses, rtol=1e-5)
+    validated = job.validation(state.params, job.programs.phases[0])
+    assert {"mood/accuracy", "mood/f1"} <= validated.keys()
+    assert job_8.validation(state_8.params, job_8.programs.phases[0]) == pytest.approx(validated, rel=1e-5)
     for name, leaf in params.items():
-        if "key/bias" not in name:  # Its gradient is rounding alone.
-            np.testing.assert_allclose(params_of_eight[name], leaf, rtol=1e-5, atol=1e-5, err_msg=name)
-
-
-def published(job, state):
-    """The parameters as checkpoints hold them."""
-    return fitted(state, job.program.published_state).params
+        if "key/bias" not in name:  # Its gradient is only rounding errors.
+            np.testing.assert_allclose(params_8[name], leaf, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def start(notes: Notes, workdir: str, rng: random.Random, first: int, until: int
     return saved
 
 
-def test_a_simulated_week_is_told_within_a_percent_of_an_independent_count(clock, tmp_path):
+def test_simulated_week_equals_an_independent_count(clock, tmp_path):
     """20,000 steps, restarts each 500, saves each 50; now and then the newest checkpoint is damaged."""
     notes, rng, first, starts, last = Notes(clock), random.Random(1), 0, 0, 20_000
     began = clock.now
@@ -106,45 +106,36 @@ def test_a_simulated_week_is_told_within_a_percent_of_an_independent_count(clock
     assert 0 < found["lost"] < 0.2 * found["steps"]
 
 
-def told(**more) -> dict:
+def start_record(**fields) -> dict:
     """A start of 100 seconds, 60 of them 30 steps."""
     seconds = dict.fromkeys(PARTS, 0.0) | {"start": 30.0, "steps": 60.0, "saves": 10.0}
-    return {
-        **{
-            "began": 1000.0,
-            "alive": 1100.0,
-            "ended": None,
-            "error": None,
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "doing": "saving",
-        },
-        **{"first_step": 0, "step": 30, "step_seconds": 2.0, "seconds": seconds, "worked": 60.0, "saves": [[20, 50.0]]},
-        **more,
-    }
+    record = {"began": 1000.0, "alive": 1100.0, "ended": None, "error": None, "doing": "saving"}
+    record |= {"host": socket.gethostname(), "pid": os.getpid(), "first_step": 0, "step": 30, "step_seconds": 2.0}
+    return record | {"seconds": seconds, "worked": 60.0, "saves": [[20, 50.0]]} | fields
 
 
-def test_steps_beyond_which_a_later_start_went_on_are_lost_by_their_own_time(tmp_path):
-    """Those up to the save took 2.5 s, the others 1 s each."""
-    whole = run_status.account([told()])
+def test_lost_steps_are_counted_by_their_own_time():
+    """The steps up to the save took 2.5 s, the others 1 s each."""
+    whole = run_status.account([start_record()])
     assert (whole["steps"], whole["lost"]) == (60, 0)
     for step, kept in ((20, 50), (25, 55), (10, 25), (0, 0), (30, 60), (40, 60)):
-        later = told(began=1150.0, first_step=step, step=step + 5, saves=[], worked=60.0)
-        found = run_status.account([told(), later])
-        assert (found["steps"], found["lost"], found["down"]) == (kept + 60, 60 - kept, 50), step
-
-
-def test_a_start_after_the_next_may_lose_the_steps_of_both(tmp_path):
-    starts = [told(), told(began=1100.0, first_step=20, saves=[]), told(began=1200.0)]
+        later = start_record(began=1150.0, first_step=step, step=step + 5, saves=[], worked=60.0)
+        parts = run_status.account([start_record(), later])
+        assert (parts["steps"], parts["lost"], parts["down"]) == (kept + 60, 60 - kept, 50), step
+    # A start may lose the steps of several starts before.
+    starts = [start_record(), start_record(began=1100.0, first_step=20, saves=[]), start_record(began=1200.0)]
     assert run_status.account(starts)["lost"] == 120
-
-
-def test_a_run_that_was_finished_and_goes_on_later_was_not_down_meanwhile(tmp_path):
-    starts = [told(ended="finished"), told(began=9000.0, first_step=30, step=60)]
+    # A finished run that is extended later was not down in between.
+    starts = [start_record(ended="finished"), start_record(began=9000.0, first_step=30, step=60)]
     assert run_status.account(starts)["down"] == 0
 
 
-def write(workdir, *starts, **files) -> str:
+FINISHED = {"began": 1200.0, "step": 60, "ended": "finished"}
+FAILED = {"ended": "failed", "error": "no room"}
+STOPPED = {"ended": "stopped", "error": "stopped by SIGTERM"}
+
+
+def write(workdir, *starts) -> str:
     """A run directory."""
     for number, content in enumerate(starts, 1):
         path = workdir / "heartbeat" / f"{number}.json"
@@ -157,8 +148,8 @@ def write(workdir, *starts, **files) -> str:
     return str(workdir)
 
 
-def test_a_living_run_says_what_it_does_and_how_long_it_will(tmp_path):
-    workdir = write(tmp_path, told())
+def test_running_run_reports_activity_and_time_left(tmp_path):
+    workdir = write(tmp_path, start_record())
     with leases.held(str(tmp_path / "lock"), "trains"):
         (tmp_path / "heartbeat" / "stalled-3.json").write_text(json.dumps({"time": 0.0, "says": "process 3 waits"}))
         found = run_status.of_run(workdir)
@@ -170,27 +161,32 @@ def test_a_living_run_says_what_it_does_and_how_long_it_will(tmp_path):
     assert "checkpoint  20" in text and "goodput     60.0% of 100 s" in text and "saves 10.0%" in text
 
 
-def test_before_it_goes_on_a_new_start_does_not_pass_for_the_last_one(tmp_path):
-    workdir = write(tmp_path, told(pid=1))
+def test_new_start_is_reported_as_starting(tmp_path):
+    workdir = write(tmp_path, start_record(pid=1))
     with leases.held(str(tmp_path / "lock"), "trains"):
-        found = run_status.of_run(workdir)
-    assert found.fine and "doing       starting" in found.lines and "left" not in "\n".join(found.lines)
+        status = run_status.of_run(workdir)
+    assert status.fine and "doing       starting" in status.lines and "left" not in "\n".join(status.lines)
 
 
-def test_one_that_died_and_one_that_has_finished(tmp_path):
-    workdir = write(tmp_path, told())
-    found = run_status.of_run(workdir)
-    assert not found.fine and "not running" in found.lines[0]
-    assert found.lines[0].endswith("it died without an error message")
-    write(tmp_path, told(), told(began=1200.0, step=60, ended="finished"))
-    found = run_status.of_run(workdir)
-    assert found.fine and "finished" in found.lines[0]
-    assert any("start 1 ended after step 30: it died without an error message" in line for line in found.lines)
+@pytest.mark.parametrize(
+    ("starts", "is_fine", "first_line", "line"),
+    [
+        ([{}], False, "it died without a word", ""),
+        ([{"step": 60}], False, "it died without a word", ""),  # All steps, but not the last save.
+        ([{}, FINISHED], True, "finished", "start 1 ended after step 30: it died without a word"),
+        ([FAILED, STOPPED], False, "stopped by SIGTERM", "start 1 ended after step 30: no room"),
+    ],
+)
+def test_status_reports_how_each_start_ended(starts, is_fine, first_line, line, tmp_path):
+    status = run_status.of_run(write(tmp_path, *(start_record(**fields) for fields in starts)))
+    assert status.fine == is_fine and first_line in status.lines[0]
+    assert is_fine or "not running" in status.lines[0]
+    assert line in "\n".join(status.lines[1:]) and "start 2 ended" not in "\n".join(status.lines)
 
 
-def test_a_run_in_a_bucket_tells_the_same(clock, tmp_path):
+def test_run_in_a_bucket_is_reported(clock, tmp_path):
     """By fsspec's memory; what the start wrote is read back, beside rows too many to be read whole."""
-    local = pathlib.Path(write(tmp_path, told(ended="failed", error="no room")))
+    local = pathlib.Path(write(tmp_path, start_record(ended="failed", error="no room")))
     workdir = f"memory://{tmp_path.name}"
     rows = b"".join(json.dumps({"step": step, "x": "y" * 1000}).encode() + b"\n" for step in range(1000))
     for name in ("config.json", "heartbeat/1.json"):
@@ -206,18 +202,6 @@ def test_a_run_in_a_bucket_tells_the_same(clock, tmp_path):
     assert not run_status.of_run(workdir).fine
 
 
-def test_one_that_was_stopped_had_no_error_and_one_that_failed_says_which(tmp_path):
-    workdir = write(tmp_path, told(ended="failed", error="no room"), told(ended="stopped", error="stopped by SIGTERM"))
-    text = "\n".join(run_status.of_run(workdir).lines)
-    assert "not running" in text.splitlines()[0] and text.splitlines()[0].endswith("stopped by SIGTERM")
-    assert "start 1 ended after step 30: no room" in text and "start 2 ended" not in text
-
-
-def test_all_steps_without_the_last_save_are_not_the_end(tmp_path):
-    found = run_status.of_run(write(tmp_path, told(step=60)))
-    assert not found.fine and "died without an error message" in found.lines[0]
-
-
 @pytest.mark.parametrize(
     "damaged",
     [
@@ -226,13 +210,13 @@ def test_all_steps_without_the_last_save_are_not_the_end(tmp_path):
         *({"seconds": {}}, {"saves": [3]}, {"saves": [["a", 1]]}, {"step": "x"}, {"first_step": None}, {"began": None}),
     ],
 )
-def test_signs_of_life_that_are_damaged_are_left_out(damaged, tmp_path):
-    workdir = write(tmp_path, damaged if isinstance(damaged, str) else told(**damaged), told())
+def test_damaged_heartbeats_are_ignored(damaged, tmp_path):
+    workdir = write(tmp_path, damaged if isinstance(damaged, str) else start_record(**damaged), start_record())
     assert len(run_status.read(workdir)) == 1
     assert any("goodput     60.0%" in line for line in run_status.of_run(workdir).lines)
 
 
-def test_a_folder_without_a_run_is_a_mistake(tmp_path):
+def test_folder_without_a_run_is_rejected(tmp_path):
     with pytest.raises(UserError, match="has no run"):
         run_status.of_run(str(tmp_path))
 
@@ -245,7 +229,7 @@ def wait_until(condition) -> None:
         time.sleep(0.001)
 
 
-def test_each_host_says_what_it_waits_for_when_steps_stop(clock, tmp_path, monkeypatch, capsys):
+def test_stalled_hosts_report_what_they_wait_for(clock, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(heartbeat, "_CHECK", 0.001)
     path = tmp_path / "heartbeat" / "stalled-1.json"
     goodput = Goodput(clock=clock)
@@ -268,7 +252,7 @@ def test_each_host_says_what_it_waits_for_when_steps_stop(clock, tmp_path, monke
     assert not (tmp_path / "heartbeat" / "1.json").exists()  # The first process's.
 
 
-def test_none_for_stall_minutes_is_told_whatever_it_does(clock, tmp_path, monkeypatch):
+def test_start_without_steps_is_reported_as_stalled(clock, tmp_path, monkeypatch):
     monkeypatch.setattr(heartbeat, "_CHECK", 0.001)
     goodput = Goodput(clock=clock)
     with Heartbeat(str(tmp_path), goodput, clock.now, 2.0, process=0, num_processes=1):
@@ -278,7 +262,7 @@ def test_none_for_stall_minutes_is_told_whatever_it_does(clock, tmp_path, monkey
         assert "no step has ended for 121 s: starting" in json.loads(path.read_text())["says"]
 
 
-def test_a_run_does_not_fail_where_its_signs_of_life_cannot_be_written(clock, tmp_path):
+def test_unwritable_heartbeats_do_not_fail_the_run(clock, tmp_path):
     (tmp_path / "heartbeat").write_text("a file in the way")
     with Heartbeat(str(tmp_path), Goodput(clock=clock), clock.now, 0.0, 0, 1):
         pass
@@ -293,7 +277,7 @@ def test_a_run_does_not_fail_where_its_signs_of_life_cannot_be_written(clock, tm
         (Interrupted("stopped by SIGTERM"), ("stopped", "stopped by SIGTERM")),
     ],
 )
-def test_the_last_sign_of_life_says_how_it_ended(error, ended, clock, tmp_path):
+def test_last_heartbeat_describes_the_end(error, ended, clock, tmp_path):
     beat = Heartbeat(str(tmp_path), Goodput(clock=clock), clock.now, 0.0, 0, 1)
     beat.__enter__()
     beat.__exit__(type(error), error, None)

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-import types
 
 import orbax.checkpoint as ocp
 import pytest
@@ -24,6 +23,7 @@ from plm_jax.runs import checkpoint_folders as folders
 from plm_jax.runs import coordination, interruption, loop, telemetry
 from plm_jax.runs.coordination import Decision
 from tests.support import resume, runs
+from tests.support.clock import Clock
 
 LAUNCH = pathlib.Path(__file__).parents[2] / "launch" / "local.py"
 LONG = ("--config.train.steps=150", "--config.checkpoint.save_every=1000", "--config.train.log_every=1")
@@ -45,7 +45,7 @@ def until(step, workdir, process):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
-def test_a_signal_has_the_step_saved_and_nothing_is_lost(number, tiny, verb, reference, tmp_path):
+def test_signal_saves_the_step_before_the_run_stops(number, tiny, verb, reference, tmp_path):
     command = resume.command(tiny, "plain", tmp_path / "run", *LONG)
     with subprocess.Popen(command, env=resume.environment(), stderr=subprocess.PIPE, text=True) as process:
         until(20, tmp_path / "run", process)
@@ -60,7 +60,7 @@ def test_a_signal_has_the_step_saved_and_nothing_is_lost(number, tiny, verb, ref
     assert resume.differences(tmp_path / "run", reference) == []
 
 
-def test_where_one_of_two_processes_is_asked_both_stop_after_the_same_step(tiny, reference, tmp_path):
+def test_signal_to_one_process_stops_both_after_the_same_step(tiny, reference, tmp_path):
     run = resume.command(tiny, "plain", tmp_path / "run", *LONG)
     command = [sys.executable, str(LAUNCH), "--processes=2", "--devices=1", "--", *run, "--config.mesh.data=2"]
     with subprocess.Popen(command, env=resume.environment(), stderr=subprocess.PIPE, text=True) as job:
@@ -68,7 +68,7 @@ def test_where_one_of_two_processes_is_asked_both_stop_after_the_same_step(tiny,
         (second,) = (
             pid
             for pid in map(int, filter(str.isdecimal, os.listdir("/proc")))
-            if b"JAX_PROCESS_ID=1" in _environment(pid) and str(tmp_path).encode() in _arguments(pid)
+            if b"JAX_PROCESS_ID=1" in proc_file(pid, "environ") and str(tmp_path).encode() in proc_file(pid, "cmdline")
         )
         os.kill(second, signal.SIGTERM)
         said = job.stderr.read()
@@ -78,16 +78,9 @@ def test_where_one_of_two_processes_is_asked_both_stop_after_the_same_step(tiny,
     assert found == want
 
 
-def _environment(pid):
+def proc_file(pid, name):
     try:
-        return pathlib.Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return b""
-
-
-def _arguments(pid):
-    try:
-        return pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()
+        return pathlib.Path(f"/proc/{pid}/{name}").read_bytes()
     except OSError:
         return b""
 
@@ -104,14 +97,14 @@ with Interruption({grace}) as asked:
 """
 
 
-def test_the_same_signal_again_within_a_second_is_the_same_request(monkeypatch):
-    ended, now = [], [0.0]
+def test_repeated_signal_within_a_second_is_ignored(monkeypatch):
+    ended, clock = [], Clock(0.0)
     monkeypatch.setattr(interruption, "_end", lambda line, status: ended.append(status))
-    monkeypatch.setattr(interruption, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(interruption, "time", clock)
     with interruption.Interruption(60) as asked:
-        for now[0], number in ((5.0, signal.SIGTERM), (5.9, signal.SIGTERM), (6.1, signal.SIGTERM)):
+        for clock.now in (5.0, 5.9, 6.1):
             assert not ended
-            asked._handle(number, None)
+            asked._handle(signal.SIGTERM, None)
         assert asked.reason == "SIGTERM" and ended == [128 + signal.SIGTERM]
     with interruption.Interruption(60) as asked:
         asked._handle(signal.SIGUSR1, None)
@@ -120,7 +113,7 @@ def test_the_same_signal_again_within_a_second_is_the_same_request(monkeypatch):
 
 
 @pytest.mark.parametrize("grace", [0.1, 60])
-def test_a_second_signal_and_the_end_of_grace_end_the_process(grace):
+def test_second_signal_and_end_of_grace_end_the_process(grace):
     command = [sys.executable, "-c", WAIT.format(grace=grace)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         process.stdout.readline()
@@ -133,15 +126,13 @@ def test_a_second_signal_and_the_end_of_grace_end_the_process(grace):
     assert ("a second signal" if grace == 60 else "grace_seconds") in said and said.count("\n") == 1
 
 
-def test_a_preemption_notice_asks_as_a_signal_does(monkeypatch):
+def test_preemption_notice_requests_a_stop(monkeypatch):
     class Metadata(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
             assert self.headers["Metadata-Flavor"] == "Google"
-            told = b"TRUE" if "/instance/preempted?" in self.path else b"NONE"
             self.send_response(200)
-            self.send_header("Content-Length", str(len(told)))
             self.end_headers()
-            self.wfile.write(told)
+            self.wfile.write(b"TRUE" if "/instance/preempted?" in self.path else b"NONE")
 
         def log_message(self, *_):
             pass
@@ -161,19 +152,9 @@ def test_a_preemption_notice_asks_as_a_signal_does(monkeypatch):
     server.server_close()
 
 
-class Clock(types.SimpleNamespace):
-    def monotonic(self):
-        return self.now
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    clock = Clock(now=1000.0)
+def test_saves_are_due_by_the_minute_and_less_often_after_failures(monkeypatch):
+    clock = Clock()
     monkeypatch.setattr(coordination, "time", clock)
-    return clock
-
-
-def test_saves_are_due_by_the_minute_and_later_and_later_after_failures(clock):
     decided = coordination.Coordinator(config.CheckpointConfig(save_minutes=15, max_failures=3), "run")
     due = []
     for step in range(1, 200):
@@ -191,29 +172,14 @@ def test_saves_are_due_by_the_minute_and_later_and_later_after_failures(clock):
     assert due == [900, 1800, 1860, 2760, 2820, 2880] and step == 97
 
 
-class Service:
-    """One of several processes' view of what all tell each other."""
-
-    def __init__(self, told):
-        self.told = told
-
-    put = coordination._SingleProcess.put
-    get = coordination._SingleProcess.get
-    below = coordination._SingleProcess.below
-
-    @property
-    def _values(self):
-        return self.told
-
-
 @settings(max_examples=100, deadline=None)
 @given(st.data())
-def test_processes_that_are_a_step_apart_decide_the_same(data):
-    told, number, steps = {}, 3, 40
+def test_processes_that_are_a_step_apart_agree(data):
+    service, number, steps = coordination._SingleProcess(), 3, 40
     processes = []
     for index in range(number):
         one = coordination.Coordinator(config.CheckpointConfig(save_minutes=0), "run")
-        one._service, one._ahead, one._process = Service(told), coordination._STEPS_AHEAD, index
+        one._service, one._ahead, one._process = service, coordination._STEPS_AHEAD, index
         processes.append(one)
     at, heard = [0] * number, [{} for _ in range(number)]
     asked = data.draw(st.integers(0, number - 1)), data.draw(st.integers(1, steps - 8))
@@ -245,7 +211,7 @@ def failing(monkeypatch, fails):
     return number
 
 
-def test_a_save_that_fails_is_told_and_tried_again_while_the_run_goes_on(tiny, tmp_path, monkeypatch, capsys):
+def test_failed_save_is_reported_and_repeated(tiny, tmp_path, monkeypatch, capsys):
     number = failing(monkeypatch, lambda n: n in (1, 4, 5))
     run = runs.make(tiny, train={"steps": 8, "log_every": 1}, checkpoint={"save_every": 2, "keep_last": 9})
     loop.pretrain(run, str(tmp_path / "run"))
@@ -257,7 +223,7 @@ def test_a_save_that_fails_is_told_and_tried_again_while_the_run_goes_on(tiny, t
     assert not [path for path in (tmp_path / "run/checkpoints").iterdir() if not path.name.isdecimal()]
 
 
-def test_saves_that_fail_again_and_again_end_the_run(tiny, tmp_path, monkeypatch):
+def test_repeatedly_failing_saves_end_the_run(tiny, tmp_path, monkeypatch):
     number = failing(monkeypatch, lambda n: n > 1)
     settings = {"save_every": 2, "max_failures": 3}
     with pytest.raises(UserError, match=r"No space left.*the last of 3 saves that failed in a row"):
@@ -267,7 +233,7 @@ def test_saves_that_fail_again_and_again_end_the_run(tiny, tmp_path, monkeypatch
         loop.pretrain(runs.make(tiny, train={"steps": 3}, checkpoint=settings), str(tmp_path / "run"))
 
 
-def test_rows_wait_where_they_cannot_be_written(tiny, tmp_path, monkeypatch):
+def test_rows_wait_until_they_can_be_written(tiny, tmp_path, monkeypatch):
     write, full = telemetry._Rows._write, [False]
 
     def write_or_fail(self):
@@ -283,7 +249,7 @@ def test_rows_wait_where_they_cannot_be_written(tiny, tmp_path, monkeypatch):
     assert [row["step"] for row in runs.rows(tmp_path)] == [*range(1, 8)]
 
 
-def test_what_became_of_metrics_is_told(tiny, tmp_path, verb, reference):
+def test_lost_metrics_are_reported(tiny, tmp_path, verb, reference):
     def resumed(name, change):
         workdir = pathlib.Path(shutil.copytree(reference, tmp_path / name))
         change(workdir)

@@ -94,7 +94,7 @@ def test_a_source_without_a_vocabulary_is_told(sources, tiny, tmp_path):
         transfer.resolve(runs.make(tiny), str(tmp_path / "bare"))
 
 
-@pytest.mark.parametrize("model", ["MODEL", "BERT", "ROBERTA", "T5", "ELECTRA", "ELMO", "stand_in", "short"])
+@pytest.mark.parametrize("model", ["T5", "ELMO", "stand_in", "short"])
 def test_the_model_of_a_config_that_a_source_replaces_is_not_checked(model, sources, tiny):
     replaced = {
         "stand_in": models.FromCheckpointConfig(),

@@ -88,7 +88,9 @@ def test_each_source_has_its_share_of_the_batches_and_of_the_whole(folder):
 
 
 def test_the_least_share_is_a_batch_and_all_is_all(folder):
+    counts = [Reader(config.reader_config(make(folder))).sources[name].splits["train"].num_tokens for name in "ab"]
     for run, rows, whole in (
+        (make(folder), None, counts),
         (make(folder, {"a": 1.0, "b": 1e-4}, max_batches=1), BATCH, (1.0, 1e-4)),
         (make(folder, {"a": 1.0, "b": 3.0}), None, (1.0, 3.0)),
     ):

@@ -45,16 +45,20 @@ def kernels_named(module, tree):
     ]
 
 
+def traced(run):
+    """Returns the step of a run on eight devices as text."""
+    programs = Programs(run, jax.devices()[:8])
+    (stage,) = programs.phases
+    return str(programs.at(stage).phase_step(stage).trace(*planning.step_inputs(programs, stage)).jaxpr)
+
+
 @pytest.mark.parametrize(
     ("compute", "gradients", "held"),
     [("bfloat16", "bfloat16", "bf16"), ("bfloat16", "float32", "f32"), ("float32", "bfloat16", "f32")],
 )
 def test_kernels_are_held_in_the_type_of_their_gradients(tiny, compute, gradients, held):
-    programs = Programs(make(tiny, compute=compute, gradients=gradients), jax.devices()[:8])
-    (stage,) = programs.phases
-    traced = programs.at(stage).phase_step(stage).trace(*planning.step_inputs(programs, stage))
-    # Of both layers before the loop over them, which takes one after the other.
-    assert ("bf16[2,32,64]" in str(traced.jaxpr)) == (held == "bf16")
+    # The kernels of both layers are converted before the loop over the layers.
+    assert ("bf16[2,32,64]" in traced(make(tiny, compute=compute, gradients=gradients))) == (held == "bf16")
 
 
 def test_a_model_without_embeddings_of_tokens_is_held_alike(tiny):
@@ -64,14 +68,11 @@ def test_a_model_without_embeddings_of_tokens_is_held_alike(tiny):
     for path, leaf in jax.tree.leaves_with_path(held):
         assert leaf.dtype == (jnp.bfloat16 if path[-1].key == "kernel" else jnp.float32), path
 
-    def constraints(gather):
-        programs = Programs(make(tiny, gather, "elmo"), jax.devices()[:8])
-        (stage,) = programs.phases
-        return str(programs.at(stage).phase_step(stage).trace(*planning.step_inputs(programs, stage)).jaxpr)
-
-    by_layer, by_step = (constraints(gather).count("sharding_constraint") for gather in ("layer", "step"))
-    kernels = [path for path, _ in jax.tree.leaves_with_path(registry.shapes(RUNS["elmo"].model))]
-    assert by_step - by_layer == sum(path[-1].key == "kernel" for path in kernels)
+    by_layer, by_step = (
+        traced(make(tiny, gather, "elmo")).count("sharding_constraint") for gather in ("layer", "step")
+    )
+    paths = [path for path, _ in jax.tree.leaves_with_path(registry.shapes(model))]
+    assert by_step - by_layer == sum(path[-1].key == "kernel" for path in paths)
 
 
 @pytest.mark.parametrize(("dtype", "error"), [(jnp.float32, 1e-6), (jnp.bfloat16, 4e-3)])

@@ -13,6 +13,7 @@ from plm_jax.hub import families, huggingface, tensor_layout
 from plm_jax.models import registry
 from plm_jax.training import optimizers, state, step
 from tests.golden import FOLDER
+from tests.support import torch_weights
 
 # As in tests/golden/make_training.py, which is not imported because it imports torch.
 ADAMW = config.AdamWConfig(b1=0.9, b2=0.95, epsilon=1e-8, weight_decay=0.1, clip_norm=0.5)
@@ -59,18 +60,14 @@ def check(family: str, pretrained, batches, want_losses, tensors) -> None:
         families.registered()[family].tensors, {name: leaf.shape for name, leaf in flat.items()}
     )
     assert {piece.path for pieces in layout.values() for piece in pieces} == flat.keys()
-    for name, pieces in layout.items():
-        tensor = tensors[name].T if pieces[0].transposed else tensors[name]
-        parts = np.split(tensor, np.cumsum([p.shape[-1] for p in pieces])[:-1], axis=-1)
-        for piece, want in zip(pieces, parts, strict=True):
-            got = np.asarray(flat[piece.path][piece.index])
-            if piece.path.endswith("attention/key/bias"):
-                # Its gradient is mathematically zero: Adam walks by the sign of rounding errors.
-                assert np.abs(got - start[piece.path][piece.index]).max() <= 20 * 2e-3
-                continue
-            difference = np.linalg.norm(got - want) / np.linalg.norm(want)
-            assert difference < 1e-4, (piece.path, difference)
-            assert np.linalg.norm(want - start[piece.path][piece.index]) > 0, piece.path
+    for path, _, expected, trained, begun in torch_weights.pieces(layout, tensors, flat, start):
+        if path.endswith("attention/key/bias"):
+            # Its gradient is mathematically zero: Adam follows the sign of rounding errors.
+            assert np.abs(trained - begun).max() <= 20 * 2e-3
+            continue
+        difference = np.linalg.norm(trained - expected) / np.linalg.norm(expected)
+        assert difference < 1e-4, (path, difference)
+        assert np.linalg.norm(expected - begun) > 0, path
 
 
 @pytest.mark.parametrize("family", RECIPES)

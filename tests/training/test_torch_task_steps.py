@@ -9,6 +9,7 @@ from plm_jax.common import keys
 from plm_jax.hub import families, huggingface, tasks
 from plm_jax.models import registry
 from plm_jax.training import optimizers, state, step
+from tests.support import torch_weights
 
 STEPS, ROWS, LENGTH, VOCAB, CHOICES = 20, 8, 12, 61, 3
 PEAK, WARMUP, DECAY, LM = 2e-3, 4, 0.1, 0.5
@@ -43,7 +44,7 @@ def batches_of(kind):
         "span": {"span_starts": 1 + first % 3, "span_ends": 3 + first % 2},
         "choice": {"label": first.argmax(-1) if kind == "choice" else None},
     }[kind]
-    return {"tokens": tokens, "mask": mask} | {name: value.astype(value.dtype) for name, value in labels.items()}
+    return {"tokens": tokens, "mask": mask} | labels
 
 
 def ours(pretrained, batches, lm):
@@ -65,16 +66,15 @@ def loss_of(model, kind, batch, lm):
     """Their loss; GPT-1's is written out, over the states that both of its terms read."""
     import torch
 
-    given = {"input_ids": batch["tokens"], "attention_mask": batch["mask"]}
-    if kind == "span":
-        return model(**given, start_positions=batch["span_starts"], end_positions=batch["span_ends"]).loss
-    if kind == "tags":
-        return model(**given, labels=torch.where(batch["tags"] < 0, -100, batch["tags"])).loss
-    if kind == "score":
-        return model(**given, labels=batch["score"]).loss
+    inputs = {"input_ids": batch["tokens"], "attention_mask": batch["mask"]}
     if not lm:
-        return model(**given, labels=batch["label"]).loss
-    hidden = model.transformer(**given).last_hidden_state
+        labels = {
+            "span": lambda: {"start_positions": batch["span_starts"], "end_positions": batch["span_ends"]},
+            "tags": lambda: {"labels": torch.where(batch["tags"] < 0, -100, batch["tags"])},
+            "score": lambda: {"labels": batch["score"]},
+        }.get(kind, lambda: {"labels": batch["label"]})
+        return model(**inputs, **labels()).loss
+    hidden = model.transformer(**inputs).last_hidden_state
     last = batch["mask"].sum(1) - 1
     task = torch.nn.functional.cross_entropy(model.score(hidden[torch.arange(ROWS), last]), batch["label"])
     logits = hidden @ model.transformer.wte.weight.T
@@ -132,21 +132,13 @@ def test_twenty_steps_equal_torchs(family, kind, lm, tmp_path):
     assert np.mean(got[:5]) - np.mean(got[-5:]) > 0.03, "nothing was learnt"
 
     end = huggingface.Pretrained(pretrained.model, jax.device_get(params), pretrained.special_ids)
-    layout, flat, start = (
-        families.layout_of(families.registered()[family], pretrained.model),
-        end.flat(),
-        pretrained.flat(),
-    )
+    layout = families.layout_of(families.registered()[family], pretrained.model)
     tensors = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
     moved = 0
-    for name, pieces in layout.items():
-        tensor = tensors[name].T if pieces[0].transposed else tensors[name]
-        parts = np.split(tensor, np.cumsum([piece.shape[-1] for piece in pieces])[:-1], axis=-1)
-        for piece, wanted in zip(pieces, parts, strict=True):
-            found, began = flat[piece.path][piece.index], start[piece.path][piece.index]
-            if piece.path.endswith("attention/key/bias") or (piece.path, piece.index) in ZERO.get(kind, []):
-                assert np.abs(found - began).max() <= STEPS * PEAK
-                continue
-            np.testing.assert_allclose(found, wanted, atol=1e-4, err_msg=piece.path)
-            moved += np.abs(wanted - began).max() > 1e-3
+    for path, index, expected, trained, begun in torch_weights.pieces(layout, tensors, end.flat(), pretrained.flat()):
+        if path.endswith("attention/key/bias") or (path, index) in ZERO.get(kind, []):
+            assert np.abs(trained - begun).max() <= STEPS * PEAK
+            continue
+        np.testing.assert_allclose(trained, expected, atol=1e-4, err_msg=path)
+        moved += np.abs(expected - begun).max() > 1e-3
     assert moved > 20

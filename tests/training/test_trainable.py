@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from plm_jax import config
+from plm_jax import config, models
 from plm_jax.common.errors import UserError
 from plm_jax.models import registry
 from plm_jax.runs import checkpoints, loop, setup
@@ -29,12 +29,17 @@ def made(folder, steps=3, trainable=TOP, **sections):
 
 def moved(before, after):
     """The names of the tensors that differ in a bit, layers of stacks by their numbers."""
-    found = set()
-    for name, leaf in before.items():
+    before, after = by_layer(before), by_layer(after)
+    return {name for name, tensor in before.items() if tensor.tobytes() != after[name].tobytes()}
+
+
+def by_layer(leaves):
+    """Returns the tensors of leaves by name, layers of stacks by their numbers."""
+    tensors = {}
+    for name, leaf in leaves.items():
         head, stacked, rest = name.partition("/blocks/")
-        layers = {f"{head}{stacked}{i}/{rest}": i for i in range(len(leaf))} if stacked else {name: ...}
-        found |= {own for own, i in layers.items() if leaf[i].tobytes() != after[name][i].tobytes()}
-    return found
+        tensors |= {f"{head}{stacked}{i}/{rest}": leaf[i] for i in range(len(leaf))} if stacked else {name: leaf}
+    return tensors
 
 
 def loaded(workdir):
@@ -76,28 +81,18 @@ def test_each_optimizer_updates_a_part_as_if_there_were_no_more(settings):
 
 
 SWITCHES = {
-    "all at once": (
-        {"fsdp": 4, "tensor": 2, "data": 1, "gather": "step"},
-        {"microbatches": 2},
-        {"scan_layers": False},
-        TOP,
-    ),
-    "stages": ({"stage": 2, "fsdp": 2, "data": 1}, {}, {}, ("stack/.*",)),
+    "all at once": ({"fsdp": 4, "tensor": 2, "data": 1, "gather": "step"}, {"microbatches": 2}, {"scan_layers": False}),
+    "stages": ({"stage": 2, "fsdp": 2, "data": 1}, {}, {}),
 }
 
 
 @pytest.mark.parametrize("name", SWITCHES)
 def test_meshes_and_switches_of_speed_train_the_same_part(name, tiny):
-    mesh, train, model, trainable = SWITCHES[name]
+    mesh, train, model = SWITCHES[name]
+    trainable = ("stack/.*",) if name == "stages" else TOP
     devices = int(np.prod([size for size in mesh.values() if isinstance(size, int)]))
     one = made(tiny, trainable=trainable)
-    other = made(
-        tiny,
-        trainable=trainable,
-        mesh=config.MeshConfig(**mesh),
-        train=train,
-        model=dataclasses.replace(tiny_config.MODEL, **model),
-    )
+    other = made(tiny, trainable=trainable, mesh=config.MeshConfig(**mesh), train=train, model=model)
     losses, before, after, _, _ = runs.steps(other, devices)
     want_losses, _, want, _, _ = runs.steps(one, 1)
     np.testing.assert_allclose(losses, want_losses, rtol=1e-5)
@@ -173,7 +168,7 @@ def test_the_top_layers_are_drawn_anew(tiny, tmp_path):
 DECAY = 0.5
 # By hand: of each tensor n + 2 - d.
 ABOVE = {
-    "PLAIN": {"token_embedding": 4, "stack/blocks/0/": 3, "stack/blocks/1/": 2, "stack/final_norm/": 1},
+    "MODEL": {"token_embedding": 4, "stack/blocks/0/": 3, "stack/blocks/1/": 2, "stack/final_norm/": 1},
     "ALBERT": {"embedding_projection/": 6, "stack/blocks/0/": 4, "stack/blocks/1/": 2, "pooler/": 0, "head_norm/": 0},
     "T5": {
         **{"token_embedding": 4, "encoder/blocks/0/": 3, "encoder/blocks/1/": 2, "encoder/final_norm/": 1},
@@ -186,35 +181,20 @@ ABOVE = {
 }
 
 
-def factors(name):
-    """The factor of each tensor of a model of `tiny.py`, layers of stacks by their numbers."""
-    model = tiny_config.MODEL if name == "PLAIN" else getattr(tiny_config, name)
-    found = {}
-    for leaf, factor in runs.flat(layer_decay.factors(model, DECAY, registry.shapes(model))).items():
-        head, stacked, rest = leaf.partition("/blocks/")
-        found |= (
-            {f"{head}{stacked}{i}/{rest}": x.item() for i, x in enumerate(factor)} if stacked else {leaf: factor.item()}
-        )
-    return found
-
-
 @pytest.mark.parametrize("name", ABOVE)
 def test_rates_fall_from_the_heads_to_the_embeddings(name):
-    found = factors(name)
+    model = getattr(tiny_config, name)
+    factors = by_layer(runs.flat(layer_decay.factors(model, DECAY, registry.shapes(model))))
     for prefix, above in ABOVE[name].items():
-        of_prefix = {own: factor for own, factor in found.items() if own.startswith(prefix)}
-        assert of_prefix and set(of_prefix.values()) == {DECAY**above}, prefix
+        of_prefix = {factor.item() for tensor, factor in factors.items() if tensor.startswith(prefix)}
+        assert of_prefix == {DECAY**above}, prefix
 
 
 @pytest.mark.parametrize("model", ["scanned", "unrolled", "shared"])
 def test_with_sgd_each_layer_moves_by_its_rate_times_the_gradient(model, tiny):
-    rate, fields = 0.5, {"scan_layers": False} if model == "unrolled" else {}
-    settings = (
-        tiny_config.MODEL
-        if model != "shared"
-        else dataclasses.replace(tiny_config.MODEL, stack=dataclasses.replace(tiny_config.MODEL.stack, groups=1))
-    )
-    settings = dataclasses.replace(settings, **fields)
+    rate = 0.5
+    fields = {"unrolled": {"scan_layers": False}, "shared": {"stack": models.StackConfig(layers=2, groups=1)}}
+    settings = dataclasses.replace(tiny_config.MODEL, **fields.get(model, {}))
 
     def update(decay):
         run = made(
@@ -236,8 +216,5 @@ def test_with_sgd_each_layer_moves_by_its_rate_times_the_gradient(model, tiny):
             want = DECAY**power * gradient[layer]
             np.testing.assert_allclose(decayed[name][layer], want, rtol=1e-4, atol=1e-6, err_msg=name)
             assert np.abs(want).max() > 1e-5 or "key/bias" in name, name
-    assert notes == (
-        ["config.optimizer.layer_decay: 2 layers share parameters, and so one rate, that of the last of them"]
-        if model == "shared"
-        else []
-    )
+    shared = "config.optimizer.layer_decay: 2 layers share parameters, and so one rate, that of the last of them"
+    assert notes == [shared] * (model == "shared")

@@ -108,12 +108,11 @@ def test_converted_directory_describes_itself(converted, trained):
 
 
 def test_checkpoint_converts_outside_its_run(trained, tmp_path):
-    shutil.copytree(trained / "checkpoints" / "2", tmp_path / "alone")
-    for name, path in (("inside", trained / "checkpoints" / "2"), ("outside", tmp_path / "alone")):
-        checkpoint_formats.convert(str(path), str(tmp_path / name), "plm_jax")
-        lm = plm_jax.load(tmp_path / name)
-        assert lm.step == 2
-        assert_same(runs.flat(lm.params), runs.flat(checkpoints.load_params(str(path)).params))
+    path = shutil.copytree(trained / "checkpoints" / "2", tmp_path / "alone")
+    checkpoint_formats.convert(str(path), str(tmp_path / "converted"), "plm_jax")
+    lm = plm_jax.load(tmp_path / "converted")
+    assert lm.step == 2
+    assert_same(runs.flat(lm.params), runs.flat(checkpoints.load_params(str(path)).params))
 
 
 def test_saved_run_computes_the_same_logits(trained, tmp_path):

@@ -19,7 +19,7 @@ def made(folder, **train):
     return runs.make(folder, train={"steps": 0, **train})
 
 
-def test_steps_are_those_in_which_all_rows_are_read(tiny):
+def test_steps_read_all_rows(tiny):
     run = made(tiny, epochs=2.0)
     rows = sum(Reader(config.reader_config(runs.make(tiny))).num_rows("train").values())
     assert epochs.resolve_steps(run).train.steps == math.ceil(2 * rows / 8)
@@ -42,7 +42,7 @@ def test_phases_have_their_shares_of_the_steps(tiny):
     assert read == pytest.approx(1.0, abs=0.05)
 
 
-def test_a_run_of_epochs_ends_after_them_and_says_so_in_its_config(tiny, tmp_path):
+def test_run_ends_after_its_epochs(tiny, tmp_path):
     schedule = config.LinearSchedule(1e-3, warmup_fraction=0.5)
     loop.pretrain(runs.make(tiny, train={"steps": 0, "epochs": 0.1}, schedule=schedule), str(tmp_path))
     steps = epochs.resolve_steps(made(tiny, epochs=0.1)).train.steps
@@ -54,7 +54,7 @@ def test_a_run_of_epochs_ends_after_them_and_says_so_in_its_config(tiny, tmp_pat
     loop.pretrain(runs.make(tiny, train={"steps": 0, "epochs": 0.1}, schedule=schedule), str(tmp_path))  # It is over.
 
 
-def test_a_share_of_the_steps_is_a_warm_up():
+def test_warmup_may_be_a_share_of_the_steps():
     rate = config.ConstantSchedule(0.5, warmup_fraction=0.1).rate(200)
     assert [float(rate(jnp.int32(step))) for step in (0, 10, 20, 200)] == pytest.approx([0, 0.25, 0.5, 0.5])
     with pytest.raises(UserError, match="set one of them to 0"):
@@ -65,7 +65,7 @@ def test_a_share_of_the_steps_is_a_warm_up():
     ("train", "says"),
     [({}, r"train.steps is 0: must be at least 1"), ({"epochs": 0.0}, r"train.epochs is 0.0: must be")],
 )
-def test_a_run_has_steps_or_epochs(train, says):
+def test_run_needs_steps_or_epochs(train, says):
     with pytest.raises(UserError, match=says):
         trees.checked(config.TrainConfig(batch_size=8, **train), "config.train")
     assert dataclasses.replace(config.TrainConfig(batch_size=8, epochs=1.0), steps=5).steps == 5

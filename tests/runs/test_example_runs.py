@@ -42,7 +42,7 @@ def sum_and_weight(module, params, batch):
 
 
 @pytest.mark.parametrize("model", [tiny.T5, tiny.MODEL, tiny.LLAMA], ids=["t5", "gpt2", "llama"])
-def test_packed_examples_are_what_they_are_alone(model):
+def test_packed_examples_have_the_loss_of_separate_rows(model):
     module, params = make(model)
     loss = jax.jit(functools.partial(sum_and_weight, module, params))
     packed, alone = of(model, True), of(model, False)
@@ -57,7 +57,7 @@ def test_packed_examples_are_what_they_are_alone(model):
 
 
 @pytest.mark.parametrize("model", [tiny.T5, tiny.MODEL], ids=["t5", "gpt2"])
-def test_the_loss_is_that_of_the_targets_and_eos_alone(model):
+def test_loss_covers_only_targets_and_eos(model):
     module, params = make(model)
     row = stacked([of(model, False).row(EXAMPLES[:1], 16)])
     inputs = model.read(row)
@@ -102,7 +102,7 @@ def mixed(tiny_copy):
     return get
 
 
-def test_a_mixed_run_resumes_to_the_bit(mixed, tmp_path):
+def test_mixed_run_resumes_exactly(mixed, tmp_path):
     run = mixed()
     workdir, again = tmp_path / "run", tmp_path / "again"
     loop.pretrain(run, str(workdir))
@@ -116,7 +116,7 @@ def test_a_mixed_run_resumes_to_the_bit(mixed, tmp_path):
     assert len(set(runs.column(workdir, "train/batch_digest").values())) == 6
 
 
-def test_a_small_t5_learns_two_tasks_at_once(mixed, tmp_path):
+def test_small_t5_learns_two_tasks(mixed, tmp_path):
     run = mixed(
         texts=False,
         train={"steps": 70, "log_every": 70},

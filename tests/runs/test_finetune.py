@@ -1,4 +1,4 @@
-"""`finetune`: what a config becomes with a checkpoint, the weights that it begins with and keeps, kills and meshes."""
+"""`finetune`: resolved configs, initial and best weights, killed runs and meshes."""
 
 import dataclasses
 import json
@@ -33,14 +33,14 @@ FORMS = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """What `moods.py` writes."""
+    """Folder with the files of `moods.py`."""
     found = tmp_path_factory.mktemp("moods")
     moods.write(found)
     return found
 
 
 def page(folder, form="classes", **sections):
-    """The page with other fields, its paths absolute."""
+    """Returns the run of `moods.py` with changed fields and absolute paths."""
     objective, source_form = FORMS[form]
     source = dataclasses.replace(moods.RUN.data.sources["mood"], form=source_form)
     data = {"sources": {"mood": source}} | sections.pop("data", {})
@@ -57,7 +57,7 @@ def with_head(folder, name, labels):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_config_gets_model_head_labels_and_rows(form, folder):
+def test_config_receives_model_head_and_labels(form, folder):
     run = transfer.resolve(page(folder, form), str(folder / "encoder"))
     head = dict(run.model.heads)["task"]
     assert (head.kind, getattr(head, "labels", ())) == (form, FORMS[form][1].labels)
@@ -69,7 +69,7 @@ def test_a_config_gets_model_head_labels_and_rows(form, folder):
     assert (computed.remat, computed.scan_layers, computed.dropout.residual) == ("full", False, 0.0)
 
 
-def test_a_head_of_the_checkpoint_is_kept_where_it_fits_and_told_where_not(folder, tmp_path):
+def test_head_of_the_checkpoint_is_loaded_if_its_labels_match(folder, tmp_path):
     before = runs.flat(plm_jax.load(with_head(tmp_path, "fits", moods.LABELS)).params)
     run = transfer.resolve(page(folder, train={"steps": 1, "epochs": None}), str(tmp_path / "fits"))
     preparation.prepare(run)
@@ -87,7 +87,7 @@ def test_a_head_of_the_checkpoint_is_kept_where_it_fits_and_told_where_not(folde
     assert any(note.startswith("new: heads_task/output/bias") for note in notes)
 
 
-def test_a_score_of_the_checkpoint_is_kept_whatever_it_is_called(folder, tmp_path):
+def test_score_head_is_loaded_under_any_label(folder, tmp_path):
     head = tasks.new("score", tiny_config.BERT, ("grade",))
     checkpoint_formats.save(str(tmp_path / "named"), moods.pretrained(tiny_config.BERT.with_task(head)), "plm_jax")
     run = transfer.resolve(page(folder, "score"), str(tmp_path / "named"))
@@ -95,7 +95,7 @@ def test_a_score_of_the_checkpoint_is_kept_whatever_it_is_called(folder, tmp_pat
     assert run.train.init_names == config.TrainConfig.init_names
 
 
-def test_an_electra_has_the_head_of_its_discriminators_family(folder, tmp_path):
+def test_electra_has_the_head_of_its_family(folder, tmp_path):
     bert = moods.pretrained(tiny_config.BERT)
     electra = dataclasses.replace(bert, model=tiny_config.ELECTRA, params=registry.shapes(tiny_config.ELECTRA))
     zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), electra.params)
@@ -105,7 +105,7 @@ def test_an_electra_has_the_head_of_its_discriminators_family(folder, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["MODEL", "BART", "BERT", "BERT without a pooler"])
-def test_a_tuned_model_is_asked_as_it_was_trained_here_and_at_hugging_faces(name, folder, tmp_path):
+def test_saved_model_computes_the_trained_outputs(name, folder, tmp_path):
     model = getattr(tiny_config, name.partition(" ")[0])
     source = moods.pretrained(dataclasses.replace(model, pooler=models.NoHead()) if "without" in name else model)
     if name == "BART":
@@ -131,7 +131,7 @@ def test_a_tuned_model_is_asked_as_it_was_trained_here_and_at_hugging_faces(name
     assert tokenizer.encode("ab", "c").ids == row["tokens"][row["mask"] > 0].tolist()
 
 
-def test_tokens_that_a_decoder_lacks_come_to_the_end_of_its_vocabulary(folder):
+def test_missing_tokens_are_appended_to_the_vocabulary(folder):
     pretrained = moods.pretrained(tiny_config.MODEL, vocab_size=259)
     checkpoint_formats.save(str(folder / "small"), pretrained, "plm_jax")
     run = transfer.resolve(page(folder, train={"steps": 1, "epochs": None}), str(folder / "small"))
@@ -146,7 +146,7 @@ def test_tokens_that_a_decoder_lacks_come_to_the_end_of_its_vocabulary(folder):
     assert (roomy.vocabulary.cls, roomy.model.vocab_size, roomy.train.new_tokens) == (259, 272, 0)
 
 
-def test_eight_devices_fine_tune_as_one(folder):
+def test_eight_devices_fine_tune_like_one(folder):
     sections = {"model": models.FromCheckpointConfig(), "train": {"steps": 3, "epochs": None}}
     one = transfer.resolve(page(folder, **sections), str(folder / "encoder"))
     preparation.prepare(one)
@@ -170,7 +170,7 @@ def test_eight_devices_fine_tune_as_one(folder):
         ("mood/f1", 2, r"nothing is validated: the run has 1 steps, config.evaluation.every is 2"),
     ],
 )
-def test_a_metric_that_is_not_computed_is_told(select, every, says, folder):
+def test_unknown_metrics_are_rejected(select, every, says, folder):
     run = transfer.resolve(
         page(folder, evaluation={"select": select, "every": every}, train={"steps": 1, "epochs": None}),
         str(folder / "encoder"),
@@ -180,7 +180,7 @@ def test_a_metric_that_is_not_computed_is_told(select, every, says, folder):
         setup.build(run, devices=jax.devices()[:1])
 
 
-def test_a_page_without_a_model_evaluates_a_checkpoint_that_no_run_of_ours_made(folder, verb, tmp_path):
+def test_config_without_a_model_evaluates_a_checkpoint(folder, verb, tmp_path):
     source = with_head(tmp_path, "source", moods.LABELS)
     given = (f"--config={folder}/moods.py", f"--config.data.cache_dir={tmp_path}/cache")
     assert verb("prepare", *given, f"--from={source}").status == 0
@@ -190,7 +190,7 @@ def test_a_page_without_a_model_evaluates_a_checkpoint_that_no_run_of_ours_made(
     assert 0 <= found["accuracy"] <= 1 and found["trivial_accuracy"] >= 0.5
 
 
-def test_mistakes_are_told_in_one_line(folder, verb, tmp_path):
+def test_invalid_settings_are_rejected(folder, verb, tmp_path):
     alone = verb("pretrain", f"--config={folder}/moods.py", f"--workdir={tmp_path}/w")
     assert alone.status == 2 and "stands for the model of a checkpoint" in alone.errors[0]
     head = models.FromCheckpointConfig(heads=(("task", models.ClassesHead(labels=("a", "b", "c"))),))
@@ -209,7 +209,7 @@ def test_mistakes_are_told_in_one_line(folder, verb, tmp_path):
     assert given.status == 2 and "none does not exist" in given.errors[0]
 
 
-def test_a_killed_run_ends_as_one_that_is_left_alone_with_the_same_best_weights(folder, verb, tmp_path):
+def test_killed_run_ends_with_the_same_best_weights(folder, verb, tmp_path):
     def arguments(workdir):
         return [f"--config={folder}/moods.py", f"--checkpoint={folder}/encoder", f"--workdir={tmp_path / workdir}"]
 
@@ -252,7 +252,7 @@ def test_a_killed_run_ends_as_one_that_is_left_alone_with_the_same_best_weights(
     assert found["accuracy"] == whole[-1]["validation/mood/accuracy"] and found["examples"] == 20
 
 
-def test_seeds_are_told_by_mean_and_deviation(tmp_path):
+def test_seeds_are_reported_by_mean_and_deviation(tmp_path):
     for number, values in enumerate([(0.8, 0.5), (0.9, 0.25)]):
         row = {"step": 1, "train/loss": 1.0, "validation/accuracy": values[0], "validation/loss": values[1]}
         (tmp_path / f"seed-{number}").mkdir()

@@ -1,4 +1,4 @@
-"""Where the time of a run goes, by a clock that moves only where it is told to."""
+"""Accounting of the time of a run, with a clock that the tests move."""
 
 import itertools
 import threading
@@ -20,7 +20,7 @@ def step(goodput: Goodput, clock: Clock, number: int, seconds: float) -> None:
     goodput.finish_step(number)
 
 
-def test_the_parts_sum_to_the_whole_and_each_has_what_it_took(clock):
+def test_parts_sum_to_the_elapsed_time(clock):
     goodput = Goodput(before=7.0, clock=clock)
     clock.now += 3
     with goodput.measure("steps"):
@@ -44,7 +44,7 @@ def test_the_parts_sum_to_the_whole_and_each_has_what_it_took(clock):
     assert goodput.snapshot().seconds["start"] == 11
 
 
-def test_marks_of_saves_stay_few_and_the_last_ones_exact(clock):
+def test_marks_of_saves_are_few_and_the_last_ones_exact(clock):
     goodput = Goodput(clock=clock)
     with goodput.measure("steps"):
         goodput.begin(0)
@@ -57,7 +57,7 @@ def test_marks_of_saves_stay_few_and_the_last_ones_exact(clock):
     assert marks == sorted(marks)
 
 
-def test_a_wait_for_data_counts_from_when_the_devices_have_nothing_to_do(clock):
+def test_waits_for_data_count_once_the_devices_are_idle(clock):
     """A batch that takes ten seconds, beside a step that takes four of them."""
     goodput = Goodput(clock=clock)
     result = types.SimpleNamespace(block_until_ready=lambda: None)
@@ -77,7 +77,7 @@ def test_a_wait_for_data_counts_from_when_the_devices_have_nothing_to_do(clock):
     goodput.close()
 
 
-def test_while_the_devices_compute_no_wait_counts(clock):
+def test_waits_do_not_count_while_the_devices_compute(clock):
     goodput = Goodput(clock=clock)
     release = threading.Event()
     goodput.add_dispatched(types.SimpleNamespace(block_until_ready=release.wait))
@@ -93,7 +93,7 @@ def test_while_the_devices_compute_no_wait_counts(clock):
     goodput.close()
 
 
-def test_waits_while_the_devices_compute_never_sum_to_less_than_nothing():
+def test_waits_never_sum_to_a_negative_time():
     """Time passes between any two reads of the clock, in amounts whose sums are rounded."""
     times = itertools.accumulate(itertools.repeat(0.1))
     goodput = Goodput(clock=lambda: next(times))
@@ -106,7 +106,7 @@ def test_waits_while_the_devices_compute_never_sum_to_less_than_nothing():
     goodput.close()
 
 
-def test_a_step_of_ten_times_the_median_is_told_with_what_was_waited_for(clock):
+def test_slow_steps_are_reported_with_their_waits(clock):
     goodput = Goodput(clock=clock)
     with goodput.measure("steps"):
         goodput.begin(0)

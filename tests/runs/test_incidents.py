@@ -68,7 +68,7 @@ def origin_of(verb, folder, mark):
     return number
 
 
-def test_what_is_planted_is_recorded_with_its_examples_and_training_goes_on(trained, folder, verb):
+def test_incidents_are_recorded_with_their_examples(trained, folder, verb):
     workdir = trained("skip")
     rows = {row["step"]: row for row in runs.rows(workdir)}
     found = {int(path.stem): json.loads(path.read_text()) for path in (workdir / "incidents").iterdir()}
@@ -97,7 +97,7 @@ def test_what_is_planted_is_recorded_with_its_examples_and_training_goes_on(trai
 
 
 @pytest.mark.parametrize("spikes", TOLD)
-def test_a_run_that_was_cut_off_does_the_same_with_incidents(trained, train, tmp_path, spikes):
+def test_resumed_run_repeats_its_incidents(trained, train, tmp_path, spikes):
     whole, cut = trained(spikes), tmp_path / "run"
     shutil.copytree(whole, cut)
     told = [row.get("incident") for row in runs.rows(whole)]
@@ -115,7 +115,7 @@ def test_a_run_that_was_cut_off_does_the_same_with_incidents(trained, train, tmp
     assert read[0] == read[1]
 
 
-def test_rolled_back_weights_are_those_of_the_checkpoint_and_the_batches_are_passed(trained):
+def test_rollback_restores_the_checkpoint_and_skips_the_batches(trained):
     """A row's loss is that of the weights that the step before left."""
     workdir = trained("roll_back")
     rows = {row["step"]: row for row in runs.rows(workdir)}
@@ -130,7 +130,7 @@ def test_rolled_back_weights_are_those_of_the_checkpoint_and_the_batches_are_pas
 
 
 @pytest.mark.parametrize("spikes", ["skip", "roll_back"])
-def test_incidents_and_what_follows_are_replayed_to_the_bit(trained, verb, folder, spikes):
+def test_replay_of_incidents_is_exact(trained, verb, folder, spikes):
     workdir = trained(spikes)
     before = contents(workdir)
     steps = [row["step"] for row in runs.rows(workdir) if "incident" in row]
@@ -141,7 +141,7 @@ def test_incidents_and_what_follows_are_replayed_to_the_bit(trained, verb, folde
     assert contents(workdir) == before
 
 
-def test_a_replay_that_differs_says_so_in_one_line(trained, verb, folder, tmp_path):
+def test_differing_replay_is_reported(trained, verb, folder, tmp_path):
     workdir = shutil.copytree(trained("skip"), tmp_path / "run")
     lines = (workdir / "metrics.jsonl").read_text().splitlines()
     lines.append(json.dumps({"step": 12, "checkpoint/error": "it hides nothing of what the step found"}))
@@ -161,7 +161,7 @@ def test_a_replay_that_differs_says_so_in_one_line(trained, verb, folder, tmp_pa
     assert_one_line(verb(*replay), "no row of step 12", "11 and 13")
 
 
-def test_too_many_in_a_row_end_the_run_with_the_evidence(train, tmp_path):
+def test_too_many_incidents_end_the_run(train, tmp_path):
     arguments = ["--config.train.incidents.spikes=skip", "--config.train.incidents.most_in_a_row=0"]
     finished = train(tmp_path / "run", *arguments)
     assert_one_line(finished, "loss nan", "of step", "batch digest", "1 in a row", f"{tmp_path}/run/incidents")
@@ -169,7 +169,7 @@ def test_too_many_in_a_row_end_the_run_with_the_evidence(train, tmp_path):
     assert f"of step {path.stem} " in finished.err
 
 
-def test_a_run_goes_on_where_an_incident_cannot_be_written(train, tmp_path):
+def test_unwritable_incident_does_not_end_the_run(train, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "incidents").write_text("in the way")
     finished = train(tmp_path / "run", "--config.train.steps=4")

@@ -90,10 +90,8 @@ def test_status_needs_no_jax(trained):
     code = "import runpy, sys; sys.modules['jax'] = None; runpy.run_module('plm_jax.cli.status', run_name='__main__')"
     found = subprocess.run([sys.executable, "-c", code, str(workdir)], capture_output=True, text=True)
     assert found.returncode == 0 and not found.stderr, found.stderr
-    assert (
-        "finished" in found.stdout and "12 of 12 (100.0%)" in found.stdout and "checkpoint  12, saved" in found.stdout
-    )
-    assert "last error  none" in found.stdout and "one start" in found.stdout
+    for words in ("finished", "12 of 12 (100.0%)", "checkpoint  12, saved", "last error  none", "one start"):
+        assert words in found.stdout
 
 
 def test_caches_are_opened_with_the_share_of_the_process(tiny, monkeypatch):
@@ -151,7 +149,7 @@ def test_rows_after_the_checkpoint_and_a_torn_line_are_dropped(tmp_path):
 
 
 def test_rows_are_on_disk_before_a_checkpoint_begins(tiny, tmp_path, monkeypatch):
-    """Whatever was written is synced, and holds the rows so far, whenever a save begins."""
+    """Before each save, the file is synced and has all rows so far."""
     synced, saves = set(), []
     fsync, save = os.fsync, checkpoints.Checkpoints.save
 
@@ -288,7 +286,7 @@ def test_flops_equal_those_of_the_compiler():
     assert difference == 3 * 2 * rows * (length - 5) * 128 * 600
 
 
-def test_an_objective_whose_head_the_model_lacks_is_refused():
+def test_objective_without_its_head_is_rejected():
     run = tiny_runs.RUNS["roberta"]
     headless = dataclasses.replace(run, model=dataclasses.replace(run.model, head=models.NoHead()))
     with pytest.raises(UserError, match="trains the vocabulary head"):

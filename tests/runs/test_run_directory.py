@@ -10,7 +10,7 @@ from plm_jax.runs import incidents, run_directory, run_status, telemetry
 DEEP = b'{"a":' * 100_000 + b"1" + b"}" * 100_000
 
 
-def test_what_is_nested_too_deeply_is_damaged(tmp_path):
+def test_deeply_nested_files_are_damaged(tmp_path):
     for name in ("config.json", "attempts.json", "metrics.jsonl", "manifest.json"):
         (tmp_path / name).write_bytes(DEEP + b"\n")
     (tmp_path / incidents.FOLDER).mkdir()

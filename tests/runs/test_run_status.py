@@ -1,4 +1,4 @@
-"""What `status` makes of the signs of life of a run."""
+"""The report of `status` on the heartbeats of a run."""
 
 import json
 import os

@@ -69,7 +69,7 @@ class Steps:
         return folders.checked(folders.of_run(str(self.workdir)) / "best")["step"]
 
 
-def test_the_first_of_the_best_stays_and_what_is_to_come_again_does_not_count(tmp_path):
+def test_first_best_weights_are_saved_again_after_rewinding(tmp_path):
     run = Steps(tmp_path)
     assert run.train([10.0, 30.0, 30.0, 20.0]) == ([], None) and run.kept == 2
     assert run.train([30.0, 29.0], 4) == ([], None) and run.kept == 2
@@ -84,7 +84,7 @@ def test_the_first_of_the_best_stays_and_what_is_to_come_again_does_not_count(tm
     assert other.train([math.nan, -1.0, -2.0, math.inf])[1] is None and other.kept == 2
 
 
-def test_another_metric_counts_from_where_it_is_set(tmp_path):
+def test_changed_metric_starts_a_new_selection(tmp_path):
     Steps(tmp_path).train([10.0, 30.0])
     run = Steps(tmp_path, "mood/accuracy")
     run.saved[3] = {"selected": {"by": "mood/f1", "value": 30.0, "history": [[1, 10.0], [2, 30.0]]}}
@@ -101,7 +101,7 @@ def test_another_metric_counts_from_where_it_is_set(tmp_path):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_whatever_becomes_of_best_the_values_in_it_only_rise_and_each_loss_is_told(seed, tmp_path):
+def test_best_value_never_decreases_without_a_message(seed, tmp_path):
     """Compares with the best value of each timeline, for random values, rewinds and damage."""
     rng, run = random.Random(seed), Steps(tmp_path)
     timeline, step = {}, 0
@@ -139,7 +139,7 @@ def files(folder):
     return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_damaged_weights_are_set_aside_and_worse_ones_do_not_replace_them(base, faults, tmp_path, monkeypatch, capsys):
+def test_damaged_best_weights_are_not_replaced_by_worse_ones(base, faults, tmp_path, monkeypatch, capsys):
     workdir = shutil.copytree(base.run, tmp_path / "run")
     best = workdir / "checkpoints/best"
     history = json.loads((best / "meta/metadata").read_text())["selected"]["history"]
@@ -164,7 +164,7 @@ def test_damaged_weights_are_set_aside_and_worse_ones_do_not_replace_them(base, 
     assert files(workdir / "checkpoints/best.damaged") == damaged and not best.exists()
 
 
-def test_a_small_campaign_of_damages_to_best_and_converted_weights(base, faults, tmp_path):
+def test_campaign_of_damage_is_handled(base, faults, tmp_path):
     counts = collections.Counter()
     for case in range(20):
         scratch = tmp_path / str(case)

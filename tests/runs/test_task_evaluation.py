@@ -16,7 +16,7 @@ def rows(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_each_checkpoint_of_a_run_has_its_tasks_scored_and_the_last_one_is_awaited(tiny, verb, tmp_path):
+def test_every_checkpoint_is_evaluated(tiny, verb, tmp_path):
     workdir = tmp_path / "run"
     options = ["--config.train.steps=4", "--config.checkpoint.save_every=2", "--config.evaluation.tasks=b"]
     finished = verb("pretrain", f"--config={tiny}/tiny.py", f"--workdir={workdir}", *options)
@@ -30,7 +30,7 @@ def test_each_checkpoint_of_a_run_has_its_tasks_scored_and_the_last_one_is_await
 
 @pytest.fixture
 def starts(monkeypatch):
-    """What is started instead of `evaluate`: Python code, one after another; `code` is taken for each."""
+    """Lists Python programs that replace the processes of `evaluate`, in the order of their starts."""
     codes, start = [], children.start
 
     def instead(command, environment, output):
@@ -49,7 +49,7 @@ def evaluation(tiny_folder):
     return task_evaluation.TaskEvaluation(run.evaluation.tasks, run.data.sources, "W", users.flags(run))
 
 
-def test_one_that_dies_is_told_and_begun_again_and_ends_no_run(starts, tiny, capsys):
+def test_failed_evaluation_is_reported_and_restarted(starts, tiny, capsys):
     starts += ["print('error: no such thing'); exit(2)", "exit(3)", "exit(4)"]
     said = []
     with evaluation(tiny) as tasks:
@@ -64,7 +64,7 @@ def test_one_that_dies_is_told_and_begun_again_and_ends_no_run(starts, tiny, cap
     assert "ended (status 4); to resume it, run: plm_jax evaluate --checkpoint=W --tasks=a --watch" in told
 
 
-def test_one_at_a_time_and_it_ends_with_a_run_that_fails(starts, tiny):
+def test_failing_run_ends_its_evaluation(starts, tiny):
     starts += ["import time; time.sleep(1000)"]
     with pytest.raises(KeyError), evaluation(tiny) as tasks:
         tasks.start(print)
@@ -73,7 +73,7 @@ def test_one_at_a_time_and_it_ends_with_a_run_that_fails(starts, tiny):
     assert tasks._process.returncode == -signal.SIGTERM
 
 
-def test_a_task_that_is_none_is_a_line_before_anything_is_trained(tiny, tmp_path):
+def test_unknown_tasks_are_rejected_before_training(tiny, tmp_path):
     run = runs.make(tiny, evaluation={"tasks": ("a:train", "c")})
     with pytest.raises(UserError, match=r"config\.evaluation\.tasks names 'c': choose from: a, b"):
         loop.pretrain(run, str(tmp_path / "run"))

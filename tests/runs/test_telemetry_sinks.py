@@ -1,4 +1,4 @@
-"""Where metrics go besides files: Weights & Biases, by a module of that name; and traces of the profiler."""
+"""Metrics that are sent to Weights & Biases, replaced by a fake module, and traces of the profiler."""
 
 import dataclasses
 import sys
@@ -36,7 +36,7 @@ def sink(said):
     return weights_and_biases.WandbWriter(dataclasses.replace(tiny_runs.PLAIN, train=train), "some/run", said.append)
 
 
-def test_a_run_sends_its_rows_and_traces_the_steps_that_are_asked_for(tiny, wandb, tmp_path):
+def test_run_sends_rows_and_traces_steps(tiny, wandb, tmp_path):
     run = runs.make(tiny, train={"steps": 5, "wandb_project": "ours", "profile_steps": (2, 3, 5)})
     loop.pretrain(run, str(tmp_path / "run"))
     assert [name for name, _, _ in wandb.calls] == ["init", *["log"] * 5, "finish"]
@@ -50,7 +50,7 @@ def test_a_run_sends_its_rows_and_traces_the_steps_that_are_asked_for(tiny, wand
 
 
 @pytest.mark.parametrize(("fails", "calls"), [("init", 1), ("log", 2), ("finish", 4)])
-def test_what_fails_is_told_once_and_ends_nothing(wandb, fails, calls):
+def test_failures_are_reported_once(wandb, fails, calls):
     said = []
     wandb.fails.add(fails)
     sent = sink(said)
@@ -61,12 +61,12 @@ def test_what_fails_is_told_once_and_ends_nothing(wandb, fails, calls):
     assert "Weights & Biases" in said[0] and f"no way to {fails} and more" in said[0]
 
 
-def test_without_a_project_nothing_is_sent(tiny, wandb, tmp_path):
+def test_nothing_is_sent_without_a_project(tiny, wandb, tmp_path):
     loop.pretrain(runs.make(tiny, train={"steps": 1}), str(tmp_path / "run"))
     assert not wandb.calls
 
 
-def test_without_the_extra_it_is_named(wandb, monkeypatch):
+def test_missing_extra_is_named(wandb, monkeypatch):
     said = []
     monkeypatch.setitem(sys.modules, "wandb", None)
     sink(said).write({"step": 1, "train/loss": 3.0})

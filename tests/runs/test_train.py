@@ -21,7 +21,7 @@ def run(tmp_path, monkeypatch):
     return dataclasses.replace(tiny.PLAIN, train=train)
 
 
-def test_a_run_is_prepared_trained_resumed_and_evaluated(run, tmp_path):
+def test_run_is_prepared_trained_resumed_and_evaluated(run, tmp_path):
     result = plm_jax.pretrain(run, "run")
     assert (result.workdir, result.step) == ("run", 2)
     assert result.metrics["train/loss"] > 0
@@ -40,7 +40,7 @@ def test_a_run_is_prepared_trained_resumed_and_evaluated(run, tmp_path):
     assert {result.step for result in results} == {2}
 
 
-def test_a_model_that_a_checkpoint_brings_needs_its_path(run):
+def test_fine_tuning_needs_an_existing_checkpoint(run):
     with pytest.raises(UserError):
         plm_jax.finetune(run, "nowhere", "tuned")
 
@@ -58,13 +58,13 @@ class Mine(config.AdamWConfig):
 """
 
 
-def test_a_class_of_the_users_own_reaches_the_process_that_prepares(run, tmp_path):
+def test_user_classes_reach_the_process_that_prepares(run, tmp_path):
     (tmp_path / "mine.py").write_text(MINE)
     own = dataclasses.replace(run, optimizer=users.load("mine.py").Mine())
     assert plm_jax.pretrain(own, "own").step == 2
 
 
-def test_ways_of_evaluation_that_do_not_go_together_are_rejected():
+def test_conflicting_kinds_of_evaluation_are_rejected():
     for arguments in ({"texts": ["a.txt"], "tasks": ["a"]}, {"limit": 3}, {"few_shot": FewShotOptions(), "stride": 2}):
         with pytest.raises(UserError, match="leave"):
             plm_jax.evaluate("nowhere", **arguments)

@@ -27,7 +27,7 @@ def sources(tiny, tmp_path_factory):
 
 
 @pytest.mark.parametrize("form", ["run", "plm_jax", "huggingface"])
-def test_a_config_takes_the_model_and_the_vocabulary_of_a_checkpoint(form, sources, tiny):
+def test_config_receives_model_and_vocabulary_of_a_checkpoint(form, sources, tiny):
     wider = dataclasses.replace(
         tiny_config.with_dropout(tiny_config.MODEL),
         feed_forward=models.FeedForwardConfig(width=128),
@@ -56,7 +56,7 @@ def test_a_config_takes_the_model_and_the_vocabulary_of_a_checkpoint(form, sourc
     assert best.train.init_from == str(sources / "run/checkpoints/best")
 
 
-def test_a_checkpoint_of_an_architecture_that_the_objective_does_not_train_is_refused(sources, tiny):
+def test_checkpoints_of_other_architectures_are_rejected(sources, tiny):
     page = runs.make(tiny, model=tiny_config.BERT, objective=objectives.MaskedLM(), data={"layout": config.Blocks()})
     with pytest.raises(
         UserError, match=r"objective .masked_lm. trains a model of kind .* config\.model\.kind is .decoder."
@@ -64,7 +64,7 @@ def test_a_checkpoint_of_an_architecture_that_the_objective_does_not_train_is_re
         transfer.resolve(page, str(sources / "run"))
 
 
-def test_a_pooler_that_tells_pairs_apart_stays_where_rows_have_pairs(tiny, tmp_path):
+def test_pooler_is_loaded_only_for_pairs(tiny, tmp_path):
     checkpoint_formats.save(str(tmp_path / "bert"), moods.pretrained(tiny_config.BERT), "plm_jax")
     masked = {"model": tiny_config.BERT, "objective": objectives.MaskedLM(), "vocabulary": {"mask": 260, "cls": 258}}
     page = runs.make(tiny, data={"layout": config.Blocks()}, **masked)
@@ -73,7 +73,7 @@ def test_a_pooler_that_tells_pairs_apart_stays_where_rows_have_pairs(tiny, tmp_p
     assert transfer.resolve(pairs, str(tmp_path / "bert")).model.pooler == models.Pooler()
 
 
-def test_the_same_command_begins_and_goes_on(sources, tiny, verb, tmp_path):
+def test_the_same_command_starts_and_resumes(sources, tiny, verb, tmp_path):
     options = ("--config.schedule.learning_rate=0", "--config.optimizer.weight_decay=0", "--config.train.steps=1")
     command = (f"--config={tiny}/tiny.py:plain", f"--from={sources}/run", f"--workdir={tmp_path}", *options)
     finished = verb("pretrain", *command)
@@ -85,7 +85,7 @@ def test_the_same_command_begins_and_goes_on(sources, tiny, verb, tmp_path):
     assert again.status == 0 and "is finished at step 1" in again.err, again.err
 
 
-def test_a_source_without_a_vocabulary_is_told(sources, tiny, tmp_path):
+def test_source_without_a_vocabulary_is_rejected(sources, tiny, tmp_path):
     shutil.copytree(sources / "huggingface", tmp_path / "bare")
     for path in (tmp_path / "bare").iterdir():
         if path.name not in ("config.json", "model.safetensors"):
@@ -95,7 +95,7 @@ def test_a_source_without_a_vocabulary_is_told(sources, tiny, tmp_path):
 
 
 @pytest.mark.parametrize("model", ["T5", "ELMO", "stand_in", "short"])
-def test_the_model_of_a_config_that_a_source_replaces_is_not_checked(model, sources, tiny):
+def test_replaced_model_of_a_config_is_not_checked(model, sources, tiny):
     replaced = {
         "stand_in": models.FromCheckpointConfig(),
         "short": dataclasses.replace(
@@ -115,7 +115,7 @@ def test_the_model_of_a_config_that_a_source_replaces_is_not_checked(model, sour
         transfer.resolve(page, str(sources / "run"))
 
 
-def test_an_encoder_s_config_trains_a_decoder_with_its_objective(sources, tiny, verb, tmp_path):
+def test_config_of_an_encoder_trains_a_decoder(sources, tiny, verb, tmp_path):
     model = (
         "--config.model.kind=encoder",
         "--config.model.embedding.vocab_size=40",

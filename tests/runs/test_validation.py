@@ -1,4 +1,4 @@
-"""Which rows validate a run, and how its sources make the whole: against rows and means made by hand."""
+"""Rows that validate a run, and the means over its sources, compared with rows and means computed by hand."""
 
 import dataclasses
 import json
@@ -61,7 +61,7 @@ def by_hand(run, params, name, length, num_rows=None):
     return -np.take_along_axis(log_p, targets[..., None], axis=2)[..., 0][targets >= 0].mean()
 
 
-def test_a_metric_to_select_by_declares_whether_more_is_better(folder, monkeypatch):
+def test_selected_metrics_declare_their_direction(folder, monkeypatch):
     monkeypatch.setattr(metrics, "_DECLARED", dict(metrics._DECLARED))
     run = make(folder)
     run = dataclasses.replace(run, evaluation=dataclasses.replace(run.evaluation, select="a/mine"))
@@ -75,7 +75,7 @@ def test_a_metric_to_select_by_declares_whether_more_is_better(folder, monkeypat
         assert not validation.is_better(best, best)
 
 
-def test_each_source_has_its_share_of_the_batches_and_of_the_whole(folder):
+def test_sources_share_batches_and_mean_by_rate(folder):
     run = make(folder, {"a": 2.0, "b": 1.0, "c": 5.0}, max_batches=3)
     job, params = trained(run)
     found = job.validation(params, job.programs.phases[0])
@@ -87,7 +87,7 @@ def test_each_source_has_its_share_of_the_batches_and_of_the_whole(folder):
     assert job.validation.notes() == ["nothing is held out of c: only the other sources are validated"]
 
 
-def test_the_least_share_is_a_batch_and_all_is_all(folder):
+def test_smallest_share_is_a_batch(folder):
     counts = [Reader(config.reader_config(make(folder))).sources[name].splits["train"].num_tokens for name in "ab"]
     for run, rows, whole in (
         (make(folder), None, counts),
@@ -101,7 +101,7 @@ def test_the_least_share_is_a_batch_and_all_is_all(folder):
         np.testing.assert_allclose(found["loss"], np.average(means, weights=whole), rtol=1e-5)
 
 
-def test_phases_are_validated_at_their_length_and_at_the_last_by_their_rates(folder):
+def test_phases_are_validated_at_their_and_the_last_length(folder):
     phases = (
         config.PhaseConfig(until=0.5, length=16, mixture={"b": 1.0}),
         config.PhaseConfig(until=1.0, length=64, mixture={"a": 1.0, "b": 1.0}),
@@ -117,7 +117,7 @@ def test_phases_are_validated_at_their_length_and_at_the_last_by_their_rates(fol
     np.testing.assert_allclose(late["loss"], np.mean(means), rtol=1e-5)
 
 
-def test_what_runs_out_is_told(folder):
+def test_exhausted_sources_are_reported(folder):
     run = make(folder, {"a": 1.0, "b": 1.0}, max_batches=200)
     job, params = trained(run)
     opened = Reader(config.reader_config(run))
@@ -128,7 +128,7 @@ def test_what_runs_out_is_told(folder):
     np.testing.assert_allclose(found["loss"], np.mean([by_hand(run, params, n, 32) for n in "ab"]), rtol=1e-5)
 
 
-def test_nothing_held_out_is_told_and_gives_nothing(folder):
+def test_missing_validation_rows_are_reported(folder):
     job, params = trained(make(folder, {"c": 1.0}))
     assert job.validation(params, job.programs.phases[0]) == {}
     assert job.validation.notes() == ["nothing is held out of c: there is no validation"]
@@ -138,7 +138,7 @@ def test_nothing_held_out_is_told_and_gives_nothing(folder):
         setup.build(run, devices=jax.devices()[:1])
 
 
-def test_a_run_logs_it(folder, tmp_path):
+def test_run_logs_validation(folder, tmp_path):
     """In metrics.jsonl; over eight devices, for which the batch of four is made eight."""
     phases = (config.PhaseConfig(until=0.5, length=16), config.PhaseConfig(until=1.0))
     run = make(folder, {"a": 2.0, "b": 1.0, "c": 1.0}, 3, phases)
@@ -152,9 +152,7 @@ def test_a_run_logs_it(folder, tmp_path):
     np.testing.assert_allclose(rows[4]["validation/loss"], whole, rtol=1e-6)
 
 
-def test_what_validation_finds_to_be_no_number_is_said_and_makes_no_row_that_is_no_json(
-    folder, tmp_path, monkeypatch, capsys
-):
+def test_non_finite_validation_is_reported_and_rows_stay_json(folder, tmp_path, monkeypatch, capsys):
     run = make(folder, mixture={"a": 1.0})
     monkeypatch.setattr(Validation, "__call__", lambda *_: {"loss": float("nan"), "accuracy": 0.5})
     loop.pretrain(run, str(tmp_path / "run"))

@@ -32,7 +32,7 @@ class Stairs(config.Schedule):
         return stairs
 
 
-OTHERS = {
+CHANGES = {
     "seed": {"train": {"steps": STEPS, "seed": 2**32}, "schedule": config.ConstantSchedule(3e-4)},
     "of a user": {"schedule": Stairs(1.0)},
 }
@@ -67,12 +67,12 @@ def trained(tiny, **sections):
     return losses
 
 
-def test_a_second_member_compiles_nothing_and_a_cached_program_is_the_fresh_one(tiny, missed):
+def test_other_seeds_and_rates_compile_nothing(tiny, missed):
     fresh = trained(tiny)
     assert missed["misses"] > 1
     missed.clear()
     assert trained(tiny) == fresh
-    for name, sections in OTHERS.items():
+    for name, sections in CHANGES.items():
         assert trained(tiny, **sections)[-1] != fresh[-1], name
     assert missed["misses"] == 0 < missed["hits"], missed
 
@@ -88,7 +88,7 @@ USERS = {
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("name", USERS)
-def test_any_function_of_the_step_is_a_schedule(name):
+def test_functions_of_the_step_are_schedules(name):
     rate, expected = USERS[name]
     rates = [schedules.at(rate, step) for step in range(4)]
     assert all(type(value) is np.float32 for value in rates)
@@ -96,12 +96,12 @@ def test_any_function_of_the_step_is_a_schedule(name):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e300, None, "fast", np.zeros(2)])
-def test_a_rate_that_is_no_finite_number_is_a_mistake(value):
+def test_rates_that_are_not_finite_are_rejected(value):
     with pytest.raises(UserError, match=r"config.schedule returns .* as the rate of step 8: return a finite number"):
         schedules.at(lambda step: value, 7)
 
 
-def test_what_a_schedule_computes_with_jax_is_computed_on_the_host():
+def test_schedules_are_computed_on_the_host():
     devices = []
 
     def rate(step):

@@ -32,7 +32,7 @@ def test_each_kind_of_device_has_a_preset(kind, preset):
     assert compiler.preset_of(kind) == preset
 
 
-def test_no_option_of_a_preset_is_given_twice_and_each_says_what_it_does():
+def test_options_of_presets_are_unique_and_described():
     for options in compiler.PRESETS.values():
         assert len({option.name for option in options}) == len(options)
         assert all(option.effect for option in options)
@@ -42,14 +42,14 @@ def with_mesh(**fields):
     return dataclasses.replace(PLAIN, mesh=config.MeshConfig(**fields))
 
 
-def test_the_users_options_come_after_the_presets():
+def test_user_options_override_presets():
     own = {"xla_tpu_dot_dot_fusion": "true", "xla_other": "1"}
     found = Programs(with_mesh(compiler_preset="tpu", compiler_options=own), jax.devices()[:1]).first.compiler_options
     assert found["xla_tpu_nested_dot_fusion"] == "false"
     assert {name: found[name] for name in own} == own
 
 
-def test_an_unknown_preset_and_an_unknown_option_are_said():
+def test_unknown_presets_and_options_are_rejected():
     with pytest.raises(UserError, match="did you mean 'tpu_overlap'"):
         Programs(with_mesh(compiler_preset="tpu_overlaps"), jax.devices()[:1])
     programs = Programs(with_mesh(compiler_options={"xla_no_such": "1"}), jax.devices()[:1])

@@ -88,7 +88,7 @@ def make(tiny, model=Tower(), steps=3, **sections):
     ("coverage", "numbers"),
     [("1:4", [1, 2, 3]), ("2", [2]), ("0,2:9:3", [0, 2, 5, 8]), ("0:2,3", [0, 1, 3])],
 )
-def test_rows_are_named_by_the_layers_that_a_leaf_covers(coverage, numbers):
+def test_rows_are_named_by_their_layers(coverage, numbers):
     leaf, name = np.zeros((len(numbers), 2)), f"stack/blocks/{coverage}/norm/scale"
     assert trainable.layer_numbers(name, leaf) == numbers
     assert trainable.layers(name, leaf) == [f"stack/blocks/{number}/norm/scale" for number in numbers]
@@ -96,7 +96,7 @@ def test_rows_are_named_by_the_layers_that_a_leaf_covers(coverage, numbers):
     assert trainable.layers("blocksize", leaf) == []
 
 
-def test_decay_goes_by_the_numbers_of_the_layers():
+def test_decay_depends_on_the_number_of_the_layer():
     factors = runs.flat(layer_decay.factors(Tower(), 0.5, registry.shapes(Tower())))
     # Layer i of n layers has the factor 0.5 ** (n + 1 - i).
     np.testing.assert_allclose(factors[KERNEL].ravel(), [0.5**5, 0.5**4, 0.5**3, 0.5**2])
@@ -104,7 +104,7 @@ def test_decay_goes_by_the_numbers_of_the_layers():
     assert factors[SCALE].ndim == 2
 
 
-def test_a_part_norms_and_a_resume_go_by_the_layers(tiny, tmp_path):
+def test_training_norms_and_resuming_name_layers(tiny, tmp_path):
     train = {"trainable": (r"body/blocks/[13]/.*",), "log_norms": True}
     sections = {"train": train, "optimizer": config.LambConfig(layer_decay=0.9)}
     loop.pretrain(make(tiny, steps=2, **sections), str(tmp_path / "run"))
@@ -126,7 +126,7 @@ def test_a_part_norms_and_a_resume_go_by_the_layers(tiny, tmp_path):
     assert norms.by_layer(names, values) == pytest.approx({"body/blocks/1": 2.0, "body/blocks/3": 6**0.5})
 
 
-def test_the_top_layers_of_each_leaf_are_drawn_anew(tiny, tmp_path):
+def test_top_layers_of_each_leaf_are_reinitialized(tiny, tmp_path):
     loop.pretrain(make(tiny, steps=1), str(tmp_path / "run"))
     source = runs.flat(checkpoints.load_params(str(tmp_path / "run")).params)
     init = {"init_from": str(tmp_path / "run"), "reinitialize_top": 2, "seed": 5}
@@ -151,12 +151,12 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_rows_that_are_not_those_of_the_layers_are_a_mistake(name):
+def test_mismatched_rows_and_layers_are_rejected(name):
     model, message = WRONG[name]
     with pytest.raises(UserError, match=message):
         trainable.check_layers(model, 1)
 
 
-def test_stages_do_not_cut_a_leaf_that_some_layers_lack(tiny):
+def test_stages_cannot_split_partly_covered_leaves(tiny):
     with pytest.raises(UserError, match=r"1:4/norm/scale covers only some layers, and mesh.stage=2 cuts.*to 1"):
         Programs(make(tiny, mesh=config.MeshConfig(stage=2)), jax.devices()[:2]).check_parameters()

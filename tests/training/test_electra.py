@@ -88,7 +88,7 @@ def expected(module, params, batch, samples):
 
 @functools.partial(jax.jit, static_argnames=("module", "sampler", "options"))
 def sums(module, params, batch, rngs=None, sampler=None, options=()):
-    """Those of the loss; `sampler` instead of the one that draws."""
+    """Returns the sums of the loss; `sampler` replaces the random sampler."""
     loss = losses.ReplacedTokenLoss(**dict(options))
     with pytest.MonkeyPatch.context() as patch:
         if sampler is not None:
@@ -102,7 +102,7 @@ def means(module, params, batch, rngs=None, sampler=None, options=()):
     return {name: float(value) for name, value in of_sums(losses.ReplacedTokenLoss(**dict(options)), found).items()}
 
 
-def test_the_losses_are_the_published_ones_given_the_samples():
+def test_losses_equal_the_published_formulas():
     batch = make(ELECTRA)
     assert 0 < batch["target_weights"].sum() < batch["target_weights"].size
     samples = np.where(np.arange(5) == 1, batch["targets"], SAMPLES)  # Some are the text's own.
@@ -142,7 +142,7 @@ def test_no_gradient_passes_through_samples():
     assert any(np.abs(leaf).max() > 1e-3 for leaf in jax.tree.leaves(both["discriminator_transform"]))
 
 
-def test_parts_of_a_batch_add_up_to_it():
+def test_sums_of_microbatches_equal_those_of_the_batch():
     """Rows differ in targets and in tokens, so that means of means would not be the mean."""
 
     def sampler(features, *_):
@@ -157,7 +157,7 @@ def test_parts_of_a_batch_add_up_to_it():
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), both, want)
 
 
-def test_samples_are_drawn_anew_with_each_key_and_validation_repeats_itself():
+def test_samples_depend_on_the_key_only():
     batch, (module, params) = make(ELECTRA), model_and_params("electra")
     keys = [{"sample": jax.random.key(seed)} for seed in (1, 1, 2)]
     one, same, other = (means(module, params, batch, rngs)["discriminator_loss"] for rngs in keys)
@@ -165,7 +165,7 @@ def test_samples_are_drawn_anew_with_each_key_and_validation_repeats_itself():
     assert means(module, params, batch) == means(module, params, batch)
 
 
-def test_dropout_is_drawn_only_with_its_key():
+def test_dropout_needs_its_key():
     batch, (_, params) = make(ELECTRA), model_and_params("electra")
     module = registry.build(tiny.with_dropout(tiny.ELECTRA, 0.2))
     sample = {"sample": jax.random.key(3)}
@@ -176,7 +176,7 @@ def test_dropout_is_drawn_only_with_its_key():
 
 
 @pytest.mark.parametrize("token", [0, 255])
-def test_the_generator_says_what_is_put_in_and_its_hits_are_not_replaced(token):
+def test_correct_samples_do_not_count_as_replaced(token):
     """A bias makes it say one token always: the accuracy is the share of samples that are the text's."""
     batch, (module, params) = make(ELECTRA), model_and_params("electra")
     batch["targets"][:2] = token
@@ -187,7 +187,7 @@ def test_the_generator_says_what_is_put_in_and_its_hits_are_not_replaced(token):
     np.testing.assert_allclose(1 - found["accuracy"], wrong / batch["target_weights"].sum(), rtol=1e-6)
 
 
-def test_samples_follow_the_softmax_at_a_temperature_of_one_whatever_the_chunks():
+def test_samples_follow_the_softmax_for_every_chunk_size():
     rng, draws = np.random.default_rng(4), 4000
     features, matrix, bias = rng.normal(size=(3, 2)), rng.normal(size=(5, 2)), rng.normal(size=5)
     p = np.exp(features @ matrix.T + bias)
@@ -210,7 +210,7 @@ def masked_lm(module, params, batch):
     return terms, metrics, losses.MaskedLMLoss().weights(module, batch)
 
 
-def test_each_target_is_predicted_as_masked_and_from_its_boundaries():
+def test_targets_are_predicted_from_masks_and_boundaries():
     batch, (module, params) = make(SPANBERT), model_and_params("spanbert")
     assert batch["target_offsets"].max() >= tiny.SPANBERT.span_boundary.positions, "some are beyond the head"
     terms, metrics, weights = masked_lm(module, params, batch)
@@ -232,7 +232,7 @@ def test_each_target_is_predicted_as_masked_and_from_its_boundaries():
     np.testing.assert_allclose(found["loss"], of_masks / num_targets + of_spans / num_counted, rtol=1e-5)
 
 
-def test_span_masking_without_the_head_is_masked_language_modelling():
+def test_span_masking_without_the_head_is_masked_language_modeling():
     batch, (_, params) = make(SPANBERT), model_and_params("spanbert")
     module = registry.build(dataclasses.replace(tiny.SPANBERT, span_boundary=models.NoHead()))
     terms, metrics, _ = masked_lm(module, params, batch)
@@ -241,7 +241,7 @@ def test_span_masking_without_the_head_is_masked_language_modelling():
 
 
 @pytest.mark.parametrize("kind", ["electra", "spanbert"])
-def test_flops_are_those_of_the_forward_pass(kind):
+def test_flops_are_three_forward_passes(kind):
     """Products alone, loops as often as they run; the head where there are targets."""
     module, params = model_and_params(kind)
     rows, targets = 2, 3

@@ -52,7 +52,7 @@ def shares(vocab_size):
     return (np.log(np.arange(vocab_size) + 2) - np.log(np.arange(vocab_size) + 1)) / np.log(vocab_size + 1)
 
 
-def test_expected_draws_are_those_of_draws_until_enough_words_have_come():
+def test_expected_draws_equal_a_simulation():
     np.testing.assert_allclose(sampled_softmax.log_uniform(np.arange(40), 40), shares(40), rtol=1e-5)
     rng = np.random.default_rng(0)
     counts = []
@@ -78,7 +78,7 @@ def sampled_by_hand(arrays, drawn, samples):
     return total
 
 
-def test_the_sampled_softmax_is_over_the_target_and_the_drawn_words():
+def test_sampled_softmax_covers_the_target_and_the_drawn_words():
     arrays, key = head(), jax.random.key(1)
     drawn = np.argsort(-(np.log(shares(40)) + np.asarray(jax.random.gumbel(key, (40,)))))[:12]
     assert any(target in drawn for target in arrays[3].ravel())
@@ -89,7 +89,7 @@ def test_the_sampled_softmax_is_over_the_target_and_the_drawn_words():
     assert (abs(gradient[touched]).max(1) > 0).all() and not gradient[~touched].any()
 
 
-def test_with_nearly_all_words_drawn_it_is_nearly_the_full_softmax():
+def test_sampled_softmax_approaches_the_full_softmax():
     arrays = head(2)
     full = linear_cross_entropy(*arrays).loss
 
@@ -129,7 +129,7 @@ def read(model, params, characters, carry):
     return model.apply({"params": params}, characters, carry, method="streams")
 
 
-def test_the_loss_is_the_sum_of_both_directions():
+def test_loss_sums_both_directions():
     model, params, batch, carry = model_and_batch()
     loss, weight, metrics, after = loss_of(model, params, batch, None, carry)
     features, want_after = read(model, params, batch["characters"], carry)
@@ -141,7 +141,7 @@ def test_the_loss_is_the_sum_of_both_directions():
     jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=1e-6), after, want_after)
 
 
-def test_words_are_drawn_in_training_alone():
+def test_words_are_sampled_only_in_training():
     model, params, batch, carry = model_and_batch()
     loss = functools.partial(loss_of, model, params, batch, negative_samples=20)
     rngs = step.rngs(ROOT, 0, 0, KEYS)
@@ -151,7 +151,7 @@ def test_words_are_drawn_in_training_alone():
     assert drawn[0] == loss(rngs, carry)[0] != loss(step.rngs(ROOT, 1, 0, KEYS), carry)[0]
 
 
-def test_no_gradient_reaches_the_batch_before():
+def test_no_gradient_reaches_the_previous_batch():
     model, params, first, carry = model_and_batch()
     second = first | {"characters": first["characters"][:, ::-1]}
 
@@ -174,7 +174,7 @@ def test_no_gradient_reaches_the_batch_before():
     assert abs(norms[True] / norms[False] - 1) > 1e-4
 
 
-def test_microbatches_carry_each_row_on():
+def test_microbatches_keep_the_state_of_each_row():
     model, params, batch, carry = model_and_batch(rows=6)
     batch |= {"digest": jnp.zeros((6, 2), jnp.uint32)}
 
@@ -190,7 +190,7 @@ def test_microbatches_carry_each_row_on():
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), one, other)
 
 
-def test_the_recipe_makes_the_updates_of_a_loss_summed_over_the_steps_of_a_row():
+def test_recipe_equals_updates_of_a_loss_summed_over_steps():
     """bilm-tf's Adagrad and clip on 20 times the gradient, and the config's on the gradient."""
     rng = np.random.default_rng(0)
     theirs, ours = (
@@ -216,7 +216,7 @@ def trained(folder, **sizes):
     return runs.steps(run, int(np.prod(list(sizes.values()))))
 
 
-def test_losses_and_parameters_on_a_mesh_are_those_of_one_device(folder):
+def test_training_on_a_mesh_equals_one_device(folder):
     want_losses, before, want, _, last = trained(folder, data=1)
     got_losses, _, got, _, same_last = trained(folder, data=1, fsdp=4, tensor=2)
     np.testing.assert_allclose(got_losses, want_losses, rtol=1e-5)
@@ -226,7 +226,7 @@ def test_losses_and_parameters_on_a_mesh_are_those_of_one_device(folder):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), same_last.carry, last.carry)
 
 
-def test_each_part_is_sharded(folder):
+def test_parameters_and_state_are_sharded(folder):
     _, _, _, job, _ = trained(folder, data=1, fsdp=4, tensor=2)
     leaves = jax.tree_util.tree_leaves_with_path((job.program.shardings.params, job.program.shardings.carry))
     specs = {jax.tree_util.keystr(path[1:], simple=True, separator="/"): sharding.spec for path, sharding in leaves}
@@ -253,7 +253,7 @@ def newest(run, workdir):
         return job, setup.starting_state(job, checkpoints.restore)[0]
 
 
-def test_a_resumed_run_is_the_same_to_the_bit_with_what_it_carries(finished, tmp_path):
+def test_resumed_run_restores_the_recurrent_state(finished, tmp_path):
     run, workdir = finished
     resumed = runs.copy_at(workdir, tmp_path / "run", 16)  # Amid the second phase.
     loop.pretrain(run, str(resumed))
@@ -265,7 +265,7 @@ def test_a_resumed_run_is_the_same_to_the_bit_with_what_it_carries(finished, tmp
     assert want.carry["hidden"].shape == (32, 2, 2, 8) and abs(np.asarray(want.carry["hidden"])).min(axis=3).all()
 
 
-def test_another_batch_size_begins_with_a_fresh_carry(finished, tmp_path):
+def test_changed_batch_size_resets_the_recurrent_state(finished, tmp_path):
     run, workdir = finished
     job, state = newest(run, runs.copy_at(workdir, tmp_path / "run", 12))
     first, second = job.programs.phases
@@ -281,7 +281,7 @@ def test_another_batch_size_begins_with_a_fresh_carry(finished, tmp_path):
     assert job.program.place(state, job.program, 48).carry["cell"].shape[0] == 48
 
 
-def test_validation_reads_each_row_on_with_the_softmax_over_all_words(finished):
+def test_validation_continues_rows_with_the_full_softmax(finished):
     run, workdir = finished
     lm = plm_jax.load(workdir)
     batches = list(Reader(config.reader_config(run)).in_order("validation", 8))
@@ -305,7 +305,7 @@ def test_validation_reads_each_row_on_with_the_softmax_over_all_words(finished):
     assert validated[20] < validated[10] < np.log(64)
 
 
-def test_a_run_s_model_reads_words_and_is_saved(finished, tmp_path):
+def test_trained_model_reads_words_and_is_saved(finished, tmp_path):
     lm = plm_jax.load(finished[1])
     ids = [list(lm.vocabulary.encode("Whale Captain Zzyzx."))]
     assert ids[0][-1] == lm.vocabulary.unk_id and len(ids[0]) == 3
@@ -319,7 +319,7 @@ def test_a_run_s_model_reads_words_and_is_saved(finished, tmp_path):
 
 
 @pytest.mark.parametrize("samples", [0, 20])
-def test_flops_are_those_of_the_forward_pass_times_three(samples):
+def test_flops_are_three_forward_passes(samples):
     model, params, batch, carry = model_and_batch()
 
     def forward(params):

@@ -88,7 +88,7 @@ def on_one_device(folder, family, dropout=0.1):
 
 
 @pytest.mark.parametrize(("family", "name"), CASES, ids=str)
-def test_a_family_trains_as_on_one_device(folder, family, name):
+def test_families_train_like_one_device(folder, family, name):
     want_losses, before, want = on_one_device(folder, family)
     got_losses, _, got = trained(folder, FAMILIES[family][0], 0.1, **MESHES[name])
     np.testing.assert_allclose(got_losses, want_losses, rtol=1e-5)
@@ -101,6 +101,6 @@ def test_a_family_trains_as_on_one_device(folder, family, name):
         assert difference < 1e-3, (path, difference)
 
 
-def test_each_mesh_has_a_family_by_default_and_dropout_matters(folder):
+def test_each_mesh_has_a_family_by_default(folder):
     assert {name for _, name in FAMILIES.values()} == set(MESHES)
     assert on_one_device(folder, "gpt2", 0.0)[0] != on_one_device(folder, "gpt2")[0]

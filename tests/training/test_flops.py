@@ -35,7 +35,7 @@ TRACED = [
     ("stack", "embedding_size"),
     [(models.StackConfig(3), None), (models.StackConfig(4, groups=1), 5), (models.StackConfig(4, 2, 2), None)],
 )
-def test_the_flops_of_an_encoder_are_those_of_its_products(stack, embedding_size):
+def test_flops_of_an_encoder_equal_its_products(stack, embedding_size):
     embedding = models.EmbeddingConfig(31, 12, token_types=2, norm=True, embedding_size=embedding_size)
     model = small_encoder(stack=stack, embedding=embedding, pooler=models.NoHead())
     module, tokens = registry.build(model), jax.ShapeDtypeStruct((2, 8), "int32")
@@ -46,7 +46,7 @@ def test_the_flops_of_an_encoder_are_those_of_its_products(stack, embedding_size
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_flops_of_an_encoder_decoder_are_those_of_its_products(name):
+def test_flops_of_an_encoder_decoder_equal_its_products(name):
     """But for the half of the decoder's attention to itself that is hidden."""
     model, rows, length, decoder_length = MODELS[name], 2, 8, 6
     module = registry.build(model)
@@ -61,7 +61,7 @@ def test_the_flops_of_an_encoder_decoder_are_those_of_its_products(name):
 
 
 @pytest.mark.parametrize(("name", "kernel", "remat"), TRACED)
-def test_a_program_does_at_least_what_its_model_asks_for(name, kernel, remat):
+def test_programs_compute_at_least_the_model_flops(name, kernel, remat):
     run = RUNS[name]
     run = dataclasses.replace(run, model=run.model.with_speed(attention_kernel=kernel, remat=remat))
     programs = Programs(run, jax.devices()[:1])
@@ -82,7 +82,7 @@ def product(x_ref, y_ref, out_ref):
 
 
 @pytest.mark.parametrize("estimated", [None, 12345])
-def test_a_kernel_has_what_it_says_or_its_grids_products(estimated):
+def test_kernels_count_their_estimate_or_their_grid(estimated):
     def multiply(x, y):
         cost = estimated and pl.CostEstimate(flops=estimated, transcendentals=7, bytes_accessed=0)
         return pl.pallas_call(
@@ -138,7 +138,7 @@ def test_recomputed_kernels_count_again():
 
 
 def scores_of_flash(queries, tile=128, keys=2048, groups=2, head_dim=64):
-    """How many scores flash attention computes for some queries of a causal row."""
+    """Returns the number of scores that flash attention computes for some queries of a causal row."""
 
     def attend(query, key):
         return tpu.flash(
@@ -158,14 +158,14 @@ def scores_of_flash(queries, tile=128, keys=2048, groups=2, head_dim=64):
     return found / groups
 
 
-def test_parts_of_a_causal_row_count_what_the_whole_one_does():
+def test_parts_of_a_causal_row_count_like_the_whole():
     """Their places in the row are not known where they are counted: each is an average one."""
     tiles_of_row = 2048 // 128
     assert scores_of_flash(2048) == 128**2 * tiles_of_row * (tiles_of_row + 1) / 2
     assert 8 * scores_of_flash(2048 // 8) == scores_of_flash(2048)
 
 
-def test_a_part_of_the_mesh_counts_its_own_devices_alone():
+def test_shard_map_counts_the_devices_of_its_axes():
     mesh = jax.make_mesh((2, 4), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
 
     def products(x, axes):
@@ -180,7 +180,7 @@ def test_a_part_of_the_mesh_counts_its_own_devices_alone():
         assert flops.of_program(products(x, axes)) == devices * 2 * (2 * (16 // devices) ** 2 * 3)
 
 
-def test_of_branches_the_costliest_counts():
+def test_costliest_branch_counts():
     def either(x):
         return jax.lax.cond(x.sum() > 0, lambda x: x @ x @ x, lambda x: x @ x, x)
 

@@ -39,13 +39,13 @@ def plain(features, unembedding, bias, targets, weights, z_loss, label_smoothing
 
 
 def chunked(features, unembedding, *arguments):
-    """Of the last argument, a chunk's places, so many at once."""
+    """Computes the loss in chunks of `chunk` positions, the last argument."""
     *others, chunk = arguments
     at_once = chunk * len(features) * len(unembedding)
     return cross_entropy.linear_cross_entropy(features, unembedding, *others, at_once)
 
 
-def test_a_head_without_a_bias_has_a_bias_of_zero():
+def test_missing_bias_equals_a_bias_of_zero():
     features, unembedding, bias, *targets = make(3)
     without = chunked(features, unembedding, None, *targets, 0.1, 0.0, 3).loss
     np.testing.assert_allclose(without, plain(features, unembedding, 0 * bias, *targets, 0.1, 0.0), rtol=1e-6)
@@ -183,7 +183,7 @@ def test_chunks_are_even_and_bounded():
 
 
 def sums(loss, model, params, batch):
-    """Of a loss of one term: its sum, its metrics', its weight."""
+    """Returns the sum, the metrics and the weight of a loss with one term."""
     found, _ = means.sums(loss, model, params, batch, {})
     return tuple(*zip(*(part.values() for part in found), strict=True))
 

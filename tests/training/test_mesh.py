@@ -26,14 +26,14 @@ def fresh(folder, **sizes):
     return job, job.program.new_state(job.run.train.seed)
 
 
-def test_the_parameters_drawn_are_those_of_one_device(tiny):
+def test_initial_parameters_equal_those_of_one_device(tiny):
     (_, state), (_, of_one) = fresh(tiny, fsdp=2, tensor=2, context=2), fresh(tiny, data=1)
     assert not state.params["token_embedding"].is_fully_replicated
     for path, leaf in runs.flat(state.params).items():
         np.testing.assert_allclose(leaf, runs.flat(of_one.params)[path], rtol=1e-6, err_msg=path)
 
 
-def test_the_lowered_step_holds_the_sharding_constraints(tiny):
+def test_lowered_step_has_sharding_constraints(tiny):
     job, state = fresh(tiny, fsdp=4, tensor=2)
     batch, _ = next(runs.batches(job, 0))
     text = job.program.phase_step(job.programs.phases[0]).lower(state, batch, *job.programs.inputs(0)).as_text()
@@ -45,7 +45,7 @@ def test_the_lowered_step_holds_the_sharding_constraints(tiny):
     assert len(constraints) >= 7
 
 
-def test_bytes_of_matrices_per_device_fall_as_one_over_fsdp(tiny):
+def test_bytes_of_matrices_are_divided_by_fsdp(tiny):
     def local_bytes(fsdp):
         _, state = fresh(tiny, fsdp=fsdp)
         leaves = [leaf for leaf in jax.tree.leaves((state.params, state.optimizer)) if leaf.ndim]
@@ -69,13 +69,13 @@ def odd(folder, **sizes):
     )
 
 
-def test_what_does_not_divide_is_left_whole(tiny):
+def test_indivisible_axes_are_not_sharded(tiny):
     params = Programs(odd(tiny, data=1, fsdp=8), jax.devices()[:8]).first.abstract_state.params
     assert {leaf.shape[0] for leaf in (params["token_embedding"], params["head"], params["head_bias"])} == {273}
     assert params["token_embedding"].sharding.spec == jax.sharding.PartitionSpec(None, "fsdp")
 
 
-def test_a_vocabulary_that_tensor_does_not_divide_is_padded_where_it_lies_and_nowhere_else(tiny, tmp_path):
+def test_vocabulary_is_padded_on_devices_and_not_in_checkpoints(tiny, tmp_path):
     run = dataclasses.replace(
         odd(tiny, data=1, fsdp=2, tensor=4),
         train=dataclasses.replace(RUNS["plain"].train, steps=4),
@@ -107,7 +107,6 @@ def test_a_vocabulary_that_tensor_does_not_divide_is_padded_where_it_lies_and_no
 @pytest.mark.parametrize(
     ("sizes", "says"),
     [
-        ({"data": 3}, "does not fit 8 devices"),
         ({"data": -1, "fsdp": 3}, "does not fit 8 devices"),
         ({"data": -1, "fsdp": -1}, "one may be -1"),
         ({"data": 0}, "at least 1"),
@@ -115,41 +114,31 @@ def test_a_vocabulary_that_tensor_does_not_divide_is_padded_where_it_lies_and_no
         ({"fsdp": 6, "tensor": 2}, "mesh.fsdp=4 mesh.tensor=2$"),
     ],
 )
-def test_a_mesh_that_does_not_fit_is_said(sizes, says):
+def test_meshes_that_do_not_fit_are_rejected(sizes, says):
     with pytest.raises(UserError, match=says):
         mesh.build(config.MeshConfig(**sizes), jax.devices()[:8])
 
 
-def test_what_is_left_goes_to_minus_one():
+def test_data_axis_takes_the_remaining_devices():
     assert dict(mesh.build(config.MeshConfig(tensor=2), jax.devices()[:8]).shape)["data"] == 4
 
 
 @pytest.mark.parametrize(
     ("name", "sizes", "fields", "says"),
     [
-        (
-            "plain",
-            {"fsdp": 8},
-            {"batch_size": 12},
-            r"8 \(stage × data × fsdp\).*mesh.fsdp=4 mesh.tensor=2, or.* of 16$",
-        ),
-        (
-            "plain",
-            {"fsdp": 8},
-            {"batch_size": 24, "microbatches": 2},
-            "has 12 rows at .*, or .*batch_size of 32$",
-        ),
-        ("elmo", {"data": 2, "context": 4}, {}, "kind 'elmo' reads a row sequentially, .*: use mesh.data=8$"),
+        ("plain", {"fsdp": 8}, {"batch_size": 12}, r"8 \(stage × data × fsdp\).*fsdp=4 mesh.tensor=2, or.* of 16$"),
+        ("plain", {"fsdp": 8}, {"batch_size": 24, "microbatches": 2}, "has 12 rows at .*, or .*batch_size of 32$"),
+        ("elmo", {"data": 2, "context": 4}, {}, "kind 'elmo' reads a row sequentially, .*: take mesh.data=8$"),
     ],
 )
-def test_a_batch_that_a_mesh_does_not_divide_is_told_the_nearest_that_it_does(name, sizes, fields, says):
+def test_indivisible_batches_are_rejected_with_the_nearest_sizes(name, sizes, fields, says):
     train = dataclasses.replace(RUNS[name].train, **fields)
     run = dataclasses.replace(RUNS[name], train=train, mesh=config.MeshConfig(**{"data": 1} | sizes))
     with pytest.raises(UserError, match=says):
         Programs(run, jax.devices()[:8])
 
 
-def test_rows_are_cut_over_context_as_far_as_it_divides_them(tiny):
+def test_rows_are_split_over_context(tiny):
     job, _ = fresh(tiny, data=2, context=4)
     batch, _ = next(runs.batches(job, 0))
     assert {shard.data.shape for shard in batch["tokens"].addressable_shards} == {(4, 8)}
@@ -162,7 +151,7 @@ def test_rows_are_cut_over_context_as_far_as_it_divides_them(tiny):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler")
-def test_only_stages_and_copies_go_from_slice_to_slice():
+def test_only_stage_and_data_axes_cross_slices():
     devices = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2", num_slices=2).devices
 
     def crossing(**sizes):

@@ -22,7 +22,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_step_whose_numbers_are_lost_changes_the_step_and_nothing_else(tiny_copy, verb, name):
+def test_non_finite_step_changes_only_the_step(tiny_copy, verb, name):
     """Frozen parameters over a mesh in microbatches; a state that is carried; LAMB in bfloat16 with two terms."""
     changed, devices = CASES[name]
     if name == "elmo":
@@ -51,7 +51,7 @@ def test_a_step_whose_numbers_are_lost_changes_the_step_and_nothing_else(tiny_co
 
 
 def check_norms(job, metrics, before, after):
-    """Those of parameters and updates against NumPy's, by name; the gradients' make up their norm."""
+    """Compares the norms of parameters and updates with NumPy, and those of gradients with their global norm."""
     names = job.program.trained.names(registry.shapes(job.run.model))
     gradients, parameters, updates = metrics["norms"]
     assert len(names) == len(set(names)) == len(gradients)
@@ -70,14 +70,14 @@ def check_norms(job, metrics, before, after):
     assert {name.replace("/blocks/0/", "/blocks/").replace("/blocks/1/", "/blocks/") for name in names} >= changed
 
 
-def test_norms_of_layers_are_those_of_their_tensors_together():
+def test_norms_of_layers_combine_their_tensors():
     names = ["embedding", "stack/blocks/0/a/kernel", "stack/blocks/1/a/kernel", "stack/blocks/0/b", "stack/blocks/1/b"]
     found = norms.by_layer(names, np.array([7.0, 3.0, 5.0, 4.0, 12.0]))
     assert found == {"embedding": 7.0, "stack/blocks/0": 5.0, "stack/blocks/1": 13.0}
 
 
 @pytest.mark.parametrize("skips", [False, True])
-def test_spikes_are_above_the_window_of_the_steps_before(skips):
+def test_spikes_exceed_the_window_of_previous_steps(skips):
     """Against the rule written out in Python; the window begins anew with a phase."""
     rng, size, first = np.random.default_rng(1), 8, 50
     series = np.float32(rng.normal([5.0, 1.0], [0.1, 0.3], (100, 2)))

@@ -41,7 +41,7 @@ def make(objective):
 
 
 @pytest.mark.parametrize("kind", ["full_lm", "ul2", "replace_spans", "prefix_lm", "masked_lm", "causal"])
-def test_counted_rows_are_those_of_the_batch(kind):
+def test_row_lengths_equal_those_of_the_batch(kind):
     run = make(objectives.Objective.choices[kind]())
     assert config.from_dict(config.to_config_dict(run)) == run
     batch = blank_batch(config.reader_config(run), 64)
@@ -55,13 +55,13 @@ def test_counted_rows_are_those_of_the_batch(kind):
     )
 
 
-def test_an_objective_trains_its_architecture():
+def test_objective_rejects_other_architectures():
     run = make(objectives.PrefixLM())
     with pytest.raises(UserError, match="'prefix_lm' trains a model of kind 'encoder_decoder'"):
         config.from_dict(config.to_dict(dataclasses.replace(run, model=MODELS["decoder"])))
 
 
-def test_the_loss_is_that_of_the_suffix_behind_a_prefix_that_sees_itself():
+def test_prefix_is_bidirectional_and_has_no_loss():
     """Token by token, what comes later replaced by anything."""
     run = make(objectives.DecoderPrefixLM())
     module, rng = registry.build(run.model, jnp.float32), np.random.default_rng(0)

@@ -121,7 +121,7 @@ def rate(step):
 
 
 def parameters():
-    """As `tree`, with two whole tensors at 0."""
+    """Returns random parameters with two tensors of zeros."""
     values = tree(0)
     values["stack"]["blocks"]["dense"]["kernel"][2] = 0.0
     values["token_embedding"][...] = 0.0
@@ -309,7 +309,7 @@ ADAFACTOR = config.AdafactorConfig(min_dim_size_to_factor=16)
 
 
 def placed(settings, **sizes):
-    """Of the tiny model: the abstract fresh state, unboxed, and where it lies on a mesh of eight."""
+    """Returns the optimizer, the abstract initial state of the tiny model and its shardings on a mesh of eight."""
     optimizer = optimizers.build(settings)
     params = lambda: state.init_params(Decoder(tiny.MODEL), keys.from_seed(0))  # noqa: E731
     boxed = jax.eval_shape(lambda: state.new_state(params(), optimizer))

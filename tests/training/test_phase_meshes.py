@@ -43,7 +43,7 @@ def trained(tiny, tmp_path_factory):
     return workdir
 
 
-def test_losses_are_those_of_one_device(tiny, trained):
+def test_losses_equal_those_of_one_device(tiny, trained):
     run = make(tiny, meshes=False)
     job = setup.build(run, devices=jax.devices()[:1])
     state, losses = job.program.new_state(job.run.train.seed), []
@@ -61,7 +61,7 @@ def test_losses_are_those_of_one_device(tiny, trained):
     np.testing.assert_allclose(found[6], validated, rtol=1e-5)
 
 
-def test_the_state_lies_on_the_mesh_of_its_phase(tiny):
+def test_state_is_on_the_mesh_of_its_phase(tiny):
     job = setup.build(make(tiny))
     first, second = map(job.programs.at, job.programs.phases)
     state = first.new_state(0)
@@ -77,7 +77,7 @@ def test_the_state_lies_on_the_mesh_of_its_phase(tiny):
 
 # Each takes long: PLM_JAX_FULL_TESTS=1 takes the boundary and the second phase, too.
 @pytest.mark.parametrize("step", [2, 4, 6] if os.environ.get("PLM_JAX_FULL_TESTS") else [2])
-def test_a_run_cut_off_in_either_phase_is_the_same_to_the_bit(step, tiny, trained, tmp_path, capsys):
+def test_interrupted_run_resumes_exactly(step, tiny, trained, tmp_path, capsys):
     workdir = runs.copy_at(trained, tmp_path / "run", step)
     meta = json.loads((workdir / "checkpoints" / str(step) / "meta" / "metadata").read_text())
     assert meta["mesh"]["data"] == (8 if step <= 4 else 1)
@@ -88,7 +88,7 @@ def test_a_run_cut_off_in_either_phase_is_the_same_to_the_bit(step, tiny, traine
         assert runs.column(workdir, name) == runs.column(trained, name)
 
 
-def test_the_rate_goes_by_the_tokens_of_all_phases(tiny):
+def test_rate_depends_on_the_tokens_of_all_phases(tiny):
     schedule = config.CosineSchedule(learning_rate=1.0, warmup_steps=2, by_tokens=True)
     run = dataclasses.replace(make(tiny), schedule=schedule)
     programs = Programs(run)
@@ -98,7 +98,7 @@ def test_the_rate_goes_by_the_tokens_of_all_phases(tiny):
         assert resumed.inputs(step)[1] == programs.inputs(step)[1]
 
 
-def test_phases_that_are_over_need_fit_no_mesh_of_those_to_come(tiny):
+def test_finished_phases_need_not_fit_the_devices(tiny):
     phases = (
         config.PhaseConfig(until=0.25, batch_size=2, mesh={"data": 2}),
         config.PhaseConfig(until=0.5, mesh={"data": 4, "tensor": 2}),
@@ -114,7 +114,7 @@ def test_phases_that_are_over_need_fit_no_mesh_of_those_to_come(tiny):
     assert setup.build(run, resumed).program.batch_size == run.train.batch_size
 
 
-def test_a_phase_whose_batch_does_not_fit_its_mesh_is_refused(tiny):
+def test_batch_of_each_phase_must_fit_its_mesh(tiny):
     phases = (
         config.PhaseConfig(until=0.5, mesh={"fsdp": 8}),
         config.PhaseConfig(until=1.0, batch_size=4, mesh={"fsdp": 8}),
@@ -123,6 +123,6 @@ def test_a_phase_whose_batch_does_not_fit_its_mesh_is_refused(tiny):
         Programs(runs.make(tiny, train={"phases": phases}, mesh=config.MeshConfig(data=1)))
 
 
-def test_an_axis_that_is_none_is_refused():
+def test_unknown_axes_are_rejected():
     with pytest.raises(UserError, match=r"'fdsp'.*fsdp"):
         config.PhaseConfig(until=1.0, mesh={"fdsp": 8})

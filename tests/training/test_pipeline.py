@@ -35,7 +35,7 @@ def make(folder, name, stack, **sizes):
     ],
     ids=["segments", "shared"],
 )
-def test_losses_and_updates_are_those_of_one_device(tiny, name, stack, sizes, kernel):
+def test_stages_train_like_one_device(tiny, name, stack, sizes, kernel):
     want_losses, before, want, _, _ = runs.steps(make(tiny, name, stack), 1)
     devices = int(np.prod(list(sizes.values())))
     run = runs.make(tiny, make(tiny, name, stack, **sizes), model={"attention_kernel": kernel})
@@ -56,7 +56,7 @@ def traced(folder, microbatches, **sizes):
     return programs.at(stage).phase_step(stage).trace(*plan.step_inputs(programs, stage))
 
 
-def test_between_stages_only_neighbours_speak(tiny):
+def test_only_neighboring_stages_communicate(tiny):
     """In the loops all sends are to the next stage or, of gradients, the one before; weights' are summed later."""
     text = traced(tiny, 0, stage=2, data=2).lower().compile().as_text()
     lines = [line for line in text.splitlines() if "closed_call" in line]
@@ -67,10 +67,10 @@ def test_between_stages_only_neighbours_speak(tiny):
     assert not [line for line in lines if any(f" {kind}(" in line for kind in others)]
 
 
-def test_the_idle_share_is_what_is_computed_beyond_the_model(tiny):
-    """Of what the stages compute in their ticks; all else in the step is as on one device.
+def test_idle_share_equals_the_formula(tiny):
+    """Compares the FLOPs of the stages, since the rest of the step is computed as on one device.
 
-    It is (stages - 1) / (microbatches + stages - 1) of it (Huang et al. 2019 §2).
+    The idle share is (stages - 1) / (microbatches + stages - 1) (Huang et al. 2019 §2).
     """
     one, some, many = (
         flops.of_program(traced(tiny, microbatches, stage=stages).jaxpr.jaxpr)
@@ -82,8 +82,8 @@ def test_the_idle_share_is_what_is_computed_beyond_the_model(tiny):
     np.testing.assert_allclose((many - one) / (of_stack + many - one), (2 - 1) / (8 + 2 - 1))
 
 
-def test_a_row_draws_by_its_number():
-    """What is dropped of a row is the same whatever rows are beside it, and is not what is dropped of another."""
+def test_dropout_of_a_row_depends_on_its_number():
+    """The dropped values of a row do not depend on the other rows, and rows differ."""
     drop, x = Dropout(0.25), jnp.ones((8, 16, 32))
     whole = drop.apply({}, x, deterministic=False, rngs={"dropout": jax.random.key(0)})
     rows = jnp.array([5, 2])
@@ -96,7 +96,7 @@ def test_a_row_draws_by_its_number():
     assert (same == same[:, :1]).all() and 0 < (same == 0).mean() < 1
 
 
-def test_where_all_is_dropped_gradients_are_zero():
+def test_gradients_are_zero_if_everything_is_dropped():
     drop, x = Dropout(1.0), jnp.ones((2, 3, 4))
     total = lambda x: drop.apply({}, x, deterministic=False, rngs={"dropout": jax.random.key(0)}).sum()  # noqa: E731
     value, gradient = jax.value_and_grad(total)(x)
@@ -107,7 +107,7 @@ def test_where_all_is_dropped_gradients_are_zero():
 @pytest.mark.parametrize(
     ("wanted", "stages", "rows", "count"), [(0, 2, 64, 8), (0, 4, 8, 8), (6, 2, 8, 4), (1, 4, 8, 4)]
 )
-def test_microbatches_are_the_most_that_divide(wanted, stages, rows, count):
+def test_number_of_microbatches_divides_the_rows(wanted, stages, rows, count):
     assert pipeline.num_microbatches(wanted, stages, rows) == count
 
 
@@ -120,7 +120,7 @@ def test_microbatches_are_the_most_that_divide(wanted, stages, rows, count):
         ("plain", {"pipeline_microbatches": 3}, {"stage": 2}, r"pipeline_microbatches is 3, .* 2, 4, 8, or 0"),
     ],
 )
-def test_what_stages_cannot_cut_is_refused(tiny, name, model, sizes, says):
+def test_indivisible_stages_are_rejected(tiny, name, model, sizes, says):
     run = dataclasses.replace(RUNS[name], mesh=config.MeshConfig(**({"data": 1} | sizes)))
     run = runs.make(tiny, run, model=dataclasses.replace(run.model, **model))
     with pytest.raises(UserError, match=says):

@@ -25,7 +25,7 @@ def expected_key(number, microbatch):
 
 
 @pytest.mark.parametrize("microbatches", [1, 3])
-def test_keys_are_of_the_step_then_the_microbatch_then_the_name(microbatches):
+def test_keys_fold_in_step_microbatch_and_name(microbatches):
     class Noisy(losses.Loss):
         def weights(self, model, batch):
             return {"noise": batch["x"].sum()}
@@ -56,7 +56,7 @@ def model_and_batch(rows=8, length=16):
     return model, params, batch | {"digest": np.arange(2 * rows, dtype=np.uint32).reshape(rows, 2)}
 
 
-def test_microbatches_of_unequal_target_counts_are_one_batch():
+def test_microbatches_with_unequal_targets_equal_one_batch():
     model, params, batch = model_and_batch()
     loss = losses.NextTokenLoss(label_smoothing=0.1, z_loss=0.01)
     optimizer = optax.sgd(1.0)

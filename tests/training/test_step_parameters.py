@@ -1,4 +1,4 @@
-"""How microbatches hold the parameters: all at once or layer by layer, in either type, the updates are the same."""
+"""Parameters of microbatches: updates are the same if gathered at once or by layer, in either type."""
 
 import flax.linen as nn
 import jax
@@ -28,7 +28,7 @@ def make(folder, gather="layer", name="plain", **precision):
     )
 
 
-def test_weights_gathered_once_a_step_are_trained_alike(tiny):
+def test_gathering_once_per_step_trains_alike(tiny):
     (want_losses, _, want, *_), (losses, _, got, *_) = (
         runs.steps(make(tiny, gather), 8) for gather in ("layer", "step")
     )
@@ -56,12 +56,12 @@ def traced(run):
     ("compute", "gradients", "held"),
     [("bfloat16", "bfloat16", "bf16"), ("bfloat16", "float32", "f32"), ("float32", "bfloat16", "f32")],
 )
-def test_kernels_are_held_in_the_type_of_their_gradients(tiny, compute, gradients, held):
+def test_kernels_have_the_type_of_their_gradients(tiny, compute, gradients, held):
     # The kernels of both layers are converted before the loop over the layers.
     assert ("bf16[2,32,64]" in traced(make(tiny, compute=compute, gradients=gradients))) == (held == "bf16")
 
 
-def test_a_model_without_embeddings_of_tokens_is_held_alike(tiny):
+def test_model_without_token_embeddings_is_supported(tiny):
     model = RUNS["elmo"].model
     module = registry.build(model, jnp.bfloat16)
     held = jax.eval_shape(lambda params: weights.build(module, params, jnp.bfloat16).trained, registry.shapes(model))
@@ -76,7 +76,7 @@ def test_a_model_without_embeddings_of_tokens_is_held_alike(tiny):
 
 
 @pytest.mark.parametrize(("dtype", "error"), [(jnp.float32, 1e-6), (jnp.bfloat16, 4e-3)])
-def test_a_kernels_gradient_is_made_in_the_kernels_type(dtype, error):
+def test_gradient_has_the_type_of_the_kernel(dtype, error):
     rng = np.random.default_rng(0)
     x, d_y = (jnp.asarray(rng.normal(size=(5, 40, 8)), jnp.bfloat16) for _ in range(2))
     kernel = jnp.asarray(rng.normal(size=(8, 8)), dtype)
@@ -89,7 +89,7 @@ def test_a_kernels_gradient_is_made_in_the_kernels_type(dtype, error):
 
 @pytest.mark.parametrize("sizes", [{"fsdp": 8}, {"fsdp": 4, "tensor": 2}, {"data": 2, "fsdp": 4}])
 @pytest.mark.parametrize("axes", [("embed", "mlp"), ("mlp", "embed")])
-def test_gradients_whose_parts_are_no_whole_tiles_are_scattered(sizes, axes):
+def test_gradients_of_partial_tiles_are_scattered(sizes, axes):
     """No device ever has the sum of all: XLA for TPUs would leave it so, and so does XLA for CPUs."""
     lengths = {"embed": 24, "mlp": 32}
     mesh = Mesh(np.array(jax.devices()[:8]).reshape(*sizes.values()), tuple(sizes))
@@ -117,7 +117,7 @@ def test_gradients_whose_parts_are_no_whole_tiles_are_scattered(sizes, axes):
 
 
 @pytest.mark.parametrize(("kind", "scattered"), [("TPU v5", 1), ("TPU v5 lite", 0), ("TPU v6 lite", 0)])
-def test_what_xla_scatters_beside_other_work_is_left_to_it(kind, scattered):
+def test_xla_scatters_gradients_itself_on_some_devices(kind, scattered):
     dense = layers.Dense(32, ("embed", "mlp"), False, jax.nn.initializers.zeros, jnp.float32)
     device = AbstractDevice(kind, None, "tpu")
     mesh = AbstractMesh((8,), ("fsdp",), (AxisType.Auto,), abstract_device=device)

@@ -71,7 +71,7 @@ def check(family: str, pretrained, batches, want_losses, tensors) -> None:
 
 
 @pytest.mark.parametrize("family", RECIPES)
-def test_twenty_steps_equal_the_golden_ones(family):
+def test_twenty_steps_equal_golden_files(family):
     with np.load(FOLDER / f"{family}_training.npz") as arrays:
         golden = dict(arrays)
     names = ("tokens", "mask", "token_types", "decoder_tokens", "targets", "target_positions", "target_weights")

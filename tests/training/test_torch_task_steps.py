@@ -111,7 +111,7 @@ def theirs(model, kind, batches, lm):
 @pytest.mark.parametrize(
     ("family", "kind", "lm"), [*(("bert", kind, 0.0) for kind in tasks.FORMS), ("gpt2", "classes", LM)]
 )
-def test_twenty_steps_equal_torchs(family, kind, lm, tmp_path):
+def test_twenty_steps_equal_torch(family, kind, lm, tmp_path):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     labels = {"num_labels": 3} if kind in ("classes", "tags") else {"num_labels": 1} if kind == "score" else {}

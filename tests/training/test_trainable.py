@@ -52,7 +52,7 @@ def is_top(name):
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda settings: settings.kind)
-def test_only_what_is_trained_moves_and_has_moments(optimizer, tiny):
+def test_only_trained_parameters_move_and_have_moments(optimizer, tiny):
     _, before, after, _, state = runs.steps(made(tiny, steps=50, optimizer=optimizer), 1)
     want = {n for n in moved(before, {k: v + 1 for k, v in before.items()}) if is_top(n)}
     assert moved(before, after) == want
@@ -66,7 +66,7 @@ KINDS = [*OPTIMIZERS, config.LambConfig(), config.AdagradConfig(clip_norm=1.0), 
 
 
 @pytest.mark.parametrize("settings", KINDS, ids=lambda settings: settings.kind)
-def test_each_optimizer_updates_a_part_as_if_there_were_no_more(settings):
+def test_optimizers_update_a_subset_like_a_whole_model(settings):
     rng = np.random.default_rng(0)
     params = {"stack": {"blocks": {"kernel": rng.normal(size=(3, 20, 20)).astype(np.float32)}}, "head": np.ones(3)}
     part = Trainable(("stack/blocks/[12]/.*",))
@@ -87,7 +87,7 @@ SWITCHES = {
 
 
 @pytest.mark.parametrize("name", SWITCHES)
-def test_meshes_and_switches_of_speed_train_the_same_part(name, tiny):
+def test_meshes_and_speed_settings_train_the_same_parameters(name, tiny):
     mesh, train, model = SWITCHES[name]
     trainable = ("stack/.*",) if name == "stages" else TOP
     devices = int(np.prod([size for size in mesh.values() if isinstance(size, int)]))
@@ -102,19 +102,19 @@ def test_meshes_and_switches_of_speed_train_the_same_part(name, tiny):
     assert moved(before, after) and all(own.startswith(parts) for own in moved(before, after))
 
 
-def test_layers_in_part_are_not_cut_into_stages(tiny):
+def test_stages_cannot_split_partly_trained_stacks(tiny):
     with pytest.raises(UserError, match=r"leaves out layers of stack/blocks/\S+, which mesh.stage=2 cuts"):
         Programs(made(tiny, mesh=config.MeshConfig(stage=2, data=1)), jax.devices()[:2]).check_parameters()
 
 
-def test_a_pattern_that_matches_nothing_is_told(tiny, tmp_path):
+def test_unmatched_patterns_are_rejected(tiny, tmp_path):
     with pytest.raises(UserError, match=r"config.train.trainable has 'stack/blocks/2/\.\*', which matches nothing"):
         Programs(made(tiny, trainable=("token_embedding", "stack/blocks/2/.*")), jax.devices()[:1]).check_parameters()
     with pytest.raises(UserError, match=r"'stack/\(' is no regular expression"):
         Programs(made(tiny, trainable=("stack/(",)), jax.devices()[:1]).check_parameters()
 
 
-def test_a_leaf_of_several_runs_of_layers_is_put_together_again():
+def test_selected_layers_are_merged_into_their_leaf():
     tree = {"stack": {"blocks": {"kernel": np.arange(24.0).reshape(6, 4)}}, "head": np.ones(3)}
     part = Trainable(("stack/blocks/[1245]/kernel",))
     taken = part.of(tree)
@@ -124,7 +124,7 @@ def test_a_leaf_of_several_runs_of_layers_is_put_together_again():
     assert taken.keys() == {"stack"} and put["head"] is tree["head"]
 
 
-def test_going_on_is_the_same_to_the_bit_and_another_part_is_refused(tiny, tmp_path):
+def test_resuming_is_exact_and_rejects_other_parameters(tiny, tmp_path):
     run = made(tiny, steps=4, checkpoint={"save_every": 2}, model=tiny_config.with_dropout(tiny_config.MODEL))
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     loop.pretrain(run, str(whole))
@@ -139,7 +139,7 @@ def test_going_on_is_the_same_to_the_bit_and_another_part_is_refused(tiny, tmp_p
         np.testing.assert_array_equal(leaf, runs.flat(loaded(parts))[name], err_msg=name)
 
 
-def test_the_top_layers_are_drawn_anew(tiny, tmp_path):
+def test_top_layers_are_reinitialized(tiny, tmp_path):
     loop.pretrain(made(tiny, steps=1, trainable=(".*",)), str(tmp_path / "before"))
     before, train = runs.flat(loaded(tmp_path / "before")), {"init_from": str(tmp_path / "before"), "seed": 7}
 

@@ -102,7 +102,7 @@ def by_optax(job, optimizer):
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: optimizer.kind)
-def test_sharded_saved_and_resumed_it_is_optax_on_one_device(optimizer, tiny, tmp_path):
+def test_sharded_and_resumed_training_equals_optax(optimizer, tiny, tmp_path):
     expected = by_optax(setup.build(make(tiny, optimizer, STEPS), devices=jax.devices()[:1]), optimizer)
     loop.pretrain(make(tiny, optimizer, SAVED, data=1, fsdp=4, tensor=2), str(tmp_path))
     run = make(tiny, optimizer, STEPS, **RESUMED_ON[optimizer.kind])
@@ -122,7 +122,7 @@ def test_sharded_saved_and_resumed_it_is_optax_on_one_device(optimizer, tiny, tm
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: optimizer.kind)
-def test_its_moments_lie_where_the_parameters_do(optimizer, tiny):
+def test_moments_are_sharded_like_the_parameters(optimizer, tiny):
     programs = Programs(make(tiny, optimizer, STEPS, data=1, fsdp=4, tensor=2))
     kernel = ("stack", "blocks", "feed_forward", "up", "kernel")
     found = []

@@ -190,19 +190,26 @@ def test_config_without_a_model_evaluates_a_checkpoint(folder, verb, tmp_path):
     assert 0 <= found["accuracy"] <= 1 and found["trivial_accuracy"] >= 0.5
 
 
+def with_heads(head):
+    return {"model": models.FromCheckpointConfig(heads=(("task", head),))}
+
+
 def test_invalid_settings_are_rejected(folder, verb, tmp_path):
     alone = verb("pretrain", f"--config={folder}/moods.py", f"--workdir={tmp_path}/w")
     assert alone.status == 2 and "stands for the model of a checkpoint" in alone.errors[0]
-    head = models.FromCheckpointConfig(heads=(("task", models.ClassesHead(labels=("a", "b", "c"))),))
-    with pytest.raises(UserError, match=r"config.model.heads.task has 3 labels \(a, b, c\), source 'mood' 2"):
-        transfer.resolve(page(folder, model=head), str(folder / "encoder"))
-    tags = models.FromCheckpointConfig(heads=(("task", models.TagsHead(labels=moods.LABELS)),))
-    with pytest.raises(
-        UserError, match=r"heads.task.kind is tags, objective 'classification' trains a head of kind cl"
+    for says, sections in (
+        (
+            r"config.model.heads.task has 3 labels \(a, b, c\), source 'mood' 2",
+            with_heads(models.ClassesHead(labels=tuple("abc"))),
+        ),
+        (
+            "heads.task.kind is tags, objective 'classification' trains a head of kind cl",
+            with_heads(models.TagsHead(labels=moods.LABELS)),
+        ),
+        (r"config\.data\.length is 3", {"data": {"length": 3}}),
     ):
-        transfer.resolve(page(folder, model=tags), str(folder / "encoder"))
-    with pytest.raises(UserError, match=r"config\.data\.length is 3"):
-        transfer.resolve(page(folder, data={"length": 3}), str(folder / "encoder"))
+        with pytest.raises(UserError, match=says):
+            transfer.resolve(page(folder, **sections), str(folder / "encoder"))
     unknown = verb("config", f"--config={folder}/moods.py", "--config.model.dropuot=0.1")
     assert unknown.status == 2 and "did you mean 'dropout'?" in unknown.errors[0]
     given = verb("finetune", f"--config={folder}/moods.py", f"--checkpoint={folder}/none", f"--workdir={tmp_path}/w")

@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 
+from plm_jax.data import cache
 from plm_jax.runs import incidents
 from tests.support import planted, runs
 from tests.support.verbs import assert_one_line, contents
@@ -49,8 +50,9 @@ def trained(train, tmp_path_factory):
 
 
 def marked_steps(verb, folder, workdir, mark):
-    """By `examples`, the steps that read the text with a mark: {step: rows}."""
-    number = origin_of(verb, folder, mark)
+    """Returns the number of the text with a mark, and the rows that read it by step, as `examples` reports them."""
+    split = cache.open_source(str(folder / "cache_planted"), "a").splits["train"]
+    (number,) = [i for i in range(split.num_documents) if mark in split.tokens(*split.documents[i : i + 2].tolist())]
     finished = verb("examples", f"--workdir={workdir}", f"--document=a:{number}", f"--module={folder}/planted.py")
     assert finished.status == 0, finished.err
     found = {}
@@ -58,14 +60,6 @@ def marked_steps(verb, folder, workdir, mark):
         step, row = (int(word.split()[1]) for word in line.split(" (")[0].strip().split(", "))
         found.setdefault(step, []).append(row)
     return number, found
-
-
-def origin_of(verb, folder, mark):
-    from plm_jax.data import cache
-
-    split = cache.open_source(str(folder / "cache_planted"), "a").splits["train"]
-    (number,) = [i for i in range(split.num_documents) if mark in split.tokens(*split.documents[i : i + 2].tolist())]
-    return number
 
 
 def test_incidents_are_recorded_with_their_examples(trained, folder, verb):

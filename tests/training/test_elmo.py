@@ -19,6 +19,7 @@ from plm_jax.evaluation import perplexity
 from plm_jax.losses import sampled_softmax
 from plm_jax.losses.cross_entropy import linear_cross_entropy
 from plm_jax.models import registry
+from plm_jax.planning import plan as planning
 from plm_jax.runs import loop, phase_costs, resume, setup, warm_start
 from plm_jax.runs.checkpoints import Checkpoints
 from plm_jax.training import flops, optimizers, state, step
@@ -334,3 +335,9 @@ def test_flops_are_three_forward_passes(samples):
     run = tiny.of_elmo(tiny.PLAIN, negative_samples=samples)
     stage = dataclasses.replace(config.resolve_phases(run)[0], batch_size=4)
     assert phase_costs.model_flops(run, stage) == 3 * counted
+
+
+def test_elmo_run_is_planned():
+    run = tiny.RUNS["elmo"]
+    report = planning.plan(run, "none")
+    assert report["parameters"] == sum(leaf.size for leaf in jax.tree.leaves(registry.shapes(run.model)))

@@ -50,19 +50,22 @@ def write_sentences(tmp_path):
     return write
 
 
-def small_model(objective, vocab_size):
-    """A model of the kind that an objective trains."""
+def small_model(objective, vocab_size, kind=None):
+    """Returns a model of a kind, by default of the first kind that the objective trains."""
     shared = {
-        "embedding": models.EmbeddingConfig(vocab_size, 8),
+        "embedding": models.EmbeddingConfig(vocab_size, 8, token_types=2 if kind == "encoder" else 0),
         "attention": models.AttentionConfig(1, 8, models.NoPositions()),
         "feed_forward": models.FeedForwardConfig(8),
         "stack": models.StackConfig(1),
     }
-    kind = objective.architectures[0]
+    kind = kind or objective.architectures[0]
     if kind == "encoder":
         return models.EncoderConfig(**shared, pooler=models.Pooler())
     if kind == "encoder_decoder":
         return models.EncoderDecoderConfig(**shared, decoder_stack=models.StackConfig(1))
+    if kind == "elmo":
+        characters = models.CharacterCNNConfig(vocab_size, max_characters=12, filters=((1, 4),))
+        return models.ElmoConfig(embedding=characters)
     return models.DecoderConfig(**shared)
 
 
@@ -70,9 +73,9 @@ def small_model(objective, vocab_size):
 def make_run(tmp_path):
     """A run over caches under `tmp_path`, causal by default; keywords go to `data`, `train` and `vocabulary`."""
 
-    def make(names, vocab_size=100, eos=EOS, data=(), train=(), objective=CAUSAL, **specials):
+    def make(names, vocab_size=100, eos=EOS, data=(), train=(), objective=CAUSAL, kind=None, **specials):
         return config.Run(
-            model=small_model(objective, vocab_size),
+            model=small_model(objective, vocab_size, kind),
             objective=objective,
             data=config.DataConfig(
                 **{

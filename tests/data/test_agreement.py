@@ -7,6 +7,7 @@ import pathlib
 
 import pytest
 import tokenizers
+from tokenizers import models, trainers
 
 import plm_jax
 from plm_jax import config
@@ -24,6 +25,10 @@ def ids_of(vocabulary, lines):
     encoded = [ids.tolist() for ids, _ in vocabulary.encode_sentences(lines)]
     assert encoded[::50] == [list(vocabulary.encode(line)) for line in lines[::50]]
     return encoded
+
+
+def from_json(path, **specials):
+    return vocabularies.load(config.VocabularyConfig(f"json:{path}", **BERT, **specials))
 
 
 def differences(ours, theirs, lines):
@@ -63,19 +68,16 @@ def test_llama3_loses_nothing(llama3, lines):
     assert [llama3.decode(ids) for ids in ids_of(llama3, lines)] == lines
 
 
-def test_llama3_ids_are_tiktokens(llama3, ranks, lines):
+def test_llama3_ids_are_tiktokens_and_hugging_faces(llama3, ranks, lines):
+    """Hugging Face's converter has LLaMA 3's rule for splitting words."""
     tiktoken = pytest.importorskip("tiktoken")
+    ids = ids_of(llama3, lines)
     other = tiktoken.Encoding("x", pat_str=tokenizer_files.LLAMA3_SPLIT, mergeable_ranks=ranks[1], special_tokens={})
-    assert not differences(ids_of(llama3, lines), other.encode_ordinary_batch(lines), lines)
-
-
-def test_llama3_ids_are_hugging_faces(llama3, ranks, lines):
-    """Whose converter has LLaMA 3's rule for where to cut."""
+    assert not differences(ids, other.encode_ordinary_batch(lines), lines)
     converters = pytest.importorskip("transformers.convert_slow_tokenizer")
-    pytest.importorskip("tiktoken")
     other = converters.TikTokenConverter(vocab_file=str(ranks[0])).converted()
     theirs = [encoding.ids for encoding in other.encode_batch(lines, add_special_tokens=False)]
-    assert not differences(ids_of(llama3, lines), theirs, lines)
+    assert not differences(ids, theirs, lines)
 
 
 def test_gpt2_ids_are_hugging_faces(lines):
@@ -110,9 +112,10 @@ def test_wordpiece_ids_are_hugging_faces(kind, lines, tmp_path):
     assert ours.table["lowercase"] == (kind == "uncased")
     ids = {token: i for i, token in enumerate(ours.table["tokens"])}
     other = transformers.BertTokenizer(vocab=ids, do_lower_case=kind == "uncased")
-    theirs = other(lines, add_special_tokens=False)["input_ids"]
-    assert not differences(ids_of(ours, lines), theirs, lines)
-    assert {"西", "湖"} <= ids.keys(), "Chinese goes into single characters"
+    texts = [*lines, "x" * 100 + " " + "y" * 101, "ÅŁ ǅ \ufffd hi\u200bden"]
+    theirs = other(texts, add_special_tokens=False)["input_ids"]
+    assert not differences(ids_of(ours, texts), theirs, texts)
+    assert {"西", "湖"} <= ids.keys(), "Chinese characters are separate tokens"
 
 
 # Of each kind the family whose tokenizer has it, and the special ids that it asks for.
@@ -164,57 +167,38 @@ def test_sentencepiece_ids_are_hugging_faces(pieces, lines):
     assert not differences(ids, other(plain, add_special_tokens=False)["input_ids"], plain)
 
 
+UNK = {"unk_token": "[UNK]"}
+BPE_END = {"end_of_word_suffix": "</w>"}
+# Model, trainer and its settings, normalizer, pre-tokenizer and decoder.
 MODELS = {
-    "WordPiece": (
-        tokenizers.models.WordPiece(unk_token="[UNK]"),
-        tokenizers.trainers.WordPieceTrainer,
-        tokenizers.normalizers.BertNormalizer(),
-        tokenizers.pre_tokenizers.Whitespace(),
-        tokenizers.decoders.WordPiece(),
-    ),
-    "ByteLevel": (
-        tokenizers.models.BPE(ignore_merges=True),
-        tokenizers.trainers.BpeTrainer,
-        None,
-        tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False),
-        tokenizers.decoders.ByteLevel(),
-    ),
+    "WordPiece": (models.WordPiece(**UNK), trainers.WordPieceTrainer, {}, "BertNormalizer", "Whitespace", "WordPiece"),
+    "ByteLevel": (models.BPE(ignore_merges=True), trainers.BpeTrainer, {}, None, "ByteLevel", "ByteLevel"),
     "BPE": (
-        tokenizers.models.BPE(unk_token="[UNK]", end_of_word_suffix="</w>"),
-        lambda **settings: tokenizers.trainers.BpeTrainer(end_of_word_suffix="</w>", **settings),
-        tokenizers.normalizers.BertNormalizer(),
-        tokenizers.pre_tokenizers.BertPreTokenizer(),
-        tokenizers.decoders.BPEDecoder(),
+        models.BPE(**UNK, **BPE_END),
+        trainers.BpeTrainer,
+        BPE_END,
+        "BertNormalizer",
+        "BertPreTokenizer",
+        "BPEDecoder",
     ),
-    "Unigram": (
-        tokenizers.models.Unigram(),
-        lambda **settings: tokenizers.trainers.UnigramTrainer(unk_token="[UNK]", **settings),
-        tokenizers.normalizers.NFKC(),
-        tokenizers.pre_tokenizers.Metaspace(),
-        tokenizers.decoders.Metaspace(),
-    ),
-    "WordLevel": (
-        tokenizers.models.WordLevel(unk_token="[UNK]"),
-        tokenizers.trainers.WordLevelTrainer,
-        None,
-        tokenizers.pre_tokenizers.WhitespaceSplit(),
-        None,
-    ),
+    "Unigram": (models.Unigram(), trainers.UnigramTrainer, UNK, "NFKC", "Metaspace", "Metaspace"),
+    "WordLevel": (models.WordLevel(**UNK), trainers.WordLevelTrainer, {}, None, "WhitespaceSplit", None),
 }
 
 
 @pytest.fixture(scope="module", params=MODELS)
 def of_library(request, lines, tmp_path_factory):
-    """A tokenizer of the library's own making, with all that it puts around a text, and the file it was saved to."""
-    model, trainer, normalizer, pre_tokenizer, decoder = MODELS[request.param]
+    """A tokenizer trained by the library, with a template, truncation and padding, and its file."""
+    model, trainer, settings, normalizer, pre_tokenizer, decoder = MODELS[request.param]
     other = tokenizers.Tokenizer(model)
-    other.pre_tokenizer = pre_tokenizer
-    if normalizer is not None:
-        other.normalizer = normalizer
-    if decoder is not None:
-        other.decoder = decoder
+    options = {"add_prefix_space": False} if pre_tokenizer == "ByteLevel" else {}
+    other.pre_tokenizer = getattr(tokenizers.pre_tokenizers, pre_tokenizer)(**options)
+    if normalizer:
+        other.normalizer = getattr(tokenizers.normalizers, normalizer)()
+    if decoder:
+        other.decoder = getattr(tokenizers.decoders, decoder)()
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    other.train_from_iterator(lines, trainer(vocab_size=700, special_tokens=special, show_progress=False))
+    other.train_from_iterator(lines, trainer(vocab_size=700, special_tokens=special, show_progress=False, **settings))
     other.add_special_tokens(["<|end|>"])
     other.add_tokens(["whale song"])
     other.post_processor = tokenizers.processors.TemplateProcessing(
@@ -231,7 +215,7 @@ def of_library(request, lines, tmp_path_factory):
 
 def test_a_tokenizer_json_gives_the_librarys_ids(of_library, lines):
     _, other, path = of_library
-    ours = vocabularies.load(config.VocabularyConfig(f"json:{path}", **BERT))
+    ours = from_json(path)
     assert ours.vocab_size == other.get_vocab_size()
     texts = [*lines, "a whale song here"]
     theirs = [encoding.ids for encoding in other.encode_batch(texts, add_special_tokens=False)]
@@ -242,7 +226,7 @@ def test_a_tokenizer_json_gives_the_librarys_ids(of_library, lines):
 
 def test_text_never_becomes_a_special_token_of_a_tokenizer_json(of_library):
     _, other, path = of_library
-    ours = vocabularies.load(config.VocabularyConfig(f"json:{path}", **BERT))
+    ours = from_json(path)
     end = other.token_to_id("<|end|>")
     for text in ("the [MASK] whale", "[CLS]", "a[SEP] b", "[PAD] [PAD]", "the<|end|>"):
         assert not set(ours.encode(text)) & {0, 2, 3, 4, end}, text
@@ -252,7 +236,7 @@ def test_text_never_becomes_a_special_token_of_a_tokenizer_json(of_library):
 
 def test_words_begin_where_a_tokenizer_json_shows_it(of_library):
     kind, other, path = of_library
-    ours = vocabularies.load(config.VocabularyConfig(f"json:{path}", **BERT))
+    ours = from_json(path)
     ids = other.encode(" Hello the whale and we've unaffable", add_special_tokens=False).ids
     starts = [other.id_to_token(i) for i in ids if ours.word_initial[i]]
     expected = {
@@ -267,7 +251,7 @@ def test_transformers_opens_a_tokenizer_json_to_the_same_ids(of_library, lines):
     transformers = pytest.importorskip("transformers")
     _, _, path = of_library
     other = transformers.PreTrainedTokenizerFast(tokenizer_file=str(path))
-    ours = vocabularies.load(config.VocabularyConfig(f"json:{path}", **BERT))
+    ours = from_json(path)
     theirs = other(lines, add_special_tokens=False, truncation=False, padding=False)["input_ids"]
     assert not differences(ids_of(ours, lines), theirs, lines)
 
@@ -277,11 +261,9 @@ def test_special_ids_that_text_has_are_told(of_library, ranks, tmp_path):
     letter = max(other.encode("the whale", add_special_tokens=False).ids)
     for i in (letter, other.token_to_id("whale song")):  # Added, but not as special: it comes from text.
         with pytest.raises(UserError, match=rf"eos is {i}, a token of text in .*tokenizer\.json"):
-            vocabularies.load(config.VocabularyConfig(f"json:{path}", **BERT, eos=i))
+            from_json(path, eos=i)
     end = other.token_to_id("<|end|>")
-    assert (
-        vocabularies.load(config.VocabularyConfig(f"json:{path}", **BERT, eos=end, added=1, sop=end + 2)).eos_id == end
-    )
+    assert from_json(path, eos=end, added=1, sop=end + 2).eos_id == end
     with pytest.raises(UserError, match=r"bos is 5, a token of text in .*gpt2\.tiktoken"):
         vocabularies.load(config.VocabularyConfig(f"tiktoken:{ranks[0]}", added=256, bos=5))
     bare = json.loads(path.read_text())

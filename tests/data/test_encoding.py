@@ -5,7 +5,6 @@ import os
 import pathlib
 import signal
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -123,12 +122,10 @@ def test_a_span_is_tokenized_once():
 
 def test_the_cache_is_the_same_for_any_number_of_processes(run, tmp_path, monkeypatch):  # noqa: F811
     monkeypatch.setattr(tokenizing, "_BATCH_CHARACTERS", 500)
-    found = []
-    for cores in (1, 2, 3):
+    for cores in (1, 3):
         monkeypatch.setattr(workers, "cores", lambda cores=cores: cores)
         preparation.prepare(run, str(tmp_path / str(cores)), show_progress=False)
-        found.append(contents(tmp_path / str(cores)))
-    assert found[0] == found[1] == found[2]
+    assert contents(tmp_path / "1") == contents(tmp_path / "3")
 
 
 def make(what):
@@ -160,8 +157,3 @@ def test_what_goes_wrong_in_a_process_is_told_and_none_stays(what, message):
     for process in seen:
         with pytest.raises(ProcessLookupError):
             os.kill(process, 0)
-
-
-def test_ranges():
-    found = word_spans.ranges(np.array([5, 0, 9]), np.array([2, 0, 3]))
-    assert found.tolist() == [5, 6, 9, 10, 11]

@@ -77,7 +77,7 @@ def test_the_size_asked_for_is_the_size_got(trained, name):
     assert num_bytes / sum(len(vocabulary.encode(text)) for text in texts()) > 2
 
 
-def test_special_tokens_lie_at_their_ids_under_the_familys_names(trained):
+def test_special_tokens_have_their_ids_and_the_familys_names(trained):
     gpt2, roberta = ({i: t for t, i in json.loads(contents(trained(n))[0]).items()} for n in ("gpt2", "roberta"))
     assert gpt2[SIZE - 1] == "<|endoftext|>" and [gpt2[i] for i in range(3)] == ["!", '"', "#"]
     assert [roberta[i] for i in (0, 1, 2, 3, SIZE - 1)] == ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
@@ -85,7 +85,9 @@ def test_special_tokens_lie_at_their_ids_under_the_familys_names(trained):
         lines = contents(trained(name))[0].decode().split("\n")
         assert lines[:5] == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"] and lines[SIZE:] == [""]
         assert (lines[SIZE - 1] == "<|startofpiece|>") == (name == "uncased")
-    assert loaded(trained("piece_bpe")).processor.id_to_piece(3) == "[MASK]"
+    unigram, piece_bpe = (loaded(trained(name)).processor for name in ("unigram", "piece_bpe"))
+    assert [unigram.id_to_piece(i) for i in range(3)] == ["<pad>", "</s>", "<unk>"]
+    assert [piece_bpe.id_to_piece(i) for i in (3, 4)] == ["[MASK]", "[CLS]"]
     for name in KINDS:
         specials, vocabulary = trained(name), loaded(trained(name))
         given = {getattr(specials, special) for special in config.SPECIALS} - {None, specials.unk}
@@ -162,26 +164,21 @@ def test_rare_characters_are_left_to_unknown(tmp_path):
     assert sorted((tmp_path / "vocab.txt").read_text().split()) == ["[UNK]", "湖", "西"]
 
 
-def test_what_cannot_be_trained_is_told(tmp_path):
-    def train(name, text="few words", **changes):
-        training.train([text], specials_of(name, tmp_path, **changes))
-
-    for name in ("gpt2", "uncased"):
-        with pytest.raises(UserError, match=rf"train_size is {SIZE}, but the texts have no more than \d+ tokens"):
-            train(name)
-    with pytest.raises(UserError, match=r"a tiktoken vocabulary has no symbol for eos: .* or set it to an id of at"):
-        train("llama3", eos=7)
-    with pytest.raises(UserError, match=r"train_size is 100, but the letters .* alone are 257: raise it"):
-        train("gpt2", train_size=100, eos=99)
-    with pytest.raises(UserError, match=r"train_size is 5, but the letters .* alone are 6: raise it"):
-        train("cased", train_size=5)
-    with pytest.raises(UserError, match="train_kind is 'bpe', wordpiece has uncased or cased"):
-        train("cased", train_kind="bpe")
-    with pytest.raises(UserError, match="train_kind is 'cased', bpe has no kinds"):
-        train("gpt2", train_kind="cased")
-    with pytest.raises(UserError, match="WordPiece needs an unk id"):
-        train("cased", unk=None)
-    with pytest.raises(UserError, match="a wordpiece vocabulary has no symbol for eos"):
-        train("cased", eos=7)
-    with pytest.raises(UserError, match=r"tokenizer\.json is missing and json cannot be trained"):
-        train("cased", spec=f"json:{tmp_path}/tokenizer.json")
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("gpt2", {}, rf"train_size is {SIZE}, but the texts have no more than \d+ tokens"),
+        ("uncased", {}, rf"train_size is {SIZE}, but the texts have no more than \d+ tokens"),
+        ("llama3", {"eos": 7}, r"a tiktoken vocabulary has no symbol for eos: .* or set it to an id of at"),
+        ("gpt2", {"train_size": 100, "eos": 99}, r"train_size is 100, but the letters .* alone are 257: raise it"),
+        ("cased", {"train_size": 5}, r"train_size is 5, but the letters .* alone are 6: raise it"),
+        ("cased", {"train_kind": "bpe"}, "train_kind is 'bpe', wordpiece has uncased or cased"),
+        ("gpt2", {"train_kind": "cased"}, "train_kind is 'cased', bpe has no kinds"),
+        ("cased", {"unk": None}, "WordPiece needs an unk id"),
+        ("cased", {"eos": 7}, "a wordpiece vocabulary has no symbol for eos"),
+        ("cased", {"spec": "json:none/tokenizer.json"}, r"tokenizer\.json is missing and json cannot be trained"),
+    ],
+)
+def test_bad_settings_are_rejected(tmp_path, name, changes, message):
+    with pytest.raises(UserError, match=message):
+        training.train(["few words"], specials_of(name, tmp_path, **changes))

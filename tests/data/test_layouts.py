@@ -1,45 +1,17 @@
 import dataclasses
 import itertools
-import json
 import types
 from typing import ClassVar
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plm_jax import config, objectives
+from plm_jax import objectives
 from plm_jax.common.errors import UserError
-from plm_jax.data import cache, layouts, reader
-from plm_jax.data.cache import sorted_ids
+from plm_jax.data import layouts
 from plm_jax.data.layouts import blocks as block_rows
-
-
-@pytest.mark.parametrize("longest", [30, 2])
-@pytest.mark.parametrize("eos", [99, None])
-def test_stream_is_the_documents_each_with_eos(write_source, random_documents, eos, longest):
-    documents = [document[:longest] for document in random_documents(1, 40)]
-    split = cache.open_source(write_source("a", {"train": documents}), "a").splits["train"]
-    stream = layouts.Stream(split, eos, None)
-    flat = [token for d in documents for token in (d if eos is None else [*d, eos])]
-    number = [i for i, d in enumerate(documents) for _ in range(len(d) + (eos is not None))]
-    assert stream.num_tokens == len(flat)
-    rng = np.random.default_rng(0)
-    for start in range(len(flat)):
-        stop = min(len(flat), start + int(rng.integers(1, 80)))
-        tokens, begins = stream.read(start, stop)
-        assert tokens.tolist() == flat[start:stop]
-        assert begins.tolist() == [i - start for i in range(start + 1, stop) if number[i] != number[i - 1]]
-        example = stream.example(start, 80, separate=True)
-        num_real = min(80, len(flat) - start)
-        assert example["tokens"].tolist() == flat[start : start + num_real] + [0] * (80 - num_real)
-        segments = [n - number[start] + 1 for n in number[start : start + num_real]]
-        assert example["segment_ids"].tolist() == segments + [0] * (80 - num_real)
-        if num_real < 80:
-            assert example["mask"].tolist() == [1] * num_real + [0] * (80 - num_real)
-        else:
-            assert "mask" not in example
+from tests.support.data import assert_like_blank, assert_rejected, open_reader
 
 
 def block_order(num_tokens, length, stride, window, seed=0, name="a"):
@@ -77,11 +49,8 @@ def test_order_depends_on_seed_source_and_epoch_and_is_shuffled():
         windows = list(dict.fromkeys(block // 400 for block in found))
         assert windows != sorted(windows)
         assert list(found[:400]) != sorted(found[:400])
-
-
-def test_far_k_costs_no_walk():
     order = block_order(10**6, 11, 10, 10**4)
-    assert 0 <= order.item(10**15) < order.num_items
+    assert 0 <= order.item(10**15) < order.num_items  # Does not walk through earlier epochs.
 
 
 def test_windows_come_in_the_same_order_at_every_length():
@@ -110,41 +79,9 @@ def test_generators_differ_by_seed_stream_and_counter():
     assert layouts.generator(0, "a", 7).integers(2**63) == layouts.generator(0, "a", 7).integers(2**63)
 
 
-@pytest.mark.parametrize("eos", [99, None])
-@given(st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=4), min_size=1, max_size=6))
-def test_sentence_starts_are_those_of_the_documents_where_they_lie_in_the_stream(eos, documents):
-    """Of each document the lengths of its sentences."""
-    lengths = [length for document in documents for length in document]
-    columns = {"sentence_starts": np.cumsum([0, *lengths[:-1]])}
-    split = types.SimpleNamespace(
-        num_documents=len(documents),
-        num_tokens=sum(lengths),
-        documents=(starts := np.cumsum([0, *map(sum, documents)])),
-        search=lambda extra: sorted_ids.Search(starts, sorted_ids.milestones(starts, sum(lengths)), extra),
-        has=lambda name: name in columns,
-        column=lambda name: columns[name],
-        tokens=lambda start, stop: np.zeros(stop - start, int),
-    )
-    stream = layouts.Stream(split, eos, None)
-    marks = []  # Of each token of the stream, whether it begins a sentence.
-    for document in documents:
-        marks += [i == 0 for length in document for i in range(length)] + [False] * (eos is not None)
-    assert stream.num_tokens == len(marks)
-    for start, stop in itertools.combinations(range(len(marks) + 1), 2):
-        assert stream.starts("sentence_starts", start, stop).tolist() == np.flatnonzero(marks[start:stop]).tolist()
-    blocks = block_rows.BlockRows(stream, 5, 5, False, reads=("sentence_starts",))
-    for item in range(blocks.num_rows):
-        found = blocks.example(item, None)["sentence_starts"]
-        assert found.tolist() == np.flatnonzero(marks[5 * item : 5 * item + 5]).tolist()
-    assert "sentence_starts" not in block_rows.BlockRows(stream, 5, 5, False).example(0, None)
-    columns["word_starts"] = columns["sentence_starts"]  # Words are found the same way.
-    found = block_rows.BlockRows(stream, 5, 5, False, reads=("word_starts",)).example(0, None)
-    assert "sentence_starts" not in found and found["word_starts"].tolist() == np.flatnonzero(marks[:5]).tolist()
-
-
 @dataclasses.dataclass(frozen=True)
 class Ends(layouts.Layout):
-    """A user's own: the last tokens of each document a row, all of it in this one class and that of its rows."""
+    """Layout of a user: the last tokens of each document are a row."""
 
     kind: ClassVar[str] = "tests_ends"
     plural: ClassVar[str] = "ends"
@@ -180,27 +117,6 @@ class EndRows(layouts.Rows):
         return {"tokens": np.pad(tokens, (0, self._size - len(tokens)), constant_values=self._pad), "mask": mask}
 
 
-def test_a_layout_of_a_users_own_is_read_like_ours(write_source, make_run, random_documents):
-    documents = random_documents(3, 40)
-    write_source("a", {"train": documents, "validation": documents[:5]}, pad=98)
-    run = make_run("a", data={"layout": Ends()}, pad=98)
-    run = config.from_dict(json.loads(json.dumps(config.to_dict(run))))
-    assert run.data.layout == Ends()
-    opened = reader.Reader(config.reader_config(run))
-    expected = sorted((d[-9:] + [98] * 9)[:9] for d in documents)  # A causal row takes one token more.
-    for epoch in range(2):
-        rows = [opened.example(k) for k in range(epoch * 40, (epoch + 1) * 40)]
-        found = sorted([*row["tokens"].tolist(), int(row["targets"][-1])] for row in rows)
-        assert found == expected
-    blank, batch = reader.blank_batch(config.reader_config(run), 8), opened.batch(0, range(1))
-    assert {k: (v.shape, v.dtype) for k, v in blank.items()} == {k: (v.shape, v.dtype) for k, v in batch.items()}
-    assert opened.notes()[0].startswith("4 rows of 8 have as many tokens as")
-    tree = config.to_dict(run)
-    tree["data"]["length"] = 1
-    with pytest.raises(UserError, match="ends take at least 2"):
-        config.from_dict(tree)
-
-
 def test_a_row_is_as_its_format_says():
     """An order of marks that no layout here has: A, two marks, B, and what begins the others at the end."""
     made = objectives.RowFormat((), (7, 7), (7, 8), pad=9, has_types=True).row([np.array([1, 2]), np.array([3])], 9)
@@ -209,3 +125,18 @@ def test_a_row_is_as_its_format_says():
     assert made["token_types"].tolist() == [0, 0, 0, 0, 1, 1, 1, 0, 0]
     row_format = objectives.RowFormat((5,), (7, 7), (8,))
     assert (row_format.room(9), row_format.room(9, 2), row_format.text_starts([3, 1])) == (7, 5, [1, 6])
+
+
+def test_a_users_layout_is_read_like_ours(write_source, make_run, random_documents):
+    documents = random_documents(3, 40)
+    write_source("a", {"train": documents, "validation": documents[:5]}, pad=98)
+    run = make_run("a", data={"layout": Ends()}, pad=98)
+    opened = open_reader(run)
+    expected = sorted((d[-9:] + [98] * 9)[:9] for d in documents)  # A causal row takes one token more.
+    for epoch in range(2):
+        examples = [opened.example(k) for k in range(epoch * 40, (epoch + 1) * 40)]
+        rows = sorted([*example["tokens"].tolist(), int(example["targets"][-1])] for example in examples)
+        assert rows == expected
+    assert_like_blank(run, opened.batch(0, range(1)))
+    assert opened.notes()[0].startswith("4 rows of 8 have as many tokens as")
+    assert_rejected("ends take at least 2", run, data={"length": 1})

@@ -1,6 +1,5 @@
 """Rows of whole sentences against a walk, sentence by sentence."""
 
-import dataclasses
 import itertools
 
 import numpy as np
@@ -10,12 +9,15 @@ from hypothesis import strategies as st
 
 from plm_jax import config, objectives
 from plm_jax.common.errors import UserError
-from plm_jax.data import layouts, reader
+from plm_jax.data import layouts
 from plm_jax.data.layouts import full_sentences as whole_sentences
 from plm_jax.data.layouts import index
 from tests.support import caches
+from tests.support.data import assert_like_blank, assert_rejected, open_reader, unstack
 
 PAD, CLS, SEP, MASK, FIRST = 0, 1, 2, 3, 4
+IDS = {"pad": PAD, "cls": CLS, "sep": SEP, "mask": MASK}
+MASKED = objectives.MaskedLM()
 SPECIAL = objectives.Special(pad=PAD, cls=CLS, sep=SEP, mask=MASK, vocab_size=60_000)
 
 
@@ -122,7 +124,9 @@ def test_where_rows_begin(documents, room, cross, drop):
 def test_blocks_of_documents_leave_no_token_out(write_sentences, monkeypatch, cross):
     monkeypatch.setattr(index, "BLOCK_SENTENCES", 50)
     documents = corpus(1, 120, 6)
-    rows = rows_of(opened(write_sentences({"train": documents}), 24, cross))
+    layout = opened(write_sentences({"train": documents}), 24, cross)
+    rows = rows_of(layout)
+    assert not cross or layout.pass_tokens == sum(map(sum, documents)) + len(documents)
     assert [t for row in rows for t in row if t >= FIRST] == list(range(FIRST, FIRST + sum(map(sum, documents))))
     assert all(len(row) <= 24 for row in rows)
     borders = set(np.cumsum([FIRST, *map(sum, documents)]).tolist())
@@ -131,26 +135,13 @@ def test_blocks_of_documents_leave_no_token_out(write_sentences, monkeypatch, cr
         assert set(inside) == borders & set(row[2:]) and (cross or not inside)
 
 
-def test_every_row_once_an_epoch_and_by_windows(write_sentences):
-    layout = opened(write_sentences({"train": corpus(0, 200, 9)}), 16, True)
-    order = layouts.Order(layout, 300, 0, "a")
-    for epoch in range(2):
-        items = [order.item(epoch * order.num_items + i) for i in range(order.num_items)]
-        assert sorted(items) == list(range(layout.num_rows))
-        windows = layout._starts[items] // 300
-        assert (np.diff(windows) != 0).sum() == len(set(windows.tolist())) - 1
-    assert layout.pass_tokens == sum(map(sum, corpus(0, 200, 9))) + 200
-
-
 @pytest.fixture
 def make(make_run):
-    """`make(cross_documents, length)`: a masked-LM run over whole sentences of source `a`."""
+    """`make(cross_documents, length)` returns a masked-LM run over full sentences of source `a`."""
 
-    def make(cross, length=16, **ids):
-        ids = ids or {"pad": PAD, "cls": CLS, "sep": SEP, "mask": MASK}
-        run = make_run("a", vocab_size=60_000, eos=None, objective=objectives.MaskedLM())
-        data = dataclasses.replace(run.data, layout=config.FullSentences(cross), length=length)
-        return dataclasses.replace(run, data=data, vocabulary=config.VocabularyConfig("bytes", **ids))
+    def make(cross, length=16, objective=MASKED, ids=IDS):
+        data = {"layout": config.FullSentences(cross), "length": length}
+        return make_run("a", 60_000, data=data, objective=objective, **{"eos": None} | ids)
 
     return make
 
@@ -160,95 +151,63 @@ def test_a_run_reads_them_masked(write_sentences, make, cross):
     documents = {"train": corpus(0, 40, 9), "validation": corpus(1, 9, 9)}
     write_sentences(documents)
     run = make(cross)
-    assert config.from_dict(config.to_dict(run)) == run
-    opened = reader.Reader(config.reader_config(run))
-    found = []
-    for batch in opened.in_order("validation", 4):
-        for tokens, mask, targets, at, weights in zip(
-            *(batch[k] for k in ("tokens", "mask", "targets", "target_positions", "target_weights")), strict=True
-        ):
-            tokens[at[weights > 0]] = targets[weights > 0]
-            found += [tokens[mask > 0].tolist()] if mask.any() else []
-    assert found == published(documents["validation"], 16, cross)
-    blank = reader.blank_batch(config.reader_config(run), 16)
-    batch = next(opened.batches(0))
-    assert {k: (v.shape[1:], v.dtype) for k, v in blank.items()} == {
-        k: (v.shape[1:], v.dtype) for k, v in batch.items()
-    }
+    opened = open_reader(run)
+    rows = []
+    for row in itertools.chain(*map(unstack, opened.in_order("validation", 4))):
+        tokens, real = row["tokens"], row["target_weights"] > 0
+        tokens[row["target_positions"][real]] = row["targets"][real]
+        rows += [tokens[row["mask"] > 0].tolist()] if row["mask"].any() else []
+    assert rows == published(documents["validation"], 16, cross)
+    assert_like_blank(run, next(opened.batches(0)))
 
 
-def test_a_run_says_how_full_short_rows_are(write_sentences, make):
+def test_a_run_reports_how_full_short_rows_are(write_sentences, make):
     write_sentences({"train": [[5]] * 100})
-    assert reader.Reader(config.reader_config(make(True, 14))).notes() == []
+    assert open_reader(make(True, 14)).notes() == []
     # Seven of 14 tokens are real, so that four rows are as two.
-    assert reader.Reader(config.reader_config(make(False, 14))).notes() == [
-        "4 rows of 14 have as many tokens as 2 full rows"
-    ]
+    assert open_reader(make(False, 14)).notes() == ["4 rows of 14 have as many tokens as 2 full rows"]
 
 
-def test_bos_and_eos_serve_where_there_is_no_cls(make):
+def test_bos_and_eos_replace_cls_and_sep(make):
     bos_eos = objectives.Special(pad=1, bos=0, eos=2, vocab_size=9)
-    made = objectives.RowFormat.of(bos_eos).row([np.array([5, 6])], 6)
-    assert made["tokens"].tolist() == [0, 5, 6, 2, 1, 1] and made["mask"].tolist() == [1, 1, 1, 1, 0, 0]
-    run = make(True, pad=1, bos=0, eos=2, mask=3)
+    row = objectives.RowFormat.of(bos_eos).row([np.array([5, 6])], 6)
+    assert row["tokens"].tolist() == [0, 5, 6, 2, 1, 1] and row["mask"].tolist() == [1, 1, 1, 1, 0, 0]
+    run = make(True, ids={"pad": 1, "bos": 0, "eos": 2, "mask": 3})
     assert config.from_dict(config.to_dict(run)) == run
 
 
-def test_what_they_need_is_told(make, make_run):
-    for run, message in (
-        (make(True, cls=1, mask=3), "set config.vocabulary.cls and config.vocabulary.sep, or config.vocabulary.bos"),
-        (make(True, length=2), "config.data.length is 2: full sentences need at least 3"),
-    ):
-        with pytest.raises(UserError, match=message):
-            config.from_dict(config.to_dict(run))
-    causal = make_run("a", eos=9)
-    run = dataclasses.replace(
-        causal,
-        data=dataclasses.replace(causal.data, layout=config.FullSentences()),
-        vocabulary=config.VocabularyConfig("bytes", bos=8, eos=9),
-    )
-    with pytest.raises(UserError, match="objective 'causal' adds its own special tokens, but rows of full sentences"):
-        config.from_dict(config.to_dict(run))
+def test_bad_configs_are_rejected(make):
+    needs_ids = "set config.vocabulary.cls and config.vocabulary.sep, or config.vocabulary.bos"
+    assert_rejected(needs_ids, make(True, ids={"cls": 1, "mask": 3}))
+    assert_rejected("config.data.length is 2: full sentences need at least 3", make(True, length=2))
+    causal = make(True, objective=objectives.Causal(), ids={"bos": 8, "eos": 9})
+    assert_rejected("'causal' adds its own special tokens, but rows of full sentences", causal)
 
 
 @pytest.mark.parametrize("cross", [True, False])
-def test_rows_to_denoise_are_sentences_of_which_each_stays_whole(write_sentences, make_run, cross):
-    """BART's: nothing stands between documents; sentences change places within a row, its marks do not."""
+def test_denoising_permutes_the_sentences_of_a_row(write_sentences, make, cross):
+    """BART has no token between documents; its first and last token keep their positions."""
     documents = {"train": corpus(0, 40, 9), "validation": corpus(1, 30, 9)}
     source = write_sentences(documents)
     ids = {"pad": 0, "bos": 1, "eos": 2, "mask": 3}
+    run = make(cross, 24, objectives.Denoising(noise=objectives.denoising.NoNoise()), ids)
     vocabulary = source.vocabulary | {"cls": None, "sep": None, **ids}
-    objective = objectives.Denoising(noise=objectives.denoising.NoNoise())
-    run = make_run("a", vocab_size=60_000, objective=objective, **ids)
-    data = dataclasses.replace(run.data, layout=config.FullSentences(cross), length=24)
-    run = dataclasses.replace(run, data=data, vocabulary=config.VocabularyConfig("bytes", **ids))
-    assert config.from_dict(config.to_dict(run)) == run
-    rename(source.folder, vocabulary)
-    opened = reader.Reader(config.reader_config(run))
+    caches.rewrite(source.folder, lambda manifest: manifest.update(vocabulary=vocabulary))
+    opened = open_reader(run)
     begins = set(np.cumsum([FIRST, *itertools.chain(*documents["validation"])]).tolist())
     ends = {begin - 1 for begin in begins}
     borders = set(np.cumsum([FIRST, *map(sum, documents["validation"])]).tolist())
-    said, moved = [], 0
-    for batch in opened.in_order("validation", 1):
-        row = {key: value[0] for key, value in batch.items()}
+    text, num_permuted = [], 0
+    for row in itertools.chain(*map(unstack, opened.in_order("validation", 1))):
         targets, inputs = row["targets"][row["target_weights"] > 0].tolist(), row["tokens"][row["mask"] > 0].tolist()
         assert (targets[0], targets[-1], inputs[0], inputs[-1]) == (1, 2, 1, 2)
         assert sorted(inputs) == sorted(targets)
         assert row["decoder_tokens"][: len(targets)].tolist() == [2, *targets[:-1]]
-        said += targets[1:-1]
-        moved += inputs != targets
+        text += targets[1:-1]
+        num_permuted += inputs != targets
         for before, after in itertools.pairwise(inputs[1:-1]):
             assert after == before + 1 or (before in ends and after in begins)
-        if not cross:
-            assert not borders & set(targets[2:-1])
-    assert said == list(range(FIRST, FIRST + sum(map(sum, documents["validation"])))) and moved > 10
-    blank, batch = reader.blank_batch(config.reader_config(run), 24), next(opened.batches(0))
-    assert {k: (v.shape[1:], v.dtype) for k, v in blank.items()} == {
-        k: (v.shape[1:], v.dtype) for k, v in batch.items()
-    }
+        assert cross or not borders & set(targets[2:-1])
+    assert text == list(range(FIRST, FIRST + sum(map(sum, documents["validation"])))) and num_permuted > 10
+    assert_like_blank(run, next(opened.batches(0)))
     assert bool(opened.notes()) != cross
-
-
-def rename(folder, vocabulary):
-    """Gives a cache other special ids."""
-    caches.rewrite(folder, lambda manifest: manifest.update(vocabulary=vocabulary))

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from plm_jax import config, models, objectives
-from plm_jax.common.errors import UserError
-from plm_jax.data import layouts, reader
+from plm_jax.data import layouts
 from plm_jax.data.layouts import index, segments
+from tests.support.data import assert_rejected, changed, open_reader
 
 IDS = {"pad": 0, "cls": 1, "sep": 2, "mask": 3}
+MASKED = objectives.MaskedLM()
 SPECIAL = objectives.Special(**IDS, vocab_size=60_000)
 
 
@@ -75,16 +76,14 @@ def test_words_begin_where_they_lie_in_the_row(write_sentences, monkeypatch):
 
 @pytest.fixture
 def make(make_run):
-    """A replaced-token run over segments."""
+    """`make(length)` returns a masked-LM run over segments."""
 
-    def make(length=24, token_types=2, **ids):
-        run = make_run("a", vocab_size=60_000, eos=None, objective=objectives.MaskedLM())
-        data = dataclasses.replace(run.data, layout=config.Segments(), length=length)
+    def make(length=24, token_types=2, objective=MASKED, **ids):
+        data = {"layout": config.Segments(), "length": length}
+        run = make_run("a", 60_000, data=data, objective=objective, **{"eos": None} | IDS | ids)
         embedding = dataclasses.replace(run.model.embedding, token_types=token_types)
-        model = dataclasses.replace(run.model, embedding=embedding, pooler=models.NoHead())
-        return dataclasses.replace(
-            run, model=model, data=data, vocabulary=config.VocabularyConfig("bytes", **{**IDS, **ids})
-        )
+        model = {"embedding": embedding}
+        return changed(run, model=model | ({"pooler": models.NoHead()} if objective is MASKED else {}))
 
     return make
 
@@ -92,29 +91,20 @@ def make(make_run):
 def test_an_epoch_has_every_row_once_and_a_run_resumes_anywhere(write_sentences, make):
     write_sentences({"train": corpus(0, 200)})
     run = make()
-    assert config.from_dict(config.to_dict(run)) == run
-    read = reader.Reader(config.reader_config(run))
-    layout = read.rows("train", "a", 24)
+    opened = open_reader(run)
+    layout = opened.rows("train", "a", 24)
     order = layouts.Order(layout, 64, 3, "a")
     for epoch in range(2):
         items = [order.item(epoch * order.num_items + i) for i in range(order.num_items)]
         assert sorted(items) == list(range(layout.num_rows))
-    want, again = read.example(1234), reader.Reader(config.reader_config(run)).example(1234)
-    assert all((want[key] == again[key]).all() for key in want)
-    assert want["token_types"].max() <= 1 and "pair_label" not in want
+    example = opened.example(1234)
+    np.testing.assert_equal(open_reader(run).example(1234), example)
+    assert example["token_types"].max() <= 1 and "pair_label" not in example
 
 
-def test_what_they_need_is_told(make, make_run):
-    causal = dataclasses.replace(make_run("a", eos=9), vocabulary=config.VocabularyConfig("bytes", **IDS))
-    causal = dataclasses.replace(causal, data=dataclasses.replace(causal.data, layout=config.Segments()))
-    for run, message in (
-        (causal, "objective 'causal' adds its own special tokens, but rows of two segments"),
-        (make(length=4), "config.data.length is 4: two segments need at least 5"),
-        (make(cls=None), "two segments need special ids: set config.vocabulary.cls and config.vocabulary.sep"),
-        (
-            make(token_types=0),
-            "two segments need a model that distinguishes their texts: set config.model.embedding.token_types",
-        ),
-    ):
-        with pytest.raises(UserError, match=message):
-            config.from_dict(config.to_dict(run))
+def test_bad_configs_are_rejected(make):
+    adds_tokens = "objective 'causal' adds its own special tokens, but rows of two segments"
+    assert_rejected(adds_tokens, make(token_types=0, objective=objectives.Causal(), eos=9))
+    assert_rejected("config.data.length is 4: two segments need at least 5", make(length=4))
+    assert_rejected("need special ids: set config.vocabulary.cls and config.vocabulary.sep", make(cls=None))
+    assert_rejected("set config.model.embedding.token_types", make(token_types=0))

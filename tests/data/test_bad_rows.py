@@ -13,7 +13,7 @@ from plm_jax.common.errors import UserError
 from plm_jax.data import cache
 from plm_jax.data.sources import corpus, files, tasks
 from plm_jax.runs import preparation
-from tests.data.test_prepare import contents
+from tests.support.caches import contents
 
 TEXTS = [f"Document {i}. It counts: {' '.join(map(str, range(i % 23)))}! Ünd aus" for i in range(400)]
 BAD = [

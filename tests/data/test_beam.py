@@ -21,7 +21,7 @@ from plm_jax.data import cache
 from plm_jax.data.prepare import reading, shuffle, tokenizing
 from plm_jax.data.sources import tasks
 from plm_jax.runs import preparation
-from tests.data.test_prepare import contents, stored_texts
+from tests.support.caches import contents, stored_texts
 
 pytest.importorskip("apache_beam")
 beam = importlib.import_module("plm_jax.data.prepare.beam")

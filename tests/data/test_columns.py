@@ -17,6 +17,7 @@ from plm_jax.data.cache import columns, file_format, vectors
 from plm_jax.data.layouts import RowRequest, index
 from plm_jax.data.sources.corpus import Corpus, Record
 from plm_jax.runs import preparation
+from tests.support import caches
 
 EOS = 256
 NOTES = [cache.Column("label", "<i2", "document"), cache.Column("scores", "<f4", "value")]
@@ -74,14 +75,10 @@ def run(make_run, tmp_path):
     """`run(source)`: a run over bytes of a source `a`."""
 
     def run(source, **data):
-        made = make_run("a", eos=EOS, vocab_size=257, data={"validation_fraction": 0.2, **data})
-        return dataclasses.replace(made, data=dataclasses.replace(made.data, sources={"a": source}))
+        data = {"validation_fraction": 0.2, "sources": {"a": source}, **data}
+        return make_run("a", eos=EOS, vocab_size=257, data=data)
 
     return run
-
-
-def contents(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 def test_columns_of_a_sources_own_reach_the_reader(run, tmp_path):
@@ -135,7 +132,7 @@ def test_the_local_runner_and_beam_write_the_same_columns(run, tmp_path):
     made = run(Noted())
     for name, options in (("one", None), ("other", ())):
         preparation.prepare(made, str(tmp_path / name), show_progress=False, beam_options=options)
-    assert contents(tmp_path / "one" / "a") == contents(tmp_path / "other" / "a")
+    assert caches.contents(tmp_path / "one" / "a") == caches.contents(tmp_path / "other" / "a")
 
 
 def test_a_cache_tells_of_each_document_the_file_and_the_line(run, tmp_path):
@@ -154,12 +151,6 @@ def test_a_cache_tells_of_each_document_the_file_and_the_line(run, tmp_path):
     assert len(set(places)) == 60
 
 
-def flip(path, at):
-    data = bytearray(path.read_bytes())
-    data[at] ^= 0x10
-    path.write_bytes(data)
-
-
 def test_damage_of_any_file_is_noticed(run, tmp_path):
     preparation.prepare(run(Noted()), show_progress=False)
     files = [path for path in sorted((tmp_path / "a").rglob("*")) if path.is_file()]
@@ -169,12 +160,12 @@ def test_damage_of_any_file_is_noticed(run, tmp_path):
         # The last bytes of values; of records, whose file is padded, some of the first.
         last = 300 if path.suffix == ".array_record" else len(whole) - 3
         for at in (last, last - 1):
-            flip(path, at)
+            caches.flip(path, at)
             with pytest.raises(UserError, match=rf"{re.escape(str(path))} is damaged"):
                 cache.verify(str(tmp_path), "a")
             path.write_bytes(whole)
         if path.suffix == ".npy":  # Short ones are looked at whenever a cache is opened.
-            flip(path, last)
+            caches.flip(path, last)
             with pytest.raises(UserError, match=rf"{re.escape(str(path))} is damaged"):
                 cache.open_source(str(tmp_path), "a")
             path.write_bytes(whole)
@@ -198,7 +189,7 @@ def test_damage_of_an_index_is_noticed(write_sentences, tmp_path):
     config.FullSentences().open(RowRequest.of(source, "train", 16, objectives.get("masked_lm", special)))
     (folder,) = (tmp_path / "a/index").iterdir()
     index.verify(str(folder))
-    flip(folder / "starts.npy", 200)
+    caches.flip(folder / "starts.npy", 200)
     with pytest.raises(UserError, match=r"starts.npy is damaged"):
         index.verify(str(folder))
 

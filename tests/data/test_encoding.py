@@ -17,7 +17,8 @@ from plm_jax.data import vocabularies
 from plm_jax.data.prepare import tokenizing, workers
 from plm_jax.data.vocabularies import sentences, tokenizer_files, training, word_spans
 from plm_jax.runs import preparation
-from tests.data.test_prepare import contents, corpus, run  # noqa: F401
+from tests.data.test_prepare import corpus, run  # noqa: F401
+from tests.support.caches import contents
 
 GPT2 = pathlib.Path(plm_jax.__file__).parent / "data/gpt2"
 KINDS = ["unigram", "bpe", "nmt_nfkc", "folded", "wordpiece", "gpt2", "tiktoken"]

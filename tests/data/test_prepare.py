@@ -1,6 +1,5 @@
 import dataclasses
 import gzip
-import hashlib
 import itertools
 import json
 import os
@@ -22,6 +21,7 @@ from plm_jax.data.cache import file_format
 from plm_jax.data.prepare import caches, reading, tokenizing
 from plm_jax.runs import preparation
 from tests.support import splits
+from tests.support.caches import contents, stored_texts
 
 TEXTS = [f"Document {i}. It counts: {' '.join(map(str, range(i % 23)))}! Ünd aus" for i in range(400)]
 
@@ -39,22 +39,6 @@ def run(make_run, corpus):
     made = make_run("a", eos=256, vocab_size=257, data={"validation_fraction": 0.1, "length": 16})
     data = dataclasses.replace(made.data, sources={"a": config.JsonLines(str(corpus))})
     return dataclasses.replace(made, data=data)
-
-
-def contents(folder):
-    """SHA-256 of every file below a folder."""
-    found = {}
-    for root, _, names in os.walk(folder):
-        for name in names:
-            path = os.path.join(root, name)
-            with open(path, "rb") as file:
-                found[os.path.relpath(path, folder)] = hashlib.sha256(file.read()).hexdigest()
-    return found
-
-
-def stored_texts(split):
-    starts = split.documents
-    return [bytes(split.tokens(a, b).astype(np.uint8)).decode() for a, b in itertools.pairwise(starts)]
 
 
 def with_vocabulary(run, **fields):

@@ -1,4 +1,3 @@
-import dataclasses
 import itertools
 import pathlib
 import pickle
@@ -14,6 +13,8 @@ import pytest
 from plm_jax import config, objectives
 from plm_jax.common.errors import UserError
 from plm_jax.data import layouts, reader
+from tests.support import caches
+from tests.support.data import changed, open_reader, unstack
 
 PHASES = (
     config.PhaseConfig(until=0.2),
@@ -88,20 +89,12 @@ def walk(run, documents):
 def test_example_k_is_what_a_walk_from_the_start_finds(documents, make_run, data, train):
     run = make_run("ab", data=data, train=train)
     expected = list(walk(run, documents))
-    opened = reader.Reader(config.reader_config(run))
+    opened = open_reader(run)
     for k in np.random.default_rng(0).permutation(len(expected)):
         example = opened.example(int(k))
         assert [*example["tokens"].tolist(), example["targets"][-1]] == expected[k]
         assert example["targets"].tolist() == expected[k][1:]
         assert example["target_weights"].sum() == len(expected[k]) - 1
-
-
-def test_a_border_that_changes_only_the_batch_changes_no_example(documents, make_run):
-    plain = reader.Reader(config.reader_config(make_run("ab")))
-    phases = (config.PhaseConfig(until=0.33), config.PhaseConfig(until=1.0, batch_size=11))
-    phased = reader.Reader(config.reader_config(make_run("ab", train={"phases": phases})))
-    for k in range(400):
-        np.testing.assert_equal(plain.example(k), phased.example(k))
 
 
 def independent_crc(example):
@@ -127,27 +120,24 @@ def test_each_row_has_the_crc_of_its_own_bytes():
 
 
 def test_rows_of_any_hosts_make_the_same_batch_and_digest(documents, make_run):
-    opened = reader.Reader(config.reader_config(make_run("ab", train={"phases": PHASES})))
+    opened = open_reader(make_run("ab", train={"phases": PHASES}))
     for step in (0, 9, 10, 25, 49):
         size = next(s.batch_size for s in reversed(opened._phases) if s.first_step <= step)
         whole = opened.batch(step, range(size))
         parts = [opened.batch(step, range(i, size, 3)) for i in range(3)]
         for i, part in enumerate(parts):
-            for key in whole:
-                np.testing.assert_array_equal(part[key], whole[key][i::3])
-        examples = [{k: v[i] for k, v in whole.items() if k != "digest"} for i in range(size)]
+            np.testing.assert_equal(part, {key: value[i::3] for key, value in whole.items()})
+        examples = unstack({key: value for key, value in whole.items() if key != "digest"})
         expected = f"{sum(map(independent_crc, examples)) % 2**64:016x}"
         assert reader.digest_hex(sum(part["digest"].sum(axis=0, dtype=np.uint32) for part in parts)) == expected
-        assert len(expected) == 16 and expected == expected.lower()
 
 
 def test_batches_start_anywhere_and_end_with_the_run(documents, make_run):
-    opened = reader.Reader(config.reader_config(make_run("ab", train={"phases": PHASES})))
+    opened = open_reader(make_run("ab", train={"phases": PHASES}))
     whole = list(opened.batches(0))
     assert len(whole) == 50
     for first in (1, 17, 49, 50):
-        for expected, found in itertools.zip_longest(whole[first:], opened.batches(first)):
-            np.testing.assert_equal(found, expected)
+        np.testing.assert_equal(list(opened.batches(first)), whole[first:])
     halves = opened.batches(20, rows=lambda stage: range(stage.batch_size // 2, stage.batch_size))
     np.testing.assert_equal(next(halves), {k: v[3:] for k, v in whole[20].items()})
 
@@ -160,15 +150,10 @@ def is_running(pid):
 
 
 def test_processes_make_the_same_batches(documents, make_run):
-    run = make_run("ab", data={"processes": 2}, train={"phases": PHASES})
-    alone, read = (
-        reader.Reader(config.reader_config(of)).batches(17, lambda stage: range(1, stage.batch_size))
-        for of in (make_run("ab", train={"phases": PHASES}), run)
-    )
-    read = list(read)
-    assert len(read) == 33
-    for expected, found in zip(alone, read, strict=True):
-        np.testing.assert_equal(found, expected)
+    runs = [make_run("ab", data={"processes": number}, train={"phases": PHASES}) for number in (0, 2)]
+    alone, several = (list(open_reader(run).batches(17, lambda stage: range(1, stage.batch_size))) for run in runs)
+    assert len(alone) == 33
+    np.testing.assert_equal(several, alone)
 
 
 def test_processes_end_with_a_parent_that_is_killed(documents, make_run, tmp_path):
@@ -195,58 +180,52 @@ time.sleep(600)
 
 @pytest.mark.parametrize("attend", [True, False])
 def test_validation_is_every_token_once_in_order(documents, make_run, attend):
-    layout = config.Blocks(attend_across_documents=attend)
-    opened = reader.Reader(config.reader_config(make_run("ab", data={"layout": layout})))
+    opened = open_reader(make_run("ab", data={"layout": config.Blocks(attend_across_documents=attend)}))
     batches = list(opened.in_order("validation", 3))
     assert len(batches) == opened.num_batches("validation", 3)
     assert {k: v.shape for k, v in batches[-1].items()} == {k: v.shape for k, v in batches[0].items()}
     flats = [[[*d, 99] for d in documents[name][:7]] for name in "ab"]
     targets = [t for b in batches for t in b["targets"][b["target_weights"] > 0]]
+    keys = {"tokens", "targets", "target_weights"}
     if attend:
         assert targets == [t for texts in flats for t in list(itertools.chain(*texts))[1:]]
-        assert set(batches[0]) == {"tokens", "targets", "target_weights"}
+        assert set(batches[0]) == keys
     else:
         assert targets == [t for texts in flats for d in texts for t in d[1:]]
-        assert set(batches[0]) == {"tokens", "targets", "target_weights", "segment_ids", "positions"}
+        assert set(batches[0]) == keys | {"segment_ids", "positions"}
     split = [opened.in_order("validation", 3, rows=lambda n, i=i: range(i, n, 3)) for i in range(3)]
     for batch, *parts in zip(batches, *split, strict=True):
-        for key in batch:
-            np.testing.assert_array_equal(np.concatenate([p[key] for p in parts]), batch[key])
+        np.testing.assert_equal({key: np.concatenate([p[key] for p in parts]) for key in batch}, batch)
 
 
 def clean_rows(batch, special):
-    """The text of each row, its noise undone."""
-    for row in ({key: value[i] for key, value in batch.items()} for i in range(len(batch["tokens"]))):
-        tokens, weighed = row["tokens"].copy(), row["target_weights"] > 0
-        targets = row["targets"][weighed]
+    """Yields the text of each row without its noise."""
+    for row in unstack(batch):
+        tokens, is_target = row["tokens"].copy(), row["target_weights"] > 0
+        targets = row["targets"][is_target]
         if "decoder_tokens" in row:
             (at,) = np.isin(targets, special.sentinels).nonzero()
             cut = {int(span[0]): span[1:].tolist() for span in np.split(targets[:-1], at)[1:]}
             yield [t for token in tokens[row["mask"] > 0][:-1].tolist() for t in cut.get(token, [token])]
         else:
-            tokens[row["target_positions"][weighed]] = targets
+            tokens[row["target_positions"][is_target]] = targets
             yield tokens[row["mask"] > 0].tolist()
 
 
 @pytest.mark.parametrize("objective", [objectives.MaskedLM(0.3), objectives.SpanCorruption(0.4)], ids=lambda o: o.kind)
 def test_noise_leaves_every_token_once(write_source, random_documents, make_run, objective):
-    """Validation in order, and each epoch of training in blocks that do not overlap."""
+    """Reads validation in order, and each epoch of training in blocks that do not overlap."""
     ids = {"pad": 91, "eos": 92, "mask": 93, "sentinels": 4}
     texts = {"train": random_documents(1, 60), "validation": random_documents(2, 9)}
     write_source("a", texts, **ids)
-    run = make_run("a", objective=objective, data={"length": 16}, **ids)
-    assert config.from_dict(config.to_dict(run)) == run
-    opened = reader.Reader(config.reader_config(run))
-    flat = {
-        split: [t for d in found for t in ([*d, 92] if objective.kind == "masked_lm" else d)]
-        for split, found in texts.items()
-    }
+    opened = open_reader(make_run("a", objective=objective, data={"length": 16}, **ids))
+    eos = [92] if objective.kind == "masked_lm" else []
+    train, validation = ([t for d in texts[split] for t in [*d, *eos]] for split in ("train", "validation"))
     special, n = opened.objective.special, opened.objective.input_length(16)
     batches = list(opened.in_order("validation", 3))
-    found = [row for batch in batches for row in clean_rows(batch, special)]
-    assert [token for row in found for token in row] == flat["validation"]
+    assert [token for batch in batches for row in clean_rows(batch, special) for token in row] == validation
     assert {batch["tokens"].shape for batch in batches} == {(3, 16)}
-    whole = [flat["train"][i : i + n] for i in range(0, len(flat["train"]) - n + 1, n)]
+    whole = [train[i : i + n] for i in range(0, len(train) - n + 1, n)]
     steps = 2 * len(whole)
     rows = [row for k in range(steps) for row in clean_rows(reader._stack([opened.example(k)]), special)]
     assert sorted(rows[: len(whole)]) == sorted(rows[len(whole) :]) == sorted(whole)
@@ -254,61 +233,55 @@ def test_noise_leaves_every_token_once(write_source, random_documents, make_run,
 
 
 def test_blanks_leave_every_token_once(write_source, random_documents, make_run):
-    """Validation in order, each row behind cls; sentences are documents here, of which each blank is one."""
+    """Reads validation in order, each row after cls; each document is one sentence, and each blank a sentence."""
     ids = {"pad": 91, "eos": 92, "cls": 94, "mask": 93, "smask": 93, "sop": 95, "eop": 96}
     texts = {"train": random_documents(1, 60), "validation": random_documents(2, 9)}
     write_source("a", texts, **ids)
     objective = objectives.BlankInfilling(sentence_rate=1.0)
-    run = make_run("a", objective=objective, data={"length": 32}, **ids)
-    assert config.from_dict(config.to_dict(run)) == run
     flat, read = [t for d in texts["validation"] for t in [*d, 92]], []
-    for batch in reader.Reader(config.reader_config(run)).in_order("validation", 2):
-        assert batch["tokens"].shape == (2, 32) and batch["prefix_lengths"].shape == (2,)
-        for row in ({key: value[i] for key, value in batch.items()} for i in range(2)):
-            text = [[token] for token in row["tokens"][: row["prefix_lengths"]].tolist()]
-            cut = {}
-            for at in row["target_positions"][row["target_weights"] > 0].tolist():
-                if row["block_positions"][at] > 1:
-                    cut.setdefault(int(row["positions"][at]), []).append(int(row["tokens"][at]))
-            for position, blank in cut.items():
-                assert text[position] == [93]
-                text[position] = blank
-            assert not any(92 in blank for blank in cut.values())
-            read += [token for part in text[1:] for token in part]
+    opened = open_reader(make_run("a", objective=objective, data={"length": 32}, **ids))
+    for row in itertools.chain(*map(unstack, opened.in_order("validation", 2))):
+        assert row["tokens"].shape == (32,) and row["prefix_lengths"].shape == ()
+        text = [[token] for token in row["tokens"][: row["prefix_lengths"]].tolist()]
+        cut = {}
+        for at in row["target_positions"][row["target_weights"] > 0].tolist():
+            if row["block_positions"][at] > 1:
+                cut.setdefault(int(row["positions"][at]), []).append(int(row["tokens"][at]))
+        for position, blank in cut.items():
+            assert text[position] == [93]
+            text[position] = blank
+        assert not any(92 in blank for blank in cut.values())
+        read += [token for part in text[1:] for token in part]
     assert read == flat
 
 
-def test_no_validation_split_gives_no_batch(write_source, random_documents, make_run):
+def test_a_missing_split_gives_no_batch_and_sources_of_rate_zero_are_not_opened(
+    write_source, random_documents, make_run
+):
     write_source("a", {"train": random_documents(0, 9)})
-    opened = reader.Reader(config.reader_config(make_run("a")))
+    opened = open_reader(make_run("ab", data={"mixture": {"a": 1.0}}))
+    assert list(opened.sources) == ["a"]
     assert (opened.num_batches("validation", 4), list(opened.in_order("validation", 4))) == (0, [])
 
 
-def test_sources_of_rate_zero_are_not_opened(write_source, random_documents, make_run):
-    write_source("a", {"train": random_documents(0, 9)})
-    opened = reader.Reader(config.reader_config(make_run("ab", data={"mixture": {"a": 1.0}})))
-    assert list(opened.sources) == ["a"]
-
-
-def test_what_does_not_match_is_told(write_source, random_documents, make_run, tmp_path):
+def test_caches_that_do_not_match_are_rejected(write_source, random_documents, make_run):
     texts = {"train": random_documents(0, 9)}
     write_source("a", texts)
     write_source("b", texts, vocabulary_id="other")
     write_source("small", {"train": [[1, 2]]})
-    with pytest.raises(UserError, match="'a' and 'b' differ in vocabulary"):
-        reader.Reader(config.reader_config(make_run("ab")))
-    with pytest.raises(UserError, match=r"vocabulary.eos is None, the cache's is 99"):
-        reader.Reader(config.reader_config(make_run("a", eos=None)))
-    with pytest.raises(UserError, match="vocab_size is 64: set it to at least the vocabulary's size, 100"):
-        reader.Reader(config.reader_config(make_run("a", vocab_size=64)))
-    with pytest.raises(UserError, match="has 3 training tokens, but a row needs 9"):
-        reader.Reader(config.reader_config(make_run(["small"])))
-    with pytest.raises(UserError, match="there is no cache"):
-        reader.Reader(config.reader_config(make_run("c")))
-    run = make_run("a")
-    other = dataclasses.replace(run, vocabulary=dataclasses.replace(run.vocabulary, spec="sentencepiece:x"))
-    with pytest.raises(UserError, match=r"spec is sentencepiece, the cache's is bytes"):
-        reader.Reader(config.reader_config(other))
+    for run, message in (
+        (make_run("ab"), "'a' and 'b' differ in vocabulary"),
+        (make_run("a", eos=None), r"vocabulary.eos is None, the cache's is 99"),
+        (make_run("a", vocab_size=64), "vocab_size is 64: set it to at least the vocabulary's size, 100"),
+        (make_run(["small"]), "has 3 training tokens, but a row needs 9"),
+        (make_run("c"), "there is no cache"),
+        (
+            changed(make_run("a"), vocabulary={"spec": "sentencepiece:x"}),
+            r"spec is sentencepiece, the cache's is bytes",
+        ),
+    ):
+        with pytest.raises(UserError, match=message):
+            open_reader(run)
 
 
 @pytest.mark.parametrize("processes", [0, 1])
@@ -316,29 +289,6 @@ def test_a_corrupt_record_stops_the_iterator_with_its_line(
     processes, write_source, random_documents, make_run, tmp_path
 ):
     write_source("a", {"train": random_documents(0, 30)})
-    path = tmp_path / "a/train/tokens-00000.array_record"
-    data = bytearray(path.read_bytes())
-    data[100] ^= 0xFF
-    path.write_bytes(data)
+    caches.flip(tmp_path / "a/train/tokens-00000.array_record", 100)
     with pytest.raises(UserError, match=r"tokens-00000\.array_record is damaged"):
-        next(reader.Reader(config.reader_config(make_run("a", data={"processes": processes}))).batches(0))
-
-
-def test_reading_imports_no_tensorflow_and_no_seqio(write_source, random_documents, tmp_path):
-    write_source("a", {"train": random_documents(0, 30)})
-    code = f"""
-import sys
-from plm_jax import config, objectives
-from plm_jax.data.reader import Reader
-from plm_jax import models
-model = models.DecoderConfig(embedding=models.EmbeddingConfig(100, 8),
-                  attention=models.AttentionConfig(1, 8, models.NoPositions()),
-                  feed_forward=models.FeedForwardConfig(8), stack=models.StackConfig(1))
-run = config.Run(model, objectives.Causal(), config.DataConfig({str(tmp_path)!r}, 8, {{"a": config.TextFiles("a")}}),
-                 config.VocabularyConfig("bytes", eos=99), config.AdamWConfig(), config.ConstantSchedule(1.0),
-                 config.TrainConfig(steps=3, batch_size=2))
-assert len(list(Reader(config.reader_config(run)).batches(0))) == 3
-print(sorted(m for m in sys.modules if m.startswith(("tensorflow", "seqio"))))
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+        next(open_reader(make_run("a", data={"processes": processes})).batches(0))

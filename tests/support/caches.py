@@ -1,5 +1,7 @@
 """Caches of invented documents, written by the cache's writer."""
 
+import hashlib
+import itertools
 import json
 import os
 import pathlib
@@ -47,3 +49,22 @@ def rewrite(folder, change):
     manifest = json.loads(path.read_text())
     change(manifest)
     path.write_text(json.dumps(manifest | {"crc32": cache.crc32(manifest)}))
+
+
+def flip(path, at, bit=3):
+    """Flips a bit of the byte at a position of a file."""
+    data = bytearray(pathlib.Path(path).read_bytes())
+    data[at] ^= 1 << bit
+    pathlib.Path(path).write_bytes(data)
+
+
+def contents(folder):
+    """Returns the SHA-256 of every file in a folder, by its path in the folder."""
+    paths = (path for path in pathlib.Path(folder).rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+
+
+def stored_texts(split):
+    """Returns the documents of a split of a vocabulary of bytes."""
+    documents = itertools.pairwise(split.documents)
+    return [bytes(split.tokens(start, stop).astype(np.uint8)).decode() for start, stop in documents]

@@ -32,7 +32,7 @@ def open_reader(run, **options):
 
 def unstack(batch):
     """Returns the rows of a batch."""
-    return [{name: value[i] for name, value in batch.items()} for i in range(len(batch["tokens"]))]
+    return [{name: value[i] for name, value in batch.items()} for i in range(len(next(iter(batch.values()))))]
 
 
 def assert_like_blank(run, batch, length=None):

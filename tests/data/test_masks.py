@@ -3,7 +3,7 @@
 import numpy as np
 
 from plm_jax import config, objectives
-from plm_jax.data.reader import Reader
+from tests.support.data import open_reader
 
 IDS = {"pad": 91, "mask": 93, "sep": 94}
 
@@ -14,9 +14,7 @@ def masked(example):
 
 def opened(write_source, make_run, random_documents, objective, **train):
     write_source("a", {"train": random_documents(1, 80)}, eos=None, **IDS)
-    run = make_run("a", eos=None, objective=objective, data={"length": 16}, train=train, **IDS)
-    assert config.from_dict(config.to_dict(run)) == run
-    return Reader(config.reader_config(run))
+    return open_reader(make_run("a", eos=None, objective=objective, data={"length": 16}, train=train, **IDS))
 
 
 def text(example):

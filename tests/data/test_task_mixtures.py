@@ -1,9 +1,7 @@
 """A mixture of seqio's registry as one source: its tasks' caches, its rates, runs over it."""
 
 import collections
-import dataclasses
 import json
-import subprocess
 import sys
 
 import pytest
@@ -16,6 +14,7 @@ from plm_jax.data.sources import task_mixtures, tasks
 from plm_jax.data.sources.task_mixtures import MixtureTask
 from plm_jax.runs import preparation
 from tests.support import runs, tiny
+from tests.support.data import changed
 from tests.support.verbs import assert_one_line
 
 # Task `letter` has texts of one letter. Of `outer`'s rate 12, 2 are parted as 1 to 3, 9 are `c`'s, and `d`'s, which
@@ -85,6 +84,27 @@ def make(folder, run=tiny.PLAIN, **data):
     return runs.make(folder, run, data={"sources": {"mix": source()}, **data})
 
 
+def test_a_mixture_of_examples_mixes_with_texts(folder):
+    (folder / "a.jsonl").write_text("".join(json.dumps({"text": "z" * 50}) + "\n" for _ in range(20)))
+    run = make(
+        folder,
+        tiny.of_t5(tiny.PLAIN),
+        sources={"z": config.JsonLines("a.jsonl"), "q": config.SeqioInputsTargets("examples", "my_mixtures")},
+        mixture={"z": 1.0, "q": 4.0},
+        inputs_targets=config.InputsTargetsConfig(target_length=24),
+    )
+    preparation.prepare(run, show_progress=False)
+    expanded = config.expand_mixtures(run)
+    assert expanded.data.mixture == {"z": 1.0, "q-qa": 1.0, "q-qb": 3.0}
+    assert tasks.registered("q-qb", expanded.data.sources["q-qb"]).name == "qb"
+    counts = shares(expanded, 1000)
+    assert all(abs(counts[letter] - number) <= 1 for letter, number in {"z": 200, "a": 200, "b": 600}.items()), counts
+    preparation.prepare(run, "memory://bucket/mixed", show_progress=False)
+    remote = changed(run, data={"cache_dir": "memory://bucket/mixed"})
+    assert config.expand_mixtures(remote).data.mixture == expanded.data.mixture
+    storage.remove("memory://bucket/mixed")
+
+
 def test_examples_come_from_each_task_by_the_rates_of_seqio(folder, capsys):
     run = make(folder)
     preparation.prepare(run, show_progress=False)
@@ -120,84 +140,46 @@ def test_examples_come_from_each_task_by_the_rates_of_seqio(folder, capsys):
         Reader(config.reader_config(other))
 
 
-def test_a_mixture_of_examples_beside_texts_and_without_seqio(folder):
-    (folder / "a.jsonl").write_text("".join(json.dumps({"text": "z" * 50}) + "\n" for _ in range(20)))
-    run = make(
-        folder,
-        tiny.of_t5(tiny.PLAIN),
-        sources={"z": config.JsonLines("a.jsonl"), "q": config.SeqioInputsTargets("examples", "my_mixtures")},
-        mixture={"z": 1.0, "q": 4.0},
-        inputs_targets=config.InputsTargetsConfig(target_length=24),
-    )
-    preparation.prepare(run, show_progress=False)
-    expanded = config.expand_mixtures(run)
-    assert expanded.data.mixture == {"z": 1.0, "q-qa": 1.0, "q-qb": 3.0}
-    assert tasks.registered("q-qb", expanded.data.sources["q-qb"]).name == "qb"
-    found = shares(expanded, 1000)
-    assert all(abs(found[letter] - wanted) <= 1 for letter, wanted in {"z": 200, "a": 200, "b": 600}.items()), found
-    (folder / "run.json").write_text(json.dumps(config.to_dict(run)))
-    code = (
-        "import json, sys; from plm_jax import config; from plm_jax.data import reader\n"
-        f"run = config.from_dict(json.load(open({str(folder / 'run.json')!r})))\n"
-        "held = reader.Reader(config.reader_config(config.expand_mixtures(run))).sources\n"
-        "print(*held, *(m for m in sys.modules if m.startswith(('tensorflow', 'seqio'))))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["q-qa", "q-qb", "z"] == list(expanded.data.sources)
-    preparation.prepare(run, "memory://bucket/mixed", show_progress=False)
-    remote = dataclasses.replace(run, data=dataclasses.replace(run.data, cache_dir="memory://bucket/mixed"))
-    assert config.expand_mixtures(remote).data.mixture == expanded.data.mixture
-    storage.remove("memory://bucket/mixed")
-
-
 @pytest.mark.parametrize(
     "name, message",
     [
-        (
-            "failing",
-            r"'failing' fails to compute the rate of task 'c' \(.*my_mixtures.py:\d+: ZeroDivisionError: ",
-        ),
+        ("failing", r"'failing' fails to compute the rate of task 'c' \(.*my_mixtures.py:\d+: ZeroDivisionError: "),
         ("negative", r"'negative' has the rate -1.0 for task 'c': use a finite rate of at least 0"),
         ("idle", r"'idle' has no task with a split 'train' and a rate above 0"),
     ],
 )
-def test_rates_that_are_none_are_told(folder, name, message):
+def test_bad_rates_are_rejected(folder, name, message):
     with pytest.raises(UserError, match=message) as caught:
         preparation.prepare(make(folder, sources={"mix": source(name)}), show_progress=False)
     assert "\n" not in str(caught.value)
     assert not (folder / "cache" / "mix").exists()
 
 
-def test_rates_are_multiplied_out_in_every_phase():
+def test_rates_are_multiplied_in_every_phase():
     text = config.JsonLines("a.jsonl")
-    data = dataclasses.replace(
-        tiny.PLAIN.data,
-        sources={"x": text, "mix": source()},
-        mixture={"x": 0.75, "mix": 0.25},
-        segmenters={"mix": "jieba:lcut"},
-    )
+    sources = {"x": text, "mix": source()}
     phases = (
         config.PhaseConfig(0.5, mixture={"mix": 4.0}),
         config.PhaseConfig(0.75),
         config.PhaseConfig(1.0, mixture={"x": 1.0}),
     )
-    train = dataclasses.replace(tiny.PLAIN.train, steps=8, phases=phases)
-    run = dataclasses.replace(tiny.PLAIN, data=data, train=train)
+    data = {"sources": sources, "mixture": {"x": 0.75, "mix": 0.25}, "segmenters": {"mix": "jieba:lcut"}}
+    run = changed(tiny.PLAIN, data=data, train={"steps": 8, "phases": phases})
     parts = {"mix": {"mix-a": MixtureTask("a", 1.0), "mix-b": MixtureTask("b", 3.0)}}
-    found = config.expand_mixtures(run, parts)
-    assert [stage.mixture for stage in config.resolve_phases(found)] == [
+    expanded = config.expand_mixtures(run, parts)
+    assert [phase.mixture for phase in config.resolve_phases(expanded)] == [
         {"mix-a": 1.0, "mix-b": 3.0},
         {"x": 0.75, "mix-a": 0.0625, "mix-b": 0.1875},
         {"x": 1.0},
     ]
-    assert found.data.segmenters == {"mix-a": "jieba:lcut", "mix-b": "jieba:lcut"}
-    assert found.data.sources == {"x": text, "mix-a": source("a"), "mix-b": source("b")}
-    # What is empty is in proportion to tokens, which a mixture's rates are not.
-    with pytest.raises(UserError, match=r"'mix' is a mixture among other sources: set .* config.data.mixture"):
-        config.expand_mixtures(dataclasses.replace(tiny.PLAIN, data=dataclasses.replace(data, mixture={})), parts)
-    clash = dataclasses.replace(data, sources={"mix-a": text, "mix": source()}, mixture={"mix-a": 1, "mix": 1})
+    assert expanded.data.segmenters == {"mix-a": "jieba:lcut", "mix-b": "jieba:lcut"}
+    assert expanded.data.sources == {"x": text, "mix-a": source("a"), "mix-b": source("b")}
+    # The default rates are numbers of tokens, which the rates of a mixture are not.
+    with pytest.raises(UserError, match=r"'mix' is a mixture beside other sources: set .* config.data.mixture"):
+        config.expand_mixtures(changed(tiny.PLAIN, data=data | {"mixture": {}}), parts)
+    clash = data | {"sources": {"mix-a": text, "mix": source()}, "mixture": {"mix-a": 1, "mix": 1}}
     with pytest.raises(UserError, match=r"two of config.data.sources would be 'mix-a'"):
-        config.expand_mixtures(dataclasses.replace(tiny.PLAIN, data=clash), parts)
+        config.expand_mixtures(changed(tiny.PLAIN, data=clash), parts)
 
 
 def test_names_of_parts_are_names_of_folders_and_differ():
@@ -208,22 +190,22 @@ def test_names_of_parts_are_names_of_folders_and_differ():
 
 
 CONFIG = """
-import dataclasses, pathlib, sys
+import pathlib, sys
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 if "prepare" not in sys.argv[0]:
     sys.modules |= dict.fromkeys(("tensorflow", "seqio"))
 from plm_jax import config
 from tests.support import tiny
+from tests.support.data import changed
 def get_config():
     sources = {"mix": config.SeqioTask("outer", "my_mixtures", "body")}
-    data = dataclasses.replace(tiny.PLAIN.data, sources=sources)
     evaluation = config.EvaluationConfig(every=2, batch_size=2)
-    return config.to_config_dict(dataclasses.replace(tiny.PLAIN, data=data, evaluation=evaluation))
+    return config.to_config_dict(changed(tiny.PLAIN, data={"sources": sources}, evaluation=evaluation))
 """
 
 
 def test_the_verbs_take_a_mixture(verb, tmp_path):
-    """`pretrain` prepares it in a child, and itself can import neither TensorFlow nor seqio; it goes on by itself."""
+    """`pretrain` prepares it in a child process and resumes; itself it imports neither TensorFlow nor seqio."""
     (tmp_path / "my_mixtures.py").write_text(MODULE)
     (tmp_path / "rate").write_text("9")
     path, workdir = tmp_path / "mine.py", tmp_path / "run"

@@ -1,6 +1,5 @@
 """Chinese from text to masked words: poems that come with the package, through each kind of vocabulary."""
 
-import dataclasses
 import gzip
 import itertools
 import json
@@ -15,10 +14,11 @@ import plm_jax
 from plm_jax import config, objectives
 from plm_jax.common import users
 from plm_jax.common.errors import UserError
-from plm_jax.data import cache, reader, vocabularies
+from plm_jax.data import cache, vocabularies
 from plm_jax.data.prepare import reading, segmenters
 from plm_jax.data.vocabularies import sentences
 from plm_jax.runs import preparation
+from tests.support.data import assert_rejected, changed, open_reader
 
 POEMS = pathlib.Path(plm_jax.__file__).parent / "data/corpora/tang_poems_zh.jsonl.gz"
 NUMBER = 200
@@ -55,31 +55,28 @@ def poems():
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
-    """`prepared(name)`: a run over a cache of poems in a kind of vocabulary, with a segmenter."""
+    """`prepared(name, make_run)` returns a run over a cache of poems with a segmenter, in a kind of vocabulary."""
     folder = tmp_path_factory.mktemp("poems")
     with gzip.open(folder / "poems.jsonl.gz", "wt", encoding="utf-8") as file:
         file.writelines(json.dumps({"text": text}) + "\n" for text in poems())
-    made = {}
+    runs = {}
     users.trust([SEGMENTER.partition(":")[0]])
 
     def make(name, make_run):
-        if name not in made:
+        if name not in runs:
             fields = VOCABULARIES[name]
             spec = vocabularies.within(fields["spec"], str(folder / name))
-            run = make_run("x", vocab_size=fields["train_size"], objective=WORDS)
-            data = dataclasses.replace(
-                run.data,
-                cache_dir=str(folder / name),
-                length=32,
-                sources={"poems": config.JsonLines(str(folder / "poems.jsonl.gz"))},
-                segmenters={"poems": SEGMENTER},
-                validation_fraction=0.1,
-            )
-            made[name] = dataclasses.replace(
-                run, data=data, vocabulary=config.VocabularyConfig(**fields | {"spec": spec})
-            )
-            preparation.prepare(made[name], show_progress=False)
-        return made[name]
+            data = {
+                "cache_dir": str(folder / name),
+                "length": 32,
+                "sources": {"poems": config.JsonLines(str(folder / "poems.jsonl.gz"))},
+                "segmenters": {"poems": SEGMENTER},
+                "validation_fraction": 0.1,
+            }
+            run = make_run("x", vocab_size=fields["train_size"], objective=WORDS, data=data)
+            runs[name] = changed(run, vocabulary=config.VocabularyConfig(**fields | {"spec": spec}))
+            preparation.prepare(runs[name], show_progress=False)
+        return runs[name]
 
     return make
 
@@ -98,17 +95,6 @@ def documents(run):
                 split.sentences[(split.sentences >= a) & (split.sentences < b)] - a,
                 split.starts("word_starts", a, b),
             )
-
-
-def test_sentences_end_at_chinese_marks():
-    poem = "白日依山盡，黃河入海流。欲窮千里目，更上一層樓！誰知？「盤中餐。」粒粒皆辛苦"
-    assert sentences.split(poem) == [
-        "白日依山盡，黃河入海流。",
-        "欲窮千里目，更上一層樓！",
-        "誰知？",
-        "「盤中餐。」",
-        "粒粒皆辛苦",
-    ]
 
 
 def test_poems_are_stored_with_their_sentences_and_words(run):
@@ -133,18 +119,13 @@ def test_poems_are_stored_with_their_sentences_and_words(run):
     assert not texts and unknown < 300
 
 
-def test_wordpiece_is_of_single_characters_and_bytes_per_token_are_printed(run, capsys, tmp_path):
-    vocabulary = vocabularies.load(run.vocabulary)
-    again = dataclasses.replace(run, data=dataclasses.replace(run.data, cache_dir=str(tmp_path)))
-    preparation.prepare(again, show_progress=False)
+def test_wordpiece_has_single_characters_and_bytes_per_token_are_printed(prepared, make_run, capsys, tmp_path):
+    run = changed(prepared("wordpiece", make_run), data={"cache_dir": str(tmp_path)})
+    preparation.prepare(run, show_progress=False)
     splits = cache.open_source(str(tmp_path), "poems").splits.values()
     ratio = sum(split.num_bytes for split in splits) / sum(split.num_tokens for split in splits)
-    assert f" {ratio:.2f} bytes per token" in capsys.readouterr().out
-    if run.vocabulary.spec.startswith("wordpiece"):
-        assert all(len(token) == 1 for token in vocabulary.table["tokens"][5:])
-        assert 2.9 < ratio < 3.1
-    else:
-        assert ratio > 1.5
+    assert f" {ratio:.2f} bytes per token" in capsys.readouterr().out and 2.9 < ratio < 3.1
+    assert all(len(token) == 1 for token in vocabularies.load(run.vocabulary).table["tokens"][5:])
 
 
 def words_of(example, vocabulary):
@@ -165,9 +146,9 @@ def words_of(example, vocabulary):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_words_of_the_segmenter_are_masked_together(prepared, make_run, layout):
-    run = prepared("wordpiece", make_run)
-    run = dataclasses.replace(run, data=dataclasses.replace(run.data, layout=LAYOUTS[layout]))
-    vocabulary, opened = vocabularies.load(run.vocabulary), reader.Reader(config.reader_config(run))
+    run = changed(prepared("wordpiece", make_run), data={"layout": LAYOUTS[layout]})
+    vocabulary, opened = vocabularies.load(run.vocabulary), open_reader(run)
+    assert vocabulary.word_initial[vocabulary.encode(poems()[0])].all(), "only the segmenter joins characters"
     known = "".join("|" + "|".join(filter(None, halves(text))) for text in poems()) + "|"
     rows, several = opened.rows("train", "poems", run.data.length), 0
     for item in range(40):
@@ -184,44 +165,37 @@ def test_words_of_the_segmenter_are_masked_together(prepared, make_run, layout):
     assert several > 30
 
 
-def test_without_a_segmenter_each_character_is_a_word(prepared, make_run):
-    """Of a vocabulary of single characters; so words of two, above, are the segmenter's."""
-    vocabulary = vocabularies.load(prepared("wordpiece", make_run).vocabulary)
-    assert vocabulary.word_initial[vocabulary.encode(poems()[0])].all()
-
-
 def test_without_a_segmenter_each_piece_of_sentencepiece_is_a_word(prepared, make_run, tmp_path):
     run = unsegmented(prepared("sentencepiece", make_run), tmp_path)
     sizes, left_out = word_sizes(run)
     assert np.mean(sizes) < 1.1 and left_out == 0  # Where ▁ alone began words: 20.3 pieces and 98 %.
-    assert reader.Reader(config.reader_config(run)).notes() == []
+    assert open_reader(run).notes() == []
 
 
-def test_words_that_are_too_long_to_be_masked_are_told(prepared, make_run, tmp_path):
+def test_words_that_are_too_long_to_be_masked_are_reported(prepared, make_run, tmp_path):
     """To byte-level BPE a line without spaces is one word."""
     run = unsegmented(prepared("bpe", make_run), tmp_path)
-    opened = reader.Reader(config.reader_config(run))
+    opened = open_reader(run)
     (note,) = opened.notes()
     sizes, left_out = word_sizes(run)
     assert np.mean(sizes) > 10 and left_out > 0.5
     assert note.startswith(f"{left_out:.1%} of the tokens in rows of 32 are never masked") and "segmenters" in note
     never = sum(not opened.example(k)["target_weights"].any() for k in range(100))
     assert never > 50
-    several = dataclasses.replace(run, objective=objectives.MaskedLM())
-    assert reader.Reader(config.reader_config(several)).notes() == []
+    assert open_reader(changed(run, objective=objectives.MaskedLM())).notes() == []
 
 
 def unsegmented(run, folder):
-    """The run over a cache of its own, whose words the vocabulary tells."""
-    data = dataclasses.replace(run.data, cache_dir=str(folder), segmenters={})
-    run = dataclasses.replace(run, data=data, train=dataclasses.replace(run.train, batch_size=4, steps=50))
+    """Returns the run over another cache, whose words are those of the vocabulary."""
+    data = {"cache_dir": str(folder), "segmenters": {}}
+    run = changed(run, data=data, train={"batch_size": 4, "steps": 50})
     preparation.prepare(run, show_progress=False)
     return run
 
 
 def word_sizes(run):
     """The words' sizes in the run's 200 rows, and the share of tokens in words of more than 5, 15 % of a row of 32."""
-    opened, sizes = reader.Reader(config.reader_config(run)), []
+    opened, sizes = open_reader(run), []
     for k in range(200):
         made = opened.example(k)
         tokens, real = made["tokens"].copy(), made["target_weights"] > 0
@@ -241,23 +215,17 @@ def word_sizes(run):
 
 def test_the_cache_has_words_only_where_there_is_a_segmenter(prepared, make_run, tmp_path):
     run = prepared("bpe", make_run)
-    plain = dataclasses.replace(run, data=dataclasses.replace(run.data, cache_dir=str(tmp_path), segmenters={}))
-    preparation.prepare(plain, show_progress=False)
+    plain = unsegmented(run, tmp_path)
     source = cache.open_source(str(tmp_path), "poems")
     assert source.segmenter is None and not source.splits["train"].has("word_starts")
     assert not list(tmp_path.glob("*/*/word_starts.npy"))
     vocabulary = vocabularies.load(run.vocabulary)
     assert reading.identity(plain.data, "poems", vocabulary) != reading.identity(run.data, "poems", vocabulary)
-    reader.Reader(config.reader_config(plain))
-    for asked, there in ((run, plain), (plain, run)):
-        mixed = dataclasses.replace(asked, data=dataclasses.replace(asked.data, cache_dir=there.data.cache_dir))
+    open_reader(plain)
+    for asked, other in ((run, plain), (plain, run)):
         with pytest.raises(UserError, match=r"segmenters has .* for 'poems', the cache was made with"):
-            reader.Reader(config.reader_config(mixed))
-    with pytest.raises(UserError, match="segmenters names 'poem': did you mean 'poems'"):
-        config.from_dict(
-            config.to_dict(dataclasses.replace(run, data=dataclasses.replace(run.data, segmenters={"poem": SEGMENTER})))
-        )
-    assert config.from_dict(config.to_config_dict(run)) == run
+            open_reader(changed(asked, data={"cache_dir": other.data.cache_dir}))
+    assert_rejected("segmenters names 'poem': did you mean 'poems'", run, data={"segmenters": {"poem": SEGMENTER}})
 
 
 @given(words=st.lists(st.text("ab中文。 ", min_size=1, max_size=3), max_size=8))
@@ -268,19 +236,20 @@ def test_cuts_join_to_the_text(words):
     assert [word for word in found if word] == [word.strip() for word in words if word.strip()]
 
 
-def test_segmenters_that_do_not_fit_are_told():
+def test_bad_segmenters_are_rejected():
     users.trust(["nowhere.at_all", "json", ""])
     assert segmenters.load(SEGMENTER)("白日依山盡。 黃河") == [2, 4, 5, 6]
     assert segmenters.load("tests.data.test_chinese:everything")(" 白日 ") == []
     for name in ("nowhere.at_all:cut", "json:nothing", "json", ""):
         with pytest.raises(UserError, match="write a Python function as module:function"):
             segmenters.load(name)
-    with pytest.raises(UserError, match="returns '黃河' where the text continues '白日依山盡'"):
-        segmenters.boundaries("白日依山盡", ["黃河"], "x")
-    with pytest.raises(UserError, match="the segmenter x omits '依山盡'"):
-        segmenters.boundaries("白日依山盡", ["白日"], "x")
-    for words in ([("白日", "n")], None):
-        with pytest.raises(UserError, match=r"the segmenter x returns .*: return a list of strings"):
-            segmenters.boundaries("白日", words, "x")
     with pytest.raises(UserError, match="'json:__name__', which is not a function"):
         segmenters.load("json:__name__")
+    for words, message in (
+        (["黃河"], "returns '黃河' where the text continues '白日依山盡'"),
+        (["白日"], "the segmenter x omits '依山盡'"),
+        ([("白日", "n")], r"the segmenter x returns .*: return a list of strings"),
+        (None, r"the segmenter x returns .*: return a list of strings"),
+    ):
+        with pytest.raises(UserError, match=message):
+            segmenters.boundaries("白日依山盡", words, "x")

@@ -64,6 +64,7 @@ def by_hand(text):
         ["wow!=是"],
         ["「是！」"],
         ["好。！ \n"],
+        ["白日依山盡，黃河入海流。", "欲窮千里目，更上一層樓！", "誰知？", "「盤中餐。」", "粒粒皆辛苦"],
         ["One.", " Two!", " Three?", " Four…", " Five"],
         ["At 3.5 % (yes.)", " He said “no.”", " Then."],
         ["Title", "\n\nText on\ntwo lines.\n"],

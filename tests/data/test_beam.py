@@ -5,11 +5,11 @@ import gzip
 import importlib
 import json
 import os
-import pathlib
 import pickle
 import random
 import subprocess
 import sys
+from typing import ClassVar
 
 import pytest
 import tensorflow_datasets as tfds
@@ -21,6 +21,7 @@ from plm_jax.data import cache
 from plm_jax.data.prepare import reading, shuffle, tokenizing
 from plm_jax.data.sources import tasks
 from plm_jax.runs import preparation
+from tests.support import builders
 from tests.support.caches import contents, stored_texts
 
 pytest.importorskip("apache_beam")
@@ -28,20 +29,14 @@ beam = importlib.import_module("plm_jax.data.prepare.beam")
 TEXTS = [f"Document {i}. It counts: {' '.join(map(str, range(i % 23)))}! Ünd aus" for i in range(120)]
 
 
-class ShardedTexts(tfds.core.GeneratorBasedBuilder):
+class ShardedTexts(builders.Builder):
     """Sixty texts and twenty for validation."""
 
-    VERSION = tfds.core.Version("1.0.0")
-    pkg_dir_path = pathlib.Path(__file__).parent
-
-    def _info(self):
-        return self.dataset_info_from_configs(features=tfds.features.FeaturesDict({"text": tfds.features.Text()}))
-
-    def _split_generators(self, dl_manager):
-        return {"en": self._generate_examples(0, 60), "en-validation": self._generate_examples(60, 80)}
-
-    def _generate_examples(self, start, stop):
-        yield from ((i, {"text": TEXTS[i]}) for i in range(start, stop))
+    features: ClassVar = {"text": tfds.features.Text()}
+    rows: ClassVar = {
+        "en": [{"text": text} for text in TEXTS[:60]],
+        "en-validation": [{"text": text} for text in TEXTS[60:80]],
+    }
 
 
 @pytest.fixture

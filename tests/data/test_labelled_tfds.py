@@ -1,7 +1,7 @@
 """Labelled examples of TensorFlow Datasets, in GLUE's and SQuAD's own forms."""
 
 import dataclasses
-import pathlib
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -11,51 +11,49 @@ from plm_jax import config
 from plm_jax.common.errors import UserError
 from plm_jax.data.sources import corpus, rows
 from plm_jax.data.sources.corpus import Skipped
+from tests.support import builders
 
 LABELS = ("entailment", "neutral", "contradiction")
 CONTEXT = "In 1862 the naïve whale swam."
+TEXT = tfds.features.Text()
 
 
-class TinyNli(tfds.core.GeneratorBasedBuilder):
-    """MNLI's features."""
+class TinyNli(builders.Builder):
+    """Data set with MNLI's features; the last validation row has no label."""
 
-    VERSION = tfds.core.Version("1.0.0")
-    pkg_dir_path = pathlib.Path(__file__).parent
-
-    def _info(self):
-        text = tfds.features.Text()
-        features = {"premise": text, "hypothesis": text, "label": tfds.features.ClassLabel(names=LABELS)}
-        return self.dataset_info_from_configs(features=tfds.features.FeaturesDict(features | {"idx": np.int32}))
-
-    def _split_generators(self, manager):
-        return {"train": self._generate_examples(7), "validation_matched": self._generate_examples(3)}
-
-    def _generate_examples(self, number=0):
-        for i in range(number):
-            label = -1 if number == 3 and i == 2 else i % 3
-            yield i, {"premise": f"é {i}", "hypothesis": f"b {i}", "label": label, "idx": i}
+    features: ClassVar = {
+        "premise": TEXT,
+        "hypothesis": TEXT,
+        "label": tfds.features.ClassLabel(names=LABELS),
+        "idx": np.int32,
+    }
+    rows: ClassVar = {
+        split: [
+            {"premise": f"é {i}", "hypothesis": f"b {i}", "label": label, "idx": i} for i, label in enumerate(labels)
+        ]
+        for split, labels in {"train": [0, 1, 2, 0, 1, 2, 0], "validation_matched": [0, 1, -1]}.items()
+    }
 
 
-class TinySquad(tfds.core.GeneratorBasedBuilder):
-    """SQuAD's features."""
+def question(text, answers, starts):
+    answers = {"text": answers, "answer_start": starts}
+    return {"id": "0", "title": "t", "context": CONTEXT, "question": text, "answers": answers}
 
-    VERSION = tfds.core.Version("1.0.0")
-    pkg_dir_path = pathlib.Path(__file__).parent
 
-    def _info(self):
-        text = tfds.features.Text()
-        answers = tfds.features.Sequence({"text": text, "answer_start": np.int32})
-        features = {"id": text, "title": text, "context": text, "question": text, "answers": answers}
-        return self.dataset_info_from_configs(features=tfds.features.FeaturesDict(features))
+class TinySquad(builders.Builder):
+    """Data set with SQuAD's features."""
 
-    def _split_generators(self, manager):
-        return {"train": self._generate_examples()}
-
-    def _generate_examples(self):
-        rest = {"id": "0", "title": "t", "context": CONTEXT}
-        yield 0, {"question": "when?", "answers": {"text": ["1862", "In 1862"], "answer_start": [3, 0]}} | rest
-        yield 1, {"question": "who?", "answers": {"text": ["naïve whale"], "answer_start": [12]}} | rest
-        yield 2, {"question": "where?", "answers": {"text": [], "answer_start": []}} | rest
+    features: ClassVar = {
+        **dict.fromkeys(("id", "title", "context", "question"), TEXT),
+        "answers": tfds.features.Sequence({"text": TEXT, "answer_start": np.int32}),
+    }
+    rows: ClassVar = {
+        "train": [
+            question("when?", ["1862", "In 1862"], [3, 0]),
+            question("who?", ["naïve whale"], [12]),
+            question("where?", [], []),
+        ]
+    }
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +109,7 @@ def test_rows_for_prompts_are_those_of_the_splits_with_all_their_fields(folder):
         rows.splits("a", nli(folder), "validatoin", 0.5, record=premise)
 
 
-def test_what_a_builder_lacks_is_said(folder):
+def test_missing_fields_and_splits_are_rejected(folder):
     with pytest.raises(UserError, match=r"has no field 'lable': did you mean 'label'"):
         list(nli(folder, label="lable").open("a").read("train", None))
     with pytest.raises(UserError, match=r"tiny_nli has no split 'trian': did you mean 'train'"):

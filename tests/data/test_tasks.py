@@ -1,7 +1,7 @@
 import gzip
 import json
-import pathlib
 import re
+from typing import ClassVar
 
 import pytest
 import seqio
@@ -12,31 +12,24 @@ from plm_jax.common import users
 from plm_jax.common.errors import UserError
 from plm_jax.data.prepare import reading, segmenters
 from plm_jax.data.sources import files, tasks
-from tests.support import tiny
+from tests.support import builders, tiny
 
 
-class TinyTexts(tfds.core.GeneratorBasedBuilder):
+class TinyTexts(builders.Builder):
     """Three texts and one for validation."""
 
-    VERSION = tfds.core.Version("1.0.0")
-    pkg_dir_path = pathlib.Path(__file__).parent
-
-    def _info(self):
-        return self.dataset_info_from_configs(features=tfds.features.FeaturesDict({"body": tfds.features.Text()}))
-
-    def _split_generators(self, dl_manager):
-        return {"train": self._generate_examples("train", 3), "validation": self._generate_examples("validation", 1)}
-
-    def _generate_examples(self, split, n):
-        for i in range(n):
-            yield i, {"body": f"{split} {i}"}
+    features: ClassVar = {"body": tfds.features.Text()}
+    rows: ClassVar = {
+        "train": [{"body": f"train {i}"} for i in range(3)],
+        "validation": [{"body": "validation 0"}],
+    }
 
 
 def read(source, split="train", name="source"):
     return list(tasks.texts(tasks.task(name, source), split))
 
 
-def test_text_files_by_file_paragraph_and_line(tmp_path):
+def test_documents_of_text_and_json_lines(tmp_path):
     (tmp_path / "b.txt").write_text("one\ntwo\n\n \nthree é\n")
     with gzip.open(tmp_path / "a.txt.gz", "wt") as file:
         file.write("zero")
@@ -44,9 +37,6 @@ def test_text_files_by_file_paragraph_and_line(tmp_path):
     assert read(config.TextFiles(path)) == ["zero", "one\ntwo\n\n \nthree é\n"]
     assert read(config.TextFiles(path, document="paragraph")) == ["zero", "one\ntwo", "three é"]
     assert read(config.TextFiles(path, document="line")) == ["zero", "one", "two", "three é"]
-
-
-def test_json_lines(tmp_path):
     with gzip.open(tmp_path / "a.jsonl.gz", "wt") as file:
         file.write('{"body": "one\\n"}\n\n{"body": "two", "x": 1}\n{"body": "  "}\n{"body": "\\ud83d\\ude42"}\n')
     assert read(config.JsonLines(str(tmp_path / "a.jsonl.gz"), field="body")) == ["one\n", "two", "🙂"]
@@ -82,40 +72,42 @@ def test_bad_lines_are_named(tmp_path, line, message):
 
 
 def test_bad_files_are_named(tmp_path):
-    with pytest.raises(UserError, match=r"there is no file at .*/none\*"):
-        read(config.TextFiles(str(tmp_path / "none*")))
     whole = gzip.compress(b"text " * 1000)
-    for name, data in {"half.gz": whole[: len(whole) // 2], "not.gz": b"plain"}.items():
+    files = {"half.gz": whole[: len(whole) // 2], "not.gz": b"plain", "latin.txt": "é".encode("latin-1")}
+    for name, data in files.items():
         (tmp_path / name).write_bytes(data)
-        with pytest.raises(UserError, match=rf"{name} is damaged"):
+    for name, message in (
+        ("none*", r"there is no file at .*/none\*"),
+        ("half.gz", "half.gz is damaged"),
+        ("not.gz", "not.gz is damaged"),
+        ("latin.txt", "latin.txt is not UTF-8"),
+    ):
+        with pytest.raises(UserError, match=message):
             read(config.TextFiles(str(tmp_path / name)))
-    (tmp_path / "latin.txt").write_bytes("é".encode("latin-1"))
-    with pytest.raises(UserError, match=r"latin.txt is not UTF-8"):
-        read(config.TextFiles(str(tmp_path / "latin.txt")))
 
 
-def test_tfds(tmp_path):
-    source = config.Tfds("tiny_texts", field="body", data_dir=str(tmp_path))
+@pytest.mark.parametrize("name", ["tiny_texts", "tiny_texts:1.0.0", "tiny_texts/1.0.0", "tiny_texts:1.*.*"])
+def test_tfds(tmp_path, name):
+    source = config.Tfds(name, field="body", data_dir=str(tmp_path))
     task = tasks.task("source", source)
     assert set(task.splits) == {"train", "validation"}
     assert sorted(tasks.texts(task, "train")) == ["train 0", "train 1", "train 2"]
     assert sorted(tasks.texts(task, "validation")) == ["validation 0"]
     assert tasks.fingerprint(source, task) == ["tiny_texts/1.0.0", "train:3", "validation:1"]
-    with pytest.raises(UserError, match="does not know 'no_such_set'"):
-        tasks.task("x", config.Tfds("no_such_set"))
-    with pytest.raises(UserError, match="no feature 'text': choose from: body"):
-        tasks.task("x", config.Tfds(source.name, data_dir=str(tmp_path), field="text"))
 
 
-def test_a_tfds_name_may_have_a_version_as_it_is_asked_for_or_printed(tmp_path):
-    for name in ("tiny_texts:1.0.0", "tiny_texts/1.0.0", "tiny_texts:1.*.*"):
-        source = config.Tfds(name, field="body", data_dir=str(tmp_path))
-        task = tasks.task("source", source)
-        assert sorted(tasks.texts(task, "train")) == ["train 0", "train 1", "train 2"]
-        assert tasks.fingerprint(source, task)[0] == "tiny_texts/1.0.0"
-    for name in ("tiny_texts:2.0.0", "tiny_texts/2.0.0"):
-        with pytest.raises(UserError, match=rf"does not know '{name}' .*version 2.0.0, only: 1.0.0"):
-            tasks.task("x", config.Tfds(name, data_dir=str(tmp_path)))
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no_such_set", "does not know 'no_such_set'"),
+        ("tiny_texts", "no feature 'text': choose from: body"),
+        ("tiny_texts:2.0.0", "does not know 'tiny_texts:2.0.0' .*version 2.0.0, only: 1.0.0"),
+        ("tiny_texts/2.0.0", "does not know 'tiny_texts/2.0.0' .*version 2.0.0, only: 1.0.0"),
+    ],
+)
+def test_bad_names_of_tfds_are_rejected(tmp_path, name, message):
+    with pytest.raises(UserError, match=message):
+        tasks.task("x", config.Tfds(name, data_dir=str(tmp_path)))
 
 
 @pytest.mark.parametrize(
@@ -128,14 +120,14 @@ def test_a_tfds_name_may_have_a_version_as_it_is_asked_for_or_printed(tmp_path):
         (["[1]/a.jsonl"], "**/*.jsonl"),
     ],
 )
-def test_a_folder_as_path_is_told_the_glob_of_what_is_in_it(tmp_path, names, pattern):
+def test_a_folder_as_path_is_rejected_with_the_glob_of_its_files(tmp_path, names, pattern):
     folder = tmp_path / "texts"
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("{}")
     for path in (folder, f"{folder}/"):
-        says = f"{path} is a folder: set config.data.sources.mine.path to {folder}/{pattern}"
-        with pytest.raises(UserError, match=re.escape(says)):
+        message = f"{path} is a folder: set config.data.sources.mine.path to {folder}/{pattern}"
+        with pytest.raises(UserError, match=re.escape(message)):
             files.check("mine", config.JsonLines(str(path)))
     files.check("mine", config.JsonLines(f"{folder}/{pattern}"))
     (tmp_path / "nothing").mkdir()
@@ -170,18 +162,20 @@ def test_a_module_that_a_checkpoint_names_is_imported_only_if_the_user_names_it_
     assert (tmp_path / "ran").exists()
 
 
-def test_a_mistake_in_a_module_of_tasks_names_its_line(tmp_path, monkeypatch):
+def test_an_error_in_a_module_of_tasks_names_its_line(tmp_path, monkeypatch):
     (tmp_path / "faulty_tasks.py").write_text("import seqio\nseqio.TaskRegistri\n")
     (tmp_path / "imports_nothing.py").write_text("\nimport not_there\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     trust(monkeypatch, "faulty_tasks", "imports_nothing")
-    with pytest.raises(UserError, match=r"faulty_tasks.py:2: AttributeError: module 'seqio' has no"):
-        tasks.task("x", config.SeqioTask("mine", "faulty_tasks"))
-    with pytest.raises(UserError, match=r"imports_nothing.py:2: ModuleNotFoundError: No module named 'not_there'"):
-        tasks.task("x", config.SeqioTask("mine", "imports_nothing"))
+    for module, message in (
+        ("faulty_tasks", r"faulty_tasks.py:2: AttributeError: module 'seqio' has no"),
+        ("imports_nothing", r"imports_nothing.py:2: ModuleNotFoundError: No module named 'not_there'"),
+    ):
+        with pytest.raises(UserError, match=message):
+            tasks.task("x", config.SeqioTask("mine", module))
 
 
-def test_a_task_over_tfds_is_downloaded_when_it_is_asked_for(tmp_path):
+def test_a_task_over_tfds_is_downloaded_when_it_is_used(tmp_path):
     source = config.Tfds("tiny_texts", field="body", data_dir=str(tmp_path))
     tasks.register_tfds("tests:tiny", source)
     assert not list(tmp_path.iterdir())
@@ -190,11 +184,8 @@ def test_a_task_over_tfds_is_downloaded_when_it_is_asked_for(tmp_path):
     assert set(task.splits) == {"train", "validation"}
 
 
-def test_a_task_over_tfds_is_not_read_to_be_known_and_read_in_parts_where_it_is_texts(tmp_path, monkeypatch):
-    def split(self, dl_manager):
-        return {name: self._generate_examples(name, n) for name, n in {"train": 3, "validation": 2}.items()}
-
-    monkeypatch.setattr(TinyTexts, "_split_generators", split)
+def test_a_task_over_tfds_of_texts_is_read_in_shards(tmp_path, monkeypatch):
+    monkeypatch.setitem(TinyTexts.rows, "validation", TinyTexts.rows["train"][:2])
     same = config.Tfds("tiny_texts", field="body", data_dir=str(tmp_path))
     tfds.builder("tiny_texts", data_dir=str(tmp_path)).download_and_prepare(
         download_config=tfds.download.DownloadConfig(num_shards=2)
@@ -210,27 +201,27 @@ def test_a_task_over_tfds_is_not_read_to_be_known_and_read_in_parts_where_it_is_
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     trust(monkeypatch, "my_tfds_tasks")
-    made, other = (config.SeqioTask(f"tests:{name}", "my_tfds_tasks") for name in ("texts", "other"))
+    registered, other = (config.SeqioTask(f"tests:{name}", "my_tfds_tasks") for name in ("texts", "other"))
     code = users.digests("my_tfds_tasks")
     assert len(code) == 1
-    read = {}
-    for source in (same, made, other):
+    texts = {}
+    for source in (same, registered, other):
         task = tasks.task("source", source)
         expected = [] if source is same else code
         assert tasks.fingerprint(source, task) == [*expected, "tiny_texts/1.0.0", "train:3", "validation:2"]
         shards = tasks.shards(source, task, "train")
-        read[source] = [list(tasks.texts(task, "train", shard=shard)) for shard in shards]
-    assert sorted(map(len, read[made])) == [1, 2] and read[made] == read[same]
-    assert sorted(map(len, read[other])) == [3], "what a user's own task does to rows is not known"
+        texts[source] = [list(tasks.texts(task, "train", shard=shard)) for shard in shards]
+    assert sorted(map(len, texts[registered])) == [1, 2] and texts[registered] == texts[same]
+    assert sorted(map(len, texts[other])) == [3], "a user's task may process rows in any way"
 
 
-def test_a_download_that_fails_is_told(tmp_path, monkeypatch):
-    def fail(self, dl_manager):
+def test_a_failed_download_is_reported(tmp_path, monkeypatch):
+    def fail(self, manager):
         raise OSError("no route\nto the host")
 
     monkeypatch.setattr(TinyTexts, "_split_generators", fail)
-    at = f"cannot download 'tiny_texts/1.0.0' .*no route to the host.*: put it at {tmp_path}/tiny_texts/1.0.0"
-    with pytest.raises(UserError, match=at):
+    message = f"cannot download 'tiny_texts/1.0.0' .*no route to the host.*: put it at {tmp_path}/tiny_texts/1.0.0"
+    with pytest.raises(UserError, match=message):
         tasks.task("other", config.Tfds("tiny_texts", field="body", data_dir=str(tmp_path)))
 
 
@@ -252,14 +243,14 @@ def test_seqio_task(tmp_path, monkeypatch):
     assert list(tasks.texts(task, "validation", "body")) == ["validation 1", "validation 2"]
     with pytest.raises(UserError, match="has no feature 'text'"):
         next(tasks.texts(task, "train", "text"))
-    with pytest.raises(UserError, match="registers no task 'mind': did you mean 'mine'"):
-        tasks.task("x", config.SeqioTask("mind", "my_tasks"))
-    with pytest.raises(UserError, match="has no split 'train', only test"):
-        tasks.task("x", config.SeqioTask("tested", "my_tasks"))
-    with pytest.raises(UserError, match=r"'all_mine' is a mixture that was not prepared"):
-        tasks.task("x", config.SeqioTask("all_mine", "my_tasks"))
-    with pytest.raises(UserError, match="cannot import no_module"):
-        tasks.task("x", config.SeqioTask("mine", "no_module"))
+    for name, module, message in (
+        ("mind", "my_tasks", "registers no task 'mind': did you mean 'mine'"),
+        ("tested", "my_tasks", "has no split 'train', only test"),
+        ("all_mine", "my_tasks", r"'all_mine' is a mixture that was not prepared"),
+        ("mine", "no_module", "cannot import no_module"),
+    ):
+        with pytest.raises(UserError, match=message):
+            tasks.task("x", config.SeqioTask(name, module))
 
 
 def test_json_lines_with_files_for_validation(tmp_path):

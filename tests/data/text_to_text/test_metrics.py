@@ -1,5 +1,6 @@
 """Post-processors and metrics: worked values, and T5's own of the same outputs."""
 
+import itertools
 import math
 
 import numpy as np
@@ -32,38 +33,29 @@ TEXTS = (
     ["It purred . The cat sat .", "Rain fell over the whole of the north all day", "a b c d"],
     ["The cat sat . A dog purred .", "Rain fell on the whole north all day", "a b c d"],
 )
-# The suite's metric, T5's, targets and predictions, what comes out.
+
+
+def t5_matthews(t5):
+    return t5.sklearn_metrics_wrapper("matthews_corrcoef", metric_post_process_fn=lambda value: 100 * value)
+
+
+# Metric of the suite, name of T5's metric and its arguments, targets and predictions, expected values.
 CASES = [
-    (metrics.accuracy, lambda t5: t5.accuracy, LABELS, {"accuracy": 1 / 2}),
-    (metrics.accuracy, lambda t5: t5.accuracy, WORDS, {"accuracy": 2 / 3}),
+    (metrics.accuracy, "accuracy", LABELS, {"accuracy": 1 / 2}),
+    (metrics.accuracy, "accuracy", WORDS, {"accuracy": 2 / 3}),
     # Two true ones, one missed, two false ones, of which one is neither.
-    (metrics.binary_f1, lambda t5: t5.f1_score_with_invalid, LABELS, {"f1": 4 / 7}),
+    (metrics.binary_f1, "f1_score_with_invalid", LABELS, {"f1": 4 / 7}),
     # F1 of the classes: 2/3, 1/2, 1/2.
     (metrics.mean_3class_f1, lambda t5: t5.mean_multiclass_f1(num_classes=3), CLASSES, {"mean_3class_f1": 5 / 9}),
     # Two of each right, one of each wrong: (4 - 1) / 9.
-    (
-        metrics.matthews_corrcoef,
-        lambda t5: t5.sklearn_metrics_wrapper("matthews_corrcoef", metric_post_process_fn=lambda x: 100 * x),
-        (LABELS[0], [0, 1, 0, 1, 1, 0]),
-        {"matthews_corrcoef": 1 / 3},
-    ),
+    (metrics.matthews_corrcoef, t5_matthews, (LABELS[0], [0, 1, 0, 1, 1, 0]), {"matthews_corrcoef": 1 / 3}),
     # Sums of products and squares around the means 2.36 and 1.56.
-    (
-        metrics.pearson_corrcoef,
-        lambda t5: t5.pearson_corrcoef,
-        NUMBERS,
-        {"pearson_corrcoef": 12.832 / math.sqrt(14.992 * 18.832)},
-    ),
+    (metrics.pearson_corrcoef, "pearson_corrcoef", NUMBERS, {"pearson_corrcoef": 12.832 / math.sqrt(14.992 * 18.832)}),
     # Ranks 1 2 4 5 3 and 2 3 4 5 1: 1 - 6·6 / (5·24).
-    (metrics.spearman_corrcoef, lambda t5: t5.spearman_corrcoef, NUMBERS, {"spearman_corrcoef": 0.7}),
+    (metrics.spearman_corrcoef, "spearman_corrcoef", NUMBERS, {"spearman_corrcoef": 0.7}),
     # `po` is right; `us dollars dollar` shares two words with `us dollar`; nothing; nothing is left of articles.
-    (metrics.squad, lambda t5: t5.squad, ANSWERS, {"em": 1 / 2, "f1": 0.45}),
-    (
-        metrics.on_values(metrics.binary_f1),
-        lambda t5: t5.multirc_f1_over_all_answers,
-        GROUPS,
-        {"f1": 2 / 3},
-    ),
+    (metrics.squad, "squad", ANSWERS, {"em": 1 / 2, "f1": 0.45}),
+    (metrics.on_values(metrics.binary_f1), "multirc_f1_over_all_answers", GROUPS, {"f1": 2 / 3}),
     # The first question alone has all its answers right.
     (
         metrics.mean_over_groups(metrics.all_match),
@@ -79,52 +71,45 @@ CASES = [
         {"em": 1 / 2, "f1": 5 / 6},
     ),
     # 17 of 20 words, 11 of 17 pairs, 5 of 14 threes, 2 of 11 fours; 20 words for 21.
-    (metrics.bleu, lambda t5: t5.bleu, TEXTS, {"bleu": 100 * math.exp(-1 / 20) * 28**-0.25}),
+    (metrics.bleu, "bleu", TEXTS, {"bleu": 100 * math.exp(-1 / 20) * 28**-0.25}),
     # 4 of 5 and of 6 words, 7 of 10 and of 8, all; 2 of 4 and of 5 pairs, 4 of 9 and of 7, all. The first text has its
     # sentences in another order, which counts for nothing.
     (
         metrics.rouge,
         None,
         TEXTS,
-        {
-            "rouge1": 100 * (8 / 11 + 7 / 9 + 1) / 3,
-            "rouge2": 100 * (4 / 9 + 1 / 2 + 1) / 3,
-            "rougeLsum": 100 * (8 / 11 + 7 / 9 + 1) / 3,
-        },
+        dict.fromkeys(("rouge1", "rougeLsum"), 100 * (8 / 11 + 7 / 9 + 1) / 3)
+        | {"rouge2": 100 * (4 / 9 + 1 / 2 + 1) / 3},
     ),
 ]
 
 
-def from_percent(found):
+def from_percent(values):
     """Returns T5's values in the declared units of our metrics."""
-    return {name: declarations.declared(name).from_percent(value) for name, value in found.items()}
+    return {name: declarations.declared(name).from_percent(value) for name, value in values.items()}
 
 
 @pytest.mark.parametrize("metric, theirs, pair, expected", CASES)
 def test_metrics(metric, theirs, pair, expected):
-    del theirs
+    """Compares the units, too: correct predictions have the largest value, wrong ones another value in the range."""
     assert metric(*pair) == pytest.approx(expected)
+    # The last of ANSWERS is only an article.
+    targets, wrong = (part[:3] for part in pair) if pair is ANSWERS else pair
+    correct = [target if isinstance(wrong[0], type(target)) else target[0] for target in targets]
+    if isinstance(wrong[0], dict):
+        correct = [{"value": of["value"] if isinstance(of["value"], int) else of["value"][0]} for of in targets]
+    best, others = metric(targets, correct), metric(targets, wrong)
+    for name, value in best.items():
+        declared = declarations.declared(name)
+        assert value == pytest.approx(declared.range[1]) and declared.sign == 1 and declared.rows[0] == "examples"
+        assert declarations.fits(declared, others[name]) and others[name] < 0.95 * value
 
 
 @pytest.mark.parametrize("metric, theirs, pair", [case[:3] for case in CASES if case[1]])
 def test_metrics_are_t5s(metric, theirs, pair):
     t5 = pytest.importorskip("t5.evaluation.metrics")
-    assert metric(*pair) == pytest.approx(from_percent(theirs(t5)(*pair)))
-
-
-@pytest.mark.parametrize("metric, pair", [(case[0], case[2]) for case in CASES])
-def test_values_are_in_the_units_that_metrics_declare(metric, pair):
-    """Correct predictions have the largest value, wrong ones another value in the range."""
-    # The last of ANSWERS is only an article.
-    targets, some = (part[:3] for part in pair) if pair is ANSWERS else pair
-    right = [target if isinstance(some[0], type(target)) else target[0] for target in targets]
-    if isinstance(some[0], dict):
-        right = [{"value": of["value"] if isinstance(of["value"], int) else of["value"][0]} for of in targets]
-    found, others = metric(targets, right), metric(targets, some)
-    for name, value in found.items():
-        declared = declarations.declared(name)
-        assert value == pytest.approx(declared.range[1]) and declared.sign == 1 and declared.rows[0] == "examples"
-        assert declarations.fits(declared, others[name]) and others[name] < 0.95 * value
+    theirs = getattr(t5, theirs) if isinstance(theirs, str) else theirs(t5)
+    assert metric(*pair) == pytest.approx(from_percent(theirs(*pair)))
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -229,10 +214,9 @@ def test_referents_are_t5s():
         "an  an",
         "'",
     ]
-    for output in words:
-        for referent in words:
-            example = {"referent": referent, "targets_pretokenized": referent, "label": 0}
-            assert postprocessors.referent(output, example) == t5.wsc_simple(output, example), (output, referent)
+    for output, referent in itertools.product(words, words):
+        example = {"referent": referent, "targets_pretokenized": referent, "label": 0}
+        assert postprocessors.referent(output, example) == t5.wsc_simple(output, example), (output, referent)
 
 
 def test_rouge_is_t5s_of_equal_scores():

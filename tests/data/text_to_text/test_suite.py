@@ -67,7 +67,14 @@ def expected(name, split="train"):
     return as_read(example for _, examples in rows for example in examples)
 
 
-@pytest.mark.parametrize("name", ROWS)
+# One of each kind of fields, and those with splits of their own.
+SAMPLE = (
+    *("glue_mnli", "glue_stsb", "glue_wnli_eval", "super_glue_axb", "super_glue_multirc", "super_glue_record"),
+    *("super_glue_wsc", "dpr", "squad", "wmt16_enro"),
+)
+
+
+@pytest.mark.parametrize("name", SAMPLE)
 def test_over_files(name, tmp_path, register):
     path = write(tmp_path / "rows.jsonl", [row for row, _ in ROWS[name]])
     task = register(name, suite.FromJsonLines({"train": path, "validation": path}))
@@ -76,14 +83,7 @@ def test_over_files(name, tmp_path, register):
         assert listed(read(task, split)) == expected(name, split)
 
 
-# One of each kind of fields, and those with splits of their own.
-OVER_TFDS = (
-    *("glue_mnli", "glue_stsb", "glue_wnli_eval", "super_glue_axb", "super_glue_multirc", "super_glue_record"),
-    *("super_glue_wsc", "dpr", "squad", "wmt16_enro"),
-)
-
-
-@pytest.mark.parametrize("name", OVER_TFDS)
+@pytest.mark.parametrize("name", SAMPLE)
 def test_over_tfds(name, tmp_path, register, monkeypatch):
     rows, definition = [row for row, _ in ROWS[name]], suite.TASKS[name]
     splits = definition.splits[:1] or ("train", "validation")
@@ -137,13 +137,14 @@ def test_tokens_end_with_eos(tmp_path, register):
     assert row["targets"].tolist() == [*b"unacceptable", 257]
 
 
-def test_several_files_a_split(tmp_path, register):
+def test_several_files_per_split(tmp_path, register):
+    """Brackets in the name of a file are not a pattern."""
     rows = [{"sentence": str(i), "label": 0} for i in range(4)]
     write(tmp_path / "a.jsonl.gz", rows[:3])
-    write(tmp_path / "b.jsonl.gz", rows[3:])
+    write(tmp_path / "b[1].jsonl.gz", rows[3:])
     task = register("glue_sst2", suite.FromJsonLines({"train": str(tmp_path / "*.gz")}))
     assert list(tasks.texts(task, "train", "inputs")) == [f"sst2 sentence: {i}" for i in range(4)]
-    assert task.source.list_shards("train") == [str(tmp_path / "a.jsonl.gz"), str(tmp_path / "b.jsonl.gz")]
+    assert task.source.list_shards("train") == [str(tmp_path / "a.jsonl.gz"), str(tmp_path / "b[1].jsonl.gz")]
     shards = [seqio.ShardInfo(index=i, num_shards=2) for i in range(2)]
     found = [[row["targets"] for row in task.source.get_dataset("train", shard_info=shard)] for shard in shards]
     assert [len(part) for part in found] == [3, 1]
@@ -168,34 +169,25 @@ def test_bad_rows_are_named(tmp_path, register, line, message):
 
 
 BAD = [
-    ("glue_cola", {"sentence": None}, "'sentence' is None: expected text"),
     ("glue_cola", {"sentence": 3}, "'sentence' is 3: expected text"),
     ("glue_cola", {"label": None}, "label None: expected 0 to 1"),
     ("glue_stsb", {"label": "x"}, "label 'x': expected a number"),
-    ("glue_stsb", {"label": None}, "label None: expected a number"),
     ("glue_stsb", {"label": math.nan}, "is not valid JSON .NaN is no JSON."),
     ("glue_stsb", {"label": 10**400}, "is not a row of glue/stsb.*too large"),
     ("glue_stsb", {"sentence1": ["a"]}, "'sentence1' is \\['a'\\]: expected text"),
     ("glue_wnli_eval", {"sentence1": "He saw ( it .", "sentence2": "He saw ( the cup ."}, "is not a row of glue/wnli"),
     ("super_glue_multirc", {"idx": 3}, "is not a row of super_glue/multirc"),
-    (
-        "super_glue_multirc",
-        {"idx": {"paragraph": "x", "question": 1, "answer": 1}},
-        "is not a row of super_glue/multirc",
-    ),
     ("super_glue_multirc", {"idx": {"paragraph": 1}}, "has no 'question'"),
     ("super_glue_multirc", {"idx": {"paragraph": math.inf, "question": 1, "answer": 1}}, "is not valid JSON .Infinity"),
     ("super_glue_multirc", {"idx": {"paragraph": 1, "question": 2**80, "answer": 1}}, "is not a row .*too large"),
     ("super_glue_record", {"entities": [None]}, "'entities' is \\[None\\]: expected a list of texts"),
     ("super_glue_record", {"answers": "Eve"}, "'answers' is 'Eve': expected a list of texts"),
     ("super_glue_wsc", {"label": "1"}, "label '1': expected 0 to 1"),
-    ("super_glue_wsc", {"span1_text": None}, "'span1_text' is None"),
     ("super_glue_wsc", {"span2_index": "4"}, "is not a row of super_glue/wsc"),
     ("dpr", {"candidates": ["Ann", 2]}, "expected a list of texts"),
     ("squad", {"answers": []}, "is not a row of squad"),
     ("squad", {"answers": {"text": [None]}}, "'text' is \\[None\\]"),
     ("cnn_dailymail", {"highlights": None}, "'highlights' is None"),
-    ("wmt16_enro", {"ro": None}, "'ro' is None"),
 ]
 
 
@@ -207,13 +199,6 @@ def test_rows_of_other_types_are_named(name, changes, message, tmp_path, registe
     with pytest.raises(UserError, match=rf"rows\.jsonl:2:? .*{message}") as caught:
         list(tasks.texts(task, "train", "inputs"))
     assert "\n" not in str(caught.value)
-
-
-def test_a_path_found_is_read_as_it_is(tmp_path, register):
-    """Its brackets are a glob that finds another file."""
-    write(tmp_path / "a[1].jsonl", [{"sentence": "x", "label": 0}])
-    task = register("glue_sst2", suite.FromJsonLines({"train": str(tmp_path / "*.jsonl")}))
-    assert list(tasks.texts(task, "train", "inputs")) == ["sst2 sentence: x"]
 
 
 def test_mistakes_are_named(tmp_path, register):

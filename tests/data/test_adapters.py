@@ -1,6 +1,5 @@
 """seqio tasks give the trainer's rows: of every objective, and of every layout."""
 
-import dataclasses
 import itertools
 import os
 
@@ -10,11 +9,12 @@ import seqio
 
 from plm_jax import config, models, objectives
 from plm_jax.common import storage
-from plm_jax.data import adapters, reader, vocabularies
+from plm_jax.data import adapters, vocabularies
 from plm_jax.data.layouts import noising
 from plm_jax.data.tensorflow_side import tf
 from plm_jax.data.vocabularies import words
 from tests.support import caches
+from tests.support.data import changed, open_reader
 
 IDS = {"pad": 80, "bos": 81, "eos": 82, "unk": 83, "cls": 84, "sep": 85, "mask": 86, "sop": 87, "eop": 88}
 IDS |= {"smask": 89, "gmask": 90, "dblock": 91, "sentinels": 8}
@@ -64,7 +64,7 @@ def documents(seed=0, number=25):
 
 @pytest.fixture
 def opened(tmp_path, make_run):
-    """`opened(objective, layout)`: the trainer's reader over those documents, each word of them a letter or more."""
+    """`opened(objective, layout)` returns the trainer's reader over the documents; each token is a word."""
 
     def opened(objective, layout):
         spelling = tmp_path / "vocabulary" / "words.txt"
@@ -75,9 +75,8 @@ def opened(tmp_path, make_run):
         run = make_run("a", data={"length": LENGTH, "layout": layout}, train={"seed": 5}, objective=objective, **IDS)
         if isinstance(layout, config.Streams):
             embedding = models.CharacterCNNConfig(SIZE, 2, 2, ((1, 4),), max_characters=SPELT, highway_layers=1)
-            run = dataclasses.replace(run, model=models.ElmoConfig(embedding=embedding))
-        vocabulary = dataclasses.replace(run.vocabulary, spec="words:words.txt")
-        return reader.Reader(config.reader_config(dataclasses.replace(run, vocabulary=vocabulary)))
+            run = changed(run, model=models.ElmoConfig(embedding=embedding))
+        return open_reader(changed(run, vocabulary={"spec": "words:words.txt"}))
 
     return opened
 
@@ -121,21 +120,13 @@ def test_a_seqio_task_gives_the_readers_rows(opened, case):
 SPECIAL = objectives.Special(**{k: v for k, v in IDS.items() if k != "sentinels"}, vocab_size=SIZE)
 
 
-def test_the_same_seed_gives_the_same_noise():
-    objective = objectives.BoundObjective(MASKED, SPECIAL)
-    first, again, other = (read(objective, documents(), seed=seed) for seed in (0, 0, 1))
-    np.testing.assert_equal(first, again)
-    assert len(first) == len(other)
-    assert any((a["targets"] != b["targets"]).any() for a, b in zip(first, other, strict=True))
-
-
-def test_documents_are_laid_out_so_many_at_a_time():
-    """Rows of the first ten documents, then of the next; empty ones do not count; each noise is of its own."""
+def test_rows_are_made_of_groups_of_documents():
+    """Makes rows of the first ten documents, then of the next; ignores empty ones; each group has separate noise."""
     objective, rows = objectives.BoundObjective(objectives.Causal(), SPECIAL), documents()
     empty = np.zeros(0, np.int32), np.zeros(0, np.int32)
-    found = read(objective, [empty, *rows[:10], empty, *rows[10:]], num_documents=10)
-    parts = [read(objective, rows[first : first + 10]) for first in (0, 10, 20)]
-    np.testing.assert_equal(found, [row for part in parts for row in part])
+    grouped = read(objective, [empty, *rows[:10], empty, *rows[10:]], num_documents=10)
+    groups = [read(objective, rows[first : first + 10]) for first in (0, 10, 20)]
+    np.testing.assert_equal(grouped, [row for group in groups for row in group])
     masked = objectives.BoundObjective(MASKED, SPECIAL)
     twice = read(masked, rows[:10] * 2, num_documents=10)
     first, second = twice[: len(twice) // 2], twice[len(twice) // 2 :]
@@ -143,27 +134,27 @@ def test_documents_are_laid_out_so_many_at_a_time():
     assert any((a["target_positions"] != b["target_positions"]).any() for a, b in zip(first, second, strict=True))
 
 
-def test_without_sentences_each_document_is_one():
+def test_without_sentence_starts_a_document_is_one_sentence():
     objective = objectives.BoundObjective(objectives.Denoising(noise=objectives.denoising.NoNoise()), SPECIAL)
-    rows = [(np.arange(1, 5, dtype=np.int32), None), (np.arange(5, 17, dtype=np.int32), None)]
-    found = read(objective, rows * 20, with_sentences=False, num_documents=2)
+    documents = [(np.arange(1, 5, dtype=np.int32), None), (np.arange(5, 17, dtype=np.int32), None)]
+    rows = read(objective, documents * 20, with_sentences=False, num_documents=2)
     text = np.arange(1, 17)
-    wanted = {(IDS["bos"], *order.tolist(), IDS["eos"]) for order in (text, np.roll(text, -4))}
-    assert len(found) == 20 and {tuple(row["tokens"].tolist()) for row in found} == wanted
+    expected = {(IDS["bos"], *order.tolist(), IDS["eos"]) for order in (text, np.roll(text, -4))}
+    assert len(rows) == 20 and {tuple(row["tokens"].tolist()) for row in rows} == expected
 
 
 @pytest.mark.parametrize("kind", ["bytes", "bpe"])
-def test_sentences_of_any_vocabulary_change_places(kind):
+def test_sentences_of_any_vocabulary_are_permuted(kind):
     folder = os.path.join(os.path.dirname(vocabularies.__file__), os.pardir, "gpt2")
     files = "" if kind == "bytes" else f":{folder}/vocab.json,{folder}/merges.txt"
     vocabulary = vocabularies.load(kind + files)
     special = objectives.Special(pad=60_000, bos=60_001, eos=60_002)
     objective = objectives.get("denoising", special, noise=objectives.denoising.NoNoise())
     parts = "One two.", "\n\nThree, 4.5 ½!", " Four?"
-    texts, found = tf.data.Dataset.from_tensors({"text": "".join(parts)}).repeat(40), set()
+    texts, orders = tf.data.Dataset.from_tensors({"text": "".join(parts)}).repeat(40), set()
     noise = adapters.preprocessor(objective, 40, num_documents=1)
     for row in noise(adapters.tokenize(vocabulary)(texts)).as_numpy_iterator():
         real, predicted = int(row["mask"].sum()) - 1, int(row["target_weights"].sum()) - 1
         assert vocabulary.decode(row["targets"][1:predicted]) == "".join(parts)
-        found.add(vocabulary.decode(row["tokens"][1:real]))
-    assert found == {"".join(order) for order in itertools.permutations(parts)}
+        orders.add(vocabulary.decode(row["tokens"][1:real]))
+    assert orders == {"".join(order) for order in itertools.permutations(parts)}

@@ -1,4 +1,4 @@
-"""Which documents a row has text of, and which rows a document is read in: against tokens that tell their document."""
+"""Documents of a row and rows of a document; the tokens show their document."""
 
 import dataclasses
 
@@ -71,7 +71,7 @@ def test_documents_of_rows_are_those_whose_tokens_they_have(documents, make_run,
             assert list(opened.examples_with(source, number, 30)) == found.get((source, number), []), number
 
 
-def test_rows_of_streams_come_where_their_order_says():
+def test_positions_of_rows_of_streams():
     class Text:
         num_whole, num_rows, length = 23, 24, 5
 
@@ -83,7 +83,7 @@ def test_rows_of_streams_come_where_their_order_says():
 
 
 @pytest.mark.parametrize("rates", [{"a": 1.0}, {"a": 1.0, "b": 2.5, "c": 0.01}])
-def test_the_place_of_an_example_in_a_mixture(rates):
+def test_position_is_the_inverse_of_locate(rates):
     mixture = mixtures.Mixture(rates)
     for k in [*range(300), 10**12, 10**12 + 1]:
         assert mixture.position(*mixture.locate(k)) == k

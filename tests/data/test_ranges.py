@@ -15,9 +15,9 @@ from plm_jax import config, objectives
 from plm_jax.common import storage
 from plm_jax.common.errors import UserError
 from plm_jax.data import cache
-from plm_jax.data.cache import file_format, mirror, shards, sorted_ids, vectors
-from plm_jax.data.reader import Reader
+from plm_jax.data.cache import form, mirror, shards, sorted_ids, vectors
 from tests.support import caches
+from tests.support.data import changed, open_reader
 
 
 @pytest.mark.parametrize("record, total", [(2**16, 5 * 2**16 - 1003), (2**17, 2 * 2**17), (100, 12_345), (64, 7)])
@@ -133,16 +133,14 @@ def test_a_host_of_many_makes_the_same_rows_of_what_it_fetches_by_range(make_run
     caches.write(tmp_path, "a", {"train": documents}, 100, {"kind": "bytes", "eos": 99, "unk": None, **specials})
     data = {"layout": layout, "length": 16}
     local = make_run("a", objective=objective, data=data, train={"batch_size": 16}, **specials)
-    data["cache_dir"] = afar(str(tmp_path), "a")
-    remote = make_run("a", objective=objective, data=data, train={"batch_size": 16}, **specials)
-    one, other = Reader(config.reader_config(local)), Reader(config.reader_config(remote), share=1 / 256)
+    remote = changed(local, data={"cache_dir": afar(str(tmp_path), "a")})
+    one, other = open_reader(local), open_reader(remote, share=1 / 256)
     walks = not isinstance(layout, config.Blocks)
     assert isinstance(other.sources["a"].splits["train"].documents, sorted_ids.PagedVector)
     for step in (0, 1, 17):
         for rows in (range(3, 4), range(9, 12)):
             ours, theirs = one.batch(step, rows), other.batch(step, rows)
-            for key in ours | theirs:
-                np.testing.assert_array_equal(ours[key], theirs[key], key)
+            np.testing.assert_equal(theirs, ours)
     mirrored = {path.name for path in (tmp_path / "home").rglob("*.*") if path.is_file()}
     assert not any(name.startswith("tokens") for name in mirrored)
     assert ("documents.npy" in mirrored) == walks and "documents.milestones.npy" in mirrored
@@ -152,17 +150,15 @@ def test_a_file_that_is_no_more_as_it_was_is_named(write_source, random_document
     write_source("a", {"train": random_documents(0, 60)})
     remote = afar(str(tmp_path), "a")
     split = cache.open_source(remote, "a", share=1 / 256).splits["train"]
-    store = fsspec.filesystem("memory").store
-    name = "/cache/a/train/tokens-00001.array_record"
-    store[name].seek(0)
-    data = store[name].read()
-    changed = bytearray(data)
-    changed[200] ^= 1
-    for other in (data[4:], bytes(changed)):
-        fsspec.filesystem("memory").pipe_file(name, other)
+    name, files = "/cache/a/train/tokens-00001.array_record", fsspec.filesystem("memory")
+    data = files.cat_file(name)
+    changed_bytes = bytearray(data)
+    changed_bytes[200] ^= 1
+    for other in (data[4:], bytes(changed_bytes)):
+        files.pipe_file(name, other)
         with pytest.raises(UserError, match=r"train/tokens-00001.array_record is damaged \(its bytes have changed"):
             split.tokens(256, 300)
-    fsspec.filesystem("memory").pipe_file(name, data[:200])
+    files.pipe_file(name, data[:200])
     with pytest.raises(UserError, match=r"tokens-00001.array_record is damaged"):
         split.tokens(400, 440)
     storage.remove(f"memory:/{name}")
@@ -175,7 +171,7 @@ def test_rows_that_are_fetched_one_by_one_are_fetched_at_once(
 ):
     write_source("a", {"train": random_documents(0, 60)})
     data = {"length": 16, "cache_dir": afar(str(tmp_path), "a")}
-    opened = Reader(config.reader_config(make_run("a", data=data, train={"batch_size": 16})), share=1 / 256)
+    opened = open_reader(make_run("a", data=data, train={"batch_size": 16}), share=1 / 256)
     barrier, read, calls = threading.Barrier(4, timeout=60), storage.read_range, itertools.count()
 
     def wait(path, *bounds):

@@ -55,11 +55,6 @@ def test_reads_across_records_and_files_whatever_is_cached(tmp_path, vocab_size,
     assert wrong == []
 
 
-def test_missing_cache_says_to_prepare(tmp_path):
-    with pytest.raises(UserError, match=r"run `python -m plm_jax prepare --config"):
-        cache.open_source(str(tmp_path), "a")
-
-
 @pytest.mark.parametrize(
     "name", ["manifest.json", "train/documents.npy", "train/sentence_starts.npy", "train/tokens-00000.array_record"]
 )
@@ -69,13 +64,6 @@ def test_truncated_file_is_named(write_source, random_documents, tmp_path, name)
     with pytest.raises(UserError, match=name) as caught:
         cache.open_source(str(tmp_path), "a")
     assert "\n" not in str(caught.value)
-
-
-def test_corrupt_record_is_named(write_source, random_documents, tmp_path):
-    write_source("a", {"train": random_documents(0, 30)})
-    caches.flip(tmp_path / "a/train/tokens-00000.array_record", 100)
-    with pytest.raises(UserError, match=r"tokens-00000.array_record is damaged"):
-        cache.open_source(str(tmp_path), "a").splits["train"].tokens(0, 10)
 
 
 def test_manifest_that_disagrees_with_the_files_is_damage(write_source, random_documents, tmp_path):

@@ -210,15 +210,7 @@ def test_long_vectors_have_a_checksum_for_each_block(tmp_path, monkeypatch):
             vectors.load(str(tmp_path / "a.npy"), 1000, checksums=changed)
 
 
-def test_names_that_a_cache_keeps_for_itself_are_refused(run):
-    @dataclasses.dataclass(frozen=True)
-    class Taken(Noted):
-        kind: ClassVar[str] = "tests_taken"
-
-        def open(self, name):
-            corpus = NotedCorpus(4)
-            corpus.columns = (columns.Column("documents", "<i2", "document"),)
-            return corpus
-
+def test_reserved_names_of_columns_are_rejected(run, monkeypatch):
+    monkeypatch.setattr(NotedCorpus, "columns", (columns.Column("documents", "<i2", "document"),))
     with pytest.raises(UserError, match="'documents'"):
-        preparation.prepare(run(Taken()), show_progress=False)
+        preparation.prepare(run(Noted()), show_progress=False)

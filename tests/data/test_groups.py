@@ -1,14 +1,12 @@
 """Held-out rows: whole groups, by one rule for every kind of source, and counts of rows in both splits."""
 
 import collections
-import dataclasses
 import functools
 import itertools
 import json
 import random
 import re
 import unicodedata
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -250,41 +248,6 @@ def test_a_vocabulary_is_trained_on_the_rows_that_are_not_held_out(run, tmp_path
         assert rule.name == expected[0]
         records = list(files.read(made.data.sources["a"]))
         assert reading.hold_out([*records, corpus.Record("  ")], fraction) == [*expected[1], False]
-
-
-@dataclasses.dataclass(frozen=True)
-class Chapters(config.Source):
-    """A source in a user's file."""
-
-    kind: ClassVar[str] = "tests_chapters"
-
-    def open(self, name):
-        return ChaptersCorpus()
-
-
-class ChaptersCorpus(corpus.Corpus):
-    """Three chapters of each of fifty books, in three shards."""
-
-    splits = ("train",)
-
-    def shards(self, split, most=1):
-        return [0, 1, 2]
-
-    def read(self, split, shard, skipped=None, advance=corpus.ignore):
-        for book in range(50):
-            yield corpus.Record(f"Chapter {shard} of {book}.", None, shard, book + 1, group=f"book  {book}")
-
-    def fingerprint(self):
-        return []
-
-
-def test_a_source_of_a_user_declares_its_groups(run, tmp_path):
-    preparation.prepare(run(Chapters(), 0.01), show_progress=False)
-    source = cache.open_source(str(tmp_path), "a")
-    split = source.splits["validation"]
-    books = collections.Counter(source.origin("validation", document)[1] - 1 for document in range(split.num_documents))
-    rule, held_out = splits.held_out([f"book {book}" for _ in range(3) for book in range(50)], 0.01)
-    assert rule == "top-up" and books == {book: 3 for book in range(50) if held_out[book]} and len(books) == 5
 
 
 def test_a_group_must_be_text_or_an_integer(tmp_path):

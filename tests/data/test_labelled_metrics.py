@@ -1,6 +1,5 @@
 """Figures of labeled examples against scikit-learn, SciPy, seqeval and run_qa's rules."""
 
-import importlib.util
 import json
 import pathlib
 
@@ -8,8 +7,6 @@ import numpy as np
 import pytest
 import scipy.stats
 import sklearn.metrics
-from hypothesis import given
-from hypothesis import strategies as st
 
 from plm_jax.data.labelled import metrics, spans, tags
 
@@ -43,28 +40,6 @@ def test_squads_words():
 
 
 TAGS = ["O", "B-A", "I-A", "B-B", "I-B", "B-A-B", "I-A-B"]
-SENTENCES = st.lists(st.lists(st.sampled_from(TAGS), max_size=9), min_size=1, max_size=4)
-
-
-@pytest.mark.skipif(importlib.util.find_spec("seqeval") is None, reason="seqeval is not installed")
-@given(SENTENCES, st.randoms())
-def test_entities_are_seqevals(truth, random):
-    import seqeval.metrics
-    import seqeval.metrics.sequence_labeling
-    import seqeval.scheme
-
-    told = [[random.choice([tag, random.choice(TAGS)]) for tag in sentence] for sentence in truth]
-    for sentence in truth:
-        found = seqeval.metrics.sequence_labeling.get_entities(sentence)
-        assert tags.entities(sentence) == [tuple(entity) for entity in found]
-        own = seqeval.scheme.Entities([sentence], seqeval.scheme.IOB2).entities[0]
-        assert tags.entities(sentence, strict=True) == [(of.tag, of.start, of.end - 1) for of in own]
-    for strict in (False, True):
-        how = {"mode": "strict", "scheme": seqeval.scheme.IOB2} if strict else {}
-        ours = tags.scores(truth, told, strict)
-        for name in ("precision", "recall", "f1"):
-            theirs = getattr(seqeval.metrics, f"{name}_score")(truth, told, zero_division=0, **how)
-            assert ours[name] == pytest.approx(theirs)
 
 
 def test_entities_are_those_that_seqeval_counted():

@@ -244,25 +244,14 @@ def test_special_ids_may_be_added_above_the_file(trained, gpt2):
             vocabularies.load(dataclasses.replace(changed, added=2))
 
 
-def line_of(change):
-    def changed(data):
-        lines = data.splitlines(keepends=True)
-        change(lines)
-        return b"".join(lines)
-
-    return changed
-
-
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("merges.txt", line_of(lambda lines: lines.pop()), "1 tokens, such as .* have no merge"),
-        ("merges.txt", line_of(lambda lines: lines.__delitem__(slice(1, None))), r"\d{5} tokens, such as"),
+        ("merges.txt", lambda data: data.rsplit(b"\n", 2)[0] + b"\n", "1 tokens, such as .* have no merge"),
         ("merges.txt", lambda data: data[:-4], "have no merge|out of vocabulary"),
         ("merges.txt", lambda data: b"", r"\d{5} tokens, such as"),
-        ("merges.txt", line_of(lambda lines: lines.append(b"a\n")), "does not have two tokens"),
+        ("merges.txt", lambda data: data + b"a\n", "does not have two tokens"),
         ("vocab.json", lambda data: data.replace(b'"!": 0', b'"!": 1'), "ids are not 0 to size - 1"),
-        ("vocab.json", lambda data: data.replace(b'"!": 0', b'"!": 50257'), "ids are not 0 to size - 1"),
         ("vocab.json", lambda data: data.replace(b'"!": 0', b'"!": 0.0'), "does not map tokens to integers"),
         ("vocab.json", lambda data: b"\xef\xbb\xbf" + data, "byte order mark"),
     ],

@@ -86,10 +86,7 @@ def test_more_than_one_in_a_hundred_stop_it(make, tmp_path):
 PLACES = {"line": [(0, 1), (0, 6), (1, 1)], "paragraph": [(0, 6), (1, 1)], "file": [(1, 1)]}
 
 
-@pytest.mark.parametrize(
-    ("document", "places"),
-    [("line", [":2", ":4"]), ("paragraph", [":1", ":4"]), ("file", [""])],
-)
+@pytest.mark.parametrize(("document", "places"), [("line", [":2", ":4"]), ("paragraph", [":1", ":4"]), ("file", [""])])
 def test_text_that_is_no_utf8_is_left_out_by_what_a_document_is(document, places, tmp_path):
     (tmp_path / "a.txt").write_bytes(b"one\n\xfftwo\n\nthr\xfee\n\nfour \xc3\xa9\n")
     (tmp_path / "b.txt").write_text("five\n")
@@ -110,10 +107,7 @@ def test_examples_are_left_out_as_well_where_they_are_prepared_as_where_they_are
     source, skipped = config.JsonLinesInputsTargets(f"{tmp_path}/a.jsonl", "in {a}", "{b}"), corpus.Skipped()
     wanted = [("in x", "1"), ("in y", "3")]
     found = [(record.text, *record.other_texts) for record in files.read(source, skipped=skipped)]
-    assert found == wanted and (skipped.bad, skipped.rows) == (
-        2,
-        4,
-    )
+    assert found == wanted and (skipped.bad, skipped.rows) == (2, 4)
     task = tasks.registered("a", source, "skip")
     assert [example[:2] for example in tasks.examples(task, "train")] == wanted
     with pytest.raises(UserError, match=r"a.jsonl:2 has no field 'b'"):

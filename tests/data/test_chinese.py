@@ -30,11 +30,7 @@ VOCABULARIES = {
 }
 SEGMENTER = "tests.data.test_chinese:halves"
 WORDS = objectives.MaskedLM(whole_words=1, mask_share=1.0, random_share=0.0)
-LAYOUTS = {
-    "blocks": config.Blocks(),
-    "pairs": config.SentencePairs(),
-    "full_sentences": config.FullSentences(),
-}
+LAYOUTS = {"blocks": config.Blocks(), "pairs": config.SentencePairs(), "whole_sentences": config.FullSentences()}
 
 
 def halves(text):

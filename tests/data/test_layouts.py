@@ -20,10 +20,7 @@ def block_order(num_tokens, length, stride, window, seed=0, name="a"):
 
 
 @given(
-    num_tokens=st.integers(20, 3000),
-    length=st.integers(1, 20),
-    window=st.integers(1, 500),
-    epochs=st.integers(1, 3),
+    num_tokens=st.integers(20, 3000), length=st.integers(1, 20), window=st.integers(1, 500), epochs=st.integers(1, 3)
 )
 def test_every_block_once_an_epoch_window_after_window(num_tokens, length, window, epochs):
     stride = max(1, length - 1)

@@ -99,10 +99,7 @@ def train_documents(seed=0):
     return [rng.integers(0, 90, rng.integers(1, 31)).tolist() for _ in range(60)]
 
 
-@given(
-    sizes=st.lists(st.integers(1, 12), min_size=1, max_size=20),
-    length=st.integers(1, 9),
-)
+@given(sizes=st.lists(st.integers(1, 12), min_size=1, max_size=20), length=st.integers(1, 9))
 @settings(max_examples=40)
 def test_rows_in_order_are_the_corpus(sizes, length, tmp_path_factory):
     documents = [(np.arange(size) * 7 + number).tolist() for number, size in enumerate(sizes)]

@@ -19,10 +19,7 @@ class TinyTexts(builders.Builder):
     """Three texts and one for validation."""
 
     features: ClassVar = {"body": tfds.features.Text()}
-    rows: ClassVar = {
-        "train": [{"body": f"train {i}"} for i in range(3)],
-        "validation": [{"body": "validation 0"}],
-    }
+    rows: ClassVar = {"train": [{"body": f"train {i}"} for i in range(3)], "validation": [{"body": "validation 0"}]}
 
 
 def read(source, split="train", name="source"):

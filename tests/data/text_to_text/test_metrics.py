@@ -14,10 +14,7 @@ LABELS = ([0, 1, 1, 0, 1, 0], [0, 1, 0, 1, 1, -1])
 CLASSES = ([0, 1, 2, 2, 0, 1], [0, 2, 2, -1, 1, 1])
 NUMBERS = ([0.0, 1.2, 3.4, 5.0, 2.2], [0.2, 1.0, 3.6, 4.0, -1.0])
 WORDS = (["Ann", "Bob", "the cup"], ["Ann", "bob", "the cup"])
-ANSWERS = (
-    [["The Po", "Po river"], ["a U.S. dollar"], ["42"], ["an"]],
-    ["po!", "us dollars (a dollar)", "43", "The"],
-)
+ANSWERS = ([["The Po", "Po river"], ["a U.S. dollar"], ["42"], ["an"]], ["po!", "us dollars (a dollar)", "43", "The"])
 GROUPS = (
     [
         {"value": value, "group": group}

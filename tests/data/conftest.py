@@ -22,10 +22,10 @@ def write_source(tmp_path):
     """`write(name, {split: [[token, …], …]})` makes a source's cache of vocabulary size 100 under `tmp_path`."""
 
     def write(name, splits, vocabulary_id="v", eos=EOS, **specials):
-        found = {split: [(document, [0]) for document in documents] for split, documents in splits.items()}
+        documents_by_split = {split: [(document, [0]) for document in documents] for split, documents in splits.items()}
         vocabulary = {"id": vocabulary_id, "kind": "bytes", "pad": None, "bos": None, "eos": eos, "unk": None}
         vocabulary |= specials
-        caches.write(tmp_path, name, found, 100, vocabulary, np.arange(100) % 2 == 0, bytes_a_token=3)
+        caches.write(tmp_path, name, documents_by_split, 100, vocabulary, np.arange(100) % 2 == 0, bytes_a_token=3)
         return str(tmp_path)
 
     return write
@@ -36,15 +36,15 @@ def write_sentences(tmp_path):
     """`write({split: [[sentence length, …], …]}, name)`: a source of which token n of each split is 4 + n."""
 
     def write(splits, name="a"):
-        found = {}
+        tokens_and_starts = {}
         for split, documents in splits.items():
             ends = 4 + np.cumsum([0, *map(sum, documents)])
-            found[split] = [
+            tokens_and_starts[split] = [
                 (np.arange(start, start + sum(lengths)), np.cumsum([0, *lengths[:-1]]))
                 for start, lengths in zip(ends.tolist(), documents, strict=False)
             ]
         vocabulary = {"kind": "bytes", "pad": 0, "bos": None, "eos": None, "unk": None, "cls": 1, "sep": 2, "mask": 3}
-        caches.write(tmp_path, name, found, 60_000, vocabulary, identity=name)
+        caches.write(tmp_path, name, tokens_and_starts, 60_000, vocabulary, identity=name)
         return cache.open_source(str(tmp_path), name)
 
     return write

@@ -86,8 +86,8 @@ def read(objective, rows, layout=BLOCKS, with_sentences=True, **options):
     signature = dict.fromkeys(("targets", "sentence_starts")[: 1 + with_sentences], tf.TensorSpec([None], tf.int32))
 
     def dataset(split, shuffle_files):
-        made = lambda: (dict(zip(signature, row, strict=False)) for row in rows)  # noqa: E731
-        return tf.data.Dataset.from_generator(made, output_signature=signature)
+        generate = lambda: (dict(zip(signature, row, strict=False)) for row in rows)  # noqa: E731
+        return tf.data.Dataset.from_generator(generate, output_signature=signature)
 
     like = noising.blank(layout, LENGTH, objective, SPELT)
     vocabulary = seqio.PassThroughVocabulary(SIZE)
@@ -110,10 +110,10 @@ def test_a_seqio_task_gives_the_readers_rows(opened, case):
     trainer = opened(objective, layout)
     spelling = words.characters([f"w{i}" for i in range(SIZE)], SPELT)
     options = {"seed": 5, "word_initial": WORD_INITIAL, "characters": spelling, "identity": "i"}
-    found = read(trainer.objective, documents(), layout, **options)
+    rows = read(trainer.objective, documents(), layout, **options)
     expected = [{key: value[0] for key, value in batch.items()} for batch in trainer.in_order("train", 1)]
-    assert len(found) == len(expected) > 10
-    for a, b in zip(found, expected, strict=True):
+    assert len(rows) == len(expected) > 10
+    for a, b in zip(rows, expected, strict=True):
         np.testing.assert_equal(a, b)
 
 

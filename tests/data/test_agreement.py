@@ -21,7 +21,7 @@ BERT = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
 
 
 def ids_of(vocabulary, lines):
-    """Of all lines at once, which `encode` must give one by one too."""
+    """Returns the ids of all lines; a sample is compared with `encode`."""
     encoded = [ids.tolist() for ids, _ in vocabulary.encode_sentences(lines)]
     assert encoded[::50] == [list(vocabulary.encode(line)) for line in lines[::50]]
     return encoded
@@ -40,10 +40,10 @@ def ranks(tmp_path_factory):
     """The first 6,000 of GPT-2's tokens as a file of tiktoken's."""
     ids = json.loads(pathlib.Path(GPT2[0]).read_text())
     byte = {character: i for i, character in enumerate(tokenizer_files.byte_characters())}
-    found = {bytes(byte[c] for c in token): i for token, i in ids.items() if i < 6000}
+    token_ranks = {bytes(byte[c] for c in token): i for token, i in ids.items() if i < 6000}
     path = tmp_path_factory.mktemp("tiktoken") / "gpt2.tiktoken"
-    path.write_text("".join(f"{base64.b64encode(token).decode()} {i}\n" for token, i in found.items()))
-    return path, found
+    path.write_text("".join(f"{base64.b64encode(token).decode()} {i}\n" for token, i in token_ranks.items()))
+    return path, token_ranks
 
 
 @pytest.fixture(scope="module")
@@ -150,17 +150,17 @@ def test_sentencepiece_ids_are_hugging_faces(pieces, lines):
     transformers = pytest.importorskip("transformers")
     converters = pytest.importorskip("transformers.convert_slow_tokenizer")
     kind = getattr(transformers, family)
-    found = converters.SentencePieceExtractor(str(path)).extract(kind.model)
+    extracted = converters.SentencePieceExtractor(str(path)).extract(kind.model)
     # To these tokenizers they are special tokens.
     plain = [line.replace("<s>", "<b>").replace("</s>", "</b>") for line in lines]
     if family == "T5Tokenizer":
-        other = kind(vocab=found["vocab"], extra_ids=0)
+        other = kind(vocab=extracted["vocab"], extra_ids=0)
         plain = [text for line in plain if (text := " ".join(line.split()))]
         known = [[ours.unk_id if ours.processor.is_byte(i) else i for i in ids] for ids in ids_of(ours, plain)]
         pairs = ([None, *ids] for ids in known)
         ids = [[b for a, b in itertools.pairwise(pair) if not a == b == ours.unk_id] for pair in pairs]
     else:
-        other = kind(vocab=found["vocab"], merges=found["merges"])
+        other = kind(vocab=extracted["vocab"], merges=extracted["merges"])
         plain = [text for line in plain if (text := line.lstrip(" "))]
         ids = ids_of(ours, plain)
     assert len(plain) > 950
@@ -256,7 +256,7 @@ def test_transformers_opens_a_tokenizer_json_to_the_same_ids(of_library, lines):
     assert not differences(ids_of(ours, lines), theirs, lines)
 
 
-def test_special_ids_that_text_has_are_told(of_library, ranks, tmp_path):
+def test_special_ids_that_occur_in_text_are_rejected(of_library, ranks, tmp_path):
     _, other, path = of_library
     letter = max(other.encode("the whale", add_special_tokens=False).ids)
     for i in (letter, other.token_to_id("whale song")):  # Added, but not as special: it comes from text.
@@ -275,15 +275,15 @@ def test_special_ids_that_text_has_are_told(of_library, ranks, tmp_path):
         vocabularies.load(f"json:{tmp_path}/none.json")
 
 
-def test_identity_is_that_of_what_a_tokenizer_json_holds(of_library, tmp_path):
+def test_identity_depends_on_the_contents_of_a_tokenizer_json(of_library, tmp_path):
     _, _, path = of_library
     tree = json.loads(path.read_text())
     same, other = tmp_path / "same.json", tmp_path / "other.json"
     same.write_text(json.dumps(tree, indent=4))
     tree["normalizer"] = {"type": "Lowercase"}
     other.write_text(json.dumps(tree))
-    found = [vocabularies.identity(vocabularies.load(f"json:{p}")) for p in (path, same, other)]
-    assert found[0] == found[1] != found[2]
+    identities = [vocabularies.identity(vocabularies.load(f"json:{p}")) for p in (path, same, other)]
+    assert identities[0] == identities[1] != identities[2]
 
 
 def test_identity_of_a_file_of_tiktokens(ranks, llama3):
@@ -294,7 +294,7 @@ def test_identity_of_a_file_of_tiktokens(ranks, llama3):
 
 
 def test_sentinels_of_a_tokenizer_json_are_the_ones_that_count(tmp_path):
-    """As in T5's file."""
+    """T5's file also contains its sentinels."""
     other = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<unk>": 0, "the": 1, "whale": 2}, "<unk>"))
     other.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     other.add_special_tokens([f"<extra_id_{i}>" for i in (2, 1, 0)])

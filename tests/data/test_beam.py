@@ -45,8 +45,8 @@ def run(make_run, tmp_path):
     for name, texts in {"a": TEXTS[:70], "b": ["", " ", *TEXTS[70:]], "c": ["same", TEXTS[0], "same"]}.items():
         lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
         (tmp_path / f"{name}.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
-    made = make_run("a", eos=256, vocab_size=257, data={"validation_fraction": 0.1})
-    return with_source(made, config.JsonLines(str(tmp_path / "?.jsonl.gz")))
+    run_over_bytes = make_run("a", eos=256, vocab_size=257, data={"validation_fraction": 0.1})
+    return with_source(run_over_bytes, config.JsonLines(str(tmp_path / "?.jsonl.gz")))
 
 
 def with_source(run, source):
@@ -54,7 +54,7 @@ def with_source(run, source):
 
 
 def both(run, tmp_path, *options):
-    """What is below the local cache and below Beam's."""
+    """Returns the files of the local runner's cache and of Beam's."""
     folders = [str(tmp_path / name) for name in ("local", "beam")]
     preparation.prepare(run, folders[0], show_progress=False)
     preparation.prepare(run, folders[1], show_progress=False, beam_options=options)
@@ -79,20 +79,20 @@ def test_files_give_the_same_cache_and_nothing_else_is_left(run, tmp_path, monke
     assert len(sizes) > 6 and max(sizes) < largest
 
 
-def test_bad_rows_are_left_out_and_told_as_the_local_runner_does(run, tmp_path, capsys):
+def test_bad_rows_are_skipped_and_reported_as_by_the_local_runner(run, tmp_path, capsys):
     (tmp_path / "d.jsonl.gz").write_bytes(gzip.compress(b'{"text": "one"}\n{"text": "cut o\n{"text": "two"}\n'))
     run = dataclasses.replace(run, data=dataclasses.replace(run.data, bad_rows="skip"))
     local, other = both(run, tmp_path)
     assert local == other
-    told = f"skipped 1 bad rows of 128 ({tmp_path}/d.jsonl.gz:2 is not valid JSON"
-    assert capsys.readouterr().out.count(told) == 2
+    message = f"skipped 1 bad rows of 128 ({tmp_path}/d.jsonl.gz:2 is not valid JSON"
+    assert capsys.readouterr().out.count(message) == 2
     (tmp_path / "e.jsonl.gz").write_bytes(gzip.compress(b"[]"))
     for options in (None, []):
         with pytest.raises(UserError, match="2 of the 129 rows of source 'a' are bad, more than 1%"):
             preparation.prepare(run, show_progress=False, beam_options=options)
 
 
-def test_workers_meet_in_the_place_that_temp_location_names(run, tmp_path):
+def test_workers_share_the_folder_of_temp_location(run, tmp_path):
     local, other = both(run, tmp_path, "--temp_location=memory://bucket/temporary")
     assert other == local
     assert storage.names("memory://bucket/temporary") == []
@@ -121,7 +121,7 @@ def test_sharded_tfds_gives_the_same_cache_in_the_order_of_its_files(run, tmp_pa
         tasks.task("a", dataclasses.replace(source, train="em"))
 
 
-def test_a_users_mistake_is_told_as_the_local_runner_tells_it(run, tmp_path):
+def test_a_users_error_is_reported_as_by_the_local_runner(run, tmp_path):
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b'{"text": "good"}\n{"test": "bad"}\n'))
     with pytest.raises(UserError) as local:
         preparation.prepare(run, str(tmp_path / "local"), show_progress=False)
@@ -208,6 +208,6 @@ def test_killed_at_random_moments_the_next_run_writes_the_same_bytes(run, tmp_pa
     done = subprocess.run([sys.executable, "-c", _KILLER, str(path)], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("killed") >= 3, (seed, done.stdout)
-    wanted = contents(tmp_path / "local-whole")
+    expected = contents(tmp_path / "local-whole")
     for name in ("beam-whole", *(f"{runner}-{i}" for runner in ("local", "beam") for i in range(3))):
-        assert contents(tmp_path / name) == wanted, (seed, name, done.stdout)
+        assert contents(tmp_path / name) == expected, (seed, name, done.stdout)

@@ -15,7 +15,7 @@ from plm_jax.data.cache import file_format, mirror
 from tests.support import caches
 
 
-def test_splits_hold_what_was_written(write_source, random_documents):
+def test_splits_are_read_as_they_were_written(write_source, random_documents):
     documents = random_documents(0, 50)
     source = cache.open_source(write_source("a", {"train": documents, "validation": documents[:2]}), "a")
     split, flat = source.splits["train"], list(itertools.chain(*documents))
@@ -140,7 +140,7 @@ def test_a_remote_cache_is_the_local_one_and_is_fetched_in_pieces(remote, tmp_pa
     assert cache.open_source("memory://cache", "a").splits["train"].tokens(0, 96).tolist() == list(range(96))
 
 
-def test_the_mirror_keeps_what_was_read_last(remote, tmp_path, monkeypatch):
+def test_the_mirror_keeps_the_files_that_were_read_last(remote, tmp_path, monkeypatch):
     split = cache.open_source("memory://cache", "a").splits["train"]
     monkeypatch.setattr(mirror, "_MIRROR_FETCHES", 1)
     split.tokens(0, 48)

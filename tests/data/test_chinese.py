@@ -83,7 +83,7 @@ def run(request, prepared, make_run):
 
 
 def documents(run):
-    """Of each stored document its tokens, and where its sentences and words begin."""
+    """Yields the tokens, sentence starts and word starts of each stored document."""
     for split in cache.open_source(run.data.cache_dir, "poems").splits.values():
         for a, b in itertools.pairwise(split.documents):
             yield (
@@ -125,7 +125,7 @@ def test_wordpiece_has_single_characters_and_bytes_per_token_are_printed(prepare
 
 
 def words_of(example, vocabulary):
-    """Where the words of a row lie, and for each stretch between special tokens what they are."""
+    """Returns the positions of each word of a row, and the words between special tokens."""
     starts = np.zeros(len(example["tokens"]), np.bool_)
     starts[example["word_starts"]] = True
     special = np.isin(example["tokens"], [BERT["cls"], BERT["sep"], BERT["pad"]])
@@ -153,8 +153,8 @@ def test_words_of_the_segmenter_are_masked_together(prepared, make_run, layout):
         for words in stretches:  # The first and the last may be cut.
             if len(words) > 2 and "[UNK]" not in "".join(words):
                 assert "|" + "|".join(words[1:-1]) + "|" in known
-        made = opened.objective(row, np.random.default_rng(item))
-        masked = set(made["target_positions"][made["target_weights"] > 0].tolist())
+        noised = opened.objective(row, np.random.default_rng(item))
+        masked = set(noised["target_positions"][noised["target_weights"] > 0].tolist())
         for span in map(set, map(np.ndarray.tolist, spans)):
             assert span <= masked or not span & masked
             several += len(span) > 1 and span <= masked
@@ -228,8 +228,8 @@ def test_the_cache_has_words_only_where_there_is_a_segmenter(prepared, make_run,
 def test_cuts_join_to_the_text(words):
     text = "".join(words)
     cuts = segmenters.boundaries(text, [word.strip() for word in words], "x")
-    found = [text[a:b].strip() for a, b in itertools.pairwise([0, *cuts, len(text)])]
-    assert [word for word in found if word] == [word.strip() for word in words if word.strip()]
+    parts = [text[a:b].strip() for a, b in itertools.pairwise([0, *cuts, len(text)])]
+    assert [word for word in parts if word] == [word.strip() for word in words if word.strip()]
 
 
 def test_bad_segmenters_are_rejected():

@@ -30,7 +30,7 @@ def lines(number):
 
 
 def noted(number):
-    """What the source says of a document."""
+    """Returns the values of a document in the columns of the source."""
     sizes = [len(line) + 1 for line in lines(number)]
     return {
         "label": number - 20,
@@ -62,9 +62,9 @@ class NotedCorpus(Corpus):
         return [0, 1, 2]
 
     def read(self, split, shard, skipped=None, advance=lambda size: None):
-        for place, number in enumerate(range(shard, self._documents, 3), 1):
+        for row_number, number in enumerate(range(shard, self._documents, 3), 1):
             advance(1)
-            yield Record("\n".join(lines(number)), None, shard, place, noted(number))
+            yield Record("\n".join(lines(number)), None, shard, row_number, noted(number))
 
     def fingerprint(self):
         return [str(self._documents)]
@@ -81,25 +81,25 @@ def run(make_run, tmp_path):
     return run
 
 
-def test_columns_of_a_sources_own_reach_the_reader(run, tmp_path):
+def test_columns_of_a_users_source_reach_the_reader(run, tmp_path):
     """Labels, ragged numbers, something of each token, starts of parts: no line of ours knows them."""
-    made = run(Noted())
-    made = config.from_dict(json.loads(json.dumps(config.to_dict(made))))
-    preparation.prepare(made, show_progress=False)
+    noted_run = run(Noted())
+    noted_run = config.from_dict(json.loads(json.dumps(config.to_dict(noted_run))))
+    preparation.prepare(noted_run, show_progress=False)
     source = cache.open_source(str(tmp_path), "a")
-    seen = []
+    read_numbers = []
     for name, split in source.splits.items():
         assert set(split.columns) == {"sentence_starts", "first_bytes", "origin", *(column.name for column in NOTES)}
         for document, (start, stop) in enumerate(itertools.pairwise(split.documents)):
             number = int(split.of_document("label", document)) + 20
             assert bytes(split.tokens(start, stop).astype(np.uint8)).decode() == "\n".join(lines(number))
             for column in NOTES:
-                found = split.of_document(column.name, document)
-                assert found.tolist() == noted(number)[column.name]
-                assert column.kind == "start" or found.dtype == column.dtype
+                values = split.of_document(column.name, document)
+                assert values.tolist() == noted(number)[column.name]
+                assert column.kind == "start" or values.dtype == column.dtype
             assert source.origin(name, document) == (f"part {number % 3}", number // 3 + 1)
-            seen.append(number)
-    assert sorted(seen) == list(range(40))
+            read_numbers.append(number)
+    assert sorted(read_numbers) == list(range(40))
     cache.verify(str(tmp_path), "a")
     described = cache.read_manifest(str(tmp_path / "a"))["columns"]
     assert {"name": "scores", "dtype": "<f4", "kind": "value"} in described
@@ -116,7 +116,7 @@ class Lines(objectives.Objective):
         return example
 
 
-def test_an_objective_reads_a_column_of_a_sources_own(run, tmp_path):
+def test_an_objective_reads_a_column_of_a_users_source(run, tmp_path):
     preparation.prepare(run(Noted()), show_progress=False)
     source = cache.open_source(str(tmp_path), "a")
     special = objectives.Special(eos=EOS, vocab_size=257)
@@ -129,26 +129,26 @@ def test_an_objective_reads_a_column_of_a_sources_own(run, tmp_path):
 
 
 def test_the_local_runner_and_beam_write_the_same_columns(run, tmp_path):
-    made = run(Noted())
+    noted_run = run(Noted())
     for name, options in (("one", None), ("other", ())):
-        preparation.prepare(made, str(tmp_path / name), show_progress=False, beam_options=options)
+        preparation.prepare(noted_run, str(tmp_path / name), show_progress=False, beam_options=options)
     assert caches.contents(tmp_path / "one" / "a") == caches.contents(tmp_path / "other" / "a")
 
 
-def test_a_cache_tells_of_each_document_the_file_and_the_line(run, tmp_path):
+def test_a_cache_records_the_file_and_line_of_each_document(run, tmp_path):
     texts = {name: [f"{name} {i} ends. It ended" for i in range(30)] for name in ("one", "two")}
-    for name, found in texts.items():
-        rows = "".join(json.dumps({"text": text}) + "\n" + "\n" * (i % 2) for i, text in enumerate(found))
+    for name, lines in texts.items():
+        rows = "".join(json.dumps({"text": text}) + "\n" + "\n" * (i % 2) for i, text in enumerate(lines))
         (tmp_path / f"{name}.jsonl").write_text(rows)
     preparation.prepare(run(config.JsonLines(f"{tmp_path}/*.jsonl")), show_progress=False)
-    source, places = cache.open_source(str(tmp_path), "a"), []
+    source, locations = cache.open_source(str(tmp_path), "a"), []
     for name, split in source.splits.items():
         for document, (start, stop) in enumerate(itertools.pairwise(split.documents)):
             file, line = source.origin(name, document)
             text = bytes(split.tokens(start, stop).astype(np.uint8)).decode()
             assert json.loads((tmp_path / file).read_text().split("\n")[line - 1])["text"] == text
-            places.append((file, line))
-    assert len(set(places)) == 60
+            locations.append((file, line))
+    assert len(set(locations)) == 60
 
 
 def test_damage_of_any_file_is_noticed(run, tmp_path):
@@ -172,7 +172,7 @@ def test_damage_of_any_file_is_noticed(run, tmp_path):
     cache.verify(str(tmp_path), "a")
 
 
-def test_two_token_files_that_change_places_are_noticed(write_source, tmp_path, monkeypatch):
+def test_swapped_token_files_are_detected(write_source, tmp_path, monkeypatch):
     """Each of them is whole."""
     monkeypatch.setattr(file_format, "RECORD_TOKENS", 8)
     monkeypatch.setattr(file_format, "SHARD_RECORDS", 2)
@@ -202,8 +202,8 @@ def test_long_vectors_have_a_checksum_for_each_block(tmp_path, monkeypatch):
         file.append(part)
     assert (file.close(), len(file.checksums)) == (1000, 125)
     assert file.checksums == [zlib.crc32(values[at : at + 8]) for at in range(0, 1000, 8)]
-    wanted = vectors.Checksums(np.array(file.checksums), 0, 125, 64)
-    assert vectors.load(str(tmp_path / "a.npy"), 1000, checksums=wanted).tolist() == values.tolist()
+    expected = vectors.Checksums(np.array(file.checksums), 0, 125, 64)
+    assert vectors.load(str(tmp_path / "a.npy"), 1000, checksums=expected).tolist() == values.tolist()
     for checksums in ([*file.checksums[:-1], 0], file.checksums[:-1]):
         changed = vectors.Checksums(np.array(checksums), 0, len(checksums), 64)
         with pytest.raises(UserError, match="its bytes have changed"):

@@ -67,8 +67,8 @@ def test_rows_are_the_same_however_long_vectors_are(write, make_run, monkeypatch
 
 def test_a_block_is_checked_when_it_is_read_and_others_are_read(write, long):
     folder = write()
-    wanted = cache.open_source(str(folder.parent), "a").splits["train"]
-    starts, documents = np.asarray(wanted.sentences), np.asarray(wanted.documents)
+    expected = cache.open_source(str(folder.parent), "a").splits["train"]
+    starts, documents = np.asarray(expected.sentences), np.asarray(expected.documents)
     caches.flip(folder / "train/sentence_starts.npy", 128 + 8 * 200, bit=0)
     split = cache.open_source(str(folder.parent), "a").splits["train"]
     assert split.sentences[:192].tolist() == starts[:192].tolist()
@@ -86,7 +86,7 @@ UNDER_WAY = [(file, damage) for file in ("documents.npy", TOKENS) for damage in 
 
 
 @pytest.mark.parametrize(("file", "damage"), [*UNDER_WAY, ("documents.npy", "missing")])
-def test_what_is_damaged_under_way_ends_a_run_with_one_line(write, make_run, long, monkeypatch, file, damage):
+def test_damage_during_a_run_ends_it_with_one_line(write, make_run, long, monkeypatch, file, damage):
     """Also where threads of Grain's find it, and where a mapped file would end the process."""
     folder = write()
     monkeypatch.setattr(sorted_ids, "_MEMORY_BYTES", 0)
@@ -114,7 +114,7 @@ def sorted_down(values):
     return sorted(values, reverse=True)
 
 
-def test_an_index_of_a_layout_is_checked_and_is_the_one_that_was_asked_for(write, make_run, long):
+def test_an_index_is_checked_and_belongs_to_its_layout(write, make_run, long):
     folder = write()
     runs = [
         make_run("a", objective=objectives.MaskedLM(), data={"layout": layout, "length": 16}, **SPECIALS)
@@ -165,7 +165,7 @@ def test_the_vocabulary_beside_the_caches_is_theirs(write, make_run):
         opened.check_vocabulary()
 
 
-def test_files_json_that_was_not_written_so_tells_nothing(write, tmp_path):
+def test_a_bad_files_json_is_ignored(write, tmp_path):
     folder = write()
     rows = {"train": [["a.jsonl", 5, 7, 8, "sha"]]}
     (folder / "files.json").write_bytes(file_format.files_json(rows))

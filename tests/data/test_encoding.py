@@ -66,12 +66,12 @@ def slowly(vocabulary, text):
 
 
 def first_bytes(vocabulary, text):
-    """How many bytes the first token has, by the library's own offsets."""
+    """Returns the number of bytes of the first token by the library's offsets."""
     ((ids, offsets),) = vocabulary.encode_offsets([text])
     if not len(ids):
         return 0
-    if (own := vocabulary._byte_counts.get(int(ids[0]))) is not None:
-        return own
+    if (count := vocabulary._byte_counts.get(int(ids[0]))) is not None:
+        return count
     if len(ids) == 1:
         return len(text.encode())
     return offsets[1] if vocabulary.byte_offsets else len(text[: offsets[1]].encode())
@@ -93,7 +93,7 @@ def test_any_text_is_encoded_as_the_library_does(vocabulary, texts):
     same(vocabulary, texts)
 
 
-def test_what_is_remembered_is_bounded_and_changes_nothing(vocabulary, lines, monkeypatch):
+def test_the_table_of_spans_is_bounded_and_changes_nothing(vocabulary, lines, monkeypatch):
     if not getattr(vocabulary, "separable", False):
         pytest.skip("it remembers nothing")
     monkeypatch.setattr(word_spans, "_MAX_TOKENS", 200)
@@ -101,24 +101,24 @@ def test_what_is_remembered_is_bounded_and_changes_nothing(vocabulary, lines, mo
     for begin in range(0, 200, 20):
         ids, _, sizes = fresh(lines[begin : begin + 20])
         expected = [vocabulary.encode(text) for text in lines[begin : begin + 20]]
-        assert ids.tolist() == [i for found in expected for i in found]
+        assert ids.tolist() == [i for encoded in expected for i in encoded]
         assert sizes.tolist() == list(map(len, expected))
         assert len(fresh._table.ids) < 3000
 
 
 def test_a_span_is_tokenized_once():
     tokenizer = tokenizer_files.bert({"[UNK]": 0, "the": 1}, True)
-    seen = []
+    encoded = []
 
     def encode(texts):
-        seen.extend(texts)
+        encoded.extend(texts)
         return [(e.ids, [begin for begin, _ in e.offsets]) for e in tokenizer.encode_batch(texts)]
 
     fresh = word_spans.SpanTokenizer(encode)
     for _ in range(2):
-        ids, places, sizes = fresh(["the the sea", "sea the"])
-        assert (ids.tolist(), places.tolist(), sizes.tolist()) == ([1, 1, 0, 0, 1], [0, 4, 8, 0, 4], [3, 2])
-    assert sorted(seen) == [" sea", " the", "sea", "the"]
+        ids, begins, sizes = fresh(["the the sea", "sea the"])
+        assert (ids.tolist(), begins.tolist(), sizes.tolist()) == ([1, 1, 0, 0, 1], [0, 4, 8, 0, 4], [3, 2])
+    assert sorted(encoded) == [" sea", " the", "sea", "the"]
 
 
 def test_the_cache_is_the_same_for_any_number_of_processes(run, tmp_path, monkeypatch):  # noqa: F811
@@ -129,14 +129,14 @@ def test_the_cache_is_the_same_for_any_number_of_processes(run, tmp_path, monkey
     assert contents(tmp_path / "1") == contents(tmp_path / "3")
 
 
-def make(what):
-    """What the processes below run."""
+def make(event):
+    """Returns the function that the processes below run."""
 
     def apply(item):
         print("noise on stdout")
-        if item == 7 and what == "mistake":
+        if item == 7 and event == "mistake":
             raise UserError("mend this")
-        if item == 7 and what == "killed":
+        if item == 7 and event == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
         return item * item, os.getpid()
 
@@ -149,12 +149,12 @@ def test_results_come_in_order_from_several_processes():
     assert len(set(processes)) == 3 and os.getpid() not in processes
 
 
-@pytest.mark.parametrize(("what", "message"), [("mistake", "mend this"), ("killed", "SIGKILL ended a worker process")])
-def test_what_goes_wrong_in_a_process_is_told_and_none_stays(what, message):
-    seen = set()
+@pytest.mark.parametrize(("event", "message"), [("mistake", "mend this"), ("killed", "SIGKILL ended a worker process")])
+def test_an_error_in_a_process_is_reported_and_ends_all_processes(event, message):
+    processes = set()
     with pytest.raises(UserError, match=message):
-        for _, process in workers.in_order(make, [what], range(40), 2):
-            seen.add(process)
-    for process in seen:
+        for _, process in workers.in_order(make, [event], range(40), 2):
+            processes.add(process)
+    for process in processes:
         with pytest.raises(ProcessLookupError):
             os.kill(process, 0)

@@ -40,11 +40,11 @@ def folded(text):
 @pytest.fixture(scope="module", params=["unigram", "bpe"])
 def section(request, tmp_path_factory):
     path = tmp_path_factory.mktemp("sp") / "v.model"
-    found = config.VocabularyConfig(
+    settings = config.VocabularyConfig(
         f"sentencepiece:{path}", train_size=340, train_kind=request.param, lowercase=True, pad=0, eos=1, unk=2
     )
-    training.train(TEXTS * 3, found)
-    return found
+    training.train(TEXTS * 3, settings)
+    return settings
 
 
 def model(section):
@@ -52,7 +52,7 @@ def model(section):
 
 
 def places(section, text):
-    """Of each token the byte of the text at which the letter begins that its first byte comes from."""
+    """Returns the offset in bytes of the letter from which the first byte of each token comes."""
     owners, at = [], 0
     for letter in text:
         owners += [at] * len(folded(letter).encode())
@@ -87,25 +87,25 @@ def test_sentences_begin_where_the_text_has_them(section):
     encoded = vocabulary.encode_sentences(TEXTS)
     for text, of_text, (ids, starts) in zip(TEXTS, cuts, encoded, strict=True):
         begins, cut_bytes = np.array(places(section, text)), [len(text[:cut].encode()) for cut in of_text]
-        found = {int(np.sum(begins < cut)) for cut in cut_bytes[1:]} | {0}
-        assert starts.tolist() == sorted(i for i in found if i < len(ids)), text
+        expected = {int(np.sum(begins < cut)) for cut in cut_bytes[1:]} | {0}
+        assert starts.tolist() == sorted(i for i in expected if i < len(ids)), text
     ids, starts = encoded[0]
     parts = map(vocabulary.decode, np.split(ids, starts[1:]))
     assert [part.strip() for part in parts] == ["the state of the union.", "it is strong!", "is it?"]
 
 
-def test_the_cache_holds_folded_tokens_and_the_bytes_of_the_text(section, run, corpus):  # noqa: F811
+def test_the_cache_has_folded_tokens_and_counts_the_bytes_of_the_text(section, run, corpus):  # noqa: F811
     corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     run = dataclasses.replace(run, vocabulary=section, data=dataclasses.replace(run.data, validation_fraction=0.0))
     preparation.prepare(run, show_progress=False)
     source = cache.open_source(run.data.cache_dir, "a")
     assert source.vocabulary["lowercase"] is True
-    split, found = source.splits["train"], {}
+    split, starts_of_ids = source.splits["train"], {}
     for begin, end in itertools.pairwise(split.documents.tolist()):
         starts = split.sentences[(split.sentences >= begin) & (split.sentences < end)] - begin
-        found[tuple(split.tokens(begin, end).tolist())] = starts.tolist()
-    want = vocabularies.load_plain(section).encode_sentences([text for text in TEXTS if text])
-    assert found == {tuple(ids.tolist()): starts.tolist() for ids, starts in want}
+        starts_of_ids[tuple(split.tokens(begin, end).tolist())] = starts.tolist()
+    expected = vocabularies.load_plain(section).encode_sentences([text for text in TEXTS if text])
+    assert starts_of_ids == {tuple(ids.tolist()): starts.tolist() for ids, starts in expected}
     assert split.num_bytes == sum(len(text.encode()) for text in TEXTS)
 
 

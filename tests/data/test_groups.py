@@ -40,12 +40,12 @@ def varied(rng, text):
 
 def texts(rng, number):
     """Returns texts, about a third of them copies, unchanged or varied."""
-    made = []
+    results = []
     for _ in range(number):
-        again = made and rng.random() < 0.35
+        again = results and rng.random() < 0.35
         new = " ".join(rng.choices(WORDS, k=rng.randint(1, 9))) + f" {rng.randint(0, 4 * number)}"
-        made.append(varied(rng, rng.choice(made)) if again else new)
-    return made
+        results.append(varied(rng, rng.choice(results)) if again else new)
+    return results
 
 
 def contexts(rng, number):
@@ -161,11 +161,11 @@ def overlap(kind, train, validation):
     }
 
 
-def check_report(out, found, is_overlapping):
+def check_report(out, counts, is_overlapping):
     """Compares what `prepare` prints with the overlap."""
     (line,) = re.findall(r"of [\d,]+ validation rows .*", out.out)
     numbers = [int(number) for number in re.findall(r"\d+", line)][1:]
-    assert numbers == [found[level]["validation"] for level in ("exact", "normalized", "group")]
+    assert numbers == [counts[level]["validation"] for level in ("exact", "normalized", "group")]
     assert ("overlap" in out.err) == is_overlapping
 
 
@@ -179,15 +179,18 @@ def test_whole_groups_are_held_out_by_the_rule_and_overlap_is_counted(run, tmp_p
     rng = random.Random(seed)
     rows = rows_of(kind, seed, SIZES[seed % len(SIZES)])
     fraction = rng.choice(FRACTIONS)
-    made = run(SOURCE[kind](write(tmp_path / "a.jsonl", rows)), fraction)
+    source_run = run(SOURCE[kind](write(tmp_path / "a.jsonl", rows)), fraction)
     rule, held_out = splits.held_out([group_of(kind, row) for row in rows], fraction)
     monkeypatch.setattr(tokenizing, "_BATCH_CHARACTERS", rng.choice([1000, 10**6]))
     if all(held_out):
         with pytest.raises(UserError, match=r"lower config\.data\.validation_fraction"):
-            preparation.prepare(made, show_progress=False)
+            preparation.prepare(source_run, show_progress=False)
         return
-    preparation.prepare(made, show_progress=False)
-    lines = {name: [i for i, held in enumerate(held_out) if held == (name == "validation")] for name in cache.SPLITS}
+    preparation.prepare(source_run, show_progress=False)
+    lines = {
+        name: [i for i, is_held_out in enumerate(held_out) if is_held_out == (name == "validation")]
+        for name in cache.SPLITS
+    }
     assert stored(tmp_path) == {name: of for name, of in lines.items() if of}
     manifest = cache.read_manifest(str(tmp_path / "a"))["validation"]
     train, validation = ([rows[i] for i in lines[name]] for name in cache.SPLITS)
@@ -218,11 +221,11 @@ def test_a_validation_file_that_overlaps_the_training_file_is_reported_to_the_ro
     paths = [write(tmp_path / f"{name}.jsonl", of) for name, of in (("a", train), ("b", validation))]
     preparation.prepare(run(SOURCE[kind](paths[0], validation=paths[1]), 0.05), show_progress=False)
     assert stored(tmp_path) == {"train": [*range(number)], "validation": [*range(len(validation))]}
-    found = cache.read_manifest(str(tmp_path / "a"))["validation"]
-    assert found == {"rule": "source", "overlap": overlap(kind, train, validation)}
-    counts = [of["train"] for of in found["overlap"].values()]
+    manifest = cache.read_manifest(str(tmp_path / "a"))["validation"]
+    assert manifest == {"rule": "source", "overlap": overlap(kind, train, validation)}
+    counts = [of["train"] for of in manifest["overlap"].values()]
     assert not seed or number < 4 or min(counts) > 0
-    check_report(capsys.readouterr(), found["overlap"], any(counts))
+    check_report(capsys.readouterr(), manifest["overlap"], any(counts))
 
 
 def test_groups_of_parts_add_up_to_those_of_the_whole():
@@ -241,12 +244,12 @@ def test_a_vocabulary_is_trained_on_the_rows_that_are_not_held_out(run, tmp_path
     """The first rows settle the rule if enough of them are below the threshold."""
     for number, fraction in ((30, 0.01), (400, 0.2), (3000, 0.5), (40, 0.0)):
         rows = rows_of("text", number, number)
-        made = run(config.JsonLines(write(tmp_path / f"{number}.jsonl", rows)), fraction)
-        rule = reading.rule(made.data, "a")
+        source_run = run(config.JsonLines(write(tmp_path / f"{number}.jsonl", rows)), fraction)
+        rule = reading.rule(source_run.data, "a")
         expected = splits.held_out([row["text"] for row in rows], fraction)
-        assert [document.is_held_out(rule) for document in reading.all_documents(made.data, "a")] == expected[1]
+        assert [document.is_held_out(rule) for document in reading.all_documents(source_run.data, "a")] == expected[1]
         assert rule.name == expected[0]
-        records = list(files.read(made.data.sources["a"]))
+        records = list(files.read(source_run.data.sources["a"]))
         assert reading.hold_out([*records, corpus.Record("  ")], fraction) == [*expected[1], False]
 
 

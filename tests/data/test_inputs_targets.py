@@ -140,9 +140,9 @@ def test_the_reviews_are_those_that_people_agreed_on():
     run = config.from_dict(pages.load("demo").module.get_config("t5-tasks"))
     path = run.data.sources["sentiment"].path.replace("package:", "plm_jax/")
     source = dataclasses.replace(run.data.sources["sentiment"], path=path)
-    found = [(record.text, *record.other_texts) for record in files.read(source)]
-    assert len(found) == 9173
-    digest = hashlib.sha256(json.dumps(found, ensure_ascii=False).encode()).hexdigest()
+    reviews = [(record.text, *record.other_texts) for record in files.read(source)]
+    assert len(reviews) == 9173
+    digest = hashlib.sha256(json.dumps(reviews, ensure_ascii=False).encode()).hexdigest()
     assert digest == "2347307af1adead2785aa14834aa8949ce81faf45063af52eee620633be0bba4"
 
 
@@ -183,8 +183,8 @@ def test_rates_count_examples_as_seqio_does_which_mixes_before_it_packs(prepared
     # Without rates all sources go through an epoch in the same time, whatever their rows hold.
     opened = open_reader(changed(run, data={"mixture": {}}))
     num_rows = opened.num_rows("train")
-    found = sum(opened.example(k)["targets"][0] < EOS for k in range(sum(num_rows.values())))
-    assert abs(found - num_rows["up"]) <= 1
+    num_examples = sum(opened.example(k)["targets"][0] < EOS for k in range(sum(num_rows.values())))
+    assert abs(num_examples - num_rows["up"]) <= 1
 
 
 @pytest.mark.parametrize(("length", "target_length", "packed"), [(24, 8, False), (64, 20, True), (40, 9, True)])
@@ -320,9 +320,9 @@ def test_seqio_tasks_of_texts_and_of_tokens(tmp_path, monkeypatch):
     users.trust(["more_tasks"])
     for name in ("as_text", "kept", "tokens"):
         task = tasks.task("x", config.SeqioInputsTargets(f"more_{name}", "more_tasks"))
-        found = list(tasks.examples(task, "validation"))
-        assert [(example.inputs, example.targets) for example in found] == [("say a", "A"), ("say b", "B")]
-        assert [example.row["number"] for example in found] == [1, 2]
+        read = list(tasks.examples(task, "validation"))
+        assert [(example.inputs, example.targets) for example in read] == [("say a", "A"), ("say b", "B")]
+        assert [example.row["number"] for example in read] == [1, 2]
     with pytest.raises(UserError, match="task 'more_documents' has no feature 'inputs': "):
         next(tasks.examples(tasks.task("x", config.SeqioInputsTargets("more_documents", "more_tasks")), "train"))
     with pytest.raises(UserError, match="registers no task 'more_token': did you mean 'more_tokens'"):

@@ -94,16 +94,16 @@ def texts_of(seed, count, longest):
 def theirs(vocabulary, length, **truncation):
     """The library's own tokenizer with marks, types, padding and truncation of its own."""
     if vocabulary.spec.startswith("wordpiece"):
-        found = tokenizers.BertWordPieceTokenizer(vocabulary.spec.partition(":")[2])
+        wrapper = tokenizers.BertWordPieceTokenizer(vocabulary.spec.partition(":")[2])
         pairs = "[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1", [("[CLS]", 2), ("[SEP]", 3)]
     else:
-        found = tokenizers.ByteLevelBPETokenizer(*vocabulary.spec.partition(":")[2].split(","))
+        wrapper = tokenizers.ByteLevelBPETokenizer(*vocabulary.spec.partition(":")[2].split(","))
         pairs = "<s>:0 $A:0 </s>:0 </s>:0 $B:0 </s>:0", [("<s>", 50257), ("</s>", 50259)]
     single = " ".join(pairs[0].split(" ")[:3])
-    found._tokenizer.post_processor = TemplateProcessing(single=single, pair=pairs[0], special_tokens=pairs[1])
-    found._tokenizer.enable_padding(pad_id=vocabulary.pad, length=length)
-    found._tokenizer.enable_truncation(length, **truncation)
-    return found._tokenizer
+    wrapper._tokenizer.post_processor = TemplateProcessing(single=single, pair=pairs[0], special_tokens=pairs[1])
+    wrapper._tokenizer.enable_padding(pad_id=vocabulary.pad, length=length)
+    wrapper._tokenizer.enable_truncation(length, **truncation)
+    return wrapper._tokenizer
 
 
 @pytest.mark.parametrize("pair", [False, True])
@@ -115,16 +115,16 @@ def test_texts_become_the_rows_of_hugging_faces_tokenizers(read, bert, name, pai
     form = config.ClassForm(("x", "y", "z"), "a", "b" if pair else "")
     values, origins, _ = read(examples, form, objectives.Classification(rows=rows), vocabulary)
     tokenizer = theirs(vocabulary, 16)
-    wanted = tokenizer.encode_batch([pairs[i] if pair else pairs[i][0] for i in origins])
-    assert values["tokens"].tolist() == [encoding.ids for encoding in wanted]
-    assert values["mask"].tolist() == [encoding.attention_mask for encoding in wanted]
+    expected = tokenizer.encode_batch([pairs[i] if pair else pairs[i][0] for i in origins])
+    assert values["tokens"].tolist() == [encoding.ids for encoding in expected]
+    assert values["mask"].tolist() == [encoding.attention_mask for encoding in expected]
     assert values["label"].tolist() == [i % 3 for i in origins]
     if name == "bert":
-        assert values["token_types"].tolist() == [encoding.type_ids for encoding in wanted]
+        assert values["token_types"].tolist() == [encoding.type_ids for encoding in expected]
     else:
         assert "token_types" not in values
     if name == "bart":
-        shifted = [[vocabulary.eos, *encoding.ids[:-1]] for encoding in wanted]
+        shifted = [[vocabulary.eos, *encoding.ids[:-1]] for encoding in expected]
         assert values["decoder_tokens"].tolist() == shifted
         assert (values["decoder_mask"] == values["mask"]).all()
 
@@ -151,8 +151,8 @@ def test_decoders_rows_are_gpt_1s(read, form):
     vocabulary = vocabularies.load_plain(GPT)
     kinds = {"text": [(0,)], "entailment": [(0, 1)], "similarity": [(0, 1), (1, 0)], "choice": [(0, 1), (0, 2)]}
     for row, i in enumerate(origins):
-        wanted = [by_the_script([pairs[i][k] for k in order], 16, GPT, vocabulary) for order in kinds[form]]
-        tokens, mask = (np.array(part) for part in zip(*wanted, strict=True))
+        expected = [by_the_script([pairs[i][k] for k in order], 16, GPT, vocabulary) for order in kinds[form]]
+        tokens, mask = (np.array(part) for part in zip(*expected, strict=True))
         if len(kinds[form]) == 1:
             tokens, mask = tokens[0], mask[0]
         np.testing.assert_array_equal(values["tokens"][row], tokens)
@@ -174,11 +174,11 @@ def test_rows_without_an_lm_term_have_no_targets(read):
 
 def tagged(seed, count, longest):
     rng = np.random.default_rng(seed)
-    found = []
+    rows = []
     for _ in range(count):
         size = rng.integers(1, longest)
-        found.append({"tokens": rng.choice(WORDS, size).tolist(), "tags": rng.choice(TAGS, size).tolist()})
-    return found
+        rows.append({"tokens": rng.choice(WORDS, size).tolist(), "tags": rng.choice(TAGS, size).tolist()})
+    return rows
 
 
 @pytest.mark.parametrize("name", ["bert", "bart"])
@@ -220,7 +220,7 @@ QUESTIONS = ["who is strong ?", "the whales swim in naïve seas and the unaffabl
 def asked(seed, count, longest=60):
     """Questions with contexts and answers of whole words, some with none."""
     rng = np.random.default_rng(seed)
-    found = []
+    rows = []
     for number in range(count):
         context = rng.choice(WORDS, rng.integers(3, longest)).tolist()
         begin = int(rng.integers(len(context)))
@@ -228,8 +228,8 @@ def asked(seed, count, longest=60):
         answers = {"text": [text], "answer_start": [len(" ".join(context[:begin])) + (begin > 0)]}
         if number % 5 == 4:
             answers = {"text": [], "answer_start": []}
-        found.append({"question": QUESTIONS[number % 3], "context": " ".join(context), "answers": answers})
-    return found
+        rows.append({"question": QUESTIONS[number % 3], "context": " ".join(context), "answers": answers})
+    return rows
 
 
 def run_qas_labels(encoding, answers):
@@ -260,9 +260,9 @@ def test_windows_and_answers_are_those_of_run_qa(read, bert, name):
         example = examples[i]
         first = tokenizer.encode(example["question"], example["context"])
         encodings = [first, *first.overflowing]
-        found = opened.rows_of(document)
-        assert len(found) == len(encodings)
-        for item, encoding in zip(found, encodings, strict=True):
+        items = opened.rows_of(document)
+        assert len(items) == len(encodings)
+        for item, encoding in zip(items, encodings, strict=True):
             assert values["tokens"][item].tolist() == encoding.ids
             span = int(values["span_starts"][item]), int(values["span_ends"][item])
             assert span == run_qas_labels(encoding, example["answers"])
@@ -277,7 +277,7 @@ def test_windows_and_answers_are_those_of_run_qa(read, bert, name):
     assert answered > 10 and len(values["tokens"]) > len(documents)
 
 
-def test_a_note_tells_of_answers_that_no_window_holds(read, bert):
+def test_answers_that_no_window_contains_are_reported(read, bert):
     context = "the union is strong and the union is strong and the union is strong"
     answers = {"text": [context, "union"], "answer_start": [0, 4]}
     examples = [
@@ -312,29 +312,29 @@ def test_training_reads_each_row_once_an_epoch(make, bert):
         assert list(opened.examples_with("a", document, 50)) == [k for k in range(200) if documents[k] == [document]]
 
 
-def test_words_that_are_cut_off_count_as_outside(read, bert):
+def test_truncated_words_are_predicted_as_outside(read, bert):
     examples = tagged(0, 17, 19)
     values, origins, rows = read(examples, config.TagForm(TAGS), objectives.Tagging(), bert)
     outputs = [np.where(tags[:, None] >= 0, np.eye(5)[tags], np.eye(5)[1]) for tags in values["tags"]]
-    lost = 0
+    truncated = 0
     for item, i in enumerate(origins):
-        told = metrics.predict_tags(rows, item, outputs[item], TAGS)
-        kept = int((values["tags"][item] >= 0).sum())
-        assert told == examples[i]["tags"][:kept] + ["O"] * (len(told) - kept)
-        assert len(told) == len(examples[i]["tokens"])
-        lost += sum(tag != "O" for tag in examples[i]["tags"][kept:])
-    found = metrics.compute_metrics(rows, outputs, TAGS)
+        predicted = metrics.predict_tags(rows, item, outputs[item], TAGS)
+        num_tags = int((values["tags"][item] >= 0).sum())
+        assert predicted == examples[i]["tags"][:num_tags] + ["O"] * (len(predicted) - num_tags)
+        assert len(predicted) == len(examples[i]["tokens"])
+        truncated += sum(tag != "O" for tag in examples[i]["tags"][num_tags:])
+    computed = metrics.compute_metrics(rows, outputs, TAGS)
     words = sum(len(example["tokens"]) for example in examples)
-    assert lost and found["token_accuracy"] == pytest.approx(1 - lost / words)
-    assert found["strict_recall"] < 1 and found["recall"] < 1
-    assert list(found) == ["token_accuracy", "precision", "recall", "f1"] + [
+    assert truncated and computed["token_accuracy"] == pytest.approx(1 - truncated / words)
+    assert computed["strict_recall"] < 1 and computed["recall"] < 1
+    assert list(computed) == ["token_accuracy", "precision", "recall", "f1"] + [
         f"strict_{name}" for name in ("precision", "recall", "f1")
     ]
     parts = metrics.compute_metrics(rows, outputs, ("NOUN", *TAGS[1:]))
     assert list(parts) == metrics.names(objectives.Tagging(), ("NOUN", *TAGS[1:])) == ["token_accuracy"]
 
 
-def test_the_answer_is_found_in_whichever_window_holds_it(read, bert):
+def test_the_answer_is_predicted_from_the_window_that_contains_it(read, bert):
     examples = asked(0, 21)
     objective = objectives.SpanExtraction(stride=5, question_length=18, unanswerable=True)
     values, origins, rows = read(examples, config.AnswerForm(), objective, bert, 32)
@@ -342,9 +342,9 @@ def test_the_answer_is_found_in_whichever_window_holds_it(read, bert):
     for item in range(rows.num_rows):
         outputs[item, values["span_starts"][item], 0] = outputs[item, values["span_ends"][item], 1] = 5.0
     # A window without the answer says so, but another, with it, does not.
-    found = metrics.answers(rows, outputs)
+    predicted = metrics.answers(rows, outputs)
     for document, i in enumerate(dict.fromkeys(origins)):
-        assert found[document].text == "".join(examples[i]["answers"]["text"])
+        assert predicted[document].text == "".join(examples[i]["answers"]["text"])
     assert metrics.compute_metrics(rows, outputs) == {"exact_match": 1.0, "f1": 1.0}
     nothing = metrics.compute_metrics(rows, np.eye(32)[0][None, :, None].repeat(rows.num_rows, 0).repeat(2, 2))
     assert nothing["exact_match"] == nothing["f1"] == pytest.approx(4 / 21)

@@ -15,19 +15,19 @@ GOLDEN = pathlib.Path(__file__).parents[1] / "golden"
 
 @pytest.mark.parametrize("classes", [2, 3, 5])
 def test_figures_of_classes_are_scikit_learns(classes):
-    truth, told = np.random.default_rng(classes).integers(0, classes, (2, 200))
-    assert metrics.accuracy(truth, told) == pytest.approx(sklearn.metrics.accuracy_score(truth, told))
-    assert metrics.matthews(truth, told) == pytest.approx(sklearn.metrics.matthews_corrcoef(truth, told))
+    truth, predicted = np.random.default_rng(classes).integers(0, classes, (2, 200))
+    assert metrics.accuracy(truth, predicted) == pytest.approx(sklearn.metrics.accuracy_score(truth, predicted))
+    assert metrics.matthews(truth, predicted) == pytest.approx(sklearn.metrics.matthews_corrcoef(truth, predicted))
     if classes == 2:
-        assert metrics.f1(truth, told) == pytest.approx(sklearn.metrics.f1_score(truth, told))
+        assert metrics.f1(truth, predicted) == pytest.approx(sklearn.metrics.f1_score(truth, predicted))
 
 
 def test_correlations_are_scipys_and_0_of_what_is_constant():
     rng = np.random.default_rng(0)
-    truth, told = rng.integers(0, 9, 50) / 2, rng.normal(size=50) + rng.integers(0, 2, 50)
+    truth, predicted = rng.integers(0, 9, 50) / 2, rng.normal(size=50) + rng.integers(0, 2, 50)
     for ours, theirs in ((metrics.pearson, scipy.stats.pearsonr), (metrics.spearman, scipy.stats.spearmanr)):
-        assert ours(truth, told) == pytest.approx(theirs(truth, told)[0])
-        assert ours(truth, np.full(50, 0.1)) == ours(np.full(50, 0.1), told) == 0.0
+        assert ours(truth, predicted) == pytest.approx(theirs(truth, predicted)[0])
+        assert ours(truth, np.full(50, 0.1)) == ours(np.full(50, 0.1), predicted) == 0.0
     assert metrics.matthews([0, 1, 1], [1, 1, 1]) == metrics.f1([0, 0], [0, 0]) == 0.0
 
 
@@ -49,12 +49,12 @@ def test_entities_are_those_that_seqeval_counted():
     IOB2; the scores are those of `told` against `truth`, in per cent.
     """
     golden = json.loads((GOLDEN / "labelled" / "entities.json").read_text())
-    truth, told = ([[TAGS[int(i)] for i in sentence] for sentence in golden[of]] for of in ("truth", "told"))
+    truth, predicted = ([[TAGS[int(i)] for i in sentence] for sentence in golden[of]] for of in ("truth", "told"))
     assert len(truth) == 2000
     for sentence, default, strict in zip(truth, golden["default"], golden["strict"], strict=True):
         assert (len(tags.entities(sentence)), len(tags.entities(sentence, strict=True))) == (default, strict)
     for strict, name in ((False, "default_scores"), (True, "strict_scores")):
-        per_cent = {metric: 100 * value for metric, value in tags.scores(truth, told, strict).items()}
+        per_cent = {metric: 100 * value for metric, value in tags.scores(truth, predicted, strict).items()}
         assert per_cent == pytest.approx(golden[name])
 
 
@@ -62,18 +62,22 @@ def windows(golden, number):
     """The windows of a case, whose scores are in 256ths."""
     begins = golden["begins"][golden["context_ends"][number] : golden["context_ends"][number + 1]]
     stops = golden["stops"][golden["context_ends"][number] : golden["context_ends"][number + 1]]
-    found = []
+    all_windows = []
     for row in range(golden["row_ends"][number], golden["row_ends"][number + 1]):
-        place, first, size = golden["parts"][row].tolist()
+        offset, first, size = golden["parts"][row].tolist()
         scores = golden["scores"][row] / 256
-        own, at = np.full((2, scores.shape[1]), -1), slice(place, place + size)
-        own[:, at] = begins[first : first + size], stops[first : first + size]
-        found.append((spans.AnswerWindow(*scores, *own, np.ones(scores.shape[1], np.bool_)), (first, size), at))
+        context_bytes, at = np.full((2, scores.shape[1]), -1), slice(offset, offset + size)
+        context_bytes[:, at] = begins[first : first + size], stops[first : first + size]
+        all_windows.append(
+            (spans.AnswerWindow(*scores, *context_bytes, np.ones(scores.shape[1], np.bool_)), (first, size), at)
+        )
     if golden["most_context"][number]:
-        for (window, _, at), most in zip(found, spans.most_context([part for _, part, _ in found]), strict=True):
+        for (window, _, at), most in zip(
+            all_windows, spans.most_context([part for _, part, _ in all_windows]), strict=True
+        ):
             window.may_start[:] = False
             window.may_start[at] = most
-    return [window for window, _, _ in found]
+    return [window for window, _, _ in all_windows]
 
 
 def test_answers_are_utils_qas():
@@ -83,17 +87,17 @@ def test_answers_are_utils_qas():
     where one begin alone is looked at. Every third tells it where windows have most context. `best` are its three best.
     """
     golden = np.load(GOLDEN / "labelled" / "spans.npz")
-    told = json.loads(bytes(golden["told"]))
+    predicted = json.loads(bytes(golden["told"]))
     contexts = json.loads(bytes(golden["contexts"]))
     assert len(contexts) == 300
     empty = null = 0
     for number, context in enumerate(contexts):
-        found, ties = windows(golden, number), number % 10 == 0
+        case_windows, ties = windows(golden, number), number % 10 == 0
         for n_best, unanswerable in ((1, False), (20, False), (1, True), (20, True)):
             if ties and n_best == 1:
                 continue
-            theirs = told[number][f"{n_best} {unanswerable}"]
-            ours = spans.answer(context, found, n_best, 6, unanswerable)
+            theirs = predicted[number][f"{n_best} {unanswerable}"]
+            ours = spans.answer(context, case_windows, n_best, 6, unanswerable)
             best = [(context[span.begin : span.stop], span.score) for span in ours.spans]
             equals = {text for text, score in best if score == best[0][1]} if ours.text else {""}
             assert theirs["text"] in equals
@@ -110,13 +114,13 @@ def test_answers_are_utils_qas():
 def test_most_context_is_where_berts_code_has_it():
     """`_check_is_max_context` of google-research/bert's run_squad.py, reread."""
     for parts in ([(0, 5), (3, 5), (6, 4)], [(0, 3)], [(0, 8), (2, 8), (4, 8), (6, 3)]):
-        found = spans.most_context(parts)
+        most = spans.most_context(parts)
         for token in range(max(first + size for first, size in parts)):
             scores = {
                 number: min(token - first, first + size - 1 - token) + 0.01 * size
                 for number, (first, size) in enumerate(parts)
                 if first <= token < first + size
             }
-            wanted = max(scores, key=lambda number: (scores[number], -number))
+            expected = max(scores, key=lambda number: (scores[number], -number))
             for number in scores:
-                assert found[number][token - parts[number][0]] == (number == wanted)
+                assert most[number][token - parts[number][0]] == (number == expected)

@@ -69,11 +69,11 @@ def nli(folder, **fields):
 def test_glues_rows_are_pairs_and_classes(folder):
     corpus = nli(folder).open("a")
     assert corpus.splits == ("train", "validation")
-    found = list(corpus.read("train", None))
-    assert sorted((of.text, of.other_texts, of.values["label"]) for of in found) == [
+    records = list(corpus.read("train", None))
+    assert sorted((of.text, of.other_texts, of.values["label"]) for of in records) == [
         (f"é {i}", (f"b {i}",), i % 3) for i in range(7)
     ]
-    assert [record.row_number for record in found] == list(range(1, 8))
+    assert [record.row_number for record in records] == list(range(1, 8))
     assert corpus.fingerprint() == ["tiny_nli/1.0.0", "train:7", "validation_matched:3"]
     assert corpus.progress()["total"] == 10
     with pytest.raises(UserError, match=r"validation_matched:\d has -1 in 'label', which is not in form.labels"):
@@ -85,13 +85,13 @@ def test_glues_rows_are_pairs_and_classes(folder):
 def test_squads_rows_are_questions_contexts_and_answers(folder):
     corpus = config.LabelledTfds("tiny_squad", config.AnswerForm(), folder).open("a")
     assert corpus.splits == ("train",) and corpus.keeps_offsets
-    found = {of.other_texts[0]: of for of in corpus.read("train", None)}
+    records = {of.other_texts[0]: of for of in corpus.read("train", None)}
     answers = {
         question: [of.text[a:b] for a, b in zip(of.values["answer_begins"], of.values["answer_ends"], strict=True)]
-        for question, of in found.items()
+        for question, of in records.items()
     }
     assert answers == {"when?": ["1862", "In 1862"], "who?": ["naïve whale"], "where?": []}
-    assert all(bytes(of.values["context_bytes"]).decode() == of.text == CONTEXT for of in found.values())
+    assert all(bytes(of.values["context_bytes"]).decode() == of.text == CONTEXT for of in records.values())
 
 
 def test_rows_for_prompts_are_those_of_the_splits_with_all_their_fields(folder):

@@ -42,10 +42,10 @@ def test_order_depends_on_seed_source_and_epoch_and_is_shuffled():
 
     orders = {blocks(*key) for key in [(0, "a", 0), (1, "a", 0), (0, "b", 0), (0, "a", 1)]}
     assert len(orders) == 4
-    for found in orders:
-        windows = list(dict.fromkeys(block // 400 for block in found))
+    for items in orders:
+        windows = list(dict.fromkeys(block // 400 for block in items))
         assert windows != sorted(windows)
-        assert list(found[:400]) != sorted(found[:400])
+        assert list(items[:400]) != sorted(items[:400])
     order = block_order(10**6, 11, 10, 10**4)
     assert 0 <= order.item(10**15) < order.num_items  # Does not walk through earlier epochs.
 
@@ -116,10 +116,10 @@ class EndRows(layouts.Rows):
 
 def test_a_row_is_as_its_format_says():
     """An order of marks that no layout here has: A, two marks, B, and what begins the others at the end."""
-    made = objectives.RowFormat((), (7, 7), (7, 8), pad=9, has_types=True).row([np.array([1, 2]), np.array([3])], 9)
-    assert made["tokens"].tolist() == [1, 2, 7, 7, 3, 7, 8, 9, 9]
-    assert made["mask"].tolist() == [1, 1, 1, 1, 1, 1, 1, 0, 0]
-    assert made["token_types"].tolist() == [0, 0, 0, 0, 1, 1, 1, 0, 0]
+    values = objectives.RowFormat((), (7, 7), (7, 8), pad=9, has_types=True).row([np.array([1, 2]), np.array([3])], 9)
+    assert values["tokens"].tolist() == [1, 2, 7, 7, 3, 7, 8, 9, 9]
+    assert values["mask"].tolist() == [1, 1, 1, 1, 1, 1, 1, 0, 0]
+    assert values["token_types"].tolist() == [0, 0, 0, 0, 1, 1, 1, 0, 0]
     row_format = objectives.RowFormat((5,), (7, 7), (8,))
     assert (row_format.room(9), row_format.room(9, 2), row_format.text_starts([3, 1])) == (7, 5, [1, 6])
 

@@ -1,4 +1,4 @@
-"""What the reader gives to masks: word starts of the cache, the epoch of fixed ones."""
+"""Masks of the reader: words of the cache and fixed masks of each epoch."""
 
 import numpy as np
 
@@ -23,7 +23,7 @@ def text(example):
     return tuple(tokens.tolist())
 
 
-def test_fixed_masks_come_again_after_so_many_epochs(write_source, make_run, random_documents):
+def test_fixed_masks_repeat_after_their_number_of_epochs(write_source, make_run, random_documents):
     reader = opened(write_source, make_run, random_documents, objectives.MaskedLM(0.3, duplicates=3))
     rows = reader._segments[0].orders["a"].num_items
     epochs = [{text(e): e for e in map(reader.example, range(i * rows, (i + 1) * rows))} for i in range(7)]
@@ -35,7 +35,7 @@ def test_fixed_masks_come_again_after_so_many_epochs(write_source, make_run, ran
         assert np.mean([masked(epochs[0][row]) == masked(other[row]) for row in other]) < 0.2
 
 
-def test_fixed_masks_do_not_depend_on_what_was_read(write_source, make_run, random_documents):
+def test_fixed_masks_do_not_depend_on_earlier_reads(write_source, make_run, random_documents):
     phases = (config.PhaseConfig(until=0.5), config.PhaseConfig(until=1.0, length=8))
     objective = objectives.MaskedLM(0.3, duplicates=2)
     reader = opened(write_source, make_run, random_documents, objective, phases=phases)
@@ -45,11 +45,11 @@ def test_fixed_masks_do_not_depend_on_what_was_read(write_source, make_run, rand
         np.testing.assert_equal(reader.example(int(k)), whole[k])
 
 
-def test_masks_without_a_number_are_new_each_time(write_source, make_run, random_documents):
+def test_masks_are_otherwise_new_in_each_epoch(write_source, make_run, random_documents):
     reader = opened(write_source, make_run, random_documents, objectives.MaskedLM(0.3))
     rows = reader._segments[0].orders["a"].num_items
-    found = [{text(e): masked(e) for e in map(reader.example, range(i * rows, (i + 1) * rows))} for i in range(2)]
-    assert np.mean([found[0][row] == at for row, at in found[1].items()]) < 0.2
+    epochs = [{text(e): masked(e) for e in map(reader.example, range(i * rows, (i + 1) * rows))} for i in range(2)]
+    assert np.mean([epochs[0][row] == at for row, at in epochs[1].items()]) < 0.2
 
 
 def test_whole_words_are_those_of_the_cache(write_source, make_run, random_documents):

@@ -12,12 +12,12 @@ RATES = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=6).map(lambda r: {st
 
 @given(RATES, st.integers(1, 500))
 def test_locate_counts_each_source_up_from_zero(rates, n):
-    mixture, seen = Mixture(rates), collections.Counter()
+    mixture, expected = Mixture(rates), collections.Counter()
     for k in range(n):
-        assert mixture.counts(k) == {name: seen[name] for name in rates}
+        assert mixture.counts(k) == {name: expected[name] for name in rates}
         name, index = mixture.locate(k)
-        assert index == seen[name]
-        seen[name] += 1
+        assert index == expected[name]
+        expected[name] += 1
 
 
 @given(RATES, st.integers(0, 10**15))
@@ -32,12 +32,12 @@ def test_counts_add_up_and_agree_with_locate_far_out(rates, k):
 
 def test_rates_hold_at_every_prefix():
     rates = {"a": 0.5, "b": 0.3, "c": 0.15, "d": 0.05}
-    mixture, seen = Mixture(rates), collections.Counter()
+    mixture, counts = Mixture(rates), collections.Counter()
     for k in range(10**5):
-        seen[mixture.locate(k)[0]] += 1
+        counts[mixture.locate(k)[0]] += 1
         if k % 997 == 0:
-            assert all(abs(seen[name] - rate * (k + 1)) < len(rates) for name, rate in rates.items())
-    assert all(abs(seen[name] / 10**5 - rate) < 1e-4 for name, rate in rates.items())
+            assert all(abs(counts[name] - rate * (k + 1)) < len(rates) for name, rate in rates.items())
+    assert all(abs(counts[name] / 10**5 - rate) < 1e-4 for name, rate in rates.items())
 
 
 def test_locate_of_special_rates():

@@ -30,15 +30,15 @@ PHASES = (
 
 @pytest.fixture
 def documents(write_sentences):
-    """Of two sources the sentences of each document; token n of each split is 4 + n."""
+    """Lengths of the sentences of each document of two sources; token n of each split is 4 + n."""
     rng = np.random.default_rng(0)
-    found = {
+    sizes_by_source = {
         name: [rng.integers(1, 9, rng.integers(1, 6)).tolist() for _ in range(number)]
         for name, number in {"a": 30, "b": 12}.items()
     }
-    for name, texts in found.items():
+    for name, texts in sizes_by_source.items():
         write_sentences({"train": texts}, name)
-    return found
+    return sizes_by_source
 
 
 def written(example):
@@ -56,7 +56,7 @@ def test_documents_of_rows_are_those_whose_tokens_they_have(documents, make_run,
     )  # fmt: skip
     opened = reader.Reader(config.reader_config(run))
     ends = {source: np.cumsum([sum(sizes) for sizes in texts]) for source, texts in documents.items()}
-    found = {}
+    rows_of = {}
     for step in range(30):
         for row, k in enumerate(opened.numbers(step)):
             assert opened.locate(k) == (step, row)
@@ -64,11 +64,11 @@ def test_documents_of_rows_are_those_whose_tokens_they_have(documents, make_run,
             has = np.unique(ends[source].searchsorted(written(opened.example(k)), side="right")).tolist()
             assert sorted(set(numbers)) == has, (k, numbers, has)
             for number in set(numbers):
-                found.setdefault((source, number), []).append(k)
-    assert len(found) > 25 and max(map(len, found.values())) > 1
+                rows_of.setdefault((source, number), []).append(k)
+    assert len(rows_of) > 25 and max(map(len, rows_of.values())) > 1
     for source, texts in documents.items():
         for number in range(len(texts)):
-            assert list(opened.examples_with(source, number, 30)) == found.get((source, number), []), number
+            assert list(opened.examples_with(source, number, 30)) == rows_of.get((source, number), []), number
 
 
 def test_positions_of_rows_of_streams():

@@ -47,7 +47,7 @@ def opened(source, length, split="train", seed=0, **settings):
 
 def examples(layout, items=None):
     """(A, B, label) of items, of all by default; what surrounds A and B is checked."""
-    found = []
+    pairs = []
     for item in range(layout._passes[-1]) if items is None else items:
         example = layout.example(item, layouts.generator(5, "draws", item))
         assert {(v.dtype, v.shape) for k, v in example.items() if k != "pair_label"} == {
@@ -63,13 +63,13 @@ def examples(layout, items=None):
         assert example["mask"].tolist() == [1] * (end + 1) + [0] * padding
         assert example["token_types"].tolist() == [0] * (sep + 1) + [1] * (end - sep) + [0] * padding
         assert min(a) >= FIRST and a == list(range(a[0], a[0] + len(a))) and b == list(range(b[0], b[0] + len(b)))
-        found.append((a, b, int(example["pair_label"])))
-    return found
+        pairs.append((a, b, int(example["pair_label"])))
+    return pairs
 
 
 def published_walk(document, target, draws):
     """One document's pairs: (sentences of A, sentences of B or None, tokens wanted of a random B)."""
-    found, chunk, length, i = [], [], 0, 0
+    parts, chunk, length, i = [], [], 0, 0
     while i < len(document):
         chunk.append(i)
         length += document[i]
@@ -78,13 +78,13 @@ def published_walk(document, target, draws):
             cut = 1 if len(chunk) == 1 else 1 + int(where * (len(chunk) - 1))
             a = chunk[:cut]
             if len(chunk) == 1 or whether < 0.5:
-                found.append((a, None, target - sum(document[j] for j in a)))
+                parts.append((a, None, target - sum(document[j] for j in a)))
                 i -= len(chunk) - cut
             else:
-                found.append((a, chunk[cut:], None))
+                parts.append((a, chunk[cut:], None))
             chunk, length = [], 0
         i += 1
-    return found
+    return parts
 
 
 @given(
@@ -100,11 +100,11 @@ def test_all_documents_at_once_are_each_document_in_turn(documents, longest, see
     firsts = np.cumsum([0, *map(len, documents)])
     expected = []
     for document, target, first in zip(documents, targets, firsts, strict=False):
-        for a, b, wanted in published_walk(document, target, draws[first:]):
-            length_b = sum(document[j] for j in b) if b else -max(1, wanted)
+        for a, b, missing in published_walk(document, target, draws[first:]):
+            length_b = sum(document[j] for j in b) if b else -max(1, missing)
             expected.append((sentences[first + a[0]], sum(document[j] for j in a), length_b))
-    found = sentence_pairs.walk(sentences, firsts, targets, draws)
-    assert list(zip(*(column.tolist() for column in found), strict=True)) == expected
+    columns = sentence_pairs.walk(sentences, firsts, targets, draws)
+    assert list(zip(*(column.tolist() for column in columns), strict=True)) == expected
 
 
 @given(st.integers(1, 60), st.integers(1, 60), st.integers(2, 40))
@@ -124,10 +124,10 @@ def test_each_pass_is_the_whole_text_in_order(write_sentences, monkeypatch):
     borders = np.cumsum([FIRST, *map(sum, documents)])
     cuts = []
     for first, end in itertools.pairwise(layout._passes):
-        found = examples(layout, range(first, end))
-        assert [t for a, b, label in found for t in (a if label else a + b)] == text
-        cuts.append(tuple(a[0] for a, _, _ in found))
-        for a, b, label in found:
+        pairs = examples(layout, range(first, end))
+        assert [t for a, b, label in pairs for t in (a if label else a + b)] == text
+        cuts.append(tuple(a[0] for a, _, _ in pairs))
+        for a, b, label in pairs:
             of_a, of_b = np.searchsorted(borders, (a[0], b[0]), side="right")
             assert (of_a != of_b) == label and (label or b[0] == a[-1] + 1)
             assert of_a == np.searchsorted(borders, a[-1], side="right")
@@ -136,30 +136,30 @@ def test_each_pass_is_the_whole_text_in_order(write_sentences, monkeypatch):
     assert layout.num_rows == layout._passes[1]
 
 
-def test_parts_are_whole_sentences_but_for_what_is_truncated(write_sentences):
+def test_parts_are_whole_sentences_unless_truncated(write_sentences):
     documents = corpus(1, 150)
     starts = set(np.cumsum([FIRST, *itertools.chain(*documents)]).tolist())
     borders = np.cumsum([FIRST, *map(sum, documents)])
-    found = examples(opened(write_sentences({"train": documents}), 24, duplicates=5, short_probability=0.0))
-    truncated = [len(a) + len(b) == 21 for a, b, _ in found]
+    pairs = examples(opened(write_sentences({"train": documents}), 24, duplicates=5, short_probability=0.0))
+    truncated = [len(a) + len(b) == 21 for a, b, _ in pairs]
     assert 0.2 < np.mean(truncated) < 0.9
-    for (a, b, _), full in zip(found, truncated, strict=True):
+    for (a, b, _), full in zip(pairs, truncated, strict=True):
         assert len(a) + len(b) <= 21
         if not full:
             assert {a[0], a[-1] + 1, b[0], b[-1] + 1} <= starts
             assert b[-1] + 1 in borders, "only a document's end makes a short row"
-    assert any(label and b[-1] + 1 not in borders for (a, b, label) in found)
+    assert any(label and b[-1] + 1 not in borders for (a, b, label) in pairs)
 
 
 def test_half_of_the_truncated_tokens_go_from_the_front(write_sentences):
     """Sentences longer than a row: A and B are one each, and all but 10 and 11 of their 40 tokens go."""
-    found = examples(opened(write_sentences({"train": [[40, 40]] * 300}), 24, duplicates=1, short_probability=0.0))
-    assert {(len(a), len(b), label) for a, b, label in found} == {(11, 10, 1)}
-    front = np.array([((a[0] - FIRST) % 40, (b[0] - FIRST) % 40) for a, b, _ in found])
+    pairs = examples(opened(write_sentences({"train": [[40, 40]] * 300}), 24, duplicates=1, short_probability=0.0))
+    assert {(len(a), len(b), label) for a, b, label in pairs} == {(11, 10, 1)}
+    front = np.array([((a[0] - FIRST) % 40, (b[0] - FIRST) % 40) for a, b, _ in pairs])
     for column, removed in zip(front.T, (29, 30), strict=True):
-        assert abs(column.mean() - removed / 2) < 5 * np.sqrt(removed / 4 / len(found))
+        assert abs(column.mean() - removed / 2) < 5 * np.sqrt(removed / 4 / len(pairs))
         assert abs(column.var() / (removed / 4) - 1) < 0.35
-    assert abs(np.corrcoef(front.T)[0, 1]) < 5 / np.sqrt(len(found))
+    assert abs(np.corrcoef(front.T)[0, 1]) < 5 / np.sqrt(len(pairs))
 
 
 def test_short_documents_are_a_tenth_and_short_throughout(write_sentences, monkeypatch):
@@ -170,8 +170,8 @@ def test_short_documents_are_a_tenth_and_short_throughout(write_sentences, monke
     for a, b, label in examples(layout):
         if b[-1] + 1 != FIRST + (a[0] - FIRST) // 50 * 50 + 50 and not label:
             sizes.setdefault((a[0] - FIRST) // 50, set()).add(len(a) + len(b))
-    assert all(len(found) == 1 for found in sizes.values())
-    targets = np.array([min(found) for found in sizes.values()])
+    assert all(len(targets_of_document) == 1 for targets_of_document in sizes.values())
+    targets = np.array([min(targets_of_document) for targets_of_document in sizes.values()])
     share = 0.1 * (longest - 2) / (longest - 1)
     assert abs(np.mean(targets < longest) - share) < 5 * np.sqrt(share / len(targets))
     assert set(targets) == set(range(2, longest + 1))
@@ -223,8 +223,8 @@ def test_partners_are_uniform_over_other_documents_and_their_sentences(write_sen
     layout = opened(write_sentences({"train": documents}), 12, duplicates=1)
     item = 0
     assert examples(layout, [item])[0][2] == 1
-    found = [layout.example(item, layouts.generator(1, "b", k))["tokens"] for k in range(2000)]
-    first = np.array([tokens[tokens.tolist().index(SEP) + 1] - FIRST - 120 for tokens in found])
+    rows = [layout.example(item, layouts.generator(1, "b", k))["tokens"] for k in range(2000)]
+    first = np.array([tokens[tokens.tolist().index(SEP) + 1] - FIRST - 120 for tokens in rows])
     assert first.min() >= 0
     of_second = first < 40
     assert abs(of_second.mean() - 0.5) < 5 * np.sqrt(0.25 / 2000)
@@ -238,33 +238,33 @@ def test_partners_begin_in_the_same_stretch_or_anywhere_if_there_is_none(write_s
     layout = opened(
         write_sentences({"train": [[10] * (size // 10) for size in (30, 30, 30, 30, 200, 30)]}), 16, duplicates=1
     )
-    wanted = {0: {1, 2, 3}, 3: {0, 1, 2}, 4: {0, 1, 2, 3, 5}, 5: {0, 1, 2, 3, 4}}
-    for own, others in wanted.items():
+    expected = {0: {1, 2, 3}, 3: {0, 1, 2}, 4: {0, 1, 2, 3, 5}, 5: {0, 1, 2, 3, 4}}
+    for document, partners in expected.items():
         rngs = (layouts.generator(1, "b", k) for k in range(200))
-        starts = [layout._partner(int(begins[own]) + 15, 5, rng)[0] for rng in rngs]
-        assert set(np.searchsorted(begins, starts, side="right") - 1) == others
+        starts = [layout._partner(int(begins[document]) + 15, 5, rng)[0] for rng in rngs]
+        assert set(np.searchsorted(begins, starts, side="right") - 1) == partners
 
 
 def test_one_document_is_its_own_partner(write_sentences):
-    found = examples(opened(write_sentences({"train": [[3, 4, 5]]}), 16))
-    assert sum(label for _, _, label in found) > 5
+    pairs = examples(opened(write_sentences({"train": [[3, 4, 5]]}), 16))
+    assert sum(label for _, _, label in pairs) > 5
 
 
 def test_the_index_is_made_once_for_each_seed_and_length(write_sentences, tmp_path):
     source = write_sentences({"train": corpus(0, 40)})
     first = opened(source, 16)
-    (made,) = (tmp_path / "a/index").iterdir()
-    stamp = {path.name: path.stat().st_mtime_ns for path in made.iterdir()}
+    (folder,) = (tmp_path / "a/index").iterdir()
+    stamp = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
     again = opened(source, 16)
-    assert stamp == {path.name: path.stat().st_mtime_ns for path in made.iterdir()}
+    assert stamp == {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
     np.testing.assert_array_equal(first._starts, again._starts)
-    before = {path.name: path.read_bytes() for path in made.iterdir()}
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
     opened(source, 16, seed=1), opened(source, 20), opened(source, 16, duplicates=2)
     assert len(list((tmp_path / "a/index").iterdir())) == 4
-    shutil.rmtree(made)
+    shutil.rmtree(folder)
     opened(source, 16)
-    assert before == {path.name: path.read_bytes() for path in made.iterdir()}
-    (made / "starts.npy").write_bytes(b"cut")
+    assert before == {path.name: path.read_bytes() for path in folder.iterdir()}
+    (folder / "starts.npy").write_bytes(b"cut")
     with pytest.raises(UserError, match=r"starts\.npy is damaged"):
         opened(source, 16)
 

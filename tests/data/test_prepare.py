@@ -45,7 +45,7 @@ def with_vocabulary(run, **fields):
     return changed(run, vocabulary=config.VocabularyConfig(**fields))
 
 
-def test_cache_holds_every_document_and_the_hash_parts_them(run):
+def test_the_cache_has_every_document_and_splits_them_by_hash(run):
     preparation.prepare(run, show_progress=False)
     source = cache.open_source(run.data.cache_dir, "a")
     rule, are_held_out = splits.held_out(TEXTS, 0.1)

@@ -31,32 +31,32 @@ FIRST, LAST = 200, 1000
 
 
 def masked(row, run):
-    """Of a masked language model: the row with its targets put back."""
+    """Returns a row of a masked language model with its targets restored."""
     del run
     tokens, at = row["tokens"].copy(), row["target_positions"][row["target_weights"] > 0]
     tokens[at] = row["targets"][row["target_weights"] > 0]
     real = row["mask"] > 0
     assert real[: real.sum()].all()
-    found = {"tokens": tokens[real].tolist()}
+    shown = {"tokens": tokens[real].tolist()}
     for key, name in (("token_types", "types"), ("segment_ids", "segments")):
-        found |= {name: row[key][real].tolist()} if key in row else {}
-    return found | ({"label": int(row["pair_label"])} if "pair_label" in row else {})
+        shown |= {name: row[key][real].tolist()} if key in row else {}
+    return shown | ({"label": int(row["pair_label"])} if "pair_label" in row else {})
 
 
 def causal(row, run):
-    """Of a decoder: its inputs, and which next tokens are learnt."""
+    """Returns the inputs of a decoder, and whether each next token is predicted."""
     del run
     learnt = row["target_weights"] > 0
     real = row["segment_ids"] > 0 if "segment_ids" in row else learnt
     assert (row["targets"][:-1] == row["tokens"][1:])[learnt[:-1]].all()
-    found = {"tokens": row["tokens"][real].tolist(), "learnt": learnt[real].tolist()}
+    shown = {"tokens": row["tokens"][real].tolist(), "learnt": learnt[real].tolist()}
     for key, name in (("segment_ids", "segments"), ("positions", "positions")):
-        found |= {name: row[key][real].tolist()} if key in row else {}
-    return found
+        shown |= {name: row[key][real].tolist()} if key in row else {}
+    return shown
 
 
 def denoised(row, run):
-    """Of a denoiser: what the decoder says; what it reads is that behind eos, and the encoder's row is framed, too."""
+    """Returns the targets of a denoiser; checks that inputs of the decoder and the encoder begin and end as published."""
     targets = row["targets"][row["target_weights"] > 0]
     inputs, special = row["tokens"][row["mask"] > 0], run.vocabulary
     assert (inputs[0], inputs[-1]) == (special.bos, special.eos)
@@ -67,22 +67,22 @@ def denoised(row, run):
 
 
 def spans(row, run):
-    """Of a T5: the inputs with the spans of the targets put back, and the eos that both end with."""
+    """Returns the inputs of a T5 with the spans of the targets restored, and eos."""
     inputs, targets = row["tokens"][row["mask"] > 0].tolist(), row["targets"][row["target_weights"] > 0].tolist()
     size = run.model.embedding.vocab_size
     sentinels = range(size - 1, size - 1 - run.vocabulary.sentinels, -1)
     assert inputs[-1] == targets[-1] == run.vocabulary.eos
-    found, cut = {}, None
+    spans_by_sentinel, cut = {}, None
     for token in targets[:-1]:
         if token in sentinels:
-            cut = found.setdefault(token, [])
+            cut = spans_by_sentinel.setdefault(token, [])
         else:
             cut.append(token)
-    return {"tokens": [t for token in inputs for t in found.get(token, [token])]}
+    return {"tokens": [t for token in inputs for t in spans_by_sentinel.get(token, [token])]}
 
 
 def blanks(row, run):
-    """Of a GLM: part A with what part B says put in the place of its masks."""
+    """Returns part A of a GLM's row with its masks replaced by part B."""
     prefix = int(row["prefix_lengths"])
     fillings = {}
     for at, target in zip(row["target_positions"], row["targets"], strict=True):
@@ -95,20 +95,20 @@ def blanks(row, run):
 
 
 def read_on(row, run):
-    """Of an ELMo: the words that reading forward sees, and those that it predicts."""
+    """Returns the words that the forward direction of an ELMo reads and predicts."""
     numbers = spellings(run.model.embedding.max_characters)
     real = row["target_weights"][0] > 0
-    seen = [numbers[tuple(spelt)] for spelt in row["characters"][0][real].tolist()]
-    return {"tokens": seen, "next": row["targets"][0][real].tolist()}
+    inputs = [numbers[tuple(spelt)] for spelt in row["characters"][0][real].tolist()]
+    return {"tokens": inputs, "next": row["targets"][0][real].tolist()}
 
 
 def answered(row, run):
-    """Of an encoder-decoder's examples: both rows, and which example each token of the inputs is of."""
+    """Returns both rows of an encoder-decoder, and the number of the example of each input token."""
     del run
     real, said = row["segment_ids"] > 0, row["target_weights"] > 0
     assert (row["decoder_tokens"][said & (row["decoder_positions"] == 0)] == 0).all()
-    found = {"tokens": row["tokens"][real].tolist(), "next": row["targets"][said].tolist()}
-    return found | {"segments": row["segment_ids"][real].tolist()}
+    shown = {"tokens": row["tokens"][real].tolist(), "next": row["targets"][said].tolist()}
+    return shown | {"segments": row["segment_ids"][real].tolist()}
 
 
 def glm(num_tokens, *, eos, cls=()):
@@ -167,17 +167,17 @@ def load(name):
 
 def kinds():
     """One size of all those of a file whose rows are made alike."""
-    found = {}
+    names = {}
     for name in sizes():
         run = load(name)
         parts = (name.partition(":")[0], run.objective, run.data.layout, run.data.inputs_targets, run.vocabulary)
-        found.setdefault(repr(parts), name)
-    return list(found.values())
+        names.setdefault(repr(parts), name)
+    return list(names.values())
 
 
 def line(name):
-    """Of a config's name what is published, of the first pattern that fits."""
-    return next(found for pattern, found in PUBLISHED.items() if fnmatch.fnmatch(name, pattern))
+    """Returns the entry of `PUBLISHED` for the name of a config, by the first pattern that matches."""
+    return next(entry for pattern, entry in PUBLISHED.items() if fnmatch.fnmatch(name, pattern))
 
 
 def test_every_config_has_a_line():
@@ -190,13 +190,13 @@ WORDS = ["<S>", "</S>", "<UNK>", *(f"w{i}" for i in range(3, LAST))]
 
 @functools.cache
 def spellings(length):
-    """Of an ELMo's words the number, by their characters."""
+    """Returns the number of each word of an ELMo, by its characters."""
     return {tuple(spelt): number for number, spelt in enumerate(words.characters(WORDS, length).tolist())}
 
 
 def corpus(unknown, seed=0, count=300):
     """Documents of sentences: short and long ones, of a sentence and of many; a few are mostly unknown."""
-    rng, number, found = np.random.default_rng(seed), 0, []
+    rng, number, documents = np.random.default_rng(seed), 0, []
     for _ in range(count):
         is_unknown, document = rng.random() < 0.05, []
         longest = rng.choice([6, 20, 90], p=[0.3, 0.6, 0.1])
@@ -205,8 +205,8 @@ def corpus(unknown, seed=0, count=300):
             number += size
             tokens[(rng.random(size) < 0.55) & is_unknown] = unknown
             document.append(tokens.tolist())
-        found.append(document)
-    return found
+        documents.append(document)
+    return documents
 
 
 def write(folder, run, documents):
@@ -218,10 +218,12 @@ def write(folder, run, documents):
         (folder / "vocabulary").mkdir()
         (folder / "vocabulary" / "words.txt").write_text("\n".join([*WORDS, ""]))
         files = {"words.txt": storage.sha256(str(folder / "vocabulary" / "words.txt"))}
-    found = [(rules.flat(document), np.cumsum([0, *map(len, document[:-1])])) for document in documents]
+    tokens_and_starts = [(rules.flat(document), np.cumsum([0, *map(len, document[:-1])])) for document in documents]
     vocabulary = {"kind": kind, "files": files, **ids}
     has_both = run.data.has_inputs_targets
-    caches.write(folder, "a", dict.fromkeys(cache.SPLITS, found), size, vocabulary, has_inputs_targets=has_both)
+    caches.write(
+        folder, "a", dict.fromkeys(cache.SPLITS, tokens_and_starts), size, vocabulary, has_inputs_targets=has_both
+    )
     source = next(iter(run.data.sources.values()))
     data = dataclasses.replace(run.data, cache_dir=str(folder), sources={"a": source}, mixture={}, segmenters={})
     train = dataclasses.replace(run.train, batch_size=2, microbatches=1, phases=())
@@ -241,18 +243,18 @@ def test_rows_are_the_published_ones(name, tmp_path):
     opened = reader.Reader(config.reader_config(run))
     batches = opened.in_order("validation", 1)
     rows = [shown({key: value[0] for key, value in batch.items()}, run) for batch in batches]
-    wanted = rule(documents, length, random.Random(0))
+    expected = rule(documents, length, random.Random(0))
     if marks := options.get("drawn"):
-        wanted += [row for seed in range(1, 20) for row in rule(documents, length, random.Random(seed))]
-        assert abs(20 * len(rows) / len(wanted) - 1) < 0.05
-        got, want = (rules.shares(found, *marks, length) for found in (rows, wanted))
+        expected += [row for seed in range(1, 20) for row in rule(documents, length, random.Random(seed))]
+        assert abs(20 * len(rows) / len(expected) - 1) < 0.05
+        got, want = (rules.shares(some, *marks, length) for some in (rows, expected))
         assert {key: (got[key].mean(), want[key].mean()) for key in got if not rules.within(got[key], want[key])} == {}
     elif short := getattr(run.objective, "short_probability", 0.0):  # A stretch of a row's text is all that is left.
-        same = np.mean([got == want for got, want in zip(rows, wanted, strict=True)])
+        same = np.mean([got == want for got, want in zip(rows, expected, strict=True)])
         assert abs(1 - same - short) <= 3 * np.sqrt(short * (1 - short) / len(rows))
-        assert {row["tokens"][0] for row in rows} == {wanted[0]["tokens"][0]}
+        assert {row["tokens"][0] for row in rows} == {expected[0]["tokens"][0]}
     else:
-        assert rows == wanted
+        assert rows == expected
     blank = reader.blank_batch(config.reader_config(run), length)
     assert {key: (value.shape[1:], value.dtype) for key, value in blank.items() if key != "digest"} == {
         key: (value.shape[1:], value.dtype) for key, value in next(opened.in_order("validation", 1)).items()

@@ -1,4 +1,4 @@
-"""What is fetched of a remote cache by range: files of tokens, long vectors, and the batches made of them."""
+"""Remote caches read by range: files of tokens, long vectors, and batches."""
 
 import bisect
 import io
@@ -21,7 +21,7 @@ from tests.support.data import changed, open_reader
 
 
 @pytest.mark.parametrize("record, total", [(2**16, 5 * 2**16 - 1003), (2**17, 2 * 2**17), (100, 12_345), (64, 7)])
-def test_any_part_of_a_file_of_records_is_found_by_arithmetic(tmp_path, record, total):
+def test_any_range_of_a_file_of_records_is_read_by_arithmetic(tmp_path, record, total):
     data, path = np.random.default_rng(0).bytes(total), str(tmp_path / "file")
     writer = array_record_module.ArrayRecordWriter(path, "group_size:1,uncompressed")
     for start in range(0, total, record):
@@ -48,8 +48,8 @@ def ranged(numbers, page):
         return data[start:stop]
 
     milestones = sorted_ids.milestones(numbers, int(numbers[-1]))
-    found = sorted_ids.PagedVector("v.npy", fetch, lambda: numbers, len(numbers), "<i8", page, milestones=milestones)
-    return found, fetched
+    paged = sorted_ids.PagedVector("v.npy", fetch, lambda: numbers, len(numbers), "<i8", page, milestones=milestones)
+    return paged, fetched
 
 
 @pytest.mark.parametrize("kind", ["even", "uneven", "repeated"])
@@ -68,9 +68,9 @@ def test_search_in_sorted_numbers_counts_as_bisection(monkeypatch, kind):
         searches = [sorted_ids.Search(of, sorted_ids.milestones(numbers, total), slope) for of in (numbers, afar)]
         shifted = (numbers + slope * np.arange(len(numbers))).tolist()
         for limit in [-1, 0, 1, total, shifted[-1] + 5, *rng.integers(0, shifted[-1], 300).tolist()]:
-            wanted = bisect.bisect_right(shifted, limit)
-            for found in (numbers, afar):
-                assert searches[found is afar].count(limit) == wanted, (slope, limit)
+            expected = bisect.bisect_right(shifted, limit)
+            for vector in (numbers, afar):
+                assert searches[vector is afar].count(limit) == expected, (slope, limit)
     values = rng.integers(0, total, 50)
     for side in ("left", "right"):
         assert afar.searchsorted(values, side).tolist() == numbers.searchsorted(values, side).tolist()
@@ -123,7 +123,7 @@ RUNS = {
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_host_of_many_makes_the_same_rows_of_what_it_fetches_by_range(make_run, afar, tmp_path, name):
+def test_a_host_makes_the_same_rows_from_fetched_ranges(make_run, afar, tmp_path, name):
     objective, layout = RUNS[name]
     rng, documents = np.random.default_rng(0), []
     for _ in range(80):
@@ -146,7 +146,7 @@ def test_a_host_of_many_makes_the_same_rows_of_what_it_fetches_by_range(make_run
     assert ("documents.npy" in mirrored) == walks and "documents.milestones.npy" in mirrored
 
 
-def test_a_file_that_is_no_more_as_it_was_is_named(write_source, random_documents, afar, tmp_path):
+def test_a_changed_remote_file_is_named(write_source, random_documents, afar, tmp_path):
     write_source("a", {"train": random_documents(0, 60)})
     remote = afar(str(tmp_path), "a")
     split = cache.open_source(remote, "a", share=1 / 256).splits["train"]
@@ -183,7 +183,7 @@ def test_rows_that_are_fetched_one_by_one_are_fetched_at_once(
     assert opened.batch(0, range(4))["targets"].shape == (4, 16)
 
 
-def test_another_cache_in_its_place_is_seen_in_time(write_source, random_documents, afar, tmp_path, monkeypatch):
+def test_a_replaced_remote_cache_is_detected(write_source, random_documents, afar, tmp_path, monkeypatch):
     write_source("a", {"train": random_documents(0, 60)})
     remote = afar(str(tmp_path), "a")
     split = cache.open_source(remote, "a", share=1 / 256).splits["train"]

@@ -28,10 +28,10 @@ PHASES = (
 @pytest.fixture
 def documents(write_source, random_documents):
     """Two sources, `a` of 40 and `b` of 25 documents."""
-    found = {"a": random_documents(1, 40), "b": random_documents(2, 25)}
-    for name, texts in found.items():
+    documents_by_source = {"a": random_documents(1, 40), "b": random_documents(2, 25)}
+    for name, texts in documents_by_source.items():
         write_source(name, {"train": texts, "validation": texts[:7]})
-    return found
+    return documents_by_source
 
 
 def epoch_order(flat, length, window, seed, name, epoch):
@@ -86,7 +86,7 @@ def walk(run, documents):
         ({}, {"phases": (config.PhaseConfig(until=0.5), config.PhaseConfig(until=1.0, batch_size=2, length=16))}),
     ],
 )
-def test_example_k_is_what_a_walk_from_the_start_finds(documents, make_run, data, train):
+def test_example_k_is_that_of_a_walk_from_the_start(documents, make_run, data, train):
     run = make_run("ab", data=data, train=train)
     expected = list(walk(run, documents))
     opened = open_reader(run)

@@ -42,16 +42,16 @@ def test_rows_take_whole_sentences_of_one_document_until_they_have_enough(write_
     assert 0 < short < len(starts) / 5
 
 
-def test_which_sentences_are_first_is_drawn_anew(write_sentences):
+def test_the_sentences_of_the_first_segment_are_random(write_sentences):
     layout = opened(write_sentences({"train": [[3] * 40] * 5}))
-    seen = {tuple(layout.example(0, np.random.default_rng(seed))["token_types"]) for seed in range(40)}
+    types_drawn = {tuple(layout.example(0, np.random.default_rng(seed))["token_types"]) for seed in range(40)}
     # Up to below half of the row; with the sentence that passes it; all.
-    assert sorted(sum(types) for types in seen) == [0, 10, 13]
+    assert sorted(sum(types) for types in types_drawn) == [0, 10, 13]
     ours, again = (layout.example(1, np.random.default_rng(5)) for _ in range(2))
     assert all((ours[key] == again[key]).all() for key in ours)
 
 
-def test_a_short_sentence_may_go_back_to_the_first_segment():
+def test_a_short_sentence_may_return_to_the_first_segment():
     class Draws:
         def random(self):
             return 0.9
@@ -60,7 +60,7 @@ def test_a_short_sentence_may_go_back_to_the_first_segment():
     assert segments.in_first([8, 7, 2, 9], 30, Draws()) == [True, False, True, False]
 
 
-def test_words_begin_where_they_lie_in_the_row(write_sentences, monkeypatch):
+def test_word_starts_are_positions_in_the_row(write_sentences, monkeypatch):
     source = write_sentences({"train": corpus(1, 30)})
     split = source.splits["train"]
     words, column = np.arange(0, split.num_tokens, 3), split.column
@@ -68,10 +68,10 @@ def test_words_begin_where_they_lie_in_the_row(write_sentences, monkeypatch):
     monkeypatch.setattr(split, "column", lambda name: words if name == "word_starts" else column(name))
     layout = opened(source, whole_words=1)
     for item in range(layout.num_rows):
-        made = layout.example(item, np.random.default_rng(item))
+        row = layout.example(item, np.random.default_rng(item))
         # Token n of the text is 4 + n.
-        begins = (made["tokens"] >= 4) & ((made["tokens"] - 4) % 3 == 0)
-        assert made["word_starts"].tolist() == np.flatnonzero(begins).tolist()
+        begins = (row["tokens"] >= 4) & ((row["tokens"] - 4) % 3 == 0)
+        assert row["word_starts"].tolist() == np.flatnonzero(begins).tolist()
 
 
 @pytest.fixture

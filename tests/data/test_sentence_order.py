@@ -15,16 +15,16 @@ FIRST = 4
 def examples(source, length=16, **settings):
     """(A, B, label) of each pair of all passes, as numbers of tokens in the text."""
     layout = config.SentencePairs(**settings).open(layouts.RowRequest.of(source, "train", length, MASKED_LM))
-    found = []
+    pairs = []
     for item in range(layout._passes[-1]):
-        made = layout.example(item, layouts.generator(5, "draws", item))
-        real = made["mask"] > 0
-        tokens, types = made["tokens"][real], made["token_types"][real]
+        row = layout.example(item, layouts.generator(5, "draws", item))
+        real = row["mask"] > 0
+        tokens, types = row["tokens"][real], row["token_types"][real]
         assert (tokens[0], tokens[-1], tokens[types == 0][-1]) == (1, 2, 2)
         a, b = tokens[types == 0][1:-1] - FIRST, tokens[types == 1][:-1] - FIRST
         assert (np.diff(a) == 1).all() and (np.diff(b) == 1).all() and len(a) and len(b)
-        found.append((a.tolist(), b.tolist(), int(made["pair_label"])))
-    return found
+        pairs.append((a.tolist(), b.tolist(), int(row["pair_label"])))
+    return pairs
 
 
 def document_of(documents):
@@ -45,26 +45,26 @@ LONE_LAST = ((1, 7, 8, 9, 2, 6, 2, 0, 0, 0), (0, 0, 0, 0, 0, 1, 1, 0, 0, 0), 1)
     ("task", "firsts"), [("next_sentence", {(NEXT,), (RANDOM, PUT_BACK)}), ("sentence_order", {(NEXT,), (SWAPPED,)})]
 )
 def test_a_worked_example(write_sentences, task, firsts):
-    """What the first document makes, and the second's only sentence, to which any sentence of the first comes."""
-    source, found, lasts = write_sentences({"train": [[2, 1], [3]]}), set(), set()
+    """Compares the rows of the first document, and the second's sentence with a random sentence of the first."""
+    source, firsts_drawn, lasts = write_sentences({"train": [[2, 1], [3]]}), set(), set()
     settings = config.SentencePairs(task=task, duplicates=1, short_probability=0.0)
     for seed in range(20):
         layout = settings.open(layouts.RowRequest.of(source, "train", 10, MASKED_LM, seed))
         rows = [layout.example(item, layouts.generator(seed, "b", item)) for item in range(layout.num_rows)]
         names = "tokens", "token_types", "pair_label"
         *first, last = (tuple(tuple(row[n].tolist()) if row[n].ndim else int(row[n]) for n in names) for row in rows)
-        found.add(tuple(first))
+        firsts_drawn.add(tuple(first))
         lasts.add(last)
-    assert (found, lasts) == (firsts, {LONE, LONE_LAST})
+    assert (firsts_drawn, lasts) == (firsts, {LONE, LONE_LAST})
 
 
 def test_a_half_is_swapped_and_a_lone_sentence_gets_a_random_one(write_sentences):
     """Sentences of one token fill rows of 13 of them; what is left of a document is one pair, or one sentence."""
     documents = [[1] * n for n in np.random.default_rng(0).integers(1, 60, 400)]
     document = document_of(documents)
-    found = examples(write_sentences({"train": documents}), task="sentence_order", duplicates=2, short_probability=0.0)
-    lone = [(a, b, label) for a, b, label in found if document(a[0]) != document(b[0])]
-    whole = [(a, b, label) for a, b, label in found if document(a[0]) == document(b[0])]
+    pairs = examples(write_sentences({"train": documents}), task="sentence_order", duplicates=2, short_probability=0.0)
+    lone = [(a, b, label) for a, b, label in pairs if document(a[0]) != document(b[0])]
+    whole = [(a, b, label) for a, b, label in pairs if document(a[0]) == document(b[0])]
     assert all(label == 1 and len(a) == 1 for a, _, label in lone)
     assert len(lone) == 2 * sum(len(sentences) % 13 == 1 for sentences in documents)
     for a, b, label in whole:
@@ -73,19 +73,19 @@ def test_a_half_is_swapped_and_a_lone_sentence_gets_a_random_one(write_sentences
     swapped = sum(label for _, _, label in whole)
     assert abs(swapped - len(whole) / 2) < 4 * np.sqrt(len(whole) / 4)
     # Nothing is put back: each token is once in each pass.
-    text = [t for a, b, label in found for t in (a if (a, b, label) in lone else (b + a if label else a + b))]
+    text = [t for a, b, label in pairs for t in (a if (a, b, label) in lone else (b + a if label else a + b))]
     assert text == 2 * list(range(sum(map(sum, documents))))
 
 
 def test_parts_are_swapped_before_they_are_truncated(write_sentences):
     """The first part of a row keeps one token more, whichever it is of the text."""
-    found = examples(write_sentences({"train": [[40, 40]] * 100}), 24, task="sentence_order", short_probability=0.0)
+    pairs = examples(write_sentences({"train": [[40, 40]] * 100}), 24, task="sentence_order", short_probability=0.0)
     # Sentences of 40 are chunks of one: random. Two of 20 are a chunk of two.
-    assert {label for _, _, label in found} == {1}
-    found = examples(
+    assert {label for _, _, label in pairs} == {1}
+    pairs = examples(
         write_sentences({"train": [[20, 20]] * 100}, "b"), 24, task="sentence_order", short_probability=0.0
     )
-    sizes = {(len(a), len(b), a[0] % 40 < 20, label) for a, b, label in found}
+    sizes = {(len(a), len(b), a[0] % 40 < 20, label) for a, b, label in pairs}
     assert sizes == {(11, 10, True, 0), (11, 10, False, 1)}
 
 
@@ -96,9 +96,9 @@ def test_single_sentences(write_sentences, task):
     document = document_of(documents)
     ends = np.cumsum([0, *itertools.chain(*documents)])
     sentences = [list(range(a, b)) for a, b in itertools.pairwise(ends)]
-    found = examples(write_sentences({"train": documents}), task=task, parts="sentences", duplicates=3)
+    pairs = examples(write_sentences({"train": documents}), task=task, parts="sentences", duplicates=3)
     read = []
-    for a, b, label in found:
+    for a, b, label in pairs:
         assert a in sentences and b in sentences
         apart = document(a[0]) != document(b[0])
         first, second = (b, a) if task == "sentence_order" and label and not apart else (a, b)

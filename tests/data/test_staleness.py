@@ -199,8 +199,8 @@ def test_a_store_without_marks_is_reported(run, corpora, monkeypatch):
     without_times = lambda path: [file._replace(modified="", changed="") for file in listing(path)]  # noqa: E731
     monkeypatch.setattr(storage, "listing", without_times)
     monkeypatch.setattr(staleness, "record_files", lambda *_: None)
-    found = compare(run)
-    assert found.changed is None and "neither a hash nor a time" in found.unseen
+    comparison = compare(run)
+    assert comparison.changed is None and "neither a hash nor a time" in comparison.unseen
     path = corpora / "a" / "1.jsonl"
     path.write_text(path.read_text().replace("whale", "snail"))
     assert compare(run).changed == f"{path} has changed"

@@ -53,17 +53,17 @@ def make_run(folder, length=4, batch_size=3, phases=(), **changed):
 @pytest.mark.parametrize(("length", "batch_size"), [(4, 3), (5, 1), (2, 2)])
 def test_each_row_continues_from_batch_to_batch_through_the_whole_corpus(folder, length, batch_size):
     opened = open_reader(make_run(folder, length, batch_size))
-    places = walk(train_documents())
-    whole = places.shape[1] // length
+    positions = walk(train_documents())
+    whole = positions.shape[1] // length
     share = whole // batch_size
     for row in range(batch_size):
         rows = [opened.example(step * batch_size + row) for step in range(2 * whole)]
         start = row * share * length
-        expected = np.concatenate([places[:, : whole * length]] * 3, axis=1)[:, start : start + 2 * whole * length]
+        expected = np.concatenate([positions[:, : whole * length]] * 3, axis=1)[:, start : start + 2 * whole * length]
         assert_reads(rows, expected)
     # In the first batches of a share each place comes once.
     first = [opened.example(step * batch_size + row) for row in range(batch_size) for step in range(share)]
-    assert_reads(first, places[:, : share * batch_size * length])
+    assert_reads(first, positions[:, : share * batch_size * length])
 
 
 def walk(documents):
@@ -83,15 +83,15 @@ def spelling(ids):
 
 
 def read(rows):
-    """What examples hold, one after another where they have weight: characters and targets, [2, places, …]."""
+    """Returns the characters and targets of the weighted positions of examples, [2, positions, …]."""
     characters = np.concatenate([row["characters"][:, row["target_weights"][0] > 0] for row in rows], axis=1)
     return characters, np.concatenate([row["targets"][:, row["target_weights"][0] > 0] for row in rows], axis=1)
 
 
-def assert_reads(rows, places):
+def assert_reads(rows, positions):
     characters, targets = read(rows)
-    np.testing.assert_array_equal(targets, places[..., 1])
-    np.testing.assert_array_equal(characters, spelling(places[..., 0]))
+    np.testing.assert_array_equal(targets, positions[..., 1])
+    np.testing.assert_array_equal(characters, spelling(positions[..., 0]))
 
 
 def train_documents(seed=0):

@@ -56,13 +56,13 @@ def source(name="outer"):
 
 
 def shares(run, number):
-    """How many are each letter's among the first rows, which are of one letter but for what ends documents."""
-    reader, found = Reader(config.reader_config(run)), collections.Counter()
+    """Counts the letters of the first rows; except for the ends of documents, a row has one letter."""
+    reader, counts = Reader(config.reader_config(run)), collections.Counter()
     for k in range(number):
         row = reader.example(k)
         tokens = row["decoder_tokens"] if "decoder_tokens" in row else row["tokens"]
-        found[chr(next(token for token in tokens.tolist() if 97 <= token < 123))] += 1
-    return found
+        counts[chr(next(token for token in tokens.tolist() if 97 <= token < 123))] += 1
+    return counts
 
 
 @pytest.fixture
@@ -117,9 +117,9 @@ def test_examples_come_from_each_task_by_the_rates_of_seqio(folder, capsys):
     assert {source.name for source in expanded.data.sources.values()} == {"mine:a", "mine.b", "c"}
     assert config.expand_mixtures(expanded) == expanded
     number = 2200
-    found = shares(expanded, number)
+    counts = shares(expanded, number)
     for name, rate in PARTS.items():
-        assert abs(found[name[-1]] - number * rate / 11) <= 1, found
+        assert abs(counts[name[-1]] - number * rate / 11) <= 1, counts
     capsys.readouterr()
     preparation.prepare(run, show_progress=False)
     assert all(": up to date at " in line for line in capsys.readouterr().out.splitlines())
@@ -183,10 +183,10 @@ def test_rates_are_multiplied_in_every_phase():
 
 
 def test_names_of_parts_are_names_of_folders_and_differ():
-    found = task_mixtures.name_parts("m", {"a:x": 1.0, "a.x": 2.0, "b.en-de": 3.0, "é": 4.0})
-    assert {of.task: of.rate for of in found.values()} == {"a:x": 1.0, "a.x": 2.0, "b.en-de": 3.0, "é": 4.0}
-    assert len(found) == 4 and all(name.replace("-", "_").isidentifier() and name.isascii() for name in found)
-    assert found["m-b_en-de"].task == "b.en-de" and sum(name.startswith("m-a_x-") for name in found) == 2
+    parts = task_mixtures.name_parts("m", {"a:x": 1.0, "a.x": 2.0, "b.en-de": 3.0, "é": 4.0})
+    assert {of.task: of.rate for of in parts.values()} == {"a:x": 1.0, "a.x": 2.0, "b.en-de": 3.0, "é": 4.0}
+    assert len(parts) == 4 and all(name.replace("-", "_").isidentifier() and name.isascii() for name in parts)
+    assert parts["m-b_en-de"].task == "b.en-de" and sum(name.startswith("m-a_x-") for name in parts) == 2
 
 
 CONFIG = """
@@ -224,8 +224,8 @@ def test_the_verbs_take_a_mixture(verb, tmp_path):
     resumed = pretrain(4)
     assert resumed.status == 0 and "resumed after step 2" in resumed.err and "preparing" not in resumed.err, resumed.err
     assert "data." not in resumed.err, resumed.err
-    held = json.loads((workdir / "config.json").read_text())["config"]["data"]
-    assert held["mixture"] == pytest.approx({name: rate / 11 for name, rate in PARTS.items()})
+    saved = json.loads((workdir / "config.json").read_text())["config"]["data"]
+    assert saved["mixture"] == pytest.approx({name: rate / 11 for name, rate in PARTS.items()})
     # A task's cache that is gone is made again; other rates are no way to go on.
     (tmp_path / "rate").write_text("1")
     (tmp_path / "cache/mix-c").rename(tmp_path / "aside")

@@ -133,7 +133,7 @@ def test_a_folder_as_path_is_rejected_with_the_glob_of_its_files(tmp_path, names
 
 
 def trust(monkeypatch, *names):
-    """As a config of the user's own that names these modules does."""
+    """Trusts these modules, as a config of the user that names them does."""
     monkeypatch.setenv("PLM_JAX_USERS_MODULES", "[]")
     users.trust(names)
 

@@ -1,4 +1,4 @@
-"""Which characters of a text each token is, of every kind of vocabulary."""
+"""Characters of the text of each token, for every kind of vocabulary."""
 
 import itertools
 
@@ -42,10 +42,10 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def load(folder):
-    made = {}
+    loaded = {}
 
     def load(kind):
-        if kind not in made:
+        if kind not in loaded:
             file, lower = {
                 "wordpiece": (f"wordpiece:{folder}/vocab.txt", False),
                 "cased": (f"wordpiece:{folder}/vocab.txt", False),
@@ -55,8 +55,8 @@ def load(folder):
                 "bytes": ("bytes", False),
             }.get(kind, (f"sentencepiece:{folder}/{kind}.model", False))
             specials = config.VocabularyConfig(file, lowercase=lower, train_kind="cased" if kind == "cased" else "")
-            made[kind] = vocabularies.load_plain(specials)
-        return made[kind]
+            loaded[kind] = vocabularies.load_plain(specials)
+        return loaded[kind]
 
     return load
 
@@ -96,9 +96,9 @@ def test_spans_are_those_of_the_tokenizers_library(load, folder, kind):
         encoding = theirs.encode(text, add_special_tokens=False)
         assert list(ids) == encoding.ids
         # White space alone is nothing of the text here.
-        wanted = [(a, b) if text[a:b].strip() else (None, None) for a, b in encoding.offsets]
-        found = [(a, b) if a < b else (None, None) for a, b in zip(begins, ends, strict=True)]
-        assert found == wanted
+        expected = [(a, b) if text[a:b].strip() else (None, None) for a, b in encoding.offsets]
+        spans = [(a, b) if a < b else (None, None) for a, b in zip(begins, ends, strict=True)]
+        assert spans == expected
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bytes in pieces", "folded"])

@@ -113,9 +113,9 @@ def test_the_first_tokens_bytes_where_text_is_lost(tmp_path):
     vocabulary = vocabularies.load(
         config.VocabularyConfig(f"wordpiece:{tmp_path}/vocab.txt", unk=0, train_kind="uncased")
     )
-    found = first_tokens(vocabulary, ["Cafés.", " \u200bCafé  the", "Ünd the", "the\n", " "])
-    assert [ids.tolist() for ids, *_ in found] == [[1, 2, 4], [1, 3], [0, 3], [3], []]
-    assert [first for *_, first in found] == [5, 4 + 5 + 2, 5, 4, 0]
+    encoded = first_tokens(vocabulary, ["Cafés.", " \u200bCafé  the", "Ünd the", "the\n", " "])
+    assert [ids.tolist() for ids, *_ in encoded] == [[1, 2, 4], [1, 3], [0, 3], [3], []]
+    assert [first for *_, first in encoded] == [5, 4 + 5 + 2, 5, 4, 0]
 
 
 def first_tokens(vocabulary, texts):
@@ -193,7 +193,7 @@ def test_identity_is_that_of_ids(trained, tmp_path):
     assert vocabularies.identity(vocabularies.load("bytes")).startswith("220092ca13062e0c")
 
 
-def test_sentinels_lie_above_the_file_from_the_top_down(trained):
+def test_sentinels_follow_the_file_in_descending_order(trained):
     for spec, size in ((trained, 400), (config.VocabularyConfig("bytes", eos=256), 257)):
         loaded = vocabularies.load(dataclasses.replace(spec, sentinels=3))
         plain = vocabularies.load(spec)
@@ -208,24 +208,24 @@ def test_sentinels_lie_above_the_file_from_the_top_down(trained):
 
 
 def test_sentinels_of_a_sentencepiece_file_are_the_ones_that_count(trained, tmp_path):
-    """As in mT5's file, whose pieces end with them."""
+    """The pieces of mT5's file also end with its sentinels."""
     model = sentencepiece_model_pb2.ModelProto()
     with open(vocabularies.files(trained.spec)[0], "rb") as file:
         model.ParseFromString(file.read())
     for number in (2, 1, 0):
         model.pieces.add(piece=f"▁<extra_id_{number}>", score=0.0, type=model.pieces[5].USER_DEFINED)
     (tmp_path / "mt5.model").write_bytes(model.SerializeToString())
-    own = dataclasses.replace(trained, spec=f"sentencepiece:{tmp_path}/mt5.model", sentinels=3)
-    inside, above = vocabularies.load(own), vocabularies.load(dataclasses.replace(trained, sentinels=3))
+    with_sentinels = dataclasses.replace(trained, spec=f"sentencepiece:{tmp_path}/mt5.model", sentinels=3)
+    inside, above = vocabularies.load(with_sentinels), vocabularies.load(dataclasses.replace(trained, sentinels=3))
     assert inside.vocab_size == above.vocab_size == 403
     assert not inside.word_initial[400:].any()
     ids = [402, *inside.encode("the whale"), 401]
     assert inside.decode(ids) == above.decode(ids) == "<extra_id_0> the whale <extra_id_1>"
     for other in (2, 5):  # Another number would make another id the first one.
         with pytest.raises(UserError, match=rf"sentinels is {other} but .* has 3: set it to 3"):
-            vocabularies.load(dataclasses.replace(own, sentinels=other))
+            vocabularies.load(dataclasses.replace(with_sentinels, sentinels=other))
     with pytest.raises(UserError, match="ends with its sentinels, which have the highest ids"):
-        vocabularies.load(dataclasses.replace(own, added=1, sop=402))
+        vocabularies.load(dataclasses.replace(with_sentinels, added=1, sop=402))
 
 
 def test_special_ids_may_be_added_above_the_file(trained, gpt2):

@@ -90,9 +90,9 @@ def test_special_tokens_have_their_ids_and_the_familys_names(trained):
     assert [piece_bpe.id_to_piece(i) for i in (3, 4)] == ["[MASK]", "[CLS]"]
     for name in KINDS:
         specials, vocabulary = trained(name), loaded(trained(name))
-        given = {getattr(specials, special) for special in config.SPECIALS} - {None, specials.unk}
+        special_ids = {getattr(specials, special) for special in config.SPECIALS} - {None, specials.unk}
         spelt = "[PAD] [CLS] [SEP] [MASK] <s> </s> <pad> <mask> <|endoftext|> <|startofpiece|>"
-        assert not given & set(vocabulary.encode(spelt))
+        assert not special_ids & set(vocabulary.encode(spelt))
 
 
 def test_uncased_and_cased(trained):
@@ -134,14 +134,14 @@ def test_byte_pairs_are_merged_as_their_file_says(trained, text):
     vocabulary = loaded(trained("gpt2"))
     ids, lines = json.loads(contents(trained("gpt2"))[0]), contents(trained("gpt2"))[1].decode().split("\n")[1:-1]
     ranks = {tuple(line.split(" ")): i for i, line in enumerate(lines)}
-    found = []
+    expected = []
     for word, _ in vocabulary.tokenizer.pre_tokenizer.pre_tokenize_str(text):
         parts = list(word)
         while (best := min(itertools.pairwise(parts), key=lambda pair: ranks.get(pair, SIZE), default=None)) in ranks:
             at = list(itertools.pairwise(parts)).index(best)
             parts[at : at + 2] = ["".join(best)]
-        found += [ids[part] for part in parts]
-    assert list(vocabulary.encode(text)) == found
+        expected += [ids[part] for part in parts]
+    assert list(vocabulary.encode(text)) == expected
 
 
 def test_wordpieces_are_the_most_frequent_merges(tmp_path):

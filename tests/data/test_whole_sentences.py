@@ -61,14 +61,14 @@ def opened(source, length, cross, split="train", drop=False):
 
 def rows_of(layout):
     """The rows without their padding, which is checked."""
-    found = []
+    token_rows = []
     for item in range(layout.num_rows):
-        made = layout.example(item, None)
-        size = int(made["mask"].sum())
-        assert made["mask"].tolist() == [1] * size + [0] * (len(made["mask"]) - size)
-        assert not made["tokens"][size:].any() and {v.dtype.name for v in made.values()} == {"int32"}
-        found.append(made["tokens"][:size].tolist())
-    return found
+        row = layout.example(item, None)
+        size = int(row["mask"].sum())
+        assert row["mask"].tolist() == [1] * size + [0] * (len(row["mask"]) - size)
+        assert not row["tokens"][size:].any() and {v.dtype.name for v in row.values()} == {"int32"}
+        token_rows.append(row["tokens"][:size].tolist())
+    return token_rows
 
 
 def corpus(seed, num_documents, longest_sentence):

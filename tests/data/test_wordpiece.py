@@ -70,7 +70,7 @@ def test_identity_is_that_of_tokens_and_specials(load, both):
 
 
 def test_a_cased_vocabulary_of_lower_case_keeps_its_accents(load, tmp_path):
-    """What none of its letters tell: of text in lower case alone."""
+    """The case is recorded although no token has an upper-case letter."""
     cased = dataclasses.replace(BERT, train_size=60, train_kind="cased", spec=f"wordpiece:{tmp_path}/vocab.txt")
     training.train(["élan et café, déjà là; le café où l'on lève la main, là-bas au marché"] * 3, cased)
     vocabulary = vocabularies.load(cased)

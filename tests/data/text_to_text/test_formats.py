@@ -51,14 +51,14 @@ def test_texts_are_t5s(name, split):
     pytest.importorskip("t5.data.tasks")
     import seqio
 
-    found, theirs, rows = dataset(name), T5_NAMES[name], ROWS[name]
+    processed, theirs, rows = dataset(name), T5_NAMES[name], ROWS[name]
     if split == "train":  # T5 treats a row without a label as true; the split `train` has no such row.
         theirs, rows = T5_TRAINED[name], TRAINED[name]
-        found = found.filter(lambda row: row["label"] >= 0)
+        processed = processed.filter(lambda row: row["label"] >= 0)
     task = seqio.TaskRegistry.get(theirs)
     for preprocessor in task.preprocessors[: task.preprocessors.index(seqio.preprocessors.tokenize)]:
-        found = preprocessor(found)
-    theirs = [tuple(row[part].decode() for part in ("inputs", "targets")) for row in found.as_numpy_iterator()]
+        processed = preprocessor(processed)
+    theirs = [tuple(row[part].decode() for part in ("inputs", "targets")) for row in processed.as_numpy_iterator()]
     ours = [(row["inputs"], row["targets"]) for _, examples in rows for row in examples]
     assert ours == theirs
 

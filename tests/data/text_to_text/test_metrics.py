@@ -95,11 +95,11 @@ def test_metrics(metric, theirs, pair, expected):
     correct = [target if isinstance(wrong[0], type(target)) else target[0] for target in targets]
     if isinstance(wrong[0], dict):
         correct = [{"value": of["value"] if isinstance(of["value"], int) else of["value"][0]} for of in targets]
-    best, others = metric(targets, correct), metric(targets, wrong)
+    best, worse = metric(targets, correct), metric(targets, wrong)
     for name, value in best.items():
         declared = declarations.declared(name)
         assert value == pytest.approx(declared.range[1]) and declared.sign == 1 and declared.rows[0] == "examples"
-        assert declarations.fits(declared, others[name]) and others[name] < 0.95 * value
+        assert declarations.fits(declared, worse[name]) and worse[name] < 0.95 * value
 
 
 @pytest.mark.parametrize("metric, theirs, pair", [case[:3] for case in CASES if case[1]])
@@ -111,20 +111,22 @@ def test_metrics_are_t5s(metric, theirs, pair):
 
 @pytest.mark.parametrize("name", ROWS)
 def test_scores_of_outputs_are_t5s(name):
-    """Of outputs right, wrong and senseless, through the post-processors and metrics of each task."""
+    """Scores correct, wrong and meaningless outputs with the post-processors and metrics of each task."""
     pytest.importorskip("t5.data.tasks")
     import seqio
 
     task, theirs = suite.TASKS[name], seqio.TaskRegistry.get(T5_NAMES[name])
-    rows = [made for row, made in ROWS[name] if row.get("label") != -1 and row.get("answers") != []]
-    examples = [example for made in rows for example in made] * 4
+    rows = [as_example for row, as_example in ROWS[name] if row.get("label") != -1 and row.get("answers") != []]
+    examples = [example for as_example in rows for example in as_example] * 4
     rng = np.random.default_rng(0)
     outputs = [str(rng.choice([example["targets"], examples[0]["targets"], "nonsense"])) for example in examples]
     pairs = []
-    for process, made in [(task.postprocess or plain, as_read), (theirs.postprocessor or plain, as_t5_reads)]:
-        targets = [process(e["targets"], example=made(e), is_target=True) for e in examples]
-        found = [process(output, example=made(e), is_target=False) for e, output in zip(examples, outputs, strict=True)]
-        pairs.append((targets, found))
+    for process, as_example in [(task.postprocess or plain, as_read), (theirs.postprocessor or plain, as_t5_reads)]:
+        targets = [process(e["targets"], example=as_example(e), is_target=True) for e in examples]
+        predictions = [
+            process(output, example=as_example(e), is_target=False) for e, output in zip(examples, outputs, strict=True)
+        ]
+        pairs.append((targets, predictions))
     ours, t5s = ([[values(value) for value in part] for part in pair] for pair in pairs)
     assert ours == t5s
     assert len(task.metric_fns) == len(theirs.metric_fns)
@@ -217,7 +219,7 @@ def test_referents_are_t5s():
 
 
 def test_rouge_is_t5s_of_equal_scores():
-    """Where all summaries score the same, sampling them changes nothing."""
+    """If all summaries have the same score, sampling them changes nothing."""
     t5 = pytest.importorskip("t5.evaluation.metrics")
     pair = [[texts[0]] * 3 for texts in TEXTS]
     assert metrics.rouge(*pair) == pytest.approx(t5.rouge(*pair))

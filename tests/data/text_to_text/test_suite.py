@@ -19,7 +19,7 @@ from tests.support.task_rows import ROWS, T5_NAMES, T5_TRAINED, TRAINED
 
 @pytest.fixture
 def register():
-    """As `suite.register`, of a name that is free again after the test."""
+    """Function `suite.register` whose name is free again after the test."""
     names = []
 
     def make(task, *arguments, name="tests:task", **options):
@@ -113,8 +113,8 @@ def test_mixtures_and_corpora_are_registered_with_them():
 
     for name, rates in {"glue": sizes.GLUE, "super_glue": sizes.SUPER_GLUE, "all": sizes.ALL}.items():
         mixture = seqio.MixtureRegistry.get(f"plm_jax:{name}")
-        found = {task.name: mixture.get_rate(task) for task in mixture.tasks}
-        assert found == {f"plm_jax:{task}": rate for task, rate in rates.items()}
+        task_rates = {task.name: mixture.get_rate(task) for task in mixture.tasks}
+        assert task_rates == {f"plm_jax:{task}": rate for task, rate in rates.items()}
     c4 = seqio.TaskRegistry.get("plm_jax:c4")
     assert c4.source.tfds_dataset.name.startswith("c4/en:") and set(c4.output_features) == {"text"}
     assert seqio.MixtureRegistry.get("plm_jax:t5").tasks == [c4]
@@ -127,8 +127,8 @@ def test_tokens_end_with_eos(tmp_path, register):
     vocabulary = vocabularies.load(config.VocabularyConfig("bytes", pad=256, eos=257))
     path = write(tmp_path / "rows.jsonl", [row for row, _ in ROWS["glue_cola"]])
     task = register("glue_cola", suite.FromJsonLines({"validation": path}), vocabulary)
-    found = read(task, "validation")
-    for row, (_, [example]) in zip(found, ROWS["glue_cola"], strict=True):
+    examples = read(task, "validation")
+    for row, (_, [example]) in zip(examples, ROWS["glue_cola"], strict=True):
         for part in ("inputs", "targets"):
             assert row[part].tolist() == [*example[part].encode(), 257]
             assert row[f"{part}_pretokenized"].decode() == example[part]
@@ -146,8 +146,10 @@ def test_several_files_per_split(tmp_path, register):
     assert list(tasks.texts(task, "train", "inputs")) == [f"sst2 sentence: {i}" for i in range(4)]
     assert task.source.list_shards("train") == [str(tmp_path / "a.jsonl.gz"), str(tmp_path / "b[1].jsonl.gz")]
     shards = [seqio.ShardInfo(index=i, num_shards=2) for i in range(2)]
-    found = [[row["targets"] for row in task.source.get_dataset("train", shard_info=shard)] for shard in shards]
-    assert [len(part) for part in found] == [3, 1]
+    targets_by_shard = [
+        [row["targets"] for row in task.source.get_dataset("train", shard_info=shard)] for shard in shards
+    ]
+    assert [len(part) for part in targets_by_shard] == [3, 1]
 
 
 @pytest.mark.parametrize(

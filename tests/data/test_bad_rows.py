@@ -1,6 +1,5 @@
 """`data.bad_rows=skip`: the cache is that of the good rows, and what was left out is told."""
 
-import dataclasses
 import gzip
 import json
 import os
@@ -44,8 +43,8 @@ def make(make_run, tmp_path):
     """A run over bytes whose source is as given."""
 
     def make(source, bad_rows="skip"):
-        run = make_run("a", eos=256, vocab_size=257, data={"validation_fraction": 0.1, "bad_rows": bad_rows})
-        return dataclasses.replace(run, data=dataclasses.replace(run.data, sources={"a": source}))
+        data = {"validation_fraction": 0.1, "bad_rows": bad_rows, "sources": {"a": source}}
+        return make_run("a", eos=256, vocab_size=257, data=data)
 
     return make
 

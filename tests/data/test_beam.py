@@ -23,6 +23,7 @@ from plm_jax.data.sources import tasks
 from plm_jax.runs import preparation
 from tests.support import builders
 from tests.support.caches import contents, stored_texts
+from tests.support.data import changed
 
 pytest.importorskip("apache_beam")
 beam = importlib.import_module("plm_jax.data.prepare.beam")
@@ -50,7 +51,7 @@ def run(make_run, tmp_path):
 
 
 def with_source(run, source):
-    return dataclasses.replace(run, data=dataclasses.replace(run.data, sources={"a": source}))
+    return changed(run, data={"sources": {"a": source}})
 
 
 def both(run, tmp_path, *options):
@@ -81,7 +82,7 @@ def test_files_give_the_same_cache_and_nothing_else_is_left(run, tmp_path, monke
 
 def test_bad_rows_are_skipped_and_reported_as_by_the_local_runner(run, tmp_path, capsys):
     (tmp_path / "d.jsonl.gz").write_bytes(gzip.compress(b'{"text": "one"}\n{"text": "cut o\n{"text": "two"}\n'))
-    run = dataclasses.replace(run, data=dataclasses.replace(run.data, bad_rows="skip"))
+    run = changed(run, data={"bad_rows": "skip"})
     local, other = both(run, tmp_path)
     assert local == other
     message = f"skipped 1 bad rows of 128 ({tmp_path}/d.jsonl.gz:2 is not valid JSON"

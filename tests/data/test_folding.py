@@ -18,6 +18,7 @@ from plm_jax.data.vocabularies import folding, sentences, training
 from plm_jax.data.vocabularies.vocabulary import MAX_UNITS
 from plm_jax.runs import preparation
 from tests.data.test_prepare import corpus, run  # noqa: F401
+from tests.support.data import changed
 
 TEXTS = [
     "The State of the Union. It IS strong! Is It?",
@@ -96,7 +97,7 @@ def test_sentences_begin_where_the_text_has_them(section):
 
 def test_the_cache_has_folded_tokens_and_counts_the_bytes_of_the_text(section, run, corpus):  # noqa: F811
     corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
-    run = dataclasses.replace(run, vocabulary=section, data=dataclasses.replace(run.data, validation_fraction=0.0))
+    run = changed(run, vocabulary=section, data={"validation_fraction": 0.0})
     preparation.prepare(run, show_progress=False)
     source = cache.open_source(run.data.cache_dir, "a")
     assert source.vocabulary["lowercase"] is True

@@ -146,8 +146,7 @@ def test_the_reviews_are_those_that_people_agreed_on():
     assert digest == "2347307af1adead2785aa14834aa8949ce81faf45063af52eee620633be0bba4"
 
 
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("target_length", [None, 12])
+@pytest.mark.parametrize(("target_length", "packed"), [(None, False), (12, True)])
 def test_texts_and_examples_share_a_batch(prepared, tmp_path, packed, target_length):
     run, opened = prepared(length=30, target_length=target_length, packed=packed)
     batch = opened.batch(0, range(12))

@@ -56,7 +56,7 @@ def causal(row, run):
 
 
 def denoised(row, run):
-    """Returns the targets of a denoiser; checks that inputs of the decoder and the encoder begin and end as published."""
+    """Returns the targets of a denoiser; checks the special tokens of its inputs."""
     targets = row["targets"][row["target_weights"] > 0]
     inputs, special = row["tokens"][row["mask"] > 0], run.vocabulary
     assert (inputs[0], inputs[-1]) == (special.bos, special.eos)

@@ -1,6 +1,7 @@
 """Data sets of TensorFlow Datasets whose rows are written in the test."""
 
 import pathlib
+from typing import ClassVar
 
 import tensorflow_datasets as tfds
 
@@ -15,8 +16,8 @@ class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
 
     VERSION = tfds.core.Version("1.0.0")
     pkg_dir_path = pathlib.Path(__file__).parent
-    features = None
-    rows = None
+    features: ClassVar[dict] = {}
+    rows: ClassVar[dict] = {}
 
     def _info(self):
         return self.dataset_info_from_configs(features=tfds.features.FeaturesDict(self.features))

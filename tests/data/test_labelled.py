@@ -457,8 +457,8 @@ def test_metrics_of_correct_outputs_are_1(read, bert):
     examples = [{"text": text, "label": i % 2, "score": i / 2} for i, text in enumerate(texts_of(0, 9, 6))]
     values, _, rows = read(examples, config.ClassForm(labels), objectives.Classification(), bert)
     correct = dict.fromkeys(metrics.names(objectives.Classification(), labels), 1.0)
-    assert metrics.compute_metrics(rows, np.eye(2)[values["label"]], labels) == pytest.approx(correct)
-    wrong = metrics.compute_metrics(rows, np.eye(2)[1 - values["label"]], labels)
+    assert metrics.compute_metrics(rows, list(np.eye(2)[values["label"]]), labels) == pytest.approx(correct)
+    wrong = metrics.compute_metrics(rows, list(np.eye(2)[1 - values["label"]]), labels)
     assert wrong == pytest.approx({"accuracy": 0.0, "matthews": -1.0, "f1": 0.0})
     values, _, rows = read(examples, SCORE, objectives.Regression(), bert)
     scores = metrics.compute_metrics(rows, values["score"][:, None])

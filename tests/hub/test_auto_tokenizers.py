@@ -18,40 +18,46 @@ from plm_jax.runs import checkpoint_formats, transfer  # noqa: E402
 from tests.support import exports, moods  # noqa: E402
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("vocabularies")
-
-
 def opened(path, **options):
     """ChatGLM's config names its authors' code, which must not be needed here."""
     return transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=False, **options)
 
 
-@pytest.mark.parametrize("kind", exports.KINDS)
-@pytest.mark.parametrize("family", exports.FAMILIES)
-def test_ids_equal_on_thousand_lines(family, kind, folder, tmp_path):
-    model, lines = exports.pretrained(family, kind, folder), exports.lines(1000)
+def assert_same_ids(family, kind, vocabulary_folder, tmp_path):
+    model, lines = exports.pretrained(family, kind, vocabulary_folder), exports.lines(1000)
     checkpoint_formats.save(str(tmp_path), model, "huggingface")
     tokenizer = opened(tmp_path)
-    assert tokenizer(list(lines), add_special_tokens=False).input_ids == exports.encode(kind, folder, lines)
+    assert tokenizer(list(lines), add_special_tokens=False).input_ids == exports.encode(kind, vocabulary_folder, lines)
     for name in ("pad", "bos", "eos", "cls", "sep", "mask"):
         assert getattr(tokenizer, f"{name}_token_id") == model.special_ids.get(f"{name}_token_id")
 
 
+@pytest.mark.parametrize(("number", "family"), enumerate(exports.FAMILIES))
+def test_ids_equal_on_thousand_lines(number, family, vocabulary_folder, tmp_path):
+    """Covers two kinds of vocabulary per family, and each kind with two or three families."""
+    for kind in {exports.KINDS[place % len(exports.KINDS)] for place in (number, 5 * number + 3)}:
+        assert_same_ids(family, kind, vocabulary_folder, tmp_path / kind)
+
+
+@pytest.mark.parametrize("kind", exports.KINDS)
+def test_ids_of_all_families_equal_on_thousand_lines(kind, vocabulary_folder, tmp_path):
+    for family in exports.FAMILIES:
+        assert_same_ids(family, kind, vocabulary_folder, tmp_path / family)
+
+
 @pytest.mark.parametrize("kind", ["unigram", "piece_bpe", "cased", "roberta", "tiktoken"])
-def test_special_tokens_can_be_encoded_as_text(kind, folder, tmp_path):
-    checkpoint_formats.save(str(tmp_path), exports.pretrained("glm_original", kind, folder), "huggingface")
+def test_special_tokens_can_be_encoded_as_text(kind, vocabulary_folder, tmp_path):
+    checkpoint_formats.save(str(tmp_path), exports.pretrained("glm_original", kind, vocabulary_folder), "huggingface")
     texts = ("The [MASK] of", "a</s> b", "<pad><s> [CLS]x", "<0x41> <|startofpiece|>")
     tokenizer = opened(tmp_path, split_special_tokens=True)
-    assert tokenizer(list(texts), add_special_tokens=False).input_ids == exports.encode(kind, folder, texts)
+    assert tokenizer(list(texts), add_special_tokens=False).input_ids == exports.encode(kind, vocabulary_folder, texts)
     (mask,) = opened(tmp_path)("[MASK]" if kind != "roberta" else "<mask>", add_special_tokens=False).input_ids
-    assert mask == exports.vocabulary(kind, folder)[1]["mask"]
+    assert mask == exports.vocabulary(kind, vocabulary_folder)[1]["mask"]
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "gpt2", "llama", "t5", "bart"])
-def test_model_and_tokenizer_open_together(family, folder, tmp_path):
-    checkpoint_formats.save(str(tmp_path), exports.pretrained(family, "unigram", folder), "huggingface")
+def test_model_and_tokenizer_open_together(family, vocabulary_folder, tmp_path):
+    checkpoint_formats.save(str(tmp_path), exports.pretrained(family, "unigram", vocabulary_folder), "huggingface")
     tokenizer, model = opened(tmp_path), transformers.AutoModel.from_pretrained(tmp_path)
     batch = tokenizer(["The state of the Union", "is strong"], padding=family not in ("gpt2", "llama"))
     assert {*batch} == {"input_ids", "attention_mask"} | ({"token_type_ids"} if family == "bert" else set())
@@ -69,8 +75,8 @@ PUBLISHED = {
 }
 
 
-def test_uncased_albert_normalizes_like_transformers(folder, tmp_path):
-    checkpoint_formats.save(str(tmp_path), exports.pretrained("albert", "folded", folder), "huggingface")
+def test_uncased_albert_normalizes_like_transformers(vocabulary_folder, tmp_path):
+    checkpoint_formats.save(str(tmp_path), exports.pretrained("albert", "folded", vocabulary_folder), "huggingface")
     (tmp_path / "tokenizer.json").unlink()
     (tmp_path / "tokenizer_config.json").write_text("{}")
     lm, theirs = plm_jax.load(tmp_path), opened(tmp_path)
@@ -85,9 +91,9 @@ def test_uncased_albert_normalizes_like_transformers(folder, tmp_path):
 
 
 @pytest.mark.parametrize("family", PUBLISHED)
-def test_published_directory_keeps_its_ids(family, folder, tmp_path):
+def test_published_directory_keeps_its_ids(family, vocabulary_folder, tmp_path):
     kind, names, described = PUBLISHED[family]
-    model = exports.pretrained(family, kind, folder)
+    model = exports.pretrained(family, kind, vocabulary_folder)
     checkpoint_formats.save(str(tmp_path / "theirs"), model, "huggingface")
     (tmp_path / "theirs" / "tokenizer.json").unlink()
     (tmp_path / "theirs" / "tokenizer_config.json").write_text(json.dumps(described))
@@ -102,11 +108,10 @@ def test_published_directory_keeps_its_ids(family, folder, tmp_path):
     assert ours(list(lines)).input_ids == theirs(list(lines)).input_ids
 
 
-@pytest.mark.parametrize(("family", "kind"), [("gpt2", "gpt2"), ("llama", "tiktoken")])
-@pytest.mark.parametrize("texts", [1, 2])
-def test_decoder_classifier_ignores_padding(family, kind, texts, folder, tmp_path):
+@pytest.mark.parametrize(("family", "kind", "texts"), [("gpt2", "gpt2", 1), ("llama", "tiktoken", 2)])
+def test_decoder_classifier_ignores_padding(family, kind, texts, vocabulary_folder, tmp_path):
     torch = pytest.importorskip("torch")
-    model = exports.pretrained(family, kind, folder)
+    model = exports.pretrained(family, kind, vocabulary_folder)
     special_ids = {name: i for name, i in model.special_ids.items() if name.startswith(("bos", "eos", "begins"))}
     form = config.ClassForm(moods.LABELS, **({"text": "text", "pair": "text"} if texts == 2 else {}))
     sources = {"mood": config.LabelledJsonLines("mood.jsonl", form, "held_out.jsonl")}

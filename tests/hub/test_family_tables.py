@@ -1,12 +1,15 @@
 """Round trips of each family's table of tensor names and of config.json."""
 
+import operator
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from plm_jax import models
-from plm_jax.hub import families, tensor_layout
+from plm_jax.common.errors import UserError
+from plm_jax.hub import families, huggingface, tensor_layout
+from tests import golden
 
 ENCODER = {"hidden_size": 6, "num_attention_heads": 2, "num_hidden_layers": 3, "intermediate_size": 5}
 T5 = {"d_model": 6, "num_heads": 2, "num_layers": 3, "num_decoder_layers": 2}
@@ -55,6 +58,77 @@ def test_table_covers_every_parameter_once(name, config, tied):
         assert ("embedding_projection/kernel" in shapes) == narrow
 
 
+def test_group_blocks_are_stored_in_their_tensors():
+    model, tensors = huggingface.read(golden.FOLDER / "albert").model, families.registered()["albert"].tensors
+    layout = tensor_layout.layout(tensors, tensor_layout.shapes_of(model), model.stack.inner)
+    name = "albert.encoder.albert_layer_groups.1.albert_layers.0.ffn.weight"
+    assert [(piece.path, piece.index) for piece in layout[name]] == [("stack/blocks/feed_forward/up/kernel", 2)]
+
+
+HEAD = models.VocabularyHead
+
+
+@pytest.mark.parametrize(
+    ("family", "config", "settings"),
+    [
+        ("gpt2", {}, {"stack.layers": 12, "embedding.width": 768, "attention.heads": 12, "head.tied": True}),
+        ("gpt2", {}, {"feed_forward.width": 3072, "attention.position.length": 1024}),
+        ("gpt2", {}, {"initializer": models.InitializerConfig(0.02, shrink_residual=True)}),
+        (
+            "roberta",
+            {"max_position_embeddings": 40, "pad_token_id": 4},
+            {"attention.position": models.LearnedPositions(35, offset=5, skips_padding=True)},
+        ),
+        ("roberta", {"hidden_act": "relu"}, {"head.transform": "gelu_exact"}),
+        ("albert", {}, {"stack": models.StackConfig(12, groups=1)}),
+        ("albert", {"num_hidden_groups": 12}, {"stack": models.StackConfig(12)}),
+        ("albert", {"embedding_size": 4096}, {"embedding.embedding_size": 4096}),
+        ("distilbert", {"n_heads": 6}, {"embedding.token_types": 0, "attention.head_dim": 128}),
+        (
+            "electra",
+            {"hidden_act": "relu"},
+            {"discriminator": models.Discriminator("relu"), "head.transform": "gelu_exact"},
+        ),
+        ("electra", {}, {"embedding.width": 256, "embedding.embedding_size": 128}),
+        ("electra", {"embedding_size": 256}, {"embedding.embedding_size": None}),
+        ("bart", {}, {"stack.layers": 12, "decoder_stack.layers": 12, "embedding.width": 1024}),
+        ("bart", {}, {"attention.heads": 16, "feed_forward.width": 4096, "embedding.vocab_size": 50265}),
+        ("bart", {}, {"attention.position": models.LearnedPositions(1024, offset=2)}),
+        ("mt5", {}, {"stack.layers": 8, "embedding.width": 512, "feed_forward.width": 1024}),
+        ("mt5", {}, {"embedding.vocab_size": 250112, "attention.heads": 6, "feed_forward.gated": True}),
+        ("t5", {}, {"head": HEAD(True, scale_by_width=True)}),
+        ("t5", {"tie_word_embeddings": False}, {"head": HEAD(False, scale_by_width=False)}),
+        ("t5", {"scale_decoder_outputs": False}, {"head": HEAD(True, scale_by_width=False)}),
+        (
+            "t5",
+            {"tie_word_embeddings": False, "scale_decoder_outputs": True},
+            {"head": HEAD(False, scale_by_width=True)},
+        ),
+    ],
+)
+def test_settings_follow_the_config(family, config, settings):
+    model = families.registered()[family].to_settings(config)
+    assert {name: operator.attrgetter(name)(model) for name in settings} == settings
+
+
+def test_explicit_decoder_sizes_equal_those_of_the_encoder():
+    sizes = {"d_model": 6, "encoder_ffn_dim": 4, "decoder_ffn_dim": 4}
+    model = families.registered()["bart"].to_settings(BART | sizes)
+    assert model.decoder_heads is model.decoder_head_dim is model.decoder_feed_forward is None
+    explicit = replace(model, decoder_heads=2, decoder_head_dim=3, decoder_feed_forward=4)
+    assert families.family_of(explicit).name == "BART"
+    with pytest.raises(UserError, match=r"T5.*decoder_heads = None"):
+        families.family_of(replace(families.registered()["mt5"].to_settings({}), decoder_heads=2), "t5")
+
+
+@pytest.mark.parametrize(("extra_ids", "sentinels"), [({}, 3), ({"extra_ids": 0}, 3), ({"extra_ids": 2}, 5)])
+def test_mt5_counts_sentinels_in_and_above_its_file(extra_ids, sentinels):
+    family, file = families.registered()["mt5"], b"pieces <extra_id_2> <extra_id_1> <extra_id_0>"
+    ids = family.special_ids([file], extra_ids)
+    assert ids == {"sentinels": sentinels}
+    assert family.tokenizer_config([file], ids)["extra_ids"] == extra_ids.get("extra_ids", 0)
+
+
 LLAMA_3_1 = {
     "rope_theta": 500_000.0,
     "rope_scaling": {
@@ -73,7 +147,14 @@ CHATGLM2 = {
     **{"add_bias_linear": False, "rmsnorm": True, "post_layer_norm": True, "layernorm_epsilon": 0.01},
     **{"apply_residual_connection_post_layernorm": False, "seq_length": 64, "rope_ratio": 0.002},
 }
+GPT2 = {
+    **{"vocab_size": 11, "n_positions": 13, "n_embd": 15, "n_layer": 3, "n_head": 5, "n_inner": 17},
+    **{"resid_pdrop": 0.11, "embd_pdrop": 0.12, "attn_pdrop": 0.13, "layer_norm_epsilon": 1e-3},
+    **{"initializer_range": 0.3, "scale_attn_weights": False, "scale_attn_by_inverse_layer_idx": True},
+    **{"tie_word_embeddings": False},
+}
 FIELDS = [
+    *(("gpt2", GPT2 | {"activation_function": name}) for name in ("gelu_new", "gelu", "relu", "silu", "tanh")),
     ("bert", {"hidden_act": "gelu_new", "type_vocab_size": 3, "max_position_embeddings": 7}),
     ("bert", {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.3, "layer_norm_eps": 0.1}),
     ("bert", {"intermediate_size": 5, "initializer_range": 0.5, "tie_word_embeddings": False}),
@@ -113,3 +194,16 @@ def test_settings_survive_config_json_round_trip(name, config):
     assert family.to_settings(written) == model
     if name != "chatglm":  # An empty config of ChatGLM is not supported.
         assert model != family.to_settings({})
+
+
+@pytest.mark.parametrize("name", golden.ALL)
+def test_models_are_saved_as_the_family_that_they_were_read_as(name):
+    pretrained = huggingface.read(golden.FOLDER / name)
+    assert families.family_of(pretrained.model, pretrained.family).kind == pretrained.family
+    if name in ("gpt2", "bert", *golden.ENCODERS, *golden.ELECTRA):
+        assert families.family_of(pretrained.model).kind == pretrained.family
+
+
+def test_bert_without_pooler_is_saved_as_bert():
+    model = replace(families.registered()["bert"].to_settings({}), pooler=models.NoHead())
+    assert families.family_of(model).kind == "bert"

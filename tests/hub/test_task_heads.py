@@ -56,17 +56,7 @@ CASES = [
 ]
 
 
-@pytest.fixture
-def reference():
-    """Module `tests.support.reference`; skips without torch."""
-    pytest.importorskip("torch")
-    pytest.importorskip("transformers")
-    from tests.support import reference
-
-    return reference
-
-
-def make_model(case, reference, **fields):
+def make_model(case, theirs, **fields):
     """Returns a model of a case with its own labels and a distinct dropout rate."""
     labels = NAMES.get(case.kind)
     if labels:
@@ -134,10 +124,6 @@ def test_outputs_equal_transformers_in_both_directions(case, reference, tmp_path
         assert written["problem_type"] == tasks.PROBLEMS[case.kind]
     differ = {key for key in written.keys() & original.keys() if written[key] != original[key]}
     assert differ <= {"n_inner", "problem_type", "classifier_dropout"}
-    lm.save(tmp_path / "plm_jax", format="plm_jax")
-    restored = plm_jax.load(tmp_path / "plm_jax")
-    assert restored.config == lm.config
-    np.testing.assert_array_equal(restored.logits(**inputs, head="task"), got)
 
 
 @pytest.mark.parametrize(("family", "rate", "shown"), RATES)
@@ -167,24 +153,6 @@ def test_unsupported_heads_are_ignored_with_warning(reference, tmp_path):
 def pretrained(model):
     params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), registry.shapes(model))
     return Pretrained(model, params, {"pad_token_id": 0})
-
-
-@pytest.mark.parametrize(
-    ("head", "needs"),
-    [
-        (models.ClassesHead(labels=("a", "b"), feature="mean"), "heads.task.feature = pooler"),
-        (
-            models.TagsHead(labels=("a",), layers=models.ConcatenatedLayers((-2, -1))),
-            "heads.task.layers.kind = last",
-        ),
-        (models.TagsHead(labels=("a",), recurrent=models.BiLstmConfig()), "heads.task.recurrent = None"),
-        (models.SpanHead(transform="tanh"), "heads.task.transform = None"),
-    ],
-)
-def test_unsupported_head_is_saved_only_as_plm_jax(head, needs, tmp_path):
-    model = replace(tiny.BERT, heads=(("task", head),))
-    with pytest.raises(UserError, match=f"Hugging Face's .* cannot hold this model: it needs .*{needs}"):
-        huggingface.write(tmp_path, pretrained(model))
 
 
 def test_unnamed_score_stays_unnamed(tmp_path):

@@ -1,0 +1,146 @@
+"""Configs that no family supports, and settings that no `config.json` can describe."""
+
+from dataclasses import replace
+
+import pytest
+
+from plm_jax import models
+from plm_jax.common.errors import UserError
+from plm_jax.hub import families, huggingface
+from plm_jax.hub.pretrained import Pretrained
+from tests.hub.test_family_tables import CHATGLM2
+from tests.support import tiny
+
+FAMILIES = families.registered()
+GLM = {"hidden_size": 12, "num_layers": 2, "num_attention_heads": 3}
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "message"),
+    [
+        ("gpt2", {"add_cross_attention": True}, "add_cross_attention"),
+        ("gpt2", {"activation_function": "gelu_newer"}, "'gelu_newer'.*did you mean 'gelu_new'"),
+        ("gpt2", {"n_head": 5}, "n_head 5 does not divide n_embd 768"),
+        ("gpt2", {"n_layer": 0}, "n_layer is 0.*positive integer"),
+        ("gpt2", {"n_embd": "24"}, "n_embd is '24'.*positive integer"),
+        ("gpt2", {"n_inner": -1}, "n_inner is -1"),
+        ("gpt2", {"layer_norm_epsilon": "small"}, "layer_norm_epsilon is 'small'.*number"),
+        ("bert", {"num_attention_heads": 5}, "num_attention_heads 5 does not divide hidden_size 768"),
+        ("bert", {"is_decoder": True}, "is_decoder"),
+        ("bert", {"position_embedding_type": "relative_key"}, "relative_key"),
+        ("bert", {"hidden_act": "gelu_newer"}, "did you mean 'gelu_new'"),
+        ("roberta", {"pad_token_id": None}, "pad_token_id is None: give an id from 0 to 510"),
+        ("roberta", {"pad_token_id": 9, "max_position_embeddings": 10}, "pad_token_id is 9"),
+        ("albert", {"num_hidden_groups": 5}, "num_hidden_groups 5 does not divide num_hidden_layers 12"),
+        ("albert", {"embedding_size": 0}, "embedding_size is 0"),
+        ("albert", {"hidden_size": 100}, "num_attention_heads 64 does not divide hidden_size 100"),
+        ("distilbert", {"dim": "768"}, "dim is '768'"),
+        ("distilbert", {"activation": "gelo"}, "did you mean 'gelu'"),
+        ("t5", {"architectures": ["T5EncoderModel"]}, "T5EncoderModel has no decoder"),
+        ("t5", {"num_decoder_layers": 0}, "num_decoder_layers is 0"),
+        ("t5", {"feed_forward_proj": "gated-gelo"}, "did you mean 'gated-gelu'"),
+        ("t5", {"dropout_rate": "0.1"}, "dropout_rate is '0.1'"),
+        ("bart", {"d_model": 6, "encoder_attention_heads": 3}, "decoder_attention_heads 16 does not divide d_model 6"),
+        ("llama", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type is 'linear'"),
+        ("llama", {"rope_scaling": "llama3"}, "rope_scaling is 'llama3'"),
+        ("llama", {"num_attention_heads": 5}, "5 does not divide hidden_size 4096"),
+        ("llama", {"num_key_value_heads": 5}, "divisor of the 32 heads"),
+        ("llama", {"head_dim": 0}, "head_dim is 0"),
+        ("llama", {"hidden_act": "silly"}, "hidden_act is 'silly'"),
+        ("openai-gpt", {"afn": "tanh"}, "afn is 'tanh'"),
+        ("glm", {"partial_rotary_factor": 0}, "fraction 0.0"),
+        ("chatglm", {}, "multi_query_attention is False"),
+        ("chatglm", CHATGLM2 | {"rmsnorm": False}, "rmsnorm is False: give true"),
+        ("glm_original", GLM | {"relative_encoding": True}, "relative_encoding is True: give false"),
+        ("glm_original", GLM | {"block_position_encoding": False}, "block_position_encoding is False: give true"),
+        ("glm_original", GLM | {"num_attention_heads": 5}, "5 does not divide hidden_size 12"),
+        ("chatglm_6b", GLM | {"position_encoding_2d": False}, "position_encoding_2d is False"),
+        ("chatglm_6b", GLM | {"quantization_bit": 4}, "quantization_bit is 4"),
+    ],
+)
+def test_unsupported_configs_are_rejected(family, fields, message):
+    with pytest.raises(UserError, match=message) as error:
+        FAMILIES[family].to_settings(fields)
+    assert "\n" not in str(error.value)
+
+
+CHATGLM_ATTENTION = {"position": models.Rotary(fraction=0.5, scaling=models.RotaryScaling()), "out_bias": True}
+
+
+@pytest.mark.parametrize(
+    ("family", "section", "changes", "message"),
+    [
+        ("gpt2", "attention", {"position": models.NoPositions()}, "attention.position"),
+        ("gpt2", "attention", {"bias": False}, "attention.bias"),
+        ("gpt2", "attention", {"head_dim": 7}, "attention.head_dim"),
+        ("gpt2", "attention", {"score_scale": 0.5}, "attention.score_scale"),
+        ("gpt2", "feed_forward", {"bias": False}, "feed_forward.bias"),
+        ("bert", "norm", {"placement": "pre"}, "BERT.*norm.placement = post"),
+        ("bert", "head", {"transform": "relu"}, "head.transform = gelu_exact"),
+        ("bert", "pooler", {"classes": 3}, "pooler.classes = 2"),
+        ("bert", "embedding", {"token_types": 0}, "embedding.token_types = 1"),
+        ("roberta", "pooler", {"classes": 2}, "RoBERTa.*pooler.classes = 0"),
+        ("roberta", "head", {"transform": "gelu_tanh"}, "head.transform = gelu_exact"),
+        ("albert", "embedding", {"norm": False}, "ALBERT.*embedding.norm = True"),
+        ("albert", "stack", {"groups": 12}, "stack.groups = None"),
+        ("distilbert", "attention", {"bias": False}, "DistilBERT.*attention.bias = True"),
+        ("electra", "discriminator", {"activation": "tanh"}, r"ELECTRA.*discriminator\.activation = gelu_exact"),
+        ("t5", "attention", {"score_scale": None}, "T5.*attention.score_scale = 1.0"),
+        ("t5", "attention", {"position": models.NoPositions()}, "position.kind = relative_bias"),
+        ("t5", "norm", {"kind": "layer"}, "norm.kind = rms"),
+        ("t5", "feed_forward", {"activation": "gelu_exact", "gated": True}, "feed_forward"),
+        ("bart", "embedding", {"norm": False}, "BART.*embedding.norm = True"),
+        ("bart", "attention", {"bias": False}, "attention.bias = True"),
+        ("bart", "attention", {"position": models.LearnedPositions(1024)}, "position.offset = 2"),
+        ("bart", "norm", {"epsilon": 0.1}, "norm.epsilon = 1e-05"),
+        ("bart", "norm", {"placement": "pre"}, "norm.placement = post"),
+        ("bart", "head", {"scale_by_width": True}, "head.scale_by_width = False"),
+        ("chatglm", "attention", CHATGLM_ATTENTION, "cannot hold this model"),
+    ],
+)
+def test_unsupported_settings_are_rejected_before_writing(family, section, changes, message, tmp_path):
+    model = FAMILIES[family].to_settings(CHATGLM2 if family == "chatglm" else {})
+    if family == "electra":
+        model = replace(model, head=models.NoHead())
+    model = replace(model, **{section: replace(getattr(model, section), **changes)})
+    with pytest.raises(UserError, match=message):
+        huggingface.write(tmp_path / "out", Pretrained(model, {}))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [
+        (models.ClassesHead(labels=("a", "b"), feature="mean"), "heads.task.feature = pooler"),
+        (models.TagsHead(labels=("a",), layers=models.ConcatenatedLayers((-2, -1))), "heads.task.layers.kind = last"),
+        (models.TagsHead(labels=("a",), recurrent=models.BiLstmConfig()), "heads.task.recurrent = None"),
+        (models.SpanHead(transform="tanh"), "heads.task.transform = None"),
+    ],
+)
+def test_unsupported_task_heads_are_rejected(head, message):
+    with pytest.raises(UserError, match=f"Hugging Face's .* cannot hold this model: it needs .*{message}"):
+        families.family_of(replace(tiny.BERT, heads=(("task", head),)))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        replace(
+            FAMILIES["gpt2"].to_settings({}),
+            attention=models.AttentionConfig(3, 7, models.NoPositions(), bias=False, score_scale=0.3),
+            feed_forward=models.FeedForwardConfig(10, "relu", bias=False, gated=True),
+            norm=models.NormConfig(1e-3, "rms", "post"),
+            initializer=models.FanInConfig(),
+        ),
+        replace(
+            FAMILIES["bert"].to_settings({}),
+            head=models.NoHead(),
+            attention=models.AttentionConfig(5, 7, models.RelativeBias()),
+        ),
+        replace(FAMILIES["t5"].to_settings({}), attention=models.AttentionConfig(3, 7, models.LearnedPositions(9))),
+    ],
+    ids=lambda model: model.kind,
+)
+def test_unusual_models_are_rejected_by_every_family(model):
+    with pytest.raises(UserError, match="cannot hold this model: it needs"):
+        families.family_of(model)

@@ -15,9 +15,9 @@ from plm_jax.data.reader import Reader
 from plm_jax.evaluation import perplexity
 from plm_jax.generation import decoding, infilling, strategies
 from plm_jax.inference.language_model import LanguageModel
-from plm_jax.models import registry
 from tests.support import runs
 from tests.support import tiny as tiny_config
+from tests.support.random_models import random_params
 
 IDS = {"pad": 256, "eos": 257, "cls": 258, "mask": 259, "smask": 260, "gmask": 261, "sop": 262, "eop": 263}
 SIZE = 264
@@ -31,11 +31,10 @@ families = pytest.mark.parametrize("family", MODELS)
 
 def model_of(family, seed=0, **ids):
     """Returns a model with random parameters and a vocabulary of bytes."""
-    rng = np.random.default_rng(seed)
     model = dataclasses.replace(
         MODELS[family], embedding=dataclasses.replace(MODELS[family].embedding, vocab_size=SIZE + 3)
     )
-    params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32) * 0.4, registry.shapes(model))
+    params = random_params(model, seed, scale=0.4)
     vocabulary = config.VocabularyConfig("bytes", **IDS)
     run = dataclasses.replace(
         tiny_config.PLAIN, model=model, objective=objectives.BlankInfilling(), vocabulary=vocabulary
@@ -177,8 +176,7 @@ def test_run_without_blanks_continues_text():
 def test_evaluation_counts_only_fillings(tiny):
     """The reference uses all logits of one row at a time."""
     run = runs.make(tiny, tiny_config.RUNS["glm"])
-    rng = np.random.default_rng(2)
-    params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32) / 3, registry.shapes(run.model))
+    params = random_params(run.model, seed=2, scale=1 / 3)
     only = dataclasses.replace(run, data=dataclasses.replace(run.data, sources={"a": run.data.sources["a"]}))
     opened, nll, total = Reader(config.reader_config(only)), 0.0, 0
     lm = LanguageModel(run.model, params, run=run, vocabulary_id=opened.vocabulary["id"])

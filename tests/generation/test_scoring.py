@@ -1,4 +1,4 @@
-"""Log-probabilities of continuations and of masked tokens, compared with torch and with logits of single rows."""
+"""Log-probabilities of continuations and of masked tokens, compared with logits of single rows."""
 
 import jax
 import numpy as np
@@ -9,15 +9,6 @@ from plm_jax.common.errors import UserError
 from plm_jax.data.vocabularies import Vocabulary
 from plm_jax.generation import scoring
 from tests import golden
-
-GROUPED = {"num_attention_heads": 4, "head_dim": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
-ARCHITECTURES = {
-    "GPT2LMHeadModel": {},
-    "LlamaForCausalLM": GROUPED,
-    "T5ForConditionalGeneration": {},
-    "BartForConditionalGeneration": {},
-}
-
 
 MOST = 12
 
@@ -47,11 +38,9 @@ def of_one_row(lm, context, continuation):
     return log_probabilities.sum(), np.asarray(logits).argmax(axis=1).tolist() == continuation
 
 
-@pytest.mark.parametrize("name", golden.DECODERS)
+@pytest.mark.parametrize("name", ["gpt2", "llama", "t5", "bart"])
 def test_scores_are_independent_of_the_batch(name):
     lm = plm_jax.load(golden.FOLDER / name)
-    if name == "glm":
-        pytest.skip("its contexts have blanks")
     examples = pairs(lm.config.vocab_size)
     # Make some continuations greedy.
     for context, continuation in examples[::4]:
@@ -62,31 +51,6 @@ def test_scores_are_independent_of_the_batch(name):
     assert [score.is_greedy for score in scores] == [greedy for _, greedy in want]
     assert {True, False} == {score.is_greedy for score in scores}
     np.testing.assert_allclose([score.log_likelihood for score in scores], [total for total, _ in want], atol=1e-4)
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_scores_equal_torch(architecture, tmp_path):
-    torch = pytest.importorskip("torch")
-    pytest.importorskip("transformers")
-    from tests.support import reference
-
-    model = reference.make(architecture, **ARCHITECTURES[architecture])
-    model.save_pretrained(tmp_path)
-    lm, examples = plm_jax.load(tmp_path), pairs(37)
-    scores = lm.score(*zip(*examples, strict=True))
-    for (context, continuation), score in zip(examples, scores, strict=True):
-        targets = torch.tensor([continuation])
-        with torch.no_grad():
-            if model.config.is_encoder_decoder:  # Teacher forcing.
-                start = 2 if architecture.startswith("Bart") else 0
-                read = torch.tensor([[start, *continuation[:-1]]])
-                logits = model(input_ids=torch.tensor([context]), decoder_input_ids=read).logits
-            else:
-                logits = model(input_ids=torch.tensor([[*context, *continuation[:-1]]])).logits
-        logits = logits[:, -len(continuation) :]
-        log_probabilities = logits.log_softmax(-1).gather(-1, targets[..., None]).sum()
-        assert score.log_likelihood == pytest.approx(float(log_probabilities), abs=1e-4 * len(continuation))
-        assert score.is_greedy == bool((logits.argmax(-1) == targets).all())
 
 
 @Vocabulary.register
@@ -168,10 +132,9 @@ def test_further_requests_compile_nothing():
     assert scoring._target_scores._cache_size() == known
 
 
-@pytest.mark.parametrize("name", ["bert", "electra_generator"])
 @pytest.mark.parametrize("word_l2r", [False, True])
-def test_pseudo_log_likelihoods_equal_single_masks(name, word_l2r):
-    lm = plm_jax.load(golden.FOLDER / name)
+def test_pseudo_log_likelihoods_equal_single_masks(word_l2r):
+    lm = plm_jax.load(golden.FOLDER / "bert")
     lm.vocabulary, lm.special_ids = Words(), lm.special_ids | {"mask_token_id": 36}
     before, after = lm.strategy.frame
     texts = ["ABC:;", "!", "?8%&/"]
@@ -189,33 +152,6 @@ def test_pseudo_log_likelihoods_equal_single_masks(name, word_l2r):
             assert log_likelihoods[i] == pytest.approx(float(jax.nn.log_softmax(logits)[token]), abs=1e-4)
     plain, hidden = (lm.pseudo_log_likelihoods("ABC:;", word_l2r=which)[0] for which in (False, True))
     assert not np.allclose(plain, hidden)
-
-
-def test_pseudo_log_likelihoods_equal_torch_on_bert(tmp_path):
-    torch = pytest.importorskip("torch")
-    pytest.importorskip("transformers")
-    from tests.support import reference
-
-    model = reference.make("BertForMaskedLM")
-    model.save_pretrained(tmp_path)
-    lm = plm_jax.load(tmp_path)
-    tokens = np.random.default_rng(3).integers(4, 36, 9).tolist()
-
-    @Vocabulary.register
-    class Fixed:
-        vocab_size, word_initial = 37, np.ones(37, bool)
-
-        def encode(self, text):
-            return tokens
-
-    lm.vocabulary = Fixed()
-    lm.special_ids = {"mask_token_id": 36, "cls_token_id": 1, "sep_token_id": 2}
-    (log_likelihoods,) = lm.pseudo_log_likelihoods("a text")
-    for i, token in enumerate(tokens):
-        row = torch.tensor([[1, *tokens[:i], 36, *tokens[i + 1 :], 2]])
-        with torch.no_grad():
-            log_probability = model(input_ids=row).logits[0, i + 1].log_softmax(-1)[token]
-        assert log_likelihoods[i] == pytest.approx(float(log_probability), abs=1e-4)
 
 
 def test_decoder_has_no_pseudo_log_likelihoods():

@@ -68,8 +68,10 @@ def test_model_and_tokenizer_open_together(family, vocabulary_folder, tmp_path):
 # Published directories have the files of the family and no tokenizer.json.
 PUBLISHED = {
     "bert": ("uncased", ("vocab.txt",), {}),
+    "distilbert": ("uncased", ("vocab.txt",), {}),
     "electra": ("cased", ("vocab.txt",), {"do_lower_case": False}),
     "gpt2": ("gpt2", ("vocab.json", "merges.txt"), {}),
+    "bart": ("roberta", ("vocab.json", "merges.txt"), {}),
     "t5": ("nfkc", ("spiece.model",), {"extra_ids": 6}),
     "albert": ("lowercased", ("spiece.model",), {}),
 }

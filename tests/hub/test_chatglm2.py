@@ -1,4 +1,4 @@
-"""ChatGLM2 under its original tensor names, compared with NumPy and with GLM-4's format."""
+"""ChatGLM2 under its original tensor names, compared with NumPy."""
 
 import io
 import json
@@ -10,6 +10,7 @@ from safetensors.numpy import save_file
 
 import plm_jax
 from plm_jax.hub.chatglm2 import ChatGlmFamily
+from tests.models.test_rotary import rotated
 
 VOCAB, WIDTH, HEADS, GROUPS, HEAD_DIM, WIDE, LAYERS = 29, 12, 4, 2, 8, 10, 2
 CONFIG = {
@@ -71,15 +72,6 @@ def normed(x, weight):
     return x / np.sqrt((x**2).mean(-1, keepdims=True) + CONFIG["layernorm_epsilon"]) * weight
 
 
-def turned(x_LNH):
-    """Rotates neighboring pairs of the first half of each head as complex numbers (Su et al. 2021 §3.2)."""
-    half = HEAD_DIM // 2
-    theta = (10_000 * CONFIG["rope_ratio"]) ** (-np.arange(0, half, 2) / half)
-    z = x_LNH[..., :half:2] + 1j * x_LNH[..., 1:half:2]
-    z = z * np.exp(1j * np.arange(len(x_LNH))[:, None] * theta)[:, None]
-    return np.concatenate([np.stack([z.real, z.imag], -1).reshape(*z.shape[:-1], half), x_LNH[..., half:]], -1)
-
-
 def reference(tensors, tokens):
     """Returns the logits [L, V] of one row, computed in float64 head by head."""
     of = {name.removeprefix("transformer."): value.astype(np.float64) for name, value in tensors.items()}
@@ -91,7 +83,11 @@ def reference(tensors, tokens):
         query, key, value = (
             part.reshape(len(tokens), -1, HEAD_DIM) for part in np.split(fused, [QUERIES, QUERIES + KEYS], axis=-1)
         )
-        query, key, mixed = turned(query), turned(key), []
+        positions, theta, mixed = np.arange(len(tokens))[None], 10_000 * CONFIG["rope_ratio"], []
+        query, key = (
+            rotated(x.swapaxes(0, 1)[None], positions, HEAD_DIM // 2, theta, interleaved=True)[0].swapaxes(0, 1)
+            for x in (query, key)
+        )
         for head in range(HEADS):
             group = head // (HEADS // GROUPS)
             scores = query[:, head] @ key[:, group].T / np.sqrt(HEAD_DIM)
@@ -112,49 +108,6 @@ def test_logits_equal_reference(folder, tensors):
     padded, mask = np.pad(rows, ((0, 0), (2, 1))), np.pad(np.ones_like(rows), ((0, 0), (2, 1)))
     np.testing.assert_allclose(lm.logits(padded, mask)[:, 2:-1], want, atol=1e-4)
     assert lm.num_parameters == sum(value.size for name, value in tensors.items() if "inv_freq" not in name)
-
-
-def test_outputs_equal_glm_of_transformers(folder, tensors):
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    config = transformers.GlmConfig(
-        vocab_size=VOCAB,
-        hidden_size=WIDTH,
-        intermediate_size=WIDE,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
-        num_key_value_heads=GROUPS,
-        head_dim=HEAD_DIM,
-        rms_norm_eps=CONFIG["layernorm_epsilon"],
-        rope_parameters={
-            "rope_type": "default",
-            "rope_theta": 10_000 * CONFIG["rope_ratio"],
-            "partial_rotary_factor": 0.5,
-        },
-        pad_token_id=0,
-    )
-    glm, state = transformers.GlmForCausalLM(config).eval(), {}
-    renamed = {
-        "transformer.embedding.word_embeddings": "model.embed_tokens",
-        "transformer.encoder.final_layernorm": "model.norm",
-        "transformer.output_layer": "lm_head",
-        "transformer.encoder.layers": "model.layers",
-        "self_attention.dense": "self_attn.o_proj",
-        "mlp.dense_h_to_4h": "mlp.gate_up_proj",
-        "mlp.dense_4h_to_h": "mlp.down_proj",
-    }
-    for name, value in tensors.items():
-        for theirs, other in renamed.items():
-            name = name.replace(theirs, other)
-        if "query_key_value" in name:
-            for part, piece in zip("qkv", np.split(value, [QUERIES, QUERIES + KEYS]), strict=True):
-                state[name.replace("self_attention.query_key_value", f"self_attn.{part}_proj")] = torch.tensor(piece)
-        elif "inv_freq" not in name:
-            state[name] = torch.tensor(value)
-    glm.load_state_dict(state)
-    row = np.random.default_rng(0).integers(0, VOCAB, (1, 9))
-    with torch.no_grad():
-        want = glm(torch.tensor(row)).logits.numpy()
-    np.testing.assert_allclose(plm_jax.load(folder).logits(row), want, atol=1e-4)
 
 
 def test_texts_begin_like_published_tokenizers(folder):

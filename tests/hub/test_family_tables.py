@@ -10,6 +10,7 @@ from plm_jax import models
 from plm_jax.common.errors import UserError
 from plm_jax.hub import families, huggingface, tensor_layout
 from tests import golden
+from tests.support import tiny
 
 ENCODER = {"hidden_size": 6, "num_attention_heads": 2, "num_hidden_layers": 3, "intermediate_size": 5}
 T5 = {"d_model": 6, "num_heads": 2, "num_layers": 3, "num_decoder_layers": 2}
@@ -204,6 +205,14 @@ def test_models_are_saved_as_the_family_that_they_were_read_as(name):
         assert families.family_of(pretrained.model).kind == pretrained.family
 
 
-def test_bert_without_pooler_is_saved_as_bert():
-    model = replace(families.registered()["bert"].to_settings({}), pooler=models.NoHead())
-    assert families.family_of(model).kind == "bert"
+def test_first_family_that_supports_the_model_is_chosen():
+    """The preferred family comes first, if it supports the model."""
+    gpt2, bert, t5 = (families.registered()[name].to_settings({}) for name in ("gpt2", "bert", "t5"))
+    assert families.family_of(t5).kind == "t5" and families.family_of(t5, "mt5").kind == "mt5"
+    for preferred in (None, "openai-gpt", "bert"):
+        assert families.family_of(gpt2, preferred).kind == "gpt2"
+    assert families.family_of(replace(bert, pooler=models.NoHead())).kind == "bert"
+    with pytest.raises(UserError, match=r"GPT-2 cannot hold .*norm\.kind = layer; .*format plm_jax"):
+        families.family_of(replace(gpt2, norm=models.NormConfig(kind="rms")))
+    with pytest.raises(UserError, match="no family for a model of kind 'elmo': save it in format plm_jax"):
+        families.family_of(tiny.ELMO)

@@ -16,15 +16,10 @@ from plm_jax import models
 from plm_jax.common import storage
 from plm_jax.common.errors import UserError
 from plm_jax.hub import families, files, huggingface
-from plm_jax.hub.bert import BertFamily
-from plm_jax.hub.family import Family
-from plm_jax.hub.fields import Fixed, changed
-from plm_jax.hub.gpt2 import Gpt2Family
-from plm_jax.hub.t5 import T5Family
 from plm_jax.inference.language_model import LanguageModel
-from plm_jax.models import registry
 from tests import golden
 from tests.support import tiny
+from tests.support.random_models import random_params
 
 
 def copy_of(name, tmp_path):
@@ -302,9 +297,7 @@ def test_discriminator_and_generator_have_separate_heads(name, head, message):
     ids=["electra", "spanbert"],
 )
 def test_heads_without_tensors_are_left_out(model, left_out, architecture, head, tmp_path):
-    rng, tokens = np.random.default_rng(0), np.arange(12).reshape(2, 6)
-    params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32) / 4, registry.shapes(model))
-    lm = LanguageModel(model, params)
+    tokens, lm = np.arange(12).reshape(2, 6), LanguageModel(model, random_params(model))
     with pytest.warns(UserWarning, match=f"no place for '{left_out}': it is left out"):
         lm.save(tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["architectures"] == [architecture]
@@ -357,55 +350,6 @@ def test_only_requested_tensors_are_read(folder, monkeypatch):
         assert asked == []
         _ = pretrained.params["stack"]["blocks"]["feed_forward"]["up"]["kernel"][1]
     assert asked == ["transformer.h.1.mlp.c_fc.weight"]
-
-
-@pytest.fixture
-def several(monkeypatch):
-    """Families of decoders in addition to GPT-2: one with a fixed epsilon, and one with the same fields."""
-    monkeypatch.setattr(Family, "choices", {})
-    monkeypatch.setattr(families, "PUBLISHED", ())
-
-    class NarrowFamily(Gpt2Family):
-        kind = "narrow"
-        name = "Narrow"
-        base = replace(Gpt2Family.base, norm=models.NormConfig(0.5))
-        fields = changed(Gpt2Family.fields, Fixed("n_head", 1), without=("layer_norm_epsilon",))
-
-    class SiblingFamily(Gpt2Family):
-        kind = "sibling"
-        name = "Sibling"
-
-    in_order = (NarrowFamily, Gpt2Family, SiblingFamily, BertFamily, T5Family)
-    monkeypatch.setattr(Family, "choices", {family.kind: family for family in in_order})
-
-
-def test_first_supporting_family_is_chosen(several):
-    model = Gpt2Family().to_settings({})
-    assert families.family_of(model).kind == "gpt2"
-    assert families.family_of(replace(model, norm=models.NormConfig(0.5))).kind == "gpt2"
-    narrow = families.registered()["narrow"].to_settings({"n_embd": 64, "n_head": 1})
-    assert families.family_of(narrow).kind == "narrow"
-    assert families.family_of(BertFamily().to_settings({})).kind == "bert"
-
-
-def test_model_keeps_its_family_if_supported(several, folder, tmp_path):
-    edit_config(folder, model_type="sibling")
-    plm_jax.load(folder).save(tmp_path / "copy")
-    assert json.loads((tmp_path / "copy" / "config.json").read_text())["model_type"] == "sibling"
-    assert families.family_of(Gpt2Family().to_settings({}), preferred="narrow").kind == "gpt2"
-    assert families.family_of(Gpt2Family().to_settings({}), preferred="bert").kind == "gpt2"
-
-
-def test_nearest_family_is_reported(several):
-    with pytest.raises(UserError, match=r"GPT-2 cannot hold .*norm\.kind = layer; .*format plm_jax"):
-        families.family_of(replace(Gpt2Family().to_settings({}), norm=models.NormConfig(kind="rms")))
-
-
-def test_missing_family_is_reported(monkeypatch):
-    monkeypatch.setattr(families, "PUBLISHED", ())
-    monkeypatch.setattr(Family, "choices", {"bert": BertFamily})
-    with pytest.raises(UserError, match="no family for a model of kind 'decoder': save it in format plm_jax"):
-        families.family_of(Gpt2Family().to_settings({}))
 
 
 @pytest.mark.parametrize("name", ["head_stored_twice", "in shards"])

@@ -43,17 +43,6 @@ def lines(words):
     return "\n".join(words) + "\n"
 
 
-@pytest.mark.parametrize("architecture", ["BertModel", "ElectraForPreTraining", "DistilBertModel"])
-def test_uncased_wordpiece_vocabulary_is_preserved(architecture, tmp_path):
-    _, tokenizer = travel(tmp_path, architecture, {"vocab.txt": lines(WORDS)})
-    assert tokenizer("The stately").input_ids == [2, 5, 6, 7, 3]
-
-
-def test_cased_wordpiece_vocabulary_is_preserved(tmp_path):
-    _, tokenizer = travel(tmp_path, "BertModel", {"vocab.txt": lines([*WORDS, "The"])})
-    assert tokenizer.tokenize("The stately") == ["The", "state", "##ly"]
-
-
 @pytest.mark.parametrize("lower", [False, True])
 @pytest.mark.parametrize("words", [["é", "e", "the"], ["é", "e", "the", "The"]])
 def test_case_follows_tokenizer_config(words, lower, tmp_path):
@@ -65,15 +54,6 @@ def test_case_follows_tokenizer_config(words, lower, tmp_path):
         want = tokenizer("The é É", add_special_tokens=False).input_ids
         assert want == [7, 6, 6] if lower else want[1:] == [5, 1]
         assert plm_jax.load(path).vocabulary.encode("The é É") == want
-
-
-def test_t5_vocabulary_and_sentinels_are_preserved(tmp_path):
-    model = pieces(27, pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
-    files = {"spiece.model": model, "tokenizer_config.json": '{"extra_ids": 9}'}
-    _, tokenizer = travel(tmp_path, "T5ForConditionalGeneration", files)
-    ids = sentencepiece.SentencePieceProcessor(model_proto=model).encode("the state")
-    assert tokenizer("the state").input_ids == [*ids, 1]
-    assert tokenizer("<extra_id_0><extra_id_8>").input_ids == [35, 27, 1]
 
 
 @pytest.mark.parametrize("cased", [False, True])
@@ -118,14 +98,6 @@ def byte_pairs(*merges):
     ids = {token: i for i, token in enumerate(tokens)}
     merged = ["#version: 0.2", *(f"{a} {b}" for a, b in merges)]
     return ids, {"vocab.json": json.dumps(ids), "merges.txt": lines(merged)}
-
-
-def test_bart_vocabulary_and_frame_are_preserved(tmp_path):
-    ids, files = byte_pairs()
-    lm, tokenizer = travel(tmp_path, "BartForConditionalGeneration", files, vocab_size=len(ids))
-    text = list(lm.vocabulary.encode("the state"))
-    assert tokenizer("the state").input_ids == [0, *text, 2] == lm.strategy.encode("the state")
-    assert tokenizer("the<mask>").input_ids == [0, *text[:3], ids["<mask>"], 2] == lm.strategy.encode("the [MASK]")
 
 
 def test_roberta_vocabulary_is_preserved_and_fills_like_transformers(tmp_path):

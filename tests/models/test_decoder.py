@@ -65,15 +65,6 @@ def trained_logits(module, params, tokens, seed=0):
     return module.apply({"params": params}, tokens, rngs={"dropout": jax.random.key(seed)}, deterministic=False)
 
 
-def gpt2(layers, width, heads):
-    return models.DecoderConfig(
-        embedding=models.EmbeddingConfig(50257, width),
-        attention=models.AttentionConfig(heads, width // heads, models.LearnedPositions(1024)),
-        feed_forward=models.FeedForwardConfig(4 * width),
-        stack=models.StackConfig(layers),
-    )
-
-
 @partial(jax.jit, static_argnames="module")
 def reach(module, params, tokens, query, **kwargs):
     """Returns whether the output at `query` depends on each of the distinct `tokens`: whether a gradient is not 0."""
@@ -86,48 +77,15 @@ def reach(module, params, tokens, query, **kwargs):
     return jnp.any(gradient[tokens[0]], axis=-1)
 
 
-def test_positions_depend_on_past_and_themselves():
-    tokens = jnp.arange(5, 13)[None]
-    for query in range(8):
-        assert reach(*initial(small()), tokens, query).tolist() == [position <= query for position in range(8)]
-
-
 def test_tokens_attend_within_their_segment():
     tokens, segments = jnp.arange(5, 13)[None], jnp.array([[1, 1, 1, 2, 2, 2, 2, 0]])
     reached = reach(*initial(small()), tokens, 5, segment_ids=segments)
     assert reached.tolist() == [False] * 3 + [True] * 3 + [False] * 2
 
 
-def test_padding_is_masked_and_skipped_by_positions():
-    module, params = initial(small())
-    tokens = tokens_of(batch=1, length=5)
-    alone = logits(module, params, tokens)
-    for left, right in ((3, 0), (0, 3), (2, 1)):
-        width = ((0, 0), (left, right))
-        padded, mask = jnp.pad(tokens, width, constant_values=9), jnp.pad(jnp.ones_like(tokens), width)
-        np.testing.assert_allclose(logits(module, params, padded, mask)[:, left : left + 5], alone, atol=1e-5)
-
-
 @partial(jax.jit, static_argnames="module")
 def extend(module, variables, tokens, mask, positions, cache_index):
     return module.apply(variables, tokens, mask=mask, positions=positions, cache_index=cache_index, mutable=["cache"])
-
-
-@pytest.mark.parametrize("chunks", [(1,) * 8, (5, 1, 1, 1), (3, 5)])
-def test_incremental_decoding_equals_full_pass(chunks):
-    module, params = initial(small(attention=replace(small().attention, scale_by_inverse_depth=True, kv_heads=1)))
-    tokens = tokens_of()
-    mask = jnp.ones_like(tokens).at[1, :3].set(0)
-    positions = jnp.maximum(jnp.cumsum(mask, axis=1) - 1, 0)
-    variables, parts, start = {"params": params}, [], 0
-    for size in chunks:
-        end = start + size
-        filled, span = mask * (jnp.arange(8) < end), slice(start, end)
-        part, cache = extend(module, variables, tokens[:, span], filled, positions[:, span], start)
-        variables, start = {"params": params, **cache}, end
-        parts.append(part)
-    got, full = jnp.concatenate(parts, axis=1), logits(module, params, tokens, mask)
-    np.testing.assert_allclose(got[mask == 1], full[mask == 1], atol=1e-4)
 
 
 def test_cache_needs_positions():

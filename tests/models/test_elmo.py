@@ -12,6 +12,7 @@ import pytest
 from plm_jax import models
 from plm_jax.models import elmo, layers, recurrent, registry
 from tests.models import elmo_numpy
+from tests.support.random_models import random_params
 
 MODEL = models.ElmoConfig(
     embedding=models.CharacterCNNConfig(
@@ -31,12 +32,11 @@ def apply(module, params, *inputs, method, **options):
 def make(model=MODEL, seed=0):
     """Returns the module, parameters, characters and an initial state."""
     module, rng = registry.build(model), np.random.default_rng(seed)
-    params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32) / 2, registry.shapes(model))
     shape = (ROWS, LENGTH, model.embedding.max_characters)
     carry = jax.tree.map(
         lambda leaf: rng.normal(size=leaf.shape).astype(np.float32) / 9, nn.unbox(elmo.new_carry(model, ROWS))
     )
-    return module, params, rng.integers(0, elmo.CHARACTERS, shape, dtype=np.int32), carry
+    return module, random_params(model, scale=0.5), rng.integers(0, elmo.CHARACTERS, shape, dtype=np.int32), carry
 
 
 @pytest.mark.parametrize("activation", ["relu", "tanh"])

@@ -14,6 +14,7 @@ from plm_jax.hub.bert import BertFamily
 from plm_jax.hub.t5 import T5Family
 from plm_jax.models import registry
 from plm_jax.models.positions.relative_bias import relative_buckets
+from tests.support.random_models import random_params
 
 VOCAB = 31
 
@@ -35,12 +36,7 @@ def small_encoder_decoder(**fields) -> models.EncoderDecoderConfig:
 @cache
 def randomized(model: models.TransformerConfig):
     """Returns a module and random parameters, including norms and biases, without compilation."""
-    rng = np.random.default_rng(0)
-
-    def draw(leaf):
-        return rng.normal(scale=0.3, size=leaf.shape).astype(np.float32)
-
-    return registry.build(model), jax.tree.map(draw, registry.shapes(model))
+    return registry.build(model), random_params(model, seed=0, scale=0.3)
 
 
 def initial(model: models.TransformerConfig):
@@ -212,29 +208,3 @@ def test_decoder_attends_to_input_and_past():
     for query in (0, 2, 4):
         reached = reach(*randomized(small_encoder_decoder()), tokens, decoder_tokens, query)
         assert np.flatnonzero(reached).tolist() == [*range(5, 11), *range(20, 21 + query)]
-
-
-@partial(jax.jit, static_argnames="module")
-def extend(module, variables, tokens, memory, mask, filled, cache_index):
-    return module.apply(
-        variables, tokens, memory, mask, filled, cache_index=cache_index, mutable=["cache"], method="decode"
-    )
-
-
-@pytest.mark.parametrize("chunks", [(1, 1, 1, 1, 1, 1), (3, 2, 1)])
-def test_incremental_decoding_with_memory_equals_full_pass(chunks):
-    module, params = randomized(small_encoder_decoder())
-    tokens, decoder_tokens = inputs_of("encoder_decoder")
-    mask = jnp.ones_like(tokens).at[0, 6:].set(0).at[1, :2].set(0)
-    decoder_mask = jnp.ones_like(decoder_tokens).at[1, :2].set(0)
-    full = apply(module, params, tokens, decoder_tokens, mask, method="features", decoder_mask=decoder_mask)
-    memory = apply(module, params, tokens, mask, method="encode")
-    variables, parts, start = {"params": params}, [], 0
-    for size in chunks:
-        end = start + size
-        filled = decoder_mask * (jnp.arange(6) < end)
-        part, cache = extend(module, variables, decoder_tokens[:, start:end], memory, mask, filled, start)
-        variables, memory, start = {"params": params, **cache}, None, end
-        parts.append(part)
-    got = jnp.concatenate(parts, axis=1)
-    np.testing.assert_allclose(got[decoder_mask == 1], full[decoder_mask == 1], atol=1e-4)

@@ -19,7 +19,7 @@ from plm_jax.models.kernels import Context, plain, tiles, tpu
 from plm_jax.models.kernels.dropout import keep
 from plm_jax.planning.plan import slice_devices
 from plm_jax.training import mesh
-from tests.models.test_kernels import TPU, devices
+from tests.models.test_kernels import TPU, devices, with_gradients
 
 FULL = bool(os.environ.get("PLM_JAX_FULL_TESTS"))
 ROWS, HEADS, TILE = 2, 4, tiles.Tile(16, 16, 1)
@@ -60,36 +60,30 @@ def both(flash, causal, rate, broadcast, inputs, query, key, value, bias):
     queries, keys = query.shape[2], key.shape[2]
     seed, window = SEED if rate else None, inputs.get("window")
 
-    def weighed(query, key, value, bias):
-        if flash:
-            query_ids, key_ids = context.ids(ROWS, queries, keys)
-            out = tpu.flash(
-                query,
-                key,
-                value,
-                causal=causal,
-                rate=rate,
-                broadcast=broadcast,
-                interpret=True,
-                query_ids=query_ids,
-                key_ids=key_ids,
-                prefix_lengths=context.prefix_lengths,
-                window=window,
-                distance_bias=bias,
-                seed=seed,
-                offsets=jnp.zeros(4, jnp.int32),
-                tile=TILE,
-            )
-        else:
+    def attend(query, key, value, bias=None):
+        if not flash:
             ready = context.replace(distance_bias=bias).with_kernel("xla", queries, keys)
-            out = plain.attend(query, key, value, ready, window, seed)
-        # Fully masked queries are unused, and their outputs differ between kernels.
-        out = jnp.where(jax.lax.stop_gradient(sees(context, window, queries, keys))[:, None, :, None], out, 0)
-        return jnp.sum(out * jnp.sin(jnp.arange(out.size).reshape(out.shape))), out
+            return plain.attend(query, key, value, ready, window, seed)
+        query_ids, key_ids = context.ids(ROWS, queries, keys)
+        return tpu.flash(
+            *(query, key, value),
+            causal=causal,
+            rate=rate,
+            broadcast=broadcast,
+            interpret=True,
+            query_ids=query_ids,
+            key_ids=key_ids,
+            prefix_lengths=context.prefix_lengths,
+            window=window,
+            distance_bias=bias,
+            seed=seed,
+            offsets=jnp.zeros(4, jnp.int32),
+            tile=TILE,
+        )
 
-    used = (0, 1, 2) if bias is None else (0, 1, 2, 3)
-    gradients, out = jax.grad(weighed, argnums=used, has_aux=True)(query, key, value, bias)
-    return out, gradients
+    # Fully masked queries are unused, and their outputs differ between kernels.
+    used = sees(context, window, queries, keys)
+    return with_gradients(attend, used, query, key, value, *([] if bias is None else [bias]))
 
 
 def sees(context, window, queries, keys):

@@ -51,18 +51,21 @@ def seen(context, queries, keys):
     return visible
 
 
-@partial(jax.jit, static_argnames="kernel")
-def values_and_gradients(kernel, context, used, *query_key_value):
-    """Returns the outputs of used queries (bool [2, Q]), 0 for the others, and the gradients of a sum of them."""
+def with_gradients(attend, used, *inputs):
+    """Returns the outputs of used queries (bool [B, Q]), 0 for the others, and the gradients of a sum of them."""
 
-    def weighed(query, key, value):
-        ready = context.with_kernel(kernel, query.shape[2], key.shape[2])
-        out = attend(query, key, value, ready)
-        out = jnp.where(used[:, None, :, None], out, 0)
+    def weighed(*inputs):
+        out = jnp.where(used[:, None, :, None], attend(*inputs), 0)
         return jnp.sum(out * jnp.sin(jnp.arange(out.size).reshape(out.shape))), out
 
-    gradients, out = jax.grad(weighed, argnums=(0, 1, 2), has_aux=True)(*query_key_value)
+    gradients, out = jax.grad(weighed, argnums=tuple(range(len(inputs))), has_aux=True)(*inputs)
     return out, gradients
+
+
+@partial(jax.jit, static_argnames="kernel")
+def values_and_gradients(kernel, context, used, *query_key_value):
+    ready = context.with_kernel(kernel, query_key_value[0].shape[2], query_key_value[1].shape[2])
+    return with_gradients(lambda *x: attend(*x, ready), used, *query_key_value)
 
 
 PADDED = (jnp.arange(256) < jnp.array([[200], [256]])).astype(jnp.int32)
@@ -147,11 +150,19 @@ def test_tpu_model_recomputes_flash_only_with_full_remat(remat, forward_kernels)
     assert sorted(called) == ["backward", *["forward"] * forward_kernels]
 
 
-@pytest.mark.parametrize("padded", [False, True])
-def test_gpu_program_contains_cudnn(padded, monkeypatch):
+@pytest.mark.parametrize(
+    ("fields", "name", "is_causal"),
+    [
+        ({}, "__cudnn$fmhaSoftmax", True),
+        ({"mask": PADDED}, "__cudnn$fmhaScaleBiasSoftmax", True),
+        ({"prefix_lengths": jnp.array([100, 0])}, "__cudnn$fmhaScaleBiasSoftmax", False),
+    ],
+    ids=["causal", "padded", "prefix"],
+)
+def test_gpu_program_contains_cudnn(fields, name, is_causal, monkeypatch):
     """Includes the backward pass and masks on each device's part. Computing it requires a GPU."""
     monkeypatch.setattr("jax._src.cudnn.fused_attention_stablehlo.check_cudnn_version", lambda: 91000)
-    context = Context(causal=True, mask=PADDED if padded else None)
+    context = Context(causal=True, **fields)
 
     def loss(*query_key_value):
         ready = context.with_kernel("cudnn", 256, 256)
@@ -161,10 +172,9 @@ def test_gpu_program_contains_cudnn(padded, monkeypatch):
     with devices(HOPPER, data=2, tensor=2):
         program = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).trace(*arrays).lower(lowering_platforms=("cuda",))
     calls = [line for line in program.as_text().splitlines() if "__cudnn$fmha" in line]
-    name = "__cudnn$fmhaScaleBiasSoftmax" if padded else "__cudnn$fmhaSoftmax"
     assert [f"@{name}(" in calls[0], f"@{name}Backward(" in calls[1], len(calls)] == [True, True, 2]
     assert all("tensor<1x256x2x16xbf16>, tensor<1x256x1x16xbf16>" in call for call in calls)
-    assert all("CAUSAL" in call for call in calls)
+    assert all(("CAUSAL" in call) == is_causal for call in calls)
 
 
 PLAIN = {"dtype": jnp.bfloat16, "head_dim": 64, "queries": 512, "keys": 512}
@@ -177,6 +187,7 @@ PLAIN = {"dtype": jnp.bfloat16, "head_dim": 64, "queries": 512, "keys": 512}
         ("auto", "gpu", {}, "xla", ""),
         ("auto", "tpu", {"dense": True, "dropout": True, "distance_bias": True, "windows": True}, "flash", ""),
         ("auto", "tpu", {"dtype": jnp.float32, "queries": 114, "head_dim": 24}, "flash", ""),
+        ("auto", "tpu", {"prefix": True}, "flash", ""),
         ("auto", "tpu", {"bias": True}, "xla", "only a bias that depends on distances"),
         ("auto", "tpu", {"head_dim": 12}, "xla", "divisible by 8, not 12"),
         ("auto", "cuda", {"dense": True}, "cudnn", ""),
@@ -187,9 +198,13 @@ PLAIN = {"dtype": jnp.bfloat16, "head_dim": 64, "queries": 512, "keys": 512}
         ("auto", "cuda", {"dropout": True}, "flash", ""),
         ("auto", "cuda", {"distance_bias": True}, "flash", ""),
         ("auto", "cuda", {"cut": True}, "flash", ""),
+        ("auto", "cuda", {"windows": True}, "flash", ""),
+        ("auto", "cuda", {"prefix": True}, "cudnn", ""),
         ("auto", "cuda", {"bias": True}, "xla", "only a bias that depends on distances"),
         ("auto", "cuda", {"head_dim": 12}, "xla", "divisible by 8, not 12"),
         ("cudnn", "cuda", {"queries": 113, "dense": True}, "flash", "even lengths, not 113 and 512"),
+        ("cudnn", "cuda", {"queries": 513, "prefix": True}, "flash", "even lengths"),
+        ("cudnn", "cuda", {"windows": True}, "flash", "windows are not implemented for cudnn"),
         ("cudnn", "cuda", {"dropout": True}, "flash", "not reproducible"),
         ("xla", "tpu", {"bias": True, "dropout": True}, "xla", ""),
         ("xla", "cuda", {}, "xla", ""),

@@ -85,26 +85,9 @@ def test_text_dependent_bias_is_trained():
 
 
 @user_positions
-def test_flash_supports_user_distance_bias(position, caplog):
-    model = replace(with_position(small(), position), attention_kernel="flash")
-    model = replace(model, attention=replace(model.attention, head_dim=8))
-    tokens = jnp.zeros((1, 4), jnp.int32)
-    caplog.set_level("WARNING")
-    jax.eval_shape(lambda params: registry.build(model).apply({"params": params}, tokens), registry.shapes(model))
-    of_text = position.kind == "distance_keys"
-    assert ("kernel xla (flash supports only a bias that depends on distances" in caplog.text) == of_text
-    assert ("kernel flash (interpreted" in caplog.text) == (not of_text)
-
-
-@user_positions
-def test_user_positions_are_unlimited_and_packable(position):
-    assert with_position(small(), position).num_positions is None
-    assert not position.uses_absolute_positions
-
-
-@user_positions
 def test_user_positions_are_a_config_choice(position):
     model = with_position(small(), position)
+    assert model.num_positions is None and not position.uses_absolute_positions
     assert trees.parse(models.ModelConfig, trees.to_dict(model), "model") == model
     assert Position.choices[position.kind] is type(position)
 

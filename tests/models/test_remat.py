@@ -11,6 +11,7 @@ from plm_jax import models
 from plm_jax.models import registry
 from plm_jax.training import flops
 from tests.support import tiny
+from tests.support.random_models import random_params
 
 TOKENS = np.arange(24, dtype=np.int32).reshape(2, 12)
 
@@ -21,13 +22,8 @@ def gradient(model):
     return jax.grad(lambda params: (module.apply({"params": params}, TOKENS, method="features") ** 3).sum())
 
 
-def params_of(model):
-    rng = np.random.default_rng(0)
-    return jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32) / 4, registry.shapes(model))
-
-
 def test_remat_levels_increase_computation():
-    model, params = tiny.LLAMA, params_of(tiny.LLAMA)
+    model, params = tiny.LLAMA, random_params(tiny.LLAMA)
     counted = [
         flops.of_program(jax.make_jaxpr(gradient(dataclasses.replace(model, remat=remat)))(params).jaxpr)
         for remat in model.remat_levels
@@ -40,14 +36,17 @@ def test_remat_levels_increase_computation():
     assert minimal - dots == model.stack.layers * wide
 
 
-@pytest.mark.parametrize("remat", ["minimal", "attention", "offload"])
-def test_remat_keeps_gradients(remat):
-    model, params = tiny.LLAMA, params_of(tiny.LLAMA)
-    want, got = (jax.jit(gradient(dataclasses.replace(model, remat=level)))(params) for level in ("none", remat))
+@pytest.mark.parametrize(
+    ("remat", "scan"), [("minimal", True), ("attention", True), ("offload", True), ("full", False)]
+)
+def test_remat_keeps_gradients(remat, scan):
+    model, params = tiny.LLAMA, random_params(tiny.LLAMA)
+    recomputed = dataclasses.replace(model, remat=remat, scan_layers=scan)
+    want, got = (jax.jit(gradient(each))(params) for each in (model, recomputed))
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-3), got, want)
 
 
 def test_layer_inputs_are_offloaded():
     model = dataclasses.replace(tiny.LLAMA, remat="offload")
-    program = str(jax.make_jaxpr(gradient(model))(params_of(model)))
+    program = str(jax.make_jaxpr(gradient(model))(random_params(model)))
     assert "<host>" in program and isinstance(model, models.DecoderConfig)

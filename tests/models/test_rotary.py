@@ -18,11 +18,11 @@ from tests.models.test_decoder import initial, logits, small, tokens_of
 POSITIONS = jnp.array([[0, 1, 2, 3, 4], [7, 3, 900, 0, 11]])
 
 
-def turned(x_BNLH, positions_BL, rotated, theta, interleaved):
-    """Multiplies each pair, as a complex number, by e^(i · position · theta^(-2i/d)), in float64."""
-    x, half = np.array(x_BNLH, np.float64), rotated // 2
-    first, second = (slice(0, rotated, 2), slice(1, rotated, 2)) if interleaved else (slice(half), slice(half, rotated))
-    angles = np.asarray(positions_BL)[:, None, :, None] * theta ** (-np.arange(0, rotated, 2) / rotated)
+def rotated(x_BNLH, positions_BL, dim, theta, interleaved=False):
+    """Multiplies each pair of the first `dim` features, as a complex number, by e^(i · position · theta^(-2i/dim))."""
+    x, half = np.array(x_BNLH, np.float64), dim // 2
+    first, second = (slice(0, dim, 2), slice(1, dim, 2)) if interleaved else (slice(half), slice(half, dim))
+    angles = np.asarray(positions_BL)[:, None, :, None] * theta ** (-np.arange(0, dim, 2) / dim)
     z = (x[..., first] + 1j * x[..., second]) * np.exp(1j * angles)
     x[..., first], x[..., second] = z.real, z.imag
     return x
@@ -34,7 +34,7 @@ def test_rotation_equals_complex_product(interleaved, fraction):
     position = Rotary(theta=50.0, fraction=fraction, interleaved=interleaved)
     x = jax.random.normal(jax.random.key(0), (2, 3, 5, 12))
     got = position.rotation(12, POSITIONS, None)(x)
-    want = turned(x, POSITIONS, {1.0: 12, 0.5: 6, 0.4: 4}[fraction], 50.0, interleaved)
+    want = rotated(x, POSITIONS, {1.0: 12, 0.5: 6, 0.4: 4}[fraction], 50.0, interleaved)
     np.testing.assert_allclose(got, want, atol=2e-4)
     assert np.abs(want - x).max() > 1
 
@@ -114,18 +114,6 @@ def test_encoder_supports_rotary_positions():
     assert np.abs(run(tokens_of(), positions=jnp.arange(8)[None] * 2) - near).max() > 1e-3
 
 
-def test_scanned_unrolled_and_recomputed_agree():
-    _, params = initial(ROTARY)
-
-    def gradient(**speed):
-        module = Decoder(replace(ROTARY, **speed))
-        return jax.jit(jax.grad(lambda p: jnp.square(module.apply({"params": p}, tokens_of())).mean()))(params)
-
-    want = gradient()
-    unrolled = gradient(scan_layers=False, remat="full")
-    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-5), unrolled, want)
-
-
 def test_flash_supports_rotary_positions():
     model = small(attention=models.AttentionConfig(2, 8, Rotary(theta=10.0), kv_heads=1), attention_kernel="flash")
     tokens, segments = tokens_of(length=128), jnp.repeat(jnp.array([[1, 1, 2, 3], [1, 2, 2, 2]]), 32, axis=1)
@@ -134,13 +122,13 @@ def test_flash_supports_rotary_positions():
     np.testing.assert_allclose(logits(module, params, tokens, segment_ids=segments), want, atol=1e-4)
 
 
-@pytest.mark.parametrize("fields", [{"theta": 0.0}, {"fraction": 0.0}, {"fraction": 1.5}])
-def test_invalid_rotations_are_rejected(fields):
-    with pytest.raises(UserError, match="rotary positions of"):
-        Rotary(**fields)
-
-
-@pytest.mark.parametrize("fields", [{"factor": 0.0}, {"low_frequency_factor": 4.0}])
-def test_invalid_scaling_is_rejected(fields):
-    with pytest.raises(UserError, match="rotary scaling"):
-        RotaryScaling(**fields)
+@pytest.mark.parametrize(
+    ("settings", "fields", "message"),
+    [
+        *((Rotary, fields, "rotary positions of") for fields in ({"theta": 0.0}, {"fraction": 0.0}, {"fraction": 1.5})),
+        *((RotaryScaling, fields, "rotary scaling") for fields in ({"factor": 0.0}, {"low_frequency_factor": 4.0})),
+    ],
+)
+def test_invalid_settings_are_rejected(settings, fields, message):
+    with pytest.raises(UserError, match=message):
+        settings(**fields)

@@ -4,7 +4,6 @@ import dataclasses
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -70,26 +69,6 @@ def test_shared_parameters_are_not_copied_per_layer(groups):
 
     program = str(jax.make_jaxpr(jax.grad(loss))(params, tokens_of()))
     assert ("f32[7,12,20]" in program) == (groups is None)
-
-
-@partial(jax.jit, static_argnames="module")
-def extend(module, variables, tokens, filled, positions, cache_index):
-    return module.apply(variables, tokens, filled, positions, cache_index=cache_index, mutable=["cache"])
-
-
-def test_shared_layers_decode_incrementally():
-    encoder = small_encoder(stack=models.StackConfig(2, groups=1, inner=2))
-    shared = {f.name: getattr(encoder, f.name) for f in dataclasses.fields(models.TransformerConfig)}
-    module, params = randomized(models.DecoderConfig(**shared))
-    tokens = tokens_of(length=5)
-    full = apply(module, params, tokens)
-    variables = {"params": params}
-    for step in range(5):
-        filled = jnp.broadcast_to(jnp.arange(5) <= step, tokens.shape).astype(jnp.int32)
-        positions = jnp.full((2, 1), step)
-        one, cache = extend(module, variables, tokens[:, step : step + 1], filled, positions, step)
-        variables = {"params": params, **cache}
-        np.testing.assert_allclose(one[:, 0], full[:, step], atol=1e-4)
 
 
 def test_residual_projections_shrink_with_number_of_blocks():

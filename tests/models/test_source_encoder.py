@@ -15,6 +15,7 @@ from plm_jax.hub import families
 from plm_jax.models import registry
 from plm_jax.training import trainable
 from tests.support import tiny
+from tests.support.random_models import random_params
 
 MODEL = replace(tiny.BART, source_encoder=models.SourceEncoderConfig(layers=1))
 # Parameters of stage 1: the new encoder, the positions, and the first layer's projections to query, key and value.
@@ -25,14 +26,12 @@ STAGE_1 = (
 )
 
 
-def made(model):
-    rng = np.random.default_rng(0)
-    draw = lambda leaf: jnp.asarray(rng.normal(size=leaf.shape).astype(np.float32) / 4)  # noqa: E731
-    return registry.build(model), jax.tree.map(draw, registry.shapes(model))
+def build(model):
+    return registry.build(model), random_params(model)
 
 
 def test_source_encoder_output_replaces_embeddings():
-    module, params = made(MODEL)
+    module, params = build(MODEL)
     tokens = np.random.default_rng(1).integers(0, 272, (2, 7), np.int32)
     mask = np.array([[1] * 7, [1] * 4 + [0] * 3], np.int32)
     encode = jax.jit(partial(module.apply, method="encode"))

@@ -16,6 +16,7 @@ from plm_jax.common.errors import UserError
 from plm_jax.inference.language_model import LanguageModel
 from plm_jax.models import layers, recurrent, registry, task_heads
 from tests.support import tiny
+from tests.support.random_models import random_params
 
 LENGTH = 10
 REAL = np.array([10, 4, 7])
@@ -30,11 +31,9 @@ ELMO = models.ElmoConfig(
 
 
 @functools.cache
-def made(model):
+def build(model):
     """Returns a module and random parameters."""
-    rng = np.random.default_rng(1)
-    draw = lambda leaf: jnp.asarray(rng.normal(size=leaf.shape).astype(np.float32) / 4)  # noqa: E731
-    return registry.build(model), jax.tree.map(draw, registry.shapes(model))
+    return registry.build(model), random_params(model)
 
 
 @functools.partial(jax.jit, static_argnames="model")
@@ -54,7 +53,7 @@ def texts(mask, model=tiny.MODEL):
 
 
 def features_of(model, batch, method="features"):
-    module, params = made(model)
+    module, params = build(model)
     options = {"mutable": ["intermediates"]} if method == "states" else {}
     outputs = jax.jit(functools.partial(module.apply, method=method, **options))(
         {"params": params}, **model.read(batch)
@@ -73,7 +72,7 @@ def test_features_ignore_padding(feature, mask):
     model = tiny.MODEL.with_task(
         models.ClassesHead(labels=("a", "b", "c"), feature=feature, transform="tanh", bias=False)
     )
-    _, params = made(model)
+    _, params = build(model)
     assert params["heads_task"]["output"].keys() == {"kernel"}
     batch = texts(mask)
     got, features = output(model, params, batch)
@@ -91,7 +90,7 @@ def test_pooler_of_the_model_is_used():
     head = models.ScoreHead(feature="pooler")
     model = tiny.BERT.with_task(head)
     assert model.pooler == models.Pooler(0) and isinstance(model.head, models.NoHead)
-    _, params = made(model)
+    _, params = build(model)
     assert {name for name in params if "pool" in name} == {"pooler"}
     assert params["heads_task"].keys() == {"output"}
     batch = texts(RIGHT)
@@ -100,7 +99,7 @@ def test_pooler_of_the_model_is_used():
     np.testing.assert_allclose(got, dense(params, "output", pooled), atol=1e-5)
     # The classes of pairs use the same dense layer.
     both = replace(tiny.BERT, heads=(("task", head),))
-    module, params = made(both)
+    module, params = build(both)
     got, features = output(both, params, batch)
     pooled = np.tanh(np.asarray(features)[:, 0] @ params["pooler"]["kernel"] + params["pooler"]["bias"])
     np.testing.assert_allclose(got, dense(params, "output", pooled), atol=1e-5)
@@ -118,14 +117,14 @@ def test_layers_are_concatenated_or_mixed(model):
         batch |= {"decoder_tokens": batch["tokens"][:, ::-1], "decoder_mask": RIGHT}
     tags = models.TagsHead(labels=("O", "B"))
     beside = model.with_task(replace(tags, layers=models.ConcatenatedLayers((0, -1, 1))))
-    _, params = made(beside)
+    _, params = build(beside)
     states = features_of(beside, batch, "states")
     assert len(states) == 3 == beside.num_states
     want = dense(params, "output", np.concatenate([states[0], states[2], states[1]], -1))
     np.testing.assert_allclose(output(beside, params, batch)[0], want, atol=1e-5)
 
     mixing = model.with_task(replace(tags, layers=models.MixedLayers((1, 2), words=True)))
-    _, params = made(mixing)
+    _, params = build(mixing)
     states, mix = features_of(mixing, batch, "states"), params["heads_task"]["mix"]
     shares = np.exp(mix["weights"]) / np.exp(mix["weights"]).sum()
     mixed = mix["scale"] * (shares[0] * states[1] + shares[1] * states[2])
@@ -184,7 +183,7 @@ def test_elmo_tags_and_classifies(tmp_path):
         labels=("O", "B"), layers=models.MixedLayers(words=True), recurrent=models.BiLstmConfig(4, 2)
     )
     tagger = ELMO.with_task(head)
-    _, params = made(tagger)
+    _, params = build(tagger)
     shape = params["heads_task"]["recurrent"]["layer_0"]["input"]["kernel"].shape
     assert shape == (2, 6 + 2 * 6, 4, 4), "the words' vectors and both directions"
     right, left = (np.asarray(output(tagger, params, texts(mask, ELMO))[0]) for mask in (RIGHT, LEFT))
@@ -202,11 +201,11 @@ def test_elmo_tags_and_classifies(tmp_path):
 
     classes = models.ClassesHead(labels=("a", "b", "c"), feature="max", layers=head.layers, recurrent=head.recurrent)
     classifier = ELMO.with_task(classes)
-    _, params = made(classifier)
+    _, params = build(classifier)
     right, left = (np.asarray(output(classifier, params, texts(mask, ELMO))[0]) for mask in (RIGHT, LEFT))
     assert right.shape == (3, 3)
     np.testing.assert_allclose(right, left, atol=1e-5)
-    lm = LanguageModel(tagger, made(tagger)[1])
+    lm = LanguageModel(tagger, build(tagger)[1])
     inputs = texts(RIGHT, ELMO)
     lm.save(tmp_path / "ours", format="plm_jax")
     for one in (lm, plm_jax.load(tmp_path / "ours")):
@@ -217,14 +216,14 @@ def test_elmo_tags_and_classifies(tmp_path):
     # The language model is still there, and the model also runs in training.
     module = registry.build(tagger)
     assert tagger.named_heads.keys() == {"vocabulary", "backward", "task"}
-    inputs = module.apply({"params": made(tagger)[1]}, **texts(RIGHT, ELMO), method="features", deterministic=False)
+    inputs = module.apply({"params": build(tagger)[1]}, **texts(RIGHT, ELMO), method="features", deterministic=False)
     assert inputs.shape == (3, 2, LENGTH, 6)
 
 
 def test_several_texts_per_row_are_regrouped():
     head = models.ChoiceHead(feature="last", bias=False)
     model = tiny.MODEL.with_task(head)
-    _, params = made(model)
+    _, params = build(model)
     flat = texts(RIGHT)
     rows = {name: np.stack([value, value[::-1]], axis=1) for name, value in flat.items()}
     got, features = output(model, params, rows)
@@ -233,7 +232,7 @@ def test_several_texts_per_row_are_regrouped():
     np.testing.assert_allclose(got, np.concatenate([one, one[::-1]], 1), atol=1e-5)
     # Sums the features of both texts before the last layer.
     both_orders = tiny.MODEL.with_task(models.ClassesHead(labels=("a", "b"), feature="last"))
-    _, params = made(both_orders)
+    _, params = build(both_orders)
     combined, one = output(both_orders, params, rows)[0], output(both_orders, params, flat)[0]
     np.testing.assert_allclose(combined, one + one[::-1] - params["heads_task"]["output"]["bias"], atol=1e-5)
 
@@ -243,7 +242,7 @@ def test_dropout_only_in_training_and_shared_within_row():
     model = tiny.MODEL.with_task(head)
     assert model.drops and not tiny.MODEL.drops and not model.with_dropout(0.0).drops
     assert dict(model.with_dropout(0.3).heads)["task"].dropout == 0.3
-    _, params = made(model)
+    _, params = build(model)
     flat = texts(RIGHT)
     same = {name: np.stack([value, value], axis=1) for name, value in flat.items()}
     plain = output(model, params, same)[0]

@@ -236,27 +236,6 @@ def test_short_spans_follow_their_distribution():
     assert min(row.sum() for row in lengths) >= 76
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_short_spans_follow_their_draws(seed):
-    tokens, rng = list(range(100, 300)), np.random.default_rng(seed)
-    result = make(tokens, seed)
-    rng.random(2)  # Keeps the length of the text and selects short blanks.
-    limits, lengths = truncated_poisson(3.0).cumsum(), []
-    for draw in rng.random(objectives.BlankInfilling()._spans(201)).tolist():
-        lengths += [1 + int(sum(limits < draw))] if sum(lengths) < 30 else []
-    lengths = rng.permutation(lengths).tolist()
-    # A span occupies its length and one more position of the text and one position after it.
-    num_places = 201 - sum(lengths)
-    chosen = set(rng.random(num_places).argsort()[: len(lengths)].tolist())
-    at, spans = 0, []
-    for start in range(num_places):
-        if start in chosen:
-            spans.append(tokens[at : at + lengths[len(spans)]])
-            at += len(spans[-1])
-        at += 1
-    assert [span[:-1] for _, span in fillings(result)] == [spans[i] for i in rng.permutation(len(spans))]
-
-
 def test_placements_of_short_spans_are_equally_likely():
     """Spans of one and two of seven tokens with a gap: three free clean tokens in three positions, in two orders."""
     counts = collections.Counter()

@@ -15,6 +15,7 @@ from plm_jax.common.errors import UserError
 from plm_jax.models import registry
 from plm_jax.objectives import denoising
 from plm_jax.objectives.denoising import NoNoise, TextInfilling, TokenDeletion, TokenMasking
+from tests.support.random_models import random_params
 
 # Text ids are above the vocabulary, so that random ids differ from them.
 MASK, TEXT = 4, 10_000
@@ -363,9 +364,7 @@ def test_documents_do_not_attend_to_each_other():
     attention = models.AttentionConfig(2, 4, models.LearnedPositions(32))
     stacks = {"stack": models.StackConfig(1), "decoder_stack": models.StackConfig(1)}
     model = models.EncoderDecoderConfig(**shared, attention=attention, **stacks)
-    rng = np.random.default_rng(0)
-    params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), registry.shapes(model))
-    forward = jax.jit(registry.build(model).apply)
+    params, forward = random_params(model, scale=1.0), jax.jit(registry.build(model).apply)
     special = objectives.Special(pad=1, bos=0, eos=2, mask=4, vocab_size=30)
     documents = np.repeat([1, 2, 3], [5, 4, 3])
 

@@ -119,12 +119,6 @@ def test_spans_are_uniform_and_independent():
     assert all(abs(n - draws / 15) < 4 * np.sqrt(draws * 14 / 225) for n in counts.values())
 
 
-def test_number_and_mean_length_of_spans():
-    clean, noise = lengths(corrupt(568))
-    assert (len(clean), len(noise), sum(noise)) == (28, 28, 85)
-    assert abs(np.mean(noise) - 3) < 0.1
-
-
 def test_span_lengths_over_a_million_tokens():
     """(n - k - 1 choose s - 2) of the partitions of n tokens into s parts begin with a part of k."""
     rows = []

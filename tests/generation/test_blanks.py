@@ -74,12 +74,12 @@ def masked(scores, **sections):
 def test_prompt_is_encoded_between_marks(parts, data):
     marks = {"<a>": 500, "[MASK]": 501}
     drawn = [data.draw(st.sampled_from(sorted(marks))) for _ in parts[1:]]
-    text = parts[0] + "".join(mark + part for mark, part in zip(drawn, parts[1:], strict=True))
+    text = parts[0] + "".join(mark + piece for mark, piece in zip(drawn, parts[1:], strict=True))
     tokens = blanks.encode(Characters(), text, marks)
     assert [token for token in tokens if token >= 500] == [marks[mark] for mark in drawn]
     shown = "".join({500: "<a>", 501: "[MASK]"}.get(token) or chr(token) for token in tokens)
-    before = [part.rstrip() for part in parts[:-1]]
-    assert shown == "".join(part + mark for part, mark in zip(before, drawn, strict=True)) + parts[-1]
+    before = [piece.rstrip() for piece in parts[:-1]]
+    assert shown == "".join(piece + mark for piece, mark in zip(before, drawn, strict=True)) + parts[-1]
 
 
 @settings_of_test(max_examples=50)

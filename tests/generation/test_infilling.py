@@ -22,10 +22,7 @@ from tests.support.random_models import random_params
 IDS = {"pad": 256, "eos": 257, "cls": 258, "mask": 259, "smask": 260, "gmask": 261, "sop": 262, "eop": 263}
 SIZE = 264
 MARKS = infilling.Marks((259, 260, 261), 262, 263)
-MODELS = {
-    "glm": tiny_config.GLM,
-    "chatglm": tiny_config.CHATGLM,
-}
+MODELS = {"glm": tiny_config.GLM, "chatglm": tiny_config.CHATGLM}
 families = pytest.mark.parametrize("family", MODELS)
 
 

@@ -30,8 +30,9 @@ def of_one_row(lm, context, continuation):
     Inputs of a decoder are padded on the right, which no earlier token sees, so that few programs are compiled.
     """
     if lm.config.has_decoder:
-        decoder_tokens = filled([lm.strategy.text.start_id, *continuation[:-1]])
-        logits = lm.logits([context], decoder_tokens=[decoder_tokens])[0, : len(continuation)]
+        decoder_tokens = filled([lm.strategy.text.start_id, *continuation[:-1]])[:MOST]
+        mask = np.arange(MOST)[None] < len(context)
+        logits = lm.logits([filled(context)[:MOST]], mask, decoder_tokens=[decoder_tokens])[0, : len(continuation)]
     else:
         logits = lm.logits([filled([*context, *continuation[:-1]])])[0, len(context) - 1 :][: len(continuation)]
     log_probabilities = np.asarray(jax.nn.log_softmax(logits))[np.arange(len(continuation)), continuation]
@@ -43,8 +44,9 @@ def test_scores_are_independent_of_the_batch(name):
     lm = plm_jax.load(golden.FOLDER / name)
     examples = pairs(lm.config.vocab_size)
     # Make some continuations greedy.
-    for context, continuation in examples[::4]:
-        continuation[:] = lm.generate(context, max_new_tokens=1)[0] or continuation[:1]
+    greedy = lm.generate([context for context, _ in examples[::4]], max_new_tokens=1)
+    for (_, continuation), tokens in zip(examples[::4], greedy, strict=True):
+        continuation[:] = tokens or continuation[:1]
     contexts, continuations = zip(*examples, strict=True)
     scores = lm.score(contexts, continuations)
     want = [of_one_row(lm, *pair) for pair in examples]

@@ -35,7 +35,7 @@ def assert_same_ids(family, kind, vocabulary_folder, tmp_path):
 @pytest.mark.parametrize(("number", "family"), enumerate(exports.FAMILIES))
 def test_ids_equal_on_thousand_lines(number, family, vocabulary_folder, tmp_path):
     """Covers two kinds of vocabulary per family, and each kind with two or three families."""
-    for kind in {exports.KINDS[place % len(exports.KINDS)] for place in (number, 5 * number + 3)}:
+    for kind in {exports.KINDS[index % len(exports.KINDS)] for index in (number, 5 * number + 3)}:
         assert_same_ids(family, kind, vocabulary_folder, tmp_path / kind)
 
 

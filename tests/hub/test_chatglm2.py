@@ -81,7 +81,7 @@ def reference(tensors, tokens):
         fused = normed(x, of[f"{at}.input_layernorm.weight"]) @ of[f"{at}.self_attention.query_key_value.weight"].T
         fused = fused + of[f"{at}.self_attention.query_key_value.bias"]
         query, key, value = (
-            part.reshape(len(tokens), -1, HEAD_DIM) for part in np.split(fused, [QUERIES, QUERIES + KEYS], axis=-1)
+            x.reshape(len(tokens), -1, HEAD_DIM) for x in np.split(fused, [QUERIES, QUERIES + KEYS], axis=-1)
         )
         positions, theta, mixed = np.arange(len(tokens))[None], 10_000 * CONFIG["rope_ratio"], []
         query, key = (

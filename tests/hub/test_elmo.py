@@ -156,7 +156,7 @@ def test_invalid_inputs_are_rejected(lm, whole):
             call()
 
 
-CNN, LSTM = (json.loads(FILES[0].read_text())[part] for part in ("char_cnn", "lstm"))
+CNN, LSTM = (json.loads(FILES[0].read_text())[name] for name in ("char_cnn", "lstm"))
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ def test_texts_are_framed_as_in_training(family, single, pair, types, vocabulary
     text_ids = {name: exports.encode("unigram", vocabulary_folder, (text,))[0] for name, text in texts.items()}
 
     def ids(parts):
-        return [i for part in parts.split() for i in text_ids.get(part, [exports.IDS.get(part)])]
+        return [i for name in parts.split() for i in text_ids.get(name, [exports.IDS.get(name)])]
 
     assert template(tokenizer, texts["A"])[0] == ids(single)
     got, kinds = template(tokenizer, texts["A"], texts["B"])

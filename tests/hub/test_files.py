@@ -70,7 +70,7 @@ def test_slices_of_first_axis(tmp_path):
         assert_same({str(i): stored["b"][i] for i in range(3)}, {str(i): want[i] for i in range(3)})
         assert_same({"": stored["b"][1:9]}, {"": want[1:]})
         assert_same({"": stored["b"][None]}, {"": want[None]})
-        assert [part.shape for part in stored["b"].parts()] == [(4, 5)] * 3
+        assert [row.shape for row in stored["b"].parts()] == [(4, 5)] * 3
 
 
 def test_equality_of_tensors(tmp_path):

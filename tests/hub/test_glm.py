@@ -85,17 +85,17 @@ def our_params(family, tensors):
     def norm(name):
         return {"scale": tensors[f"{name}.weight"], "bias": tensors[f"{name}.bias"]}
 
-    def rows_of(part):
+    def rows_of(index):
         if family == "glm":  # Queries, then keys, then values.
-            return np.arange(part * WIDTH, (part + 1) * WIDTH)
+            return np.arange(index * WIDTH, (index + 1) * WIDTH)
         # Query, key and value of each head in turn.
-        return np.concatenate([(3 * head + part) * HEAD_DIM + np.arange(HEAD_DIM) for head in range(HEADS)])
+        return np.concatenate([(3 * head + index) * HEAD_DIM + np.arange(HEAD_DIM) for head in range(HEADS)])
 
     blocks = []
     for layer in range(LAYERS):
         name = f"{prefix}transformer.layers.{layer}"
         fused = f"{name}.attention.query_key_value"
-        attention = {part: dense(fused, rows_of(i)) for i, part in enumerate(("query", "key", "value"))}
+        attention = {name: dense(fused, rows_of(i)) for i, name in enumerate(("query", "key", "value"))}
         blocks.append(
             {
                 "attention_norm": norm(f"{name}.input_layernorm"),

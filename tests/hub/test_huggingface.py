@@ -211,12 +211,7 @@ def test_damaged_and_missing_files_are_reported(folder):
     ("name", "vocabulary", "contents", "ids"),
     [
         ("gpt2", "bpe:{0}/vocab.json,{0}/merges.txt", ("{}", "#version"), {}),
-        (
-            "roberta",
-            "bpe:{0}/vocab.json,{0}/merges.txt",
-            ('{"<s>": 0, "a": 1, "<mask>": 2}', ""),
-            {"mask_token_id": 2},
-        ),
+        ("roberta", "bpe:{0}/vocab.json,{0}/merges.txt", ('{"<s>": 0, "a": 1, "<mask>": 2}', ""), {"mask_token_id": 2}),
         (
             "distilbert",
             "wordpiece:{0}/vocab.txt",

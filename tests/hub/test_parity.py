@@ -213,10 +213,7 @@ CASES = [
     Case(
         GPT2,
         "one_layer_odd_heads_exact_gelu",
-        {
-            **{"n_embd": 21, "n_layer": 1, "n_head": 7},
-            **{"activation_function": "gelu", "layer_norm_epsilon": 0.1},
-        },
+        {**{"n_embd": 21, "n_layer": 1, "n_head": 7}, **{"activation_function": "gelu", "layer_norm_epsilon": 0.1}},
     ),
     Case(
         GPT2,

@@ -94,11 +94,7 @@ def test_special_ids_of_tokenizer_json():
     assert special_ids([bpe.to_str().encode()], {}) == {"sentinels": 2, "begins_with": [], "ends_with": []}
     assert tokenizer_json.tokenizer_config(
         [file], {"bos_token_id": 29, "eos_token_id": [30, 5], "pad_token_id": 7}
-    ) == {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": BOS,
-        "eos_token": EOS,
-    }
+    ) == {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": BOS, "eos_token": EOS}
     for damaged in (b"{", b"[]"):
         with pytest.raises(UserError, match="is damaged"):
             special_ids([damaged], {})

@@ -138,11 +138,7 @@ def test_labels_may_be_smoothed():
     ("model", "head", "lm"),
     [
         (tiny.MODEL, models.ChoiceHead(feature="last"), 0.5),
-        (
-            tiny.BERT,
-            models.TagsHead(labels=LABELS, layers=models.MixedLayers(), recurrent=models.BiLstmConfig(4)),
-            0.0,
-        ),
+        (tiny.BERT, models.TagsHead(labels=LABELS, layers=models.MixedLayers(), recurrent=models.BiLstmConfig(4)), 0.0),
     ],
     ids=["choice", "tags"],
 )

@@ -31,7 +31,7 @@ def lstm(params, model, side, x_LD, cells, hiddens):
     outputs, cells, hiddens = [], [*cells], [*hiddens]
     for layer in range(model.lstm.layers):
         gates_kernel = np.concatenate(
-            [p[part]["kernel"][layer, side].reshape(width, 4 * units) for part in ("input", "recurrent")]
+            [p[name]["kernel"][layer, side].reshape(width, 4 * units) for name in ("input", "recurrent")]
         )
         steps = []
         for x in x_LD:

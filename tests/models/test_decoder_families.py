@@ -65,9 +65,9 @@ def test_incremental_decoding_equals_full_pass(family):
     for size in (3, 3, 1, 1):
         end = start + size
         filled, span = mask * (jnp.arange(8) < end), slice(start, end)
-        part, cache = extend(module, variables, tokens[:, span], filled, positions[:, span], start)
+        outputs, cache = extend(module, variables, tokens[:, span], filled, positions[:, span], start)
         variables, start = {"params": params, **cache}, end
-        parts.append(part)
+        parts.append(outputs)
     got, full = jnp.concatenate(parts, axis=1), logits(module, params, tokens, mask)
     np.testing.assert_allclose(got[mask == 1], full[mask == 1], atol=1e-4)
 
@@ -81,20 +81,14 @@ def test_shared_cache_equals_separate_caches(family):
     visible[..., :4] = 1
     positions = jnp.array([0, 1, 2, 3, 4, 4, 5, 5, 6, 6])
     _, cache = extend(module, {"params": params}, begin, visible[:, 0], jnp.arange(4)[None], 0)
+    decode = jax.jit(partial(module.apply, slot_positions=positions, mutable=["cache"]))
     parts = []
     for step in range(3):
         index = 4 + 2 * step
         visible[:, [0, 1], [index, index + 1]] = 1
-        part, cache = module.apply(
-            {"params": params, **cache},
-            branches[None, :, step],
-            mask=jnp.array(visible),
-            positions=jnp.full((1, 2), 4 + step),
-            cache_index=index,
-            slot_positions=positions,
-            mutable=["cache"],
-        )
-        parts.append(part[0])
+        variables, at = {"params": params, **cache}, jnp.full((1, 2), 4 + step)
+        outputs, cache = decode(variables, branches[None, :, step], jnp.array(visible), at, cache_index=index)
+        parts.append(outputs[0])
     whole = logits(module, params, jnp.concatenate([jnp.repeat(begin, 2, axis=0), branches], axis=1))
     np.testing.assert_allclose(jnp.stack(parts, axis=1), whole[:, 4:], atol=1e-4)
 

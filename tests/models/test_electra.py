@@ -50,10 +50,10 @@ def test_generator_is_initialized_like_an_encoder():
     assert not np.array_equal(kernel[0, :, 0], kernel[0, :, 1])
 
 
-@pytest.mark.parametrize("part", ["token_embedding", "generator"])
-def test_tables_are_shared_and_stacks_separate(part):
+@pytest.mark.parametrize("table", ["token_embedding", "generator"])
+def test_tables_are_shared_and_stacks_separate(table):
     module, params = randomized(small_electra())
-    moved = params | {part: jax.tree.map(lambda leaf: leaf + 0.1, params[part])}
+    moved = params | {table: jax.tree.map(lambda leaf: leaf + 0.1, params[table])}
     tokens = tokens_of()
 
     def outputs(params):
@@ -65,7 +65,7 @@ def test_tables_are_shared_and_stacks_separate(part):
 
     (before, other), (after, changed) = outputs(params), outputs(moved)
     assert before.shape == (2, 8) and other.shape == (2, 8, VOCAB)
-    assert np.array_equal(before, after) == (part == "generator")
+    assert np.array_equal(before, after) == (table == "generator")
     assert not np.allclose(other, changed, atol=1e-3)
 
 

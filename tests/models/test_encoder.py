@@ -176,9 +176,9 @@ def test_packed_texts_equal_separate_texts():
     tokens = tokens_of(batch=1)
     positions, segments = jnp.array([[0, 1, 2, 0, 1, 2, 3, 4]]), jnp.array([[1, 1, 1, 2, 2, 2, 2, 2]])
     packed = apply(module, params, tokens, method="features", positions=positions, segment_ids=segments)
-    for part in (slice(0, 3), slice(3, 8)):
-        alone = apply(module, params, tokens[:, part], method="features")
-        np.testing.assert_allclose(packed[:, part], alone, atol=1e-4)
+    for span in (slice(0, 3), slice(3, 8)):
+        alone = apply(module, params, tokens[:, span], method="features")
+        np.testing.assert_allclose(packed[:, span], alone, atol=1e-4)
 
 
 def test_packed_pairs_equal_separate_pairs():
@@ -186,8 +186,8 @@ def test_packed_pairs_equal_separate_pairs():
     tokens, decoder_tokens = tokens_of(batch=1), tokens_of(1, batch=1, length=6)
     segments, decoder_segments = jnp.array([[1, 1, 1, 2, 2, 2, 2, 2]]), jnp.array([[1, 1, 1, 1, 2, 2]])
     packed = apply(module, params, tokens, decoder_tokens, segment_ids=segments, decoder_segment_ids=decoder_segments)
-    for part, decoder_part in ((slice(0, 3), slice(0, 4)), (slice(3, 8), slice(4, 6))):
-        alone = apply(module, params, tokens[:, part], decoder_tokens[:, decoder_part])
+    for span, decoder_part in ((slice(0, 3), slice(0, 4)), (slice(3, 8), slice(4, 6))):
+        alone = apply(module, params, tokens[:, span], decoder_tokens[:, decoder_part])
         np.testing.assert_allclose(packed[:, decoder_part], alone, atol=1e-4)
 
 

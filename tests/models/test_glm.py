@@ -161,9 +161,9 @@ def test_incremental_decoding_equals_full_pass(family):
         span = slice(start, end)
         mask = jnp.broadcast_to(jnp.arange(8) < end, (3, 8)).astype(jnp.int32)
         positions = {name: value[:, span] if value.ndim == 2 else value for name, value in PLACES.items()}
-        part, cache = step(variables, ROWS[:, span], mask, start, positions)
+        outputs, cache = step(variables, ROWS[:, span], mask, start, positions)
         variables, start = {"params": params, **cache}, end
-        parts.append(part)
+        parts.append(outputs)
     np.testing.assert_allclose(jnp.concatenate(parts, axis=1), logits(module, params, ROWS, **PLACES), atol=1e-4)
 
 

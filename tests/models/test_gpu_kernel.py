@@ -105,8 +105,8 @@ def test_parts_drop_and_attend_like_the_whole():
     context = Context(causal=True, dropout=0.3)
     query, key, value = arrays(48, 48, HEADS, 8, False)
     whole = by_plain(context, jnp.int32(20))(query, key, value)
-    part = by_flash(context, jnp.int32(20), offsets=(1, 2, 16, 0))(query[1:, 2:, 16:], key[1:, 2:], value[1:, 2:])
-    np.testing.assert_allclose(part, whole[1:, 2:, 16:], atol=1e-5)
+    outputs = by_flash(context, jnp.int32(20), offsets=(1, 2, 16, 0))(query[1:, 2:, 16:], key[1:, 2:], value[1:, 2:])
+    np.testing.assert_allclose(outputs, whole[1:, 2:, 16:], atol=1e-5)
 
 
 def test_fully_masked_queries_have_zero_output_and_gradient():

@@ -26,27 +26,13 @@ PAGES = [name for name in pages.names() if make_configs.sizes(name)]
 
 @pytest.mark.parametrize("name", PAGES)
 def test_model_is_hashable_and_survives_json(name):
-    compiled = []
-
-    def traced(x, model):
-        compiled.append(model.kind)
-        return x
-
     for size in make_configs.sizes(name):
         model = config.from_dict(pages.load(f"{name}:{size}").config()).model
         again = trees.parse(models.ModelConfig, json.loads(json.dumps(trees.to_dict(model))), "model")
         assert again == model and again is not model and hash(again) == hash(model)
-        compiled.clear()
-        jitted = jax.jit(traced, static_argnames="model")
-        jitted(0, model), jitted(0, again)
-        assert compiled == [model.kind]
 
 
-MODELS = {
-    "encoder": small_encoder(),
-    "encoder_decoder": small_encoder_decoder(),
-    "elmo": ELMO,
-}
+MODELS = {"encoder": small_encoder(), "encoder_decoder": small_encoder_decoder(), "elmo": ELMO}
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -91,12 +77,12 @@ def test_user_head_is_built_named_and_counted(make):
     features = np.random.default_rng(1).normal(size=(2, 8, 12)).astype(np.float32)
     kernel, bias = (np.asarray(params["heads_task"]["classes"][name]) for name in ("kernel", "bias"))
 
-    def given(*head, method="head_output"):
+    def compute(*head, method="head_output"):
         return module.apply({"params": params}, features, *head, method=method)
 
-    np.testing.assert_allclose(given("task"), features @ kernel + bias, rtol=1e-5, atol=1e-5)
-    assert given("other").shape == (2, 8, 2)
-    np.testing.assert_array_equal(given("vocabulary"), given(method="logits"))
+    np.testing.assert_allclose(compute("task"), features @ kernel + bias, rtol=1e-5, atol=1e-5)
+    assert compute("other").shape == (2, 8, 2)
+    np.testing.assert_array_equal(compute("vocabulary"), compute(method="logits"))
     assert model.macs(8, 2, 4) - plain.macs(8, 2, 4) == 8 * 12 * (5 + 2)
 
 

@@ -61,9 +61,9 @@ def test_source_encoder_parameters_are_counted_and_named():
     with pytest.raises(UserError, match="BART cannot hold this model: it needs source_encoder = None"):
         families.family_of(MODEL, "bart")
 
-    part = trainable.Trainable(STAGE_1)
-    part.check(shapes, stages=1)
-    chosen = dict(trainable.named(part.of(jax.tree.map(lambda leaf: np.zeros(leaf.shape), shapes))))
+    trained = trainable.Trainable(STAGE_1)
+    trained.check(shapes, stages=1)
+    chosen = dict(trainable.named(trained.of(jax.tree.map(lambda leaf: np.zeros(leaf.shape), shapes))))
     of_source = {name for name, _ in trainable.named(shapes) if name.startswith("source_encoder/")}
     projections = {f"encoder/blocks/attention/{x}/{y}" for x in ("query", "key", "value") for y in ("kernel", "bias")}
     assert {name for name, leaf in chosen.items() if leaf.size} == of_source | projections | {

@@ -255,10 +255,7 @@ def test_dropout_only_in_training_and_shared_within_row():
 
 def test_task_head_is_a_config_choice_and_counts_flops():
     head = models.TagsHead(
-        labels=("O", "B-PER"),
-        layers=models.MixedLayers((-2, -1)),
-        recurrent=models.BiLstmConfig(8),
-        transform="tanh",
+        labels=("O", "B-PER"), layers=models.MixedLayers((-2, -1)), recurrent=models.BiLstmConfig(8), transform="tanh"
     )
     model = tiny.BERT.with_task(head)
     assert trees.parse(models.ModelConfig, trees.to_dict(model), "model") == model

@@ -57,7 +57,7 @@ def filled(result):
     for position, span in fillings(result):
         assert text[position] and text[position][0] in MASKS
         text[position] = span[:-1] if span[-1] == GLM.eop else span
-    return [token for part in text for token in part]
+    return [token for span in text for token in span]
 
 
 def test_example_of_paper():

@@ -108,8 +108,7 @@ def test_sizes_equal_row_sizes(objective, special, target_length, inputs, target
         assert result["tokens"][:encoder].tolist() == of.prompt(inputs, 10)
     remaining = of.prompt(inputs, 10), result["targets"][result["target_weights"] > 0].tolist()
     whole = all(
-        [token for token in part if token >= 10] == text
-        for part, text in zip(remaining, (inputs, targets), strict=True)
+        [token for token in ids if token >= 10] == text for ids, text in zip(remaining, (inputs, targets), strict=True)
     )
     assert bool(of.are_truncated(*counts, 10)[0]) == (not whole)
 

@@ -58,7 +58,7 @@ class Draws(np.random.Generator):
 def assert_same(settings, draws, expected, tokens=TOKENS):
     """Asserts that plm_jax with these draws equals the expected result, also for complete rows of seqio."""
     actual = settings.corrupt(tokens, T5, Draws(*draws))
-    assert [part.tolist() for part in actual] == expected
+    assert [row.tolist() for row in actual] == expected
     result = settings.apply({"tokens": tokens}, T5, Draws(*draws))
     lengths = {"inputs": len(result["tokens"]), "targets": len(result["targets"])}
     rows = tf.data.Dataset.from_tensors(dict(zip(lengths, map(tf.constant, expected), strict=True)))

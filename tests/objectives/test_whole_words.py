@@ -27,7 +27,7 @@ def masked(result):
 
 def runs(positions):
     """Returns the sorted lengths of the runs of consecutive positions."""
-    return tuple(sorted(len(part) for part in np.split(positions, np.flatnonzero(np.diff(positions) > 1) + 1)))
+    return tuple(sorted(len(run) for run in np.split(positions, np.flatnonzero(np.diff(positions) > 1) + 1)))
 
 
 @hypothesis_settings(deadline=None)

@@ -1,4 +1,4 @@
-"""BART's noises: the figure of the paper, fairseq's spans, closed forms over a million tokens, and properties."""
+"""BART's noises: the figure of the paper, fairseq's spans, closed forms, and properties."""
 
 import itertools
 import math
@@ -83,7 +83,7 @@ def test_each_noise_gives_exactly_its_rows():
         "C . D E . A B": {" ".join(text[i:] + text[:i]) for i in range(7)},
     }
     for name, rows in expected.items():
-        outputs = {figure(seed, **ONE_BY_ONE[name])["tokens"] for seed in range(600)}
+        outputs = {figure(seed, **ONE_BY_ONE[name])["tokens"] for seed in range(250)}
         assert {row.removeprefix("<s> ").removesuffix(" </s>") for row in outputs} == rows
 
 
@@ -205,7 +205,7 @@ def test_text_before_first_start_is_a_partial_sentence():
     assert rows == {(0, 1, 2, 3, 4), (2, 3, 4, 0, 1)}
 
 
-ROWS, LENGTH = 1000, 1000  # A million tokens.
+ROWS, LENGTH = 400, 1000
 
 
 def made_rows(**settings):

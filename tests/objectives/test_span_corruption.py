@@ -111,7 +111,7 @@ def test_partitions_are_uniform():
 
 def test_spans_are_uniform_and_independent():
     """10 tokens, 4 of them noise in 2 spans: 5 partitions of the clean tokens times 3 of the noise."""
-    draws = 3000
+    draws = 1500
     counts = collections.Counter(
         str(lengths(corrupt(10, seed, noise_density=0.4, mean_span_length=2.0))) for seed in range(draws)
     )

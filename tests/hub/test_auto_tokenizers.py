@@ -32,7 +32,7 @@ def assert_same_ids(family, kind, vocabulary_folder, tmp_path):
         assert getattr(tokenizer, f"{name}_token_id") == model.special_ids.get(f"{name}_token_id")
 
 
-@pytest.mark.parametrize(("number", "family"), enumerate(exports.FAMILIES))
+@pytest.mark.parametrize(("number", "family"), list(enumerate(exports.FAMILIES)))
 def test_ids_equal_on_thousand_lines(number, family, vocabulary_folder, tmp_path):
     """Covers two kinds of vocabulary per family, and each kind with two or three families."""
     for kind in {exports.KINDS[index % len(exports.KINDS)] for index in (number, 5 * number + 3)}:

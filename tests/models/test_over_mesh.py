@@ -19,7 +19,10 @@ from tests.models.test_kernels import with_gradients
 from tests.support import tiny
 
 ROWS, LENGTH, HEADS, GROUPS, HEAD_DIM = 2, 64, 4, 2, 8
-MESHES = ({"context": 2, "tensor": 2}, {"fsdp": 2, "context": 2, "tensor": 2}, {"context": 8})
+MESHES = (
+    *({"context": 4, "tensor": 2}, {"fsdp": 2, "context": 2, "tensor": 2}),
+    *({"context": 2, "tensor": 2}, {"context": 8}),
+)
 SEGMENTS = jnp.sort(jax.random.randint(jax.random.key(7), (ROWS, LENGTH), 0, 4), axis=1)
 DROPPED = {"dropout": 0.3}
 # name: context; a bias by distance is added to it where it is said.
@@ -51,7 +54,7 @@ def values_and_gradients(kernel, context, biased, sizes):
         return run(jnp.ones((ROWS, LENGTH), bool), *arrays, bias)
 
 
-@pytest.mark.parametrize(("name", "sizes"), [*zip(CASES, [*MESHES, {"context": 4, "tensor": 2}], strict=True)], ids=str)
+@pytest.mark.parametrize(("name", "sizes"), [*zip(CASES, MESHES, strict=True)], ids=str)
 def test_flash_over_split_queries_equals_plain_attention(name, sizes):
     want, want_gradients = values_and_gradients("xla", *CASES[name], {"data": 1})
     got, got_gradients = values_and_gradients("flash", *CASES[name], sizes)

@@ -1,4 +1,7 @@
-"""Every mistake of the user's is one line and status 2, and leaves the run directory and the cache as they were."""
+"""Every mistake of a user is one line and status 2, and leaves the run directory and the cache unchanged.
+
+Each test runs a verb for one kind of mistake; `tests/config` and `tests/test_checks.py` have all messages about configs.
+"""
 
 import contextlib
 import gzip
@@ -27,20 +30,27 @@ def trained_copy(trained, tmp_path):
     return pathlib.Path(shutil.copytree(trained, tmp_path / "run"))
 
 
+def rewrite(path, change):
+    """Replaces the bytes of a file by those that `change` returns; None removes it."""
+    data = change(path.read_bytes())
+    path.unlink()
+    if data is not None:
+        path.write_bytes(data)
+
+
+def half(data):
+    assert len(data) > 1
+    return data[: len(data) // 2]
+
+
+def nothing(data):
+    return None
+
+
 CONFIG_MISTAKES = [
     ("--config.train.step=3", ["config.train.step:", "did you mean 'steps'?"]),
-    ("--config.trian.steps=3", ["config.trian:", "did you mean 'train'?"]),
-    ("--config.data.sources.a.pathh=x", ["config.data.sources.a.pathh:", "did you mean 'path'?"]),
-    ("--config.data.sources.c.path=x", ["config.data.sources.c:", "choose from: a, b"]),
-    ("--config.train.steps.more=3", ["config.train.steps.more", "not a section"]),
-    ("--config.train.steps=many", ["train.steps"]),
-    ("--config.train.steps=2.5", ["train.steps"]),
     ("--config.train.steps=0", ["config.train.steps is 0"]),
-    ("--config.schedule.kind=cosin", ["config.schedule.kind is 'cosin'", "did you mean 'cosine'?"]),
-    ("--config.precision.compute=float16", ["config.precision.compute"]),
-    ("--config.model.remat=some", ["config.model.remat"]),
     ("--config.data.length=65", ["config.data.length is 65", "64 positions"]),
-    ("--config.data.validation_fraction=1.5", ["validation_fraction"]),
     ("--config.train.batch_size=9", ["batch of 9", "8 (stage × data"]),
     ("--config.train.microbatches=3", ["batch of 8", "3 microbatches"]),
     ("--config.train.microbatches=4", ["batch of 8", "2 rows", "8 (stage × data"]),
@@ -49,10 +59,7 @@ CONFIG_MISTAKES = [
     ("--config.mesh.context=3", ["mesh.context=3", "8 devices"]),
     ("--config.model.embedding.vocab_size=200", ["vocab_size is 200", "271"]),
     ("--config.vocabulary.eos=300", ["config.vocabulary.eos is 300", "256"]),
-    (
-        "--config.data.length=64 --config.model.attention.position.length=9999 --config.data.length=9000",
-        ["9001", "'a'"],
-    ),
+    ("--config.model.attention.position.length=9999 --config.data.length=9000", ["9001", "'a'"]),
     ("--nonsense=3", ["nonsense"]),
     ("nonsense", ["nonsense"]),
 ]
@@ -64,113 +71,67 @@ def test_a_mistake_in_the_config(flags, says, tiny, verb, tmp_path):
     workdir = tmp_path / "run"
     finished = verb("pretrain", f"--config={tiny}/tiny.py", f"--workdir={workdir}", *flags.split(), devices=8)
     assert_one_line(finished, *says)
-    assert contents(tiny) == before
-    assert not contents(workdir)
+    assert contents(tiny) == before and not contents(workdir)
 
 
 @pytest.mark.parametrize("verb_name", ["pretrain", "prepare"])
-def test_a_config_that_is_not_there(verb_name, tiny, verb, tmp_path):
+def test_a_missing_config_or_flag(verb_name, tiny, verb, tmp_path):
     workdir = [f"--workdir={tmp_path}/run"] if verb_name == "pretrain" else []
     assert_one_line(verb(verb_name, f"--config={tmp_path}/none.py", *workdir), "none.py", "no such file")
     assert_one_line(verb(verb_name, *workdir), "--config")
     assert_one_line(verb(verb_name, f"--config={tiny}/tiny.py:plane", *workdir), "'plane'", "did you mean 'plain'?")
+    if workdir:
+        assert_one_line(verb(verb_name, f"--config={tiny}/tiny.py"), "--workdir")
 
 
-# What is wrong in a config file, of which the third line returns `FAULTY`, and what is said of it.
+IMPORTS = "import sys; sys.path.insert(0, {folder!r}); from plm_jax import config\ndef get_config():\n"
+# Code of a config file and its message.
 CODE_MISTAKES = [
-    ("undefined", ["faulty.py:3: NameError: name 'undefined' is not defined"]),
-    ("{}['x']", ["faulty.py:3: KeyError: 'x'"]),
-    ("None.x", ["faulty.py:3: AttributeError"]),
-    ("config.Mesh(fsdp=2)", ["faulty.py:3: AttributeError", "has no attribute 'Mesh', did you mean 'MeshConfig'?"]),
-    ("config.AdamW()", ["faulty.py:3: AttributeError", "has no attribute 'AdamW', did you mean 'AdamWConfig'?"]),
-    ("int('x')", ["faulty.py:3: ValueError: invalid literal"]),
-    ("1 / 0", ["faulty.py:3: ZeroDivisionError: division by zero"]),
-    ("config.TrainConfig(stepz=3)", ["faulty.py:3: TypeError", "unexpected keyword argument 'stepz'"]),
-    ("config.to_config_dict(3)", ["faulty.py:3: TypeError"]),
-    ("open('none')", ["faulty.py:3: FileNotFoundError", "'none'"]),
-    ("__import__('none')", ["faulty.py:3: ModuleNotFoundError: No module named 'none'"]),
-    ("__import__('beside').fail()", ["beside.py:2: RuntimeError: of a helper"]),
-    ("{", ["faulty.py:3: SyntaxError: '{' was never closed"]),
-    ("None", ["faulty.py: get_config returns no ConfigDict"]),
-    ("3", ["faulty.py: get_config returns no ConfigDict"]),
+    (f"{IMPORTS}    return undefined", "faulty.py:3: NameError: name 'undefined' is not defined"),
+    (f"{IMPORTS}    return config.Mesh(fsdp=2)", "has no attribute 'Mesh', did you mean 'MeshConfig'?"),
+    (f"{IMPORTS}    return config.TrainConfig(stepz=3)", "faulty.py:3: TypeError: "),
+    (f"{IMPORTS}    return __import__('none')", "faulty.py:3: ModuleNotFoundError: No module named 'none'"),
+    (f"{IMPORTS}    return __import__('beside').fail()", "beside.py:2: RuntimeError: of a helper"),
+    (f"{IMPORTS}    return {{{{", "faulty.py:3: SyntaxError: '{' was never closed"),
+    (f"{IMPORTS}    return 3", "faulty.py: get_config returns no ConfigDict"),
+    ("1 / 0", "faulty.py:1: ZeroDivisionError: division by zero"),
+    ("sizes = ()", "faulty.py has no function get_config"),
 ]
 
 
-@pytest.mark.parametrize(("code", "says"), CODE_MISTAKES, ids=[code for code, _ in CODE_MISTAKES])
-def test_a_mistake_in_the_code_of_a_config(code, says, verb, tmp_path):
-    """As a user's own, whose folder Python looks into."""
+@pytest.mark.parametrize(("code", "message"), CODE_MISTAKES, ids=[message for _, message in CODE_MISTAKES])
+def test_a_mistake_in_the_code_of_a_config(code, message, verb, tmp_path):
     (tmp_path / "beside.py").write_text("def fail():\n    raise RuntimeError('of a helper')\n")
-    path = tmp_path / "faulty.py"
-    path.write_text(f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from plm_jax import config\n")
-    path.write_text(path.read_text() + f"def get_config():\n    return {code}\n")
-    finished = verb("prepare", f"--config={path}")
-    assert_one_line(finished, *says)
-    assert str(tmp_path) in finished.errors[0]
+    (tmp_path / "faulty.py").write_text(code.format(folder=str(tmp_path)) + "\n")
+    finished = verb("prepare", f"--config={tmp_path}/faulty.py")
+    assert_one_line(finished, message, str(tmp_path))
 
 
-def test_a_config_that_is_no_config(verb, tmp_path):
-    path = tmp_path / "faulty.py"
-    path.write_text("1 / 0\n")
-    assert_one_line(verb("prepare", f"--config={path}"), f"{path}:1: ZeroDivisionError")
-    path.write_text("sizes = {}\n")
-    assert_one_line(verb("prepare", f"--config={path}"), f"--config={path} has no function get_config")
-    path.write_text("def get_config():\n    return None\n")
-    assert_one_line(verb("prepare", f"--config={path}:base"), "get_config() takes 0 positional arguments")
+def test_a_config_without_sizes(verb, tmp_path):
+    (tmp_path / "plain.py").write_text("def get_config():\n    return None\n")
+    assert_one_line(verb("prepare", f"--config={tmp_path}/plain.py:base"), "get_config() takes 0 positional arguments")
 
 
-def test_a_missing_flag(tiny, verb):
-    assert_one_line(verb("pretrain", f"--config={tiny}/tiny.py"), "--workdir")
+CORPUS_MISTAKES = {
+    "missing": (nothing, ["a.jsonl"]),
+    "blank": (lambda data: b'{"text": "  "}\n{"text": ""}\n', ["'a'", "no row of source"]),
+    "empty": (lambda data: b"", ["'a'", "no row of source"]),
+    "bad line": (lambda data: data + b'{"text": "cut o\n', ["a.jsonl:41"]),
+    "other field": (lambda data: b'{"texts": "of a whale"}\n', ["a.jsonl:1", "did you mean 'texts'?"]),
+    "not UTF-8": (lambda data: b'{"text": "\xff\xfe"}\n', ["a.jsonl", "UTF-8"]),
+    "truncated gzip": (lambda data: half(gzip.compress(data)), ["a.jsonl.gz", "damaged"]),
+}
 
 
-# What is done to the corpora, and what is said.
-def _delete(folder):
-    (folder / "a.jsonl").unlink()
-
-
-def _blank(folder):
-    (folder / "a.jsonl").write_text('{"text": "  "}\n{"text": ""}\n')
-
-
-def _empty(folder):
-    (folder / "a.jsonl").write_text("")
-
-
-def _bad_line(folder):
-    with open(folder / "a.jsonl", "a") as file:
-        file.write('{"text": "cut o\n')
-
-
-def _other_field(folder):
-    (folder / "a.jsonl").write_text('{"texts": "of a whale"}\n')
-
-
-def _not_utf8(folder):
-    (folder / "a.jsonl").write_bytes(b'{"text": "\xff\xfe"}\n')
-
-
-def _truncated_gzip(folder):
-    packed = gzip.compress((folder / "a.jsonl").read_bytes())
-    (folder / "a.jsonl").unlink()
-    (folder / "a.jsonl.gz").write_bytes(packed[: len(packed) // 2])
-
-
-CORPUS_MISTAKES = [
-    (_delete, ["a.jsonl"]),
-    (_blank, ["'a'", "no row of source"]),
-    (_empty, ["'a'", "no row of source"]),
-    (_bad_line, ["a.jsonl:41"]),
-    (_other_field, ["a.jsonl:1", "did you mean 'texts'?"]),
-    (_not_utf8, ["a.jsonl", "UTF-8"]),
-    (_truncated_gzip, ["a.jsonl.gz", "damaged"]),
-]
-
-
-@pytest.mark.parametrize(("spoil", "says"), CORPUS_MISTAKES, ids=[m[0].__name__ for m in CORPUS_MISTAKES])
-def test_a_mistake_in_the_corpus_leaves_the_cache(spoil, says, tiny_copy, verb):
-    spoil(tiny_copy)
+@pytest.mark.parametrize("name", CORPUS_MISTAKES)
+def test_a_mistake_in_the_corpus_leaves_the_cache(name, tiny_copy, verb):
+    change, says = CORPUS_MISTAKES[name]
+    path = tiny_copy / "a.jsonl"
+    if name == "truncated gzip":
+        path = path.rename(f"{path}.gz")
+    rewrite(path, change)
     before = contents(tiny_copy)
-    path = "a.jsonl.gz" if spoil is _truncated_gzip else "a.jsonl"
-    finished = verb("prepare", f"--config={tiny_copy}/tiny.py", f"--config.data.sources.a.path={tiny_copy}/{path}")
+    finished = verb("prepare", f"--config={tiny_copy}/tiny.py", f"--config.data.sources.a.path={path}")
     assert_one_line(finished, *says)
     after = contents(tiny_copy)
     assert {path: data for path, data in after.items() if ".a.tmp" not in str(path)} == before
@@ -178,137 +139,86 @@ def test_a_mistake_in_the_corpus_leaves_the_cache(spoil, says, tiny_copy, verb):
 
 def test_a_corpus_that_fails_while_pretrain_prepares_it(tiny_copy, verb, tmp_path):
     shutil.rmtree(tiny_copy / "cache")
-    _empty(tiny_copy)
+    (tiny_copy / "a.jsonl").write_text("")
     finished = verb("pretrain", f"--config={tiny_copy}/tiny.py", f"--workdir={tmp_path}/run")
     assert_one_line(finished, "'a'", "no row of source")
     assert not (tmp_path / "run").exists()
 
 
-def _truncate(path):
-    data = path.read_bytes()
-    assert len(data) > 1
-    path.write_bytes(data[: len(data) // 2])
-
-
 CACHE_FILES = ["manifest.json", "train/tokens-00000.array_record", "train/documents.npy", "train/sentence_starts.npy"]
 
 
-@pytest.mark.parametrize("how", [_truncate, pathlib.Path.unlink], ids=["truncated", "removed"])
+@pytest.mark.parametrize("change", [half, nothing])
 @pytest.mark.parametrize("name", CACHE_FILES)
-def test_a_damaged_cache_leaves_the_run(name, how, tiny_copy, trained_copy, verb):
-    how(tiny_copy / "cache" / "a" / name)
+def test_a_damaged_cache_leaves_the_run(name, change, tiny_copy, trained_copy, verb):
+    rewrite(tiny_copy / "cache" / "a" / name, change)
     before = contents(trained_copy, tiny_copy)
     finished = verb("pretrain", f"--config={tiny_copy}/tiny.py", f"--workdir={trained_copy}")
     assert_one_line(finished, str(tiny_copy / "cache" / "a"), "plm_jax prepare")
     assert contents(trained_copy, tiny_copy) == before
 
 
-def checkpoint_files(workdir):
-    """A file of each kind in checkpoint 3."""
-    folder = workdir / "checkpoints" / "3"
-    data = max((path for path in (folder / "params").rglob("*") if path.is_file()), key=lambda p: p.stat().st_size)
-    return {
-        "meta": folder / "meta" / "metadata",
-        "params data": data,
-        "params metadata": folder / "params" / "_METADATA",
-        "training metadata": folder / "training" / "_METADATA",
-    }
-
-
-CHECKPOINT_MISTAKES = [
-    ("meta", _truncate),
-    ("meta", pathlib.Path.unlink),
-    ("params data", _truncate),
-    ("params data", pathlib.Path.unlink),
-    ("params metadata", _truncate),
-    ("training metadata", _truncate),
+CHECKPOINT = ["{0}/checkpoints/3", "use another checkpoint, such as {0}"]
+# A pattern, whose largest file is changed, the change and the message.
+DAMAGES = [
+    ("checkpoints/3/meta/metadata", half, CHECKPOINT),
+    ("checkpoints/3/meta/metadata", nothing, CHECKPOINT),
+    ("checkpoints/3/params/**/*", half, CHECKPOINT),
+    ("checkpoints/3/params/**/*", nothing, CHECKPOINT),
+    ("checkpoints/3/params/_METADATA", half, CHECKPOINT),
+    ("checkpoints/3/training/_METADATA", half, CHECKPOINT),
+    ("config.json", half, ["{0}/config.json"]),
+    ("config.json", lambda data: b"[]", ["{0}/config.json"]),
+    ("config.json", lambda data: b"{}", ["{0}/config.json"]),
+    ("config.json", lambda data: b'{"config": {"nothing": 1}}', ["{0}/config.json"]),
+    ("metrics.jsonl", lambda data: data.replace(b"{", b"", 1), ["{0}/metrics.jsonl:1"]),
 ]
 
 
-@pytest.mark.parametrize(
-    ("kind", "how"), CHECKPOINT_MISTAKES, ids=[f"{k} {h.__name__}" for k, h in CHECKPOINT_MISTAKES]
-)
-def test_a_damaged_checkpoint_leaves_the_run(kind, how, tiny, trained_copy, verb):
-    how(checkpoint_files(trained_copy)[kind])
+@pytest.mark.parametrize(("pattern", "change", "says"), DAMAGES)
+def test_damage_is_reported_and_leaves_the_run(pattern, change, says, tiny, trained_copy, verb):
+    files = [path for path in trained_copy.glob(pattern) if path.is_file()]
+    rewrite(max(files, key=lambda path: path.stat().st_size), change)
     before = contents(trained_copy)
     finished = verb("pretrain", f"--config={tiny}/tiny.py", f"--workdir={trained_copy}", "--refuse_damaged")
-    assert_one_line(
-        finished, str(trained_copy / "checkpoints" / "3"), f"use another checkpoint, such as {trained_copy}"
-    )
-    assert contents(trained_copy) == before
-
-
-@pytest.mark.parametrize("text", ['{"config": {"mod', "[]", "{}", '{"config": {"nothing": 1}}'])
-def test_a_damaged_config_json_leaves_the_run(text, tiny, trained_copy, verb):
-    (trained_copy / "config.json").write_text(text)
-    before = contents(trained_copy)
-    finished = verb("pretrain", f"--config={tiny}/tiny.py", f"--workdir={trained_copy}")
-    assert_one_line(finished, str(trained_copy / "config.json"))
-    assert contents(trained_copy) == before
-
-
-def test_a_damaged_row_of_metrics_leaves_the_run(tiny, trained_copy, verb):
-    path = trained_copy / "metrics.jsonl"
-    path.write_text(path.read_text().replace("{", "", 1))
-    before = contents(trained_copy)
-    finished = verb("pretrain", f"--config={tiny}/tiny.py", f"--workdir={trained_copy}")
-    assert_one_line(finished, f"{path}:1")
+    assert_one_line(finished, *(phrase.format(trained_copy) for phrase in says))
     assert contents(trained_copy) == before
 
 
 def test_another_model_in_the_same_run_directory(tiny, trained_copy, verb):
     before = contents(trained_copy)
-    finished = verb(
-        "pretrain", f"--config={tiny}/tiny.py", f"--workdir={trained_copy}", "--config.model.feed_forward.width=96"
-    )
-    assert_one_line(finished, "another model", "--workdir")
+    flags = (f"--config={tiny}/tiny.py", f"--workdir={trained_copy}", "--config.model.feed_forward.width=96")
+    assert_one_line(verb("pretrain", *flags), "another model", "--workdir")
     assert contents(trained_copy) == before
 
 
 def test_another_vocabulary_than_the_checkpoint_s(tiny_copy, trained_copy, verb):
-    """The cache is made again with a larger vocabulary, which the model would hold."""
-    other = ("--config.vocabulary.eos=258", "--config.vocabulary.bos=257")
-    finished = verb("prepare", f"--config={tiny_copy}/tiny.py", *other)
+    """The cache is prepared again with a larger vocabulary, for which the model has room."""
+    flags = (f"--config={tiny_copy}/tiny.py", "--config.vocabulary.eos=258", "--config.vocabulary.bos=257")
+    finished = verb("prepare", *flags)
     assert finished.status == 0, finished.err
     before = contents(trained_copy)
-    finished = verb("pretrain", f"--config={tiny_copy}/tiny.py", f"--workdir={trained_copy}", *other)
-    assert_one_line(finished, "checkpoint 3", "vocabulary")
+    assert_one_line(verb("pretrain", *flags, f"--workdir={trained_copy}"), "checkpoint 3", "vocabulary")
     assert contents(trained_copy) == before
 
 
-@pytest.fixture(scope="module")
-def byte_pairs(tiny, verb, tmp_path_factory):
-    """A copy of `tiny` with a BPE vocabulary of bytes alone, cut from GPT-2's, and its cache."""
-    folder = pathlib.Path(shutil.copytree(tiny, tmp_path_factory.mktemp("byte_pairs") / "tiny"))
-    shutil.rmtree(folder / "cache")
+def test_a_damaged_or_missing_vocabulary(tiny, verb, tmp_path):
+    """A BPE vocabulary of bytes alone, cut from GPT-2's."""
+    folder = pathlib.Path(shutil.copytree(tiny, tmp_path / "tiny", ignore=shutil.ignore_patterns("cache")))
     source = pathlib.Path(runs.__file__).parents[2] / "plm_jax" / "data" / "gpt2" / "vocab.json"
     ids = {token: number for token, number in json.loads(source.read_text()).items() if number < 256}
     ids |= {name: 256 + i for i, name in enumerate(("<end>", "<pad>", "<cls>", "<sep>", "<mask>", "<sop>", "<eop>"))}
     (folder / "vocab.json").write_text(json.dumps(ids))
     (folder / "merges.txt").write_text("#version: 0.2\n")
-    finished = verb("prepare", f"--config={folder}/tiny.py", _spec(folder))
+    flags = [f"--config={folder}/tiny.py", f"--config.vocabulary.spec=bpe:{folder}/vocab.json,{folder}/merges.txt"]
+    finished = verb("prepare", *flags)
     assert finished.status == 0, finished.err
-    return folder
-
-
-def _spec(folder, merges="merges.txt"):
-    return f"--config.vocabulary.spec=bpe:{folder}/vocab.json,{folder}/{merges}"
-
-
-@pytest.mark.parametrize("verb_name", ["prepare", "pretrain"])
-def test_a_damaged_vocabulary(verb_name, byte_pairs, verb, tmp_path):
-    folder = pathlib.Path(shutil.copytree(byte_pairs, tmp_path / "tiny"))
-    _truncate(folder / "vocab.json")
+    assert_one_line(verb("prepare", flags[0], flags[1].replace("merges.txt", "none.txt")), "none.txt")
+    rewrite(folder / "vocab.json", half)
     before = contents(folder)
-    arguments = [f"--config={folder}/tiny.py", _spec(folder)]
-    workdir = [f"--workdir={tmp_path}/run"] if verb_name == "pretrain" else []
-    assert_one_line(verb(verb_name, *arguments, *workdir), str(folder / "vocab.json"))
-    assert contents(folder) == before and not (tmp_path / "run").exists()
-
-
-def test_a_vocabulary_that_is_not_there(byte_pairs, verb):
-    arguments = [f"--config={byte_pairs}/tiny.py", _spec(byte_pairs, "none.txt")]
-    assert_one_line(verb("prepare", *arguments), "none.txt")
+    for verb_name, workdir in (("prepare", []), ("pretrain", [f"--workdir={tmp_path}/run"])):
+        assert_one_line(verb(verb_name, *flags, *workdir), str(folder / "vocab.json"))
+        assert contents(folder) == before and not (tmp_path / "run").exists()
 
 
 def test_init_from_that_does_not_fit(tiny, trained, verb, tmp_path):
@@ -318,13 +228,13 @@ def test_init_from_that_does_not_fit(tiny, trained, verb, tmp_path):
     assert_one_line(start(f"--config.train.init_from={tmp_path}/none"), str(tmp_path / "none"))
     wider = start(f"--config.train.init_from={trained}", "--config.model.feed_forward.width=96")
     assert_one_line(wider, "feed_forward/down/kernel", "96", "64", "init_names")
-    nothing = start(f"--config.train.init_from={trained}", "--config.train.init_names=('x.*',)")
-    assert_one_line(nothing, "nothing", "x.*")
+    unmatched = start(f"--config.train.init_from={trained}", "--config.train.init_names=('x.*',)")
+    assert_one_line(unmatched, "nothing", "x.*")
     with contextlib.suppress(FileNotFoundError):
         assert not contents(tmp_path / "new")
 
 
-def test_a_loss_that_is_lost(tiny, verb, tmp_path):
+def test_a_loss_that_diverges(tiny, verb, tmp_path):
     workdir = tmp_path / "run"
     finished = verb(
         "pretrain", f"--config={tiny}/tiny.py", f"--workdir={workdir}",

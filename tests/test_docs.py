@@ -1,7 +1,4 @@
-"""README and docs: every command and every piece of Python in them is run, or where it cannot be here, parsed.
-
-Run is what takes the demo's configs or runs, tiny ones; of other configs the flags are parsed and the run is resolved.
-"""
+"""README and docs: every command is parsed and its run resolved; those of the demo, and all Python, also run, reduced."""
 
 import gzip
 import json
@@ -109,7 +106,7 @@ def execute(code: str, folder: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("pages", RUN_TOGETHER, ids=lambda pages: pages[-1])
-def test_what_the_pages_say_runs(pages, verb, sandbox):
+def test_the_commands_and_python_of_pages_run(pages, verb, sandbox):
     for page in pages:
         found = re.findall(r"^```(bash|python)\n(.*?)^```$", PAGES[page], re.MULTILINE | re.DOTALL)
         for language, code in found:
@@ -129,13 +126,13 @@ def test_what_the_pages_say_runs(pages, verb, sandbox):
         assert [member.name for member in sweep.load_members("configs/rates.py", "runs/rates")][-1] == "prefix_lm"
 
 
-def test_python_is_nowhere_else():
-    # That of `extending` is held by tests/extending.
+def test_other_pages_have_no_python():
+    # tests/extending runs the Python of `extending`.
     for page in PAGES.keys() - {page for pages in RUN_TOGETHER for page in pages} - {"docs/extending.md"}:
         assert not blocks(page, "python"), f"{page} has Python that no test runs"
 
 
-# Parses the flags of verbs and resolves their configs, but does nothing more: a process each, of one that has imported.
+# Parses the flags of verbs and resolves their configs, but does nothing more; each verb is a fork of one process.
 PARSE = """
 import json, os, runpy, sys
 from plm_jax.common import command_line
@@ -171,16 +168,25 @@ def ours(words: list[str]) -> list[str] | None:
     return None
 
 
-def test_commands_that_are_not_run_parse():
-    told = [found for page in PAGES for words in commands(page) if (found := ours(words)) and not is_run(["", *found])]
-    assert {words[0] for words in told} >= {"plan", "prepare", "clean", "sweep", "pretrain"}
-    parsed = subprocess.run(
-        [sys.executable, "-c", PARSE], cwd=ROOT, input=json.dumps(told), capture_output=True, text=True
-    )
+def test_commands_parse():
+    scripts = [code for page in PAGES for code in blocks(page, "python")]
+    written = [name for code in scripts for name in re.findall(r"\A# (configs/\w+)\.py\n", code)]
+    left_out = re.compile(rf"--help|--config=({'|'.join(written)})")
+    verbs = [verb for page in PAGES for words in commands(page) if (verb := ours(words))]
+    verbs = [words for words in verbs if not left_out.search(" ".join(words))]
+    assert {words[0] for words in verbs} >= {"plan", "prepare", "clean", "sweep", "pretrain", "evaluate", "generate"}
+    command = [sys.executable, "-c", PARSE]
+    parsed = subprocess.run(command, cwd=ROOT, input=json.dumps(verbs), capture_output=True, text=True)
     assert (parsed.returncode, parsed.stdout, parsed.stderr) == (0, "", "")
 
 
-def test_other_commands_are_those_of_the_project():
+def dry_run(script: str, flags: list[str]) -> str:
+    """Returns the output of a launcher that starts nothing."""
+    command = [sys.executable, script, "--dry_run", *flags]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+def test_every_other_command_is_known():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     for words in (words for page in PAGES for words in commands(page)):
         match words:
@@ -193,15 +199,9 @@ def test_other_commands_are_those_of_the_project():
             case ["pip", "install", what]:
                 assert all(name in extras for name in re.findall(r"[\w-]+", what)), what
             case ["python", "launch/tpu_vm.py", *rest]:
-                command = [sys.executable, "launch/tpu_vm.py", "--dry_run", *rest]
-                dry = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-                assert dry.returncode == 0 and "plm_jax pretrain" in dry.stdout, dry.stderr
+                assert "plm_jax pretrain" in dry_run("launch/tpu_vm.py", rest)
             case ["python", "launch/gke.py", *rest]:
-                command = [sys.executable, "launch/gke.py", "--dry_run", *rest]
-                dry = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-                assert dry.returncode == 0 and {"plm_jax", "pretrain"} <= set(re.findall(r"- \"(.*)\"", dry.stdout)), (
-                    dry.stderr
-                )
+                assert {"plm_jax", "pretrain"} <= set(re.findall(r"- \"(.*)\"", dry_run("launch/gke.py", rest)))
             case ["docker", "build", "--file", file, "--tag", _, "."]:
                 assert (ROOT / file).exists()
             case ["sbatch", _, script, *rest]:
@@ -229,7 +229,7 @@ def test_generated_pages_are_current(verb):
     assert PAGES["docs/reference/config.md"] == reference["fields"](), "run python docs/reference.py"
 
 
-def test_files_that_are_named_are_there():
+def test_named_files_exist():
     for page, text in PAGES.items():
         prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
         for path in re.findall(r"`((?:plm_jax|configs|launch|benchmarks|tests)/[\w./]*)", prose):

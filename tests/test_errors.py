@@ -1,6 +1,6 @@
 """Every mistake of a user is one line and status 2, and leaves the run directory and the cache unchanged.
 
-Each test runs a verb for one kind of mistake; `tests/config` and `tests/test_checks.py` have all messages about configs.
+Each test runs a verb for one kind of mistake. `tests/config` and `tests/test_checks.py` have all messages of configs.
 """
 
 import contextlib

@@ -111,14 +111,17 @@ def test_a_verb_whose_extra_is_missing_says_what_to_install(installed, tmp_path,
     assert_told(installed(tmp_path, *arguments, extras=False), extra)
 
 
-def test_the_command_lists_its_verbs(installed, tmp_path):
-    told = installed(tmp_path, "--help", extras=False)
-    assert told.returncode == 0
+def test_the_command_lists_its_verbs():
+    def run(*arguments):
+        return subprocess.run([sys.executable, "-m", "plm_jax", *arguments], cwd=ROOT, capture_output=True, text=True)
+
+    listed = run("--help")
+    assert listed.returncode == 0
     files = {path.stem for path in (ROOT / "plm_jax").glob("*.py") if "command_line.run(" in path.read_text()}
     assert files | {"config"} <= commands().keys() and all(commands().values())
-    for verb, what in commands().items():
-        assert re.search(rf"^  {verb} +{re.escape(what)}$", told.stdout, re.MULTILINE)
-    wrong = installed(tmp_path, "pretrian", extras=False)
+    for verb, summary in commands().items():
+        assert re.search(rf"^  {verb} +{re.escape(summary)}$", listed.stdout, re.MULTILINE)
+    wrong = run("pretrian")
     assert (wrong.returncode, wrong.stderr) == (2, "error: unknown command 'pretrian': did you mean 'pretrain'?\n")
 
 
@@ -144,7 +147,7 @@ WITH_OTHERS = {
 }
 
 
-def test_every_module_that_is_imported_is_of_a_dependency_or_of_the_extra_that_is_told():
+def test_every_imported_module_belongs_to_a_dependency_or_a_known_extra():
     provided = importlib.metadata.packages_distributions()
     base = names(PROJECT["dependencies"])
     extra_of = {module: extra for extra, modules in EXTRAS.items() for module in modules}
@@ -158,16 +161,15 @@ def test_every_module_that_is_imported_is_of_a_dependency_or_of_the_extra_that_i
                 assert of & declared, f"{path} imports {module}"
 
 
-def test_the_lock_has_every_requirement_in_its_version_by_hashes_of_its_files_and_says_no_address():
+def test_the_lock_pins_every_requirement_by_hashes_and_has_no_address():
     text = (ROOT / "requirements.lock").read_text()
     locked = {}
     for entry in text.replace("\\\n", " ").splitlines():
         if not entry.startswith("#"):
             requirement, *hashes = entry.split(" --hash=")
             assert hashes and all(re.fullmatch(r"sha256:[0-9a-f]{64}\s*", one) for one in hashes), requirement
-            locked[re.sub("[-_.]+", "-", requirement.partition("==")[0]).lower()] = requirement.partition(";")[
-                0
-            ].strip()
+            pinned = requirement.partition(";")[0].strip()
+            locked[re.sub("[-_.]+", "-", pinned.partition("==")[0]).lower()] = pinned
     for line in (ROOT / "requirements.txt").read_text().splitlines():
         if re.match(r"\w", line):
             name, _, version = line.partition(";")[0].strip().partition("==")
@@ -176,7 +178,7 @@ def test_the_lock_has_every_requirement_in_its_version_by_hashes_of_its_files_an
     assert "uv pip compile requirements.txt --universal --python-version 3.11 --generate-hashes" in text
 
 
-def test_requirements_have_all_that_the_package_names():
+def test_requirements_include_all_dependencies():
     pinned = names(line for line in (ROOT / "requirements.txt").read_text().splitlines() if re.match(r"\w", line))
     # Those of accelerators, and what tests take from tests/peers.txt.
     left_out = {"gpu", "gpu-plan", "tpu", "harness"}

@@ -1,6 +1,7 @@
 """The pages of `configs/tasks`: each makes a run of the checkpoints that its recipe is for."""
 
 import dataclasses
+import functools
 
 import pytest
 
@@ -14,15 +15,16 @@ from tests.support import tiny as tiny_config
 
 FORMS = {"sentiment": "classes", "review_scores": "score", "inference": "classes", "choices": "choice"}
 OF_ENCODERS = {"entities": "tags", "reading": "span"}
+pretrained = functools.cache(moods.pretrained)
 
 
 def resolved(page, model, tmp_path):
-    """The run of a page with a model, which need not be saved."""
+    """Returns the run of a page with a model that is not saved."""
     position = dataclasses.replace(model.attention.position, length=512)
     model = dataclasses.replace(model, attention=dataclasses.replace(model.attention, position=position))
-    found = pages.load(f"tasks/{page}")
-    run = config.resolve(found.config().to_dict(), found.file)
-    return transfer.adapted(run, moods.pretrained(model), str(tmp_path))
+    file = pages.load(f"tasks/{page}")
+    run = config.resolve(file.config().to_dict(), file.file)
+    return transfer.adapted(run, pretrained(model), str(tmp_path))
 
 
 @pytest.mark.parametrize("page", [*FORMS, *OF_ENCODERS])
@@ -30,7 +32,7 @@ def resolved(page, model, tmp_path):
 def test_a_page_tunes_a_model_by_each_recipe(page, recipe, tmp_path):
     of = recipes.RECIPES[recipe]
     if of.lm_coefficient and page in OF_ENCODERS:
-        pytest.skip("it is of encoders")
+        pytest.skip("needs an encoder")
     run = resolved(f"{page}:{recipe}", tiny_config.MODEL if of.lm_coefficient else tiny_config.BERT, tmp_path)
     assert run.model.named_heads["task"].kind == run.objective.form == (FORMS | OF_ENCODERS)[page]
     assert run.objective.lm_coefficient == of.lm_coefficient and run.optimizer.b2 == of.b2
@@ -46,7 +48,7 @@ def test_a_task_of_glue_has_the_labels_of_its_form(task, tmp_path):
     assert run.data.sources[task].name == f"glue/{task}" and run.train.epochs == glue.TASKS[task].epochs
 
 
-def test_a_recipe_that_is_none_is_one_line():
+def test_an_unknown_recipe_is_one_line():
     with pytest.raises(UserError, match=r"rroberta.*roberta"):
         pages.load("tasks/sentiment:rroberta").config()
 

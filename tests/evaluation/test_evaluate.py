@@ -15,6 +15,8 @@ from plm_jax.runs import loop
 from tests.runs import test_validation
 from tests.runs.test_validation import by_hand
 from tests.support import tiny as tiny_runs
+from tests.support.resume import json_lines
+from tests.support.verbs import assert_one_line
 
 folder = test_validation.folder
 
@@ -31,8 +33,7 @@ def workdir(folder, tmp_path_factory):
 
 
 def rows(workdir):
-    path = workdir / "evaluation.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return json_lines(workdir / "evaluation.jsonl")
 
 
 def test_rows_have_the_length_of_the_checkpoints_phase_and_of_the_last(workdir):
@@ -46,7 +47,7 @@ def test_rows_have_the_length_of_the_checkpoints_phase_and_of_the_last(workdir):
     np.testing.assert_allclose(found["loss"], by_hand(late.run, late.params, "a", 32), rtol=1e-5)
 
 
-def test_each_source_is_told_and_recorded_and_one_without_held_out_text_is_a_line(verb, workdir, tmp_path):
+def test_each_source_is_reported_and_recorded_and_one_without_held_out_text_is_a_line(verb, workdir, tmp_path):
     before, output = rows(workdir), tmp_path / "out.json"
     finished = verb("evaluate", f"--checkpoint={workdir}", f"--output={output}")
     assert finished.status == 0, finished.err
@@ -60,23 +61,19 @@ def test_each_source_is_told_and_recorded_and_one_without_held_out_text_is_a_lin
     assert rows(workdir) == [*before, {"step": 4, **flat}]
 
 
-def test_what_is_done_stays_when_a_later_one_fails(verb, workdir):
+def test_finished_tasks_are_recorded_if_a_later_one_fails(verb, workdir):
     before = rows(workdir)
     finished = verb("evaluate", f"--checkpoint={workdir}", "--tasks=a,b:tran")
     assert finished.status == 2 and "no split 'tran'" in finished.err
     assert finished.out.splitlines()[-1].startswith("a: loss")
     *same, added = rows(workdir)
     assert same == before and {key.partition("/")[0] for key in added} == {"step", "a"}
-    # A misspelt source is told before anything is evaluated.
-    finished = verb("evaluate", f"--checkpoint={workdir}", "--tasks=a,z")
-    assert finished.status == 2 and "there is no task 'z'" in finished.err and "a: " not in finished.out
-
-
-def test_nothing_to_evaluate_is_a_mistake(verb, workdir):
+    # A misspelled source is reported before anything is evaluated.
     before = rows(workdir)
-    finished = verb("evaluate", f"--checkpoint={workdir}", "--tasks=c")
-    assert finished.status == 2 and rows(workdir) == before
-    assert finished.err.strip().splitlines()[-1].startswith("error: 'c' has no validation data: name another")
+    for tasks, message in (("a,z", "there is no task 'z'"), ("c", "'c' has no validation data: name another")):
+        finished = verb("evaluate", f"--checkpoint={workdir}", f"--tasks={tasks}")
+        assert_one_line(finished, message)
+        assert rows(workdir) == before and "a: loss" not in finished.out
 
 
 def test_the_report_shows_the_validation_of_each_source(workdir, tmp_path):
@@ -91,10 +88,8 @@ def test_the_report_shows_the_validation_of_each_source(workdir, tmp_path):
     assert {"validation/loss", "validation/a/loss"} <= data["runs"][0]["curves"].keys()
 
 
-def test_a_source_is_evaluated_by_itself_beside_one_that_a_segmenter_reads():
+def test_a_single_source_run_drops_the_segmenters_of_other_sources():
     run = tiny_runs.PLAIN
-    data = dataclasses.replace(run.data, segmenters={"b": "jieba:lcut"})
-    only = perplexity.single_source_run(
-        dataclasses.replace(run, data=data), types.SimpleNamespace(config=run.model), "a", 16
-    )
+    run = dataclasses.replace(run, data=dataclasses.replace(run.data, segmenters={"b": "jieba:lcut"}))
+    only = perplexity.single_source_run(run, types.SimpleNamespace(config=run.model), "a", 16)
     assert (list(only.data.sources), only.data.segmenters, only.data.length) == (["a"], {}, 16)

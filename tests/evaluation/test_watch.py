@@ -16,6 +16,7 @@ from plm_jax.common.errors import UserError
 from plm_jax.evaluation import perplexity, samples, watch
 from plm_jax.runs import heartbeat, loop
 from tests.support import runs, verbs
+from tests.support.resume import json_lines
 
 STEPS = [2, 4, 6]
 SAMPLE_TASK = samples.sample_task
@@ -44,8 +45,7 @@ def quick(monkeypatch):
 
 
 def rows(workdir) -> list[dict]:
-    path = workdir / "evaluation.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return json_lines(workdir / "evaluation.jsonl")
 
 
 def follow(workdir, **options):
@@ -53,16 +53,16 @@ def follow(workdir, **options):
 
 
 def events(workdir) -> dict[int, dict[str, float]]:
-    """What TensorBoard would show, by step: its file has records, each a length, its CRC, an event, its CRC."""
+    """Returns TensorBoard's values by step. Its file has records: a length, its CRC, an event, its CRC."""
     (path,) = (workdir / "evaluation").iterdir()
-    found: dict[int, dict[str, float]] = {}
+    values: dict[int, dict[str, float]] = {}
     data = path.read_bytes()
     while data:
         end = 12 + int.from_bytes(data[:8], "little")
         event, data = event_pb2.Event.FromString(data[12:end]), data[end + 4 :]
         for value in event.summary.value:
-            found.setdefault(event.step, {})[value.tag] = value.simple_value
-    return found
+            values.setdefault(event.step, {})[value.tag] = value.simple_value
+    return values
 
 
 def test_each_checkpoint_has_one_row_which_is_that_of_evaluate(workdir):
@@ -86,13 +86,12 @@ def test_samples_go_on_with_held_out_documents_once_a_checkpoint(workdir, monkey
     monkeypatch.setattr(samples, "sample_task", SAMPLE_TASK)
     (workdir / "samples.jsonl").write_text('{"step": 2, "task": "a", "prompt": "cut off before the row"}\n')
     follow(workdir)
-    rows = [json.loads(line) for line in (workdir / "samples.jsonl").read_text().splitlines()]
+    rows = json_lines(workdir / "samples.jsonl")
     assert [row["step"] for row in rows] == [step for step in STEPS for _ in range(3)]
     lm = plm_jax.load(str(workdir / "checkpoints" / "4"))
     for row in rows[3:6]:
         assert row["answer"] == lm.generate([row["prompt"]], max_new_tokens=32)[0]
-    lines = pathlib.Path(lm.run.data.sources["a"].path).read_text(encoding="utf-8").splitlines()
-    texts = [json.loads(line)["text"] for line in lines]
+    texts = [row["text"] for row in json_lines(pathlib.Path(lm.run.data.sources["a"].path))]
     assert all(any(text.startswith(row["prompt"] + row["target"]) for text in texts) for row in rows)
 
 
@@ -153,12 +152,12 @@ def test_a_run_that_died_is_followed_on_when_it_is_started_again(workdir, tmp_pa
     assert "is neither running nor finished: waiting" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("own", [False, True], ids=["before its turn", "as it is opened"])
-def test_a_checkpoint_that_is_removed_meanwhile_is_named(workdir, monkeypatch, capsys, own):
+@pytest.mark.parametrize("opened", ["2", "4"], ids=["before its turn", "as it is opened"])
+def test_a_checkpoint_that_is_removed_meanwhile_is_named(workdir, monkeypatch, capsys, opened):
     load = watch.language_model.load
 
     def removing(path):
-        if path.endswith("/4" if own else "/2"):
+        if path.endswith(f"/{opened}"):
             shutil.rmtree(workdir / "checkpoints" / "4")
         return load(path)
 
@@ -213,7 +212,7 @@ def test_two_watches_of_one_run_are_refused(workdir):
     assert not rows(workdir)
 
 
-def test_what_is_no_run_is_a_line(verb, workdir, tmp_path):
+def test_a_folder_without_a_run_is_one_line(verb, workdir, tmp_path):
     for path in (tmp_path, tmp_path / "nowhere", workdir / "checkpoints" / "2"):
         finished = verb("evaluate", f"--checkpoint={path}", "--watch")
         verbs.assert_one_line(finished, "has no run to watch: pass the --workdir of a started run")

@@ -46,17 +46,28 @@ def write(folder, base, steps=2, more="") -> str:
     return str(path)
 
 
+def replace_call(monkeypatch, call):
+    """Replaces the start of verbs by `call(verb, *flags)`."""
+    monkeypatch.setattr(launchers, "_call", lambda processes, output, environment, *words: call(*words))
+
+
+def append(path, text):
+    """Adds code to a sweep's file."""
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(text)
+
+
 @pytest.fixture
 def calls(monkeypatch):
-    """The verbs that a sweep in this process calls, without calling them: all fail."""
-    found = []
+    """Verbs that a sweep in this process calls; all of them fail."""
+    verbs_called = []
 
     def call(verb, *flags):
-        found.append((verb, pathlib.Path(flags[-1]).name))
+        verbs_called.append((verb, pathlib.Path(flags[-1]).name))
         raise UserError("no more")
 
-    monkeypatch.setattr(launchers, "_call", lambda processes, output, environment, *words: call(*words))
-    return found
+    replace_call(monkeypatch, call)
+    return verbs_called
 
 
 class Verbs:
@@ -89,7 +100,7 @@ class Verbs:
 def fake_verbs(monkeypatch) -> Verbs:
     """Replaces the verbs and the clock of sweeps."""
     fake = Verbs()
-    monkeypatch.setattr(launchers, "_call", lambda processes, output, environment, *words: fake.call(*words))
+    replace_call(monkeypatch, fake.call)
     monkeypatch.setattr(members, "time", types.SimpleNamespace(time=fake.time, monotonic=fake.time, sleep=time.sleep))
     return fake
 
@@ -123,62 +134,57 @@ def log(workdir, **row):
 
 
 def test_a_failure_is_reported_and_stops_no_other(tiny, verb, tmp_path):
-    folder = tmp_path
-    finished = verb("sweep", f"--sweep={write(folder, tiny / 'tiny.py')}", f"--workdir={folder / 'runs'}")
+    finished = verb("sweep", f"--sweep={write(tmp_path, tiny / 'tiny.py')}", f"--workdir={tmp_path / 'runs'}")
     assert finished.status == 2
     # What the runs say is heard, an error too.
     of_run, error = finished.errors
     assert error.startswith("error: 1 of 2 runs failed (bad: ") and of_run.removeprefix("error: ") in error
     assert "nowhere does not exist" in of_run
     assert "== 2/2 good finished" in finished.err
-    bad, good = json.loads((folder / "runs" / "sweep.json").read_text())["runs"]
+    bad, good = json.loads((tmp_path / "runs" / "sweep.json").read_text())["runs"]
     assert (bad["name"], good["name"]) == ("bad", "good")
     assert (bad["error"], good["error"]) == (of_run.removeprefix("error: "), None)
     assert good["overrides"]["evaluation"]["batch_size"] == 8
-    (row,) = map(json.loads, (folder / "runs" / "good" / "evaluation.jsonl").read_text().splitlines())
+    (row,) = map(json.loads, (tmp_path / "runs" / "good" / "evaluation.jsonl").read_text().splitlines())
     assert row["step"] == 2
     assert good["metrics"] == {key: value for key, value in row.items() if key != "step"}
-    made = (folder / "runs" / "table.md").read_text()
+    made = (tmp_path / "runs" / "table.md").read_text()
     assert made == to_markdown(table([bad, good]))
     assert finished.out.endswith(made)
     assert "| bad | failed: " in made
 
 
 def test_run_again_only_what_failed_is_tried(swept, calls, capsys):
-    folder = swept
-    before = (folder / "runs" / "good" / "config.json").read_text()
+    before = (swept / "runs" / "good" / "config.json").read_text()
     with pytest.raises(UserError, match=r"1 of 2 runs failed \(bad: no more\)"):
-        sweep.run(str(folder / "sweep.py"), str(folder / "runs"))
+        sweep.run(str(swept / "sweep.py"), str(swept / "runs"))
     assert calls == [("pretrain", "bad")]
     said = capsys.readouterr()
     assert "2 runs, 1 of them already finished" in said.err
     assert "| good | a/real_loss |" in said.out
-    assert (folder / "runs" / "good" / "config.json").read_text() == before
+    assert (swept / "runs" / "good" / "config.json").read_text() == before
 
 
-def test_another_config_in_the_place_of_a_run_is_told_and_left(swept, calls, tiny, tmp_path):
-    folder = swept
+def test_another_config_in_the_directory_of_a_run_is_reported_and_left(swept, calls, tiny, tmp_path):
     path = write(tmp_path, tiny / "tiny.py", steps=3)
     with pytest.raises(UserError, match=r"a run with another config \(train.steps was 2 and is 3\): delete it"):
-        sweep.run(path, str(folder / "runs"))
+        sweep.run(path, str(swept / "runs"))
     assert ("pretrain", "good") not in calls
-    assert json.loads((folder / "runs" / "good" / "config.json").read_text())["config"]["train"]["steps"] == 2
+    assert json.loads((swept / "runs" / "good" / "config.json").read_text())["config"]["train"]["steps"] == 2
 
 
 def test_a_run_without_its_evaluation_is_not_finished(swept, calls, tmp_path):
-    folder = swept
-    _, member = sweep.load_members(str(folder / "sweep.py"), str(folder / "runs"))
+    _, member = sweep.load_members(str(swept / "sweep.py"), str(swept / "runs"))
     assert members.is_finished(member)
-    log = pathlib.Path(member.workdir) / "evaluation.jsonl"
-    rows = log.read_text()
-    log.write_text(rows.replace('"step": 2', '"step": 1'))
+    evaluated = pathlib.Path(member.workdir) / "evaluation.jsonl"
+    rows = evaluated.read_text()
+    evaluated.write_text(rows.replace('"step": 2', '"step": 1'))
     assert not members.is_finished(member)
-    log.write_text(rows)
+    evaluated.write_text(rows)
 
 
-def test_what_else_was_evaluated_is_not_in_the_table(swept):
-    folder = swept
-    _, member = sweep.load_members(str(folder / "sweep.py"), str(folder / "runs"))
+def test_other_evaluations_are_not_in_the_table(swept):
+    _, member = sweep.load_members(str(swept / "sweep.py"), str(swept / "runs"))
     evaluated = pathlib.Path(member.workdir) / "evaluation.jsonl"
     rows, before = evaluated.read_text(), members._metrics(member)
     assert {"a/real_loss", "b/loss"} <= before.keys() and "step" not in before
@@ -213,7 +219,7 @@ def test_minutes_are_those_of_all_attempts(verbs, warm, tmp_path):
     assert {result["name"]: result["minutes"] for result in results} == {"bad": 2.0, "good": 4.0, "warm": 2.0}
 
 
-def test_a_run_of_weights_that_are_no_more_is_told_and_left(verbs, warm, tmp_path, capsys):
+def test_a_run_whose_parent_was_trained_again_is_reported_and_left(verbs, warm, tmp_path, capsys):
     sweep.run(warm, str(tmp_path))
     shutil.rmtree(tmp_path / "good")
     with pytest.raises(UserError, match=r"warm started from weights of good, which was trained again since: delete"):
@@ -237,14 +243,14 @@ def test_runs_of_weights_that_are_refused_are_not_in_the_table(verbs, tiny, tmp_
     assert len(verbs.calls) == before and "| warm | a/" not in capsys.readouterr().out
 
 
-def test_what_is_reached_is_told_after_each_run(verbs, warm, tmp_path, monkeypatch):
+def test_the_table_is_written_after_each_run(verbs, warm, tmp_path, monkeypatch):
     tables = []
 
     def call(verb, *flags):
         tables.append((tmp_path / "table.md").read_text())
         verbs.call(verb, *flags)
 
-    monkeypatch.setattr(launchers, "_call", lambda processes, output, environment, *words: call(*words))
+    replace_call(monkeypatch, call)
     sweep.run(warm, str(tmp_path))
     assert "| good | not run yet" in tables[2] and "| warm | not run yet" in tables[4]
     assert "| bad | a/real_loss | 4.000" in tables[2] and "| good | a/real_loss | 4.000" in tables[4]
@@ -259,21 +265,11 @@ def baselines():
 """
 
 
-def test_runs_are_told_beside_their_rivals(verbs, warm, tmp_path):
-    path = pathlib.Path(warm)
-    path.write_text(path.read_text() + RIVALS.format(run="warm", other="good"))
+def test_runs_are_compared_with_their_rivals(verbs, warm, tmp_path):
+    append(warm, RIVALS.format(run="warm", other="good"))
     sweep.run(warm, str(tmp_path))
     row = "| warm | a/real_loss | 4.000 | 5.000 | +1.000 | 3.500 | -0.500 | 4.000 | +0.000 |"
     assert row in (tmp_path / "table.md").read_text().splitlines()
-
-
-@pytest.mark.parametrize(("run", "other"), [("warn", "good"), ("warm", "god")])
-def test_a_rival_that_is_no_run_is_one_line(verbs, warm, tmp_path, run, other):
-    path = pathlib.Path(warm)
-    path.write_text(path.read_text() + RIVALS.format(run=run, other=other))
-    with pytest.raises(UserError, match=f"names a run '{run if run == 'warn' else other}': did you mean"):
-        sweep.run(warm, str(tmp_path))
-    assert not verbs.calls
 
 
 EVALUATIONS = """
@@ -293,7 +289,7 @@ def test_a_run_is_evaluated_in_further_ways(verbs, warm, tmp_path, monkeypatch):
         if flags[0] == "--tasks=b":
             log(tmp_path / "good", step=2, **{"c/5_shots/accuracy": 0.61})
 
-    monkeypatch.setattr(launchers, "_call", lambda processes, output, environment, *words: call(*words))
+    replace_call(monkeypatch, call)
     sweep.run(warm, str(tmp_path))
     assert given == [()]
     path = pathlib.Path(warm)
@@ -308,21 +304,6 @@ def test_a_run_is_evaluated_in_further_ways(verbs, warm, tmp_path, monkeypatch):
     assert len(given) == 4 and "5_shots" not in (tmp_path / "table.md").read_text()
 
 
-@pytest.mark.parametrize(
-    ("yielded", "said"),
-    [
-        ('"god", {"stride": 4}', "`evaluations` of .* names a run 'god': did you mean"),
-        ('"good", {"strides": 4}', "has a flag 'strides': did you mean 'stride'"),
-        ('"good", "stride"', "expected the name of a run and a dictionary of flags"),
-    ],
-)
-def test_a_further_evaluation_that_cannot_be_is_one_line(warm, tmp_path, yielded, said):
-    path = pathlib.Path(warm)
-    path.write_text(f"{path.read_text()}\ndef evaluations():\n    yield {yielded}\n")
-    with pytest.raises(UserError, match=said):
-        sweep.load_members(warm, str(tmp_path))
-
-
 PUBLISHED = """
 from plm_jax.experiments.comparison import Published
 
@@ -333,9 +314,8 @@ def published():
 """
 
 
-def test_runs_are_told_beside_what_a_paper_reports(verbs, warm, tmp_path):
-    path = pathlib.Path(warm)
-    path.write_text(path.read_text() + PUBLISHED.format(row="Published('warm', {'MNLI': 84.5}, 'Table 2')"))
+def test_runs_are_compared_with_a_papers_figures(verbs, warm, tmp_path):
+    append(warm, PUBLISHED.format(row="Published('warm', {'MNLI': 84.5}, 'Table 2')"))
     sweep.run(warm, str(tmp_path))
     (last,) = [line for line in (tmp_path / "table.md").read_text().splitlines() if line.startswith("| MNLI ")][1:]
     row = "| MNLI vs. our a/real_loss | warm | 84.500 | +0.500 | 4.000 | +0.000 | not resolved | 1 |"
@@ -380,18 +360,25 @@ def test_the_setup_of_a_paper_is_noted_beside_what_runs_have(verbs, warm, tmp_pa
             sweep.load_comparisons(warm, {"good", "warm"})
 
 
+EVALUATION = "\ndef evaluations():\n    yield {}\n"
+
+
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("code", "message"),
     [
-        ("Published('warn', {}, '')", "names a run 'warn': did you mean"),
-        ("Published('warm', {'MNLI': '84'}, '')", "a figure that is not a number"),
-        ("('warm', {}, '')", "must return a list of comparison.Published"),
+        (RIVALS.format(run="warn", other="good"), "names a run 'warn': did you mean"),
+        (RIVALS.format(run="warm", other="god"), "names a run 'god': did you mean"),
+        (EVALUATION.format('"god", {"stride": 4}'), "`evaluations` of .* names a run 'god': did you mean"),
+        (EVALUATION.format('"good", {"strides": 4}'), "has a flag 'strides': did you mean 'stride'"),
+        (EVALUATION.format('"good", "stride"'), "expected the name of a run and a dictionary of flags"),
+        (PUBLISHED.format(row="Published('warn', {}, '')"), "names a run 'warn': did you mean"),
+        (PUBLISHED.format(row="Published('warm', {'MNLI': '84'}, '')"), "a figure that is not a number"),
+        (PUBLISHED.format(row="('warm', {}, '')"), "must return a list of comparison.Published"),
     ],
 )
-def test_what_is_published_of_no_run_is_one_line(verbs, warm, tmp_path, row, said):
-    path = pathlib.Path(warm)
-    path.write_text(path.read_text() + PUBLISHED.format(row=row))
-    with pytest.raises(UserError, match=said):
+def test_a_mistake_in_rivals_evaluations_or_published_figures_is_one_line(verbs, warm, tmp_path, code, message):
+    append(warm, code)
+    with pytest.raises(UserError, match=message):
         sweep.run(warm, str(tmp_path))
     assert not verbs.calls
 
@@ -420,14 +407,14 @@ def test_a_run_takes_its_model_from_the_checkpoint_that_it_begins_with(verbs, tm
     assert held.train.init_names == ()
 
 
-def test_a_folder_that_cannot_be_written_is_told_before_anything_runs(verbs, warm, tmp_path):
+def test_a_folder_that_cannot_be_written_is_rejected_before_anything_runs(verbs, warm, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"cannot write .*file .*: use another --workdir"):
         sweep.run(warm, str(tmp_path / "file"))
     assert not verbs.calls
 
 
-def test_what_failed_at_once_may_be_mended(verbs, tiny, tmp_path):
+def test_a_run_that_failed_at_once_may_get_another_config(verbs, tiny, tmp_path):
     verbs.failing = {("pretrain", "good")}
     with pytest.raises(UserError, match="good: no more"):
         sweep.run(write(tmp_path, tiny / "tiny.py", steps=2), str(tmp_path))
@@ -449,8 +436,7 @@ def test_a_damaged_file_stops_its_own_run_alone(verbs, warm, tmp_path, name, cap
 
 
 def test_a_run_directory_is_a_config(swept):
-    folder = swept
-    _, member = sweep.load_members(str(folder / "sweep.py"), str(folder / "runs"))
+    _, member = sweep.load_members(str(swept / "sweep.py"), str(swept / "runs"))
     assert config.from_dict(members.get_config(member.workdir)) == member.run
 
 
@@ -540,7 +526,7 @@ def test_a_mistake_in_the_file_is_one_line(tiny, tmp_path, overrides, said):
         sweep.load_members(str(path), str(tmp_path))
 
 
-def test_a_file_of_something_else_is_told(tiny, tmp_path):
+def test_a_file_that_is_no_sweep_is_rejected(tiny, tmp_path):
     with pytest.raises(UserError, match="there is no such file"):
         sweep.load_members(str(tmp_path / "none.py"), str(tmp_path))
     with pytest.raises(UserError, match="has no `base`"):
@@ -596,7 +582,7 @@ def test_the_demo_has_every_objective_of_text_in_runs_that_fit():
         assert all(len(leaf) == 1 for leaf in batch.values())
 
 
-def test_what_the_demo_takes_of_other_runs_fits():
+def test_the_demos_parents_fit_their_children():
     found = {member.workdir: member for member in sweep.load_members(str(DEMO), "/runs")}
     families = {member.name for member in found.values() if not member.run.train.init_from}
     others = {"next_sentence", "sentence_order", "decoder_span_corruption"}

@@ -586,10 +586,7 @@ def crawl(folder: pathlib.Path, rng: random.Random) -> Command:
     """Spoils a file of a crawl, or a setting of cleaning."""
     arguments = good(folder)["clean"].arguments
     if rng.random() < 0.6:
-        fields = (
-            "shards validation_one_in limits.depth near_duplicates.kind language.min_probability x limits lines.kind"
-        )
-        name, value = rng.choice(f"{fields} lines.min_words duplicates.span".split()), _text(rng, *NUMBERS)
+        name, value = rng.choice(_CLEANING), _text(rng, *NUMBERS)
         return Command(f"{name} = {value[:40]!r}", "clean", (*arguments, f"--set={name}={value}"))
     path = folder / "crawl" / rng.choice(("a.jsonl", "a.warc", "a.warc.wet.gz", "a.txt", "a.json"))
     path.write_bytes(rng.choice(list(_TEXT_FILES.values()))(rng))

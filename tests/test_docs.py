@@ -1,4 +1,4 @@
-"""README and docs: every command is parsed and its run resolved; those of the demo, and all Python, also run, reduced."""
+"""README and docs: commands parse and their runs resolve; those of the demo and all Python also run, at small sizes."""
 
 import gzip
 import json

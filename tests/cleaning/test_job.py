@@ -161,14 +161,8 @@ def test_bad_data_is_quarantined_and_the_rest_cleaned_once(tmp_path, capsys, mon
     urls = {row["url"] for row in read_lines(output, "train-*")}
     assert len(urls) == 5 and {"http://a.org/1", "http://w.org"} < urls
     assert len(urls & {"http://a.org/0", "http://copy.org"}) == 1
-    assert {
-        name: counts[name]["number"] for name in ("quarantined", "near_duplicate", "no_html", "other_language")
-    } == {
-        "quarantined": 3,
-        "near_duplicate": 1,
-        "no_html": 1,
-        "other_language": 1,
-    }
+    expected = {"quarantined": 3, "near_duplicate": 1, "no_html": 1, "other_language": 1}
+    assert {name: counts[name]["number"] for name in expected} == expected
     quarantined = {(row["file"], row["position"]) for row in read_lines(output, "quarantine/*")}
     assert quarantined == {("bad.jsonl", 1), ("bad.jsonl", 2), ("no.wet.gz", 0)}
     assert counts["other_language"]["examples"] == [{"url": "http://de.org", "text": GERMAN}]
@@ -311,18 +305,6 @@ def test_output_with_other_files_is_rejected(tmp_path):
     assert pathlib.Path(path).stat().st_size
 
 
-def test_output_may_be_a_link(tmp_path):
-    path = write_json(
-        tmp_path / "a.jsonl.gz",
-        [{"text": "A page of some length to keep.", "url": f"http://a.org/{n}"} for n in range(9)],
-    )
-    (tmp_path / "real").mkdir()
-    (tmp_path / "link").symlink_to("real")
-    job.clean([path], str(tmp_path / "link"), settings.resolve("en.noclean"), show_progress=False)
-    assert (tmp_path / "link").is_symlink() and (tmp_path / "real" / "manifest.json").exists()
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["a.jsonl.gz", "link", "real"]
-
-
 def test_inputs_inside_the_output_are_rejected(tmp_path, bucket):
     (tmp_path / "real" / "clean").mkdir(parents=True)
     (tmp_path / "link").symlink_to("real")
@@ -431,12 +413,16 @@ def test_planted_near_duplicates_are_found_at_expected_rate(tmp_path):
         assert 0.3 < rate < 0.95 and abs(removed - rate) < 4 * (rate * (1 - rate) / pairs) ** 0.5
 
 
-def test_default_number_of_files_follows_crawl_size(tmp_path, monkeypatch):
+def test_default_number_of_files_follows_crawl_size_and_output_may_be_a_link(tmp_path, monkeypatch):
     rng = random.Random(7)
     rows = [{"url": f"http://a.org/{i}", "text": sentence(rng)} for i in range(60)]
     path = write_json(tmp_path / "a.jsonl.gz", rows)
     rule = settings.resolve("en.noclean", ["language=None", "validation_one_in=4"])
-    clean([path], tmp_path / "one", rule)
+    (tmp_path / "one").mkdir()
+    (tmp_path / "link").symlink_to("one")
+    clean([path], tmp_path / "link", rule)
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "one" / "manifest.json").exists()
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["a.jsonl.gz", "link", "one"]
     assert list(bytes_of(tmp_path / "one")) == ["train-00000.jsonl.gz", "validation-00000.jsonl.gz"]
     monkeypatch.setattr(job, "_SHARD_BYTES", pathlib.Path(path).stat().st_size // 8 + 1)
     clean([path], tmp_path / "many", rule)

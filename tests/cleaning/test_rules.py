@@ -222,23 +222,24 @@ def test_only_listed_sites_are_kept():
 
 
 WORDS = {"en": {"darn", "heck", "what the", "f*g", "ne'er"}, "ja": {"バカ"}, "fr": {"zut"}}
+# Language, text and whether it has a bad word.
 BAD_TEXTS = [
-    ("en", "Well, darn it."),
-    ("en", "He darned socks all day, heckling."),
-    ("en", "DARN"),
-    ("en", "darn_it is one word"),
-    ("en", "so what the, he said"),
-    ("en", "so what\nthe, he said"),
-    ("en", "say f*g now, f*ging no"),
-    ("en", "of*g"),
-    ("en", "ne'er do well"),
-    ("en", "a line\nheck\nanother"),
-    ("en", "zut alors"),
-    ("en-Latn", "oh heck"),
-    ("ja", "あのバカもの"),
-    ("fr", "zut alors"),
-    ("fr", "azut"),
-    ("de", "darn heck zut"),
+    ("en", "Well, darn it.", True),
+    ("en", "He darned socks all day, heckling.", False),
+    ("en", "DARN", True),
+    ("en", "darn_it is one word", False),
+    ("en", "so what the, he said", True),
+    ("en", "so what\nthe, he said", False),
+    ("en", "say f*g now, f*ging no", True),
+    ("en", "of*g", False),
+    ("en", "ne'er do well", True),
+    ("en", "a line\nheck\nanother", True),
+    ("en", "zut alors", False),
+    ("en-Latn", "oh heck", True),
+    ("ja", "あのバカもの", True),
+    ("fr", "zut alors", True),
+    ("fr", "azut", False),
+    ("de", "darn heck zut", False),
 ]
 
 
@@ -247,38 +248,21 @@ def test_bad_words_match_c4(c4, fraction):
     rule, theirs = rules.NoBadWords(WORDS, fraction), c4.get_badwords_filter_fn(WORDS, fraction)
     dropped = 0
     for i in range(40):
-        for language, text in BAD_TEXTS:
+        for language, text, _ in BAD_TEXTS:
             page = Page(f"http://site{i}.org/", text, language=language)
             features = c4.PageFeatures(text=text, normalized_url=f"site{i}.org", language=language)
             result, reasons = tallied(rule, page)
             assert (result is not None) == theirs(features), (page, fraction)
             assert reasons == ({} if result else {"bad_word": 1})
             dropped += result is None
-    bad = 40 * 9
+    bad = 40 * sum(is_bad for *_, is_bad in BAD_TEXTS)
     assert abs(dropped - fraction * bad) <= (0 if fraction == 1 else 120)
 
 
 def test_bad_words_match_whole_words():
     rule = rules.NoBadWords(WORDS, 1.0)
-    dropped = [tallied(rule, Page("u", text, language=language))[0] is None for language, text in BAD_TEXTS]
-    assert dropped == [
-        True,
-        False,
-        True,
-        False,
-        True,
-        False,
-        True,
-        False,
-        True,
-        True,
-        False,
-        True,
-        True,
-        True,
-        False,
-        False,
-    ]
+    for language, text, is_bad in BAD_TEXTS:
+        assert (tallied(rule, Page("u", text, language=language))[0] is None) == is_bad, text
 
 
 TEXTS = {

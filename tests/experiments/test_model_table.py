@@ -49,8 +49,8 @@ def test_the_page_of_models_has_this_table(monkeypatch):
     family_of, families = model_table._hugging_face, {}
 
     def family(model):
-        """Looks the family up once for models that differ in integers only."""
-        alike = re.sub(r"=[0-9]+(?=[,)])", "", repr(model))
+        """Looks the family up once for models that differ in numbers only."""
+        alike = re.sub(r"\d[\d.e+-]*", "", repr(model))
         if alike not in families:
             families[alike] = family_of(model)
         return families[alike]

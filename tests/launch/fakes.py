@@ -59,7 +59,7 @@ def programs(folder: pathlib.Path) -> pathlib.Path:
 
 
 def project(folder: pathlib.Path) -> pathlib.Path:
-    """A project with our launchers and nothing else, committed."""
+    """Returns a project with our launchers and nothing else, committed."""
     folder = folder / "project"
     shutil.copytree(ROOT / "launch", folder / "launch", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "requirements.txt", folder)
@@ -71,6 +71,13 @@ def project(folder: pathlib.Path) -> pathlib.Path:
 
 
 def environment(folder: pathlib.Path, **variables: str) -> dict[str, str]:
-    """With the programs in `folder/bin` first on the PATH; they keep their state in `folder`."""
+    """Returns variables with `folder/bin` first on the PATH; its programs keep their state in `folder`."""
     path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
     return os.environ | {"PATH": path, "HOME": str(folder), "FAKES": str(folder)} | variables
+
+
+def finish(launcher: subprocess.Popen, status: int = 0) -> tuple[str, str]:
+    """Waits for a launcher, which must end with a status; returns its output and errors."""
+    out, err = launcher.communicate(timeout=60)
+    assert launcher.returncode == status, err
+    return out, err

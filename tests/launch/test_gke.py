@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from tests.launch import fakes
+from tests.launch.fakes import finish
 
 IMAGE = "us-docker.pkg.dev/p/r/plm_jax"
 OPTIONS = ["--name=my-run", "--topology=v5e:2x4", f"--image={IMAGE}"]
@@ -120,9 +121,7 @@ def test_a_job_runs_to_its_end_over_saved_steps_and_evictions(cluster):
     ],
 )
 def test_failures_are_told_from_ends_by_a_signal(cluster, lives, restarts, status, number, said):
-    launcher = start(cluster, LIVES, f"--restarts={restarts}", lives=lives, FAKE_SILENCES="3")
-    out, err = launcher.communicate(timeout=60)
-    assert launcher.returncode == status, err
+    out, err = finish(start(cluster, LIVES, f"--restarts={restarts}", lives=lives, FAKE_SILENCES="3"), status=status)
     assert out.splitlines() == [f"life {life + 1}" for life in range(number)] and said in err
     assert err.count("no answer, trying again") == 3
     assert "my-run has ended; its nodes cost money until" in err.splitlines()[-1]
@@ -131,9 +130,8 @@ def test_failures_are_told_from_ends_by_a_signal(cluster, lives, restarts, statu
 def test_a_set_that_has_ended_makes_room(cluster):
     job = 'echo "slice $MEGASCALE_SLICE_ID worker $TPU_WORKER_ID" | tee "$BUCKET/$MEGASCALE_SLICE_ID$TPU_WORKER_ID"'
     for _ in range(2):
-        launcher = start(cluster, job, "--slices=2")
-        out, err = launcher.communicate(timeout=60)
-        assert launcher.returncode == 0 and out == "slice 0 worker 0\n", err
+        out, err = finish(start(cluster, job, "--slices=2"))
+        assert out == "slice 0 worker 0\n", err
     assert verbs(cluster) == ["apply", "logs", "delete", "apply", "logs"] and "deleting what is left" in err
     assert sorted(path.name for path in (cluster / "bucket").iterdir()) == ["00", "01", "10", "11"]
 
@@ -145,9 +143,8 @@ for line in one two "three  3" four; do
   echo "$line"; n=$((n + 1))
   until [ "$(grep -c '"logs"' "$FAKES/kubectl.calls")" -gt $n ]; do sleep 0.05; done
 done"""
-    launcher = start(cluster, job, "--topology=v6e:1x1", FAKE_BREAKS="1")
-    out, err = launcher.communicate(timeout=60)
-    assert launcher.returncode == 0 and out == "one\ntwo\nthree  3\nfour\n", err
+    out, err = finish(start(cluster, job, "--topology=v6e:1x1", FAKE_BREAKS="1"))
+    assert out == "one\ntwo\nthree  3\nfour\n", err
     assert verbs(cluster).count("logs") > 4
 
 
@@ -160,9 +157,8 @@ def test_mistakes_get_one_line(cluster):
         (["--name=My_Run"], "lower-case"),
         (["--slices=0"], "at least 1"),
     ):
-        launcher = start(cluster, "true", *options)
-        _, err = launcher.communicate(timeout=60)
-        assert launcher.returncode == 2 and err.count("\n") == 1 and err.startswith("error: ") and hint in err, err
+        _, err = finish(start(cluster, "true", *options), status=2)
+        assert err.count("\n") == 1 and err.startswith("error: ") and hint in err, err
     assert not (cluster / "kubectl.calls").exists()
 
 

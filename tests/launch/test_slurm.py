@@ -83,21 +83,19 @@ def test_a_preempted_job_joins_again(cluster):
     assert [line.split()[-1] for line in installed] == [".[gpu]"]
 
 
-def test_at_its_time_limit_the_job_is_queued_again(cluster):
-    saves = "trap 'exit 75' USR1; while :; do sleep 0.05; done"
-    script = f'[ -n "${{SLURM_RESTART_COUNT:-}}" ] && exit; touch "$FAKES/ready"; {saves}'
-    finished = submit(cluster, "bash", "-c", script, play="time_limit")
+@pytest.mark.parametrize(
+    ("play", "end", "message"),
+    [
+        ("time_limit", "trap 'exit 75' USR1; while :; do sleep 0.05; done", "time limit is near"),
+        ("saved", "exit 75", "its step is saved"),
+    ],
+)
+def test_a_job_that_saved_its_step_is_queued_again(cluster, play, end, message):
+    script = f'[ -n "${{SLURM_RESTART_COUNT:-}}" ] && exit; touch "$FAKES/ready"; {end}'
+    finished = submit(cluster, "bash", "-c", script, play=play)
     assert finished.returncode == 0, finished.stderr
     assert (cluster / "requeued").exists() and len((cluster / "srun.calls").read_text().splitlines()) == 2
-    assert any("time limit is near" in line for line in log(cluster))
-
-
-def test_a_job_whose_step_was_saved_is_queued_again(cluster):
-    script = '[ -n "${SLURM_RESTART_COUNT:-}" ] && exit; touch "$FAKES/ready"; exit 75'
-    finished = submit(cluster, "bash", "-c", script, play="saved")
-    assert finished.returncode == 0, finished.stderr
-    assert (cluster / "requeued").exists() and len((cluster / "srun.calls").read_text().splitlines()) == 2
-    assert any("its step is saved" in line for line in log(cluster))
+    assert any(message in line for line in log(cluster))
 
 
 def test_the_exit_status_is_the_steps(cluster):

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from tests.launch import fakes
+from tests.launch.fakes import finish
 
 # Counts in the "bucket" and goes on from there, as from checkpoints; with HOLD it stays at step 4 until it may go.
 JOB = """
@@ -48,7 +49,7 @@ def start(cloud: pathlib.Path, job: str = JOB, *options: str, tier="--spot", **e
 
 
 def calls(cloud: pathlib.Path) -> list[str]:
-    """The calls of gcloud as lines."""
+    """Returns the calls of gcloud as lines."""
     file = cloud / "gcloud.calls"
     return [" ".join(json.loads(line)) for line in file.read_text().splitlines()] if file.exists() else []
 
@@ -69,13 +70,10 @@ UP = ["create", "state", "scp", "install", "start", "log", "state"]
 
 
 def test_a_preempted_tpu_is_made_again_and_the_job_goes_on(cloud):
-    dry = start(cloud, JOB, "--dry_run")
-    planned = dry.communicate(timeout=60)[0].splitlines()
-    assert dry.returncode == 0 and not calls(cloud)
+    planned = finish(start(cloud, JOB, "--dry_run"))[0].splitlines()
+    assert not calls(cloud)
 
-    launcher = start(cloud, FAKE_PREEMPTION="4", HOLD="yes")
-    out, err = launcher.communicate(timeout=60)
-    assert launcher.returncode == 0, err
+    out, err = finish(start(cloud, FAKE_PREEMPTION="4", HOLD="yes"))
     assert order(cloud) == [*UP, "delete", *UP, "delete"]
     lives = ["resumed after 0", *range(1, 5), "resumed after 4", *range(5, 13)]
     assert out.splitlines() == [life if isinstance(life, str) else f"step {life}" for life in lives]
@@ -93,9 +91,7 @@ def test_a_preempted_tpu_is_made_again_and_the_job_goes_on(cloud):
 
 
 def test_every_worker_gets_the_commit_and_the_pins(cloud):
-    launcher = start(cloud, "git -C $HOME/plm_jax rev-parse HEAD; cat $HOME/python.calls", "--keep")
-    out, err = launcher.communicate(timeout=60)
-    assert launcher.returncode == 0, err
+    out, err = finish(start(cloud, "git -C $HOME/plm_jax rev-parse HEAD; cat $HOME/python.calls", "--keep"))
     commit = subprocess.run(["git", "-C", cloud / "project", "rev-parse", "HEAD"], capture_output=True, text=True)
     found = out.splitlines()
     assert found[0] == commit.stdout.strip()
@@ -104,29 +100,25 @@ def test_every_worker_gets_the_commit_and_the_pins(cloud):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_launcher_that_was_stopped_follows_the_job_on(number, cloud):
+def test_a_stopped_launcher_follows_the_job_again(number, cloud):
     # As a shell without job control starts what runs in the background.
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     launcher = start(cloud, HOLD="yes")
     signal.signal(signal.SIGINT, before)
     assert launcher.stdout.readline() == "resumed after 0\n"
     launcher.send_signal(number)
-    _, err = launcher.communicate(timeout=60)
-    assert launcher.returncode == 130 and "is left as it is" in err
+    assert "is left as it is" in finish(launcher, status=130)[1]
     launcher = start(cloud)
     assert any("following it" in line for line in launcher.stderr)
     (cloud / "bucket" / "go").touch()
-    out, err = launcher.communicate(timeout=60)
-    assert launcher.returncode == 0, err
+    out, _ = finish(launcher)
     # The same process all along.
     assert out.splitlines() == ["resumed after 0", *(f"step {n}" for n in range(1, 13))]
 
 
 def test_a_job_that_a_signal_ended_starts_again(cloud):
     end = '[ "$JAX_PROCESS_ID" = 0 ] || [ -e "$BUCKET/died" ] || { touch "$BUCKET/died"; kill -KILL $$; }; sleep 0.5\n'
-    launcher = start(cloud, end + JOB)
-    out, err = launcher.communicate(timeout=60)
-    assert launcher.returncode == 0, err
+    out, err = finish(start(cloud, end + JOB))
     # Worker 0 ran to its end, worker 1 had died: both start again.
     assert out.count("resumed after") == 2 and "exit statuses: 0 137" in err
     assert order(cloud) == [*UP, "stop", "start", "log", "state", "delete"]
@@ -134,16 +126,15 @@ def test_a_job_that_a_signal_ended_starts_again(cloud):
 
 
 def test_a_job_that_fails_is_not_tried_again(cloud):
-    launcher = start(cloud, 'if [ "$JAX_PROCESS_ID" = 0 ]; then exit 2; fi; touch "$BUCKET/other"; sleep 1000')
-    _, err = launcher.communicate(timeout=60)
-    assert launcher.returncode == 2 and "exit statuses: 2 running" in err
+    job = 'if [ "$JAX_PROCESS_ID" = 0 ]; then exit 2; fi; touch "$BUCKET/other"; sleep 1000'
+    _, err = finish(start(cloud, job), status=2)
+    assert "exit statuses: 2 running" in err
     assert order(cloud) == [*UP, "stop", "delete"]
 
 
 def test_a_user_s_mistake_ends_it_whatever_the_others_died_of(cloud):
-    launcher = start(cloud, 'if [ "$JAX_PROCESS_ID" = 1 ]; then exit 2; fi; sleep 0.5; kill -KILL $$')
-    _, err = launcher.communicate(timeout=60)
-    assert launcher.returncode == 2 and "exit statuses: 137 2" in err
+    _, err = finish(start(cloud, 'if [ "$JAX_PROCESS_ID" = 1 ]; then exit 2; fi; sleep 0.5; kill -KILL $$'), status=2)
+    assert "exit statuses: 137 2" in err
     assert order(cloud) == [*UP, "stop", "delete"]
 
 
@@ -153,25 +144,20 @@ def test_a_job_whose_step_was_saved_starts_again_and_that_is_no_failure(cloud):
 n=$(cat "$BUCKET/lives-$JAX_PROCESS_ID" 2> /dev/null || echo 0); echo $((n + 1)) > "$BUCKET/lives-$JAX_PROCESS_ID"
 if [ "$n" -lt 2 ]; then sleep 0.3; [ "$JAX_PROCESS_ID" = 0 ] || exit 75; kill -ABRT $$; fi
 """
-    launcher = start(cloud, saved + JOB, "--restarts=0")
-    out, err = launcher.communicate(timeout=60)
-    assert launcher.returncode == 0, err
+    out, err = finish(start(cloud, saved + JOB, "--restarts=0"))
     assert err.count("its step is saved") == 2 and "exit statuses: 134 75" in err
     assert out.splitlines()[-1] == "step 12" and order(cloud)[-1] == "delete"
 
 
 def test_a_new_tpu_that_refuses_ssh_is_asked_again(cloud):
-    launcher = start(cloud, FAKE_REFUSALS="4")
-    out, err = launcher.communicate(timeout=60)
-    assert launcher.returncode == 0, err
+    out, err = finish(start(cloud, FAKE_REFUSALS="4"))
     assert err.count("no connection, trying again") == 4 and "return code [255]" in err
     assert out.splitlines()[-1] == "step 12" and order(cloud) == [*UP, "delete"]
 
 
-def test_a_tpu_that_is_never_reached_is_left_and_that_is_said(cloud):
-    launcher = start(cloud, FAKE_REFUSALS="1000")
-    _, err = launcher.communicate(timeout=60)
-    assert launcher.returncode == 2 and "delete" not in order(cloud)
+def test_a_tpu_that_is_never_reached_is_left_and_reported(cloud):
+    _, err = finish(start(cloud, FAKE_REFUSALS="1000"), status=2)
+    assert "delete" not in order(cloud)
     *_, left, error = err.splitlines()
     assert error.startswith("error: ") and "return code [255]" in error
     assert "run (v5litepod-16, us-west4-a) is left as it is, ACTIVE: what is there costs money" in left
@@ -179,24 +165,20 @@ def test_a_tpu_that_is_never_reached_is_left_and_that_is_said(cloud):
 
 
 def test_a_reserved_tpu_stays_where_its_job_failed(cloud):
-    launcher = start(cloud, "exit 3", tier="--reservation=mine", FAKE_FLAGS="--reservation=mine")
-    _, err = launcher.communicate(timeout=60)
-    assert launcher.returncode == 3 and "delete" not in order(cloud)
+    _, err = finish(start(cloud, "exit 3", tier="--reservation=mine", FAKE_FLAGS="--reservation=mine"), status=3)
+    assert "delete" not in order(cloud)
     last = err.splitlines()[-1]
     assert "is left as it is, ACTIVE: the reservation is paid for" in last and "queued-resources delete run" in last
     # What is mended runs on the same machines, and where it succeeds they go.
-    launcher = start(cloud, "true", tier="--reservation=mine", FAKE_FLAGS="--reservation=mine")
-    _, err = launcher.communicate(timeout=60)
-    assert launcher.returncode == 0 and order(cloud)[-1] == "delete" and "deleting run" in err
+    _, err = finish(start(cloud, "true", tier="--reservation=mine", FAKE_FLAGS="--reservation=mine"))
+    assert order(cloud)[-1] == "delete" and "deleting run" in err
 
 
-def test_what_a_tpu_is_asked_for_with(cloud):
+def test_flags_of_the_tpu_reach_gcloud(cloud):
     more = ["--service-account=me@tests.iam.gserviceaccount.com", "--labels=team=nlp,run=a"]
     flags = ["--provisioning-model=flex-start", "--max-run-duration=24h", *more, "--internal-ips"]
     options = ["--service_account=me@tests.iam.gserviceaccount.com", "--labels=team=nlp,run=a", "--internal-ips"]
-    launcher = start(cloud, "true", *options, tier="--flex_start=24h", FAKE_FLAGS=" ".join(flags))
-    _, err = launcher.communicate(timeout=60)
-    assert launcher.returncode == 0, err
+    finish(start(cloud, "true", *options, tier="--flex_start=24h", FAKE_FLAGS=" ".join(flags)))
     created = next(call for call in calls(cloud) if " create " in call)
     assert created.startswith("gcloud alpha compute tpus queued-resources create run")
     assert all("--internal-ip" in call.split() for call in calls(cloud) if " ssh " in call or " scp " in call)
@@ -206,9 +188,7 @@ def test_several_slices_are_one_job(cloud):
     told = (
         'echo "$MEGASCALE_NUM_SLICES $MEGASCALE_SLICE_ID $MEGASCALE_COORDINATOR_ADDRESS" > "$BUCKET/m$JAX_PROCESS_ID"\n'
     )
-    launcher = start(cloud, told + JOB, "--node-count=2", FAKE_NODES="2", FAKE_PREEMPTION="4", HOLD="yes")
-    out, err = launcher.communicate(timeout=60)
-    assert launcher.returncode == 0, err
+    out, err = finish(start(cloud, told + JOB, "--node-count=2", FAKE_NODES="2", FAKE_PREEMPTION="4", HOLD="yes"))
     # One slice was taken away, and both are asked for again.
     assert order(cloud) == [*UP, "delete", *UP, "delete"] and "run (2 x v5litepod-16, us-west4-a): PREEMPTED" in err
     assert [(cloud / "bucket" / name).read_text() for name in "0123"] == ["12\n"] * 4
@@ -228,7 +208,7 @@ def test_restarts_are_counted_by_the_hour(jobs):
     assert not jobs.Restarts(0).take()
 
 
-def test_what_was_compiled_is_kept_beside_the_run(cloud, jobs):
+def test_compiled_programs_are_stored_next_to_the_run(cloud, jobs):
     script = 'echo "$JAX_COMPILATION_CACHE_DIR" > "$BUCKET/cache"'
     assert start(cloud, script).wait(60) == 0
     assert (cloud / "bucket" / "cache").read_text() == "gs://bucket/run/compilation\n"
@@ -263,6 +243,4 @@ def test_mistakes_get_one_line(cloud):
 
 def test_uncommitted_changes_are_named(cloud):
     (cloud / "project" / "more").touch()
-    launcher = start(cloud, FAKE_LOGGED_OUT="1")
-    _, err = launcher.communicate(timeout=60)
-    assert "uncommitted changes" in err
+    assert "uncommitted changes" in start(cloud, FAKE_LOGGED_OUT="1").communicate(timeout=60)[1]

@@ -119,11 +119,7 @@ def test_bad_json_lines_are_quarantined(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"\n".join(lines))
     pages, bad, counts = read(path)
-    assert pages == [
-        Page("http://a.org/1", "One.", "2020"),
-        Page("a.jsonl:2", "Two."),
-        Page("a.jsonl:11", "Three."),
-    ]
+    assert pages == [Page("http://a.org/1", "One.", "2020"), Page("a.jsonl:2", "Two."), Page("a.jsonl:11", "Three.")]
     assert [each.position for each in bad] == [5, 6, 7, 8, 9, 10]
     assert counts == {"read": 3, "no_text": 1}
 

@@ -257,10 +257,9 @@ def test_only_listed_pages_are_kept(flavor, tmp_path, bucket):
     rows = [{"url": url, "text": f"{shared}\n" + "\n".join(sentence(rng) for _ in range(4))} for url in urls]
     (tmp_path / "domains.json").write_text('{"news.org": ["", "blog"]}')
     (tmp_path / "urls.txt").write_text("https://news.org/a\nhttp://other.org/c/\nhttp://nowhere.org\n")
-    listed, output = {
-        "realnewslike": ("domains.json", str(tmp_path / "out")),
-        "webtextlike": ("urls.txt", bucket),
-    }[flavor]
+    listed, output = {"realnewslike": ("domains.json", str(tmp_path / "out")), "webtextlike": ("urls.txt", bucket)}[
+        flavor
+    ]
     if output == bucket:
         for name in (".unfinished", "train-99999.jsonl.gz"):
             storage.write(f"{bucket}/{name}", b"")

@@ -27,11 +27,7 @@ except UserError as error:
 
 def holder(folder, **options) -> subprocess.Popen:
     return subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(folder)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        **options,
+        [sys.executable, "-c", HOLD, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **options
     )
 
 

@@ -1,6 +1,4 @@
-import collections
 import json
-import math
 
 import jax
 import numpy as np
@@ -12,9 +10,7 @@ from plm_jax.data import cache
 from plm_jax.evaluation import perplexity
 from plm_jax.inference.language_model import LanguageModel
 from plm_jax.training import state
-from tests.support import runs, splits
-
-EOS, VOCAB, LENGTH = 256, 264, 32
+from tests.support import runs
 
 
 @pytest.fixture(scope="module")
@@ -28,48 +24,6 @@ def lm(run):
     params = jax.jit(lambda: jax.tree.map(lambda x: 5 * x, state.init_params(lm.model, keys.from_seed(0))))()
     vocabulary_id = cache.read_manifest(f"{run.data.cache_dir}/a")["vocabulary"]["id"]
     return LanguageModel(run.model, jax.tree.map(np.asarray, jax.device_get(params)), vocabulary_id=vocabulary_id)
-
-
-def texts(tiny, name):
-    """Training and held-out documents."""
-    rows = [json.loads(line)["text"] for line in (tiny / f"{name}.jsonl").read_text().splitlines()]
-    parts = {False: [], True: []}
-    for text, is_held_out in zip(rows, splits.held_out(rows, 0.1)[1], strict=True):
-        parts[is_held_out].append(text.encode())
-    return parts[False], parts[True]
-
-
-def test_the_metrics_equal_a_walk_over_the_text(tiny, run, lm):
-    train, held_out = texts(tiny, "a")
-    split = cache.open_source(run.data.cache_dir, "a").splits["validation"]
-    stream = []
-    for start, stop in zip(split.documents[:-1], split.documents[1:], strict=True):
-        stream += [*split.tokens(int(start), int(stop)).tolist(), EOS]
-    assert sum(map(len, held_out)) + len(held_out) == len(stream)
-    nll = hits = text_nll = 0.0
-    for start in range(0, len(stream) - 1, LENGTH):
-        block = np.array(stream[start : start + LENGTH + 1])
-        log_p = np.asarray(jax.nn.log_softmax(lm.logits(block[None, :-1])[0]), np.float64)
-        of_targets = log_p[np.arange(len(block) - 1), block[1:]]
-        nll -= of_targets.sum()
-        text_nll -= of_targets[block[1:] != EOS].sum()
-        hits += (log_p.argmax(-1) == block[1:]).sum()
-    counts = collections.Counter(b"".join(train))
-    size = cache.read_manifest(f"{run.data.cache_dir}/a")["vocabulary"]["size"]
-    total = sum(counts.values()) + size
-    text = [token for token in stream[1:] if token != EOS]
-    targets = len(stream) - 1
-    unigram = -np.mean([math.log(len(text) / targets * (counts[token] + 1) / total) for token in text])
-
-    found = perplexity.evaluate(lm, run, "a", show_progress=False)
-    assert found["tokens"] == targets
-    np.testing.assert_allclose(found["loss"], nll / targets, rtol=1e-5)
-    np.testing.assert_allclose(found["perplexity"], math.exp(nll / targets), rtol=1e-4)
-    np.testing.assert_allclose(found["accuracy"], hits / targets, atol=1e-9)
-    assert found["real_tokens"] == len(text) < targets
-    np.testing.assert_allclose(found["real_loss"], text_nll / len(text), rtol=1e-5)
-    np.testing.assert_allclose(found["unigram_loss"], unigram, rtol=1e-6)
-    np.testing.assert_allclose(found["bits_per_byte"], nll / math.log(2) / len(text), rtol=1e-5)
 
 
 def test_other_splits_and_mistakes(run, lm):

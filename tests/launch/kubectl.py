@@ -30,12 +30,12 @@ FIELDS = {
     "spec.network": {"enableDNSHostnames", "subdomain", "publishNotReadyAddresses"},
     "spec.failurePolicy": {"maxRestarts", "restartStrategy", "rules"},
     "spec.failurePolicy.rules": {
-        *("name", "action", "onJobFailureReasons", "onJobFailureMessagePatterns", "targetReplicatedJobs"),
+        *("name", "action", "onJobFailureReasons", "onJobFailureMessagePatterns", "targetReplicatedJobs")
     },
     "spec.replicatedJobs": {"name", "groupName", "template", "replicas", "dependsOn"},
     "spec.replicatedJobs.template": {"metadata", "spec"},
     "spec.replicatedJobs.template.spec": {
-        *("parallelism", "completions", "completionMode", "backoffLimit", "podFailurePolicy", "template"),
+        *("parallelism", "completions", "completionMode", "backoffLimit", "podFailurePolicy", "template")
     },
     "spec.replicatedJobs.template.spec.podFailurePolicy.rules": {"action", "onExitCodes", "onPodConditions"},
     "spec.replicatedJobs.template.spec.template.spec": {
@@ -43,7 +43,7 @@ FIELDS = {
         *("nodeSelector", "tolerations", "containers"),
     },
     "spec.replicatedJobs.template.spec.template.spec.containers": {
-        *("name", "image", "command", "env", "securityContext", "resources"),
+        *("name", "image", "command", "env", "securityContext", "resources")
     },
 }
 

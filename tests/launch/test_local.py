@@ -177,13 +177,7 @@ def test_a_job_survives_the_kill_of_one_process(processes, victim, tiny, verb, t
 
 def test_an_error_of_pretrain_is_passed_on(tiny, tmp_path):
     command = [sys.executable, str(LAUNCH), "--processes=2", "--devices=1", "--", sys.executable, "-m"]
-    command += [
-        "plm_jax",
-        "pretrain",
-        f"--config={tiny}/tiny.py",
-        f"--workdir={tmp_path}/run",
-        "--config.train.step=3",
-    ]
+    command += ["plm_jax", "pretrain", f"--config={tiny}/tiny.py", f"--workdir={tmp_path}/run", "--config.train.step=3"]
     finished = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert finished.returncode == 2
     lines = [line for line in finished.stderr.splitlines() if line.startswith("error: ")]

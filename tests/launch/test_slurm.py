@@ -128,10 +128,7 @@ def test_a_dry_run_shows_the_step_and_runs_nothing(cluster):
             "--container-image=registry#plm_jax:1 --container-mounts={0}:{0} --container-workdir={0} "
             "env PYTHONPATH={0}",
         ),
-        (
-            "/images/plm.sif",
-            "apptainer exec --nv --bind {0}:{0} --pwd {0} --env PYTHONPATH={0} /images/plm.sif",
-        ),
+        ("/images/plm.sif", "apptainer exec --nv --bind {0}:{0} --pwd {0} --env PYTHONPATH={0} /images/plm.sif"),
     ],
 )
 def test_a_container_has_the_checkout_and_its_own_packages(cluster, image, step):

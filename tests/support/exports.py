@@ -52,10 +52,7 @@ FAMILIES = {
     "openai-gpt": (GPT, ("eos",)),
     "llama": (LLAMA, ("bos", "eos")),
     "glm": (LLAMA, ("eos",)),
-    "chatglm": (
-        CHATGLM | {"multi_query_group_num": 1} | CHATGLM_FIXED,
-        ("bos", "eos"),
-    ),
+    "chatglm": (CHATGLM | {"multi_query_group_num": 1} | CHATGLM_FIXED, ("bos", "eos")),
     "glm_original": ({"hidden_size": 8, "num_layers": 1, "num_attention_heads": 2}, BLANKS),
     "chatglm_6b": (CHATGLM | {"inner_hidden_size": 8}, ("mask", "sop", "eop", "gmask")),
 }

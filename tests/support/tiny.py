@@ -33,9 +33,7 @@ ROBERTA = dataclasses.replace(
     pooler=models.NoHead(),
 )
 ALBERT = dataclasses.replace(
-    BERT,
-    embedding=dataclasses.replace(BERT.embedding, embedding_size=16),
-    stack=models.StackConfig(layers=4, groups=2),
+    BERT, embedding=dataclasses.replace(BERT.embedding, embedding_size=16), stack=models.StackConfig(layers=4, groups=2)
 )
 DISTILBERT = dataclasses.replace(
     BERT, embedding=dataclasses.replace(BERT.embedding, token_types=0), pooler=models.NoHead()

@@ -74,17 +74,16 @@ def module(tmp_path, monkeypatch):
     return found
 
 
-def run_of(objective=objectives.SpanCorruption(), model=tiny.T5, target_length=6):  # noqa: B008
+def run_of(objective=objectives.SpanCorruption(), model=tiny.T5):  # noqa: B008
     names = ("both", "none", "aux", "objects")
     sources = {name: config.SeqioInputsTargets(f"measured_{name}", "measured_tasks") for name in names}
-    data = dataclasses.replace(
-        tiny.PLAIN.data,
-        length=24,
-        sources=sources,
-        inputs_targets=config.InputsTargetsConfig(target_length=target_length),
-    )
-    evaluation = config.EvaluationConfig(batch_size=4)
-    return dataclasses.replace(tiny.PLAIN, model=model, objective=objective, data=data, evaluation=evaluation)
+    inputs_targets, evaluation = config.InputsTargetsConfig(target_length=6), config.EvaluationConfig(batch_size=4)
+    run = dataclasses.replace(tiny.PLAIN, model=model, objective=objective, evaluation=evaluation)
+    return with_data(run, length=24, sources=sources, inputs_targets=inputs_targets)
+
+
+def with_data(run, **fields):
+    return dataclasses.replace(run, data=dataclasses.replace(run.data, **fields))
 
 
 def language_model(run):
@@ -153,16 +152,15 @@ def test_splits_and_mistakes(module, tmp_path):
     run = run_of()
     lm = language_model(run)
     assert task_metrics.evaluate(lm, run, "both:test", show_progress=False)["examples"] == 3
-    with pytest.raises(UserError, match="task 'measured_none' has no metric_fns"):
-        task_metrics.evaluate(lm, run, "none")
-    with pytest.raises(UserError, match="task 'measured_aux' has a metric function of aux_values"):
-        task_metrics.evaluate(lm, run, "aux")
-    with pytest.raises(UserError, match=r"'measured_objects' has metric_objs \(Fluency\): replace them by metric_fns"):
-        task_metrics.evaluate(lm, run, "objects")
-    with pytest.raises(UserError, match="no split 'tests': did you mean 'test'"):
-        task_metrics.evaluate(lm, run, "both:tests")
-    with pytest.raises(UserError, match="there is no task 'booth': did you mean 'both'"):
-        task_metrics.evaluate(lm, run, "booth")
+    for task, message in (
+        ("none", "task 'measured_none' has no metric_fns"),
+        ("aux", "task 'measured_aux' has a metric function of aux_values"),
+        ("objects", r"'measured_objects' has metric_objs \(Fluency\): replace them by metric_fns"),
+        ("both:tests", "no split 'tests': did you mean 'test'"),
+        ("booth", "there is no task 'booth': did you mean 'both'"),
+    ):
+        with pytest.raises(UserError, match=message):
+            task_metrics.evaluate(lm, run, task)
     with pytest.raises(UserError, match="the model is of kind 'decoder', the config trains 'encoder_decoder'"):
         task_metrics.evaluate(language_model(run_of(*KINDS["gpt2"])), run, "both")
 
@@ -174,7 +172,7 @@ def test_another_vocabulary_is_told(module):
     other = dataclasses.replace(run, vocabulary=dataclasses.replace(run.vocabulary, eos=260))
     with pytest.raises(UserError, match=r"the model has vocabulary .*: pass a config with the model's vocabulary"):
         task_metrics.evaluate(lm, other, "both")
-    same = dataclasses.replace(run, data=dataclasses.replace(run.data, cache_dir="elsewhere"))
+    same = with_data(run, cache_dir="elsewhere")
     assert task_metrics.evaluate(lm, same, "both:test", show_progress=False)["examples"] == 3
 
 
@@ -201,8 +199,7 @@ def test_splits_without_labels_are_told(task, register, tmp_path):
     row = row | ({"answers": []} if "answers" in row else {"label": -1})
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
     source = register(task, suite.FromJsonLines({"test": str(tmp_path / "rows.jsonl")}), "measured:unlabelled")
-    run = run_of()
-    run = dataclasses.replace(run, data=dataclasses.replace(run.data, sources={"a": source}))
+    run = with_data(run_of(), sources={"a": source})
     with pytest.raises(UserError, match="'a:test' has no labels: name another split"):
         task_metrics.evaluate(language_model(run), run, "a:test")
 
@@ -217,11 +214,9 @@ def test_a_task_of_the_suite_is_downloaded_prepared_and_measured(register, tmp_p
     builder = tfds.builder("glue/sst2:2.0.0", data_dir=str(tmp_path))
     monkeypatch.setattr(type(builder), "_split_generators", lambda *_: {k: rows(k, n) for k, n in made.items()})
     source = register("glue_sst2", suite.FromTfds(str(tmp_path)), "measured:sst2")
-    run = run_of()
-    data = dataclasses.replace(run.data, sources={"a": source}, mixture={}, cache_dir=str(tmp_path / "cache"))
-    run = dataclasses.replace(run, data=data)
+    run = with_data(run_of(), sources={"a": source}, mixture={}, cache_dir=str(tmp_path / "cache"))
     preparation.prepare(run, show_progress=False)
-    opened = cache.open_source(data.cache_dir, "a")
+    opened = cache.open_source(run.data.cache_dir, "a")
     assert {name: split.num_documents for name, split in opened.splits.items()} == {"train": 7, "validation": 5}
     assert bytes(opened.splits["validation"].tokens(0, 15).astype(np.uint8)) == b"sst2 sentence: "
     found = task_metrics.evaluate(language_model(run), run, "a", show_progress=False)
@@ -236,24 +231,19 @@ def test_files_are_measured_on_what_prepare_holds_out(tmp_path):
     path = tmp_path / "rows.jsonl"
     rows = [{"inputs": str(i), "targets": "ab"[i % 2], "part": i // 4} for i in range(60)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    run = run_of()
-    sources = {"a": config.JsonLinesInputsTargets(str(path))}
-    data = dataclasses.replace(run.data, sources=sources, validation_fraction=0.3)
-    run = dataclasses.replace(run, data=data)
+    run = with_data(run_of(), sources={"a": config.JsonLinesInputsTargets(str(path))}, validation_fraction=0.3)
     lm = language_model(run)
     held_out = sum(splits.held_out([str(i) for i in range(60)], 0.3)[1])
     assert 5 < held_out < 40
     assert task_metrics.evaluate(lm, run, "a", show_progress=False)["examples"] == held_out
     found = task_metrics.evaluate(lm, run, "a:train", show_progress=False)
     assert found["examples"] == 60 - held_out and 0.5 <= found["most_frequent_accuracy"] < 0.8
-    in_parts = dataclasses.replace(data, sources={"a": config.JsonLinesInputsTargets(str(path), group="part")})
-    found = task_metrics.evaluate(lm, dataclasses.replace(run, data=in_parts), "a", show_progress=False)
+    grouped = with_data(run, sources={"a": config.JsonLinesInputsTargets(str(path), group="part")})
+    found = task_metrics.evaluate(lm, grouped, "a", show_progress=False)
     assert found["examples"] == sum(splits.held_out([str(i // 4) for i in range(60)], 0.3)[1])
-    without = dataclasses.replace(run, data=dataclasses.replace(data, validation_fraction=0.0))
     with pytest.raises(UserError, match="'a' has no examples"):
-        task_metrics.evaluate(lm, without, "a")
-    few = dataclasses.replace(data, validation_fraction=1e-4, cache_dir=str(tmp_path / "cache"))
-    few = dataclasses.replace(run, data=few)
+        task_metrics.evaluate(lm, with_data(run, validation_fraction=0.0), "a")
+    few = with_data(run, validation_fraction=1e-4, cache_dir=str(tmp_path / "cache"))
     preparation.prepare(few, show_progress=False)
     rule, are_held_out = splits.held_out([str(i) for i in range(60)], 1e-4)
     assert (rule, sum(are_held_out)) == ("top-up", 6)
@@ -274,8 +264,7 @@ def test_a_metric_function_in_per_cent_is_refused_before_anything_is_decoded(reg
 
     task = seqio.TaskRegistry.get("measured:percent")
     monkeypatch.setattr(type(task), "predict_metric_fns", [percent])
-    run = run_of()
-    run = dataclasses.replace(run, data=dataclasses.replace(run.data, sources={"a": source}))
+    run = with_data(run_of(), sources={"a": source})
     monkeypatch.setattr(task_metrics._Answerer, "answers", lambda self: pytest.fail("it decodes"))
     with pytest.raises(UserError, match="returns f1 100, which is declared as a fraction"):
         task_metrics.evaluate(language_model(run), run, "a", show_progress=False)

@@ -1,17 +1,13 @@
 """What a TPU's program of a step does with gradients: no matrix's or table's is summed whole on every device."""
 
 import dataclasses
-import importlib.util
 import math
 import os
 
 import pytest
 
 from plm_jax import config, models
-from plm_jax.common import command_line
-from plm_jax.planning import hlo
-from plm_jax.planning import plan as planning
-from plm_jax.runs.programs import Programs
+from tests.planning.test_plan import collectives_of, needs_libtpu
 from tests.support import tiny
 
 CHIPS, WIDTH, VOCABULARY, LENGTH, MICROBATCHES = 16, 256, 2048, 128, 2
@@ -19,7 +15,6 @@ BASES = {"decoder": tiny.PLAIN, "encoder": tiny.of_bert(tiny.PLAIN), "encoder_de
 # Compiling takes long: PLM_JAX_FULL_TESTS=1 takes every pair.
 FULL = [(kind, tied) for kind in BASES for tied in (True, False)]
 CASES = FULL if os.environ.get("PLM_JAX_FULL_TESTS") else [("decoder", False), ("encoder", True)]
-needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler")
 
 
 def run(kind, tied):
@@ -44,23 +39,13 @@ def run(kind, tied):
     )
 
 
-def collectives_of(monkeypatch, run, topology):
-    for name, value in command_line.WITHOUT_TPU.items():
-        monkeypatch.setenv(name, value)
-    programs = Programs(run, planning.slice_devices(topology))
-    (stage,) = programs.phases
-    step = programs.at(stage).phase_step(stage).lower(*planning.step_inputs(programs, stage)).compile()
-    return hlo.HloModule(step.as_text()).collectives()
-
-
 @needs_libtpu
-def test_gradients_of_lstms_are_scattered(monkeypatch):
+def test_gradients_of_lstms_are_scattered(without_tpu):
     """A projection's parts are narrower than a tile: as it lies XLA would reduce it whole."""
     base = tiny.RUNS["elmo"]
     embedding = dataclasses.replace(base.model.embedding, width=WIDTH)
     model = dataclasses.replace(base.model, embedding=embedding, lstm=models.LstmConfig(layers=2, cell=4 * WIDTH))
     collectives = collectives_of(
-        monkeypatch,
         dataclasses.replace(
             base,
             model=model,
@@ -81,8 +66,8 @@ def test_gradients_of_lstms_are_scattered(monkeypatch):
 
 @needs_libtpu
 @pytest.mark.parametrize(("kind", "tied"), CASES)
-def test_gradients_are_scattered_and_a_tables_once_a_step(monkeypatch, kind, tied):
-    collectives = collectives_of(monkeypatch, run(kind, tied), "v5e:4x4")
+def test_gradients_are_scattered_and_a_tables_once_a_step(without_tpu, kind, tied):
+    collectives = collectives_of(run(kind, tied), "v5e:4x4")
     whole = [a for c in collectives if c.kind == "all-reduce" for a in c.arrays]
     # A bias of all heads or of the vocabulary is the largest of vectors.
     assert max(math.prod(a.dimensions) for a in whole) <= max(4 * WIDTH, VOCABULARY)

@@ -1,6 +1,5 @@
 """Programs' texts of known counts, and small programs of the TPU compiler whose bytes are known in closed form."""
 
-import importlib.util
 import math
 
 import jax
@@ -9,11 +8,9 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from plm_jax.common import command_line
 from plm_jax.planning import estimate, hlo
 from plm_jax.planning import plan as planning
-
-needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler")
+from tests.planning.test_plan import needs_libtpu
 
 
 def test_collectives_are_read_in_every_form_that_the_compiler_gives_them():
@@ -260,10 +257,8 @@ _xla_megascale_target="{{1,2,3,4}}x{{0:7}}",_xla_megascale_transfer_type="{kind}
 LAYERS, ROWS, WIDTH = 3, 512, 1024
 
 
-def compiled(monkeypatch, function, *arguments, slices=1):
+def compiled(function, *arguments, slices=1):
     """The text of a function over four chips of each slice: arguments are shapes, types and partitions."""
-    for name, value in command_line.WITHOUT_TPU.items():
-        monkeypatch.setenv(name, value)
     devices = np.array(planning.slice_devices("v5e:2x2", slices)).reshape(slices, 4)
     mesh = Mesh(devices, ("data", "fsdp"))
     shapes = [
@@ -274,12 +269,12 @@ def compiled(monkeypatch, function, *arguments, slices=1):
 
 
 @needs_libtpu
-def test_a_real_loop_gathers_each_layer_once(monkeypatch):
+def test_a_real_loop_gathers_each_layer_once(without_tpu):
     def layers(matrices, x):
         return jax.lax.scan(lambda x, matrix: (jnp.tanh(x @ matrix), None), x, matrices)[0]
 
     matrices = ((LAYERS, WIDTH, WIDTH), jnp.bfloat16, (None, None, "fsdp"))
-    module = compiled(monkeypatch, layers, matrices, ((ROWS, WIDTH), jnp.bfloat16, ("fsdp",)))
+    module = compiled(layers, matrices, ((ROWS, WIDTH), jnp.bfloat16, ("fsdp",)))
     once = LAYERS * 2 * WIDTH**2 * 3 / 4
     collectives = module.collectives()
     assert {c.kind for c in collectives} <= {"all-gather", "collective-permute"}
@@ -288,24 +283,24 @@ def test_a_real_loop_gathers_each_layer_once(monkeypatch):
 
 
 @needs_libtpu
-def test_a_real_program_sends_its_gradient_to_the_other_slice(monkeypatch):
+def test_a_real_program_sends_its_gradient_to_the_other_slice(without_tpu):
     def gradient(matrix, x):
         return jax.grad(lambda matrix: jnp.sum(jnp.tanh(x @ matrix) ** 2))(matrix)
 
     matrix, x = ((WIDTH, WIDTH), jnp.float32, ()), ((ROWS, WIDTH), jnp.float32, ("data",))
-    module = compiled(monkeypatch, gradient, matrix, x, slices=2)
+    module = compiled(gradient, matrix, x, slices=2)
     sent = [c for c in module.collectives() if estimate.crosses_slices(c, [0] * 4 + [1] * 4)]
     assert sum(c.sent * c.times for c in sent) in (4 * WIDTH**2, WIDTH**2), "whole, or a chip's quarter"
     assert {c.kind for c in sent} == {"all-reduce"}
 
 
 @needs_libtpu
-def test_a_real_program_reads_and_writes_its_arrays_once(monkeypatch):
+def test_a_real_program_reads_and_writes_its_arrays_once(without_tpu):
     def add(a, b):
         return a * 2 + b
 
     shape = (2**16, 1024)
-    module = compiled(monkeypatch, add, *[(shape, jnp.float32, ("fsdp",))] * 2)
+    module = compiled(add, *[(shape, jnp.float32, ("fsdp",))] * 2)
     assert module.hbm_bytes() == 3 * math.prod(shape)
     assert module.collectives() == []
 

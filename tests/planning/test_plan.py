@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from plm_jax import config, models
-from plm_jax.common import command_line
 from plm_jax.common.errors import UserError
 from plm_jax.config import files as pages
 from plm_jax.planning import hlo, tpus
@@ -51,6 +50,14 @@ def wide(width: int, chips: int) -> config.Run:
 
 
 SHARDED = wide(WIDTH, CHIPS)
+
+
+def collectives_of(run: config.Run, topology: str) -> list[hlo.Collective]:
+    """Returns the collectives of a run's step, compiled for a slice."""
+    programs = Programs(run, planning.slice_devices(topology))
+    (stage,) = programs.phases
+    step = programs.at(stage).phase_step(stage).lower(*planning.step_inputs(programs, stage)).compile()
+    return hlo.HloModule(step.as_text()).collectives()
 
 
 @pytest.mark.parametrize("name", ["plain", "separate", "bert", "t5", "electra", "spanbert"])
@@ -97,13 +104,8 @@ def test_the_flops_of_the_program_count_loops_and_recomputation():
 
 @needs_libtpu
 @pytest.mark.parametrize(("topology", "chips", "width"), SLICES)
-def test_an_fsdp_program_gathers_layer_by_layer_and_scatters_gradients(monkeypatch, topology, chips, width):
-    for name, value in command_line.WITHOUT_TPU.items():
-        monkeypatch.setenv(name, value)
-    programs = Programs(wide(width, chips), planning.slice_devices(topology))
-    (stage,) = programs.phases
-    step = programs.at(stage).phase_step(stage).lower(*planning.step_inputs(programs, stage)).compile()
-    collectives = hlo.HloModule(step.as_text()).collectives()
+def test_an_fsdp_program_gathers_layer_by_layer_and_scatters_gradients(without_tpu, topology, chips, width):
+    collectives = collectives_of(wide(width, chips), topology)
     matrix = 2 * width * 4 * width  # The largest of a layer, in bfloat16.
 
     def in_the_layers(kind):
@@ -274,9 +276,7 @@ def test_slices_that_google_offers_are_known():
 
 @needs_libtpu
 @pytest.mark.parametrize(("topology", "slices", "devices"), [("tpu7x:2x2x1", 1, 8), ("v5e:2x4", 2, 16)])
-def test_devices_of_other_kinds_and_of_several_slices(monkeypatch, topology, slices, devices):
-    for name, value in command_line.WITHOUT_TPU.items():
-        monkeypatch.setenv(name, value)
+def test_devices_of_other_kinds_and_of_several_slices(without_tpu, topology, slices, devices):
     found = tpus.devices(topology, slices)
     assert len(found) == devices
     assert {getattr(device, "slice_index", 0) for device in found} == set(range(slices))

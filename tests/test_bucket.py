@@ -132,9 +132,9 @@ monitoring.register_event_listener(lambda event, **_: found.append(event))
 jax.jit(lambda x: x @ x.T)(jax.numpy.ones((8, 8))).block_until_ready()
 print(sum(event.endswith("cache_hits") for event in found))
 """
-    kept = {"JAX_COMPILATION_CACHE_DIR": "gs://bucket/run/compilation"}
-    kept |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "XLA_FLAGS": xla.flags(devices=1)}
+    variables = {"JAX_COMPILATION_CACHE_DIR": "gs://bucket/run/compilation"}
+    variables |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "XLA_FLAGS": xla.flags(devices=1)}
     command = [sys.executable, "-c", code]
-    hits = [int(subprocess.check_output(command, env={**os.environ, **kept}, text=True)) for _ in range(2)]
+    hits = [int(subprocess.check_output(command, env={**os.environ, **variables}, text=True)) for _ in range(2)]
     assert hits[0] == 0 and hits[1] >= 1
     assert any(name.startswith("run/compilation/jit__lambda") for name in remote.names())

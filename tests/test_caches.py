@@ -25,7 +25,7 @@ def identity(folder, name="a"):
 
 def test_a_changed_text_is_prepared_anew_but_not_under_a_run(trained, verb, tmp_path):
     folder, workdir = trained
-    before, made = identity(folder), contents(folder / "cache", workdir)
+    before, unchanged = identity(folder), contents(folder / "cache", workdir)
     with open(folder / "a.jsonl", "a") as file:
         file.write(json.dumps({"text": "One more ship."}) + "\n")
 
@@ -38,13 +38,13 @@ def test_a_changed_text_is_prepared_anew_but_not_under_a_run(trained, verb, tmp_
     several = pretrain(tmp_path / "new", JAX_NUM_PROCESSES="2", JAX_PROCESS_ID="0", JAX_COORDINATOR_ADDRESS="x:1")
     assert_one_line(several, changed, "run `python -m plm_jax prepare")
     assert_one_line(verb("evaluate", f"--checkpoint={workdir}"), changed, "run `python -m plm_jax prepare")
-    assert contents(folder / "cache", workdir) == made and not (tmp_path / "new").exists()
+    assert contents(folder / "cache", workdir) == unchanged and not (tmp_path / "new").exists()
     # A new run has it prepared; the old one is then told of another cache.
     new = pretrain(tmp_path / "new")
     assert new.status == 0 and f"({changed}): preparing it again" in new.err, new.err
     assert (
         identity(folder) != before
-        and identity(folder, "b") == json.loads(made[folder / "cache/b/manifest.json"])["identity"]
+        and identity(folder, "b") == json.loads(unchanged[folder / "cache/b/manifest.json"])["identity"]
     )
     assert_one_line(pretrain(workdir), "the cache of 'a' was " + before[:12], "--allow_changes")
     allowed = pretrain(workdir, "--allow_changes")

@@ -35,8 +35,8 @@ def test_cleaned_pages_are_ready_for_prepare(verb, crawl, tmp_path):
     several = verb("clean", *arguments, f"--output={tmp_path}/several", "--", "--direct_num_workers=2")
     assert several.status == 0 and "Traceback" not in several.err, several.err
     assert "reading: 100%" in several.err and "writing: 100%" in several.err
-    found = [folder / "train-00000.jsonl.gz" for folder in (output, tmp_path / "several")]
-    assert found[0].read_bytes() == found[1].read_bytes()
+    outputs = [folder / "train-00000.jsonl.gz" for folder in (output, tmp_path / "several")]
+    assert outputs[0].read_bytes() == outputs[1].read_bytes()
     # The same folder by another name, as an input, and an option that Beam would drop.
     (tmp_path / "link").symlink_to(".")
     for mistake in ([f"--input={output}/train-*", f"--output={tmp_path}/link/clean"], ["--", "direct_num_workers=2"]):

@@ -80,9 +80,15 @@ def test_generate_says_what_it_waits_for_beside_the_text(tiny, verb, tmp_path):
     command = [sys.executable, "-c", PATIENT, "plm_jax.cli.generate", f"--checkpoint={workdir}", "--prompt=of a"]
     done = subprocess.run([*command, "--max_new_tokens=3"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("of a") and "loading" not in done.stdout and done.stdout.count("\n") == 1
-    told = re.findall(r"^(.*): \d+ s$", done.stderr, re.MULTILINE)
+    matches = re.findall(r"^(.*): \d+ s$", done.stderr, re.MULTILINE)
     verified = f"verifying {workdir}/checkpoints/1"
-    assert told == ["loading JAX", verified, f"loading {workdir}", "loading the vocabulary", "compiling and generating"]
+    assert matches == [
+        "loading JAX",
+        verified,
+        f"loading {workdir}",
+        "loading the vocabulary",
+        "compiling and generating",
+    ]
 
 
 def test_version_prints_what_a_report_of_a_bug_needs():

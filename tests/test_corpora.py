@@ -50,10 +50,10 @@ def test_rates_are_those_of_the_papers():
 
 @pytest.mark.parametrize("name", corpora.MIXTURES)
 def test_each_mixture_makes_a_run(name):
-    made = data(name)
-    assert made.sources.keys() == made.mixture.keys()
-    tree = {**config.to_dict(tiny.PLAIN), "data": config.to_dict(made)}
-    assert config.from_dict(json.loads(json.dumps(tree))).data == made
+    data_config = data(name)
+    assert data_config.sources.keys() == data_config.mixture.keys()
+    tree = {**config.to_dict(tiny.PLAIN), "data": config.to_dict(data_config)}
+    assert config.from_dict(json.loads(json.dumps(tree))).data == data_config
     assert corpora.MIXTURES[name].reference
 
 
@@ -84,10 +84,10 @@ def test_families_read_what_their_papers_did(name):
 
 
 def test_sources_by_name():
-    found = corpora.sources("realnewslike", "c4_multilingual:sw", "stories")
-    assert found["realnewslike"] == config.Tfds("c4/realnewslike")
-    assert found["c4_multilingual_sw"] == config.Tfds("c4/multilingual", train="sw", validation="sw-validation")
-    assert found["stories"] == config.JsonLines("../corpora/stories/*.jsonl.gz")
+    sources = corpora.sources("realnewslike", "c4_multilingual:sw", "stories")
+    assert sources["realnewslike"] == config.Tfds("c4/realnewslike")
+    assert sources["c4_multilingual_sw"] == config.Tfds("c4/multilingual", train="sw", validation="sw-validation")
+    assert sources["stories"] == config.JsonLines("../corpora/stories/*.jsonl.gz")
     with pytest.raises(UserError, match="no corpus 'storys': did you mean 'stories'"):
         corpora.sources("storys")
     with pytest.raises(UserError, match="no mixture 'robert': did you mean 'roberta'"):
@@ -107,8 +107,8 @@ def test_a_source_with_rate_0_is_not_read():
 
 def test_nothing_of_tensorflow_is_imported():
     code = "import sys; from plm_jax.data.sources import corpora; corpora.mixture('gpt3'); print(*sys.modules)"
-    held = {name.split(".")[0] for name in subprocess.check_output([sys.executable, "-c", code], text=True).split()}
-    assert held & {"tensorflow", "tensorflow_datasets", "seqio", "apache_beam", "torch"} == set()
+    imported = {name.split(".")[0] for name in subprocess.check_output([sys.executable, "-c", code], text=True).split()}
+    assert imported & {"tensorflow", "tensorflow_datasets", "seqio", "apache_beam", "torch"} == set()
 
 
 TFDS = {name: corpus.source for name, corpus in corpora.CORPORA.items() if isinstance(corpus.source, config.Tfds)}

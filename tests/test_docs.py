@@ -108,8 +108,8 @@ def execute(code: str, folder: pathlib.Path) -> None:
 @pytest.mark.parametrize("pages", RUN_TOGETHER, ids=lambda pages: pages[-1])
 def test_the_commands_and_python_of_pages_run(pages, verb, sandbox):
     for page in pages:
-        found = re.findall(r"^```(bash|python)\n(.*?)^```$", PAGES[page], re.MULTILINE | re.DOTALL)
-        for language, code in found:
+        matches = re.findall(r"^```(bash|python)\n(.*?)^```$", PAGES[page], re.MULTILINE | re.DOTALL)
+        for language, code in matches:
             if language == "python":
                 execute(code, sandbox)
                 continue
@@ -207,8 +207,8 @@ def test_every_other_command_is_known():
             case ["sbatch", _, script, *rest]:
                 subprocess.run(["bash", script, "--dry_run", *rest], cwd=ROOT, check=True, capture_output=True)
             case ["python", "launch/local.py", *rest]:
-                told = subprocess.check_output([sys.executable, "launch/local.py", "--help"], cwd=ROOT, text=True)
-                assert all(flag.partition("=")[0] in told for flag in rest[: rest.index("--")])
+                printed = subprocess.check_output([sys.executable, "launch/local.py", "--help"], cwd=ROOT, text=True)
+                assert all(flag.partition("=")[0] in printed for flag in rest[: rest.index("--")])
             case _:
                 raise AssertionError(f"a command that no test knows: {shlex.join(words)}")
 

@@ -66,8 +66,8 @@ def installed(tmp_path_factory):
 
 def assert_told(finished, extra):
     """One line says which extra to install."""
-    said = rf"error: .* (need.*:|is not installed:) run pip install '\.\[{extra}\]' in a checkout of plm_jax"
-    assert finished.returncode == 2 and re.fullmatch(said, finished.stderr.splitlines()[-1]), finished.stderr
+    pattern = rf"error: .* (need.*:|is not installed: run) pip install 'plm_jax\[{extra}\]'"
+    assert finished.returncode == 2 and re.fullmatch(pattern, finished.stderr.splitlines()[-1]), finished.stderr
     assert "Traceback" not in finished.stderr
 
 
@@ -127,15 +127,15 @@ def test_the_command_lists_its_verbs():
 
 def names(requirements):
     """The distributions that requirements name, those of our own extras too."""
-    found = set()
+    distributions = set()
     for requirement in requirements:
         name, extras = re.match(r"([\w.-]+)(?:\[(.*?)\])?", requirement).groups()
         if name == "plm_jax":
             for extra in extras.split(","):
-                found |= names(PROJECT["optional-dependencies"][extra])
+                distributions |= names(PROJECT["optional-dependencies"][extra])
         else:
-            found.add(re.sub("[-_.]+", "-", name).lower())
-    return found
+            distributions.add(re.sub("[-_.]+", "-", name).lower())
+    return distributions
 
 
 # What others of our dependencies bring: module, who brings it.

@@ -95,21 +95,21 @@ command_line.run(main)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{listener.getsockname()[1]}"
-    place = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(len(ends)), "XLA_FLAGS": ""}
+    variables = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(len(ends)), "XLA_FLAGS": ""}
     running = [
         subprocess.Popen(
             [sys.executable, "-c", program],
-            env=os.environ | place | {"JAX_PROCESS_ID": str(number)},
+            env=os.environ | variables | {"JAX_PROCESS_ID": str(number)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
         for number in range(len(ends))
     ]
-    said = [process.communicate(timeout=120) for process in running]
+    outputs = [process.communicate(timeout=120) for process in running]
     return [
         subprocess.CompletedProcess(process.args, process.returncode, *texts)
-        for process, texts in zip(running, said, strict=True)
+        for process, texts in zip(running, outputs, strict=True)
     ]
 
 
@@ -136,12 +136,12 @@ def test_one_that_waits_for_no_other_is_ended_too():
 def test_a_process_is_lost_well_within_a_minute(monkeypatch):
     import jax
 
-    given = {}
-    monkeypatch.setattr(jax.distributed, "initialize", lambda *place, **settings: given.update(settings))
+    arguments = {}
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *place, **settings: arguments.update(settings))
     for name, value in (("COORDINATOR_ADDRESS", "127.0.0.1:1"), ("NUM_PROCESSES", "2"), ("PROCESS_ID", "1")):
         monkeypatch.setenv(f"JAX_{name}", value)
     command_line.start_jax()
-    assert given["heartbeat_timeout_seconds"] <= 40
+    assert arguments["heartbeat_timeout_seconds"] <= 40
 
 
 @pytest.mark.parametrize("place", [{"NUM_PROCESSES": "two", "PROCESS_ID": "0"}, {"NUM_PROCESSES": "2"}])

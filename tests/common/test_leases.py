@@ -33,10 +33,10 @@ def holder(folder, **options) -> subprocess.Popen:
 
 def test_of_many_at_once_one_has_it_and_the_others_say_who(tmp_path):
     processes = [holder(tmp_path / "lock") for _ in range(6)]
-    said = [process.stdout.readline().strip() for process in processes]
-    assert said.count("held") == 1
-    first = processes[said.index("held")]
-    assert all(f"another process works there (process {first.pid} on" in line for line in said if line != "held")
+    lines = [process.stdout.readline().strip() for process in processes]
+    assert lines.count("held") == 1
+    first = processes[lines.index("held")]
+    assert all(f"another process works there (process {first.pid} on" in line for line in lines if line != "held")
     assert leases.is_alive(str(tmp_path / "lock"))
     first.kill()
     assert first.wait() < 0 and not leases.is_alive(str(tmp_path / "lock"))

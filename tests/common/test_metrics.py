@@ -66,11 +66,13 @@ LABELLED = {
 @pytest.mark.parametrize("form", LABELLED)
 def test_metrics_of_labelled_rows(form):
     objective, labels, column, values, perfect, trivial = LABELLED[form]
-    found = [labelled.compute_metrics(rows_of(form, column, values), outputs, labels) for outputs in (perfect, trivial)]
-    assert list(found[0]) == labelled.names(objective, labels)
+    computed = [
+        labelled.compute_metrics(rows_of(form, column, values), outputs, labels) for outputs in (perfect, trivial)
+    ]
+    assert list(computed[0]) == labelled.names(objective, labels)
     if form == "tags":  # No entity is predicted, so precision is 0.
         assert tags.scores([["O"]], [["O"]])["f1"] == 0.0
-    check(*found)
+    check(*computed)
 
 
 @pytest.mark.parametrize("kind", LOSSES)
@@ -95,24 +97,24 @@ def found_by_losses(logits, signs):
     batch = {"targets": label[None], "target_weights": jnp.ones((1, 6)), "mask": jnp.ones((6, 1)), "pair_label": label}
     batch |= {"target_offsets": jnp.zeros((1, 6), int), "target_left": label[None], "target_right": label[None]}
     head, loss = (logits[None], jnp.eye(2), None), losses.get("masked_lm")
-    told, heads = {"head_output": logits, "boundary_head": head}, {"pair": types.SimpleNamespace(positions=4)}
+    outputs, heads = {"head_output": logits, "boundary_head": head}, {"pair": types.SimpleNamespace(positions=4)}
     model = types.SimpleNamespace(
-        apply=lambda *_, method, **__: told[method], model=types.SimpleNamespace(named_heads=heads)
+        apply=lambda *_, method, **__: outputs[method], model=types.SimpleNamespace(named_heads=heads)
     )
-    found = dict(vocabulary.sums(loss, *head, batch)[1])
+    sums = dict(vocabulary.sums(loss, *head, batch)[1])
     for kind in ("pair", "boundary"):
-        found |= losses.Term.choices[kind]("pair")(loss, model, None, None, batch)[1]
+        sums |= losses.Term.choices[kind]("pair")(loss, model, None, None, batch)[1]
     electra = losses.get("replaced_token")
     object.__setattr__(electra, "_discriminated", lambda *_: (head, signs[:, None], label[:, None]))
-    found |= electra(model, None, batch, None, {})[1]["discriminator"]
-    return {name: value / 6 for name, value in found.items()}
+    sums |= electra(model, None, batch, None, {})[1]["discriminator"]
+    return {name: value / 6 for name, value in sums.items()}
 
 
 def test_metrics_of_losses():
     constant = np.zeros_like(LABEL)
-    found = [found_by_losses(30.0 * np.eye(2)[of], np.where(of > 0, 30.0, -30.0)) for of in (LABEL, constant)]
-    perfect, trivial = ({name: float(value) for name, value in of.items() if name != "replaced"} for of in found)
-    assert found[0]["replaced"] == pytest.approx(LABEL.mean()) and metrics.declared("replaced").sign == 0
+    computed = [found_by_losses(30.0 * np.eye(2)[of], np.where(of > 0, 30.0, -30.0)) for of in (LABEL, constant)]
+    perfect, trivial = ({name: float(value) for name, value in of.items() if name != "replaced"} for of in computed)
+    assert computed[0]["replaced"] == pytest.approx(LABEL.mean()) and metrics.declared("replaced").sign == 0
     check(perfect, trivial)
     for kind in test_terms.MODELS:
         module, _, loss = test_terms.build(kind)

@@ -39,14 +39,14 @@ def test_a_log_gets_lines_and_a_terminal_one_that_counts():
     main, side = pty.openpty()
     process = subprocess.Popen([sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=side, stderr=side)
     os.close(side)
-    said = b""
-    while said.count(b"\rloading: 0 s") < 2:
-        said += os.read(main, 999)
-    assert b"\n" not in said
+    printed = b""
+    while printed.count(b"\rloading: 0 s") < 2:
+        printed += os.read(main, 999)
+    assert b"\n" not in printed
     process.communicate(b"\n")
-    said += os.read(main, 999)
+    printed += os.read(main, 999)
     os.close(main)
-    assert re.fullmatch(rb"(\rloading: \d+ s)+\r\ndone\r\n", said)
+    assert re.fullmatch(rb"(\rloading: \d+ s)+\r\ndone\r\n", printed)
 
 
 def test_what_is_quick_and_all_but_the_first_process_are_silent(monkeypatch, capfd):
@@ -74,23 +74,23 @@ def test_on_gke_the_first_process_is_that_of_the_first_machine_of_the_first_slic
 
 def test_a_line_is_ended_before_an_error_is_told(monkeypatch, capfd):
     monkeypatch.setattr(progress, "SILENCE_SECONDS", 0)
-    said = []
+    printed = []
     with pytest.raises(ZeroDivisionError), progress.doing("dividing"):
-        while not said:
-            said += capfd.readouterr().err
+        while not printed:
+            printed += capfd.readouterr().err
         _ = 1 / 0
     assert capfd.readouterr().err.endswith("dividing: 0 s\n")
 
 
 def test_the_bar_of_a_run_is_drawn_while_a_step_compiles(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(progress, "pause", lambda seconds, terminal: 0.5)
-    said = ""
+    printed = ""
     with telemetry.Telemetry(str(tmp_path), 0, 10) as told:
         told.progress(1, 2.5, None)
         with told.doing("compiling step 2", reports=True):
-            while not re.search(r"1/10 .*compiling step 2, \d+ s", said):
-                said += capfd.readouterr().err
+            while not re.search(r"1/10 .*compiling step 2, \d+ s", printed):
+                printed += capfd.readouterr().err
         told.progress(2, 2.25, 1000.0)
-    said += capfd.readouterr().err
-    assert re.search(r"^compiling step 2: \d+\.\d s$", said, re.MULTILINE) and "\r" not in said
-    assert "loss 2.2500, 1,000 tokens/s" in said.splitlines()[-1]
+    printed += capfd.readouterr().err
+    assert re.search(r"^compiling step 2: \d+\.\d s$", printed, re.MULTILINE) and "\r" not in printed
+    assert "loss 2.2500, 1,000 tokens/s" in printed.splitlines()[-1]

@@ -35,8 +35,8 @@ def _embedding(root):
 
 
 def dropped(seed):
-    found = step.rngs(keys.from_seed(seed), 3, 1, ["dropout"])
-    return jax.random.bits(found["dropout"], (4,)).tobytes()
+    keys_by_name = step.rngs(keys.from_seed(seed), 3, 1, ["dropout"])
+    return jax.random.bits(keys_by_name["dropout"], (4,)).tobytes()
 
 
 def rows(seed):
@@ -62,9 +62,9 @@ DRAWS = [weights, dropped, rows, hashes, later_batches]
 
 @pytest.mark.parametrize("draw", DRAWS, ids=lambda draw: draw.__name__)
 def test_seeds_that_differ_in_any_bit_draw_other_numbers(draw):
-    found = {seed: draw(seed) for seed in EDGES}
+    draws = {seed: draw(seed) for seed in EDGES}
     for one, other in itertools.combinations(EDGES, 2):
-        assert found[one] != found[other], (one, other)
+        assert draws[one] != draws[other], (one, other)
 
 
 @pytest.mark.parametrize("prng", IMPLEMENTATIONS)

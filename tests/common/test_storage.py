@@ -44,18 +44,18 @@ def test_what_is_written_is_read(root):
 
 
 def test_a_range_is_read_by_all_threads_over_the_same_connections(root, monkeypatch):
-    made, system = [], storage._system
-    monkeypatch.setattr(storage, "_system", lambda path: made.append(path) or system(path))
+    opened, system = [], storage._system
+    monkeypatch.setattr(storage, "_system", lambda path: opened.append(path) or system(path))
     storage._shared_system.cache_clear()
     path = os.path.join(root, "a.bin")
     storage.write(path, bytes(range(100)))
-    made.clear()
+    opened.clear()
     for start in range(4):  # A thread each.
         with futures.ThreadPoolExecutor(1) as pool:
             read = pool.submit(storage.read_range, path, start, start + 3).result()
         assert read == bytes(range(start, start + 3))
     assert storage.read_range(path, 98, 200) == bytes([98, 99])
-    assert made == (["memory://bucket"] if storage.is_remote(root) else [])
+    assert opened == (["memory://bucket"] if storage.is_remote(root) else [])
     storage.remove(path)
     with pytest.raises(UserError if storage.is_remote(root) else FileNotFoundError, match=r"a\.bin"):
         storage.read_range(path, 0, 1)
@@ -108,9 +108,9 @@ def test_a_missing_file_is_the_same_error_everywhere(root):
 def test_globs_find_files_only(root):
     for name in ("b/x.txt", "a/x.txt", "a/y.md", "a/x.txt.d/z"):
         storage.write(os.path.join(root, name), b"")
-    found = storage.glob(os.path.join(root, "*", "*.txt*"))
-    assert [path.rpartition("new/")[2] for path in found] == ["a/x.txt", "b/x.txt"]
-    assert [storage.read(path) for path in found] == [b"", b""]
+    paths = storage.glob(os.path.join(root, "*", "*.txt*"))
+    assert [path.rpartition("new/")[2] for path in paths] == ["a/x.txt", "b/x.txt"]
+    assert [storage.read(path) for path in paths] == [b"", b""]
     assert storage.glob(os.path.join(root, "a", "x.txt"))[0].endswith("a/x.txt")
     assert storage.glob(os.path.join(root, "none*")) == []
 
@@ -207,9 +207,9 @@ def test_names_of_temporary_files_are_not_to_be_foreseen(tmp_path):
 
 
 def umask():
-    found = os.umask(0)
-    os.umask(found)
-    return found
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def test_of_a_link_the_link_alone_is_removed(tmp_path):

@@ -121,27 +121,27 @@ def test_load_takes_modules_before_it_opens_anything(tmp_path):
 
 def test_a_process_that_is_handed_settings_finds_their_classes(tmp_path):
     (tmp_path / "own_one.py").write_text(OPTIMIZER.replace("sign_descent", "sign_descent_of_one"))
-    made = users.load(str(tmp_path / "own_one.py")).SignDescent(decay=0.5)
+    optimizer = users.load(str(tmp_path / "own_one.py")).SignDescent(decay=0.5)
     code = "import pickle, sys; print(pickle.load(sys.stdin.buffer).decay)"
     command = [sys.executable, "-c", code]
-    assert subprocess.run(command, input=pickle.dumps(made), capture_output=True, check=True).stdout == b"0.5\n"
+    assert subprocess.run(command, input=pickle.dumps(optimizer), capture_output=True, check=True).stdout == b"0.5\n"
 
 
 def test_what_is_not_ours_is_noted_with_its_hash(tmp_path):
     path = tmp_path / "own_two.py"
     path.write_text(OPTIMIZER.replace("sign_descent", "sign_descent_of_two"))
-    made = users.load(str(path)).SignDescent()
-    settings = {"optimizer": made, "others": [config.LambConfig(), {"inner": made}]}
+    optimizer = users.load(str(path)).SignDescent()
+    settings = {"optimizer": optimizer, "others": [config.LambConfig(), {"inner": optimizer}]}
     record = json.loads(json.dumps(users.used(settings)))
-    (told,) = record.values()
-    assert list(record) == [str(path)] and len(told["sha256"]) == 64
-    assert told["kinds"] == {"optimizer": "sign_descent_of_two", "others.1.inner": "sign_descent_of_two"}
+    (entry,) = record.values()
+    assert list(record) == [str(path)] and len(entry["sha256"]) == 64
+    assert entry["kinds"] == {"optimizer": "sign_descent_of_two", "others.1.inner": "sign_descent_of_two"}
     assert users.changed(record, settings) == {} and users.flags(settings) == [f"--module={path}"]
     path.write_text(path.read_text() + "\n# A comment alone.\n")
     assert users.changed(record, {"optimizer": users.load(str(path)).SignDescent()}) == {}
     path.write_text(path.read_text().replace("self.decay)", "2 * self.decay)"))
     ((name, (was, now)),) = users.changed(record, {"optimizer": users.load(str(path)).SignDescent()}).items()
-    assert name == str(path) and told["sha256"].startswith(was) and was != now
+    assert name == str(path) and entry["sha256"].startswith(was) and was != now
 
 
 def test_a_run_with_a_users_own_classes_is_opened_with_their_modules_alone(folder, verb):

@@ -143,10 +143,10 @@ def test_imports_are_followed_within_the_folder_and_nothing_is_run(tmp_path):
         with open(folder / name, "a") as file:
             file.write("raise AssertionError('it was run')\n")
     loaded = set(sys.modules)
-    found = imports(folder)
-    assert set(found) == IMPORTED
+    digests = imports(folder)
+    assert set(digests) == IMPORTED
     assert not {"plain", "package", "chosen"} & (set(sys.modules) - loaded)
-    before = found
+    before = digests
     for name in sorted(IMPORTED):
         with open(folder / name, "a") as file:
             file.write("more = 1\n")
@@ -160,8 +160,8 @@ def test_imports_are_followed_within_the_folder_and_nothing_is_run(tmp_path):
 
 def test_of_installed_packages_the_files_own_alone_is_followed():
     folder = pathlib.Path(absl.__file__).parents[1]
-    found = imports(folder, "absl/flags/__init__.py")
-    assert {name.split("/")[0] for name in found} == {"absl"}
+    digests = imports(folder, "absl/flags/__init__.py")
+    assert {name.split("/")[0] for name in digests} == {"absl"}
 
 
 KIND = """

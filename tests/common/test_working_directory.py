@@ -45,8 +45,8 @@ def run(tmp_path, loaded_by_python):
         finished = subprocess.run(
             command, cwd=folder, env=environment | variables, capture_output=True, text=True, timeout=300
         )
-        found = trapped.read_text() if trapped.exists() else ""
-        assert not found, f"{found}\n{finished.stderr}"
+        imported = trapped.read_text() if trapped.exists() else ""
+        assert not imported, f"{imported}\n{finished.stderr}"
         assert finished.returncode == 0, finished.stderr
         return finished.stdout
 
@@ -63,7 +63,7 @@ def test_a_whole_run_with_all_its_processes_imports_nothing_of_the_working_direc
     """Preparing, its workers, the reader's processes and training, with a config file in another folder."""
     lines = [{"text": f"The year {i} was good. The people of state {i % 7} had bread and peace."} for i in range(3000)]
     (tmp_path / "text.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    said = run(
+    output = run(
         *("-m", "plm_jax", "pretrain", "--config=demo:gpt2", f"--workdir={tmp_path}/run", "--config.train.steps=2"),
         *(f"--config.data.sources.sotu.path={tmp_path}/text.jsonl", f"--config.data.cache_dir={tmp_path}/cache"),
         *(f"--config.vocabulary.spec=sentencepiece:{tmp_path}/vocabulary.model", "--config.vocabulary.train_size=300"),
@@ -71,7 +71,7 @@ def test_a_whole_run_with_all_its_processes_imports_nothing_of_the_working_direc
         *("--config.model.stack.layers=1", "--config.model.embedding.width=16", "--config.model.attention.heads=2"),
         *("--config.evaluation.every=0", "--config.data.processes=1"),
     )
-    assert "documents" in said and (tmp_path / "run/checkpoints/2").is_dir()
+    assert "documents" in output and (tmp_path / "run/checkpoints/2").is_dir()
 
 
 def test_a_path_that_the_user_sets_is_searched_even_if_it_is_the_working_directory(run):

@@ -19,8 +19,8 @@ def test_the_verb_lists_every_field_of_the_resolved_config(tiny, verb):
             break
         section.append(line.strip())
     shown = dict(line.split("  # ")[0].split(" = ") for line in section)
-    given = config.to_dict(config.LambConfig(b1=0.75))
-    assert shown == {name: str(value) for name, value in given.items()}
+    expected = config.to_dict(config.LambConfig(b1=0.75))
+    assert shown == {name: str(value) for name, value in expected.items()}
     assert any(
         re.match(r"kind = lamb  # one of .*adafactor.*adamw.*lamb, sgd: AdamW with each tensor", s) for s in section
     )
@@ -32,7 +32,7 @@ def test_the_verb_lists_every_field_of_the_resolved_config(tiny, verb):
 
 
 def test_a_field_of_each_form_is_told():
-    told = list(description.lines(RUNS["everything"]))
+    lines = list(description.lines(RUNS["everything"]))
     for line in (
         "    prng = threefry",
         "    phases:",
@@ -46,7 +46,7 @@ def test_a_field_of_each_form_is_told():
         "    rules = (('layers', 'stage'),",
     ):
         start = line.removeprefix("  ") if not line.startswith("      ") else line[2:]
-        assert any(found.startswith(start) for found in told), line
+        assert any(found.startswith(start) for found in lines), line
 
 
 @pytest.mark.parametrize("name", commands())

@@ -22,8 +22,8 @@ PHASES = dataclasses.replace(
 
 def changed(*changes, run=PHASES):
     """The run with changes as a command line gives them."""
-    given = [tuple(change.split("=", 1)) for change in changes]
-    return config.from_dict(overrides.apply(config.to_dict(run), given, config.Run))
+    pairs = [tuple(change.split("=", 1)) for change in changes]
+    return config.from_dict(overrides.apply(config.to_dict(run), pairs, config.Run))
 
 
 # What is given, where to look, and what is there then.
@@ -84,12 +84,12 @@ VALUES = [
 @pytest.mark.parametrize(("given", "path", "value"), VALUES, ids=[given for given, _, _ in VALUES])
 def test_a_change_is_made_and_nothing_else_changes(given, path, value):
     given = [given] if "(" in given else given.split()
-    made = changed(*given)
-    found = made
+    run = changed(*given)
+    field_value = run
     for name in path.split("."):
-        found = found[name] if isinstance(found, dict) else getattr(found, name)
-    assert found == value and type(found) is type(value)
-    differing = config.differences(config.to_dict(PHASES), config.to_dict(made))
+        field_value = field_value[name] if isinstance(field_value, dict) else getattr(field_value, name)
+    assert field_value == value and type(field_value) is type(value)
+    differing = config.differences(config.to_dict(PHASES), config.to_dict(run))
     assert all(f"{each.field}.".startswith(f"{path}.") or f"{path}.".startswith(f"{each.field}.") for each in differing)
 
 
@@ -110,9 +110,9 @@ MISTAKES = [
     ("optimizer.kind=adagrad optimizer.b1=0.8", "there is no field config.optimizer.b1: "),
     ("schedule.kind=cosin", "config.schedule.kind is 'cosin': did you mean 'cosine'?"),
     ("train.kind=long", "there is no field config.train.kind: "),
-    ("model.attention.position.kind=alibi", "config.model.attention.position.kind is 'alibi': choose from: "),
-    ("train.phases.2.length=8", "there is no field config.train.phases.2: use a number from 0 to 1"),
-    ("train.phases.last.length=8", "there is no field config.train.phases.last: use a number from 0 to 1"),
+    ("model.attention.position.kind=absent", "config.model.attention.position.kind is 'absent': choose from: "),
+    ("train.phases.2.length=8", "there is no field config.train.phases.2: give a number from 0 to 1"),
+    ("train.phases.last.length=8", "there is no field config.train.phases.last: give a number from 0 to 1"),
     ("train.phases.0.size=8", "there is no field config.train.phases.0.size: "),
     ("mesh.rules.0=('batch',)", r"config.mesh.rules.0 is \('batch',\): must have 2 values"),
     ("data.sources.c.path=x", "there is no field config.data.sources.c: choose from: a, b"),
@@ -141,10 +141,10 @@ def test_a_sweep_gives_values_of_python_in_the_same_way():
         "objective": objectives.DecoderPrefixLM(),
     }
     tree = config.to_dict(PHASES)
-    made = config.from_dict(overrides.apply(tree, list(changes.items()), config.Run))
+    run = config.from_dict(overrides.apply(tree, list(changes.items()), config.Run))
     train = dataclasses.replace(PHASES.train, steps=9, phases=(config.PhaseConfig(1.0, length=8),))
     want = {"train": train, "optimizer": config.LambConfig(b1=0.5), "objective": objectives.DecoderPrefixLM()}
-    assert made == dataclasses.replace(PHASES, **want)
+    assert run == dataclasses.replace(PHASES, **want)
     assert tree == config.to_dict(PHASES)
 
 
@@ -187,6 +187,6 @@ def test_what_is_below_a_flag_is_read_as_absl_reads_flags(monkeypatch):
     below = ["--config.a.b=c=d", "-config.e", "5", "--config.f", "-3", "--noconfig.g", "--config.h", "--config.i="]
     line = ["verb", "--config=page.py:size", *below, "--workdir", "w", "--", "--config.j=1"]
     monkeypatch.setattr("sys.argv", line)
-    others, found = command_line._split_dotted(command_line._arguments(), "config")
-    assert found == [("a.b", "c=d"), ("e", "5"), ("f", "-3"), ("g", "no"), ("h", "yes"), ("i", "")]
-    assert others == ["--config=page.py:size", "--workdir", "w"]
+    remaining, changes = command_line._split_dotted(command_line._arguments(), "config")
+    assert changes == [("a.b", "c=d"), ("e", "5"), ("f", "-3"), ("g", "no"), ("h", "yes"), ("i", "")]
+    assert remaining == ["--config=page.py:size", "--workdir", "w"]

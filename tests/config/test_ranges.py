@@ -35,12 +35,12 @@ def _settings_classes(kind, found):
 
 
 def _classes():
-    found = set()
+    classes = set()
     for kind in (Run, CleaningConfig, DecodingConfig, *roles.Role.__subclasses__()):
-        _settings_classes(kind, found)
+        _settings_classes(kind, classes)
     # Files of users, which other tests load, are modules below `plm_jax.common.users`.
     users = f"{plm_jax.common.users.__name__}."
-    return [k for k in found if k.__module__.startswith("plm_jax.") and not k.__module__.startswith(users)]
+    return [k for k in classes if k.__module__.startswith("plm_jax.") and not k.__module__.startswith(users)]
 
 
 def _numbers(hint, accepted=None):

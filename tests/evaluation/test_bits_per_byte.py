@@ -33,7 +33,7 @@ DOCUMENTS = [text * (1 + i % 3) for i, text in enumerate(5 * TEXTS)]
 @functools.cache
 def model(vocab_size):
     """One that looks at no context: its logits are a bias."""
-    made = dataclasses.replace(
+    config_of_model = dataclasses.replace(
         tiny.MODEL,
         embedding=models.EmbeddingConfig(vocab_size=vocab_size, width=8),
         attention=models.AttentionConfig(heads=1, head_dim=8, position=models.LearnedPositions(length=16)),
@@ -42,10 +42,10 @@ def model(vocab_size):
         head=models.VocabularyHead(tied=False, bias=True),
     )
     bias = np.random.default_rng(0).normal(size=vocab_size).astype(np.float32)
-    zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), registry.shapes(made))
+    zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), registry.shapes(config_of_model))
     zeros["head_bias"] = bias
     log_p = bias.astype(np.float64) - np.log(np.exp(bias.astype(np.float64)).sum())
-    return made, zeros, log_p
+    return config_of_model, zeros, log_p
 
 
 def token_sizes(spec):
@@ -60,12 +60,12 @@ def token_sizes(spec):
 @pytest.mark.parametrize("vocabulary", SPECS)
 def test_bits_and_bytes_are_those_of_the_tokens_predicted(tmp_path, vocabulary, apart):
     spec, size, eos = SPECS[vocabulary]
-    made, params, log_p = model(size)
+    settings, params, log_p = model(size)
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in DOCUMENTS))
     source = config.JsonLines(str(tmp_path / "a.jsonl"), validation=str(tmp_path / "held.jsonl"))
     (tmp_path / "held.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in DOCUMENTS[::-1]))
     data = config.DataConfig(str(tmp_path), 7, {"a": source}, layout=config.Blocks(attend_across_documents=not apart))
-    run = dataclasses.replace(tiny.PLAIN, model=made, data=data, vocabulary=config.VocabularyConfig(spec, eos=eos))
+    run = dataclasses.replace(tiny.PLAIN, model=settings, data=data, vocabulary=config.VocabularyConfig(spec, eos=eos))
     preparation.prepare(run, show_progress=False)
     split = cache.open_source(str(tmp_path), "a").splits["validation"]
     starts, ends = split.documents[:-1].tolist(), [] if eos is None else [eos]
@@ -76,13 +76,15 @@ def test_bits_and_bytes_are_those_of_the_tokens_predicted(tmp_path, vocabulary, 
     bits = -sum(log_p[t] for t in predicted) / math.log(2)
     num_bytes = sum(sizes[t] for t in predicted if t != eos)
 
-    lm = LanguageModel(made, params, run=run, vocabulary_id=vocabularies.identity(vocabularies.load(run.vocabulary)))
-    found = perplexity.evaluate(lm, run, "a", show_progress=False)
-    assert found["tokens"] == len(predicted)
-    np.testing.assert_allclose(found["bits_per_byte"], bits / num_bytes, rtol=1e-5)
+    lm = LanguageModel(
+        settings, params, run=run, vocabulary_id=vocabularies.identity(vocabularies.load(run.vocabulary))
+    )
+    metrics = perplexity.evaluate(lm, run, "a", show_progress=False)
+    assert metrics["tokens"] == len(predicted)
+    np.testing.assert_allclose(metrics["bits_per_byte"], bits / num_bytes, rtol=1e-5)
     # What the layouts differ by is what they do not predict: such a model loses as much on a token in each of them.
     firsts = [d[0] for d in (documents if apart else documents[:1])]
     whole = -sum(log_p[t] for d in documents for t in d) / math.log(2)
     np.testing.assert_allclose(
-        found["bits_per_byte"] * num_bytes - sum(log_p[t] for t in firsts) / math.log(2), whole, rtol=1e-5
+        metrics["bits_per_byte"] * num_bytes - sum(log_p[t] for t in firsts) / math.log(2), whole, rtol=1e-5
     )

@@ -37,8 +37,8 @@ def test_prompts_are_framed_masked_and_answered_from_eos_on(trained):
         start_id=EOS,
         vocab_size=trained.vocabulary.vocab_size,
     )
-    wanted = trained.vocabulary.decode([token for token in answer if token != BOS])
-    assert trained.generate("the [MASK] of", max_new_tokens=12) == [wanted]
+    expected = trained.vocabulary.decode([token for token in answer if token != BOS])
+    assert trained.generate("the [MASK] of", max_new_tokens=12) == [expected]
 
 
 def test_rows_hold_whole_sentences_in_another_order(tiny):

@@ -70,7 +70,7 @@ def test_evaluation_equals_a_walk_over_the_rows(workdir):
     lm = LanguageModel(
         ELECTRA, {**trained.params, "generator": generator}, run=trained.run, vocabulary_id=trained.vocabulary_id
     )
-    found = perplexity.evaluate(lm, trained.run, "b", show_progress=False)
+    metrics = perplexity.evaluate(lm, trained.run, "b", show_progress=False)
     losses, hits, replaced, logits = [], [], [], []
     run = perplexity.single_source_run(trained.run, lm, "b", trained.run.data.length)
     for row in Reader(config.reader_config(run)).in_order("validation", 1):
@@ -86,11 +86,11 @@ def test_evaluation_equals_a_walk_over_the_rows(workdir):
         logits += scores[real].tolist()
     assert 0 < np.mean(replaced) < 0.2
     for name, values in (("loss", losses), ("accuracy", hits)):
-        np.testing.assert_allclose(found[f"discriminator_{name}"], np.mean(values), rtol=1e-5, err_msg=name)
-    np.testing.assert_allclose(found["replaced"], np.mean(replaced), rtol=1e-6)
-    assert found["discriminator_constant_accuracy"] == pytest.approx(1 - np.mean(replaced), rel=1e-6)
+        np.testing.assert_allclose(metrics[f"discriminator_{name}"], np.mean(values), rtol=1e-5, err_msg=name)
+    np.testing.assert_allclose(metrics["replaced"], np.mean(replaced), rtol=1e-6)
+    assert metrics["discriminator_constant_accuracy"] == pytest.approx(1 - np.mean(replaced), rel=1e-6)
     of_replaced, of_text = (np.array(logits)[np.array(replaced) == value] for value in (True, False))
     # Every pair of one of each; so near to each other that float32 may have changed their order, they may be ties.
     above = np.mean(of_replaced[:, None] > of_text)
     near = np.mean(np.abs(of_replaced[:, None] - of_text) < 1e-5)
-    assert abs(found["discriminator_auc"] - above) <= near < 0.05
+    assert abs(metrics["discriminator_auc"] - above) <= near < 0.05

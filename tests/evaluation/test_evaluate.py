@@ -38,13 +38,13 @@ def rows(workdir):
 
 def test_rows_have_the_length_of_the_checkpoints_phase_and_of_the_last(workdir):
     early, late = (plm_jax.load(str(workdir / "checkpoints" / step)) for step in "24")
-    found = perplexity.evaluate(early, early.run, "a", show_progress=False)
-    assert (found["length"], found["32/length"]) == (16, 32)
+    metrics = perplexity.evaluate(early, early.run, "a", show_progress=False)
+    assert (metrics["length"], metrics["32/length"]) == (16, 32)
     expected = [by_hand(early.run, early.params, "a", length) for length in (16, 32)]
-    np.testing.assert_allclose([found["loss"], found["32/loss"]], expected, rtol=1e-5)
-    found = perplexity.evaluate(late, late.run, "a", show_progress=False)
-    assert found["length"] == 32 and not any(key.startswith("32/") for key in found)
-    np.testing.assert_allclose(found["loss"], by_hand(late.run, late.params, "a", 32), rtol=1e-5)
+    np.testing.assert_allclose([metrics["loss"], metrics["32/loss"]], expected, rtol=1e-5)
+    metrics = perplexity.evaluate(late, late.run, "a", show_progress=False)
+    assert metrics["length"] == 32 and not any(key.startswith("32/") for key in metrics)
+    np.testing.assert_allclose(metrics["loss"], by_hand(late.run, late.params, "a", 32), rtol=1e-5)
 
 
 def test_each_source_is_reported_and_recorded_and_one_without_held_out_text_is_a_line(verb, workdir, tmp_path):

@@ -136,10 +136,10 @@ def test_the_metrics_equal_a_walk_over_the_rows(documents, cache_dir, name):
         want["bits_per_byte"] = sums["nll"] / math.log(2) / len(targets)
     assert (len(targets) < sums["tokens"]) == (name not in ("masked_lm", "pairs"))
     assert 258 in targets
-    found = perplexity.evaluate(lm, run, "a", show_progress=False)
-    assert found.keys() == want.keys()
+    metrics = perplexity.evaluate(lm, run, "a", show_progress=False)
+    assert metrics.keys() == want.keys()
     for key, value in want.items():
-        np.testing.assert_allclose(found[key], value, rtol=2e-5, err_msg=key)
+        np.testing.assert_allclose(metrics[key], value, rtol=2e-5, err_msg=key)
 
 
 @pytest.mark.parametrize("name", ["pairs", "electra"])
@@ -148,12 +148,12 @@ def test_validation_and_evaluation_say_the_same_of_the_same_rows(cache_dir, name
     run, lm = make(cache_dir, name)
     job = setup.build(run, devices=jax.devices()[:1])
     validated = job.validation(lm.params, job.programs.phases[0])
-    found = perplexity.evaluate(lm, run, "a", show_progress=False)
+    metrics = perplexity.evaluate(lm, run, "a", show_progress=False)
     terms = {"pairs": ("masked_lm", "pair"), "electra": ("generator", "discriminator")}[name]
     for key in ("loss", "nll", "accuracy", f"{terms[1]}_accuracy", *(f"{term}_loss" for term in terms)):
-        np.testing.assert_allclose(validated[key], found[key], rtol=1e-6, err_msg=key)
-        np.testing.assert_allclose(validated[f"a/{key}"], found[key], rtol=1e-6, err_msg=key)
-    assert abs(found["loss"] - found["nll"]) > 0.1
+        np.testing.assert_allclose(validated[key], metrics[key], rtol=1e-6, err_msg=key)
+        np.testing.assert_allclose(validated[f"a/{key}"], metrics[key], rtol=1e-6, err_msg=key)
+    assert abs(metrics["loss"] - metrics["nll"]) > 0.1
 
 
 def test_a_loss_of_ones_own_that_tells_no_likelihoods_is_evaluated(cache_dir):
@@ -180,20 +180,20 @@ def test_a_loss_of_ones_own_that_tells_no_likelihoods_is_evaluated(cache_dir):
         run, lm = make(cache_dir, "masked_lm")
         run = dataclasses.replace(run, objective=First())
         firsts = [int(row["tokens"][0, 0]) for row in Reader(config.reader_config(run)).in_order("validation", 1)]
-        found = perplexity.evaluate(lm, run, "a", show_progress=False)
+        metrics = perplexity.evaluate(lm, run, "a", show_progress=False)
     finally:
         del losses.Loss.choices["square"], objectives.Objective.choices["first"]
     want = {"loss": np.mean(np.square(firsts)), "first": np.mean(firsts), "length": LENGTH}
-    assert found.keys() == want.keys() and len(firsts) > run.evaluation.batch_size
-    assert found == pytest.approx(want)
+    assert metrics.keys() == want.keys() and len(firsts) > run.evaluation.batch_size
+    assert metrics == pytest.approx(want)
 
 
 def test_a_model_without_a_pair_head_is_evaluated_on_its_tokens(cache_dir):
     run, lm = make(cache_dir, "pairs")
     plain = LanguageModel(dataclasses.replace(lm.config, pooler=models.NoHead()), lm.params, vocabulary_id="v")
-    found, with_pairs = (perplexity.evaluate(model, run, "a", show_progress=False) for model in (plain, lm))
-    assert "pair_loss" not in found
-    assert found["loss"] == pytest.approx(with_pairs["masked_lm_loss"])
+    without_pairs, with_pairs = (perplexity.evaluate(model, run, "a", show_progress=False) for model in (plain, lm))
+    assert "pair_loss" not in without_pairs
+    assert without_pairs["loss"] == pytest.approx(with_pairs["masked_lm_loss"])
 
 
 def test_a_model_that_cannot_have_been_trained_so_is_refused(cache_dir):

@@ -133,23 +133,23 @@ def test_a_choice_is_right_by_its_own_score(lm, run, normalize):
             alone = lm.score("", " " + choice)[0].log_likelihood if by is None else 0.0
             scores.append((score.log_likelihood - alone) / (by or 1))
         right.append(int(np.argmax(scores)) == example.right)
-    found = figures(lm, run, "stars", normalize=normalize)
-    assert found["0_shots/accuracy"] == pytest.approx(np.mean(right))
-    assert found["chance"] == pytest.approx(1 / 3) and found["chance_low"] < 1 / 3 < found["chance_high"]
+    metrics = figures(lm, run, "stars", normalize=normalize)
+    assert metrics["0_shots/accuracy"] == pytest.approx(np.mean(right))
+    assert metrics["chance"] == pytest.approx(1 / 3) and metrics["chance_low"] < 1 / 3 < metrics["chance_high"]
     # 21 rows: the binomial's quantiles, from a table of its own.
     draws = np.random.default_rng(0).binomial(21, 1 / 3, 100_000)
-    assert found["chance_low"] == pytest.approx(1 / 21 * np.quantile(draws, 0.025))
-    assert found["chance_high"] == pytest.approx(1 / 21 * np.quantile(draws, 0.975))
+    assert metrics["chance_low"] == pytest.approx(1 / 21 * np.quantile(draws, 0.025))
+    assert metrics["chance_high"] == pytest.approx(1 / 21 * np.quantile(draws, 0.975))
 
 
 def test_normalizations_differ(lm, run):
-    found = {how: figures(lm, run, "stars", normalize=how)["0_shots/accuracy"] for how in ("sum", "character")}
-    assert found["sum"] != found["character"]
+    accuracies = {how: figures(lm, run, "stars", normalize=how)["0_shots/accuracy"] for how in ("sum", "character")}
+    assert accuracies["sum"] != accuracies["character"]
 
 
 def test_what_does_not_fit_is_dropped_from_the_front_and_counted(lm, run, capsys):
-    found = figures(lm, run, "moods", shots=(2, 20), seeds=(0, 1), show=1)
-    assert found["2_shots/dropped"] == 0 and found["20_shots/cut"] == 0
+    metrics = figures(lm, run, "moods", shots=(2, 20), seeds=(0, 1), show=1)
+    assert metrics["2_shots/dropped"] == 0 and metrics["20_shots/cut"] == 0
     out = capsys.readouterr().out
     few, many = (out[out.index(f"{shots} shots, seed 0") :] for shots in (2, 20))
     dropped = int(many.split(", ")[2].split()[0])
@@ -159,18 +159,18 @@ def test_what_does_not_fit_is_dropped_from_the_front_and_counted(lm, run, capsys
     shots = prompts.ShotSampler(task, 20, 0)(0)
     assert prompt == prompts.build_context(task.prompt, shots[dropped:], task.tested[0].question)
     assert len(prompt) + len(" good") <= 256 < len(prompts.build_context(task.prompt, shots[dropped - 1 :], prompt))
-    assert found["20_shots/dropped"] > 21 * 8
+    assert metrics["20_shots/dropped"] > 21 * 8
     assert few.count("\nIt is") >= 3 and "not [" in few
-    assert found["2_shots/accuracy_deviation"] >= 0 and "0_shots/accuracy" not in found
+    assert metrics["2_shots/accuracy_deviation"] >= 0 and "0_shots/accuracy" not in metrics
 
 
 def test_the_same_prompts_whatever_the_batch_size_and_the_limit(lm, run, capsys):
-    told = []
+    printed = []
     for size, limit in ((1, 3), (32, None)):
         evaluation = dataclasses.replace(run.evaluation, batch_size=size)
         figures(lm, dataclasses.replace(run, evaluation=evaluation), "written", shots=(1,), show=99, limit=limit)
-        told.append(set(capsys.readouterr().out.split("\n--- ")))
-    few, all_of_them = ({part.removeprefix("--- ").rstrip() for part in parts} for parts in told)
+        printed.append(set(capsys.readouterr().out.split("\n--- ")))
+    few, all_of_them = ({part.removeprefix("--- ").rstrip() for part in parts} for parts in printed)
     assert len(few) == 3 and few < all_of_them
     first = {f"written, row {number}, 1 shots, seed 0" for number in range(3)}
     assert {part.partition(", 0 dropped")[0] for part in few} != first
@@ -187,8 +187,8 @@ def test_written_answers_are_what_the_model_writes_up_to_the_end_of_the_line(lm,
         **{name: getattr(task, name) for name in ("name", "prompt", "train", "is_scored", "labels")}, tested=examples
     )
     evaluator = few_shot._FewShotEvaluator(lm, stub, [0], few_shot.FewShotOptions(), 4, False)
-    found = evaluator._evaluate_generated([prompts.FittedPrompt(task.tested[0].question, 0, False)], 8, "")
-    assert found["exact_match"] == (row["mood"] == written) and found["f1"] == 1
+    metrics = evaluator._evaluate_generated([prompts.FittedPrompt(task.tested[0].question, 0, False)], 8, "")
+    assert metrics["exact_match"] == (row["mood"] == written) and metrics["f1"] == 1
 
 
 def test_an_answer_is_one_and_decoded_as_the_run_says(lm, run):
@@ -205,9 +205,9 @@ def test_an_answer_is_one_and_decoded_as_the_run_says(lm, run):
 
 
 def test_a_score_is_the_number_of_a_choice(lm):
-    found = figures(lm, None, "review_scores", limit=20)
-    assert 0 <= found["0_shots/accuracy"] <= 1 and -1 <= found["0_shots/pearson"] <= 1
-    assert found["chance"] == pytest.approx(1 / 9) and found["0_shots/mse"] > 0
+    metrics = figures(lm, None, "review_scores", limit=20)
+    assert 0 <= metrics["0_shots/accuracy"] <= 1 and -1 <= metrics["0_shots/pearson"] <= 1
+    assert metrics["chance"] == pytest.approx(1 / 9) and metrics["0_shots/mse"] > 0
 
 
 @pytest.mark.parametrize(

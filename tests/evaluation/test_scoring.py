@@ -28,9 +28,9 @@ CASES = [
 def test_windows_tell_each_token_once_and_read_all_that_fits():
     for context, stride, size in CASES:
         text = list(range(size))
-        found = list(scoring.windows(text, -1, context, stride))
-        assert list(itertools.chain(*(window.tokens for window in found))) == text
-        for number, (before, tokens) in enumerate(found):
+        windows = list(scoring.windows(text, -1, context, stride))
+        assert list(itertools.chain(*(window.tokens for window in windows))) == text
+        for number, (before, tokens) in enumerate(windows):
             read = [*before, *tokens[:-1]]
             assert read == [-1, *text][tokens[-1] + 1 - len(read) : tokens[-1] + 1]
             assert len(read) == min(context, tokens[-1] + 1) and len(tokens) <= (stride if number else context)
@@ -66,8 +66,8 @@ TEXTS = ["a", "of a whale", "it was the ship that the sea took, and all that the
 @pytest.mark.parametrize("stride", [None, 1, 5, 16])
 def test_a_decoder_tells_each_token_after_its_window(stride):
     lm = language_model(tiny.MODEL)
-    told = scoring.score_texts(lm, TEXTS, stride)
-    for text, (found, tokens) in zip(TEXTS, told, strict=True):
+    scores = scoring.score_texts(lm, TEXTS, stride)
+    for text, (found, tokens) in zip(TEXTS, scores, strict=True):
         ids, want = list(text.encode()), 0.0
         step = stride or 16
         for at, token in enumerate(ids):
@@ -94,12 +94,12 @@ def test_a_masked_model_hides_one_token_of_its_window_after_another():
 
 def test_perplexities_are_by_token_word_and_byte():
     texts = ["né  en\nmer", "à"]
-    found = scoring.perplexities(texts, [scoring.TextScore(-6.0, 4), scoring.TextScore(-2.0, 1)])
+    metrics = scoring.perplexities(texts, [scoring.TextScore(-6.0, 4), scoring.TextScore(-2.0, 1)])
     words = sum(len(re.split(r"\s+", text)) for text in texts)
-    assert (found["tokens"], found["words"], found["bytes"]) == (5, words, 13) and words == 4
-    assert found["token_perplexity"] == pytest.approx(math.exp(8 / 5))
-    assert found["word_perplexity"] == pytest.approx(math.exp(8 / 4))
-    assert found["byte_perplexity"] == pytest.approx(2 ** found["bits_per_byte"]) == pytest.approx(math.exp(8 / 13))
+    assert (metrics["tokens"], metrics["words"], metrics["bytes"]) == (5, words, 13) and words == 4
+    assert metrics["token_perplexity"] == pytest.approx(math.exp(8 / 5))
+    assert metrics["word_perplexity"] == pytest.approx(math.exp(8 / 4))
+    assert metrics["byte_perplexity"] == pytest.approx(2 ** metrics["bits_per_byte"]) == pytest.approx(math.exp(8 / 13))
 
 
 def test_the_documents_of_a_split_are_told(tmp_path):
@@ -108,12 +108,12 @@ def test_the_documents_of_a_split_are_told(tmp_path):
     source = config.TextFiles(str(tmp_path / "texts.txt"), document="line")
     data = dataclasses.replace(tiny.PLAIN.data, sources={"texts": source}, mixture={}, validation_fraction=0.2)
     run, lm = dataclasses.replace(tiny.PLAIN, data=data), language_model(tiny.MODEL)
-    found = [
+    metrics = [
         task_metrics.evaluate(lm, run, task, show_progress=False, text_scoring=scoring.TextScoring(4))
         for task in ("texts", "texts:train")
     ]
-    assert found[0]["texts"] + found[1]["texts"] == 40 and 0 < found[0]["texts"] < 20
-    nats = sum(np.log(of["token_perplexity"]) * of["tokens"] for of in found)
+    assert metrics[0]["texts"] + metrics[1]["texts"] == 40 and 0 < metrics[0]["texts"] < 20
+    nats = sum(np.log(of["token_perplexity"]) * of["tokens"] for of in metrics)
     assert nats == pytest.approx(-sum(told.log_likelihood for told in scoring.score_texts(lm, texts, 4)), rel=1e-5)
     limited = task_metrics.evaluate(lm, run, "texts", show_progress=False, text_scoring=scoring.TextScoring(4, limit=2))
     assert limited["texts"] == 2

@@ -113,11 +113,11 @@ def full_pass(lm, kind):
         prompt = list(text.encode())
         if kind == "t5":
             mask = row([1] * (len(prompt) + 1), 24)
-            given = {"decoder_tokens": row([257, *said], 8)}
-            return apply(tokens=row([*prompt, 256], 24), mask=mask, **given)[0, : len(said) + 1]
+            decoder = {"decoder_tokens": row([257, *said], 8)}
+            return apply(tokens=row([*prompt, 256], 24), mask=mask, **decoder)[0, : len(said) + 1]
         prefix = {"prefix_lengths": np.array([len(prompt)])} if kind == "prefix" else {}
-        found = apply(tokens=row([*prompt, *said], 32), **prefix)[0]
-        return found[len(prompt) - 1 : len(prompt) + len(said)]
+        scores = apply(tokens=row([*prompt, *said], 32), **prefix)[0]
+        return scores[len(prompt) - 1 : len(prompt) + len(said)]
 
     return logits
 
@@ -126,7 +126,7 @@ def full_pass(lm, kind):
 def test_metrics_get_answers_and_log_likelihoods(kind, module):
     run = run_of(*KINDS[kind])
     lm = language_model(run)
-    found = task_metrics.evaluate(lm, run, "both", show_progress=False)
+    metrics = task_metrics.evaluate(lm, run, "both", show_progress=False)
     rows, logits = module.ROWS["validation"], full_pass(lm, kind)
     targets, scores = module.SEEN["scores"]
     (_, perfect), (of_answers, answers), (_, constant) = module.SEEN["answers"]
@@ -136,16 +136,19 @@ def test_metrics_get_answers_and_log_likelihoods(kind, module):
         of_target = [*target.encode(), 256]
         log_p = np.asarray(jax.nn.log_softmax(logits(text, of_target[:-1])))
         np.testing.assert_allclose(score, sum(log_p[i, token] for i, token in enumerate(of_target)), rtol=1e-4)
-        said = []
-        while len(said) < 6 and (token := int(np.argmax(logits(text, said)[-1, : lm.vocabulary.vocab_size]))) != 256:
-            said.append(token)
-        assert (answer, is_target) == (lm.vocabulary.decode(said), False)
-    assert found["total"] == pytest.approx(sum(scores))
-    assert found["examples"] == 11
+        answered = []
+        while (
+            len(answered) < 6
+            and (token := int(np.argmax(logits(text, answered)[-1, : lm.vocabulary.vocab_size]))) != 256
+        ):
+            answered.append(token)
+        assert (answer, is_target) == (lm.vocabulary.decode(answered), False)
+    assert metrics["total"] == pytest.approx(sum(scores))
+    assert metrics["examples"] == 11
     assert constant == [("0", i, False) for i in range(11)]
     assert perfect == [(text, i, False) for i, text in enumerate(rows["targets"])]
-    assert found["most_frequent_same"] == collections.Counter(rows["targets"])["0"] == 4
-    assert not {"never", "words", "most_frequent_never"} & found.keys()
+    assert metrics["most_frequent_same"] == collections.Counter(rows["targets"])["0"] == 4
+    assert not {"never", "words", "most_frequent_never"} & metrics.keys()
 
 
 def test_splits_and_mistakes(module, tmp_path):
@@ -210,17 +213,17 @@ def test_a_task_of_the_suite_is_downloaded_prepared_and_measured(register, tmp_p
     def rows(split, count):
         return enumerate({"sentence": f"{split} {i}", "label": i % 2, "idx": i} for i in range(count))
 
-    made = {"train": 7, "validation": 5, "test": 1}
+    sizes = {"train": 7, "validation": 5, "test": 1}
     builder = tfds.builder("glue/sst2:2.0.0", data_dir=str(tmp_path))
-    monkeypatch.setattr(type(builder), "_split_generators", lambda *_: {k: rows(k, n) for k, n in made.items()})
+    monkeypatch.setattr(type(builder), "_split_generators", lambda *_: {k: rows(k, n) for k, n in sizes.items()})
     source = register("glue_sst2", suite.FromTfds(str(tmp_path)), "measured:sst2")
     run = with_data(run_of(), sources={"a": source}, mixture={}, cache_dir=str(tmp_path / "cache"))
     preparation.prepare(run, show_progress=False)
     opened = cache.open_source(run.data.cache_dir, "a")
     assert {name: split.num_documents for name, split in opened.splits.items()} == {"train": 7, "validation": 5}
     assert bytes(opened.splits["validation"].tokens(0, 15).astype(np.uint8)) == b"sst2 sentence: "
-    found = task_metrics.evaluate(language_model(run), run, "a", show_progress=False)
-    assert found["examples"] == 5 and found["most_frequent_accuracy"] == 0.6
+    metrics = task_metrics.evaluate(language_model(run), run, "a", show_progress=False)
+    assert metrics["examples"] == 5 and metrics["most_frequent_accuracy"] == 0.6
     # Other code of the rows is another cache.
     before = reading.identity(run.data, "a", vocabularies.load(run.vocabulary))
     monkeypatch.setattr(seqio.TaskRegistry.get("measured:sst2").source, "code", (__file__,))
@@ -236,11 +239,11 @@ def test_files_are_measured_on_what_prepare_holds_out(tmp_path):
     held_out = sum(splits.held_out([str(i) for i in range(60)], 0.3)[1])
     assert 5 < held_out < 40
     assert task_metrics.evaluate(lm, run, "a", show_progress=False)["examples"] == held_out
-    found = task_metrics.evaluate(lm, run, "a:train", show_progress=False)
-    assert found["examples"] == 60 - held_out and 0.5 <= found["most_frequent_accuracy"] < 0.8
+    metrics = task_metrics.evaluate(lm, run, "a:train", show_progress=False)
+    assert metrics["examples"] == 60 - held_out and 0.5 <= metrics["most_frequent_accuracy"] < 0.8
     grouped = with_data(run, sources={"a": config.JsonLinesInputsTargets(str(path), group="part")})
-    found = task_metrics.evaluate(lm, grouped, "a", show_progress=False)
-    assert found["examples"] == sum(splits.held_out([str(i // 4) for i in range(60)], 0.3)[1])
+    metrics = task_metrics.evaluate(lm, grouped, "a", show_progress=False)
+    assert metrics["examples"] == sum(splits.held_out([str(i // 4) for i in range(60)], 0.3)[1])
     with pytest.raises(UserError, match="'a' has no examples"):
         task_metrics.evaluate(lm, with_data(run, validation_fraction=0.0), "a")
     few = with_data(run, validation_fraction=1e-4, cache_dir=str(tmp_path / "cache"))
@@ -279,5 +282,5 @@ def test_a_metric_function_gives_the_unit_that_is_declared_and_t5s_gives_per_cen
         task_metrics._values(measure, [1, 2, 3, 4], [1, 2, 3, 0])
     measure.__module__ = "t5.evaluation.metrics"
     for function in (measure, functools.partial(measure)):
-        found = task_metrics._values(function, [1, 2, 3, 4], [1, 2, 3, 0], "trivial_")
-        assert found == {"trivial_accuracy": 0.75, "trivial_mine": 75.0, "trivial_bleu": 75.0}
+        values = task_metrics._values(function, [1, 2, 3, 4], [1, 2, 3, 0], "trivial_")
+        assert values == {"trivial_accuracy": 0.75, "trivial_mine": 75.0, "trivial_bleu": 75.0}

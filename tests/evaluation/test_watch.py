@@ -206,8 +206,8 @@ def standing(monkeypatch):
 
 
 def test_two_watches_of_one_run_are_refused(workdir):
-    said = r"another process watches .*run \(process \d+ on .*or stop it"
-    with leases.held(str(workdir / "watch"), "watches"), pytest.raises(UserError, match=said):
+    message = r"another process watches .*run \(process \d+ on .*or stop it"
+    with leases.held(str(workdir / "watch"), "watches"), pytest.raises(UserError, match=message):
         follow(workdir)
     assert not rows(workdir)
 

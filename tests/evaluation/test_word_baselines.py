@@ -22,8 +22,8 @@ def texts(number, word, seed):
 
 def records(number, seed, classes=("dull", "fine")):
     labels = [random.Random(f"{seed} {i}").randrange(len(classes)) for i in range(number)]
-    found = texts(number, lambda i: classes[labels[i]], seed)
-    return [Record(text, (), values={"label": label}) for text, label in zip(found, labels, strict=True)]
+    lines = texts(number, lambda i: classes[labels[i]], seed)
+    return [Record(text, (), values={"label": label}) for text, label in zip(lines, labels, strict=True)]
 
 
 @pytest.mark.parametrize("classes", [("dull", "fine"), ("dull", "fine", "middling")])

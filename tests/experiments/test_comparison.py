@@ -104,9 +104,9 @@ def test_rivals_have_welchs_interval():
     ours, other = [0.81, 0.83, 0.82], [0.60, 0.70, 0.64]
     results = seeded({"tuned": ours}, "s/accuracy", s__most_frequent_accuracy=0.5)
     results += seeded({"scratch": other}, "s/accuracy")
-    others = {"trivial": "s/most_frequent_accuracy", "words": 0.815, "random weights": "scratch"}
-    head, row = comparison.baselines_table(results, [comparison.Baselines("tuned", "s/accuracy", others)])
-    assert head == ("Run", "Metric", "Value", *(cell for name in others for cell in (name, "gain [95 %]")))
+    rivals = {"trivial": "s/most_frequent_accuracy", "words": 0.815, "random weights": "scratch"}
+    head, row = comparison.rivals_table(results, [comparison.Rivals("tuned", "s/accuracy", rivals)])
+    assert head == ("Run", "Metric", "Value", *(cell for name in rivals for cell in (name, "gain [95 %]")))
     assert row[:4] == ("tuned", "s/accuracy", "82.00 ± 1.00 %", "50.00 ± 0.00 %")
     interval = scipy.stats.ttest_ind(ours, other, equal_var=False).confidence_interval(0.95)
     assert row[8] == f"+17.33 [{100 * interval.low:+.2f}, {100 * interval.high:+.2f}]"
@@ -124,21 +124,21 @@ SEEDS = st.lists(st.floats(0, 1).map(lambda x: round(x, 3)), min_size=2, max_siz
 @hypothesis.settings(deadline=None)
 @hypothesis.given(SEEDS, SEEDS)
 def test_the_interval_is_welchs(values, base):
-    found = significance.difference(significance.Sample(values), significance.Sample(base))
+    difference = significance.difference(significance.Sample(values), significance.Sample(base))
     if len({*values}) == len({*base}) == 1:
-        assert found[1:] == (None, None)
+        assert difference[1:] == (None, None)
         return
     expected = scipy.stats.ttest_ind(values, base, equal_var=False).confidence_interval(0.95)
-    assert found == pytest.approx((np.mean(values) - np.mean(base), expected.low, expected.high))
+    assert difference == pytest.approx((np.mean(values) - np.mean(base), expected.low, expected.high))
 
 
 @hypothesis.settings(deadline=None)
 @hypothesis.given(SEEDS, st.lists(SEEDS, min_size=1, max_size=5))
 def test_no_row_is_tested_less_carefully_than_by_welch_with_its_freedom(base, rows):
     """P-values are those of Welch's statistic with variances of at least those of the seeds."""
-    found = significance.p_values(significance.Sample(base), [significance.Sample(row) for row in rows])
+    p_values = significance.p_values(significance.Sample(base), [significance.Sample(row) for row in rows])
     upper = np.quantile([np.var(of, ddof=1) for of in (base, *rows)], 0.75)
-    for row, value in zip(rows, found, strict=True):
+    for row, value in zip(rows, p_values, strict=True):
         variances = [max(np.var(of, ddof=1), upper) / len(of) for of in (row, base)]
         if not sum(variances):
             assert value is None
@@ -154,8 +154,8 @@ def test_holm_rejects_what_every_subset_would(seed):
     values = np.random.default_rng(seed).random(5) ** 4 * 0.1
     sets = [np.flatnonzero([number >> i & 1 for i in range(5)]) for number in range(1, 32)]
     expected = [all(values[of].min() <= 0.05 / len(of) for of in sets if i in of) for i in range(5)]
-    found = significance.holm([*values[:2], None, *values[2:]])
-    assert found.pop(2) is False and found == expected
+    rejected = significance.holm([*values[:2], None, *values[2:]])
+    assert rejected.pop(2) is False and rejected == expected
 
 
 @pytest.mark.parametrize("limits", [(0.0, 1.0), (-1.0, 1.0), (0.0, 100.0)])
@@ -187,9 +187,9 @@ LOW, HIGH = [0.3, 0.31, 0.32], [0.7, 0.71, 0.72]
 
 
 def test_a_papers_shares_are_per_cent_and_ours_fractions():
-    found = compared(HIGH, LOW, paper=84.5, paper_base=80.0)
-    assert (found.paper, found.paper_difference) == pytest.approx((0.845, 0.045))
-    assert found.difference.mean == pytest.approx(0.4) and found.verdict == comparison.AGREES
+    compared_row = compared(HIGH, LOW, paper=84.5, paper_base=80.0)
+    assert (compared_row.paper, compared_row.paper_difference) == pytest.approx((0.845, 0.045))
+    assert compared_row.difference.mean == pytest.approx(0.4) and compared_row.verdict == comparison.AGREES
     assert compared(BETTER, WORSE, 24.5, 21.4, metric="s/bleu").paper == 24.5
     head, first, second = comparison.paper_table(
         seeded({"a": LOW, "b": LOW}, "s/accuracy"), published("GLUE", a=83.28, b=80.0), {"GLUE": "s/accuracy"}
@@ -219,8 +219,8 @@ def test_the_direction_of_a_metric_is_that_of_its_declaration(metric, more_is_be
 
 @pytest.mark.parametrize("metric", ["error", "wer", "nll_of_mine"])
 def test_an_undeclared_metric_has_no_verdict(metric):
-    found = compared(WORSE, BETTER, metric=f"s/{metric}")
-    assert found.verdict == comparison.NO_DIRECTION and found.difference.mean == pytest.approx(1.0)
+    row = compared(WORSE, BETTER, metric=f"s/{metric}")
+    assert row.verdict == comparison.NO_DIRECTION and row.difference.mean == pytest.approx(1.0)
 
 
 def test_a_mean_of_metrics_has_the_direction_and_the_unit_that_all_have():
@@ -291,11 +291,11 @@ def test_a_correlation_of_the_reference_must_be_above_0():
 def test_no_spread_over_seeds_is_no_certainty():
     same, other = [0.5] * 3, [0.6] * 3
     assert verdict(other, same) == comparison.NOT_RESOLVED
-    found = compared(other, same, more={"s__examples": 40})
+    row = compared(other, same, more={"s__examples": 40})
     # Binomial variances of 20 and 24 hits in 40, with one more hit and one more miss each.
     width = 1.959964 * ((21 / 42 * 21 / 42 + 25 / 42 * 17 / 42) / 42) ** 0.5
-    assert found.difference == pytest.approx((0.1, 0.1 - width, 0.1 + width))
-    assert found.verdict == comparison.NOT_RESOLVED
+    assert row.difference == pytest.approx((0.1, 0.1 - width, 0.1 + width))
+    assert row.verdict == comparison.NOT_RESOLVED
     assert compared(other, same, more={"s__examples": 4000}).verdict == comparison.AGREES
     assert compared([1.0] * 3, [0.95] * 3, more={"s__examples": 40}).verdict == comparison.NOT_RESOLVED
 
@@ -316,8 +316,8 @@ def test_without_two_seeds_there_is_no_verdict_and_no_interval():
 
 def test_a_run_that_diverged_resolves_nothing_and_spoils_no_other():
     results = seeded({"a": WORSE, "b": [2.0, np.nan, 2.02], "c": BETTER}, "s/loss")
-    found = comparison.compare_with_paper(results, [], "loss", "s/loss")
-    assert [row.verdict for row in found] == ["", comparison.NOT_RESOLVED, comparison.BETTER]
+    rows = comparison.compare_with_paper(results, [], "loss", "s/loss")
+    assert [row.verdict for row in rows] == ["", comparison.NOT_RESOLVED, comparison.BETTER]
     assert comparison.compare_with_paper(results[3:], [], "loss", "s/loss")[1].verdict == comparison.NOT_RESOLVED
 
 
@@ -340,9 +340,9 @@ def test_a_page_corrects_for_all_of_its_rows():
     results = seeded({f"r{i}": row for i, row in enumerate(rows)}, "s/loss")
     few = [one for one in results if one["name"] in ("r0", "r1")]
     assert comparison.compare_with_paper(few, [], "loss", "s/loss")[1].verdict == comparison.WORSE
-    found = comparison.compare_with_paper(results, [], "loss", "s/loss")
+    compared_rows = comparison.compare_with_paper(results, [], "loss", "s/loss")
     tested = significance.p_values(significance.Sample(rows[0]), [significance.Sample(row) for row in rows[1:]])
-    assert [row.verdict == comparison.WORSE for row in found[1:]] == significance.holm(tested)
+    assert [row.verdict == comparison.WORSE for row in compared_rows[1:]] == significance.holm(tested)
 
 
 @pytest.mark.parametrize(

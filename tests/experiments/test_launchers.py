@@ -160,9 +160,9 @@ def test_what_runs_say_is_in_their_logs_and_their_last_lines_are_told(monkeypatc
             launchers._call(launcher.processes, heard, os.environ, verb)
         launcher._report(0.0)
         launcher._report(0.0)  # It says nothing else meanwhile.
-        told = capfd.readouterr().err
-        assert told.count("begun") == (2 if parallel == 1 else 0)
-        assert told.count("one: ") == (0 if parallel == 1 else 1)
+        printed = capfd.readouterr().err
+        assert printed.count("begun") == (2 if parallel == 1 else 0)
+        assert printed.count("one: ") == (0 if parallel == 1 else 1)
     assert (tmp_path / "one" / "log.txt").read_text().count("begun") == 4
 
 
@@ -327,8 +327,8 @@ def test_slurm_queues_nothing_twice(verbs, queue, family, tmp_path, capsys):
 
 def test_slurm_that_takes_no_job_is_a_line(verbs, queue, family, tmp_path, monkeypatch):
     monkeypatch.setenv("FULL", "1")
-    said = r"6 of 6 runs failed \(a: sbatch failed \(sbatch: error: the queue is full\).*a-child: waits for a;"
-    with pytest.raises(UserError, match=said):
+    message = r"6 of 6 runs failed \(a: sbatch failed \(sbatch: error: the queue is full\).*a-child: waits for a;"
+    with pytest.raises(UserError, match=message):
         enqueue(family, tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(

@@ -85,9 +85,9 @@ def test_a_line_has_what_a_variant_reached_and_how_fast(tmp_path):
     for seed in (0, 1):
         run = dataclasses.replace(tiny.PLAIN, train=dataclasses.replace(tiny.PLAIN.train, steps=100, seed=seed))
         logs.write(tmp_path / f"x-{seed}", logs.rows(100, seed), run)
-    found = page(tmp_path, tmp_path / "x-0", tmp_path / "x-1").table("Run", "MFU")
+    report_page = page(tmp_path, tmp_path / "x-0", tmp_path / "x-1").table("Run", "MFU")
     last = [logs.rows(100, seed)[-1]["train/loss"] for seed in (0, 1)]
-    assert found["x"] == {
+    assert report_page["x"] == {
         "Run": "x",
         "Seeds": "2",
         "Steps": "100",
@@ -115,15 +115,17 @@ def test_samples_and_differences_are_told_and_configs_are_not_dumped(tmp_path):
     changed = dataclasses.replace(tiny.PLAIN, schedule=dataclasses.replace(tiny.PLAIN.schedule, learning_rate=2e-3))
     first = logs.write(tmp_path / "first", logs.rows(20), samples=rows)
     second = logs.write(tmp_path / "second", logs.rows(20), changed)
-    found = page(tmp_path, first, second)
-    assert "first, step 2" in found.text and "of 2\n<i>" in found.text and "of 1" not in found.text
-    assert found.table("Field")["schedule.learning_rate"] | {"Field": ""} == {
+    report_page = page(tmp_path, first, second)
+    assert "first, step 2" in report_page.text and "of 2\n<i>" in report_page.text and "of 1" not in report_page.text
+    assert report_page.table("Field")["schedule.learning_rate"] | {"Field": ""} == {
         "Field": "",
         "Base": "0.001",
         "Here": "0.002",
     }
-    assert "second: schedule.learning_rate = 0.002" in found.text and "first: same as the base" in found.text
-    assert found.raw.count("<pre>") == 1
+    assert (
+        "second: schedule.learning_rate = 0.002" in report_page.text and "first: same as the base" in report_page.text
+    )
+    assert report_page.raw.count("<pre>") == 1
 
 
 def swept(folder, **changes):
@@ -146,15 +148,15 @@ def swept(folder, **changes):
     ]
     base = json.loads((folder / "a-seed0" / "config.json").read_text())["config"]
     base["train"]["steps"] = 99
-    told = {"runs": runs, "base": base, "published": published, "compared": {"MNLI": "s/accuracy"}, "baselines": []}
-    (folder / "sweep.json").write_text(json.dumps(told | changes))
+    tree = {"runs": runs, "base": base, "published": published, "compared": {"MNLI": "s/accuracy"}, "rivals": []}
+    (folder / "sweep.json").write_text(json.dumps(tree | changes))
     return folder
 
 
 def test_a_sweeps_folder_stands_for_its_runs_beside_the_paper(tmp_path):
-    found = page(tmp_path, swept(tmp_path / "runs"))
-    assert found.data["groups"] == ["a", "b"] and len(found.data["runs"]) == 6
-    rows = found.table("Verdict")
+    report_page = page(tmp_path, swept(tmp_path / "runs"))
+    assert report_page.data["groups"] == ["a", "b"] and len(report_page.data["runs"]) == 6
+    rows = report_page.table("Verdict")
     assert rows["a"] | {"Verdict": ""} == {
         **{"Run": "a", "Verdict": "", "Paper": "84.00 %", "vs. first": "", "Ours": "51.00 ± 1.00 %", "Seeds": "3"},
         "vs. first [95 %]": "",
@@ -165,18 +167,20 @@ def test_a_sweeps_folder_stands_for_its_runs_beside_the_paper(tmp_path):
         and rows["b"]["vs. first [95 %]"].startswith("+20.00 [")
     )
     assert rows["late"]["Verdict"] == "not run yet" and rows["late"]["Paper"] == "not available"
-    assert "1 × disagrees beyond noise" in found.text and "0 × agrees in direction beyond noise" in found.text
-    assert found.table("RACE")["b"] == {"Run": "b", "RACE": "63"} and "Source: Table 2" in found.text
-    assert found.table("Trivial predictor")["late"]["Metric"] == "failed: full disk"
-    assert "all: train.steps = 6" in found.text and "a: same as the base" in found.text
+    assert (
+        "1 × disagrees beyond noise" in report_page.text and "0 × agrees in direction beyond noise" in report_page.text
+    )
+    assert report_page.table("RACE")["b"] == {"Run": "b", "RACE": "63"} and "Source: Table 2" in report_page.text
+    assert report_page.table("Trivial predictor")["late"]["Metric"] == "failed: full disk"
+    assert "all: train.steps = 6" in report_page.text and "a: same as the base" in report_page.text
 
 
 def test_what_is_not_the_papers_setup_is_on_the_page(tmp_path):
     rows = [["Run", "Setting", "Stated", "Here", "Reason", "Setup stated in"]]
     rows += [["a, b", "warmup", "not stated", "20", "BERT's <b>", "table 1"]]
-    found = page(tmp_path, swept(tmp_path / "runs", setups=rows))
-    assert list(found.table("Reason")["a, b"].values()) == rows[1]
-    assert "Differences from the paper's setup" in found.text
+    report_page = page(tmp_path, swept(tmp_path / "runs", setups=rows))
+    assert list(report_page.table("Reason")["a, b"].values()) == rows[1]
+    assert "Differences from the paper's setup" in report_page.text
     assert "Differences from the paper's setup" not in page(tmp_path, swept(tmp_path / "without")).text
 
 
@@ -230,10 +234,10 @@ def harmful(folder, name, text):
     sample = {"step": 2, "task": text, "prompt": text, "answer": [text], "target": {text: text}}
     (run / "samples.jsonl").write_text(json.dumps(sample) + "\n")
     result = {"name": text, "seed": 1, "workdir": name, "error": text, "minutes": 1, "metrics": {text: text}}
-    others = {"published": [{"run": text, "figures": {text: 1, "B": 2}, "source": text}], "compared": {text: text}}
-    baselines = [{"run": text, "metric": text, "others": {text: text}}]
-    told = {"runs": [result], "base": {text: text}, "baselines": baselines, **others}
-    (run.parent / "sweep.json").write_text(json.dumps(told))
+    comparisons = {"published": [{"run": text, "figures": {text: 1, "B": 2}, "source": text}], "compared": {text: text}}
+    rivals = [{"run": text, "metric": text, "others": {text: text}}]
+    tree = {"runs": [result], "base": {text: text}, "rivals": rivals, **comparisons}
+    (run.parent / "sweep.json").write_text(json.dumps(tree))
     return page(folder, run, run.parent)
 
 
@@ -249,8 +253,8 @@ def test_what_a_run_says_stands_on_the_page_as_text_and_the_page_may_load_nothin
         assert rules.pop("default-src") == rules.pop("base-uri") == rules.pop("form-action") == "'none'"
         for tag in ("script", "style"):
             (content,) = re.findall(rf"<{tag}>(.*?)</{tag}>", found.raw, re.DOTALL)
-            own = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
-            assert rules.pop(f"{tag}-src") == f"'sha256-{own}'"
+            digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+            assert rules.pop(f"{tag}-src") == f"'sha256-{digest}'"
         assert not rules
 
 

@@ -121,8 +121,8 @@ def test_what_is_pointed_at_is_told(page):
     chart.scroll_into_view_if_needed()
     box = chart.bounding_box()
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 60)
-    told = page.text_content(".card.first .tooltip")
-    assert told.startswith("step ") and "many ×3" in told and HARMFUL in told
+    tooltip = page.text_content(".card.first .tooltip")
+    assert tooltip.startswith("step ") and "many ×3" in tooltip and HARMFUL in tooltip
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] - 40)
     assert not page.is_visible(".card.first .tooltip")
 
@@ -132,8 +132,8 @@ def test_a_picture_shows_the_measure_that_is_chosen(page):
     select = card.locator("select")
     assert select.locator("option").all_text_contents() == ["accuracy", "a/loss", "b/loss"]
     before = card.locator(".curve").first.get_attribute("d")
-    said = card.locator("header small")
-    assert said.text_content() == "%; dashed: validation"
+    caption = card.locator("header small")
+    assert caption.text_content() == "%; dashed: validation"
     select.select_option("a/loss")
-    assert said.text_content() == "dashed: validation"
+    assert caption.text_content() == "dashed: validation"
     assert card.locator(".curve").first.get_attribute("d") != before

@@ -24,10 +24,10 @@ def log(tmp_path, metrics=(), **others):
 def test_tokens_and_flops_follow_the_phases(tmp_path):
     phases = (config.PhaseConfig(until=0.75, length=16, batch_size=4), config.PhaseConfig(until=1.0))
     run = with_train(steps=8, batch_size=2, phases=phases)
-    found = log(tmp_path, [{"step": 8, "train/loss": 1.0}], run=run)
+    run_log = log(tmp_path, [{"step": 8, "train/loss": 1.0}], run=run)
     length = run.data.length
-    assert report_curves.axis(found, "tokens") == ([0, 6, 8], [0, 6 * 4 * 16, 6 * 4 * 16 + 2 * 2 * length])
-    steps, work = report_curves.axis(found, "flops")
+    assert report_curves.axis(run_log, "tokens") == ([0, 6, 8], [0, 6 * 4 * 16, 6 * 4 * 16 + 2 * 2 * length])
+    steps, work = report_curves.axis(run_log, "flops")
     assert steps == [0, 6, 8] and work[1] == 6 * flops.per_step(run.model, 4, 16, 16)
     assert work[2] - work[1] == 2 * flops.per_step(run.model, 2, length, length)
 
@@ -90,13 +90,13 @@ def test_shares_are_drawn_in_per_cent_on_an_axis_of_their_own(tmp_path):
     """Shares of training, validation and tasks are drawn in per cent; metrics defined on 0 to 100 are unchanged."""
     rows = [{"step": i, "train/accuracy": 0.25, "validation/accuracy": 0.5, "train/nll": 2.0} for i in (1, 2)]
     evaluation = [{"step": i, "s/accuracy": 0.75, "s/bleu": 30.0} for i in (1, 2)]
-    found = drawn(log(tmp_path, rows, evaluation=evaluation))
+    drawing = drawn(log(tmp_path, rows, evaluation=evaluation))
     expected = {"train/accuracy": 25, "validation/accuracy": 50, "train/nll": 2}
     expected |= {"evaluation:s/accuracy": 75, "evaluation:s/bleu": 30}
-    assert {key: decoded(found["runs"][0], key)[1].tolist() for key in expected} == {
+    assert {key: decoded(drawing["runs"][0], key)[1].tolist() for key in expected} == {
         key: [value, value] for key, value in expected.items()
     }
-    units = {card["title"]: card["units"] for card in found["cards"]}
+    units = {card["title"]: card["units"] for card in drawing["cards"]}
     assert units["Other metrics"] == {"accuracy": "%", "nll": ""}
     assert units["Tasks"] == {"s/accuracy": "%", "s/bleu": ""}
 
@@ -130,10 +130,10 @@ def test_what_is_not_finite_is_not_drawn(tmp_path):
     rows = [
         {"step": i, "train/loss": loss} for i, loss in enumerate([1.0, float("nan"), 1e40, float("inf"), 2.0, 10**400])
     ]
-    found = drawn(log(tmp_path, rows))
-    steps, losses = decoded(found["runs"][0], "train/loss")
+    drawing = drawn(log(tmp_path, rows))
+    steps, losses = decoded(drawing["runs"][0], "train/loss")
     assert steps.tolist() == [0, 4] and losses.tolist() == [1, 2]
-    json.dumps(found, allow_nan=False)
+    json.dumps(drawing, allow_nan=False)
 
 
 def test_seeds_are_one_variant_and_other_configs_are_others(tmp_path):
@@ -141,8 +141,8 @@ def test_seeds_are_one_variant_and_other_configs_are_others(tmp_path):
         logs.write(tmp_path / f"x2-seed1{seed}", run=with_train(seed=seed))
         logs.write(tmp_path / "tuned" / f"seed-{seed}", run=with_train(seed=seed, steps=5))
     logs.write(tmp_path / "other", run=with_train(steps=3))
-    given = [str(tmp_path / name) for name in ("x2-seed10", "tuned", "other", "x2-seed11")]
-    runs, sweeps = run_logs.gather(given)
+    workdirs = [str(tmp_path / name) for name in ("x2-seed10", "tuned", "other", "x2-seed11")]
+    runs, sweeps = run_logs.gather(workdirs)
     assert not sweeps and [(run.name, run.variant) for run in runs] == [
         ("x2-seed10", "x2"),
         ("x2-seed11", "x2"),

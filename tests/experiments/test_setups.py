@@ -73,8 +73,8 @@ def test_epochs_and_phases_are_those_of_the_config():
     assert names(SETUP, run) == ["steps", "epochs"]
     phases = (config.PhaseConfig(until=0.9, length=32), config.PhaseConfig(until=1.0, batch_size=8))
     run = dataclasses.replace(RUN, train=dataclasses.replace(RUN.train, phases=phases))
-    found = {difference.name: difference.ours for difference in setups.differences(SETUP, run)}
-    assert found == {"batch_size": ((0.9, 16), (1.0, 8)), "length": ((0.9, 32), (1.0, 64))}
+    differences = {difference.name: difference.ours for difference in setups.differences(SETUP, run)}
+    assert differences == {"batch_size": ((0.9, 16), (1.0, 8)), "length": ((0.9, 32), (1.0, 64))}
 
 
 @pytest.mark.parametrize(
@@ -92,10 +92,10 @@ def test_the_learning_rate_is_the_highest_that_the_schedule_reaches(schedule):
     steps = 1000
     highest = max(float(schedules.at(schedule.rate(steps), step)) for step in range(steps))
     run = dataclasses.replace(RUN, schedule=schedule, train=config.TrainConfig(steps=steps, batch_size=16))
-    (found,) = (
+    (reported,) = (
         d.ours for d in setups.differences(dataclasses.replace(SETUP, learning_rate=9.0), run) if d.paper == 9.0
     )
-    assert found == pytest.approx(highest, rel=1e-5)
+    assert reported == pytest.approx(highest, rel=1e-5)
 
 
 def test_runs_with_the_same_difference_share_a_row_of_the_table():

@@ -148,10 +148,10 @@ def test_a_failure_is_reported_and_stops_no_other(tiny, verb, tmp_path):
     (row,) = map(json.loads, (tmp_path / "runs" / "good" / "evaluation.jsonl").read_text().splitlines())
     assert row["step"] == 2
     assert good["metrics"] == {key: value for key, value in row.items() if key != "step"}
-    made = (tmp_path / "runs" / "table.md").read_text()
-    assert made == to_markdown(table([bad, good]))
-    assert finished.out.endswith(made)
-    assert "| bad | failed: " in made
+    table_text = (tmp_path / "runs" / "table.md").read_text()
+    assert table_text == to_markdown(table([bad, good]))
+    assert finished.out.endswith(table_text)
+    assert "| bad | failed: " in table_text
 
 
 def test_run_again_only_what_failed_is_tried(swept, calls, capsys):
@@ -159,9 +159,9 @@ def test_run_again_only_what_failed_is_tried(swept, calls, capsys):
     with pytest.raises(UserError, match=r"1 of 2 runs failed \(bad: no more\)"):
         sweep.run(str(swept / "sweep.py"), str(swept / "runs"))
     assert calls == [("pretrain", "bad")]
-    said = capsys.readouterr()
-    assert "2 runs, 1 of them already finished" in said.err
-    assert "| good | a/real_loss |" in said.out
+    printed = capsys.readouterr()
+    assert "2 runs, 1 of them already finished" in printed.err
+    assert "| good | a/real_loss |" in printed.out
     assert (swept / "runs" / "good" / "config.json").read_text() == before
 
 
@@ -280,28 +280,28 @@ def evaluations():
 
 
 def test_a_run_is_evaluated_in_further_ways(verbs, warm, tmp_path, monkeypatch):
-    given = []
+    evaluations = []
 
     def call(verb, *flags):
         if verb == "evaluate" and "good" in flags[-1]:
-            given.append(flags[:-1])
+            evaluations.append(flags[:-1])
         verbs.call(verb, *flags)
         if flags[0] == "--tasks=b":
             log(tmp_path / "good", step=2, **{"c/5_shots/accuracy": 0.61})
 
     replace_call(monkeypatch, call)
     sweep.run(warm, str(tmp_path))
-    assert given == [()]
+    assert evaluations == [()]
     path = pathlib.Path(warm)
     before = path.read_text()
     path.write_text(before + EVALUATIONS)
     sweep.run(warm, str(tmp_path))
-    assert given[2:] == [("--tasks=b", "--shots=0,5", "--balanced=True"), ("--stride=4",)]
+    assert evaluations[2:] == [("--tasks=b", "--shots=0,5", "--balanced=True"), ("--stride=4",)]
     assert "| good | c/5_shots/accuracy | 61.00 % |" in (tmp_path / "table.md").read_text()
     sweep.run(warm, str(tmp_path))  # All of it is done.
     path.write_text(before)
     sweep.run(warm, str(tmp_path))
-    assert len(given) == 4 and "5_shots" not in (tmp_path / "table.md").read_text()
+    assert len(evaluations) == 4 and "5_shots" not in (tmp_path / "table.md").read_text()
 
 
 PUBLISHED = """
@@ -320,12 +320,12 @@ def test_runs_are_compared_with_a_papers_figures(verbs, warm, tmp_path):
     (last,) = [line for line in (tmp_path / "table.md").read_text().splitlines() if line.startswith("| MNLI ")][1:]
     row = "| MNLI vs. our a/real_loss | warm | 84.500 | +0.500 | 4.000 | +0.000 | not resolved | 1 |"
     assert last == row
-    found = json.loads((tmp_path / "sweep.json").read_text())
-    assert found["compared"] == {"MNLI": "a/real_loss"} and found["baselines"] == []
+    tables = json.loads((tmp_path / "sweep.json").read_text())
+    assert tables["compared"] == {"MNLI": "a/real_loss"} and tables["rivals"] == []
     first = {"run": "good", "figures": {"MNLI": 84.0, "RACE": 64.2}, "source": "Table 2"}
-    assert found["published"] == [first, {"run": "warm", "figures": {"MNLI": 84.5}, "source": "Table 2"}]
-    assert found["base"]["train"]["steps"] > 2 and found["base"].keys() >= {"model", "objective", "data"}
-    assert found["setups"] == []
+    assert tables["published"] == [first, {"run": "warm", "figures": {"MNLI": 84.5}, "source": "Table 2"}]
+    assert tables["base"]["train"]["steps"] > 2 and tables["base"].keys() >= {"model", "objective", "data"}
+    assert tables["setups"] == []
 
 
 STATED = """
@@ -346,8 +346,8 @@ def test_the_setup_of_a_paper_is_noted_beside_what_runs_have(verbs, warm, tmp_pa
     text = path.read_text()
     path.write_text(text + STATED.format(source="Table 2", end=""))
     sweep.run(warm, str(tmp_path / "runs"))
-    found = json.loads((tmp_path / "runs" / "sweep.json").read_text())
-    rows = {row[1]: row for row in found["setups"]}
+    tables = json.loads((tmp_path / "runs" / "sweep.json").read_text())
+    rows = {row[1]: row for row in tables["setups"]}
     steps = str(sweep.load_members(warm, str(tmp_path))[0].run.train.steps)
     assert rows["steps"] == ["good", "steps", "7", steps, "too long", "page 3"]
     assert rows["warmup"][2:] == ["not stated", "0", "", "page 3"]
@@ -396,15 +396,15 @@ def overrides():
 def test_a_run_takes_its_model_from_the_checkpoint_that_it_begins_with(verbs, tmp_path):
     moods.write(tmp_path)
     (tmp_path / "sweep.py").write_text(TUNED)
-    found = sweep.load_members(str(tmp_path / "sweep.py"), str(tmp_path / "runs"))
+    loaded = sweep.load_members(str(tmp_path / "sweep.py"), str(tmp_path / "runs"))
     with pytest.raises(UserError, match="further"):  # Its parent is none in truth.
         sweep.run(str(tmp_path / "sweep.py"), str(tmp_path / "runs"))
     assert [call for call in verbs.calls if call[0] == "pretrain"] == [("pretrain", "tuned"), ("pretrain", "random")]
-    for member in found[:2]:
-        held = config.from_dict(members.get_config(member.workdir))
-        assert held.model.kind == "encoder" and held.model.named_heads["task"].labels == moods.LABELS
-        assert held.train.init_from == str(tmp_path / "encoder")
-    assert held.train.init_names == ()
+    for member in loaded[:2]:
+        run = config.from_dict(members.get_config(member.workdir))
+        assert run.model.kind == "encoder" and run.model.named_heads["task"].labels == moods.LABELS
+        assert run.train.init_from == str(tmp_path / "encoder")
+    assert run.train.init_names == ()
 
 
 def test_a_folder_that_cannot_be_written_is_rejected_before_anything_runs(verbs, warm, tmp_path):
@@ -455,24 +455,24 @@ def test_mistakes_on_the_command_line_are_one_line(verb, tmp_path):
 
 def test_seeds_have_directories_of_their_own(tiny, tmp_path):
     path = write(tmp_path, tiny / "tiny.py", more='yield "warm", {"train.init_from": "good"}')
-    found = sweep.load_members(path, str(tmp_path), (1, 5))
+    loaded = sweep.load_members(path, str(tmp_path), (1, 5))
     # The config's own seed is 1.
     names = ["bad", "good", "warm", "bad-seed5", "good-seed5", "warm-seed5"]
-    assert [pathlib.Path(member.workdir).name for member in found] == names
-    assert [member.run.train.seed for member in found] == [1, 1, 1, 5, 5, 5]
-    assert [member.name for member in found] == ["bad", "good", "warm"] * 2
+    assert [pathlib.Path(member.workdir).name for member in loaded] == names
+    assert [member.run.train.seed for member in loaded] == [1, 1, 1, 5, 5, 5]
+    assert [member.name for member in loaded] == ["bad", "good", "warm"] * 2
     # An earlier run of the same seed; other paths are those of the base.
-    assert [found[i].run.train.init_from for i in (2, 5)] == [found[1].workdir, found[4].workdir]
-    assert found[0].run.train.init_from == str(tiny / "nowhere")
-    assert found[0].run.data.cache_dir == str(tiny / "cache")
+    assert [loaded[i].run.train.init_from for i in (2, 5)] == [loaded[1].workdir, loaded[4].workdir]
+    assert loaded[0].run.train.init_from == str(tiny / "nowhere")
+    assert loaded[0].run.data.cache_dir == str(tiny / "cache")
 
 
 def test_a_run_that_sets_its_seed_has_that_alone(tiny, tmp_path):
     more = 'yield "once", {"train.init_from": "good", "train.seed": 1}'
     for seeds, parent, number in (((5, 1), "good", 5), ((5, 6), "good-seed5", 5), ((), "good", 3)):
-        found = sweep.load_members(write(tmp_path, tiny / "tiny.py", more=more), str(tmp_path), seeds)
-        (once,) = (member for member in found if member.name == "once")
-        assert (once.run.train.seed, pathlib.Path(once.workdir).name) == (1, "once") and len(found) == number
+        loaded = sweep.load_members(write(tmp_path, tiny / "tiny.py", more=more), str(tmp_path), seeds)
+        (once,) = (member for member in loaded if member.name == "once")
+        assert (once.run.train.seed, pathlib.Path(once.workdir).name) == (1, "once") and len(loaded) == number
         # Its parent is that of its seed, or the one that there is.
         assert pathlib.Path(once.parent).name == parent
 
@@ -486,13 +486,13 @@ def test_a_sweep_that_is_stopped_has_the_step_of_its_run_saved_and_goes_on(tiny,
         while resume.last_step(tmp_path / "runs/one") < 10:
             assert process.poll() is None
         process.send_signal(signal.SIGTERM)
-        said = process.stderr.read()
+        errors = process.stderr.read()
     assert (
         process.returncode == 75
-        and said.splitlines()[-1] == "the sweep was stopped: run the same command again to continue"
+        and errors.splitlines()[-1] == "the sweep was stopped: run the same command again to continue"
     )
     (step,) = (int(path.name) for path in (tmp_path / "runs/one/checkpoints").iterdir())
-    assert 10 <= step < 150 and f"after step {step}, which is saved" in said
+    assert 10 <= step < 150 and f"after step {step}, which is saved" in errors
     again = verb("sweep", f"--sweep={path}", f"--workdir={tmp_path}/runs")
     assert again.status == 0 and f"resumed after step {step}" in again.err, again.err
     assert [row["step"] for row in resume.rows(tmp_path / "runs/one")] == [*range(1, 151)]
@@ -565,38 +565,38 @@ def test_a_section_may_come_from_another_run(tiny, tmp_path):
 
 
 def test_the_demo_has_every_objective_of_text_in_runs_that_fit():
-    found = sweep.load_members(str(DEMO), "/runs", (0, 1, 2))
+    loaded = sweep.load_members(str(DEMO), "/runs", (0, 1, 2))
     every = {
         kind
         for kind, made in built_in(objectives.Objective).items()
         if not issubclass(made, objectives.LabelledObjective)
     }
-    assert {member.run.objective.kind for member in found} == every
-    noises = {run.objective.noise.kind for run in (m.run for m in found) if run.objective.kind == "denoising"}
+    assert {member.run.objective.kind for member in loaded} == every
+    noises = {run.objective.noise.kind for run in (m.run for m in loaded) if run.objective.kind == "denoising"}
     assert noises == {"infilling", "masking", "deletion", "none"}
-    tasks = {member.run.data.layout.task for member in found if member.run.data.layout.kind == "sentence_pairs"}
+    tasks = {member.run.data.layout.task for member in loaded if member.run.data.layout.kind == "sentence_pairs"}
     assert tasks == {"next_sentence", "sentence_order"}
-    assert {member.name for member in found if member.run.data.has_inputs_targets} == {"t5_tasks"}
-    for member in found[: len(found) // 3]:
+    assert {member.name for member in loaded if member.run.data.has_inputs_targets} == {"t5_tasks"}
+    for member in loaded[: len(loaded) // 3]:
         batch = blank_batch(config.reader_config(member.run), member.run.data.length)
         assert all(len(leaf) == 1 for leaf in batch.values())
 
 
 def test_the_demos_parents_fit_their_children():
-    found = {member.workdir: member for member in sweep.load_members(str(DEMO), "/runs")}
-    families = {member.name for member in found.values() if not member.run.train.init_from}
-    others = {"next_sentence", "sentence_order", "decoder_span_corruption"}
-    assert families == others | {"bert", "gpt2", "elmo", "t5", "bart", "glm"}
+    by_workdir = {member.workdir: member for member in sweep.load_members(str(DEMO), "/runs")}
+    families = {member.name for member in by_workdir.values() if not member.run.train.init_from}
+    singles = {"next_sentence", "sentence_order", "decoder_span_corruption"}
+    assert families == singles | {"bert", "gpt2", "elmo", "t5", "bart", "glm"}
 
     @functools.cache
     def shapes(model):
         leaves = jax.tree_util.tree_leaves_with_path(registry.shapes(model))
         return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf.shape for path, leaf in leaves}
 
-    for member in (member for member in found.values() if member.parent):
-        model, parent = member.run.model, found[member.parent].run.model
+    for member in (member for member in by_workdir.values() if member.parent):
+        model, parent = member.run.model, by_workdir[member.parent].run.model
         if dataclasses.replace(model, dropout=parent.dropout) != parent:
             patterns = member.run.train.init_names
             taken = [name for name in shapes(parent) if any(re.fullmatch(p, name) for p in patterns)]
-            own = {name: shape for name, shape in shapes(model).items() if name in taken}
-            assert own and own == {name: shapes(parent)[name] for name in own}, member.name
+            shared = {name: shape for name, shape in shapes(model).items() if name in taken}
+            assert shared and shared == {name: shapes(parent)[name] for name in shared}, member.name

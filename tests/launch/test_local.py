@@ -31,8 +31,8 @@ json.dump([os.environ[name] for name in names], open({str(tmp_path)!r} + "/" + p
     finished = launch(code, "--processes=3", "--devices=4")
     assert finished.returncode == 0, finished.stderr
     assert sorted(os.listdir(tmp_path)) == ["0", "1", "2"]
-    first, *others = [json.loads((tmp_path / name).read_text()) for name in "012"]
-    assert others == [first, first]
+    first, *rest = [json.loads((tmp_path / name).read_text()) for name in "012"]
+    assert rest == [first, first]
     assert first[0].startswith("127.0.0.1:") and first[1:3] == ["3", "cpu"]
     assert first[3].endswith("--xla_force_host_platform_device_count=4")
 
@@ -158,8 +158,8 @@ def test_a_job_survives_the_kill_of_one_process(processes, victim, tiny, verb, t
         assert launcher.wait() == 0
     mesh = json.loads((killed / "config.json").read_text())["mesh"]
     assert {axis: mesh[axis] for axis in MESH} == MESH
-    said = (tmp_path / "log").read_text()
-    assert said.count("died of SIGKILL") == 1 and "resumed after step " in said
+    printed = (tmp_path / "log").read_text()
+    assert printed.count("died of SIGKILL") == 1 and "resumed after step " in printed
 
     if FULL:
         assert start(tiny, processes, alone, subprocess.DEVNULL).wait() == 0
@@ -167,11 +167,11 @@ def test_a_job_survives_the_kill_of_one_process(processes, victim, tiny, verb, t
     else:
         finished = verb("pretrain", f"--config={tiny}/tiny.py:dropout", f"--workdir={alone}", *STEPS)
         assert finished.status == 0, finished.err
-    found, want = resume.rows(killed), resume.rows(alone)
-    assert [row["step"] for row in found] == list(range(1, 13))
-    assert [row["train/batch_digest"] for row in found] == [row["train/batch_digest"] for row in want]
+    killed_rows, want = resume.rows(killed), resume.rows(alone)
+    assert [row["step"] for row in killed_rows] == list(range(1, 13))
+    assert [row["train/batch_digest"] for row in killed_rows] == [row["train/batch_digest"] for row in want]
     # One device sums in another order than several, and draws the same dropout.
-    losses = [[row["train/loss"] for row in table] for table in (found, want)]
+    losses = [[row["train/loss"] for row in table] for table in (killed_rows, want)]
     np.testing.assert_allclose(*losses, rtol=1e-5)
 
 

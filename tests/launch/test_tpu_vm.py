@@ -83,9 +83,9 @@ def test_a_preempted_tpu_is_made_again_and_the_job_goes_on(cloud):
     # The dry run prints the very commands, but for the offset in the log and the place of the bundle.
     done = [call.replace("'", "") for call in calls(cloud)]
     for line in planned:
-        wanted = line.replace("'", "").replace("log 0", "log")
+        expected = line.replace("'", "").replace("log 0", "log")
         if line.startswith("gcloud") and "scp" not in line and "worker.sh start" not in line:
-            assert any(call.replace("log 0", "log") == wanted for call in done), line
+            assert any(call.replace("log 0", "log") == expected for call in done), line
     kinds = [kind(line) for line in planned if line.startswith("gcloud")]
     assert [found for found in kinds if found != "look"] == [*UP, "delete"]
 
@@ -93,9 +93,9 @@ def test_a_preempted_tpu_is_made_again_and_the_job_goes_on(cloud):
 def test_every_worker_gets_the_commit_and_the_pins(cloud):
     out, err = finish(start(cloud, "git -C $HOME/plm_jax rev-parse HEAD; cat $HOME/python.calls", "--keep"))
     commit = subprocess.run(["git", "-C", cloud / "project", "rev-parse", "HEAD"], capture_output=True, text=True)
-    found = out.splitlines()
-    assert found[0] == commit.stdout.strip()
-    assert found[-1].endswith("-r requirements.txt --editable .[tpu]")
+    lines = out.splitlines()
+    assert lines[0] == commit.stdout.strip()
+    assert lines[-1].endswith("-r requirements.txt --editable .[tpu]")
     assert "delete" not in order(cloud) and "gcloud compute tpus queued-resources delete run" in err
 
 
@@ -185,10 +185,10 @@ def test_flags_of_the_tpu_reach_gcloud(cloud):
 
 
 def test_several_slices_are_one_job(cloud):
-    told = (
+    note = (
         'echo "$MEGASCALE_NUM_SLICES $MEGASCALE_SLICE_ID $MEGASCALE_COORDINATOR_ADDRESS" > "$BUCKET/m$JAX_PROCESS_ID"\n'
     )
-    out, err = finish(start(cloud, told + JOB, "--node-count=2", FAKE_NODES="2", FAKE_PREEMPTION="4", HOLD="yes"))
+    out, err = finish(start(cloud, note + JOB, "--node-count=2", FAKE_NODES="2", FAKE_PREEMPTION="4", HOLD="yes"))
     # One slice was taken away, and both are asked for again.
     assert order(cloud) == [*UP, "delete", *UP, "delete"] and "run (2 x v5litepod-16, us-west4-a): PREEMPTED" in err
     assert [(cloud / "bucket" / name).read_text() for name in "0123"] == ["12\n"] * 4

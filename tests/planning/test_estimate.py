@@ -37,14 +37,14 @@ def test_the_estimate_names_what_binds():
 
 
 def test_what_is_synchronous_is_hidden_by_nothing():
-    found = estimate(synchronous=1.5)
-    assert (found["seconds"], found["bound"]) == ({"optimistic": 2.5}, "synchronous")
+    estimated = estimate(synchronous=1.5)
+    assert (estimated["seconds"], estimated["bound"]) == ({"optimistic": 2.5}, "synchronous")
     assert estimate(overlapped=2.0)["seconds"] == {"optimistic": 2.0}
 
 
 def test_kernels_take_longer_than_their_products():
-    found = estimate(product_flops=75, kernel_flops={"another": 15})["seconds_alone"]["compute"]
-    assert found == (75 + 15 / estimates.OTHER_KERNELS) / 100
+    estimated = estimate(product_flops=75, kernel_flops={"another": 15})["seconds_alone"]["compute"]
+    assert estimated == (75 + 15 / estimates.OTHER_KERNELS) / 100
 
 
 # Bundles for 1,024 scores as `benchmarks/kernel_bundles.py` counted them, with so many FLOPs a cycle.

@@ -78,8 +78,8 @@ def test_gradients_are_scattered_and_a_tables_once_a_step(without_tpu, kind, tie
     def of_tables(kind, dtype):
         # A scattered part, or a gathered whole; tiles may be padded.
         sizes = {"all-gather": table, "reduce-scatter": table // CHIPS}
-        found = [c for c in collectives if c.kind == kind and any(a.dtype == dtype for a in c.arrays)]
-        return [c for c in found if sizes[kind] <= max(math.prod(a.dimensions) for a in c.arrays) < 1.1 * sizes[kind]]
+        of_type = [c for c in collectives if c.kind == kind and any(a.dtype == dtype for a in c.arrays)]
+        return [c for c in of_type if sizes[kind] <= max(math.prod(a.dimensions) for a in c.arrays) < 1.1 * sizes[kind]]
 
     gathered, scattered = of_tables("all-gather", "bf16"), of_tables("reduce-scatter", "f32")
     assert [c.times for c in gathered] == [c.times for c in scattered] == [1] * tables

@@ -228,9 +228,9 @@ ENTRY %main (a: f32[4]) -> f32[4] {{
     ],
 )
 def test_groups_are_read_as_they_are_written(written, group):
-    (found,) = reduces(written).collectives()
-    assert found.groups == (group,)
-    assert found.sent == pytest.approx(2 * (1 - 1 / len(group)) * 16)
+    (collective,) = reduces(written).collectives()
+    assert collective.groups == (group,)
+    assert collective.sent == pytest.approx(2 * (1 - 1 / len(group)) * 16)
 
 
 @pytest.mark.parametrize("written", ["replica_groups=<4,3>", "replica_groups=[4,3]<-[12]"])
@@ -249,9 +249,13 @@ ENTRY %main (a: f32[8]) -> f32[8] {{
 _xla_megascale_target="{{1,2,3,4}}x{{0:7}}",_xla_megascale_transfer_type="{kind}"}}
 }}
 """
-    (found,) = hlo.HloModule(text).collectives()
-    assert (found.kind, found.form, found.sent) == (kind.lower().replace("_", "-"), "asynchronous", 32 * sent)
-    assert estimate.crosses_slices(found, [0, 0])
+    (collective,) = hlo.HloModule(text).collectives()
+    assert (collective.kind, collective.form, collective.sent) == (
+        kind.lower().replace("_", "-"),
+        "asynchronous",
+        32 * sent,
+    )
+    assert estimate.crosses_slices(collective, [0, 0])
 
 
 LAYERS, ROWS, WIDTH = 3, 512, 1024

@@ -76,10 +76,10 @@ def test_bytes_are_those_counted_by_hand():
     vectors = LAYERS * (4 * WIDTH + 2 * 2 * WIDTH) + 2 * WIDTH
     programs = Programs(SHARDED, jax.devices()[:8])
     assert sum(leaf.size for leaf in jax.tree.leaves(programs.first.abstract_state.params)) == matrices + vectors
-    own = matrices / 8 + vectors
-    assert planning.device_bytes(programs.first.abstract_state.params) == 4 * own
+    local = matrices / 8 + vectors
+    assert planning.device_bytes(programs.first.abstract_state.params) == 4 * local
     counters = 2 * 4
-    assert planning.device_bytes(programs.first.abstract_state.optimizer) == 8 * own + counters
+    assert planning.device_bytes(programs.first.abstract_state.optimizer) == 8 * local + counters
 
 
 def test_the_flops_of_the_program_count_loops_and_recomputation():
@@ -123,8 +123,8 @@ def test_an_fsdp_program_gathers_layer_by_layer_and_scatters_gradients(without_t
     largest = max(array.nbytes for c in gathered + scattered for array in c.arrays)
     assert largest <= matrix, "more than one matrix of one layer at once"
     # Outside of the loops: the embeddings and what is no larger than a row of a matrix.
-    others = [c for c in collectives if c not in gathered + scattered and c.kind in ("all-gather", "all-reduce")]
-    assert max(array.nbytes for c in others for array in c.arrays) <= 4 * VOCABULARY * width
+    outside = [c for c in collectives if c not in gathered + scattered and c.kind in ("all-gather", "all-reduce")]
+    assert max(array.nbytes for c in outside for array in c.arrays) <= 4 * VOCABULARY * width
     reduced = [array.nbytes for c in collectives if c.kind == "all-reduce" for array in c.arrays]
     assert max(reduced) < 2 * width**2, "the gradient of a matrix"
 
@@ -277,10 +277,10 @@ def test_slices_that_google_offers_are_known():
 @needs_libtpu
 @pytest.mark.parametrize(("topology", "slices", "devices"), [("tpu7x:2x2x1", 1, 8), ("v5e:2x4", 2, 16)])
 def test_devices_of_other_kinds_and_of_several_slices(without_tpu, topology, slices, devices):
-    found = tpus.devices(topology, slices)
-    assert len(found) == devices
-    assert {getattr(device, "slice_index", 0) for device in found} == set(range(slices))
-    chip = flops.chip(found[0].device_kind)
+    slice_devices = tpus.devices(topology, slices)
+    assert len(slice_devices) == devices
+    assert {getattr(device, "slice_index", 0) for device in slice_devices} == set(range(slices))
+    chip = flops.chip(slice_devices[0].device_kind)
     assert chip is flops.CHIPS["TPU7x" if "7x" in topology else "v5e"]
 
 

@@ -76,8 +76,8 @@ def compiled_as(monkeypatch, seconds):
 
     def compiled(program, say, price=0.0):
         tried.append(program)
-        own = {"bytes_per_device": {"total": 10**9}, "fits": seconds(program) is not None}
-        return own | ({"estimate": {"seconds": {"optimistic": seconds(program)}}} if own["fits"] else {})
+        report = {"bytes_per_device": {"total": 10**9}, "fits": seconds(program) is not None}
+        return report | ({"estimate": {"seconds": {"optimistic": seconds(program)}}} if report["fits"] else {})
 
     monkeypatch.setattr(planning, "_compiled", compiled)
     monkeypatch.setattr(planning, "slice_devices", lambda topology, slices: jax.devices()[:8])

@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -33,10 +33,9 @@ PARTS = {
     "dropout": models.DropoutConfig(0.5, 0.5, 0.5),
 }
 ENCODER = models.EncoderConfig(**PARTS, head=models.VocabularyHead(transform="relu", bias=True), pooler=models.Pooler())
-ENCODER_DECODER = models.EncoderDecoderConfig(
-    **PARTS | {"embedding": models.EmbeddingConfig(SIZE, 16)}, decoder_stack=models.StackConfig(1)
-)
-DECODER = models.DecoderConfig(**PARTS | {"embedding": models.EmbeddingConfig(SIZE, 16)})
+WITHOUT_TYPES: dict[str, Any] = PARTS | {"embedding": models.EmbeddingConfig(SIZE, 16)}
+ENCODER_DECODER = models.EncoderDecoderConfig(**WITHOUT_TYPES, decoder_stack=models.StackConfig(1))
+DECODER = models.DecoderConfig(**WITHOUT_TYPES)
 RUNS = {
     "causal": (DECODER, objectives.Causal(), config.Blocks()),
     "masked_lm": (ENCODER, objectives.MaskedLM(), config.Blocks()),

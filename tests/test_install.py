@@ -66,7 +66,7 @@ def installed(tmp_path_factory):
 
 def assert_told(finished, extra):
     """One line says which extra to install."""
-    pattern = rf"error: .* (need.*:|is not installed: run) pip install 'plm_jax\[{extra}\]'"
+    pattern = rf"error: .* (need.*:|is not installed:) run pip install '\.\[{extra}\]' in a checkout of plm_jax"
     assert finished.returncode == 2 and re.fullmatch(pattern, finished.stderr.splitlines()[-1]), finished.stderr
     assert "Traceback" not in finished.stderr
 

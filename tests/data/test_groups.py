@@ -14,7 +14,7 @@ import pytest
 from plm_jax import config
 from plm_jax.common.errors import UserError
 from plm_jax.data import cache
-from plm_jax.data.prepare import groups, reading, tokenizing, workers
+from plm_jax.data.prepare import groups, reading, tokenizing
 from plm_jax.data.sources import corpus, files
 from plm_jax.runs import preparation
 from tests.support import splits

@@ -265,9 +265,9 @@ def test_a_phase_of_another_length_continues_in_the_epoch(prepared, tmp_path):
     [
         ("objective 'full_lm' does not train on: choose", objectives.FullLM(), {}),
         (r"set config\.data\.inputs_targets\.target_length", objectives.Causal(), {}),
-        ("target_length is 25, with rows of 24: give 2 to 24", objectives.Causal(), {"target_length": 25}),
-        ("target_length is 1, with rows of 24: give 2", objectives.Causal(), {"target_length": 1}),
-        ("target_length is 4, with rows of 24: give at least", SPANS, {"target_length": 4}),
+        ("target_length is 25, with rows of 24: must be between 2 and 24", objectives.Causal(), {"target_length": 25}),
+        ("target_length is 1, with rows of 24: must be between 2 and", objectives.Causal(), {"target_length": 1}),
+        ("target_length is 4, with rows of 24: must be at least", SPANS, {"target_length": 4}),
         ("a row has one prefix", objectives.DecoderPrefixLM(), {"target_length": 9, "packed": True}),
     ],
 )

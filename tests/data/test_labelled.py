@@ -487,7 +487,7 @@ def test_configs_that_do_not_fit_are_rejected(make, bert):
         ),
         ("sources 'a' and 'b' have different form.labels", {"data": two}),
         ("form.kind span: objective 'classification' reads form.kind classes", {"data": sources(ANSWER)}),
-        ("source 'a' is not a labelled source", {"data": {"sources": {"a": config.JsonLines("x")}}}),
+        ("source 'a' is not a labeled source", {"data": {"sources": {"a": config.JsonLines("x")}}}),
         ("'classification' does not read config.data.layout 'blocks'", {"data": {"layout": config.Blocks()}}),
         ("rows is encoder_decoder, config.model.kind is 'encoder'", {"objective": {"rows": "encoder_decoder"}}),
         ("labelled examples need special ids around them", {"vocabulary": {"cls": None}}),

@@ -369,7 +369,13 @@ def test_bad_configs_are_rejected(make_run, paired):
         (two_classes, {"model": {"pooler": models.Pooler(classes=0)}}),
         ("set config.vocabulary.cls and", {"vocabulary": {"sep": None}}),
         ("config.data.length is 4: sentence pairs need", {"data": {"length": 4}}),
-        (r"layout\.duplicates is 0: give 1 to 1,000,000", {"data": {"layout": config.SentencePairs(duplicates=0)}}),
-        (r"short_probability is 1.5: give 0 to 1", {"data": {"layout": config.SentencePairs(short_probability=1.5)}}),
+        (
+            r"layout\.duplicates is 0: must be between 1",
+            {"data": {"layout": config.SentencePairs(duplicates=0)}},
+        ),
+        (
+            r"short_probability is 1.5: must be between",
+            {"data": {"layout": config.SentencePairs(short_probability=1.5)}},
+        ),
     ):
         assert_rejected(message, run, **sections)

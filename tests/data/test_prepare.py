@@ -17,7 +17,7 @@ from plm_jax import config, models
 from plm_jax.common import storage
 from plm_jax.common.errors import UserError
 from plm_jax.data import cache, vocabularies
-from plm_jax.data.cache import form
+from plm_jax.data.cache import file_format
 from plm_jax.data.prepare import caches, reading, tokenizing
 from plm_jax.runs import preparation
 from tests.support import splits
@@ -128,7 +128,7 @@ def test_identity_changes_with_whatever_changes_the_cache(run, corpus, tmp_path,
         identity(changed(run, data={"validation_fraction": 0.2})),
     ]
     with monkeypatch.context() as patch:
-        patch.setattr(form, "CONTENT", form.CONTENT + 1)
+        patch.setattr(file_format, "CONTENT", file_format.CONTENT + 1)
         identities.append(identity(run))
     corpus.write_text(corpus.read_text().replace("counts", "count"))
     identities.append(identity(run))
@@ -165,7 +165,7 @@ def test_sentinels_reach_the_cache(run):
         open_reader(with_ids(mask=257, sentinels=4))
     special = open_reader(changed(other, model={"embedding": models.EmbeddingConfig(263, 8)})).objective.special
     assert (special.mask, special.sentinels, special.vocab_size) == (257, (262, 261, 260, 259, 258), 263)
-    assert_rejected(r"sentinels is -1: give 0 to", with_ids(sentinels=-1))
+    assert_rejected(r"sentinels is -1: must be between 0 and", with_ids(sentinels=-1))
 
 
 def test_equal_documents_are_not_adjacent(run, corpus):

@@ -15,7 +15,7 @@ from plm_jax import config, objectives
 from plm_jax.common import storage
 from plm_jax.common.errors import UserError
 from plm_jax.data import cache
-from plm_jax.data.cache import form, mirror, shards, sorted_ids, vectors
+from plm_jax.data.cache import file_format, mirror, shards, sorted_ids, vectors
 from tests.support import caches
 from tests.support.data import changed, open_reader
 

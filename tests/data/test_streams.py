@@ -154,7 +154,7 @@ def test_bad_configs_and_caches_are_rejected(folder):
         ("use streams with bidirectional_lm", {"data": {"layout": config.Blocks()}}),
         ("one source", {"data": {"sources": two}}),
         ("config.vocabulary.bos", {"vocabulary": {"bos": None, "unk": None}}),
-        ("the model has 100 words: give fewer", {"objective": objectives.BidirectionalLM(SIZE)}),
+        ("the model has 100 words: must be smaller", {"objective": objectives.BidirectionalLM(SIZE)}),
         ("trains a model of kind 'decoder'", {"objective": objectives.Causal()}),
         (
             "supports neither z_loss nor label_smoothing",
@@ -165,7 +165,7 @@ def test_bad_configs_and_caches_are_rejected(folder):
     assert open_reader(changed(run, data={"sources": two, "mixture": {"b": 1.0}})).sources.keys() == {"b"}
     with pytest.raises(UserError, match="a batch of streams needs"):
         open_reader(make_run(folder, length=20, batch_size=99))
-    with pytest.raises(UserError, match="'tests_shuffled' sets `goes_on`, but the order of its rows is shuffled"):
+    with pytest.raises(UserError, match="'tests_shuffled' sets `continues_rows`, but the order of its rows"):
         open_reader(changed(run, data={"layout": Shuffled()}))
     (folder / "vocabulary" / "words.txt").write_text("changed")
     with pytest.raises(UserError, match="is not the vocabulary of the cache"):

@@ -508,7 +508,7 @@ def test_a_missing_extra_is_one_line(path, module, tmp_path, monkeypatch):
     for name in [name for name in sys.modules if name.startswith(f"{module}.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "hf", raising=False)
-    with pytest.raises(UserError, match=rf"{module} is not installed: run pip install 'plm_jax\[tables\]'"):
+    with pytest.raises(UserError, match=rf"{module} is not installed: run pip install '\.\[tables\]'"):
         list(files.read(config.JsonLines(path)))
     assert module in extras.EXTRAS["tables"]
 

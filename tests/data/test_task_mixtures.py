@@ -175,7 +175,7 @@ def test_rates_are_multiplied_in_every_phase():
     assert expanded.data.segmenters == {"mix-a": "jieba:lcut", "mix-b": "jieba:lcut"}
     assert expanded.data.sources == {"x": text, "mix-a": source("a"), "mix-b": source("b")}
     # The default rates are numbers of tokens, which the rates of a mixture are not.
-    with pytest.raises(UserError, match=r"'mix' is a mixture beside other sources: set .* config.data.mixture"):
+    with pytest.raises(UserError, match=r"'mix' is a mixture among other sources: set .* config.data.mixture"):
         config.expand_mixtures(changed(tiny.PLAIN, data=data | {"mixture": {}}), parts)
     clash = data | {"sources": {"mix-a": text, "mix": source()}, "mixture": {"mix-a": 1, "mix": 1}}
     with pytest.raises(UserError, match=r"two of config.data.sources would be 'mix-a'"):

@@ -100,13 +100,13 @@ def test_a_failure_has_a_row_and_the_other_seeds_theirs():
     assert rows[1][5] == "1"
 
 
-def test_rivals_have_welchs_interval():
+def test_baselines_have_welchs_interval():
     ours, other = [0.81, 0.83, 0.82], [0.60, 0.70, 0.64]
     results = seeded({"tuned": ours}, "s/accuracy", s__most_frequent_accuracy=0.5)
     results += seeded({"scratch": other}, "s/accuracy")
-    rivals = {"trivial": "s/most_frequent_accuracy", "words": 0.815, "random weights": "scratch"}
-    head, row = comparison.rivals_table(results, [comparison.Rivals("tuned", "s/accuracy", rivals)])
-    assert head == ("Run", "Metric", "Value", *(cell for name in rivals for cell in (name, "gain [95 %]")))
+    baselines = {"trivial": "s/most_frequent_accuracy", "words": 0.815, "random weights": "scratch"}
+    head, row = comparison.baselines_table(results, [comparison.Baselines("tuned", "s/accuracy", baselines)])
+    assert head == ("Run", "Metric", "Value", *(cell for name in baselines for cell in (name, "gain [95 %]")))
     assert row[:4] == ("tuned", "s/accuracy", "82.00 ± 1.00 %", "50.00 ± 0.00 %")
     interval = scipy.stats.ttest_ind(ours, other, equal_var=False).confidence_interval(0.95)
     assert row[8] == f"+17.33 [{100 * interval.low:+.2f}, {100 * interval.high:+.2f}]"
@@ -380,8 +380,8 @@ def test_an_effect_of_eight_deviations_is_found():
 
 def test_a_rival_may_be_another_metric_of_another_run():
     results = seeded({"tuned": (0.8, 0.82)}, "s/accuracy") + seeded({"prompted": (0.5, 0.52)}, "s/5_shots/accuracy")
-    rivals = [comparison.Rivals("tuned", "s/accuracy", {"5 shots": ("prompted", "s/5_shots/accuracy")})]
-    (row,) = cells(comparison.rivals_table(results, rivals))
+    baselines = [comparison.Baselines("tuned", "s/accuracy", {"5 shots": ("prompted", "s/5_shots/accuracy")})]
+    (row,) = cells(comparison.baselines_table(results, baselines))
     assert row[3] == "51.00 ± 1.41 %" and row[4].startswith("+30.00 [")
 
 

@@ -148,7 +148,7 @@ def swept(folder, **changes):
     ]
     base = json.loads((folder / "a-seed0" / "config.json").read_text())["config"]
     base["train"]["steps"] = 99
-    tree = {"runs": runs, "base": base, "published": published, "compared": {"MNLI": "s/accuracy"}, "rivals": []}
+    tree = {"runs": runs, "base": base, "published": published, "compared": {"MNLI": "s/accuracy"}, "baselines": []}
     (folder / "sweep.json").write_text(json.dumps(tree | changes))
     return folder
 
@@ -235,8 +235,8 @@ def harmful(folder, name, text):
     (run / "samples.jsonl").write_text(json.dumps(sample) + "\n")
     result = {"name": text, "seed": 1, "workdir": name, "error": text, "minutes": 1, "metrics": {text: text}}
     comparisons = {"published": [{"run": text, "figures": {text: 1, "B": 2}, "source": text}], "compared": {text: text}}
-    rivals = [{"run": text, "metric": text, "others": {text: text}}]
-    tree = {"runs": [result], "base": {text: text}, "rivals": rivals, **comparisons}
+    baselines = [{"run": text, "metric": text, "others": {text: text}}]
+    tree = {"runs": [result], "base": {text: text}, "baselines": baselines, **comparisons}
     (run.parent / "sweep.json").write_text(json.dumps(tree))
     return page(folder, run, run.parent)
 

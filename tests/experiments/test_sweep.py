@@ -265,7 +265,7 @@ def baselines():
 """
 
 
-def test_runs_are_compared_with_their_rivals(verbs, warm, tmp_path):
+def test_runs_are_compared_with_their_baselines(verbs, warm, tmp_path):
     append(warm, RIVALS.format(run="warm", other="good"))
     sweep.run(warm, str(tmp_path))
     row = "| warm | a/real_loss | 4.000 | 5.000 | +1.000 | 3.500 | -0.500 | 4.000 | +0.000 |"
@@ -321,7 +321,7 @@ def test_runs_are_compared_with_a_papers_figures(verbs, warm, tmp_path):
     row = "| MNLI vs. our a/real_loss | warm | 84.500 | +0.500 | 4.000 | +0.000 | not resolved | 1 |"
     assert last == row
     tables = json.loads((tmp_path / "sweep.json").read_text())
-    assert tables["compared"] == {"MNLI": "a/real_loss"} and tables["rivals"] == []
+    assert tables["compared"] == {"MNLI": "a/real_loss"} and tables["baselines"] == []
     first = {"run": "good", "figures": {"MNLI": 84.0, "RACE": 64.2}, "source": "Table 2"}
     assert tables["published"] == [first, {"run": "warm", "figures": {"MNLI": 84.5}, "source": "Table 2"}]
     assert tables["base"]["train"]["steps"] > 2 and tables["base"].keys() >= {"model", "objective", "data"}
@@ -376,7 +376,7 @@ EVALUATION = "\ndef evaluations():\n    yield {}\n"
         (PUBLISHED.format(row="('warm', {}, '')"), "must return a list of comparison.Published"),
     ],
 )
-def test_a_mistake_in_rivals_evaluations_or_published_figures_is_one_line(verbs, warm, tmp_path, code, message):
+def test_a_mistake_in_baselines_evaluations_or_published_figures_is_one_line(verbs, warm, tmp_path, code, message):
     append(warm, code)
     with pytest.raises(UserError, match=message):
         sweep.run(warm, str(tmp_path))

@@ -10,10 +10,10 @@ def vocabulary_folder(tmp_path_factory):
 
 
 @pytest.fixture
-def theirs():
-    """Module `tests.support.theirs`; skips without torch."""
+def reference():
+    """Module `tests.support.reference`; skips without torch."""
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    from tests.support import theirs
+    from tests.support import reference
 
-    return theirs
+    return reference

@@ -373,7 +373,7 @@ def until(ends, row):
 
 
 @pytest.mark.parametrize(("beams", "ends"), [(1, [7, 24, 3]), (2, [3]), (4, [7, 24, 3])])
-def test_decoder_continuations_equal_transformers(beams, ends, theirs, tmp_path):
+def test_decoder_continuations_equal_transformers(beams, ends, reference, tmp_path):
     torch = pytest.importorskip("torch")
     model = reference.make(GPT2, n_positions=40)
     model.save_pretrained(tmp_path)

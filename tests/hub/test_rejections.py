@@ -29,7 +29,7 @@ GLM = {"hidden_size": 12, "num_layers": 2, "num_attention_heads": 3}
         ("bert", {"is_decoder": True}, "is_decoder"),
         ("bert", {"position_embedding_type": "relative_key"}, "relative_key"),
         ("bert", {"hidden_act": "gelu_newer"}, "did you mean 'gelu_new'"),
-        ("roberta", {"pad_token_id": None}, "pad_token_id is None: give an id from 0 to 510"),
+        ("roberta", {"pad_token_id": None}, "pad_token_id is None: must be an id from 0 to 510"),
         ("roberta", {"pad_token_id": 9, "max_position_embeddings": 10}, "pad_token_id is 9"),
         ("albert", {"num_hidden_groups": 5}, "num_hidden_groups 5 does not divide num_hidden_layers 12"),
         ("albert", {"embedding_size": 0}, "embedding_size is 0"),

@@ -56,7 +56,7 @@ CASES = [
 ]
 
 
-def make_model(case, theirs, **fields):
+def make_model(case, reference, **fields):
     """Returns a model of a case with its own labels and a distinct dropout rate."""
     labels = NAMES.get(case.kind)
     if labels:

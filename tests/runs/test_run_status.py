@@ -171,9 +171,9 @@ def test_new_start_is_reported_as_starting(tmp_path):
 @pytest.mark.parametrize(
     ("starts", "is_fine", "first_line", "line"),
     [
-        ([{}], False, "it died without a word", ""),
-        ([{"step": 60}], False, "it died without a word", ""),  # All steps, but not the last save.
-        ([{}, FINISHED], True, "finished", "start 1 ended after step 30: it died without a word"),
+        ([{}], False, "it died without an error message", ""),
+        ([{"step": 60}], False, "it died without an error message", ""),  # All steps, but not the last save.
+        ([{}, FINISHED], True, "finished", "start 1 ended after step 30: it died without an error message"),
         ([FAILED, STOPPED], False, "stopped by SIGTERM", "start 1 ended after step 30: no room"),
     ],
 )

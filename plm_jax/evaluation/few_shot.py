@@ -14,9 +14,10 @@ from plm_jax import config
 from plm_jax.common.errors import UserError, nearest
 from plm_jax.data.labelled import metrics
 from plm_jax.data.layouts import randomness
-from plm_jax.evaluation import batches, perplexity, prompts, scoring
+from plm_jax.evaluation import perplexity, prompts, scoring
 from plm_jax.generation import constraints
 from plm_jax.generation.scoring import score_rows
+from plm_jax.inference import batches
 from plm_jax.inference.language_model import LanguageModel
 
 Normalization = Literal["sum", "token", "character", "byte", "unconditional"]

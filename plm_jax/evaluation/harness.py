@@ -17,12 +17,13 @@ from lm_eval.defaults import DEFAULT_OTHER_SEED, DEFAULT_RANDOM_SEED  # pyright:
 from lm_eval.tasks import TaskManager  # pyright: ignore[reportMissingImports]
 
 from plm_jax.common.errors import UserError, nearest, one_line
-from plm_jax.evaluation import batches, perplexity, scoring
+from plm_jax.evaluation import perplexity, scoring
 from plm_jax.generation import constraints
 from plm_jax.generation.decoding_config import DecodingConfig
 from plm_jax.generation.scoring import TokenScores, score_rows
 from plm_jax.generation.scoring_rows import ScoringRow
 from plm_jax.generation.strategies.strategy import move_spaces
+from plm_jax.inference import batches
 from plm_jax.inference.language_model import LanguageModel
 
 # Number of new tokens if a task sets none, as in lm-eval's own models.

@@ -24,8 +24,9 @@ from plm_jax.data import cache, vocabularies
 from plm_jax.data.prepare import reading
 from plm_jax.data.sources.tensorflow_sources import import_tasks
 from plm_jax.data.text_to_text import formats
-from plm_jax.evaluation import batches, labelled, perplexity, scoring
+from plm_jax.evaluation import labelled, perplexity, scoring
 from plm_jax.generation import constraints
+from plm_jax.inference import batches
 from plm_jax.inference.language_model import LanguageModel
 from plm_jax.models.protocol import Module
 

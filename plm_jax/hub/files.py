@@ -310,8 +310,8 @@ def refuse_misfits(summary: str, misfits: Mapping[str, Iterable[str]]) -> None:
         raise UserError(f"{summary}: {'; '.join(problems)}")
 
 
-def write_json(path: str, tree: Mapping[str, Any]) -> None:
-    """Writes a JSON object, indented."""
+def write_json(path: str, tree: Mapping[str, Any] | list[Any]) -> None:
+    """Writes a JSON object or list, indented."""
     storage.write(path, (json.dumps(tree, indent=2) + "\n").encode("utf-8"))
 
 

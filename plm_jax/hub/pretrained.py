@@ -22,7 +22,8 @@ class Pretrained:
         integer; several for `eos` if there are several), `decoder_start_token_id`, `sentinels` (their number),
         `lowercase` (whether WordPiece or SentencePiece drops case and accents), `begins_with_bos` (whether every text
         begins with `bos`) or `begins_with` (ids at the beginning of every text), `ends_with` (ids at the end of every
-        text), and `separator_token_id` (id between the documents of a decoder).
+        text), `separates_with` (ids between the texts of a pair), and `separator_token_id` (id between the documents
+        of a decoder).
       vocabulary: spec for `vocabularies.load`; None if there are no files of a vocabulary.
       family: kind of the Hugging Face family that the model was read as; None for other formats.
       run: config of the run that trained the model, which this package does not read; None for other models.

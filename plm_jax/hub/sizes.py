@@ -10,7 +10,7 @@ from plm_jax.models.protocol import ModelConfig
 
 _MAX_SENTINELS = 2**20
 # Special ids that may be lists.
-_FRAME = ("begins_with", "ends_with")
+_FRAME = ("begins_with", "separates_with", "ends_with")
 _LISTS = (*_FRAME, "eos_token_id")
 _EXPECTED = dict.fromkeys(_FRAME, "a list of token ids") | {"sentinels": "their number"}
 

@@ -75,16 +75,23 @@ def _content(token: Any) -> str | None:
 
 
 def frame(tree: Mapping[str, Any]) -> dict[str, list[int]]:
-    """Returns the ids that a `tokenizer.json` adds before and after a text, as special ids of `Pretrained`."""
+    """Returns the ids that a `tokenizer.json` adds around texts and between them, as special ids of `Pretrained`."""
     processor = tree.get("post_processor") or {}
-    before, after = [], []
+    before, after, between = [], [], []
     for part in processor.get("processors", [processor]):
         if part.get("type") == "TemplateProcessing":
             ids = {name: token["ids"] for name, token in part["special_tokens"].items()}
-            names = [piece.get("SpecialToken", {}).get("id") for piece in part["single"]]  # None for the text.
+            names, pair = (
+                [piece.get("SpecialToken", {}).get("id") for piece in part.get(form, ())]  # None for a text.
+                for form in ("single", "pair")
+            )
             text = names.index(None)
+            if pair.count(None) == 2:
+                second = pair.index(None, pair.index(None) + 1)
+                between = [i for name in pair[pair.index(None) + 1 : second] for i in ids[name]]
             before = [i for name in names[:text] for i in ids[name]] + before
             after += [i for name in names[text + 1 :] for i in ids[name]]
         elif part.get("type") in ("BertProcessing", "RobertaProcessing"):
             before, after = [part["cls"][1], *before], [*after, part["sep"][1]]
-    return {"begins_with": before, "ends_with": after}
+            between = [part["sep"][1]] * (2 if part["type"] == "RobertaProcessing" else 1)
+    return {"begins_with": before, "separates_with": between, "ends_with": after}

@@ -20,7 +20,12 @@ from plm_jax.generation.decoding_config import DecodingConfig
 from plm_jax.generation.scoring import ContinuationScore
 from plm_jax.generation.strategies.strategy import Strategy
 from plm_jax.generation.text_format import MissingVocabularyError, TextFormat
+from plm_jax.hub import sentence_transformers, tasks
 from plm_jax.hub.pretrained import Pretrained, float32
+from plm_jax.inference import embeddings, prompt_files
+from plm_jax.inference.embeddings import Pooling
+from plm_jax.inference.predictions import Prediction, TextPrediction
+from plm_jax.inference.predictor import Predictor
 from plm_jax.models import registry
 from plm_jax.models.heads import TASK
 from plm_jax.models.protocol import ModelConfig, Module
@@ -54,6 +59,22 @@ class LanguageModel:
         self._origin = Pretrained(config, {}, vocabulary=vocabulary_spec, **origin)
         self.run, self.workdir, self.step = self._origin.run, self._origin.workdir, self._origin.step
         self.vocabulary_id, self.special_ids = self._origin.vocabulary_id, dict(self._origin.special_ids)
+
+    def __repr__(self) -> str:
+        """Returns the family, size, vocabulary, heads and origin of the model."""
+        family = self._origin.family or self.config.kind
+        heads = [
+            f"{name} ({head.kind}{f': {labels}' if (labels := ', '.join(getattr(head, 'labels', ()))) else ''})"
+            for name, head in self.config.named_heads.items()
+        ]
+        origin = self.workdir or "pretrained weights"
+        lines = [
+            f"{family}, {self.num_parameters:,} parameters",
+            f"vocabulary: {self._origin.vocabulary or 'none'} ({self.config.vocab_size:,} ids)",
+            f"heads: {', '.join(heads) or 'none'}",
+            f"origin: {origin}{'' if self.step is None else f', step {self.step:,}'}",
+        ]
+        return f"LanguageModel({'; '.join(lines)})"
 
     @cached_property
     def model(self) -> Module:
@@ -334,18 +355,113 @@ class LanguageModel:
         """
         return self.strategy.fill([texts] if isinstance(texts, str) else texts, top_k)
 
-    def save(self, directory: str | os.PathLike[str], format: str = "huggingface") -> None:
+    def embed(
+        self,
+        texts: str | Sequence[str],
+        pooling: Pooling = "mean",
+        layer: int = -1,
+        normalize: bool = False,
+        *,
+        batch_size: int = 32,
+        advance: Callable[[int], Any] = scoring.ignore_progress,
+    ) -> Float32[np.ndarray, "texts width"]:
+        """Returns a vector for each text, from the hidden states of its tokens.
+
+        Texts have the special tokens of training around them, which count as tokens, and are truncated to the model's
+        length. An encoder-decoder returns states of its encoder. A text without tokens gets zeros.
+
+        Args:
+          texts: one text or several.
+          pooling: "mean" or "max" over tokens, "cls" for the first token, or "last" for the last one.
+          layer: number of the layer; 0 is the embeddings, -1 the last layer.
+          normalize: whether vectors are divided by their Euclidean norm.
+          batch_size: number of texts in a batch.
+          advance: called with the number of texts in each finished batch.
+
+        Raises:
+          UserError: there is no vocabulary, or no such pooling or layer.
+        """
+        texts = [texts] if isinstance(texts, str) else texts
+        return embeddings.embed(self.strategy, texts, pooling, layer, normalize, batch_size, advance)
+
+    def similarity(
+        self, first: str | Sequence[str], second: str | Sequence[str], **options: Any
+    ) -> Float32[np.ndarray, "first second"]:
+        """Returns the cosine similarity of the embeddings of each pair of texts; `options` are those of `embed`."""
+        return embeddings.similarity(self.embed(first, **options), self.embed(second, **options))
+
+    def predict(
+        self,
+        examples: Any,
+        *,
+        batch_size: int = 32,
+        advance: Callable[[int], Any] = scoring.ignore_progress,
+    ) -> list[Prediction]:
+        """Returns a prediction for each example.
+
+        A model with a task head predicts what it was fine-tuned for. Other models fill the blanks of each text,
+        continue it or answer it, as `generate` does. Texts that are too long are truncated, or split into windows for
+        answers,
+        as in `evaluate`.
+
+        Args:
+          examples: one example or a list of examples. A text or a pair of texts for classes and scores; a text or a
+            list of words for tags; a question and a context for answers; a context and a list of texts for choices.
+            Pairs are tuples, or dicts with two entries in this order.
+          batch_size: number of rows in a batch.
+          advance: called with the number of rows in each finished batch.
+
+        Returns:
+          `ClassPrediction`, `ScorePrediction`, `TagPrediction`, `AnswerPrediction`, `ChoicePrediction` or, without a
+          task head, `TextPrediction`.
+
+        Raises:
+          UserError: there is no vocabulary, or an example does not fit the task.
+        """
+        if isinstance(examples, str | tuple | Mapping):
+            examples = [examples]
+        head = tasks.head_of(self.config)
+        if head is None:
+            return [TextPrediction(text) for text in self._answers(list(examples), batch_size, advance)]
+        predictor = Predictor(self._pretrained, head, self.model, self.tokenizer, batch_size)
+        return predictor.predict(examples, advance)
+
+    def _answers(self, texts: list[str], batch_size: int, advance: Callable[[int], Any]) -> Iterator[str]:
+        """Yields the answer to each text."""
+        for prompt_answers in prompt_files.answer(self, texts, batch_size, seed=0):
+            yield prompt_answers[1][0]
+            advance(1)
+
+    def save(
+        self,
+        directory: str | os.PathLike[str],
+        format: str = "huggingface",
+        *,
+        pooling: Pooling = "mean",
+        normalize: bool = False,
+    ) -> None:
         """Writes the model and its vocabulary so that `plm_jax.load` opens it.
 
         Args:
           directory: local or in a bucket.
-          format: "huggingface", for `transformers`, including its AutoTokenizer; "plm_jax", which preserves every
-            setting and the run of a model that plm_jax trained; or "bilm", for bilm-tf and AllenNLP (ELMo only).
+          format: "huggingface", for `transformers`, including its AutoTokenizer; "sentence-transformers", whose
+            embeddings equal those of `embed`; "plm_jax", which preserves every setting and the run of a model that
+            plm_jax trained; or "bilm", for bilm-tf and AllenNLP (ELMo only).
+          pooling, normalize: arguments of `embed`, for sentence-transformers.
 
         Raises:
           UserError: the format is unknown or does not support the model or its vocabulary.
         """
-        checkpoint_formats.save(os.fspath(directory), self._pretrained, format)
+        folder = os.fspath(directory)
+        if format != "sentence-transformers":
+            checkpoint_formats.save(folder, self._pretrained, format)
+            return
+        if self.config.architecture not in ("encoder", "decoder", "electra"):
+            raise UserError(f"sentence-transformers does not embed with a model of kind '{self.config.kind}': use embed")
+        embeddings.check_pooling(pooling)
+        checkpoint_formats.save(folder, self._pretrained, "huggingface")
+        width = self.embed("").shape[1]
+        sentence_transformers.write(folder, width, pooling, normalize, self.config.max_length)
 
 
 def load(path: str | os.PathLike[str] | tuple[str, str], modules: Sequence[str] = ()) -> LanguageModel:

@@ -96,6 +96,8 @@ class LabelledObjective(Objective):
 
     def row_format(self, special: Special) -> RowFormat:
         """Returns the special tokens of its rows."""
+        if self.rows == "decoder" and special.frame is not None:
+            return RowFormat(*special.frame, pad=special.pad or 0)
         if self.rows == "decoder":
             between = () if special.sep is None else (special.sep,)  # Not needed for a single text.
             return RowFormat((special.required("bos"),), between, (special.required("cls"),), special.pad or 0)
@@ -116,7 +118,7 @@ class LabelledObjective(Objective):
           sizes: numbers of tokens of the texts [n, texts].
         """
         if self.rows == "decoder":
-            return np.any(sizes > _decoder_room(length, sizes.shape[1]), axis=1)
+            return np.any(sizes > self._decoder_room(length, sizes.shape[1], special), axis=1)
         return sizes.sum(1) > self.row_format(special).room(length, sizes.shape[1])
 
     def make_row(
@@ -134,7 +136,7 @@ class LabelledObjective(Objective):
         """
         length, row_format = example["length"], self.row_format(special)
         if self.rows == "decoder":
-            texts = [text[: _decoder_room(length, len(texts))] for text in texts]
+            texts = [text[: self._decoder_room(length, len(texts), special)] for text in texts]
         else:
             sizes = truncate_longest([len(text) for text in texts], row_format.room(length, len(texts)))
             texts = [text[:size] for text, size in zip(texts, sizes, strict=True)]
@@ -151,10 +153,12 @@ class LabelledObjective(Objective):
         sizes = [len(text) for text in texts]
         return TextRow(row, row_format.text_starts(sizes), sizes)
 
+    def _decoder_room(self, length: int, num_texts: int, special: Special) -> int:
+        """Returns the maximum tokens per text of a decoder.
 
-def _decoder_room(length: int, num_texts: int) -> int:
-    """Returns the maximum tokens per text of a decoder: for two `n_ctx // 2 - 2` (openai/finetune-transformer-lm)."""
-    return length - 2 if num_texts == 1 else length // 2 - 2
+        For two texts it is `n_ctx // 2 - 2` (openai/finetune-transformer-lm).
+        """
+        return self.row_format(special).room(length) if num_texts == 1 else length // 2 - 2
 
 
 def truncate_longest(sizes: Sequence[int], room: int) -> list[int]:

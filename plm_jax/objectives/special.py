@@ -12,10 +12,12 @@ class Special(SpecialIds):
     Attributes:
       sentinels: ids of sentinels in the order of their use.
       vocab_size: number of ids, sentinels included; random tokens are drawn from all of them.
+      frame: ids before, between and after the texts of a decoder's labeled rows; None for bos, sep and cls.
     """
 
     sentinels: tuple[int, ...] = ()
     vocab_size: int = 0
+    frame: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None = None
 
     @classmethod
     def of(cls, ids: SpecialIds, vocab_size: int = 0, num_sentinels: int = 0) -> "Special":

@@ -8,6 +8,7 @@
     shards.py       positions of tokens in the bytes of their files
     writer.py       writes splits, publishes and uploads a cache
     split.py        reads a split
+    memory.py       documents in memory with the interface of a split
     source.py       opens and verifies a cache
     mirror.py       folder of a cache, and local copies of the files of a remote cache
     staleness.py    comparison of a cache with the source in a config
@@ -23,6 +24,7 @@ NumPy and array_record.
 from plm_jax.data.cache.checked import Vectors
 from plm_jax.data.cache.columns import Column, Values, gather
 from plm_jax.data.cache.file_format import SPLITS, crc32, read_manifest
+from plm_jax.data.cache.memory import MemoryTable
 from plm_jax.data.cache.mirror import Folder
 from plm_jax.data.cache.sorted_ids import PagedVector
 from plm_jax.data.cache.source import CachedSource, open_source, verify
@@ -36,6 +38,7 @@ __all__ = [
     "Column",
     "DocumentTable",
     "Folder",
+    "MemoryTable",
     "NpyAppender",
     "PagedVector",
     "Split",

@@ -161,15 +161,20 @@ def answers(rows: LabelledRows, outputs: Outputs) -> list[spans.Answer]:
     assert isinstance(settings, objectives.SpanExtraction)
     predictions = []
     for document in range(rows.num_documents):
-        parts = [rows.window(item) for item in rows.rows_of(document)]
-        most = spans.most_context([(part.first, part.size) for part in parts])
-        windows = [
-            _window(rows, document, part, np.asarray(outputs[item]), has_most)
-            for item, part, has_most in zip(rows.rows_of(document), parts, most, strict=True)
-        ]
+        windows = answer_windows(rows, outputs, document)
         rules = settings.n_best, settings.answer_length, settings.unanswerable, settings.null_threshold
         predictions.append(spans.answer(rows.context(document), windows, *rules))
     return predictions
+
+
+def answer_windows(rows: LabelledRows, outputs: Outputs, document: int) -> list[spans.AnswerWindow]:
+    """Returns the windows of an example's context with the scores of their tokens."""
+    parts = [rows.window(item) for item in rows.rows_of(document)]
+    most = spans.most_context([(part.first, part.size) for part in parts])
+    return [
+        _window(rows, document, part, np.asarray(outputs[item]), has_most)
+        for item, part, has_most in zip(rows.rows_of(document), parts, most, strict=True)
+    ]
 
 
 def _window(

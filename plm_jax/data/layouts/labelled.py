@@ -143,7 +143,7 @@ class LabelledRows(Rows):
 
     def __init__(
         self,
-        split: cache.Split,
+        split: cache.DocumentTable,
         length: int,
         objective: objectives.LabelledObjective,
         special: objectives.Special,

@@ -113,7 +113,7 @@ def encode(
     if batch.further_texts is None:
         values = _encode_texts(batch.texts, vocabulary, rules)
     else:
-        values = _encode_examples(batch.texts, batch.further_texts, vocabulary, task.keeps_offsets)
+        values = encode_examples(batch.texts, batch.further_texts, vocabulary, task.keeps_offsets)
         missing = rules.keys() - values.keys()
         values |= {name: columns.gather(columns.WORD_STARTS, [()] * len(texts)) for name in missing}
         num_bytes += np.array([len("".join(rest).encode("utf-8")) for rest in batch.further_texts], np.uint64)
@@ -137,7 +137,7 @@ def _encode_texts(texts: list[str], vocabulary: vocabularies.Vocabulary, rules: 
     return values
 
 
-def _encode_examples(
+def encode_examples(
     firsts: list[str], further_texts: list[tuple[str, ...]], vocabulary: vocabularies.Vocabulary, keeps_offsets: bool
 ) -> dict[str, Values]:
     """Returns the tokens of examples, each as a document whose sentences are the texts of the example.

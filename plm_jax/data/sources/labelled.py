@@ -197,9 +197,9 @@ def _check_labels(labels: tuple[str, ...]) -> None:
         raise UserError(f"a source has form.labels {', '.join(labels) or '()'}: list at least two different labels")
 
 
-def columns(form: Form) -> tuple[Column, ...]:
-    """Returns the cache columns of examples with this form."""
-    return _COLUMNS[form.kind]
+def columns(kind: str) -> tuple[Column, ...]:
+    """Returns the cache columns of examples with this kind of form."""
+    return _COLUMNS[kind]
 
 
 def keeps_offsets(form: Form) -> bool:
@@ -397,7 +397,7 @@ class LabelledJsonLines(JsonSource, LabelledSource):
     @property
     @override
     def columns(self) -> tuple[Column, ...]:
-        return columns(self.form)
+        return columns(self.form.kind)
 
     @property
     @override

@@ -51,6 +51,10 @@ class ElmoStrategy(Strategy):
         return _states(self.model, self.params, arrays)
 
     @override
+    def last_states(self, arrays: dict[str, np.ndarray]) -> Float[Array, "batch length width"]:
+        return self.hidden_states(arrays)[-1]
+
+    @override
     def generate(self, prompts: list[Any], in_text: bool, seed: int, **options: Any) -> list[Any]:
         raise UserError("an ELMo does not generate text: use `hidden_states` or `logits`")
 

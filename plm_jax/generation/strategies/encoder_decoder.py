@@ -10,7 +10,7 @@ from typing_extensions import override
 from plm_jax.common.errors import UserError
 from plm_jax.generation import blanks, scoring_rows
 from plm_jax.generation.scoring_rows import ScoringRow
-from plm_jax.generation.strategies.strategy import Writer, hidden_states, move_spaces
+from plm_jax.generation.strategies.strategy import Writer, features, hidden_states, move_spaces
 from plm_jax.models.heads import TASK
 
 
@@ -38,6 +38,10 @@ class EncoderDecoderStrategy(Writer):
             return hidden_states(self.model, self.params, arrays, "features", "embedded", "decoder")
         encoder = self.config.stack_paths[0]
         return hidden_states(self.model, self.params, arrays, "encode", "encoder_embedded", encoder)
+
+    @override
+    def last_states(self, arrays: dict[str, np.ndarray]) -> Float[Array, "batch length width"]:
+        return features(self.model, self.params, arrays, "features" if "decoder_tokens" in arrays else "encode")
 
     @override
     def encode(self, text: str) -> list[int]:

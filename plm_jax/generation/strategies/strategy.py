@@ -123,6 +123,10 @@ class Strategy:
         """Returns the embeddings, then the output of each layer, float32 [layers + 1, B, L, D]."""
         return hidden_states(self.model, self.params, arrays, "features", "embedded", "stack")
 
+    def last_states(self, arrays: dict[str, np.ndarray]) -> Float[Array, "batch length width"]:
+        """Returns the last of `hidden_states`, without computing the others."""
+        return features(self.model, self.params, arrays, "features")
+
     def encode(self, text: str) -> list[int]:
         """Returns the ids of a prompt, framed as in training."""
         raise UserError(f"a model of kind '{self.config.kind}' does not read prompts: use `hidden_states` or `logits`")
@@ -285,6 +289,14 @@ def head_output(model: Module, params: Any, inputs: dict[str, Any], head: str) -
 def task_output(model: Module, params: Any, inputs: dict[str, Any], head: str) -> Shaped[Array, "..."]:
     """Returns the output of a task head."""
     return task_heads.output(model, params, inputs, name=head)[0]
+
+
+@partial(jax.jit, static_argnames=("model", "method"))
+def features(
+    model: Module, params: Any, inputs: dict[str, Any], method: Literal["features", "encode"]
+) -> Float[Array, "batch length width"]:
+    """Returns the output of a method of a module, float32."""
+    return model.apply({"params": params}, **inputs, method=method).astype(jnp.float32)
 
 
 @partial(jax.jit, static_argnames=("model", "method", "embedded", "stack"))

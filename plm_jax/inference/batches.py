@@ -1,10 +1,27 @@
 """Batches of one size from items of any length, shortest first, so that few programs are compiled."""
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from plm_jax.generation.scoring import ignore_progress
+
+# Rows are padded to multiples of a power of two, at least of 8, that is at most a quarter of their length.
+_LEAST_MULTIPLE = 8
+
+
+def padded_length(size: int, limit: int | None = None) -> int:
+    """Returns the length to which rows of `size` tokens are padded, so that few programs are compiled."""
+    size = max(1, size)
+    multiple = max(_LEAST_MULTIPLE, 2 ** (math.floor(math.log2(size)) - 2))
+    padded = -(-size // multiple) * multiple
+    return padded if limit is None else min(padded, limit)
+
+
+def fitting_size(batch_size: int, number: int) -> int:
+    """Returns the size of the batches of `number` items: `batch_size`, or a smaller power of two that holds them."""
+    return min(batch_size, 2 ** math.ceil(math.log2(max(1, number))))
 
 
 def map_by_length(
@@ -12,6 +29,7 @@ def map_by_length(
     size: int,
     process: Callable[[list[Any]], Sequence[Any]],
     advance: Callable[[int], Any] = ignore_progress,
+    length: Callable[[Any], int] = len,
 ) -> list[Any]:
     """Processes items in batches sorted by length and returns the results in the order of the items.
 
@@ -19,8 +37,9 @@ def map_by_length(
       size: number of items in a batch; the last batch is padded by repeating its items.
       process: returns one result per item of a batch.
       advance: called with the number of items in each finished batch.
+      length: function that returns the length of an item.
     """
-    order = sorted(range(len(items)), key=lambda i: len(items[i]))
+    order = sorted(range(len(items)), key=lambda i: length(items[i]))
     results: dict[int, Any] = {}
     for first in range(0, len(items), size):
         batch = order[first : first + size]

@@ -1,0 +1,84 @@
+"""Words of texts to be tagged, and entities from the probabilities of tags."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from plm_jax.data import cache
+from plm_jax.data.layouts.labelled import LabelledRows
+from plm_jax.data.vocabularies import Vocabulary
+from plm_jax.inference.predictions import Entity, TagPrediction
+
+_CONTINUATION = "##"
+
+
+def word_begins(
+    example: str | Sequence[str], vocabulary: Vocabulary, table: cache.MemoryTable, document: int
+) -> np.ndarray:
+    """Returns the first character of each word of a text, or of words joined by spaces.
+
+    The words of a text are those of transformers' token classification pipeline: tokens of WordPiece that do not
+    continue a word, so that punctuation marks are words; for other vocabularies, text between spaces.
+    """
+    if not isinstance(example, str):
+        return np.cumsum([0, *(len(word) + 1 for word in example)])[:-1]
+    starts, ends = (table.of_document(name, document) for name in ("char_starts", "char_ends"))
+    begins_word = ends > starts
+    if vocabulary.specials.spec.startswith("wordpiece:"):
+        pieces, tokens = vocabulary.table["tokens"], table.tokens(*table.span(document))
+        begins_word &= np.array([not pieces[token].startswith(_CONTINUATION) for token in tokens], np.bool_)
+    else:
+        follows_space = np.array([start == 0 or " " in example[start - 1 : start + 1] for start in starts], np.bool_)
+        begins_word &= follows_space
+    return np.unique(starts[begins_word])
+
+
+def predict(
+    rows: LabelledRows, document: int, example: str | Sequence[str], probabilities: np.ndarray, labels: Sequence[str]
+) -> TagPrediction:
+    """Returns the tags and entities of an example.
+
+    Words that do not fit into the row get `O`, or the first label, and are in no entity.
+
+    Args:
+      probabilities: probability of each label for the tokens of the row [L, C].
+    """
+    text = example if isinstance(example, str) else " ".join(example)
+    missing = "O" if "O" in labels else labels[0]
+    tags: list[str] = []
+    words: list[str] = []
+    groups: list[list[Any]] = []
+    previous = None
+    for (begin, end), position in zip(_word_spans(rows, document, text), rows.word_positions(document), strict=True):
+        words.append(text[begin:end])
+        if position < 0:
+            tags.append(missing)
+            previous = None
+            continue
+        tag = labels[int(np.argmax(probabilities[position]))]
+        tags.append(tag)
+        prefix, label = (tag[0], tag[2:]) if tag[:2] in ("B-", "I-") else ("I", tag)
+        if prefix == "B" or label != previous:
+            groups.append([label, begin, end, []])
+        groups[-1][2] = end
+        groups[-1][3].append(float(probabilities[position].max()))
+        previous = label
+    entities = tuple(
+        Entity(label, text[begin:end], begin, end, float(np.mean(scores)))
+        for label, begin, end, scores in groups
+        if label != "O"
+    )
+    return TagPrediction(tuple(words), tuple(tags), entities)
+
+
+def _word_spans(rows: LabelledRows, document: int, text: str) -> list[tuple[int, int]]:
+    """Returns the first character and the end of each word."""
+    begins = rows.values("word_begins", document).tolist()
+    starts, ends = (rows.values(name, document) for name in ("char_starts", "char_ends"))
+    limits = starts.searchsorted([*begins, np.iinfo(np.int64).max]).tolist()
+    spans = []
+    for begin, first, last, limit in zip(begins, limits[:-1], limits[1:], [*begins[1:], len(text)], strict=True):
+        end = int(ends[first:last].max(initial=begin)) if first < last else begin + len(text[begin:limit].rstrip())
+        spans.append((begin, end))
+    return spans

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from plm_jax.generation.scoring import ignore_progress
@@ -27,7 +27,7 @@ def fitting_size(batch_size: int, number: int) -> int:
 def map_by_length(
     items: Sequence[Any],
     size: int,
-    process: Callable[[list[Any]], Sequence[Any]],
+    process: Callable[[list[Any]], Iterable[Any]],
     advance: Callable[[int], Any] = ignore_progress,
     length: Callable[[Any], int] = len,
 ) -> list[Any]:

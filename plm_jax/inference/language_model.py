@@ -457,7 +457,9 @@ class LanguageModel:
             checkpoint_formats.save(folder, self._pretrained, format)
             return
         if self.config.architecture not in ("encoder", "decoder", "electra"):
-            raise UserError(f"sentence-transformers does not embed with a model of kind '{self.config.kind}': use embed")
+            raise UserError(
+                f"sentence-transformers does not embed with a model of kind '{self.config.kind}': use embed"
+            )
         embeddings.check_pooling(pooling)
         checkpoint_formats.save(folder, self._pretrained, "huggingface")
         width = self.embed("").shape[1]

@@ -168,7 +168,7 @@ class Predictor:
             for item in range(rows.num_rows)
         ]
 
-        def process(batch: list[dict[str, np.ndarray]]) -> Sequence[np.ndarray]:
+        def process(batch: list[dict[str, np.ndarray]]) -> np.ndarray:
             length = batches.padded_length(max(map(_size, batch)), rows.length)
             inputs = {name: np.stack([_cut(name, example[name], length) for example in batch]) for name in batch[0]}
             return np.asarray(task_output(self._module, self._pretrained.params, inputs, "task"))
@@ -179,7 +179,8 @@ class Predictor:
     def _prediction(
         self, rows: LabelledRows, outputs: Sequence[np.ndarray], document: int, example: tuple[Any, ...]
     ) -> Prediction:
-        kind, labels = self._head.kind, getattr(self._head, "labels", ())
+        kind = self._head.kind
+        labels: tuple[str, ...] = getattr(self._head, "labels", ())
         if kind == "span":
             return _answer(rows, outputs, document)
         output = outputs[document]
@@ -214,8 +215,8 @@ def _objective(kind: str, architecture: str, length: int | None) -> objectives.L
     ]
     fields: dict[str, Any] = {"rows": architecture}
     if kind == "span" and length is not None:
-        # For rows of 384 tokens these are the numbers of transformers' pipeline and examples.
-        fields |= {"stride": min(128, length // 3), "question_length": min(64, length // 4)}
+        # For rows of 384 tokens these are the numbers of transformers' pipeline, which compares all spans.
+        fields |= {"stride": min(128, length // 3), "question_length": min(64, length // 4), "n_best": length}
     return classes[0](**fields)
 
 

@@ -78,7 +78,7 @@ def _word_spans(rows: LabelledRows, document: int, text: str) -> list[tuple[int,
     starts, ends = (rows.values(name, document) for name in ("char_starts", "char_ends"))
     limits = starts.searchsorted([*begins, np.iinfo(np.int64).max]).tolist()
     spans = []
-    for begin, first, last, limit in zip(begins, limits[:-1], limits[1:], [*begins[1:], len(text)], strict=True):
+    for begin, first, last, limit in zip(begins, limits[:-1], limits[1:], [*begins, len(text)][1:], strict=True):
         end = int(ends[first:last].max(initial=begin)) if first < last else begin + len(text[begin:limit].rstrip())
         spans.append((begin, end))
     return spans

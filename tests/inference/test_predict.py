@@ -7,16 +7,14 @@ import numpy as np
 import pytest
 
 import plm_jax
-from plm_jax.common.errors import UserError
-from plm_jax.data.labelled import spans
 from plm_jax.hub import families, tasks
 from plm_jax.hub.pretrained import Pretrained
-from plm_jax.inference import predictor
 from plm_jax.models import registry
 from plm_jax.runs import checkpoint_formats
 from tests.support import exports
 
 LABELS = ("negative", "neutral", "positive")
+COUNT = 300
 TAGS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
 # Family, kind of its vocabulary, and the heads that transformers has a pipeline or an Auto class for.
 ENCODERS = {"bert": "uncased", "roberta": "roberta", "albert": "unigram", "electra": "cased", "distilbert": "uncased"}
@@ -35,17 +33,19 @@ def transformers():
 
 
 def with_head(family, vocabulary_kind, kind, folder, labels=()):
-    """Returns a random model with a task head that depends strongly on its input."""
+    """Returns a random model whose task head depends strongly on its input."""
     base = exports.pretrained(family, vocabulary_kind, folder)
-    head = tasks.new(kind, base.model, labels, families.registered()[family])
-    model = base.model.with_task(head)
+    model = base.model.with_task(tasks.new(kind, base.model, labels, families.registered()[family]))
     special = dict(base.special_ids)
     if model.architecture == "decoder":
-        pad = special.get("pad_token_id", model.vocab_size - 1)
-        special |= {"begins_with": [], "ends_with": [], "pad_token_id": pad}
+        special |= {"begins_with": [], "ends_with": [], "pad_token_id": model.vocab_size - 1}
     rng = np.random.default_rng(0)
-    shapes = registry.shapes(model)
-    params = jax.tree.map(lambda leaf: rng.standard_normal(leaf.shape).astype(np.float32), shapes)
+
+    def values(path, leaf):
+        scale = 0.0 if path[-1].key == "bias" else 1.0
+        return (scale * rng.standard_normal(leaf.shape)).astype(np.float32)
+
+    params = jax.tree_util.tree_map_with_path(values, registry.shapes(model))
     return dataclasses.replace(base, model=model, params=params, special_ids=special)
 
 
@@ -54,28 +54,119 @@ def export(pretrained: Pretrained, path):
     return plm_jax.load(path)
 
 
-def texts(count, longest=40):
-    """Returns lines of many scripts, and an empty one; half of them are longer than the models."""
-    lines = list(exports.lines(count - 2))
-    return ["", *lines, " ".join(lines[:20])]
-
-
-def pipeline_of(transformers, task, path, **options):
-    return transformers.pipeline(task, model=str(path), tokenizer=str(path), framework="pt", device="cpu", **options)
+def texts(count):
+    """Returns lines of many scripts, an empty one, and one that is longer than every model."""
+    lines = exports.lines(count - 2)
+    return ["", *lines, " ".join(lines[:40])]
 
 
 @pytest.mark.parametrize("family", CLASSIFIERS)
 def test_classes_equal_transformers(family, folder, transformers, tmp_path):
     lm = export(with_head(family, CLASSIFIERS[family], "classes", folder, LABELS), tmp_path)
-    lines = [line for line in texts(300) if line or family not in ("gpt2", "llama")]
-    pipe = transformers.pipeline("text-classification", model=str(tmp_path), top_k=None)
-    if family == "bart":
-        lines = [line for line in lines if line]
-    wanted = [
-        {each["label"]: each["score"] for each in pipe(line, truncation=True)[0]} if True else None for line in lines
-    ]
+    lines = [line for line in texts(COUNT) if line.strip() or family in ENCODERS]
+    pipeline = transformers.pipeline("text-classification", model=str(tmp_path), top_k=None)
+    expected = [{each["label"]: each["score"] for each in pipeline([line], truncation=True)[0]} for line in lines]
     predicted = lm.predict(lines)
-    for line, expected, prediction in zip(lines, wanted, predicted, strict=True):
-        assert prediction.probabilities == pytest.approx(expected, abs=1e-4), line
-        assert prediction.label == max(expected, key=expected.get)
+    for line, probabilities, prediction in zip(lines, expected, predicted, strict=True):
+        assert prediction.probabilities == pytest.approx(probabilities, abs=1e-4), line
+        assert prediction.label == max(probabilities, key=probabilities.get)
+        assert prediction.probability == max(prediction.probabilities.values())
     assert len({prediction.label for prediction in predicted}) > 1
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "albert", "distilbert"])
+def test_pairs_equal_transformers(family, folder, transformers, tmp_path):
+    lm = export(with_head(family, ENCODERS[family], "classes", folder, LABELS), tmp_path)
+    lines = texts(60)
+    pairs = list(zip(lines, [*lines[7:], *lines[:7]], strict=True))
+    pipeline = transformers.pipeline("text-classification", model=str(tmp_path), top_k=None)
+    for (first, second), prediction in zip(pairs, lm.predict(pairs), strict=True):
+        expected = pipeline([{"text": first, "text_pair": second}], truncation=True)[0]
+        probabilities = {each["label"]: each["score"] for each in expected}
+        assert prediction.probabilities == pytest.approx(probabilities, abs=1e-4), (first, second)
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "gpt2"])
+def test_scores_equal_transformers(family, folder, transformers, tmp_path):
+    lm = export(with_head(family, CLASSIFIERS[family], "score", folder), tmp_path)
+    lines = [line for line in texts(60) if line.strip() or family in ENCODERS]
+    pipeline = transformers.pipeline("text-classification", model=str(tmp_path), function_to_apply="none")
+    expected = [pipeline([line], truncation=True)[0]["score"] for line in lines]
+    np.testing.assert_allclose([prediction.score for prediction in lm.predict(lines)], expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ENCODERS)
+def test_tags_equal_transformers(family, folder, transformers, tmp_path):
+    lm = export(with_head(family, ENCODERS[family], "tags", folder, TAGS), tmp_path)
+    size = lm.config.max_length - 2
+    lines = [line for line in texts(COUNT)[:-1] if len(lm.tokenizer.encode(line)) <= size and "##" not in line]
+    pipeline = transformers.pipeline("token-classification", model=str(tmp_path), aggregation_strategy="first")
+    num_entities = 0
+    for line, prediction in zip(lines, lm.predict(lines), strict=True):
+        expected = pipeline(line) if line else []
+        spans = [(entity["entity_group"], entity["start"], entity["end"]) for entity in expected]
+        assert [(entity.label, entity.start, entity.end) for entity in prediction.entities] == spans, line
+        scores = [entity["score"] for entity in expected]
+        np.testing.assert_allclose([entity.score for entity in prediction.entities], scores, atol=1e-4)
+        assert all(entity.text == line[entity.start : entity.end] for entity in prediction.entities)
+        num_entities += len(spans)
+    assert num_entities > COUNT
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_words_get_a_tag_each(family, folder, tmp_path):
+    lm = export(with_head(family, ENCODERS[family], "tags", folder, TAGS), tmp_path)
+    words = ["The", "President", "'s", "Message", "naïve", "-"]
+    (prediction,) = lm.predict([words])
+    assert prediction.words == tuple(words) and len(prediction.tags) == len(words)
+    inside = sum(tag != "O" for tag in prediction.tags)
+    assert sum(len(entity.text.split()) for entity in prediction.entities) == inside > 0
+
+
+@pytest.mark.parametrize("family", ENCODERS)
+def test_choices_equal_transformers(family, folder, transformers, tmp_path):
+    torch = pytest.importorskip("torch")
+    lm = export(with_head(family, ENCODERS[family], "choice", folder), tmp_path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    model = transformers.AutoModelForMultipleChoice.from_pretrained(tmp_path).eval()
+    lines = texts(70)
+    examples = [(lines[i], lines[i + 1 : i + 3 + i % 3]) for i in range(60)]
+    chosen = set()
+    for (context, choices), prediction in zip(examples, lm.predict(examples), strict=True):
+        encoded = tokenizer([context] * len(choices), choices, truncation=True, padding=True, return_tensors="pt")
+        with torch.no_grad():
+            logits = model(**{name: value[None] for name, value in encoded.items()}).logits
+        np.testing.assert_allclose(prediction.probabilities, logits.softmax(-1)[0].numpy(), atol=1e-4)
+        assert prediction.text == choices[prediction.choice]
+        chosen.add(prediction.choice)
+    assert len(chosen) > 1
+
+
+@pytest.mark.parametrize("family", ENCODERS)
+def test_answers_are_the_best_spans(family, folder, transformers, tmp_path):
+    torch = pytest.importorskip("torch")
+    lm = export(with_head(family, ENCODERS[family], "span", folder), tmp_path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    model = transformers.AutoModelForQuestionAnswering.from_pretrained(tmp_path).eval()
+    # All tokens are among the best starts and ends that are combined.
+    lines = [line[:40] for line in texts(100) if 0 < len(lm.tokenizer.encode(line[:40])) <= 15]
+    examples = list(zip(lines[1:], lines, strict=False))
+    for (question, context), prediction in zip(examples, lm.predict(examples), strict=True):
+        encoded = tokenizer(question, context, return_tensors="pt", return_offsets_mapping=True)
+        offsets = encoded.pop("offset_mapping")[0].numpy()
+        with torch.no_grad():
+            output = model(**encoded)
+        in_context = np.array([text == 1 for text in encoded.sequence_ids(0)])
+        candidates = in_context.copy()
+        candidates[0] = True
+        starts, ends = (
+            np.where(candidates, np.exp(scores[0].numpy() - scores.max().item()), 0)
+            for scores in (output.start_logits, output.end_logits)
+        )
+        starts, ends = starts / starts.sum(), ends / ends.sum()
+        scores = np.triu(np.where(in_context, starts, 0)[:, None] * np.where(in_context, ends, 0))
+        scores = np.tril(scores, 29)
+        first, last = np.unravel_index(scores.argmax(), scores.shape)
+        assert prediction.score == pytest.approx(scores.max(), abs=1e-4)
+        assert (prediction.start, prediction.end) == (offsets[first][0], offsets[last][1])
+        assert prediction.answer == context[prediction.start : prediction.end]

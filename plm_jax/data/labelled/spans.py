@@ -59,10 +59,10 @@ def best(windows: Sequence[AnswerWindow], n_best: int = 20, answer_length: int =
         is_start, is_end = (window.begins[starts] >= 0) & window.may_start[starts], window.begins[ends] >= 0
         sizes = ends - starts[:, None] + 1
         valid = is_start[:, None] & is_end & (sizes >= 1) & (sizes <= answer_length)
-        for i, j in zip(*valid.nonzero(), strict=True):
-            first, last = starts[i], ends[j]
-            score = float(window.starts[first]) + float(window.ends[last])
-            spans.append(Span(int(window.begins[first]), int(window.stops[last]), score))
+        pairs = window.starts[starts].astype(np.float64)[:, None] + window.ends[ends].astype(np.float64)
+        order = np.argsort(-np.where(valid, pairs, -np.inf), axis=None, kind="stable")[: min(n_best, valid.sum())]
+        for i, j in zip(*np.unravel_index(order, pairs.shape), strict=True):
+            spans.append(Span(int(window.begins[starts[i]]), int(window.stops[ends[j]]), float(pairs[i, j])))
     return sorted(spans, key=lambda span: -span.score)[:n_best]
 
 

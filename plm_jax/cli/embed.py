@@ -1,0 +1,105 @@
+"""Compute a vector for each text of a file.
+
+usage: plm_jax embed --checkpoint=MODEL --input=FILE --output=FILE [flags]
+
+The vectors are the hidden states of a layer, pooled over the tokens of a text, as in sentence-transformers. A .npy file
+holds them as float32 [rows, dimensions]; a .parquet or .jsonl file has the columns of the input and `embedding`.
+
+example:
+  plm_jax embed --checkpoint=runs/demo-bert-0 --input=texts.txt --output=vectors.npy --normalize
+"""
+
+import contextlib
+import itertools
+import time
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+import numpy as np
+from absl import flags
+
+from plm_jax.common import command_line, progress, storage
+from plm_jax.common.errors import UserError
+from plm_jax.config.flags import ModulesFlag
+
+_CHECKPOINT = flags.DEFINE_string(
+    "checkpoint", None, "run directory, checkpoint, converted model or Hugging Face directory (required)"
+)
+_INPUT = flags.DEFINE_string("input", None, "file with the texts: .txt, .jsonl, .csv, .tsv or .parquet (required)")
+_OUTPUT = flags.DEFINE_string("output", None, "file for the vectors: .npy, .parquet or .jsonl (required)")
+_TEXT = flags.DEFINE_string("text", "text", "column of the text")
+_POOLING = flags.DEFINE_enum("pooling", "mean", ["mean", "cls", "last", "max"], "pooling over the tokens of a text")
+_LAYER = flags.DEFINE_integer("layer", -1, "layer whose states are pooled; 0 is the embeddings, -1 the last layer")
+_NORMALIZE = flags.DEFINE_bool("normalize", False, "divide each vector by its Euclidean norm")
+_BATCH_SIZE = flags.DEFINE_integer("batch_size", 32, "number of texts in a batch", lower_bound=1)
+_MODULES = ModulesFlag()
+# Batches whose texts are sorted by length and written together.
+_BATCHES_PER_CHUNK = 64
+
+Write = Callable[[Sequence[dict[str, Any]], np.ndarray], None]
+
+
+def main() -> None:
+    """Writes the vectors and prints a summary of them."""
+    checkpoint, source, target = map(command_line.required, (_CHECKPOINT, _INPUT, _OUTPUT))
+    from tqdm import tqdm
+
+    from plm_jax.inference import tables
+
+    if target.rpartition(".")[2] not in ("npy", "parquet", "jsonl"):
+        raise UserError(f"--output={target}: use a file that ends in .npy, .parquet or .jsonl")
+    rows = tables.read(source)
+    first = list(itertools.islice(rows, 1))  # Reports a missing or damaged file before the model is loaded.
+    make = tables.example_maker(None, None, [_TEXT.value])
+    _MODULES.load()
+    with progress.doing("loading JAX"):
+        command_line.start_jax()
+        from plm_jax.inference import language_model
+
+    with progress.doing(f"loading {checkpoint}"):
+        lm = language_model.load(checkpoint)
+        _ = lm.tokenizer
+    options: dict[str, Any] = {"pooling": _POOLING.value, "layer": _LAYER.value, "normalize": _NORMALIZE.value}
+    began, number, iterator = time.monotonic(), 0, itertools.chain(first, rows)
+    with _writing(target) as write, tqdm(desc="embedding", unit=" rows", disable=None) as progress_bar:
+        while chunk := list(itertools.islice(iterator, _BATCHES_PER_CHUNK * _BATCH_SIZE.value)):
+            vectors = lm.embed([make(*row) for row in chunk], batch_size=_BATCH_SIZE.value, **options)
+            write([dict(row) for _, row in chunk], vectors)
+            number += len(chunk)
+            progress_bar.update(len(chunk))
+    seconds = time.monotonic() - began
+    print(f"{target}: {number:,} vectors in {seconds:.1f} s, {number / max(seconds, 1e-9):,.0f} per second")
+
+
+@contextlib.contextmanager
+def _writing(path: str) -> Generator[Write]:
+    """Yields a function that appends rows and their vectors to a file, which appears at the end, complete."""
+    from plm_jax.inference import tables
+
+    if not path.endswith(".npy"):
+        with tables.writing(path) as write_rows:
+            yield lambda rows, vectors: write_rows(
+                tables.joined(rows, [{"embedding": vector} for vector in vectors.tolist()], path)
+            )
+        return
+    with storage.writing(path) as file:
+        shape = (0, 0)
+
+        def write(rows: Sequence[dict[str, Any]], vectors: np.ndarray) -> None:
+            nonlocal shape
+            if not shape[1]:
+                np.lib.format.write_array_header_1_0(file, _header(vectors.shape))
+            file.write(vectors.astype("<f4").tobytes())
+            shape = (shape[0] + len(vectors), vectors.shape[1])
+
+        yield write
+        file.seek(0)  # NumPy leaves room in a header for any number of rows.
+        np.lib.format.write_array_header_1_0(file, _header(shape))
+
+
+def _header(shape: tuple[int, ...]) -> dict[str, Any]:
+    return {"descr": "<f4", "fortran_order": False, "shape": shape}
+
+
+if __name__ == "__main__":
+    command_line.run(main)

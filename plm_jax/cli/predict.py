@@ -1,0 +1,100 @@
+"""Predict labels, scores, tags, answers or texts for the rows of a file.
+
+usage: plm_jax predict --checkpoint=MODEL --input=FILE --output=FILE [flags]
+
+A fine-tuned model predicts what it was trained for. Other models fill in the blanks of each text, continue it or answer
+it. The output has one row per row of the input, with the columns of the input and those of the prediction:
+
+  classes   predicted_label, predicted_probability, predicted_probabilities
+  scores    predicted_score
+  tags      predicted_words, predicted_tags, predicted_entities
+  answers   predicted_answer, predicted_start, predicted_end, predicted_score
+  choices   predicted_choice, predicted_text, predicted_probabilities
+  texts     predicted_text
+
+Files are .jsonl, .csv, .tsv or .parquet; the input may also be a .txt file with one text per line. By default, the
+columns of the texts are those that the model was trained on, or `text`, `question,context` or `question,choices`.
+
+example:
+  plm_jax predict --checkpoint=runs/demo-bert-sentiment --input=new.csv --output=predicted.csv --text=review
+"""
+
+import collections
+import itertools
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from absl import flags
+
+from plm_jax.common import command_line, progress
+from plm_jax.config.flags import ModulesFlag
+
+_CHECKPOINT = flags.DEFINE_string(
+    "checkpoint", None, "run directory, checkpoint, converted model or Hugging Face directory (required)"
+)
+_INPUT = flags.DEFINE_string("input", None, "file with the examples: .jsonl, .csv, .tsv, .parquet or .txt (required)")
+_OUTPUT = flags.DEFINE_string("output", None, "file for the predictions: .jsonl, .csv, .tsv or .parquet (required)")
+_TEXT = flags.DEFINE_list("text", [], "column of the text, or two columns separated by a comma")
+_BATCH_SIZE = flags.DEFINE_integer("batch_size", 32, "number of rows in a batch", lower_bound=1)
+_MODULES = ModulesFlag()
+# Batches whose rows are sorted by length and written together.
+_BATCHES_PER_CHUNK = 64
+
+
+def main() -> None:
+    """Writes the predictions and prints a summary of them."""
+    checkpoint, source, target = map(command_line.required, (_CHECKPOINT, _INPUT, _OUTPUT))
+    from plm_jax.inference import tables
+
+    tables.check_output(target)
+    rows = tables.read(source)
+    first = list(itertools.islice(rows, 1))  # Reports a missing or damaged file before the model is loaded.
+    _MODULES.load()
+    with progress.doing("loading JAX"):
+        command_line.start_jax()
+        from plm_jax.hub import tasks
+        from plm_jax.inference import language_model
+
+    with progress.doing(f"loading {checkpoint}"):
+        lm = language_model.load(checkpoint)
+        _ = lm.tokenizer
+    head = tasks.head_of(lm.config)
+    make = tables.example_maker(lm.run, head and head.kind, _TEXT.value)
+    _predict(lm, itertools.chain(first, rows), make, source, target)
+
+
+def _predict(lm: Any, rows: Iterable[tuple[str, Any]], make: Any, source: str, target: str) -> None:
+    """Predicts the rows chunk by chunk, writes them and prints a summary."""
+    from tqdm import tqdm
+
+    from plm_jax.inference import tables
+
+    counts: collections.Counter[str] = collections.Counter()
+    began, number = time.monotonic(), 0
+    size = _BATCHES_PER_CHUNK * _BATCH_SIZE.value
+    with tables.writing(target) as write, tqdm(desc="predicting", unit=" rows", disable=None) as progress_bar:
+        iterator = iter(rows)
+        while chunk := list(itertools.islice(iterator, size)):
+            examples = [make(location, row) for location, row in chunk]
+            predictions = lm.predict(examples, batch_size=_BATCH_SIZE.value)
+            columns = [prediction.columns() for prediction in predictions]
+            write(tables.joined([row for _, row in chunk], columns, source))
+            counts.update(getattr(prediction, "label", "") for prediction in predictions)
+            number += len(chunk)
+            progress_bar.update(len(chunk))
+    seconds = time.monotonic() - began
+    print(f"{target}: {number:,} rows in {seconds:.1f} s, {number / max(seconds, 1e-9):,.0f} per second")
+    _print_counts(counts, number)
+
+
+def _print_counts(counts: collections.Counter[str], number: int) -> None:
+    """Prints how often each label was predicted."""
+    del counts[""]
+    lines: Sequence[str] = [f"  {label}: {count:,} ({count / number:.1%})" for label, count in counts.most_common(10)]
+    if lines:
+        print("\n".join(["predicted labels:", *lines]))
+
+
+if __name__ == "__main__":
+    command_line.run(main)

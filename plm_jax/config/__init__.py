@@ -37,6 +37,7 @@ from plm_jax.data.sources.labelled import (
     Form,
     LabelledJsonLines,
     LabelledSource,
+    LabelsForm,
     ScoreForm,
     TagForm,
 )

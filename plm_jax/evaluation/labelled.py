@@ -24,7 +24,7 @@ def evaluate(lm: LanguageModel, run: config.Run, task: str, show_progress: bool 
 
     Returns:
       `examples`, their number; the metrics of `data.labelled.metrics`; and, with the prefix `trivial_`, the same
-      metrics of a constant answer: the most frequent class, choice or tag, the mean score, or the whole context.
+      metrics of a constant answer: the most frequent class, choice or tag, the labels of most examples, the mean score, or the whole context.
 
     Raises:
       UserError: the source or split is unknown, the cache is missing or has another vocabulary, or the model lacks the
@@ -73,6 +73,10 @@ def trivial(rows: LabelledRows, labels: Sequence[str] = ()) -> dict[str, float]:
             "exact_match": float(np.mean([metrics.exact_match(*pair) for pair in pairs])),
             "f1": float(np.mean([metrics.answer_f1(*pair) for pair in pairs])),
         }
+    if form == "labels":
+        counts = np.bincount(np.concatenate([rows.values("labels", document) for document in documents]).astype(int))
+        share = np.pad(counts, (0, len(labels) - len(counts))) / rows.num_documents
+        return metrics.compute_metrics(rows, [share - 0.5] * rows.num_rows, labels)
     column = {"score": "score", "tags": "tags"}.get(form or "", "label")
     values = np.concatenate([np.atleast_1d(rows.values(column, document)) for document in documents])
     output = np.array([values.mean()]) if form == "score" else 1.0 * np.bincount(values.astype(np.int64))

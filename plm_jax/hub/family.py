@@ -89,8 +89,8 @@ class TaskLayout:
 def task_layouts(
     text: TaskLayout, tags: TaskLayout | None = None, span: TaskLayout | None = None, choice: TaskLayout | None = None
 ) -> dict[str, TaskLayout]:
-    """Returns `Family.tasks` for a family that uses one layout for classes and for scores of a text."""
-    layouts = {"classes": text, "score": text, "tags": tags, "span": span, "choice": choice}
+    """Returns `Family.tasks` for a family that uses one layout for everything that is predicted of a text."""
+    layouts = {"classes": text, "labels": text, "score": text, "tags": tags, "span": span, "choice": choice}
     return {kind: layout for kind, layout in layouts.items() if layout}
 
 

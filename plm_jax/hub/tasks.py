@@ -18,12 +18,17 @@ from plm_jax.models.task_heads import TaskHead
 # Ending of the name of a model's class, by kind of its head.
 FORMS = {
     "classes": "ForSequenceClassification",
+    "labels": "ForSequenceClassification",
     "score": "ForSequenceClassification",
     "tags": "ForTokenClassification",
     "span": "ForQuestionAnswering",
     "choice": "ForMultipleChoice",
 }
-PROBLEMS = {"classes": "single_label_classification", "score": "regression"}
+PROBLEMS = {
+    "classes": "single_label_classification",
+    "labels": "multi_label_classification",
+    "score": "regression",
+}
 PATH = f"heads_{TASK}"
 Transformer = TypeVar("Transformer", bound=models.TransformerConfig)
 # More labels than any task has, except prediction of a vocabulary's tokens.
@@ -60,8 +65,8 @@ def names(family: Family) -> set[str]:
 def to_settings(family: Family, config: Mapping[str, Any], model: Transformer) -> Transformer:
     """Returns the model with the task head that a `config.json` names.
 
-    Returns the model unchanged if there is no such head, or if it predicts several labels or numbers per text, which is
-    not supported.
+    Returns the model unchanged if there is no such head, or if it predicts several numbers per text, which is not
+    supported.
 
     Raises:
       UserError: the labels are not numbered from 0, or a rate is not a number.
@@ -74,9 +79,9 @@ def to_settings(family: Family, config: Mapping[str, Any], model: Transformer) -
     kind = kinds[0]
     if kind == "classes":
         is_score = problem == "regression" or (problem is None and len(labels) == 1)
-        if problem == "multi_label_classification" or (is_score and len(labels) > 1):
+        if is_score and len(labels) > 1:
             return model
-        kind = "score" if is_score else kind
+        kind = "score" if is_score else "labels" if problem == PROBLEMS["labels"] else kind
         labels = () if is_score and labels == _UNNAMED else labels
     layout = family.tasks[kind]
     rate = config.get(layout.rate) if layout.rate else None
@@ -126,7 +131,7 @@ def to_config(family: Family, model: ModelConfig) -> dict[str, Any]:
         return {}
     layout = family.tasks[head.kind]
     fields: dict[str, Any] = {"architectures": [f"{family.task_class}{FORMS[head.kind]}"]}
-    if head.kind in ("classes", "tags", "score"):
+    if head.kind in ("classes", "labels", "tags", "score"):
         labels = getattr(head, "labels", ()) or _UNNAMED
         fields["id2label"] = {str(number): label for number, label in enumerate(labels)}
         fields["label2id"] = {label: number for number, label in enumerate(labels)}

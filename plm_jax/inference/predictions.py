@@ -34,6 +34,19 @@ class ClassPrediction(Prediction):
 
 
 @dataclass(frozen=True)
+class LabelsPrediction(Prediction):
+    """The labels of a text or of a pair of texts, any number of them.
+
+    Attributes:
+      labels: names of the labels whose probability is above 0.5.
+      probabilities: probability of each label by its name, each independent of the others.
+    """
+
+    labels: tuple[str, ...]
+    probabilities: Mapping[str, float]
+
+
+@dataclass(frozen=True)
 class ScorePrediction(Prediction):
     """The score of a text or of a pair of texts.
 

@@ -27,6 +27,7 @@ from plm_jax.inference.predictions import (
     AnswerPrediction,
     ChoicePrediction,
     ClassPrediction,
+    LabelsPrediction,
     Prediction,
     ScorePrediction,
 )
@@ -106,7 +107,7 @@ class Predictor:
             is_words = isinstance(example, list | tuple) and all(isinstance(word, str) and word for word in example)
             texts = (example,) if isinstance(example, str) or is_words else ()
         elif isinstance(example, str):
-            texts = (example,) if kind in ("classes", "score") else ()
+            texts = (example,) if kind in ("classes", "labels", "score") else ()
         elif kind == "choice" and len(example) == 2:
             texts = (example[0], *example[1]) if not isinstance(example[1], str) and len(example[1]) > 1 else ()
         else:
@@ -158,6 +159,8 @@ class Predictor:
                 for document, example in enumerate(examples)
             ]
             return {"tags": [np.zeros(len(each)) for each in begins], "word_begins": begins}
+        if kind == "labels":
+            return {"labels": [()] * number}
         return {"score" if kind == "score" else "label": [0] * number}
 
     def _outputs(self, rows: LabelledRows, advance: Callable[[int], Any]) -> list[np.ndarray]:
@@ -189,6 +192,10 @@ class Predictor:
             best = int(np.argmax(output))
             by_label = dict(zip(labels, probabilities, strict=True))
             return ClassPrediction(labels[best], probabilities[best], by_label)
+        if kind == "labels":
+            probabilities = (1 / (1 + np.exp(-output.astype(np.float64)))).tolist()
+            chosen = tuple(label for label, value in zip(labels, output, strict=True) if value > 0)
+            return LabelsPrediction(chosen, dict(zip(labels, probabilities, strict=True)))
         if kind == "score":
             return ScorePrediction(float(output[0]))
         if kind == "tags":
@@ -199,6 +206,7 @@ class Predictor:
 
 _EXAMPLES = {
     "classes": "a text or a pair of texts",
+    "labels": "a text or a pair of texts",
     "score": "a text or a pair of texts",
     "tags": "a text, or a list of words",
     "span": "a question and a context",

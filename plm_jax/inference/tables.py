@@ -65,7 +65,7 @@ def example_maker(run: config.Run | None, kind: str | None, names: Sequence[str]
     forms = [source.form for source in sources if isinstance(source, config.LabelledSource)]
     names = names or next(map(_form_columns, forms), ())
     names = names or _COLUMNS.get(kind or "", (_TEXT,))
-    expected = {"span": {2}, "choice": {2}, "classes": {1, 2}, "score": {1, 2}}.get(kind or "", {1})
+    expected = {"span": {2}, "choice": {2}, "classes": {1, 2}, "labels": {1, 2}, "score": {1, 2}}.get(kind or "", {1})
     if len(names) not in expected:
         numbers = " or ".join(map(str, sorted(expected)))
         raise UserError(f"--text names {len(names)} columns, {', '.join(names)}: the model reads {numbers}")
@@ -86,7 +86,7 @@ def _is_text_of_words(kind: str | None, value: Any) -> bool:
 
 def _form_columns(form: config.Form) -> tuple[str, ...]:
     """Returns the columns of the texts of a source."""
-    if isinstance(form, config.ClassForm | config.ScoreForm):
+    if isinstance(form, config.ClassForm | config.LabelsForm | config.ScoreForm):
         return (form.text, form.pair) if form.pair else (form.text,)
     if isinstance(form, config.TagForm):
         return (form.words,)

@@ -20,8 +20,8 @@ from plm_jax.models.heads import TASK
 class TaskLoss(Loss):
     """The loss of the model's head "task"; its term is named after the kind of the head.
 
-    `classes` and `choice`: cross-entropy with `label` int32 [B]. `score`: squared error from `score` float32 [B].
-    `tags`: cross-entropy with `tags` int32 [B, L] at tokens whose tag is at least 0, averaged over these tokens.
+    `classes` and `choice`: cross-entropy with `label` int32 [B]. `labels`: binary cross-entropies with `labels` float32
+    [B, C], averaged over labels. `score`: squared error from `score` float32 [B]. `tags`: cross-entropy with `tags` int32 [B, L] at tokens whose tag is at least 0, averaged over these tokens.
     `span`: half the sum of the cross-entropies of `span_starts` and `span_ends` int32 [B] over all positions of a row,
     padding included, as in BERT. Except for `tags`, terms are averaged over rows, without rows of padding.
 
@@ -53,7 +53,11 @@ class TaskLoss(Loss):
 
     @override
     def __call__(self, model, params, batch, rngs, carry):
-        """Returns the sums; `accuracy` counts correct classes, tags and choices, and spans correct at both ends."""
+        """Returns the sums.
+
+        `accuracy` counts correct classes, tags and choices, texts whose labels are all correct, and spans that are
+        correct at both ends.
+        """
         head = _head(model)
         output, features = task_heads.output(model, params, batch, vocabulary.dropout_keys(rngs))
         losses, correct = LOSSES[head.kind](self, output, batch)
@@ -82,6 +86,13 @@ def _classes(loss, output, batch):
     return loss.cross_entropy(output, batch["label"])
 
 
+def _labels(loss, output, batch):
+    targets = batch["labels"]
+    smoothed = targets + loss.label_smoothing * (0.5 - targets)
+    losses = jnp.logaddexp(0, output) - smoothed * output
+    return losses.mean(-1), jnp.all((output > 0) == (targets > 0), axis=-1)
+
+
 def _score(loss, output, batch):
     return (output[:, 0] - batch["score"]) ** 2, None
 
@@ -98,7 +109,7 @@ def _span(loss, output, batch):
 
 
 # By the kind of the head, functions (loss, output, batch) → (losses, whether each prediction is correct or None).
-LOSSES = {"classes": _classes, "score": _score, "tags": _tags, "span": _span, "choice": _classes}
+LOSSES = {"classes": _classes, "labels": _labels, "score": _score, "tags": _tags, "span": _span, "choice": _classes}
 
 
 def _head(model):

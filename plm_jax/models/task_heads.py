@@ -300,6 +300,13 @@ class ClassesHead(TextHead, _LabelsHead):
 
 
 @dataclass(frozen=True)
+class MultiLabelHead(TextHead, _LabelsHead):
+    """Prediction of any number of labels of a text: float32 [B, C], the logit of each label."""
+
+    kind: ClassVar[str] = "labels"
+
+
+@dataclass(frozen=True)
 class ScoreHead(TextHead):
     """Regression of the score of a text: float32 [B, 1].
 

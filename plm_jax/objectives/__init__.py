@@ -8,7 +8,7 @@ from plm_jax.common.errors import UserError, nearest
 from plm_jax.objectives.bidirectional_lm import BidirectionalLM
 from plm_jax.objectives.blank_infilling import BlankInfilling
 from plm_jax.objectives.causal import Causal
-from plm_jax.objectives.classification import Classification, Regression
+from plm_jax.objectives.classification import Classification, MultiLabelClassification, Regression
 from plm_jax.objectives.decoder_text_to_text import DecoderTextToText
 from plm_jax.objectives.denoising import Denoising
 from plm_jax.objectives.examples import ExampleRows
@@ -46,6 +46,7 @@ __all__ = [
     "LabelledObjective",
     "MaskTokens",
     "MaskedLM",
+    "MultiLabelClassification",
     "MultipleChoice",
     "Objective",
     "PrefixLM",

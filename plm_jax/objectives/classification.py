@@ -1,11 +1,12 @@
 """Classification and regression of texts and pairs of texts."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from typing_extensions import override
 
+from plm_jax.common import ranges
 from plm_jax.common.errors import UserError
 from plm_jax.objectives.labelled import LabelledObjective, number, stacked
 from plm_jax.objectives.special import Special
@@ -56,7 +57,11 @@ class _TextsObjective(LabelledObjective):
             row = stacked([self.make_row(order, example, special).row for order in (texts, texts[::-1])])
         else:
             row = self.make_row(texts, example, special).row
-        return row | {self.label: number(example[self.label], self.dtype)}
+        return row | {self.label: self._target(example[self.label])}
+
+    def _target(self, label: Any) -> np.ndarray:
+        """Returns the label of an example as an array."""
+        return number(label, self.dtype)
 
 
 @dataclass(frozen=True)
@@ -79,3 +84,30 @@ class Regression(_TextsObjective):
     targets: ClassVar[str] = "the score of each text or pair"
     label: ClassVar[str] = "score"
     dtype: ClassVar[type] = np.float32
+
+
+@dataclass(frozen=True)
+class MultiLabelClassification(_TextsObjective):
+    """Prediction of any number of labels of a text or a pair of texts, each with its own sigmoid.
+
+    Attributes:
+      num_labels: number of labels; must equal the number of the sources' `form.labels`.
+    """
+
+    kind: ClassVar[str] = "multi_label_classification"
+    form: ClassVar[str] = "labels"
+    targets: ClassVar[str] = "the labels of each text or pair"
+    label: ClassVar[str] = "labels"
+    dtype: ClassVar[type] = np.float32
+    num_labels: Annotated[int, ranges.Range(2, 2**20)] = 2
+
+    @override
+    def placeholder_label(self) -> dict[str, Any]:
+        return {"labels": np.zeros(0, np.int64)}
+
+    @override
+    def _target(self, label: Any) -> np.ndarray:
+        """Returns 1 for each label of the example, otherwise 0, [num_labels]."""
+        target = np.zeros(self.num_labels, self.dtype)
+        target[np.asarray(label, np.int64)] = 1
+        return target

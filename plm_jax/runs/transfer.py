@@ -144,6 +144,8 @@ def _for_task(
     if not objective.lm_coefficient and isinstance(getattr(model, "head", None), VocabularyHead | Softmax):
         model = dataclasses.replace(model, head=NoHead())
     objective = dataclasses.replace(objective, rows=model.architecture)
+    if isinstance(objective, objectives.MultiLabelClassification) and labels:
+        objective = dataclasses.replace(objective, num_labels=len(labels))
     return dataclasses.replace(run, model=model, objective=objective, train=train)
 
 

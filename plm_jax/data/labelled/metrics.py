@@ -3,6 +3,7 @@
 `common.metrics` declares their units and directions.
 
 classes   accuracy, matthews; with two classes also f1 of the second one
+labels    f1_micro, over all labels of all examples; f1_macro, the mean over labels; accuracy, all labels correct
 score     pearson, spearman, mse; the correlations of constant scores are 0
 tags      token_accuracy, over words; precision, recall and f1 of entities, and strict_… for strict IOB2
 span      exact_match and f1 of answers, each compared with the closest correct answer
@@ -45,6 +46,7 @@ def names(objective: objectives.LabelledObjective, labels: Sequence[str] = ()) -
     entity_metrics = ["precision", "recall", "f1"]
     names = {
         "classes": ["accuracy", "matthews", *(["f1"] if len(labels) == 2 else [])],
+        "labels": ["f1_micro", "f1_macro", "accuracy"],
         "score": ["pearson", "spearman", "mse"],
         "tags": ["token_accuracy", *(f"{mode}{name}" for mode in ("", "strict_") for name in entity_metrics)],
         "span": ["exact_match", "f1"],
@@ -125,6 +127,24 @@ def _classes(rows: LabelledRows, outputs: Outputs, labels: Sequence[str]) -> Fig
     truth, predicted = np.array(_column(rows, "label")), _predicted_classes(rows, outputs)
     figures = {"accuracy": accuracy(truth, predicted), "matthews": matthews(truth, predicted)}
     return figures | ({"f1": f1(truth, predicted)} if len(labels) == 2 else {})
+
+
+def _multi_hot(ids: Sequence[np.ndarray], number: int) -> np.ndarray:
+    """Returns whether each example has each label, bool [examples, labels]."""
+    table = np.zeros((len(ids), number), np.bool_)
+    for row, each in zip(table, ids, strict=True):
+        row[each] = True
+    return table
+
+
+def _labels(rows: LabelledRows, outputs: Outputs, labels: Sequence[str]) -> Figures:
+    predicted = np.stack([np.asarray(outputs[item]) > 0 for item in range(rows.num_rows)])
+    truth = _multi_hot(_column(rows, "labels"), predicted.shape[1])
+    return {
+        "f1_micro": f1(truth.ravel(), predicted.ravel()),
+        "f1_macro": float(np.mean([f1(*columns) for columns in zip(truth.T, predicted.T, strict=True)])),
+        "accuracy": float(np.mean((truth == predicted).all(1))),
+    }
 
 
 def _score(rows: LabelledRows, outputs: Outputs, labels: Sequence[str]) -> Figures:
@@ -211,6 +231,7 @@ def _choice(rows: LabelledRows, outputs: Outputs, labels: Sequence[str]) -> Figu
 
 _METRICS: dict[str, Callable[[LabelledRows, Outputs, Sequence[str]], Figures]] = {
     "classes": _classes,
+    "labels": _labels,
     "score": _score,
     "tags": _tags,
     "span": _span,

@@ -51,7 +51,7 @@ class LabelledLayout(Layout):
         forms = {name: _form(name, source, objective) for name, source in sources.items()}
         num_texts = next(iter(forms.values())).num_texts
         for form in forms.values():
-            _check_texts(objective, form.num_texts)
+            _check_texts(objective, form.num_texts, len(form.labels))
         for name in objective.special_tokens(num_texts):
             if getattr(special, name) is None:
                 raise UserError(
@@ -93,12 +93,17 @@ def _form(name: str, source: Any, objective: objectives.LabelledObjective) -> An
     return form
 
 
-def _check_texts(objective: objectives.LabelledObjective, num_texts: int) -> None:
-    """Rejects examples with more or fewer texts than the objective reads."""
+def _check_texts(objective: objectives.LabelledObjective, num_texts: int, num_labels: int) -> None:
+    """Rejects examples with more or fewer texts or labels than the objective reads."""
     if isinstance(objective, objectives.MultipleChoice) and num_texts != 1 + objective.num_choices:
         raise UserError(
             f"config.objective.num_choices is {objective.num_choices}, the source has form.number {num_texts - 1}: "
             "make them equal"
+        )
+    if isinstance(objective, objectives.MultiLabelClassification) and num_labels != objective.num_labels:
+        raise UserError(
+            f"config.objective.num_labels is {objective.num_labels}, the source has {num_labels} form.labels: make them "
+            "equal"
         )
     if num_texts < objective.min_texts:
         raise UserError("config.objective.both_orders is for pairs of texts: set form.pair of the source")
@@ -243,7 +248,7 @@ class LabelledRows(Rows):
             return example | {"answer": self.answer(document), "window": item - int(self._first[document])}
         if form == "tags":
             return example | {"tags": self.values("tags", document), "word_tokens": self.word_tokens(document)}
-        name = "score" if form == "score" else "label"
+        name = {"score": "score", "labels": "labels"}.get(form or "", "label")
         return example | {name: self.values(name, document)}
 
     @override

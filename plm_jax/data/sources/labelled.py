@@ -7,6 +7,7 @@ joined by spaces; a context and the question about it; a context and its choices
 example is held out. Each form has its own columns:
 
     classes   label          id of the class
+    labels    labels         ids of the labels, sorted
     score     score          the score
     tags      tags           id of the tag of each word
               word_begins    first character of each word in the text
@@ -43,6 +44,7 @@ _NUMBER = re.compile(r"\s*[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?\s*")
 _LABEL = Column("label", "<i4", "document")
 _COLUMNS = {
     "classes": (_LABEL,),
+    "labels": (Column("labels", "<i4", "value"),),
     "score": (Column("score", "<f4", "document"),),
     "tags": (Column("tags", "<i4", "value"), Column("word_begins", "<u4", "value")),
     "span": (
@@ -91,6 +93,34 @@ class ClassForm(Form):
     text: str = "text"
     pair: str = ""
     label: str = "label"
+
+    def __post_init__(self):
+        _check_labels(self.labels)
+
+    @property
+    @override
+    def num_texts(self) -> int:
+        return 2 if self.pair else 1
+
+
+@dataclass(frozen=True)
+class LabelsForm(Form):
+    """A text or a pair of texts, and any number of labels.
+
+    Labels are a list of names in `labels` or of indices from 0, or a text with names separated by commas, semicolons or
+    vertical bars.
+
+    Attributes:
+      text: field of the text.
+      pair: field of the second text; if empty, there is only one text.
+      field: field of the labels.
+    """
+
+    kind: ClassVar[str] = "labels"
+    labels: tuple[str, ...]
+    text: str = "text"
+    pair: str = ""
+    field: str = "labels"
 
     def __post_init__(self):
         _check_labels(self.labels)
@@ -275,7 +305,7 @@ def _label(location: str, field: str, value: Any, labels: tuple[str, ...]) -> in
     return index
 
 
-def _one_or_two(form: ClassForm | ScoreForm, location: str, row: Row) -> tuple[str, tuple[str, ...]]:
+def _one_or_two(form: ClassForm | LabelsForm | ScoreForm, location: str, row: Row) -> tuple[str, tuple[str, ...]]:
     """Returns the first text of a row and its further texts, at most one."""
     return _text(location, row, form.text), (_text(location, row, form.pair),) if form.pair else ()
 
@@ -283,6 +313,16 @@ def _one_or_two(form: ClassForm | ScoreForm, location: str, row: Row) -> tuple[s
 def _classes(form: ClassForm, location: str, row: Row) -> Record:
     label = _label(location, form.label, _field(location, row, form.label), form.labels)
     return Record(*_one_or_two(form, location, row), values={"label": label})
+
+
+def _labels(form: LabelsForm, location: str, row: Row) -> Record:
+    values = _field(location, row, form.field)
+    if isinstance(values, str) and values not in form.labels and not isinstance(values := cell_value(values), list):
+        values = [name.strip() for name in re.split("[,;|]", str(values)) if name.strip()]
+    if not isinstance(values, list):
+        values = [values]
+    ids = sorted({_label(location, form.field, value, form.labels) for value in values})
+    return Record(*_one_or_two(form, location, row), values={"labels": ids})
 
 
 def _score(form: ScoreForm, location: str, row: Row) -> Record:
@@ -364,6 +404,7 @@ def _choice(form: ChoiceForm, location: str, row: Row) -> Record:
 
 _RECORDS: dict[str, Callable[[Any, str, Row], Record]] = {
     "classes": _classes,
+    "labels": _labels,
     "score": _score,
     "tags": _tags,
     "span": _span,

@@ -87,10 +87,10 @@ _DECLARED: dict[str, Metric] = {
     **dict.fromkeys(("perplexity", "token_perplexity", "word_perplexity", "byte_perplexity", "bits_per_byte"), _LESS),
     # Labeled rows, answers to prompts, and T5's tasks.
     **dict.fromkeys(
-        ("f1", "f1_micro", "f1_macro", "exact_match", "em", "mean_3class_f1", "token_accuracy", "precision", "recall"),
+        ("f1", "exact_match", "em", "mean_3class_f1", "token_accuracy", "precision", "recall"),
         _OF_EXAMPLES,
     ),
-    **dict.fromkeys(("strict_precision", "strict_recall", "strict_f1"), _OF_EXAMPLES),
+    **dict.fromkeys(("f1_micro", "f1_macro", "strict_precision", "strict_recall", "strict_f1"), _OF_EXAMPLES),
     **dict.fromkeys(("matthews", "pearson", "spearman"), _CORRELATION),
     **dict.fromkeys(("matthews_corrcoef", "pearson_corrcoef", "spearman_corrcoef"), _CORRELATION),
     **dict.fromkeys(("bleu", "chrf", "rouge1", "rouge2", "rougeLsum"), _POINTS),

@@ -96,6 +96,7 @@ __all__ = [
     "LabelledLayout",
     "LabelledSource",
     "LabelledTfds",
+    "LabelsForm",
     "LambConfig",
     "Layout",
     "LinearSchedule",

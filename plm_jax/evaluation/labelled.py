@@ -24,7 +24,8 @@ def evaluate(lm: LanguageModel, run: config.Run, task: str, show_progress: bool 
 
     Returns:
       `examples`, their number; the metrics of `data.labelled.metrics`; and, with the prefix `trivial_`, the same
-      metrics of a constant answer: the most frequent class, choice or tag, the labels of most examples, the mean score, or the whole context.
+      metrics of a constant answer: the most frequent class, choice or tag, the labels that most examples have, the mean
+      score, or the whole context.
 
     Raises:
       UserError: the source or split is unknown, the cache is missing or has another vocabulary, or the model lacks the

@@ -21,9 +21,10 @@ class TaskLoss(Loss):
     """The loss of the model's head "task"; its term is named after the kind of the head.
 
     `classes` and `choice`: cross-entropy with `label` int32 [B]. `labels`: binary cross-entropies with `labels` float32
-    [B, C], averaged over labels. `score`: squared error from `score` float32 [B]. `tags`: cross-entropy with `tags` int32 [B, L] at tokens whose tag is at least 0, averaged over these tokens.
-    `span`: half the sum of the cross-entropies of `span_starts` and `span_ends` int32 [B] over all positions of a row,
-    padding included, as in BERT. Except for `tags`, terms are averaged over rows, without rows of padding.
+    [B, C], averaged over labels. `score`: squared error from `score` float32 [B]. `tags`: cross-entropy with `tags`
+    int32 [B, L] at tokens whose tag is at least 0, averaged over these tokens. `span`: half the sum of the
+    cross-entropies of `span_starts` and `span_ends` int32 [B] over all positions of a row, padding included, as in
+    BERT. Except for `tags`, terms are averaged over rows, without rows of padding.
 
     Attributes:
       lm_coefficient: coefficient of the term `lm`, GPT-1's λ: the cross-entropy of `targets` under `target_weights`,

@@ -102,8 +102,8 @@ def _check_texts(objective: objectives.LabelledObjective, num_texts: int, num_la
         )
     if isinstance(objective, objectives.MultiLabelClassification) and num_labels != objective.num_labels:
         raise UserError(
-            f"config.objective.num_labels is {objective.num_labels}, the source has {num_labels} form.labels: make them "
-            "equal"
+            f"config.objective.num_labels is {objective.num_labels}, the source has {num_labels} form.labels: make "
+            "them equal"
         )
     if num_texts < objective.min_texts:
         raise UserError("config.objective.both_orders is for pairs of texts: set form.pair of the source")

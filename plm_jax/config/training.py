@@ -163,6 +163,8 @@ class EvaluationConfig:
         which count rows. Labeled examples are always read in full.
       select: validation metric `SOURCE/METRIC` that selects the best weights, which are kept in `checkpoints/best`; the
         first of equal values wins. `common.metrics` declares the direction of each metric.
+      patience: number of consecutive validations without a better value of `select` after which training ends; 0:
+        train all steps.
       tasks: tasks, `SOURCE` or `SOURCE:SPLIT`, that `evaluate --watch` evaluates at each checkpoint, with samples of
         generated text; it runs in a child process of the first process, on the CPU of its host.
       decoding: default decoding settings of `evaluate` and `generate`.
@@ -172,9 +174,12 @@ class EvaluationConfig:
     batch_size: ranges.Batch = 32
     max_batches: ranges.CountOrZero = 0
     select: str = ""
+    patience: ranges.CountOrZero = 0
     tasks: tuple[str, ...] = ()
     decoding: DecodingConfig = DecodingConfig()
 
     def __post_init__(self):
         if self.select and not self.every:
             raise UserError(f"config.evaluation.select is '{self.select}': set config.evaluation.every too")
+        if self.patience and not self.select:
+            raise UserError(f"config.evaluation.patience is {self.patience}: set config.evaluation.select too")

@@ -29,10 +29,12 @@ class TaskLoss(Loss):
     Attributes:
       lm_coefficient: coefficient of the term `lm`, GPT-1's λ: the cross-entropy of `targets` under `target_weights`,
         both of the shape of `tokens`, averaged over a text's targets, then over texts (Radford et al. 2018 §3.2).
+      class_weights: factor of the loss of each class; empty: 1 for every class.
     """
 
     kind: ClassVar[str] = "task"
     lm_coefficient: ranges.Scale = 0.0
+    class_weights: tuple[ranges.Scale, ...] = ()
 
     @property
     def heads(self) -> tuple[str, ...]:
@@ -84,7 +86,10 @@ class TaskLoss(Loss):
 
 
 def _classes(loss, output, batch):
-    return loss.cross_entropy(output, batch["label"])
+    losses, correct = loss.cross_entropy(output, batch["label"])
+    if loss.class_weights:
+        losses *= jnp.asarray(loss.class_weights, losses.dtype)[batch["label"]]
+    return losses, correct
 
 
 def _labels(loss, output, batch):

@@ -66,13 +66,20 @@ class _TextsObjective(LabelledObjective):
 
 @dataclass(frozen=True)
 class Classification(_TextsObjective):
-    """Classification of a text or a pair of texts (Devlin et al. 2019 §4.1; Radford et al. 2018 §3.3)."""
+    """Classification of a text or a pair of texts (Devlin et al. 2019 §4.1; Radford et al. 2018 §3.3).
+
+    Attributes:
+      class_weights: factor of the loss of each class, in the order of `form.labels`, as `class_weight` in Keras; empty:
+        1 for every class.
+    """
 
     kind: ClassVar[str] = "classification"
     form: ClassVar[str] = "classes"
     targets: ClassVar[str] = "the class of each text or pair"
     label: ClassVar[str] = "label"
     dtype: ClassVar[type] = np.int32
+    loss_fields: ClassVar[tuple[str, ...]] = ("lm_coefficient", "class_weights")
+    class_weights: tuple[ranges.Scale, ...] = ()
 
 
 @dataclass(frozen=True)

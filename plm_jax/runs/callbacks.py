@@ -15,7 +15,7 @@ from plm_jax.training.state import TrainState
 
 @dataclass
 class TrainingContext:
-    """Current point of a run. The loop advances it; callbacks read it, and may replace `state`.
+    """Current point of a run. The loop advances it; callbacks read it, and may replace `state` and `num_steps`.
 
     Attributes:
       phase: phase of the current step.

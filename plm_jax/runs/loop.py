@@ -63,13 +63,15 @@ def pretrain(
     tasks = TaskEvaluation(run.evaluation.tasks, run.data.sources, workdir, module_flags)
     notes = [*resumed.notes(run, job.changes), *best.notes] if resumed else list(best.notes)
     if resumed:
-        is_finished = resumed.step == run.train.steps
+        has_stopped = selection.has_stopped(run.evaluation, resumed.step, best.history)
+        is_finished = resumed.step == run.train.steps or has_stopped
         if is_finished or any(change.refused for change in job.changes):
             _print(notes)
             notes = []
         resumed.check(run, job.changes, allow_changes)
         if is_finished:
             field = "train.steps" if run.train.epochs is None else "train.epochs"
+            field = "evaluation.patience" if has_stopped else field
             _print([f"{workdir} is finished at step {resumed.step}: raise {field} to train further"])
             return
     job.reader.check_vocabulary()
@@ -106,8 +108,8 @@ def _train(
             count_costs = functools.partial(phase_costs.count, run)
             logger = MetricsLogger(run.train.log_every, count_costs, telemetry, goodput, incidents)
             coordinator = Coordinator(run.checkpoint, f"{workdir}/{first_step}")
-            select = run.evaluation.select
-            selector = selection.Selection(job.validation, checkpoints, select, best) if select else None
+            evaluation = run.evaluation
+            selector = selection.Selection(job.validation, checkpoints, evaluation, best) if evaluation.select else None
             describe = functools.partial(setup.checkpoint_meta, job, incidents)
             callbacks: list[Callback] = [
                 Profiler(run.train.profile_steps, workdir),
@@ -127,6 +129,8 @@ def _train(
                 goodput.begin(first_step)
                 context = TrainingContext(job.programs.phases[0], job.program, state, first_step, run.train.steps)
                 train(context, job.programs, batches, callbacks, logger.compiling)
+            if context.step < run.train.steps and telemetry:
+                telemetry.say(f"stopped at step {context.step}: {evaluation.select} has stopped improving")
             if selector and telemetry and (line := selector.describe_lost()):
                 telemetry.say(line)
 
@@ -166,6 +170,8 @@ def train(
             context.data_wait_seconds = waited
             for callback in callbacks:
                 callback.after_step(context)
+            if context.is_last_step:
+                break
         for callback in callbacks:
             callback.end_phase(context)
 

@@ -90,12 +90,14 @@ class Save(Callback):
     @override
     def after_step(self, context: TrainingContext) -> None:
         step, decision, selection = context.step, context.decision, self._selection
-        is_due = context.is_last_step or decision.save or step % self._settings.save_every == 0
-        if is_due:
-            self._logger.flush()
         is_best = False
         if selection and context.validation is not None:
             is_best = selection.update(step, context.validation)
+            if selection.has_stopped(step):
+                context.num_steps = step
+        is_due = context.is_last_step or decision.save or step % self._settings.save_every == 0
+        if is_due:
+            self._logger.flush()
         if not (is_due or is_best):
             return
         with self._goodput.measure_save():

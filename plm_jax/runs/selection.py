@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 from etils import epath
 
+from plm_jax import config
 from plm_jax.common import storage
 from plm_jax.runs import checkpoint_folders as folders
 from plm_jax.runs.checkpoints import Checkpoints
@@ -83,6 +84,13 @@ def set_aside(start: Start) -> list[str]:
     return [f"the damaged checkpoints/best is kept as {folders.set_aside(start.damaged).name}"]
 
 
+def has_stopped(settings: config.EvaluationConfig, step: int, history: BestHistory) -> bool:
+    """Whether training ends at a step because no validation of the last `evaluation.patience` was better."""
+    if not settings.patience or not history:
+        return False
+    return step - int(history[-1][0]) >= settings.patience * settings.every
+
+
 class Selection:
     """Keeps the weights that `evaluation.select` finds best.
 
@@ -90,8 +98,11 @@ class Selection:
     not count, because the run reaches that step again.
     """
 
-    def __init__(self, validation: Validation, checkpoints: Checkpoints, select: str, start: Start):
-        self._validation, self._checkpoints, self._select = validation, checkpoints, select
+    def __init__(
+        self, validation: Validation, checkpoints: Checkpoints, settings: config.EvaluationConfig, start: Start
+    ):
+        self._validation, self._checkpoints, self._settings = validation, checkpoints, settings
+        self._select = settings.select
         self._history, self._is_saved = [list(best) for best in start.history], start.is_saved
 
     def update(self, step: int, metrics: Mapping[str, float]) -> bool:
@@ -103,6 +114,10 @@ class Selection:
         self._history.append([step, value])
         self._is_saved = False
         return True
+
+    def has_stopped(self, step: int) -> bool:
+        """Whether training ends after a validated step, because the metric has not improved for long enough."""
+        return has_stopped(self._settings, step, self._history)
 
     def state(self) -> dict[str, Any]:
         """Returns the state that each checkpoint records: the metric, its best value so far, and the history."""

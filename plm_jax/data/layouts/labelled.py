@@ -51,7 +51,7 @@ class LabelledLayout(Layout):
         forms = {name: _form(name, source, objective) for name, source in sources.items()}
         num_texts = next(iter(forms.values())).num_texts
         for form in forms.values():
-            _check_texts(objective, form.num_texts, len(form.labels))
+            _check_form(objective, form.num_texts, len(form.labels))
         for name in objective.special_tokens(num_texts):
             if getattr(special, name) is None:
                 raise UserError(
@@ -93,7 +93,7 @@ def _form(name: str, source: Any, objective: objectives.LabelledObjective) -> An
     return form
 
 
-def _check_texts(objective: objectives.LabelledObjective, num_texts: int, num_labels: int) -> None:
+def _check_form(objective: objectives.LabelledObjective, num_texts: int, num_labels: int) -> None:
     """Rejects examples with more or fewer texts or labels than the objective reads."""
     if isinstance(objective, objectives.MultipleChoice) and num_texts != 1 + objective.num_choices:
         raise UserError(
@@ -104,6 +104,12 @@ def _check_texts(objective: objectives.LabelledObjective, num_texts: int, num_la
         raise UserError(
             f"config.objective.num_labels is {objective.num_labels}, the source has {num_labels} form.labels: make "
             "them equal"
+        )
+    class_weights = getattr(objective, "class_weights", ())
+    if class_weights and num_labels != len(class_weights):
+        raise UserError(
+            f"config.objective.class_weights has {len(class_weights)} weights, the source has {num_labels} form.labels: "
+            "give each label a weight"
         )
     if num_texts < objective.min_texts:
         raise UserError("config.objective.both_orders is for pairs of texts: set form.pair of the source")

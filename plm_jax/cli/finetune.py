@@ -6,18 +6,36 @@ The model, the vocabulary and the special ids come from the checkpoint. Everythi
 the same command again resumes the run. With --seeds=0,1,2, one model per seed is trained in DIR/seed-0, DIR/seed-1 and
 DIR/seed-2, and the mean ± standard deviation of their held-out metrics is printed.
 
-example:
+Instead of a config, --train names a table of your own (.jsonl, .csv, .tsv or .parquet). The flags below name its
+columns; the labels, the length of rows and the recipe of the model's family follow from the table and the checkpoint.
+They are written to DIR/finetune.py, a config that you can edit and use again.
+
+examples:
   plm_jax finetune --config=tasks/sentiment --checkpoint=runs/demo-bert-0 --workdir=runs/demo-sentiment
+  plm_jax finetune --train=reviews.csv --text=review --label=stars --checkpoint=runs/demo-bert-0 --workdir=runs/stars
 """
 
+import os
 import time
 
 from absl import flags
 
-from plm_jax.common import command_line, progress
+from plm_jax.common import command_line, progress, storage
+from plm_jax.common.errors import UserError
 from plm_jax.config.flags import ConfigFlag
 
-_CONFIG = ConfigFlag()
+_CONFIG = ConfigFlag("config file such as configs/tasks/sentiment.py, or a name such as tasks/sentiment")
+_TRAIN = flags.DEFINE_string("train", None, "table of training examples: .jsonl, .csv, .tsv or .parquet")
+_VALIDATION = flags.DEFINE_string("validation", "", "table of validation examples (default: a tenth of --train)")
+_TEXT = flags.DEFINE_list("text", [], "column of the text, or two columns separated by a comma")
+_LABEL = flags.DEFINE_string("label", "", "column of the class of each text; with --choices, the correct choice")
+_LABELS = flags.DEFINE_string("labels", "", "column with any number of labels of each text, such as a,b")
+_SCORE = flags.DEFINE_string("score", "", "column of the number to predict")
+_TAGS = flags.DEFINE_string("tags", "", "column with a list of tags, one for each word of the list in --text")
+_CHOICES = flags.DEFINE_string("choices", "", "column with a list of possible answers to --text")
+_QUESTION = flags.DEFINE_string("question", "", "column of a question about --context")
+_CONTEXT = flags.DEFINE_string("context", "", "column of the text that contains the answer")
+_ANSWER = flags.DEFINE_string("answer", "", "column of the answers, with their texts and the offsets of their starts")
 _CHECKPOINT = flags.DEFINE_string(
     "checkpoint", None, "run, checkpoint, converted or Hugging Face directory, or hf:ORG/NAME[@REVISION] (required)"
 )
@@ -33,9 +51,10 @@ _REFUSE_DAMAGED = flags.DEFINE_bool(
 
 def main() -> None:
     """Fine-tunes the model of `--checkpoint` with the settings of `--config` in `--workdir`."""
-    began = time.time()
-    run, source = _CONFIG.run(replaces_model=True), command_line.required(_CHECKPOINT)
+    began, source = time.time(), command_line.required(_CHECKPOINT)
     workdir, seeds = command_line.required(_WORKDIR), command_line.seed_list(_SEEDS)
+    written = _write_config(source, workdir)
+    run = _CONFIG.run(replaces_model=True, default=written)
     with progress.doing("importing JAX"):
         from plm_jax.experiments import seeds as experiments
         from plm_jax.runs import train
@@ -47,11 +66,39 @@ def main() -> None:
         seeds=seeds,
         allow_changes=_ALLOW_CHANGES.value,
         refuse_damaged=_REFUSE_DAMAGED.value,
-        config_flags=_CONFIG.arguments(),
+        config_flags=_CONFIG.arguments(written),
         began=began,
     )
     if seeds and progress.is_first():
         print("\n".join(experiments.lines([result.workdir for result in results])))
+
+
+def _write_config(source: str, workdir: str) -> str | None:
+    """Writes the config for the table of `--train` and returns its path, or None without this flag.
+
+    Raises:
+      UserError: flags are missing or cannot be combined, or the table does not fit them.
+    """
+    texts = tuple(_TEXT.value)
+    others = (_LABEL, _LABELS, _SCORE, _TAGS, _CHOICES, _QUESTION, _CONTEXT, _ANSWER)
+    if not _TRAIN.value:
+        if named := [f"--{flag.name}" for flag in (_VALIDATION, _TEXT, *others) if flag.value]:
+            raise UserError(f"{', '.join(named)}: pass --train too, or leave them out")
+        return None
+    if _CONFIG.is_given:
+        raise UserError("--config and --train cannot be combined: leave one out")
+    if storage.is_remote(workdir):
+        raise UserError("--train needs a local --workdir, where it writes a config: use --config for a remote one")
+    with progress.doing(f"reading {_TRAIN.value}"):
+        from plm_jax.runs import checkpoint_formats, task_config
+
+        columns = task_config.Columns(texts, **{flag.name: flag.value for flag in others})
+        path = os.path.join(workdir, "finetune.py")
+        described = checkpoint_formats.described(source)
+        is_new = task_config.write(path, _TRAIN.value, _VALIDATION.value, columns, described)
+    if is_new:
+        print(f"wrote {path}", flush=True)
+    return path
 
 
 if __name__ == "__main__":

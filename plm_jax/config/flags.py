@@ -51,31 +51,33 @@ class ConfigFlag:
         """Whether the command line has a config."""
         return self._config.value is not None
 
-    def run(self, may_lack_model: bool = False, replaces_model: bool = False) -> Run:
+    def run(self, may_lack_model: bool = False, replaces_model: bool = False, default: str | None = None) -> Run:
         """Returns the checked run; relative paths in overrides are relative to the working directory.
 
         Args:
           may_lack_model: whether the config may leave the model to a checkpoint that is not known yet.
           replaces_model: whether `transfer.resolve` will replace the config's model with a checkpoint's, and check the
             result.
+          default: config that is read if the flag is missing; overrides apply to it.
 
         Raises:
           UserError: the flag is missing, there is no such config file, or the file or an override is wrong.
         """
-        if not self.is_given:
+        config_file = self._config.value or default
+        if config_file is None:
             raise UserError("--config is missing: pass a config file, such as --config=configs/gpt2.py:small")
         self.modules.load()
-        file, changes = config_files.load(self._config.value), command_line.dotted(self._config)
+        file, changes = config_files.load(config_file), command_line.dotted(self._config)
         tree = overrides.apply(file.config().to_dict(), changes, Run)
         run = reading.resolve(tree, file.file, [path for path, _ in changes], replaces_model)
         if not may_lack_model and not replaces_model:
             checks.refuse_stand_in(run)
         return run
 
-    def arguments(self) -> list[str]:
-        """Returns the flags as arguments for another process."""
+    def arguments(self, default: str | None = None) -> list[str]:
+        """Returns the flags as arguments for another process; `default` is that of `run`."""
         changes = [f"--config.{path}={value}" for path, value in command_line.dotted(self._config)]
-        return [f"--config={self._config.value}", *changes, *self.modules.arguments()]
+        return [f"--config={self._config.value or default}", *changes, *self.modules.arguments()]
 
 
 class DecodingFlags:

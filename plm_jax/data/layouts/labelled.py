@@ -108,7 +108,7 @@ def _check_form(objective: objectives.LabelledObjective, num_texts: int, num_lab
     class_weights = getattr(objective, "class_weights", ())
     if class_weights and num_labels != len(class_weights):
         raise UserError(
-            f"config.objective.class_weights has {len(class_weights)} weights, the source has {num_labels} form.labels: "
+            f"config.objective.class_weights has {len(class_weights)} weights, the source {num_labels} form.labels: "
             "give each label a weight"
         )
     if num_texts < objective.min_texts:

@@ -1,0 +1,306 @@
+"""Config files for fine-tuning on tables: forms from names of columns, labels and lengths of rows from the table."""
+
+import json
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from plm_jax.common import storage
+from plm_jax.common.errors import UserError
+from plm_jax.data.sources import tables
+from plm_jax.hub import families
+from plm_jax.hub.pretrained import Pretrained
+from plm_jax.runs import model_text
+
+# Recipes of `configs/tasks/recipes.py` by Hugging Face's family; BERT's for all others.
+RECIPES = {"roberta": "roberta", "electra": "electra", "openai-gpt": "gpt1", "bart": "bart"}
+# Arguments of objectives by recipe.
+_RECIPE_SETTINGS = {"gpt1": "**recipes.RECIPES['gpt1'].objective"}
+_BATCH_SIZE = 32  # Of every recipe.
+_MAX_LABELS = 1000
+# Rows whose texts are tokenized to choose the length, and the share of them that need not be truncated.
+_SAMPLE_ROWS, _SHARE_WHOLE = 2000, 0.99
+_LENGTH_MULTIPLE, _SPAN_LENGTH, _DEFAULT_MAX = 16, 384, 512
+_FILE = '''"""Fine-tuning on {train}, written by `plm_jax finetune --train`.
+
+Edit a copy of this file and pass it as --config. Fields are listed by `plm_jax config --config={name}`.
+"""
+
+import dataclasses
+
+from plm_jax import config, objectives
+from plm_jax.configs.tasks import recipes
+
+
+def get_config():
+    """Returns the run."""
+    source = config.LabelledJsonLines(
+        {path!r},
+        config.{form},
+        validation={validation!r},
+    )
+    run = recipes.run({recipe!r}, objectives.{objective}, {{{source!r}: source}}, length={length})
+    data = dataclasses.replace(run.data, cache_dir="cache")
+    evaluation = dataclasses.replace(run.evaluation, every={every})
+    return config.to_config_dict(dataclasses.replace(run, data=data, evaluation=evaluation))
+'''
+_OBJECTIVES = {
+    "classes": "Classification",
+    "labels": "MultiLabelClassification",
+    "score": "Regression",
+    "tags": "Tagging",
+    "span": "SpanExtraction",
+    "choice": "MultipleChoice",
+}
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Names of the columns of a table, as flags of `finetune` give them; empty if the table has no such column.
+
+    Attributes:
+      text: columns of the texts, one or two.
+      label, labels, score, tags, choices: columns of a class, of several labels, of a number, of a tag for each word,
+        and of the choices among which `label` is the correct one.
+      question, context, answer: columns of questions about contexts.
+    """
+
+    text: tuple[str, ...] = ()
+    label: str = ""
+    labels: str = ""
+    score: str = ""
+    tags: str = ""
+    choices: str = ""
+    question: str = ""
+    context: str = ""
+    answer: str = ""
+
+    @property
+    def kind(self) -> str:
+        """Kind of the form.
+
+        Raises:
+          UserError: the columns are not those of one form.
+        """
+        targets = {name: getattr(self, name) for name in ("label", "labels", "score", "tags", "answer")}
+        given = [name for name, column in targets.items() if column]
+        if len(given) != 1:
+            raise UserError(
+                f"{' and '.join(f'--{name}' for name in given) or 'no column of labels'}: pass one of --label, "
+                "--labels, --score, --tags and --answer"
+            )
+        if self.choices and given != ["label"]:
+            raise UserError("--choices needs --label, the column of the correct choice")
+        kind = {"label": "choice" if self.choices else "classes", "answer": "span"}.get(given[0], given[0])
+        self._check_texts(kind)
+        return kind
+
+    def _check_texts(self, kind: str) -> None:
+        """Rejects missing and superfluous columns of texts."""
+        if kind == "span":
+            if not (self.question and self.context) or self.text:
+                raise UserError("--answer needs --question and --context, and no --text")
+            return
+        if self.question or self.context:
+            raise UserError("--question and --context need --answer")
+        most = 2 if kind in ("classes", "labels", "score") else 1
+        if not 1 <= len(self.text) <= most:
+            raise UserError(f"--text names {len(self.text)} columns: pass {'one or two' if most == 2 else 'one'}")
+
+    def form(self) -> dict[str, str]:
+        """Returns the fields of the form that are names of columns."""
+        kind = self.kind
+        if kind == "span":
+            return {"question": self.question, "context": self.context, "answers": self.answer}
+        if kind == "tags":
+            return {"words": self.text[0], "tags": self.tags}
+        if kind == "choice":
+            return {"context": self.text[0], "endings": self.choices, "label": self.label}
+        target = {"classes": "label", "labels": "field", "score": "score"}[kind]
+        texts = dict(zip(("text", "pair"), self.text, strict=False))
+        return {**texts, target: self.label or self.labels or self.score}
+
+
+def write(path: str, train: str, validation: str, columns: Columns, pretrained: Pretrained) -> bool:
+    """Writes the config file of a fine-tuning run; returns whether it was new.
+
+    Args:
+      path: path of the config file.
+      train, validation: paths of the tables; `validation` may be empty.
+      pretrained: the model, without its weights.
+
+    Raises:
+      UserError: a table cannot be read or lacks a column, the labels are not labels, or the path has another config.
+    """
+    kind = columns.kind
+    rows = _Rows(kind, columns)
+    for table in filter(None, (train, validation)):
+        rows.read(table, counts=table == train)
+    name = _source_name(train)
+    length = _SPAN_LENGTH if kind == "span" else rows.length(pretrained)
+    length = min(length, pretrained.model.max_length or length)
+    recipe = RECIPES.get(_family_kind(pretrained), "bert")
+    settings = {name: repr(value) for name, value in {**rows.form_settings(), **columns.form()}.items()}
+    form = {"classes": "ClassForm", "labels": "LabelsForm", "score": "ScoreForm", "tags": "TagForm"}.get(kind)
+    form = form or {"span": "AnswerForm", "choice": "ChoiceForm"}[kind]
+    arguments = rows.objective_settings(), _RECIPE_SETTINGS.get(recipe)
+    content = _FILE.format(
+        train=os.path.basename(train),
+        name=os.path.basename(path),
+        path=storage.absolute(train),
+        validation=validation and storage.absolute(validation),
+        form=f"{form}({', '.join(f'{name}={value}' for name, value in settings.items())})",
+        recipe=recipe,
+        objective=f"{_OBJECTIVES[kind]}({', '.join(filter(None, arguments))})",
+        source=name,
+        length=length,
+        every=rows.validation_interval(),
+    )
+    if storage.exists(path):
+        if storage.read(path).decode("utf-8") != content:
+            raise UserError(
+                f"{path} was written for another table or other flags, or edited: pass --config={path} instead of "
+                "--train, or another --workdir"
+            )
+        return False
+    storage.write(path, content.encode("utf-8"))
+    return True
+
+
+class _Rows:
+    """Labels, sizes and texts of the rows of tables."""
+
+    def __init__(self, kind: str, columns: Columns):
+        self._kind, self._columns = kind, columns
+        self._labels: dict[str, None] = {}
+        self._sample: list[tuple[str, ...]] = []
+        self._count, self._num_choices, self._can_be_empty = 0, 0, False
+
+    def read(self, path: str, counts: bool) -> None:
+        """Reads a table; with `counts`, its rows are training rows.
+
+        Raises:
+          UserError: the table is missing, damaged or empty, lacks a column, or has too many labels.
+        """
+        names = [value for value in self._columns.form().values() if value]
+        is_empty = True
+        for location, row in tables.read_rows(path, names, names):
+            for name in names:
+                if name not in row:
+                    raise UserError(f"{location} has no column '{name}': fix the names of the columns")
+            is_empty = False
+            self._add(location, row)
+            if counts:
+                self._count += 1
+                if len(self._sample) < _SAMPLE_ROWS:
+                    self._sample.append(self._texts(row))
+        if is_empty:
+            raise UserError(f"{path} has no rows")
+
+    def _add(self, location: str, row: Mapping[str, Any]) -> None:
+        """Collects the labels of a row."""
+        columns = self._columns
+        if self._kind == "classes":
+            self._collect(location, columns.label, [row[columns.label]])
+        elif self._kind == "labels":
+            value = tables.cell_value(row[columns.labels])
+            names = re.split("[,;|]", value) if isinstance(value, str) else value
+            stripped = [name.strip() if isinstance(name, str) else name for name in names or []]
+            self._collect(location, columns.labels, [name for name in stripped if name != ""])
+        elif self._kind == "tags":
+            self._collect(location, columns.tags, tables.cell_value(row[columns.tags]) or [])
+        elif self._kind == "choice":
+            choices = tables.cell_value(row[columns.choices])
+            self._num_choices = max(self._num_choices, len(choices) if isinstance(choices, list) else 0)
+        elif self._kind == "span":
+            answers = tables.cell_value(row[columns.answer])
+            texts = answers.get("text") if isinstance(answers, Mapping) else answers
+            self._can_be_empty |= not texts
+
+    def _collect(self, location: str, column: str, values: Sequence[Any]) -> None:
+        for value in values:
+            if value is None or value == "" or isinstance(value, list | Mapping):
+                raise UserError(f"{location} has {json.dumps(value)[:40]} in '{column}': expected a label")
+            self._labels.setdefault(value if isinstance(value, str) else json.dumps(value))
+        if len(self._labels) > _MAX_LABELS:
+            raise UserError(
+                f"column '{column}' has more than {_MAX_LABELS} different values by {location}: pass --score for "
+                "numbers, or another column"
+            )
+
+    def _texts(self, row: Mapping[str, Any]) -> tuple[str, ...]:
+        columns = self._columns
+        values = [tables.cell_value(row[name]) if self._kind == "tags" else row[name] for name in columns.text]
+        texts = [" ".join(map(str, value)) if isinstance(value, list) else str(value or "") for value in values]
+        if self._kind == "choice":
+            choices = tables.cell_value(row[columns.choices])
+            texts.append(max(map(str, choices), key=len, default="") if isinstance(choices, list) else "")
+        return tuple(texts)
+
+    def form_settings(self) -> dict[str, Any]:
+        """Returns the fields of the form that depend on the rows.
+
+        Raises:
+          UserError: there are fewer than two labels or choices.
+        """
+        if self._kind == "choice":
+            if self._num_choices < 2:
+                raise UserError(f"column '{self._columns.choices}' has no lists of choices: pass another column")
+            return {"number": self._num_choices}
+        if self._kind not in ("classes", "labels", "tags"):
+            return {}
+        if len(self._labels) < 2:
+            column = self._columns.label or self._columns.labels or self._columns.tags
+            raise UserError(f"column '{column}' has {len(self._labels)} different labels: at least 2 are needed")
+        return {"labels": tuple(sorted(self._labels, key=_label_order))}
+
+    def objective_settings(self) -> str:
+        """Returns the arguments of the objective that depend on the rows."""
+        if self._kind == "labels":
+            return f"num_labels={len(self._labels)}"
+        if self._kind == "choice":
+            return f"num_choices={self._num_choices}"
+        return "unanswerable=True" if self._can_be_empty else ""
+
+    def length(self, pretrained: Pretrained) -> int:
+        """Returns a length of rows in which nearly all texts fit."""
+        vocabulary = model_text.vocabulary(pretrained)
+        sizes = [sum(len(vocabulary.encode(text)) for text in texts) for texts in self._sample]
+        # Pairs have at most four special tokens.
+        longest = int(np.quantile(sizes, _SHARE_WHOLE, method="higher")) + 4
+        rounded = math.ceil(longest / _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
+        return min(rounded, pretrained.model.max_length or _DEFAULT_MAX)
+
+    def validation_interval(self) -> int:
+        """Returns the number of steps between validations: half an epoch, at most 100 steps."""
+        return max(1, min(100, self._count // _BATCH_SIZE // 2))
+
+
+def _label_order(label: str) -> tuple[Any, ...]:
+    """Returns the sort key of a label: `O` first, numbers by value, tags by their type and then B before I."""
+    try:
+        return (1, float(label), "")
+    except ValueError:
+        prefix, dash, kind = label.partition("-")
+        is_tag = bool(dash) and prefix in ("B", "I")
+        return (0 if label == "O" else 2, 0.0, (kind, prefix) if is_tag else (label, ""))
+
+
+def _source_name(path: str) -> str:
+    """Returns a name for the source of a file: its name without extensions, as an identifier."""
+    stem = os.path.basename(path.rstrip("/")).partition(".")[0]
+    name = re.sub(r"\W", "_", stem)
+    return name if name.isidentifier() else f"table_{name}"
+
+
+def _family_kind(pretrained: Pretrained) -> str:
+    """Returns the kind of a model's family, or nothing if it has none."""
+    try:
+        return families.family_of(families.published(pretrained.model)[0], pretrained.family).kind
+    except UserError:
+        return ""

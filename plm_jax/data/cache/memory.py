@@ -38,7 +38,7 @@ class MemoryTable(DocumentTable):
     @override
     def column(self, name: str) -> np.ndarray:
         flat, sizes = self._values[name]
-        if self._columns[name].kind != "start":
+        if self._columns[name].kind != "start" or sizes is None:
             return flat
         return flat + np.repeat(self.documents[:-1], sizes)
 

@@ -22,7 +22,7 @@ class TfdsCorpus(Corpus):
         self._source, self._form, self._builder = source, form, tasks.builder(source)
         self._downloaded = tasks.download_splits(source, self._builder)
         self.splits = ("train", "validation") if source.validation in self._downloaded else ("train",)
-        self.columns, self.keeps_offsets = labelled.columns(form), labelled.keeps_offsets(form)
+        self.columns, self.keeps_offsets = labelled.columns(form.kind), labelled.keeps_offsets(form)
 
     @override
     def shards(self, split: str, most: int = 1) -> list[None]:

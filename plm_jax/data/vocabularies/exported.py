@@ -98,7 +98,7 @@ def export(vocabulary: Vocabulary, special_ids: Mapping[str, int], frame: Frame 
     if _has_prefix(tree):
         _exempt_special_tokens(tree, vocabulary.specials.lowercase)
     if frame is not None:
-        tree["post_processor"] = _template(frame, names)
+        tree["post_processor"] = _post_processor(tree, _template(frame, names))
     check(vocabulary, tree, [*PROBES, *probes])
     described: dict[str, Any] = {
         f"{name}_token": names[special_ids[name]] for name in NAMED if special_ids.get(name) in names
@@ -214,6 +214,14 @@ def _exempt_special_tokens(tree: Tree, lowercase: bool) -> None:
     tree["normalizer"]["normalizers"] = [
         step | {"pattern": exempting} if step == _PREFIX else step for step in tree["normalizer"]["normalizers"]
     ]
+
+
+def _post_processor(tree: Tree, template: Tree) -> Tree:
+    """Returns a template that, for tokens of bytes, follows the removal of spaces from offsets, as in RoBERTa."""
+    if '"ByteLevel"' not in json.dumps(tree.get("pre_tokenizer")):
+        return template
+    trim = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    return {"type": "Sequence", "processors": [trim, template]}
 
 
 def _template(frame: Frame, names: Mapping[int, str]) -> Tree:

@@ -56,7 +56,7 @@ def main() -> None:
     written = _write_config(source, workdir)
     run = _CONFIG.run(replaces_model=True, default=written)
     with progress.doing("importing JAX"):
-        from plm_jax.experiments import seeds as experiments
+        from plm_jax.experiments import summary
         from plm_jax.runs import train
 
     results = train.finetune(
@@ -69,8 +69,8 @@ def main() -> None:
         config_flags=_CONFIG.arguments(written),
         began=began,
     )
-    if seeds and progress.is_first():
-        print("\n".join(experiments.lines([result.workdir for result in results])))
+    if progress.is_first():
+        print("\n".join(summary.lines([result.workdir for result in results], time.time() - began)))
 
 
 def _write_config(source: str, workdir: str) -> str | None:

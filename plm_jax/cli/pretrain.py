@@ -38,6 +38,7 @@ def main() -> None:
     began = time.time()
     run, workdir = _CONFIG.run(replaces_model=bool(_FROM.value)), command_line.required(_WORKDIR)
     with progress.doing("importing JAX"):
+        from plm_jax.experiments import summary
         from plm_jax.runs import train
 
     train.pretrain(
@@ -49,6 +50,8 @@ def main() -> None:
         config_flags=_CONFIG.arguments(),
         began=began,
     )
+    if progress.is_first():
+        print("\n".join(summary.lines([workdir], time.time() - began)))
 
 
 if __name__ == "__main__":

@@ -1,26 +1,40 @@
 """Results of runs that differ only in their seeds."""
 
 import os
-from collections.abc import Sequence
+import statistics
+from collections.abc import Mapping, Sequence
 
 from plm_jax.common import metrics
 from plm_jax.runs.telemetry import read_lines
 
 
-def lines(workdirs: Sequence[str]) -> list[str]:
-    """Returns a line for each metric of the runs' last validations: mean, standard deviation and values."""
+def lines(workdirs: Sequence[str], baselines: Mapping[str, float] | None = None) -> list[str]:
+    """Returns a line for each metric of the runs' last validations: mean, standard deviation, values and baseline.
+
+    Args:
+      baselines: metrics of a predictor that ignores the input, by the names of the metrics.
+    """
     validations = [_last_validation(workdir) for workdir in workdirs]
     names = [
         name
         for name in validations[0]
         if all(name in row for row in validations) and not _is_duplicate(name, validations[0])
     ]
-    return [_line(name, [row[name] for row in validations]) for name in names] or ["no validation metrics"]
+    baselines = baselines or {}
+    return [_line(name, [row[name] for row in validations], baselines.get(name)) for name in names] or [
+        "no validation metrics"
+    ]
 
 
-def _line(name: str, values: list[float]) -> str:
-    shown = ", ".join(metrics.shown(name, value) for value in values)
-    return f"{name} {metrics.shown_seeds(metrics.declared(name), values, digits=4)} ({shown})"
+def _line(name: str, values: list[float], baseline: float | None) -> str:
+    declared = metrics.declared(name)
+    line = f"{name} {metrics.shown_seeds(declared, values, digits=4)}"
+    if len(values) > 1:
+        line += f" ({', '.join(metrics.shown(name, value) for value in values)})"
+    if baseline is None or declared is None or not declared.sign:
+        return line
+    verdict = "better" if declared.sign * (statistics.mean(values) - baseline) > 0 else "not better"
+    return f"{line}, {verdict} than the trivial {metrics.shown(name, baseline)}"
 
 
 def _is_duplicate(name: str, row: dict[str, float]) -> bool:

@@ -24,7 +24,7 @@ from plm_jax.hub import sentence_transformers, tasks
 from plm_jax.hub.pretrained import Pretrained, float32
 from plm_jax.inference import embeddings, prompt_files
 from plm_jax.inference.embeddings import Pooling
-from plm_jax.inference.predictions import Prediction, TextPrediction
+from plm_jax.inference.predictions import TextPrediction
 from plm_jax.inference.predictor import Predictor
 from plm_jax.models import registry
 from plm_jax.models.heads import TASK
@@ -396,7 +396,7 @@ class LanguageModel:
         *,
         batch_size: int = 32,
         advance: Callable[[int], Any] = scoring.ignore_progress,
-    ) -> list[Prediction]:
+    ) -> list[Any]:
         """Returns a prediction for each example.
 
         A model with a task head predicts what it was fine-tuned for. Other models fill the blanks of each text,

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 from typing_extensions import override
 
+from plm_jax.common import metrics as declarations
 from plm_jax.common.phases import Phase
 from plm_jax.data.reader import digest_hex
 from plm_jax.runs.callbacks import Callback, TrainingContext
@@ -97,6 +98,11 @@ class MetricsLogger(Callback):
                 validation = validate()
         if self._telemetry is None:
             return validation
+        if validation:
+            shown = ", ".join(
+                f"{name} {declarations.shown(name, value)}" for name, value in validation.items() if "/" not in name
+            )
+            self._telemetry.say(f"validation after step {step}: {shown}")
         if non_finite := [name for name, value in validation.items() if not math.isfinite(value)]:
             names = ", ".join(non_finite)
             self._telemetry.say(f"validation after step {step}: {names} not finite, omitted from its row")

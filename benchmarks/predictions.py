@@ -71,7 +71,8 @@ _RNG = np.random.default_rng(0)
 
 def _lengths(texts: int) -> dict[str, list[int]]:
     """Returns the numbers of words of texts: rows of 512 tokens, and lengths from 8 to 510."""
-    return {"long": [510] * texts, "mixed": np.exp(_RNG.uniform(np.log(8), np.log(510), 8 * texts)).astype(int).tolist()}
+    mixed = np.exp(_RNG.uniform(np.log(8), np.log(510), 8 * texts))
+    return {"long": [510] * texts, "mixed": mixed.astype(int).tolist()}
 
 
 def _write(transformers: Any, folder: str, layers: int, width: int) -> None:

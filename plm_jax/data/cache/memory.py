@@ -42,8 +42,8 @@ class MemoryTable(DocumentTable):
             return flat
         return flat + np.repeat(self.documents[:-1], sizes)
 
-    @override
     def of_document(self, name: str, number: int) -> np.ndarray:
+        """Returns the values of a column for one document, as `Split.of_document` does."""
         flat, sizes = self._values[name]
         if sizes is None:
             return flat[number]

@@ -47,14 +47,6 @@ class DocumentTable(abc.ABC):
     def column(self, name: str) -> np.ndarray | PagedVector:
         """Returns a whole column, one document after another; starts count from the first token of all documents."""
 
-    @abc.abstractmethod
-    def of_document(self, name: str, number: int) -> np.ndarray:
-        """Returns the values of a column for one document.
-
-        A column of the kind `document` has a single value; values of the kind `start` count from the document's first
-        token.
-        """
-
     @functools.cached_property
     def milestones(self) -> np.ndarray:
         """Milestones of `documents`, as `sorted_ids.milestones` computes them."""
@@ -201,8 +193,12 @@ class Split(DocumentTable):
     def column(self, name: str) -> np.ndarray | PagedVector:
         return self._vector(name)
 
-    @override
     def of_document(self, name: str, number: int) -> np.ndarray:
+        """Returns the values of a column for one document.
+
+        A column of the kind `document` has a single value; values of the kind `start` count from the document's first
+        token.
+        """
         kind, (start, stop) = self.columns[name].kind, self.span(number)
         if kind == "start":
             return self.starts(name, start, stop)

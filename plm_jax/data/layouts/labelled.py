@@ -154,7 +154,7 @@ class LabelledRows(Rows):
 
     def __init__(
         self,
-        split: cache.DocumentTable,
+        split: cache.Split | cache.MemoryTable,
         length: int,
         objective: objectives.LabelledObjective,
         special: objectives.Special,

@@ -1,6 +1,7 @@
 """Fine-tune a pretrained model on the task of a config, or resume a run.
 
 usage: plm_jax finetune --config=CONFIG --checkpoint=MODEL --workdir=DIR [flags]
+       plm_jax finetune --train=FILE --text=COLUMN --checkpoint=MODEL --workdir=DIR [flags]
 
 The model, the vocabulary and the special ids come from the checkpoint. Everything else comes from the config. Running
 the same command again resumes the run. With --seeds=0,1,2, one model per seed is trained in DIR/seed-0, DIR/seed-1 and

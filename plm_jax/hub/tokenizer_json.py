@@ -94,4 +94,4 @@ def frame(tree: Mapping[str, Any]) -> dict[str, list[int]]:
         elif part.get("type") in ("BertProcessing", "RobertaProcessing"):
             before, after = [part["cls"][1], *before], [*after, part["sep"][1]]
             between = [part["sep"][1]] * (2 if part["type"] == "RobertaProcessing" else 1)
-    return {"begins_with": before, "separates_with": between, "ends_with": after}
+    return {"begins_with": before, "ends_with": after} | ({"separates_with": between} if between else {})

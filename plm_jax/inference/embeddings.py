@@ -35,8 +35,7 @@ def embed(
     """
     check_pooling(pooling)
     for number, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise UserError(f"text {number} is a {type(text).__name__}: pass texts")
+        check_text(number, text)
     encode = _encoder(strategy)
     rows = [encode(text) for text in texts]
     limit = strategy.config.max_length or strategy.config.num_positions
@@ -57,6 +56,12 @@ def embed(
     if not rows:
         return process([encode("")])[:0]
     return np.stack(batches.map_by_length(rows, batches.fitting_size(batch_size, len(rows)), process, advance))
+
+
+def check_text(number: int, text: Any) -> None:
+    """Raises a `UserError` if an item is not a text."""
+    if not isinstance(text, str):
+        raise UserError(f"text {number} is a {type(text).__name__}: pass texts")
 
 
 def check_pooling(pooling: str) -> None:

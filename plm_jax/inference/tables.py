@@ -156,7 +156,7 @@ def _csv_writer(file: BinaryIO, delimiter: str) -> Generator[Callable[[Sequence[
             if not header:
                 header.extend(row)
                 writer.writerow(header)
-            if row.keys() != set(header):
+            if set(row) != set(header):
                 raise UserError(f"rows differ in their columns ({', '.join(row)}): write .jsonl instead")
             writer.writerow([cell(row[name]) for name in header])
 

@@ -85,6 +85,9 @@ def test_accuracies_of_tasks_losses(kind):
         outputs = [jnp.stack([output] * 2, -1) for output in outputs]
     if kind == "score":
         outputs = [label[:, None], np.full((6, 1), 0.3)]
+    if kind == "labels":
+        batch["labels"] = np.eye(2)[label]
+        outputs = [30.0 * (2 * batch["labels"] - 1), jnp.zeros((6, 2)) - 1]
     results = [LOSSES[kind](losses.get("task"), output, batch) for output in outputs]
     names = [{"loss": each.mean()} | ({} if right is None else {"accuracy": right.mean()}) for each, right in results]
     check(*names)

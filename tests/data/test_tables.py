@@ -499,18 +499,19 @@ def test_files_in_buckets(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("path", "module"), [("a.parquet", "pyarrow"), ("hf://datasets/a/b/c.parquet", "huggingface_hub")]
+    ("path", "module", "extra"),
+    [("a.parquet", "pyarrow", "tables"), ("hf://datasets/a/b/c.parquet", "huggingface_hub", "hub")],
 )
-def test_a_missing_extra_is_one_line(path, module, tmp_path, monkeypatch):
+def test_a_missing_extra_is_one_line(path, module, extra, tmp_path, monkeypatch):
     write(f"{tmp_path}/a.parquet", [{"text": "x"}])
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, module, None)
     for name in [name for name in sys.modules if name.startswith(f"{module}.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "hf", raising=False)
-    with pytest.raises(UserError, match=rf"{module} is not installed: run pip install '\.\[tables\]'"):
+    with pytest.raises(UserError, match=rf"{module} is not installed: run pip install '\.\[{extra}\]'"):
         list(files.read(config.JsonLines(path)))
-    assert module in extras.EXTRAS["tables"]
+    assert module in extras.EXTRAS[extra]
 
 
 def test_seqio_reads_tables(tmp_path):

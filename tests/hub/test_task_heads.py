@@ -21,7 +21,7 @@ LENGTH, VOCAB, PAD, EOS = 8, 37, 36, 2
 RIGHT = (np.arange(LENGTH) < np.array([8, 5, 6])[:, None]).astype(np.int64)
 LEFT = RIGHT[:, ::-1].copy()
 LABELS = ("entailment", "neutral", "contradiction")
-NAMES = {"classes": LABELS, "tags": LABELS, "score": ("grade",)}
+NAMES = {"classes": LABELS, "labels": LABELS, "tags": LABELS, "score": ("grade",)}
 SIDES = ("right", "left")
 # Field of the dropout rate in config.json and its default, by kind of head.
 RATES = [
@@ -52,7 +52,8 @@ CASES = [
     *(Case(family, kind) for family in ENCODERS for kind in ("classes", "tags", "span", "choice")),
     *(Case(family, "classes", side) for family in ("GPT2", "Llama") for side in SIDES),
     *(Case("Bert", "score"), Case("GPT2", "score", "left")),
-    *(Case("Bart", kind) for kind in ("classes", "score", "span")),
+    *(Case("Bart", kind) for kind in ("classes", "labels", "score", "span")),
+    *(Case("Bert", "labels"), Case("GPT2", "labels")),
 ]
 
 
@@ -118,7 +119,7 @@ def test_outputs_equal_transformers_in_both_directions(case, reference, tmp_path
     np.testing.assert_allclose(outputs(again, inputs)[real], want[real], atol=1e-5)
     written, original = (json.loads((tmp_path / side / "config.json").read_text()) for side in ("ours", "theirs"))
     assert written["architectures"] == [case.architecture]
-    if case.kind in ("classes", "tags", "score"):
+    if case.kind in NAMES:
         assert again.config.id2label == model.config.id2label and again.config.label2id == model.config.label2id
     if case.kind in tasks.PROBLEMS:
         assert written["problem_type"] == tasks.PROBLEMS[case.kind]
@@ -141,7 +142,7 @@ def test_dropout_rate_of_head_is_preserved(family, rate, shown, tmp_path):
 
 
 def test_unsupported_heads_are_ignored_with_warning(reference, tmp_path):
-    model = reference.make("BertForSequenceClassification", num_labels=3, problem_type="multi_label_classification")
+    model = reference.make("BertForSequenceClassification", num_labels=3, problem_type="regression")
     model.save_pretrained(tmp_path)
     with pytest.warns(UserWarning, match=r"left out: classifier.bias, classifier.weight"):
         lm = plm_jax.load(tmp_path)

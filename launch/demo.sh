@@ -23,7 +23,7 @@ case "$family" in
   *) echo "error: there is no demo '$family': there are: gpt2, bert, t5" >&2; exit 2 ;;
 esac
 
-source launch/environment.sh
+source launch/environment.sh base
 say() { printf '\n== %s\n' "$*"; }
 
 say "1/5 prepare: vocabulary and cache"

@@ -1,21 +1,32 @@
-# Source this file from the root of the project: it creates and activates .venv with the packages of requirements.txt.
-# With PLM_JAX_ACCELERATOR=gpu or tpu, it installs the pinned version of jax for that accelerator.
+# Source this file from the root of the project: it creates and activates .venv with the versions of requirements.txt.
+#
+#   source launch/environment.sh [base]
+#
+# `base` installs only what the package itself needs (0.9 GB), which is enough for the demo; by default, the packages of
+# all extras and tests are installed too (3 GB). With PLM_JAX_ACCELERATOR=gpu or tpu, it installs the jax for that
+# accelerator.
 case "$(uname -s)" in
   Linux) ;;
   Darwin) echo "note: macOS is untested; there may be no wheel of TensorFlow" >&2 ;;
   *) echo "error: Windows has no TensorFlow and Grain wheels of these versions: use WSL 2, which is Linux" >&2; exit 2 ;;
 esac
 python=${PYTHON:-python3}
-if [ ! -f .venv/complete ]; then
+installed=.venv/complete
+if [ "${1:-}" = base ] && [ ! -f .venv/complete ]; then
+  installed=.venv/base
+fi
+if [ ! -f "$installed" ]; then
   "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
     echo "error: $("$python" --version) is too old: install Python 3.11 or newer, or set PYTHON to one" >&2
     exit 2
   }
   echo "installing into .venv (only once; takes a few minutes)"
-  "$python" -m venv .venv
-  .venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt \
+  [ -d .venv ] || "$python" -m venv .venv
+  pins=--requirement
+  [ "$installed" = .venv/complete ] || pins=--constraint
+  .venv/bin/python -m pip install --disable-pip-version-check "$pins" requirements.txt \
     --editable ".${PLM_JAX_ACCELERATOR:+[$PLM_JAX_ACCELERATOR]}"
-  touch .venv/complete
+  touch "$installed"
 fi
 # Huge pages for large arrays: on CPUs with 4 KiB pages a training step takes a third less time. glibc only.
 export GLIBC_TUNABLES=${GLIBC_TUNABLES:-glibc.malloc.hugetlb=1}

@@ -58,6 +58,10 @@ WORDS = [np.array([0, 1, 2]), np.array([1, 0, 0]), np.array([0, 0, 1])]
 LABELLED = {
     "classes": (objectives.Classification(), ("a", "b"), "label", LABEL, one_hot(LABEL, 2), one_hot([0] * 6, 2)),
     "choice": (objectives.MultipleChoice(), (), "label", LABEL, one_hot(LABEL, 2), one_hot([0] * 6, 2)),
+    "labels": (
+        *(objectives.MultiLabelClassification(), ("a", "b"), "labels", [np.array([label]) for label in LABEL]),
+        *(2 * np.eye(2)[LABEL] - 1, np.full((6, 2), -1.0)),
+    ),
     "score": (objectives.Regression(), (), "score", LABEL / 2, LABEL[:, None] / 2, np.full((6, 1), 0.3)),
     "tags": (objectives.Tagging(), NAMES, "tags", WORDS, one_hot(WORDS, 3), one_hot([[0, 0, 0]] * 3, 3)),
 }

@@ -301,7 +301,7 @@ def test_bert_trains_a_tenth_of_its_steps_at_full_length():
 
 
 def test_bert_makes_fixed_copies_by_the_override_of_its_page():
-    path, _, number = re.search(r"--config\.(\S+)(=)(\d+)` gives ten fixed copies", bert.__doc__).groups()
+    path, _, number = re.search(r"--config\.(\S+)(=)(\d+)` makes ten fixed copies", bert.__doc__).groups()
     tree = bert.get_config("base")
     tree.update_from_flattened_dict({path: int(number)})
     run = config.from_dict(tree)

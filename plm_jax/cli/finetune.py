@@ -81,9 +81,9 @@ def _write_config(source: str, workdir: str) -> str | None:
       UserError: flags are missing or cannot be combined, or the table does not fit them.
     """
     texts = tuple(_TEXT.value)
-    others = (_LABEL, _LABELS, _SCORE, _TAGS, _CHOICES, _QUESTION, _CONTEXT, _ANSWER)
+    column_flags = (_LABEL, _LABELS, _SCORE, _TAGS, _CHOICES, _QUESTION, _CONTEXT, _ANSWER)
     if not _TRAIN.value:
-        if named := [f"--{flag.name}" for flag in (_VALIDATION, _TEXT, *others) if flag.value]:
+        if named := [f"--{flag.name}" for flag in (_VALIDATION, _TEXT, *column_flags) if flag.value]:
             raise UserError(f"{', '.join(named)}: pass --train too, or leave them out")
         return None
     if _CONFIG.is_given:
@@ -93,7 +93,7 @@ def _write_config(source: str, workdir: str) -> str | None:
     with progress.doing(f"reading {_TRAIN.value}"):
         from plm_jax.runs import checkpoint_formats, task_config
 
-        columns = task_config.Columns(texts, **{flag.name: flag.value for flag in others})
+        columns = task_config.Columns(texts, **{flag.name: flag.value for flag in column_flags})
         path = os.path.join(workdir, "finetune.py")
         described = checkpoint_formats.described(source)
         is_new = task_config.write(path, _TRAIN.value, _VALIDATION.value, columns, described)

@@ -88,15 +88,15 @@ class Columns:
           UserError: the columns are not those of one form.
         """
         targets = {name: getattr(self, name) for name in ("label", "labels", "score", "tags", "answer")}
-        given = [name for name, column in targets.items() if column]
-        if len(given) != 1:
+        named = [name for name, column in targets.items() if column]
+        if len(named) != 1:
             raise UserError(
-                f"{' and '.join(f'--{name}' for name in given) or 'no column of labels'}: pass one of --label, "
+                f"{' and '.join(f'--{name}' for name in named) or 'no column of labels'}: pass one of --label, "
                 "--labels, --score, --tags and --answer"
             )
-        if self.choices and given != ["label"]:
+        if self.choices and named != ["label"]:
             raise UserError("--choices needs --label, the column of the correct choice")
-        kind = {"label": "choice" if self.choices else "classes", "answer": "span"}.get(given[0], given[0])
+        kind = {"label": "choice" if self.choices else "classes", "answer": "span"}.get(named[0], named[0])
         self._check_texts(kind)
         return kind
 

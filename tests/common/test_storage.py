@@ -171,7 +171,7 @@ def test_what_is_no_file_is_told_and_not_waited_for(tmp_path):
 def test_a_file_may_be_too_large(tmp_path):
     (tmp_path / "a").touch()
     os.truncate(tmp_path / "a", 2**40)
-    with pytest.raises(UserError, match="1,099,511,627,776 bytes, at most 100 are read"):
+    with pytest.raises(UserError, match="1,099,511,627,776 bytes, but at most 100 are read"):
         storage.read(str(tmp_path / "a"), most=100)
     os.truncate(tmp_path / "a", 100)
     assert storage.read(str(tmp_path / "a"), most=100) == bytes(100)

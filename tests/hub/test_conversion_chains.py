@@ -27,6 +27,7 @@ SOURCES = {name: exports.KINDS[i % len(exports.KINDS)] for i, name in enumerate(
 TEXTS = ("the film", "", "The state of the Union.", "  two  spaces ")
 LABELS = {
     "classes": ("bad", "good", "neither"),
+    "labels": ("bad", "good", "neither"),
     "score": ("stars",),
     "tags": ("O", "B-A", "I-A"),
     "span": (),

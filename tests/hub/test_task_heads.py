@@ -64,6 +64,8 @@ def make_model(case, reference, **fields):
         fields |= {"id2label": dict(enumerate(labels)), "label2id": {name: i for i, name in enumerate(labels)}}
     if case.family in ("GPT2", "Llama"):
         fields["pad_token_id"] = PAD
+    if case.kind == "labels":
+        fields["problem_type"] = tasks.PROBLEMS["labels"]
     return reference.make(case.architecture, **ENCODERS.get(case.family, {}), **fields)
 
 

@@ -71,7 +71,7 @@ def test_classes_equal_transformers(family, folder, transformers, tmp_path):
         assert prediction.probabilities == pytest.approx(probabilities, abs=1e-4), line
         assert prediction.label == max(probabilities, key=probabilities.get)
         assert prediction.probability == max(prediction.probabilities.values())
-    assert np.ptp([prediction.probabilities[LABELS[0]] for prediction in predicted]) > 0.01
+    assert len({round(prediction.probability, 8) for prediction in predicted}) > 10
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "albert", "distilbert"])
@@ -101,8 +101,11 @@ def test_tags_equal_transformers(family, folder, transformers, tmp_path):
     lm = export(with_head(family, ENCODERS[family], "tags", folder, TAGS), tmp_path)
     size = lm.config.max_length - 2
     lines = [line for line in texts(COUNT)[:-1] if len(lm.tokenizer.encode(line)) <= size and "##" not in line]
-    if family in ("roberta", "albert"):  # In transformers, a token of white space is a word.
+    if family in ("roberta", "albert"):
+        # In transformers, a token of white space is a word, and it is the first token of the word that follows.
         lines = [" ".join(line.split()) for line in lines]
+        encoded = lm.tokenizer.encode_spans(lines)
+        lines = [line for line, spans in zip(lines, encoded, strict=True) if (spans.ends > spans.begins).all()]
     pipeline = transformers.pipeline("token-classification", model=str(tmp_path), aggregation_strategy="first")
     num_entities = 0
     for line, prediction in zip(lines, lm.predict(lines), strict=True):
@@ -153,8 +156,10 @@ def test_answers_are_the_best_spans(family, folder, transformers, tmp_path):
     lm = export(with_head(family, ENCODERS[family], "span", folder), tmp_path)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
     model = transformers.AutoModelForQuestionAnswering.from_pretrained(tmp_path).eval()
-    # All tokens are among the best starts and ends that are combined.
-    lines = [line[:40] for line in texts(100) if 0 < len(lm.tokenizer.encode(line[:40])) <= 15]
+    # Longer questions are truncated.
+    lines = [line[:40] for line in texts(100) if 0 < len(lm.tokenizer.encode(line[:40])) <= 12]
+    encoded = lm.tokenizer.encode_spans(lines)
+    lines = [line for line, spans in zip(lines, encoded, strict=True) if (spans.ends > spans.begins).all()]
     examples = list(zip(lines[1:], lines, strict=False))
     for (question, context), prediction in zip(examples, lm.predict(examples), strict=True):
         encoded = tokenizer(question, context, return_tensors="pt", return_offsets_mapping=True)

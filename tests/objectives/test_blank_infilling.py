@@ -303,7 +303,7 @@ def test_shorter_text_is_a_span_with_moved_sentences():
 
 
 def test_invalid_settings_are_rejected():
-    with pytest.raises(UserError, match=r"no row of length 16: set config.data.length to 18"):
+    with pytest.raises(UserError, match=r"cannot make a row of length 16: set config.data.length to 18"):
         objectives.get("blank_infilling", GLM).input_length(16)
     assert objectives.BlankInfilling().input_length(18) > 0
     for name, settings in (("sop", {}), ("smask", {"sentence_rate": 0.1}), ("dblock", {"block_mask_rate": 0.1})):
@@ -314,5 +314,5 @@ def test_invalid_settings_are_rejected():
     for wrong in ({"rate": 1.0}, {"sentence_rate": -0.1}, {"mean_span_length": 0.0}, {"max_span_length": 0}):
         with pytest.raises(UserError, match=rf"config.objective.{next(iter(wrong))} is .*: must be"):
             objectives.get("blank_infilling", GLM, **wrong)
-    with pytest.raises(UserError, match="rates that add up"):
+    with pytest.raises(UserError, match="their sum must be at most 1"):
         objectives.get("blank_infilling", GLM, sentence_rate=0.6, document_rate=0.6)

@@ -387,7 +387,7 @@ def test_invalid_settings_are_rejected():
         with pytest.raises(UserError, match=rf"set config.vocabulary.{name}"):
             apply(9, rng, special=objectives.Special(**ids), noise=TextInfilling())
     apply(9, rng, special=objectives.Special(bos=0, eos=2), noise=TokenDeletion())
-    with pytest.raises(UserError, match=r"no row of length 2: raise config.data.length"):
+    with pytest.raises(UserError, match=r"cannot make a row of length 2: raise config.data.length"):
         objectives.get("denoising", BART).input_length(2)
     for wrong in ({"insert": -0.1}, {"permute_sentences": 1.1}, {"rotate": 2.0}, {"random_share": -1.0}):
         with pytest.raises(UserError, match=rf"config.objective.{next(iter(wrong))} is .*: must be between 0 and 1"):

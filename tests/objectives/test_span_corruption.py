@@ -167,9 +167,9 @@ def test_invalid_settings_are_rejected():
         corrupt(20, special=objectives.Special(sentinels=(9, 8)))
     with pytest.raises(UserError, match=r"attend_across_documents to True"):
         objectives.get("span_corruption", T5)({"tokens": np.arange(9), "segment_ids": np.ones(9)}, None)
-    with pytest.raises(UserError, match=r"no row of length 1: change config.data.length"):
+    with pytest.raises(UserError, match=r"cannot make a row of length 1: change config.data.length"):
         objectives.get("span_corruption", T5).input_length(1)
-    with pytest.raises(UserError, match=r"no row of length 4"):
+    with pytest.raises(UserError, match=r"cannot make a row of length 4"):
         objectives.get("span_corruption", T5, noise_density=0.5, mean_span_length=1.0).input_length(4)
     for wrong in ({"noise_density": 0.0}, {"noise_density": 1.0}, {"mean_span_length": 0.5}):
         with pytest.raises(UserError, match=rf"config.objective.{next(iter(wrong))} is .*: must be"):

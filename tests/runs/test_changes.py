@@ -102,7 +102,7 @@ def test_changed_number_of_steps_is_checked_and_reported(tiny, halfway, verb):
     fewer = pretrain("--config.train.steps=2", "--allow_changes")
     assert fewer.status == 2 and contents(halfway) == before
     (line,) = fewer.errors
-    assert "is at step 3, config.train.steps is 2" in line
+    assert "is at step 3, but config.train.steps is 2" in line
     more = pretrain("--config.train.steps=5", "--config.schedule.kind=linear", "--config.schedule.decay_steps=10")
     assert more.status == 0, more.err
     table = more.err[more.err.index("changed since the run up to step 3:") :].splitlines()

@@ -48,6 +48,7 @@ class Steps:
             selected=lambda found: found[select], is_better=lambda value, than: value > than
         )
         self.select, self.saved = select, {0: {}}
+        self.settings = config.EvaluationConfig(every=1, select=select)
 
     def train(self, values, first_step=0):
         """Resumes from a step; returns the lines that were printed at the start and at the end."""
@@ -55,7 +56,7 @@ class Steps:
         start = selection.read_start(self.select, str(self.workdir), resumed)
         lines = [*start.notes, *selection.set_aside(start)]
         with Checkpoints(str(self.workdir), config.CheckpointConfig(), run_id="a") as checkpoints:
-            selector = selection.Selection(self.validation, checkpoints, self.select, start)
+            selector = selection.Selection(self.validation, checkpoints, self.settings, start)
             for step, value in enumerate(values, first_step + 1):
                 if selector.update(step, {self.select: value}):
                     selector.save(step, {"x": np.float32([step])}, {"config": {}, "selected": selector.state()})

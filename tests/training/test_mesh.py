@@ -128,7 +128,7 @@ def test_data_axis_takes_the_remaining_devices():
     [
         ("plain", {"fsdp": 8}, {"batch_size": 12}, r"8 \(stage × data × fsdp\).*fsdp=4 mesh.tensor=2, or.* of 16$"),
         ("plain", {"fsdp": 8}, {"batch_size": 24, "microbatches": 2}, "has 12 rows at .*, or .*batch_size of 32$"),
-        ("elmo", {"data": 2, "context": 4}, {}, "kind 'elmo' reads a row sequentially, .*: take mesh.data=8$"),
+        ("elmo", {"data": 2, "context": 4}, {}, "kind 'elmo' reads a row sequentially, .*: use mesh.data=8$"),
     ],
 )
 def test_indivisible_batches_are_rejected_with_the_nearest_sizes(name, sizes, fields, says):

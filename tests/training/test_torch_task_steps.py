@@ -39,6 +39,7 @@ def batches_of(kind):
     first = tokens[..., 1]
     labels = {
         "classes": {"label": first % 3},
+        "labels": {"labels": np.stack([first % 3 == label for label in range(3)], -1).astype(np.float32)},
         "score": {"score": (first / 20).astype(np.float32)},
         "tags": {"tags": np.where((mask == 1) & (rng.random(mask.shape) < 0.8), tokens % 3, -1)},
         "span": {"span_starts": 1 + first % 3, "span_ends": 3 + first % 2},
@@ -72,6 +73,7 @@ def loss_of(model, kind, batch, lm):
             "span": lambda: {"start_positions": batch["span_starts"], "end_positions": batch["span_ends"]},
             "tags": lambda: {"labels": torch.where(batch["tags"] < 0, -100, batch["tags"])},
             "score": lambda: {"labels": batch["score"]},
+            "labels": lambda: {"labels": batch["labels"]},
         }.get(kind, lambda: {"labels": batch["label"]})
         return model(**inputs, **labels()).loss
     hidden = model.transformer(**inputs).last_hidden_state
@@ -114,7 +116,11 @@ def theirs(model, kind, batches, lm):
 def test_twenty_steps_equal_torch(family, kind, lm, tmp_path):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    labels = {"num_labels": 3} if kind in ("classes", "tags") else {"num_labels": 1} if kind == "score" else {}
+    labels = (
+        {"num_labels": 3} if kind in ("classes", "labels", "tags") else {"num_labels": 1} if kind == "score" else {}
+    )
+    if kind == "labels":
+        labels["problem_type"] = "multi_label_classification"
     settings = transformers.AutoConfig.for_model(family, initializer_range=0.2, **SIZES[family], **labels)
     torch.manual_seed(1)
     model = getattr(transformers, f"{families.registered()[family].task_class}{tasks.FORMS[kind]}")(settings).train()

@@ -102,10 +102,11 @@ def test_tags_equal_transformers(family, folder, transformers, tmp_path):
     size = lm.config.max_length - 2
     lines = [line for line in texts(COUNT)[:-1] if len(lm.tokenizer.encode(line)) <= size and "##" not in line]
     if family in ("roberta", "albert"):
-        # In transformers, a token of white space is a word, and it is the first token of the word that follows.
+        # In transformers, a token of white space is a word, and so is each of several tokens of the first character.
         lines = [" ".join(line.split()) for line in lines]
         encoded = lm.tokenizer.encode_spans(lines)
-        lines = [line for line, spans in zip(lines, encoded, strict=True) if (spans.ends > spans.begins).all()]
+        whole = [(each.ends > each.begins).all() and (each.begins == 0).sum() < 2 for each in encoded]
+        lines = [line for line, is_whole in zip(lines, whole, strict=True) if is_whole]
     pipeline = transformers.pipeline("token-classification", model=str(tmp_path), aggregation_strategy="first")
     num_entities = 0
     for line, prediction in zip(lines, lm.predict(lines), strict=True):
@@ -118,7 +119,7 @@ def test_tags_equal_transformers(family, folder, transformers, tmp_path):
         np.testing.assert_allclose([entity.score for entity in prediction.entities], scores, atol=1e-4)
         assert all(entity.text == line[entity.start : entity.end] for entity in prediction.entities)
         num_entities += len(spans)
-    assert num_entities > COUNT
+    assert num_entities > COUNT // 2
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta"])

@@ -67,8 +67,13 @@ def section(pretrained: Pretrained) -> config.VocabularyConfig:
     settings = _section(pretrained)
     if pretrained.run is not None:
         return settings
-    size = vocabulary(pretrained).vocab_size
-    return with_ids(settings, {name: i for name, i in _by_name(pretrained.special_ids).items() if i < size})
+    size, ids = vocabulary(pretrained).vocab_size, _by_name(pretrained.special_ids)
+    if len(pretrained.special_ids.get("separates_with", ())) == 2:
+        # RoBERTa's tokenizer names its bos and eos cls and sep too; rows with cls and sep would be BERT's.
+        ids = {
+            name: i for name, i in ids.items() if (name, i) not in (("cls", ids.get("bos")), ("sep", ids.get("eos")))
+        }
+    return with_ids(settings, {name: i for name, i in ids.items() if i < size})
 
 
 def with_ids(section: config.VocabularyConfig, ids: Mapping[str, int]) -> config.VocabularyConfig:

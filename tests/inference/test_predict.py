@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+import tokenizers
 
 import plm_jax
 from plm_jax.hub import families, tasks
@@ -60,6 +61,17 @@ def texts(count):
     return ["", *lines, " ".join(lines[:40])]
 
 
+@pytest.mark.parametrize("family", ["bert", "gpt2"])
+def test_several_labels_equal_transformers(family, folder, transformers, tmp_path):
+    lm = export(with_head(family, CLASSIFIERS[family], "labels", folder, LABELS), tmp_path)
+    lines = [line for line in texts(40) if line.strip() or family in ENCODERS]
+    pipeline = transformers.pipeline("text-classification", model=str(tmp_path), top_k=None)
+    for line, prediction in zip(lines, lm.predict(lines), strict=True):
+        expected = {each["label"]: each["score"] for each in pipeline([line], truncation=True)[0]}
+        assert prediction.probabilities == pytest.approx(expected, abs=1e-4), line
+        assert set(prediction.labels) == {label for label, probability in expected.items() if probability > 0.5}
+
+
 @pytest.mark.parametrize("family", CLASSIFIERS)
 def test_classes_equal_transformers(family, folder, transformers, tmp_path):
     lm = export(with_head(family, CLASSIFIERS[family], "classes", folder, LABELS), tmp_path)
@@ -82,6 +94,32 @@ def test_pairs_equal_transformers(family, folder, transformers, tmp_path):
     pairs = [(a, b) for a, b in zip(lines, [*lines[7:], *lines[:7]], strict=True) if b]
     pipeline = transformers.pipeline("text-classification", model=str(tmp_path), top_k=None)
     for (first, second), prediction in zip(pairs, lm.predict(pairs), strict=True):
+        expected = pipeline([{"text": first, "text_pair": second}], truncation=True)[0]
+        probabilities = {each["label"]: each["score"] for each in expected}
+        assert prediction.probabilities == pytest.approx(probabilities, abs=1e-4), (first, second)
+
+
+@pytest.mark.parametrize("family", ["Roberta", "Bart"])
+def test_pairs_of_a_tokenizer_file_equal_transformers(family, transformers, tmp_path):
+    """The tokenizer calls its bos and eos cls and sep too, but its rows are not BERT's."""
+    tokenizer = tokenizers.ByteLevelBPETokenizer()
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    tokenizer.train_from_iterator(exports.texts(), vocab_size=600, special_tokens=special, show_progress=False)
+    tokenizer.save_model(str(tmp_path))
+    files = [str(tmp_path / name) for name in ("vocab.json", "merges.txt")]
+    tokenizer = transformers.RobertaTokenizerFast(*files, model_max_length=60)
+    sizes = {"Roberta": {"type_vocab_size": 1, **exports.BERT}, "Bart": exports.BART}[family]
+    length = 62 if family == "Roberta" else 60  # RoBERTa's positions begin at 2.
+    fields = {"vocab_size": 600, "max_position_embeddings": length, "pad_token_id": 1, "num_labels": 3, "init_std": 1.0}
+    settings = getattr(transformers, f"{family}Config")(**fields, **sizes, initializer_range=1.0)
+    model = getattr(transformers, f"{family}ForSequenceClassification")(settings)
+    for part in (model, tokenizer):
+        part.save_pretrained(tmp_path / "saved")
+    assert not (tmp_path / "saved" / "vocab.json").exists()
+    pipeline = transformers.pipeline("text-classification", model=str(tmp_path / "saved"), top_k=None)
+    lines = [line for line in exports.lines(30) if line.strip()]
+    pairs = list(zip(lines, lines[3:], strict=False))
+    for (first, second), prediction in zip(pairs, plm_jax.load(tmp_path / "saved").predict(pairs), strict=True):
         expected = pipeline([{"text": first, "text_pair": second}], truncation=True)[0]
         probabilities = {each["label"]: each["score"] for each in expected}
         assert prediction.probabilities == pytest.approx(probabilities, abs=1e-4), (first, second)

@@ -124,6 +124,16 @@ def test_auxiliary_language_model_is_mean_over_texts(kind):
     assert got["loss"] == pytest.approx(alone["loss"] + 0.5 * np.mean(texts), abs=1e-5)
 
 
+def test_losses_of_classes_may_be_weighted():
+    module, params = build("classes")
+    batch, weights = batch_of("classes"), (1.0, 0.25, 4.0)
+    output = np.asarray(output_of(module, params, batch), np.float64)
+    terms = [weights[batch["label"][row]] * nll(output[row], batch["label"][row]) for row in range(ROWS - 1)]
+    weighted = means_of(losses.get("task", class_weights=weights), module, params, batch)
+    assert weighted["loss"] == pytest.approx(np.mean(terms), abs=1e-5)
+    assert weighted["accuracy"] == means_of(losses.get("task"), module, params, batch)["accuracy"]
+
+
 def test_labels_may_be_smoothed():
     module, params = build("classes")
     batch = batch_of("classes")

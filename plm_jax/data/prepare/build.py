@@ -22,9 +22,9 @@ from plm_jax.data.sources.source import InputsTargetsSource, Source
 
 # Descriptions of the rules of `groups.HeldOutRule` in reports, formatted with the fraction.
 _RULES = {
-    "source": "its own validation split",
-    "hash": "groups with a hash below validation_fraction {:g}",
-    "top-up": "groups with the smallest hashes, since fewer than 20 rows are below validation_fraction {:g}",
+    "source": "the validation split of the source",
+    "hash": "validation_fraction {:g}",
+    "top-up": "validation_fraction {:g} alone would hold out fewer than 20",
     "none": "",
 }
 
@@ -99,7 +99,11 @@ def _tokenize(
     beam_options: Sequence[str] | None,
     show_progress: bool,
 ) -> tuple[int, groups.Groups]:
-    """Tokenizes a source into shuffle files; returns the number of documents with tokens and the groups of all."""
+    """Tokenizes a source into shuffle files.
+
+    Returns:
+      Number of documents with tokens; groups of all rows, also of those without tokens.
+    """
     if beam_options is None:
         with bar(f"{name}: tokenizing", data.sources[name].open(name), show_progress) as progress_bar:
             documents = reading.all_documents(data, name, skipped, progress_bar.update)
@@ -132,7 +136,7 @@ def _report(name: str, num_documents: int, counts: dict[str, Any], skipped: Skip
     """Prints the counts of a new cache, and the rule that chose the held-out rows."""
     held_out = "none held out, so it is not validated"
     if "validation" in counts:
-        held_out = f"{counts['validation']['documents']:,} held out ({rule})"
+        held_out = f"{counts['validation']['documents']:,} held out for validation ({rule})"
     tokens, size = (sum(split[count] for split in counts.values()) for count in ("tokens", "bytes"))
     print(
         f"{name}: {num_documents:,} documents, {held_out}, {counts['train']['tokens']:,} training tokens, "
@@ -154,12 +158,13 @@ def _report_overlap(
         return
     shared = {level: splits["validation"] for level, splits in overlap.shared.items()}
     line = (
-        f"of {overlap.validation:,} validation rows {shared['exact']:,} are training rows exactly, "
-        f"{shared['normalized']:,} after NFC and collapsed white space, {shared['group']:,} by their group"
+        f"of {overlap.validation:,} validation rows, {shared['exact']:,} are identical to a training row, "
+        f"{shared['normalized']:,} are identical after normalizing Unicode and white space, and "
+        f"{shared['group']:,} share a group with a training row"
     )
     print(f"{name}: {line}")
     if any(shared.values()):
-        _warn(f"validation and training of '{name}' overlap ({line}): remove these rows from one of them")
+        _warn(f"validation and training of '{name}' overlap ({line}): remove the shared rows from one of the two")
 
 
 def _warn(line: str) -> None:

@@ -214,9 +214,9 @@ class Stack(nn.Module):
         if self.is_initializing() or context.cache_index is not None:
             return context
         if self.model.attention_kernel == "xla":
-            logger.info("%s %s: kernel xla", self.name, attention)
+            logger.info("%s of '%s' uses the xla kernel", attention, self.name)
             return context
-        name, setting, config = f"{self.name} {attention}", self.model.attention_kernel, self.model.attention
+        name, setting, config = f"{attention} of '{self.name}'", self.model.attention_kernel, self.model.attention
         sizes = {"head_dim": config.head_dim, "groups": config.num_kv_heads, "queries": queries, "keys": keys}
         return context.replace(kernel=kernels.pick(name, setting, context, dtype=self.dtype, **sizes))
 

@@ -243,17 +243,17 @@ def test_choice_is_logged_and_fallback_warned(caplog):
         jax.jit(lambda p: module.apply({"params": p}, TOKENS, TOKENS, rngs=rngs, **options)).trace(shapes)
         return [(record.levelname, record.getMessage()) for record in caplog.records]
 
-    names = "encoder attention", "decoder attention", "decoder cross_attention"
+    names = "attention of 'encoder'", "attention of 'decoder'", "cross_attention of 'decoder'"
     with devices(TPU):
-        assert trace() == trace(deterministic=False) == [("INFO", f"{name}: kernel flash") for name in names]
-    assert trace() == [("INFO", f"{name}: kernel xla") for name in names]
+        assert trace() == trace(deterministic=False) == [("INFO", f"{name} uses the flash kernel") for name in names]
+    assert trace() == [("INFO", f"{name} uses the xla kernel") for name in names]
     model = replace(model, attention=replace(model.attention, position=DistanceKeys()))
     module, shapes = registry.build(model), registry.shapes(model)
-    said = "kernel xla (flash supports only a bias that depends on distances)"
+    said = "uses the xla kernel (flash supports only a bias that depends on distances)"
     with devices(TPU):
         assert trace() == [
-            *(("WARNING", f"{name}: {said}") for name in names[:2]),
-            ("INFO", f"{names[2]}: kernel flash"),
+            *(("WARNING", f"{name} {said}") for name in names[:2]),
+            ("INFO", f"{names[2]} uses the flash kernel"),
         ]
 
 

@@ -100,7 +100,7 @@ def test_speed_settings_keep_the_losses(switches, tiny, verb, uninterrupted, tmp
     assert_same_within(1e-6, workdir, reference)
     model = json.loads((workdir / "config.json").read_text())["config"]["model"]
     assert {name: model[name] for name in switches} == switches
-    assert finished.err.count("stack attention: kernel xla") == 1
+    assert finished.err.count("attention of 'stack' uses the xla kernel") == 1
     assert ("cudnn needs an NVIDIA GPU, not a cpu" in finished.err) == ("attention_kernel" in switches)
 
 

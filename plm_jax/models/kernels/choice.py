@@ -108,7 +108,7 @@ def pick(
         cut=shards_queries(groups, queries),
     )
     if reason:
-        logger.warning("%s: kernel %s (%s)", name, kernel, reason)
+        logger.warning("%s uses the %s kernel (%s)", name, kernel, reason)
     else:
-        logger.info("%s: kernel %s", name, kernel)
+        logger.info("%s uses the %s kernel", name, kernel)
     return kernel

@@ -261,7 +261,11 @@ class HloModule:
                 users.setdefault(operand, []).append(instruction)
 
         def read(name: str) -> int | None:
-            """Returns the bytes that users slice from an array; None if one reads all of it, or it is a result."""
+            """Returns the number of bytes of an array that the instructions that use it read through slices.
+
+            Returns:
+              None if one of these instructions reads the whole array, or if the array is an output of the computation.
+            """
             total = 0
             if name not in users:
                 return None

@@ -104,7 +104,8 @@ def _suggestion(
 ) -> dict[str, Any] | None:
     """Returns the settings of the first of `remedies` that fits.
 
-    Skips remedies that save far too little of `required_bytes` by `search.estimate_cost`.
+    Skips remedies with which the step, as `search.estimate_cost` estimates, needs over 1.3 times the memory of a
+    device.
     """
     run_phase, chip = costliest_phase(config.resolve_phases(run)), _chip(devices)
     parameters = _count(run)
@@ -285,7 +286,12 @@ def _requested_bytes(message: str) -> int | None:
 
 
 def _by_kind(collectives: list[hlo.Collective]) -> dict[str, dict[str, int]]:
-    """Returns the count per step of each kind of collective and the bytes that a device sends, in total and by form."""
+    """Returns the cost per step of each kind of collective.
+
+    Returns:
+      For each kind: `count`, how often such collectives run; `bytes`, the bytes that a device sends; and, by the name
+      of each form in `hlo.FORMS`, the bytes that collectives of this form send.
+    """
     counts: Counter[str] = Counter()
     sent_bytes: dict[tuple[str, str], float] = defaultdict(float)
     for collective in collectives:
@@ -303,8 +309,10 @@ def table(report: dict[str, Any]) -> str:
     phase = report["stage"]
     rows = {
         "mesh": " × ".join(f"{axis} {size}" for axis, size in report["mesh"].items()),
-        "step": f"from step {phase['first_step']}: {phase['batch_size']} rows of {phase['length']}, "
-        f"{phase['microbatches']} microbatches, layers scanned, remat {report['remat']}",
+        "batch": f"{phase['batch_size']:,} rows of {phase['length']:,} tokens, in the phase from step "
+        f"{phase['first_step']:,}",
+        "step": f"{phase['microbatches']} microbatch{'es' * (phase['microbatches'] > 1)}, layers scanned, remat "
+        f"{report['remat']}",
         "parameters": f"{report['parameters']:,}",
         "model FLOPs per step": f"{report['model_flops_per_step']:.4g}",
     }

@@ -23,8 +23,9 @@ INTERVAL = "[95 %]"
 _HEAD = ("Run", "Metric", "Value", "Trivial predictor", f"Gain {INTERVAL}", "Seeds", "Minutes")
 # Name SOURCE/METRIC, or a sequence of metrics, which stands for their mean.
 Metric = str | Sequence["Metric"]
-AGREES, DISAGREES, NOT_RESOLVED = "agrees in direction beyond noise", "disagrees beyond noise", "not resolved"
-BETTER, WORSE = "better beyond noise", "worse beyond noise"
+AGREES = "same direction as the paper beyond noise"
+DISAGREES = "opposite direction to the paper beyond noise"
+BETTER, WORSE, NOT_RESOLVED = "better beyond noise", "worse beyond noise", "not resolved"
 NOT_RUN = "not run yet"
 NO_DIRECTION = "no verdict: the metric declares no direction"
 OTHER_METRIC = "no verdict: the metric differs from the paper's"

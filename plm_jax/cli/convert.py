@@ -19,7 +19,9 @@ from plm_jax.common.errors import UserError
 from plm_jax.config.flags import ModulesFlag
 
 _SOURCE = flags.DEFINE_string(
-    "source", None, "run, checkpoint, converted or Hugging Face directory, or hf:ORG/NAME[@REVISION] (required)"
+    "source",
+    None,
+    "run, checkpoint, directory written by `convert`, Hugging Face directory, or hf:ORG/NAME[@REVISION] (required)",
 )
 _TARGET = flags.DEFINE_string("target", None, "new directory for the converted model (optional with --push)")
 _FORMAT = flags.DEFINE_enum(
@@ -29,7 +31,9 @@ _FORMAT = flags.DEFINE_enum(
     "format of the target (default: plm_jax; with --push: huggingface)",
 )
 _PUSH = flags.DEFINE_string("push", None, "repository ORG/NAME of the Hugging Face Hub to upload the model to")
-_PRIVATE = flags.DEFINE_bool("private", False, "with --push: make a new repository private, and reject a public one")
+_PRIVATE = flags.DEFINE_bool(
+    "private", False, "with --push: create the repository as private; fail if it already exists and is public"
+)
 _LICENSE = flags.DEFINE_string("license", None, "with --push: license for the model card, such as apache-2.0")
 _MODULES = ModulesFlag()
 

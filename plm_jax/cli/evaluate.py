@@ -29,18 +29,24 @@ from plm_jax.common.errors import UserError
 from plm_jax.config.flags import ConfigFlag
 
 _CHECKPOINT = flags.DEFINE_string(
-    "checkpoint", None, "run, checkpoint, converted or Hugging Face directory, or hf:ORG/NAME[@REVISION] (required)"
+    "checkpoint",
+    None,
+    "run, checkpoint, directory written by `convert`, Hugging Face directory, or hf:ORG/NAME[@REVISION] (required)",
 )
-_TASKS = flags.DEFINE_list("tasks", [], "tasks, SOURCE (its validation split) or SOURCE:SPLIT (default: all sources)")
-_OUTPUT = flags.DEFINE_string("output", None, "JSON file for the metrics; with --watch, of the last checkpoint")
+_TASKS = flags.DEFINE_list(
+    "tasks", [], "sources to evaluate: SOURCE for its validation split, or SOURCE:SPLIT (default: all sources)"
+)
+_OUTPUT = flags.DEFINE_string(
+    "output", None, "JSON file for the metrics; with --watch, for those of the last checkpoint"
+)
 _WATCH = flags.DEFINE_bool("watch", False, "evaluate each checkpoint of a run once, until the run is finished")
 _SHOTS = flags.DEFINE_list("shots", [], "numbers of examples in the prompt, such as 0,1,5; one result per number")
 _SEEDS = flags.DEFINE_list("seeds", ["0"], "with --shots: seeds for drawing the examples; metrics are means over seeds")
 _NORMALIZE = flags.DEFINE_string(
     "normalize",
     "sum",
-    "with --shots: score of a choice: its log-probability (sum), divided by its number of tokens, characters or bytes "
-    "(token, character, byte), or minus its log-probability without the question (unconditional)",
+    "with --shots: score of a choice; sum: its log-probability; token, character or byte: its log-probability divided "
+    "by its length in these units; unconditional: its log-probability minus that without the question",
 )
 _BALANCED = flags.DEFINE_bool("balanced", False, "with --shots: draw the same number of examples for each choice")
 _SHOW = flags.DEFINE_integer("show", 0, "with --shots: number of prompts to print in full")

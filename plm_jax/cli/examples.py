@@ -1,10 +1,10 @@
 """Print the rows that a training step read, or the steps that read a document.
 
 usage: plm_jax examples --workdir=DIR --step=N [--row=N]
-       plm_jax examples --workdir=DIR --document=SOURCE:N
+       plm_jax examples --workdir=DIR --document=SOURCE:NUMBER
 
---step also prints the documents of each row, as SOURCE:N. --document lists the steps so far that read any part of that
-document.
+--step also prints the documents of each row, as SOURCE:NUMBER. NUMBER is the index of the document in the training
+split, counted from 0. --document lists the steps so far that read any part of that document.
 
 example:
   plm_jax examples --workdir=runs/demo-bert-0 --step=1 --row=0
@@ -21,7 +21,7 @@ from plm_jax.config.flags import ModulesFlag
 _WORKDIR = flags.DEFINE_string("workdir", None, "run directory (required)")
 _STEP = flags.DEFINE_integer("step", None, "training step, counted from 1")
 _ROW = flags.DEFINE_integer("row", None, "row of the batch, counted from 0 (default: all rows)")
-_DOCUMENT = flags.DEFINE_string("document", None, "training document, as SOURCE:N")
+_DOCUMENT = flags.DEFINE_string("document", None, "training document, as SOURCE:NUMBER")
 _MODULES = ModulesFlag()
 
 

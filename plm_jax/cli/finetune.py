@@ -7,9 +7,9 @@ The model, the vocabulary and the special ids come from the checkpoint. Everythi
 the same command again resumes the run. With --seeds=0,1,2, one model per seed is trained in DIR/seed-0, DIR/seed-1 and
 DIR/seed-2, and the mean ± standard deviation of their held-out metrics is printed.
 
-Instead of a config, --train names a table of your own (.jsonl, .csv, .tsv or .parquet). The flags below name its
-columns; the labels, the length of rows and the recipe of the model's family follow from the table and the checkpoint.
-They are written to DIR/finetune.py, a config that you can edit and use again.
+Instead of a config, --train names a table of your own (.jsonl, .csv, .tsv or .parquet). Name its columns with the
+flags below. The labels and the row length are derived from the table, and the other settings come from the recipe of
+the model's family. The resulting config is written to DIR/finetune.py; you can edit it and use it again.
 
 examples:
   plm_jax finetune --config=tasks/sentiment --checkpoint=runs/demo-bert-0 --workdir=runs/demo-sentiment
@@ -30,15 +30,21 @@ _TRAIN = flags.DEFINE_string("train", None, "table of training examples: .jsonl,
 _VALIDATION = flags.DEFINE_string("validation", "", "table of validation examples (default: a tenth of --train)")
 _TEXT = flags.DEFINE_list("text", [], "column of the text, or two columns separated by a comma")
 _LABEL = flags.DEFINE_string("label", "", "column of the class of each text; with --choices, the correct choice")
-_LABELS = flags.DEFINE_string("labels", "", "column with any number of labels of each text, such as a,b")
+_LABELS = flags.DEFINE_string(
+    "labels", "", "column with zero or more labels of each text, separated by commas, such as a,b"
+)
 _SCORE = flags.DEFINE_string("score", "", "column of the number to predict")
 _TAGS = flags.DEFINE_string("tags", "", "column with a list of tags, one for each word of the list in --text")
 _CHOICES = flags.DEFINE_string("choices", "", "column with a list of possible answers to --text")
 _QUESTION = flags.DEFINE_string("question", "", "column of a question about --context")
 _CONTEXT = flags.DEFINE_string("context", "", "column of the text that contains the answer")
-_ANSWER = flags.DEFINE_string("answer", "", "column of the answers, with their texts and the offsets of their starts")
+_ANSWER = flags.DEFINE_string(
+    "answer", "", 'column of the answers in SQuAD\'s format: {"text": [...], "answer_start": [...]}'
+)
 _CHECKPOINT = flags.DEFINE_string(
-    "checkpoint", None, "run, checkpoint, converted or Hugging Face directory, or hf:ORG/NAME[@REVISION] (required)"
+    "checkpoint",
+    None,
+    "run, checkpoint, directory written by `convert`, Hugging Face directory, or hf:ORG/NAME[@REVISION] (required)",
 )
 _WORKDIR = flags.DEFINE_string("workdir", None, "run directory for config, checkpoints and metrics (required)")
 _SEEDS = flags.DEFINE_list("seeds", [], "train one model per seed, such as 0,1,2 (default: the seed of the config)")

@@ -22,8 +22,8 @@ _CONFIG = ConfigFlag()
 _TOPOLOGY = flags.DEFINE_string(
     "topology",
     None,
-    "TPU slice such as v5p:4x4x4, GPUs such as gpu:h100:8, or none to estimate one device from array shapes, without "
-    "compiling (required)",
+    "TPU slice such as v5p:4x4x4, GPUs such as gpu:h100:8, or none: estimates for a single device from array shapes, "
+    "without compiling (required)",
 )
 _SLICES = flags.DEFINE_integer("slices", 1, "number of TPU slices, connected by the data-center network")
 _SEARCH = flags.DEFINE_bool("search", False, "try other meshes, microbatches and rematerialization levels; slow")

@@ -12,8 +12,9 @@ it. The output has one row per row of the input, with the columns of the input a
   choices   predicted_choice, predicted_text, predicted_probabilities
   texts     predicted_text
 
-Files are .jsonl, .csv, .tsv or .parquet; the input may also be a .txt file with one text per line. By default, the
-columns of the texts are those that the model was trained on, or `text`, `question,context` or `question,choices`.
+Files are .jsonl, .csv, .tsv or .parquet; the input may also be a .txt file with one text per line. By default,
+--text names the columns that the model was fine-tuned on. If these are not recorded, it is `question,context` for a
+model of answers, `question,choices` for a model of choices, and `text` for all other models.
 
 example:
   plm_jax predict --checkpoint=runs/demo-bert-sentiment --input=new.csv --output=predicted.csv --text=review

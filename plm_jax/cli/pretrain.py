@@ -23,7 +23,8 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "run directory for config, check
 _FROM = flags.DEFINE_string(
     "from",
     None,
-    "model to train further: run, checkpoint, converted or Hugging Face directory, or hf:ORG/NAME[@REVISION]",
+    "model to train further: run, checkpoint, directory written by `convert`, Hugging Face directory, or "
+    "hf:ORG/NAME[@REVISION]",
 )
 _ALLOW_CHANGES = flags.DEFINE_bool(
     "allow_changes", False, "resume even if the data, seed or optimizer differ from those of the saved run"

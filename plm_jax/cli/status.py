@@ -2,11 +2,11 @@
 
 usage: plm_jax status DIR
 
-DIR may be in a bucket. Goodput is the share of the time since the first start that was spent on training steps, without
-those that a restart repeated. Exit status:
+DIR may be in a bucket. Goodput is the share of the time since the first start that was spent on training steps. Steps
+that had to be repeated after a restart count only once. Exit status:
 
   0  the run is running or finished
-  1  the run has stopped; its command resumes it
+  1  the run has stopped before its end; run its command again to resume it
   2  there is no run
 
 example:

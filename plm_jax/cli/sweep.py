@@ -25,7 +25,9 @@ _LAUNCHER = flags.DEFINE_enum("launcher", "local", ["local", "slurm", "gke"], "w
 _PARALLEL = flags.DEFINE_integer(
     "parallel", None, "number of runs at a time (default: 1 with local, all with gke)", lower_bound=1
 )
-_RUN = flags.DEFINE_string("run", None, "train only the run DIR/RUN, whose parent is finished; used by launchers")
+_RUN = flags.DEFINE_string(
+    "run", None, "train only DIR/RUN; if it starts from another run of the sweep, that must be finished (for launchers)"
+)
 _MODULES = ModulesFlag()
 
 

@@ -84,7 +84,7 @@ class DecodingFlags:
     """Flags of decoding: one per field of `DecodingConfig`, and `--decoding` for published settings."""
 
     def __init__(self):
-        help = "published decoding settings; the flags below override single settings"
+        help = "published decoding settings; the flags below override individual settings"
         self._published = flags.DEFINE_enum("decoding", None, sorted(PUBLISHED), help)
         descriptions = field_descriptions(DecodingConfig)
         names = [field.name for field in dataclasses.fields(DecodingConfig)]

@@ -138,7 +138,7 @@ class CheckpointConfig:
       save_minutes: minutes after the start of a save at which the next one starts, even between multiples of
         `save_every`; 0: never.
       keep_last: number of newest checkpoints to keep.
-      keep_every: also keep checkpoints at multiples of this number of steps; 0: do not.
+      keep_every: also keep checkpoints at multiples of this number of steps; 0: keep only the newest.
       grace_seconds: maximum number of seconds from a signal or a preemption notice to the end of the process.
       max_failures: number of consecutive failed saves after which the run fails; the time between attempts increases.
     """

@@ -32,8 +32,8 @@ class DecodingConfig:
       no_repeat_ngram_size: size of n-grams that may occur only once, including those in a decoder's prompt; 0: no
         limit.
       forced_bos_token_id: id that is forced as the first token of each answer.
-      forced_eos_token_id: id that is forced as the last of `max_new_tokens` tokens, if the answer has no end token
-        before.
+      forced_eos_token_id: id that is forced as the last token of an answer that reaches `max_new_tokens` without an end
+        token.
       forced_prefix: text or ids with which each answer begins, after `forced_bos_token_id`.
       stop_strings: strings at which an answer ends; they are not part of the answer.
       num_return_sequences: number of answers per prompt: the best beams, or independent samples.

@@ -19,7 +19,7 @@ class Alibi(Position):
     uses_absolute_positions = False
 
     def distance_bias(self, tables, distances, heads, causal):
-        """Float32 [N, R], of R distances."""
+        """Returns the bias of each of N heads at R distances, float32 [N, R]."""
         return -slopes(heads)[:, None] * jnp.abs(distances)
 
 

@@ -155,12 +155,12 @@ class LimitsConfig:
 class CleaningConfig:
     """Steps of cleaning, in this order. None skips a step.
 
-    Pages with more than `max_characters` are removed first. Only the newest page of each URL is kept. A hash of the URL
-    selects one page in `validation_one_in` for validation.
+    Pages with more than `max_characters` are removed first. Only the newest page of each URL is kept. About 1 of every
+    `validation_one_in` pages goes to validation, chosen by a hash of its URL.
 
     Attributes:
       shards: number of files of the training split. A worker holds one in memory. None: one per 256 MiB of the crawl's
-        files. Validation has proportionally many. Empty files are not written.
+        files. The number of files for validation is in proportion. Empty files are not written.
     """
 
     max_characters: ranges.CountOrZero = 190_000

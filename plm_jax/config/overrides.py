@@ -130,7 +130,7 @@ def _fits(kind: Any, value: Any) -> bool:
 
 
 def _check_complete(schema: type, tree: Any, names: Sequence[str], root: str) -> None:
-    """Rejects a section of a new kind that lacks fields."""
+    """Rejects a section whose `kind` an override has changed if fields that the new kind requires are missing."""
     kind: Any = schema
     for name in names:
         if typing.get_origin(kind) in (dict, tuple):

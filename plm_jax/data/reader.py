@@ -229,7 +229,10 @@ class Reader:
         return next(phase for phase in reversed(self._phases) if phase.first_step <= step)
 
     def batch(self, step: int, rows: Sequence[int]) -> Example:
-        """Returns rows of the global batch of a step, [rows, …], with the `digest` of each, uint32 [rows, 2]."""
+        """Returns the rows with these numbers of the global batch of a step, with arrays [rows, …].
+
+        The array `digest`, uint32 [rows, 2], has the digest of each row.
+        """
         first = self.numbers(step).start
         return _batch(self._make_all(self.example, [first + row for row in rows]))
 

@@ -254,7 +254,12 @@ class EvaluationLog:
 def _sum_batch(
     loss: losses.Loss, model: Module, params: Any, batch: Batch, real_weights: jax.Array, carry: Any
 ) -> tuple[losses.LossSums, jax.Array, Any]:
-    """Returns the sums of a batch, the nats of its targets that are text, and the carry to the next batch."""
+    """Evaluates a batch.
+
+    Returns:
+      Sums of the loss and of its metrics; sum of `nll` in nats over the targets with `real_weights`, which exclude
+      special tokens; recurrent state for the next batch.
+    """
 
     def get_nll(sums: losses.LossSums) -> jax.Array:
         return next((metrics["nll"] for metrics in sums.metrics.values() if "nll" in metrics), jnp.zeros(()))

@@ -48,7 +48,7 @@ class PromptTask(NamedTuple):
       prompt: templates.
       train: rows from which examples are drawn; none of their questions occurs in `tested`.
       tested: rows of the split that is evaluated.
-      is_scored: whether rows have scores and choices are numbers.
+      is_scored: whether rows have a score instead of a label, so that the choices are numbers.
     """
 
     name: str

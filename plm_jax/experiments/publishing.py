@@ -208,7 +208,7 @@ def _training(run: config.Run, workdir: str | None) -> list[str]:
 
 
 def _command(workdir: str | None) -> str:
-    """Returns the command of a run without the folders of this machine, or "" if it is not recorded."""
+    """Returns the command that started a run, without the local folders in its paths, or "" if none is recorded."""
     described = (workdir and run_directory.read(workdir)) or {}
     arguments = next((start["command"] for start in reversed(described.get("history", [])) if start.get("command")), [])
     if not arguments:

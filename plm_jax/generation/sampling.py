@@ -16,7 +16,7 @@ END = -1  # Fills answers from the end token on.
 
 
 class Sampling(NamedTuple):
-    """Settings of sampling. Values that are not None are traced, so that a new value compiles nothing."""
+    """Settings of sampling. Values other than None are traced, so changing one does not cause a compilation."""
 
     temperature: Any
     top_p: Any = None

@@ -74,7 +74,7 @@ def to_settings(family: Family, config: Mapping[str, Any]) -> Transformer:
 
 
 def to_config(family: Family, model: models.TransformerConfig) -> dict[str, Any]:
-    """Returns the `config.json` of a model without the special ids. Settings that have no field are left out."""
+    """Returns the contents of a model's `config.json`, except the special ids and settings that have no field there."""
     return family.to_config(model) | tasks.to_config(family, model)
 
 

@@ -103,21 +103,22 @@ class Family(Role):
       kind: name of the family of this package, and by default its `model_type` in `config.json`.
       name: name of the family in messages.
       base: settings that the models have in common. The fields set the remaining ones.
-      fields: entries of `config.json`, in the order in which they are written. A file describes a model with all heads.
-      tensors: names of the tensors. A model has those whose parameters it has.
+      fields: entries of `config.json`, in the order in which they are written. Their values are those of the model with
+        all its heads.
+      tensors: names of the tensors of a model with all its heads. Tensors of parameters that a model lacks are skipped.
       model_type: `model_type` in `config.json`, unless it is `kind`.
-      prefix: part of the names that a file of the model without its head leaves out.
+      prefix: first part of tensor names, such as `bert.`, which files of models without a head leave out.
       buffers: regular expression that matches the names, without the prefix, of tensors that are not weights.
-      vocabulary_files: names of the files of a vocabulary by scheme of `vocabularies.load`.
+      vocabulary_files: vocabulary file names for each scheme of `vocabularies.load`, such as `wordpiece`.
       tokenizer_class: name of the class of the tokenizer in `transformers`; empty if it is not written.
       start: special id at the beginning of a decoder's input, in an encoder-decoder.
       copies: names under which a file may repeat another tensor → that tensor's name.
       old_endings: endings of names in old files → current endings.
-      ids: special ids that `config.json` has besides those of every family → their names there.
+      ids: further special ids in `config.json` that not every family has, as our name → the name of the field.
       tasks: layouts of the heads of fine-tuned models, by kind of the head.
       task_class: beginning of the names of these models' classes.
-      other_heads: regular expression that matches the names, without the prefix, of heads of fine-tuned models. They
-        are left out unless they are complete heads of `tasks`.
+      other_heads: regular expression that matches the names, without the prefix, of heads of fine-tuned models. Such
+        tensors are ignored when a model is loaded, unless they are all tensors of a head that `tasks` describes.
     """
 
     name: ClassVar[str]

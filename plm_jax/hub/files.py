@@ -149,7 +149,7 @@ def opened(folder: str) -> Iterator[dict[str, StoredTensor]]:
 
 
 def _shards(folder: str) -> tuple[list[str], dict[str, str]]:
-    """Returns the names of the files, and the name of the file of each tensor by the index."""
+    """Returns the file names, and a mapping from tensor names to file names, which is empty without an index file."""
     if storage.exists(os.path.join(folder, WEIGHTS)):
         return [WEIGHTS], {}
     index = os.path.join(folder, INDEX)

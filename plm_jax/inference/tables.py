@@ -118,7 +118,7 @@ def check_output(path: str) -> str:
 
 @contextlib.contextmanager
 def writing(path: str) -> Generator[Callable[[Sequence[Row]], None]]:
-    """Yields a function that appends rows to a file, which appears at the end, complete.
+    """Yields a function that appends rows to a file, which is created only when the context ends without an error.
 
     Raises:
       UserError: the format is unknown, or a row does not fit the file.

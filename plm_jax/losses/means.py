@@ -36,8 +36,8 @@ def _divisor(weight):
 def in_units(loss: Loss, terms: Terms, weights: Mapping[str, jax.Array]) -> jax.Array:
     """Returns the contribution of a microbatch to the loss, multiplied by `unit(weights)`.
 
-    The gradients of the first term, usually the only one, are then those of its sum: even in bfloat16 no factor is
-    rounded into them, and they are divided once, in float32.
+    The first term, usually the only one, has the factor 1 here. Its gradients are those of a plain sum, so bfloat16
+    gradients have no rounding error from a factor. The caller divides them by `unit(weights)` once, in float32.
 
     Args:
       terms: sums of the microbatch.

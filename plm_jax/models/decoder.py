@@ -34,7 +34,7 @@ class DecoderConfig(TransformerConfig):
 
     @override
     def macs(self, length, targets, decoder_length=0, samples=0):
-        """Counts the products of a causal stack and its heads."""
+        """Counts the multiply-accumulate operations of a causal stack and its heads."""
         stack = self.stack_macs(length, causal=True)
         return stack + self.projection_macs(length) + self.heads_macs(length, targets)
 

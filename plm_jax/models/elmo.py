@@ -418,7 +418,7 @@ class Elmo(nn.Module):
         return self.layers(characters, mask)[0][-1]
 
     def head_features(self, features: Float[Array, "*rows dim"]) -> Float[Array, "*rows dim"]:
-        """Returns the input of the unembedding: the features."""
+        """Returns the features unchanged: ELMo's vocabulary head has no layer before the unembedding."""
         return features
 
     def unembedding(self) -> tuple[Float[Array, "vocab dim"], Float[Array, " vocab"]]:

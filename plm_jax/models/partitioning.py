@@ -20,7 +20,10 @@ PADDED = ("vocab", "tensor")
 def partition_spec(
     shape: Sequence[int], axes: Sequence[str | None], rules: Rules, mesh_shape: Mapping[str, int]
 ) -> PartitionSpec:
-    """Assigns each mesh axis, in the order of the rules, to the first dimension with its logical axis that it divides.
+    """Returns the sharding of an array by rules (logical axis, mesh axis).
+
+    Each rule, in order, shards the first dimension with the logical axis over the mesh axis, if the size of the
+    dimension is divisible by the number of devices along all mesh axes that shard it.
 
     A dimension may have several mesh axes; a mesh axis is used once per array. Dimensions that are not divisible stay
     whole, except a vocabulary sharded over `tensor`, whose last shard is smaller.

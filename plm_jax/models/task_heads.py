@@ -35,7 +35,7 @@ class Layers(Role):
         raise NotImplementedError
 
     def width(self, model: HeadedModel) -> int:
-        """Returns D'."""
+        """Returns D', the width of the features that the head reads from the model."""
         return model.state_width
 
 

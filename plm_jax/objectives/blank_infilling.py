@@ -93,7 +93,9 @@ class BlankInfilling(Objective):
         return ("sentence_starts",) if self.sentence_rate else ()
 
     def text_length(self, length: int) -> int:
-        """Returns the number of tokens, cls included, that with masks, sop and eop make a row of `length`: 512 for 592.
+        """Returns how many tokens of text, cls included, fit in a row of `length` with masks, sop and eop added.
+
+        For example, it is 512 for a `length` of 592.
 
         Raises:
           UserError: no number of tokens makes such a row.

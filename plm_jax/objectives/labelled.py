@@ -124,7 +124,7 @@ class LabelledObjective(Objective):
     def make_row(
         self, texts: Sequence[Integer[np.ndarray, " _"]], example: dict[str, Any], special: Special
     ) -> TextRow:
-        """Returns texts as a row of an example's `length`, truncated where needed.
+        """Returns the row for one or two texts, which are truncated to the `length` of the example.
 
         For an encoder, the longer of two texts is truncated first, like `longest_first` in Hugging Face's tokenizers;
         for a decoder, each text has half of the row.

@@ -14,7 +14,7 @@ from plm_jax.objectives.special import Special
 class RowFormat:
     """The special tokens of a row: `before` the first text, `between` texts and `after` the last.
 
-    BERT's `[CLS] A [SEP] B [SEP]` has before (cls,), between and after (sep,).
+    For BERT's `[CLS] A [SEP] B [SEP]`, `before` is (cls,), and `between` and `after` are (sep,).
 
     Attributes:
       has_types: whether rows have `token_types`, the index of each token's text; a special token has the type of the

@@ -156,7 +156,7 @@ def convert(path: str, target: str, format: str) -> str:
       format: one of FORMATS.
 
     Raises:
-      UserError: an error of `opened` or `save`, or the folder is not empty.
+      UserError: the model cannot be read or written (see `opened` and `save`), or `target` is not empty.
     """
     with converting(path, target, format) as pretrained:
         return f"{storage.absolute(target)}: {summary(pretrained)}"

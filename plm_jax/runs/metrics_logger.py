@@ -73,7 +73,9 @@ class MetricsLogger(Callback):
             yield
 
     def flush(self, validate: Callable[[], dict[str, float]] | None = None) -> dict[str, float]:
-        """Waits for the pending metrics, validates, and writes their row if one is due; rates leave out validation.
+        """Waits for the pending metrics, validates, and writes a row with both if one is due.
+
+        Rates in the row, such as tokens per second, do not include the time of validation.
 
         Returns:
           What `validate` returned; empty without it, or if no metrics are pending.

@@ -86,7 +86,7 @@ def _recorded(workdir: str, step: int, history: History) -> dict[str, Any]:
 
 
 def _on_these_devices(run: config.Run) -> config.Run:
-    """Returns the run, on the nearest mesh of these devices if its own does not fit them."""
+    """Returns the run, with the most similar mesh that fits these devices if its mesh does not fit them."""
     count = jax.device_count()
     try:
         for phase in config.resolve_phases(run):

@@ -46,7 +46,7 @@ def with_pinned_weights(run: config.Run, workdirs: Iterable[str] = ()) -> config
 
 
 def resolve(run: config.Run, source: str) -> config.Run:
-    """Returns the run of a config that continues to train the model at a path.
+    """Returns `run`, changed so that it continues to train the model at `source`.
 
     Args:
       run: config with absolute paths.

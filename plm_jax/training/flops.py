@@ -71,8 +71,9 @@ def per_step(
 def of_program(jaxpr) -> int:
     """Returns the FLOPs of the matrix products of a traced program, on all devices together.
 
-    Every iteration of a loop counts, and recomputation too. A Pallas kernel counts its `cost_estimate` or, without one,
-    its products in every cell of its grid. cuDNN's attention counts by its shapes, and half if it is causal.
+    Every iteration of a loop is counted, and so is recomputation. For a Pallas kernel, the FLOPs are those of its
+    `cost_estimate` or, without one, those of the products in its body times the number of cells of its grid. For
+    cuDNN's attention, they are computed from the shapes, and halved if it is causal.
     """
     return sum(times * _products(equation) for equation, times in equations(jaxpr))
 

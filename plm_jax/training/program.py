@@ -200,7 +200,7 @@ class Program:
         return states.new_state(params, optimizer, carry, self.watch.window if self.watch else 0)
 
     def _make(self, make: Callable, *arguments: Any) -> Any:
-        """Returns the boxed tree that `make(*arguments)` returns, unboxed and sharded over the mesh."""
+        """Calls `make(*arguments)`, which returns a tree of boxed arrays; returns the arrays unboxed and sharded."""
         like = meshes.stored(jax.eval_shape(make, *arguments), self.mesh, self.rules)
         init = self.jit(
             lambda *arguments: meshes.fitted(nn.unbox(make(*arguments)), like),

@@ -122,8 +122,8 @@ def sum_gradients(
     """Adds up the gradients and the sums of the loss over the microbatches of a batch.
 
     Args:
-      counts: the loss's weights of the whole batch.
-      keys: returns the keys of a microbatch.
+      counts: weight of each term of the loss in the whole batch.
+      keys: function from the number of a microbatch to its PRNG keys by name.
 
     Returns:
       Gradients, float32, times `means.unit(counts)`; sums of the loss; carry to the next batch.

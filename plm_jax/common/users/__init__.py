@@ -165,7 +165,7 @@ def _choices(kind: str) -> list[type]:
 
 
 def flags(settings: Any) -> list[str]:
-    """Returns the flags with which another process loads the users' modules that settings need."""
+    """Returns the `--module` flags that another process needs to import the users' modules that settings use."""
     return [f"--module={name}" for name in used(settings)]
 
 

@@ -70,7 +70,11 @@ def imports(path: str, source: bytes, root: str, read: Callable[[str], bytes], w
 
 
 def beside(name: str, folder: str) -> importlib.machinery.ModuleSpec | None:
-    """Finds a top-level module or package in a folder; None if there is none or an import finds another one first."""
+    """Finds a top-level module or package in a folder.
+
+    Returns:
+      None if there is none, or if `import` would find a module of the same name elsewhere first.
+    """
     if name in sys.stdlib_module_names or not name.isidentifier():
         return None
     local = _machinery.FileFinder(folder, *_LOADERS).find_spec(name)

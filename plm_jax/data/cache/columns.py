@@ -70,7 +70,7 @@ def tokens(vocab_size: int) -> Column:
 
 
 def origin(file: int, row: int) -> int:
-    """Packs the number of a source's file, from 0, and of a line or record in it, from 1, into one integer."""
+    """Packs a file number, counted from 0, and the number of a line or record, counted from 1, into one integer."""
     return file << 32 | row
 
 

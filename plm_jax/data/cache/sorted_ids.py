@@ -199,7 +199,7 @@ class PagedVector:
         return np.concatenate(parts)
 
     def searchsorted(self, values: Any, side: str = "left") -> Any:
-        """Returns `np.searchsorted` for values that are integers."""
+        """Returns the indices that `np.searchsorted` returns for the whole array; `values` must be integers."""
         if isinstance(values, int):
             return self._count(values - (side == "left"))
         indices = [self._count(int(value) - (side == "left")) for value in np.ravel(values)]

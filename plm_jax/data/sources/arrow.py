@@ -60,7 +60,7 @@ def read_rows(
 
 @contextlib.contextmanager
 def _open(path: str, format_name: str) -> Iterator[tuple[Any, int]]:
-    """Opens a file, with its size, and converts errors of reading it to `UserError`."""
+    """Yields an open file and its size; converts errors that occur while it is read to `UserError`."""
     with extras.report_missing():
         import pyarrow
     with storage.reaching(path):

@@ -170,7 +170,7 @@ class TextFiles(FileSource):
     """Plain text files, optionally compressed (`.gz`).
 
     Attributes:
-      document: unit of text that is a document.
+      document: what becomes one document: "file", "paragraph" (text between blank lines) or "line".
     """
 
     kind: ClassVar[str] = "text"

@@ -62,7 +62,8 @@ def _noun(words: Sequence[str], pronoun: int, claim: Sequence[str]) -> str:
 
 
 def _as_written(noun: str, hypothesis: str) -> str:
-    """Returns the noun from its last article on, in the case of the hypothesis, without final punctuation and `'s`."""
+    """Returns a noun phrase from its article on, in the upper and lower case of the hypothesis, without punctuation or
+    `'s`."""
     words = noun.split(" ")
     words = words[max((words.index(article) for article in _ARTICLES if article in words), default=0) :]
     match = re.search(" ".join(re.escape(word) + "[.,?!]?" for word in words), hypothesis, re.IGNORECASE)

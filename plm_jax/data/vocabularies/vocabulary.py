@@ -184,8 +184,9 @@ class Vocabulary(abc.ABC):
 
         Returns:
           Ids [n], one text after another; first token of each text, and the end [texts + 1]; for each rule the sorted
-          first tokens of parts, including the first part of each text with tokens; for each text the number of UTF-8
-          bytes of its first token, which are those before the second token, or its own if both are in one character.
+          first tokens of parts, including the first part of each text with tokens; for each text, the number of UTF-8
+          bytes before its second token, or, if its first two tokens are parts of one character, the number of bytes of
+          its first token.
         """
         ids, token_offsets, sizes, units = self.encode_flat(texts)
         ends = np.append(0, np.cumsum(sizes))

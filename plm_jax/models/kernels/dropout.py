@@ -9,7 +9,7 @@ _FIRST, _SECOND = 0x7FEB352D, 0x846CA68B - 2**32
 
 
 def keep(seed, row, head, query, key, rate: float):
-    """Returns whether a weight is kept, bool of the broadcast shape of the indices, with probability 1 - rate.
+    """Draws a mask of dropout: bool, True with probability 1 - rate, in the shape to which the indices broadcast.
 
     Args:
       seed: two words, int32 or uint32, of the layer in this step.

@@ -117,9 +117,9 @@ class Position(Role):
         heads: int,
         causal: bool,
     ) -> jax.Array | Callable[[jax.Array, jax.Array], jax.Array] | None:
-        """Returns a bias of scores that depends on more than distances, before masks; only supported by the XLA kernel.
+        """Returns a bias that is added to attention scores before masking and may depend on more than distances.
 
-        It is computed once for all layers.
+        Only the XLA kernel supports it. This method is called once for all layers.
 
         Args:
           tables: those of `score_tables`.
@@ -129,7 +129,7 @@ class Position(Role):
           causal: whether queries attend to no later keys.
 
         Returns:
-          float32 [1, N, Q, K]; or, if it depends on the text, a function of each layer's rotated and scaled queries [B,
-          N, Q, H] and keys [B, G, K, H] that returns [B, N, Q, K]; None without a bias.
+          One of: an array, float32 [1, N, Q, K], for all layers; a function that each layer calls with its rotated and
+          scaled queries [B, N, Q, H] and its keys [B, G, K, H] and that returns [B, N, Q, K]; None if there is no bias.
         """
         return None

@@ -1,7 +1,8 @@
 """Removal of duplicates across pages. A page is a set of units (lines, spans of sentences, MinHash bands).
 
-Each unit is a digest. The page with the smallest key among those that contain a unit owns it, and a page keeps what it
-owns. The choice depends neither on the order of the pages nor on the number of workers, and favors no site.
+Each unit is a digest. Of all pages that contain a unit, the one with the smallest key owns the unit. A page keeps the
+units that it owns. The choice depends neither on the order of the pages nor on the number of workers, and favors no
+site.
 """
 
 import hashlib
@@ -112,8 +113,8 @@ class NearDuplicates:
         return self._hashes.bands(page.text)
 
     def keep(self, page: Page, owned: Set[bytes], tally: Tally) -> Page | None:
-        """Returns the page if it owns all of its bands, otherwise None."""
-        # A page owns only its own bands, and they are distinct, so counting them is enough.
+        """Returns the page if it owns all of its bands. Returns None if it does not."""
+        # `owned` contains only bands of this page, without duplicates, so comparing the numbers is enough.
         if len(owned) == self._bands:
             return page
         tally.add("near_duplicate", page, [page.text])

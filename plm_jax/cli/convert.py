@@ -42,7 +42,7 @@ def main() -> None:
     """Converts the model, uploads it if asked to, and prints a summary of it."""
     source = command_line.required(_SOURCE)
     if not _PUSH.value and (_PRIVATE.value or _LICENSE.value):
-        raise UserError("--private and --license have no effect without --push: set it, or leave them out")
+        raise UserError("--private and --license have no effect without --push: add --push, or leave them out")
     target = None if _PUSH.value else command_line.required(_TARGET)
     command_line.start_jax_on_host()
     _MODULES.load()

@@ -72,7 +72,8 @@ def start(command: list[str], environment: Mapping[str, str], output: int) -> su
         stderr=subprocess.STDOUT,
         env={**with_package(environment), _PARENT: str(read)},
         pass_fds=(read,),
-        # Otherwise Ctrl-C would reach it, too, and a second signal ends a run before its step is saved.
+        # Ctrl-C would otherwise also reach the child directly. This second signal would end a run before its step is
+        # saved.
         start_new_session=True,
     )
 

@@ -18,7 +18,7 @@ from typing import Any
 from plm_jax.common import progress, storage, strict_json
 from plm_jax.common.errors import UserError
 
-# Seconds between heartbeats, and seconds without one after which another process may take the folder.
+# Seconds between heartbeats, and seconds without a heartbeat after which another process may take the folder.
 _BEAT, _LEASE = 10.0, 60.0
 
 

@@ -134,7 +134,7 @@ def declared(name: str) -> Metric | None:
 
 
 def of_users(names: Iterable[str]) -> dict[str, Metric]:
-    """Returns the declarations of those of these figures that are not built in."""
+    """Returns the declarations of these figures, except the built-in ones."""
     bases = set(map(_base, names)) - _BUILT_IN
     return {name: metric for name, metric in _DECLARED.items() if name in bases}
 

@@ -122,7 +122,7 @@ def verify(
     Args:
       below: prefixes of the paths to compare.
       outside: prefixes of paths to skip.
-      accepts_links: whether links to files count as files, as in the cache of the Hugging Face Hub.
+      accepts_links: whether links to files are treated as files, as in the cache of the Hugging Face Hub.
 
     Raises:
       DamagedError: a file is missing, was added or has changed; the message names it.

@@ -113,7 +113,7 @@ def _having(path: str) -> Iterator[None]:
 
 
 def _system(path: str) -> Any:
-    """Returns the fsspec file system of a path, without a cache of listings, since other processes write, too."""
+    """Returns the fsspec file system of a path, without a cache of listings, because other processes also write."""
     return fsspec.core.url_to_fs(path, use_listings_cache=False)[0]
 
 
@@ -265,7 +265,7 @@ def create(path: str, data: bytes) -> None:
 
 @contextlib.contextmanager
 def writing(path: str) -> Iterator[BinaryIO]:
-    """Opens a file of any size for writing; it appears at the end, complete, and not at all after an error.
+    """Opens a file of any size for writing; it is created only when the context ends without an error.
 
     A remote file is uploaded at the end. Temporary files that killed writers of the same file have left are removed.
     Raises the errors of `write`.

@@ -3,7 +3,7 @@
     train.steps=1e5   optimizer.kind=adafactor   train.phases.0.length=64   data.mixture.books=2   vocabulary.pad=None
 
 `SECTION.kind=K` replaces a section with the defaults of that kind. Fields without a default keep their value if the
-previous kind has them, too. It is applied before the other overrides of the section, whatever their order.
+previous kind also has them. It is applied before the other overrides of the section, whatever their order.
 """
 
 import ast

@@ -36,9 +36,10 @@ class DataConfig:
       cache_dir: folder of the cache that `prepare` writes and training reads, with a subfolder for each source.
       length: number of tokens in a row.
       sources: sources by name.
-      mixture: rate of each source, counted in rows, or in examples if they are packed, because seqio mixes before it
-        packs; empty: rates proportional to the numbers of tokens, or of rows if any source has inputs and targets.
-        `data.mixtures` has the usual rules. The mixture is required if a mixture of seqio's is one of several sources.
+      mixture: rate of each source, as a proportion of rows, or of examples if `inputs_targets.packed`, because seqio
+        mixes before it packs; empty: rates proportional to the numbers of tokens, or of rows if any source has inputs
+        and targets. `data.mixtures` has the usual rules. The mixture is required if a mixture of seqio's is one of
+        several sources.
       layout: layout of rows.
       segmenters: word segmenter of each source with text in which the vocabulary does not mark words, such as Chinese:
         a Python function `module:function` that splits a text into words, in order, such as `jieba:lcut`.
@@ -47,16 +48,17 @@ class DataConfig:
         than 1 % of the rows of a source are bad. A bad row is a line that is not JSON, lacks a field that the source
         needs, or is not UTF-8. A damaged file always stops `prepare`.
       validation_fraction: fraction of the groups of rows that is held out if a source has no validation split; 0: none.
-        If these groups have fewer than 20 rows, more are added, up to 10 % of the rows; at least one group is held out.
-      window_tokens: number of tokens of a shuffling window; examples are shuffled within windows, and the windows are
-        shuffled, too.
+        If these groups have fewer than 20 rows in total, more groups are held out, up to 20 rows or 10 % of all rows.
+        At least one group is held out.
+      window_tokens: number of tokens of a shuffling window; examples are shuffled within windows, and so are the
+        windows.
       threads: number of threads on each host that make batches. Two threads together make half as many batches as one,
         because they compete for Python's global interpreter lock; more than one can help if the cache is remote,
         because rows must be fetched.
       prefetch: number of batches that each host makes ahead.
-      processes: number of processes on each host that make training batches, for when one core is too slow; 0: threads
-        of the training process make them. Each process makes at least `prefetch` batches ahead. The batches are the
-        same.
+      processes: number of processes on each host that make training batches, which helps if one core is too slow; 0:
+        threads of the training process make them. Each process makes at least `prefetch` batches ahead. The batches are
+        the same.
     """
 
     cache_dir: str

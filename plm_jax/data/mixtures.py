@@ -9,9 +9,9 @@ _ONE = 2**32
 class Mixture:
     """Interleaving of sources in proportion to their rates.
 
-    The first source takes its share of all examples, the second its share of the rest, and so on. A share q, in 32-bit
-    fixed point, of n examples is floor(n · q): within one of n · q at every n, in exact integers, so both `counts` and
-    `locate` take one step per source.
+    The first source takes its share of all examples, the second its share of the rest, and so on. A share q of n
+    examples is floor(n · q), computed with q in 32-bit fixed point and exact integers. It differs from n · q by less
+    than 1 for every n. `counts` and `locate` take one step per source.
 
     Attributes:
       names: sources with a rate above 0.
@@ -42,7 +42,7 @@ class Mixture:
         raise AssertionError("the share of the last source is not 1")
 
     def position(self, name: str, index: int) -> int:
-        """Returns the k of the example with this index among those of a source; the inverse of `locate`."""
+        """Returns the position k of the example with this index in its source; the inverse of `locate`."""
         low, high = index, 2 * index + 2
         while self.counts(high)[name] <= index:
             high *= 2

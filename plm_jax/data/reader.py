@@ -122,7 +122,10 @@ class Reader:
         return segments
 
     def _rates(self, phase: Phase) -> dict[str, float]:
-        """Returns the rate of each source in rows. The config's rates count examples; a packed row holds several."""
+        """Returns the rate of each source as a proportion of rows.
+
+        The rates in the config are proportions of examples, and a packed row holds several examples.
+        """
         if not (phase.mixture or any(source.has_inputs_targets for source in self.sources.values())):
             # Every row of text has the same number of tokens, so these rates do not depend on the length of rows.
             return {name: source.splits["train"].num_tokens for name, source in self.sources.items()}

@@ -13,7 +13,7 @@ class VocabularyConfig(SpecialIds):
 
     Attributes:
       spec: files of the vocabulary: `sentencepiece:FILE`, `wordpiece:FILE`, `bpe:VOCAB,MERGES`, `tiktoken:FILE`,
-        `json:tokenizer.json`, `words:FILE` or `bytes`; empty if the model comes from a checkpoint, which has its own
+        `json:tokenizer.json`, `words:FILE` or `bytes`; empty if the model comes from a checkpoint, which contains its
         vocabulary.
       added: number of ids that are added to those of the file, for special tokens that it lacks.
       train_size: number of tokens of a vocabulary (SentencePiece, WordPiece, BPE or tiktoken) that `prepare` trains on
@@ -23,9 +23,9 @@ class VocabularyConfig(SpecialIds):
         is empty, the letters in the file decide.
       lowercase: whether SentencePiece reads lowercased text without accents, after NFKD normalization, in training and
         in encoding (ALBERT). Other kinds ignore it.
-      sentinels: number of sentinel ids, which are added after all other ids and used from the last one down, one for
-        each span that an objective cuts out. T5's 32,000 pieces and 100 sentinels make 32,100 ids, and the first span
-        gets 32,099. The number includes the sentinels at the end of a SentencePiece model itself, such as mT5's.
+      sentinels: number of sentinel ids, which are added after all other ids and used in descending order, one for each
+        span that an objective cuts out. T5's 32,000 pieces and 100 sentinels make 32,100 ids, and the first span gets
+        32,099. The number includes the sentinels at the end of a SentencePiece model itself, such as mT5's.
     """
 
     spec: str = ""

@@ -30,7 +30,7 @@ def trivial_baseline(metric: str, available: Collection[str]) -> str | float | N
 
 
 def constant_accuracy(share: float) -> float:
-    """Returns the accuracy of always predicting the more frequent of two labels, given the share of one of them."""
+    """Returns the accuracy of always predicting the more frequent of two labels, given the share of either label."""
     return max(share, 1.0 - share)
 
 

@@ -70,7 +70,7 @@ def evaluate(
 ) -> dict[str, float]:
     """Returns the perplexities of the documents of a task: `SOURCE` (its validation split) or `SOURCE:SPLIT`.
 
-    The original texts are read, each on its own, so no cache is needed and vocabularies can be compared.
+    Each original text is read separately, so no cache is needed and models with different vocabularies can be compared.
 
     Raises:
       UserError: a source or split is unknown or has no documents, the stride is invalid, or the model scores no texts.

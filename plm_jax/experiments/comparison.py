@@ -76,7 +76,7 @@ class Published(NamedTuple):
 class StandIn(NamedTuple):
     """Metric of ours that is compared with a paper's result for another metric or task, as in a demo.
 
-    The paper's differences do not predict those of our metric, so their direction gets no verdict.
+    The paper's differences do not predict the differences in our metric, so a run gets no verdict.
 
     Attributes:
       metric: our metric.
@@ -333,7 +333,7 @@ def _paper(row: Published, name: str, declared: declarations.Metric | None) -> f
 
 
 def _directions(base: Sample, samples: Sequence[Sample], declared: declarations.Metric | None) -> list[int]:
-    """Returns, for each row, 1 if it is better than the reference beyond noise, -1 if it is worse, else 0."""
+    """Compares each row with the reference: 1 if significantly better, -1 if significantly worse, 0 if neither."""
     rejected = significance.holm(significance.p_values(base, samples))
     directions = []
     for sample, is_beyond in zip(samples, rejected, strict=True):
@@ -355,8 +355,9 @@ def _verdict(paper_gain: float | None, direction: int) -> str:
 def default_comparison(results: Sequence[dict[str, Any]]) -> dict[str, Metric]:
     """Returns the `compared` of a sweep whose file does not define it: one metric, or none.
 
-    The metric is one that all runs have and whose direction is declared: the first with a trivial predictor, or else
-    the first. If runs differ in their targets, metrics of language models are left out.
+    It is a metric that all runs have and whose direction is declared: the first one with a trivial predictor, or, if
+    none has a trivial predictor, the first one. If runs differ in their targets, metrics of language models are left
+    out.
 
     Args:
       results: as in `table`, each with its `overrides`.

@@ -225,7 +225,10 @@ def _without_folder(flag: str) -> str:
 
 
 def _metrics(pretrained: Pretrained) -> list[str]:
-    """Returns a table of the evaluation of the model's checkpoint, otherwise of the last validation of its run."""
+    """Returns a table of the metrics that `evaluate` recorded for the checkpoint.
+
+    If there are none, it has the metrics of the last validation of the run.
+    """
     values, step = _evaluations(pretrained), pretrained.step
     if not values:
         values, step = _validation(pretrained)

@@ -93,7 +93,7 @@ def differences(setup: Setup, run: config.Run) -> list[SetupDifference]:
     """Compares a setup with a resolved config.
 
     Returns:
-      Every value that differs and every one that the paper does not state.
+      Every value that differs from the paper, and every value that the paper does not state.
     """
     ours, stated = _values(run), _stated(setup, run)
     pairs = {name: (value, _at(ours, name)) for name, value in stated.items()}

@@ -4,9 +4,9 @@ Each row is tested against the reference by Welch's t-test, and the tests of a t
 no row truly differs, at most one table in twenty shows a difference. Two further variances make tests with three seeds
 conservative:
 
-- Test set: all seeds share one sample. The mean over n rows of numbers in [low, high] has a variance of at
-  most (mean - low)(high - mean) / n, which is the binomial variance for accuracies. It is added for each run. Both runs
-  read the same rows, so their difference varies less than the sum.
+- Test set: all seeds share one sample. The mean over n rows of numbers in [low, high] has a variance of at most (mean -
+  low)(high - mean) / n, which is the binomial variance for accuracies. It is added to the variance of each run. Both
+  runs are tested on the same rows, so the variance of their difference is smaller than the sum of the variances.
 - Spread of the table: three seeds may agree by chance, and discrete values often do. The variance of a row is at least
   the upper quartile of the variances of all rows.
 """

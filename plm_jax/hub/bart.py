@@ -1,7 +1,7 @@
 """BART (Lewis et al. 2020) in Hugging Face's format: `BartForConditionalGeneration`, and `BartModel`.
 
-Dense layers are torch's `Linear`, stored [out, in]. The bias of the head is a buffer there, which is 0 in the published
-models. It becomes a parameter of our model only if it is not 0.
+Dense layers are torch's `Linear`, stored [out, in]. There, the bias of the head is a buffer, and it is 0 in the
+published models. It becomes a parameter of our model only if it is not 0.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from plm_jax.hub.family import Family, TaskLayout, Tensor, attention, dense, nor
 from plm_jax.hub.fields import Derived, Field, Written, activation, initializer_range, quotient
 
 PROJECTIONS = "q_proj", "k_proj", "v_proj", "out_proj"
-# Number of rows of the table of positions before that of the first position.
+# Number of rows of the position table that precede the row of the first position.
 OFFSET = 2
 
 

@@ -45,7 +45,7 @@ def registered() -> dict[str, Family]:
 
 
 def family_of(model: ModelConfig, preferred: str | None = None) -> Family:
-    """Returns a family whose `config.json` can describe a model: the preferred one if it can, otherwise the first.
+    """Returns a family whose `config.json` can describe a model: `preferred` if it can, or the first that can.
 
     Raises:
       UserError: there is none. The message names the nearest family and the settings that it lacks.

@@ -16,7 +16,7 @@ from plm_jax.hub.family import Family
 GENERATION = "generation_config.json"
 # Folder of a converted directory that holds copies of the files.
 FOLDER = "huggingface"
-# Files of a tokenizer besides those of its vocabulary.
+# Files of a tokenizer, except its vocabulary files.
 TOKENIZER = (
     tokenizer_json.NAME,
     vocabulary_files.TOKENIZER,
@@ -29,8 +29,8 @@ TOKENIZER = (
 def find(directory: str | os.PathLike[str], family: Family) -> dict[str, str]:
     """Returns the paths of the files to copy, by name; `directory` may itself be a copy.
 
-    The files of a tokenizer are included if there is a `tokenizer.json`. Without it, `vocabulary_files.write` makes one
-    from the vocabulary's own file, which `transformers` does not always read as the vocabulary defines it.
+    The files of a tokenizer are included if there is a `tokenizer.json`. If there is none, `vocabulary_files.write`
+    makes a `tokenizer.json`, because `transformers` does not always read a vocabulary file as this package does.
     """
     present, names = set(storage.names(os.fspath(directory))), {CONFIG, GENERATION}
     if tokenizer_json.NAME in present:

@@ -214,10 +214,10 @@ class LanguageModel:
     ) -> Float32[Array, "states batch length width"]:
         """Returns the embeddings, then the output of each block, the last after the final norm.
 
-        There are layers + 1 states. For an encoder-decoder, they are those of the decoder if there are
-        `decoder_tokens`, otherwise those of the encoder. For an ELMo, they are the concatenated forward and backward
-        states, [layers + 1, B, L, 2 D], the first being the word vectors twice; its LSTMs start from zeros. The
-        arguments and errors are those of `logits`.
+        There are layers + 1 states. For an encoder-decoder, they are the states of the decoder if `decoder_tokens` are
+        given, and the states of the encoder if not. For an ELMo, they are the concatenated forward and backward states,
+        [layers + 1, B, L, 2 D]. The first state has the word vectors twice. The LSTMs start from zeros. The arguments
+        and errors are those of `logits`.
         """
         strategy = self.strategy
         return strategy.hidden_states(strategy.read(tokens, mask, token_types, decoder_tokens, decoder_mask))
@@ -258,8 +258,9 @@ class LanguageModel:
         `[MASK]` or `<mask>` in the prompt represents missing text.
 
         Ids, as lists or an array [B, L], are read without further ids around them and need no vocabulary. A decoder
-        returns the ids that follow, an encoder-decoder those of its answer without the ids that begin or end it. A
-        model that fills blanks returns the prompt's ids with every mask replaced; there must be at least one.
+        returns the ids that follow. An encoder-decoder returns the ids of its answer, without the ids that begin or end
+        an answer. A model that fills blanks returns the prompt's ids with every mask replaced; there must be at least
+        one.
 
         Args:
           prompts: texts or ids.
@@ -289,11 +290,11 @@ class LanguageModel:
     ) -> list[ContinuationScore]:
         """Scores each continuation of a context by the sum of its tokens' log-probabilities, in nats.
 
-        For texts, a decoder scores the tokens of both texts together that follow the tokens of the context. White
-        space at the end of the context belongs to the continuation. An empty context means the ids that preceded
-        texts in training. An encoder-decoder reads the context as a prompt and scores the continuation as its answer,
-        without the ids that begin or end one. Ids are read without a frame. If a context is too long, the model reads
-        its last tokens.
+        For texts, a decoder tokenizes context and continuation together, and scores the tokens after those of the
+        context. White space at the end of the context belongs to the continuation. An empty context means the ids that
+        preceded texts in training. An encoder-decoder reads the context as a prompt and scores the continuation as its
+        answer, without the ids that begin or end one. Ids are read without a frame. If a context is too long, the model
+        reads its last tokens.
 
         Returns:
           The log-likelihood of each continuation, and whether greedy decoding would produce it.

@@ -1,7 +1,7 @@
 """Predictions with a fine-tuned model's task head.
 
-Examples are tokenized like those of a prepared source, and become rows by the objective and the layout that `evaluate`
-uses, so both give the same outputs.
+Examples are tokenized as in a prepared source, and the objective and the layout that `evaluate` uses turn them into
+rows. A model thus has the same outputs here and in `evaluate`.
 """
 
 import dataclasses
@@ -279,7 +279,7 @@ def _probabilities(window: spans.AnswerWindow) -> list[np.ndarray]:
 
 
 def _span_probability(window: spans.AnswerWindow, span: spans.Span) -> float:
-    """Returns the probability of a span in a window, 0 if it is not there."""
+    """Returns the probability of a span in a window, or 0 if the span is not in the window."""
     starts, ends = _probabilities(window)
     size = len(starts)
     is_first, is_last = window.begins[:size] == span.begin, window.stops[:size] == span.stop

@@ -222,7 +222,7 @@ def target_and_largest_other(
 ) -> tuple[Float[Array, "*rows"], Float[Array, "*rows"]]:
     """Returns the logits of the targets [...] and the largest of the other logits [...], from logits [..., V].
 
-    For a target outside [0, V), its logit is arbitrary and all V logits count as others.
+    If a target is outside [0, V), its logit is arbitrary, and the largest of all V logits is returned as the other one.
     """
     is_target = jnp.arange(logits.shape[-1]) == targets[..., None]
     target_logits = jnp.take_along_axis(logits, targets[..., None], axis=-1, mode="clip")[..., 0]

@@ -21,13 +21,13 @@ Metrics = dict[str, dict[str, jax.Array]]
 class Loss(Role):
     """A training loss: a pure function `(model, params, batch, rngs, carry) → (terms, metrics, carry)`.
 
-    Training minimizes the sum over the terms of coefficient × sum / weight. Terms are sums, so that microbatches,
-    batches and hosts add up. Weights depend on the batch alone, so that the weights of a whole batch are known before
-    its microbatches are processed. Metrics are sums, too; each is divided by the weight of its term.
+    Training minimizes the sum over the terms of coefficient × sum / weight. Terms and metrics are sums, so they can be
+    added over microbatches, batches and hosts; each is divided by the weight of its term. Weights depend on the batch
+    but not on the parameters, so the weights of a whole batch are known before its microbatches are processed.
 
     Attributes:
       samples: whether it draws random samples in training, with a key `sample`.
-      heads: names of the model's `named_heads` that it needs, besides those that add terms.
+      heads: names of further `named_heads` of the model that the loss needs, apart from heads that add terms.
       z_loss: factor of log(Z)² per token (Chowdhery et al. 2022 §5).
       label_smoothing: share of a target's mass spread evenly over the vocabulary.
       logits_at_once: approximate number of vocabulary logits that each device holds at a time.

@@ -58,8 +58,8 @@ class TaskLoss(Loss):
     def __call__(self, model, params, batch, rngs, carry):
         """Returns the sums.
 
-        `accuracy` counts correct classes, tags and choices, texts whose labels are all correct, and spans that are
-        correct at both ends.
+        `accuracy` is the number of correct classes, tags or choices, of texts whose labels are all correct, or of spans
+        that are correct at both ends.
         """
         head = _head(model)
         output, features = task_heads.output(model, params, batch, vocabulary.dropout_keys(rngs))

@@ -85,7 +85,7 @@ class Attention(nn.Module):
         return Dense(x.shape[-1], ("heads", "embed"), attention.bias_after, init, self.dtype, name="out")(mixed)
 
     def _update_cache(self, name, new, context, axis):
-        """Writes new keys or values to the cache, from `cache_index` on along `axis`; returns the whole cache."""
+        """Writes new keys or values to the cache, starting at `cache_index` along `axis`; returns the whole cache."""
         shape = *new.shape[:axis], context.mask.shape[-1], *new.shape[axis + 1 :]
         cache = self.variable("cache", f"cached_{name}", jnp.zeros, shape, new.dtype)
         cache.value = jax.lax.dynamic_update_slice_in_dim(cache.value, new, context.cache_index, axis)

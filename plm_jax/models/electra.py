@@ -14,7 +14,7 @@ from plm_jax.models.heads import Discriminator, NoHead, VocabularyHead
 
 @dataclass(frozen=True)
 class GeneratorConfig:
-    """Sizes of ELECTRA's generator, a masked language model, whose other settings are those of the discriminator.
+    """Sizes of ELECTRA's generator, a masked language model. All other settings are the same as in the discriminator.
 
     Attributes:
       width: width of hidden states; if the embedding tables have another width, a dense layer projects to this width,
@@ -116,7 +116,7 @@ class Electra(Encoder):
 
 
 def generator(module: Electra, params) -> tuple[Encoder, dict]:
-    """Returns the generator as an `Encoder`, and its parameters out of `params`, those of both."""
+    """Returns the generator as an `Encoder`, and its parameters; `params` are those of generator and discriminator."""
     shared = {name: params[name] for name in _shared(module.model) if name in params}
     return Encoder(module.model.generator_model, module.dtype), {**shared, **params["generator"]}
 

@@ -157,7 +157,7 @@ class ElmoConfig(ModelConfig):
     @property
     @override
     def named_heads(self) -> dict[str, Head]:
-        """Heads by name: the softmax in both directions, and those in `heads`."""
+        """Heads by name: the softmax of each direction, and the heads in `heads`."""
         names = () if isinstance(self.head, NoHead) else ("vocabulary", "backward")
         return dict.fromkeys(names, self.head) | dict(self.heads)
 
@@ -188,7 +188,7 @@ class ElmoConfig(ModelConfig):
 
     @override
     def macs(self, length, targets, decoder_length=0, samples=0):
-        """Counts the products of both directions, which read every word and predict one at each."""
+        """Counts the multiply-accumulate operations of both directions; each predicts one word per position."""
         embedding, lstm = self.embedding, self.lstm
         filters_fit = ((width, number, embedding.max_characters - width + 1) for width, number in embedding.filters)
         filters = sum(number for _, number in embedding.filters)
@@ -393,7 +393,8 @@ class Elmo(nn.Module):
           carry: the initial state; None: zeros. bilm-tf keeps the state of the previous batch.
 
         Returns:
-          [layers + 1, B, S, L, D], the words' vectors, the same for both directions, first; and the state after them.
+          States [layers + 1, B, S, L, D], the first of which are the word vectors (the same for both directions); LSTM
+          state after the words.
         """
         x = self.embedding(characters)
         both = self._turned(jnp.stack([x, x], axis=1))
@@ -435,7 +436,10 @@ class Elmo(nn.Module):
         return self._logits(features[:, 0])
 
     def backward_logits(self, features: Float[Array, "batch sides length dim"]) -> Float[Array, "batch length vocab"]:
-        """Scores the word before each position given the words from it on: [B, S, L, D] → float32 [B, L, V]."""
+        """Scores the word before each position: [B, S, L, D] → float32 [B, L, V].
+
+        It is predicted from the word at the position and all later words.
+        """
         return self._logits(features[:, 1])
 
     def head_output(

@@ -44,7 +44,7 @@ class SourceEncoderConfig:
 class EncoderDecoderConfig(TransformerConfig):
     """An encoder-decoder transformer, such as T5 or BART.
 
-    Both share one table of token embeddings; each has its own learned positions and norm of embeddings.
+    Encoder and decoder share one table of token embeddings. Each has its own learned positions and norm of embeddings.
 
     Attributes:
       decoder_stack: stack of the decoder; `stack` is that of the encoder.
@@ -52,8 +52,8 @@ class EncoderDecoderConfig(TransformerConfig):
       decoder_head_dim: dimension of heads in the decoder's self- and cross-attention; None: as in `attention`.
       decoder_feed_forward: width of the decoder's feed-forward layers; None: as in `feed_forward`.
       tie_encoder_decoder: whether encoder and decoder share all parameters except those of cross-attention (the
-        "shared" encoder-decoder of Raffel et al. 2020 §3.2.2; as in its code, norms and the relative bias are shared,
-        too).
+        "shared" encoder-decoder of Raffel et al. 2020 §3.2.2; as in its code, norms and the relative bias are also
+        shared).
       source_encoder: new encoder whose outputs replace the token embeddings of the encoder; None: no such encoder.
       head: prediction of the decoder's next token; `none` for features only.
     """
@@ -139,7 +139,7 @@ class EncoderDecoderConfig(TransformerConfig):
 
     @override
     def macs(self, length, targets, decoder_length=0, samples=0):
-        """Counts the products of both stacks, of the attention between them and of the heads."""
+        """Counts the multiply-accumulate operations of both stacks, of the attention between them and of the heads."""
         stacks = self.stack_macs(length, causal=False)
         if self.source_model is not None:
             stacks += self.source_model.macs(length, 0)

@@ -16,9 +16,9 @@ class FromCheckpointConfig(ModelConfig):
 
     Attributes:
       dropout: rate of every dropout layer, including those of the task's head.
-      heads: heads by name; `task` is the head of the task. By default the checkpoint's head if it has the kind and
-        labels of the objective, otherwise the default head of the model's family. Labels that are not set are those of
-        the sources.
+      heads: heads by name; `task` is the head of the task. By default, it is the checkpoint's head if that has the kind
+        and labels of the objective. If not, it is the default head of the model's family. If labels are not set, they
+        are the labels of the sources.
       source_encoder: new source encoder for an encoder-decoder.
       scan_layers: whether one block is compiled and run in a loop, as in `TransformerConfig`.
       remat: rematerialization, as in `TransformerConfig`.

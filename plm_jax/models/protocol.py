@@ -34,8 +34,8 @@ class ModelConfig(Role):
       vocab_size: number of tokens, or words, that it distinguishes; may be larger than the vocabulary.
       num_positions: maximum number of tokens in a row; None for any number.
       max_length: number of tokens in a row that it was designed for; None if unknown.
-      max_characters: maximum number of characters of a word, for a model that reads characters; 0 for one that reads
-        tokens.
+      max_characters: maximum number of characters of a word, for a model that reads characters; 0 for a model that
+        reads tokens.
       token_types: number of token types; 0 for none.
       attention_heads: number of attention heads, which `mesh.tensor` should divide; 0 without attention.
       any_order: whether the positions of a row are computed in parallel, so that `mesh.context` can shard them.

@@ -66,7 +66,7 @@ def _over_steps(lstm, dtype, kernels, gates_LBSGM, state, steps_LBS):
 
 
 def _forward(lstm, dtype, kernels, gates_LBSGM, state, steps_LBS):
-    # Not sharded over `embed` from here on, so that they are gathered once and not at every step.
+    # The parameters are not sharded over `embed` after this line, so they are gathered once and not at every step.
     recurrent = constrain(kernels["recurrent"].astype(dtype), None, None, None, "cell")
     if lstm:
         projection = constrain(kernels["projection"].astype(dtype), None, "cell", None)

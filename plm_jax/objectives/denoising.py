@@ -75,10 +75,10 @@ class Denoising(Objective):
 
     Counts of tokens, words and sentences are shares rounded up, drawn without replacement. As in fairseq, spans may
     overlap: the overlap is cut once, and the mask of a span that begins within another one is dropped. There are three
-    differences. Sentences begin where the cache says, for any vocabulary; fairseq ends them at GPT-2's full stop,
-    otherwise at eos. A random id may be any, and is drawn for each inserted mask, too; fairseq never draws 0 and makes
-    a fixed share of the inserted masks random. A rotation begins at each token with equal probability; fairseq leaves
-    the text unchanged twice as often.
+    differences. Sentences begin where the cache says, for any vocabulary; fairseq ends them at GPT-2's full stop or,
+    with another tokenizer, at eos. A random id may be any id, and inserted masks are replaced with the same probability
+    as others; fairseq never draws 0, and replaces a fixed share of the inserted masks. A rotation begins at each token
+    with equal probability; fairseq leaves the text unchanged twice as often.
 
     Attributes:
       permute_sentences: share of the sentences that are permuted.

@@ -68,8 +68,8 @@ class ExampleRows:
 class EncoderDecoderRows(ExampleRows):
     """Rows with inputs in the encoder and targets in the decoder, each followed by eos (Raffel et al. 2020 §2.4).
 
-    With a denoising objective both also begin with bos, and the decoder's input with eos, as in BART. Long texts are
-    truncated at the end, before eos, like T5's `append_eos_after_trim`.
+    With a denoising objective, inputs and targets also begin with bos, and the decoder's input begins with eos, as in
+    BART. Long texts are truncated at the end, before eos, like T5's `append_eos_after_trim`.
     """
 
     def __post_init__(self):

@@ -164,7 +164,8 @@ class LabelledObjective(Objective):
 def truncate_longest(sizes: Sequence[int], room: int) -> list[int]:
     """Returns the sizes of one or two texts truncated to `room` tokens in total, the longer one first.
 
-    If both are truncated to an odd total, the longer one gets the odd token, the second one if they are equally long.
+    If both are truncated and `room` is odd, the longer text gets one token more than the other; if they are equally
+    long, the second text does.
     """
     if len(sizes) == 1:
         return [min(sizes[0], room)]

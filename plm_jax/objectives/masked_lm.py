@@ -26,9 +26,9 @@ class MaskedLM(Objective):
     skipping words that would exceed it. A word with more tokens than the budget is therefore never masked, and a row of
     such words has no target; `count_unmaskable` counts them. N-grams of words follow the same file in
     google-research/albert (Lan et al. 2020, arXiv:1909.11942), with these rules: an n-gram that would exceed the budget
-    or the row is shortened, one that overlaps another is skipped, and words on both sides of a separator count as
-    adjacent. RoBERTa (Liu et al. 2019, arXiv:1907.11692) differs slightly: fairseq rounds the number of predictions at
-    random, may mask the first token of a row, and draws no special tokens as random ids.
+    or the row is shortened; an n-gram that overlaps another one is skipped; the words before and after a separator are
+    treated as adjacent. RoBERTa (Liu et al. 2019, arXiv:1907.11692) differs slightly: fairseq rounds the number of
+    predictions at random, may mask the first token of a row, and draws no special tokens as random ids.
 
     Attributes:
       rate: share of a row's tokens, including special tokens, that are predicted; at least one token is.

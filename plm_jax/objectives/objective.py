@@ -85,7 +85,7 @@ class Objective(Role):
 
     @property
     def rows_per_example(self) -> int:
-        """Number of rows of each example of a batch, on an axis of their own if it is not 1."""
+        """Number of rows per example; if it is not 1, these rows have an additional axis in a batch."""
         return 1
 
     def target_length(self, length: int) -> int:
@@ -118,7 +118,7 @@ class BoundObjective:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """Names of the columns that it needs besides tokens."""
+        """Names of the columns, other than tokens, that the objective needs."""
         return self.settings.reads
 
     @property

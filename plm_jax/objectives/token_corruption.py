@@ -30,8 +30,8 @@ def _slots(mean: float, variance: float) -> int:
 class ReplaceSpans(TextToText):
     """I.i.d. noise in which a sentinel replaces each run of noise tokens (T5's "i.i.d. denoising, replace spans").
 
-    As in T5, sentinels in the targets replace runs of clean text: the targets of a text that begins with noise begin
-    with that noise, and those of a text that ends clean end with a sentinel. If there are more runs of noise than
+    As in T5, sentinels in the targets replace runs of clean text: if a text begins with noise, its targets begin with
+    that noise; if a text ends with clean text, its targets end with a sentinel. If there are more runs of noise than
     sentinels, about one row in millions, the last runs stay clean; T5 would use ids of text.
 
     Attributes:
@@ -102,9 +102,9 @@ class DropTokens(TextToText):
 class MaskTokens(TextToText):
     """I.i.d. noise in which noise tokens are replaced by a mask or random tokens; the targets are the whole text.
 
-    With random tokens this is T5's "BERT-style" denoising, without them its "MASS-style" (Song et al. 2019,
-    arXiv:1905.02450). The mask is the first sentinel, as in T5. Random tokens exclude special tokens; T5 excludes ids 0
-    to 2, which are its special tokens.
+    With random tokens, this is T5's "BERT-style" denoising; without random tokens, it is T5's "MASS-style" denoising
+    (Song et al. 2019, arXiv:1905.02450). The mask is the first sentinel, as in T5. Random tokens exclude special
+    tokens; T5 excludes ids 0 to 2, which are its special tokens.
 
     Attributes:
       noise_density: probability that a token is noise.

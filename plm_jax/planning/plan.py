@@ -134,7 +134,8 @@ def _search(run: config.Run, devices: list[Any], price: float, say: Callable[[st
 
     Returns:
       The report of the fastest candidate by its estimate, with the `settings` that differ from the run's. `tried` has
-      the settings, memory and estimate of each compiled candidate, fastest first, those that do not fit last.
+      the settings, memory and estimate of each compiled candidate: first the candidates that fit, fastest first, and
+      then the others.
     """
     phase, chip = costliest_phase(config.resolve_phases(run)), _chip(devices)
     ranked = search.candidates(run, phase, _count(run), chip, len(devices))
@@ -188,7 +189,7 @@ def device_bytes(tree) -> int:
 
 
 def remedies(run: config.Run, num_devices: int) -> Iterator[tuple[dict[str, Any], config.Run]]:
-    """Yields changes that save memory, those that cost least speed first, as settings and as the changed run.
+    """Yields changes that save memory, as settings and as the changed run, those with the least loss of speed first.
 
     Sharding over all devices and up to four times the microbatches cost some bandwidth; recomputing cheap operations
     costs little time, and recomputing whole blocks a quarter of the step. The last change uses microbatches of one row

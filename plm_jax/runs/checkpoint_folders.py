@@ -241,13 +241,13 @@ def retained(steps: Sequence[int], keep_last: int, keep_every: int, base: int = 
 
 
 def prune(directory: epath.Path, retained_steps: set[int]) -> list[int]:
-    """Removes checkpoints, except those of some steps and those that a process of this machine reads.
+    """Removes all checkpoints except those of `retained_steps` and those that a process of this machine is reading.
 
     Returns:
       The steps of the removed checkpoints.
 
     Raises:
-      UserError, OSError: one could not be removed; the others were.
+      UserError, OSError: a checkpoint could not be removed; all others were.
     """
     removed, failure = [], None
     for step in finished(directory):

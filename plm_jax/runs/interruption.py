@@ -20,8 +20,8 @@ _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 class Interruption:
     """Within it, SIGTERM, SIGUSR1, Ctrl-C and a preemption notice request the run to stop; a second signal ends it.
 
-    The same signal within a second does not count: some launchers send it to every process of a job, and one process
-    may forward it to another.
+    The same signal within a second is ignored: some launchers send it to every process of a job, and one process may
+    forward it to another.
 
     Attributes:
       reason: cause of the request, such as `SIGTERM`, or None.

@@ -44,11 +44,11 @@ def prepare(
 def prepare_if_needed(run: config.Run, arguments: Sequence[str], trained: str = "") -> None:
     """Prepares the caches of the config's sources in a child process, so that this one never imports TensorFlow.
 
-    Those that are missing, and those that are of other texts or settings than the config's.
+    It prepares the caches that are missing, and the caches whose texts or settings differ from those of the config.
 
     Args:
       arguments: the flags that make `prepare` read the same config.
-      trained: what was trained on the caches that are there, which then are not replaced.
+      trained: name of what was trained on the existing caches; if it is set, they are not replaced.
 
     Raises:
       UserError: a cache is of other texts or settings, and is not replaced, or several processes would read it.

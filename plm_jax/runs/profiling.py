@@ -31,7 +31,7 @@ class Profiler(Callback):
 
     @override
     def after_step(self, context: TrainingContext) -> None:
-        """Ends the trace, once the step is finished, unless the next one is to be traced, too."""
+        """Ends the trace when the step is finished, unless the next step is also traced."""
         if self._local is None or (context.step + 1 in self._steps and not context.is_last_step):
             return
         jax.block_until_ready(context.metrics)

@@ -29,8 +29,9 @@ class Programs:
       run: config of the run.
       phases: phases of the run.
       first: program of the first phase that is still to be trained.
-      batch_shards: number that divides the rows of every batch if it divides those of one, on the mesh of every phase.
-        Finished phases count too, so that a resumed run validates in the batches of one that was never interrupted.
+      batch_shards: number of rows such that any batch whose size is a multiple of it can be sharded on the mesh of
+        every phase. It includes finished phases, so that a resumed run validates in the same batches as an
+        uninterrupted run.
     """
 
     def __init__(

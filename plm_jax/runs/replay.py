@@ -47,8 +47,8 @@ def replay(workdir: str, step: int, report: Callable[[str], None]) -> None:
     digest = digest_hex(metrics["digest"])
     if digest != recorded["train/batch_digest"]:
         raise UserError(
-            f"step {step} read another batch: its digest is {digest}, it was {recorded['train/batch_digest']}: are the "
-            "caches in config.data.cache_dir those that it was trained on?"
+            f"step {step} read another batch: its digest is {digest}, it was {recorded['train/batch_digest']}: check that "
+            "config.data.cache_dir contains the caches that the run was trained on"
         )
     line = ", ".join(f"{name} {values[key]!r} ({float(recorded[key])!r})" for key, name in _COMPARED.items())
     if all(_is_close(values[key], float(recorded[key])) for key in _COMPARED):
@@ -149,7 +149,7 @@ def _is_close(value: float, other: float, tolerance: float = 0.0) -> bool:
 
 
 def _differences(computed_with: dict[str, Any], job: TrainingSetup) -> list[str]:
-    """Returns the differences in devices, mesh, versions and users' code from those that computed a step."""
+    """Returns how devices, mesh, versions and users' code differ from those with which a step was computed."""
     code = users.changed(computed_with.get("modules", {}), job.run)
     mesh = dict(job.program.mesh.shape)
     here = {"devices": run_directory.devices(), "mesh": mesh, "versions": run_directory.versions()}

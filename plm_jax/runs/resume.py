@@ -275,7 +275,7 @@ def set_damaged_aside(resumed: Resumed | None, workdir: str) -> None:
 
 
 def plan_phases(saved: Sequence[config.Phase], phases: Sequence[config.Phase], step: int) -> tuple[config.Phase, ...]:
-    """Returns the phases of `saved` up to a step, followed by `phases`, whose examples continue from there."""
+    """Returns the phases of `saved` up to a step, and the rest of `phases`, which continues at the next example."""
     planned = [dataclasses.replace(s, end_step=min(s.end_step, step)) for s in saved if s.first_step < step]
     for phase in phases:
         if phase.end_step <= max(step, phase.first_step):
@@ -293,7 +293,10 @@ def plan_phases(saved: Sequence[config.Phase], phases: Sequence[config.Phase], s
 
 
 def spans_of_rows(phases: Sequence[config.Phase], step: int) -> list[tuple[int, int, dict[str, float], int]]:
-    """Returns length, batch size, mixture and number of steps of each span of equal rows in the first `step` steps."""
+    """Splits the first `step` steps into spans of steps with the same row length, batch size and mixture.
+
+    Each span is (row length, batch size, mixture, number of steps).
+    """
     spans: list[tuple[int, int, dict[str, float], int]] = []
     for phase in phases:
         num_steps = min(phase.end_step, step) - phase.first_step

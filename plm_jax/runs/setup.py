@@ -122,7 +122,8 @@ def restored_state(
 ) -> tuple[TrainState, list[str]]:
     """Returns the state of a checkpoint, and lines that report what was restored."""
     program, saved_run = setup.program, checkpoint.saved_run
-    # The carry has the batch size, and the moments are those of the optimizer, with which the checkpoint was saved.
+    # The recurrent state has the batch size of the checkpoint, and the moments belong to the optimizer of the
+    # checkpoint.
     batch_size = checkpoint.meta.get("batch_size", program.batch_size)
     part = trainable.Trainable(saved_run.train.trainable)
     optimizer = optimizers.build(saved_run.optimizer, part, saved_run.model)

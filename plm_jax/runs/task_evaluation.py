@@ -19,7 +19,7 @@ from plm_jax.common.errors import UserError, nearest
 class TaskEvaluation:
     """Scores the checkpoints of a run; a context manager that waits at the end of a run until every one is scored.
 
-    An error that ends the run ends the evaluation, too. The next start continues it.
+    An error that ends the run also ends the evaluation. The next start of the run continues the evaluation.
     """
 
     def __init__(self, tasks: Sequence[str], sources: Collection[str], workdir: str, module_flags: Sequence[str]):
@@ -65,7 +65,7 @@ class TaskEvaluation:
         if died := self._died():
             report(f"{died}; it is restarted")
         self._output = tempfile.TemporaryFile()  # noqa: SIM115
-        # TensorFlow would reserve memory of the GPUs, too.
+        # Without this setting, TensorFlow would also reserve memory on the GPUs.
         on_host = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
         self._process = children.start(
             children.command("evaluate", *self._flags), children.alone() | on_host, self._output.fileno()

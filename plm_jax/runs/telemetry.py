@@ -80,7 +80,7 @@ class Telemetry:
 
     @contextlib.contextmanager
     def doing(self, activity: str, reports: bool = False) -> Iterator[None]:
-        """Shows an activity and its duration in the bar; with `reports` prints a line at the end, too."""
+        """Shows an activity and its duration in the bar; if `reports` is set, also prints a line at the end."""
         before, began = self._bar.postfix, time.monotonic()
         self._doing = activity, began
         self._bar.set_postfix_str(activity)
@@ -102,7 +102,7 @@ class Telemetry:
         self._bar.refresh()
 
     def add_writer(self, write: Callable[[dict], None], close: Callable[[], None]) -> None:
-        """Passes each later row to `write`, too, and calls `close` at the end."""
+        """Also passes each later row to `write`, and calls `close` at the end."""
         self._writers.append(write)
         self._exit.callback(close)
 
@@ -174,7 +174,7 @@ class _Rows:
 
 
 class Events:
-    """TensorBoard's file, written by the caller's thread: a thread of its own would lose what it cannot write."""
+    """TensorBoard's file, written by the caller's thread: another thread would lose events that it cannot write."""
 
     def __init__(self, folder: str, purge_step: int | None):
         modules: dict[str, Any] = sys.modules

@@ -25,8 +25,8 @@ _SPEED = ("scan_layers", "remat", "attention_kernel", "pipeline_microbatches")
 def pin(source: str, workdirs: Iterable[str] = ()) -> str:
     """Returns a source; a repository of the Hugging Face Hub gets the hash of a commit as its revision.
 
-    Without a revision, the commit is the one that a run in `workdirs` started from, so that the run can be resumed with
-    the same weights; otherwise, the newest one.
+    If `source` has no revision and a run in `workdirs` started from it, the commit is the one that this run recorded,
+    so that the run can be resumed with the same weights. If there is no such run, it is the newest commit.
 
     Raises:
       UserError: the repository cannot be downloaded.

@@ -14,7 +14,7 @@ from plm_jax.training.trainable import compiled, layer_numbers, named, stack_of,
 
 
 def load_weights(params, train: config.TrainConfig, model: ModelConfig):
-    """Replaces the leaves of `params` whose names match one of `train.init_names` by those of `train.init_from`.
+    """Replaces the leaves of `params` that match `train.init_names` by those of the model in `train.init_from`.
 
     The last `train.reinitialize_top` layers of each stack of the model keep the values in `params`.
 

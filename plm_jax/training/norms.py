@@ -8,7 +8,7 @@ from plm_jax.training import trainable
 
 
 def by_layer(names: Sequence[str], values: np.ndarray) -> dict[str, float]:
-    """Returns the norm of each layer, such as `stack/blocks/3`, from those of its tensors.
+    """Returns the norm of each layer, such as `stack/blocks/3`, computed from the norms of its tensors.
 
     A tensor outside of all layers is reported by its own name.
     """

@@ -1,4 +1,4 @@
-"""Spikes of the loss and of the gradient norm: values far above those of the preceding steps.
+"""Spikes of the loss and of the gradient norm: values far above the values at the preceding steps.
 
 They are detected on the device. The window of preceding steps is part of the train state, and detection is a pure
 function of it, so a resumed run detects the same spikes as one that was never interrupted.

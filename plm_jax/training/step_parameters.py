@@ -18,7 +18,8 @@ class StepParameters(NamedTuple):
       trained: tree that is differentiated; only what is trained.
       zeros: float32; initial value of the sum of the gradients.
       whole: turns a tree like `trained` into the parameters for the loss.
-      reduced: turns the gradients of such trees, summed over microbatches, into those of the parameters, float32.
+      reduced: turns the gradients of a tree like `trained`, summed over microbatches, into the gradients of the
+        parameters, float32.
     """
 
     trained: Any

@@ -98,7 +98,7 @@ def imported(name: str) -> ModuleType:
 def module(path: str) -> ModuleType:
     """Returns a Python file as a module, which is the same at each call until the file changes.
 
-    A file of this package, or one that was imported by name, is the module of that name.
+    A file of this package, and a file that was imported by name, is returned as the module of that name.
 
     Raises:
       UserError: its code fails; the message names the line.

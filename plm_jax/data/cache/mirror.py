@@ -17,7 +17,7 @@ from plm_jax.data.cache.file_format import read_manifest
 # Disk space for the token files of all remote caches, and number of fetches after which it is checked.
 _MIRROR_BYTES = 2**35
 _MIRROR_FETCHES = 64
-# Time after which a read checks again that the cache is still the one that was opened.
+# Time after which a read checks again whether another cache has replaced the cache that was opened.
 _CHECK_SECONDS = 60.0
 
 

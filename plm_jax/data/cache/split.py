@@ -19,8 +19,8 @@ from plm_jax.data.cache.vectors import Checksums, damaged, is_short
 
 _OPTIONS = "readahead_buffer_size:0,index_storage_option:in_memory,footer_prefetch_bytes:0"
 _OPEN_SHARDS = 32
-# A process that reads fewer rows of a remote file of tokens fetches only these, otherwise the whole file: a request
-# takes about as long as fetching a 64th of a file.
+# If a process reads fewer rows than this from a remote file of tokens, it fetches only these rows. If it reads more, it
+# fetches the whole file: a request takes about as long as fetching a 64th of a file.
 _FEW_ROWS = 64
 
 

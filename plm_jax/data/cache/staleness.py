@@ -165,7 +165,7 @@ def _digest(contents: Sequence[str]) -> str:
 
 
 def _compare_fingerprint(name: str, source: Any, before: str | None) -> Comparison:
-    """Compares the fingerprint of a user's own source with the one that its cache recorded."""
+    """Compares the fingerprint of a user's own source with the fingerprint in its cache."""
     try:
         with progress.doing(f"{name}: comparing its contents"):
             contents = read_origin(source, source.open(name).fingerprint).contents

@@ -69,7 +69,10 @@ class Checksums:
         self._values, self._first, self._number, self.block_bytes = values, first, number, block_bytes
 
     def match(self, start: int, data: bytes | memoryview) -> bool:
-        """Whether `data` are the file's values from byte `start` on; they must be whole blocks or reach the end."""
+        """Whether `data` equals the bytes of the file that begin at byte `start`.
+
+        `data` must consist of whole blocks or reach the end of the file.
+        """
         checksums = crc32s(data, self.block_bytes)
         first = start // self.block_bytes
         if first + len(checksums) > self._number:

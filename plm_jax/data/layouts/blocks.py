@@ -24,7 +24,7 @@ class Blocks(Layout):
       attend_across_documents: whether tokens attend to earlier documents in their block; if not, batches have segment
         ids.
       begin: names of special ids in `vocabulary` that a decoder reads before each document, such as `("bos",)`;
-        prompts, and examples with inputs, begin with them, too.
+        prompts, and examples with inputs, also begin with them.
     """
 
     kind: ClassVar[str] = "blocks"

@@ -98,7 +98,7 @@ def walk(
       drop_long_sentences: whether sentences of more than `room` tokens are dropped.
 
     Returns:
-      First token and end of each row, two [rows]. These positions count the separators from the first document on.
+      First token and end of each row, two [rows]. These positions include the separators since the first document.
     """
     sizes = np.diff(sentences)
     dropped = (sizes > room).nonzero()[0] if drop_long_sentences else np.zeros(0, np.int64)

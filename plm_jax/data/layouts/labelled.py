@@ -149,7 +149,7 @@ class LabelledRows(Rows):
     Attributes:
       objective: objective that makes the rows.
       length: length of a row in tokens.
-      sizes: numbers of tokens of the texts of each example [examples, texts], in the order of a row.
+      sizes: number of tokens of each text [examples, texts], with the texts in the order of a row.
     """
 
     def __init__(

@@ -36,7 +36,7 @@ from plm_jax.data.layouts.randomness import generator
 RANDOM_NEXT = SWAPPED = 0.5
 PARTNER_TRIES = 10
 # Random parts come from the same stretch of text as the first part, so that reads stay close together; `prepare` has
-# shuffled the documents. BERT's code, too, draws them from its current input files, not from the whole corpus.
+# shuffled the documents. BERT's code also draws them from its current input files, not from the whole corpus.
 STRETCH_TOKENS = 2**21
 _COLUMNS = {"starts": "<i8", "lengths_a": "<i4", "lengths_b": "<i4"}
 
@@ -114,7 +114,7 @@ def walk(
     Args:
       sentences: [s + 1], the first token of each sentence, and the end.
       documents: [d + 1], the first sentence of each document, and the end.
-      targets: [d], target number of tokens of a pair of each document.
+      targets: [d], for each document, the target number of tokens of its pairs.
       draws: [s, 2], uniform in [0, 1), for the pair that begins at a sentence: the first decides where it is cut, the
         second whether its second part is random.
       random_next: probability of a random second part if the document has a second part.

@@ -109,6 +109,6 @@ class Stream:
         return begins[: begins.searchsorted(stop) + 1]
 
     def example(self, start: int, length: int, separate: bool) -> dict[str, np.ndarray]:
-        """Returns the row of `length` tokens from `start` on, as `formats.make_row` makes it."""
+        """Returns the row of `length` tokens that begins at token `start`, as `formats.make_row` makes it."""
         tokens, begins = self.read(start, start + min(length, self.num_tokens - start))
         return formats.make_row(tokens, begins, length, separate, self._pad)

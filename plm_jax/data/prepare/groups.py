@@ -1,14 +1,14 @@
 """Groups of rows that are held out together, and the rows that training and validation share.
 
-A row's group is the one that its source declares, such as a document's id, or else its first text: the context of a
-question, the premise of a pair, the inputs of an example. Groups are compared after Unicode NFC normalization with
-white space collapsed.
+Rows form a group if their source declares the same group for them, such as a document's id. If the source declares no
+groups, rows with the same first text form a group; it is the context of a question, the premise of a pair, or the
+inputs of an example. Groups are compared after Unicode NFC normalization with white space collapsed.
 
 If a source has no validation split, the groups whose 64-bit hash is below `data.validation_fraction` of all hashes are
-held out. If these have fewer than MIN_ROWS rows, the groups with the next smallest hashes are added, up to MIN_ROWS
-rows and while at most one row in MAX_SHARE is held out. At least one group is held out, whatever its size. The split is
-thus a single bound on the hash, which depends on the rows alone: not on their order, the number of workers or shards,
-or the runner.
+held out. If these groups have fewer than MIN_ROWS rows in total, more groups are added in the order of their hashes
+until MIN_ROWS rows are held out, or until the next group would raise the held-out rows above 1 / MAX_SHARE of all rows.
+At least one group is held out, whatever its size. The split is thus a single bound on the hash, which depends on the
+rows alone: not on their order, the number of workers or shards, or the runner.
 """
 
 import hashlib
@@ -89,12 +89,12 @@ class HeldOutRule(NamedTuple):
 
 @dataclass
 class Groups:
-    """Row counts that decide which groups are held out. Counts of the parts of a source add up to those of the source.
+    """Row counts that decide which groups are held out; counts of the parts of a source can be added.
 
     Attributes:
       rows: number of rows.
-      smallest: number of rows of each of the MIN_ROWS groups with the smallest hashes, by hash. More groups are not
-        needed, because each has at least one row.
+      smallest: number of rows in each group, by its hash, for the MIN_ROWS groups with the smallest hashes. More groups
+        are not needed, because each has at least one row.
     """
 
     rows: int = 0

@@ -64,7 +64,7 @@ def source_columns(name: str, source: Source) -> tuple[columns.Column, ...]:
     """Returns the columns whose values come from a source, not from tokenization.
 
     Raises:
-      UserError: the cache cannot store one of them.
+      UserError: the cache cannot store one of these columns.
     """
     additional = source.open(name).columns
     standard = (columns.SENTENCE_STARTS, columns.WORD_STARTS, columns.FIRST_BYTES, *columns.OFFSETS, columns.ORIGIN)

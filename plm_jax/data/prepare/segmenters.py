@@ -37,7 +37,7 @@ def load(name: str) -> Callable[[str], list[int]]:
 
 
 def _after_space(text: str, begin: int) -> int:
-    """Returns the first character from `begin` on that is not white space."""
+    """Returns the index of the first character at or after `begin` that is not white space."""
     match = _SPACE.match(text, begin)
     return match.end() if match else begin
 

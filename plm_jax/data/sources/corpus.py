@@ -121,8 +121,8 @@ class Corpus(abc.ABC):
 
     Attributes:
       splits: `train`, and `validation` if the source has its own.
-      columns: columns that records have besides their text, in `Record.values`: one number for a column of kind
-        `document`, any sequence of numbers for one of kind `value`.
+      columns: further columns of records, in `Record.values`: one number for a column of kind `document`, any sequence
+        of numbers for one of kind `value`.
       keeps_offsets: whether the cache stores the characters that each token spans.
       skips_bad_rows: whether `read` supports `skipped`.
     """

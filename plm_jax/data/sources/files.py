@@ -410,7 +410,7 @@ def is_taken(location: str, row: dict[str, Any], source: JsonSource) -> bool:
 
 
 def check(name: str, source: Source) -> None:
-    """Checks that a source of files has files in each split, and none of them in two splits.
+    """Checks that a source of files has files in each split, and that no file is in two splits.
 
     Raises:
       UserError: a split has no files, or both splits have the same file.

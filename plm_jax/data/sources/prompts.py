@@ -24,7 +24,7 @@ class PromptConfig:
       delimiter: text between question and answer; it is scored as part of the answer, but not counted in its length.
       separator: text after each example and after the introduction.
       introduction: text at the beginning of the prompt.
-      condition: text that replaces the question when an answer is scored without it, for `--normalize=unconditional`.
+      condition: text that replaces the question when `--normalize=unconditional` scores a choice without the question.
     """
 
     kind: ClassVar[str] = "prompt"

@@ -1,4 +1,4 @@
-"""Settings of sources that TensorFlow reads. TensorFlow is imported only when one of them is opened."""
+"""Settings of sources that TensorFlow reads. TensorFlow is imported only when one of these sources is opened."""
 
 from dataclasses import dataclass
 from types import ModuleType

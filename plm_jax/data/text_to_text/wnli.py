@@ -62,8 +62,10 @@ def _noun(words: Sequence[str], pronoun: int, claim: Sequence[str]) -> str:
 
 
 def _as_written(noun: str, hypothesis: str) -> str:
-    """Returns a noun phrase from its article on, in the upper and lower case of the hypothesis, without punctuation or
-    `'s`."""
+    """Returns a noun phrase, starting at its last article, as it is written in the hypothesis.
+
+    It has the upper and lower case of the hypothesis, but no punctuation or `'s` at its end.
+    """
     words = noun.split(" ")
     words = words[max((words.index(article) for article in _ARTICLES if article in words), default=0) :]
     match = re.search(" ".join(re.escape(word) + "[.,?!]?" for word in words), hypothesis, re.IGNORECASE)

@@ -30,12 +30,15 @@ _SPECIAL = re.compile(r"<.*>|\[.*\]|madeupword\d+", re.DOTALL)
 # Limits in bytes on a tiktoken file and its lines, several times those of published files: every split of a token is
 # tried.
 _MAX_FILE_BYTES, _MAX_LINE_BYTES = 2**24, 2**10
-# Prefix that turns the name of a special token into one that no text contains.
+# Prefix that turns the name of a special token into a string that no text contains.
 _HIDDEN = "\U0010ffff"
 
 
 def byte_characters() -> list[str]:
-    """Returns the character of each byte in byte-level BPE (GPT-2): printable Latin-1 as it is, others from 256 on."""
+    """Returns the character of each byte in byte-level BPE (GPT-2).
+
+    Bytes of printable Latin-1 characters are represented by these characters, all others by characters from 256 upward.
+    """
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     unused = itertools.count(256)
     return [chr(byte if byte in printable else next(unused)) for byte in range(256)]

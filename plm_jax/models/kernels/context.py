@@ -34,10 +34,10 @@ class Context(struct.PyTreeNode):
       segment_ids: nonnegative ids of the queries [B, Q] and of the keys [B, K]; queries attend to their own segment
         only. None: a single segment.
       positions: positions of the queries and of the new keys, int32 [B or 1, Q], for rotary positions.
-      block_positions: positions of the same within blanks, int32 [B, Q]; None: 0 everywhere.
-      rotation: rotation of both by their positions, as returned by `Position.rotation`, or None.
-      distance_bias: bias of scores, float32 [N, Q + K - 1]: entry j is for keys at distance j - (Q - 1) after the
-        query, both counted from the first of this call; None: no bias.
+      block_positions: positions of these queries and keys within blanks, int32 [B, Q]; None: 0 everywhere.
+      rotation: rotation of queries and keys by their positions, as returned by `Position.rotation`, or None.
+      distance_bias: bias of scores, float32 [N, Q + K - 1]: entry j is for pairs whose key position minus query
+        position is j - (Q - 1), where the first query and the first key of this call have position 0; None: no bias.
       bias: bias of scores, float32 [1, N, Q, K], or a function of queries and keys, as returned by `Position.bias`.
       windows: in layer i queries attend to keys at distances less than windows[i % len(windows)]; 0 means all keys.
         Empty: all keys in all layers.

@@ -22,7 +22,7 @@ def attend(
       visible: bool [B or 1, 1, Q, K], further mask; None: no mask.
 
     Raises:
-      UserError: jax finds no cuDNN, or one that is too old.
+      UserError: jax finds no cuDNN, or the cuDNN that it finds is too old.
     """
     query_BQNH, key_BKGH, value_BKGH = (x.swapaxes(1, 2) for x in (query_BNQH, key_BGKH, value_BGKH))
     try:

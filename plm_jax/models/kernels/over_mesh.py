@@ -35,7 +35,8 @@ def over_mesh(kernel, query, key, value, *, length: str | None = None, causal: b
     """
     mesh = jax.sharding.get_abstract_mesh()
     shape, rules = {} if mesh.empty else dict(mesh.shape), rules_in_force()
-    # Sharded like the keys: if their groups do not divide, the heads of queries stay whole, too.
+    # Sharded like the keys: if the number of their groups is not divisible, the heads of queries are not sharded
+    # either.
     of_queries, of_keys = (
         partition_spec((*key.shape[:2], size), ("batch", "heads", length), rules, shape)
         for size in (query.shape[2], key.shape[2])

@@ -22,7 +22,7 @@ class Table(NamedTuple):
 
     Attributes:
       shape: shape of the parameter.
-      axes: logical name of each dimension; None for one that is never sharded.
+      axes: logical name of each dimension; None for a dimension that is never sharded.
       init: initializer, as in `flax.linen.initializers`.
     """
 

@@ -35,7 +35,7 @@ class RelativeBias(Position):
 
     @override
     def distance_bias(self, tables, distances, heads, causal):
-        # A product rather than a look-up, so that the gradient is a product, too, and not a scatter.
+        # A matrix product instead of a look-up, because the gradient of a look-up is a scatter.
         one_hot_RB = jax.nn.one_hot(relative_buckets(distances, self, causal), self.buckets)
         return jnp.einsum("rb,bn->nr", one_hot_RB, tables["relative_bias"])
 

@@ -91,7 +91,7 @@ def _without(page: Page, lines: list[list[str]], dropped: Set[int]) -> str:
 
 
 def _remaining(page: Page, text: str, min_sentences: int, tally: Tally) -> Page | None:
-    """Returns the page with the remaining text, or None if it has too few sentences."""
+    """Returns the page with the remaining text, or None if that text has too few sentences."""
     if not text:
         tally.add("nothing_new", page, [page.text])
     elif not punkt.has_sentences([text], min_sentences):

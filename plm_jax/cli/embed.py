@@ -73,7 +73,7 @@ def main() -> None:
 
 @contextlib.contextmanager
 def _writing(path: str) -> Generator[Write]:
-    """Yields a function that appends rows and their vectors to a file, which appears at the end, complete."""
+    """Yields a function that appends rows and their vectors to a file, which is created when the context ends."""
     from plm_jax.inference import tables
 
     if not path.endswith(".npy"):

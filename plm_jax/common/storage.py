@@ -202,7 +202,7 @@ def read(path: str, most: int | None = None) -> bytes:
 
 
 def read_range(path: str, start: int, stop: int) -> bytes:
-    """Returns bytes [start, stop) of a file, fewer if it ends before.
+    """Returns bytes [start, stop) of a file, or fewer if the file ends before `stop`.
 
     Raises:
       UserError: a remote file does not exist, or the store cannot be reached.
@@ -298,7 +298,7 @@ def writing(path: str) -> Iterator[BinaryIO]:
 def _temporary(path: str) -> BinaryIO:
     """Opens a new file next to a path, with a lock that shows other processes that its writer is running."""
     while True:
-        # An unpredictable name, so that no link can be waiting there.
+        # The name is unpredictable, so nobody can have created a link of this name.
         file = open(f"{path}.{secrets.token_hex(8)}.tmp", "xb")  # noqa: SIM115
         with contextlib.suppress(OSError):  # Some network disks have no locks.
             fcntl.flock(file, fcntl.LOCK_EX)

@@ -283,7 +283,8 @@ class Reader:
     def notes(self) -> list[str]:
         """Returns lines for the log of a run about padding, examples that are too long and words that are never masked.
 
-        Padding is reported for layouts that leave rows short, as the number of full rows with as many tokens.
+        For layouts with short rows, padding is reported as the number of full rows that would have the same number of
+        tokens.
         """
         # Earlier phases may have read sources that the config no longer has.
         phases = [segment.phase for segment in self._segments if segment.rates.keys() <= self.sources.keys()]

@@ -37,7 +37,7 @@ class FewShotOptions:
       normalize: how the log-probability of a choice is normalized: divided by its number of tokens (`token`),
         characters (`character`) or UTF-8 bytes (`byte`); reduced by its log-probability after `prompt.condition` alone
         (`unconditional`); or not at all (`sum`).
-      balanced: whether every choice gets the same number of examples; the numbers differ by at most one.
+      balanced: whether examples are drawn evenly over the choices; their numbers differ by at most one.
       limit: number of rows that are evaluated; None for all. The rows are drawn at random, because files are often
         sorted by label, and are the same for all models.
       show: number of prompts that are printed in full.

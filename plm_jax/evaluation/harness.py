@@ -38,7 +38,7 @@ def evaluate(
     batch_size: int = 32,
     show_progress: bool = True,
 ) -> dict[str, dict[str, float]]:
-    """Returns the metrics that lm-eval computes for its tasks or groups of tasks, by their names; shares are 0 to 1.
+    """Returns the metrics that lm-eval computes, by the name of the task or group of tasks; shares are 0 to 1.
 
     Args:
       tasks: names of lm-eval's own tasks, whose data it downloads, or of tasks defined in `include_path`.

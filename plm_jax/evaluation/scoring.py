@@ -44,9 +44,9 @@ class TextWindow(NamedTuple):
 def windows(tokens: Sequence[int], prefix: int, context: int, stride: int) -> Iterator[TextWindow]:
     """Yields windows of at most `context` tokens, in which each token of a text is scored once.
 
-    The first window scores as many tokens as fit. Each further window scores the next `stride` tokens, the last one the
-    rest, after as many earlier tokens as fit. The windows are those of lm-eval's `get_rolling_token_windows`, with
-    disjoint scored tokens.
+    In the first window, all tokens that fit are scored. In each further window, the next `stride` tokens are scored (in
+    the last window, the remaining ones), after as many earlier tokens as fit. The windows are those of lm-eval's
+    `get_rolling_token_windows`, with disjoint scored tokens.
 
     Args:
       prefix: id of the token that the model reads before a text.

@@ -93,7 +93,8 @@ class PaperComparison(NamedTuple):
       paper: the paper's result in the unit of our metric; None if it is not available.
       paper_difference: difference to the paper's result of the reference run.
       values: our values, one per seed.
-      difference: difference of the means to the reference run, with its interval; None if either run has no values.
+      difference: difference between the means of the run and the reference run, with its interval; None if either run
+        has no values.
       verdict: AGREES, DISAGREES, BETTER, WORSE, NOT_RESOLVED, NOT_RUN, or the reason for having none; empty for the
         reference, and if the metric is not the primary one.
     """
@@ -229,7 +230,7 @@ def _groups(name: str) -> list[str]:
 
 
 def trivial_value(metrics: Mapping[str, float], name: str) -> float | None:
-    """Returns the metric of a predictor that ignores the input, or None if there is none."""
+    """Returns the metric of a predictor that ignores the input, or None if no such metric is recorded."""
     declared = declarations.declared(name)
     for group in _groups(name):
         siblings = {

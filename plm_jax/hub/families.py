@@ -98,7 +98,7 @@ def unsupported_settings(family: Family, model: models.TransformerConfig) -> lis
 
 
 def _canonical(model: models.TransformerConfig) -> models.TransformerConfig:
-    """Returns equivalent settings, with None wherever it means the same as the value."""
+    """Returns equivalent settings, in which values that equal the meaning of None are replaced by None."""
     attention = model.attention
     if isinstance(model, models.EncoderDecoderConfig):
         encoder_sizes = {

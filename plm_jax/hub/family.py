@@ -14,9 +14,9 @@ class Tensor:
     """A Hugging Face tensor and the parameters that it holds.
 
     Attributes:
-      name: full name. `{layer}` stands for the number of the block; the parameters are then stacked [layers, ...]. If
-        layers have several blocks or share parameters, `{group}` and `{inner}` are the numbers of the group and of the
-        block in it.
+      name: full name. `{layer}` is replaced by the number of the block; the parameters are then stacked [layers, ...].
+        If layers have several blocks or share parameters, `{group}` and `{inner}` are the numbers of the group and of
+        the block in it.
       parameters: paths of the parameters, joined by `/`. Several are concatenated along the last axis.
       transposed: whether the tensor is stored [out, in], like the weight of torch's `Linear`.
       by_head: whether the parameters, of one width, alternate head by head.

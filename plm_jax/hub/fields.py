@@ -83,7 +83,7 @@ class Field(Entry):
     @override
     def values(self, config):
         kind = self.value_type or (int if callable(self.default) else type(self.default))
-        # Null stands for a computed size.
+        # Null means that the size is computed.
         null = (None,) if callable(self.default) and kind is not bool else ()
         is_given = self.name in config and config[self.name] not in null
         value = config[self.name] if is_given else self._default(config)

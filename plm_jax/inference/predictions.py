@@ -39,7 +39,7 @@ class LabelsPrediction(Prediction):
 
     Attributes:
       labels: names of the labels whose probability is above 0.5.
-      probabilities: probability of each label by its name, each independent of the others.
+      probabilities: probability of each label by its name; the labels are independent, so these need not add up to 1.
     """
 
     labels: tuple[str, ...]
@@ -99,8 +99,8 @@ class AnswerPrediction(Prediction):
       answer: text of the span; empty if the context has no answer.
       start: first character of the span in the context; None if there is no answer.
       end: end of the span, exclusive; None if there is no answer.
-      score: probability of the first token times that of the last token, each among the tokens of the context in the
-        same window and the token that stands for no answer.
+      score: product of the probabilities of the first and the last token. Each is a probability among the tokens of the
+        context in the same window and the token for "no answer".
     """
 
     answer: str

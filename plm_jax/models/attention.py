@@ -57,8 +57,8 @@ class Attention(nn.Module):
             init = initializer.query(attention.head_dim) if name == "query" else initializer.matrix()
             joined = heads * attention.head_dim
             projected = Dense(joined, ("embed", "heads"), attention.bias, init, self.dtype, name=name)(x)
-            # If the heads do not divide over the devices, XLA computes wrong gradients for fractions of heads, so each
-            # device gets all heads.
+            # If the number of heads is not divisible by the number of devices, XLA would compute wrong gradients for
+            # fractions of heads, so each device computes all heads.
             is_uneven = heads % mesh_axes("heads").get("tensor", 1) > 0
             with partitioning.without(["tensor"] if is_uneven else []):
                 if is_uneven:

@@ -115,7 +115,7 @@ class EncoderDecoderConfig(TransformerConfig):
     @property
     @override
     def stacks(self):
-        """Both stacks (one if they are tied) and that of the source encoder."""
+        """Stacks of the encoder and the decoder (one stack if they are tied), and of the source encoder."""
         stacks = (self.decoder_stack,) if self.tie_encoder_decoder else (self.stack, self.decoder_stack)
         return stacks if self.source_model is None else (*stacks, self.source_model.stack)
 

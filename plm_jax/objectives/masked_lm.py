@@ -190,7 +190,7 @@ class MaskedLM(Objective):
 def _is_text(*fixed: int | None) -> Bool[np.ndarray, " ids"]:
     """Returns a table, bool [largest of these ids + 2], of whether an id is not among `fixed`.
 
-    The last entry stands for all larger ids.
+    The last entry applies to all larger ids.
     """
     ids = np.array([token for token in fixed if token is not None], np.int64)
     table = np.ones(ids.max(initial=-1) + 2, np.bool_)

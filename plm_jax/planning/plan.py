@@ -133,9 +133,9 @@ def _search(run: config.Run, devices: list[Any], price: float, say: Callable[[st
     """Compiles the run as configured and the best of `search.candidates` until a few fit.
 
     Returns:
-      The report of the fastest candidate by its estimate, with the `settings` that differ from the run's. `tried` has
-      the settings, memory and estimate of each compiled candidate: first the candidates that fit, fastest first, and
-      then the others.
+      The report of the candidate with the lowest estimated time, with the `settings` that differ from the run's.
+      `tried` has the settings, memory and estimate of each compiled candidate: first the candidates that fit, fastest
+      first, and then the others.
     """
     phase, chip = costliest_phase(config.resolve_phases(run)), _chip(devices)
     ranked = search.candidates(run, phase, _count(run), chip, len(devices))
@@ -184,7 +184,7 @@ def costliest_phase(phases: tuple[config.Phase, ...]) -> config.Phase:
 
 
 def device_bytes(tree) -> int:
-    """Returns the bytes of a tree of shapes on one device, by its shardings."""
+    """Returns the number of bytes of a tree of sharded shapes on one device."""
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 

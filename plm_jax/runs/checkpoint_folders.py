@@ -146,7 +146,7 @@ def damaged(checkpoint: epath.Path, reason: str) -> sealing.DamagedError:
 
 
 class IntactCheckpoint(NamedTuple):
-    """A checkpoint without damage, its `meta`, and the damage of each newer one by its step."""
+    """A checkpoint without damage, its `meta`, and, by step, the damage of each newer checkpoint."""
 
     checkpoint: epath.Path
     meta: dict[str, Any]

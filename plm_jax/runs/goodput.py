@@ -56,7 +56,7 @@ class GoodputSnapshot(NamedTuple):
 
     @property
     def slow_at(self) -> float | None:
-        """Seconds from which a step is slow, or None if there are too few steps."""
+        """Seconds after which a step is slow, or None if there are too few steps."""
         return None if self.median is None else max(SLOW_FACTOR * self.median, _MIN_SLOW_SECONDS)
 
 

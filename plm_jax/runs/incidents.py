@@ -1,7 +1,7 @@
 """Incidents: steps whose numbers are not finite, or spike. They are written to `W/incidents/STEP.json` and counted.
 
 The step itself decides whether its update is skipped (`training.spikes`). This module reports it and, if the config
-says so, replaces the state after a spike by that of an earlier checkpoint. Everything that this depends on is in
+says so, replaces the state after a spike by the state of an earlier checkpoint. Everything that this depends on is in
 checkpoints or follows from the number of a step, so that an interrupted run does the same as an uninterrupted one.
 """
 
@@ -202,7 +202,7 @@ class RollBack(Callback):
 
 
 def rolled_back_to(saved: Sequence[int], step: int, save_every: int) -> int:
-    """Returns the step of the checkpoint to which a spike takes a run back; 0 for the initial state.
+    """Returns the step of the checkpoint that a run restores after a spike; 0 for the initial state.
 
     A signal or the clock may have caused saves at other steps than multiples of `save_every`. An uninterrupted run may
     lack them, so they count only if there is no other checkpoint.

@@ -45,7 +45,7 @@ def pretrain(
     Args:
       allow_changes: whether to resume from a checkpoint of a config with other batches or another optimizer; the
         examples that the run reads then follow those that were read.
-      refuse_damaged: whether a damaged checkpoint is an error; otherwise the run resumes from the one before.
+      refuse_damaged: whether a damaged checkpoint is an error; if not, the run resumes from the checkpoint before it.
       began: time of this start, in seconds since 1970; by default now.
 
     Raises:

@@ -47,8 +47,8 @@ def replay(workdir: str, step: int, report: Callable[[str], None]) -> None:
     digest = digest_hex(metrics["digest"])
     if digest != recorded["train/batch_digest"]:
         raise UserError(
-            f"step {step} read another batch: its digest is {digest}, it was {recorded['train/batch_digest']}: check that "
-            "config.data.cache_dir contains the caches that the run was trained on"
+            f"step {step} read another batch: its digest is {digest}, it was {recorded['train/batch_digest']}: check "
+            "that config.data.cache_dir contains the caches that the run was trained on"
         )
     line = ", ".join(f"{name} {values[key]!r} ({float(recorded[key])!r})" for key, name in _COMPARED.items())
     if all(_is_close(values[key], float(recorded[key])) for key in _COMPARED):

@@ -62,7 +62,8 @@ def pretrain(
       source: trained model that provides the model and the vocabulary: a run, a checkpoint, a converted or a Hugging
         Face directory, or `hf:ORG/NAME[@REVISION]`.
       allow_changes: whether to resume although data, seed or optimizer differ from those of the saved run.
-      refuse_damaged: whether a damaged newest checkpoint is an error; otherwise the run resumes from the one before.
+      refuse_damaged: whether a damaged newest checkpoint is an error; if not, the run resumes from the checkpoint
+        before it.
       config_flags: flags with which `plm_jax prepare` reads the same config; None writes `run` to a config file.
       began: start of this command in seconds since 1970; None for now.
 

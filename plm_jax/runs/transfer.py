@@ -23,7 +23,7 @@ _SPEED = ("scan_layers", "remat", "attention_kernel", "pipeline_microbatches")
 
 
 def pin(source: str, workdirs: Iterable[str] = ()) -> str:
-    """Returns a source; a repository of the Hugging Face Hub gets the hash of a commit as its revision.
+    """Returns a source; to a repository of the Hugging Face Hub, it adds the hash of a commit as revision.
 
     If `source` has no revision and a run in `workdirs` started from it, the commit is the one that this run recorded,
     so that the run can be resumed with the same weights. If there is no such run, it is the newest commit.

@@ -59,9 +59,10 @@ class Validation:
           of each source. If the last phase's LENGTH is another, the same in such rows, as LENGTH/loss,
           LENGTH/SOURCE/loss, ….
 
-          A source's metrics are means over all of its targets, rows or tokens, as each is counted in, the loss in nats.
-          Those of all sources are their mean by the phase's rates, which are of rows as in training, over the sources
-          that hold out some. Labeled examples also have the metrics of `evaluate`, which replace those of equal names.
+          Each metric of a source is a mean over all of its targets, rows or tokens, depending on the metric. The loss
+          is in nats. Those of all sources are their mean by the phase's rates, which are of rows as in training, over
+          the sources that hold out some. Labeled examples also have the metrics of `evaluate`, which replace those of
+          equal names.
         """
         all_means: Means = {}
         for length in self._lengths(phase):

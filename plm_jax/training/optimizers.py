@@ -40,8 +40,8 @@ class OptimizerConfig(Role):
         google-research/electra, model/optimization.py); 1: the same rate for all layers. In a stack of n layers,
         parameters at depth d have the rate `rate · layer_decay ** (n + 2 - d)`: d is 0 for embeddings, i + 1 for layer
         i (from 0), n + 1 for a final norm and n + 2 for heads. Layers that share parameters have the rate of the last
-        of them. If a model has several stacks, such as an encoder and a decoder, n and d are counted in each stack, and
-        the rate of embeddings is that of the deepest stack.
+        of them. If a model has several stacks, such as an encoder and a decoder, n and d refer to the stack of the
+        parameter; for embeddings, n is that of the deepest stack.
     """
 
     recipe: ClassVar[tuple[str, ...]] = ("clip_norm", "layer_decay")
@@ -101,8 +101,8 @@ def _boxed(state, params):
     """Returns an optimizer's state, boxed with the logical axes of the parameters if the parameters are boxed.
 
     A leaf belongs to the parameter whose path is a suffix of the leaf's path (dict keys only). A leaf with the shape of
-    the parameter gets its axes, and one whose shape lacks one axis gets the other axes. Any other leaf has no axes and
-    is replicated on every device.
+    the parameter has the axes of the parameter. A leaf whose shape lacks one axis has the other axes. Any other leaf
+    has no axes and is replicated on every device.
     """
     boxes = {tuple(entry.key for entry in path): leaf for path, leaf in _leaves_with_path(params) if _is_boxed(leaf)}
 

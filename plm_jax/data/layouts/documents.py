@@ -1,10 +1,10 @@
 """Rows of one document each, DistilBERT's (Sanh et al. 2019, arXiv:1910.01108).
 
 The rules are those of huggingface/transformers, research_projects/distillation (`scripts/binarized_data.py`, where a
-document is a line, and `lm_seqs_dataset.py`): each document is framed by `[CLS]` and `[SEP]`. A framed document that is
-longer than a row is cut into pieces of two tokens less than a row, and each piece gets the special tokens that it
-lacks. Rows of at most 11 tokens are dropped, and so are rows with at least half unknown tokens. The index of a split
-(`index.py`) has these columns:
+document is a line, and `lm_seqs_dataset.py`): each document is framed by `[CLS]` and `[SEP]`. If a framed document is
+longer than a row, it is cut into pieces that are two tokens shorter than a row, and missing special tokens are added to
+each piece. Rows of at most 11 tokens are dropped, and so are rows with at least half unknown tokens. The index of a
+split (`index.py`) has these columns:
 
     starts   first text token of each row
     lengths  number of text tokens of each row

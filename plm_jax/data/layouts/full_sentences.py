@@ -1,7 +1,7 @@
 """Rows of full sentences, RoBERTa's FULL-SENTENCES and DOC-SENTENCES (Liu et al. 2019, arXiv:1907.11692).
 
-As in fairseq's `TokenBlockDataset` (`complete` and `complete_doc`), each row has sentences until the next one does not
-fit, so the start of a row depends on the row before. BART's rows are the same (Lewis et al. 2020, arXiv:1910.13461),
+As in fairseq's `TokenBlockDataset` (`complete` and `complete_doc`), a row ends before the first sentence that does not
+fit, so the start of a row depends on the previous row. BART's rows are the same (Lewis et al. 2020, arXiv:1910.13461),
 but have no separator between documents, and the noising adds the special tokens around a row.
 
 The index of a split (`index.py`) has the columns `starts` and `ends`: tokens [start, end) of each row, in the stream of

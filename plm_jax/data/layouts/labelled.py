@@ -231,7 +231,7 @@ class LabelledRows(Rows):
         return np.where(is_in_row, row_format.text_starts([0])[0] + tokens, -1)
 
     def answer(self, document: int) -> tuple[int, int] | None:
-        """Returns the first and the last context token of an example's first answer, or None if there is none."""
+        """Returns the first and the last context token of an example's first answer, or None if there is no answer."""
         begins, ends = self.values("answer_begins", document), self.values("answer_ends", document)
         if not len(begins):
             return None

@@ -1,8 +1,8 @@
 """Rows of two segments of a document without a label, ELECTRA's (Clark et al. 2020, arXiv:2003.10555).
 
-The rules are those of `build_pretraining_dataset.py` in google-research/electra. A row has sentences of one document
-until it reaches its target number of tokens, so its start depends on the row before. The index of a split (`index.py`)
-has these columns:
+The rules are those of `build_pretraining_dataset.py` in google-research/electra. Sentences of one document are added to
+a row until it has its target number of tokens, so the start of a row depends on the previous row. The index of a split
+(`index.py`) has these columns:
 
     starts   first token of each row, which ends where the next one begins
     targets  target number of tokens of each row

@@ -19,7 +19,7 @@ from plm_jax.common.errors import UserError, nearest, one_line
 def pipeline(options: Sequence[str]) -> apache_beam.Pipeline:
     """Returns an empty pipeline with the runner and the settings in `options`.
 
-    Without a `--runner` it runs on this machine, in as many processes as `--direct_num_workers`.
+    Without `--runner`, it runs on this machine in `--direct_num_workers` processes.
 
     Raises:
       UserError: Beam or its runner rejects or would drop an option, or the runner is unknown or not installed.

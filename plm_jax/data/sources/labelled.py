@@ -280,7 +280,7 @@ def _brief(value: Any) -> str:
 
 
 def label_index(value: Any, names: Sequence[str]) -> int | None:
-    """Returns the index of a label among the names of a task's classes, or None if it is not one of them.
+    """Returns the index of a label among the names of a task's classes, or None if it is none of these names.
 
     Args:
       value: a JSON value: a name; true, false or a number whose JSON text is a name; or, if no name looks like a

@@ -94,7 +94,7 @@ class TfdsSource(TaskSource):
 
 
 class RegisteredSource(TaskSource):
-    """A source in seqio's registry; its name may be that of a task or of a mixture."""
+    """A source in seqio's registry; its name is the name of a task or of a mixture."""
 
     name: str
     module: str

@@ -1,7 +1,7 @@
 """Rows of tables: JSON Lines, CSV and TSV, Parquet, and Arrow files such as datasets that Hugging Face's library saved.
 
 The extension of a file decides its format: `.csv`, `.tsv`, `.parquet` and `.arrow`; any other file is JSON Lines. Text
-may be compressed (`.csv.gz`). A folder that `Dataset.save_to_disk` wrote stands for its `.arrow` files.
+may be compressed (`.csv.gz`). If the path is a folder that `Dataset.save_to_disk` wrote, its `.arrow` files are read.
 
     for location, row in tables.read_rows("reviews.parquet", columns=["sentence", "label"]):
         print(location, row)  # reviews.parquet:row 1 {'sentence': 'A fine film .', 'label': 1}
@@ -24,12 +24,12 @@ from plm_jax.data.sources.corpus import BadRow, ignore
 _SURROGATES = re.compile(r"\\u[dD][89a-fA-F]")
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
 _SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons"}
-# The `csv` module limits cells in the whole process. Rows are limited before they get there.
+# The `csv` module limits cells in the whole process. Rows that reach the parser are already limited in size.
 _MOST_CELL = 2**31 - 1
 
 
 class Cell(str):
-    """A cell of a CSV file: a text, which stands for another value in a column that is not of texts."""
+    """A cell of a CSV file: a text; if the column needs another type, the text is parsed as JSON."""
 
     __slots__ = ()
 
@@ -229,7 +229,7 @@ def _json_lines(path: str, limits: Limits, advance: Callable[[int], Any]) -> Ite
 
 
 def _json_object(location: str, line: str | None, limits: Limits) -> dict[str, Any] | BadRow:
-    """Returns the JSON object of a line, or the error of the line, which is None if it is too long."""
+    """Returns the JSON object of a line, or the error of the line. A line of None is too long."""
     if line is None:
         return text.too_long(location, limits.max_characters)
     line = line.rstrip("\n")

@@ -1,7 +1,7 @@
 """Conversion of outputs of a model and of targets to values that the metrics of a task compare.
 
-Each function is a seqio `postprocess_fn(output, example=row, is_target=bool)`, called with the text of the target and
-with that of the prediction; `example` has the fields of the task's examples, with texts as bytes.
+Each function is a seqio `postprocess_fn(output, example=row, is_target=bool)`, called once with the text of the target
+and once with the text of the prediction; `example` has the fields of the task's examples, with texts as bytes.
 """
 
 from collections.abc import Mapping, Sequence

@@ -21,7 +21,7 @@ from plm_jax.data.vocabularies.vocabulary import Vocabulary
 Tree = dict[str, Any]
 # Special tokens that have a name in Hugging Face's tokenizers.
 NAMED = ("bos", "eos", "unk", "pad", "cls", "sep", "mask")
-# Special tokens that stand for a blank; the space before one belongs to the text that fills it.
+# Special tokens that represent a blank; the space before one belongs to the text that fills it.
 _BLANKS = {"mask", "smask", "gmask", "dblock"}
 # Names of special tokens whose ids are above those of the file.
 _ADDED_NAMES = {"pad": "<pad>", "bos": "<s>", "eos": "</s>", "unk": "<unk>", **symbols.SYMBOLS}
@@ -76,7 +76,7 @@ class Frame(NamedTuple):
 
 
 def export(vocabulary: Vocabulary, special_ids: Mapping[str, int], frame: Frame | None) -> tuple[Tree, dict[str, Any]]:
-    """Returns a `tokenizer.json` that gives the ids of a vocabulary, and the fields of its `tokenizer_config.json`.
+    """Returns a `tokenizer.json` with the same ids as a vocabulary, and the fields of `tokenizer_config.json`.
 
     The ids are the same with two exceptions. SentencePiece adds scores in float32 and Hugging Face in float64, so a
     unigram model trained elsewhere may split one text in thousands differently if two splits are equally good. Models
@@ -119,7 +119,7 @@ def check(vocabulary: Vocabulary, tree: Tree, texts: Sequence[str]) -> None:
     """Checks that a `tokenizer.json` gives the ids of a vocabulary for some texts, reading special tokens as text.
 
     Raises:
-      UserError: a text gets other ids.
+      UserError: the ids of a text differ.
     """
     tokenizer = tokenizers.Tokenizer.from_str(json.dumps(tree))
     tokenizer.encode_special_tokens = True

@@ -152,7 +152,7 @@ def hugging_face(tree: dict[str, Any]) -> tuple[tokenizers.Tokenizer, tokenizers
     Neither of them adds special tokens, truncates or pads.
 
     Raises:
-      Exception: the tree is not that of a `tokenizer.json`; the library has no narrower type.
+      Exception: the tree is not a valid `tokenizer.json`; the library has no narrower type.
     """
     tree = tree | dict.fromkeys(("post_processor", "truncation", "padding"))
     for rules in _rules(tree.get("normalizer")):

@@ -196,7 +196,8 @@ class Vocabulary(abc.ABC):
             )
             for text, begin, size, unit in zip(texts, ends.tolist(), sizes.tolist(), units, strict=False)
         ]
-        # A single search for all texts: each text gets its own range of offsets, with room for its units.
+        # A single search for all texts: the offsets of each text are shifted into a range of its own, which is large
+        # enough for its units.
         room = np.array([MAX_UNITS * len(text) + 1 for text in texts], np.int64)
         bases = np.cumsum(room) - room
         token_offsets = token_offsets + np.repeat(bases, sizes)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from plm_jax.common import storage
-from plm_jax.common.errors import UserError
+from plm_jax.common.errors import UserError, nearest
 from plm_jax.data.sources import tables
 from plm_jax.hub import families
 from plm_jax.hub.pretrained import Pretrained
@@ -148,7 +148,7 @@ def write(path: str, train: str, validation: str, columns: Columns, pretrained: 
     settings = {name: repr(value) for name, value in {**rows.form_settings(), **columns.form()}.items()}
     form = {"classes": "ClassForm", "labels": "LabelsForm", "score": "ScoreForm", "tags": "TagForm"}.get(kind)
     form = form or {"span": "AnswerForm", "choice": "ChoiceForm"}[kind]
-    arguments = rows.objective_settings(), _RECIPE_SETTINGS.get(recipe)
+    arguments = rows.objective_settings(length), _RECIPE_SETTINGS.get(recipe)
     content = _FILE.format(
         train=os.path.basename(train),
         name=os.path.basename(path),
@@ -192,7 +192,7 @@ class _Rows:
         for location, row in tables.read_rows(path, names, names):
             for name in names:
                 if name not in row:
-                    raise UserError(f"{location} has no column '{name}': fix the names of the columns")
+                    raise UserError(f"{location} has no column '{name}': {nearest(name, row)}")
             is_empty = False
             self._add(location, row)
             if counts:
@@ -259,13 +259,16 @@ class _Rows:
             raise UserError(f"column '{column}' has {len(self._labels)} different labels: at least 2 are needed")
         return {"labels": tuple(sorted(self._labels, key=_label_order))}
 
-    def objective_settings(self) -> str:
-        """Returns the arguments of the objective that depend on the rows."""
+    def objective_settings(self, length: int) -> str:
+        """Returns the arguments of the objective that depend on the rows and their length."""
         if self._kind == "labels":
             return f"num_labels={len(self._labels)}"
         if self._kind == "choice":
             return f"num_choices={self._num_choices}"
-        return "unanswerable=True" if self._can_be_empty else ""
+        settings = ["unanswerable=True"] if self._can_be_empty else []
+        if self._kind == "span" and length < _SPAN_LENGTH:
+            settings += [f"stride={length // 3}", f"question_length={length // 4}"]
+        return ", ".join(settings)
 
     def length(self, pretrained: Pretrained) -> int:
         """Returns a length of rows in which nearly all texts fit."""

@@ -2,22 +2,24 @@
 
 usage: plm_jax predict --checkpoint=MODEL --input=FILE --output=FILE [flags]
 
-A fine-tuned model predicts what it was trained for. Other models fill in the blanks of each text, continue it or answer
-it. The output has one row per row of the input, with the columns of the input and those of the prediction:
+A fine-tuned model predicts what it was trained for. Other models fill the blanks of each text, continue it or answer
+it, as `generate` does. The output has the rows of the input, in the same order, and these additional columns:
 
-  classes   predicted_label, predicted_probability, predicted_probabilities
-  scores    predicted_score
-  tags      predicted_words, predicted_tags, predicted_entities
-  answers   predicted_answer, predicted_start, predicted_end, predicted_score
-  choices   predicted_choice, predicted_text, predicted_probabilities
-  texts     predicted_text
+  class of a text       predicted_label, predicted_probability, predicted_probabilities
+  labels of a text      predicted_labels, predicted_probabilities
+  score of a text       predicted_score
+  tags of words         predicted_words, predicted_tags, predicted_entities
+  answer in a context   predicted_answer, predicted_start, predicted_end, predicted_score
+  choice                predicted_choice, predicted_text, predicted_probabilities
+  generated text        predicted_text
 
-Files are .jsonl, .csv, .tsv or .parquet; the input may also be a .txt file with one text per line. By default,
---text names the columns that the model was fine-tuned on. If these are not recorded, it is `question,context` for a
-model of answers, `question,choices` for a model of choices, and `text` for all other models.
+Files are .jsonl, .csv, .tsv or .parquet; the input may also be a .txt file with one text per line. The input needs no
+labels. By default, the texts are in the columns that the model was trained on. For a model that was not trained by
+plm_jax, they are in `text`, in `question` and `context` for answers, or in `question` and `choices` for choices.
 
-example:
-  plm_jax predict --checkpoint=runs/demo-bert-sentiment --input=new.csv --output=predicted.csv --text=review
+examples:
+  plm_jax predict --checkpoint=runs/demo-sentiment --input=new.csv --output=predictions.csv
+  plm_jax predict --checkpoint=hf:ORG/NAME --input=pairs.jsonl --output=predictions.jsonl --text=premise,hypothesis
 """
 
 import collections
@@ -32,11 +34,13 @@ from plm_jax.common import command_line, progress
 from plm_jax.config.flags import ModulesFlag
 
 _CHECKPOINT = flags.DEFINE_string(
-    "checkpoint", None, "run directory, checkpoint, converted model or Hugging Face directory (required)"
+    "checkpoint", None, "run, checkpoint, converted or Hugging Face directory, or hf:ORG/NAME[@REVISION] (required)"
 )
 _INPUT = flags.DEFINE_string("input", None, "file with the examples: .jsonl, .csv, .tsv, .parquet or .txt (required)")
 _OUTPUT = flags.DEFINE_string("output", None, "file for the predictions: .jsonl, .csv, .tsv or .parquet (required)")
-_TEXT = flags.DEFINE_list("text", [], "column of the text, or two columns separated by a comma")
+_TEXT = flags.DEFINE_list(
+    "text", [], "column of the text, or two columns, such as premise,hypothesis (default: those of training)"
+)
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 32, "number of rows in a batch", lower_bound=1)
 _MODULES = ModulesFlag()
 # Batches whose rows are sorted by length and written together.
@@ -61,7 +65,8 @@ def main() -> None:
         lm = language_model.load(checkpoint)
         _ = lm.tokenizer
     head = tasks.head_of(lm.config)
-    make = tables.example_maker(lm.run, head and head.kind, _TEXT.value)
+    names = _TEXT.value or (["text"] if source.endswith(".txt") and head else [])
+    make = tables.example_maker(lm.run, head and head.kind, names)
     _predict(lm, itertools.chain(first, rows), make, source, target)
 
 

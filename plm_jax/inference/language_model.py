@@ -401,19 +401,20 @@ class LanguageModel:
         """Returns a prediction for each example.
 
         A model with a task head predicts what it was fine-tuned for. Other models fill the blanks of each text,
-        continue it or answer it, as `generate` does. Texts that are too long are truncated, or split into windows for
-        answers,
-        as in `evaluate`.
+        continue it or answer it, as `generate` does. Texts that are too long are truncated; contexts of questions are
+        split into windows, as in `evaluate`.
 
         Args:
-          examples: one example or a list of examples. A text or a pair of texts for classes and scores; a text or a
-            list of words for tags; a question and a context for answers; a context and a list of texts for choices.
-            Pairs are tuples, or dicts with two entries in this order.
+          examples: one example or a list of examples. A text or a pair of texts for classes, labels and scores; a text
+            or a list of words for tags; a question and a context for answers; a question and a list of texts for
+            choices. Pairs are tuples, or dicts with two entries in this order; dicts with `question` and `context`
+            or `choices` may have any order. A single list of words must be in another list.
           batch_size: number of rows in a batch.
           advance: called with the number of rows in each finished batch.
 
         Returns:
-          `ClassPrediction`, `ScorePrediction`, `TagPrediction`, `AnswerPrediction`, `ChoicePrediction` or, without a
+          One prediction per example, of the class in `plm_jax.inference.predictions` for the task: `ClassPrediction`,
+          `LabelsPrediction`, `ScorePrediction`, `TagPrediction`, `AnswerPrediction`, `ChoicePrediction` or, without a
           task head, `TextPrediction`.
 
         Raises:

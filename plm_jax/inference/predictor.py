@@ -102,16 +102,18 @@ class Predictor:
         """Returns the texts of an example; a list of words is one of them."""
         kind, expected = self._head.kind, _EXAMPLES[self._head.kind]
         if isinstance(example, Mapping):
-            example = tuple(example.values())
+            names = _NAMES.get(kind, ())
+            example = tuple(example[name] for name in (names if example.keys() == set(names) else example))
+        is_sequence = isinstance(example, list | tuple)
         if kind == "tags":
-            is_words = isinstance(example, list | tuple) and all(isinstance(word, str) and word for word in example)
+            is_words = is_sequence and all(isinstance(word, str) and word for word in example)
             texts = (example,) if isinstance(example, str) or is_words else ()
         elif isinstance(example, str):
             texts = (example,) if kind in ("classes", "labels", "score") else ()
-        elif kind == "choice" and len(example) == 2:
-            texts = (example[0], *example[1]) if not isinstance(example[1], str) and len(example[1]) > 1 else ()
+        elif kind == "choice" and is_sequence and len(example) == 2:
+            texts = (example[0], *example[1]) if isinstance(example[1], list | tuple) and len(example[1]) > 1 else ()
         else:
-            texts = tuple(example) if len(example) == 2 else ()
+            texts = tuple(example) if is_sequence and len(example) == 2 else ()
         is_text = kind == "tags" or all(isinstance(text, str) for text in texts)
         if not texts or not is_text or (len(texts) > 1 and self.objective.rows == "elmo"):
             raise UserError(f"example {number} does not fit the task of the model: expected {expected}")
@@ -204,6 +206,8 @@ class Predictor:
         return ChoicePrediction(best, example[1 + best], tuple(_softmax(output).tolist()))
 
 
+# Names of the texts of an example that is a dict in any order.
+_NAMES = {"span": ("question", "context"), "choice": ("question", "choices")}
 _EXAMPLES = {
     "classes": "a text or a pair of texts",
     "labels": "a text or a pair of texts",

@@ -70,18 +70,13 @@ def example_maker(run: config.Run | None, kind: str | None, names: Sequence[str]
         numbers = " or ".join(map(str, sorted(expected)))
         raise UserError(f"--text names {len(names)} columns, {', '.join(names)}: the model reads {numbers}")
 
+    list_column = names[-1] if kind in ("tags", "choice") and len(names) == max(expected) else None
+
     def make(location: str, row: Row) -> Any:
-        values = [_value(location, row, name) for name in names]
-        if kind == "tags" or (kind == "choice" and len(values) > 1):
-            values[-1] = tables.cell_value(values[-1]) if not _is_text_of_words(kind, values[-1]) else values[-1]
+        values = [_value(location, row, name, kind if name == list_column else None) for name in names]
         return values[0] if len(values) == 1 else tuple(values)
 
     return make
-
-
-def _is_text_of_words(kind: str | None, value: Any) -> bool:
-    """Whether a cell of a model of tags holds a text rather than a list of words."""
-    return kind == "tags" and isinstance(value, str) and not isinstance(tables.cell_value(value), list)
 
 
 def _form_columns(form: config.Form) -> tuple[str, ...]:
@@ -96,12 +91,21 @@ def _form_columns(form: config.Form) -> tuple[str, ...]:
     return (form.context, form.endings)
 
 
-def _value(location: str, row: Row, name: str) -> Any:
+def _value(location: str, row: Row, name: str, kind: str | None) -> Any:
+    """Returns a text; for `kind` "tags" a text or a list of words, for "choice" a list of texts."""
     if name not in row:
         raise UserError(f"{location} has no column '{name}': {nearest(name, row)}, or pass --text=COLUMN")
-    if row[name] is None:
+    value = row[name]
+    if value is None:
         raise UserError(f"{location} has no value in '{name}': fill in or remove this row")
-    return row[name]
+    if kind is not None and isinstance(tables.cell_value(value), list):
+        value = tables.cell_value(value)
+    expected = {"tags": "a text or a list of words", "choice": "a list of texts"}.get(kind or "", "a text")
+    is_texts = isinstance(value, list) and all(isinstance(item, str) for item in value)
+    if not (is_texts if kind == "choice" else isinstance(value, str) or (kind == "tags" and is_texts)):
+        shown = json.dumps(value, ensure_ascii=False, default=str)[:40]
+        raise UserError(f"{location} has {shown} in '{name}': expected {expected}")
+    return value
 
 
 def check_output(path: str) -> str:

@@ -8,8 +8,10 @@ import pytest
 import tokenizers
 
 import plm_jax
+from plm_jax.common.errors import UserError
 from plm_jax.hub import families, tasks
 from plm_jax.hub.pretrained import Pretrained
+from plm_jax.inference import tables
 from plm_jax.models import registry
 from plm_jax.runs import checkpoint_formats
 from tests.support import exports
@@ -220,3 +222,30 @@ def test_answers_are_the_best_spans(family, folder, transformers, tmp_path):
         begin, end = offsets[first][0], offsets[last][1]
         assert (prediction.start, prediction.end) == (end - len(context[begin:end].lstrip()), end)
         assert prediction.answer == context[prediction.start : prediction.end]
+
+
+def test_examples_are_checked(folder, tmp_path):
+    span = export(with_head("bert", "uncased", "span", folder), tmp_path / "span")
+    question, context = "Who wrote it?", "Ada wrote it."
+    orders = ({"question": question, "context": context}, {"context": context, "question": question})
+    assert len(set(span.predict([(question, context), *orders]))) == 1
+    classes = export(with_head("bert", "uncased", "classes", folder, LABELS), tmp_path / "classes")
+    for lm, example in ((classes, 5), (classes, ("a", 5)), (classes, ["a", "b", "c"]), (span, question), (span, None)):
+        with pytest.raises(UserError, match="example 0 does not fit the task of the model: expected a "):
+            lm.predict([example])
+
+
+@pytest.mark.parametrize(
+    ("kind", "names", "value", "expected"),
+    [
+        ("classes", ["x"], 5, "expected a text"),
+        ("tags", ["x"], ["a", 1], "expected a text or a list of words"),
+        ("choice", ["q", "x"], "a", "expected a list of texts"),
+        (None, ["x"], ["a"], "expected a text"),
+        ("classes", ["x"], None, "fill in or remove this row"),
+    ],
+)
+def test_rows_of_tables_are_checked(kind, names, value, expected):
+    make = tables.example_maker(None, kind, names)
+    with pytest.raises(UserError, match=rf"^t\.jsonl:7 has .* 'x': {expected}$"):
+        make("t.jsonl:7", {"q": "Ice is", "x": value})

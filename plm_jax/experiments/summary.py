@@ -1,18 +1,20 @@
-"""Summary of finished training runs: their last validation next to trivial baselines, and the next commands."""
+"""Summary of finished training runs: last validation next to trivial baselines, best weights, and next commands."""
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from plm_jax import config, objectives
+from plm_jax.common import metrics, storage
 from plm_jax.common.errors import UserError
 from plm_jax.data.layouts.labelled import LabelledRows
 from plm_jax.data.reader import Reader
 from plm_jax.evaluation import labelled, perplexity
 from plm_jax.experiments import seeds
 from plm_jax.models.heads import TASK
-from plm_jax.runs import run_directory
+from plm_jax.runs import checkpoint_folders, run_directory
 
 _OBJECTIVES = ("next_token", "masked_lm")
 
@@ -27,12 +29,22 @@ def lines(workdirs: Sequence[str], seconds: float) -> list[str]:
     duration = time.strftime("%H:%M:%S", time.gmtime(seconds))
     heading = f"{workdirs[0]} is trained" if len(workdirs) == 1 else f"{len(workdirs)} runs are trained"
     run = _saved_run(workdirs[0])
+    best = [os.path.join(workdir, "checkpoints", checkpoint_folders.BEST) for workdir in workdirs]
+    best = [checkpoint for checkpoint in best if storage.exists(checkpoint)]
     return [
         f"{heading} ({duration})",
         *(f"  {line}" for line in seeds.lines(workdirs, _baselines(run))),
+        *map(_best_line, best),
         "next:",
-        *(f"  {command}" for command in _commands(run, workdirs[0])),
+        *(f"  {command}" for command in _commands(run, (best or workdirs)[0])),
     ]
+
+
+def _best_line(checkpoint: str) -> str:
+    """Returns the line of the best weights of a run."""
+    meta = checkpoint_folders.read_meta(checkpoint_folders.absolute(checkpoint))
+    metric, value = meta["selected"]["by"], meta["selected"]["value"]
+    return f"  best weights: {metric} {metrics.shown(metric, value)} at step {meta['step']:,}, in {checkpoint}"
 
 
 def _saved_run(workdir: str) -> config.Run:
@@ -41,15 +53,15 @@ def _saved_run(workdir: str) -> config.Run:
     return config.from_saved(described["config"], described.get("modules"))
 
 
-def _commands(run: config.Run, workdir: str) -> list[str]:
+def _commands(run: config.Run, checkpoint: str) -> list[str]:
     """Returns commands that use the trained model."""
-    commands = [f"plm_jax evaluate --checkpoint={workdir}"]
+    commands = [f"plm_jax evaluate --checkpoint={checkpoint}"]
     if isinstance(run.objective, objectives.LabelledObjective):
-        commands.append(f"plm_jax predict --checkpoint={workdir} --input=FILE --output=predictions.jsonl")
+        commands.append(f"plm_jax predict --checkpoint={checkpoint} --input=FILE --output=predictions.jsonl")
     else:
         prompt = "The [MASK] of" if run.objective.loss == "masked_lm" else "The"
-        commands.append(f'plm_jax generate --checkpoint={workdir} --prompt="{prompt}"')
-    return [*commands, f"plm_jax convert --source={workdir} --target=DIR --format=huggingface"]
+        commands.append(f'plm_jax generate --checkpoint={checkpoint} --prompt="{prompt}"')
+    return [*commands, f"plm_jax convert --source={checkpoint} --target=DIR --format=huggingface"]
 
 
 def _baselines(run: config.Run) -> dict[str, float]:

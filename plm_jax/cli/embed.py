@@ -2,8 +2,9 @@
 
 usage: plm_jax embed --checkpoint=MODEL --input=FILE --output=FILE [flags]
 
-The vectors are the hidden states of a layer, pooled over the tokens of a text, as in sentence-transformers. A .npy file
-holds them as float32 [rows, dimensions]; a .parquet or .jsonl file has the columns of the input and `embedding`.
+A vector is the hidden state of a layer, pooled over the tokens of a text, as in sentence-transformers. A .npy file has
+the vectors as float32 [rows, dimensions], in the order of the input. A .parquet or .jsonl file has the columns of the
+input and `embedding`. Texts that are longer than the model's rows are truncated.
 
 example:
   plm_jax embed --checkpoint=runs/demo-bert-0 --input=texts.txt --output=vectors.npy --normalize
@@ -23,12 +24,17 @@ from plm_jax.common.errors import UserError
 from plm_jax.config.flags import ModulesFlag
 
 _CHECKPOINT = flags.DEFINE_string(
-    "checkpoint", None, "run directory, checkpoint, converted model or Hugging Face directory (required)"
+    "checkpoint", None, "run, checkpoint, converted or Hugging Face directory, or hf:ORG/NAME[@REVISION] (required)"
 )
 _INPUT = flags.DEFINE_string("input", None, "file with the texts: .txt, .jsonl, .csv, .tsv or .parquet (required)")
 _OUTPUT = flags.DEFINE_string("output", None, "file for the vectors: .npy, .parquet or .jsonl (required)")
-_TEXT = flags.DEFINE_string("text", "text", "column of the text")
-_POOLING = flags.DEFINE_enum("pooling", "mean", ["mean", "cls", "last", "max"], "pooling over the tokens of a text")
+_TEXT = flags.DEFINE_string("text", "text", "column of the text; the lines of a .txt file are in `text`")
+_POOLING = flags.DEFINE_enum(
+    "pooling",
+    "mean",
+    ["mean", "cls", "last", "max"],
+    "mean or maximum over the tokens of a text, or the first (cls) or last token",
+)
 _LAYER = flags.DEFINE_integer("layer", -1, "layer whose states are pooled; 0 is the embeddings, -1 the last layer")
 _NORMALIZE = flags.DEFINE_bool("normalize", False, "divide each vector by its Euclidean norm")
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 32, "number of texts in a batch", lower_bound=1)

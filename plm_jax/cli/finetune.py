@@ -1,19 +1,30 @@
-"""Fine-tune a pretrained model on the task of a config, or resume a run.
+"""Fine-tune a pretrained model on your own table or the task of a config, or resume a run.
 
 usage: plm_jax finetune --config=CONFIG --checkpoint=MODEL --workdir=DIR [flags]
-       plm_jax finetune --train=FILE --text=COLUMN --checkpoint=MODEL --workdir=DIR [flags]
+       plm_jax finetune --train=FILE --text=COLUMN --label=COLUMN --checkpoint=MODEL --workdir=DIR [flags]
 
 The model, the vocabulary and the special ids come from the checkpoint. Everything else comes from the config. Running
 the same command again resumes the run. With --seeds=0,1,2, one model per seed is trained in DIR/seed-0, DIR/seed-1 and
 DIR/seed-2, and the mean ± standard deviation of their held-out metrics is printed.
 
-Instead of a config, --train names a table of your own (.jsonl, .csv, .tsv or .parquet). Name its columns with the
-flags below. The labels and the row length are derived from the table, and the other settings come from the recipe of
-the model's family. The resulting config is written to DIR/finetune.py; you can edit it and use it again.
+With --train, you need no config: `finetune` reads a table (.jsonl, .csv, .tsv, .parquet or a folder of
+`Dataset.save_to_disk`) and writes the config to DIR/finetune.py. The names of the labels and the length of rows come
+from the table, and the recipe from the family of the model. These flags name the columns:
+
+  class of a text       --text=COLUMN --label=COLUMN       numbers and texts are names of classes
+  class of a pair       --text=COLUMN,COLUMN --label=COLUMN
+  labels of a text      --text=COLUMN --labels=COLUMN      a list, or a text such as `a,b`; may be empty
+  score of a text       --text=COLUMN --score=COLUMN
+  tags of words         --text=COLUMN --tags=COLUMN        a list of words and a list with a tag for each word
+  answer in a context   --question=COLUMN --context=COLUMN --answer=COLUMN
+  choice                --text=COLUMN --choices=COLUMN --label=COLUMN
+
+With --labels and --score, --text may name two columns, too. Overrides such as --config.schedule.learning_rate=1e-4
+apply to the written config.
 
 examples:
-  plm_jax finetune --config=tasks/sentiment --checkpoint=runs/demo-bert-0 --workdir=runs/demo-sentiment
   plm_jax finetune --train=reviews.csv --text=review --label=stars --checkpoint=runs/demo-bert-0 --workdir=runs/stars
+  plm_jax finetune --config=tasks/sentiment --checkpoint=runs/demo-bert-0 --workdir=runs/demo-sentiment
 """
 
 import os
@@ -26,16 +37,20 @@ from plm_jax.common.errors import UserError
 from plm_jax.config.flags import ConfigFlag
 
 _CONFIG = ConfigFlag("config file such as configs/tasks/sentiment.py, or a name such as tasks/sentiment")
-_TRAIN = flags.DEFINE_string("train", None, "table of training examples: .jsonl, .csv, .tsv or .parquet")
+_TRAIN = flags.DEFINE_string("train", None, "table of training examples, instead of --config")
 _VALIDATION = flags.DEFINE_string("validation", "", "table of validation examples (default: a tenth of --train)")
-_TEXT = flags.DEFINE_list("text", [], "column of the text, or two columns separated by a comma")
-_LABEL = flags.DEFINE_string("label", "", "column of the class of each text; with --choices, the correct choice")
+_TEXT = flags.DEFINE_list("text", [], "column of the text, or two columns, such as premise,hypothesis")
+_LABEL = flags.DEFINE_string(
+    "label", "", "column of the class of each text; with --choices, of the correct choice, as text or as index from 0"
+)
 _LABELS = flags.DEFINE_string(
-    "labels", "", "column with zero or more labels of each text, separated by commas, such as a,b"
+    "labels", "", "column with any number of labels of each text: a list, or a text such as a,b"
 )
 _SCORE = flags.DEFINE_string("score", "", "column of the number to predict")
 _TAGS = flags.DEFINE_string("tags", "", "column with a list of tags, one for each word of the list in --text")
-_CHOICES = flags.DEFINE_string("choices", "", "column with a list of possible answers to --text")
+_CHOICES = flags.DEFINE_string(
+    "choices", "", "column with a list of texts among which one is the correct answer to --text"
+)
 _QUESTION = flags.DEFINE_string("question", "", "column of a question about --context")
 _CONTEXT = flags.DEFINE_string("context", "", "column of the text that contains the answer")
 _ANSWER = flags.DEFINE_string(

@@ -190,10 +190,16 @@ def _parquet_writer(file: BinaryIO) -> Generator[Callable[[Sequence[Row]], None]
             writer.write_table(table)
 
         def _known(field: Any) -> Any:
-            if not pa.types.is_null(field.type):
+            is_list = pa.types.is_list(field.type)
+            if not pa.types.is_null(field.type.value_type if is_list else field.type):
                 return field
-            is_offset = field.name in (f"{PREFIX}start", f"{PREFIX}end")
-            return field.with_type(pa.int64() if is_offset else pa.string())
+            if field.name == f"{PREFIX}entities":
+                kinds = {"label": pa.string(), "text": pa.string(), "start": pa.int64(), "end": pa.int64()}
+                element = pa.struct([*kinds.items(), ("score", pa.float64())])
+            else:
+                is_offset = field.name in (f"{PREFIX}start", f"{PREFIX}end")
+                element = pa.int64() if is_offset else pa.string()
+            return field.with_type(pa.list_(element) if is_list else element)
 
         yield write
 

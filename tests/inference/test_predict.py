@@ -1,6 +1,7 @@
 """Predictions against the pipelines of transformers on the exported model, and against `evaluate`."""
 
 import dataclasses
+import json
 
 import jax
 import numpy as np
@@ -11,7 +12,7 @@ import plm_jax
 from plm_jax.common.errors import UserError
 from plm_jax.hub import families, tasks
 from plm_jax.hub.pretrained import Pretrained
-from plm_jax.inference import tables
+from plm_jax.inference import predictions, tables
 from plm_jax.models import registry
 from plm_jax.runs import checkpoint_formats
 from tests.support import exports
@@ -249,3 +250,17 @@ def test_rows_of_tables_are_checked(kind, names, value, expected):
     make = tables.example_maker(None, kind, names)
     with pytest.raises(UserError, match=rf"^t\.jsonl:7 has .* 'x': {expected}$"):
         make("t.jsonl:7", {"q": "Ice is", "x": value})
+
+
+def test_parquet_has_the_types_of_later_rows(tmp_path):
+    pq = pytest.importorskip("pyarrow.parquet")
+    empty = predictions.TagPrediction((), (), ()), predictions.AnswerPrediction("", None, None, 0.5)
+    entity = predictions.Entity("PER", "Ada", 0, 3, 0.9)
+    full = predictions.TagPrediction(("Ada",), ("B-PER",), (entity,)), predictions.AnswerPrediction("Ada", 0, 3, 0.5)
+    for number, rows in enumerate(zip(empty, full, strict=True)):
+        path = str(tmp_path / f"{number}.parquet")
+        with tables.writing(path) as write:
+            for prediction in rows:
+                write([prediction.columns()])
+        written = pq.read_table(path).to_pylist()
+        assert json.dumps(written) == json.dumps([prediction.columns() for prediction in rows])

@@ -63,10 +63,11 @@ class LanguageModel:
     def __repr__(self) -> str:
         """Returns the family, size, vocabulary, heads and origin of the model."""
         family = self._origin.family or self.config.kind
-        heads = [
-            f"{name} ({head.kind}{f': {labels}' if (labels := ', '.join(getattr(head, 'labels', ()))) else ''})"
-            for name, head in self.config.named_heads.items()
-        ]
+        heads = []
+        for name, head in self.config.named_heads.items():
+            labels = ", ".join(getattr(head, "labels", ()))
+            kind = f"{head.kind}: {labels}" if labels else head.kind
+            heads.append(name if name == kind else f"{name} ({kind})")
         origin = self.workdir or "pretrained weights"
         lines = [
             f"{family}, {self.num_parameters:,} parameters",

@@ -19,7 +19,7 @@ PAGES = {
 # The commands of each group run in one folder, in this order.
 RUN_TOGETHER = (
     ("README.md", "docs/first-run.md", "docs/reproducibility.md", "docs/huggingface.md"),
-    ("README.md", "docs/finetuning.md", "docs/python.md"),
+    ("README.md", "docs/finetuning.md", "docs/tables.md", "docs/python.md"),
     ("README.md", "docs/evaluation.md", "docs/generation.md"),
     ("docs/pretraining.md", "docs/reference/vocabularies.md"),
     ("docs/reference/data.md",),
@@ -32,7 +32,7 @@ TINY = {
     ),
     "letters": ("--config.vocabulary.train_size=600", "--config.model.stack.layers=1"),
     "finetune": (
-        *("--config.train.epochs=0.1", "--config.train.batch_size=8", "--config.evaluation.every=1"),
+        *("--config.train.epochs=0.1", "--config.train.batch_size=8", "--config.evaluation.every=2"),
         "--config.evaluation.batch_size=8",
     ),
     "steps": ("--config.train.steps=2", "--config.train.batch_size=8", "--config.evaluation.every=0"),
@@ -56,7 +56,8 @@ def is_run(words: list[str]) -> bool:
     if words[1] in ("--help", "config") or "--help" in words or "--topology=none" in words:
         return True
     ours = re.search(r"=(demo:|runs/demo-|bert-hf|configs/mine|runs/mine|configs/letters|runs/letters)", line)
-    return bool(ours) and words[1] in ("prepare", "pretrain", "finetune", "evaluate", "generate", "convert", "report")
+    verbs = ("prepare", "pretrain", "finetune", "evaluate", "generate", "predict", "embed", "convert", "report")
+    return bool(ours) and words[1] in verbs
 
 
 @pytest.fixture
@@ -71,6 +72,7 @@ def sandbox(tmp_path, monkeypatch):
         (tmp_path / f"configs/letters/{number}.txt").write_text(text)
     paragraphs = [{"text": part} for text in texts for part in text.split("\n") if len(part) > 200]
     (tmp_path / "text.jsonl").write_text("".join(json.dumps(row) + "\n" for row in paragraphs[:200]))
+    (tmp_path / "blanks.txt").write_text("The United [MASK] of America.\nThe people of the [MASK] are free.\n")
     stars = [{"text": f"it was {['bad', 'good'][i % 2]}, said {i}", "stars": 1 + i % 2} for i in range(200)]
     (tmp_path / "configs/reviews.jsonl").write_text("".join(json.dumps(row) + "\n" for row in stars))
     stars = [{"sentence": row["text"], "label": ["negative", "positive"][row["stars"] - 1]} for row in stars]

@@ -46,10 +46,10 @@ def embed(
         if layer == -1:
             states = strategy.last_states(arrays)
         else:
-            every = strategy.hidden_states(arrays)
-            if not -len(every) <= layer < len(every):
-                raise UserError(f"there is no layer {layer}: the model has layers 0 (embeddings) to {len(every) - 1}")
-            states = every[layer]
+            layers = strategy.hidden_states(arrays)
+            if not -len(layers) <= layer < len(layers):
+                raise UserError(f"there is no layer {layer}: the model has layers 0 (embeddings) to {len(layers) - 1}")
+            states = layers[layer]
         mask = jnp.asarray(_mask(batch, length))
         return np.asarray(_pool(states, mask, pooling, normalize))
 

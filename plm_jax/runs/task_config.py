@@ -1,4 +1,4 @@
-"""Config files for fine-tuning on tables: forms from names of columns, labels and lengths of rows from the table."""
+"""Writes the config of a fine-tuning run from a table, the names of its columns and a checkpoint."""
 
 import json
 import math
@@ -61,7 +61,7 @@ _OBJECTIVES = {
 
 @dataclass(frozen=True)
 class Columns:
-    """Names of the columns of a table, as flags of `finetune` give them; empty if the table has no such column.
+    """Names of the columns of a table, as the flags of `finetune` name them; empty if the table has no such column.
 
     Attributes:
       text: columns of the texts, one or two.

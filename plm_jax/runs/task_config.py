@@ -23,6 +23,7 @@ RECIPES = {"roberta": "roberta", "electra": "electra", "openai-gpt": "gpt1", "ba
 _RECIPE_SETTINGS = {"gpt1": "**recipes.RECIPES['gpt1'].objective"}
 _BATCH_SIZE = 32  # Of every recipe.
 _MAX_LABELS = 1000
+_MAX_FRACTIONS = 20  # More classes that are not whole numbers are scores.
 # Rows whose texts are tokenized to choose the length, and the share of them that need not be truncated.
 _SAMPLE_ROWS, _SHARE_WHOLE = 2000, 0.99
 _LENGTH_MULTIPLE, _SPAN_LENGTH, _DEFAULT_MAX = 16, 384, 512
@@ -246,7 +247,7 @@ class _Rows:
         """Returns the fields of the form that depend on the rows.
 
         Raises:
-          UserError: there are fewer than two labels or choices.
+          UserError: there are fewer than two labels or choices, or the labels are numbers to predict.
         """
         if self._kind == "choice":
             if self._num_choices < 2:
@@ -257,6 +258,12 @@ class _Rows:
         if len(self._labels) < 2:
             column = self._columns.label or self._columns.labels or self._columns.tags
             raise UserError(f"column '{column}' has {len(self._labels)} different labels: at least 2 are needed")
+        if self._kind == "classes" and sum(map(_is_fraction, self._labels)) > _MAX_FRACTIONS:
+            column = self._columns.label
+            raise UserError(
+                f"column '{column}' has {len(self._labels)} different numbers: pass --score={column} instead of "
+                "--label to predict numbers"
+            )
         return {"labels": tuple(sorted(self._labels, key=_label_order))}
 
     def objective_settings(self, length: int) -> str:
@@ -282,6 +289,14 @@ class _Rows:
     def validation_interval(self) -> int:
         """Returns the number of steps between validations: half an epoch, at most 100 steps."""
         return max(1, min(100, self._count // _BATCH_SIZE // 2))
+
+
+def _is_fraction(label: str) -> bool:
+    """Whether a label is a number that is not whole."""
+    try:
+        return not float(label).is_integer()
+    except ValueError:
+        return False
 
 
 def _label_order(label: str) -> tuple[Any, ...]:

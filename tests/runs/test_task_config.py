@@ -95,3 +95,9 @@ def test_form_and_objective_follow_from_the_table(name, tmp_path):
 def test_mistakes_in_columns_are_reported(columns, message, tmp_path):
     with pytest.raises(UserError, match=message):
         write(tmp_path, columns, [{"t": "a", "y": 0}])
+
+
+def test_numbers_are_not_classes(tmp_path):
+    rows = [{"t": "a", "y": number / 7} for number in range(40)]
+    with pytest.raises(UserError, match="column 'y' has 40 different numbers: pass --score=y instead of --label"):
+        write(tmp_path, Columns(("t",), label="y"), rows)

@@ -35,6 +35,7 @@ TINY = {
         *("--config.train.epochs=0.1", "--config.train.batch_size=8", "--config.evaluation.every=2"),
         "--config.evaluation.batch_size=8",
     ),
+    "table": ("--config.train.epochs=0.02", "--config.evaluation.every=4"),
     "steps": ("--config.train.steps=2", "--config.train.batch_size=8", "--config.evaluation.every=0"),
 }
 
@@ -93,6 +94,7 @@ def run(verb, words: list[str], folder: pathlib.Path) -> None:
         arguments += TINY["letters"] if "--config=configs/letters" in " ".join(arguments) else ()
         arguments += TINY["steps"]
     arguments += TINY.get(name, ())
+    arguments += TINY["table"] if "--train=" in " ".join(arguments) else ()
     finished = verb(name, *arguments, folder=folder)
     assert finished.status == 0 and finished.out + finished.err, f"{shlex.join(words)}: {finished.err}"
     if name == "evaluate":

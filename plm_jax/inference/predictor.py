@@ -103,7 +103,7 @@ class Predictor:
         kind, expected = self._head.kind, _EXAMPLES[self._head.kind]
         if isinstance(example, Mapping):
             names = _NAMES.get(kind, ())
-            example = tuple(example[name] for name in (names if example.keys() == set(names) else example))
+            example = tuple(example[name] for name in (names if set(example) == set(names) else example))
         is_sequence = isinstance(example, list | tuple)
         if kind == "tags":
             is_words = is_sequence and all(isinstance(word, str) and word for word in example)

@@ -51,5 +51,5 @@ def test_better_values_extend_training(folder, tmp_path):
 
 
 def test_patience_needs_a_metric():
-    with pytest.raises(UserError, match="patience is 2: set config.evaluation.select too"):
+    with pytest.raises(UserError, match=r"patience is 2: set config\.evaluation\.select too"):
         config.EvaluationConfig(every=1, patience=2)

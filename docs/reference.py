@@ -71,9 +71,9 @@ def _tables(path: str, kind: typing.Any, seen: set[type]) -> Iterator[list[str]]
 
 
 def _settings(kind: typing.Any) -> list[tuple[str, type]]:
-    """Returns the classes of settings of the package that a type allows, with their kinds if there is a choice."""
+    """Returns the classes of settings that a type allows, with their kinds if there is a choice."""
     if (choices := trees.choices(kind)) is not None:
-        return [pair for pair in sorted(choices.items()) if pair[1].__module__.startswith("plm_jax.")]
+        return sorted(choices.items())
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return [("", kind)]
     return [pair for argument in typing.get_args(kind) for pair in _settings(argument)]

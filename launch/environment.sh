@@ -22,8 +22,8 @@ if [ ! -f "$installed" ]; then
   }
   echo "installing into .venv (only once; takes a few minutes)"
   [ -d .venv ] || "$python" -m venv .venv
-  pins=--requirement
-  [ "$installed" = .venv/complete ] || pins=--constraint
+  pins=-r
+  [ "$installed" = .venv/complete ] || pins=-c
   .venv/bin/python -m pip install --disable-pip-version-check "$pins" requirements.txt \
     --editable ".${PLM_JAX_ACCELERATOR:+[$PLM_JAX_ACCELERATOR]}"
   touch "$installed"

@@ -18,7 +18,7 @@ case "$*" in
   "-m pip install --quiet --user uv" | "-m uv python install --quiet 3.11") ;;
   "-m uv python find 3.11") command -v python3 ;;
   "-m venv .venv") mkdir -p .venv/bin && cp "$0" .venv/bin/python ;;
-  "-m pip install --quiet --disable-pip-version-check -r requirements.txt --editable .["*"]") ;;
+  "-m pip install --disable-pip-version-check -r requirements.txt --editable .["*"]") ;;
   "-m pip"* | "-m uv"* | "-m venv"*) echo "unknown: $*" >&2; exit 64 ;;
   *) exec {sys.executable} "$@" ;;
 esac

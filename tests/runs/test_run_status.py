@@ -158,7 +158,7 @@ def test_running_run_reports_activity_and_time_left(tmp_path):
     assert "30 of 60 (50.0%), 2 s per step, 512 tokens/s, about 70 s left" in text  # 70 of 100 s were of 30 steps.
     assert "doing       saving" in text and "stalled     process 3 waits" in text
     assert "last error  after step 20: disk full" in text
-    assert "checkpoint  20" in text and "goodput     60.0% of 100 s" in text and "saves 10.0%" in text
+    assert "checkpoint  20" in text and "goodput     60.0% of the 100 s" in text and "saves 10.0%" in text
 
 
 def test_new_start_is_reported_as_starting(tmp_path):

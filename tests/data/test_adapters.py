@@ -9,12 +9,12 @@ import seqio
 
 from plm_jax import config, models, objectives
 from plm_jax.common import storage
-from plm_jax.data import adapters, vocabularies
+from plm_jax.data import adapters, reader, vocabularies
 from plm_jax.data.layouts import noising
 from plm_jax.data.tensorflow_side import tf
 from plm_jax.data.vocabularies import words
 from tests.support import caches
-from tests.support.data import changed, open_reader
+from tests.support.data import changed
 
 IDS = {"pad": 80, "bos": 81, "eos": 82, "unk": 83, "cls": 84, "sep": 85, "mask": 86, "sop": 87, "eop": 88}
 IDS |= {"smask": 89, "gmask": 90, "dblock": 91, "sentinels": 8}
@@ -76,7 +76,8 @@ def opened(tmp_path, make_run):
         if isinstance(layout, config.Streams):
             embedding = models.CharacterCNNConfig(SIZE, 2, 2, ((1, 4),), max_characters=SPELT, highway_layers=1)
             run = changed(run, model=models.ElmoConfig(embedding=embedding))
-        return open_reader(changed(run, vocabulary={"spec": "words:words.txt"}))
+        # The model of the run is not that of every objective.
+        return reader.Reader(config.reader_config(changed(run, vocabulary={"spec": "words:words.txt"})))
 
     return opened
 

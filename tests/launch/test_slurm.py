@@ -87,7 +87,7 @@ def test_a_preempted_job_joins_again(cluster):
     ("play", "end", "message"),
     [
         ("time_limit", "trap 'exit 75' USR1; while :; do sleep 0.05; done", "time limit is near"),
-        ("saved", "exit 75", "its step is saved"),
+        ("saved", "exit 75", "after saving its step"),
     ],
 )
 def test_a_job_that_saved_its_step_is_queued_again(cluster, play, end, message):

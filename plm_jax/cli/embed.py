@@ -11,8 +11,6 @@ example:
 """
 
 import contextlib
-import itertools
-import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
@@ -39,8 +37,6 @@ _LAYER = flags.DEFINE_integer("layer", -1, "layer whose states are pooled; 0 is 
 _NORMALIZE = flags.DEFINE_bool("normalize", False, "divide each vector by its Euclidean norm")
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 32, "number of texts in a batch", lower_bound=1)
 _MODULES = ModulesFlag()
-# Batches whose texts are sorted by length and written together.
-_BATCHES_PER_CHUNK = 64
 
 Write = Callable[[Sequence[dict[str, Any]], np.ndarray], None]
 
@@ -48,14 +44,11 @@ Write = Callable[[Sequence[dict[str, Any]], np.ndarray], None]
 def main() -> None:
     """Writes the vectors and prints a summary of them."""
     checkpoint, source, target = map(command_line.required, (_CHECKPOINT, _INPUT, _OUTPUT))
-    from tqdm import tqdm
-
     from plm_jax.inference import tables
 
     if target.rpartition(".")[2] not in ("npy", "parquet", "jsonl"):
         raise UserError(f"--output={target}: use a file that ends in .npy, .parquet or .jsonl")
     rows = tables.read(source)
-    first = list(itertools.islice(rows, 1))  # Reports a missing or damaged file before the model is loaded.
     make = tables.example_maker(None, None, [_TEXT.value])
     _MODULES.load()
     with progress.doing("loading JAX"):
@@ -66,15 +59,14 @@ def main() -> None:
         lm = language_model.load(checkpoint)
         _ = lm.tokenizer
     options: dict[str, Any] = {"pooling": _POOLING.value, "layer": _LAYER.value, "normalize": _NORMALIZE.value}
-    began, number, iterator = time.monotonic(), 0, itertools.chain(first, rows)
-    with _writing(target) as write, tqdm(desc="embedding", unit=" rows", disable=None) as progress_bar:
-        while chunk := list(itertools.islice(iterator, _BATCHES_PER_CHUNK * _BATCH_SIZE.value)):
+    with _writing(target) as write:
+
+        def embed(chunk: list[tuple[str, Any]]) -> None:
             vectors = lm.embed([make(*row) for row in chunk], batch_size=_BATCH_SIZE.value, **options)
             write([dict(row) for _, row in chunk], vectors)
-            number += len(chunk)
-            progress_bar.update(len(chunk))
-    seconds = time.monotonic() - began
-    print(f"{target}: {number:,} vectors in {seconds:.1f} s, {number / max(seconds, 1e-9):,.0f} per second")
+
+        summary = tables.process(rows, _BATCH_SIZE.value, "embedding", embed)
+    print(f"{target}: {summary}")
 
 
 @contextlib.contextmanager

@@ -23,9 +23,7 @@ examples:
 """
 
 import collections
-import itertools
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from absl import flags
@@ -43,8 +41,6 @@ _TEXT = flags.DEFINE_list(
 )
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 32, "number of rows in a batch", lower_bound=1)
 _MODULES = ModulesFlag()
-# Batches whose rows are sorted by length and written together.
-_BATCHES_PER_CHUNK = 64
 
 
 def main() -> None:
@@ -54,7 +50,6 @@ def main() -> None:
 
     tables.check_output(target)
     rows = tables.read(source)
-    first = list(itertools.islice(rows, 1))  # Reports a missing or damaged file before the model is loaded.
     _MODULES.load()
     with progress.doing("loading JAX"):
         command_line.start_jax()
@@ -67,39 +62,28 @@ def main() -> None:
     head = tasks.head_of(lm.config)
     names = _TEXT.value or (["text"] if source.endswith(".txt") and head else [])
     make = tables.example_maker(lm.run, head and head.kind, names)
-    _predict(lm, itertools.chain(first, rows), make, source, target)
+    _predict(lm, rows, make, source, target)
 
 
-def _predict(lm: Any, rows: Iterable[tuple[str, Any]], make: Any, source: str, target: str) -> None:
+def _predict(lm: Any, rows: Iterator[tuple[str, Any]], make: Any, source: str, target: str) -> None:
     """Predicts the rows chunk by chunk, writes them and prints a summary."""
-    from tqdm import tqdm
-
     from plm_jax.inference import tables
 
     counts: collections.Counter[str] = collections.Counter()
-    began, number = time.monotonic(), 0
-    size = _BATCHES_PER_CHUNK * _BATCH_SIZE.value
-    with tables.writing(target) as write, tqdm(desc="predicting", unit=" rows", disable=None) as progress_bar:
-        iterator = iter(rows)
-        while chunk := list(itertools.islice(iterator, size)):
-            examples = [make(location, row) for location, row in chunk]
-            predictions = lm.predict(examples, batch_size=_BATCH_SIZE.value)
+    with tables.writing(target) as write:
+
+        def predict(chunk: list[tuple[str, Any]]) -> None:
+            predictions = lm.predict([make(*row) for row in chunk], batch_size=_BATCH_SIZE.value)
             columns = [prediction.columns() for prediction in predictions]
             write(tables.joined([row for _, row in chunk], columns, source))
-            counts.update(getattr(prediction, "label", "") for prediction in predictions)
-            number += len(chunk)
-            progress_bar.update(len(chunk))
-    seconds = time.monotonic() - began
-    print(f"{target}: {number:,} rows in {seconds:.1f} s, {number / max(seconds, 1e-9):,.0f} per second")
-    _print_counts(counts, number)
+            counts.update(prediction.label for prediction in predictions if hasattr(prediction, "label"))
 
-
-def _print_counts(counts: collections.Counter[str], number: int) -> None:
-    """Prints how often each label was predicted."""
-    del counts[""]
-    lines: Sequence[str] = [f"  {label}: {count:,} ({count / number:.1%})" for label, count in counts.most_common(10)]
-    if lines:
-        print("\n".join(["predicted labels:", *lines]))
+        summary = tables.process(rows, _BATCH_SIZE.value, "predicting", predict)
+    print(f"{target}: {summary}")
+    if counts:
+        print("predicted labels:")
+    for label, count in counts.most_common(10):
+        print(f"  {label}: {count:,} ({count / counts.total():.1%})")
 
 
 if __name__ == "__main__":

@@ -3,9 +3,13 @@
 import contextlib
 import csv
 import io
+import itertools
 import json
+import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
+
+from tqdm import tqdm
 
 from plm_jax import config
 from plm_jax.common import storage
@@ -18,22 +22,43 @@ FORMATS = ("jsonl", "csv", "tsv", "parquet")
 # Columns of an example if the run does not name any, by the kind of the task head.
 _COLUMNS = {"span": ("question", "context"), "choice": ("question", "choices")}
 _TEXT = "text"
+# Batches whose rows are sorted by length and written together.
+_BATCHES_PER_CHUNK = 64
 
 
 def read(path: str) -> Iterator[tuple[str, Row]]:
-    """Yields the location and the fields of each row of a table, or of each line of a .txt file, as `text`.
+    """Returns the location and the fields of each row of a table, or of each line of a .txt file, as `text`.
+
+    The first row is read at once, so that a wrong file is reported before a model is loaded.
 
     Raises:
       UserError: the file is missing, damaged or empty.
     """
     if not storage.exists(path):
         raise UserError(f"there is no file at {path}: check --input")
-    is_empty = True
-    for row in _read_lines(path) if path.endswith(".txt") else tables.read_rows(path):
-        is_empty = False
-        yield row
-    if is_empty:
+    rows = _read_lines(path) if path.endswith(".txt") else tables.read_rows(path)
+    first = list(itertools.islice(rows, 1))
+    if not first:
         raise UserError(f"{path} has no rows: check --input")
+    return itertools.chain(first, rows)
+
+
+def process(
+    rows: Iterator[tuple[str, Row]], batch_size: int, description: str, write: Callable[[list[tuple[str, Row]]], None]
+) -> str:
+    """Passes rows to a function in chunks of many batches, with a progress bar.
+
+    Returns:
+      The number of rows and the time, for a summary.
+    """
+    began, number = time.monotonic(), 0
+    with tqdm(desc=description, unit=" rows", disable=None) as progress_bar:
+        while chunk := list(itertools.islice(rows, _BATCHES_PER_CHUNK * batch_size)):
+            write(chunk)
+            number += len(chunk)
+            progress_bar.update(len(chunk))
+    seconds = time.monotonic() - began
+    return f"{number:,} rows in {seconds:.1f} s, {number / max(seconds, 1e-9):,.0f} per second"
 
 
 def _read_lines(path: str) -> Iterator[tuple[str, Row]]:

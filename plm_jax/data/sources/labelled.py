@@ -78,8 +78,19 @@ class Form(Role):
         return {value for value in values if isinstance(value, str) and value}
 
 
+class _TextsForm(Form):
+    """The base of forms of a text or a pair of texts."""
+
+    pair: str
+
+    @property
+    @override
+    def num_texts(self) -> int:
+        return 2 if self.pair else 1
+
+
 @dataclass(frozen=True)
-class ClassForm(Form):
+class ClassForm(_TextsForm):
     """A text or a pair of texts, and its class: a name in `labels` or an index from 0.
 
     Attributes:
@@ -97,14 +108,9 @@ class ClassForm(Form):
     def __post_init__(self):
         _check_labels(self.labels)
 
-    @property
-    @override
-    def num_texts(self) -> int:
-        return 2 if self.pair else 1
-
 
 @dataclass(frozen=True)
-class LabelsForm(Form):
+class LabelsForm(_TextsForm):
     """A text or a pair of texts, and any number of labels.
 
     Labels are a list of names in `labels` or of indices from 0, or a text with names separated by commas, semicolons or
@@ -125,14 +131,9 @@ class LabelsForm(Form):
     def __post_init__(self):
         _check_labels(self.labels)
 
-    @property
-    @override
-    def num_texts(self) -> int:
-        return 2 if self.pair else 1
-
 
 @dataclass(frozen=True)
-class ScoreForm(Form):
+class ScoreForm(_TextsForm):
     """A text or a pair of texts, and a number.
 
     Attributes:
@@ -145,11 +146,6 @@ class ScoreForm(Form):
     text: str = "text"
     pair: str = ""
     score: str = "score"
-
-    @property
-    @override
-    def num_texts(self) -> int:
-        return 2 if self.pair else 1
 
 
 @dataclass(frozen=True)

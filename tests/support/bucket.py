@@ -115,10 +115,11 @@ class Bucket:
         return {"kind": "storage#objects", "items": items, "prefixes": list(prefixes)}
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
+class QuietHandler(http.server.BaseHTTPRequestHandler):
+    """Handles the requests of clients that may be killed, and logs nothing."""
+
     protocol_version = "HTTP/1.1"
     wbufsize = -1  # Sends a response in one piece.
-    bucket: Bucket
 
     def handle_one_request(self) -> None:
         try:
@@ -128,6 +129,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def log_message(self, *_):
         pass
+
+
+class _Handler(QuietHandler):
+    bucket: Bucket
 
     def answer(self, status: int, body: bytes = b"", **headers: object) -> None:
         self.send_response(status)

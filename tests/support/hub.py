@@ -15,6 +15,8 @@ import urllib.parse
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from tests.support.bucket import QuietHandler
+
 TOKEN = "hf_owner"
 # Suffixes of files that are stored in LFS.
 _LARGE = (".safetensors", ".hdf5", ".bin")
@@ -100,19 +102,8 @@ class Hub:
         return self.repositories.setdefault(name, Repository(**fields)).commit(files)
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    wbufsize = -1  # Sends a response in one piece.
+class _Handler(QuietHandler):
     hub: Hub
-
-    def handle_one_request(self) -> None:
-        try:
-            super().handle_one_request()
-        except ConnectionError:  # The client ended or was killed.
-            self.close_connection = True
-
-    def log_message(self, *_):
-        pass
 
     def answer(self, status: int, body: bytes = b"", **headers: object) -> None:
         self.send_response(status)

@@ -164,7 +164,7 @@ class EvaluationConfig:
       select: validation metric `SOURCE/METRIC` that selects the best weights, which are kept in `checkpoints/best`; the
         first of equal values wins. `common.metrics` declares the direction of each metric.
       patience: number of consecutive validations without a better value of `select` after which training ends; 0:
-        train all steps.
+        train all steps. Runs of a sweep must have 0.
       tasks: tasks, `SOURCE` or `SOURCE:SPLIT`, that `evaluate --watch` evaluates at each checkpoint, with samples of
         generated text; it runs in a child process of the first process, on the CPU of its host.
       decoding: default decoding settings of `evaluate` and `generate`.

@@ -154,6 +154,8 @@ def _load_runs(path: str) -> tuple[dict[str, tuple[dict[str, Any], config.Run]],
             )
         except UserError as error:
             raise UserError(f"run '{name}' of {path}: {error}") from error
+        if runs[name][1].evaluation.patience:
+            raise UserError(f"run '{name}' of {path} may stop early: set evaluation.patience to 0 in sweeps")
     if not runs:
         raise UserError(f"{path} has no runs: `overrides` must yield names and changes")
     return runs, base.file

@@ -154,8 +154,8 @@ def run(make_run):
     """`run(source)` returns a run over the bytes of a source `a`."""
 
     def make(source, **data):
-        made = make_run("a", eos=256, vocab_size=257, data={"validation_fraction": 0.2, **data})
-        return dataclasses.replace(made, data=dataclasses.replace(made.data, sources={"a": source}))
+        changed_run = make_run("a", eos=256, vocab_size=257, data={"validation_fraction": 0.2, **data})
+        return dataclasses.replace(changed_run, data=dataclasses.replace(changed_run.data, sources={"a": source}))
 
     return make
 
@@ -416,8 +416,8 @@ def test_bad_rows_are_skipped(run, few_shards, tmp_path):
     source = config.JsonLines(f"{tmp_path}/bad.csv")
     assert prepare(run(source, bad_rows="skip"), tmp_path / "skipped", ["origin.npy"]) == expected
     counts = cache.read_manifest(str(tmp_path / "skipped/a"))["bad_rows"]
-    places = [line.removeprefix(f"{tmp_path}/bad.csv:").split(" ")[0] for line in counts["first"]]
-    assert (counts["rows"], counts["bad"], places) == (404, 4, ["20", "21", "804", "805"])
+    line_numbers = [line.removeprefix(f"{tmp_path}/bad.csv:").split(" ")[0] for line in counts["first"]]
+    assert (counts["rows"], counts["bad"], line_numbers) == (404, 4, ["20", "21", "804", "805"])
     texts = [text for text in FIRST for _ in range(5)] + [None]
     parquet.write_table(pa.table({"text": texts}), f"{tmp_path}/a.parquet", row_group_size=50)
     skipped = corpus.Skipped()
@@ -429,15 +429,15 @@ def test_bad_rows_are_skipped(run, few_shards, tmp_path):
 def test_a_changed_file_is_noticed(run, few_shards, tmp_path):
     for name in ("a.csv", "a.parquet", "saved"):
         rows = [{"text": text} for text in FIRST]
-        made = run(config.JsonLines(write(f"{tmp_path}/{name}", rows)), cache_dir=f"{tmp_path}/cache-{name}")
-        preparation.prepare(made, show_progress=False)
-        assert staleness.compare(made.data, "a") == staleness.Comparison(), name
+        table_run = run(config.JsonLines(write(f"{tmp_path}/{name}", rows)), cache_dir=f"{tmp_path}/cache-{name}")
+        preparation.prepare(table_run, show_progress=False)
+        assert staleness.compare(table_run.data, "a") == staleness.Comparison(), name
         rows[3]["text"] = rows[3]["text"].swapcase()
         if name == "saved":
             write_stream(f"{tmp_path}/saved/data-00000-of-00002.arrow", pa.Table.from_pylist(rows[:20]))
         else:
             write(f"{tmp_path}/{name}", rows)
-        assert re.search("has changed|has another size", staleness.compare(made.data, "a").changed)
+        assert re.search("has changed|has another size", staleness.compare(table_run.data, "a").changed)
     other = config.JsonLines(f"{tmp_path}/a.tsv")
     os.link(f"{tmp_path}/a.csv", other.path)
     assert other.open("a").fingerprint() != config.JsonLines(f"{tmp_path}/a.csv").open("a").fingerprint()

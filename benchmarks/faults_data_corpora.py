@@ -86,7 +86,7 @@ def _jsonl(folder: pathlib.Path, rng: random.Random) -> Case:
 
     def check() -> None:
         skipped = Skipped()
-        read = [record.text for record in files.read(config.JsonLines(str(path)), skipped=skipped)]
+        read = [record.text for record in files.read(config.TextTable(str(path)), skipped=skipped)]
         reports = [line for line in skipped.first if line.startswith(f"{path}:3 ")]
         print("right" if read == [_GOOD] * 3 and skipped.bad == len(reports) == 1 else (read, skipped))
 
@@ -108,8 +108,8 @@ def _forms(folder: pathlib.Path, rng: random.Random) -> Case:
         config.AnswerForm(),
         config.ChoiceForm(2),
     ]
-    sources: list[Any] = [config.LabelledJsonLines(str(path), form) for form in forms]
-    sources += [config.JsonLinesInputsTargets(str(path), "{a}", template) for template in ("{b}", "{b[0]}", "{b:>9}")]
+    sources: list[Any] = [config.LabeledTable(str(path), form) for form in forms]
+    sources += [config.TableInputsTargets(str(path), "{a}", template) for template in ("{b}", "{b[0]}", "{b:>9}")]
 
     def check() -> None:
         for source in sources:

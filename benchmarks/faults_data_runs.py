@@ -49,9 +49,9 @@ RUNS = ("causal", "pairs", "sentences", "questions", "examples", "words", "long"
 
 def run_of(root: pathlib.Path, name: str) -> config.Run:
     """Returns the run of a name in RUNS."""
-    texts = {source: config.JsonLines(str(root / f"{source}.jsonl")) for source in ("a", "b")}
-    questions = config.LabelledJsonLines(str(root / "questions.jsonl"), config.AnswerForm())
-    examples = config.JsonLinesInputsTargets(str(root / "examples.jsonl"), "{a}", "{b}")
+    texts = {source: config.TextTable(str(root / f"{source}.jsonl")) for source in ("a", "b")}
+    questions = config.LabeledTable(str(root / "questions.jsonl"), config.AnswerForm())
+    examples = config.TableInputsTargets(str(root / "examples.jsonl"), "{a}", "{b}")
     words = config.VocabularyConfig(f"words:{root / 'words.txt'}", train_size=30, bos=0, eos=1, unk=2)
     encoder = models.EncoderConfig(**_MODEL, pooler=models.Pooler())
     long = (_DECODER, objectives.Causal(), {"sources": {"long": config.TextFiles("-")}, "length": 64})
@@ -62,7 +62,7 @@ def run_of(root: pathlib.Path, name: str) -> config.Run:
         "questions": (
             dataclasses.replace(encoder, pooler=models.NoHead()),
             objectives.SpanExtraction(stride=16, question_length=24),
-            {"sources": {"questions": questions}, "layout": config.LabelledLayout(), "length": 96},
+            {"sources": {"questions": questions}, "layout": config.LabeledLayout(), "length": 96},
         ),
         "examples": (
             _ENCODER_DECODER,

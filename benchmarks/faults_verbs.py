@@ -501,7 +501,7 @@ def corpus(folder: pathlib.Path, rng: random.Random) -> Command:
     return Command(what, verb, arguments)
 
 
-def labelled(folder: pathlib.Path, rng: random.Random) -> Command:
+def labeled(folder: pathlib.Path, rng: random.Random) -> Command:
     """Spoils labeled rows."""
     path = folder / rng.choice(("mood.jsonl", "held_out.jsonl"))
     if rng.random() < 0.5:
@@ -537,7 +537,7 @@ _TEMPLATES = (
 def template(folder: pathlib.Path, rng: random.Random) -> Command:
     """Makes a source's template that does not fit its rows."""
     text = rng.choice(_TEMPLATES)
-    source = {"kind": "jsonl_inputs_targets", "path": f"{folder}/pairs.jsonl", rng.choice(("inputs", "targets")): text}
+    source = {"kind": "table_inputs_targets", "path": f"{folder}/pairs.jsonl", rng.choice(("inputs", "targets")): text}
     arguments = [f"--config.data.sources.a.{name}={value}" for name, value in source.items()]
     arguments += ["--config.data.inputs_targets.target_length=8"]
     return Command(
@@ -573,7 +573,7 @@ def compressed(folder: pathlib.Path, rng: random.Random) -> Command:
     if rng.random() < 0.3:
         return good(folder)["clean"]._replace(what=f"gzip: {what}")
     document = rng.choice(("line", "paragraph", "file"))
-    kind = rng.choice((("kind=jsonl",), ("kind=text", f"document={document}")))
+    kind = rng.choice((("kind=table",), ("kind=text", f"document={document}")))
     changes = [f"--config.data.sources.a.{change}" for change in (*kind, f"path={path}")]
     return Command(f"gzip: {what}", "prepare", (f"--config={folder}/tiny.py", f"--output={folder}/x", *changes))
 
@@ -620,7 +620,7 @@ def _case(make: Make, base: Base, number: int, rng: random.Random) -> tuple[str,
 
 
 GENERATORS = (
-    *(flag, words, number, override, code, module, run_config, sweep_json, manifest, rows, corpus, labelled),
+    *(flag, words, number, override, code, module, run_config, sweep_json, manifest, rows, corpus, labeled),
     *(template, prompts, compressed, crawl, model),
 )
 # Generators that spoil only files that are not made by verbs.

@@ -107,7 +107,7 @@ def words(train: str, test: str) -> float:
     from plm_jax.evaluation import word_baselines
 
     form = config.ClassForm(("negative", "positive"))
-    sources = (config.LabelledJsonLines(path, form) for path in (train, test))
+    sources = (config.LabeledTable(path, form) for path in (train, test))
     fitted, tested = (list(source.open("sentiment").read("train", (0, 1))) for source in sources)
     labels = [record.values["label"] for record in tested]
     return float((word_baselines.classes(fitted, tested) == labels).mean())

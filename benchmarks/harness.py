@@ -74,13 +74,13 @@ from plm_jax import config, objectives
 from plm_jax import models
 
 def get_config():
-    reviews = config.LabelledJsonLines(
+    reviews = config.LabeledTable(
         "sentiment_train.jsonl",
         config.ClassForm(("negative", "positive"), text="sentence", label="sentiment"),
         validation="sentiment.jsonl",
         prompt=config.PromptConfig("Review: {sentence}\\nSentiment:"),
     )
-    quartz = config.LabelledJsonLines(
+    quartz = config.LabeledTable(
         "quartz_train.jsonl",
         config.ChoiceForm(2, label="answer"),
         validation="quartz.jsonl",

@@ -113,7 +113,7 @@ def get_config(size: str = "3-6b"):
         vocabulary=config.VocabularyConfig(f"sentencepiece:../vocabularies/{name}/tokenizer.model", unk=0, **above),
         data=config.DataConfig(
             cache_dir=f"../.cache/{name}",
-            sources={"text": config.JsonLines(path="../corpus/*.jsonl.gz")},
+            sources={"text": config.TextTable(path="../corpus/*.jsonl.gz")},
             layout=config.Blocks(begin=("gmask", "sop")),
             length=LENGTH,
         ),

@@ -185,13 +185,13 @@ def t5_tasks() -> config.Run:
     """
     pretrained = t5()
     tasks = {
-        "sentiment": config.JsonLinesInputsTargets(
+        "sentiment": config.TableInputsTargets(
             path=f"{CORPORA}/movie_sentiment.jsonl.gz",
             inputs="sentiment: {sentence}",
             targets="{sentiment}",
             only="clear",
         ),
-        "quartz": config.JsonLinesInputsTargets(
+        "quartz": config.TableInputsTargets(
             path=f"{CORPORA}/quartz.jsonl.gz",
             inputs="quartz choice1: {choices[0]} choice2: {choices[1]} question: {question}",
             targets="{answer}",
@@ -223,7 +223,7 @@ def _speeches(family: str, **settings) -> config.DataConfig:
     """Returns the corpus, with about every twentieth speech held out."""
     return config.DataConfig(
         cache_dir=f"../.cache/demo/{family}",
-        sources={"sotu": config.JsonLines(path=f"{CORPORA}/sotu.jsonl.gz")},
+        sources={"sotu": config.TextTable(path=f"{CORPORA}/sotu.jsonl.gz")},
         validation_fraction=0.05,
         **settings,
     )

@@ -102,7 +102,7 @@ OBJECTIVES = {
     "2b": objectives.BlankInfilling(sentence_rate=0.3, document_rate=0.3, block_mask_rate=0.1, short_probability=0.02),
     "10b": objectives.BlankInfilling(sentence_rate=0.3, document_rate=0.2, block_mask_rate=0.1, short_probability=0.02),
 }
-OWN_TEXT = {"sources": {"text": config.JsonLines(path="../corpus/*.jsonl.gz")}}
+OWN_TEXT = {"sources": {"text": config.TextTable(path="../corpus/*.jsonl.gz")}}
 BERT = config.VocabularyConfig(
     spec="wordpiece:../vocabularies/bert-uncased/vocab.txt",
     added=2,

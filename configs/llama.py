@@ -96,7 +96,7 @@ VERSIONS = {
     "3.2": _LLAMA3._replace(position=dataclasses.replace(_LONG, scaling=models.RotaryScaling(factor=32.0))),
     "tiny": Version(vocab_size=32_000, length=2048, position=models.Rotary(length=2048)),
 }
-OWN_TEXT = {"sources": {"text": config.JsonLines(path="../corpus/*.jsonl.gz")}}
+OWN_TEXT = {"sources": {"text": config.TextTable(path="../corpus/*.jsonl.gz")}}
 FINER_NORM = ("1-7b", "1-13b", "1-33b")  # Their epsilon is 1e-6.
 TIED = ("3.2-1b", "3.2-3b")
 LONG = "-128k"

@@ -54,7 +54,7 @@ def get_config(size: str = "base"):
         ),
         data=config.DataConfig(
             cache_dir="../.cache/mt5",
-            sources={"text": config.JsonLines(path="../corpus/*.jsonl.gz")},
+            sources={"text": config.TextTable(path="../corpus/*.jsonl.gz")},
             length=1024,
         ),
         optimizer=config.AdafactorConfig(),

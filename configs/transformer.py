@@ -79,7 +79,7 @@ def get_config(size: str = "base"):
         ),
         data=config.DataConfig(
             cache_dir="../.cache/transformer",
-            sources={"text": config.JsonLines(path="../corpus/*.jsonl.gz")},
+            sources={"text": config.TextTable(path="../corpus/*.jsonl.gz")},
             length=128,
         ),
         optimizer=config.AdamWConfig(b1=0.9, b2=0.98, epsilon=1e-9, clip_norm=0.0),

@@ -34,7 +34,7 @@ LIBRARIES = {
 LATE_IMPORTS = {
     ("plm_jax.cleaning.job", "plm_jax.cleaning.pipeline"),
     ("plm_jax.data.prepare.build", "plm_jax.data.prepare.beam"),
-    ("plm_jax.data.sources.tensorflow_sources", "plm_jax.data.sources.labelled_tfds"),
+    ("plm_jax.data.sources.tensorflow_sources", "plm_jax.data.sources.labeled_tfds"),
     ("plm_jax.data.sources.tensorflow_sources", "plm_jax.data.sources.tasks"),
     ("plm_jax.data.vocabularies.loading", "plm_jax.data.vocabularies.for_seqio"),
     ("plm_jax.experiments.report", "plm_jax.experiments.report_pictures"),
@@ -144,7 +144,7 @@ def test_data_imports_neither_jax_nor_models():
 
 def test_figures_of_labels_import_numpy_only():
     for module, tree in TREES.items():
-        if module.startswith("plm_jax.data.labelled"):
+        if module.startswith("plm_jax.data.labeled"):
             outside = {found.split(".")[0] for found, _ in names(tree)} - STANDARD - {"plm_jax"}
             assert outside <= {"numpy"}, module
 

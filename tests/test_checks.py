@@ -115,7 +115,7 @@ def remembering(slots=2, **data):
 
 
 ONE = OneAfterAnother()
-PAIRS = config.JsonLinesInputsTargets("pairs.jsonl")
+PAIRS = config.TableInputsTargets("pairs.jsonl")
 TEXTS = dict(list(RUNS["plain"].data.sources.items())[:2])
 SHUFFLED = [
     (remembering(), "'tests_remembering' carries a state .*layout 'blocks' are shuffled"),
@@ -146,7 +146,7 @@ def test_a_state_is_carried_where_rows_follow_each_other_and_nothing_else_is_ref
 
 def test_a_state_that_no_loss_carries_may_meet_any_row():
     """An ELMo that reads labeled examples begins each of them with a fresh state."""
-    labelled = config.LabelledJsonLines("labelled.jsonl", form=config.ClassForm(("no", "yes")))
+    labeled = config.LabeledTable("labeled.jsonl", form=config.ClassForm(("no", "yes")))
     run = RUNS["elmo"]
-    data = dataclasses.replace(run.data, sources={"a": labelled}, layout=config.LabelledLayout())
+    data = dataclasses.replace(run.data, sources={"a": labeled}, layout=config.LabeledLayout())
     checks.check(dataclasses.replace(run, objective=objectives.Classification(rows="elmo"), data=data))

@@ -87,7 +87,7 @@ def test_sources_by_name():
     sources = corpora.sources("realnewslike", "c4_multilingual:sw", "stories")
     assert sources["realnewslike"] == config.Tfds("c4/realnewslike")
     assert sources["c4_multilingual_sw"] == config.Tfds("c4/multilingual", train="sw", validation="sw-validation")
-    assert sources["stories"] == config.JsonLines("../corpora/stories/*.jsonl.gz")
+    assert sources["stories"] == config.TextTable("../corpora/stories/*.jsonl.gz")
     with pytest.raises(UserError, match="no corpus 'storys': did you mean 'stories'"):
         corpora.sources("storys")
     with pytest.raises(UserError, match="no mixture 'robert': did you mean 'roberta'"):

@@ -52,7 +52,7 @@ def tuned(
 def of_encoder(name: str, tasks: Sequence[str] = ENCODER_TASKS) -> Iterator[tuple[str, Changes]]:
     """Yields runs on MNLI and SST-2 by the recipe of `tasks/glue`, on SQuAD 1.1 and 2.0 by that of `tasks/reading`."""
     squad = run_of(reading.get_config())
-    answers = config.LabelledTfds("squad/v2.0", config.AnswerForm())
+    answers = config.LabeledTfds("squad/v2.0", config.AnswerForm())
     squad2 = dataclasses.replace(
         squad,
         data=dataclasses.replace(squad.data, sources={"squad2": answers}),

@@ -24,7 +24,7 @@ from collections.abc import Iterator
 
 from plm_jax import config, models
 from plm_jax.configs import demo
-from plm_jax.configs.ablations import labelled_sets
+from plm_jax.configs.ablations import labeled_sets
 from plm_jax.experiments.comparison import Baselines
 
 base = "../tasks/sentiment.py"
@@ -56,7 +56,7 @@ def overrides() -> Iterator[tuple[str, dict]]:
 
 def baselines() -> list[Baselines]:
     """Returns what each run is compared with."""
-    first, *rest = (labelled_sets.baselines_of(name, TRAIN, TEST) for name in _sets())
+    first, *rest = (labeled_sets.baselines_of(name, TRAIN, TEST) for name in _sets())
     runs = [first.run, *(f"sentiment-{family}" for family in FAMILIES[1:])]
     random, *random_others = (
         Baselines(run, first.metric, dict(first.columns) | {"random weights": f"{run}-random"}) for run in runs
@@ -66,7 +66,7 @@ def baselines() -> list[Baselines]:
 
 def _sets() -> list[str]:
     """Returns the sets that can be read, except entities without roles, which only larger models learn."""
-    return [name for name in labelled_sets.SETS if name != "names" and labelled_sets.is_there(name)]
+    return [name for name in labeled_sets.SETS if name != "names" and labeled_sets.is_there(name)]
 
 
 def _encoder() -> config.Run:
@@ -90,14 +90,14 @@ def _encoder() -> config.Run:
 
 def _tuned(name: str, family: str, fits: bool = False) -> dict:
     """Returns the changes that tune a family's model on a set."""
-    chosen = labelled_sets.SETS[name]
+    chosen = labeled_sets.SETS[name]
     head = HEADS[chosen.form.kind]
     if family == "gpt2":
         head = dataclasses.replace(head, feature="last")
     if family == "elmo":
         head = models.ClassesHead(feature="max", layers=models.MixedLayers(), recurrent=models.BiLstmConfig(cell=64))
     rows = FITS if fits else TRAIN
-    changes = labelled_sets.run_on(name, rows, TEST, family, f"{name}-{rows}-{fits}", fits) | {
+    changes = labeled_sets.run_on(name, rows, TEST, family, f"{name}-{rows}-{fits}", fits) | {
         "model": models.FromCheckpointConfig(dropout=0.1, heads=(("task", head),)),
         "train.epochs": 10.0 if family == "elmo" else 3.0,  # Its recurrent head learns slowly at first.
         "train.batch_size": 16 if chosen.length > 64 else 32,

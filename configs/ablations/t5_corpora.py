@@ -17,9 +17,9 @@ from plm_jax.data.sources import corpora
 CORPORA = {"c4": ("c4",), "unfiltered": ("c4_noclean",), "news": ("realnewslike",), "webtext": ("webtextlike",)}
 CORPORA |= {"wikipedia": ("wikipedia",), "wikipedia_books": ("wikipedia", "books")}
 DEMO = {
-    "speeches": config.JsonLines(f"{demo.CORPORA}/sotu.jsonl.gz"),
-    "novel": config.JsonLines(f"{demo.CORPORA}/moby_dick.jsonl.gz"),
-    "film_reviews": config.JsonLines(f"{demo.CORPORA}/movie_sentiment.jsonl.gz", field="sentence"),
+    "speeches": config.TextTable(f"{demo.CORPORA}/sotu.jsonl.gz"),
+    "novel": config.TextTable(f"{demo.CORPORA}/moby_dick.jsonl.gz"),
+    "film_reviews": config.TextTable(f"{demo.CORPORA}/movie_sentiment.jsonl.gz", field="sentence"),
 }
 base, compared = t5_paper.base, t5_paper.compared
 

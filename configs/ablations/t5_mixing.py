@@ -18,11 +18,11 @@ from plm_jax.data.sources import corpora
 from plm_jax.data.text_to_text import sizes
 
 # A number of examples beyond every limit.
-UNLABELLED = 2**40
+UNLABELED = 2**40
 RATES = {f"k_{power}": {"maximum": 2**power} for power in (16, 17, 18, 19, 20, 21)}
 RATES |= {f"t_{value}": {"maximum": 2**21, "temperature": value} for value in (2, 4, 8)}
 DEMO = {"k_9": {"maximum": 2**9}, "k_13": {"maximum": 2**13}, "t_2": {"maximum": 2**13, "temperature": 2}}
-DEMO_SIZES = {"sentiment": 9500, "quartz": 3500, "sotu": UNLABELLED}
+DEMO_SIZES = {"sentiment": 9500, "quartz": 3500, "sotu": UNLABELED}
 base, compared = t5_paper.base, t5_paper.compared
 SETUP = dataclasses.replace(
     t5_paper.PRETRAINING,
@@ -45,7 +45,7 @@ def overrides(size="paper"):
         shared |= {"data.cache_dir": "../.cache/ablations/t5-mixing"}
     else:
         yield from t5_paper.arm("tuned_apart", {}, size)
-        examples, steps = sizes.SIZES | {"c4": UNLABELLED}, 2**19 + 2**18
+        examples, steps = sizes.SIZES | {"c4": UNLABELED}, 2**19 + 2**18
         shared = downstream.text_to_text(sizes.SIZES)
         shared |= {"data.sources": shared["data.sources"] | corpora.sources("c4")}
     scale = t5_paper.SCALES[size] | shared | {"train.steps": steps}

@@ -17,12 +17,12 @@ def overrides(size="paper"):
     """Yields (name, changes) of each run."""
     yield from t5_paper.arm("tuned", {}, size)
     mixed = dict(t5_mixing.overrides(size))["k_13" if size == "demo" else "k_19"]
-    unlabelled = "sotu" if size == "demo" else "c4"
+    unlabeled = "sotu" if size == "demo" else "c4"
     yield "multi_task", mixed
     shorter = mixed | t5_paper.SCALES[size]
     yield "multi_task_tuned", shorter
     yield from t5_paper.tuned("multi_task_tuned", size)
-    yield "supervised", shorter | {"data.mixture": mixed["data.mixture"] | {unlabelled: 0.0}}
+    yield "supervised", shorter | {"data.mixture": mixed["data.mixture"] | {unlabeled: 0.0}}
     yield from t5_paper.tuned("supervised", size)
 
 

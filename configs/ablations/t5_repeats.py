@@ -14,7 +14,7 @@ import os
 
 from plm_jax import config
 from plm_jax.configs.ablations import t5_paper
-from plm_jax.configs.ablations.labelled_sets import vendored
+from plm_jax.configs.ablations.labeled_sets import vendored
 
 LOG_TOKENS = (29, 27, 25, 23)
 TOKENS_PER_DOCUMENT = 450
@@ -28,7 +28,7 @@ def overrides(size="paper"):
     yield from t5_paper.arm("full", {}, size)
     if size == "demo":
         for number in SPEECHES:
-            source = {"sotu": config.JsonLines(_first(number))}
+            source = {"sotu": config.TextTable(_first(number))}
             # The vocabulary is that of all speeches, which exists once `full` is trained.
             changes = {"train.init_from": "full", "train.init_names": (), "data.sources": source}
             changes |= {"data.cache_dir": f"../{FOLDER}/speeches-{number}"}

@@ -15,7 +15,7 @@ from plm_jax.configs.tasks import recipes
 
 def get_config(recipe: str = "bert"):
     """Returns the run with one of `recipes.RECIPES`; `bert` is the published recipe for this form."""
-    source = config.LabelledJsonLines(
+    source = config.LabeledTable(
         "package:data/corpora/quartz.jsonl.gz",
         config.ChoiceForm(2, label="answer"),
         prompt=config.PromptConfig("Question: {question}\nAnswer:", condition="Answer:"),

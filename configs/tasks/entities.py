@@ -16,7 +16,5 @@ LABELS = ("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC")
 def get_config(recipe: str = "bert"):
     """Returns the run with one of `recipes.RECIPES`."""
     prompt = config.PromptConfig("Sentence: {text}\nPersons (PER), organisations (ORG) and places (LOC):")
-    source = config.LabelledJsonLines(
-        "package:data/corpora/finance_ner.jsonl.gz", config.TagForm(LABELS), prompt=prompt
-    )
+    source = config.LabeledTable("package:data/corpora/finance_ner.jsonl.gz", config.TagForm(LABELS), prompt=prompt)
     return config.to_config_dict(recipes.run(recipe, objectives.Tagging(), {"entities": source}, length=128))

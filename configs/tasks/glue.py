@@ -87,7 +87,7 @@ def get_config(task: str = "sst2"):
     """Returns the run of one of TASKS."""
     of = config.choose(TASKS, task)
     is_score = isinstance(of.form, config.ScoreForm)
-    sources = {task: config.LabelledTfds(f"glue/{task}", of.form, validation=of.validation, prompt=of.prompt)}
+    sources = {task: config.LabeledTfds(f"glue/{task}", of.form, validation=of.validation, prompt=of.prompt)}
     run = recipes.run("bert", objectives.Regression() if is_score else objectives.Classification(), sources, length=128)
     schedule = config.LinearSchedule(learning_rate=2e-5)
     optimizer = config.AdamWConfig()

@@ -80,7 +80,7 @@ SETS = {
     "anli_r1": _anli(1),
     "anli_r2": _anli(2),
     "anli_r3": _anli(3),
-    "squad_v2": config.LabelledTfds(
+    "squad_v2": config.LabeledTfds(
         "squad/v2.0", config.AnswerForm(), prompt=config.PromptConfig("{context}\nQuestion: {question}\nAnswer:")
     ),
     "wmt14_fr_en": _to_english("wmt14_translate", "fr", "French"),

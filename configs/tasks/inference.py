@@ -17,7 +17,7 @@ LABELS = ("entailment", "neutral", "contradiction")
 
 def get_config(recipe: str = "bert"):
     """Returns the run with one of `recipes.RECIPES`."""
-    source = config.LabelledJsonLines(
+    source = config.LabeledTable(
         "package:data/corpora/corr2cause_nli.jsonl.gz",
         config.ClassForm(LABELS, text="premise", pair="hypothesis"),
         prompt=config.PromptConfig("{premise}\nClaim: {hypothesis}\nEntailment, neutral or contradiction:"),

@@ -47,7 +47,7 @@ RECIPES = {
 
 
 def run(
-    recipe: str, objective: objectives.LabelledObjective, sources: dict[str, config.Source], length: int
+    recipe: str, objective: objectives.LabeledObjective, sources: dict[str, config.Source], length: int
 ) -> config.Run:
     """Returns the run that fine-tunes the model of a checkpoint on labeled sources, in rows of `length`."""
     of = config.choose(RECIPES, recipe)
@@ -58,7 +58,7 @@ def run(
         data=config.DataConfig(
             cache_dir=f"../../.cache/tasks/{next(iter(sources))}",
             length=length,
-            layout=config.LabelledLayout(),
+            layout=config.LabeledLayout(),
             sources=sources,
             validation_fraction=0.1,
         ),

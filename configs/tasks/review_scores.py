@@ -13,7 +13,7 @@ from plm_jax.configs.tasks import recipes
 
 def get_config(recipe: str = "bert"):
     """Returns the run with one of `recipes.RECIPES`."""
-    source = config.LabelledJsonLines(
+    source = config.LabeledTable(
         "package:data/corpora/movie_sentiment.jsonl.gz",
         config.ScoreForm(text="sentence", score="score"),
         prompt=config.PromptConfig("Review: {sentence}\nScore from -4 to 4:", choices=tuple(map(str, range(-4, 5)))),

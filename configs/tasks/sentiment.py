@@ -15,7 +15,7 @@ LABELS = ("negative", "positive")
 
 def get_config(recipe: str = "bert"):
     """Returns the run with one of `recipes.RECIPES`."""
-    source = config.LabelledJsonLines(
+    source = config.LabeledTable(
         "package:data/corpora/movie_sentiment.jsonl.gz",
         config.ClassForm(LABELS, text="sentence", label="sentiment"),
         prompt=config.PromptConfig("Review: {sentence}\nSentiment:"),

@@ -42,7 +42,7 @@ STAGES = {
 def get_config(stage: str = "1"):
     """Returns the run of one of STAGES."""
     of = config.choose(STAGES, stage)
-    pairs = config.JsonLinesInputsTargets(
+    pairs = config.TableInputsTargets(
         path="package:data/corpora/tatoeba_en_es.jsonl.gz",
         inputs="{es}",
         targets="{en}",

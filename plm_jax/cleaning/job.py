@@ -31,7 +31,7 @@ def clean(
     runner_options: Sequence[str] = (),
     show_progress: bool = True,
 ) -> None:
-    """Writes the pages that pass all rules as JSON Lines, for `config.JsonLines`, and prints what was removed.
+    """Writes the pages that pass all rules as JSON Lines, for `config.TextTable`, and prints what was removed.
 
     The folder contains `train-*.jsonl.gz` and `validation-*.jsonl.gz` (in one folder per language if there are
     several), `quarantine/*.jsonl.gz`, `report.{json,md,svg}` and `manifest.json`, written last. A local folder is

@@ -23,27 +23,27 @@ from plm_jax.data.layouts import (
     Blocks,
     Documents,
     FullSentences,
-    LabelledLayout,
+    LabeledLayout,
     Layout,
     Segments,
     SentencePairs,
     Streams,
 )
-from plm_jax.data.sources.files import FileSource, JsonLines, JsonLinesInputsTargets, JsonSource, TextFiles
-from plm_jax.data.sources.labelled import (
+from plm_jax.data.sources.files import FileSource, TableInputsTargets, TableSource, TextFiles, TextTable
+from plm_jax.data.sources.labeled import (
     AnswerForm,
     ChoiceForm,
     ClassForm,
     Form,
-    LabelledJsonLines,
-    LabelledSource,
+    LabeledSource,
+    LabeledTable,
     LabelsForm,
     ScoreForm,
     TagForm,
 )
 from plm_jax.data.sources.prompts import PromptConfig
 from plm_jax.data.sources.source import InputsTargetsSource, RegisteredSource, Source, TaskSource
-from plm_jax.data.sources.tensorflow_sources import LabelledTfds, SeqioInputsTargets, SeqioTask, Tfds
+from plm_jax.data.sources.tensorflow_sources import LabeledTfds, SeqioInputsTargets, SeqioTask, Tfds
 from plm_jax.data.vocabulary_config import VocabularyConfig
 from plm_jax.generation.decoding_config import PUBLISHED as PUBLISHED_DECODINGS
 from plm_jax.generation.decoding_config import DecodingConfig
@@ -89,13 +89,10 @@ __all__ = [
     "IncidentsConfig",
     "InputsTargetsConfig",
     "InputsTargetsSource",
-    "JsonLines",
-    "JsonLinesInputsTargets",
-    "JsonSource",
-    "LabelledJsonLines",
-    "LabelledLayout",
-    "LabelledSource",
-    "LabelledTfds",
+    "LabeledLayout",
+    "LabeledSource",
+    "LabeledTable",
+    "LabeledTfds",
     "LabelsForm",
     "LambConfig",
     "Layout",
@@ -120,9 +117,12 @@ __all__ = [
     "SgdConfig",
     "Source",
     "Streams",
+    "TableInputsTargets",
+    "TableSource",
     "TagForm",
     "TaskSource",
     "TextFiles",
+    "TextTable",
     "Tfds",
     "TrainConfig",
     "VocabularyConfig",

@@ -10,7 +10,7 @@ from plm_jax.config.phases import resolve_phases, target_length
 from plm_jax.config.run import Run
 from plm_jax.config.training import TrainConfig
 from plm_jax.data.config import InputsTargetsConfig
-from plm_jax.data.sources.labelled import LabelledSource
+from plm_jax.data.sources.labeled import LabeledSource
 from plm_jax.data.sources.source import InputsTargetsSource, Source
 
 # Largest number of tokens in a batch: sixteen times the largest of LLaMA 3.1 405B.
@@ -42,7 +42,7 @@ def check(run: Run) -> None:
         _carry(run, phase)
         _positions(run, phase.length)
     _pairs(run)
-    _labelled(run)
+    _labeled(run)
     _words(run)
     _examples(run, phases)
 
@@ -125,10 +125,10 @@ def _pairs(run: Run) -> None:
         )
 
 
-def _labelled(run: Run) -> None:
+def _labeled(run: Run) -> None:
     """Rejects a model whose architecture, head or labels do not fit a labeled objective and its sources."""
     objective = run.objective
-    if not isinstance(objective, objectives.LabelledObjective):
+    if not isinstance(objective, objectives.LabeledObjective):
         return
     if objective.rows != run.model.architecture:
         raise UserError(
@@ -144,7 +144,7 @@ def _labelled(run: Run) -> None:
             f"{objective.form}: change it, or leave out the head"
         )
     for name, source in run.data.sources.items():
-        if isinstance(source, LabelledSource):
+        if isinstance(source, LabeledSource):
             _labels(getattr(head, "labels", ()), name, source.form.labels)
 
 

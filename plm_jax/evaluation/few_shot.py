@@ -12,7 +12,7 @@ from scipy import stats
 
 from plm_jax import config
 from plm_jax.common.errors import UserError, nearest
-from plm_jax.data.labelled import metrics
+from plm_jax.data.labeled import metrics
 from plm_jax.data.layouts import randomness
 from plm_jax.evaluation import perplexity, prompts, scoring
 from plm_jax.generation import constraints

@@ -13,9 +13,9 @@ import numpy as np
 from plm_jax import config
 from plm_jax.common.errors import UserError
 from plm_jax.config import files as config_files
-from plm_jax.data.labelled import tags
+from plm_jax.data.labeled import tags
 from plm_jax.data.layouts import randomness
-from plm_jax.data.sources import files, labelled, rows, templates
+from plm_jax.data.sources import files, labeled, rows, templates
 from plm_jax.data.sources.corpus import BadRow, Record
 
 # Index of a choice in the output of a template.
@@ -97,7 +97,7 @@ def load_task(run: config.Run | None, task_name: str) -> PromptTask:
 
     def record(row: rows.SourceRow) -> Record:
         """Returns the record that `prepare` makes of a row, or a record of its question if the row has no text."""
-        if isinstance(source, config.JsonLines | config.Tfds) and not isinstance(row.fields.get(source.field), str):
+        if isinstance(source, config.TextTable | config.Tfds) and not isinstance(row.fields.get(source.field), str):
             question = templates.render(prompt.question, *row, "question")
             return Record(question, group=files.group(*row, source))
         result = source.record(*row)
@@ -149,7 +149,7 @@ def example_builder(name: str, source: config.Source) -> Callable[[rows.SourceRo
     def make(row: rows.SourceRow) -> PromptExample:
         location, fields = row
         if isinstance(form, config.TagForm):
-            fields = fields | {"text": labelled.record(form, location, fields).text}
+            fields = fields | {"text": labeled.record(form, location, fields).text}
         question = templates.render(prompt.question, location, fields, "prompt.question")
         choices = tuple(
             choice
@@ -157,13 +157,13 @@ def example_builder(name: str, source: config.Source) -> Callable[[rows.SourceRo
             for choice in templates.render_all(template, location, fields, "prompt.choices")
         )
         if not choices and isinstance(form, config.ClassForm | config.ChoiceForm):
-            choices = form.labels or labelled.record(form, location, fields).other_texts
+            choices = form.labels or labeled.record(form, location, fields).other_texts
         if not choices:
             return PromptExample(question, (), _written(name, source, prompt, location, fields))
         if len(set(choices)) < max(2, len(choices)):
             raise BadRow(f"{location} has the choices {', '.join(choices)}: at least two are needed, all different")
         if isinstance(form, config.ScoreForm):
-            value = labelled.record(form, location, fields).values["score"]
+            value = labeled.record(form, location, fields).values["score"]
             right = int(np.argmin([abs(_number(location, choice) - value) for choice in choices]))
             return PromptExample(question, choices, (choices[right],), right, value)
         right = _right(prompt, form, choices, location, fields)
@@ -192,11 +192,11 @@ def _right(
 ) -> int:
     """Returns the index of the correct choice."""
     if not prompt.answer and isinstance(form, config.ClassForm | config.ChoiceForm):
-        return int(labelled.record(form, location, fields).values["label"])
+        return int(labeled.record(form, location, fields).values["label"])
     answer = templates.render(prompt.answer or "{label}", location, fields, "prompt.answer")
-    index = labelled.label_index(answer, choices)
+    index = labeled.label_index(answer, choices)
     if index is None and _INDEX.fullmatch(answer):
-        index = labelled.label_index(int(answer), choices)
+        index = labeled.label_index(int(answer), choices)
     if index is None:
         raise BadRow(
             f"{location} has the answer '{answer[:40]}', none of its {len(choices)} choices: fix prompt.answer"
@@ -213,13 +213,13 @@ def _written(
     if template:
         answers = templates.render_all(template, location, fields, "prompt.answer")
     elif isinstance(form, config.AnswerForm):
-        record = labelled.record(form, location, fields)
+        record = labeled.record(form, location, fields)
         spans = zip(record.values["answer_begins"], record.values["answer_ends"], strict=True)
         answers = tuple(record.text[begin:end] for begin, end in spans)
     elif isinstance(form, config.TagForm):
-        answers = (_entities(form, labelled.record(form, location, fields)),)
+        answers = (_entities(form, labeled.record(form, location, fields)),)
     elif isinstance(form, config.ScoreForm):
-        answers = (f"{labelled.record(form, location, fields).values['score']:g}",)
+        answers = (f"{labeled.record(form, location, fields).values['score']:g}",)
     else:
         raise UserError(
             f"source '{name}' has a prompt without choices or answer: set prompt.answer, such as '{{answer}}'"

@@ -20,7 +20,7 @@ def sample_task(lm: LanguageModel, run: config.Run, task: str) -> list[dict[str,
     source = run.data.sources[name]
     if isinstance(source, config.InputsTargetsSource):
         return task_metrics.answer_examples(lm, run, task, NUM_SAMPLES)
-    if isinstance(source, config.LabelledSource) or lm.config.kind != "decoder" or not lm.has_vocabulary:
+    if isinstance(source, config.LabeledSource) or lm.config.kind != "decoder" or not lm.has_vocabulary:
         return []
     documents = cache.open_source(run.data.cache_dir, name).splits[split]
     samples = []

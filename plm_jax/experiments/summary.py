@@ -9,9 +9,9 @@ import numpy as np
 from plm_jax import config, objectives
 from plm_jax.common import metrics, storage
 from plm_jax.common.errors import UserError
-from plm_jax.data.layouts.labelled import LabelledRows
+from plm_jax.data.layouts.labeled import LabeledRows
 from plm_jax.data.reader import Reader
-from plm_jax.evaluation import labelled, perplexity
+from plm_jax.evaluation import labeled, perplexity
 from plm_jax.experiments import seeds
 from plm_jax.models.heads import TASK
 from plm_jax.runs import checkpoint_folders, run_directory
@@ -56,7 +56,7 @@ def _saved_run(workdir: str) -> config.Run:
 def _commands(run: config.Run, checkpoint: str) -> list[str]:
     """Returns commands that use the trained model."""
     commands = [f"plm_jax evaluate --checkpoint={checkpoint}"]
-    if isinstance(run.objective, objectives.LabelledObjective):
+    if isinstance(run.objective, objectives.LabeledObjective):
         commands.append(f"plm_jax predict --checkpoint={checkpoint} --input=FILE --output=predictions.jsonl")
     else:
         prompt = "The [MASK] of" if run.objective.loss == "masked_lm" else "The"
@@ -85,11 +85,11 @@ def _baselines(run: config.Run) -> dict[str, float]:
 
 
 def _source_baselines(run: config.Run, reader: Reader, name: str) -> Mapping[str, float]:
-    if isinstance(run.objective, objectives.LabelledObjective):
+    if isinstance(run.objective, objectives.LabeledObjective):
         rows = reader.rows("validation", name, config.resolve_phases(run)[-1].length)
-        assert isinstance(rows, LabelledRows)
+        assert isinstance(rows, LabeledRows)
         labels = getattr(run.model.named_heads.get(TASK), "labels", ())
-        return labelled.trivial(rows, labels)
+        return labeled.trivial(rows, labels)
     source = reader.sources[name]
     if source.has_inputs_targets or run.objective.loss not in _OBJECTIVES:
         return {}

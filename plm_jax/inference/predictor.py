@@ -14,10 +14,10 @@ from plm_jax import config, objectives
 from plm_jax.common.errors import UserError
 from plm_jax.data import cache
 from plm_jax.data.cache.columns import OFFSETS, SENTENCE_STARTS, gather
-from plm_jax.data.labelled import metrics, spans
-from plm_jax.data.layouts.labelled import LabelledRows
+from plm_jax.data.labeled import metrics, spans
+from plm_jax.data.layouts.labeled import LabeledRows
 from plm_jax.data.prepare import tokenizing
-from plm_jax.data.sources import labelled as forms
+from plm_jax.data.sources import labeled as forms
 from plm_jax.data.vocabularies import Vocabulary, words
 from plm_jax.generation.scoring import ignore_progress
 from plm_jax.generation.strategies.strategy import task_output
@@ -64,7 +64,7 @@ class Predictor:
         self._pretrained, self._head, self._module = pretrained, head, module
         self._vocabulary, self._batch_size = vocabulary, batch_size
         run = pretrained.run
-        if run is not None and isinstance(run.objective, objectives.LabelledObjective):
+        if run is not None and isinstance(run.objective, objectives.LabeledObjective):
             self.objective = run.objective
             self.length = config.resolve_phases(run)[-1].length
         else:
@@ -125,7 +125,7 @@ class Predictor:
         outputs = self._outputs(rows, advance)
         return [self._prediction(rows, outputs, number, example) for number, example in enumerate(examples)]
 
-    def _rows(self, examples: Sequence[tuple[Any, ...]]) -> LabelledRows:
+    def _rows(self, examples: Sequence[tuple[Any, ...]]) -> LabeledRows:
         kind = self._head.kind
         texts = [tuple(" ".join(text) if not isinstance(text, str) else text for text in each) for each in examples]
         if kind == "span":
@@ -145,7 +145,7 @@ class Predictor:
         objective = self.objective
         if isinstance(objective, objectives.MultipleChoice):
             objective = objectives.MultipleChoice(rows=objective.rows, num_choices=len(texts[0]) - 1)
-        return LabelledRows(table, length, objective, self._special, self._spelling)
+        return LabeledRows(table, length, objective, self._special, self._spelling)
 
     def _labels(
         self, examples: Sequence[Any], texts: Sequence[tuple[str, ...]], table: cache.MemoryTable
@@ -165,7 +165,7 @@ class Predictor:
             return {"labels": [()] * number}
         return {"score" if kind == "score" else "label": [0] * number}
 
-    def _outputs(self, rows: LabelledRows, advance: Callable[[int], Any]) -> list[np.ndarray]:
+    def _outputs(self, rows: LabeledRows, advance: Callable[[int], Any]) -> list[np.ndarray]:
         """Returns the outputs of the head for each row."""
         model, rng = self._pretrained.model, np.random.default_rng(0)
         examples = [
@@ -182,7 +182,7 @@ class Predictor:
         return batches.map_by_length(examples, size, process, advance, _size)
 
     def _prediction(
-        self, rows: LabelledRows, outputs: Sequence[np.ndarray], document: int, example: tuple[Any, ...]
+        self, rows: LabeledRows, outputs: Sequence[np.ndarray], document: int, example: tuple[Any, ...]
     ) -> Prediction:
         kind = self._head.kind
         labels: tuple[str, ...] = getattr(self._head, "labels", ())
@@ -218,12 +218,12 @@ _EXAMPLES = {
 }
 
 
-def _objective(kind: str, architecture: str, length: int | None) -> objectives.LabelledObjective:
+def _objective(kind: str, architecture: str, length: int | None) -> objectives.LabeledObjective:
     """Returns the objective for a model that was not trained by a run of this package."""
     classes = [
         choice
         for choice in objectives.Objective.choices.values()
-        if issubclass(choice, objectives.LabelledObjective) and choice.form == kind
+        if issubclass(choice, objectives.LabeledObjective) and choice.form == kind
     ]
     fields: dict[str, Any] = {"rows": architecture}
     if kind == "span" and length is not None:
@@ -238,7 +238,7 @@ def _special(pretrained: Pretrained) -> objectives.Special:
     special = objectives.Special.of(section, pretrained.model.vocab_size)
     run = pretrained.run
     if pretrained.model.architecture != "decoder" or (
-        run is not None and isinstance(run.objective, objectives.LabelledObjective)
+        run is not None and isinstance(run.objective, objectives.LabeledObjective)
     ):
         return special
     before, after = model_text.frame(pretrained.model, pretrained.special_ids, run)
@@ -261,7 +261,7 @@ def _softmax(logits: np.ndarray) -> np.ndarray:
     return exponentials / exponentials.sum(-1, keepdims=True)
 
 
-def _answer(rows: LabelledRows, outputs: Sequence[np.ndarray], document: int) -> AnswerPrediction:
+def _answer(rows: LabeledRows, outputs: Sequence[np.ndarray], document: int) -> AnswerPrediction:
     settings = rows.objective
     assert isinstance(settings, objectives.SpanExtraction)
     windows = metrics.answer_windows(rows, outputs, document)

@@ -84,10 +84,10 @@ def example_maker(run: config.Run | None, kind: str | None, names: Sequence[str]
     """
     sources = [] if run is None else list(run.data.sources.values())
     if not names and kind is None:
-        inputs = [source.inputs for source in sources if isinstance(source, config.JsonLinesInputsTargets)]
+        inputs = [source.inputs for source in sources if isinstance(source, config.TableInputsTargets)]
         if inputs:
             return lambda location, row: templates.render(inputs[0], location, row, "inputs")
-    forms = [source.form for source in sources if isinstance(source, config.LabelledSource)]
+    forms = [source.form for source in sources if isinstance(source, config.LabeledSource)]
     names = names or next(map(_form_columns, forms), ())
     names = names or _COLUMNS.get(kind or "", (_TEXT,))
     expected = {"span": {2}, "choice": {2}, "classes": {1, 2}, "labels": {1, 2}, "score": {1, 2}}.get(kind or "", {1})

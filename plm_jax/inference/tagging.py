@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from plm_jax.data import cache
-from plm_jax.data.layouts.labelled import LabelledRows
+from plm_jax.data.layouts.labeled import LabeledRows
 from plm_jax.data.vocabularies import Vocabulary
 from plm_jax.inference.predictions import Entity, TagPrediction
 
@@ -35,7 +35,7 @@ def word_begins(
 
 
 def predict(
-    rows: LabelledRows, document: int, example: str | Sequence[str], probabilities: np.ndarray, labels: Sequence[str]
+    rows: LabeledRows, document: int, example: str | Sequence[str], probabilities: np.ndarray, labels: Sequence[str]
 ) -> TagPrediction:
     """Returns the tags and entities of an example.
 
@@ -72,7 +72,7 @@ def predict(
     return TagPrediction(tuple(words), tuple(tags), entities)
 
 
-def _word_spans(rows: LabelledRows, document: int, text: str) -> list[tuple[int, int]]:
+def _word_spans(rows: LabeledRows, document: int, text: str) -> list[tuple[int, int]]:
     """Returns the first character and the end of each word."""
     begins = rows.values("word_begins", document).tolist()
     starts, ends = (rows.values(name, document) for name in ("char_starts", "char_ends"))

@@ -8,12 +8,12 @@ from typing_extensions import override
 
 from plm_jax.common import ranges
 from plm_jax.common.errors import UserError
-from plm_jax.objectives.labelled import LabelledObjective, number, stacked
+from plm_jax.objectives.labeled import LabeledObjective, number, stacked
 from plm_jax.objectives.special import Special
 
 
 @dataclass(frozen=True)
-class _TextsObjective(LabelledObjective):
+class _TextsObjective(LabeledObjective):
     """The base of objectives with one label for a text or a pair of texts.
 
     Attributes:
@@ -51,7 +51,7 @@ class _TextsObjective(LabelledObjective):
 
     @override
     def apply(self, example: dict[str, Any], special: Special, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Returns the row of `LabelledObjective.make_row`, or the rows of both orders stacked, and the label []."""
+        """Returns the row of `LabeledObjective.make_row`, or the rows of both orders stacked, and the label []."""
         texts = example["texts"]
         if self.both_orders:
             row = stacked([self.make_row(order, example, special).row for order in (texts, texts[::-1])])

@@ -8,12 +8,12 @@ from jaxtyping import Bool, Integer
 from typing_extensions import override
 
 from plm_jax.common import ranges
-from plm_jax.objectives.labelled import LabelledObjective, number, stacked
+from plm_jax.objectives.labeled import LabeledObjective, number, stacked
 from plm_jax.objectives.special import Special
 
 
 @dataclass(frozen=True)
-class MultipleChoice(LabelledObjective):
+class MultipleChoice(LabeledObjective):
     """Choice of the correct one of several texts, each in a row with the context (Devlin et al. 2019 §4.4).
 
     Attributes:

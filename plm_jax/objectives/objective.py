@@ -24,7 +24,7 @@ class Objective(Role):
         `sentence_starts`, those of sentences.
       inputs: forms of examples that it accepts: `text`, consecutive documents without special tokens around them;
         `row`, a row with special tokens and padding, which stay in place; `stream`, an example of ELMo's streams;
-        `labelled`, the texts of an example and its label.
+        `labeled`, the texts of an example and its label.
       frames: whether it adds the special tokens that begin and end a row to a text of up to `input_length` tokens.
       allows_begin: whether texts may begin with special ids chosen by the layout.
       has_prefix: whether rows begin with a prefix with bidirectional attention, of `prefix_lengths`.

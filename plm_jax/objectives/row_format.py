@@ -35,7 +35,7 @@ class RowFormat:
         return cls((begin,), (end,), (end,), special.pad or 0, has_types)
 
     @classmethod
-    def labelled(cls, special: Special) -> "RowFormat":
+    def labeled(cls, special: Special) -> "RowFormat":
         """Returns the format of labeled texts.
 
         It is BERT's, with types, or without cls and sep that of RoBERTa and BART, `<s> A </s></s> B </s>`, without

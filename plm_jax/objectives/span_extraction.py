@@ -8,7 +8,7 @@ from jaxtyping import Bool, Int, Integer
 from typing_extensions import override
 
 from plm_jax.common import ranges
-from plm_jax.objectives.labelled import LabelledObjective, number
+from plm_jax.objectives.labeled import LabeledObjective, number
 from plm_jax.objectives.special import Special
 
 
@@ -27,7 +27,7 @@ class ContextWindow(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SpanExtraction(LabelledObjective):
+class SpanExtraction(LabeledObjective):
     """Prediction of the start and end of the answer to a question in a context (Devlin et al. 2019 §4.2).
 
     A context too long for a row is split into windows, one row each. A window without the whole answer has the first

@@ -6,12 +6,12 @@ from typing import Any, ClassVar
 import numpy as np
 from typing_extensions import override
 
-from plm_jax.objectives.labelled import LabelledObjective
+from plm_jax.objectives.labeled import LabeledObjective
 from plm_jax.objectives.special import Special
 
 
 @dataclass(frozen=True)
-class Tagging(LabelledObjective):
+class Tagging(LabeledObjective):
     """Prediction of the tag of each word from its first token (Devlin et al. 2019 §5.3)."""
 
     kind: ClassVar[str] = "tagging"

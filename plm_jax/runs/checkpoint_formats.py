@@ -237,7 +237,7 @@ def _frame_ids(run: config.Run, ids: Mapping[str, Any]) -> dict[str, Any]:
     vocabulary = run.vocabulary
     if vocabulary.eos is not None:
         frame["separator_token_id"] = vocabulary.eos
-    if isinstance(run.objective, objectives.LabelledObjective) and vocabulary.pad is None:
+    if isinstance(run.objective, objectives.LabeledObjective) and vocabulary.pad is None:
         # A classifier of `transformers` reads the last token of a row that is not padding. Any special token except the
         # one that ends a row can be the padding.
         marks = (vocabulary.eos, vocabulary.bos, vocabulary.sep, vocabulary.unk)

@@ -96,7 +96,7 @@ def frame(model: ModelConfig, ids: Mapping[str, Any], run: config.Run | None) ->
     def first(*names: str) -> list[int]:
         return next(([known[name]] for name in names if name in known), [])
 
-    if row_format := _labelled_format(run):
+    if row_format := _labeled_format(run):
         return list(row_format.before), list(row_format.after)
     if model.architecture == "decoder":
         fills_blanks = run is None or run.objective.fills_blanks
@@ -111,9 +111,9 @@ def frame(model: ModelConfig, ids: Mapping[str, Any], run: config.Run | None) ->
     return first("cls", "bos"), first("sep", "eos")
 
 
-def _labelled_format(run: config.Run | None) -> objectives.RowFormat | None:
+def _labeled_format(run: config.Run | None) -> objectives.RowFormat | None:
     """Returns the special tokens around the texts of labeled examples, or None if the model was not trained on any."""
-    if run is None or not isinstance(run.objective, objectives.LabelledObjective):
+    if run is None or not isinstance(run.objective, objectives.LabeledObjective):
         return None
     return run.objective.row_format(objectives.Special.of(run.vocabulary))
 
@@ -144,7 +144,7 @@ def tokenizer(pretrained: Pretrained) -> tokenizer_json.Tokenizer | None:
     # The files of ChatGLM2 have no other special ids.
     if before == pretrained.special_ids.get("begins_with") and len(before) == 2:
         ids = {"gmask": before[0], "sop": before[1]} | ids
-    row_format = _labelled_format(pretrained.run)
+    row_format = _labeled_format(pretrained.run)
     between = list(row_format.between) if row_format else after * 2 if before == [ids.get("bos")] else after
     types = model.token_types > 1 and (row_format is None or row_format.has_types)
     is_theirs = pretrained.run is None and pretrained.vocabulary.startswith(tokenizer_json.SCHEME)

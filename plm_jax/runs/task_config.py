@@ -40,7 +40,7 @@ from plm_jax.configs.tasks import recipes
 
 def get_config():
     """Returns the run."""
-    source = config.LabelledJsonLines(
+    source = config.LabeledTable(
         {path!r},
         config.{form},
         validation={validation!r},

@@ -83,7 +83,7 @@ def adapted(run: config.Run, pretrained: Pretrained, init_from: str) -> config.R
         vocabulary=model_text.section(pretrained),
         train=dataclasses.replace(run.train, init_from=init_from),
     )
-    if isinstance(objective, objectives.LabelledObjective):
+    if isinstance(objective, objectives.LabeledObjective):
         run = _for_task(run, objective, model, pretrained)
         run = _with_special_tokens(run)
     elif not data.layout.labels_pairs:
@@ -125,7 +125,7 @@ def _without_pairs(model: ModelConfig) -> ModelConfig:
 
 
 def _for_task(
-    run: config.Run, objective: objectives.LabelledObjective, configured: ModelConfig, pretrained: Pretrained
+    run: config.Run, objective: objectives.LabeledObjective, configured: ModelConfig, pretrained: Pretrained
 ) -> config.Run:
     """Returns the run with the head of its task, and rows for the kind of its model."""
     train = run.train
@@ -151,7 +151,7 @@ def _for_task(
 
 def _forms(run: config.Run) -> list[config.Form]:
     """Returns the forms of the labeled sources."""
-    return [source.form for source in run.data.sources.values() if isinstance(source, config.LabelledSource)]
+    return [source.form for source in run.data.sources.values() if isinstance(source, config.LabeledSource)]
 
 
 def _family(pretrained: Pretrained) -> Family | None:
@@ -165,7 +165,7 @@ def _family(pretrained: Pretrained) -> Family | None:
 def _with_special_tokens(run: config.Run) -> config.Run:
     """Returns the run with new ids, at the end of its vocabulary, for special tokens that a decoder's rows need."""
     vocabulary, model, objective = run.vocabulary, run.model, run.objective
-    assert isinstance(objective, objectives.LabelledObjective)
+    assert isinstance(objective, objectives.LabeledObjective)
     num_texts = max((form.num_texts for form in _forms(run)), default=1)
     missing = [name for name in objective.special_tokens(num_texts) if getattr(vocabulary, name) is None]
     if not missing:

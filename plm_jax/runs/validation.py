@@ -11,8 +11,8 @@ from typing_extensions import override
 from plm_jax import config, losses, objectives
 from plm_jax.common import metrics as declarations
 from plm_jax.common.errors import UserError, nearest
-from plm_jax.data.labelled import metrics
-from plm_jax.data.layouts.labelled import LabelledRows
+from plm_jax.data.labeled import metrics
+from plm_jax.data.layouts.labeled import LabeledRows
 from plm_jax.data.mixtures import Mixture
 from plm_jax.data.reader import Reader
 from plm_jax.losses import means
@@ -45,8 +45,8 @@ class Validation:
         self._settings, self._objective, self._model = settings, objective, model
         self._programs, self._reader = programs, reader
         self._labels: Sequence[str] = ()
-        self._is_labelled = isinstance(objective, objectives.LabelledObjective)
-        if self._is_labelled:
+        self._is_labeled = isinstance(objective, objectives.LabeledObjective)
+        if self._is_labeled:
             self._labels = getattr(model.named_heads[TASK], "labels", ())
         self._batch_size = -(-self._settings.batch_size // programs.batch_shards) * programs.batch_shards
         self._step = functools.cache(self._compile)
@@ -108,7 +108,7 @@ class Validation:
     def _limits(self, rates: dict[str, float]) -> dict[str, int]:
         """Returns the largest number of batches of each source; empty if there is no limit."""
         max_batches = self._settings.max_batches
-        if self._is_labelled or not (max_batches and rates):
+        if self._is_labeled or not (max_batches and rates):
             return {}
         return {name: max(1, number) for name, number in Mixture(rates).counts(max_batches).items()}
 
@@ -137,10 +137,10 @@ class Validation:
             total = means.add(total, jax.device_get(sums))
             outputs.append(jax.device_get(output))
         result = means.of_total(self._loss(program), total)
-        if self._is_labelled:
-            labelled = self._reader.rows("validation", name, length)
-            assert isinstance(labelled, LabelledRows)
-            result |= metrics.compute_metrics(labelled, list(np.concatenate(outputs)), self._labels)
+        if self._is_labeled:
+            labeled = self._reader.rows("validation", name, length)
+            assert isinstance(labeled, LabeledRows)
+            result |= metrics.compute_metrics(labeled, list(np.concatenate(outputs)), self._labels)
         return result
 
     def _loss(self, program: Program) -> losses.Loss:
@@ -155,7 +155,7 @@ class Validation:
         def step(params, batch, carry):
             params = meshes.fitted(params, published)
             sums, carry = means.sums(loss, model, params, batch, carry)
-            if not self._is_labelled:
+            if not self._is_labeled:
                 return sums, carry, ()
             # XLA removes the repeated computation. Every process gets all rows.
             output, _ = task_heads.output(model, params, batch)
@@ -186,7 +186,7 @@ class Validation:
                 f"{nearest(source, shares)}"
             )
         known = [metric]
-        if isinstance(self._objective, objectives.LabelledObjective):
+        if isinstance(self._objective, objectives.LabeledObjective):
             known = ["loss", *metrics.names(self._objective, self._labels)]
         if metric not in known:
             raise UserError(f"config.evaluation.select is '{select}', which is not computed: {nearest(metric, known)}")

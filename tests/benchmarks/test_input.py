@@ -20,7 +20,7 @@ def test_rows_of_every_objective_of_text_are_counted(bench, tmp_path):
     every = {
         kind
         for kind, objective in built_in(objectives.Objective).items()
-        if not issubclass(objective, objectives.LabelledObjective)
+        if not issubclass(objective, objectives.LabeledObjective)
     }
     assert set(bench.OBJECTIVES) >= every
     counts = {}

@@ -190,7 +190,7 @@ def test_bad_data_is_quarantined_and_the_rest_cleaned_once(tmp_path, capsys, mon
 
     from plm_jax.data.sources import files
 
-    texts_read = [record.text for record in files.read(config.JsonLines(f"{output}/train-*.jsonl.gz"))]
+    texts_read = [record.text for record in files.read(config.TextTable(f"{output}/train-*.jsonl.gz"))]
     assert sorted(texts_read) == sorted(row["text"] for row in read_lines(output, "train-*"))
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from plm_jax import losses, objectives
 from plm_jax.common import metrics
-from plm_jax.data.labelled import metrics as labelled
-from plm_jax.data.labelled import tags
+from plm_jax.data.labeled import metrics as labeled
+from plm_jax.data.labeled import tags
 from plm_jax.losses import means, vocabulary
 from plm_jax.losses.task import LOSSES
 from plm_jax.models import registry
@@ -55,7 +55,7 @@ def one_hot(labels, size):
 
 
 WORDS = [np.array([0, 1, 2]), np.array([1, 0, 0]), np.array([0, 0, 1])]
-LABELLED = {
+LABELED = {
     "classes": (objectives.Classification(), ("a", "b"), "label", LABEL, one_hot(LABEL, 2), one_hot([0] * 6, 2)),
     "choice": (objectives.MultipleChoice(), (), "label", LABEL, one_hot(LABEL, 2), one_hot([0] * 6, 2)),
     "labels": (
@@ -67,13 +67,13 @@ LABELLED = {
 }
 
 
-@pytest.mark.parametrize("form", LABELLED)
-def test_metrics_of_labelled_rows(form):
-    objective, labels, column, values, perfect, trivial = LABELLED[form]
+@pytest.mark.parametrize("form", LABELED)
+def test_metrics_of_labeled_rows(form):
+    objective, labels, column, values, perfect, trivial = LABELED[form]
     computed = [
-        labelled.compute_metrics(rows_of(form, column, values), outputs, labels) for outputs in (perfect, trivial)
+        labeled.compute_metrics(rows_of(form, column, values), outputs, labels) for outputs in (perfect, trivial)
     ]
-    assert list(computed[0]) == labelled.names(objective, labels)
+    assert list(computed[0]) == labeled.names(objective, labels)
     if form == "tags":  # No entity is predicted, so precision is 0.
         assert tags.scores([["O"]], [["O"]])["f1"] == 0.0
     check(*computed)

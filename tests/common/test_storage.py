@@ -120,10 +120,10 @@ def test_corpora_are_read_from_everywhere(root):
     storage.write(os.path.join(root, "b.jsonl"), lines)
     storage.write(os.path.join(root, "a.jsonl.gz"), gzip.compress(lines))
     storage.write(os.path.join(root, "c.jsonl.gz"), gzip.compress(lines)[:-9])
-    texts = [record.text for record in files.read(config.JsonLines(os.path.join(root, "[ab].jsonl*")))]
+    texts = [record.text for record in files.read(config.TextTable(os.path.join(root, "[ab].jsonl*")))]
     assert texts == 2 * [f"Größe {i}\n" for i in range(3)]
     with pytest.raises(UserError, match=r"c\.jsonl\.gz is damaged"):
-        list(files.read(config.JsonLines(os.path.join(root, "c*"))))
+        list(files.read(config.TextTable(os.path.join(root, "c*"))))
 
 
 def test_a_store_that_fails_is_named_in_one_line(monkeypatch):

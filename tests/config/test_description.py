@@ -42,7 +42,7 @@ def test_a_field_of_each_form_is_told():
         "    mixture:",
         "      a = 2.0  # number",
         "    sources:",
-        "        kind = jsonl  # one of jsonl",
+        "        kind = table  # one of",
         "    rules = (('layers', 'stage'),",
     ):
         start = line.removeprefix("  ") if not line.startswith("      ") else line[2:]

@@ -54,9 +54,9 @@ def test_bad_lines_are_skipped_counted_and_reported(make, tmp_path, capsys):
     write(tmp_path / "good.jsonl", good)
     bad = [line for line, _ in BAD]
     write(tmp_path / "bad.jsonl", [*good[:7], b"", *bad[:2], *good[7:300], *bad[2:], *good[300:]])
-    run = make(config.JsonLines(f"{tmp_path}/bad.jsonl"))
+    run = make(config.TextTable(f"{tmp_path}/bad.jsonl"))
     without_bad, manifest, output = prepared(run, tmp_path / "skipped", capsys)
-    expected, other, _ = prepared(make(config.JsonLines(f"{tmp_path}/good.jsonl"), "stop"), tmp_path / "wanted", capsys)
+    expected, other, _ = prepared(make(config.TextTable(f"{tmp_path}/good.jsonl"), "stop"), tmp_path / "wanted", capsys)
     assert without_bad == expected
     locations = [f"{tmp_path}/bad.jsonl:{line}" for line in (9, 10, 304)]
     assert manifest["bad_rows"]["rows"] == 404 and manifest["bad_rows"]["bad"] == 4
@@ -72,7 +72,7 @@ def test_bad_lines_are_skipped_counted_and_reported(make, tmp_path, capsys):
 def test_more_than_one_percent_of_bad_rows_is_an_error(make, tmp_path):
     good, bad = [b'{"text": "x"}'] * 198, [b"{"] * 2
     write(tmp_path / "a.jsonl", [*bad, *good])
-    run = make(config.JsonLines(f"{tmp_path}/a.jsonl"))
+    run = make(config.TextTable(f"{tmp_path}/a.jsonl"))
     preparation.prepare(run, str(tmp_path / "cache"), show_progress=False)
     write(tmp_path / "a.jsonl", [*bad, *good[1:]])
     before = contents(tmp_path / "cache" / "a")
@@ -107,7 +107,7 @@ def test_invalid_utf8_is_skipped_by_the_document(document, locations, tmp_path):
 
 def test_bad_examples_are_skipped_in_preparation_and_evaluation(tmp_path):
     write(tmp_path / "a.jsonl", [b'{"a": "x", "b": 1}', b'{"a": "x"}', b'{"a": null, "b": 2}', b'{"a": "y", "b": 3}'])
-    source, skipped = config.JsonLinesInputsTargets(f"{tmp_path}/a.jsonl", "in {a}", "{b}"), corpus.Skipped()
+    source, skipped = config.TableInputsTargets(f"{tmp_path}/a.jsonl", "in {a}", "{b}"), corpus.Skipped()
     expected = [("in x", "1"), ("in y", "3")]
     pairs = [(record.text, *record.other_texts) for record in files.read(source, skipped=skipped)]
     assert pairs == expected and (skipped.bad, skipped.rows) == (2, 4)
@@ -121,14 +121,14 @@ def test_a_damaged_file_is_always_an_error(make, tmp_path):
     whole = gzip.compress(b'{"text": "x"}\n' * 1000)
     (tmp_path / "a.jsonl.gz").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(UserError, match=r"a.jsonl.gz is damaged"):
-        preparation.prepare(make(config.JsonLines(f"{tmp_path}/a.jsonl.gz")), show_progress=False)
+        preparation.prepare(make(config.TextTable(f"{tmp_path}/a.jsonl.gz")), show_progress=False)
 
 
 def test_a_row_beyond_the_limits_is_a_bad_one_with_its_place(make, tmp_path, capsys):
     rows = [b'{"text": "a"}', b'{"text": "' + b"x" * 60 + b'"}', b" " * 300, b'{"text": "b", "c": [[[[]]]]}']
     rows += [b'{"text": "[[[[[[[[]"}', b'{"text": "c", "d": "\\"[[[["}', b'{"e": ' + b"[" * 40 + b"}"]
     write(tmp_path / "a.jsonl", rows)
-    source, skipped = config.JsonLines(f"{tmp_path}/a.jsonl", max_characters=60, max_depth=3), corpus.Skipped()
+    source, skipped = config.TextTable(f"{tmp_path}/a.jsonl", max_characters=60, max_depth=3), corpus.Skipped()
     assert [record.text for record in files.read(source, skipped=skipped)] == ["a", "[[[[[[[[]", "c"]
     reported = [line.split(": ")[0].removeprefix(f"{tmp_path}/a.jsonl:") for line in skipped.first]
     long, deep = "has more than 60 characters", "is nested more than 3 levels deep"
@@ -138,7 +138,7 @@ def test_a_row_beyond_the_limits_is_a_bad_one_with_its_place(make, tmp_path, cap
     # What is not told on the screen stands in the manifest.
     many = [b'{"text": "x"}'] * 600 + [b"{"] * 5
     write(tmp_path / "a.jsonl", many)
-    preparation.prepare(make(config.JsonLines(f"{tmp_path}/a.jsonl")), str(tmp_path / "cache"), show_progress=False)
+    preparation.prepare(make(config.TextTable(f"{tmp_path}/a.jsonl")), str(tmp_path / "cache"), show_progress=False)
     noted = cache.read_manifest(str(tmp_path / "cache" / "a"))["bad_rows"]["first"]
     assert [line.split(" ")[0] for line in noted] == [f"{tmp_path}/a.jsonl:{i}" for i in range(601, 606)]
     assert "a.jsonl:603 is not valid JSON" in (said := capsys.readouterr().out) and "a.jsonl:604" not in said
@@ -155,10 +155,6 @@ def test_texts_beyond_the_limit_are_skipped_by_the_document(tmp_path):
     assert texts["paragraph"] == [["five"], 2] and texts["file"] == [[], 1]
 
 
-def test_unset_limits_are_not_part_of_the_definition():
-    """Otherwise caches made before there were limits would be stale."""
-    assert files.definition(config.JsonLines("x")) == {"kind": "jsonl", "field": "text"}
-    assert files.definition(config.TextFiles("x")) == {"kind": "text", "document": "file"}
-    assert files.definition(config.JsonLines("x", max_depth=9))["max_depth"] == 9
+def test_limits_are_checked():
     with pytest.raises(UserError, match="max_characters is 0"):
         trees.checked(config.TextFiles("x", max_characters=0), "source")

@@ -47,7 +47,7 @@ def run(make_run, tmp_path):
         lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
         (tmp_path / f"{name}.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
     run_over_bytes = make_run("a", eos=256, vocab_size=257, data={"validation_fraction": 0.1})
-    return with_source(run_over_bytes, config.JsonLines(str(tmp_path / "?.jsonl.gz")))
+    return with_source(run_over_bytes, config.TextTable(str(tmp_path / "?.jsonl.gz")))
 
 
 def with_source(run, source):

@@ -65,7 +65,7 @@ def prepared(tmp_path_factory):
             data = {
                 "cache_dir": str(folder / name),
                 "length": 32,
-                "sources": {"poems": config.JsonLines(str(folder / "poems.jsonl.gz"))},
+                "sources": {"poems": config.TextTable(str(folder / "poems.jsonl.gz"))},
                 "segmenters": {"poems": SEGMENTER},
                 "validation_fraction": 0.1,
             }

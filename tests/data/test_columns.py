@@ -140,7 +140,7 @@ def test_a_cache_records_the_file_and_line_of_each_document(run, tmp_path):
     for name, lines in texts.items():
         rows = "".join(json.dumps({"text": text}) + "\n" + "\n" * (i % 2) for i, text in enumerate(lines))
         (tmp_path / f"{name}.jsonl").write_text(rows)
-    preparation.prepare(run(config.JsonLines(f"{tmp_path}/*.jsonl")), show_progress=False)
+    preparation.prepare(run(config.TextTable(f"{tmp_path}/*.jsonl")), show_progress=False)
     source, locations = cache.open_source(str(tmp_path), "a"), []
     for name, split in source.splits.items():
         for document, (start, stop) in enumerate(itertools.pairwise(split.documents)):

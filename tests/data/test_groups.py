@@ -79,21 +79,21 @@ ROW = {
 }
 
 
-def labelled(form):
-    return functools.partial(config.LabelledJsonLines, form=form)
+def labeled(form):
+    return functools.partial(config.LabeledTable, form=form)
 
 
 SOURCE = {
-    "text": config.JsonLines,
-    "classes": labelled(config.ClassForm(LABELS)),
-    "pair": labelled(config.ClassForm(LABELS, pair="pair")),
-    "score": labelled(config.ScoreForm(pair="pair")),
-    "tags": labelled(config.TagForm(("O", "B"))),
-    "span": labelled(config.AnswerForm()),
-    "choice": labelled(config.ChoiceForm(2)),
-    "translation": config.JsonLinesInputsTargets,
-    "group": functools.partial(config.JsonLines, group="id"),
-    "answered": functools.partial(config.JsonLinesInputsTargets, group="context"),
+    "text": config.TextTable,
+    "classes": labeled(config.ClassForm(LABELS)),
+    "pair": labeled(config.ClassForm(LABELS, pair="pair")),
+    "score": labeled(config.ScoreForm(pair="pair")),
+    "tags": labeled(config.TagForm(("O", "B"))),
+    "span": labeled(config.AnswerForm()),
+    "choice": labeled(config.ChoiceForm(2)),
+    "translation": config.TableInputsTargets,
+    "group": functools.partial(config.TextTable, group="id"),
+    "answered": functools.partial(config.TableInputsTargets, group="context"),
 }
 TEXTS = {
     "tags": lambda row: (" ".join(row["tokens"]),),
@@ -244,7 +244,7 @@ def test_a_vocabulary_is_trained_on_the_rows_that_are_not_held_out(run, tmp_path
     """The first rows settle the rule if enough of them are below the threshold."""
     for number, fraction in ((30, 0.01), (400, 0.2), (3000, 0.5), (40, 0.0)):
         rows = rows_of("text", number, number)
-        source_run = run(config.JsonLines(write(tmp_path / f"{number}.jsonl", rows)), fraction)
+        source_run = run(config.TextTable(write(tmp_path / f"{number}.jsonl", rows)), fraction)
         rule = reading.rule(source_run.data, "a")
         expected = splits.held_out([row["text"] for row in rows], fraction)
         assert [document.is_held_out(rule) for document in reading.all_documents(source_run.data, "a")] == expected[1]
@@ -254,7 +254,7 @@ def test_a_vocabulary_is_trained_on_the_rows_that_are_not_held_out(run, tmp_path
 
 
 def test_a_group_must_be_text_or_an_integer(tmp_path):
-    source = config.JsonLines(str(tmp_path / "a.jsonl"), group="id")
+    source = config.TextTable(str(tmp_path / "a.jsonl"), group="id")
     (tmp_path / "a.jsonl").write_text('{"text": "a", "id": 7}\n{"text": "b", "id": "7"}\n')
     assert [record.group for record in files.read(source)] == ["7", "7"]
     for bad in ('{"text": "a", "ids": 7}', '{"text": "a", "id": null}', '{"text": "a", "id": true}'):

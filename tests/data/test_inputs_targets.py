@@ -42,7 +42,7 @@ def run(make_run, tmp_path):
     (tmp_path / "text.txt").write_text("\n".join(" ".join(WORDS[i % 19 :]) for i in range(60)))
     every = {
         "text": config.TextFiles(str(tmp_path / "text.txt"), document="line"),
-        "up": config.JsonLinesInputsTargets(str(tmp_path / "up.jsonl"), "upper: {word}", "{tags[0]}"),
+        "up": config.TableInputsTargets(str(tmp_path / "up.jsonl"), "upper: {word}", "{tags[0]}"),
     }
 
     def make(objective=SPANS, length=24, sources=("text", "up"), layout=(), **fields):
@@ -115,9 +115,8 @@ def test_the_cache_has_inputs_and_targets_split_by_the_inputs(prepared, tmp_path
 def test_only_rows_with_a_true_field_are_read(tmp_path):
     rows = [{"inputs": str(i), "targets": "t", "kept": i % 2 == 0} for i in range(4)]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    source = config.JsonLinesInputsTargets(str(tmp_path / "a.jsonl"))
+    source = config.TableInputsTargets(str(tmp_path / "a.jsonl"))
     assert [record.text for record in files.read(source)] == ["0", "1", "2", "3"]
-    assert "only" not in files.definition(source), "older caches keep their identity"
     some = dataclasses.replace(source, only="kept")
     assert [(record.text, record.row_number) for record in files.read(some)] == [("0", 1), ("2", 3)]
     assert files.definition(some)["only"] == "kept"
@@ -131,7 +130,7 @@ def test_only_rows_with_a_true_field_are_read(tmp_path):
 
 def test_templates_write_booleans_as_json_does(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"question": "is it", "answer": true}')
-    source = config.JsonLinesInputsTargets(str(tmp_path / "a.jsonl"), "{question}", "{answer}")
+    source = config.TableInputsTargets(str(tmp_path / "a.jsonl"), "{question}", "{answer}")
     assert [(record.text, *record.other_texts) for record in files.read(source)] == [("is it", "true")]
 
 
@@ -289,7 +288,7 @@ def test_bad_configs_are_rejected(run, message, objective, fields):
 )
 def test_bad_lines_are_named(tmp_path, line, message):
     (tmp_path / "a.jsonl").write_text('{"word": 2.5, "tags": [7]}\n' + line + "\n")
-    source = config.JsonLinesInputsTargets(str(tmp_path / "a.jsonl"), "upper: {word:.1f}", "{tags[0]}")
+    source = config.TableInputsTargets(str(tmp_path / "a.jsonl"), "upper: {word:.1f}", "{tags[0]}")
     examples = tasks.examples(tasks.task("a", source), "train")
     assert next(examples)[:2] == ("upper: 2.5", "7")
     with pytest.raises(UserError, match=message) as caught:

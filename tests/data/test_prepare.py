@@ -37,7 +37,7 @@ def corpus(tmp_path):
 @pytest.fixture
 def run(make_run, corpus):
     """Bytes over the corpus, a tenth held out."""
-    data = {"validation_fraction": 0.1, "length": 16, "sources": {"a": config.JsonLines(str(corpus))}}
+    data = {"validation_fraction": 0.1, "length": 16, "sources": {"a": config.TextTable(str(corpus))}}
     return make_run("a", eos=256, vocab_size=257, data=data)
 
 
@@ -69,7 +69,7 @@ def test_the_cache_has_every_document_and_splits_them_by_hash(run):
 def test_files_for_validation_are_held_out_and_no_others(run, corpus):
     held_out = [f"{text} held out" for text in TEXTS[:50]]
     (corpus.parent / "validation.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in held_out))
-    run = changed(run, data={"sources": {"a": config.JsonLines("corpus.jsonl", validation="validation.jsonl")}})
+    run = changed(run, data={"sources": {"a": config.TextTable("corpus.jsonl", validation="validation.jsonl")}})
     run = config.resolve(config.to_config_dict(run), str(corpus.parent / "config.py"))
     preparation.prepare(run, show_progress=False)
     splits = cache.open_source(run.data.cache_dir, "a").splits
@@ -118,11 +118,11 @@ def test_identity_changes_with_whatever_changes_the_cache(run, corpus, tmp_path,
 
     moved = tmp_path / "moved.jsonl"
     moved.write_bytes(corpus.read_bytes())
-    assert of_source(config.JsonLines(str(moved))) == identity(run)
+    assert of_source(config.TextTable(str(moved))) == identity(run)
     identities = [
         identity(run),
         identity(with_vocabulary(run, spec="bytes", eos=257)),
-        of_source(config.JsonLines(str(corpus), validation=str(moved))),
+        of_source(config.TextTable(str(corpus), validation=str(moved))),
         of_source(config.TextFiles(str(corpus))),
         of_source(config.TextFiles(str(corpus), document="line")),
         identity(changed(run, data={"validation_fraction": 0.2})),
@@ -286,7 +286,7 @@ def stored_documents(source):
 
 def test_progress_counts_the_bytes_of_the_files_as_they_are(run, corpus, capsys):
     (corpus.parent / "more.jsonl.gz").write_bytes(gzip.compress(corpus.read_bytes() * 5))
-    source = config.JsonLines(str(corpus), validation=str(corpus.parent / "more.jsonl.gz"))
+    source = config.TextTable(str(corpus), validation=str(corpus.parent / "more.jsonl.gz"))
     run = changed(run, data={"sources": {"a": source}})
     read = []
     assert len(list(reading.all_documents(run.data, "a", advance=read.append))) == 6 * len(TEXTS)

@@ -36,7 +36,7 @@ def corpora(tmp_path):
 
 def over(run, folder, **fields):
     """Returns the run over the corpora in a folder."""
-    sources = {name: config.JsonLines(f"{folder}/{name}/*.jsonl", **fields) for name in TEXTS}
+    sources = {name: config.TextTable(f"{folder}/{name}/*.jsonl", **fields) for name in TEXTS}
     return changed(run, data={"sources": sources})
 
 

@@ -54,42 +54,42 @@ def answer(i, context):
 FIRST, SECOND = texts(60, 1), texts(60, 2)
 PAIRS = list(enumerate(zip(FIRST, SECOND, strict=True)))
 KINDS = {
-    "documents": ([{"text": a} for a in [*FIRST, "123", "[]", "true"]], config.JsonLines),
+    "documents": ([{"text": a} for a in [*FIRST, "123", "[]", "true"]], config.TextTable),
     "grouped": (
         [{"text": a, "id": i // 2, "other": b} for i, (a, b) in PAIRS],
-        lambda path: config.JsonLines(path, group="id"),
+        lambda path: config.TextTable(path, group="id"),
     ),
     "classes": (
         [{"text": a, "label": i % 2} for i, (a, _) in PAIRS],
-        lambda path: config.LabelledJsonLines(path, config.ClassForm(LABELS)),
+        lambda path: config.LabeledTable(path, config.ClassForm(LABELS)),
     ),
     "numbers": (
         [{"text": a, "label": ("1", "2", "007")[i % 3]} for i, (a, _) in PAIRS],
-        lambda path: config.LabelledJsonLines(path, config.ClassForm(("2", "007", "1"))),
+        lambda path: config.LabeledTable(path, config.ClassForm(("2", "007", "1"))),
     ),
     "pairs": (
         [{"text": a, "pair": b, "label": LABELS[i % 2]} for i, (a, b) in PAIRS],
-        lambda path: config.LabelledJsonLines(path, config.ClassForm(LABELS, pair="pair")),
+        lambda path: config.LabeledTable(path, config.ClassForm(LABELS, pair="pair")),
     ),
     "scores": (
         [{"text": a, "score": i / 7 - 2} for i, (a, _) in PAIRS],
-        lambda path: config.LabelledJsonLines(path, config.ScoreForm()),
+        lambda path: config.LabeledTable(path, config.ScoreForm()),
     ),
     "tags": (
         [{"tokens": a.split(), "tags": [i % 2] * len(a.split())} for i, (a, _) in PAIRS],
-        lambda path: config.LabelledJsonLines(path, config.TagForm(("O", "B"))),
+        lambda path: config.LabeledTable(path, config.TagForm(("O", "B"))),
     ),
     "answers": (
         [{"context": a, "question": b, "answers": answer(i, a)} for i, (a, b) in PAIRS],
-        lambda path: config.LabelledJsonLines(path, config.AnswerForm()),
+        lambda path: config.LabeledTable(path, config.AnswerForm()),
     ),
     "choices": (
         [{"question": a, "choices": [b, "1", "0"], "label": i % 3} for i, (a, b) in PAIRS],
-        lambda path: config.LabelledJsonLines(path, config.ChoiceForm(3)),
+        lambda path: config.LabeledTable(path, config.ChoiceForm(3)),
     ),
     "inputs and targets": (
         [{"in": a, "tags": [b, "x"], "year": 1800 + i, "used": i % 5 > 0, "half": i / 2} for i, (a, b) in PAIRS],
-        lambda path: config.JsonLinesInputsTargets(
+        lambda path: config.TableInputsTargets(
             path, "{in} {year} {half:.2f}", "{tags[0]} {used}", only="used", group="year"
         ),
     ),
@@ -210,7 +210,7 @@ def test_a_cell_is_a_text_unless_its_column_is_not(tmp_path):
     (tmp_path / "b.csv").write_bytes(b'\xef\xbb\xbf"text",label\r\n"a\r\nb ""c""",1\r\n\r\nd,0')
     rows = [row for _, row in tables.read_rows(f"{tmp_path}/b.csv")]
     assert rows == [{"text": 'a\r\nb "c"', "label": "1"}, {"text": "d", "label": "0"}]
-    source = config.LabelledJsonLines(f"{tmp_path}/a.csv", config.ClassForm(LABELS))
+    source = config.LabeledTable(f"{tmp_path}/a.csv", config.ClassForm(LABELS))
     record = next(files.read(source))
     assert (record.text, type(record.text), record.values) == ("123", str, {"label": 1})
     with pytest.raises(UserError, match=r"a.csv:3 has no text: remove this row"):
@@ -321,7 +321,7 @@ def assert_one_line(source, message):
 @pytest.mark.parametrize(("name", "data", "message"), ODD_TEXT, ids=range(len(ODD_TEXT)))
 def test_an_odd_file_is_one_line(name, data, message, tmp_path):
     (tmp_path / name).write_bytes(data)
-    source = config.LabelledJsonLines(f"{tmp_path}/{name}", config.ClassForm(LABELS), max_characters=100)
+    source = config.LabeledTable(f"{tmp_path}/{name}", config.ClassForm(LABELS), max_characters=100)
     assert_one_line(source, message)
 
 
@@ -363,26 +363,26 @@ def test_an_odd_column_is_one_line(columns, message, tmp_path):
     write_stream(f"{tmp_path}/b.arrow", table)
     write_file(f"{tmp_path}/c.arrow", table)
     for name in ("a.parquet", "b.arrow", "c.arrow"):
-        source = config.LabelledJsonLines(f"{tmp_path}/{name}", config.ClassForm(LABELS), max_characters=100)
+        source = config.LabeledTable(f"{tmp_path}/{name}", config.ClassForm(LABELS), max_characters=100)
         assert_one_line(source, f"{re.escape(str(tmp_path))}/{name}(:| ).*{message}|{name}.*{message}")
 
 
 def test_names_of_columns_that_are_ambiguous_are_one_line(tmp_path):
     table = pa.table([["a"], ["b"], [1]], names=["text", "text", "label"])
     write_stream(f"{tmp_path}/a.arrow", table)
-    assert_one_line(config.JsonLines(f"{tmp_path}/a.arrow"), "a.arrow has several columns 'text'")
+    assert_one_line(config.TextTable(f"{tmp_path}/a.arrow"), "a.arrow has several columns 'text'")
     parquet.write_table(pa.table([["a"], [1]], names=["text", ""]), f"{tmp_path}/a.parquet")
-    assert_one_line(config.JsonLines(f"{tmp_path}/a.parquet"), "a.parquet has no name for column 2")
+    assert_one_line(config.TextTable(f"{tmp_path}/a.parquet"), "a.parquet has no name for column 2")
 
 
 def test_text_in_parquet_that_is_not_utf8_is_a_bad_row(tmp_path):
     texts = pa.Array.from_buffers(pa.string(), 3, pa.array([b"a", b"\xff", b"c"]).buffers())
     parquet.write_table(pa.table({"text": texts}), f"{tmp_path}/a.parquet")
-    source, skipped = config.JsonLines(f"{tmp_path}/a.parquet"), corpus.Skipped()
+    source, skipped = config.TextTable(f"{tmp_path}/a.parquet"), corpus.Skipped()
     assert [record.text for record in files.read(source, skipped=skipped)] == ["a", "c"]
     assert skipped.first == [f"{tmp_path}/a.parquet:row 2 is not UTF-8 text: convert it"]
     write_stream(f"{tmp_path}/a.arrow", pa.table({"text": texts}))
-    assert_one_line(config.JsonLines(f"{tmp_path}/a.arrow"), "a.arrow is damaged .*UTF8")
+    assert_one_line(config.TextTable(f"{tmp_path}/a.arrow"), "a.arrow is damaged .*UTF8")
 
 
 @pytest.mark.parametrize("kind", ["parquet", "stream", "file"])
@@ -411,9 +411,9 @@ def test_bad_rows_are_skipped(run, few_shards, tmp_path):
     bad = ["one\n", "x,1,2\n", '"x" y,1\n', "\0,1\n"]
     (tmp_path / "good.csv").write_text("text,label\n" + "".join(good))
     (tmp_path / "bad.csv").write_text("text,label\n" + "".join([*good[:9], *bad[:2], *good[9:], *bad[2:]]))
-    source = config.JsonLines(f"{tmp_path}/good.csv")
+    source = config.TextTable(f"{tmp_path}/good.csv")
     expected = prepare(run(source), tmp_path / "expected", ["origin.npy"])
-    source = config.JsonLines(f"{tmp_path}/bad.csv")
+    source = config.TextTable(f"{tmp_path}/bad.csv")
     assert prepare(run(source, bad_rows="skip"), tmp_path / "skipped", ["origin.npy"]) == expected
     counts = cache.read_manifest(str(tmp_path / "skipped/a"))["bad_rows"]
     line_numbers = [line.removeprefix(f"{tmp_path}/bad.csv:").split(" ")[0] for line in counts["first"]]
@@ -421,7 +421,7 @@ def test_bad_rows_are_skipped(run, few_shards, tmp_path):
     texts = [text for text in FIRST for _ in range(5)] + [None]
     parquet.write_table(pa.table({"text": texts}), f"{tmp_path}/a.parquet", row_group_size=50)
     skipped = corpus.Skipped()
-    records = list(files.read(config.JsonLines(f"{tmp_path}/a.parquet"), skipped=skipped))
+    records = list(files.read(config.TextTable(f"{tmp_path}/a.parquet"), skipped=skipped))
     assert [record.row_number for record in records] == list(range(1, 301)) and skipped.bad == 1
     assert skipped.first[0].endswith("a.parquet:row 301 has no text in 'text': expected a text, not null")
 
@@ -429,7 +429,7 @@ def test_bad_rows_are_skipped(run, few_shards, tmp_path):
 def test_a_changed_file_is_noticed(run, few_shards, tmp_path):
     for name in ("a.csv", "a.parquet", "saved"):
         rows = [{"text": text} for text in FIRST]
-        table_run = run(config.JsonLines(write(f"{tmp_path}/{name}", rows)), cache_dir=f"{tmp_path}/cache-{name}")
+        table_run = run(config.TextTable(write(f"{tmp_path}/{name}", rows)), cache_dir=f"{tmp_path}/cache-{name}")
         preparation.prepare(table_run, show_progress=False)
         assert staleness.compare(table_run.data, "a") == staleness.Comparison(), name
         rows[3]["text"] = rows[3]["text"].swapcase()
@@ -438,9 +438,9 @@ def test_a_changed_file_is_noticed(run, few_shards, tmp_path):
         else:
             write(f"{tmp_path}/{name}", rows)
         assert re.search("has changed|has another size", staleness.compare(table_run.data, "a").changed)
-    other = config.JsonLines(f"{tmp_path}/a.tsv")
+    other = config.TextTable(f"{tmp_path}/a.tsv")
     os.link(f"{tmp_path}/a.csv", other.path)
-    assert other.open("a").fingerprint() != config.JsonLines(f"{tmp_path}/a.csv").open("a").fingerprint()
+    assert other.open("a").fingerprint() != config.TextTable(f"{tmp_path}/a.csv").open("a").fingerprint()
 
 
 def test_paths_that_name_no_files_are_one_line(tmp_path):
@@ -450,7 +450,7 @@ def test_paths_that_name_no_files_are_one_line(tmp_path):
     (tmp_path / "tables").mkdir()
     write(f"{tmp_path}/tables/part-0.parquet", rows)
     (tmp_path / "tables/_SUCCESS").touch()
-    files.check("mine", config.JsonLines(f"{tmp_path}/set/train"))
+    files.check("mine", config.TextTable(f"{tmp_path}/set/train"))
     field = "config.data.sources.mine.path"
     for path, message in {
         "set": f"{tmp_path}/set has a dataset for each split: choose one of them, {tmp_path}/set/train",
@@ -459,18 +459,18 @@ def test_paths_that_name_no_files_are_one_line(tmp_path):
         "none/*.csv": f"there is no file at .*: put the documents of 'mine' there, or set {field}",
     }.items():
         with pytest.raises(UserError, match=re.escape(message).replace(r"\.\*", ".*")):
-            files.check("mine", config.JsonLines(f"{tmp_path}/{path}"))
+            files.check("mine", config.TextTable(f"{tmp_path}/{path}"))
     (tmp_path / "a.xlsx").touch()
     with pytest.raises(UserError, match=r"cannot read .*a.xlsx: convert it"):
-        files.check("mine", config.JsonLines(f"{tmp_path}/a.xlsx"))
+        files.check("mine", config.TextTable(f"{tmp_path}/a.xlsx"))
     files.check("mine", config.TextFiles(f"{tmp_path}/a.xlsx"))
     os.remove(tmp_path / "set/train/data-00001-of-00002.arrow")
     with pytest.raises(UserError, match=r"train lacks data-00001-of-00002.arrow, which its state.json lists"):
-        files.check("mine", config.JsonLines(f"{tmp_path}/set/train"))
+        files.check("mine", config.TextTable(f"{tmp_path}/set/train"))
     for state in ("{", "[]", '{"_data_files": [], "_indices_data_files": [{"filename": "a"}]}', '{"_data_files": [1]}'):
         (tmp_path / "set/train/state.json").write_text(state)
         with pytest.raises(UserError, match=r"state.json .*save"):
-            files.check("mine", config.JsonLines(f"{tmp_path}/set/train"))
+            files.check("mine", config.TextTable(f"{tmp_path}/set/train"))
 
 
 def test_a_dataset_that_the_library_saves_is_read_without_it(tmp_path):
@@ -485,7 +485,7 @@ def test_a_dataset_that_the_library_saves_is_read_without_it(tmp_path):
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "30\n"
     datasets.DatasetDict({"train": saved, "test": saved}).save_to_disk(f"{tmp_path}/both")
     with pytest.raises(UserError, match=r"both has a dataset for each split: choose one of them, .*train or .*test"):
-        files.paths(config.JsonLines(f"{tmp_path}/both"))
+        files.paths(config.TextTable(f"{tmp_path}/both"))
 
 
 def test_files_in_buckets(tmp_path):
@@ -493,7 +493,7 @@ def test_files_in_buckets(tmp_path):
     for name in ("a.csv.gz", "a.parquet", "a.arrow", "saved"):
         write(f"{tmp_path}/{name}", rows)
         fsspec.filesystem("memory").put(f"{tmp_path}/{name}", f"memory://bucket/{name}", recursive=True)
-        texts = [record.text for record in files.read(config.JsonLines(f"memory://bucket/{name}"))]
+        texts = [record.text for record in files.read(config.TextTable(f"memory://bucket/{name}"))]
         assert texts == FIRST, name
     fsspec.filesystem("memory").store.clear()
 
@@ -510,13 +510,13 @@ def test_a_missing_extra_is_one_line(path, module, extra, tmp_path, monkeypatch)
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "hf", raising=False)
     with pytest.raises(UserError, match=rf"{module} is not installed: run pip install '\.\[{extra}\]'"):
-        list(files.read(config.JsonLines(path)))
+        list(files.read(config.TextTable(path)))
     assert module in extras.EXTRAS[extra]
 
 
 def test_seqio_reads_tables(tmp_path):
     rows = [{"a": text, "b": i} for i, text in enumerate(FIRST)]
-    source = config.JsonLinesInputsTargets(write(f"{tmp_path}/a.csv", rows), "{a}", "{b}")
+    source = config.TableInputsTargets(write(f"{tmp_path}/a.csv", rows), "{a}", "{b}")
     expected = [(text, str(i)) for i, text in enumerate(FIRST)]
     assert [example[:2] for example in tasks.examples(tasks.registered("a", source), "train")] == expected
 
@@ -527,9 +527,9 @@ from plm_jax import config
 from plm_jax.data.sources import files
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-list(files.read(config.LabelledJsonLines(sys.argv[1], config.ClassForm(("no", "yes")))))
+list(files.read(config.LabeledTable(sys.argv[1], config.ClassForm(("no", "yes")))))
 before = peak()
-number = sum(1 for _ in files.read(config.LabelledJsonLines(sys.argv[2], config.ClassForm(("no", "yes")))))
+number = sum(1 for _ in files.read(config.LabeledTable(sys.argv[2], config.ClassForm(("no", "yes")))))
 print(number, peak() - before)
 """
 

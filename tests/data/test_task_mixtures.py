@@ -89,7 +89,7 @@ def test_a_mixture_of_examples_mixes_with_texts(folder):
     run = make(
         folder,
         tiny.of_t5(tiny.PLAIN),
-        sources={"z": config.JsonLines("a.jsonl"), "q": config.SeqioInputsTargets("examples", "my_mixtures")},
+        sources={"z": config.TextTable("a.jsonl"), "q": config.SeqioInputsTargets("examples", "my_mixtures")},
         mixture={"z": 1.0, "q": 4.0},
         inputs_targets=config.InputsTargetsConfig(target_length=24),
     )
@@ -156,7 +156,7 @@ def test_bad_rates_are_rejected(folder, name, message):
 
 
 def test_rates_are_multiplied_in_every_phase():
-    text = config.JsonLines("a.jsonl")
+    text = config.TextTable("a.jsonl")
     sources = {"x": text, "mix": source()}
     phases = (
         config.PhaseConfig(0.5, mixture={"mix": 4.0}),

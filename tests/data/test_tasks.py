@@ -36,7 +36,7 @@ def test_documents_of_text_and_json_lines(tmp_path):
     assert read(config.TextFiles(path, document="line")) == ["zero", "one", "two", "three é"]
     with gzip.open(tmp_path / "a.jsonl.gz", "wt") as file:
         file.write('{"body": "one\\n"}\n\n{"body": "two", "x": 1}\n{"body": "  "}\n{"body": "\\ud83d\\ude42"}\n')
-    assert read(config.JsonLines(str(tmp_path / "a.jsonl.gz"), field="body")) == ["one\n", "two", "🙂"]
+    assert read(config.TextTable(str(tmp_path / "a.jsonl.gz"), field="body")) == ["one\n", "two", "🙂"]
 
 
 def test_tasks_are_in_seqios_registry(tmp_path):
@@ -64,7 +64,7 @@ def test_bad_lines_are_named(tmp_path, line, message):
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps({"text": "good"}) + "\n" + line + "\n")
     with pytest.raises(UserError, match=message) as caught:
-        read(config.JsonLines(str(path)))
+        read(config.TextTable(str(path)))
     assert "\n" not in str(caught.value)
 
 
@@ -125,11 +125,11 @@ def test_a_folder_as_path_is_rejected_with_the_glob_of_its_files(tmp_path, names
     for path in (folder, f"{folder}/"):
         message = f"{path} is a folder: set config.data.sources.mine.path to {folder}/{pattern}"
         with pytest.raises(UserError, match=re.escape(message)):
-            files.check("mine", config.JsonLines(str(path)))
-    files.check("mine", config.JsonLines(f"{folder}/{pattern}"))
+            files.check("mine", config.TextTable(str(path)))
+    files.check("mine", config.TextTable(f"{folder}/{pattern}"))
     (tmp_path / "nothing").mkdir()
     with pytest.raises(UserError, match=r"no file at .*/nothing"):
-        files.check("mine", config.JsonLines(str(tmp_path / "nothing")))
+        files.check("mine", config.TextTable(str(tmp_path / "nothing")))
 
 
 def trust(monkeypatch, *names):
@@ -254,19 +254,19 @@ def test_json_lines_with_files_for_validation(tmp_path):
     for name, texts in {"train-0": ["one", "two"], "train-1": ["three"], "validation-0": ["four", "five"]}.items():
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     path, validation = str(tmp_path / "train-*"), str(tmp_path / "validation-*")
-    source = config.JsonLines(path, validation=validation)
+    source = config.TextTable(path, validation=validation)
     task = tasks.task("source", source)
     assert list(tasks.texts(task, "train")) == ["one", "two", "three"]
     assert list(tasks.texts(task, "validation")) == ["four", "five"]
     assert [piece.split for piece in reading.pieces("source", source, 9)] == ["train", "train", "validation"]
     files.check("source", source)
-    alone = config.JsonLines(path)
+    alone = config.TextTable(path)
     contents = source.open("a").fingerprint()
     assert contents[:2] == alone.open("a").fingerprint() and len(set(contents)) == 4
-    # Where files lie is no part of what a source is: caches made before there was `validation` are still good.
-    assert files.definition(source) == files.definition(alone) == {"kind": "jsonl", "field": "text"}
+    assert files.definition(source) == files.definition(alone)
+    assert files.definition(source) != files.definition(config.TextTable(path, field="body"))
     assert files.definition(config.Tfds("a"))["validation"] == "validation"
     with pytest.raises(UserError, match=r"no file at .*none: .*or set config.data.sources.source.validation"):
-        files.check("source", config.JsonLines(path, validation=str(tmp_path / "none")))
+        files.check("source", config.TextTable(path, validation=str(tmp_path / "none")))
     with pytest.raises(UserError, match=r"'source' has validation files among its training files: exclude .*vali"):
-        files.check("source", config.JsonLines(str(tmp_path / "*"), validation=validation))
+        files.check("source", config.TextTable(str(tmp_path / "*"), validation=validation))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from plm_jax import config
 from plm_jax.data import vocabularies
-from plm_jax.data.sources import labelled
+from plm_jax.data.sources import labeled
 from tests.data.conftest import _WORDS
 
 BPE = "plm_jax/data/gpt2/vocab.json", "plm_jax/data/gpt2/merges.txt"
@@ -126,7 +126,7 @@ ANY = st.text(st.characters(codec="utf-8", exclude_categories=["Z", "C"]), min_s
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram", "bytes in pieces", "folded", "words", "bytes"])
 def test_the_text_of_an_answers_tokens_is_the_answer(load, kind):
-    """Selects the tokens of whole words by the rule of `LabelledRows.answer`; each word has a first token."""
+    """Selects the tokens of whole words by the rule of `LabeledRows.answer`; each word has a first token."""
     vocabulary = load(kind)
 
     @given(st.lists(ANY if kind == "bpe" else KNOWN, min_size=1, max_size=9), st.integers(0, 8), st.integers(1, 4))
@@ -136,11 +136,11 @@ def test_the_text_of_an_answers_tokens_is_the_answer(load, kind):
         answer = " ".join(words[first : first + count])
         begin = len(" ".join(words[:first])) + (first > 0)
         row = {"question": "q", "context": context, "answers": [{"text": answer, "start": begin}]}
-        values = labelled.record(config.AnswerForm(), "here", row).values
+        values = labeled.record(config.AnswerForm(), "here", row).values
         ((_, begins, ends),) = vocabulary.encode_spans([context])
         (inside,) = ((ends > values["answer_begins"][0]) & (begins < values["answer_ends"][0])).nonzero()
         assert context[begins[inside[0]] : ends[inside[-1]]] == answer
-        tagged = labelled.record(config.TagForm(("O", "X")), "here", {"tokens": words, "tags": ["X"] * len(words)})
+        tagged = labeled.record(config.TagForm(("O", "X")), "here", {"tokens": words, "tags": ["X"] * len(words)})
         edges = np.append(tagged.values["word_begins"], len(context) + 1)
         for a, b in itertools.pairwise(edges.tolist()):
             token = begins.searchsorted(a)

@@ -14,9 +14,9 @@ FORM = config.ClassForm(("negative", "positive"), text="sentence", label="sentim
 @pytest.mark.parametrize(
     "source",
     [
-        config.JsonLines("plm_jax/data/corpora/sotu.jsonl.gz"),
-        config.JsonLinesInputsTargets("plm_jax/data/corpora/tatoeba_en_es.jsonl.gz", inputs="{en}", targets="{es}"),
-        config.LabelledJsonLines(MOVIES, FORM),
+        config.TextTable("plm_jax/data/corpora/sotu.jsonl.gz"),
+        config.TableInputsTargets("plm_jax/data/corpora/tatoeba_en_es.jsonl.gz", inputs="{en}", targets="{es}"),
+        config.LabeledTable(MOVIES, FORM),
     ],
     ids=lambda source: source.kind,
 )

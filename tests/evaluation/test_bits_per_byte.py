@@ -62,7 +62,7 @@ def test_bits_and_bytes_are_those_of_the_tokens_predicted(tmp_path, vocabulary, 
     spec, size, eos = SPECS[vocabulary]
     settings, params, log_p = model(size)
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in DOCUMENTS))
-    source = config.JsonLines(str(tmp_path / "a.jsonl"), validation=str(tmp_path / "held.jsonl"))
+    source = config.TextTable(str(tmp_path / "a.jsonl"), validation=str(tmp_path / "held.jsonl"))
     (tmp_path / "held.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in DOCUMENTS[::-1]))
     data = config.DataConfig(str(tmp_path), 7, {"a": source}, layout=config.Blocks(attend_across_documents=not apart))
     run = dataclasses.replace(tiny.PLAIN, model=settings, data=data, vocabulary=config.VocabularyConfig(spec, eos=eos))

@@ -70,7 +70,7 @@ ROWS = [
     {"text": f"it was {MOODS[i % 2]} said {i}", "mood": MOODS[i % 2], "stars": (0, 0, 0, 0, 1, 2, 2)[i % 7]}
     for i in range(60)
 ]
-LABELLED = config.LabelledJsonLines(
+LABELED = config.LabeledTable(
     "moods.jsonl", config.ClassForm(MOODS, label="mood"), "held_out.jsonl", prompt=config.PromptConfig("{text}\nIt is")
 )
 STARS = config.PromptConfig("Stars of: {text}\nStars:", choices=("none", "one", "two {mood}"), answer="{stars}")
@@ -82,16 +82,16 @@ def run(tmp_path):
     for name, of in (("moods", ROWS[:40]), ("held_out", [ROWS[0], *ROWS[40:]])):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in of))
     at = {"path": f"{tmp_path}/moods.jsonl", "validation": f"{tmp_path}/held_out.jsonl"}
-    written = config.JsonLinesInputsTargets(
+    written = config.TableInputsTargets(
         at["path"], "{text}", "{mood}", prompt=config.PromptConfig("{text}\nIt is", delimiter=" ")
     )
     sources = {
-        "moods": dataclasses.replace(LABELLED, **at),
-        "stars": config.JsonLines(**at, prompt=STARS),
+        "moods": dataclasses.replace(LABELED, **at),
+        "stars": config.TextTable(**at, prompt=STARS),
         "written": written,
-        "bare": dataclasses.replace(LABELLED, **at, prompt=None),
-        "missing": dataclasses.replace(LABELLED, **at, prompt=config.PromptConfig("{texts}")),
-        "few": dataclasses.replace(LABELLED, **at, prompt=config.PromptConfig("{text}", choices=("a", "b", "c"))),
+        "bare": dataclasses.replace(LABELED, **at, prompt=None),
+        "missing": dataclasses.replace(LABELED, **at, prompt=config.PromptConfig("{texts}")),
+        "few": dataclasses.replace(LABELED, **at, prompt=config.PromptConfig("{text}", choices=("a", "b", "c"))),
         "documents": config.TextFiles(at["path"]),
     }
     data = dataclasses.replace(tiny.PLAIN.data, sources=sources, validation_fraction=0.2)
@@ -224,7 +224,7 @@ def test_a_score_is_the_number_of_a_choice(lm):
     ],
 )
 def test_an_answer_is_a_choice_or_its_number_where_no_choice_looks_like_one(choices, answer, right):
-    source = config.LabelledJsonLines(
+    source = config.LabeledTable(
         "a", config.ClassForm(("a", "b")), prompt=config.PromptConfig("{q}", choices, "{answer}")
     )
     row = rows.SourceRow("a:1", {"q": "how", "answer": answer})
@@ -236,7 +236,7 @@ def test_an_answer_is_a_choice_or_its_number_where_no_choice_looks_like_one(choi
 
 
 def test_choices_of_a_form_without_labels_need_an_answer():
-    source = config.LabelledJsonLines("a", config.AnswerForm(), prompt=config.PromptConfig("{question}", ("b", "c")))
+    source = config.LabeledTable("a", config.AnswerForm(), prompt=config.PromptConfig("{question}", ("b", "c")))
     fields = {"question": "a", "context": "b", "answers": []}
     with pytest.raises(UserError, match="a:1 has no field 'label'"):
         prompts.example_builder("a", source)(rows.SourceRow("a:1", fields))
@@ -244,7 +244,7 @@ def test_choices_of_a_form_without_labels_need_an_answer():
 
 
 def test_choices_of_a_score_are_numbers():
-    source = config.LabelledJsonLines("a", config.ScoreForm(), prompt=config.PromptConfig("{text}", ("1", "nan")))
+    source = config.LabeledTable("a", config.ScoreForm(), prompt=config.PromptConfig("{text}", ("1", "nan")))
     with pytest.raises(UserError, match="a:1 has the choice 'nan', which is not a number"):
         prompts.example_builder("a", source)(rows.SourceRow("a:1", {"text": "how", "score": 1}))
 

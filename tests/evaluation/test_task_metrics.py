@@ -193,15 +193,15 @@ def register():
         seqio.TaskRegistry.remove(name)
 
 
-UNLABELLED = ("glue_sst2", "glue_stsb", "super_glue_multirc", "super_glue_record", "super_glue_wsc")
+UNLABELED = ("glue_sst2", "glue_stsb", "super_glue_multirc", "super_glue_record", "super_glue_wsc")
 
 
-@pytest.mark.parametrize("task", UNLABELLED)
+@pytest.mark.parametrize("task", UNLABELED)
 def test_splits_without_labels_are_told(task, register, tmp_path):
     row = ROWS[task][0][0]
     row = row | ({"answers": []} if "answers" in row else {"label": -1})
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
-    source = register(task, suite.FromJsonLines({"test": str(tmp_path / "rows.jsonl")}), "measured:unlabelled")
+    source = register(task, suite.FromJsonLines({"test": str(tmp_path / "rows.jsonl")}), "measured:unlabeled")
     run = with_data(run_of(), sources={"a": source})
     with pytest.raises(UserError, match="'a:test' has no labels: name another split"):
         task_metrics.evaluate(language_model(run), run, "a:test")
@@ -234,14 +234,14 @@ def test_files_are_measured_on_what_prepare_holds_out(tmp_path):
     path = tmp_path / "rows.jsonl"
     rows = [{"inputs": str(i), "targets": "ab"[i % 2], "part": i // 4} for i in range(60)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    run = with_data(run_of(), sources={"a": config.JsonLinesInputsTargets(str(path))}, validation_fraction=0.3)
+    run = with_data(run_of(), sources={"a": config.TableInputsTargets(str(path))}, validation_fraction=0.3)
     lm = language_model(run)
     held_out = sum(splits.held_out([str(i) for i in range(60)], 0.3)[1])
     assert 5 < held_out < 40
     assert task_metrics.evaluate(lm, run, "a", show_progress=False)["examples"] == held_out
     metrics = task_metrics.evaluate(lm, run, "a:train", show_progress=False)
     assert metrics["examples"] == 60 - held_out and 0.5 <= metrics["most_frequent_accuracy"] < 0.8
-    grouped = with_data(run, sources={"a": config.JsonLinesInputsTargets(str(path), group="part")})
+    grouped = with_data(run, sources={"a": config.TableInputsTargets(str(path), group="part")})
     metrics = task_metrics.evaluate(lm, grouped, "a", show_progress=False)
     assert metrics["examples"] == sum(splits.held_out([str(i // 4) for i in range(60)], 0.3)[1])
     with pytest.raises(UserError, match="'a' has no examples"):

@@ -64,7 +64,7 @@ def page(folder, *workdirs):
     [
         ("causal", {}, ["every next token"]),
         ("causal", {"a": "text"}, ["every next token"]),
-        ("causal", {"a": "jsonl_inputs_targets"}, ["the targets of the examples, and the end token"]),
+        ("causal", {"a": "table_inputs_targets"}, ["the targets of the examples, and the end token"]),
         (
             "causal",
             {"a": "seqio_inputs_targets", "b": "a_users_own"},

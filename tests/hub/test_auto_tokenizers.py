@@ -116,7 +116,7 @@ def test_decoder_classifier_ignores_padding(family, kind, texts, vocabulary_fold
     model = exports.pretrained(family, kind, vocabulary_folder)
     special_ids = {name: i for name, i in model.special_ids.items() if name.startswith(("bos", "eos", "begins"))}
     form = config.ClassForm(moods.LABELS, **({"text": "text", "pair": "text"} if texts == 2 else {}))
-    sources = {"mood": config.LabelledJsonLines("mood.jsonl", form, "held_out.jsonl")}
+    sources = {"mood": config.LabeledTable("mood.jsonl", form, "held_out.jsonl")}
     page = dataclasses.replace(moods.RUN, data=dataclasses.replace(moods.RUN.data, sources=sources))
     run = transfer.adapted(page, dataclasses.replace(model, special_ids=special_ids), "source")
     (tmp_path / "run/vocabulary").mkdir(parents=True)

@@ -242,7 +242,7 @@ def test_a_run_is_uploaded_with_a_model_card(trained, server, call, push, tmp_pa
     card = repository.files["README.md"].decode()
     assert card.startswith('---\nlibrary_name: "transformers"\ntags: ["plm_jax", "jax", "bert"]\n---\n\n# mood\n')
     assert "from transformers import AutoTokenizer, BertForSequenceClassification" in card
-    assert 'plm_jax.load("hf:me/mood")' in card and "| mood | labelled_jsonl | mood.jsonl |" in card
+    assert 'plm_jax.load("hf:me/mood")' in card and "| mood | labeled_table | mood.jsonl |" in card
     assert "plm_jax finetune --config=moods.py --checkpoint=encoder --workdir=run --config.train.epochs=0.3" in card
     assert re.search(r"^\| `validation/accuracy` \| \d+\.\d\d % \|  \|$", card, re.MULTILINE)
     assert str(trained.parent) not in card

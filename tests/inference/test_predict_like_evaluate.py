@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from plm_jax import config, objectives
-from plm_jax.data.labelled import metrics, tags
-from plm_jax.evaluation import labelled
+from plm_jax.data.labeled import metrics, tags
+from plm_jax.evaluation import labeled
 from plm_jax.inference.language_model import LanguageModel
 from plm_jax.models import registry
 from plm_jax.runs import checkpoint_formats, preparation, transfer
@@ -93,7 +93,7 @@ def test_predictions_give_the_metrics_of_evaluate(name, folder, tmp_path):
     lm = LanguageModel(
         run.model, params, vocabulary_spec=run.vocabulary.spec, **{each: getattr(origin, each) for each in fields}
     )
-    expected = labelled.evaluate(lm, run, "mood", show_progress=False)
+    expected = labeled.evaluate(lm, run, "mood", show_progress=False)
     rows = examples()
     texts = {
         "pairs": lambda row: (row["text"], row["pair"]),

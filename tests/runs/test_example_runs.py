@@ -85,7 +85,7 @@ def write(folder):
 def mixed(tiny_copy):
     """A run of T5 on the texts and two tasks, prepared, with fields changed."""
     write(tiny_copy)
-    tasks = {name: config.JsonLinesInputsTargets(f"{name}.jsonl", name + ": {word}", "{answer}") for name in ANSWERS}
+    tasks = {name: config.TableInputsTargets(f"{name}.jsonl", name + ": {word}", "{answer}") for name in ANSWERS}
 
     def get(texts=True, **sections):
         data = dataclasses.replace(

@@ -72,7 +72,7 @@ def test_form_and_objective_follow_from_the_table(name, tmp_path):
     run, is_new = write(tmp_path, columns, rows)
     assert is_new and not write(tmp_path, columns, rows)[1]
     source = run.data.sources["my_table"]
-    assert isinstance(source, config.LabelledSource) and source.form == form
+    assert isinstance(source, config.LabeledSource) and source.form == form
     assert run.objective.form == form.kind and run.data.length == (64 if name == "span" else 16)
     assert {field: getattr(run.objective, field) for field in fields} == fields
     with pytest.raises(UserError, match=r"was written for another table or other flags, or edited: pass --config="):

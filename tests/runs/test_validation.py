@@ -33,7 +33,7 @@ def folder(tmp_path_factory):
 
 
 def make(folder, mixture=None, max_batches=0, phases=(), length=32):
-    sources = {name: config.JsonLines(f"{name}.jsonl") for name in NAMES}
+    sources = {name: config.TextTable(f"{name}.jsonl") for name in NAMES}
     data = dataclasses.replace(
         tiny.PLAIN.data, sources=sources, mixture=mixture or {}, validation_fraction=0.2, length=length
     )

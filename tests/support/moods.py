@@ -26,8 +26,8 @@ RUN = config.Run(
     data=config.DataConfig(
         cache_dir="cache",
         length=40,
-        layout=config.LabelledLayout(),
-        sources={"mood": config.LabelledJsonLines("mood.jsonl", config.ClassForm(LABELS), "held_out.jsonl")},
+        layout=config.LabeledLayout(),
+        sources={"mood": config.LabeledTable("mood.jsonl", config.ClassForm(LABELS), "held_out.jsonl")},
     ),
     optimizer=config.AdamWConfig(epsilon=1e-6, weight_decay=0.01),
     schedule=config.LinearSchedule(3e-3, warmup_fraction=0.2),

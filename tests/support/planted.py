@@ -54,7 +54,7 @@ def write(folder: pathlib.Path) -> None:
 
 def get_config():
     """Returns the config of the run."""
-    run, source = tiny.PLAIN, config.JsonLines("planted.jsonl")
+    run, source = tiny.PLAIN, config.TextTable("planted.jsonl")
     data = dataclasses.replace(run.data, sources={"a": source}, mixture={}, cache_dir="cache_planted")
     incidents = config.IncidentsConfig(spikes="skip", window=6)
     train = dataclasses.replace(run.train, steps=30, log_every=1, incidents=incidents)

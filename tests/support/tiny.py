@@ -104,7 +104,7 @@ PLAIN = config.Run(
     data=config.DataConfig(
         cache_dir="cache",
         length=32,
-        sources={"a": config.JsonLines("a.jsonl"), "b": config.JsonLines("b.jsonl")},
+        sources={"a": config.TextTable("a.jsonl"), "b": config.TextTable("b.jsonl")},
         validation_fraction=0.1,
         window_tokens=512,
     ),

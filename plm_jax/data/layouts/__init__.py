@@ -15,7 +15,7 @@ from plm_jax.data.layouts.blocks import Blocks
 from plm_jax.data.layouts.documents import Documents
 from plm_jax.data.layouts.formats import Example
 from plm_jax.data.layouts.full_sentences import FullSentences
-from plm_jax.data.layouts.labelled import LabelledLayout
+from plm_jax.data.layouts.labeled import LabeledLayout
 from plm_jax.data.layouts.layout import Layout, RowRequest, begins_with
 from plm_jax.data.layouts.order import Order, RowOrder
 from plm_jax.data.layouts.randomness import generator
@@ -30,7 +30,7 @@ __all__ = [
     "Documents",
     "Example",
     "FullSentences",
-    "LabelledLayout",
+    "LabeledLayout",
     "Layout",
     "Order",
     "RowOrder",

@@ -16,7 +16,7 @@ from plm_jax.data.layouts.formats import Example
 from plm_jax.data.layouts.order import Order, RowOrder
 from plm_jax.data.layouts.rows import Rows
 
-Form = Literal["text", "row", "stream", "labelled"]
+Form = Literal["text", "row", "stream", "labeled"]
 
 
 @dataclass(frozen=True)
@@ -145,9 +145,9 @@ class Layout(Role):
         form, accepted = self.form(objective), objective.inputs
         if form in accepted:
             return
-        if "labelled" in (form, *accepted):
+        if "labeled" in (form, *accepted):
             raise UserError(
-                f"objective '{objective.kind}' does not read config.data.layout '{self.kind}': use labelled with "
+                f"objective '{objective.kind}' does not read config.data.layout '{self.kind}': use labeled with "
                 "classification, regression, tagging, span_extraction and multiple_choice, and only with them"
             )
         if "stream" in (form, *accepted):

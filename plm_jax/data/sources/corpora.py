@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from plm_jax.common.errors import UserError, nearest
-from plm_jax.data.sources.files import JsonLines
+from plm_jax.data.sources.files import TextTable
 from plm_jax.data.sources.tensorflow_sources import Tfds
 
-Source = JsonLines | Tfds
+Source = TextTable | Tfds
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class PublishedMixture:
     reference: str
 
 
-def _files(name: str) -> JsonLines:
-    return JsonLines(path=f"../corpora/{name}/*.jsonl.gz")
+def _files(name: str) -> TextTable:
+    return TextTable(path=f"../corpora/{name}/*.jsonl.gz")
 
 
 CORPORA = {

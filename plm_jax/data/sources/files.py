@@ -23,12 +23,8 @@ from plm_jax.data.sources.corpus import BadRow, Corpus, Record, Skipped, documen
 from plm_jax.data.sources.prompts import PromptConfig
 from plm_jax.data.sources.source import InputsTargetsSource, RowReader, Source, SourceRow
 
-# Former names of kinds, which enter the identities of caches.
-_FIRST_KINDS = {"jsonl_inputs_targets": "jsonl_examples", "seqio_inputs_targets": "seqio_examples"}
 # Extension of a file name: `.jsonl`, `.jsonl.gz`, or nothing.
 _EXTENSION = re.compile(r"(\.\w+)?(\.gz)?$")
-# Fields added later enter the identity of a cache only if they are not the default, so that older caches stay valid.
-_LATER_FIELDS = ("only", "max_characters", "max_depth", "group")
 
 Files = TypeVar("Files", bound="FileSource")
 ReadRecord = Callable[[], Record | None]
@@ -46,7 +42,7 @@ class PathSource(Source):
 
 @dataclass(frozen=True)
 class FileSource(PathSource):
-    """A source of text or JSONL files.
+    """A source of text files or tables.
 
     Attributes:
       max_characters: maximum number of characters of a row (a line, paragraph, file or row of a table); longer rows are
@@ -97,7 +93,7 @@ class FileSource(PathSource):
 
 
 @dataclass(frozen=True)
-class JsonSource(FileSource):
+class TableSource(FileSource):
     """A source of tables: JSON Lines, CSV, TSV, Parquet or Arrow files.
 
     Attributes:
@@ -185,7 +181,7 @@ class TextFiles(FileSource):
 
 
 @dataclass(frozen=True)
-class JsonLines(JsonSource):
+class TextTable(TableSource):
     """Documents in the rows of JSON Lines, CSV, TSV, Parquet or Arrow files.
 
     Attributes:
@@ -195,7 +191,7 @@ class JsonLines(JsonSource):
       validation: path of the validation files; may be a glob; if empty, some of the training documents are held out.
     """
 
-    kind: ClassVar[str] = "jsonl"
+    kind: ClassVar[str] = "table"
     location_fields: ClassVar[tuple[str, ...]] = ("path", "validation")
     path: str
     field: str = "text"
@@ -213,18 +209,18 @@ class JsonLines(JsonSource):
 
 
 @dataclass(frozen=True)
-class JsonLinesInputsTargets(JsonSource, InputsTargetsSource):
+class TableInputsTargets(TableSource, InputsTargetsSource):
     """Examples with inputs and targets in the rows of JSON Lines, CSV, TSV, Parquet or Arrow files.
 
     Attributes:
-      path: path of the files, as in `JsonLines`.
+      path: path of the files, as in `TextTable`.
       inputs: template of the inputs, in which `{name}` stands for a field, as in `sentiment: {sentence}` or
         `{choices[0]}`.
       targets: template of the targets.
       only: boolean field that selects the rows to read; if empty, all rows are read.
     """
 
-    kind: ClassVar[str] = "jsonl_inputs_targets"
+    kind: ClassVar[str] = "table_inputs_targets"
     location_fields: ClassVar[tuple[str, ...]] = ("path",)
     path: str
     inputs: str = "{inputs}"
@@ -268,7 +264,7 @@ def read(
     for file in range(len(files) * index // number, len(files) * (index + 1) // number):
         for number_in_file, read_record in source.records(files[file], advance):
             record = read_or_skip(read_record, skipped)
-            if record is not None and any(map(str.strip, (record.text, *(record.other_texts or ())))):
+            if record is not None and (record.tokens is not None or any(map(str.strip, record.texts))):
                 yield record._replace(file=file, row_number=number_in_file)
 
 
@@ -392,7 +388,7 @@ def group(location: str, row: dict[str, Any], source: Source) -> str | None:
     return str(value)
 
 
-def is_taken(location: str, row: dict[str, Any], source: JsonSource) -> bool:
+def is_taken(location: str, row: dict[str, Any], source: TableSource) -> bool:
     """Whether a source reads a row, according to its field `only`.
 
     Raises:
@@ -460,10 +456,7 @@ def definition(source: Any) -> dict[str, Any]:
     """Returns the settings of a source that decide its documents: all except its location and its prompt."""
     ignored = (*source.location_fields, "prompt")
     settings = {name: value for name, value in trees.to_dict(source).items() if name not in ignored}
-    for name in _LATER_FIELDS:
-        if name in settings and settings[name] == getattr(type(source), name):
-            del settings[name]
-    return settings | {"kind": _FIRST_KINDS.get(source.kind, source.kind)}
+    return settings | {"kind": source.kind}
 
 
 def sha256(path: str) -> str:

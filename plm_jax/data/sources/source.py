@@ -55,7 +55,7 @@ class Source(Role):
           UserError: the rows have no fields.
         """
         raise UserError(
-            f"source '{name}' is of kind '{self.kind}', whose rows have no fields: prompts need JSONL or TFDS"
+            f"source '{name}' is of kind '{self.kind}', whose rows have no fields: prompts need a table or TFDS"
         )
 
     def record(self, location: str, row: dict[str, Any]) -> Record | None:

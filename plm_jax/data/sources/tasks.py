@@ -18,7 +18,7 @@ from plm_jax.common.errors import UserError, in_users_code, nearest, one_line
 from plm_jax.data import cache
 from plm_jax.data.sources import files
 from plm_jax.data.sources.corpus import Corpus, Record, Skipped, ignore
-from plm_jax.data.sources.files import FileSource, JsonLinesInputsTargets
+from plm_jax.data.sources.files import FileSource, TableInputsTargets
 from plm_jax.data.sources.source import InputsTargetsSource, RegisteredSource, Source, TaskSource, TfdsSource
 from plm_jax.data.tensorflow_side import seqio, tf, tfds
 
@@ -40,7 +40,7 @@ class TaskExample(NamedTuple):
 
 
 class _FileSource(seqio.DataSource):
-    """Documents of text or JSONL files; a shard of a split is a range of its files.
+    """Documents of text files or tables; a shard of a split is a range of its files.
 
     Attributes:
       error: `UserError` raised while reading, which TensorFlow hides.
@@ -72,14 +72,14 @@ class _FileSource(seqio.DataSource):
     ) -> tf.data.Dataset:
         source = files.for_split(self._source, split)
         index, number = (shard_info.index, shard_info.num_shards) if shard_info else (0, 1)
-        names = _PARTS if isinstance(source, JsonLinesInputsTargets) else ("text",)
+        names = _PARTS if isinstance(source, TableInputsTargets) else ("text",)
         groups = (_GROUP,) if getattr(source, "group", "") else ()
 
         def documents() -> Iterator[dict[str, bytes]]:
             skipped = Skipped() if self._bad_rows == "skip" else None
             try:
                 for record in files.read(source, index, number, skipped):
-                    texts = record.text, *(record.other_texts or ()), *([record.group or ""] if groups else ())
+                    texts = *record.texts, *([record.group or ""] if groups else ())
                     yield {name: text.encode("utf-8") for name, text in zip((*names, *groups), texts, strict=True)}
             except UserError as error:
                 self.error = error
@@ -225,7 +225,7 @@ def _register(name: str, source: FileSource | TfdsSource, bad_rows: str) -> seqi
         splits = {"train": source.train} | ({"validation": source.validation} if source.validation in known else {})
         return register_tfds(full_name, source, splits)
     provider: Any = _FileSource(source, bad_rows)
-    if isinstance(source, JsonLinesInputsTargets):
+    if isinstance(source, TableInputsTargets):
         return seqio.TaskRegistry.add(
             full_name,
             source=provider,

@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 from typing_extensions import override
 
 from plm_jax.common import progress
-from plm_jax.data.sources import labelled
+from plm_jax.data.sources import labeled
 from plm_jax.data.sources.corpus import Corpus, Record, document_record
-from plm_jax.data.sources.labelled import Form, LabelledSource
+from plm_jax.data.sources.labeled import Form, LabeledSource
 from plm_jax.data.sources.prompts import PromptConfig
 from plm_jax.data.sources.source import InputsTargetsSource, RegisteredSource, RowReader, TfdsSource
 
@@ -21,10 +21,10 @@ def import_tasks() -> ModuleType:
     return tasks
 
 
-def _labelled_tfds() -> ModuleType:
+def _labeled_tfds() -> ModuleType:
     with progress.doing("importing TensorFlow"):
-        from plm_jax.data.sources import labelled_tfds
-    return labelled_tfds
+        from plm_jax.data.sources import labeled_tfds
+    return labeled_tfds
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Tfds(TfdsSource):
 
     @override
     def open_rows(self, name: str) -> RowReader:
-        return _labelled_tfds().open_rows(self)
+        return _labeled_tfds().open_rows(self)
 
     @override
     def record(self, location: str, row: dict[str, Any]) -> Record:
@@ -67,7 +67,7 @@ class Tfds(TfdsSource):
 
 
 @dataclass(frozen=True)
-class LabelledTfds(TfdsSource, LabelledSource):
+class LabeledTfds(TfdsSource, LabeledSource):
     """Labeled examples of a TensorFlow Datasets builder such as `glue/mnli` or `squad`.
 
     Attributes:
@@ -78,7 +78,7 @@ class LabelledTfds(TfdsSource, LabelledSource):
       validation: split for validation; if the builder has no such split, some of the training examples are held out.
     """
 
-    kind: ClassVar[str] = "labelled_tfds"
+    kind: ClassVar[str] = "labeled_tfds"
     location_fields: ClassVar[tuple[str, ...]] = ("data_dir",)
     name: str
     form: Form
@@ -89,15 +89,15 @@ class LabelledTfds(TfdsSource, LabelledSource):
 
     @override
     def open(self, name: str) -> Corpus:
-        return _labelled_tfds().TfdsCorpus(self, self.form)
+        return _labeled_tfds().TfdsCorpus(self, self.form)
 
     @override
     def open_rows(self, name: str) -> RowReader:
-        return _labelled_tfds().open_rows(self)
+        return _labeled_tfds().open_rows(self)
 
     @override
     def record(self, location: str, row: dict[str, Any]) -> Record:
-        return labelled.record(self.form, location, row)
+        return labeled.record(self.form, location, row)
 
 
 class SeqioSource(RegisteredSource):

@@ -39,7 +39,7 @@ _WSC_CORRECTIONS = {
 }
 
 
-def labelled(task: str, fields: Sequence[str], labels: Sequence[str], columns: Sequence[str] = ()) -> Format:
+def labeled(task: str, fields: Sequence[str], labels: Sequence[str], columns: Sequence[str] = ()) -> Format:
     """Returns the format `TASK FIELD: text FIELD: text …` → name of the label.
 
     Args:
@@ -90,11 +90,11 @@ def stsb(row: Row) -> list[Example]:
     return [{"inputs": inputs, "targets": f"{fifths / np.float32(5):.1f}"}]
 
 
-_multirc = labelled("multirc", ("question", "answer", "paragraph"), BOOLEAN)
+_multirc = labeled("multirc", ("question", "answer", "paragraph"), BOOLEAN)
 
 
 def multirc(row: Row) -> list[Example]:
-    """Converts a row of MultiRC like `labelled`, without HTML; answers to one question share parts of `idx/…`."""
+    """Converts a row of MultiRC like `labeled`, without HTML; answers to one question share parts of `idx/…`."""
     [example] = _multirc(row)
     example["inputs"] = re.sub("</?b>", "", example["inputs"].replace("<br>", " "))
     return [example | _group(row, "paragraph", "question", "answer")]

@@ -15,7 +15,7 @@ import scipy.stats
 import sklearn.metrics
 from rouge_score import rouge_scorer
 
-from plm_jax.data.labelled.metrics import answer_words, word_f1
+from plm_jax.data.labeled.metrics import answer_words, word_f1
 
 Metric = Callable[[Sequence[Any], Sequence[Any]], dict[str, float]]
 
@@ -100,7 +100,7 @@ def squad(targets: Sequence[Sequence[str]], predictions: Sequence[str]) -> dict[
     """Returns exact match and F1 of words, each for the closest correct answer, after SQuAD's normalization.
 
     The F1 of two empty answers is 0, as in T5 and in the script of SQuAD 1.1. In that of SQuAD 2.0 and in
-    `data.labelled.metrics`, it is 1.
+    `data.labeled.metrics`, it is 1.
     """
     exact, f1 = [], []
     for answers, prediction in zip(targets, predictions, strict=True):

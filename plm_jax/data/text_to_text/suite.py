@@ -85,14 +85,14 @@ _GLUE_LENGTHS, _SUPER_GLUE_LENGTHS, _SQUAD_LENGTHS, _LONG = (512, 84), (512, 62)
 
 
 def _glue(name: str, *rest: Any, **options: Any) -> SuiteTask:
-    return _labelled("glue", "2.0.0", _GLUE_LENGTHS, name, *rest, **options)
+    return _labeled("glue", "2.0.0", _GLUE_LENGTHS, name, *rest, **options)
 
 
 def _super_glue(name: str, *rest: Any, **options: Any) -> SuiteTask:
-    return _labelled("super_glue", "1.0.2", _SUPER_GLUE_LENGTHS, name, *rest, **options)
+    return _labeled("super_glue", "1.0.2", _SUPER_GLUE_LENGTHS, name, *rest, **options)
 
 
-def _labelled(
+def _labeled(
     suite: str,
     version: str,
     lengths: tuple[int, int],
@@ -105,7 +105,7 @@ def _labelled(
     splits: tuple[str, ...] = (),
 ) -> SuiteTask:
     """Returns a task whose target is a label; `prefix` and `columns` override the names of TFDS in the inputs."""
-    examples = formats.labelled(prefix or name, fields, labels, columns)
+    examples = formats.labeled(prefix or name, fields, labels, columns)
     postprocess = functools.partial(postprocessors.label_index, labels=labels)
     return SuiteTask(f"{suite}/{name}:{version}", examples, lengths, metric_fns, postprocess, splits=splits)
 
@@ -234,7 +234,7 @@ def register(
     if name in seqio.TaskRegistry.names():
         raise UserError(f"seqio already has a task '{name}': use another name")
     entry = TASKS[task]
-    data: Any = _Tfds(entry, source.data_dir) if isinstance(source, FromTfds) else _JsonLines(entry, source.paths)
+    data: Any = _Tfds(entry, source.data_dir) if isinstance(source, FromTfds) else _TextTable(entry, source.paths)
     data.code = _CODE
     return seqio.TaskRegistry.add(
         name,
@@ -257,7 +257,7 @@ def _feature(vocabulary: Any) -> Any:
     return seqio.Feature(vocabulary)
 
 
-class _JsonLines(seqio.DataSource):
+class _TextTable(seqio.DataSource):
     """Examples of a task from the rows of JSONL files."""
 
     def __init__(self, task: SuiteTask, paths: Mapping[str, str]):
@@ -271,7 +271,7 @@ class _JsonLines(seqio.DataSource):
 
     @override
     def list_shards(self, split: str) -> list[str]:
-        return files.paths(files.JsonLines(self._paths[split]))
+        return files.paths(files.TextTable(self._paths[split]))
 
     @override
     def get_dataset(self, split: str = "train", shuffle: bool = True, seed=None, shard_info=None, **_: Any):

@@ -8,7 +8,7 @@ import pytest
 import scipy.stats
 import sklearn.metrics
 
-from plm_jax.data.labelled import metrics, spans, tags
+from plm_jax.data.labeled import metrics, spans, tags
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden"
 
@@ -48,7 +48,7 @@ def test_entities_are_those_that_seqeval_counted():
     `default` and `strict` are how many entities it finds in each of `truth`, by `get_entities` and by `Entities` of
     IOB2; the scores are those of `told` against `truth`, in per cent.
     """
-    golden = json.loads((GOLDEN / "labelled" / "entities.json").read_text())
+    golden = json.loads((GOLDEN / "labeled" / "entities.json").read_text())
     truth, predicted = ([[TAGS[int(i)] for i in sentence] for sentence in golden[of]] for of in ("truth", "told"))
     assert len(truth) == 2000
     for sentence, default, strict in zip(truth, golden["default"], golden["strict"], strict=True):
@@ -86,7 +86,7 @@ def test_answers_are_utils_qas():
     Answers have at most 6 tokens. Every tenth case has ties, of which any of the equals is right, and no two need agree
     where one begin alone is looked at. Every third tells it where windows have most context. `best` are its three best.
     """
-    golden = np.load(GOLDEN / "labelled" / "spans.npz")
+    golden = np.load(GOLDEN / "labeled" / "spans.npz")
     predicted = json.loads(bytes(golden["told"]))
     contexts = json.loads(bytes(golden["contexts"]))
     assert len(contexts) == 300

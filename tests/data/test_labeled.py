@@ -1,4 +1,4 @@
-"""Labelled examples: from files through the cache to the rows that the reader gives."""
+"""Labeled examples: from files through the cache to the rows that the reader gives."""
 
 import dataclasses
 import json
@@ -11,8 +11,8 @@ from tokenizers.processors import TemplateProcessing
 from plm_jax import config, models, objectives
 from plm_jax.common.errors import UserError
 from plm_jax.data import reader, vocabularies
-from plm_jax.data.labelled import metrics
-from plm_jax.data.sources import labelled
+from plm_jax.data.labeled import metrics
+from plm_jax.data.sources import labeled
 from plm_jax.data.sources.corpus import BadRow
 from plm_jax.data.vocabularies import words
 from plm_jax.runs import phase_costs, preparation
@@ -56,8 +56,8 @@ def make(tmp_path, make_run):
         data = {
             "cache_dir": str(tmp_path / "cache"),
             "length": length,
-            "sources": {"a": config.LabelledJsonLines(files[0], form, files[1])},
-            "layout": config.LabelledLayout(),
+            "sources": {"a": config.LabeledTable(files[0], form, files[1])},
+            "layout": config.LabeledLayout(),
         }
         run = make_run([], 50260, objective=objective, kind=objective.rows, data=data)
         return changed(run, vocabulary=vocabulary)
@@ -437,7 +437,7 @@ def test_bad_files_are_rejected(make, bert, tmp_path, file, content, message):
 )
 def test_a_label_is_a_name_or_a_number_where_no_name_is_a_number(labels, label, expected):
     def read():
-        return labelled.record(config.ClassForm(labels), "a:1", {"text": "a", "label": label}).values["label"]
+        return labeled.record(config.ClassForm(labels), "a:1", {"text": "a", "label": label}).values["label"]
 
     if expected is None:
         with pytest.raises(BadRow, match=r"not in form.labels"):
@@ -449,7 +449,7 @@ def test_a_label_is_a_name_or_a_number_where_no_name_is_a_number(labels, label, 
 @pytest.mark.parametrize(("label", "expected"), [(0, 0), (1, 1), ("strong", 0), ("naive", 1)])
 def test_a_choice_is_a_number_or_a_text(label, expected):
     row = {"question": "the union is", "choices": ["strong", "naive"], "label": label}
-    assert labelled.record(CHOICE, "a:1", row).values["label"] == expected
+    assert labeled.record(CHOICE, "a:1", row).values["label"] == expected
 
 
 def test_metrics_of_correct_outputs_are_1(read, bert):
@@ -487,10 +487,10 @@ def test_configs_that_do_not_fit_are_rejected(make, bert):
         ),
         ("sources 'a' and 'b' have different form.labels", {"data": two}),
         ("form.kind span: objective 'classification' reads form.kind classes", {"data": sources(ANSWER)}),
-        ("source 'a' is not a labeled source", {"data": {"sources": {"a": config.JsonLines("x")}}}),
+        ("source 'a' is not a labeled source", {"data": {"sources": {"a": config.TextTable("x")}}}),
         ("'classification' does not read config.data.layout 'blocks'", {"data": {"layout": config.Blocks()}}),
         ("rows is encoder_decoder, config.model.kind is 'encoder'", {"objective": {"rows": "encoder_decoder"}}),
-        ("labelled examples need special ids around them", {"vocabulary": {"cls": None}}),
+        ("labeled examples need special ids around them", {"vocabulary": {"cls": None}}),
         (r"task has 3 labels \(no, yes, maybe\), .* 2 \(no, yes\)", {"model": heads(run, ("no", "yes", "maybe"))}),
         ("labels has 'yes' where form.labels of source 'a' has 'no'", {"model": heads(run, ("yes", "no"))}),
         (

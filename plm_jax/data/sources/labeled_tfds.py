@@ -1,4 +1,4 @@
-"""Labelled examples of TensorFlow Datasets. Importing this module imports TensorFlow."""
+"""Labeled examples of TensorFlow Datasets. Importing this module imports TensorFlow."""
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
@@ -7,22 +7,22 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from plm_jax.data.sources import labelled, tasks
+from plm_jax.data.sources import labeled, tasks
 from plm_jax.data.sources.corpus import Corpus, Record, Skipped, ignore, read_or_skip
 from plm_jax.data.sources.source import RowReader, SourceRow, TfdsSource
 from plm_jax.data.tensorflow_side import tfds
 
 
 class TfdsCorpus(Corpus):
-    """Labelled examples of the splits of a builder, in its order."""
+    """Labeled examples of the splits of a builder, in its order."""
 
     skips_bad_rows = True
 
-    def __init__(self, source: TfdsSource, form: labelled.Form):
+    def __init__(self, source: TfdsSource, form: labeled.Form):
         self._source, self._form, self._builder = source, form, tasks.builder(source)
         self._downloaded = tasks.download_splits(source, self._builder)
         self.splits = ("train", "validation") if source.validation in self._downloaded else ("train",)
-        self.columns, self.keeps_offsets = labelled.columns(form.kind), labelled.keeps_offsets(form)
+        self.columns, self.keeps_offsets = labeled.columns(form.kind), labeled.keeps_offsets(form)
 
     @override
     def shards(self, split: str, most: int = 1) -> list[None]:
@@ -35,7 +35,7 @@ class TfdsCorpus(Corpus):
         located = rows(self._builder, self._source.name, getattr(self._source, split))
         for number, (location, row) in enumerate(located, 1):
             advance(1)
-            record = read_or_skip(functools.partial(labelled.record, self._form, location, row), skipped)
+            record = read_or_skip(functools.partial(labeled.record, self._form, location, row), skipped)
             if record is not None:
                 yield record._replace(row_number=number)
 

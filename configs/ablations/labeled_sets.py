@@ -21,7 +21,7 @@ import plm_jax
 from plm_jax import config, objectives
 from plm_jax.common.errors import UserError
 from plm_jax.configs.tasks import entities, inference, sentiment
-from plm_jax.data.labelled import metrics, tags
+from plm_jax.data.labeled import metrics, tags
 from plm_jax.data.sources import tables
 from plm_jax.data.sources.corpus import Record
 from plm_jax.evaluation import word_baselines
@@ -38,7 +38,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class LabelledSet:
+class LabeledSet:
     """A labeled set.
 
     Attributes:
@@ -53,7 +53,7 @@ class LabelledSet:
 
     read: Callable[[], Iterator[Row]]
     form: config.Form
-    objective: objectives.LabelledObjective
+    objective: objectives.LabeledObjective
     key: Callable[[Row], Any]
     metric: str
     length: int
@@ -122,7 +122,7 @@ def _populations(train, test):
 
 REVIEWS = vendored("movie_sentiment.jsonl.gz")
 SETS = {
-    "sentiment": LabelledSet(
+    "sentiment": LabeledSet(
         REVIEWS,
         config.ClassForm(sentiment.LABELS, text="sentence", label="sentiment"),
         objectives.Classification(),
@@ -131,7 +131,7 @@ SETS = {
         length=64,
         baseline=_accuracy(word_baselines.classes),
     ),
-    "scores": LabelledSet(
+    "scores": LabeledSet(
         REVIEWS,
         config.ScoreForm(text="sentence", score="score"),
         objectives.Regression(),
@@ -140,7 +140,7 @@ SETS = {
         length=64,
         baseline=_pearson,
     ),
-    "inference": LabelledSet(
+    "inference": LabeledSet(
         vendored("corr2cause_nli.jsonl.gz"),
         config.ClassForm(inference.LABELS, text="premise", pair="hypothesis"),
         objectives.Classification(),
@@ -149,7 +149,7 @@ SETS = {
         length=256,
         baseline=_accuracy(word_baselines.classes),
     ),
-    "entities": LabelledSet(
+    "entities": LabeledSet(
         vendored("finance_ner.jsonl.gz"),
         config.TagForm(entities.LABELS),
         objectives.Tagging(),
@@ -158,7 +158,7 @@ SETS = {
         length=128,
         baseline=_entities,
     ),
-    "names": LabelledSet(
+    "names": LabeledSet(
         vendored("finance_ner.jsonl.gz"),
         config.TagForm(entities.LABELS),
         objectives.Tagging(),
@@ -168,7 +168,7 @@ SETS = {
         baseline=_entities,
         is_tested=_has_no_role,
     ),
-    "choices": LabelledSet(
+    "choices": LabeledSet(
         vendored("quartz.jsonl.gz"),
         config.ChoiceForm(2, label="answer"),
         objectives.MultipleChoice(),
@@ -177,7 +177,7 @@ SETS = {
         length=64,
         baseline=_accuracy(word_baselines.choices),
     ),
-    "reading": LabelledSet(
+    "reading": LabeledSet(
         _questions,
         config.AnswerForm(),
         # With a small vocabulary an answer, often a whole clause, has up to 115 tokens.
@@ -202,7 +202,7 @@ def is_there(name: str) -> bool:
 
 
 @functools.cache
-def source(name: str, train: int, test: int, fits: bool = False) -> config.LabelledJsonLines:
+def source(name: str, train: int, test: int, fits: bool = False) -> config.LabeledTable:
     """Writes a set's rows to files and returns their source.
 
     Args:
@@ -228,10 +228,10 @@ def source(name: str, train: int, test: int, fits: bool = False) -> config.Label
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in chosen)
         with open(paths[-1], "w", encoding="utf-8") as file:
             file.write(text)
-    return config.LabelledJsonLines(paths[0], of.form, validation=paths[1])
+    return config.LabeledTable(paths[0], of.form, validation=paths[1])
 
 
-def _digest(of: LabelledSet, row: Row) -> bytes:
+def _digest(of: LabeledSet, row: Row) -> bytes:
     return hashlib.sha256(repr(of.key(row)).encode("utf-8")).digest()
 
 

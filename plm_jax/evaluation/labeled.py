@@ -9,8 +9,8 @@ import numpy as np
 
 from plm_jax import config, objectives
 from plm_jax.common.errors import UserError, nearest
-from plm_jax.data.labelled import metrics
-from plm_jax.data.layouts.labelled import LabelledRows
+from plm_jax.data.labeled import metrics
+from plm_jax.data.layouts.labeled import LabeledRows
 from plm_jax.data.reader import Reader
 from plm_jax.evaluation import perplexity
 from plm_jax.inference.language_model import LanguageModel
@@ -23,7 +23,7 @@ def evaluate(lm: LanguageModel, run: config.Run, task: str, show_progress: bool 
     """Returns the metrics of a task of labeled examples: `SOURCE` (its validation split) or `SOURCE:SPLIT`.
 
     Returns:
-      `examples`, their number; the metrics of `data.labelled.metrics`; and, with the prefix `trivial_`, the same
+      `examples`, their number; the metrics of `data.labeled.metrics`; and, with the prefix `trivial_`, the same
       metrics of a constant answer: the most frequent class, choice or tag, the labels that most examples have, the mean
       score, or the whole context.
 
@@ -42,7 +42,7 @@ def evaluate(lm: LanguageModel, run: config.Run, task: str, show_progress: bool 
         raise perplexity.NothingToPredictError(f"'{name}' has no split '{split}': {nearest(split, splits)}")
     perplexity.check_vocabulary(lm, run, reader.vocabulary["id"], "prepare the cache")
     rows, size = reader.rows(split, name, length), run.evaluation.batch_size
-    if not isinstance(rows, LabelledRows):
+    if not isinstance(rows, LabeledRows):
         raise UserError(f"'{name}' has no labels: name a source of labeled examples")
     total = reader.num_batches(split, size, name, length)
     outputs: list[np.ndarray] = []
@@ -62,10 +62,10 @@ def evaluate(lm: LanguageModel, run: config.Run, task: str, show_progress: bool 
 
 
 def _form(objective: objectives.Objective) -> str | None:
-    return objective.form if isinstance(objective, objectives.LabelledObjective) else None
+    return objective.form if isinstance(objective, objectives.LabeledObjective) else None
 
 
-def trivial(rows: LabelledRows, labels: Sequence[str] = ()) -> dict[str, float]:
+def trivial(rows: LabeledRows, labels: Sequence[str] = ()) -> dict[str, float]:
     """Returns the metrics of the best constant answer; for spans, of answering with the whole context."""
     form, documents = rows.objective.form, range(rows.num_documents)
     if form == "span":

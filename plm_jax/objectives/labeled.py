@@ -37,10 +37,10 @@ class TextRow(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LabelledObjective(Objective):
+class LabeledObjective(Objective):
     """The base of objectives that predict the label of an example.
 
-    Examples come from the layout `labelled`: `texts`, a list of arrays of tokens; `length` of the row; the label; for
+    Examples come from the layout `labeled`: `texts`, a list of arrays of tokens; `length` of the row; the label; for
     an ELMo `spelling` [vocab_size, C], the characters of each word.
 
     Attributes:
@@ -54,7 +54,7 @@ class LabelledObjective(Objective):
     architectures: ClassVar[tuple[str, ...]] = ("encoder", "encoder_decoder")
     loss: ClassVar[str] = "task"
     loss_fields: ClassVar[tuple[str, ...]] = ("lm_coefficient",)
-    inputs: ClassVar[tuple[str, ...]] = ("labelled",)
+    inputs: ClassVar[tuple[str, ...]] = ("labeled",)
     frames: ClassVar[bool] = True
     carries_state: ClassVar[bool] = False
     rows: Literal["encoder", "decoder", "encoder_decoder", "elmo"] = "encoder"
@@ -101,7 +101,7 @@ class LabelledObjective(Objective):
         if self.rows == "decoder":
             between = () if special.sep is None else (special.sep,)  # Not needed for a single text.
             return RowFormat((special.required("bos"),), between, (special.required("cls"),), special.pad or 0)
-        return RowFormat.labelled(special)
+        return RowFormat.labeled(special)
 
     def num_windows(
         self, sizes: Integer[np.ndarray, "examples texts"], length: int, special: Special

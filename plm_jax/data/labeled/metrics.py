@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from plm_jax import objectives
-from plm_jax.data.labelled import spans, tags
-from plm_jax.data.layouts.labelled import LabelledRows
+from plm_jax.data.labeled import spans, tags
+from plm_jax.data.layouts.labeled import LabeledRows
 
 Outputs = Mapping[int, np.ndarray] | Sequence[np.ndarray]
 Figures = dict[str, float]
@@ -30,7 +30,7 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
-def compute_metrics(rows: LabelledRows, outputs: Outputs, labels: Sequence[str] = ()) -> Figures:
+def compute_metrics(rows: LabeledRows, outputs: Outputs, labels: Sequence[str] = ()) -> Figures:
     """Returns the metrics of all rows.
 
     Args:
@@ -41,7 +41,7 @@ def compute_metrics(rows: LabelledRows, outputs: Outputs, labels: Sequence[str] 
     return _METRICS[rows.objective.form](rows, outputs, labels)
 
 
-def names(objective: objectives.LabelledObjective, labels: Sequence[str] = ()) -> list[str]:
+def names(objective: objectives.LabeledObjective, labels: Sequence[str] = ()) -> list[str]:
     """Returns the names of the metrics of `compute_metrics` for an objective."""
     entity_metrics = ["precision", "recall", "f1"]
     names = {
@@ -115,15 +115,15 @@ def word_f1(right: list[str], predicted: list[str]) -> float:
     return 2 * same / (len(right) + len(predicted))
 
 
-def _column(rows: LabelledRows, name: str) -> list[Any]:
+def _column(rows: LabeledRows, name: str) -> list[Any]:
     return [rows.values(name, rows.document(item)) for item in range(rows.num_rows)]
 
 
-def _predicted_classes(rows: LabelledRows, outputs: Outputs) -> np.ndarray:
+def _predicted_classes(rows: LabeledRows, outputs: Outputs) -> np.ndarray:
     return np.array([np.argmax(outputs[item]) for item in range(rows.num_rows)])
 
 
-def _classes(rows: LabelledRows, outputs: Outputs, labels: Sequence[str]) -> Figures:
+def _classes(rows: LabeledRows, outputs: Outputs, labels: Sequence[str]) -> Figures:
     truth, predicted = np.array(_column(rows, "label")), _predicted_classes(rows, outputs)
     figures = {"accuracy": accuracy(truth, predicted), "matthews": matthews(truth, predicted)}
     return figures | ({"f1": f1(truth, predicted)} if len(labels) == 2 else {})
@@ -137,7 +137,7 @@ def _multi_hot(ids: Sequence[np.ndarray], number: int) -> np.ndarray:
     return table
 
 
-def _labels(rows: LabelledRows, outputs: Outputs, labels: Sequence[str]) -> Figures:
+def _labels(rows: LabeledRows, outputs: Outputs, labels: Sequence[str]) -> Figures:
     predicted = np.stack([np.asarray(outputs[item]) > 0 for item in range(rows.num_rows)])
     truth = _multi_hot(_column(rows, "labels"), predicted.shape[1])
     return {
@@ -147,7 +147,7 @@ def _labels(rows: LabelledRows, outputs: Outputs, labels: Sequence[str]) -> Figu
     }
 
 
-def _score(rows: LabelledRows, outputs: Outputs, labels: Sequence[str]) -> Figures:
+def _score(rows: LabeledRows, outputs: Outputs, labels: Sequence[str]) -> Figures:
     truth = np.array(_column(rows, "score"), np.float64)
     predicted = np.array([float(outputs[item][0]) for item in range(rows.num_rows)])
     return {
@@ -157,14 +157,14 @@ def _score(rows: LabelledRows, outputs: Outputs, labels: Sequence[str]) -> Figur
     }
 
 
-def predict_tags(rows: LabelledRows, item: int, output: np.ndarray, labels: Sequence[str]) -> list[str]:
+def predict_tags(rows: LabeledRows, item: int, output: np.ndarray, labels: Sequence[str]) -> list[str]:
     """Returns the predicted tag of each word of an example; words outside of the row get `O` or the first label."""
     missing = "O" if "O" in labels else labels[0]
     positions = rows.word_positions(rows.document(item)).tolist()
     return [labels[int(np.argmax(output[position]))] if position >= 0 else missing for position in positions]
 
 
-def _tags(rows: LabelledRows, outputs: Outputs, labels: Sequence[str]) -> Figures:
+def _tags(rows: LabeledRows, outputs: Outputs, labels: Sequence[str]) -> Figures:
     truth = [[labels[int(tag)] for tag in ids] for ids in _column(rows, "tags")]
     predicted = [predict_tags(rows, item, outputs[item], labels) for item in range(rows.num_rows)]
     pairs = [pair for both in zip(truth, predicted, strict=True) for pair in zip(*both, strict=True)]
@@ -175,7 +175,7 @@ def _tags(rows: LabelledRows, outputs: Outputs, labels: Sequence[str]) -> Figure
     return token_accuracy | tags.scores(truth, predicted) | {f"strict_{name}": value for name, value in strict.items()}
 
 
-def answers(rows: LabelledRows, outputs: Outputs) -> list[spans.Answer]:
+def answers(rows: LabeledRows, outputs: Outputs) -> list[spans.Answer]:
     """Returns the predicted answer of each example, from the scores of all its windows."""
     settings = rows.objective
     assert isinstance(settings, objectives.SpanExtraction)
@@ -187,7 +187,7 @@ def answers(rows: LabelledRows, outputs: Outputs) -> list[spans.Answer]:
     return predictions
 
 
-def answer_windows(rows: LabelledRows, outputs: Outputs, document: int) -> list[spans.AnswerWindow]:
+def answer_windows(rows: LabeledRows, outputs: Outputs, document: int) -> list[spans.AnswerWindow]:
     """Returns the windows of an example's context with the scores of their tokens."""
     parts = [rows.window(item) for item in rows.rows_of(document)]
     most = spans.most_context([(part.first, part.size) for part in parts])
@@ -198,7 +198,7 @@ def answer_windows(rows: LabelledRows, outputs: Outputs, document: int) -> list[
 
 
 def _window(
-    rows: LabelledRows, document: int, part: objectives.ContextWindow, output: np.ndarray, has_most: np.ndarray
+    rows: LabeledRows, document: int, part: objectives.ContextWindow, output: np.ndarray, has_most: np.ndarray
 ) -> spans.AnswerWindow:
     """Returns the window of a row; `has_most` [part.size] is whether it has more context than any other window."""
     in_row, in_context = slice(part.offset, part.offset + part.size), slice(part.first, part.first + part.size)
@@ -209,14 +209,14 @@ def _window(
     return spans.AnswerWindow(output[:, 0], output[:, 1], begins, stops, may_start)
 
 
-def right_answers(rows: LabelledRows, document: int) -> list[str]:
+def right_answers(rows: LabeledRows, document: int) -> list[str]:
     """Returns the texts of an example's correct answers."""
     context = rows.context(document)
     pair = (rows.values(name, document).tolist() for name in ("answer_begins", "answer_ends"))
     return [context[begin:stop] for begin, stop in zip(*pair, strict=True)]
 
 
-def _span(rows: LabelledRows, outputs: Outputs, labels: Sequence[str]) -> Figures:
+def _span(rows: LabeledRows, outputs: Outputs, labels: Sequence[str]) -> Figures:
     predictions = answers(rows, outputs)
     pairs = [(right_answers(rows, document), answer.text) for document, answer in enumerate(predictions)]
     return {
@@ -225,11 +225,11 @@ def _span(rows: LabelledRows, outputs: Outputs, labels: Sequence[str]) -> Figure
     }
 
 
-def _choice(rows: LabelledRows, outputs: Outputs, labels: Sequence[str]) -> Figures:
+def _choice(rows: LabeledRows, outputs: Outputs, labels: Sequence[str]) -> Figures:
     return {"accuracy": accuracy(np.array(_column(rows, "label")), _predicted_classes(rows, outputs))}
 
 
-_METRICS: dict[str, Callable[[LabelledRows, Outputs, Sequence[str]], Figures]] = {
+_METRICS: dict[str, Callable[[LabeledRows, Outputs, Sequence[str]], Figures]] = {
     "classes": _classes,
     "labels": _labels,
     "score": _score,

@@ -1,6 +1,6 @@
 """Sources of labeled examples: the fields of a row, and the texts and columns of the cache that they become.
 
-    config.LabelledJsonLines("train.jsonl", config.ClassForm(("negative", "positive"), text="sentence"), "test.jsonl")
+    config.LabeledTable("train.jsonl", config.ClassForm(("negative", "positive"), text="sentence"), "test.jsonl")
 
 An example is a document of the cache, and its texts are the sentences of the document: a text and its pair; words,
 joined by spaces; a context and the question about it; a context and its choices. The first text decides whether the
@@ -32,7 +32,7 @@ from plm_jax.common.errors import UserError, nearest
 from plm_jax.common.roles import Role
 from plm_jax.data.cache.columns import Column
 from plm_jax.data.sources.corpus import BadRow, Record
-from plm_jax.data.sources.files import JsonSource
+from plm_jax.data.sources.files import TableSource
 from plm_jax.data.sources.prompts import PromptConfig
 from plm_jax.data.sources.source import Source
 from plm_jax.data.sources.tables import Cell, cell_value
@@ -240,7 +240,7 @@ def record(form: Form, location: str, row: Row) -> Record:
       BadRow: the row lacks a field, a field does not fit the form, or there is no text.
     """
     record = _RECORDS[form.kind](form, location, row)
-    if not any(map(str.strip, (record.text, *(record.other_texts or ())))):
+    if not any(map(str.strip, record.texts)):
         # Rows skipped without an error are not counted.
         raise BadRow(f"{location} has no text: remove this row")
     return record
@@ -408,23 +408,23 @@ _RECORDS: dict[str, Callable[[Any, str, Row], Record]] = {
 }
 
 
-class LabelledSource(Source):
+class LabeledSource(Source):
     """A source of labeled examples."""
 
     form: Form
 
 
 @dataclass(frozen=True)
-class LabelledJsonLines(JsonSource, LabelledSource):
+class LabeledTable(TableSource, LabeledSource):
     """Labeled examples in the rows of JSON Lines, CSV, TSV, Parquet or Arrow files.
 
     Attributes:
-      path: path of the training files, as in `JsonLines`.
+      path: path of the training files, as in `TextTable`.
       form: fields of an example and its kind of label.
       validation: path of the validation files; may be a glob; if empty, some of the training examples are held out.
     """
 
-    kind: ClassVar[str] = "labelled_jsonl"
+    kind: ClassVar[str] = "labeled_table"
     location_fields: ClassVar[tuple[str, ...]] = ("path", "validation")
     path: str
     form: Form

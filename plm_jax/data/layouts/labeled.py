@@ -1,6 +1,6 @@
 """Rows of labeled examples: one row per example, or several windows for a long context.
 
-In the cache of a labeled source, a document is an example, and its sentences are its texts (`sources.labelled`).
+In the cache of a labeled source, a document is an example, and its sentences are its texts (`sources.labeled`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,19 +23,19 @@ _LEAST_TOKENS = 2
 
 
 @dataclass(frozen=True)
-class LabelledLayout(Layout):
-    """Labelled examples: texts and a label, from which objectives such as `classification` make rows."""
+class LabeledLayout(Layout):
+    """Labeled examples: texts and a label, from which objectives such as `classification` make rows."""
 
-    kind: ClassVar[str] = "labelled"
-    plural: ClassVar[str] = "labelled examples"
+    kind: ClassVar[str] = "labeled"
+    plural: ClassVar[str] = "labeled examples"
 
     @override
     def form(self, objective: objectives.Objective) -> Form:
-        return "labelled"
+        return "labeled"
 
     @override
     def reads_characters(self, objective: objectives.Objective) -> bool:
-        return isinstance(objective, objectives.LabelledObjective) and objective.rows == "elmo"
+        return isinstance(objective, objectives.LabeledObjective) and objective.rows == "elmo"
 
     @property
     @override
@@ -47,7 +47,7 @@ class LabelledLayout(Layout):
         self, objective: objectives.Objective, special: SpecialIds, length: int, sources: Mapping[str, Any]
     ) -> None:
         super().check(objective, special, length, sources)
-        objective = _labelled(objective)
+        objective = _labeled(objective)
         forms = {name: _form(name, source, objective) for name, source in sources.items()}
         num_texts = next(iter(forms.values())).num_texts
         for form in forms.values():
@@ -65,26 +65,26 @@ class LabelledLayout(Layout):
 
     @override
     def blank(self, length: int, objective: objectives.BoundObjective, num_characters: int = 0) -> dict[str, Any]:
-        settings = _labelled(objective.settings)
+        settings = _labeled(objective.settings)
         spelling = np.broadcast_to(np.zeros(num_characters, np.uint16), (objective.special.vocab_size, num_characters))
         texts = [np.zeros(0, np.int32)] * settings.min_texts
         return {"texts": texts, "length": length, "spelling": spelling} | settings.placeholder_label()
 
     @override
-    def open(self, request: RowRequest) -> "LabelledRows":
+    def open(self, request: RowRequest) -> "LabeledRows":
         assert isinstance(request.split, cache.Split)
-        objective = _labelled(request.objective.settings)
-        return LabelledRows(request.split, request.length, objective, request.objective.special, request.characters)
+        objective = _labeled(request.objective.settings)
+        return LabeledRows(request.split, request.length, objective, request.objective.special, request.characters)
 
 
-def _labelled(objective: objectives.Objective) -> objectives.LabelledObjective:
+def _labeled(objective: objectives.Objective) -> objectives.LabeledObjective:
     """Returns the objective; raises `UserError` if it is not one of labeled examples."""
-    if not isinstance(objective, objectives.LabelledObjective):
+    if not isinstance(objective, objectives.LabeledObjective):
         raise UserError(f"objective '{objective.kind}' is not one of labeled examples")
     return objective
 
 
-def _form(name: str, source: Any, objective: objectives.LabelledObjective) -> Any:
+def _form(name: str, source: Any, objective: objectives.LabeledObjective) -> Any:
     """Returns the form of a source; raises `UserError` if the objective reads another form."""
     form = getattr(source, "form", None)
     if form is None or form.kind != objective.form:
@@ -93,7 +93,7 @@ def _form(name: str, source: Any, objective: objectives.LabelledObjective) -> An
     return form
 
 
-def _check_form(objective: objectives.LabelledObjective, num_texts: int, num_labels: int) -> None:
+def _check_form(objective: objectives.LabeledObjective, num_texts: int, num_labels: int) -> None:
     """Rejects examples with more or fewer texts or labels than the objective reads."""
     if isinstance(objective, objectives.MultipleChoice) and num_texts != 1 + objective.num_choices:
         raise UserError(
@@ -118,7 +118,7 @@ def _check_form(objective: objectives.LabelledObjective, num_texts: int, num_lab
 
 
 def _check_room(
-    objective: objectives.LabelledObjective, special: objectives.Special, num_texts: int, length: int
+    objective: objectives.LabeledObjective, special: objectives.Special, num_texts: int, length: int
 ) -> None:
     """Rejects rows that are too short for their special tokens and some text."""
     num_texts = min(num_texts, 2)
@@ -143,8 +143,8 @@ def _check_same_labels(labels: Mapping[str, Sequence[str]]) -> None:
             raise UserError(f"sources '{first}' and '{name}' have different form.labels: make them equal")
 
 
-class LabelledRows(Rows):
-    """Labelled examples and their windows, in one pass.
+class LabeledRows(Rows):
+    """Labeled examples and their windows, in one pass.
 
     Attributes:
       objective: objective that makes the rows.
@@ -156,7 +156,7 @@ class LabelledRows(Rows):
         self,
         split: cache.Split | cache.MemoryTable,
         length: int,
-        objective: objectives.LabelledObjective,
+        objective: objectives.LabeledObjective,
         special: objectives.Special,
         characters: np.ndarray | None = None,
     ):

@@ -1,4 +1,4 @@
-"""Labelled examples of TensorFlow Datasets, in GLUE's and SQuAD's own forms."""
+"""Labeled examples of TensorFlow Datasets, in GLUE's and SQuAD's own forms."""
 
 import dataclasses
 from typing import ClassVar
@@ -63,7 +63,7 @@ def folder(tmp_path_factory):
 
 def nli(folder, **fields):
     form = config.ClassForm(LABELS, "premise", "hypothesis", **fields)
-    return config.LabelledTfds("tiny_nli", form, folder, validation="validation_matched")
+    return config.LabeledTfds("tiny_nli", form, folder, validation="validation_matched")
 
 
 def test_glues_rows_are_pairs_and_classes(folder):
@@ -83,7 +83,7 @@ def test_glues_rows_are_pairs_and_classes(folder):
 
 
 def test_squads_rows_are_questions_contexts_and_answers(folder):
-    corpus = config.LabelledTfds("tiny_squad", config.AnswerForm(), folder).open("a")
+    corpus = config.LabeledTfds("tiny_squad", config.AnswerForm(), folder).open("a")
     assert corpus.splits == ("train",) and corpus.keeps_offsets
     records = {of.other_texts[0]: of for of in corpus.read("train", None)}
     answers = {

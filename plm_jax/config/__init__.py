@@ -44,6 +44,7 @@ from plm_jax.data.sources.labeled import (
 from plm_jax.data.sources.prompts import PromptConfig
 from plm_jax.data.sources.source import InputsTargetsSource, RegisteredSource, Source, TaskSource
 from plm_jax.data.sources.tensorflow_sources import LabeledTfds, SeqioInputsTargets, SeqioTask, Tfds
+from plm_jax.data.sources.token_files import TokenFiles
 from plm_jax.data.vocabulary_config import VocabularyConfig
 from plm_jax.generation.decoding_config import PUBLISHED as PUBLISHED_DECODINGS
 from plm_jax.generation.decoding_config import DecodingConfig
@@ -124,6 +125,7 @@ __all__ = [
     "TextFiles",
     "TextTable",
     "Tfds",
+    "TokenFiles",
     "TrainConfig",
     "VocabularyConfig",
     "brief",

@@ -9,6 +9,7 @@ from plm_jax.common.errors import UserError, nearest
 from plm_jax.common.phases import Phase
 from plm_jax.data.layouts import Blocks, Layout, begins_with
 from plm_jax.data.sources.source import InputsTargetsSource, RegisteredSource, Source
+from plm_jax.data.sources.token_files import TokenFiles
 from plm_jax.data.vocabulary_config import VocabularyConfig
 
 
@@ -80,6 +81,14 @@ class DataConfig:
             raise UserError(f"config.data.segmenters names '{name}': {nearest(name, self.sources)}")
         if not self.sources:
             raise UserError("config.data.sources is empty: name at least one corpus")
+        for name in (name for name, source in self.sources.items() if isinstance(source, TokenFiles)):
+            if name in self.segmenters:
+                raise UserError(f"config.data.segmenters names '{name}', which has tokens instead of text: remove it")
+            if self.layout.num_texts > 1:
+                raise UserError(
+                    f"config.data.layout '{self.layout.kind}' needs sentences, which tokenized documents such as those "
+                    f"of source '{name}' do not have: choose another layout"
+                )
 
     @property
     def has_inputs_targets(self) -> bool:

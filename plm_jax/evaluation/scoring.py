@@ -113,8 +113,10 @@ def _check_stride(lm: LanguageModel, text_scoring: TextScoring) -> None:
 def _texts(name: str, run: config.Run, split: str) -> Iterator[str]:
     """Returns the documents of a split; sources without validation data are split as `prepare` splits them."""
     source = run.data.sources[name]
-    if isinstance(source, config.LabelledSource | config.InputsTargetsSource):
+    if isinstance(source, config.LabeledSource | config.InputsTargetsSource):
         raise UserError(f"'{name}' has examples instead of documents: leave out --stride, or name another task")
+    if isinstance(source, config.TokenFiles):
+        raise UserError(f"'{name}' has tokens instead of text: leave out --stride, or name another task")
     corpus = source.open(name)
     if split not in (*corpus.splits, "validation"):
         raise UserError(f"'{name}' has no split '{split}': {nearest(split, corpus.splits)}")

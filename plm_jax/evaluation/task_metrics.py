@@ -24,7 +24,7 @@ from plm_jax.data import cache, vocabularies
 from plm_jax.data.prepare import reading
 from plm_jax.data.sources.tensorflow_sources import import_tasks
 from plm_jax.data.text_to_text import formats
-from plm_jax.evaluation import labelled, perplexity, scoring
+from plm_jax.evaluation import labeled, perplexity, scoring
 from plm_jax.generation import constraints
 from plm_jax.inference import batches
 from plm_jax.inference.language_model import LanguageModel
@@ -45,7 +45,7 @@ def evaluate(
 
     Returns:
       The metrics of `scoring.evaluate` for whole texts, of `perplexity.evaluate` for documents, and of
-      `labelled.evaluate` for labeled examples. For sources of inputs and targets: `examples`, their number; the metrics
+      `labeled.evaluate` for labeled examples. For sources of inputs and targets: `examples`, their number; the metrics
       of the task's metric functions, in the units of `common.metrics`; and, with the prefix `most_frequent_`, the
       metrics of always answering with the most frequent target.
 
@@ -56,8 +56,8 @@ def evaluate(
     if text_scoring is not None:
         return scoring.evaluate(lm, run, task, text_scoring, show_progress)
     source = run.data.sources.get(task.partition(":")[0])
-    if isinstance(source, config.LabelledSource):
-        return labelled.evaluate(lm, run, task, show_progress)
+    if isinstance(source, config.LabeledSource):
+        return labeled.evaluate(lm, run, task, show_progress)
     if not isinstance(source, config.InputsTargetsSource):
         return perplexity.evaluate(lm, run, task, show_progress)
     return _evaluate_examples(lm, run, task, show_progress)
@@ -141,7 +141,7 @@ def _examples(task: Any, run: config.Run, split: str) -> Iterator[Any]:
         records = [tasks.record(example) for example in examples]
         held_out = reading.hold_out(records, run.data.validation_fraction)
         for example, record, is_held_out in zip(examples, records, held_out, strict=True):
-            if record.has_text and is_held_out == (split == "validation"):
+            if not record.is_empty and is_held_out == (split == "validation"):
                 yield example
     elif split in task.splits:
         yield from tasks.examples(task, split)

@@ -66,7 +66,7 @@ def _counter(records: Sequence[Record]) -> Callable[[Sequence[Record]], Any]:
 
     # Logarithmic counts and weak regularization did best on the movie reviews in the package.
     def texts(records: Sequence[Record]) -> Any:
-        return zip(*((record.text, *(record.other_texts or ())) for record in records), strict=True)
+        return zip(*(record.texts for record in records), strict=True)
 
     vectorizers = [TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True).fit(column) for column in texts(records)]
     return lambda records: sparse.hstack(

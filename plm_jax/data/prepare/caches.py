@@ -148,6 +148,11 @@ def _training_texts(data: DataConfig, sources: Mapping[str, Source], show_progre
             rule = reading.rule(data, name)
         with build.bar(f"{name}: reading", source.open(name), show_progress) as bar:
             for document in reading.all_documents(data, name, advance=bar.update):
+                if document.tokens is not None:
+                    raise UserError(
+                        f"source '{name}' is tokenized, so no vocabulary can be trained on it: set config.vocabulary "
+                        "to the vocabulary of its tokens"
+                    )
                 if not document.is_held_out(rule):
                     yield from filter(None, (document.text, *(document.further_texts or ())))
 

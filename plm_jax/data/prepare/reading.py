@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from plm_jax.data import vocabularies
 from plm_jax.data.cache import columns, file_format, staleness
 from plm_jax.data.config import DataConfig
@@ -27,6 +29,7 @@ class Document(NamedTuple):
       further_texts: texts of an example after the first; None for a document.
       values: values of each of the `source_columns`.
       group: group of its `Record`.
+      tokens: tokens of its `Record`.
     """
 
     number: int
@@ -35,6 +38,7 @@ class Document(NamedTuple):
     further_texts: tuple[str, ...] | None = None
     values: Mapping[str, Any] = {}
     group: str | None = None
+    tokens: np.ndarray | None = None
 
     def is_held_out(self, rule: groups.HeldOutRule) -> bool:
         """Whether the rule holds the document out for validation."""
@@ -89,9 +93,10 @@ def documents(
     corpus = data.sources[name].open(name)
     skipped = (skipped or Skipped()) if data.bad_rows == "skip" else None
     records = corpus.read(piece.split, piece.shard, skipped, advance)
-    for number, record in enumerate((record for record in records if record.has_text), first):
+    validates = piece.split == "validation"
+    for number, record in enumerate((record for record in records if not record.is_empty), first):
         values = {**record.values, "origin": columns.origin(record.file, record.row_number)}
-        yield Document(number, record.text, piece.split == "validation", record.other_texts, values, record.group)
+        yield Document(number, record.text, validates, record.other_texts, values, record.group, record.tokens)
 
 
 def all_documents(
@@ -133,7 +138,7 @@ def _key(row: Document | Record) -> int:
 
 def hold_out(records: Sequence[Record], fraction: float) -> list[bool]:
     """Returns whether `prepare` holds out each record; `records` is all of a source without a validation split."""
-    keys = [_key(record) if record.has_text else None for record in records]
+    keys = [None if record.is_empty else _key(record) for record in records]
     bound = groups.Groups.of([key for key in keys if key is not None]).rule(fraction).bound
     return [key is not None and key < bound for key in keys]
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from plm_jax.common.errors import UserError
 from plm_jax.data import vocabularies
 from plm_jax.data.cache import columns
 from plm_jax.data.cache.columns import Column, Values
@@ -34,6 +35,7 @@ class Batch(NamedTuple):
       groups: `group` of each document.
       validates: `validates` of each document.
       values: values of all documents, by column of the source.
+      tokens: tokens of each document of a tokenized source; None for texts.
     """
 
     first: int
@@ -42,6 +44,7 @@ class Batch(NamedTuple):
     groups: list[str | None]
     validates: list[bool]
     values: dict[str, list[Any]]
+    tokens: list[np.ndarray] | None = None
 
 
 class TokenBlock(NamedTuple):
@@ -108,9 +111,13 @@ def encode(
     Args:
       rules: functions that find the starts of parts of a text, by the column for these starts.
     """
+    if batch.tokens is not None:
+        batch = batch._replace(texts=_decode(batch.tokens, vocabulary))
     texts = [text.encode("utf-8") for text in batch.texts]
     num_bytes = np.array(list(map(len, texts)), np.uint64)
-    if batch.further_texts is None:
+    if batch.tokens is not None:
+        values = _gather_tokens(batch.tokens, vocabulary)
+    elif batch.further_texts is None:
         values = _encode_texts(batch.texts, vocabulary, rules)
     else:
         values = encode_examples(batch.texts, batch.further_texts, vocabulary, task.keeps_offsets)
@@ -126,6 +133,31 @@ def encode(
     (chosen,) = sizes.nonzero()
     files = [*shuffle.shards(rows, values, chosen), group_keys[chosen].tobytes()]
     return TokenBlock(len(chosen), groups.Groups.of(group_keys["group"]), files)
+
+
+def _decode(documents: list[np.ndarray], vocabulary: vocabularies.Vocabulary) -> list[str]:
+    """Returns the texts of tokenized documents.
+
+    Raises:
+      UserError: the vocabulary lacks an id.
+    """
+    ids = np.concatenate(documents)
+    if (unknown := ids[(ids < 0) | (ids >= vocabulary.vocab_size)]).size:
+        raise UserError(
+            f"a tokenized document has the id {unknown[0]}, but the vocabulary has {vocabulary.vocab_size:,} ids: "
+            "check the source's dtype and config.vocabulary"
+        )
+    return [vocabulary.decode(document) for document in documents]
+
+
+def _gather_tokens(documents: list[np.ndarray], vocabulary: vocabularies.Vocabulary) -> dict[str, Values]:
+    """Returns the columns of tokenized documents, each of which is one sentence."""
+    firsts = [len(vocabulary.decode(document[:1]).encode("utf-8")) for document in documents]
+    return {
+        "tokens": columns.gather(columns.tokens(vocabulary.vocab_size), documents),
+        "sentence_starts": columns.gather(columns.SENTENCE_STARTS, [(0,)] * len(documents)),
+        "first_bytes": Values(np.array(firsts)),
+    }
 
 
 def _encode_texts(texts: list[str], vocabulary: vocabularies.Vocabulary, rules: dict[str, Rule]) -> dict[str, Values]:
@@ -177,13 +209,24 @@ def _within_documents(starts: np.ndarray, sizes: np.ndarray, ends: np.ndarray) -
 def in_batches(documents: Iterable[Document]) -> Iterator[Batch]:
     """Yields batches of documents, whose numbers must be consecutive."""
     for batch in batches(documents, _BATCH_CHARACTERS, _num_characters):
-        numbers, texts, validates, further_texts, values, group_names = map(list, zip(*batch, strict=True))
+        numbers, texts, validates, further_texts, values, group_names, tokens = map(list, zip(*batch, strict=True))
         by_column = {name: [document[name] for document in values] for name in values[0]}
-        has_examples = further_texts[0] is not None
-        yield Batch(numbers[0], texts, further_texts if has_examples else None, group_names, validates, by_column)
+        has_examples, has_tokens = further_texts[0] is not None, tokens[0] is not None
+        yield Batch(
+            numbers[0],
+            texts,
+            further_texts if has_examples else None,
+            group_names,
+            validates,
+            by_column,
+            tokens if has_tokens else None,
+        )
 
 
 def _num_characters(document: Document) -> int:
+    """Returns the number of characters of a document, or of its tokens."""
+    if document.tokens is not None:
+        return len(document.tokens)
     return sum(map(len, (document.text, *(document.further_texts or ()))))
 
 

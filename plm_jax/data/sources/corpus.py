@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from plm_jax.common.errors import UserError, nearest
 from plm_jax.data.cache.columns import Column
 
@@ -30,6 +32,7 @@ class Record(NamedTuple):
       values: values of the source's `columns`.
       group: name shared by records that must stay in one split, such as a document's id; None for `text`, which keeps
         the questions of a context together.
+      tokens: integer [n], ids of a document from a tokenized source, whose `text` is empty; None for texts.
     """
 
     text: str
@@ -38,11 +41,17 @@ class Record(NamedTuple):
     row_number: int = 0
     values: Mapping[str, Any] = {}
     group: str | None = None
+    tokens: np.ndarray | None = None
 
     @property
-    def has_text(self) -> bool:
-        """Whether the first text is not blank, or any further text is not empty."""
-        return bool(self.text.strip() or any(self.other_texts or ()))
+    def texts(self) -> tuple[str, ...]:
+        """All texts."""
+        return (self.text, *(self.other_texts or ()))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there are no tokens, the first text is blank and no further text has a character."""
+        return self.tokens is None and not self.text.strip() and not any(self.other_texts or ())
 
 
 @dataclasses.dataclass

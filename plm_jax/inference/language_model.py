@@ -68,7 +68,8 @@ class LanguageModel:
             labels = ", ".join(getattr(head, "labels", ()))
             kind = f"{head.kind}: {labels}" if labels else head.kind
             heads.append(name if name == kind else f"{name} ({kind})")
-        origin = self.workdir or "pretrained weights"
+        directories = {os.path.dirname(path) for path in self._origin.hub_files.values()}
+        origin = self.workdir or next(iter(directories), "pretrained weights")
         lines = [
             f"{family}, {self.num_parameters:,} parameters",
             f"vocabulary: {self._origin.vocabulary or 'none'} ({self.config.vocab_size:,} ids)",

@@ -52,7 +52,7 @@ class Telemetry:
         self._bar = _Bar(
             total=steps,
             initial=first_step,
-            desc="pretrain",
+            desc="training",
             unit="step",
             mininterval=0.2 if terminal else 10,
             dynamic_ncols=True,

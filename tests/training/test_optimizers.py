@@ -50,6 +50,10 @@ CLOSED_FORMS = {
         config.RsqrtWarmupSchedule(512**-0.5, warmup_steps=50),
         512**-0.5 * np.minimum(np.maximum(STEPS, 1) ** -0.5, STEPS * 50**-1.5),
     ),
+    "transformer without warm-up": (
+        config.RsqrtWarmupSchedule(0.5),
+        np.where(STEPS == 0, 0, 0.5 / np.sqrt(np.maximum(STEPS, 1))),
+    ),
 }
 
 

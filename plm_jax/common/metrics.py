@@ -144,6 +144,12 @@ def _base(name: str) -> str:
     return name.rpartition("/")[2].partition(",")[0]
 
 
+def groups(name: str) -> list[str]:
+    """Returns the prefixes of related metrics, nearest first: `a/5_shots` and `a` for `a/5_shots/accuracy`."""
+    parts = name.split("/")[:-1]
+    return ["/".join(parts[:n]) for n in range(len(parts), 0, -1)]
+
+
 def fits(metric: Metric, value: float) -> bool:
     """Whether a value is in the range of a metric, up to rounding."""
     low, high = metric.range or (-math.inf, math.inf)

@@ -1,8 +1,10 @@
 """Trivial baselines that a model has to beat: predictors that look at no input."""
 
-from collections.abc import Collection
+from collections.abc import Mapping
 
 import numpy as np
+
+from plm_jax.common import metrics as declarations
 
 # Baseline of each metric: the name of another metric, or a constant. The accuracy of a discriminator is left out: a
 # discriminator predicts "replaced" only where the probability exceeds one half. With one token in seven replaced, that
@@ -15,18 +17,32 @@ _BASELINES = {
 }
 
 
-def trivial_baseline(metric: str, available: Collection[str]) -> str | float | None:
-    """Returns the score of a predictor that ignores the input, to compare a metric with.
+def baseline_of(metrics: Mapping[str, float], name: str) -> str | float | None:
+    """Returns the metric of a predictor that ignores the input, to compare a metric with.
 
     Args:
-      metric: name of the metric, without a prefix.
-      available: names of the metrics that were computed.
+      metrics: metrics by names such as `SOURCE/accuracy`.
+      name: name of the metric.
 
     Returns:
-      The name of an available metric, a constant, or None if no such baseline is known.
+      The name of one of the metrics, a constant, or None if no baseline is known.
     """
-    answer_baselines = (f"{prefix}_{metric}" for prefix in ("most_frequent", "trivial"))
-    return next((name for name in answer_baselines if name in available), _BASELINES.get(metric))
+    metric = name.rpartition("/")[2]
+    for group in declarations.groups(name):
+        candidates = [f"{group}/{prefix}{metric}" for prefix in declarations.BASELINES]
+        baseline = next((other for other in candidates if other in metrics), _BASELINES.get(metric))
+        if isinstance(baseline, float) or baseline in metrics:
+            return baseline
+        if f"{group}/{baseline}" in metrics:
+            return f"{group}/{baseline}"
+    declared = declarations.declared(name)
+    return 0.0 if declared is not None and declared.unit == "correlation" else None
+
+
+def trivial_value(metrics: Mapping[str, float], name: str) -> float | None:
+    """Returns the value of `baseline_of`, or None if no baseline is known."""
+    baseline = baseline_of(metrics, name)
+    return metrics[baseline] if isinstance(baseline, str) else baseline
 
 
 def constant_accuracy(share: float) -> float:

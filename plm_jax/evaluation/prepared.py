@@ -1,12 +1,12 @@
 """Evaluates a list of tasks: splits that a run or another config has prepared, prompts, or files of text."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from plm_jax import config
 from plm_jax.common import metrics as declarations
 from plm_jax.common.errors import UserError
-from plm_jax.evaluation import few_shot, perplexity, scoring, task_metrics
+from plm_jax.evaluation import baselines, few_shot, perplexity, scoring, task_metrics
 from plm_jax.inference.language_model import LanguageModel
 from plm_jax.runs import preparation
 
@@ -134,7 +134,30 @@ def _each(
 
 
 def print_metrics(task: str, metrics: dict[str, float] | str) -> None:
-    """Prints the metrics of a task, or the reason why there are none."""
-    if not isinstance(metrics, str):
-        metrics = ", ".join(f"{name} {declarations.shown(name, value)}" for name, value in metrics.items())
-    print(f"{task}: {metrics}", flush=True)
+    """Prints the metrics of a task as a table, or the reason why there are none."""
+    print(f"{task}: {metrics}" if isinstance(metrics, str) else "\n".join(_table(task, metrics)), flush=True)
+
+
+def _table(task: str, metrics: Mapping[str, float]) -> list[str]:
+    """Returns a table of metrics with the columns value, trivial baseline and verdict; the last two only if needed."""
+    metrics = {f"{task}/{name}": value for name, value in metrics.items()}
+    shown_as_baselines = {baselines.baseline_of(metrics, name) for name in metrics}
+    rows: list[tuple[str, ...]] = [(task, "value", "trivial", "verdict")]
+    for name, value in metrics.items():
+        if name in shown_as_baselines:
+            continue
+        declared, trivial = declarations.declared(name), baselines.trivial_value(metrics, name)
+        cells = [f"  {name.removeprefix(f'{task}/')}", declarations.shown(name, value), "", ""]
+        if trivial is not None and declared is not None and declared.sign:
+            is_better = declared.sign * (value - trivial) > 0
+            cells[2:] = declarations.shown(name, trivial), "better" if is_better else "not better"
+        rows.append(tuple(cells))
+    columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
+    widths = [max(map(len, column)) for column in columns]
+    return ["  ".join(_aligned(row, widths)).rstrip() for row in zip(*columns, strict=True)]
+
+
+def _aligned(cells: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
+    """Yields cells padded to widths: numbers, in the second and third columns, to the right."""
+    for index, (cell, width) in enumerate(zip(cells, widths, strict=True)):
+        yield cell.rjust(width) if index in (1, 2) else cell.ljust(width)

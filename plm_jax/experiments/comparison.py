@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from plm_jax.common import metrics as declarations
-from plm_jax.evaluation.baselines import trivial_baseline
+from plm_jax.evaluation.baselines import trivial_value
 from plm_jax.experiments import significance
 from plm_jax.experiments.setups import SETUP_HEAD, Setup
 from plm_jax.experiments.significance import MeanDifference, Sample
@@ -219,27 +219,8 @@ def _test_variance(rows: Sequence[Mapping[str, float]], metric: Metric) -> float
 
 def _num_rows(metrics: Mapping[str, float], name: str, declared: declarations.Metric | None) -> float | None:
     """Returns the number of test rows of a metric: the first of its declared counts that is reported next to it."""
-    keys = (f"{group}/{count}" for group in _groups(name) for count in (declared.rows if declared else ()))
+    keys = (f"{group}/{count}" for group in declarations.groups(name) for count in (declared.rows if declared else ()))
     return next((metrics[key] for key in keys if metrics.get(key, 0) > 0), None)
-
-
-def _groups(name: str) -> list[str]:
-    """Returns the prefixes of related metrics, nearest first: `a/5_shots` and `a` for `a/5_shots/accuracy`."""
-    parts = name.split("/")[:-1]
-    return ["/".join(parts[:n]) for n in range(len(parts), 0, -1)]
-
-
-def trivial_value(metrics: Mapping[str, float], name: str) -> float | None:
-    """Returns the metric of a predictor that ignores the input, or None if no such metric is recorded."""
-    declared = declarations.declared(name)
-    for group in _groups(name):
-        siblings = {
-            key.removeprefix(f"{group}/"): value for key, value in metrics.items() if key.startswith(f"{group}/")
-        }
-        baseline = trivial_baseline(name.rpartition("/")[2], siblings)
-        if isinstance(baseline, float) or baseline in siblings:
-            return baseline if isinstance(baseline, float) else siblings[baseline]
-    return 0.0 if declared is not None and declared.unit == "correlation" else None
 
 
 def _beats_trivial(rows: Sequence[Mapping[str, float]], metric: Metric, sign: int) -> bool:
@@ -372,7 +353,7 @@ def default_comparison(results: Sequence[dict[str, Any]]) -> dict[str, Metric]:
         declared = declarations.declared(name)
         if declared is None or not declared.sign or not all(name in metrics for metrics in finished):
             continue
-        is_of_examples = any(f"{group}/examples" in finished[0] for group in _groups(name))
+        is_of_examples = any(f"{group}/examples" in finished[0] for group in declarations.groups(name))
         if is_of_examples or not changed & set(_TARGETS):
             names.append(name)
     comparable = [name for name in names if trivial_value(finished[0], name) is not None]

@@ -15,7 +15,8 @@ from plm_jax.common import metrics, progress, storage
 from plm_jax.common.errors import UserError
 from plm_jax.data.sources.files import PathSource
 from plm_jax.data.sources.source import RegisteredSource, Source, TfdsSource
-from plm_jax.experiments import comparison, model_table
+from plm_jax.evaluation import baselines
+from plm_jax.experiments import model_table
 from plm_jax.hub import families, repositories
 from plm_jax.hub.families import CONFIG
 from plm_jax.hub.family import Family
@@ -236,7 +237,7 @@ def _metrics(pretrained: Pretrained) -> list[str]:
     for name, value in values.items():
         declared = metrics.declared(name)
         if declared is not None and declared.sign:
-            baseline = comparison.trivial_value(values, name)
+            baseline = baselines.trivial_value(values, name)
             shown = "" if baseline is None else metrics.shown(name, baseline)
             rows.append((f"`{name}`", metrics.shown(name, value), shown))
     caption = f"On held-out data, at step {step:,}. The trivial baseline is a predictor that ignores the input."

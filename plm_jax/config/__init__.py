@@ -25,6 +25,7 @@ from plm_jax.data.layouts import (
     FullSentences,
     LabeledLayout,
     Layout,
+    Records,
     Segments,
     SentencePairs,
     Streams,
@@ -42,6 +43,7 @@ from plm_jax.data.sources.labeled import (
     TagForm,
 )
 from plm_jax.data.sources.prompts import PromptConfig
+from plm_jax.data.sources.records import RecordTable
 from plm_jax.data.sources.source import InputsTargetsSource, RegisteredSource, Source, TaskSource
 from plm_jax.data.sources.tensorflow_sources import LabeledTfds, SeqioInputsTargets, SeqioTask, Tfds
 from plm_jax.data.sources.token_files import TokenFiles
@@ -105,6 +107,8 @@ __all__ = [
     "PrecisionConfig",
     "PromptConfig",
     "ReaderConfig",
+    "RecordTable",
+    "Records",
     "RegisteredSource",
     "RsqrtSchedule",
     "RsqrtWarmupSchedule",

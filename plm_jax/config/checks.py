@@ -126,11 +126,11 @@ def _pairs(run: Run) -> None:
 
 
 def _labeled(run: Run) -> None:
-    """Rejects a model whose architecture, head or labels do not fit a labeled objective and its sources."""
+    """Rejects a model whose architecture, head or labels do not fit an objective of a task and its sources."""
     objective = run.objective
-    if not isinstance(objective, objectives.LabeledObjective):
+    if objective.task_head is None:
         return
-    if objective.rows != run.model.architecture:
+    if isinstance(objective, objectives.LabeledObjective) and objective.rows != run.model.architecture:
         raise UserError(
             f"config.objective.rows is {objective.rows}, config.model.kind is '{run.model.kind}': set rows to "
             f"{run.model.architecture}"
@@ -138,10 +138,10 @@ def _labeled(run: Run) -> None:
     head = run.model.named_heads.get("task")
     if head is None:
         return
-    if head.kind != objective.form:
+    if head.kind != objective.task_head:
         raise UserError(
             f"config.model.heads.task.kind is {head.kind}, objective '{objective.kind}' trains a head of kind "
-            f"{objective.form}: change it, or leave out the head"
+            f"{objective.task_head}: change it, or leave out the head"
         )
     for name, source in run.data.sources.items():
         if isinstance(source, LabeledSource):

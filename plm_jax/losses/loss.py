@@ -134,7 +134,8 @@ def untrained_heads(loss: Loss, model: Any, batch: Batch) -> list[str]:
     """Returns the names of a module's heads that `loss` does not train on such a batch, of arrays or shapes."""
     terms = jax.eval_shape(lambda batch: loss.weights(model, batch), batch)
     known = {None, loss.kind, *terms}
-    return [name for name, head in model.model.named_heads.items() if head.loss not in known]
+    heads = model.model.named_heads.items()
+    return [name for name, head in heads if head.loss not in known and name not in loss.heads]
 
 
 def num_targets(batch: Batch) -> jax.Array:

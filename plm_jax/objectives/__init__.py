@@ -12,7 +12,7 @@ from plm_jax.objectives.classification import Classification, MultiLabelClassifi
 from plm_jax.objectives.decoder_text_to_text import DecoderTextToText
 from plm_jax.objectives.denoising import Denoising
 from plm_jax.objectives.examples import ExampleRows
-from plm_jax.objectives.labeled import LabeledObjective
+from plm_jax.objectives.labeled import LabeledObjective, truncate_longest
 from plm_jax.objectives.masked_lm import MaskedLM
 from plm_jax.objectives.multiple_choice import MultipleChoice
 from plm_jax.objectives.objective import BoundObjective, Objective
@@ -60,6 +60,7 @@ __all__ = [
     "Special",
     "Tagging",
     "get",
+    "truncate_longest",
 ]
 
 

@@ -72,6 +72,11 @@ class LabeledObjective(Objective):
             )
 
     @property
+    @override
+    def task_head(self) -> str:
+        return self.form
+
+    @property
     def min_texts(self) -> int:
         """Minimum number of texts of an example."""
         return 1

@@ -24,7 +24,7 @@ class Objective(Role):
         `sentence_starts`, those of sentences.
       inputs: forms of examples that it accepts: `text`, consecutive documents without special tokens around them;
         `row`, a row with special tokens and padding, which stay in place; `stream`, an example of ELMo's streams;
-        `labeled`, the texts of an example and its label.
+        `labeled`, the texts of an example and its label; `record`, the named texts and numbers of a record.
       frames: whether it adds the special tokens that begin and end a row to a text of up to `input_length` tokens.
       allows_begin: whether texts may begin with special ids chosen by the layout.
       has_prefix: whether rows begin with a prefix with bidirectional attention, of `prefix_lengths`.
@@ -61,6 +61,21 @@ class Objective(Role):
     duplicates: ClassVar[int] = 0
     negative_samples: ClassVar[int] = 0
     whole_words: ClassVar[int] = 0
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Names of the texts of a record that it reads; `apply` gets the tokens of each, [n]."""
+        return ()
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """Names of the numbers of a record that it reads; `apply` gets each as float32 []."""
+        return ()
+
+    @property
+    def task_head(self) -> str | None:
+        """Kind of the task head that it trains, in the model's heads as `task`; None if it trains no such head."""
+        return None
 
     @property
     def loss_settings(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import dataclasses
 import os
 from collections.abc import Iterable
 
-from plm_jax import config, models, objectives
+from plm_jax import config, losses, models, objectives
 from plm_jax.common import storage
 from plm_jax.common.errors import UserError
 from plm_jax.data import vocabularies
@@ -83,8 +83,8 @@ def adapted(run: config.Run, pretrained: Pretrained, init_from: str) -> config.R
         vocabulary=model_text.section(pretrained),
         train=dataclasses.replace(run.train, init_from=init_from),
     )
-    if isinstance(objective, objectives.LabeledObjective):
-        run = _for_task(run, objective, model, pretrained)
+    if objective.task_head is not None:
+        run = _for_task(run, objective.task_head, model, pretrained)
         run = _with_special_tokens(run)
     elif not data.layout.labels_pairs:
         run = dataclasses.replace(run, model=_without_pairs(run.model))
@@ -124,26 +124,26 @@ def _without_pairs(model: ModelConfig) -> ModelConfig:
     return dataclasses.replace(model, pooler=NoHead()) if isinstance(pooler, Pooler) and pooler.classes else model
 
 
-def _for_task(
-    run: config.Run, objective: objectives.LabeledObjective, configured: ModelConfig, pretrained: Pretrained
-) -> config.Run:
-    """Returns the run with the head of its task, and rows for the kind of its model."""
-    train = run.train
+def _for_task(run: config.Run, kind: str, configured: ModelConfig, pretrained: Pretrained) -> config.Run:
+    """Returns the run with the head of its task, of this kind, and rows for the kind of its model."""
+    train, objective = run.train, run.objective
     labels = next((form.labels for form in _forms(run) if form.labels), ())
     head, saved_head = dict(configured.heads).get(TASK), tasks.head_of(pretrained.model)
-    fits = saved_head is not None and saved_head.kind == objective.form
+    fits = saved_head is not None and saved_head.kind == kind
     if head is None and fits and (not labels or getattr(saved_head, "labels", ()) == labels):
         head = saved_head
-    head = head or tasks.new(objective.form, pretrained.model, labels, _family(pretrained))
+    head = head or tasks.new(kind, pretrained.model, labels, _family(pretrained))
     if not getattr(head, "labels", True):
         head = dataclasses.replace(head, labels=labels)
     if saved_head is not None and head != saved_head and train.init_names == config.TrainConfig.init_names:
         # Weights of a head with other labels might fit by chance.
         train = dataclasses.replace(train, init_names=(rf"(?!{tasks.PATH}/).*",))
     model = run.model.with_task(head)
-    if not objective.lm_coefficient and isinstance(getattr(model, "head", None), VocabularyHead | Softmax):
+    has_vocabulary_loss = "vocabulary" in losses.get(objective.loss, **objective.loss_settings).heads
+    if not has_vocabulary_loss and isinstance(getattr(model, "head", None), VocabularyHead | Softmax):
         model = dataclasses.replace(model, head=NoHead())
-    objective = dataclasses.replace(objective, rows=model.architecture)
+    if isinstance(objective, objectives.LabeledObjective):
+        objective = dataclasses.replace(objective, rows=model.architecture)
     if isinstance(objective, objectives.MultiLabelClassification) and labels:
         objective = dataclasses.replace(objective, num_labels=len(labels))
     return dataclasses.replace(run, model=model, objective=objective, train=train)
@@ -165,7 +165,8 @@ def _family(pretrained: Pretrained) -> Family | None:
 def _with_special_tokens(run: config.Run) -> config.Run:
     """Returns the run with new ids, at the end of its vocabulary, for special tokens that a decoder's rows need."""
     vocabulary, model, objective = run.vocabulary, run.model, run.objective
-    assert isinstance(objective, objectives.LabeledObjective)
+    if not isinstance(objective, objectives.LabeledObjective):
+        return run
     num_texts = max((form.num_texts for form in _forms(run)), default=1)
     missing = [name for name in objective.special_tokens(num_texts) if getattr(vocabulary, name) is None]
     if not missing:

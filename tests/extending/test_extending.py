@@ -20,7 +20,6 @@ from plm_jax.common import users
 FOLDER = pathlib.Path(__file__).parent
 PAGES = sorted(path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith(("test_", "__")))
 SMALL = (
-    "--config.data.sources.sotu.path=text.jsonl",
     "--config.data.cache_dir=cache_{}",
     "--config.data.length=32",
     "--config.vocabulary.spec=sentencepiece:{}.model",
@@ -48,16 +47,23 @@ def folder(tmp_path_factory):
     with gzip.open(corpus, "rt") as file, open(folder / "text.jsonl", "w") as small:
         for line in list(file)[:24]:
             small.write(json.dumps({"text": json.loads(line)["text"][:1000]}) + "\n")
+    texts = [json.loads(line)["text"] for line in (folder / "text.jsonl").read_text().splitlines()]
+    with open(folder / "preferences.jsonl", "w") as small:
+        for text, other in zip(texts, texts[1:] + texts[:1], strict=True):
+            row = {"prompt": text[:100], "chosen": text[100:200], "rejected": other[100:200], "margin": 0.5}
+            small.write(json.dumps(row | {"prompt": text[:500]}) + "\n")
     return folder
 
 
 @pytest.mark.parametrize("name", PAGES)
 def test_it_trains_goes_on_evaluates_and_reports(name, folder, verb):
     written = page(name).get_config()
-    base = (
-        "gpt2" if written.vocabulary.mask is None else "bert"
-    )  # Pages that have a vocabulary in common share a cache.
-    small = [option.format(base) for option in SMALL] + list(TRANSFORMER if "attention" in written.model else ())
+    if written.data.sources.sotu.kind == "record_table":
+        base, path = name, "preferences.jsonl"
+    else:  # Pages that have a vocabulary in common share a cache.
+        base, path = "gpt2" if written.vocabulary.mask is None else "bert", "text.jsonl"
+    small = [f"--config.data.sources.sotu.path={path}", *(option.format(base) for option in SMALL)]
+    small += TRANSFORMER if "attention" in written.model else ()
     run = [f"--config={name}.py", f"--workdir=runs/{name}", *small]
     for steps in (2, 3):
         finished = verb("pretrain", *run, f"--config.train.steps={steps}", folder=folder)
@@ -82,7 +88,7 @@ def test_it_trains_goes_on_evaluates_and_reports(name, folder, verb):
 
 
 def test_the_package_names_none_of_them():
-    kinds = ("alibi", "lion", "qwen2", "skip_gram", "span_order", "tagged_masked_lm")
+    kinds = ("alibi", "lion", "preference_pairs", "qwen2", "skip_gram", "span_order", "tagged_masked_lm")
     package = pathlib.Path(plm_jax.__file__).parent
     names = re.compile(rf"\b({'|'.join(kinds)})\b", re.IGNORECASE)
     assert [path for path in package.rglob("*.py") if names.search(path.read_text())] == []

@@ -95,6 +95,7 @@ class Manifest:
     word_initial: tuple[int, ...]
     segmenter: str | None = None
     has_inputs_targets: bool = False
+    texts: tuple[str, ...] = ()
 
 
 def shard_name(number: int) -> str:

@@ -28,6 +28,7 @@ class CachedSource:
       word_initial: bool [vocab_size], whether a token begins a word.
       segmenter: name of the function that split the texts into words, if any.
       has_inputs_targets: whether the two sentences of each document are inputs and targets.
+      texts: names of the sentences of each document, if it is a record of named texts.
     """
 
     folder: str
@@ -38,6 +39,7 @@ class CachedSource:
     segmenter: str | None = None
     has_inputs_targets: bool = False
     path: str = ""
+    texts: tuple[str, ...] = ()
 
     def origin(self, split: str, document: int) -> tuple[str, int] | None:
         """Returns the file (or the part of another kind of source) of a document, and the line or record in it, from 1.
@@ -85,6 +87,7 @@ def open_source(cache_dir: str, name: str, cached_tokens: int = 3 * 2**21, share
         manifest.segmenter,
         manifest.has_inputs_targets,
         folder,
+        manifest.texts,
     )
 
 

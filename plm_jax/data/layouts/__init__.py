@@ -19,6 +19,7 @@ from plm_jax.data.layouts.labeled import LabeledLayout
 from plm_jax.data.layouts.layout import Layout, RowRequest, begins_with
 from plm_jax.data.layouts.order import Order, RowOrder
 from plm_jax.data.layouts.randomness import generator
+from plm_jax.data.layouts.records import Records
 from plm_jax.data.layouts.rows import Rows
 from plm_jax.data.layouts.segments import Segments
 from plm_jax.data.layouts.sentence_pairs import SentencePairs
@@ -33,6 +34,7 @@ __all__ = [
     "LabeledLayout",
     "Layout",
     "Order",
+    "Records",
     "RowOrder",
     "RowRequest",
     "Rows",

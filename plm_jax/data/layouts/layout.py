@@ -16,7 +16,7 @@ from plm_jax.data.layouts.formats import Example
 from plm_jax.data.layouts.order import Order, RowOrder
 from plm_jax.data.layouts.rows import Rows
 
-Form = Literal["text", "row", "stream", "labeled"]
+Form = Literal["text", "row", "stream", "labeled", "record"]
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class RowRequest:
       objective: the objective that reads the rows.
       seed: seed of the rows that are drawn when a split is opened.
       characters: characters of each word [vocab_size, C], for layouts that read them.
+      texts: names of the texts of a record, for a source of records.
     """
 
     split: cache.DocumentTable
@@ -42,6 +43,7 @@ class RowRequest:
     objective: objectives.BoundObjective
     seed: int = 0
     characters: np.ndarray | None = None
+    texts: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -54,7 +56,8 @@ class RowRequest:
         characters: np.ndarray | None = None,
     ) -> Self:
         """Returns the request for a split of a cached source."""
-        return cls(source.splits[name], name, source.identity, source.folder, length, objective, seed, characters)
+        split, identity, folder = source.splits[name], source.identity, source.folder
+        return cls(split, name, identity, folder, length, objective, seed, characters, source.texts)
 
 
 class Layout(Role):
@@ -137,6 +140,10 @@ class Layout(Role):
           UserError: the objective does not read these rows, or a setting is missing.
         """
         self._check_form(objective)
+        for name, source in sources.items():
+            if bool(source.texts) != (self.form(objective) == "record"):
+                kind = "has records" if source.texts else "has no records of named texts"
+                raise UserError(f"source '{name}' {kind}, but config.data.layout is '{self.kind}': change one of them")
         if self.num_texts:
             check_special_ids(special, self.num_texts, self.plural)
         check_length(length, self.least_length, self.plural)
@@ -149,6 +156,11 @@ class Layout(Role):
             raise UserError(
                 f"objective '{objective.kind}' does not read config.data.layout '{self.kind}': use labeled with "
                 "classification, regression, tagging, span_extraction and multiple_choice, and only with them"
+            )
+        if "record" in (form, *accepted):
+            raise UserError(
+                f"objective '{objective.kind}' does not read config.data.layout '{self.kind}': use records with "
+                "objectives that read named texts, and only with them"
             )
         if "stream" in (form, *accepted):
             raise UserError(

@@ -79,6 +79,7 @@ def build_cache(
         "validation": {"rule": rule.name, "overlap": overlap.shared},
         "source": staleness.describe(data, name, has_validation, origin.contents),
         "has_inputs_targets": isinstance(source, InputsTargetsSource),
+        "texts": list(source.texts),
     }
     if task.segmenter:
         manifest["segmenter"] = task.segmenter

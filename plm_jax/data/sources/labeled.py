@@ -31,15 +31,14 @@ from plm_jax.common import ranges
 from plm_jax.common.errors import UserError, nearest
 from plm_jax.common.roles import Role
 from plm_jax.data.cache.columns import Column
+from plm_jax.data.sources import row_fields
 from plm_jax.data.sources.corpus import BadRow, Record
 from plm_jax.data.sources.files import TableSource
 from plm_jax.data.sources.prompts import PromptConfig
+from plm_jax.data.sources.row_fields import Row
 from plm_jax.data.sources.source import Source
 from plm_jax.data.sources.tables import Cell, cell_value
 
-Row = Mapping[str, Any]
-
-_MAX_FLOAT32 = float(np.finfo(np.float32).max)
 _NUMBER = re.compile(r"\s*[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?\s*")
 _LABEL = Column("label", "<i4", "document")
 _COLUMNS = {
@@ -246,35 +245,6 @@ def record(form: Form, location: str, row: Row) -> Record:
     return record
 
 
-def _field(location: str, row: Row, name: str) -> Any:
-    if name not in row:
-        raise BadRow(f"{location} has no field '{name}': {nearest(name, row)}")
-    return row[name]
-
-
-def _value(location: str, row: Row, name: str) -> Any:
-    """Returns a field that need not be text."""
-    return cell_value(_field(location, row, name))
-
-
-def _text(location: str, row: Row, name: str) -> str:
-    text = _field(location, row, name)
-    if not isinstance(text, str):
-        raise BadRow(f"{location} has {_brief(text)} in '{name}': expected a text")
-    return str(text)
-
-
-def _texts(location: str, row: Row, name: str) -> list[str]:
-    texts = _value(location, row, name)
-    if not (isinstance(texts, list) and all(isinstance(text, str) for text in texts)):
-        raise BadRow(f"{location} has {_brief(texts)} in '{name}': expected a list of texts")
-    return texts
-
-
-def _brief(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, default=str)[:40]
-
-
 def label_index(value: Any, names: Sequence[str]) -> int | None:
     """Returns the index of a label among the names of a task's classes, or None if it is none of these names.
 
@@ -296,23 +266,24 @@ def _label(location: str, field: str, value: Any, labels: tuple[str, ...]) -> in
     index = label_index(value, labels)
     if index is None:
         raise BadRow(
-            f"{location} has {_brief(value)} in '{field}', which is not in form.labels: {nearest(str(value), labels)}"
+            f"{location} has {row_fields.brief(value)} in '{field}', which is not in form.labels: "
+            f"{nearest(str(value), labels)}"
         )
     return index
 
 
 def _one_or_two(form: ClassForm | LabelsForm | ScoreForm, location: str, row: Row) -> tuple[str, tuple[str, ...]]:
     """Returns the first text of a row and its further texts, at most one."""
-    return _text(location, row, form.text), (_text(location, row, form.pair),) if form.pair else ()
+    return row_fields.text(location, row, form.text), (row_fields.text(location, row, form.pair),) if form.pair else ()
 
 
 def _classes(form: ClassForm, location: str, row: Row) -> Record:
-    label = _label(location, form.label, _field(location, row, form.label), form.labels)
+    label = _label(location, form.label, row_fields.raw(location, row, form.label), form.labels)
     return Record(*_one_or_two(form, location, row), values={"label": label})
 
 
 def _labels(form: LabelsForm, location: str, row: Row) -> Record:
-    values = _field(location, row, form.field)
+    values = row_fields.raw(location, row, form.field)
     if isinstance(values, str) and values not in form.labels and not isinstance(values := cell_value(values), list):
         values = [name.strip() for name in re.split("[,;|]", str(values)) if name.strip()]
     if not isinstance(values, list):
@@ -322,14 +293,12 @@ def _labels(form: LabelsForm, location: str, row: Row) -> Record:
 
 
 def _score(form: ScoreForm, location: str, row: Row) -> Record:
-    score = _value(location, row, form.score)
-    if isinstance(score, bool) or not isinstance(score, int | float) or not -_MAX_FLOAT32 < score < _MAX_FLOAT32:
-        raise BadRow(f"{location} has {_brief(score)} in '{form.score}': expected a number")
+    score = row_fields.number(location, row, form.score)
     return Record(*_one_or_two(form, location, row), values={"score": score})
 
 
 def _tags(form: TagForm, location: str, row: Row) -> Record:
-    words, tags = _texts(location, row, form.words), _value(location, row, form.tags)
+    words, tags = row_fields.texts(location, row, form.words), row_fields.value(location, row, form.tags)
     if not isinstance(tags, list) or len(tags) != len(words):
         number = len(tags) if isinstance(tags, list) else "no"
         raise BadRow(f"{location} has {len(words)} words and {number} tags: expected a tag for each word")
@@ -344,16 +313,16 @@ def _tags(form: TagForm, location: str, row: Row) -> Record:
 
 
 def _span(form: AnswerForm, location: str, row: Row) -> Record:
-    context, question = _text(location, row, form.context), _text(location, row, form.question)
+    context, question = row_fields.text(location, row, form.context), row_fields.text(location, row, form.question)
     begins, ends = [], []
-    for text, begin in _answers(location, form.answers, _value(location, row, form.answers)):
+    for text, begin in _answers(location, form.answers, row_fields.value(location, row, form.answers)):
         if not text.strip():
             raise BadRow(f"{location} has an answer without text in '{form.answers}': remove it")
         if begin < 0 or not context.startswith(text, begin):
             actual = context[max(begin, 0) :][: len(text)]
             raise BadRow(
-                f"{location} has the answer {_brief(text)} at offset {begin}, but the context has {_brief(actual)} "
-                "there: fix the offset, in characters"
+                f"{location} has the answer {row_fields.brief(text)} at offset {begin}, but the context has "
+                f"{row_fields.brief(actual)} there: fix the offset, in characters"
             )
         begins.append(begin)
         ends.append(begin + len(text))
@@ -379,13 +348,13 @@ def _answers(location: str, field: str, answers: Any) -> list[tuple[str, int]]:
         if all(isinstance(text, str) and type(start) is int for text, start in pairs):
             return pairs
     raise BadRow(
-        f"{location} has {_brief(answers)} in '{field}': expected a list of texts and starts, as in "
+        f"{location} has {row_fields.brief(answers)} in '{field}': expected a list of texts and starts, as in "
         '{"text": ["here"], "answer_start": [7]}'
     )
 
 
 def _choice(form: ChoiceForm, location: str, row: Row) -> Record:
-    choices, label = _texts(location, row, form.endings), _value(location, row, form.label)
+    choices, label = row_fields.texts(location, row, form.endings), row_fields.value(location, row, form.label)
     if len(choices) != form.number:
         raise BadRow(f"{location} has {len(choices)} choices, but form.number is {form.number}: make them equal")
     if isinstance(label, str) and choices.count(label) == 1:
@@ -393,9 +362,10 @@ def _choice(form: ChoiceForm, location: str, row: Row) -> Record:
     if isinstance(label, bool) or not isinstance(label, int) or not 0 <= label < form.number:
         last = form.number - 1
         raise BadRow(
-            f"{location} has {_brief(label)} in '{form.label}': expected 0 to {last}, or the text of one choice"
+            f"{location} has {row_fields.brief(label)} in '{form.label}': expected 0 to {last}, or the text of one "
+            "choice"
         )
-    return Record(_text(location, row, form.context), tuple(choices), values={"label": label})
+    return Record(row_fields.text(location, row, form.context), tuple(choices), values={"label": label})
 
 
 _RECORDS: dict[str, Callable[[Any, str, Row], Record]] = {

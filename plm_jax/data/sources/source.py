@@ -35,10 +35,13 @@ class Source(Role):
       location_fields: names of the fields with paths to the data, which do not change its contents. Relative paths
         count from the config file.
       prompt: prompt format for `evaluate --shots`; None: the rows cannot be evaluated as prompts.
+      texts, numbers: names of the texts and of the numbers of a record, for sources of records; empty for others.
     """
 
     location_fields: ClassVar[tuple[str, ...]] = ()
     prompt: PromptConfig | None = None
+    texts: tuple[str, ...] = ()
+    numbers: tuple[str, ...] = ()
 
     def open(self, name: str) -> Corpus:
         """Opens the source for `prepare`; `name` is its name in the config.

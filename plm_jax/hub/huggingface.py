@@ -80,6 +80,8 @@ def _read_vocabulary(directory: str, family: Family, config: Mapping[str, Any]) 
     if vocabulary is not None:
         with sizes.report_as_damaged(f"{path} or {vocabulary.partition(':')[2]}"):
             special_ids = vocabulary_files.read_special_ids(directory, family, vocabulary, tokenizer) | special_ids
+        if (limit := vocabulary_files.read_max_length(directory, tokenizer)) is not None:
+            special_ids["max_length"] = limit
     return vocabulary, special_ids
 
 

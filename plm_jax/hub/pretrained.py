@@ -22,8 +22,8 @@ class Pretrained:
         integer; several for `eos` if there are several), `decoder_start_token_id`, `sentinels` (their number),
         `lowercase` (whether WordPiece or SentencePiece drops case and accents), `begins_with_bos` (whether every text
         begins with `bos`) or `begins_with` (ids at the beginning of every text), `ends_with` (ids at the end of every
-        text), `separates_with` (ids between the texts of a pair), and `separator_token_id` (id between the documents
-        of a decoder).
+        text), `separates_with` (ids between the texts of a pair), `separator_token_id` (id between the documents of a
+        decoder), and `max_length` (the largest number of tokens to which the tokenizer truncates a text).
       vocabulary: spec for `vocabularies.load`; None if there are no files of a vocabulary.
       family: kind of the Hugging Face family that the model was read as; None for other formats.
       run: config of the run that trained the model, which this package does not read; None for other models.
@@ -44,6 +44,12 @@ class Pretrained:
     step: int | None = None
     vocabulary_id: str | None = None
     hub_files: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def max_length(self) -> int | None:
+        """Number of tokens to which texts are truncated, the smaller of the limits of tokenizer and model, or None."""
+        limits = self.special_ids.get("max_length"), self.model.max_length or self.model.num_positions
+        return min((limit for limit in limits if limit), default=None)
 
     def flat(self) -> dict[str, Any]:
         """Returns the parameters by path, joined by `/`. Parameters on devices are fetched."""

@@ -32,7 +32,7 @@ def write(directory: str, width: int, pooling: str, normalize: bool, max_length:
     flags = {flag: name == pooling for name, flag in POOLINGS.items()}
     files.write_json(os.path.join(directory, "1_Pooling", "config.json"), {"word_embedding_dimension": width, **flags})
     limit = {} if max_length is None else {"max_seq_length": max_length}
-    files.write_json(os.path.join(directory, "sentence_bert_config.json"), {**limit, "do_lower_case": False})
+    files.write_json(os.path.join(directory, vocabulary_files.SENTENCES), {**limit, "do_lower_case": False})
     tokenizer_path = os.path.join(directory, vocabulary_files.TOKENIZER)
     tokenizer = files.read_json(tokenizer_path)
     if "pad_token" not in tokenizer and "eos_token" in tokenizer:

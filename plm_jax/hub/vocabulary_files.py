@@ -11,6 +11,8 @@ from plm_jax.hub.family import Family
 from plm_jax.hub.pretrained import Pretrained
 
 TOKENIZER = "tokenizer_config.json"
+# Settings of the texts of a model of sentence-transformers.
+SENTENCES = "sentence_bert_config.json"
 # Folder of a run directory or a converted directory that holds the files of its vocabulary.
 FOLDER = "vocabulary"
 _RANK = re.compile(rb"[0-9A-Za-z+/]+=* \d+\r?\n")  # First line of a tiktoken file.
@@ -41,6 +43,15 @@ def read_special_ids(folder: str, family: Family, vocabulary: str, tokenizer: Ma
             special_ids |= tokenizer_json.frame(tokenizer_json.parse(_contents(path)))
         return special_ids
     return tokenizer_json.special_ids(_contents(path), tokenizer)
+
+
+def read_max_length(folder: str, tokenizer: Mapping[str, Any]) -> int | None:
+    """Returns the number of tokens to which sentence-transformers or the tokenizer truncates a text, or None."""
+    path = os.path.join(folder, SENTENCES)
+    limit = files.read_json(path).get("max_seq_length") if storage.exists(path) else None
+    limit = tokenizer.get("model_max_length") if limit is None else limit
+    # Tokenizers without a limit have 10^30.
+    return int(limit) if isinstance(limit, int | float) and 0 < limit < 2**31 else None
 
 
 def _contents(tokenizer_path: str) -> list[bytes]:

@@ -38,7 +38,7 @@ def embed(
         check_text(number, text)
     encode = _encoder(strategy)
     rows = [encode(text) for text in texts]
-    limit = strategy.config.max_length or strategy.config.num_positions
+    limit = _limit(strategy)
 
     def process(batch: list[Any]) -> Float32[np.ndarray, "rows width"]:
         length = batches.padded_length(max(map(len, batch)), limit)
@@ -76,9 +76,15 @@ def similarity(first: Float[np.ndarray, "n width"], second: Float[np.ndarray, "m
     return (first @ second.T).astype(np.float32)
 
 
+def _limit(strategy: Strategy) -> int | None:
+    """Returns the largest number of tokens of a row, or None."""
+    limits = strategy.text.special_ids.get("max_length"), strategy.config.max_length or strategy.config.num_positions
+    return min((limit for limit in limits if limit), default=None)
+
+
 def _encoder(strategy: Strategy) -> Callable[[str], list[Any]]:
     """Returns the function that turns a text into the ids of a row, or into the words of an ELMo's row."""
-    limit = strategy.config.max_length or strategy.config.num_positions
+    limit = _limit(strategy)
     if strategy.config.max_characters:
         return lambda text: [words.BOS, *text.split(), words.EOS]
     vocabulary, (before, after) = strategy.text.vocabulary, strategy.frame

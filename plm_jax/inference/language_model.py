@@ -467,7 +467,7 @@ class LanguageModel:
         embeddings.check_pooling(pooling)
         checkpoint_formats.save(folder, self._pretrained, "huggingface")
         width = self.embed("").shape[1]
-        sentence_transformers.write(folder, width, pooling, normalize, self.config.max_length)
+        sentence_transformers.write(folder, width, pooling, normalize, self._pretrained.max_length)
 
 
 def load(path: str | os.PathLike[str] | tuple[str, str], modules: Sequence[str] = ()) -> LanguageModel:

@@ -68,7 +68,7 @@ class Predictor:
             self.objective = run.objective
             self.length = config.resolve_phases(run)[-1].length
         else:
-            self.length = pretrained.model.max_length
+            self.length = pretrained.max_length
             if head.kind == "span":
                 self.length = min(self.length or _SPAN_LENGTH, _SPAN_LENGTH)
             self.objective = _objective(head.kind, pretrained.model.architecture, self.length)

@@ -144,7 +144,7 @@ def write(path: str, train: str, validation: str, columns: Columns, pretrained: 
         rows.read(table, counts=table == train)
     name = _source_name(train)
     length = _SPAN_LENGTH if kind == "span" else rows.length(pretrained)
-    length = min(length, pretrained.model.max_length or length)
+    length = min(length, pretrained.max_length or length)
     recipe = RECIPES.get(_family_kind(pretrained), "bert")
     settings = {name: repr(value) for name, value in {**rows.form_settings(), **columns.form()}.items()}
     form = {"classes": "ClassForm", "labels": "LabelsForm", "score": "ScoreForm", "tags": "TagForm"}.get(kind)
@@ -284,7 +284,7 @@ class _Rows:
         # Pairs have at most four special tokens.
         longest = int(np.quantile(sizes, _SHARE_WHOLE, method="higher")) + 4
         rounded = math.ceil(longest / _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
-        return min(rounded, pretrained.model.max_length or _DEFAULT_MAX)
+        return min(rounded, pretrained.max_length or _DEFAULT_MAX)
 
     def validation_interval(self) -> int:
         """Returns the number of steps between validations: half an epoch, at most 100 steps."""

@@ -1,5 +1,7 @@
 """Embeddings against sentence-transformers on the exported model, and against hidden states."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -54,6 +56,17 @@ def test_saved_models_embed_like_sentence_transformers(family, kind, pooling, no
     np.testing.assert_allclose(embedded, expected, atol=1e-5)
     reloaded = plm_jax.load(tmp_path / "saved")
     np.testing.assert_allclose(reloaded.embed(lines[:5], pooling, normalize=normalize), expected[:5], atol=1e-5)
+
+
+def test_texts_are_cut_at_the_length_of_a_sentence_transformer(load, tmp_path):
+    pytest.importorskip("torch")
+    library = pytest.importorskip("sentence_transformers")
+    load("bert", "uncased").save(tmp_path / "saved", "sentence-transformers")
+    path = tmp_path / "saved" / "sentence_bert_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"max_seq_length": 7}))
+    lines = [line for line in exports.lines(30) if line.strip()]
+    expected = library.SentenceTransformer(str(tmp_path / "saved"), device="cpu").encode(lines)
+    np.testing.assert_allclose(plm_jax.load(tmp_path / "saved").embed(lines), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize(("family", "kind"), [("bert", "uncased"), ("t5", "own_sentinels"), ("gpt2", "gpt2")])

@@ -110,7 +110,7 @@ def test_pairs_of_a_tokenizer_file_equal_transformers(family, transformers, tmp_
     tokenizer.train_from_iterator(exports.texts(), vocab_size=600, special_tokens=special, show_progress=False)
     tokenizer.save_model(str(tmp_path))
     files = [str(tmp_path / name) for name in ("vocab.json", "merges.txt")]
-    tokenizer = transformers.RobertaTokenizerFast(*files, model_max_length=60)
+    tokenizer = transformers.RobertaTokenizerFast(*files, model_max_length=30)  # Fewer than the positions.
     sizes = {"Roberta": {"type_vocab_size": 1, **exports.BERT}, "Bart": exports.BART}[family]
     length = 62 if family == "Roberta" else 60  # RoBERTa's positions begin at 2.
     fields = {"vocab_size": 600, "max_position_embeddings": length, "pad_token_id": 1, "num_labels": 3, "init_std": 1.0}

@@ -188,7 +188,9 @@ def test_step_seconds_exclude_validation_and_compilation(tiny, monkeypatch):
     quiet = lambda *_, **__: contextlib.nullcontext()  # noqa: E731
     log = types.SimpleNamespace(progress=lambda *_: None, write=written.append, doing=quiet, say=print)
     job = setup.build(runs.make(tiny, train={"log_every": 2}), devices=jax.devices()[:1])
-    recorder = MetricsLogger(2, lambda phase: PhaseCosts(1, 1), log, Goodput(), setup.new_incidents(job, "none"))
+    monkeypatch.setattr(metrics_logger.flops, "chip", lambda kind: metrics_logger.flops.Chip(flops=100.0))
+    costs = PhaseCosts(tokens=10, flops=1600)
+    recorder = MetricsLogger(2, lambda phase: costs, log, Goodput(), setup.new_incidents(job, "none"))
     context = TrainingContext(job.programs.phases[0], job.program, None, 0, 6)
     recorder.begin_phase(context)
     for step in range(1, 8):
@@ -202,6 +204,9 @@ def test_step_seconds_exclude_validation_and_compilation(tiny, monkeypatch):
     assert [row["step"] for row in written] == [2, 4, 6]
     assert [row["train/step_seconds"] for row in written] == [2, 3.5, 5.5]
     assert [row["train/data_wait_seconds"] for row in written] == [0.5, 0.5, 0.5]
+    assert [row["train/tokens_per_second"] for row in written] == [10 / 2, 10 / 3.5, 10 / 5.5]
+    peak = 100.0 * jax.device_count()
+    assert [row["train/mfu"] for row in written] == pytest.approx([1600 / seconds / peak for seconds in (2, 3.5, 5.5)])
     assert [row.get("validation/loss") for row in written] == [None, 0.25, None]
 
 

@@ -51,10 +51,9 @@ def fields() -> str:
 
 def _tables(path: str, kind: typing.Any, seen: set[type]) -> Iterator[list[str]]:
     """Yields the lines of a table for each class of settings of a type that is not in `seen`, which it extends."""
-    for choice_kind, settings in _settings(kind):
-        if settings in seen:
-            continue
-        seen.add(settings)
+    new = [(choice_kind, settings) for choice_kind, settings in _settings(kind) if settings not in seen]
+    seen.update(settings for _, settings in new)
+    for choice_kind, settings in new:
         choice = f", `{path}.kind={choice_kind}`" if choice_kind else ""
         heading = [f"### {settings.__name__}", "", f"`{path}`{choice}: {description.sentence(settings.__doc__)}."]
         hints = typing.get_type_hints(settings, include_extras=True)

@@ -58,9 +58,16 @@ def to_config_dict(value: Any) -> ml_collections.ConfigDict:
                 {k: to_config_dict(v) if dataclasses.is_dataclass(v) else v for k, v in item.items()}
             )
         elif isinstance(item, tuple):
-            item = tuple(to_dict(v) if dataclasses.is_dataclass(v) else v for v in item)
+            item = _with_dicts(item)
         tree[f.name] = item
     return tree
+
+
+def _with_dicts(value: Any) -> Any:
+    """Returns a value of nested tuples with the dataclasses in them as dictionaries."""
+    if isinstance(value, tuple):
+        return tuple(map(_with_dicts, value))
+    return to_dict(value) if dataclasses.is_dataclass(value) else value
 
 
 def choices(kind: Any) -> dict[str, type] | None:

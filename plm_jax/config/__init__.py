@@ -50,14 +50,18 @@ from plm_jax.data.sources.token_files import TokenFiles
 from plm_jax.data.vocabulary_config import VocabularyConfig
 from plm_jax.generation.decoding_config import PUBLISHED as PUBLISHED_DECODINGS
 from plm_jax.generation.decoding_config import DecodingConfig
+from plm_jax.training.adafactor import AdafactorConfig
 from plm_jax.training.mesh import MeshConfig
+from plm_jax.training.muon import MuonConfig
 from plm_jax.training.optimizers import (
-    AdafactorConfig,
+    HIDDEN_MATRICES,
     AdagradConfig,
     AdamWConfig,
     LambConfig,
+    LionConfig,
     OptimizerConfig,
     SgdConfig,
+    StableAdamWConfig,
 )
 from plm_jax.training.program import PrecisionConfig
 from plm_jax.training.schedules import (
@@ -67,9 +71,11 @@ from plm_jax.training.schedules import (
     RsqrtSchedule,
     RsqrtWarmupSchedule,
     Schedule,
+    WsdSchedule,
 )
 
 __all__ = [
+    "HIDDEN_MATRICES",
     "PUBLISHED_DECODINGS",
     "SPECIALS",
     "AdafactorConfig",
@@ -100,7 +106,9 @@ __all__ = [
     "LambConfig",
     "Layout",
     "LinearSchedule",
+    "LionConfig",
     "MeshConfig",
+    "MuonConfig",
     "OptimizerConfig",
     "Phase",
     "PhaseConfig",
@@ -121,6 +129,7 @@ __all__ = [
     "SeqioTask",
     "SgdConfig",
     "Source",
+    "StableAdamWConfig",
     "Streams",
     "TableInputsTargets",
     "TableSource",
@@ -132,6 +141,7 @@ __all__ = [
     "TokenFiles",
     "TrainConfig",
     "VocabularyConfig",
+    "WsdSchedule",
     "brief",
     "choose",
     "differences",

@@ -77,13 +77,14 @@ class Programs:
         """Traces the model and checks the settings of its parameters.
 
         Raises:
-          UserError: `train.trainable` or `layer_decay` name parameters that the model does not have, or `mesh.stage`
-            cuts a parameter that covers only some layers.
+          UserError: `train.trainable`, `groups` or `layer_decay` name parameters that the model does not have, or
+            `mesh.stage` cuts a parameter that covers only some layers.
         """
         run, stages = self.run, max(mesh.shape["stage"] for mesh in self._meshes.values())
         trainable.check_layers(run.model, stages)
         if not self.first.trained.is_all:
             self.first.trained.check(registry.shapes(run.model), stages)
+        optimizers.check_groups(run.optimizer, registry.shapes(run.model))
         if run.optimizer.layer_decay != 1.0:
             layer_decay.check(run.model, run.optimizer.layer_decay)
 

@@ -7,7 +7,7 @@ computes per tensor, such as a norm, it computes for each layer. An attention ke
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, cast, get_type_hints
 
 import flax.linen as nn
 import jax
@@ -18,13 +18,16 @@ from jaxtyping import Array, Float
 from typing_extensions import override
 
 from plm_jax.common import ranges
+from plm_jax.common.errors import UserError
 from plm_jax.common.roles import Role
 from plm_jax.models.protocol import ModelConfig
 from plm_jax.models.stack import is_stacked
 from plm_jax.training import layer_decay
-from plm_jax.training.trainable import Trainable
+from plm_jax.training.trainable import Trainable, compiled, named, unmatched
 
-# Axes that the fields of `_Factored` lack; the shapes of a square matrix would be ambiguous.
+# Pattern of the names of the matrices within layers, such as `stack/blocks/attention/query/kernel`.
+HIDDEN_MATRICES = r".*/blocks/.*/kernel"
+# Axes that fields of a state with these names lack; the shapes of a square matrix would be ambiguous.
 _ABSENT = {"rows": (-1,), "columns": (-2,)}
 
 
@@ -42,15 +45,32 @@ class OptimizerConfig(Role):
         i (from 0), n + 1 for a final norm and n + 2 for heads. Layers that share parameters have the rate of the last
         of them. If a model has several stacks, such as an encoder and a decoder, n and d refer to the stack of the
         parameter; for embeddings, n is that of the deepest stack.
+      groups: optimizers of some of the parameters, as (pattern, optimizer, factor): a regular expression that matches
+        the whole name of a parameter, such as `HIDDEN_MATRICES`, its optimizer, and a factor on the learning rate. The
+        first pattern that matches a parameter decides; this optimizer updates the parameters that none matches.
+        Clipping and `layer_decay` apply to all of them.
     """
 
     recipe: ClassVar[tuple[str, ...]] = ("clip_norm", "layer_decay")
     clip_norm: Annotated[float, ranges.Range(0, 1e12)] = 1.0
     layer_decay: ranges.ShareAboveZero = 1.0
+    groups: "tuple[tuple[str, OptimizerConfig, ranges.Positive], ...]" = ()
+
+    def __post_init__(self):
+        for pattern, optimizer, _ in self.groups:
+            compiled(pattern)
+            defaults = {name: getattr(type(optimizer), name) for name in ("clip_norm", "layer_decay", "groups")}
+            for name, default in defaults.items():
+                if getattr(optimizer, name) != default:
+                    raise UserError(f"config.optimizer.groups sets {name} of '{pattern}': set config.optimizer.{name}")
 
     def transformations(self) -> Sequence[optax.GradientTransformation]:
         """Returns the transformations that turn clipped gradients into a direction, in order."""
         raise NotImplementedError
+
+
+# The class does not exist yet when its own annotations are evaluated.
+OptimizerConfig.__dataclass_fields__["groups"].type = get_type_hints(OptimizerConfig, include_extras=True)["groups"]
 
 
 def build(
@@ -68,7 +88,7 @@ def build(
     """
     whole = optax.chain(
         _clip(optimizer.clip_norm) if optimizer.clip_norm else optax.identity(),
-        *optimizer.transformations(),
+        *_grouped(optimizer),
         _scale_by_learning_rate(),
     )
 
@@ -87,6 +107,52 @@ def build(
         return _boxed(whole.init(jax.tree.map(_array, params, is_leaf=_is_boxed)), params)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def check_groups(optimizer: OptimizerConfig, shapes: Any) -> None:
+    """Checks the groups of an optimizer.
+
+    Args:
+      shapes: the parameters, or their shapes.
+
+    Raises:
+      UserError: no parameter belongs to a group.
+    """
+    names = [name for name, _ in named(shapes)]
+    numbers = [_group(optimizer, name) for name in names]
+    for number, (pattern, _, _) in enumerate(optimizer.groups):
+        if number not in numbers:
+            reason = unmatched([pattern], names) or f"'{pattern}', whose parameters all belong to earlier groups"
+            raise UserError(f"config.optimizer.groups has {reason}")
+
+
+def _grouped(optimizer: OptimizerConfig) -> Sequence[optax.GradientTransformation]:
+    """Returns the transformations of an optimizer and its groups."""
+    if not optimizer.groups:
+        return optimizer.transformations()
+
+    def mask(number: int) -> Callable:
+        def of_group(tree):
+            return jax.tree.map_with_path(lambda path, _: _group(optimizer, path_name(path)) == number, tree)
+
+        return of_group
+
+    masked = [
+        optax.masked(optax.chain(*group.transformations(), optax.scale(factor)), mask(number))
+        for number, (_, group, factor) in enumerate(optimizer.groups)
+    ]
+    return *masked, optax.masked(optax.chain(*optimizer.transformations()), mask(len(masked)))
+
+
+def _group(optimizer: OptimizerConfig, name: str) -> int:
+    """Returns the number of the group of a parameter; the number of groups if it is in none."""
+    matching = (number for number, group in enumerate(optimizer.groups) if compiled(group[0]).fullmatch(name))
+    return next(matching, len(optimizer.groups))
+
+
+def path_name(path: Sequence[Any]) -> str:
+    """Returns the name of a parameter, such as `stack/blocks/attention/query/kernel`, from its path in a tree."""
+    return "/".join(str(entry.key) for entry in path if isinstance(entry, jax.tree_util.DictKey))
 
 
 def _is_boxed(leaf) -> bool:
@@ -114,9 +180,9 @@ def _boxed(state, params):
         if leaf.shape == owner.value.shape:
             return owner.replace(value=leaf)
         axes = _ABSENT.get(getattr(path[-1], "name", ""), range(-1, -owner.value.ndim - 1, -1))
-        fitting = (axis for axis in axes if leaf.shape == _without(owner.value.shape, axis))
+        fitting = (axis for axis in axes if leaf.shape == without(owner.value.shape, axis))
         axis = next(fitting, None)
-        return leaf if axis is None else owner.replace(value=leaf, names=_without(owner.names, axis))
+        return leaf if axis is None else owner.replace(value=leaf, names=without(owner.names, axis))
 
     return jax.tree.map_with_path(box, state)
 
@@ -125,7 +191,7 @@ def _leaves_with_path(params):
     return jax.tree_util.tree_leaves_with_path(params, is_leaf=_is_boxed)
 
 
-def _without(items: tuple, axis: int) -> tuple:
+def without(items: tuple, axis: int) -> tuple:
     """Returns the items without the one at a negative index."""
     return (*items[:axis], *items[axis:][1:])
 
@@ -190,7 +256,7 @@ def decays(params):
     return jax.tree.map_with_path(decides, params)
 
 
-def _map_tensors(function: Callable, tree, *rest):
+def map_tensors(function: Callable, tree: Any, *rest: Any) -> Any:
     """Like `jax.tree.map`, but applies the function to each layer of a stacked leaf separately."""
 
     def of_leaf(path, *leaves):
@@ -277,70 +343,71 @@ class LambConfig(OptimizerConfig):
 
 
 @dataclass(frozen=True)
-class AdafactorConfig(OptimizerConfig):
-    """Adafactor without momentum (Shazeer & Stern 2018); the defaults are those of t5x.
+class StableAdamWConfig(OptimizerConfig):
+    """AdamW whose update of a tensor is smaller where its gradients outgrow the second moments (Wortsman et al. 2023).
+
+    The learning rate of each tensor is divided by max(1, RMS), where RMS is the root of the mean of
+    `g² / max(v, epsilon²)`, so gradients need no clipping. The defaults are ModernBERT's (Warner et al. 2024), whose
+    weight decay of 1e-5 per step at a peak rate of 8e-4 is a `weight_decay` of 0.0125.
 
     Attributes:
-      decay_exponent: exponent of the decay rate of second moments, which is 1 - t ** -decay_exponent at update t.
-      clipping_threshold: maximum root mean square of a tensor's update, before it is scaled by the parameter and the
-        learning rate.
-      min_dim_size_to_factor: minimum size of both dimensions of a matrix whose second moments are stored as row and
-        column means only.
-      epsilon: constant added to squared gradients.
-      multiply_by_parameter_scale: whether updates are multiplied by the root mean square of the parameter tensor, at
-        least `parameter_epsilon`.
-      parameter_epsilon: minimum scale of a parameter tensor in `multiply_by_parameter_scale`.
+      b1: decay rate of the first moment.
+      b2: decay rate of the second moment.
+      epsilon: constant added to the square root of the second moment.
+      weight_decay: coefficient of weight decay, which is multiplied by the learning rate of the tensor; norms and
+        biases do not decay.
     """
 
-    kind: ClassVar[str] = "adafactor"
-    recipe: ClassVar[tuple[str, ...]] = (
-        *("decay_exponent", "clipping_threshold", "epsilon", "multiply_by_parameter_scale", "parameter_epsilon"),
-        *OptimizerConfig.recipe,
-    )
-    decay_exponent: Annotated[float, ranges.Range(0, 10, above=True)] = 0.8
-    clipping_threshold: ranges.Positive = 1.0
-    min_dim_size_to_factor: ranges.Count = 128
-    epsilon: ranges.Epsilon = 1e-30
-    multiply_by_parameter_scale: bool = True
-    parameter_epsilon: ranges.Share = 1e-3
+    kind: ClassVar[str] = "stable_adamw"
+    recipe: ClassVar[tuple[str, ...]] = ("b1", "b2", "epsilon", "weight_decay", *OptimizerConfig.recipe)
+    b1: ranges.ShareBelowOne = 0.9
+    b2: ranges.ShareBelowOne = 0.98
+    epsilon: ranges.Epsilon = 1e-6
+    weight_decay: ranges.Scale = 0.0
     clip_norm: Annotated[float, ranges.Range(0, 1e12)] = field(default=0.0, kw_only=True)
 
     @override
     def transformations(self) -> Sequence[optax.GradientTransformation]:
-        def init(params):
-            def zeros(path, leaf):
-                tensor = leaf.shape[1:] if is_stacked(path) else leaf.shape
-                if len(tensor) == 2 and min(tensor) >= self.min_dim_size_to_factor:
-                    return _Factored(*(jnp.zeros(_without(leaf.shape, axis), leaf.dtype) for axis in (-1, -2)))
-                return jnp.zeros_like(leaf)
+        adam = optax.scale_by_adam(self.b1, self.b2, self.epsilon)
 
-            return _AdafactorState(jnp.zeros((), jnp.int32), jax.tree.map_with_path(zeros, params))
+        def decayed(update, param, decays):
+            return update + self.weight_decay * param if decays else update
 
         def update(updates, state, params=None):
-            count = jnp.asarray(optax.safe_increment(state.count))
-            decay = 1.0 - count.astype(jnp.float32) ** -self.decay_exponent
+            directions, state = adam.update(updates, state, params)
+            directions = jax.tree.map(decayed, directions, params, decays(params))
+            adam_state = cast(optax.ScaleByAdamState, state)
+            moments = optax.tree.bias_correction(adam_state.nu, self.b2, adam_state.count)
 
-            def moment(grad, previous):
-                square = grad**2 + self.epsilon
-                if isinstance(previous, _Factored):
-                    square = _Factored(rows=square.mean(1), columns=square.mean(0))
-                return jax.tree.map(lambda old, new: decay * old + (1.0 - decay) * new, previous, square)
+            def divided(update, gradient, moment):
+                ratio = gradient * jax.lax.rsqrt(jnp.maximum(moment, max(self.epsilon**2, 1e-30)))
+                return update / jnp.maximum(1.0, root_mean_square(ratio))
 
-            def direction(grad, moment, param):
-                if isinstance(moment, _Factored):
-                    of_rows = jax.lax.rsqrt(moment.rows / moment.rows.mean())
-                    updated = grad * of_rows[:, None] * jax.lax.rsqrt(moment.columns)
-                else:
-                    updated = grad * jax.lax.rsqrt(moment)
-                scale = 1.0 / jnp.maximum(1.0, _root_mean_square(updated) / self.clipping_threshold)
-                if self.multiply_by_parameter_scale:
-                    scale = scale * jnp.maximum(_root_mean_square(param), self.parameter_epsilon)
-                return updated * scale
+            return map_tensors(divided, directions, updates, moments), adam_state
 
-            moments = _map_tensors(moment, updates, state.second_moments)
-            return _map_tensors(direction, updates, moments, params), _AdafactorState(count, moments)
+        return (optax.GradientTransformation(adam.init, update),)
 
-        return (optax.GradientTransformation(init, update),)
+
+@dataclass(frozen=True)
+class LionConfig(OptimizerConfig):
+    """Lion: the sign of an interpolation of gradient and momentum (Chen et al. 2023).
+
+    Attributes:
+      b1: weight of the momentum in the interpolation whose sign is the update.
+      b2: decay rate of the momentum.
+      weight_decay: coefficient of weight decay, which is multiplied by the learning rate; norms and biases do not
+        decay. Learning rates are 3 to 10 times smaller than AdamW's, and the weight decay as much larger.
+    """
+
+    kind: ClassVar[str] = "lion"
+    recipe: ClassVar[tuple[str, ...]] = ("b1", "b2", "weight_decay", *OptimizerConfig.recipe)
+    b1: ranges.ShareBelowOne = 0.9
+    b2: ranges.ShareBelowOne = 0.99
+    weight_decay: ranges.Scale = 0.0
+
+    @override
+    def transformations(self) -> Sequence[optax.GradientTransformation]:
+        return optax.scale_by_lion(self.b1, self.b2), optax.add_decayed_weights(self.weight_decay, mask=decays)
 
 
 @dataclass(frozen=True)
@@ -411,22 +478,9 @@ def _scale_by_trust_ratio() -> optax.GradientTransformation:
         both = (update_norm > 0) & (param_norm > 0)
         return update * jnp.where(both, param_norm / jnp.where(both, update_norm, 1.0), 1.0)
 
-    return optax.stateless(lambda updates, params: _map_tensors(scaled, updates, params))
+    return optax.stateless(lambda updates, params: map_tensors(scaled, updates, params))
 
 
-class _Factored(NamedTuple):
-    """The second moments of a matrix's rows and columns."""
-
-    rows: Any
-    columns: Any
-
-
-class _AdafactorState(NamedTuple):
-    """Finished updates, and a `_Factored` or an array for each parameter."""
-
-    count: jax.Array
-    second_moments: Any
-
-
-def _root_mean_square(x) -> jax.Array:
+def root_mean_square(x: jax.Array) -> jax.Array:
+    """Returns the root of the mean of the squares of a tensor."""
     return global_norm(x) / np.sqrt(x.size)

@@ -7,7 +7,7 @@ in float32, and passed to the compiled step as a number, so a change of schedule
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import jax
 import numpy as np
@@ -157,6 +157,46 @@ class CosineSchedule(DecayingSchedule):
 
 
 @dataclass(frozen=True)
+class WsdSchedule(RampedSchedule):
+    """A linear warm-up, then a constant rate, and a decay at the end: warmup-stable-decay (Hu et al. 2024).
+
+    Attributes:
+      cooldown_steps: number of steps at the end of the run in which the rate falls.
+      cooldown_fraction: length of this decay as a fraction of all steps, as an alternative to `cooldown_steps`.
+      shape: shape of the decay: `linear`, or `sqrt` for 1 − √progress (Hägele et al. 2024; ModernBERT).
+      final_fraction: final rate as a fraction of the peak.
+      by_tokens: whether warm-up and decay progress with the number of tokens read instead of the number of steps.
+    """
+
+    kind: ClassVar[str] = "wsd"
+    cooldown_steps: ranges.StepsOrZero = 0
+    cooldown_fraction: ranges.ShareBelowOne = 0.0
+    shape: Literal["linear", "sqrt"] = "linear"
+    final_fraction: ranges.Share = 0.0
+    by_tokens: bool = False
+
+    def __post_init__(self):
+        super().__post_init__()
+        if bool(self.cooldown_steps) == bool(self.cooldown_fraction):
+            raise UserError(
+                f"config.schedule has cooldown_steps {self.cooldown_steps} and cooldown_fraction "
+                f"{self.cooldown_fraction}: set one of them above 0"
+            )
+
+    @override
+    def rate(self, total_steps: int, phases: Sequence[Phase] = ()) -> Rate:
+        clock, floor = _clock(self, phases), self.final_fraction
+        cooldown = self.cooldown_steps or round(self.cooldown_fraction * total_steps)
+        begin, end = clock(max(0, total_steps - cooldown)), clock(total_steps)
+
+        def factor(now):
+            progress = np.clip(np.float32((now - begin) / max(end - begin, 1)), 0, 1)
+            return 1 - (1 - floor) * (progress if self.shape == "linear" else np.sqrt(progress))
+
+        return _warmed_up(self, total_steps, clock, factor)
+
+
+@dataclass(frozen=True)
 class RsqrtSchedule(Schedule):
     """learning_rate / sqrt(max(step, warmup_steps)), without a linear warm-up (T5, Raffel et al. 2020 §3.1.2).
 
@@ -220,7 +260,7 @@ def _warmed_up(schedule: RampedSchedule, total_steps: int, clock: Callable, fact
     return rate
 
 
-def _clock(schedule: ConstantSchedule | DecayingSchedule, phases: Sequence[Phase]) -> Callable:
+def _clock(schedule: ConstantSchedule | DecayingSchedule | WsdSchedule, phases: Sequence[Phase]) -> Callable:
     """Returns a function from steps, a number or an array, to the steps or tokens that warm-up and decay count.
 
     Tokens after the end of the last phase are counted as if it continued.

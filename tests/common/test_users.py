@@ -154,6 +154,7 @@ def test_a_run_with_a_users_own_classes_is_opened_with_their_modules_alone(folde
     assert described["config"]["optimizer"] == {
         "kind": "sign_descent",
         "clip_norm": 1.0,
+        "groups": [],
         "layer_decay": 1.0,
         "decay": 0.0,
     }

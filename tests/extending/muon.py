@@ -23,10 +23,10 @@ def dimension_numbers(params):
 
 
 @dataclass(frozen=True)
-class Muon(config.OptimizerConfig):
+class OptaxMuon(config.OptimizerConfig):
     """Muon for the matrices of each layer, Adam for the rest."""
 
-    kind = "muon"
+    kind = "optax_muon"
 
     def transformations(self):
         muon = optax.contrib.scale_by_muon(weight_dimension_numbers=dimension_numbers)
@@ -35,4 +35,4 @@ class Muon(config.OptimizerConfig):
 
 def get_config():
     """Returns the demo's GPT-2 with this optimizer."""
-    return config.to_config_dict(replace(demo.gpt2(), optimizer=Muon()))
+    return config.to_config_dict(replace(demo.gpt2(), optimizer=OptaxMuon()))

@@ -301,7 +301,7 @@ def test_recipe_fields_keep_the_shapes_of_the_moments(kind):
 
     for f in dataclasses.fields(kind):
         value = {bool: lambda v: not v, int: lambda v: 8, float: lambda v: v + 0.5 if v < 0.5 else v / 2}
-        value[str] = {"float32": "bfloat16"}.get
+        value |= {str: {"float32": "bfloat16"}.get, tuple: lambda v: (("bias", config.SgdConfig(momentum=0.9), 1.0),)}
         changed = dataclasses.replace(kind(), **{f.name: value[type(f.default)](f.default)})
         same = setup._have_equal_shapes(state(kind()), state(changed))
         assert same or resume.meaning(f"optimizer.{f.name}", kind()) == "fixed", f.name

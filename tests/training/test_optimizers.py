@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 
 import flax.linen as nn
 import hypothesis
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from plm_jax import config
 from plm_jax.common import keys
+from plm_jax.common.errors import UserError
 from plm_jax.models.decoder import Decoder
 from plm_jax.training import mesh, optimizers, state
 from tests.support import tiny
@@ -43,6 +45,15 @@ CLOSED_FORMS = {
     "bert": (
         config.LinearSchedule(0.5, warmup_steps=10, decay_counts_warmup=True),
         np.where(STEPS < 10, WARMUP, 0.5 * np.clip(1 - STEPS / 100, 0, 1)),
+    ),
+    # Hu et al. 2024; Hägele et al. 2024.
+    "wsd": (
+        config.WsdSchedule(0.5, warmup_steps=10, cooldown_steps=40, final_fraction=0.1),
+        WARMUP * (1 - 0.9 * np.clip((STEPS - 60) / 40, 0, 1)),
+    ),
+    "wsd, square root": (
+        config.WsdSchedule(0.5, warmup_fraction=0.1, cooldown_fraction=0.5, shape="sqrt"),
+        WARMUP * (1 - np.sqrt(np.clip((STEPS - 50) / 50, 0, 1))),
     ),
     "rsqrt": (config.RsqrtSchedule(1.0, warmup_steps=50), 1 / np.sqrt(np.maximum(STEPS, 50))),
     # Vaswani et al. 2017, formula 3.
@@ -190,7 +201,27 @@ def adafactor(settings, name, p, g, kept, t):
     direction /= max(1, norm(direction) / np.sqrt(p.size) / settings.clipping_threshold)
     if settings.multiply_by_parameter_scale:
         direction *= max(norm(p) / np.sqrt(p.size), settings.parameter_epsilon)
-    return direction
+    if settings.b1:  # The mean of updates that are scaled by the rate of their step.
+        kept["m"] = settings.b1 * kept.get("m", 0) + (1 - settings.b1) * rate(t - 1) * direction
+        direction = kept["m"] / rate(t - 1)
+    return direction + settings.squared_rate_decay * rate(t - 1) * p
+
+
+def stable_adamw(settings, name, p, g, kept, t):
+    """The update of optimi and ModernBERT (src/optimizer.py): debiased decay rates instead of bias correction."""
+    b1, b2 = (b * (1 - b ** (t - 1)) / (1 - b**t) for b in (settings.b1, settings.b2))
+    m = kept["m"] = b1 * kept.get("m", 0) + (1 - b1) * g
+    v = kept["v"] = b2 * kept.get("v", 0) + (1 - b2) * g**2
+    ratio = np.sqrt((g**2 / np.maximum(v, settings.epsilon**2)).mean())
+    decay = 0 if is_norm_or_bias(name) else settings.weight_decay * p
+    return (decay + m / (np.sqrt(v) + settings.epsilon)) / max(1, ratio)
+
+
+def lion(settings, name, p, g, kept, t):
+    momentum = kept.get("m", 0)
+    kept["m"] = settings.b2 * momentum + (1 - settings.b2) * g
+    decay = 0 if is_norm_or_bias(name) else settings.weight_decay * p
+    return np.sign(settings.b1 * momentum + (1 - settings.b1) * g) + decay
 
 
 def adagrad(settings, name, p, g, kept, t):
@@ -198,7 +229,14 @@ def adagrad(settings, name, p, g, kept, t):
     return g / np.sqrt(kept["sum"])
 
 
-RULES = {"adamw": adam, "lamb": lamb, "adafactor": adafactor, "adagrad": adagrad}
+RULES = {
+    "adamw": adam,
+    "stable_adamw": stable_adamw,
+    "lamb": lamb,
+    "lion": lion,
+    "adafactor": adafactor,
+    "adagrad": adagrad,
+}
 
 
 def published(settings, params, steps=20):
@@ -226,6 +264,10 @@ def published(settings, params, steps=20):
         config.AdafactorConfig(min_dim_size_to_factor=5),
         config.AdafactorConfig(min_dim_size_to_factor=5, clipping_threshold=0.3, clip_norm=30.0),
         config.AdafactorConfig(multiply_by_parameter_scale=False, decay_exponent=0.5),
+        config.AdafactorConfig(min_dim_size_to_factor=5, b1=0.9, squared_rate_decay=1.0),
+        config.StableAdamWConfig(0.8, 0.9, 1e-3, weight_decay=0.1),
+        config.StableAdamWConfig(clip_norm=30.0),
+        config.LionConfig(0.8, 0.9, weight_decay=0.1),
         config.AdagradConfig(),
         config.AdagradConfig(initial_accumulator=0.1, clip_norm=0.0),
     ],
@@ -274,6 +316,72 @@ def test_twenty_steps_equal_those_of_torch(settings, library, name, options):
         update = norm(expected - start[path])
         assert update > 0, path
         assert norm(tensor - expected) < 1e-4 * update, path
+
+
+@pytest.mark.parametrize("scaling", ["original", "match_rms_adamw"])
+@pytest.mark.parametrize(("nesterov", "casts"), [(True, False), (False, False), (True, True)])
+def test_muon_in_a_group_equals_that_of_torch(scaling, nesterov, casts, monkeypatch):
+    """With the cast of torch to bfloat16 removed, and within its precision otherwise; the rest is AdamW."""
+    torch = pytest.importorskip("torch")
+    if not casts:
+        monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.clone)
+    muon = config.MuonConfig(weight_decay=0.2, scaling=scaling, nesterov=nesterov)
+    settings = config.AdamWConfig(clip_norm=0.0, groups=((config.HIDDEN_MATRICES, muon, 3.0),))
+    start = tensors(parameters())
+    params = {name: torch.nn.Parameter(torch.tensor(p.T if "dense/kernel" in name else p)) for name, p in start.items()}
+    matrices = [params[name] for name in params if "dense/kernel" in name]
+    rest = [params[name] for name in params if "dense/kernel" not in name]
+    theirs = torch.optim.Muon(matrices, weight_decay=0.2, nesterov=nesterov, adjust_lr_fn=scaling)
+    adam = torch.optim.AdamW(rest, weight_decay=0.0)
+    for step in range(10):
+        for name, gradient in tensors(gradients(step)).items():
+            params[name].grad = torch.tensor(gradient.T if "dense/kernel" in name else gradient)
+        for optimizer, factor in ((theirs, 3.0), (adam, 1.0)):
+            optimizer.param_groups[0]["lr"] = factor * rate(step)
+            optimizer.step()
+    trained = tensors(train(settings, parameters(), steps=10))
+    assert len(matrices) == LAYERS
+    for name, tensor in trained.items():
+        is_matrix = "dense/kernel" in name
+        expected = params[name].detach().numpy().T if is_matrix else params[name].detach().numpy()
+        error = norm(tensor - expected) / norm(expected - start[name])
+        assert error < (2e-2 if is_matrix and casts else 1e-4), name
+
+
+def test_parameters_belong_to_the_first_group_that_matches():
+    """A group at its own rate equals the optimizer alone at this rate; clipping counts all gradients."""
+    groups = ((r".*/scale", config.SgdConfig(), 2.0), (r"stack/.*", config.LionConfig(), 0.5))
+    settings = config.AdamWConfig(0.8, 0.9, 1e-3, clip_norm=30.0, groups=groups)
+    trained = tensors(train(settings, parameters(), steps=1))
+    grads = tensors(gradients(0))
+    factor = min(1.0, 30.0 / np.sqrt(sum((g.astype(np.float64) ** 2).sum() for g in grads.values())))
+    for name, before in tensors(parameters()).items():
+        g = factor * grads[name]
+        if "/scale" in name:
+            update = 2.0 * g
+        elif name.startswith("stack/"):
+            update = 0.5 * np.sign(g)
+        else:
+            update = g / (np.abs(g) + 1e-3)
+        np.testing.assert_allclose(trained[name], before - rate(0) * update, rtol=1e-4, atol=1e-7, err_msg=name)
+
+
+def test_mistakes_in_groups_are_one_line():
+    shapes = jax.eval_shape(parameters)
+    for groups, message in (
+        (
+            ((r"stack/none", config.LionConfig(), 1.0),),
+            "optimizer.groups has 'stack/none', which matches nothing",
+        ),
+        (((".*", config.LionConfig(), 1.0), ("final.*", config.SgdConfig(), 1.0)), "all belong to earlier groups"),
+        ((("(", config.LionConfig(), 1.0),), "is no regular expression"),
+        (((".*", config.LionConfig(clip_norm=2.0), 1.0),), "groups sets clip_norm of '.*': set config.optimizer.clip_"),
+        (((".*", config.AdamWConfig(layer_decay=0.5), 1.0),), "groups sets layer_decay of '.*'"),
+    ):
+        with pytest.raises(UserError, match=re.escape(message)):
+            optimizers.check_groups(config.AdamWConfig(groups=groups), shapes)
+    with pytest.raises(UserError, match=r"Muon updates matrices, and final_norm/bias is none: put Muon into"):
+        optimizers.build(config.MuonConfig()).init(parameters())
 
 
 @hypothesis.settings(deadline=None, max_examples=30)

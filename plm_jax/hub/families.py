@@ -24,6 +24,7 @@ from plm_jax.hub.llama import LlamaFamily
 from plm_jax.hub.mt5 import Mt5Family
 from plm_jax.hub.roberta import RobertaFamily
 from plm_jax.hub.t5 import T5Family
+from plm_jax.hub.xlm_roberta import CamembertFamily, XlmRobertaFamily
 from plm_jax.models.protocol import ModelConfig
 
 CONFIG = "config.json"
@@ -32,7 +33,7 @@ Transformer = models.DecoderConfig | models.EncoderConfig | models.EncoderDecode
 PUBLISHED = (
     *(Gpt2Family, BertFamily, T5Family, Mt5Family, BartFamily, RobertaFamily, ElectraFamily, AlbertFamily),
     *(DistilBertFamily, Gpt1Family, LlamaFamily, GlmFamily, ChatGlmFamily),
-    *(GlmOriginalFamily, ChatGlm6BFamily),
+    *(GlmOriginalFamily, ChatGlm6BFamily, XlmRobertaFamily, CamembertFamily),
 )
 # Settings of training and computation. A Hugging Face directory lacks them or contains only some of them.
 NOT_STORED = ("dropout.", "initializer.", "attention.position.init_std", "scan_layers", "remat", "attention_kernel")
@@ -196,7 +197,12 @@ def model_type_of(directory: str, config: Mapping[str, Any]) -> str:
     candidates = [name for name in known if name.replace("-", "") in stems]
     if not candidates:
         with files.opened(directory) as tensors:
-            candidates = [name for name, family in known.items() if _accepts(family, tensors)]
+            accepting = {name: family for name, family in known.items() if _accepts(family, tensors)}
+        # Of families that differ in their vocabulary alone, such as RoBERTa and XLM-R, the first one.
+        names_by_fields: dict[int, str] = {}
+        for name, family in accepting.items():
+            names_by_fields.setdefault(id(family.fields), name)
+        candidates = list(names_by_fields.values())
     if len(candidates) != 1:
         problem = f"could be of {' or '.join(candidates)}" if candidates else f"are of none of {', '.join(known)}"
         raise UserError(

@@ -7,6 +7,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
+import tokenizers
 
 transformers = pytest.importorskip("transformers")
 
@@ -63,6 +64,36 @@ def test_model_and_tokenizer_open_together(family, vocabulary_folder, tmp_path):
     assert {*batch} == {"input_ids", "attention_mask"} | ({"token_type_ids"} if family == "bert" else set())
     assert max(map(max, batch["input_ids"])) < model.config.vocab_size
     assert tokenizer.padding_side == ("left" if family == "llama" else "right")
+
+
+@pytest.mark.parametrize(
+    ("name", "first"), [("XLMRoberta", ()), ("Camembert", ("<s>NOTUSED", "</s>NOTUSED", "<unk>NOTUSED"))]
+)
+def test_sentencepiece_of_roberta_like_families(name, first, tmp_path):
+    """Tokenizers built like the published ones: ids that no file of SentencePiece has, the mask last, any language."""
+    lines = [*exports.lines(1000), "Привет, мир!", "Straße in Köln", "¿Qué pasa, señor?", "日本語のテキスト"]
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.Unigram())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    special = [*first, "<s>", "<pad>", "</s>", "<unk>"]
+    trainer = tokenizers.trainers.UnigramTrainer(
+        vocab_size=5000, special_tokens=special, unk_token="<unk>", show_progress=False
+    )
+    tokenizer.train_from_iterator(lines, trainer)
+    pieces = [tuple(piece) for piece in json.loads(tokenizer.to_str())["model"]["vocab"]]
+    theirs = getattr(transformers, f"{name}Tokenizer")(vocab=[*pieces, ("<mask>", 0.0)])
+    ids = {f"{each}_token_id": getattr(theirs, f"{each}_token_id") for each in ("bos", "eos", "pad")}
+    sizes = exports.BERT | {"type_vocab_size": 1, "vocab_size": len(theirs), "max_position_embeddings": 70}
+    model = getattr(transformers, f"{name}ForMaskedLM")(getattr(transformers, f"{name}Config")(**sizes, **ids)).eval()
+    for part in (model, theirs):
+        part.save_pretrained(tmp_path / "theirs")
+    lm = plm_jax.load(tmp_path / "theirs")
+    assert [lm.special_ids[each] for each in ids] == list(ids.values())
+    expected = theirs(lines, add_special_tokens=False).input_ids
+    assert [list(lm.tokenizer.encode(line)) for line in lines] == expected
+    assert lm.special_ids["mask_token_id"] == theirs.mask_token_id == len(theirs) - 1
+    lm.save(tmp_path / "ours")
+    again = opened(tmp_path / "ours")
+    assert type(again) is type(theirs) and again(lines).input_ids == theirs(lines).input_ids
 
 
 # Published directories have the files of the family and no tokenizer.json.

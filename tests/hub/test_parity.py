@@ -127,6 +127,14 @@ CASES = [
     ),
     Case(ROBERTA, "three_types_untied", {"type_vocab_size": 3, "tie_word_embeddings": False, "num_hidden_layers": 1}),
     Case(
+        "XLMRobertaForMaskedLM",
+        "odd_heads_other_padding",
+        {"hidden_size": 21, "num_attention_heads": 7, "pad_token_id": 3, "max_position_embeddings": 13},
+    ),
+    Case("XLMRobertaForMaskedLM", "untied", {"tie_word_embeddings": False, "num_hidden_layers": 1}),
+    Case("CamembertForMaskedLM", "large_epsilon_relu", {"layer_norm_eps": 0.1, "hidden_act": "relu"}),
+    Case("CamembertForMaskedLM", "untied", {"tie_word_embeddings": False, "bos_token_id": 5, "eos_token_id": 6}),
+    Case(
         ALBERT,
         "one_group_odd_heads_wide_tables",
         {
@@ -263,7 +271,8 @@ CASES = [
     Case(GPT1, "relu_large_epsilon", {"afn": "relu", "layer_norm_epsilon": 0.1, "n_head": 1}),
 ]
 # Tensors that are unused with an untied head, by model_type.
-UNUSED = {"bert": "cls.predictions.bias", "roberta": "lm_head.bias", "albert": "predictions.bias"}
+UNUSED = {"bert": "cls.predictions.bias", "albert": "predictions.bias"}
+UNUSED |= dict.fromkeys(("roberta", "xlm-roberta", "camembert"), "lm_head.bias")
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.architecture}-{case.name}")
@@ -301,6 +310,8 @@ def test_outputs_equal_transformers_before_and_after_saving(case, reference, tmp
         ("BertForNextSentencePrediction", False, models.Pooler(2)),
         ("BertModel", False, models.Pooler(0)),
         ("RobertaModel", False, models.Pooler(0)),
+        ("XLMRobertaModel", False, models.Pooler(0)),
+        ("CamembertModel", False, models.Pooler(0)),
         ("AlbertForMaskedLM", True, models.NoHead()),
         ("AlbertModel", False, models.Pooler(0)),
         ("DistilBertModel", False, models.NoHead()),

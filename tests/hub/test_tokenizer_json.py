@@ -120,7 +120,8 @@ def test_llama_3_reads_tiktoken(tmp_path):
     )
     assert (tmp_path / "hf/tokenizer.model").read_bytes() == path.read_bytes()
     lm = plm_jax.load(tmp_path / "hf")
-    assert lm.special_ids == ids | {"begins_with": [259], "separates_with": [259], "ends_with": []}
+    frame = {"begins_with": [259], "separates_with": [259], "ends_with": []}
+    assert lm.special_ids == ids | frame | {"max_length": lm.config.max_length}
     assert list(lm.vocabulary.encode("the the")) == [257, 258]
     assert lm.vocabulary.vocab_size == 262, "the special tokens may be generated"
     assert lm.vocabulary.decode([259, 257, 258, 261]) == "the the"

@@ -45,6 +45,8 @@ FAMILIES = {
     "electra": (BERT | {"embedding_size": 4}, ENCODER),
     "distilbert": ({"dim": 8, "n_layers": 1, "n_heads": 2, "hidden_dim": 8}, ENCODER),
     "roberta": (BERT | {"type_vocab_size": 1}, FRAMED),
+    "xlm-roberta": (BERT | {"type_vocab_size": 1}, FRAMED),
+    "camembert": (BERT | {"type_vocab_size": 1}, FRAMED),
     "bart": (BART, FRAMED),
     "t5": (T5, ("pad", "eos")),
     "mt5": (T5, ("pad", "eos")),
@@ -56,6 +58,7 @@ FAMILIES = {
     "glm_original": ({"hidden_size": 8, "num_layers": 1, "num_attention_heads": 2}, BLANKS),
     "chatglm_6b": (CHATGLM | {"inner_hidden_size": 8}, ("mask", "sop", "eop", "gmask")),
 }
+ROBERTAS = ("roberta", "xlm-roberta", "camembert")
 IDS = {
     name: i
     for i, name in enumerate(("pad", "unk", "bos", "eos", *("cls", "sep", "mask", "sop", "eop", "gmask", "smask")))
@@ -197,7 +200,7 @@ def pretrained(family: str, kind: str, folder: pathlib.Path) -> Pretrained:
         special_ids["decoder_start_token_id"] = ids["pad"]
     if family == "llama":
         special_ids["begins_with_bos"] = True
-    model, params = _model(family, ids["pad"] if family == "roberta" else 0)
+    model, params = _model(family, ids["pad"] if family in ROBERTAS else 0)
     return Pretrained(model, params, special_ids, spec, family)
 
 
@@ -205,10 +208,10 @@ def pretrained(family: str, kind: str, folder: pathlib.Path) -> Pretrained:
 def _model(family: str, pad: int):
     """Returns a small model of a family and parameters of zeros."""
     fields = FAMILIES[family][0] | {"vocab_size": 2600, "padded_vocab_size": 2600}
-    if family == "roberta":
+    if family in ROBERTAS:
         fields |= {"pad_token_id": pad, "max_position_embeddings": pad + 60}
     model = families.registered()[family].to_settings(fields)
-    if family == "roberta":
+    if family in ROBERTAS:
         model = dataclasses.replace(model, pooler=models.NoHead())
     return model, jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), registry.shapes(model))
 

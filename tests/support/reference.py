@@ -51,7 +51,7 @@ SIZES = {
         "eos_token_id": 2,
     },
 }
-SIZES["roberta"] = SIZES["bert"]
+SIZES["roberta"] = SIZES["xlm-roberta"] = SIZES["camembert"] = SIZES["bert"]
 SIZES["albert"] = SIZES["electra"] = SIZES["bert"] | {"embedding_size": 7}
 SIZES["mt5"] = SIZES["t5"]
 SIZES["gpt2"] = SIZES["openai-gpt"]
@@ -97,7 +97,11 @@ def run(model, seed=0):
         inputs["decoder_mask"] = decoder_mask
     elif hasattr(sizes, "type_vocab_size"):
         inputs["token_types"] = rng.integers(0, sizes.type_vocab_size, MASK.shape)
-    if sizes.model_type == "roberta":  # Treats every token with the padding's id as padding.
+    if sizes.model_type in (
+        "roberta",
+        "xlm-roberta",
+        "camembert",
+    ):  # Treats every token with the padding's id as padding.
         real_tokens = (sizes.pad_token_id + 1 + inputs["tokens"] % (sizes.vocab_size - 1)) % sizes.vocab_size
         inputs["tokens"] = np.where(MASK == 1, real_tokens, sizes.pad_token_id)
     names = {

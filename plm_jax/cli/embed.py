@@ -4,7 +4,7 @@ usage: plm_jax embed --checkpoint=MODEL --input=FILE --output=FILE [flags]
 
 A vector is the hidden state of a layer, pooled over the tokens of a text, as in sentence-transformers. A .npy file has
 the vectors as float32 [rows, dimensions], in the order of the input. A .parquet or .jsonl file has the columns of the
-input and `embedding`. Texts that are longer than the model's rows are truncated.
+input and `embedding`. Texts that are longer than the maximum length of the model are truncated.
 
 example:
   plm_jax embed --checkpoint=runs/demo-bert-0 --input=texts.txt --output=vectors.npy --normalize
@@ -22,7 +22,9 @@ from plm_jax.common.errors import UserError
 from plm_jax.config.flags import ModulesFlag
 
 _CHECKPOINT = flags.DEFINE_string(
-    "checkpoint", None, "run, checkpoint, converted or Hugging Face directory, or hf:ORG/NAME[@REVISION] (required)"
+    "checkpoint",
+    None,
+    "run, checkpoint, directory written by convert, Hugging Face directory, or hf:ORG/NAME[@REVISION] (required)",
 )
 _INPUT = flags.DEFINE_string("input", None, "file with the texts: .txt, .jsonl, .csv, .tsv or .parquet (required)")
 _OUTPUT = flags.DEFINE_string("output", None, "file for the vectors: .npy, .parquet or .jsonl (required)")

@@ -11,7 +11,7 @@ With --train, you need no config: `finetune` reads a table (.jsonl, .csv, .tsv, 
 `Dataset.save_to_disk`) and writes the config to DIR/finetune.py. The names of the labels and the length of rows come
 from the table, and the recipe from the family of the model. These flags name the columns:
 
-  class of a text       --text=COLUMN --label=COLUMN       numbers and texts are names of classes
+  class of a text       --text=COLUMN --label=COLUMN       each different value is a class
   class of a pair       --text=COLUMN,COLUMN --label=COLUMN
   labels of a text      --text=COLUMN --labels=COLUMN      a list, or a text such as `a,b`; may be empty
   score of a text       --text=COLUMN --score=COLUMN

@@ -17,7 +17,9 @@ from plm_jax.common import command_line, progress, seeds
 from plm_jax.config.flags import DecodingFlags, ModulesFlag
 
 _CHECKPOINT = flags.DEFINE_string(
-    "checkpoint", None, "run, checkpoint, converted or Hugging Face directory, or hf:ORG/NAME[@REVISION] (required)"
+    "checkpoint",
+    None,
+    "run, checkpoint, directory written by convert, Hugging Face directory, or hf:ORG/NAME[@REVISION] (required)",
 )
 _PROMPT = flags.DEFINE_multi_string("prompt", [], "text to continue or to fill in; may be repeated")
 _PROMPTS = flags.DEFINE_string("prompts", None, "text file with one prompt per line")

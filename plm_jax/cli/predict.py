@@ -32,7 +32,9 @@ from plm_jax.common import command_line, progress
 from plm_jax.config.flags import ModulesFlag
 
 _CHECKPOINT = flags.DEFINE_string(
-    "checkpoint", None, "run, checkpoint, converted or Hugging Face directory, or hf:ORG/NAME[@REVISION] (required)"
+    "checkpoint",
+    None,
+    "run, checkpoint, directory written by convert, Hugging Face directory, or hf:ORG/NAME[@REVISION] (required)",
 )
 _INPUT = flags.DEFINE_string("input", None, "file with the examples: .jsonl, .csv, .tsv, .parquet or .txt (required)")
 _OUTPUT = flags.DEFINE_string("output", None, "file for the predictions: .jsonl, .csv, .tsv or .parquet (required)")

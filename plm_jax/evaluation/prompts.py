@@ -137,7 +137,8 @@ def example_builder(name: str, source: config.Source) -> Callable[[rows.SourceRo
     """Returns a function that builds the example of a row.
 
     Raises:
-      UserError: the source has no prompt, or its prompt does not fit its form; when called, a row does not fit.
+      UserError: the source has no prompt, or its prompt does not fit its form. The function raises it
+        if a row does not fit.
     """
     prompt, form = _prompt_of(name, source), getattr(source, "form", None)
     if isinstance(form, config.ClassForm) and prompt.choices and len(prompt.choices) != len(form.labels):
@@ -235,7 +236,7 @@ def _entities(form: config.TagForm, record: Any) -> str:
 
 
 class ShotSampler:
-    """Sampler of the examples before each row of a task."""
+    """Sampler of the few-shot examples in the prompt of each row of a task."""
 
     def __init__(self, task: PromptTask, shots: int, seed: int, balanced: bool = False):
         """Checks that the training split has enough rows.

@@ -465,7 +465,7 @@ def _rows(metrics: Sequence[Mapping[str, float]]) -> list[tuple[str, str, str, s
     names = [name for name in metrics[0] if all(name in seed_metrics for seed_metrics in metrics)]
     for task in dict.fromkeys(name.rpartition("/")[0] for name in names):
         task_names = [name for name in names if name.rpartition("/")[0] == task]
-        comparable = [name for name in task_names if _hastrivial_value(metrics[0], name)]
+        comparable = [name for name in task_names if _has_trivial_value(metrics[0], name)]
         for name in comparable or task_names:
             declared, values = declarations.declared(name), [seed_metrics[name] for seed_metrics in metrics]
             trivial = [value for seed_metrics in metrics if (value := trivial_value(seed_metrics, name)) is not None]
@@ -484,8 +484,8 @@ def _rows(metrics: Sequence[Mapping[str, float]]) -> list[tuple[str, str, str, s
     return rows
 
 
-def _hastrivial_value(metrics: Mapping[str, float], name: str) -> bool:
-    """Whether a metric has a direction and a trivial predictor."""
+def _has_trivial_value(metrics: Mapping[str, float], name: str) -> bool:
+    """Whether it is declared which values of a metric are better, and there is a trivial predictor."""
     declared = declarations.declared(name)
     return declared is not None and declared.sign != 0 and trivial_value(metrics, name) is not None
 

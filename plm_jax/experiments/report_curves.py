@@ -123,7 +123,7 @@ def page_data(runs: Sequence[RunLog], cards: Sequence[Card]) -> dict[str, Any]:
 
 
 def scale(key: str) -> int:
-    """Returns the factor by which a figure is multiplied for drawing: 100 for shares, else 1."""
+    """Returns the factor by which the values of a metric are multiplied for drawing: 100 for shares, else 1."""
     metric = metrics.declared(key.removeprefix(EVALUATION))
     return 100 if metric is not None and metric.is_share else 1
 

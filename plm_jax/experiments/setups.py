@@ -142,7 +142,7 @@ def _values(run: config.Run) -> dict[str, Any]:
 
 
 def _at(tree: Mapping[str, Any], path: str) -> Any:
-    """Returns the value at a dotted path of a tree: the kind for a whole section, None if there is none."""
+    """Returns the value at a dotted path of a tree: the kind for a whole section, None if the path does not exist."""
     value: Any = tree
     for name in path.split("."):
         value = value.get(name) if isinstance(value, Mapping) else None

@@ -90,7 +90,7 @@ def p_values(reference: Sample, rows: Sequence[Sample]) -> list[float | None]:
 
 
 def holm(values: Sequence[float | None], level: float = LEVEL) -> list[bool]:
-    """Returns whether Holm's step-down method rejects each hypothesis; None is not a test and is not counted."""
+    """Returns whether Holm's step-down method rejects each hypothesis; `values` are p-values, None without a test."""
     order = sorted((value, i) for i, value in enumerate(values) if value is not None)
     rejected = [False] * len(values)
     for rank, (value, i) in enumerate(order):

@@ -66,7 +66,9 @@ def run_one(path: str, workdir: str, seeds: Sequence[int], folder: str) -> None:
 
 
 def enqueue(path: str, workdir: str, seeds: Sequence[int], slurm: Slurm) -> None:
-    """Queues a job for each run that is neither finished nor queued, after the job of its parent; prints the table.
+    """Queues a job for each run that is neither finished nor queued, and prints the table of results so far.
+
+    The job of a run starts after that of its parent.
 
     Raises:
       UserError: a job cannot be queued, or an error of `run`.

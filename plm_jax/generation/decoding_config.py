@@ -13,8 +13,8 @@ class DecodingConfig:
     """Settings of decoding; settings that Hugging Face transformers also has use its names.
 
     Attributes:
-      max_new_tokens: maximum number of generated tokens, including the end token; None: 50 for continuations of
-        prompts, and the length of the targets in evaluation.
+      max_new_tokens: maximum number of generated tokens, including the end token; None: 50 in `generate`, and
+        the length of the targets of the task in `evaluate`.
       min_new_tokens: minimum number of generated tokens before the end token.
       temperature: divisor of the logits in sampling; 0 or None: no sampling; the most probable token is chosen, or the
         one with the lowest id among equally probable tokens.

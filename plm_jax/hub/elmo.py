@@ -253,7 +253,7 @@ def to_settings(options: Mapping[str, Any], vocab_size: int, head: models.Softma
 
 
 def to_options(model: models.ElmoConfig) -> dict[str, Any]:
-    """Returns the options of a model for inference, where bilm-tf has 262 characters."""
+    """Returns the options of a model for inference, for which bilm-tf counts 262 characters (261 in training)."""
     embedding, lstm = model.embedding, model.lstm
     return {
         "bidirectional": True,

@@ -69,7 +69,7 @@ def to_settings(family: Family, config: Mapping[str, Any], model: Transformer) -
     supported.
 
     Raises:
-      UserError: the labels are not numbered from 0, or a rate is not a number.
+      UserError: the labels are not numbered from 0, or a dropout rate is not a number of at least 0.
     """
     classes = {str(name) for name in config.get("architectures") or ()}
     kinds = [kind for kind in family.tasks if f"{family.task_class}{FORMS[kind]}" in classes]

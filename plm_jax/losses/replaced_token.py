@@ -22,7 +22,8 @@ class ReplacedTokenLoss(Loss):
 
     The discriminator reads the text with each target replaced by a sample of the generator, drawn with the key
     `sample`, and predicts which tokens differ from the text; a sample may equal the target (Clark et al. 2020 §3.1). No
-    gradient passes through the samples. Without keys, as in validation, every batch draws with the same key.
+    gradient passes through the samples. If no keys are passed, as in validation, every batch uses a
+    constant key.
 
     Attributes:
       discriminator_weight: factor of the discriminator's mean over tokens, relative to the generator's over targets.

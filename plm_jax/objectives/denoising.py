@@ -188,7 +188,7 @@ class Denoising(Objective):
         special: Special,
         rng: np.random.Generator,
     ) -> list[Int[np.ndarray, " _"]]:
-        """Applies the noise to each document of a text [n] separately; `begins` are their first tokens."""
+        """Applies the noise to each document in the tokens [n] of a row; `begins` are the positions of their starts."""
         if len(begins) == 1:
             return [self._noised(tokens, example, special, rng)]
         ends, documents = np.append(begins[1:], len(tokens)), []

@@ -60,7 +60,7 @@ class ExampleRows:
         raise NotImplementedError
 
     def align(self, row: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Gives an objective's row of a text the keys and lengths of rows of examples."""
+        """Pads an objective's row of plain text and adds its missing keys, so that it fits rows of examples."""
         raise NotImplementedError
 
 

@@ -74,7 +74,7 @@ class MaskedLM(Objective):
         return self.max_predictions or self._budget(length)
 
     def _budget(self, num_tokens: int) -> int:
-        """Returns the number of predictions for `num_tokens`; Python's `round`, halves to even, as in the source."""
+        """Returns the number of predictions for `num_tokens`; Python's `round`, halves to even, as in BERT's code."""
         return max(1, round(num_tokens * self.rate))
 
     @override

@@ -151,7 +151,7 @@ class BoundObjective:
         return self.settings.input_length(length)
 
     def stride(self, length: int) -> int:
-        """Returns by how many tokens the inputs of consecutive rows advance."""
+        """Returns the number of tokens by which the inputs of consecutive rows advance."""
         return self.settings.stride(length)
 
     def __call__(self, example: dict[str, np.ndarray], rng: np.random.Generator) -> dict[str, np.ndarray]:

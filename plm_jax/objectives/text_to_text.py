@@ -143,7 +143,7 @@ def weave(
     """Inserts sentinels into `text`.
 
     Args:
-      before: indices of the tokens that a sentinel precedes, sorted; the length of `text` is its end.
+      before: indices of the tokens that a sentinel precedes, sorted; the index `len(text)` appends a sentinel.
     """
     row = np.empty(len(text) + len(before), np.int32)
     is_text = np.ones(len(row), np.bool_)

@@ -65,7 +65,9 @@ def replay(workdir: str, step: int, report: Callable[[str], None]) -> None:
 
 
 def _recorded(workdir: str, step: int, history: History) -> dict[str, Any]:
-    """Returns the row of a step, with the numbers of an incident that a row cannot hold.
+    """Returns the row of a step.
+
+    Numbers that are not finite, which rows leave out, come from the incident file of the step.
 
     Raises:
       UserError: there is no such row, or it lacks a number.

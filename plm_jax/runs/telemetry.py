@@ -174,7 +174,10 @@ class _Rows:
 
 
 class Events:
-    """TensorBoard's file, written by the caller's thread: another thread would lose events that it cannot write."""
+    """TensorBoard's file.
+
+    The caller's thread writes it, so that a failed write raises an error there; a thread of its own would lose it.
+    """
 
     def __init__(self, folder: str, purge_step: int | None):
         modules: dict[str, Any] = sys.modules

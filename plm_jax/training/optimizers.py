@@ -248,7 +248,7 @@ def squared_norms(tree: Any) -> Float[Array, " tensors"]:
 
 
 def decays(params):
-    """Returns a tree that is True except for biases and scales of norms, which LAMB and weight decay exclude."""
+    """Returns a tree that is False for biases and scales of normalization layers, which LAMB and decay exclude."""
 
     def decides(path, _):
         return not any(getattr(entry, "key", None) in ("bias", "head_bias", "scale") for entry in path)

@@ -163,7 +163,7 @@ def overlap(kind, train, validation):
 
 def check_report(out, counts, is_overlapping):
     """Compares what `prepare` prints with the overlap."""
-    (line,) = re.findall(r"of [\d,]+ validation rows, .*", out.out)
+    (line,) = re.findall(r"of [\d,]+ validation documents, .*", out.out)
     numbers = [int(number) for number in re.findall(r"\d+", line)][1:]
     assert numbers == [counts[level]["validation"] for level in ("exact", "normalized", "group")]
     assert ("overlap" in out.err) == is_overlapping

@@ -172,7 +172,7 @@ def flags(settings: Any) -> list[str]:
 def digests(name: str) -> list[str]:
     """Returns the hashes of a module's code and of what it imports from its folder; empty if it is not installed here.
 
-    Nothing is imported, so settings from any source may name the module.
+    The module is not imported, so its name may come from an untrusted checkpoint.
     """
     first, *parts = name.split(".")
     try:

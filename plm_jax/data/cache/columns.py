@@ -18,8 +18,8 @@ class Column:
     Attributes:
       name: name of its files, by which objectives read it.
       dtype: NumPy type of its values, little-endian.
-      kind: number of values per document: `token`, one for each token; `start`, the sorted tokens at which parts of the
-        document begin, counted from its first token; `value`, any number of values; `document`, one value.
+      kind: number of values per document: `token`, one for each token; `start`, the sorted positions, relative to its
+        first token, at which its sentences or words begin; `value`, any number of values; `document`, one value.
     """
 
     name: str

@@ -41,7 +41,7 @@ class DocumentTable(abc.ABC):
 
     @abc.abstractmethod
     def has(self, name: str) -> bool:
-        """Whether the documents have a column `name`, apart from the tokens."""
+        """Whether the documents have a column `name`, which is not the tokens."""
 
     @abc.abstractmethod
     def column(self, name: str) -> np.ndarray | PagedVector:

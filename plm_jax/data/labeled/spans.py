@@ -87,7 +87,7 @@ def answer(
 
 
 def most_context(parts: Sequence[tuple[int, int]]) -> list[np.ndarray]:
-    """Returns for each part of a context whether it has more context around each token than any other, bool [tokens].
+    """Returns, for each part of a context, which tokens have more context in it than in any other, bool [tokens].
 
     The amount of context is the smaller of the numbers of tokens before and after, plus a hundredth of the size of the
     part. The first part wins ties.

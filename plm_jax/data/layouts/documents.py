@@ -73,7 +73,7 @@ def cut(documents: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _blocks(split: cache.DocumentTable) -> Iterator[np.ndarray]:
-    """Yields the first tokens of documents, and the end, for about BLOCK_TOKENS tokens at a time."""
+    """Yields, for about BLOCK_TOKENS tokens at a time, where documents begin and where the last one ends."""
     first, starts = 0, np.asarray(split.documents)
     while first < split.num_documents:
         edge = int(starts[first]) + BLOCK_TOKENS

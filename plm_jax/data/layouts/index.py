@@ -157,7 +157,7 @@ def _read_metadata(folder: str) -> _Metadata:
 
 
 def _open(folder: str) -> tuple[cache.Vectors, list[int]]:
-    """Opens the columns of an index; returns them and its passes."""
+    """Returns the columns of an index, and the first row of each of its passes, followed by the number of rows."""
     metadata, parent = _read_metadata(folder), cache.Folder(os.path.dirname(folder))
     vectors = cache.Vectors(parent, os.path.basename(folder), metadata.blocks, metadata.checksums)
     return vectors, list(metadata.passes)

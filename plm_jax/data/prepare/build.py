@@ -159,13 +159,13 @@ def _report_overlap(
         return
     shared = {level: splits["validation"] for level, splits in overlap.shared.items()}
     line = (
-        f"of {overlap.validation:,} validation rows, {shared['exact']:,} are identical to a training row, "
+        f"of {overlap.validation:,} validation documents, {shared['exact']:,} are identical to a training document, "
         f"{shared['normalized']:,} are identical after normalizing Unicode and white space, and "
-        f"{shared['group']:,} share a group with a training row"
+        f"{shared['group']:,} share a group with a training document"
     )
     print(f"{name}: {line}")
     if any(shared.values()):
-        _warn(f"validation and training of '{name}' overlap ({line}): remove the shared rows from one of the two")
+        _warn(f"validation and training of '{name}' overlap ({line}): remove the shared documents from one of the two")
 
 
 def _warn(line: str) -> None:

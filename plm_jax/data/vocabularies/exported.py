@@ -116,7 +116,7 @@ def export(vocabulary: Vocabulary, special_ids: Mapping[str, int], frame: Frame 
 
 
 def check(vocabulary: Vocabulary, tree: Tree, texts: Sequence[str]) -> None:
-    """Checks that a `tokenizer.json` gives the ids of a vocabulary for some texts, reading special tokens as text.
+    """Checks that a `tokenizer.json` gives the same ids as a vocabulary for each text, reading special tokens as text.
 
     Raises:
       UserError: the ids of a text differ.

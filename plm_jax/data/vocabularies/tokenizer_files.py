@@ -180,7 +180,7 @@ def _added(tree: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def special_ids(tree: dict[str, Any], ids: dict[str, int]) -> set[int | None]:
-    """Returns the ids of tokens of a `tokenizer.json` that text never becomes, and the id of the unknown token."""
+    """Returns the ids of tokens of a `tokenizer.json` that no text is encoded to, and the id of the unknown token."""
     unknown = {ids.get(tree["model"].get("unk_token")), tree["model"].get("unk_id")}
     return unknown | {token["id"] for token in _added(tree) if token["special"]}
 

@@ -198,7 +198,8 @@ class PairRows(index.IndexedRows):
     def _lonely(self) -> list[int]:
         """Returns the stretches in which only one document begins; its partners come from the whole split."""
         edges = np.arange(-(-self._split.num_tokens // STRETCH_TOKENS) + 1) * STRETCH_TOKENS
-        return (np.diff(self._split.documents.searchsorted(edges)) == 1).nonzero()[0].tolist()
+        firsts = np.minimum(self._split.documents.searchsorted(edges), self._split.num_documents)
+        return (np.diff(firsts) == 1).nonzero()[0].tolist()
 
     def _documents_of(self, stretch: int) -> tuple[int, int]:
         """Returns the range of documents that begin in a stretch, or of every document if there is only one."""

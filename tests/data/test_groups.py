@@ -240,6 +240,12 @@ def test_groups_of_parts_add_up_to_those_of_the_whole():
         assert whole.smallest == {of: sizes[of] for of in sorted(sizes)[:20]}
 
 
+def test_a_hash_equal_to_the_threshold_is_the_first_that_is_added():
+    """Half of all hashes are below 2^63; the next group would exceed a tenth of the rows."""
+    counted = groups.Groups(rows=300, smallest={2**63: 1, 2**63 + 7: 299})
+    assert counted.rule(0.5) == groups.HeldOutRule("top-up", 2**63 + 1)
+
+
 def test_a_vocabulary_is_trained_on_the_rows_that_are_not_held_out(run, tmp_path):
     """The first rows settle the rule if enough of them are below the threshold."""
     for number, fraction in ((30, 0.01), (400, 0.2), (3000, 0.5), (40, 0.0)):

@@ -44,7 +44,8 @@ def test_locate_of_special_rates():
     assert [Mixture({"a": 2, "b": 2}).locate(k)[0] for k in range(4)] == ["b", "a", "b", "a"]
     for rates in ({"a": 0.0, "b": 1.0, "c": 2.0}, {"b": 1.0, "c": 2.0, "a": 0.0}):
         assert {Mixture(rates).locate(k)[0] for k in range(1000)} == {"b", "c"}
-    assert Mixture({"tiny": 1e-12, "big": 1.0}).counts(2**33)["tiny"] == 2
+    for rates in ({"tiny": 1e-12, "big": 1.0}, {"big": 1.0, "tiny": 1e-12}):
+        assert Mixture(rates).counts(2**33)["tiny"] == 2
 
 
 COUNTS = {"cola": 8551, "sst2": 67349, "rte": 2490, "c4": 364_868_892}  # Examples; c4 as in Raffel et al. 2020.

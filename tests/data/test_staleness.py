@@ -115,6 +115,12 @@ def test_missing_texts_are_no_change_but_swapped_caches_are(run, corpora):
     assert compare(swapped, "b").changed == "it was made from 'a'"
 
 
+@pytest.mark.parametrize("described", [None, {}, {"name": "a"}], ids=str)
+def test_a_manifest_that_does_not_describe_its_source_is_reported(run, described):
+    caches.rewrite(os.path.join(run.data.cache_dir, "a"), lambda manifest: manifest.update(source=described))
+    assert compare(run).changed == "its manifest does not describe its source"
+
+
 def test_changed_settings_are_reported(run, corpora):
     assert compare(changed(run, data={"validation_fraction": 0.5})).changed == "validation_fraction was 0.2 and is 0.5"
     assert compare(over(run, corpora, field="title")).changed == "task.field was text and is title"

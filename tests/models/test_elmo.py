@@ -166,8 +166,12 @@ def test_initialization_equals_bilm_tf():
     for largest, leaf in uniform.items():
         assert 0.95 * largest < abs(leaf).max() <= largest
         np.testing.assert_allclose(leaf.std(), largest / 3**0.5, rtol=0.1)
-    normal = {256**-0.5: embedding["blocks"]["carry"]["kernel"], 64**-0.5: params["head"]}
-    for std, leaf in normal.items():
+    normal = [
+        (256**-0.5, embedding["blocks"]["carry"]["kernel"]),
+        (256**-0.5, embedding["projection"]["kernel"]),
+        (64**-0.5, params["head"]),
+    ]
+    for std, leaf in normal:
         np.testing.assert_allclose(leaf.std(), std, rtol=0.05)
     assert (embedding["blocks"]["carry"]["bias"] == -2).all()
     for leaf in (embedding["blocks"]["transform"]["bias"], blocks["input"]["bias"], params["head_bias"]):

@@ -158,6 +158,9 @@ def test_top_layers_are_reinitialized(tiny, tmp_path):
         np.testing.assert_array_equal(stays, before[name][: len(stays)], err_msg=name)
         if "/blocks/" in name:
             np.testing.assert_array_equal(leaf[1:], fresh[name][1:], err_msg=name)
+    params, fresh, _ = started(2)
+    for name, leaf in params.items():
+        np.testing.assert_array_equal(leaf, fresh[name] if "/blocks/" in name else before[name], err_msg=name)
     with pytest.raises(UserError, match="reinitialize_top is 3: stack has 2 layers"):
         started(3)
     with pytest.raises(UserError, match=r"config.train.init_names has 'nothing', which matches nothing"):

@@ -1,15 +1,15 @@
 """Summary of finished training runs: last validation next to trivial baselines, best weights, and next commands."""
 
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
-
-import numpy as np
 
 from plm_jax import config, objectives
 from plm_jax.common import metrics, storage
 from plm_jax.common.errors import UserError
 from plm_jax.data.layouts.labeled import LabeledRows
+from plm_jax.data.mixtures import Mixture
 from plm_jax.data.reader import Reader
 from plm_jax.evaluation import labeled, perplexity
 from plm_jax.experiments import seeds
@@ -17,6 +17,8 @@ from plm_jax.models.heads import TASK
 from plm_jax.runs import checkpoint_folders, run_directory
 
 _OBJECTIVES = ("next_token", "masked_lm")
+# Number of validation batches that are read for the loss of a unigram model, if the run has no smaller limit.
+_MOST_BATCHES = 64
 
 
 def lines(workdirs: Sequence[str], seconds: float) -> list[str]:
@@ -93,6 +95,20 @@ def _source_baselines(run: config.Run, reader: Reader, name: str) -> Mapping[str
     source = reader.sources[name]
     if source.has_inputs_targets or run.objective.loss not in _OBJECTIVES:
         return {}
-    counts = source.splits["validation"].unigram
-    log_probabilities = perplexity.add_one_unigram(source.splits["train"])
-    return {"nll": -float(counts @ log_probabilities.ravel()[: len(counts)] / max(1, np.sum(counts)))}
+    return {"nll": _unigram_loss(run, reader, name)}
+
+
+def _unigram_loss(run: config.Run, reader: Reader, name: str) -> float:
+    """Returns the `unigram_loss` of `evaluate`, over the targets of the batches that validation reads."""
+    batch_size = run.evaluation.batch_size
+    rates = {other: rate for other, rate in reader.rates(config.resolve_phases(run)[-1]).items() if rate}
+    limit = Mixture(rates).counts(run.evaluation.max_batches or _MOST_BATCHES).get(name, 0)
+    is_real = perplexity.real_ids(reader.objective.special)
+    log_probabilities = perplexity.add_one_unigram(reader.sources[name].splits["train"])
+    nats = tokens = real_tokens = 0.0
+    for batch in reader.in_order("validation", batch_size, name=name, max_batches=min(max(1, limit), _MOST_BATCHES)):
+        targets, weights = batch["targets"], batch["target_weights"]
+        real_weights = weights * is_real[targets]
+        nats -= float(log_probabilities[targets].ravel() @ real_weights.ravel())
+        tokens, real_tokens = tokens + float(weights.sum()), real_tokens + float(real_weights.sum())
+    return nats / real_tokens - math.log(real_tokens / tokens) if real_tokens else math.nan

@@ -63,7 +63,7 @@ def main() -> None:
     checkpoint = command_line.required(_CHECKPOINT)
     _check()
     _CONFIG.modules.load()
-    run = _CONFIG.run(may_lack_model=not _WATCH.value) if _CONFIG.is_given else None
+    run = _CONFIG.optional_run(may_lack_model=not _WATCH.value)
     with progress.doing("loading JAX"):
         command_line.start_jax()
         from plm_jax.evaluation import evaluate, few_shot, watch

@@ -51,6 +51,14 @@ class ConfigFlag:
         """Whether the command line has a config."""
         return self._config.value is not None
 
+    def optional_run(self, may_lack_model: bool = False) -> Run | None:
+        """Returns `run`, or None without a config; raises `UserError` if flags override fields of no config."""
+        if not self.is_given and (changes := command_line.dotted(self._config)):
+            raise UserError(
+                f"--config.{changes[0][0]} overrides a field of a config, and there is no --config: pass both"
+            )
+        return self.run(may_lack_model) if self.is_given else None
+
     def run(self, may_lack_model: bool = False, replaces_model: bool = False, default: str | None = None) -> Run:
         """Returns the checked run; relative paths in overrides are relative to the working directory.
 

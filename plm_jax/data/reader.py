@@ -308,7 +308,8 @@ class Reader:
             real = "target_weights" if has_targets or "mask" not in first else "mask"
             sample = [self.example(k)[real].mean() for k in sample]
             full = phase.batch_size * float(np.mean(sample))
-            notes.append(f"{phase.batch_size} rows of {phase.length} have as many tokens as {full:.0f} full rows")
+            batch = f"{phase.batch_size} rows of {phase.length}"
+            notes.append(f"padding: {batch} have only as many real tokens as {full:.0f} full rows")
         return notes
 
     def _share_left_out(self, phase: Phase) -> float:

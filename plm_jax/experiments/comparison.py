@@ -32,7 +32,8 @@ OTHER_METRIC = "no verdict: the metric differs from the paper's"
 TRIVIAL_REFERENCE = "no verdict: the reference does not beat the trivial predictor"
 METHOD = (
     "Each 95 % interval holds for its own row; differences of shares are in percentage points. Verdicts come from "
-    "Welch's t-test of each row against the first over the seeds, including the variance of the test set, with Holm's "
+    "Welch's t-test of each row against the first over the seeds; for accuracies and other shares it includes the "
+    "variance of the test set. It has Holm's "
     "correction over all rows at 5 %."
 )
 # Config sections that determine the targets of a language model. Losses of runs that differ in one are not comparable.

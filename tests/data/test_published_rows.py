@@ -138,6 +138,7 @@ PUBLISHED = {
     "llama.py:*": (causal, rules.packed([1], [2]), {}),
     "mt5.py:*": (spans, rules.joined(rules.span_text, ends=[1]), {}),
     "roberta.py:*": (masked, rules.fairseq_blocks(0, 2, "complete", [2]), {}),
+    "xlm_r.py:*": (masked, rules.fairseq_blocks(0, 2, "complete", [2]), {}),
     "spanbert.py:*": (masked, rules.spanbert_documents(101, 102), {}),
     "t5.py:*": (spans, rules.joined(rules.span_text, ends=[1]), {}),
     "transformer.py:*": (denoised, rules.joined(lambda length: length - 2, begin=[3], ends=[1]), {}),

@@ -165,7 +165,9 @@ def test_a_run_reports_how_full_short_rows_are(write_sentences, make):
     write_sentences({"train": [[5]] * 100})
     assert open_reader(make(True, 14)).notes() == []
     # Seven of 14 tokens are real, so that four rows are as two.
-    assert open_reader(make(False, 14)).notes() == ["4 rows of 14 have as many tokens as 2 full rows"]
+    assert open_reader(make(False, 14)).notes() == [
+        "padding: 4 rows of 14 have only as many real tokens as 2 full rows"
+    ]
 
 
 def test_bos_and_eos_replace_cls_and_sep(make):

@@ -351,7 +351,8 @@ def test_vocabulary_of_run_directory_is_used_and_saved(workdir, tmp_path):
     plm_jax.load(workdir / "checkpoints" / "7").save(tmp_path / "saved")
     for ours, theirs in VOCABULARY.items():
         assert (tmp_path / "saved" / theirs).read_text() == (workdir / "vocabulary" / ours).read_text()
-    assert plm_jax.load(tmp_path / "saved").special_ids == OF_RUN | {"begins_with": []}
+    saved = plm_jax.load(tmp_path / "saved")
+    assert saved.special_ids == OF_RUN | {"begins_with": [], "max_length": saved.config.max_length}
 
 
 @pytest.mark.parametrize(

@@ -216,6 +216,9 @@ def read_files(folder: str) -> dict[str, list[Any]] | None:
 
 
 def _is_file(row: Any) -> bool:
-    """Whether an entry has a file's name, size, two times (or twice the version of a store), and SHA-256."""
+    """Whether an entry is [name, size, modification time, change time, SHA-256].
+
+    Files in a store have their version in place of both times.
+    """
     types = str, int, int | str, int | str, str
     return isinstance(row, list) and len(row) == len(types) and all(map(isinstance, row, types))

@@ -74,9 +74,10 @@ def answer(
     unanswerable: bool = False,
     null_threshold: float = 0.0,
 ) -> Answer:
-    """Returns the best answer; if `unanswerable`, none if the score of no answer exceeds it by `null_threshold`.
+    """Returns the best answer.
 
-    The score of no answer is the smallest one of all windows, since every window must reject an answer.
+    With `unanswerable`, the answer is empty if the null score exceeds the score of the best answer by more than
+    `null_threshold`. The null score is the lowest of those of the windows, since every window must reject an answer.
     """
     spans = best(windows, n_best, answer_length)
     null = min(float(window.starts[0]) + float(window.ends[0]) for window in windows)

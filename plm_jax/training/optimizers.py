@@ -7,7 +7,7 @@ computes per tensor, such as a norm, it computes for each layer. An attention ke
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal, cast, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_type_hints
 
 import flax.linen as nn
 import jax
@@ -277,7 +277,7 @@ def _clip(largest: float) -> optax.GradientTransformationExtraArgs:
 
 
 # Fields of AdamW and LAMB that a resumed run may change.
-_OF_MOMENTS = ("b1", "b2", "epsilon", "weight_decay", "bias_correction", "first_moment", *OptimizerConfig.recipe)
+OF_MOMENTS = ("b1", "b2", "epsilon", "weight_decay", "bias_correction", "first_moment", *OptimizerConfig.recipe)
 
 
 @dataclass(frozen=True)
@@ -296,7 +296,7 @@ class AdamWConfig(OptimizerConfig):
     """
 
     kind: ClassVar[str] = "adamw"
-    recipe: ClassVar[tuple[str, ...]] = _OF_MOMENTS
+    recipe: ClassVar[tuple[str, ...]] = OF_MOMENTS
     b1: ranges.ShareBelowOne = 0.9
     b2: ranges.ShareBelowOne = 0.999
     epsilon: ranges.Epsilon = 1e-8
@@ -308,106 +308,80 @@ class AdamWConfig(OptimizerConfig):
     @override
     def transformations(self) -> Sequence[optax.GradientTransformation]:
         decaying = None if self.decay_norms_and_biases else decays
-        return _scale_by_adam(self), optax.add_decayed_weights(self.weight_decay, mask=decaying)
+        return scale_by_adam(self), optax.add_decayed_weights(self.weight_decay, mask=decaying)
 
 
 @dataclass(frozen=True)
-class LambConfig(OptimizerConfig):
-    """AdamW with each tensor's update scaled to the tensor's norm, except norms and biases (You et al. 2020).
-
-    The defaults are ALBERT's (google-research/albert, lamb_optimizer.py). You et al. use bias correction.
+class AdafactorConfig(OptimizerConfig):
+    """Adafactor (Shazeer & Stern 2018); the defaults are those of t5x, without momentum.
 
     Attributes:
-      b1: decay rate of the first moment.
-      b2: decay rate of the second moment.
-      epsilon: constant added to the square root of the second moment.
-      weight_decay: coefficient of weight decay, which is multiplied by the learning rate; norms and biases do not
-        decay.
-      bias_correction: whether the moments are corrected for their initialization with zeros.
-      first_moment: dtype in which the first moment is stored, as in `AdamWConfig`.
+      decay_exponent: exponent of the decay rate of second moments, which is 1 - t ** -decay_exponent at update t.
+      clipping_threshold: maximum root mean square of a tensor's update, before it is scaled by the parameter and the
+        learning rate.
+      min_dim_size_to_factor: minimum size of both dimensions of a matrix whose second moments are stored as row and
+        column means only.
+      epsilon: constant added to squared gradients.
+      multiply_by_parameter_scale: whether updates are multiplied by the root mean square of the parameter tensor, at
+        least `parameter_epsilon`.
+      parameter_epsilon: minimum scale of a parameter tensor in `multiply_by_parameter_scale`.
+      b1: decay rate of a running mean of the updates, which is applied instead of them (PaLM: 0.9); 0: none.
+      squared_rate_decay: coefficient of weight decay, which is multiplied by the square of the learning rate (PaLM: 1).
     """
 
-    kind: ClassVar[str] = "lamb"
-    recipe: ClassVar[tuple[str, ...]] = _OF_MOMENTS
-    b1: ranges.ShareBelowOne = 0.9
-    b2: ranges.ShareBelowOne = 0.999
-    epsilon: ranges.Epsilon = 1e-6
-    weight_decay: ranges.Scale = 0.01
-    bias_correction: bool = False
-    first_moment: Literal["float32", "bfloat16"] = "float32"
-
-    @override
-    def transformations(self) -> Sequence[optax.GradientTransformation]:
-        decay = optax.add_decayed_weights(self.weight_decay, mask=decays)
-        return _scale_by_adam(self), decay, optax.masked(_scale_by_trust_ratio(), decays)
-
-
-@dataclass(frozen=True)
-class StableAdamWConfig(OptimizerConfig):
-    """AdamW whose update of a tensor is smaller where its gradients outgrow the second moments (Wortsman et al. 2023).
-
-    The learning rate of each tensor is divided by max(1, RMS), where RMS is the root of the mean of
-    `g² / max(v, epsilon²)`, so gradients need no clipping. The defaults are ModernBERT's (Warner et al. 2024), whose
-    weight decay of 1e-5 per step at a peak rate of 8e-4 is a `weight_decay` of 0.0125.
-
-    Attributes:
-      b1: decay rate of the first moment.
-      b2: decay rate of the second moment.
-      epsilon: constant added to the square root of the second moment.
-      weight_decay: coefficient of weight decay, which is multiplied by the learning rate of the tensor; norms and
-        biases do not decay.
-    """
-
-    kind: ClassVar[str] = "stable_adamw"
-    recipe: ClassVar[tuple[str, ...]] = ("b1", "b2", "epsilon", "weight_decay", *OptimizerConfig.recipe)
-    b1: ranges.ShareBelowOne = 0.9
-    b2: ranges.ShareBelowOne = 0.98
-    epsilon: ranges.Epsilon = 1e-6
-    weight_decay: ranges.Scale = 0.0
+    kind: ClassVar[str] = "adafactor"
+    recipe: ClassVar[tuple[str, ...]] = (
+        *("decay_exponent", "clipping_threshold", "epsilon", "multiply_by_parameter_scale", "parameter_epsilon"),
+        *OptimizerConfig.recipe,
+    )
+    decay_exponent: Annotated[float, ranges.Range(0, 10, above=True)] = 0.8
+    clipping_threshold: ranges.Positive = 1.0
+    min_dim_size_to_factor: ranges.Count = 128
+    epsilon: ranges.Epsilon = 1e-30
+    multiply_by_parameter_scale: bool = True
+    parameter_epsilon: ranges.Share = 1e-3
+    b1: ranges.ShareBelowOne = 0.0
+    squared_rate_decay: ranges.Scale = 0.0
     clip_norm: Annotated[float, ranges.Range(0, 1e12)] = field(default=0.0, kw_only=True)
 
     @override
     def transformations(self) -> Sequence[optax.GradientTransformation]:
-        adam = optax.scale_by_adam(self.b1, self.b2, self.epsilon)
+        def init(params):
+            def zeros(path, leaf):
+                tensor = leaf.shape[1:] if is_stacked(path) else leaf.shape
+                if len(tensor) == 2 and min(tensor) >= self.min_dim_size_to_factor:
+                    return _Factored(*(jnp.zeros(without(leaf.shape, axis), leaf.dtype) for axis in (-1, -2)))
+                return jnp.zeros_like(leaf)
 
-        def decayed(update, param, decays):
-            return update + self.weight_decay * param if decays else update
+            return _AdafactorState(jnp.zeros((), jnp.int32), jax.tree.map_with_path(zeros, params))
 
         def update(updates, state, params=None):
-            directions, state = adam.update(updates, state, params)
-            directions = jax.tree.map(decayed, directions, params, decays(params))
-            adam_state = cast(optax.ScaleByAdamState, state)
-            moments = optax.tree.bias_correction(adam_state.nu, self.b2, adam_state.count)
+            count = jnp.asarray(optax.safe_increment(state.count))
+            decay = 1.0 - count.astype(jnp.float32) ** -self.decay_exponent
 
-            def divided(update, gradient, moment):
-                ratio = gradient * jax.lax.rsqrt(jnp.maximum(moment, max(self.epsilon**2, 1e-30)))
-                return update / jnp.maximum(1.0, root_mean_square(ratio))
+            def moment(grad, previous):
+                square = grad**2 + self.epsilon
+                if isinstance(previous, _Factored):
+                    square = _Factored(rows=square.mean(1), columns=square.mean(0))
+                return jax.tree.map(lambda old, new: decay * old + (1.0 - decay) * new, previous, square)
 
-            return map_tensors(divided, directions, updates, moments), adam_state
+            def direction(grad, moment, param):
+                if isinstance(moment, _Factored):
+                    of_rows = jax.lax.rsqrt(moment.rows / moment.rows.mean())
+                    updated = grad * of_rows[:, None] * jax.lax.rsqrt(moment.columns)
+                else:
+                    updated = grad * jax.lax.rsqrt(moment)
+                scale = 1.0 / jnp.maximum(1.0, root_mean_square(updated) / self.clipping_threshold)
+                if self.multiply_by_parameter_scale:
+                    scale = scale * jnp.maximum(root_mean_square(param), self.parameter_epsilon)
+                return updated * scale
 
-        return (optax.GradientTransformation(adam.init, update),)
+            moments = map_tensors(moment, updates, state.second_moments)
+            return map_tensors(direction, updates, moments, params), _AdafactorState(count, moments)
 
-
-@dataclass(frozen=True)
-class LionConfig(OptimizerConfig):
-    """Lion: the sign of an interpolation of gradient and momentum (Chen et al. 2023).
-
-    Attributes:
-      b1: weight of the momentum in the interpolation whose sign is the update.
-      b2: decay rate of the momentum.
-      weight_decay: coefficient of weight decay, which is multiplied by the learning rate; norms and biases do not
-        decay. Learning rates are 3 to 10 times smaller than AdamW's, and the weight decay as much larger.
-    """
-
-    kind: ClassVar[str] = "lion"
-    recipe: ClassVar[tuple[str, ...]] = ("b1", "b2", "weight_decay", *OptimizerConfig.recipe)
-    b1: ranges.ShareBelowOne = 0.9
-    b2: ranges.ShareBelowOne = 0.99
-    weight_decay: ranges.Scale = 0.0
-
-    @override
-    def transformations(self) -> Sequence[optax.GradientTransformation]:
-        return optax.scale_by_lion(self.b1, self.b2), optax.add_decayed_weights(self.weight_decay, mask=decays)
+        momentum = (_mean_of_scaled_updates(self.b1),) if self.b1 else ()
+        decay = (_decay_by_squared_rate(self.squared_rate_decay),) if self.squared_rate_decay else ()
+        return optax.GradientTransformation(init, update), *momentum, *decay
 
 
 @dataclass(frozen=True)
@@ -446,7 +420,7 @@ class SgdConfig(OptimizerConfig):
         return (optax.trace(self.momentum),) if self.momentum else ()
 
 
-def _scale_by_adam(optimizer: AdamWConfig | LambConfig) -> optax.GradientTransformation:
+def scale_by_adam(optimizer: Any) -> optax.GradientTransformation:
     """Returns Adam's transformation; without bias correction, as in BERT (google-research/bert, optimization.py)."""
     adam = optax.scale_by_adam(optimizer.b1, optimizer.b2, optimizer.epsilon)
 
@@ -470,15 +444,46 @@ def _scale_by_adam(optimizer: AdamWConfig | LambConfig) -> optax.GradientTransfo
     return optax.GradientTransformation(init, update)
 
 
-def _scale_by_trust_ratio() -> optax.GradientTransformation:
-    """Scales each tensor's update to the tensor's norm, unless either norm is 0 (You et al. 2020, algorithm 2)."""
+def _mean_of_scaled_updates(decay: float) -> optax.GradientTransformationExtraArgs:
+    """Replaces updates by their running mean, of updates that are scaled by the learning rate (Shazeer & Stern 2018).
 
-    def scaled(update, param):
-        update_norm, param_norm = global_norm(update), global_norm(param)
-        both = (update_norm > 0) & (param_norm > 0)
-        return update * jnp.where(both, param_norm / jnp.where(both, update_norm, 1.0), 1.0)
+    The rate by which the result is scaled cancels that of the step; where it is 0, so is the update.
+    """
 
-    return optax.stateless(lambda updates, params: map_tensors(scaled, updates, params))
+    def update(updates, state, params=None, **extra_args):
+        rate = jnp.asarray(extra_args["learning_rate"], jnp.float32)
+        means = jax.tree.map(lambda mean, new: decay * mean + (1 - decay) * rate * new, state.trace, updates)
+        updates = jax.tree.map(lambda mean: mean / jnp.where(rate > 0, rate, 1.0), means)
+        return updates, optax.TraceState(means)
+
+    def init(params):
+        return optax.TraceState(jax.tree.map(jnp.zeros_like, params))
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _decay_by_squared_rate(coefficient: float) -> optax.GradientTransformationExtraArgs:
+    """Adds parameters times the learning rate, by which the result is scaled once more (Chowdhery et al. 2022 §5)."""
+
+    def update(updates, state, params=None, **extra_args):
+        factor = coefficient * jnp.asarray(extra_args["learning_rate"], jnp.float32)
+        return jax.tree.map(lambda new, param: new + factor * param, updates, params), state
+
+    return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
+
+
+class _Factored(NamedTuple):
+    """The second moments of a matrix's rows and columns."""
+
+    rows: Any
+    columns: Any
+
+
+class _AdafactorState(NamedTuple):
+    """Finished updates, and a `_Factored` or an array for each parameter."""
+
+    count: jax.Array
+    second_moments: Any
 
 
 def root_mean_square(x: jax.Array) -> jax.Array:

@@ -44,6 +44,9 @@ PUBLISHED = {
     "large": (355_412_057, "355M"),
 }
 SOURCE = "Liu et al. 2019"
+OPTIMIZER = config.AdamWConfig(
+    b1=0.9, b2=0.98, epsilon=1e-6, weight_decay=0.01, decay_norms_and_biases=True, clip_norm=0.0
+)
 
 
 def model(layers: int, width: int, heads: int, vocab_size: int = 50265, length: int = 512, dropout: float = 0.1):
@@ -81,9 +84,7 @@ def get_config(size: str = "base"):
             layout=config.FullSentences(),
             length=512,
         ),
-        optimizer=config.AdamWConfig(
-            b1=0.9, b2=0.98, epsilon=1e-6, weight_decay=0.01, decay_norms_and_biases=True, clip_norm=0.0
-        ),
+        optimizer=OPTIMIZER,
         schedule=config.LinearSchedule(learning_rate=of.learning_rate, warmup_steps=of.warmup_steps),
         train=config.TrainConfig(steps=500_000, batch_size=8192),
     )

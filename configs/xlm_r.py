@@ -39,9 +39,7 @@ def get_config(size: str = "base"):
             layout=config.FullSentences(),
             length=512,
         ),
-        optimizer=config.AdamWConfig(
-            b1=0.9, b2=0.98, epsilon=1e-6, weight_decay=0.01, decay_norms_and_biases=True, clip_norm=0.0
-        ),
+        optimizer=roberta.OPTIMIZER,
         schedule=config.LinearSchedule(learning_rate=of.learning_rate, warmup_steps=of.warmup_steps),
         train=config.TrainConfig(steps=1_500_000, batch_size=8192),
     )

@@ -50,7 +50,7 @@ from plm_jax.data.sources.token_files import TokenFiles
 from plm_jax.data.vocabulary_config import VocabularyConfig
 from plm_jax.generation.decoding_config import PUBLISHED as PUBLISHED_DECODINGS
 from plm_jax.generation.decoding_config import DecodingConfig
-from plm_jax.training.adam_relatives import LambConfig, LionConfig, StableAdamWConfig
+from plm_jax.training.adam_variants import LambConfig, LionConfig, StableAdamWConfig
 from plm_jax.training.mesh import MeshConfig
 from plm_jax.training.muon import MuonConfig
 from plm_jax.training.optimizers import (

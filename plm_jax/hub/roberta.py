@@ -87,7 +87,7 @@ class RobertaFamily(Family):
 
     @override
     def architecture(self, model):
-        return "RobertaForMaskedLM" if bert.has_head(model) else "RobertaModel"
+        return f"{self.task_class}{'ForMaskedLM' if bert.has_head(model) else 'Model'}"
 
     @override
     def special_ids(self, files, tokenizer_config):

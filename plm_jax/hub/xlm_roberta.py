@@ -4,9 +4,6 @@ Both are RoBERTa with another vocabulary: SentencePiece in `tokenizer.json`, who
 SentencePiece by the special tokens at the beginning.
 """
 
-from typing_extensions import override
-
-from plm_jax.hub import bert
 from plm_jax.hub.roberta import RobertaFamily
 
 
@@ -19,10 +16,6 @@ class XlmRobertaFamily(RobertaFamily):
     tokenizer_class = "XLMRobertaTokenizer"
     task_class = "XLMRoberta"
 
-    @override
-    def architecture(self, model):
-        return "XLMRobertaForMaskedLM" if bert.has_head(model) else "XLMRobertaModel"
-
 
 class CamembertFamily(RobertaFamily):
     """CamemBERT."""
@@ -32,7 +25,3 @@ class CamembertFamily(RobertaFamily):
     vocabulary_files = {}
     tokenizer_class = "CamembertTokenizer"
     task_class = "Camembert"
-
-    @override
-    def architecture(self, model):
-        return "CamembertForMaskedLM" if bert.has_head(model) else "CamembertModel"

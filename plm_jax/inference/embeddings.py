@@ -21,6 +21,7 @@ POOLINGS: tuple[str, ...] = get_args(Pooling)
 
 def embed(
     strategy: Strategy,
+    limit: int | None,
     texts: Sequence[str],
     pooling: Pooling = "mean",
     layer: int = -1,
@@ -32,13 +33,13 @@ def embed(
 
     Args:
       strategy: strategy of the model, which has a vocabulary.
+      limit: largest number of tokens of a row; None for no limit.
     """
     check_pooling(pooling)
     for number, text in enumerate(texts):
         check_text(number, text)
-    encode = _encoder(strategy)
+    encode = _encoder(strategy, limit)
     rows = [encode(text) for text in texts]
-    limit = _limit(strategy)
 
     def process(batch: list[Any]) -> Float32[np.ndarray, "rows width"]:
         length = batches.padded_length(max(map(len, batch)), limit)
@@ -76,15 +77,8 @@ def similarity(first: Float[np.ndarray, "n width"], second: Float[np.ndarray, "m
     return (first @ second.T).astype(np.float32)
 
 
-def _limit(strategy: Strategy) -> int | None:
-    """Returns the largest number of tokens of a row, or None."""
-    limits = strategy.text.special_ids.get("max_length"), strategy.config.max_length or strategy.config.num_positions
-    return min((limit for limit in limits if limit), default=None)
-
-
-def _encoder(strategy: Strategy) -> Callable[[str], list[Any]]:
+def _encoder(strategy: Strategy, limit: int | None) -> Callable[[str], list[Any]]:
     """Returns the function that turns a text into the ids of a row, or into the words of an ELMo's row."""
-    limit = _limit(strategy)
     if strategy.config.max_characters:
         return lambda text: [words.BOS, *text.split(), words.EOS]
     vocabulary, (before, after) = strategy.text.vocabulary, strategy.frame

@@ -385,7 +385,8 @@ class LanguageModel:
           UserError: there is no vocabulary, or no such pooling or layer.
         """
         texts = [texts] if isinstance(texts, str) else texts
-        return embeddings.embed(self.strategy, texts, pooling, layer, normalize, batch_size, advance)
+        limit = self._pretrained.max_length
+        return embeddings.embed(self.strategy, limit, texts, pooling, layer, normalize, batch_size, advance)
 
     def similarity(
         self, first: str | Sequence[str], second: str | Sequence[str], **options: Any

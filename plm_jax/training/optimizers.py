@@ -138,10 +138,22 @@ def _grouped(optimizer: OptimizerConfig) -> Sequence[optax.GradientTransformatio
         return of_group
 
     masked = [
-        optax.masked(optax.chain(*group.transformations(), optax.scale(factor)), mask(number))
+        optax.masked(_at_factor(optax.chain(optax.identity(), *group.transformations()), factor), mask(number))
         for number, (_, group, factor) in enumerate(optimizer.groups)
     ]
-    return *masked, optax.masked(optax.chain(*optimizer.transformations()), mask(len(masked)))
+    return *masked, optax.masked(optax.chain(optax.identity(), *optimizer.transformations()), mask(len(masked)))
+
+
+def _at_factor(transformation: optax.GradientTransformation, factor: float) -> optax.GradientTransformationExtraArgs:
+    """Returns a transformation at `factor` times the learning rate, which scales its updates later."""
+    inner = optax.with_extra_args_support(transformation)
+
+    def update(updates, state, params=None, **extra_args):
+        extra_args |= {"learning_rate": factor * extra_args["learning_rate"]}
+        updates, state = inner.update(updates, state, params, **extra_args)
+        return jax.tree.map(lambda update: factor * update, updates), state
+
+    return optax.GradientTransformationExtraArgs(inner.init, update)
 
 
 def _group(optimizer: OptimizerConfig, name: str) -> int:
@@ -180,9 +192,9 @@ def _boxed(state, params):
         if leaf.shape == owner.value.shape:
             return owner.replace(value=leaf)
         axes = _ABSENT.get(getattr(path[-1], "name", ""), range(-1, -owner.value.ndim - 1, -1))
-        fitting = (axis for axis in axes if leaf.shape == without(owner.value.shape, axis))
+        fitting = (axis for axis in axes if leaf.shape == _without(owner.value.shape, axis))
         axis = next(fitting, None)
-        return leaf if axis is None else owner.replace(value=leaf, names=without(owner.names, axis))
+        return leaf if axis is None else owner.replace(value=leaf, names=_without(owner.names, axis))
 
     return jax.tree.map_with_path(box, state)
 
@@ -191,7 +203,7 @@ def _leaves_with_path(params):
     return jax.tree_util.tree_leaves_with_path(params, is_leaf=_is_boxed)
 
 
-def without(items: tuple, axis: int) -> tuple:
+def _without(items: tuple, axis: int) -> tuple:
     """Returns the items without the one at a negative index."""
     return (*items[:axis], *items[axis:][1:])
 
@@ -308,7 +320,8 @@ class AdamWConfig(OptimizerConfig):
     @override
     def transformations(self) -> Sequence[optax.GradientTransformation]:
         decaying = None if self.decay_norms_and_biases else decays
-        return scale_by_adam(self), optax.add_decayed_weights(self.weight_decay, mask=decaying)
+        adam = scale_by_adam(self.b1, self.b2, self.epsilon, self.bias_correction, self.first_moment)
+        return adam, optax.add_decayed_weights(self.weight_decay, mask=decaying)
 
 
 @dataclass(frozen=True)
@@ -350,7 +363,7 @@ class AdafactorConfig(OptimizerConfig):
             def zeros(path, leaf):
                 tensor = leaf.shape[1:] if is_stacked(path) else leaf.shape
                 if len(tensor) == 2 and min(tensor) >= self.min_dim_size_to_factor:
-                    return _Factored(*(jnp.zeros(without(leaf.shape, axis), leaf.dtype) for axis in (-1, -2)))
+                    return _Factored(*(jnp.zeros(_without(leaf.shape, axis), leaf.dtype) for axis in (-1, -2)))
                 return jnp.zeros_like(leaf)
 
             return _AdafactorState(jnp.zeros((), jnp.int32), jax.tree.map_with_path(zeros, params))
@@ -420,26 +433,28 @@ class SgdConfig(OptimizerConfig):
         return (optax.trace(self.momentum),) if self.momentum else ()
 
 
-def scale_by_adam(optimizer: Any) -> optax.GradientTransformation:
+def scale_by_adam(
+    b1: float, b2: float, epsilon: float, bias_correction: bool, first_moment: str
+) -> optax.GradientTransformation:
     """Returns Adam's transformation; without bias correction, as in BERT (google-research/bert, optimization.py)."""
-    adam = optax.scale_by_adam(optimizer.b1, optimizer.b2, optimizer.epsilon)
+    adam = optax.scale_by_adam(b1, b2, epsilon)
 
     def uncorrected(updates, state, params=None):
-        mu = optax.update_moment(updates, state.mu, optimizer.b1, 1)
-        nu = optax.update_moment(updates, state.nu, optimizer.b2, 2)
-        updates = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + optimizer.epsilon), mu, nu)
+        mu = optax.update_moment(updates, state.mu, b1, 1)
+        nu = optax.update_moment(updates, state.nu, b2, 2)
+        updates = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + epsilon), mu, nu)
         return updates, optax.ScaleByAdamState(optax.safe_increment(state.count), mu, nu)
 
     def with_first_moment(state, dtype):
         return state._replace(mu=jax.tree.map(lambda m: m.astype(dtype), state.mu))
 
     def init(params):
-        return with_first_moment(adam.init(params), optimizer.first_moment)
+        return with_first_moment(adam.init(params), first_moment)
 
     def update(updates, state, params=None):
-        direction = adam.update if optimizer.bias_correction else uncorrected
+        direction = adam.update if bias_correction else uncorrected
         updates, state = direction(updates, with_first_moment(state, jnp.float32), params)
-        return updates, with_first_moment(state, optimizer.first_moment)
+        return updates, with_first_moment(state, first_moment)
 
     return optax.GradientTransformation(init, update)
 

@@ -128,6 +128,20 @@ def test_documents_are_read_across_chunks(monkeypatch, tmp_path):
     assert (skipped.rows, skipped.bad) == (2, 1)
 
 
+def test_bytes_are_counted_after_an_eos_within_a_document(run, tokenized, tmp_path):
+    """If another id ends documents, eos is a token like any other."""
+    documents = [[*document, END, *document] for document in tokenized["train"]]
+    ids = [i for document in documents for i in [*document, 0]]
+    (tmp_path / "a.bin").write_bytes(np.array(ids, "<u2").tobytes())
+    source = config.TokenFiles(f"{tmp_path}/a.bin", document_end=0)
+    preparation.prepare(run(source, validation_fraction=0.0), str(tmp_path / "cache"), show_progress=False)
+    counts = cache.read_manifest(f"{tmp_path}/cache/a")["splits"]["train"]
+    decoded = tokenizers.ByteLevelBPETokenizer(*GPT2).decode
+    num_bytes = [len((decoded(each[: each.index(END)]) * 2).encode()) for each in documents]
+    assert counts["tokens"] == sum(map(len, documents))
+    assert counts["bytes"] - sum(num_bytes) in (0, len("<|endoftext|>") * len(documents))
+
+
 def test_a_changed_file_is_noticed(run, tokenized, tmp_path):
     path = tmp_path / "nanogpt.bin"
     tokens_run = run(config.TokenFiles(write(path, tokenized["train"]), END), cache_dir=f"{tmp_path}/cache")

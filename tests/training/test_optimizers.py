@@ -366,6 +366,22 @@ def test_parameters_belong_to_the_first_group_that_matches():
         np.testing.assert_allclose(trained[name], before - rate(0) * update, rtol=1e-4, atol=1e-7, err_msg=name)
 
 
+def test_a_group_sees_its_own_rate():
+    """Adafactor's decay by the square of the rate and its mean of scaled updates use the rate of the group."""
+    alone = config.AdafactorConfig(min_dim_size_to_factor=5, b1=0.9, squared_rate_decay=1.0)
+    grouped = config.AdamWConfig(clip_norm=0.0, groups=((".*", alone, 2.0),))
+    trained = []
+    for settings, factor in ((alone, 2.0), (grouped, 1.0)):
+        optimizer, params = optimizers.build(settings), parameters()
+        state = optimizer.init(params)
+        for step in range(3):
+            updates, state = optimizer.update(gradients(step), state, params, learning_rate=factor * rate(step))
+            params = optax.apply_updates(params, updates)
+        trained.append(tensors(params))
+    for name, expected in trained[0].items():
+        np.testing.assert_allclose(trained[1][name], expected, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
 def test_mistakes_in_groups_are_one_line():
     shapes = jax.eval_shape(parameters)
     for groups, message in (

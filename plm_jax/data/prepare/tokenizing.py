@@ -147,7 +147,13 @@ def _decode(documents: list[np.ndarray], vocabulary: vocabularies.Vocabulary) ->
             f"a tokenized document has the id {unknown[0]}, but the vocabulary has {vocabulary.vocab_size:,} ids: "
             "check the source's dtype and config.vocabulary"
         )
-    return [vocabulary.decode(document) for document in documents]
+    return [_decode_whole(document, vocabulary) for document in documents]
+
+
+def _decode_whole(document: np.ndarray, vocabulary: vocabularies.Vocabulary) -> str:
+    """Returns the text of a document, also of the tokens after an eos, at which `decode` stops."""
+    parts = np.split(document, (document == vocabulary.eos_id).nonzero()[0] + 1)
+    return "".join(map(vocabulary.decode, parts))
 
 
 def _gather_tokens(documents: list[np.ndarray], vocabulary: vocabularies.Vocabulary) -> dict[str, Values]:

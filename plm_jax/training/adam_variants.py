@@ -1,4 +1,4 @@
-"""Relatives of Adam: LAMB, StableAdamW and Lion."""
+"""Variants of Adam: LAMB, StableAdamW and Lion."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -49,7 +49,8 @@ class LambConfig(OptimizerConfig):
     @override
     def transformations(self) -> Sequence[optax.GradientTransformation]:
         decay = optax.add_decayed_weights(self.weight_decay, mask=decays)
-        return scale_by_adam(self), decay, optax.masked(_scale_by_trust_ratio(), decays)
+        adam = scale_by_adam(self.b1, self.b2, self.epsilon, self.bias_correction, self.first_moment)
+        return adam, decay, optax.masked(_scale_by_trust_ratio(), decays)
 
 
 @dataclass(frozen=True)

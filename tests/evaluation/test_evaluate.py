@@ -11,7 +11,7 @@ import pytest
 import plm_jax
 from plm_jax import config
 from plm_jax.evaluation import perplexity
-from plm_jax.experiments import report
+from plm_jax.experiments import report, summary
 from plm_jax.runs import loop
 from tests.runs import test_validation
 from tests.runs.test_validation import by_hand
@@ -66,6 +66,16 @@ def test_each_source_is_reported_and_recorded_and_one_without_held_out_text_is_a
     assert metrics.keys() == {"a", "b", "c"} and metrics["c"] == {"tokens": 0}
     flat = {f"{task}/{name}": value for task, found in metrics.items() for name, value in found.items()}
     assert rows(workdir) == [*before, {"step": 4, **flat}]
+
+
+def test_the_summary_of_training_has_the_baseline_of_evaluate(workdir):
+    """Validation reads all rows here, so that both have the same targets."""
+    lm = plm_jax.load(str(workdir))
+    assert not lm.run.evaluation.max_batches
+    for name in "ab":
+        (line,) = (line for line in summary.lines([str(workdir)], 1.0) if f"validation/{name}/nll " in line)
+        unigram_loss = perplexity.evaluate(lm, lm.run, name, show_progress=False)["unigram_loss"]
+        assert float(line.rpartition(" ")[2]) == pytest.approx(unigram_loss, abs=1e-4), line
 
 
 def test_finished_tasks_are_recorded_if_a_later_one_fails(verb, workdir):

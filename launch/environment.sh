@@ -3,7 +3,7 @@
 #   source launch/environment.sh [base]
 #
 # `base` installs only what the package itself needs (0.9 GB), which is enough for the demo; by default, the packages of
-# all extras and tests are installed too (3 GB). With PLM_JAX_ACCELERATOR=gpu or tpu, it installs the jax for that
+# all extras and tests are installed too (4.7 GB). With PLM_JAX_ACCELERATOR=gpu or tpu, it installs the jax for that
 # accelerator.
 case "$(uname -s)" in
   Linux) ;;

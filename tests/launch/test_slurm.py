@@ -25,6 +25,7 @@ from jax.experimental import multihost_utils
 total = multihost_utils.process_allgather(np.array([jax.process_index() + 1])).sum()
 # One write a line: the processes share the log.
 os.write(1, f"process {jax.process_index()} of {jax.process_count()}: {total}\\n".encode())
+multihost_utils.sync_global_devices("both have written")
 if "SLURM_RESTART_COUNT" not in os.environ:
     if jax.process_index() == 0:
         pathlib.Path(os.environ["FAKES"], "ready").touch()

@@ -4,7 +4,8 @@ usage: plm_jax checkpoints {list,verify,prune} DIR [flags]
 
   list    print the step, size and time of each checkpoint, and the metric of the best one
   verify  read every file and report damaged checkpoints; exit status 2 if there are any
-  prune   verify the newest checkpoint, then remove all checkpoints except those that the flags keep
+  prune   verify the newest checkpoint, then remove the checkpoints that neither --keep_last nor --keep_every retains;
+          the best weights are never removed
 
 DIR is a run directory; list and verify also accept a single checkpoint.
 

@@ -46,7 +46,7 @@ _NORMALIZE = flags.DEFINE_string(
     "normalize",
     "sum",
     "with --shots: score of a choice; sum: its log-probability; token, character or byte: its log-probability divided "
-    "by its length in these units; unconditional: its log-probability minus that without the question",
+    "by its length in these units; unconditional: its log-probability minus its log-probability without the question",
 )
 _BALANCED = flags.DEFINE_bool("balanced", False, "with --shots: draw the same number of examples for each choice")
 _SHOW = flags.DEFINE_integer("show", 0, "with --shots: number of prompts to print in full")

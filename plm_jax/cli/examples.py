@@ -3,8 +3,9 @@
 usage: plm_jax examples --workdir=DIR --step=N [--row=N]
        plm_jax examples --workdir=DIR --document=SOURCE:NUMBER
 
---step also prints the documents of each row, as SOURCE:NUMBER. NUMBER is the index of the document in the training
-split, counted from 0. --document lists the steps so far that read any part of that document.
+--step prints every array of each row, and the documents that the row comes from, as SOURCE:NUMBER. NUMBER is the index
+of the document in the training split, counted from 0. --document lists the steps so far that read any part of that
+document.
 
 example:
   plm_jax examples --workdir=runs/demo-bert-0 --step=1 --row=0

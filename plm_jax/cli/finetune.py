@@ -19,7 +19,7 @@ from the table, and the recipe from the family of the model. These flags name th
   answer in a context   --question=COLUMN --context=COLUMN --answer=COLUMN
   choice                --text=COLUMN --choices=COLUMN --label=COLUMN
 
-With --labels and --score, --text may name two columns, too. Overrides such as --config.schedule.learning_rate=1e-4
+With --labels or --score, --text may also name two columns. Overrides such as --config.schedule.learning_rate=1e-4
 apply to the written config.
 
 examples:

@@ -39,7 +39,7 @@ _CHECKPOINT = flags.DEFINE_string(
 _INPUT = flags.DEFINE_string("input", None, "file with the examples: .jsonl, .csv, .tsv, .parquet or .txt (required)")
 _OUTPUT = flags.DEFINE_string("output", None, "file for the predictions: .jsonl, .csv, .tsv or .parquet (required)")
 _TEXT = flags.DEFINE_list(
-    "text", [], "column of the text, or two columns, such as premise,hypothesis (default: those of training)"
+    "text", [], "column of the text, or two columns, such as premise,hypothesis (default: the columns used in training)"
 )
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 32, "number of rows in a batch", lower_bound=1)
 _MODULES = ModulesFlag()

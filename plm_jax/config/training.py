@@ -135,8 +135,8 @@ class CheckpointConfig:
 
     Attributes:
       save_every: number of steps between checkpoints.
-      save_minutes: minutes after the start of a save at which the next one starts, even between multiples of
-        `save_every`; 0: never.
+      save_minutes: maximum number of minutes from the start of a save to that of the next one, which may then be
+        between multiples of `save_every`; 0: no limit.
       keep_last: number of newest checkpoints to keep.
       keep_every: also keep checkpoints at multiples of this number of steps; 0: keep only the newest.
       grace_seconds: maximum number of seconds from a signal or a preemption notice to the end of the process.
@@ -153,7 +153,7 @@ class CheckpointConfig:
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    """Validation during training, with rows of the phase's length and, if that differs, of the last phase's length.
+    """Validation during training, at the row length of the current phase and, if it differs, also of the last phase.
 
     Attributes:
       every: number of steps between validations; 0: never.
@@ -166,7 +166,7 @@ class EvaluationConfig:
       patience: number of consecutive validations without a better value of `select` after which training ends; 0:
         train all steps. Runs of a sweep must have 0.
       tasks: tasks, `SOURCE` or `SOURCE:SPLIT`, that `evaluate --watch` evaluates at each checkpoint, with samples of
-        generated text; it runs in a child process of the first process, on the CPU of its host.
+        generated text; this runs in a child process of the job's first process, on the CPU of that host.
       decoding: default decoding settings of `evaluate` and `generate`.
     """
 

@@ -37,10 +37,10 @@ class DataConfig:
       cache_dir: folder of the cache that `prepare` writes and training reads, with a subfolder for each source.
       length: number of tokens in a row.
       sources: sources by name.
-      mixture: rate of each source, as a proportion of rows, or of examples if `inputs_targets.packed`, because seqio
-        mixes before it packs; empty: rates proportional to the numbers of tokens, or of rows if any source has inputs
-        and targets. `data.mixtures` has the usual rules. The mixture is required if a mixture of seqio's is one of
-        several sources.
+      mixture: rate of each source, as a proportion of rows, or of examples if `inputs_targets.packed`; empty: rates
+        proportional to the numbers of tokens, or of rows if any source has inputs and targets. Packed rows count
+        examples because seqio mixes before it packs. `data.mixtures` has functions for common rates. If a seqio mixture
+        is one of several sources, `mixture` must not be empty.
       layout: layout of rows.
       segmenters: word segmenter of each source with text in which the vocabulary does not mark words, such as Chinese:
         a Python function `module:function` that splits a text into words, in order, such as `jieba:lcut`.

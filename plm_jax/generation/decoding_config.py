@@ -10,14 +10,14 @@ from plm_jax.common.errors import UserError, nearest
 
 @dataclass(frozen=True)
 class DecodingConfig:
-    """Settings of decoding; settings that Hugging Face transformers also has use its names.
+    """Decoding settings, named as in Hugging Face transformers if it has the same setting.
 
     Attributes:
       max_new_tokens: maximum number of generated tokens, including the end token; None: 50 in `generate`, and
         the length of the targets of the task in `evaluate`.
       min_new_tokens: minimum number of generated tokens before the end token.
-      temperature: divisor of the logits in sampling; 0 or None: no sampling; the most probable token is chosen, or the
-        one with the lowest id among equally probable tokens.
+      temperature: divisor of the logits in sampling; 0 or None: no sampling. Without sampling and beams, the most
+        probable token is chosen, or the one with the lowest id among equally probable tokens.
       top_k: number of most probable tokens to sample from; None: all tokens.
       top_p: probability mass to sample from (Holtzman et al. 2020): the smallest set of most probable tokens with at
         least this total probability, after `top_k` is applied; None: all tokens.
@@ -29,8 +29,8 @@ class DecodingConfig:
       early_stopping: when beam search stops: True, once there are `num_beams` finished hypotheses; False, once the best
         unfinished hypothesis, with the length penalty for its current length, is worse than `num_beams` finished ones;
         "never", once no unfinished hypothesis, of any length, can become one of the best `num_beams`.
-      no_repeat_ngram_size: size of n-grams that may occur only once, including those in a decoder's prompt; 0: no
-        limit.
+      no_repeat_ngram_size: size of the n-grams that an answer never repeats; a decoder also never repeats those of its
+        prompt; 0: no limit.
       forced_bos_token_id: id that is forced as the first token of each answer.
       forced_eos_token_id: id that is forced as the last token of an answer that reaches `max_new_tokens` without an end
         token.

@@ -182,9 +182,10 @@ class TransformerConfig(ModelConfig):
         the others are recomputed. `none`: all are kept; `dots`: products with weight matrices and residuals of a flash
         kernel; `minimal`: only those of the model's width, the outputs of attention and of the sub-layers; `attention`:
         residuals of a flash kernel; `full`: none; `offload`: none, and the input is kept in host memory.
-      pipeline_microbatches: maximum number of microbatches that the rows of a device are split into, with pipeline
-        stages; the largest multiple of the number of stages that divides the rows is used, at least one per stage; 0:
-        at most four per stage. With S stages and M microbatches, a stage is idle for (S - 1) / (M + S - 1) of the time.
+      pipeline_microbatches: maximum number of microbatches that the rows of a device are split into with pipeline
+        stages, or 0 for four per stage; the largest multiple of the number of stages that divides the rows is used.
+        There is at least one microbatch per stage. A stage is idle for (S - 1) / (M + S - 1) of the time, given S
+        stages and M microbatches.
       heads: additional heads by name, a mapping in a config; losses and callers refer to these names.
       attention_kernel: implementation of attention: `xla`; `flash`, the flash attention of this package for TPUs and
         NVIDIA GPUs (interpreted, and slow, on other devices); `cudnn` (NVIDIA Ampere or newer); `auto`, the best one

@@ -36,8 +36,8 @@ class MeshConfig:
       context: number of devices that split the positions of a row, and the parameters.
       stage: number of pipeline stages that the layers are split into; `model.pipeline_microbatches` sets their
         microbatches.
-      rules: sharding rules (logical axis, mesh axis), in order of priority: a rule shards the dimension of an array
-        with this logical axis over this mesh axis if its size is divisible by that of the mesh axis. An array uses each
+      rules: sharding rules (logical axis, mesh axis), in order of priority; a rule shards the dimension with this
+        logical axis over this mesh axis if the size of the mesh axis divides that of the dimension. An array uses each
         mesh axis once.
       gather: when sharded weights are gathered: `layer`, one layer at a time, in the forward and the backward pass of
         every microbatch; `step`, all weight matrices once, before the first microbatch, which takes memory for a copy

@@ -338,7 +338,7 @@ class AdafactorConfig(OptimizerConfig):
       multiply_by_parameter_scale: whether updates are multiplied by the root mean square of the parameter tensor, at
         least `parameter_epsilon`.
       parameter_epsilon: minimum scale of a parameter tensor in `multiply_by_parameter_scale`.
-      b1: decay rate of a running mean of the updates, which is applied instead of them (PaLM: 0.9); 0: none.
+      b1: decay rate of a running mean that replaces the updates (PaLM: 0.9); 0: no running mean.
       squared_rate_decay: coefficient of weight decay, which is multiplied by the square of the learning rate (PaLM: 1).
     """
 

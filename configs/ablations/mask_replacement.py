@@ -3,7 +3,7 @@
     python -m plm_jax sweep --sweep=ablations/mask_replacement --workdir=runs/mask-replacement
     python -m plm_jax sweep --sweep=ablations/mask_replacement:demo --workdir=runs/mask-replacement-demo --seeds=0,1,2
 
-Run names have the per cent of each: mask, same, random. Their losses cannot be compared, because a visible token is
+Run names have the percentage of each: mask, same, random. Their losses cannot be compared, because a visible token is
 easy to predict. The paper's named entities (CoNLL-2003) are not freely available.
 """
 

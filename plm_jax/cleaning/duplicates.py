@@ -102,7 +102,7 @@ def _remaining(page: Page, text: str, min_sentences: int, tally: Tally) -> Page 
 
 
 class NearDuplicates:
-    """MinHash bands. A page that shares a band with a page of a smaller key is removed."""
+    """MinHash bands. A page is removed if it shares a band with a page whose key is smaller."""
 
     def __init__(self, rule: settings.MinHashConfig):
         self._bands = rule.bands

@@ -71,7 +71,7 @@ class CleanLinesConfig:
 
 @dataclass(frozen=True)
 class DuplicateLinesConfig:
-    """Keeps each line, stripped and in lower case, once in the corpus, as in the public code."""
+    """Removal of repeated lines, compared in lower case and without outer white space, as in the public code."""
 
     kind: ClassVar[str] = "lines"
     min_sentences: ranges.CountOrZero = 3
@@ -79,7 +79,7 @@ class DuplicateLinesConfig:
 
 @dataclass(frozen=True)
 class DuplicateSpansConfig:
-    """Keeps each span of `span` sentences once in the corpus, as in the paper (Raffel et al. 2020, section 2.2)."""
+    """Removal of repeated spans of `span` sentences, as in the paper (Raffel et al. 2020, section 2.2)."""
 
     kind: ClassVar[str] = "spans"
     span: Annotated[int, ranges.Range(1, 10**6)] = 3
@@ -160,7 +160,7 @@ class CleaningConfig:
 
     Attributes:
       shards: number of files of the training split. A worker holds one in memory. None: one per 256 MiB of the crawl's
-        files. The number of files for validation is in proportion. Empty files are not written.
+        files. The number of files for validation is proportional to it. Empty files are not written.
     """
 
     max_characters: ranges.CountOrZero = 190_000

@@ -43,7 +43,7 @@ def is_alive(folder: str, wait: float = _LEASE) -> bool:
 
 @contextlib.contextmanager
 def held(folder: str, what: str, about: Callable[[], dict[str, Any]] = dict) -> Iterator[None]:
-    """Holds a folder within the context.
+    """Locks a folder while the context is active.
 
     Args:
       what: use of the folder in error messages, as in "another process WHAT".

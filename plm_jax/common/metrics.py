@@ -1,6 +1,6 @@
 """Declarations of metrics: the unit of each, its direction, and the count of the rows that it is computed from.
 
-Files store fractions from 0 to 1 and correlations from -1 to 1; reports show both in per cent. Metrics that are defined
+Files store fractions from 0 to 1 and correlations from -1 to 1; reports show both in percent. Metrics that are defined
 on 0 to 100, such as BLEU, are declared as points and are 0 to 100 everywhere. Declare a metric of your own with:
 
     from plm_jax.common import metrics
@@ -24,7 +24,7 @@ Unit = Literal["fraction", "correlation", "points", "nats", "count", ""]
 Better = Literal["more", "less", ""]
 # Limits of a metric's values, by unit.
 _RANGES = {"fraction": (0.0, 1.0), "correlation": (-1.0, 1.0), "points": (0.0, 100.0)}
-# Units that reports show in per cent.
+# Units that reports show in percent.
 _SHARES = ("fraction", "correlation")
 
 
@@ -57,7 +57,7 @@ class Metric:
 
     @property
     def is_share(self) -> bool:
-        """Whether reports show it in per cent."""
+        """Whether reports show it in percent."""
         return self.unit in _SHARES
 
     @property
@@ -66,7 +66,7 @@ class Metric:
         return _RANGES.get(self.unit)
 
     def from_percent(self, value: float) -> float:
-        """Converts a figure from a paper, where shares are in per cent, to the unit that metrics are stored in."""
+        """Converts a figure from a paper, where shares are in percent, to the unit that metrics are stored in."""
         return value / 100 if self.is_share else value
 
 
@@ -162,7 +162,7 @@ def percent(metric: Metric | None, values: Iterable[float]) -> int:
 
 
 def shown(name: str, value: float, digits: int = 4) -> str:
-    """Formats a figure for reports: shares in per cent, whole numbers without decimals, others with `digits` digits."""
+    """Formats a figure for reports: shares in percent, whole numbers without decimals, others with `digits` digits."""
     return shown_seeds(declared(name), [value], digits).removesuffix("." + "0" * digits)
 
 

@@ -267,8 +267,8 @@ def create(path: str, data: bytes) -> None:
 def writing(path: str) -> Iterator[BinaryIO]:
     """Opens a file of any size for writing; it is created only when the context ends without an error.
 
-    A remote file is uploaded at the end. Temporary files that killed writers of the same file have left are removed.
-    Raises the errors of `write`.
+    A remote file is uploaded at the end. Temporary files left by killed writers of the same file are removed. The
+    errors are those of `write`.
     """
     if is_remote(path):
         with tempfile.TemporaryDirectory() as folder:

@@ -101,8 +101,8 @@ def preprocessor(
       layout: choice of the tokens that make a row.
       characters: [vocab_size, C], characters of each word, for streams (`words.characters`).
       identity: identity in the manifest of a cache, to draw the same pairs as from that cache.
-      num_documents: number of documents per group. Larger groups resemble the trainer's rows more closely; smaller
-        groups yield their first row sooner.
+      num_documents: number of documents per group. With larger groups, rows resemble those of training more closely;
+        with smaller groups, the first row is available sooner.
     """
     like = noising.blank(layout, length, objective, 0 if characters is None else characters.shape[1])
     signature = {key: tf.TensorSpec(value.shape, value.dtype) for key, value in like.items()}

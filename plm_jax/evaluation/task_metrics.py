@@ -76,7 +76,7 @@ def _evaluate_examples(lm: LanguageModel, run: config.Run, task: str, show_progr
     if any(example.targets == formats.UNKNOWN for example in examples) or all(map(_is_unknown, targets)):
         raise perplexity.NothingToPredictError(f"'{task}' has no labels: name another split")
     answerer = _Answerer(lm, run, examples, task, show_progress)
-    # A function that returns per cent returns 100 for perfect answers, so it is rejected before any answer is decoded.
+    # A function that returns percent returns 100 for perfect answers, so it is rejected before any answer is decoded.
     perfect = [_processed(registered, example, example.targets, is_target=False) for example in examples]
     for metric_fn in registered.predict_metric_fns:
         _values(metric_fn, targets, perfect)
@@ -161,7 +161,7 @@ def _is_unknown(target: Any) -> bool:
 def _values(function: Callable[..., dict[str, Any]], targets: Any, answers: Any, prefix: str = "") -> dict[str, float]:
     """Returns the finite metrics of a metric function; the correlation of a constant answer is not finite.
 
-    T5's own functions return per cent, which is converted.
+    T5's own functions return percent, which is converted.
 
     Raises:
       UserError: a metric is outside the range that is declared for its name.

@@ -60,7 +60,7 @@ class Published(NamedTuple):
 
     Attributes:
       run: name of the run.
-      figures: results by the paper's name of the metric, as printed (shares in per cent). A missing one is shown as
+      figures: results by the paper's name of the metric, as printed (shares in percent). A missing one is shown as
         "not available".
       source: table and page of the results.
       setups: the paper's setups by run: of this run, of the runs tuned from it, and of the run that it starts from.
@@ -457,7 +457,7 @@ def to_markdown(lines: Lines) -> str:
 
 
 def _rows(metrics: Sequence[Mapping[str, float]]) -> list[tuple[str, str, str, str]]:
-    """Returns the metric, its value, the trivial predictor's value and the gain over it, for each row of a run.
+    """Returns the table rows of a run: metric, value, the trivial predictor's value, and the gain over that value.
 
     Args:
       metrics: metrics of each seed.
@@ -492,7 +492,7 @@ def _has_trivial_value(metrics: Mapping[str, float], name: str) -> bool:
 
 
 def figure(values: Sequence[float], metric: declarations.Metric | None = None) -> str:
-    """Formats the mean of values, with their sample standard deviation if there are several; shares in per cent."""
+    """Formats the mean of values, with their sample standard deviation if there are several; shares in percent."""
     return declarations.shown_seeds(metric, values)
 
 

@@ -25,12 +25,12 @@ EVALUATION = "evaluation:"
 
 
 class Card(NamedTuple):
-    """Plot, or several of which the reader chooses one.
+    """A plot, or several plots of which the reader selects one.
 
     Attributes:
       title: title of the plot.
       unit: unit of the values.
-      choices: names of the solid and the dashed curve (or None), by label.
+      choices: for the label of each plot, the metric of the solid curve and that of the dashed curve, or None.
       is_noisy: whether the curves can be smoothed.
     """
 
@@ -85,11 +85,12 @@ def _all_curves(run: RunLog) -> Iterator[tuple[str, Curve]]:
 
 
 def page_data(runs: Sequence[RunLog], cards: Sequence[Card]) -> dict[str, Any]:
-    """Returns the data of the script as JSON: `cards`, `groups` and `runs`.
+    """Returns the data that the page's script reads, which can be written as JSON: `cards`, `groups` and `runs`.
 
-    The `curves` of a run are [index into `steps`, values] or, if points summarize several rows, [index into `steps`,
-    means, minima, maxima]. Its `steps` are delta-encoded lists. Its `axes` are steps and their positions, which are
-    interpolated linearly, or the reason why they are unknown.
+    Each run has `steps`, a list of delta-encoded lists of steps, and `curves` by metric. A curve is [index, values],
+    where `index` is that of its list in `steps`, or [index, means, minima, maxima] if each point summarizes several
+    rows. Each of a run's `axes` is a list of steps and a list of their positions on the axis, between which the script
+    interpolates linearly, or the reason why the positions are unknown.
     """
     scales = {key: scale(key) for card in cards for keys in card.choices.values() for key in keys if key is not None}
     curves_of_runs = [{name: curve for name, curve in _all_curves(run) if name in scales} for run in runs]

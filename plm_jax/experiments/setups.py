@@ -123,7 +123,7 @@ def _stated(setup: Setup, run: config.Run) -> dict[str, Any]:
 
 
 def _values(run: config.Run) -> dict[str, Any]:
-    """Returns the values of a config that setups may state; a section is a tree."""
+    """Returns the values of a config that a `Setup` may state; the value of a section is a nested dictionary."""
     sources = config.read_sources(run)
     tree = config.to_dict(run)
     has_examples_alone = all(isinstance(source, config.InputsTargetsSource) for source in sources.values())

@@ -41,7 +41,7 @@ class ElmoTensor(NamedTuple):
 
 
 def find(directory: str) -> tuple[str, str] | None:
-    """Returns the paths of the options and the weights in a folder, by the ends of their names; None if it has neither.
+    """Returns the paths of the options and the weights in a folder, found by suffix; None if the folder has neither.
 
     Raises:
       UserError: one of them is missing, or there are several.

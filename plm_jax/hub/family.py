@@ -42,7 +42,7 @@ def dense(name: str, *paths: str, transposed: bool = True, by_head: bool = False
 
 
 def attention(name: str, path: str, query: str, key: str, value: str, out: str) -> tuple[Tensor, ...]:
-    """Returns the tensors of an attention with four projections under these names."""
+    """Returns the tensors of an attention layer whose four projections have these names."""
     names = {"query": query, "key": key, "value": value, "out": out}
     return tuple(tensor for ours, theirs in names.items() for tensor in dense(f"{name}.{theirs}", f"{path}/{ours}"))
 

@@ -385,7 +385,7 @@ class Elmo(nn.Module):
         mask: Shaped[Array, "batch length"] | None = None,
         carry: Any = None,
     ) -> tuple[Float[Array, "states batch sides length dim"], Any]:
-        """Returns all layers for texts that both directions read, the backward one from the end.
+        """Returns the states of all layers for both directions; the backward direction reads the texts from the end.
 
         Args:
           characters: int32 [B, L, C].
@@ -393,8 +393,8 @@ class Elmo(nn.Module):
           carry: the initial state; None: zeros. bilm-tf keeps the state of the previous batch.
 
         Returns:
-          States [layers + 1, B, S, L, D], the first of which are the word vectors (the same for both directions); LSTM
-          state after the words.
+          States [layers + 1, B, S, L, D], beginning with the word vectors, which are the same for both directions; LSTM
+          state after the last word.
         """
         x = self.embedding(characters)
         both = self._turned(jnp.stack([x, x], axis=1))

@@ -63,7 +63,7 @@ class EncoderConfig(TransformerConfig):
 
     @override
     def macs(self, length, targets, decoder_length=0, samples=0):
-        """Counts the products of a bidirectional stack and of the heads."""
+        """Counts the multiply-accumulate operations of a bidirectional stack and of the heads."""
         stack = self.stack_macs(length, causal=False)
         return stack + self.projection_macs(length) + self.heads_macs(length, targets)
 

@@ -36,9 +36,9 @@ ACTIVATIONS = {
 
 
 class Dropout(nn.Module):
-    """Dropout in which each row has its own mask, a function of its number in the batch, regardless of the other rows.
+    """Dropout in which the mask of a row depends on the number of the row in the batch, but not on the other rows.
 
-    The mask is computed by a hash, as in attention (`kernels.dropout`): threefry draws for every feature would take a
+    The mask is computed by a hash, as in attention (`kernels.dropout`), because drawing it with threefry would take a
     considerable part of a step.
 
     Attributes:
@@ -52,7 +52,7 @@ class Dropout(nn.Module):
     def __call__(
         self, x: Float[Any, "batch length dim"], rows: Integer[Any, " batch"] | None = None, *, deterministic: bool
     ) -> Float[Array, "batch length dim"]:
-        """Applies dropout to x [B, length, features]; `rows`, int32 [B], are its rows' numbers, by default from 0."""
+        """Applies dropout to x [B, length, features]; `rows`, int32 [B], are its row numbers, by default from 0."""
         if self.rate == 0 or deterministic:
             return x
         if self.rate == 1:  # x / 0 and its gradient are NaN.

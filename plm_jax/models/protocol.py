@@ -29,26 +29,25 @@ class ModelConfig(Role):
 
     Attributes:
       kind: name in configs.
-      architecture: name that objectives use for the models they train; `kind`, or that of the model it is a variant of.
+      architecture: name by which objectives list the models that they train: `kind`, or for a variant of another model,
+        the `kind` of that model.
       inputs: names of the arrays of a batch that `Module.features` reads.
-      vocab_size: number of tokens, or words, that it distinguishes; may be larger than the vocabulary.
+      vocab_size: number of tokens, or words, that the model distinguishes; may be larger than the vocabulary.
       num_positions: maximum number of tokens in a row; None for any number.
-      max_length: number of tokens in a row that it was designed for; None if unknown.
+      max_length: number of tokens in a row that the model was designed for; None if unknown.
       max_characters: maximum number of characters of a word, for a model that reads characters; 0 for a model that
         reads tokens.
       token_types: number of token types; 0 for none.
       attention_heads: number of attention heads, which `mesh.tensor` should divide; 0 without attention.
       any_order: whether the positions of a row are computed in parallel, so that `mesh.context` can shard them.
-      uses_absolute_positions: whether its output depends on absolute positions, not only on distances between tokens.
-      remat_levels: values of its field `remat`, from the least recomputation to the most; ("none",) if it has no such
-        field.
-      stacks: `transformer.StackConfig`s of its layers, each of which is split over pipeline stages; () if they cannot
-        be.
-      is_placeholder: whether it is a placeholder in a config for a model loaded from a checkpoint.
+      uses_absolute_positions: whether outputs depend on absolute positions, not only on distances between tokens.
+      remat_levels: values of the field `remat`, from the least recomputation to the most; ("none",) without this field.
+      stacks: `transformer.StackConfig` of each stack of layers that pipeline stages can split; () if there is none.
+      is_placeholder: whether these settings are a placeholder in a config for a model loaded from a checkpoint.
       stack_paths: path of each of `stacks` in the parameter tree, such as `encoder`.
       pipeline_microbatches: as in `TransformerConfig`.
-      num_states: number of hidden states [B, L, state_width] that heads of tasks read, the embeddings and each layer.
-      heads: heads by name, except those that are fields of their own; () if it cannot have any.
+      num_states: number of hidden states [B, L, state_width] that task heads can read: the embeddings and each layer.
+      heads: heads by name, except those that are fields of their own; () if the model cannot have any.
       dropout: dropout rates, with `rates` and `all_at` as in `DropoutConfig`; None without dropout.
     """
 

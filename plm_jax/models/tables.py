@@ -57,7 +57,7 @@ class GatheredTable:
 
 
 class TableSharding(NamedTuple):
-    """The mesh axes in force that shard tokens, and those that shard a vocabulary."""
+    """The axes of the current mesh that shard tokens, and those that shard a vocabulary."""
 
     tokens: tuple[str, ...]
     vocab: tuple[str, ...]

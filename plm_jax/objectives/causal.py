@@ -35,7 +35,7 @@ class Causal(Objective):
 
     @override
     def stride(self, length: int) -> int:
-        """Returns the length of the row: rows overlap by one token, so each token but the very first is predicted."""
+        """Returns the length of the row: rows overlap by one token, so every token except the first is predicted."""
         return length
 
     @override

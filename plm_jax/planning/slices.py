@@ -52,10 +52,12 @@ def available_slices(generation: str) -> list[tuple[int, ...]]:
 
 
 def wraps(topology: str) -> tuple[bool, ...]:
-    """Returns, for each of three dimensions, whether a slice's last chip is linked to its first.
+    """Returns, for each of three dimensions, whether the last chip of a slice is linked to the first one.
 
-    A v4, v5p or TPU7x is a torus if all its dimensions are multiples of 4, a v5e or v6e along a dimension of 16 (the
-    pages on slice configurations at docs.cloud.google.com/tpu/docs).
+    All dimensions of a v4, v5p or TPU7x slice wrap around if all their sizes are multiples of 4. A dimension of a v5e
+    or v6e slice wraps around if its size is 16.
+
+    Source: the pages on slice configurations at docs.cloud.google.com/tpu/docs.
     """
     generation, sizes = _parts(topology)
     if generation in _LARGEST:

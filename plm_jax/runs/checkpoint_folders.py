@@ -139,7 +139,7 @@ def manifest_of(checkpoint: epath.Path, below: Sequence[str] = (), outside: Sequ
 
 
 def damaged(checkpoint: epath.Path, reason: str) -> sealing.DamagedError:
-    """Returns the error of a damaged checkpoint, which names another one."""
+    """Returns the error for a damaged checkpoint, whose message names an alternative."""
     intact = [step for step in finished(checkpoint.parent) if str(step) != checkpoint.name]
     instead = f"another checkpoint, such as {checkpoint.parent / str(intact[-1])}" if intact else "a copy of it"
     return sealing.DamagedError(reason, f"checkpoint {checkpoint} is damaged ({reason}): use {instead}")
@@ -156,7 +156,7 @@ class IntactCheckpoint(NamedTuple):
 def newest_intact(directory: epath.Path, refuse_damaged: bool) -> IntactCheckpoint | None:
     """Returns the newest checkpoint without damage, or None if there is no checkpoint.
 
-    All processes of a job call it, and agree.
+    All processes of a job call it, and get the same result.
 
     Args:
       refuse_damaged: whether a damaged newest checkpoint is an error.

@@ -21,7 +21,7 @@ SLOW_FACTOR, _MIN_SLOW_SECONDS = 10, 1.0
 
 
 class SlowStep(NamedTuple):
-    """A step that took many times the median; `data` are the seconds of it that waited for data."""
+    """A step that took many times the median; `data` is the time that it waited for data, in seconds."""
 
     step: int
     seconds: float

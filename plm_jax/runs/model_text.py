@@ -87,7 +87,8 @@ def with_ids(section: config.VocabularyConfig, ids: Mapping[str, int]) -> config
 def frame(model: ModelConfig, ids: Mapping[str, Any], run: config.Run | None) -> tuple[list[int], list[int]]:
     """Returns the ids before and after a text that the model was trained with; `ids` is a `Pretrained.special_ids`.
 
-    If `ids` has no `ends_with`, they are those of the run, or else of published models.
+    If `ids` has no `ends_with`, they come from the format of the run's rows or, without a run, from that of published
+    models.
     """
     if "ends_with" in ids:
         return begins_with(ids), list(ids["ends_with"])

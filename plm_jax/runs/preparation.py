@@ -51,7 +51,8 @@ def prepare_if_needed(run: config.Run, arguments: Sequence[str], trained: str = 
       trained: name of what was trained on the existing caches; if it is set, they are not replaced.
 
     Raises:
-      UserError: a cache is of other texts or settings, and is not replaced, or several processes would read it.
+      UserError: a cache has other texts or settings than the config, and it must not be replaced because something was
+        trained on it or because the job has several processes.
     """
     if not progress.is_first():
         return

@@ -14,7 +14,7 @@ FOLDER = "profile"
 
 
 class Profiler(Callback):
-    """Traces the steps of `train.profile_steps` into `W/profile`; consecutive steps share a trace of each process."""
+    """Tracing of the steps in `train.profile_steps` to `W/profile`; consecutive steps share a trace per process."""
 
     def __init__(self, steps: Sequence[int], workdir: str):
         """`steps` are counted from 1."""

@@ -94,7 +94,7 @@ class Standing(NamedTuple):
       starts: records of its starts, in order.
       holder: process that has locked its directory, alive or not, as returned by `leases.taken`.
       alive: whether a process trains in the directory.
-      finished: whether no process does because every step is finished.
+      finished: whether the run has ended because every step is finished.
     """
 
     starts: list[Start]
@@ -230,7 +230,7 @@ def _progress_line(current: Start, rows: Sequence[Mapping[str, Any]], step: int 
 
 
 def _rate(start: Start) -> float | None:
-    """Returns the mean seconds per step of a start, including waits, saves and validation."""
+    """Returns the mean time per step since a start of the run, in seconds, including waits, saves and validation."""
     if start["first_step"] is None or start["step"] == start["first_step"]:
         return None
     spent = sum(spent for part, spent in start["seconds"].items() if part not in ("start", "compile"))

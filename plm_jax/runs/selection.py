@@ -92,10 +92,10 @@ def has_stopped(settings: config.EvaluationConfig, step: int, history: BestHisto
 
 
 class Selection:
-    """Keeps the weights that `evaluation.select` finds best.
+    """Selection of the best weights by the metric of `evaluation.select`.
 
-    They are saved before the checkpoint of their step. Best weights of a step after the one that a run resumes from do
-    not count, because the run reaches that step again.
+    The best weights are saved before the checkpoint of their step. If they are from a later step than the checkpoint
+    that a run resumes from, they do not count, because the run reaches that step again.
     """
 
     def __init__(

@@ -194,7 +194,7 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def place(values: np.ndarray, sharding: NamedSharding) -> jax.Array:
-    """Returns the sharded array of values that every process has.
+    """Returns a sharded array of `values`, which must be the same in every process.
 
     `jax.device_put` would compare the values between processes, and NaN differs from itself.
     """
@@ -237,7 +237,7 @@ def stored(boxed, mesh: Mesh, rules: Rules, *, padded: bool = True):
 
 
 def fitted(tree, like):
-    """Returns a tree in the shapes of `like`: the ends of axes are padded with zeros or cut off."""
+    """Returns a tree whose arrays have the shapes of `like`: each axis is padded with zeros or truncated at its end."""
 
     def fit(leaf, shape):
         if leaf.shape == shape:

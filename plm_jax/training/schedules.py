@@ -125,7 +125,7 @@ class DecayingSchedule(RampedSchedule):
       decay_counts_warmup: whether the decay starts at step 0 instead of at the end of the warm-up; the rate then drops
         slightly when the warm-up ends, as in BERT (google-research/bert, optimization.py).
       by_tokens: whether warm-up and decay progress with the number of tokens read instead of the number of steps, so
-        that the rate does not fall too early if the batch size grows (GPT-3). Their ends are set in steps even so.
+        that the rate does not fall too early if the batch size grows (GPT-3). The ends of both are still set in steps.
     """
 
     decay_steps: ranges.StepsOrZero = 0

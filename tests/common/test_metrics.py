@@ -141,5 +141,5 @@ def test_shares_are_read_in_per_cent_and_points_and_others_as_they_are():
     # A run that diverged has no mean and no deviation.
     for lost in (float("nan"), float("inf")):
         assert metrics.shown_seeds(metrics.declared("a/loss"), [lost, 2.0]).endswith("± nan")
-    # A share from another program with a declared name, already in per cent.
+    # A share from another program with a declared name, already in percent.
     assert metrics.shown("a/f1", 83.25) == "83.2500"

@@ -46,7 +46,7 @@ def test_entities_are_those_that_seqeval_counted():
     """2,000 random sentences of digits, which number TAGS, and what seqeval 1.2.2 says of them.
 
     `default` and `strict` are how many entities it finds in each of `truth`, by `get_entities` and by `Entities` of
-    IOB2; the scores are those of `told` against `truth`, in per cent.
+    IOB2; the scores are those of `told` against `truth`, in percent.
     """
     golden = json.loads((GOLDEN / "labeled" / "entities.json").read_text())
     truth, predicted = ([[TAGS[int(i)] for i in sentence] for sentence in golden[of]] for of in ("truth", "told"))

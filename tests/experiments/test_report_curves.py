@@ -87,7 +87,7 @@ def test_short_curves_are_whole_and_of_one_list_of_steps(tmp_path):
 
 
 def test_shares_are_drawn_in_per_cent_on_an_axis_of_their_own(tmp_path):
-    """Shares of training, validation and tasks are drawn in per cent; metrics defined on 0 to 100 are unchanged."""
+    """Shares of training, validation and tasks are drawn in percent; metrics defined on 0 to 100 are unchanged."""
     rows = [{"step": i, "train/accuracy": 0.25, "validation/accuracy": 0.5, "train/nll": 2.0} for i in (1, 2)]
     evaluation = [{"step": i, "s/accuracy": 0.75, "s/bleu": 30.0} for i in (1, 2)]
     drawing = drawn(log(tmp_path, rows, evaluation=evaluation))

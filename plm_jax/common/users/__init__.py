@@ -143,7 +143,7 @@ def _compiled(source: bytes, path: str) -> CodeType:
 
 
 def used(settings: Any) -> dict[str, dict[str, Any]]:
-    """Returns the `Record` of the users' modules that settings have kinds from, by file or name.
+    """Returns the `Record` of the users' modules that define kinds in the settings, by file or name.
 
     Modules in packages are listed by name, others by file; `--module` accepts either.
     """

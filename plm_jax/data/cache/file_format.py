@@ -82,7 +82,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Contents of a cache, from its manifest.
+    """Description of a cache, as stored in its manifest.
 
     Attributes:
       word_initial: checksums of the file `word_initial.npy`.

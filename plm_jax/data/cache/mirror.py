@@ -49,7 +49,7 @@ class Folder:
 class Mirror(Folder):
     """Local copies of the files of a remote cache, fetched on first use and shared by all processes of this machine.
 
-    The least recently read token files are removed when those of all caches exceed `_MIRROR_BYTES`.
+    The least recently read token files are removed when the token files of all caches together exceed `_MIRROR_BYTES`.
     """
 
     is_remote: ClassVar[bool] = True

@@ -117,7 +117,7 @@ def record_files(folder: str, source: Any, origin: Origin) -> None:
 
 
 def compare(data: DataConfig, name: str) -> Comparison:
-    """Compares a source with its cache; reads files whose times have changed, with progress if that takes long.
+    """Compares a source with its cache; reads the files whose modification times changed, and shows progress if slow.
 
     Raises:
       UserError: the cache is missing or damaged.

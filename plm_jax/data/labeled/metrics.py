@@ -68,14 +68,14 @@ def f1(truth: Sequence[int] | np.ndarray, predicted: Sequence[int] | np.ndarray)
 
 
 def matthews(truth: Sequence[int] | np.ndarray, predicted: Sequence[int] | np.ndarray) -> float:
-    """Returns Matthews's correlation for any number of classes (Gorodkin 2004), or 0 if either is constant."""
+    """Returns the Matthews correlation of any number of classes (Gorodkin 2004), or 0 if an argument is constant."""
     classes = np.union1d(truth, predicted)
     x, y = (np.asarray(values)[:, None] == classes for values in (truth, predicted))
     return pearson(x.astype(np.float64), y.astype(np.float64))
 
 
 def pearson(truth: Sequence[float] | np.ndarray, predicted: Sequence[float] | np.ndarray) -> float:
-    """Returns Pearson's correlation, or 0 if either is constant and the correlation is undefined."""
+    """Returns Pearson's correlation, or 0 if it is undefined because the true or the predicted values are constant."""
     x, y = (np.asarray(values, np.float64) - np.mean(values, axis=0, dtype=np.float64) for values in (truth, predicted))
     scale = math.sqrt((x**2).sum()) * math.sqrt((y**2).sum())
     constant = any(np.ptp(values, axis=0).max() == 0 for values in (np.asarray(truth), np.asarray(predicted)))

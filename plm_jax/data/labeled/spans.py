@@ -39,7 +39,7 @@ class Answer(NamedTuple):
 
     Attributes:
       text: text of the answer; empty if there is none.
-      null_difference: score of no answer minus that of the best answer, or minus 0 if no answer is valid.
+      null_difference: score of "no answer" minus the score of the best answer, which counts as 0 if no answer is valid.
       spans: best answers, best first.
     """
 

@@ -54,10 +54,10 @@ class Blocks(Layout):
 
 
 class BlockRows(StridedRows):
-    """Rows of `length` tokens of a stream, one every `stride`, in one pass.
+    """Rows of one pass over a stream: one row of `length` tokens begins every `stride` tokens.
 
-    Rows have the columns of the split that the objective `reads`. The remaining tokens at the end of the stream are the
-    last row, which is padded and belongs to no window.
+    Rows include the columns that the objective `reads`, if the split has them. Tokens that remain at the end of the
+    stream form the last row, which is padded and belongs to no shuffling window.
     """
 
     def __init__(self, stream: Stream, length: int, stride: int, separate: bool, reads: Sequence[str] = ()):

@@ -40,7 +40,7 @@ _BLOCK_ROWS = 2**20
 
 
 class RowBlock(NamedTuple):
-    """Rows of a block of documents: the number of documents, and the values of each column."""
+    """Rows made from a block of documents: the number of these documents, and the values of each column."""
 
     num_documents: int
     columns: Sequence[np.ndarray]

@@ -11,9 +11,10 @@ from plm_jax.common import seeds
 
 
 class _Key(ISeedSequence):
-    """Key of Philox as a seed sequence.
+    """Seed sequence that returns a fixed key for Philox.
 
-    If Philox gets a plain key, NumPy first gathers entropy from the system, which is most of a generator's cost.
+    If the key is passed directly, NumPy also reads entropy from the operating system, which takes most of the time
+    needed to create a generator.
     """
 
     def __init__(self, *words: int):

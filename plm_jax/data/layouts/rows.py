@@ -87,7 +87,7 @@ class SpanRows(Rows):
 
 
 class StridedRows(SpanRows):
-    """Rows of `length` tokens of a stream, one every `stride`, in one pass; the last row may be shorter."""
+    """Rows of one pass over a stream: one of `length` tokens begins every `stride` tokens; the last may be shorter."""
 
     def __init__(self, stream: Stream, length: int, stride: int):
         self.text = self._stream = stream

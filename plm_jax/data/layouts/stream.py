@@ -51,7 +51,8 @@ class Stream:
         """Reads tokens [start, stop).
 
         Returns:
-          Tokens, int32; positions at which documents begin among them, without the first document.
+          Tokens, int32; positions in [0, stop - start) at which a document begins, except for the document of the first
+          token.
         """
         first, size = self._first_document(start), stop - start
         starts = self._starts_until(first, stop)

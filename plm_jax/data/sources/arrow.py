@@ -40,7 +40,7 @@ def read_rows(
 
     Args:
       file_format: one of `FORMATS`.
-      check_columns: returns the columns to read of those that the file has.
+      check_columns: function that receives the columns of the file and returns those to read.
       advance: called with the number of bytes that were read since the last call.
 
     Raises:

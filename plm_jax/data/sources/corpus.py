@@ -50,7 +50,7 @@ class Record(NamedTuple):
 
     @property
     def is_empty(self) -> bool:
-        """Whether there are no tokens, the first text is blank and no further text has a character."""
+        """Whether the record has no tokens, its first text is blank, and its other texts are empty."""
         return self.tokens is None and not self.text.strip() and not any(self.other_texts or ())
 
 

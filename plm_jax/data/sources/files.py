@@ -250,7 +250,7 @@ def read(
     skipped: Skipped | None = None,
     advance: Callable[[int], Any] = ignore,
 ) -> Iterator[Record]:
-    """Yields the documents of a source of files, in the order of their paths, without blank ones.
+    """Yields the documents of a source of files that are not blank, in the order of the files' paths.
 
     Args:
       index, number: reads shard `index` of `number` shards, each with about the same number of files.

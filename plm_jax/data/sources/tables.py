@@ -48,7 +48,7 @@ def cell_value(value: Any) -> Any:
 
 
 class Limits(NamedTuple):
-    """Limits on a row; beyond them, a row is bad.
+    """Limits on the size of a row; a row that exceeds them is a bad row.
 
     Attributes:
       max_characters: maximum number of characters of a row.

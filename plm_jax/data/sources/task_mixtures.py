@@ -51,7 +51,7 @@ def name_parts(name: str, rates: Mapping[str, float]) -> Parts:
 
 
 def registered(sources: Mapping[str, Source]) -> dict[str, Parts]:
-    """Returns the parts of each source that is a mixture, from seqio."""
+    """Returns the parts of each source that is a mixture in seqio's registry."""
     rates = {name: source.rates() for name, source in sources.items()}
     return {name: name_parts(name, task_rates) for name, task_rates in rates.items() if task_rates is not None}
 

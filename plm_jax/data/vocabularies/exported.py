@@ -79,9 +79,10 @@ def export(vocabulary: Vocabulary, special_ids: Mapping[str, int], frame: Frame 
     """Returns a `tokenizer.json` with the same ids as a vocabulary, and the fields of `tokenizer_config.json`.
 
     The ids are the same with two exceptions. SentencePiece adds scores in float32 and Hugging Face in float64, so a
-    unigram model trained elsewhere may split one text in thousands differently if two splits are equally good. Models
-    that this package trains have scores whose sums are exact in both. If a model normalizes text, combining characters
-    after a character that it replaces may be lost (Hugging Face's `Precompiled` reads them as one character).
+    unigram model trained elsewhere may split a text differently if two splits are equally good (one text in thousands).
+    Models that this package trains have scores whose sums are exact in both. If a model normalizes text, combining
+    characters after a character that it replaces may be lost (Hugging Face's `Precompiled` reads them as one
+    character).
 
     Args:
       special_ids: special ids by their names in SPECIALS; ids that are tokens of text are ignored.

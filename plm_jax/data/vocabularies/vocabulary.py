@@ -34,7 +34,7 @@ class Encoded(NamedTuple):
 
 
 class TokenSpans(NamedTuple):
-    """Tokens of a text and the spans [begin, end) of the text that they stand for; all [n]."""
+    """Tokens of a text, and the span [begin, end) of the text that each token represents; all arrays are [n]."""
 
     ids: np.ndarray
     begins: np.ndarray

@@ -38,7 +38,7 @@ def read(path: str) -> list[str]:
 
 
 def characters(words: Sequence[str], length: int) -> np.ndarray:
-    """Returns the characters of words, uint16 [words, length]: begin of word, bytes, end of word, padding.
+    """Returns the characters of words, uint16 [words, length]: beginning of word, bytes, end of word, padding.
 
     Words are truncated to `length` - 2 bytes. `<S>` and `</S>` have their own characters; unknown words and `<UNK>` are
     spelled out.

@@ -25,7 +25,7 @@ HEADS = ("sentence_pair", "discriminator", "backward", TASK)
 
 
 class Strategy:
-    """Reads ids and writes text with models of one architecture. The base class reads ids and writes nothing.
+    """Inference with models of one architecture. This base class computes states and logits but generates no text.
 
     Attributes:
       model: the Linen module.
@@ -100,7 +100,7 @@ class Strategy:
         return {name for name, head in named.items() if type(head).init_inputs is Head.init_inputs}
 
     def head(self, name: str | None) -> str:
-        """Returns the name of a head that the model has; None stands for the head for tokens.
+        """Returns the name of a head after checking that the model has it; for None, that of the head for tokens.
 
         Raises:
           UserError: no model has such a head, or this model lacks it.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Num
 from typing_extensions import override
 
 from plm_jax.common import ranges
@@ -71,9 +71,9 @@ class MaskedLM(Objective):
 
     @override
     def target_length(self, length: int) -> int:
-        return self.max_predictions or self._budget(length)
+        return self.max_predictions or self.budget(length)
 
-    def _budget(self, num_tokens: int) -> int:
+    def budget(self, num_tokens: int) -> int:
         """Returns the number of predictions for `num_tokens`; Python's `round`, halves to even, as in BERT's code."""
         return max(1, round(num_tokens * self.rate))
 
@@ -97,17 +97,13 @@ class MaskedLM(Objective):
         """
         if special.mask is None:
             raise UserError("masked language modeling needs a mask id: set config.vocabulary.mask")
-        tokens, mask, free, num = self._prepare(example, special)
+        tokens, mask, maskable, num = self._prepare(example, special)
         slots = self.target_length(len(tokens))
-        positions = self._choose(free, num, example, rng)
+        positions = self.choose_positions(maskable, num, example, special, rng)
         num = len(positions)
         targets = tokens[positions]
-        draw, more = self._draw(positions, rng)
-        random = rng.random(num)
-        replaced = random * special.vocab_size
-        np.putmask(replaced, draw >= self.mask_share + self.random_share, targets)
-        np.putmask(replaced, draw < self.mask_share, special.mask)
-        tokens[positions] = replaced
+        draws, more = self.draw_replacements(positions, example, rng)
+        tokens[positions] = self.replace_tokens(targets, draws, positions, example, special, rng)
         row = {key: np.asarray(example[key], np.int32) for key in _COPIED_KEYS if key in example}
         row |= {name: rows.padded(values, num, slots) for name, values in more.items()}
         return row | {
@@ -120,11 +116,11 @@ class MaskedLM(Objective):
 
     @override
     def count_unmaskable(self, example: dict[str, np.ndarray], special: Special) -> tuple[int, int]:
-        _, _, free, num = self._prepare(example, special)
-        (candidates,) = free.nonzero()
+        _, _, maskable, num = self._prepare(example, special)
+        (candidates,) = maskable.nonzero()
         if not self.whole_words or not num:
             return 0, len(candidates)
-        sizes = np.diff(self._begins(candidates, example).nonzero()[0], append=len(candidates))
+        sizes = np.diff(self.begins_words(candidates, example).nonzero()[0], append=len(candidates))
         return int(sizes[sizes > num].sum()), len(candidates)
 
     def _prepare(
@@ -140,33 +136,38 @@ class MaskedLM(Objective):
         mask = np.asarray(example["mask"], np.int32) if "mask" in example else np.ones(len(tokens), np.int32)
         (real,) = mask.nonzero()
         end = int(real[-1]) + 1 if len(real) else 0  # Short rows are mostly padding, which is skipped.
-        free = self._free(tokens[:end], mask[:end], special)
-        rated = self._num_rated(tokens[:end], mask[:end], special)
-        num = min(self.target_length(len(tokens)), self._budget(rated), int(np.count_nonzero(free)))
-        return tokens, mask, free, num
+        maskable = self.is_maskable(tokens[:end], mask[:end], special)
+        rated = self.num_rated(tokens[:end], mask[:end], special)
+        num = min(self.target_length(len(tokens)), self.budget(rated), int(np.count_nonzero(maskable)))
+        return tokens, mask, maskable, num
 
-    def _num_rated(self, tokens: Int[np.ndarray, " real"], mask: Int[np.ndarray, " real"], special: Special) -> int:
+    def num_rated(self, tokens: Int[np.ndarray, " real"], mask: Int[np.ndarray, " real"], special: Special) -> int:
         """Returns the number of tokens that `rate` is a share of: all real tokens, special tokens included."""
         return int(np.count_nonzero(mask))
 
-    def _free(
+    def is_maskable(
         self, tokens: Int[np.ndarray, " real"], mask: Int[np.ndarray, " real"], special: Special
     ) -> Bool[np.ndarray, " real"]:
         """Returns whether each token of a row up to the last real one may be predicted, bool [n]."""
         is_text = _is_text(special.bos, special.eos, special.cls, special.sep)
         return is_text.take(tokens, mode="clip") & (mask > 0)
 
-    def _choose(
-        self, free: Bool[np.ndarray, " real"], num: int, example: dict[str, np.ndarray], rng: np.random.Generator
+    def choose_positions(
+        self,
+        maskable: Bool[np.ndarray, " real"],
+        num: int,
+        example: dict[str, np.ndarray],
+        special: Special,
+        rng: np.random.Generator,
     ) -> Int[np.ndarray, " positions"]:
-        """Chooses the positions of `num` free tokens, sorted; fewer if whole words do not fill the budget."""
-        (candidates,) = free.nonzero()
+        """Chooses the positions of `num` maskable tokens, sorted; fewer if whole words do not fill the budget."""
+        (candidates,) = maskable.nonzero()
         if not self.whole_words or not num:
             return candidates[rows.subset(len(candidates), num, rng)]
-        begins = self._begins(candidates, example)
+        begins = self.begins_words(candidates, example)
         return candidates[_whole_words(begins, num, self.whole_words, rng)]
 
-    def _begins(
+    def begins_words(
         self, candidates: Int[np.ndarray, " candidates"], example: dict[str, np.ndarray]
     ) -> Bool[np.ndarray, " candidates"]:
         """Returns whether each candidate, a sorted position in the row, begins a word, bool [n]."""
@@ -179,11 +180,26 @@ class MaskedLM(Objective):
         begins[1:] |= candidates[1:] - candidates[:-1] > 1
         return begins
 
-    def _draw(
-        self, positions: Int[np.ndarray, " positions"], rng: np.random.Generator
+    def draw_replacements(
+        self, positions: Int[np.ndarray, " positions"], example: dict[str, np.ndarray], rng: np.random.Generator
     ) -> tuple[Float[np.ndarray, " positions"], dict[str, np.ndarray]]:
         """Draws a number in [0, 1) per position, which decides its replacement; also returns more arrays of targets."""
         return rng.random(len(positions)), {}
+
+    def replace_tokens(
+        self,
+        targets: Int[np.ndarray, " positions"],
+        draws: Float[np.ndarray, " positions"],
+        positions: Int[np.ndarray, " positions"],
+        example: dict[str, np.ndarray],
+        special: Special,
+        rng: np.random.Generator,
+    ) -> Num[np.ndarray, " positions"]:
+        """Returns the ids that replace `targets`, the tokens at `positions`, as their `draws` decide."""
+        replaced = rng.random(len(targets)) * special.vocab_size
+        np.putmask(replaced, draws >= self.mask_share + self.random_share, targets)
+        np.putmask(replaced, draws < self.mask_share, special.mask)
+        return replaced
 
 
 @functools.lru_cache(16)

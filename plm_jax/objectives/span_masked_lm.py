@@ -53,7 +53,7 @@ class SpanMaskedLM(MaskedLM):
         return ("word_starts",)
 
     @override
-    def _budget(self, num_tokens: int) -> int:
+    def budget(self, num_tokens: int) -> int:
         return max(1, math.ceil(num_tokens * self.rate))
 
     @override
@@ -72,39 +72,45 @@ class SpanMaskedLM(MaskedLM):
         return super().apply(example, special, rng)
 
     @override
-    def _free(
+    def is_maskable(
         self, tokens: Int[np.ndarray, " real"], mask: Int[np.ndarray, " real"], special: Special
     ) -> Bool[np.ndarray, " real"]:
-        free = super()._free(tokens, mask, special)
+        maskable = super().is_maskable(tokens, mask, special)
         (real,) = mask.nonzero()
-        free[real[:1]] = free[-1:] = False
-        return free
+        maskable[real[:1]] = maskable[-1:] = False
+        return maskable
 
     @override
-    def _num_rated(self, tokens: Int[np.ndarray, " real"], mask: Int[np.ndarray, " real"], special: Special) -> int:
-        return int(np.count_nonzero(super()._free(tokens, mask, special)))
+    def num_rated(self, tokens: Int[np.ndarray, " real"], mask: Int[np.ndarray, " real"], special: Special) -> int:
+        return int(np.count_nonzero(super().is_maskable(tokens, mask, special)))
 
     @override
-    def _choose(
-        self, free: Bool[np.ndarray, " real"], num: int, example: dict[str, np.ndarray], rng: np.random.Generator
+    def choose_positions(
+        self,
+        maskable: Bool[np.ndarray, " real"],
+        num: int,
+        example: dict[str, np.ndarray],
+        special: Special,
+        rng: np.random.Generator,
     ) -> Int[np.ndarray, " positions"]:
-        starts = free.copy()
+        starts = maskable.copy()
         if "word_starts" in example:
             # A token after an unmaskable token also begins a word.
             begins = np.zeros(len(example["tokens"]), np.bool_)
             begins[example["word_starts"]] = True
-            starts[1:] &= begins[1 : len(free)] | ~free[:-1]
-        # Visits free tokens in random order and skips those already taken. Only a few are visited, so that single
+            starts[1:] &= begins[1 : len(maskable)] | ~maskable[:-1]
+        # Visits maskable tokens in random order and skips those already taken. Only a few are visited, so that single
         # lookups are cheaper than arrays.
-        anchors = rng.permutation(free.nonzero()[0])
+        anchors = rng.permutation(maskable.nonzero()[0])
         draws = rng.random(len(anchors))
         limits = _cumulative(self.geometric_p, self.max_words)
-        start_bytes, free_bytes, taken = starts.tobytes(), free.tobytes() + b"\0", bytearray(len(free) + 1)
+        start_bytes, maskable_bytes = starts.tobytes(), maskable.tobytes() + b"\0"
+        taken = bytearray(len(maskable) + 1)
         for anchor, draw in zip(anchors.data, draws.data, strict=True):
             if taken[anchor]:
                 continue
             start = end = start_bytes.rindex(1, 0, anchor + 1)
-            stop = free_bytes.index(0, start)
+            stop = maskable_bytes.index(0, start)
             for _ in range(1 + bisect.bisect_right(limits, draw)):
                 end = start_bytes.find(1, end + 1, stop)
                 if end < 0:
@@ -119,8 +125,8 @@ class SpanMaskedLM(MaskedLM):
         return np.frombuffer(taken, np.bool_).nonzero()[0]
 
     @override
-    def _draw(
-        self, positions: Int[np.ndarray, " positions"], rng: np.random.Generator
+    def draw_replacements(
+        self, positions: Int[np.ndarray, " positions"], example: dict[str, np.ndarray], rng: np.random.Generator
     ) -> tuple[Float[np.ndarray, " positions"], dict[str, np.ndarray]]:
         begins, ends = np.ones((2, len(positions)), np.bool_)
         begins[1:] = ends[:-1] = positions[1:] > positions[:-1] + 1

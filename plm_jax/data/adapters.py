@@ -83,6 +83,7 @@ def preprocessor(
     feature: str = "targets",
     word_initial: np.ndarray | None = None,
     *,
+    token_counts: np.ndarray | None = None,
     layout: layouts.Layout = BLOCKS,
     characters: np.ndarray | None = None,
     identity: str = "",
@@ -98,6 +99,7 @@ def preprocessor(
 
     Args:
       word_initial: bool [vocab_size] of the vocabulary, for objectives that mask whole words.
+      token_counts: [vocab_size], number of occurrences of each token, for smoothed masking.
       layout: choice of the tokens that make a row.
       characters: [vocab_size, C], characters of each word, for streams (`words.characters`).
       identity: identity in the manifest of a cache, to draw the same pairs as from that cache.
@@ -118,7 +120,7 @@ def preprocessor(
             opened = layout.open(request)
             for index in range(opened.num_rows):
                 rng = layouts.generator(seed, split, index, int(number))
-                yield noising.make(objective, opened, index, rng, word_initial)
+                yield noising.make(objective, opened, index, rng, word_initial, token_counts)
 
     def lay_out(number: tf.Tensor, documents: tuple[tf.Tensor, tf.Tensor]) -> tf.data.Dataset:
         tokens, starts = map(_ragged, documents)

@@ -95,6 +95,7 @@ class Reader:
         self.objective = objectives.BoundObjective(settings.objective, special)
         self._example_rows = settings.example_rows(special)
         self.rows = functools.cache(self._open)
+        self._token_tables = functools.cache(self._open_token_tables)
         self._segments = self._plan()
         self._first_examples = [segment.phase.first_example for segment in self._segments]
 
@@ -154,6 +155,16 @@ class Reader:
     def _spelling(self) -> np.ndarray:
         """Characters of each word, [vocab_size, C]."""
         return words.spelling(self._data.cache_dir, self.vocabulary, self._settings.max_characters)
+
+    def _open_token_tables(self, name: str) -> tuple[np.ndarray, np.ndarray | None]:
+        """Returns whether each id begins a word, and its number of occurrences in a source if the objective reads it.
+
+        Both are [vocab_size].
+        """
+        source, counts = self.sources[name], None
+        if "token_counts" in self.objective.reads:
+            counts = source.splits["train"].unigram
+        return source.word_initial, counts
 
     def _order(self, name: str, phase: Phase) -> layouts.RowOrder:
         """Returns the order of a source's training examples in a phase."""
@@ -225,7 +236,7 @@ class Reader:
     def _make(self, name: str, rows: layouts.Rows, item: int, rng: np.random.Generator) -> Example:
         if rows.is_finished:
             return rows.example(item, rng)
-        example = noising.make(self.objective, rows, item, rng, self.sources[name].word_initial)
+        example = noising.make(self.objective, rows, item, rng, *self._token_tables(name))
         return example if self._example_rows is None else self._example_rows.align(example)
 
     def _phase(self, step: int) -> Phase:
@@ -317,7 +328,7 @@ class Reader:
         counts = []
         for k in _sample(phase):
             name, rows, item, rng = self._draw(k)
-            example = noising.read(self.objective, rows, item, rng, self.sources[name].word_initial)
+            example = noising.read(self.objective, rows, item, rng, *self._token_tables(name))
             counts.append(self._settings.objective.count_unmaskable(example, self.objective.special))
         left_out, tokens = np.sum(counts, axis=0)
         return float(left_out / max(tokens, 1))

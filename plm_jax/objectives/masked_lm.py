@@ -1,6 +1,8 @@
 """Masked language modeling."""
 
 import functools
+import itertools
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,6 +16,9 @@ from plm_jax.objectives import rows
 from plm_jax.objectives.objective import Objective
 from plm_jax.objectives.special import Special
 
+# Slots of independent draws exceed the mean number of predictions by this number of standard deviations. Words count as
+# if they had this number of tokens each.
+_DEVIATIONS, _WORD_TOKENS = 5, 4
 _COPIED_KEYS = ("token_types", "segment_ids", "positions", "pair_label")
 
 
@@ -35,11 +40,24 @@ class MaskedLM(Objective):
       max_predictions: maximum number of predictions in a row; 0: as many as `rate` needs in a full row. BERT has 20 at
         length 128.
       mask_share: share of the predicted tokens that are replaced by the mask.
-      random_share: share of the predicted tokens that are replaced by a random id; the tokens in neither share are
+      random_share: share of the predicted tokens that are replaced by a random id; the tokens in no share are
         unchanged.
+      similar_share: share of the predicted words that are replaced by a similar word with as many tokens, drawn from
+        `data.similar_words` (MacBERT, Cui et al. 2020, arXiv:2004.13922, has 0.8); a word without any is replaced by
+        random ids. Above 0, all shares are of words instead of tokens, and `whole_words` is needed.
       whole_words: maximum number of neighboring words that are masked together; 0 masks single tokens; 1 masks all
         tokens of a word (BERT's whole-word masking); n masks up to n words, k of them with probability proportional to
         1/k (ALBERT has 3). Above 0, it needs `word_starts`.
+      gram_weights: relative frequency of n-grams of 1, 2, …, `whole_words` words, such as (0.4, 0.3, 0.2, 0.1) for
+        MacBERT; empty: 1/k for k words.
+      smoothing: exponent s of a weight count^-s, with which a token is drawn without replacement, so that rare tokens
+        are predicted more often; 0: equal weights. Counts are those of the token in the training split of the row's
+        source. DistilBERT has 0.7, but draws from a batch instead of a row; XLM has 0.5.
+      independent: whether each token, or with `whole_words` of 1 each word, is predicted with probability `rate`,
+        independently of the others, so that the number of predictions varies and can be 0. ModernBERT does so, with
+        special tokens among the candidates, and ERNIE with units such as words or phrases. A row has slots for five
+        standard deviations more predictions than the mean, counting words as four tokens: about one row in a million
+        has more, of which a random subset is predicted.
       duplicates: number of different maskings of each row, one per epoch, before they repeat (static masking: BERT's
         files, RoBERTa's comparison with 10); 0: a new masking every time.
     """
@@ -54,24 +72,48 @@ class MaskedLM(Objective):
     max_predictions: ranges.LengthOrZero = 0
     mask_share: ranges.Share = 0.8
     random_share: ranges.Share = 0.1
+    similar_share: ranges.Share = 0.0
     whole_words: ranges.LengthOrZero = 0
+    gram_weights: tuple[ranges.MixtureRate, ...] = ()
+    smoothing: ranges.Scale = 0.0
+    independent: bool = False
     duplicates: ranges.CountOrZero = 0
 
     def __post_init__(self):
-        if self.mask_share + self.random_share > 1:
+        if self.mask_share + self.random_share + self.similar_share > 1 + 1e-9:
             raise UserError(
-                f"config.objective.mask_share is {self.mask_share} and random_share {self.random_share}: "
-                "their sum must be at most 1"
+                f"config.objective.mask_share is {self.mask_share}, random_share {self.random_share} and similar_share "
+                f"{self.similar_share}: their sum must be at most 1"
             )
+        if self.gram_weights and (len(self.gram_weights) != self.whole_words or not sum(self.gram_weights) > 0):
+            raise UserError(
+                f"config.objective.gram_weights is {self.gram_weights} and whole_words {self.whole_words}: set one "
+                "weight for each number of words up to whole_words, at least one of them above 0"
+            )
+        if self.independent and self.whole_words > 1:
+            raise UserError(
+                f"config.objective.independent masks single units, but whole_words is {self.whole_words}: set it to 1 "
+                "for words or 0 for tokens"
+            )
+        if self.smoothing and (self.whole_words or self.independent):
+            raise UserError(
+                "config.objective.smoothing weighs single tokens of a row: set whole_words to 0 and independent to "
+                "False, or smoothing to 0"
+            )
+        if self.similar_share and not self.whole_words:
+            raise UserError("config.objective.similar_share replaces words: set whole_words to at least 1")
 
     @property
     @override
     def reads(self) -> tuple[str, ...]:
-        return ("word_starts",) if self.whole_words else ()
+        return ("word_starts",) * (self.whole_words > 0) + ("token_counts",) * (self.smoothing > 0)
 
     @override
     def target_length(self, length: int) -> int:
-        return self.max_predictions or self.budget(length)
+        if self.max_predictions or not self.independent:
+            return self.max_predictions or self.budget(length)
+        variance = length * self.rate * (1 - self.rate) * (_WORD_TOKENS if self.whole_words else 1)
+        return min(length, math.ceil(length * self.rate + _DEVIATIONS * math.sqrt(variance)))
 
     def budget(self, num_tokens: int) -> int:
         """Returns the number of predictions for `num_tokens`; Python's `round`, halves to even, as in BERT's code."""
@@ -85,7 +127,8 @@ class MaskedLM(Objective):
 
         Args:
           example: `tokens` [L]; optionally `mask` [L], 0 at padding; for whole words `word_starts`, the sorted indices
-            of the first tokens of words. Tokens after an unmaskable token always begin a word.
+            of the first tokens of words, where tokens after an unmaskable token always begin a word; for `smoothing`
+            `token_counts` [L], the number of occurrences of each token.
 
         Returns:
           `tokens` and `mask` [L] int32; `targets` and `target_positions` [P] int32, sorted by position, and
@@ -93,9 +136,9 @@ class MaskedLM(Objective):
           `positions` and `pair_label` unchanged.
 
         Raises:
-          UserError: the vocabulary has no mask, or `word_starts` are missing.
+          UserError: the vocabulary has no mask, or `word_starts` or `token_counts` are missing.
         """
-        if special.mask is None:
+        if special.mask is None and self.mask_share:
             raise UserError("masked language modeling needs a mask id: set config.vocabulary.mask")
         tokens, mask, maskable, num = self._prepare(example, special)
         slots = self.target_length(len(tokens))
@@ -130,15 +173,16 @@ class MaskedLM(Objective):
 
         Returns:
           A copy of `tokens` and `mask` [L] int32; whether each token up to the last real one may be predicted, bool;
-          the number of tokens to predict.
+          the number of tokens to predict, at most if they are independent.
         """
         tokens = np.array(example["tokens"], np.int32)
         mask = np.asarray(example["mask"], np.int32) if "mask" in example else np.ones(len(tokens), np.int32)
         (real,) = mask.nonzero()
         end = int(real[-1]) + 1 if len(real) else 0  # Short rows are mostly padding, which is skipped.
         maskable = self.is_maskable(tokens[:end], mask[:end], special)
-        rated = self.num_rated(tokens[:end], mask[:end], special)
-        num = min(self.target_length(len(tokens)), self.budget(rated), int(np.count_nonzero(maskable)))
+        num = min(self.target_length(len(tokens)), int(np.count_nonzero(maskable)))
+        if not self.independent:
+            num = min(num, self.budget(self.num_rated(tokens[:end], mask[:end], special)))
         return tokens, mask, maskable, num
 
     def num_rated(self, tokens: Int[np.ndarray, " real"], mask: Int[np.ndarray, " real"], special: Special) -> int:
@@ -160,12 +204,36 @@ class MaskedLM(Objective):
         special: Special,
         rng: np.random.Generator,
     ) -> Int[np.ndarray, " positions"]:
-        """Chooses the positions of `num` maskable tokens, sorted; fewer if whole words do not fill the budget."""
+        """Chooses the positions of `num` maskable tokens, sorted; fewer if whole words do not fill the budget.
+
+        Independent draws choose any number of tokens up to `num`.
+        """
         (candidates,) = maskable.nonzero()
-        if not self.whole_words or not num:
-            return candidates[rows.subset(len(candidates), num, rng)]
+        if not num:
+            return candidates[:0]
+        if not self.whole_words:
+            if self.independent:
+                return candidates[_independent(np.arange(len(candidates)), self.rate, num, rng)]
+            return candidates[rows.subset(len(candidates), num, rng, self._weights(candidates, example))]
         begins = self.begins_words(candidates, example)
-        return candidates[_whole_words(begins, num, self.whole_words, rng)]
+        if self.independent:
+            return candidates[_independent(begins.cumsum() - 1, self.rate, num, rng)]
+        return candidates[_whole_words(begins, num, self._cumulative_gram_weights, rng)]
+
+    def _weights(
+        self, candidates: Int[np.ndarray, " candidates"], example: dict[str, np.ndarray]
+    ) -> Float[np.ndarray, " candidates"] | None:
+        """Returns the relative weight with which each candidate is drawn; None for equal weights."""
+        if not self.smoothing:
+            return None
+        if "token_counts" not in example:
+            raise UserError("smoothed masking needs examples with `token_counts`")
+        return np.maximum(example["token_counts"][candidates], 1.0) ** -self.smoothing
+
+    @functools.cached_property
+    def _cumulative_gram_weights(self) -> Float[np.ndarray, " words"]:
+        weights = self.gram_weights or 1 / np.arange(1, self.whole_words + 1)
+        return np.cumsum(weights)
 
     def begins_words(
         self, candidates: Int[np.ndarray, " candidates"], example: dict[str, np.ndarray]
@@ -183,8 +251,14 @@ class MaskedLM(Objective):
     def draw_replacements(
         self, positions: Int[np.ndarray, " positions"], example: dict[str, np.ndarray], rng: np.random.Generator
     ) -> tuple[Float[np.ndarray, " positions"], dict[str, np.ndarray]]:
-        """Draws a number in [0, 1) per position, which decides its replacement; also returns more arrays of targets."""
-        return rng.random(len(positions)), {}
+        """Draws a number in [0, 1) per position, which decides its replacement; also returns more arrays of targets.
+
+        All tokens of a word have the same number if words are replaced by similar words.
+        """
+        if not self.similar_share or not len(positions):
+            return rng.random(len(positions)), {}
+        word = self.begins_words(positions, example).cumsum() - 1
+        return rng.random(word[-1] + 1)[word], {}
 
     def replace_tokens(
         self,
@@ -197,8 +271,15 @@ class MaskedLM(Objective):
     ) -> Num[np.ndarray, " positions"]:
         """Returns the ids that replace `targets`, the tokens at `positions`, as their `draws` decide."""
         replaced = rng.random(len(targets)) * special.vocab_size
-        np.putmask(replaced, draws >= self.mask_share + self.random_share, targets)
-        np.putmask(replaced, draws < self.mask_share, special.mask)
+        np.putmask(replaced, draws >= self.mask_share + self.similar_share + self.random_share, targets)
+        if self.mask_share:
+            np.putmask(replaced, draws < self.mask_share, special.required("mask"))
+        if self.similar_share and special.similar_words is not None and len(targets):
+            (starts,) = self.begins_words(positions, example).nonzero()
+            for start, end in itertools.pairwise([*starts.tolist(), len(targets)]):
+                if self.mask_share <= draws[start] < self.mask_share + self.similar_share:
+                    similar = special.similar_words.draw(targets[start:end], rng)
+                    replaced[start:end] = replaced[start:end] if similar is None else similar
         return replaced
 
 
@@ -214,22 +295,46 @@ def _is_text(*fixed: int | None) -> Bool[np.ndarray, " ids"]:
     return table
 
 
-def _whole_words(
-    begins: Bool[np.ndarray, " candidates"], budget: int, longest: int, rng: np.random.Generator
+def _independent(
+    units: Int[np.ndarray, " candidates"], rate: float, most: int, rng: np.random.Generator
 ) -> Int[np.ndarray, " chosen"]:
-    """Chooses n-grams of up to `longest` words with at most `budget` tokens; returns their sorted token indices.
+    """Chooses each unit with probability `rate`; returns the sorted indices of the tokens of the chosen units.
+
+    If these have more than `most` tokens, units are dropped in random order, except those that fit.
+
+    Args:
+      units: number of the unit of each token, consecutive from 0.
+    """
+    chosen = rng.random(units[-1] + 1) < rate
+    (tokens,) = chosen[units].nonzero()
+    if len(tokens) <= most:
+        return tokens
+    sizes = np.bincount(units)
+    order = rng.permutation(chosen.nonzero()[0])
+    chosen[order[sizes[order].cumsum() > most]] = False
+    return chosen[units].nonzero()[0]
+
+
+def _whole_words(
+    begins: Bool[np.ndarray, " candidates"],
+    budget: int,
+    cumulative_weights: Float[np.ndarray, " words"],
+    rng: np.random.Generator,
+) -> Int[np.ndarray, " chosen"]:
+    """Chooses n-grams of words with at most `budget` tokens; returns their sorted token indices.
 
     Args:
       begins: whether each token begins a word, bool [n]; the first one does.
+      cumulative_weights: cumulative weights of n-grams of 1, 2, … words.
     """
     (first,) = begins.nonzero()
     num_words = len(first)
     bounds = np.full(num_words + 1, len(begins))
     bounds[:-1] = first
     sizes = np.ones(num_words, np.int64)
-    if longest > 1:
-        weights = np.cumsum(1 / np.arange(1, longest + 1))
-        sizes += weights.searchsorted(rng.random(num_words) * weights[-1], side="right")
+    if len(cumulative_weights) > 1:
+        draws = rng.random(num_words) * cumulative_weights[-1]
+        sizes += cumulative_weights.searchsorted(draws, side="right")
         sizes = np.minimum(sizes, np.arange(num_words, 0, -1))
     starts, sizes = bounds.tolist(), sizes.tolist()
     taken = bytearray(num_words)

@@ -20,8 +20,9 @@ class Objective(Role):
       loss: kind of the loss that is minimized, in `losses/`.
       loss_fields: names of its fields that are also fields of the loss.
       targets: description of the targets, for reports.
-      reads: columns that it needs besides tokens: `word_starts`, the sorted indices of the first tokens of words, or
-        `sentence_starts`, those of sentences.
+      reads: columns that it needs besides tokens: `word_starts`, the sorted indices of the first tokens of words,
+        `sentence_starts`, those of sentences, or `token_counts`, the number of occurrences of each token in the
+        training split of its source.
       inputs: forms of examples that it accepts: `text`, consecutive documents without special tokens around them;
         `row`, a row with special tokens and padding, which stay in place; `stream`, an example of ELMo's streams;
         `labeled`, the texts of an example and its label; `record`, the named texts and numbers of a record.
@@ -41,6 +42,8 @@ class Objective(Role):
       duplicates: number of draws of each row, one per epoch, after which they repeat; 0 draws again every time.
       negative_samples: number of sampled words that a target is compared with in training; 0 compares with all.
       whole_words: maximum number of words masked together; 0 masks single tokens.
+      similar_share: share of the predicted words that are replaced by similar words; above 0, it needs
+        `Special.similar_words`.
     """
 
     architectures: ClassVar[tuple[str, ...]]
@@ -61,6 +64,7 @@ class Objective(Role):
     duplicates: ClassVar[int] = 0
     negative_samples: ClassVar[int] = 0
     whole_words: ClassVar[int] = 0
+    similar_share: ClassVar[float] = 0.0
 
     @property
     def texts(self) -> tuple[str, ...]:

@@ -67,3 +67,19 @@ def test_whole_words_are_those_of_the_cache(write_source, make_run, random_docum
             assert all(inside) or not any(inside)
             cut += len(inside) > 1 and all(inside)
     assert cut > 20
+
+
+def test_smoothing_counts_tokens_of_the_training_split(write_source, make_run, random_documents):
+    """A large exponent predicts the tokens of a row that are rarest in the training split."""
+    documents = random_documents(1, 80)
+    counts = np.bincount(np.concatenate(documents), minlength=100)
+    reader = opened(write_source, make_run, random_documents, objectives.MaskedLM(0.3, smoothing=50.0))
+    rarer = 0
+    for k in range(200):
+        example = reader.example(k)
+        tokens = np.array(text(example))
+        candidates = np.flatnonzero(tokens != IDS["sep"])
+        at = masked(example)
+        rest = np.setdiff1d(candidates, at)
+        rarer += counts[tokens[at]].max() <= counts[tokens[rest]].min()
+    assert rarer > 190  # Ties of counts and of floating point.

@@ -14,9 +14,10 @@ def make(
     item: int,
     rng: np.random.Generator,
     word_initial: np.ndarray | None,
+    token_counts: np.ndarray | None = None,
 ) -> Example:
     """Returns a row with noise and targets; the arguments are those of `read`."""
-    return objective(read(objective, rows, item, rng, word_initial), rng)
+    return objective(read(objective, rows, item, rng, word_initial, token_counts), rng)
 
 
 def read(
@@ -25,17 +26,22 @@ def read(
     item: int,
     rng: np.random.Generator,
     word_initial: np.ndarray | None,
+    token_counts: np.ndarray | None = None,
 ) -> Example:
     """Returns a row with everything that the objective reads.
 
     Args:
       word_initial: bool [vocab_size], whether a token begins a word; needed by whole-word masking if the split does not
         store the starts of words.
+      token_counts: [vocab_size], number of occurrences of each token; needed by smoothed masking.
     """
     example = rows.example(item, rng)
     if "word_starts" in objective.reads and "word_starts" not in example:
         assert word_initial is not None, "objectives that mask whole words need word_initial"
         (example["word_starts"],) = word_initial[example["tokens"]].nonzero()
+    if "token_counts" in objective.reads:
+        assert token_counts is not None, "objectives with smoothed masking need token_counts"
+        example["token_counts"] = token_counts[example["tokens"]]
     return example
 
 
@@ -45,5 +51,5 @@ def blank(layout: Layout, length: int, objective: objectives.BoundObjective, num
     The arguments are those of `Layout.blank`.
     """
     row = layout.blank(length, objective, num_characters)
-    row |= {name: np.zeros(1, np.int64) for name in objective.reads}
+    row |= {name: np.zeros(len(row["tokens"]) if name == "token_counts" else 1, np.int64) for name in objective.reads}
     return objective(row, np.random.default_rng(0))

@@ -41,6 +41,10 @@ def check(run: Run) -> None:
         run.data.layout.check(run.objective, run.vocabulary, phase.length, _read(run, phase))
         _carry(run, phase)
         _positions(run, phase.length)
+    if run.objective.similar_share and not run.data.similar_words:
+        raise UserError(
+            "config.objective.similar_share replaces words by those of a text file: set config.data.similar_words"
+        )
     _pairs(run)
     _labeled(run)
     _words(run)
@@ -71,6 +75,11 @@ def refuse_unused(run: Run) -> None:
             f"config.data.layout '{run.data.layout.kind}' has no sentence pairs to train config.model.pooler "
             "on: set config.model.pooler.classes to 0 or config.model.pooler.kind to none, or choose "
             "sentence_pairs"
+        )
+    if run.data.similar_words and not run.objective.similar_share:
+        raise UserError(
+            "config.data.similar_words has no effect without config.objective.similar_share: set it, or leave out "
+            "similar_words"
         )
     if run.data.inputs_targets != InputsTargetsConfig() and not run.data.has_inputs_targets:
         raise UserError("no source has inputs and targets: leave out config.data.inputs_targets")

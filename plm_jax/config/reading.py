@@ -115,10 +115,10 @@ def resolve(tree: Any, config_file: str, overridden: Collection[str] = (), repla
     }
     scheme, colon, files = run.vocabulary.spec.partition(":")
     spec = scheme + colon + ",".join(absolute(file, "vocabulary.spec") for file in files.split(","))
-    cache_dir = absolute(run.data.cache_dir, "data.cache_dir")
+    paths = {name: absolute(getattr(run.data, name), f"data.{name}") for name in ("cache_dir", "similar_words")}
     return dataclasses.replace(
         run,
-        data=dataclasses.replace(run.data, cache_dir=cache_dir, sources=sources),
+        data=dataclasses.replace(run.data, **paths, sources=sources),
         vocabulary=dataclasses.replace(run.vocabulary, spec=spec),
         train=dataclasses.replace(run.train, init_from=absolute(run.train.init_from, "train.init_from")),
     )

@@ -44,6 +44,8 @@ class DataConfig:
       layout: layout of rows.
       segmenters: word segmenter of each source with text in which the vocabulary does not mark words, such as Chinese:
         a Python function `module:function` that splits a text into words, in order, such as `jieba:lcut`.
+      similar_words: text file of similar words for an objective with `similar_share`, which `prepare` tokenizes: on
+        each line a word and its similar words, separated by tabs. Empty: none.
       inputs_targets: rows of sources with inputs and targets.
       bad_rows: what `prepare` does with a bad row: `stop` with an error, or `skip` and report it, stopping only if more
         than 1 % of the rows of a source are bad. A bad row is a line that is not JSON, lacks a field that the source
@@ -68,6 +70,7 @@ class DataConfig:
     mixture: dict[str, ranges.MixtureRate] = field(default_factory=dict)
     layout: Layout = field(default=Blocks())
     segmenters: dict[str, str] = field(default_factory=dict)
+    similar_words: str = ""
     inputs_targets: InputsTargetsConfig = InputsTargetsConfig()
     bad_rows: Literal["stop", "skip"] = "stop"
     validation_fraction: ranges.ShareBelowOne = 0.01

@@ -4,6 +4,7 @@ A training process imports neither seqio nor TensorFlow.
 """
 
 import bisect
+import dataclasses
 import functools
 import multiprocessing
 import os
@@ -26,6 +27,7 @@ from plm_jax.common.errors import UserError
 from plm_jax.common.phases import Phase
 from plm_jax.common.special_ids import NAMES, SpecialIds
 from plm_jax.data import cache, layouts, mixtures
+from plm_jax.data.cache import similar_words
 from plm_jax.data.config import ReaderConfig
 from plm_jax.data.layouts import inputs_targets, noising
 from plm_jax.data.sources.source import InputsTargetsSource
@@ -66,6 +68,7 @@ class Reader:
 
     Attributes:
       sources: opened caches of the sources.
+      identities: identities of these caches, and of the table of similar words if the objective reads it.
       vocabulary: description of the vocabulary in the manifests of the caches.
       rows: function from a split, the name of a source and a length to `layouts.Rows`.
     """
@@ -84,6 +87,7 @@ class Reader:
         self._data, self._phases, self._seed = settings.data, settings.phases, settings.seed
         folder, window = self._data.cache_dir, 3 * self._data.window_tokens
         self.sources = {name: cache.open_source(folder, name, window, share) for name in settings.sources}
+        self.identities = {name: source.identity for name, source in self.sources.items()}
         self.vocabulary = _check_vocabulary(settings, self.sources)
         _check_segmenters(self._data.segmenters, self.sources)
         for name, source in self.sources.items():
@@ -91,7 +95,7 @@ class Reader:
                 raise UserError(f"the cache of '{name}' has no training split: {_AGAIN}")
             if source.has_inputs_targets != isinstance(self._data.sources[name], InputsTargetsSource):
                 raise UserError(f"the cache of '{name}' is of another kind of source than the config's: {_AGAIN}")
-        special = _special_ids(self.vocabulary)
+        special = self._with_similar_words(_special_ids(self.vocabulary))
         self.objective = objectives.BoundObjective(settings.objective, special)
         self._example_rows = settings.example_rows(special)
         self.rows = functools.cache(self._open)
@@ -155,6 +159,15 @@ class Reader:
     def _spelling(self) -> np.ndarray:
         """Characters of each word, [vocab_size, C]."""
         return words.spelling(self._data.cache_dir, self.vocabulary, self._settings.max_characters)
+
+    def _with_similar_words(self, special: objectives.Special) -> objectives.Special:
+        """Returns the special ids with the table of similar words, if the objective reads it."""
+        if not self._settings.objective.similar_share:
+            return special
+        data = self._data
+        opened = similar_words.load(data.cache_dir, data.similar_words, self.vocabulary["id"])
+        self.identities[similar_words.NAME], table = opened
+        return dataclasses.replace(special, similar_words=table)
 
     def _open_token_tables(self, name: str) -> tuple[np.ndarray, np.ndarray | None]:
         """Returns whether each id begins a word, and its number of occurrences in a source if the objective reads it.

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from plm_jax import config
 from plm_jax.common import children, progress, storage
 from plm_jax.common.errors import UserError
-from plm_jax.data.cache import staleness
+from plm_jax.data.cache import similar_words, staleness
 from plm_jax.data.prepare import caches
 from plm_jax.data.sources import task_mixtures
 
@@ -65,6 +65,12 @@ def prepare_if_needed(run: config.Run, arguments: Sequence[str], trained: str = 
         changed += changed_caches(each, [name for name in names if name not in absent])
         missing += absent
         checked.update(names)
+    if run.data.similar_words:
+        words_folder = os.path.join(run.data.cache_dir, similar_words.NAME)
+        if not storage.exists(os.path.join(words_folder, last)):
+            missing.append(similar_words.NAME)
+        elif not similar_words.is_current(run.data.cache_dir, run.data.similar_words):
+            changed.append(f"{run.data.similar_words} has changed since {words_folder} was made")
     several = os.environ.get("JAX_NUM_PROCESSES", os.environ.get("SLURM_NTASKS", "1")) != "1"
     if changed and trained:
         raise UserError(

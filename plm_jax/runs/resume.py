@@ -65,6 +65,7 @@ FIELDS: dict[str, Meaning] = {
     "data.prefetch": "free",
     "data.processes": "free",
     "data.segmenters": "cache",
+    "data.similar_words": "cache",
     "data.sources": "cache",
     "data.threads": "free",
     "data.validation_fraction": "cache",

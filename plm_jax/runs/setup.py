@@ -63,7 +63,7 @@ class TrainingSetup:
     @property
     def caches(self) -> dict[str, str]:
         """Identities of the caches, by source."""
-        return _identities(self.reader)
+        return self.reader.identities
 
 
 def build(
@@ -198,11 +198,7 @@ def _find_changes(run: config.Run, program: Program, reader: Reader, resumed: re
         mesh = meshes.build(config.mesh_of(run, last), list(program.mesh.devices.flat))
     except UserError:  # These devices need not fit a phase that is over.
         mesh = program.mesh
-    return resumed.changes(run, _identities(reader), reader.vocabulary["id"], mesh.shape)
-
-
-def _identities(reader: Reader) -> dict[str, str]:
-    return {name: source.identity for name, source in reader.sources.items()}
+    return resumed.changes(run, reader.identities, reader.vocabulary["id"], mesh.shape)
 
 
 def _local_rows(mesh: jax.sharding.Mesh, batch_size: int) -> np.ndarray:

@@ -10,6 +10,7 @@
     split.py        reads a split
     memory.py       documents in memory with the interface of a split
     source.py       opens and verifies a cache
+    similar_words.py  table of similar words next to the caches
     mirror.py       folder of a cache, and local copies of the files of a remote cache
     staleness.py    comparison of a cache with the source in a config
 

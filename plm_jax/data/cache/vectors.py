@@ -22,7 +22,7 @@ _CHECKED_BYTES = 2**24
 HEADER_BYTES = 128
 # Name of the vector of checksums of a folder's files, and files in the parent of such folders.
 CHECKSUMS = "checksums"
-_TOP_FILES = ("manifest.json", "word_initial.npy")
+_TOP_FILES = ("manifest.json", "word_initial.npy", "words.npy")
 
 
 class BlockChecksums:

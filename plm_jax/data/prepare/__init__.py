@@ -3,6 +3,7 @@
     caches.py      caches that sources need
     build.py       cache of one source, built from these parts:
     reading.py     documents of a source, in order
+    similar_words_file.py  table of similar words, from a text file
     groups.py      held-out rows, and rows that are in both splits
     tokenizing.py  tokens and columns of batches of documents, with a process per core (`workers.py`)
     shuffle.py     files of tokenized documents, chosen by a hash, from which the cache is written

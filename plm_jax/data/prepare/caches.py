@@ -11,9 +11,9 @@ from typing import Any
 from plm_jax.common import progress, storage
 from plm_jax.common.errors import UserError
 from plm_jax.data import cache, vocabularies
-from plm_jax.data.cache import staleness
+from plm_jax.data.cache import similar_words, staleness
 from plm_jax.data.config import DataConfig
-from plm_jax.data.prepare import build, reading
+from plm_jax.data.prepare import build, reading, similar_words_file
 from plm_jax.data.sources import files, task_mixtures
 from plm_jax.data.sources.source import Source
 from plm_jax.data.vocabularies import training
@@ -25,9 +25,10 @@ _VOCABULARY_SAMPLE_BYTES = 2**25
 def check(sources: Mapping[str, Source]) -> None:
     """Rejects sources whose name cannot name a folder, and those without files."""
     for name, source in sources.items():
-        if not name.replace("-", "_").isidentifier() or name == "vocabulary":
+        if not name.replace("-", "_").isidentifier() or name in ("vocabulary", similar_words.NAME):
             raise UserError(
-                f"config.data.sources has '{name}': choose a name of letters, digits, - and _ other than 'vocabulary'"
+                f"config.data.sources has '{name}': choose a name of letters, digits, - and _ other than 'vocabulary' "
+                f"and '{similar_words.NAME}'"
             )
         files.check(name, source)
 
@@ -68,6 +69,8 @@ def prepare(
     with storage.locked(os.path.join(local, ".lock")):
         loaded = _vocabulary(vocabulary, data, sources, show_progress)
         vocabularies.copy(vocabulary.spec, os.path.join(folder, "vocabulary"))
+        if data.similar_words:
+            _prepare_similar_words(data.similar_words, loaded, folder, local, show_progress)
         for name in sources:
             final, built = os.path.join(folder, name), os.path.join(local, name)
             with progress.doing(f"{name}: comparing its files"):
@@ -106,6 +109,21 @@ def _prepare_mixture(name: str, manifest: dict[str, Any], folder: str, local: st
     task_mixtures.write(local, name, manifest)
     rates = ", ".join(f"{part} {entry['rate']:g}" for part, entry in manifest["parts"].items())
     print(f"{name}: a mixture with the rates {rates}: {built}")
+    _upload(name, built, final, show_progress)
+
+
+def _prepare_similar_words(
+    file: str, vocabulary: vocabularies.Vocabulary, folder: str, local: str, show_progress: bool
+) -> None:
+    """Writes the table of a text file of similar words, unless it is up to date."""
+    name, vocabulary_id = similar_words.NAME, vocabularies.identity(vocabulary)
+    final, built = os.path.join(folder, name), os.path.join(local, name)
+    if storage.exists(file) and _is_prepared(final, similar_words.identity(file, vocabulary_id)):
+        print(f"{name}: up to date at {final}")
+        return
+    table, num_words, num_lines = similar_words_file.tokenize(file, vocabulary)
+    similar_words.save(local, file, vocabulary_id, table)
+    print(f"{name}: {num_words:,} words of {num_lines:,} lines have similar words of as many tokens: {built}")
     _upload(name, built, final, show_progress)
 
 

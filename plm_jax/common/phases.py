@@ -1,6 +1,7 @@
 """Phases of a training run, with every value filled in."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -10,6 +11,7 @@ class Phase:
     Attributes:
       mixture: rate of each source, in the order of the sources; empty where rates follow from the sizes of the sources.
       dropout: rate of every dropout layer; None keeps the rates of the model.
+      objective: values of fields of the objective, as in JSON, by name; other fields have those of the config.
     """
 
     first_step: int
@@ -20,6 +22,7 @@ class Phase:
     microbatches: int
     mixture: dict[str, float]
     dropout: float | None
+    objective: dict[str, Any] = field(default_factory=dict)
 
     @property
     def num_steps(self) -> int:

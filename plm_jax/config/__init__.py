@@ -8,7 +8,15 @@ from plm_jax.common.phases import Phase
 from plm_jax.common.special_ids import NAMES as SPECIALS
 from plm_jax.common.trees import brief, differences, to_config_dict, to_dict
 from plm_jax.config.expansion import expand_mixtures
-from plm_jax.config.phases import mesh_of, read_sources, reader_config, resolve_phases, target_length
+from plm_jax.config.phases import (
+    in_phase,
+    in_validation,
+    mesh_of,
+    read_sources,
+    reader_config,
+    resolve_phases,
+    target_length,
+)
 from plm_jax.config.reading import choose, from_dict, from_saved, model_from_saved, modules, resolve
 from plm_jax.config.run import Run
 from plm_jax.config.training import (
@@ -146,6 +154,8 @@ __all__ = [
     "expand_mixtures",
     "from_dict",
     "from_saved",
+    "in_phase",
+    "in_validation",
     "mesh_of",
     "model_from_saved",
     "modules",

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from plm_jax import objectives
 from plm_jax.common.errors import UserError, nearest
 from plm_jax.common.phases import Phase
-from plm_jax.config.phases import resolve_phases, target_length
+from plm_jax.config.phases import in_phase, in_validation, resolve_phases, target_length
 from plm_jax.config.run import Run
 from plm_jax.config.training import TrainConfig
 from plm_jax.data.config import InputsTargetsConfig
+from plm_jax.data.layouts import noising
 from plm_jax.data.sources.labeled import LabeledSource
 from plm_jax.data.sources.source import InputsTargetsSource, Source
 
@@ -38,10 +39,12 @@ def check(run: Run) -> None:
             )
         _tokens(phase, "train.batch_size", phase.batch_size)
         _tokens(phase, "evaluation.batch_size", run.evaluation.batch_size)
-        run.data.layout.check(run.objective, run.vocabulary, phase.length, _read(run, phase))
+        for variant in (in_phase(run, phase), in_validation(run)):
+            run.data.layout.check(variant.objective, run.vocabulary, phase.length, _read(run, phase))
+            _positions(variant, phase.length)
+            _same_arrays(run, variant, phase.length)
         _carry(run, phase)
-        _positions(run, phase.length)
-    if run.objective.similar_share and not run.data.similar_words:
+    if _replaces_words(run, phases) and not run.data.similar_words:
         raise UserError(
             "config.objective.similar_share replaces words by those of a text file: set config.data.similar_words"
         )
@@ -76,7 +79,7 @@ def refuse_unused(run: Run) -> None:
             "on: set config.model.pooler.classes to 0 or config.model.pooler.kind to none, or choose "
             "sentence_pairs"
         )
-    if run.data.similar_words and not run.objective.similar_share:
+    if run.data.similar_words and not _replaces_words(run, resolve_phases(run)):
         raise UserError(
             "config.data.similar_words has no effect without config.objective.similar_share: set it, or leave out "
             "similar_words"
@@ -86,6 +89,34 @@ def refuse_unused(run: Run) -> None:
     if run.train.init_names != TrainConfig.init_names and not run.train.init_from:
         raise UserError(
             "config.train.init_names has no effect without config.train.init_from: set it, or leave out init_names"
+        )
+
+
+def _replaces_words(run: Run, phases: Sequence[Phase]) -> bool:
+    """Whether the objective of a phase or of validation replaces words by similar words."""
+    variants = [*(in_phase(run, phase) for phase in phases), in_validation(run)]
+    return any(variant.objective.similar_share for variant in variants)
+
+
+def _same_arrays(run: Run, variant: Run, length: int) -> None:
+    """Rejects an objective of a phase or of validation whose rows do not have the arrays of the run's objective."""
+    if variant.objective == run.objective:
+        return
+    if run.data.has_inputs_targets:
+        raise UserError(
+            "the objective of a phase or of validation has fields of its own, which sources with inputs and targets do "
+            "not support: leave out objective in config.train.phases and config.evaluation"
+        )
+    special = objectives.Special.of(run.vocabulary, run.model.vocab_size, run.vocabulary.sentinels)
+    names = []
+    for objective in (run.objective, variant.objective):
+        bound = objectives.BoundObjective(objective, special)
+        row = noising.blank(run.data.layout, length, bound, run.model.max_characters)
+        names.append({name: (array.dtype, array.ndim) for name, array in row.items()})
+    if names[0] != names[1]:
+        raise UserError(
+            f"rows of the objective have {', '.join(names[0])}, and of a phase or of validation {', '.join(names[1])}: "
+            "leave out the fields of the objective that change this"
         )
 
 

@@ -214,7 +214,7 @@ def _read(kind: Any, value: Any, path: str) -> Any:
             raise UserError(f"{path} is '{value}': {nearest(value, args)}")
         return args[value]
     literal = _literal(value)
-    if isinstance(literal, str):
+    if isinstance(literal, str) and kind is not Any:
         raise UserError(f"{path} is a section: set its fields, as in {path}.NAME=…")
     return literal
 

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
+from plm_jax.common import trees
 from plm_jax.common.phases import Phase
 from plm_jax.config.run import Run
 from plm_jax.config.training import PhaseConfig
@@ -26,6 +27,7 @@ def resolve_phases(run: Run) -> tuple[Phase, ...]:
             microbatches=run.train.microbatches if settings.microbatches is None else settings.microbatches,
             mixture={name: rates[name] for name in dict.fromkeys([*run.data.sources, *rates]) if name in rates},
             dropout=settings.dropout,
+            objective=trees.to_dict(settings.objective),
         )
         resolved.append(phase)
         step, example = phase.end_step, phase.end_example
@@ -34,6 +36,18 @@ def resolve_phases(run: Run) -> tuple[Phase, ...]:
 
 def _configured(run: Run) -> tuple[PhaseConfig, ...]:
     return run.train.phases or (PhaseConfig(until=1.0),)
+
+
+def in_phase(run: Run, phase: Phase) -> Run:
+    """Returns the run with the objective that a phase has."""
+    objective = run.objective.with_fields(phase.objective, "config.train.phases.objective")
+    return dataclasses.replace(run, objective=objective)
+
+
+def in_validation(run: Run) -> Run:
+    """Returns the run with the objective that validation has."""
+    objective = run.objective.with_fields(run.evaluation.objective, "config.evaluation.objective")
+    return dataclasses.replace(run, objective=objective)
 
 
 def mesh_of(run: Run, phase: Phase) -> MeshConfig:
@@ -61,6 +75,7 @@ def reader_config(run: Run, phases: Sequence[Phase] | None = None) -> ReaderConf
         data=run.data,
         vocabulary=run.vocabulary,
         objective=run.objective,
+        validation_objective=in_validation(run).objective,
         phases=resolve_phases(run) if phases is None else tuple(phases),
         sources=tuple(read_sources(run)),
         seed=run.train.seed,

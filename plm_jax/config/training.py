@@ -2,7 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from plm_jax.common import ranges, seeds
 from plm_jax.common.errors import UserError, nearest
@@ -21,6 +21,8 @@ class PhaseConfig:
       microbatches: number of microbatches that a batch is divided into.
       mixture: rate of each source.
       dropout: rate of every dropout layer.
+      objective: values of fields of the objective, by name, such as `{"rate": 0.3}`; rows keep the same arrays, whose
+        lengths may change.
       mesh: sizes of mesh axes by name; the state is resharded at the beginning of the phase.
     """
 
@@ -30,6 +32,7 @@ class PhaseConfig:
     microbatches: ranges.Batch | None = None
     mixture: dict[str, ranges.MixtureRate] | None = None
     dropout: ranges.ShareBelowOne | None = None
+    objective: dict[str, Any] = field(default_factory=dict)
     mesh: dict[str, Annotated[int, ranges.Range(1, 2**20, also=-1)]] | None = None
 
     def __post_init__(self):
@@ -161,6 +164,8 @@ class EvaluationConfig:
       max_batches: number of batches per validation, divided among the sources in proportion to the mixture, with at
         least one per source; 0: all held-out rows. The loss is the mean of the sources' losses weighted by these rates,
         which count rows. Labeled examples are always read in full.
+      objective: values of fields of the objective in validation and in `evaluate`, by name, such as `{"rate": 0.15}`;
+        other fields have the values of `objective`, not those of a phase.
       select: validation metric `SOURCE/METRIC` that selects the best weights, which are kept in `checkpoints/best`; the
         first of equal values wins. `common.metrics` declares the direction of each metric.
       patience: number of consecutive validations without a better value of `select` after which training ends; 0:
@@ -173,6 +178,7 @@ class EvaluationConfig:
     every: ranges.StepsOrZero = 0
     batch_size: ranges.Batch = 32
     max_batches: ranges.CountOrZero = 0
+    objective: dict[str, Any] = field(default_factory=dict)
     select: str = ""
     patience: ranges.CountOrZero = 0
     tasks: tuple[str, ...] = ()

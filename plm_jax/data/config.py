@@ -110,6 +110,8 @@ class ReaderConfig:
     """Settings that determine the batches of a run.
 
     Attributes:
+      objective: objective of training, of which phases may change fields.
+      validation_objective: objective of validation and evaluation, in every phase.
       phases: phases to read; their mixtures may name sources that `data` no longer has.
       sources: names of the sources to read.
       vocab_size: number of ids of the model, at least the vocabulary's.
@@ -119,11 +121,21 @@ class ReaderConfig:
     data: DataConfig
     vocabulary: VocabularyConfig
     objective: objectives.Objective
+    validation_objective: objectives.Objective
     phases: tuple[Phase, ...]
     sources: tuple[str, ...]
     seed: seeds.Seed
     vocab_size: int
     max_characters: int = 0
+
+    @property
+    def all_objectives(self) -> list[objectives.Objective]:
+        """The objectives of all phases, and that of validation."""
+        return [*map(self.in_phase, self.phases), self.validation_objective]
+
+    def in_phase(self, phase: Phase) -> objectives.Objective:
+        """Returns the objective of a phase."""
+        return self.objective.with_fields(phase.objective, "config.train.phases.objective")
 
     def example_rows(self, special: objectives.Special) -> objectives.ExampleRows | None:
         """Returns the rows of examples with inputs and targets; None if no source has any or the objective has none."""

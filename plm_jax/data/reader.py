@@ -56,6 +56,7 @@ class _Segment:
     base: int
     orders: dict[str, layouts.RowOrder]
     offsets: dict[str, int]
+    objective: objectives.BoundObjective
 
     def positions(self, k: int) -> dict[str, int]:
         """Returns the index of each source's first item at or after example k."""
@@ -68,9 +69,9 @@ class Reader:
 
     Attributes:
       sources: opened caches of the sources.
+      objective: objective of validation and evaluation.
       identities: identities of these caches, and of the table of similar words if the objective reads it.
       vocabulary: description of the vocabulary in the manifests of the caches.
-      rows: function from a split, the name of a source and a length to `layouts.Rows`.
     """
 
     def __init__(self, settings: ReaderConfig, share: float = 1.0):
@@ -96,9 +97,9 @@ class Reader:
             if source.has_inputs_targets != isinstance(self._data.sources[name], InputsTargetsSource):
                 raise UserError(f"the cache of '{name}' is of another kind of source than the config's: {_AGAIN}")
         special = self._with_similar_words(_special_ids(self.vocabulary))
-        self.objective = objectives.BoundObjective(settings.objective, special)
+        self.objective = objectives.BoundObjective(settings.validation_objective, special)
         self._example_rows = settings.example_rows(special)
-        self.rows = functools.cache(self._open)
+        self._rows = functools.cache(self._open)
         self._token_tables = functools.cache(self._open_token_tables)
         self._segments = self._plan()
         self._first_examples = [segment.phase.first_example for segment in self._segments]
@@ -123,7 +124,7 @@ class Reader:
             base = last.base if last and rates == last.rates else phase.first_example
             counts = mixture.counts(phase.first_example - base)
             offsets = {name: k - counts.get(name, 0) for name, k in position.items()}
-            segments.append(_Segment(phase, rates, mixture, base, orders, offsets))
+            segments.append(_Segment(phase, rates, mixture, base, orders, offsets, self._objective(phase)))
         return segments
 
     def _rates(self, phase: Phase) -> dict[str, float]:
@@ -139,20 +140,32 @@ class Reader:
             if name not in self.sources:
                 rates[name] = phase.mixture[name]
                 continue
-            rows = self.rows("train", name, phase.length)
+            rows = self.training_rows(name, phase)
             rate = phase.mixture.get(name, 0.0) / rows.examples_a_row
             rates[name] = rate if phase.mixture else rows.num_rows
         return rates
 
-    def _open(self, split: str, name: str, length: int) -> layouts.Rows:
+    def _objective(self, phase: Phase) -> objectives.BoundObjective:
+        """Returns the objective of a phase."""
+        return objectives.BoundObjective(self._settings.in_phase(phase), self.objective.special)
+
+    def rows(self, split: str, name: str, length: int) -> layouts.Rows:
+        """Returns the rows of a source's split for validation and evaluation."""
+        return self._rows(split, name, length, self.objective)
+
+    def training_rows(self, name: str, phase: Phase) -> layouts.Rows:
+        """Returns the rows of a source's training split in a phase."""
+        return self._rows("train", name, phase.length, self._objective(phase))
+
+    def _open(self, split: str, name: str, length: int, objective: objectives.BoundObjective) -> layouts.Rows:
         """Opens a source's split in rows of `length`."""
         layout, source = self._data.layout, self.sources[name]
         if source.has_inputs_targets:
             packed = self._data.inputs_targets.packed
             assert self._example_rows is not None
             return inputs_targets.InputsTargetsRows(source.splits[split], self._example_rows, length, packed)
-        characters = self._spelling if layout.reads_characters(self._settings.objective) else None
-        request = layouts.RowRequest.of(source, split, length, self.objective, self._seed, characters)
+        characters = self._spelling if layout.reads_characters(objective.settings) else None
+        request = layouts.RowRequest.of(source, split, length, objective, self._seed, characters)
         return layout.open(request)
 
     @functools.cached_property
@@ -162,7 +175,7 @@ class Reader:
 
     def _with_similar_words(self, special: objectives.Special) -> objectives.Special:
         """Returns the special ids with the table of similar words, if the objective reads it."""
-        if not self._settings.objective.similar_share:
+        if not any(objective.similar_share for objective in self._settings.all_objectives):
             return special
         data = self._data
         opened = similar_words.load(data.cache_dir, data.similar_words, self.vocabulary["id"])
@@ -170,18 +183,18 @@ class Reader:
         return dataclasses.replace(special, similar_words=table)
 
     def _open_token_tables(self, name: str) -> tuple[np.ndarray, np.ndarray | None]:
-        """Returns whether each id begins a word, and its number of occurrences in a source if the objective reads it.
+        """Returns whether each id begins a word, and its number of occurrences in a source if an objective reads it.
 
         Both are [vocab_size].
         """
         source, counts = self.sources[name], None
-        if "token_counts" in self.objective.reads:
+        if any("token_counts" in objective.reads for objective in self._settings.all_objectives):
             counts = source.splits["train"].unigram
         return source.word_initial, counts
 
     def _order(self, name: str, phase: Phase) -> layouts.RowOrder:
         """Returns the order of a source's training examples in a phase."""
-        rows = self.rows("train", name, phase.length)
+        rows = self.training_rows(name, phase)
         layout, window, seed = self._data.layout, self._data.window_tokens, self._seed
         if self.sources[name].has_inputs_targets:
             order = layouts.Order(rows, window, seed, name)
@@ -200,20 +213,20 @@ class Reader:
         """Returns example k of the run, of its phase's length."""
         return self._make(*self._draw(k))
 
-    def _draw(self, k: int) -> tuple[str, layouts.Rows, int, np.random.Generator]:
-        """Returns the source of example k, its rows, the number of its row, and its random generator."""
+    def _draw(self, k: int) -> tuple[objectives.BoundObjective, str, layouts.Rows, int, np.random.Generator]:
+        """Returns the objective and the source of example k, its rows, the number of its row, and its generator."""
         segment = self._segments[bisect.bisect_right(self._first_examples, k) - 1]
         name, index = segment.mixture.locate(k - segment.base)
         order, number, seed = segment.orders[name], segment.offsets[name] + index, self._seed
         item, rng = order.item(number), layouts.generator(seed, "train", k)
-        if self.objective.duplicates:
-            draw = order.epoch(number) % self.objective.duplicates
+        if segment.objective.duplicates:
+            draw = order.epoch(number) % segment.objective.duplicates
             rng = layouts.generator(seed, f"static/{name}", item, draw, segment.phase.length)
-        return name, order.rows, item, rng
+        return segment.objective, name, order.rows, item, rng
 
     def origin(self, k: int) -> tuple[str, list[int]]:
         """Returns the source of example k, and the numbers in its training split of the documents in the example."""
-        name, rows, item, rng = self._draw(k)
+        _, name, rows, item, rng = self._draw(k)
         return name, list(rows.documents(item, rng))
 
     def examples_with(self, name: str, document: int, steps: int) -> Iterator[int]:
@@ -246,10 +259,17 @@ class Reader:
         step, row = divmod(k - phase.first_example, phase.batch_size)
         return phase.first_step + step, row
 
-    def _make(self, name: str, rows: layouts.Rows, item: int, rng: np.random.Generator) -> Example:
+    def _make(
+        self,
+        objective: objectives.BoundObjective,
+        name: str,
+        rows: layouts.Rows,
+        item: int,
+        rng: np.random.Generator,
+    ) -> Example:
         if rows.is_finished:
             return rows.example(item, rng)
-        example = noising.make(self.objective, rows, item, rng, *self._token_tables(name))
+        example = noising.make(objective, rows, item, rng, *self._token_tables(name))
         return example if self._example_rows is None else self._example_rows.align(example)
 
     def _phase(self, step: int) -> Phase:
@@ -312,10 +332,11 @@ class Reader:
         """
         # Earlier phases may have read sources that the config no longer has.
         phases = [segment.phase for segment in self._segments if segment.rates.keys() <= self.sources.keys()]
-        length = self._phases[0].length
-        notes = [note for name in self.sources for note in self.rows("train", name, length).notes(name)]
-        if self._settings.objective.whole_words:
-            share, length = max((self._share_left_out(phase), phase.length) for phase in phases)
+        first_phase = self._phases[0]
+        notes = [note for name in self.sources for note in self.training_rows(name, first_phase).notes(name)]
+        of_words = [phase for phase in phases if self._settings.in_phase(phase).whole_words]
+        if of_words:
+            share, length = max((self._share_left_out(phase), phase.length) for phase in of_words)
             if share >= _LEFT_OUT:
                 notes.append(
                     f"{share:.1%} of the tokens in rows of {length} are never masked, because their words have more "
@@ -340,9 +361,9 @@ class Reader:
         """Returns the share of a phase's maskable tokens that are in words too long to be masked."""
         counts = []
         for k in _sample(phase):
-            name, rows, item, rng = self._draw(k)
-            example = noising.read(self.objective, rows, item, rng, *self._token_tables(name))
-            counts.append(self._settings.objective.count_unmaskable(example, self.objective.special))
+            objective, name, rows, item, rng = self._draw(k)
+            example = noising.read(objective, rows, item, rng, *self._token_tables(name))
+            counts.append(objective.settings.count_unmaskable(example, objective.special))
         left_out, tokens = np.sum(counts, axis=0)
         return float(left_out / max(tokens, 1))
 
@@ -354,7 +375,7 @@ class Reader:
                 raise UserError(f"{path} is not the vocabulary that the caches were made with: {_AGAIN}")
 
     def num_rows(self, split: str, name: str | None = None, length: int | None = None) -> dict[str, int]:
-        """Returns the number of rows in one pass over a split, for each source that has it."""
+        """Returns the number of rows that `in_order` reads of a split, for each source that has it."""
         names = [key for key, source in self.sources.items() if split in source.splits and name in (None, key)]
         length = self._phases[-1].length if length is None else length
         return {key: self.rows(split, key, length).num_rows for key in names}
@@ -399,7 +420,7 @@ class Reader:
         for name, count in counts.items():
             if index < count:
                 rng = layouts.generator(self._seed, split, number)
-                return self._make(name, self.rows(split, name, length), index, rng)
+                return self._make(self.objective, name, self.rows(split, name, length), index, rng)
             index -= count
         return {key: np.zeros_like(value) for key, value in self._row(split, length, counts, 0).items()}
 

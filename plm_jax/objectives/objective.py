@@ -1,10 +1,13 @@
 """The interface of objectives."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from plm_jax.common import trees
+from plm_jax.common.errors import UserError
 from plm_jax.common.roles import Role
 from plm_jax.objectives.special import Special
 
@@ -85,6 +88,21 @@ class Objective(Role):
     def loss_settings(self) -> dict[str, Any]:
         """Settings of the loss that are fields of the objective."""
         return {name: getattr(self, name) for name in self.loss_fields}
+
+    def with_fields(self, fields: Mapping[str, Any], where: str) -> Self:
+        """Returns the objective with other values of some fields, named `where` in errors.
+
+        Raises:
+          UserError: a field does not exist, its value is invalid, or it is a field of the loss.
+        """
+        if not fields:
+            return self
+        for name in fields:
+            if name in self.loss_fields:
+                raise UserError(
+                    f"{where}.{name} is a setting of the loss, which is the same in all steps: leave it out"
+                )
+        return trees.parse(type(self), trees.to_dict(self) | dict(fields), where)
 
     def input_length(self, length: int) -> int:
         """Returns the number of tokens that make a row of `length`."""

@@ -107,11 +107,11 @@ def _suggestion(
     Skips remedies with which the step, as `search.estimate_cost` estimates, needs over 1.3 times the memory of a
     device.
     """
-    run_phase, chip = costliest_phase(config.resolve_phases(run)), _chip(devices)
+    run_phase, chip = costliest_phase(run), _chip(devices)
     parameters = _count(run)
 
     def estimate_memory(programs: Programs) -> float:
-        phase, remat = costliest_phase(programs.phases), programs.run.model.remat
+        phase, remat = costliest_phase(programs.run), programs.run.model.remat
         mesh = programs.at(phase).mesh
         return search.estimate_cost(run, run_phase, parameters, chip, mesh.shape, phase.microbatches, remat).memory
 
@@ -137,7 +137,7 @@ def _search(run: config.Run, devices: list[Any], price: float, say: Callable[[st
       `tried` has the settings, memory and estimate of each compiled candidate: first the candidates that fit, fastest
       first, and then the others.
     """
-    phase, chip = costliest_phase(config.resolve_phases(run)), _chip(devices)
+    phase, chip = costliest_phase(run), _chip(devices)
     ranked = search.candidates(run, phase, _count(run), chip, len(devices))
     say(f"{len(ranked):,} combinations of mesh, microbatches and recomputation may fit by a rough estimate")
     reports: list[dict[str, Any]] = []
@@ -173,14 +173,18 @@ def step_inputs(programs: Programs, phase: config.Phase) -> tuple[Any, ...]:
         shape = (phase.batch_size, *row.shape[1:])
         return jax.ShapeDtypeStruct(shape, row.dtype, sharding=meshes.batch_sharding(program.mesh, shape[1:]))
 
-    blank = reader.blank_batch(config.reader_config(programs.run), phase.length)
+    blank = reader.blank_batch(config.reader_config(config.in_phase(programs.run, phase)), phase.length)
     batch = {name: placed(row) for name, row in blank.items()}
     return program.abstract_state, batch, *programs.inputs(0)
 
 
-def costliest_phase(phases: tuple[config.Phase, ...]) -> config.Phase:
-    """Returns the phase with the longest rows, and among these the one with the largest batch."""
-    return max(phases, key=lambda phase: (phase.length, phase.batch_size))
+def costliest_phase(run: config.Run) -> config.Phase:
+    """Returns the phase with the longest rows, then the largest batch, and then the most targets per row."""
+
+    def cost(phase: config.Phase) -> tuple[int, int, int]:
+        return phase.length, phase.batch_size, config.target_length(config.in_phase(run, phase), phase.length)
+
+    return max(config.resolve_phases(run), key=cost)
 
 
 def device_bytes(tree) -> int:
@@ -202,7 +206,7 @@ def remedies(run: config.Run, num_devices: int) -> Iterator[tuple[dict[str, Any]
         change |= {f"mesh.{axis}": size for axis, size in sizes.items() if size != getattr(run.mesh, axis)}
         run = dataclasses.replace(run, mesh=dataclasses.replace(run.mesh, **sizes))
         yield dict(change), run
-    phase = costliest_phase(config.resolve_phases(run))
+    phase = costliest_phase(run)
     rows = phase.batch_size // math.prod(sizes[axis] for axis in meshes.BATCH_AXES)
     counts = [count for count in (phase.microbatches * factor for factor in (1, 2, 4)) if rows % count == 0]
     levels = run.model.remat_levels[run.model.remat_levels.index(run.model.remat) :]
@@ -216,7 +220,7 @@ def remedies(run: config.Run, num_devices: int) -> Iterator[tuple[dict[str, Any]
 
 def _shapes(programs: Programs) -> dict[str, Any]:
     """Reports what follows from shapes and shardings."""
-    phase = costliest_phase(programs.phases)
+    phase = costliest_phase(programs.run)
     program = programs.at(phase)
     state = program.abstract_state
     device_sizes = {"parameters": device_bytes(state.params), "optimizer": device_bytes(state.optimizer)}
@@ -234,7 +238,7 @@ def _shapes(programs: Programs) -> dict[str, Any]:
 
 def _compiled(programs: Programs, say: Callable[[str], None], price: float = 0.0) -> dict[str, Any]:
     """Extends `_shapes` by the results of the compiler and, with a price, by the cost of a token."""
-    report, phase = _shapes(programs), costliest_phase(programs.phases)
+    report, phase = _shapes(programs), costliest_phase(programs.run)
     program = programs.at(phase)
     num_devices = program.mesh.size
     chip = _chip(list(program.mesh.devices.flat))

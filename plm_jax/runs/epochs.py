@@ -27,7 +27,7 @@ def resolve_steps(run: config.Run) -> config.Run:
         reader = Reader(config.reader_config(many))
     epochs_of_many = 0.0
     for phase in config.resolve_phases(many):
-        rows = sum(reader.num_rows("train", length=phase.length).values())
+        rows = sum(reader.training_rows(name, phase).num_rows for name in reader.sources)
         epochs_of_many += (phase.end_step - phase.first_step) * phase.batch_size / rows
     # The quotient of numbers that divide may exceed an integer slightly.
     steps = max(1, math.ceil(run.train.epochs * _MANY / epochs_of_many - 1e-6))

@@ -38,6 +38,7 @@ def num_tokens(run: config.Run, phase: Phase) -> int:
 
 def row_lengths(run: config.Run, phase: Phase) -> tuple[int, int, int]:
     """Returns the numbers of tokens, of target positions, and of decoder tokens (counted among the tokens) of a row."""
+    run = config.in_phase(run, phase)
     targets = config.target_length(run, phase.length)
     decoder_length = targets if run.model.has_decoder else 0
     return run.objective.row_length(phase.length) + decoder_length, targets, decoder_length

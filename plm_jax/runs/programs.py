@@ -60,7 +60,7 @@ class Programs:
         self._meshes = {self._sizes(phase): meshes.build(config.mesh_of(run, phase), devices) for phase in remaining}
         self.first = self.at(remaining[0])
         for phase in remaining:
-            length = run.objective.row_length(phase.length)
+            length = config.in_phase(run, phase).objective.row_length(phase.length)
             _check_divides(run.model, phase, length, self._meshes[self._sizes(phase)])
         num_devices = self.first.mesh.size
         of_phases = [config.mesh_of(run, phase) for phase in config.resolve_phases(run)]

@@ -22,7 +22,7 @@ from plm_jax.training import schedules
 #
 #   free    numbers change only by rounding
 #   recipe  changes what is learned from now on
-#   read    length, batch size and mixture of steps: rejected if they change for steps that are finished
+#   read    length, batch size, mixture and objective of steps: rejected if they change for steps that are finished
 #   cache   texts and vocabulary: rejected if the identities of the caches change (`caches`)
 #   fixed   changes every example or every draw, or the state cannot be restored: rejected
 Meaning = Literal["free", "recipe", "read", "cache", "fixed"]
@@ -293,18 +293,20 @@ def plan_phases(saved: Sequence[config.Phase], phases: Sequence[config.Phase], s
     return tuple(planned)
 
 
-def spans_of_rows(phases: Sequence[config.Phase], step: int) -> list[tuple[int, int, dict[str, float], int]]:
-    """Splits the first `step` steps into spans of steps with the same row length, batch size and mixture.
+def spans_of_rows(
+    phases: Sequence[config.Phase], step: int
+) -> list[tuple[int, int, dict[str, float], dict[str, Any], int]]:
+    """Splits the first `step` steps into spans of steps with the same row length, batch size, mixture and objective.
 
-    Each span is (row length, batch size, mixture, number of steps).
+    Each span is (row length, batch size, mixture, fields of the objective, number of steps).
     """
-    spans: list[tuple[int, int, dict[str, float], int]] = []
+    spans: list[tuple[int, int, dict[str, float], dict[str, Any], int]] = []
     for phase in phases:
         num_steps = min(phase.end_step, step) - phase.first_step
-        rows = phase.length, phase.batch_size, phase.mixture
+        rows = phase.length, phase.batch_size, phase.mixture, phase.objective
         if num_steps <= 0:
             continue
-        if spans and spans[-1][:3] == rows:
-            num_steps += spans.pop()[3]
+        if spans and spans[-1][:-1] == rows:
+            num_steps += spans.pop()[-1]
         spans.append((*rows, num_steps))
     return spans

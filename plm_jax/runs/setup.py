@@ -208,7 +208,8 @@ def _local_rows(mesh: jax.sharding.Mesh, batch_size: int) -> np.ndarray:
 def _check_heads(setup: TrainingSetup) -> None:
     """Raises `UserError` if the loss of a new run does not train one of the model's heads."""
     program, objective = setup.program, setup.run.objective
-    blank = blank_batch(config.reader_config(setup.run), setup.programs.phases[0].length)
+    phase = setup.programs.phases[0]
+    blank = blank_batch(config.reader_config(config.in_phase(setup.run, phase)), phase.length)
     batch = {name: jnp.asarray(array) for name, array in blank.items()}
     for head in untrained_heads(program.loss, program.module(), batch):
         raise UserError(

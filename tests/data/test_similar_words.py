@@ -3,6 +3,7 @@
 import json
 import pathlib
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,8 +35,8 @@ def run(tmp_path, make_run):
         "length": 32,
     }
     run = make_run("x", objective=OBJECTIVE, data=data, train={"batch_size": 8})
-    ids = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
-    run = changed(run, vocabulary=config.VocabularyConfig(f"wordpiece:{tmp_path}/vocab.txt", **ids))
+    spec = f"wordpiece:{tmp_path}/vocab.txt"
+    run = changed(run, vocabulary=config.VocabularyConfig(spec=spec, pad=0, unk=1, cls=2, sep=3, mask=4))
     preparation.prepare(run, show_progress=False)
     return run
 
@@ -145,7 +146,8 @@ class _Lengths:
 
 def test_words_are_tokenized_with_and_without_a_space(tmp_path):
     (tmp_path / "words.txt").write_text("a\tbcd\n")
-    table, num_words, num_lines = similar_words_file.tokenize(str(tmp_path / "words.txt"), _Lengths())
+    vocabulary: Any = _Lengths()
+    table, num_words, num_lines = similar_words_file.tokenize(str(tmp_path / "words.txt"), vocabulary)
     words, rng = SimilarWords(table), np.random.default_rng(0)
     assert (num_words, num_lines) == (2, 1)
     np.testing.assert_array_equal([words.draw(np.array([i]), rng) for i in (1, 102)], [[3], [104]])

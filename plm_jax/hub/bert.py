@@ -21,15 +21,17 @@ def embeddings(prefix: str) -> tuple[Tensor, ...]:
     )
 
 
-def layers(prefix: str) -> tuple[Tensor, ...]:
+def layers(
+    prefix: str, attention_norm: str = "attention.output.LayerNorm", feed_forward_norm: str = "output.LayerNorm"
+) -> tuple[Tensor, ...]:
     """Returns the tensors of the blocks, under the names of BERT, RoBERTa and ELECTRA."""
     layer, blocks = f"{prefix}.encoder.layer.{{layer}}", "stack/blocks"
     return (
         *attention(f"{layer}.attention", f"{blocks}/attention", "self.query", "self.key", "self.value", "output.dense"),
-        *norm(f"{layer}.attention.output.LayerNorm", f"{blocks}/attention_norm"),
+        *norm(f"{layer}.{attention_norm}", f"{blocks}/attention_norm"),
         *dense(f"{layer}.intermediate.dense", f"{blocks}/feed_forward/up"),
         *dense(f"{layer}.output.dense", f"{blocks}/feed_forward/down"),
-        *norm(f"{layer}.output.LayerNorm", f"{blocks}/feed_forward_norm"),
+        *norm(f"{layer}.{feed_forward_norm}", f"{blocks}/feed_forward_norm"),
     )
 
 

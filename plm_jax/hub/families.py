@@ -24,7 +24,8 @@ from plm_jax.hub.llama import LlamaFamily
 from plm_jax.hub.mt5 import Mt5Family
 from plm_jax.hub.roberta import RobertaFamily
 from plm_jax.hub.t5 import T5Family
-from plm_jax.hub.xlm_roberta import CamembertFamily, XlmRobertaFamily
+from plm_jax.hub.xlm import XlmFamily
+from plm_jax.hub.xlm_roberta import CamembertFamily, XlmRobertaFamily, XlmRobertaXlFamily
 from plm_jax.models.protocol import ModelConfig
 
 CONFIG = "config.json"
@@ -33,7 +34,7 @@ Transformer = models.DecoderConfig | models.EncoderConfig | models.EncoderDecode
 PUBLISHED = (
     *(Gpt2Family, BertFamily, T5Family, Mt5Family, BartFamily, RobertaFamily, ElectraFamily, AlbertFamily),
     *(DistilBertFamily, Gpt1Family, LlamaFamily, GlmFamily, ChatGlmFamily),
-    *(GlmOriginalFamily, ChatGlm6BFamily, XlmRobertaFamily, CamembertFamily),
+    *(GlmOriginalFamily, ChatGlm6BFamily, XlmRobertaFamily, CamembertFamily, XlmFamily, XlmRobertaXlFamily),
 )
 # Settings of training and computation. A Hugging Face directory lacks them or contains only some of them.
 NOT_STORED = ("dropout.", "initializer.", "attention.position.init_std", "scan_layers", "remat", "attention_kernel")
@@ -147,13 +148,13 @@ def with_heads(
     if not isinstance(model, models.EncoderConfig):
         is_left_out = not tied and model.heads and name_in(family, "head") not in names
         return replace(model, head=models.NoHead() if is_left_out else vocabulary)
-    has_head, pooler, classifier, discriminator = (
-        name_in(family, f"{part}/kernel") in names
-        for part in ("head_transform", "pooler", "classifier", "discriminator")
+    pooler, classifier, discriminator = (
+        name_in(family, f"{part}/kernel") in names for part in ("pooler", "classifier", "discriminator")
     )
+    head_part = name_in(family, "head_transform/kernel") or name_in(family, "head_bias")
     return replace(
         model,
-        head=vocabulary if has_head else models.NoHead(),
+        head=vocabulary if head_part in names else models.NoHead(),
         pooler=models.Pooler(2 if classifier else 0) if pooler else models.NoHead(),
         discriminator=model.discriminator if discriminator else models.NoHead(),
     )

@@ -110,6 +110,8 @@ class Family(Role):
       prefix: first part of tensor names, such as `bert.`, which files of models without a head leave out.
       buffers: regular expression that matches the names, without the prefix, of tensors that are not weights.
       vocabulary_files: vocabulary file names for each scheme of `vocabularies.load`, such as `wordpiece`.
+      unsupported_vocabulary: vocabulary files of a tokenizer that this package does not have. A directory that has no
+        other files of a vocabulary is loaded without one, with a warning.
       tokenizer_class: name of the class of the tokenizer in `transformers`; empty if it is not written.
       start: special id at the beginning of a decoder's input, in an encoder-decoder.
       copies: names under which a file may repeat another tensor → that tensor's name.
@@ -129,6 +131,7 @@ class Family(Role):
     prefix: ClassVar[str] = ""
     buffers: ClassVar[str] = "(?!)"  # Matches nothing.
     vocabulary_files: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    unsupported_vocabulary: ClassVar[tuple[str, ...]] = ()
     tokenizer_class: ClassVar[str] = ""
     start: ClassVar[str | None] = None
     copies: ClassVar[Mapping[str, str]] = {}

@@ -82,6 +82,13 @@ def _read_vocabulary(directory: str, family: Family, config: Mapping[str, Any]) 
             special_ids = vocabulary_files.read_special_ids(directory, family, vocabulary, tokenizer) | special_ids
         if (limit := vocabulary_files.read_max_length(directory, tokenizer)) is not None:
             special_ids["max_length"] = limit
+    elif any(storage.exists(os.path.join(directory, name)) for name in family.unsupported_vocabulary):
+        names = ", ".join(family.unsupported_vocabulary)
+        warnings.warn(
+            f"{directory}: the tokenizer of {family.name} ({names}) is not supported: pass token ids, or add a "
+            "tokenizer.json",
+            stacklevel=5,
+        )
     return vocabulary, special_ids
 
 

@@ -3,8 +3,8 @@
 The layers are those of BERT. Positions skip padding and start at the row after the id of the padding token.
 """
 
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 from typing_extensions import override
 
@@ -18,14 +18,20 @@ from plm_jax.hub.fields import Entry, activation, changed, check, check_size
 LENGTH = 512
 
 
+@dataclass(frozen=True)
 class PositionsAfterPadding(Entry):
-    """Number of rows of the position table. The rows up to the id of the padding token are unused."""
+    """Number of rows of the position table. The rows up to the id of the padding token are unused.
 
-    name = "max_position_embeddings"
+    Attributes:
+      default: number of rows that `transformers` assumes if the field is absent.
+    """
+
+    name: ClassVar[str] = "max_position_embeddings"
+    default: int = LENGTH
 
     @override
     def values(self, config):
-        rows, pad = config.get(self.name, LENGTH), config.get("pad_token_id", 1)
+        rows, pad = config.get(self.name, self.default), config.get("pad_token_id", 1)
         check_size(self.name, rows)
         check("pad_token_id", pad, type(pad) is int and 0 <= pad < rows - 1, f"an id from 0 to {rows - 2}")
         return {self.name: rows, "pad_token_id": pad}
@@ -51,6 +57,15 @@ def special_ids(files: list[bytes]) -> dict[str, Any]:
     return {"mask_token_id": ids["<mask>"]} if "<mask>" in ids else {}
 
 
+# Tensors after the stack.
+HEADS = (
+    *dense("roberta.pooler.dense", "pooler"),
+    *dense("lm_head.dense", "head_transform"),
+    *norm("lm_head.layer_norm", "head_norm"),
+    *unembedding("lm_head"),
+)
+
+
 class RobertaFamily(Family):
     """RoBERTa. The head uses the exact GELU, whatever the activation of the layers."""
 
@@ -65,14 +80,7 @@ class RobertaFamily(Family):
         bert.BertFamily.fields, activation("hidden_act", "gelu"), PositionsAfterPadding(), vocab_size=50265
     )
     prefix = "roberta."
-    tensors = (
-        *bert.embeddings("roberta"),
-        *bert.layers("roberta"),
-        *dense("roberta.pooler.dense", "pooler"),
-        *dense("lm_head.dense", "head_transform"),
-        *norm("lm_head.layer_norm", "head_norm"),
-        *unembedding("lm_head"),
-    )
+    tensors = (*bert.embeddings("roberta"), *bert.layers("roberta"), *HEADS)
     buffers = bert.BUFFERS
     copies = {"lm_head.decoder.bias": "lm_head.bias"}
     vocabulary_files = {"bpe": ("vocab.json", "merges.txt")}

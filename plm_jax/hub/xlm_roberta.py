@@ -1,10 +1,16 @@
-"""XLM-R (Conneau et al. 2020) and CamemBERT (Martin et al. 2020) in Hugging Face's format.
+"""XLM-R (Conneau et al. 2020, Goyal et al. 2021) and CamemBERT (Martin et al. 2020) in Hugging Face's format.
 
-Both are RoBERTa with another vocabulary: SentencePiece in `tokenizer.json`, whose ids differ from those in the files of
-SentencePiece by the special tokens at the beginning.
+They are RoBERTa with another vocabulary: SentencePiece in `tokenizer.json`, whose ids differ from those in the files of
+SentencePiece by the special tokens at the beginning. XL and XXL have norms before the sub-layers and after the last
+layer, and none after the embeddings.
 """
 
-from plm_jax.hub.roberta import RobertaFamily
+from dataclasses import replace
+
+from plm_jax.hub import bert
+from plm_jax.hub.family import norm
+from plm_jax.hub.fields import changed
+from plm_jax.hub.roberta import HEADS, RobertaFamily
 
 
 class XlmRobertaFamily(RobertaFamily):
@@ -15,6 +21,35 @@ class XlmRobertaFamily(RobertaFamily):
     vocabulary_files = {}
     tokenizer_class = "XLMRobertaTokenizer"
     task_class = "XLMRoberta"
+
+
+class XlmRobertaXlFamily(XlmRobertaFamily):
+    """XLM-R, XL and XXL."""
+
+    kind = "xlm-roberta-xl"
+    name = "XLM-R XL"
+    base = replace(
+        RobertaFamily.base,
+        embedding=replace(RobertaFamily.base.embedding, norm=False),
+        norm=replace(RobertaFamily.base.norm, placement="pre"),
+    )
+    fields = changed(
+        RobertaFamily.fields,
+        vocab_size=250880,
+        hidden_size=2560,
+        num_hidden_layers=36,
+        num_attention_heads=32,
+        intermediate_size=10240,
+        max_position_embeddings=514,
+        layer_norm_eps=1e-5,
+    )
+    tensors = (
+        *bert.embeddings("roberta"),
+        *bert.layers("roberta", "attention.self_attn_layer_norm", "LayerNorm"),
+        *norm("roberta.encoder.LayerNorm", "stack/final_norm"),
+        *HEADS,
+    )
+    task_class = "XLMRobertaXL"
 
 
 class CamembertFamily(RobertaFamily):

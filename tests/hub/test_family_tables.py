@@ -24,6 +24,8 @@ SMALL = [
     ("albert", ENCODER | {"embedding_size": 4}),
     ("albert", ENCODER | {"embedding_size": 4} | GROUPS),
     ("distilbert", {"dim": 6, "n_heads": 2, "n_layers": 3, "hidden_dim": 5}),
+    ("xlm", {"emb_dim": 6, "n_heads": 2, "n_layers": 3, "n_langs": 2}),
+    ("xlm-roberta-xl", ENCODER),
     ("electra", ENCODER | {"embedding_size": 4}),
     ("electra", ENCODER | {"embedding_size": 6}),
     ("t5", T5),
@@ -34,7 +36,7 @@ SMALL = [
 
 def heads(name, model):
     """Returns the model with every head that its file may have in addition to those of its config."""
-    if name == "roberta":
+    if name in ("roberta", "xlm-roberta-xl"):
         return [replace(model, pooler=models.Pooler(0))]  # The family has no classifier of pairs.
     if name == "bart":
         return [replace(model, head=replace(model.head, bias=bias)) for bias in (False, True)]
@@ -85,6 +87,14 @@ HEAD = models.VocabularyHead
         ("albert", {"num_hidden_groups": 12}, {"stack": models.StackConfig(12)}),
         ("albert", {"embedding_size": 4096}, {"embedding.embedding_size": 4096}),
         ("distilbert", {"n_heads": 6}, {"embedding.token_types": 0, "attention.head_dim": 128}),
+        ("xlm", {}, {"embedding.token_types": 0, "feed_forward.width": 8192, "head.transform": None}),
+        ("xlm", {"n_words": 7, "n_langs": 15}, {"embedding.vocab_size": 7, "embedding.token_types": 15}),
+        ("xlm", {"n_langs": 15, "use_lang_emb": False}, {"embedding.token_types": 0}),
+        (
+            "xlm-roberta-xl",
+            {},
+            {"attention.position": models.LearnedPositions(512, offset=2, skips_padding=True), "embedding.norm": False},
+        ),
         (
             "electra",
             {"hidden_act": "relu"},
@@ -165,6 +175,9 @@ FIELDS = [
     ("albert", {"attention_probs_dropout_prob": 0.2, "num_attention_heads": 32, "max_position_embeddings": 9}),
     ("distilbert", {"dim": 24, "n_heads": 8, "n_layers": 5, "hidden_dim": 7, "activation": "silu"}),
     ("distilbert", {"dropout": 0.2, "attention_dropout": 0.3, "max_position_embeddings": 9}),
+    ("xlm", {"vocab_size": 11, "emb_dim": 24, "n_heads": 8, "n_langs": 3, "gelu_activation": False}),
+    ("xlm", {"dropout": 0.2, "attention_dropout": 0.3, "max_position_embeddings": 9, "embed_init_std": 0.5}),
+    ("xlm-roberta-xl", {"pad_token_id": 5, "max_position_embeddings": 9, "num_hidden_layers": 48}),
     ("electra", {"embedding_size": 7, "hidden_act": "relu", "type_vocab_size": 3, "layer_norm_eps": 0.1}),
     ("electra", {"embedding_size": 256, "hidden_dropout_prob": 0.2, "tie_word_embeddings": False}),
     *(

@@ -36,6 +36,11 @@ GLM = {"hidden_size": 12, "num_layers": 2, "num_attention_heads": 3}
         ("albert", {"hidden_size": 100}, "num_attention_heads 64 does not divide hidden_size 100"),
         ("distilbert", {"dim": "768"}, "dim is '768'"),
         ("distilbert", {"activation": "gelo"}, "did you mean 'gelu'"),
+        ("xlm", {"causal": True}, "causal is True: must be false"),
+        ("xlm", {"asm": True}, "asm is True: must be false"),
+        ("xlm", {"sinusoidal_embeddings": True}, "sinusoidal_embeddings is True: must be false"),
+        ("xlm", {"n_langs": 0}, "n_langs is 0: must be a positive integer"),
+        ("xlm", {"n_heads": 5}, "n_heads 5 does not divide emb_dim 2048"),
         ("t5", {"architectures": ["T5EncoderModel"]}, "T5EncoderModel has no decoder"),
         ("t5", {"num_decoder_layers": 0}, "num_decoder_layers is 0"),
         ("t5", {"feed_forward_proj": "gated-gelo"}, "did you mean 'gated-gelu'"),
@@ -84,6 +89,8 @@ CHATGLM_ATTENTION = {"position": models.Rotary(fraction=0.5, scaling=models.Rota
         ("albert", "embedding", {"norm": False}, "ALBERT.*embedding.norm = True"),
         ("albert", "stack", {"groups": 12}, "stack.groups = None"),
         ("distilbert", "attention", {"bias": False}, "DistilBERT.*attention.bias = True"),
+        ("xlm", "embedding", {"token_types": 1}, r"XLM.*embedding\.token_types = 0"),
+        ("xlm", "feed_forward", {"width": 7}, "feed_forward.width = 8192"),
         ("electra", "discriminator", {"activation": "tanh"}, r"ELECTRA.*discriminator\.activation = gelu_exact"),
         ("t5", "attention", {"score_scale": None}, "T5.*attention.score_scale = 1.0"),
         ("t5", "attention", {"position": models.NoPositions()}, "position.kind = relative_bias"),
@@ -104,7 +111,7 @@ def test_unsupported_settings_are_rejected_before_writing(family, section, chang
         model = replace(model, head=models.NoHead())
     model = replace(model, **{section: replace(getattr(model, section), **changes)})
     with pytest.raises(UserError, match=message):
-        huggingface.write(tmp_path / "out", Pretrained(model, {}))
+        huggingface.write(tmp_path / "out", Pretrained(model, {}, family=family))
     assert not (tmp_path / "out").exists()
 
 

@@ -30,6 +30,7 @@ RATES = [
     ("albert", 0.3, {"classes": ("classifier_dropout_prob", 0.1), "span": (None, 0.0)}),
     ("electra", 0.3, {"classes": ("classifier_dropout", 0.1), "choice": ("summary_last_dropout", 0.1)}),
     ("distilbert", 0.3, {"choice": ("seq_classif_dropout", 0.2), "span": ("qa_dropout", 0.1), "tags": (None, 0.1)}),
+    ("xlm", 0.3, {"classes": ("summary_first_dropout", 0.1), "tags": (None, 0.1)}),
     ("bart", 0.3, {"classes": ("classifier_dropout", 0.0), "span": (None, 0.0)}),
     ("gpt2", 0.3, {"classes": (None, 0.0)}),
 ]
@@ -54,6 +55,7 @@ CASES = [
     *(Case("Bert", "score"), Case("GPT2", "score", "left")),
     *(Case("Bart", kind) for kind in ("classes", "labels", "score", "span")),
     *(Case("Bert", "labels"), Case("GPT2", "labels")),
+    *(Case("XLM", "classes"), Case("XLM", "tags"), Case("XLMRobertaXL", "classes")),
 ]
 
 
@@ -72,7 +74,7 @@ def make_model(case, reference, **fields):
 def inputs_of(case, model):
     """Returns inputs by name. The padding id does not occur in texts, and each text of BART has one end token."""
     rng, mask = np.random.default_rng(0), LEFT if case.side == "left" else RIGHT
-    low, high = (3, VOCAB) if case.family == "Roberta" else (3, PAD)
+    low, high = (3, VOCAB) if "Roberta" in case.family else (3, PAD)
     if case.kind == "choice":
         mask = np.stack([mask, mask[::-1]], 1)
     pad = model.config.pad_token_id or 0
@@ -80,7 +82,7 @@ def inputs_of(case, model):
     if case.family == "Bart":
         tokens[np.arange(3), mask.sum(1) - 1] = EOS
     inputs = {"tokens": tokens, "mask": mask}
-    if getattr(model.config, "type_vocab_size", 0) > 1 and case.family != "Roberta":
+    if getattr(model.config, "type_vocab_size", 0) > 1 and "Roberta" not in case.family:
         inputs["token_types"] = rng.integers(0, 2, mask.shape) * mask
     return inputs
 

@@ -47,6 +47,8 @@ FAMILIES = {
     "roberta": (BERT | {"type_vocab_size": 1}, FRAMED),
     "xlm-roberta": (BERT | {"type_vocab_size": 1}, FRAMED),
     "camembert": (BERT | {"type_vocab_size": 1}, FRAMED),
+    "xlm-roberta-xl": (BERT | {"type_vocab_size": 1}, FRAMED),
+    "xlm": ({"emb_dim": 8, "n_layers": 1, "n_heads": 2}, ENCODER),
     "bart": (BART, FRAMED),
     "t5": (T5, ("pad", "eos")),
     "mt5": (T5, ("pad", "eos")),
@@ -58,7 +60,7 @@ FAMILIES = {
     "glm_original": ({"hidden_size": 8, "num_layers": 1, "num_attention_heads": 2}, BLANKS),
     "chatglm_6b": (CHATGLM | {"inner_hidden_size": 8}, ("mask", "sop", "eop", "gmask")),
 }
-ROBERTAS = ("roberta", "xlm-roberta", "camembert")
+ROBERTAS = ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert")
 IDS = {
     name: i
     for i, name in enumerate(("pad", "unk", "bos", "eos", *("cls", "sep", "mask", "sop", "eop", "gmask", "smask")))

@@ -51,12 +51,15 @@ SIZES = {
         "eos_token_id": 2,
     },
 }
-SIZES["roberta"] = SIZES["xlm-roberta"] = SIZES["camembert"] = SIZES["bert"]
+ROBERTAS = ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert")
+SIZES |= dict.fromkeys(ROBERTAS, SIZES["bert"])
 SIZES["albert"] = SIZES["electra"] = SIZES["bert"] | {"embedding_size": 7}
 SIZES["mt5"] = SIZES["t5"]
 SIZES["gpt2"] = SIZES["openai-gpt"]
 SIZES["llama"] = {name: size for name, size in SIZES["bert"].items() if name != "max_position_embeddings"}
 SIZES["llama"] |= {"bos_token_id": 1, "eos_token_id": 2}
+SIZES["xlm"] = {"vocab_size": 37, "emb_dim": 12, "n_layers": 2, "n_heads": 3, "max_position_embeddings": 12}
+SIZES["xlm"] |= {"embed_init_std": 0.3, "init_std": 0.3}
 SIZES["glm"] = SIZES["llama"] | {"head_dim": 8, "num_key_value_heads": 1, "pad_token_id": 0}
 
 
@@ -97,17 +100,15 @@ def run(model, seed=0):
         inputs["decoder_mask"] = decoder_mask
     elif hasattr(sizes, "type_vocab_size"):
         inputs["token_types"] = rng.integers(0, sizes.type_vocab_size, MASK.shape)
-    if sizes.model_type in (
-        "roberta",
-        "xlm-roberta",
-        "camembert",
-    ):  # Treats every token with the padding's id as padding.
+    elif sizes.model_type == "xlm" and sizes.use_lang_emb and sizes.n_langs > 1:
+        inputs["token_types"] = rng.integers(0, sizes.n_langs, MASK.shape)
+    if sizes.model_type in ROBERTAS:  # Treats every token with the padding's id as padding.
         real_tokens = (sizes.pad_token_id + 1 + inputs["tokens"] % (sizes.vocab_size - 1)) % sizes.vocab_size
         inputs["tokens"] = np.where(MASK == 1, real_tokens, sizes.pad_token_id)
     names = {
         "tokens": "input_ids",
         "mask": "attention_mask",
-        "token_types": "token_type_ids",
+        "token_types": "langs" if sizes.model_type == "xlm" else "token_type_ids",
         "decoder_tokens": "decoder_input_ids",
         "decoder_mask": "decoder_attention_mask",
     }

@@ -44,6 +44,7 @@ def check(run: Run) -> None:
             _positions(variant, phase.length)
             _same_arrays(run, variant, phase.length)
         _carry(run, phase)
+        _token_types(run, phase)
     if _replaces_words(run, phases) and not run.data.similar_words:
         raise UserError(
             "config.objective.similar_share replaces words by those of a text file: set config.data.similar_words"
@@ -163,6 +164,27 @@ def _pairs(run: Run) -> None:
         raise UserError(
             f"{layout.plural} need a model that distinguishes their texts: set config.model.embedding.token_types to 2"
         )
+
+
+def _token_types(run: Run, phase: Phase) -> None:
+    """Rejects token types of sources that the model lacks or that do not apply, and sources without one."""
+    types, layout = run.data.token_types, run.data.layout
+    if not types:
+        return
+    if layout.num_texts > 1 or layout.form(run.objective) not in ("text", "row"):
+        raise UserError(
+            f"rows of config.data.layout '{layout.kind}' have no token type of their source: leave out "
+            "config.data.token_types"
+        )
+    for name, token_type in types.items():
+        if token_type >= run.model.token_types:
+            raise UserError(
+                f"config.data.token_types.{name} is {token_type}, but the model has {run.model.token_types} token "
+                "types: raise config.model.embedding.token_types"
+            )
+    named = {text for name, source in _read(run, phase).items() for text in source.texts or (name,)}
+    for name in sorted(named - types.keys()):
+        raise UserError(f"config.data.token_types does not name '{name}', which a phase reads: add it")
 
 
 def _labeled(run: Run) -> None:

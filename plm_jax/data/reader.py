@@ -28,7 +28,7 @@ from plm_jax.common.phases import Phase
 from plm_jax.common.special_ids import NAMES, SpecialIds
 from plm_jax.data import cache, layouts, mixtures
 from plm_jax.data.cache import similar_words
-from plm_jax.data.config import ReaderConfig
+from plm_jax.data.config import DataConfig, ReaderConfig
 from plm_jax.data.layouts import inputs_targets, noising
 from plm_jax.data.sources.source import InputsTargetsSource
 from plm_jax.data.vocabularies import words
@@ -165,8 +165,11 @@ class Reader:
             assert self._example_rows is not None
             return inputs_targets.InputsTargetsRows(source.splits[split], self._example_rows, length, packed)
         characters = self._spelling if layout.reads_characters(objective.settings) else None
-        request = layouts.RowRequest.of(source, split, length, objective, self._seed, characters)
-        return layout.open(request)
+        types = self._data.token_types
+        request = layouts.RowRequest.of(source, split, length, objective, self._seed, characters, types)
+        rows = layout.open(request)
+        rows.constants = _constants(self._data, name, length)
+        return rows
 
     @functools.cached_property
     def _spelling(self) -> np.ndarray:
@@ -461,6 +464,11 @@ def _check_vocabulary(settings: ReaderConfig, sources: Mapping[str, cache.Cached
     return vocabulary
 
 
+def _constants(data: DataConfig, name: str, length: int) -> Example:
+    """Returns the arrays that all rows of a source have, unless its layout makes other ones."""
+    return {"token_types": np.full(length, data.token_types.get(name, 0), np.int32)} if data.token_types else {}
+
+
 def _check_segmenters(segmenters: Mapping[str, str], sources: Mapping[str, cache.CachedSource]) -> None:
     """Rejects caches made with another segmenter than the config's."""
     for name, source in sources.items():
@@ -506,7 +514,8 @@ def blank_batch(settings: ReaderConfig, length: int) -> Example:
     if (rows := settings.example_rows(special)) is not None:
         return _batch([rows.row([((), ())], length)])
     objective = objectives.BoundObjective(settings.objective, special)
-    return _batch([noising.blank(settings.data.layout, length, objective, settings.max_characters)])
+    constants = _constants(settings.data, "", length)
+    return _batch([noising.blank(settings.data.layout, length, objective, settings.max_characters, constants)])
 
 
 def crcs(batch: Example) -> np.ndarray:

@@ -68,6 +68,7 @@ FIELDS: dict[str, Meaning] = {
     "data.similar_words": "cache",
     "data.sources": "cache",
     "data.threads": "free",
+    "data.token_types": "fixed",
     "data.validation_fraction": "cache",
     "data.window_tokens": "fixed",
     "vocabulary": "cache",

@@ -1,7 +1,7 @@
 """The role `Layout`: a section of the config that decides the tokens of each row."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -33,6 +33,7 @@ class RowRequest:
       seed: seed of the rows that are drawn when a split is opened.
       characters: characters of each word [vocab_size, C], for layouts that read them.
       texts: names of the texts of a record, for a source of records.
+      token_types: token types by the names of sources and texts; empty if the layout decides them.
     """
 
     split: cache.DocumentTable
@@ -44,6 +45,7 @@ class RowRequest:
     seed: int = 0
     characters: np.ndarray | None = None
     texts: tuple[str, ...] = ()
+    token_types: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -54,10 +56,11 @@ class RowRequest:
         objective: objectives.BoundObjective,
         seed: int = 0,
         characters: np.ndarray | None = None,
+        token_types: Mapping[str, int] | None = None,
     ) -> Self:
         """Returns the request for a split of a cached source."""
         split, identity, folder = source.splits[name], source.identity, source.folder
-        return cls(split, name, identity, folder, length, objective, seed, characters, source.texts)
+        return cls(split, name, identity, folder, length, objective, seed, characters, source.texts, token_types or {})
 
 
 class Layout(Role):

@@ -1,5 +1,8 @@
 """Rows with the noise and targets of an objective, for the reader and for seqio preprocessors."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import numpy as np
 
 from plm_jax import objectives
@@ -35,7 +38,7 @@ def read(
         store the starts of words.
       token_counts: [vocab_size], number of occurrences of each token; needed by smoothed masking.
     """
-    example = rows.example(item, rng)
+    example = {**rows.constants, **rows.example(item, rng)}
     if "word_starts" in objective.reads and "word_starts" not in example:
         assert word_initial is not None, "objectives that mask whole words need word_initial"
         (example["word_starts"],) = word_initial[example["tokens"]].nonzero()
@@ -45,11 +48,19 @@ def read(
     return example
 
 
-def blank(layout: Layout, length: int, objective: objectives.BoundObjective, num_characters: int = 0) -> Example:
+def blank(
+    layout: Layout,
+    length: int,
+    objective: objectives.BoundObjective,
+    num_characters: int = 0,
+    constants: Mapping[str, np.ndarray] = MappingProxyType({}),
+) -> Example:
     """Returns an example without text that has the keys, shapes and types of examples from `make`.
 
-    The arguments are those of `Layout.blank`.
+    Args:
+      layout, length, objective, num_characters: as for `Layout.blank`.
+      constants: arrays that all rows have, as in `Rows`.
     """
-    row = layout.blank(length, objective, num_characters)
+    row = {**constants, **layout.blank(length, objective, num_characters)}
     row |= {name: np.zeros(len(row["tokens"]) if name == "token_counts" else 1, np.int64) for name in objective.reads}
     return objective(row, np.random.default_rng(0))

@@ -1,7 +1,8 @@
 """Rows of an opened split: the interface between layouts and the reader."""
 
 import abc
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import ClassVar
 
 import numpy as np
@@ -24,12 +25,14 @@ class Rows(abc.ABC):
       pass_tokens: number of tokens by which the rows of a pass advance in total.
       examples_a_row: mean number of examples per row, for a source with inputs and targets.
       is_finished: whether a model reads these rows unchanged, without an objective.
+      constants: arrays that all rows have, unless `example` returns others of their names; set by the reader.
     """
 
     num_rows: int
     pass_tokens: int
     examples_a_row: float = 1.0
     is_finished: ClassVar[bool] = False
+    constants: Mapping[str, np.ndarray] = MappingProxyType({})
 
     @abc.abstractmethod
     def windows(self, window_tokens: int) -> list[np.ndarray]:

@@ -103,8 +103,8 @@ def expanded_rates(rates: Mapping[str, float], names: Iterable[str], parts: Mapp
 def expanded(data: DataConfig, parts: Mapping[str, Parts]) -> DataConfig:
     """Returns the config with a source for each task of a mixture, in place of the mixture.
 
-    The tasks divide the rate of the mixture in proportion to their rates, and use its segmenter. Other sources are
-    unchanged.
+    The tasks divide the rate of the mixture in proportion to their rates, and use its segmenter and token type. Other
+    sources are unchanged.
 
     Args:
       parts: parts of each source that is a mixture.
@@ -122,9 +122,12 @@ def expanded(data: DataConfig, parts: Mapping[str, Parts]) -> DataConfig:
                 raise UserError(f"two of config.data.sources would be '{new}', as tasks of mixtures: rename '{name}'")
         sources |= tasks or {name: source}
     sources = dict(sorted(sources.items()))  # A saved config is sorted too, and the order of sources decides example k.
-    segmenters = {part: segmenter for name, segmenter in data.segmenters.items() for part in parts.get(name, (name,))}
+    segmenters, token_types = (
+        {part: value for name, value in settings.items() for part in parts.get(name, (name,))}
+        for settings in (data.segmenters, data.token_types)
+    )
     mixture = expanded_rates(data.mixture, data.sources, parts)
-    return dataclasses.replace(data, sources=sources, mixture=mixture, segmenters=segmenters)
+    return dataclasses.replace(data, sources=sources, mixture=mixture, segmenters=segmenters, token_types=token_types)
 
 
 def _task_source(source: Any, task: str) -> Source:

@@ -113,6 +113,7 @@ class Family(Role):
       unsupported_vocabulary: vocabulary files of a tokenizer that this package does not have. A directory that has no
         other files of a vocabulary is loaded without one, with a warning.
       tokenizer_class: name of the class of the tokenizer in `transformers`; empty if it is not written.
+      token_types_are_of_texts: whether token types distinguish the texts of a pair, so that tokenizers return them.
       start: special id at the beginning of a decoder's input, in an encoder-decoder.
       copies: names under which a file may repeat another tensor → that tensor's name.
       old_endings: endings of names in old files → current endings.
@@ -133,6 +134,7 @@ class Family(Role):
     vocabulary_files: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     unsupported_vocabulary: ClassVar[tuple[str, ...]] = ()
     tokenizer_class: ClassVar[str] = ""
+    token_types_are_of_texts: ClassVar[bool] = True
     start: ClassVar[str | None] = None
     copies: ClassVar[Mapping[str, str]] = {}
     old_endings: ClassVar[Mapping[str, str]] = {}

@@ -95,6 +95,7 @@ class XlmFamily(Family):
     )
     buffers = "position_ids"
     unsupported_vocabulary = ("vocab.json", "merges.txt")  # Moses, or a segmenter of the language, and BPE with `</w>`.
+    token_types_are_of_texts = False
     ids = {
         "bos_token_id": "bos_index",
         "eos_token_id": "eos_index",

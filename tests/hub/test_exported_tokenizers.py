@@ -92,6 +92,7 @@ def template(tokenizer, *texts):
     [
         ("bert", "cls A sep", "cls A sep B sep", True),
         ("distilbert", "cls A sep", "cls A sep B sep", False),
+        ("xlm", "cls A sep", "cls A sep B sep", False),
         ("roberta", "bos A eos", "bos A eos eos B eos", False),
         ("bart", "bos A eos", "bos A eos eos B eos", False),
         ("t5", "A eos", "A eos B eos", False),
@@ -116,7 +117,7 @@ def test_texts_are_framed_as_in_training(family, single, pair, types, vocabulary
     assert kinds == ([0] * (len(got) - second) + [1] * second if types else [0] * len(got))
     if family != "glm_original":  # Its prompts always have a blank, and those of ChatGLM-6B have one at the end.
         lm = plm_jax.load(tmp_path)
-        if family not in ("bert", "distilbert", "roberta"):
+        if family not in ("bert", "distilbert", "roberta", "xlm"):
             end = [lm.special_ids["gmask_token_id"]] if family == "chatglm_6b" else []
             assert lm.strategy.encode(texts["A"]) == ids(single) + end
 

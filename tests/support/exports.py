@@ -48,7 +48,7 @@ FAMILIES = {
     "xlm-roberta": (BERT | {"type_vocab_size": 1}, FRAMED),
     "camembert": (BERT | {"type_vocab_size": 1}, FRAMED),
     "xlm-roberta-xl": (BERT | {"type_vocab_size": 1}, FRAMED),
-    "xlm": ({"emb_dim": 8, "n_layers": 1, "n_heads": 2}, ENCODER),
+    "xlm": ({"emb_dim": 8, "n_layers": 1, "n_heads": 2, "n_langs": 3}, ENCODER),
     "bart": (BART, FRAMED),
     "t5": (T5, ("pad", "eos")),
     "mt5": (T5, ("pad", "eos")),

@@ -37,6 +37,7 @@ from plm_jax.data.layouts import (
     Segments,
     SentencePairs,
     Streams,
+    Translations,
 )
 from plm_jax.data.sources.files import FileSource, TableInputsTargets, TableSource, TextFiles, TextTable
 from plm_jax.data.sources.labeled import (
@@ -146,6 +147,7 @@ __all__ = [
     "Tfds",
     "TokenFiles",
     "TrainConfig",
+    "Translations",
     "VocabularyConfig",
     "WsdSchedule",
     "brief",

@@ -466,7 +466,12 @@ def _check_vocabulary(settings: ReaderConfig, sources: Mapping[str, cache.Cached
 
 def _constants(data: DataConfig, name: str, length: int) -> Example:
     """Returns the arrays that all rows of a source have, unless its layout makes other ones."""
-    return {"token_types": np.full(length, data.token_types.get(name, 0), np.int32)} if data.token_types else {}
+    constants = {}
+    if data.token_types:
+        constants["token_types"] = np.full(length, data.token_types.get(name, 0), np.int32)
+    if data.layout.has_positions:
+        constants["positions"] = np.arange(length, dtype=np.int32)
+    return constants
 
 
 def _check_segmenters(segmenters: Mapping[str, str], sources: Mapping[str, cache.CachedSource]) -> None:

@@ -25,6 +25,7 @@ from plm_jax.objectives.span_masked_lm import SpanMaskedLM
 from plm_jax.objectives.special import Special
 from plm_jax.objectives.tagging import Tagging
 from plm_jax.objectives.token_corruption import Deshuffling, DropTokens, MaskTokens, ReplaceSpans
+from plm_jax.objectives.translation_lm import TranslationLM
 from plm_jax.objectives.ul2 import UL2, Denoiser
 
 __all__ = [
@@ -59,6 +60,7 @@ __all__ = [
     "SpanMaskedLM",
     "Special",
     "Tagging",
+    "TranslationLM",
     "get",
     "truncate_longest",
 ]

@@ -25,6 +25,7 @@ from plm_jax.data.layouts.segments import Segments
 from plm_jax.data.layouts.sentence_pairs import SentencePairs
 from plm_jax.data.layouts.stream import Stream
 from plm_jax.data.layouts.streams import Streams
+from plm_jax.data.layouts.translations import Translations
 
 __all__ = [
     "Blocks",
@@ -42,6 +43,7 @@ __all__ = [
     "SentencePairs",
     "Stream",
     "Streams",
+    "Translations",
     "begins_with",
     "generator",
 ]

@@ -78,6 +78,7 @@ class Layout(Role):
       continues_rows: whether a row of a batch continues the same row of the previous batch, and so the recurrent state
         of a model.
       labels_pairs: whether its rows are pairs with a `pair_label`.
+      has_positions: whether batches have `positions`; in rows that lack them, they count from 0.
     """
 
     plural: ClassVar[str]
@@ -87,6 +88,7 @@ class Layout(Role):
     begin: ClassVar[tuple[str, ...]] = ()
     continues_rows: ClassVar[bool] = False
     labels_pairs: ClassVar[bool] = False
+    has_positions: ClassVar[bool] = False
 
     def open(self, request: RowRequest) -> Rows:
         """Returns the rows of a split.

@@ -78,12 +78,18 @@ class RecordRows(Rows):
     def windows(self, window_tokens: int) -> list[np.ndarray]:
         return [self._documents[:-1].searchsorted(index.window_edges(self.pass_tokens, window_tokens))]
 
+    def spans(self, item: int) -> list[tuple[int, int]]:
+        """Returns the tokens [start, stop) of each text of a record."""
+        first = item * len(self._texts)
+        starts = self._starts[first : first + len(self._texts)].tolist()
+        return list(zip(starts, [*starts[1:], self._split.span(item)[1]], strict=True))
+
     @override
     def example(self, item: int, rng: np.random.Generator) -> dict[str, Any]:
-        begin, end = self._split.span(item)
-        first = item * len(self._texts)
-        starts = self._starts[first : first + len(self._texts)] - begin
-        texts = dict(zip(self._texts, np.split(self._split.tokens(begin, end), starts[1:]), strict=True))
+        texts = {
+            name: self._split.tokens(start, stop)
+            for name, (start, stop) in zip(self._texts, self.spans(item), strict=True)
+        }
         numbers = {name: self._split.of_document(name, item) for name in self._objective.numbers}
         return {"length": self._length} | {name: texts[name] for name in self._objective.texts} | numbers
 

@@ -1,0 +1,34 @@
+"""Translation language modeling."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from jaxtyping import Bool, Int
+from numpy import ndarray
+from typing_extensions import override
+
+from plm_jax.objectives.masked_lm import MaskedLM
+from plm_jax.objectives.special import Special
+
+
+@dataclass(frozen=True)
+class TranslationLM(MaskedLM):
+    """Masked language modeling of pairs of translations, and of texts of one language (XLM, Conneau and Lample 2019,
+    arXiv:1901.07291).
+
+    The layout `translations` makes rows of pairs, in which a masked token can be predicted from its own sentence and
+    from the translation. As in `mask_out` of facebookresearch/XLM (xlm/trainer.py), each token is predicted with
+    probability `rate`, special tokens included, except the first token of a row.
+    """
+
+    kind: ClassVar[str] = "translation_lm"
+    targets: ClassVar[str] = "the masked tokens, in rows of translations those of both texts"
+    independent: bool = True
+
+    @override
+    def is_maskable(
+        self, tokens: Int[ndarray, " real"], mask: Int[ndarray, " real"], special: Special
+    ) -> Bool[ndarray, " real"]:
+        maskable = mask > 0
+        maskable[:1] = False
+        return maskable

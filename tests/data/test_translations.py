@@ -1,0 +1,152 @@
+"""Rows of translation language modeling against rules written from the description of XLM."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+
+from plm_jax import config, models, objectives
+from tests.support import caches
+from tests.support.data import assert_like_blank, assert_rejected, changed, open_reader, unstack
+
+EOS, PAD, MASK, SIZE, LENGTH = 1, 2, 5, 1000, 24
+TYPES = {"en": 4, "es": 1}
+IDS = {"eos": EOS, "cls": EOS, "sep": EOS, "pad": PAD, "mask": MASK}
+
+
+def xlm_row(x, y, length):
+    """Returns `</s> x </s></s> y </s>` with positions that restart at y, and the language of each half."""
+    while len(x) + len(y) > length - 4:  # The rule of this package: XLM's batches are as long as their longest pair.
+        longer = x if len(x) > len(y) else y
+        longer.pop()
+    halves = [[EOS, *x, EOS], [EOS, *y, EOS]]
+    positions = [position for half in halves for position in range(len(half))]
+    languages = [TYPES[name] for name, half in zip(TYPES, halves, strict=True) for _ in half]
+    return [*halves[0], *halves[1]], positions, languages
+
+
+@pytest.fixture
+def pairs():
+    """20,000 pairs of texts, some too long for a row and some empty; no token is special."""
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(0, 16, (20_000, 2))
+    return [[rng.integers(10, SIZE, size).tolist() for size in of_pair] for of_pair in sizes]
+
+
+@pytest.fixture
+def run(tmp_path, make_run, pairs):
+    """Returns a run over the pairs and two sources of text; keywords change sections."""
+    records = [(list(itertools.chain(*pair)), [0, len(pair[0])]) for pair in pairs]
+    splits, vocabulary = {"train": records[:100], "validation": records}, {**IDS, "bos": None, "unk": None}
+    caches.write(tmp_path, "pairs", splits, SIZE, vocabulary, texts=[*TYPES])
+    for column, name in enumerate(TYPES):
+        caches.write(tmp_path, name, {"train": [(pair[column], [0]) for pair in pairs[:500]]}, SIZE, vocabulary)
+
+    def make(**sections):
+        run = make_run(["en", "es"], SIZE, objective=objectives.TranslationLM(), kind="encoder", **IDS)
+        model = dataclasses.replace(run.model, pooler=models.NoHead())
+        model = dataclasses.replace(model, embedding=dataclasses.replace(model.embedding, token_types=5))
+        sources = {"pairs": config.RecordTable("pairs.jsonl", tuple(TYPES))} | run.data.sources
+        data = dataclasses.replace(
+            run.data,
+            length=LENGTH,
+            sources=sources,
+            token_types=TYPES,
+            layout=config.Translations(),
+            mixture={"pairs": 2.0, "en": 1.0, "es": 1.0},
+        )
+        return changed(dataclasses.replace(run, model=model, data=data), **sections)
+
+    return make
+
+
+def restored(row):
+    """Returns the tokens of a row before masking."""
+    tokens, real = row["tokens"].copy(), row["target_weights"] > 0
+    tokens[row["target_positions"][real]] = row["targets"][real]
+    return tokens
+
+
+def test_rows_of_pairs_keep_the_laws_of_xlm(run, pairs):
+    only_pairs = run(data={"sources": {"pairs": run().data.sources["pairs"]}, "mixture": {}})
+    masked, special, replaced = [], [], []
+    batches = open_reader(only_pairs).in_order("validation", 1000, name="pairs")
+    rows = [row for batch in batches for row in unstack(batch)]
+    assert len(rows) == len(pairs) == 20_000
+    for row, (x, y) in zip(rows, pairs, strict=True):
+        tokens, positions, languages = xlm_row(list(x), list(y), LENGTH)
+        size = len(tokens)
+        assert restored(row).tolist() == tokens + [PAD] * (LENGTH - size)
+        assert row["mask"].tolist() == [1] * size + [0] * (LENGTH - size)
+        assert row["positions"][:size].tolist() == positions
+        assert row["token_types"][:size].tolist() == languages
+        places = row["target_positions"][row["target_weights"] > 0]
+        is_target = np.isin(np.arange(size), places)
+        assert not is_target[0] and len(set(places.tolist())) == len(places) and max(places, default=0) < size
+        second = positions.index(0, 1)
+        masked.append((is_target[1:second].sum(), second - 1, is_target[second:].sum(), size - second))
+        special.append((is_target[second], is_target[second - 1], is_target[size - 1]))
+        replaced += [(row["tokens"][place], tokens[place]) for place in places]
+    first, first_of, second, second_of = np.sum(masked, axis=0)
+    # Both halves and each `</s>` but the first are predicted at the rate; 4.5 standard errors.
+    shares = [(first / first_of, first_of), (second / second_of, second_of)]
+    for share, number in [*shares, *((share, len(rows)) for share in np.mean(special, axis=0))]:
+        assert abs(share - 0.15) < 4.5 * (0.15 * 0.85 / number) ** 0.5
+    read, target = np.array(replaced).T
+    for share, expected in ((np.mean(read == MASK), 0.8), (np.mean(read == target), 0.1)):
+        assert abs(share - expected) < 4.5 * (expected * (1 - expected) / len(read)) ** 0.5
+
+
+def test_a_mixture_has_rows_of_pairs_and_of_one_language(run):
+    mixed = run()
+    reader, seen = open_reader(mixed), set()
+    for step in range(5):
+        batch = reader.batch(step, range(4))
+        assert_like_blank(mixed, batch)
+        for k, row in zip(reader.numbers(step), unstack(batch), strict=True):
+            name, types, positions = reader.origin(k)[0], row["token_types"].tolist(), row["positions"].tolist()
+            if name == "pairs":
+                assert sorted(set(types)) == [1, 4] and positions.count(0) == 2
+            else:
+                assert types == [TYPES[name]] * LENGTH and positions == list(range(LENGTH))
+                assert row["mask"].all() and 0 not in row["target_positions"][row["target_weights"] > 0]
+            seen.add(name)
+    assert seen == {"pairs", "en", "es"}
+
+
+def test_rows_without_token_types_have_none(run):
+    batch = open_reader(run(data={"token_types": {}})).batch(0, range(4))
+    assert "token_types" not in batch and "positions" in batch
+
+
+def test_each_document_is_found_in_its_row(run):
+    reader = open_reader(run(data={"mixture": {"pairs": 1.0}, "sources": {"pairs": run().data.sources["pairs"]}}))
+    (k,) = itertools.islice(reader.examples_with("pairs", 7, 25), 1)
+    assert reader.origin(k) == ("pairs", [7])
+
+
+@pytest.mark.parametrize(
+    ("message", "sections"),
+    [
+        (
+            "needs two texts, and source 'pairs' has en:",
+            {"data": {"sources": {"pairs": config.RecordTable("p", ("en",))}}},
+        ),
+        (
+            "objective 'classification' does not read config.data.layout 'translations'",
+            {"objective": objectives.Classification()},
+        ),
+        ("token_types does not name 'es'", {"data": {"token_types": {"en": 0}}}),
+        ("translations need special ids", {"vocabulary": {"sep": None}}),
+        ("length is 5: translations need at least 6", {"data": {"length": 5}}),
+        (
+            "rows of config.data.layout.text 'blocks' have other arrays",
+            {"data": {"layout": config.Translations(config.Blocks(attend_across_documents=False))}},
+        ),
+    ],
+)
+def test_what_does_not_fit_is_rejected(message, sections, run):
+    if "sources" in sections.get("data", {}):
+        sections["data"]["mixture"] = {}
+    assert_rejected(message, run(), **sections)

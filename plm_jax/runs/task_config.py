@@ -1,18 +1,19 @@
 """Writes the config of a fine-tuning run from a table, the names of its columns and a checkpoint."""
 
+import collections
 import json
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from plm_jax.common import storage
-from plm_jax.common.errors import UserError, nearest
-from plm_jax.data.sources import tables
+from plm_jax.common.errors import UserError
+from plm_jax.data.sources import row_fields, tables
 from plm_jax.hub import families
 from plm_jax.hub.pretrained import Pretrained
 from plm_jax.runs import model_text
@@ -24,6 +25,7 @@ _RECIPE_SETTINGS = {"gpt1": "**recipes.RECIPES['gpt1'].objective"}
 _BATCH_SIZE = 32  # Of every recipe.
 _MAX_LABELS = 1000
 _MAX_FRACTIONS = 20  # More classes that are not whole numbers are scores.
+_MAX_SHOWN = 20  # Labels that are printed with their counts.
 # Rows whose texts are tokenized to choose the length, and the share of them that need not be truncated.
 _SAMPLE_ROWS, _SHARE_WHOLE = 2000, 0.99
 _LENGTH_MULTIPLE, _SPAN_LENGTH, _DEFAULT_MAX = 16, 384, 512
@@ -127,21 +129,26 @@ class Columns:
         return {**texts, target: self.label or self.labels or self.score}
 
 
-def write(path: str, train: str, validation: str, columns: Columns, pretrained: Pretrained) -> bool:
-    """Writes the config file of a fine-tuning run; returns whether it was new.
+def write(path: str, train: str, validation: str, columns: Columns, pretrained: Pretrained) -> list[str]:
+    """Writes the config file of a fine-tuning run.
 
     Args:
       path: path of the config file.
       train, validation: paths of the tables; `validation` may be empty.
       pretrained: the model, without its weights.
 
+    Returns:
+      Lines to print: the labels of the training table with their counts, and the path if the file is new.
+
     Raises:
-      UserError: a table cannot be read or lacks a column, the labels are not labels, or the path has another config.
+      UserError: a table cannot be read or lacks a column, the labels are not labels, a label occurs only in
+        `validation`, or the path has another config.
     """
     kind = columns.kind
     rows = _Rows(kind, columns)
-    for table in filter(None, (train, validation)):
-        rows.read(table, counts=table == train)
+    rows.read(train)
+    if validation:
+        rows.check(validation, train)
     name = _source_name(train)
     length = _SPAN_LENGTH if kind == "span" else rows.length(pretrained)
     length = min(length, pretrained.max_length or length)
@@ -162,15 +169,16 @@ def write(path: str, train: str, validation: str, columns: Columns, pretrained: 
         length=length,
         every=rows.validation_interval(),
     )
+    lines = [f"labels of {train}: {counts}"] if (counts := rows.label_counts()) else []
     if storage.exists(path):
         if storage.read(path).decode("utf-8") != content:
             raise UserError(
                 f"{path} was written for another table or other flags, or edited: pass --config={path} instead of "
                 "--train, or another --workdir"
             )
-        return False
+        return lines
     storage.write(path, content.encode("utf-8"))
-    return True
+    return [*lines, f"wrote {path}"]
 
 
 class _Rows:
@@ -178,61 +186,83 @@ class _Rows:
 
     def __init__(self, kind: str, columns: Columns):
         self._kind, self._columns = kind, columns
-        self._labels: dict[str, None] = {}
+        self._labels: collections.Counter[str] = collections.Counter()
         self._sample: list[tuple[str, ...]] = []
         self._count, self._num_choices, self._can_be_empty = 0, 0, False
 
-    def read(self, path: str, counts: bool) -> None:
-        """Reads a table; with `counts`, its rows are training rows.
+    def read(self, path: str) -> None:
+        """Reads the training table.
 
         Raises:
           UserError: the table is missing, damaged or empty, lacks a column, or has too many labels.
         """
+        for location, row in self._rows(path):
+            self._labels.update(self._labels_of(location, row))
+            if len(self._labels) > _MAX_LABELS:
+                raise UserError(
+                    f"column '{self._label_column}' has more than {_MAX_LABELS} different values by {location}: pass "
+                    "--score for numbers, or another column"
+                )
+            self._count += 1
+            if len(self._sample) < _SAMPLE_ROWS:
+                self._sample.append(self._texts(row))
+
+    def check(self, path: str, train: str) -> None:
+        """Reads the validation table of the training table `train`.
+
+        Raises:
+          UserError: the table is missing, damaged or empty, lacks a column, or has a label that `train` lacks.
+        """
+        for location, row in self._rows(path):
+            for label in self._labels_of(location, row):
+                if label not in self._labels:
+                    raise UserError(
+                        f"{location} has {row_fields.brief(label)} in '{self._label_column}', which no row of "
+                        f"{train} has: fix or remove this row, or add examples of it to the training table"
+                    )
+
+    def _rows(self, path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """Yields the location and the fields of each row of a table, after a check of its columns."""
         names = [value for value in self._columns.form().values() if value]
         is_empty = True
         for location, row in tables.read_rows(path, names, names):
             for name in names:
                 if name not in row:
-                    raise UserError(f"{location} has no column '{name}': {nearest(name, row)}")
+                    raise UserError(tables.missing_column(location, row, name))
             is_empty = False
-            self._add(location, row)
-            if counts:
-                self._count += 1
-                if len(self._sample) < _SAMPLE_ROWS:
-                    self._sample.append(self._texts(row))
+            if self._kind == "choice":
+                choices = tables.cell_value(row[self._columns.choices])
+                self._num_choices = max(self._num_choices, len(choices) if isinstance(choices, list) else 0)
+            elif self._kind == "span":
+                answers = tables.cell_value(row[self._columns.answer])
+                texts = answers.get("text") if isinstance(answers, Mapping) else answers
+                self._can_be_empty |= not texts
+            yield location, row
         if is_empty:
             raise UserError(f"{path} has no rows")
 
-    def _add(self, location: str, row: Mapping[str, Any]) -> None:
-        """Collects the labels of a row."""
-        columns = self._columns
-        if self._kind == "classes":
-            self._collect(location, columns.label, [row[columns.label]])
-        elif self._kind == "labels":
-            value = tables.cell_value(row[columns.labels])
-            names = re.split("[,;|]", value) if isinstance(value, str) else value
-            stripped = [name.strip() if isinstance(name, str) else name for name in names or []]
-            self._collect(location, columns.labels, [name for name in stripped if name != ""])
-        elif self._kind == "tags":
-            self._collect(location, columns.tags, tables.cell_value(row[columns.tags]) or [])
-        elif self._kind == "choice":
-            choices = tables.cell_value(row[columns.choices])
-            self._num_choices = max(self._num_choices, len(choices) if isinstance(choices, list) else 0)
-        elif self._kind == "span":
-            answers = tables.cell_value(row[columns.answer])
-            texts = answers.get("text") if isinstance(answers, Mapping) else answers
-            self._can_be_empty |= not texts
+    @property
+    def _label_column(self) -> str:
+        return self._columns.label or self._columns.labels or self._columns.tags
 
-    def _collect(self, location: str, column: str, values: Sequence[Any]) -> None:
+    def _labels_of(self, location: str, row: Mapping[str, Any]) -> list[str]:
+        """Returns the names of the labels of a row."""
+        if self._kind not in ("classes", "labels", "tags"):
+            return []
+        column = self._label_column
+        content = row[column]
+        values = [content] if self._kind == "classes" else tables.cell_value(content)
+        if self._kind == "labels" and not isinstance(values, list):
+            values = re.split("[,;|]", content) if isinstance(content, str) else [] if content is None else [content]
+        if not isinstance(values, list):
+            raise UserError(f"{location} has {row_fields.brief(content)} in '{column}': expected a list of labels")
+        if self._kind == "labels":
+            stripped = [value.strip() if isinstance(value, str) else value for value in values]
+            values = [value for value in stripped if value != ""]
         for value in values:
             if value is None or value == "" or isinstance(value, list | Mapping):
-                raise UserError(f"{location} has {json.dumps(value)[:40]} in '{column}': expected a label")
-            self._labels.setdefault(value if isinstance(value, str) else json.dumps(value))
-        if len(self._labels) > _MAX_LABELS:
-            raise UserError(
-                f"column '{column}' has more than {_MAX_LABELS} different values by {location}: pass --score for "
-                "numbers, or another column"
-            )
+                raise UserError(f"{location} has {row_fields.brief(value)} in '{column}': expected a label")
+        return [value if isinstance(value, str) else json.dumps(value) for value in values]
 
     def _texts(self, row: Mapping[str, Any]) -> tuple[str, ...]:
         columns = self._columns
@@ -256,7 +286,7 @@ class _Rows:
         if self._kind not in ("classes", "labels", "tags"):
             return {}
         if len(self._labels) < 2:
-            column = self._columns.label or self._columns.labels or self._columns.tags
+            column = self._label_column
             raise UserError(f"column '{column}' has {len(self._labels)} different labels: at least 2 are needed")
         if self._kind == "classes" and sum(map(_is_fraction, self._labels)) > _MAX_FRACTIONS:
             column = self._columns.label
@@ -265,6 +295,12 @@ class _Rows:
                 "--label to predict numbers"
             )
         return {"labels": tuple(sorted(self._labels, key=_label_order))}
+
+    def label_counts(self) -> str:
+        """Returns the labels of the training table with their counts, the most frequent first; "" without labels."""
+        counts = self._labels.most_common(_MAX_SHOWN)
+        more = len(self._labels) - len(counts)
+        return ", ".join([f"{label} {count:,}" for label, count in counts] + ([f"{more} more"] if more else []))
 
     def objective_settings(self, length: int) -> str:
         """Returns the arguments of the objective that depend on the rows and their length."""

@@ -58,19 +58,21 @@ TABLES = {
 }
 
 
-def write(folder, columns, rows):
-    """Writes a table with these rows and its config; returns the run, and whether the config was new."""
-    table, path = folder / "my-table.jsonl", folder / "finetune.py"
+def write(folder, columns, rows, validation=()):
+    """Writes a table with these rows and its config; returns the run and the printed lines, without their folder."""
+    table, path, other = folder / "my-table.jsonl", folder / "finetune.py", folder / "other.jsonl"
     table.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    is_new = task_config.write(str(path), str(table), "", columns, moods.pretrained(tiny.BERT))
-    return config.from_dict(files.load(str(path)).config()), is_new
+    other.write_text("".join(json.dumps(row) + "\n" for row in validation))
+    pretrained = moods.pretrained(tiny.BERT)
+    lines = task_config.write(str(path), str(table), str(other) if validation else "", columns, pretrained)
+    return config.from_dict(files.load(str(path)).config()), [line.replace(f"{folder}/", "") for line in lines]
 
 
 @pytest.mark.parametrize("name", TABLES)
 def test_form_and_objective_follow_from_the_table(name, tmp_path):
     columns, rows, form, fields = TABLES[name]
-    run, is_new = write(tmp_path, columns, rows)
-    assert is_new and not write(tmp_path, columns, rows)[1]
+    run, lines = write(tmp_path, columns, rows)
+    assert lines[-1] == "wrote finetune.py" and write(tmp_path, columns, rows)[1] == lines[:-1]
     source = run.data.sources["my_table"]
     assert isinstance(source, config.LabeledSource) and source.form == form
     assert run.objective.form == form.kind and run.data.length == (64 if name == "span" else 16)
@@ -101,3 +103,59 @@ def test_numbers_are_not_classes(tmp_path):
     rows = [{"t": "a", "y": number / 7} for number in range(40)]
     with pytest.raises(UserError, match="column 'y' has 40 different numbers: pass --score=y instead of --label"):
         write(tmp_path, Columns(("t",), label="y"), rows)
+
+
+# Columns, training rows, the printed counts, and a validation row with its unknown label.
+LABELED = {
+    "classes": (
+        Columns(("t",), label="y"),
+        [{"t": "a", "y": label} for label in ("no", "yes", "yes")],
+        "yes 2, no 1",
+        ({"t": "a", "y": "maybe"}, "maybe"),
+    ),
+    "labels": (
+        Columns(("t",), labels="y"),
+        [{"t": "a", "y": "tax, war"}, {"t": "a", "y": ["war"]}, {"t": "a", "y": ""}],
+        "war 2, tax 1",
+        ({"t": "a", "y": "war|wra"}, "wra"),
+    ),
+    "tags": (
+        Columns(("t",), tags="y"),
+        [{"t": ["a", "b", "c"], "y": ["O", "B-X", "O"]}],
+        "O 2, B-X 1",
+        ({"t": ["a"], "y": ["B-Y"]}, "B-Y"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LABELED)
+def test_labels_are_those_of_the_training_table(name, tmp_path):
+    columns, rows, counts, (row, label) = LABELED[name]
+    _, lines = write(tmp_path, columns, rows, validation=rows[:1])
+    assert lines == [f"labels of my-table.jsonl: {counts}", "wrote finetune.py"]
+    with pytest.raises(UserError) as caught:
+        write(tmp_path, columns, rows, validation=[rows[0], row])
+    assert str(caught.value).replace(f"{tmp_path}/", "") == (
+        f"other.jsonl:2 has \"{label}\" in 'y', which no row of my-table.jsonl has: fix or remove this row, or add "
+        "examples of it to the training table"
+    )
+
+
+def test_many_labels_are_counted_in_one_line(tmp_path):
+    rows = [{"t": "a", "y": f"class-{min(number, 29)}"} for number in range(40)]
+    _, lines = write(tmp_path, Columns(("t",), label="y"), rows)
+    assert lines[0].startswith("labels of my-table.jsonl: class-29 11, class-0 1, ")
+    assert lines[0].endswith(", class-18 1, 10 more")
+
+
+@pytest.mark.parametrize(
+    ("columns", "value", "message"),
+    [
+        (Columns(("t",), tags="y"), "O B-X", "has \"O B-X\" in 'y': expected a list of labels"),
+        (Columns(("t",), labels="y"), {"tax": 1}, "expected a label"),
+        (Columns(("t",), label="y"), None, "has null in 'y': expected a label"),
+    ],
+)
+def test_values_that_are_no_labels_are_one_line(columns, value, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        write(tmp_path, columns, [{"t": ["a"], "y": value}])

@@ -22,6 +22,8 @@ from plm_jax.data.sources.corpus import BadRow, ignore
 
 # JSON escapes of surrogates.
 _SURROGATES = re.compile(r"\\u[dD][89a-fA-F]")
+# End of the name of a row in errors.
+_ROW = re.compile(r":(row )?\d+$")
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
 _SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons"}
 # The `csv` module limits cells in the whole process. Rows that reach the parser are already limited in size.
@@ -199,7 +201,7 @@ def table_rows(
 
 
 def _used_columns(
-    path: str, columns: Collection[str] | None, required: Collection[str], names: Sequence[str], hint: str = ""
+    path: str, columns: Collection[str] | None, required: Collection[str], names: Sequence[str]
 ) -> list[str]:
     """Returns the columns to read of a file with columns of these names, after a check of the names.
 
@@ -216,7 +218,7 @@ def _used_columns(
         )
     for name in required:
         if name not in names:
-            raise UserError(f"{path} has no column '{name}': {hint or nearest(name, names)}")
+            raise UserError(missing_column(path, names, name))
     return [name for name in names if columns is None or name in columns]
 
 
@@ -334,7 +336,7 @@ def _csv_records(path: str, file: Any, delimiter: str, limit: int) -> Iterator[t
 def _csv_rows(
     path: str,
     delimiter: str,
-    check_columns: Callable[..., list[str]],
+    check_columns: Callable[[list[str]], list[str]],
     limits: Limits,
     advance: Callable[[int], Any],
 ) -> Iterator[TableRow]:
@@ -345,7 +347,7 @@ def _csv_rows(
             raise UserError(f"{path} is empty: its first line must be the names of its columns")
         if isinstance(header, BadRow):
             raise header
-        used = check_columns(header, _delimiter_hint(header, delimiter))
+        used = check_columns(header)
         indices = [header.index(name) for name in used]
         first = 0
         for first, cells in records:
@@ -359,6 +361,24 @@ def _csv_rows(
                 yield TableRow(first, location, {name: Cell(cells[i]) for name, i in zip(used, indices, strict=True)})
         if not first:
             raise UserError(f"{path} has a header, but no rows: add rows, or remove the file")
+
+
+def missing_column(location: str, names: Iterable[str], name: str, note: str = "") -> str:
+    """Returns the message for a column that a file, or a row of JSON Lines, lacks.
+
+    Args:
+      location: path of a file, or name of one of its rows.
+      names: columns that it has.
+      name: column that it lacks.
+      note: what selects the column; it appears in parentheses unless the delimiter is wrong.
+    """
+    names, path = list(names), _ROW.sub("", location)
+    file_format = format_of(path)
+    hint = _delimiter_hint(names, _DELIMITERS[file_format]) if file_format in _DELIMITERS else ""
+    lacking = location if file_format == "jsonl" else path
+    if hint:
+        return f"{lacking} has no column '{name}': {hint}"
+    return f"{lacking} has no column '{name}'{note and f' ({note})'}: {nearest(name, names)}"
 
 
 def _delimiter_hint(header: list[str], delimiter: str) -> str:

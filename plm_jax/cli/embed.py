@@ -4,14 +4,15 @@ usage: plm_jax embed --checkpoint=MODEL --input=FILE --output=FILE [flags]
 
 A vector is the hidden state of a layer, pooled over the tokens of a text, as in sentence-transformers. A .npy file has
 the vectors as float32 [rows, dimensions], in the order of the input. A .parquet or .jsonl file has the columns of the
-input and `embedding`. Texts that are longer than the maximum length of the model are truncated.
+input and `embedding`. Texts that are longer than the maximum length of the model are truncated. For rows without text,
+the vector is that of an empty text, and a warning counts them.
 
 example:
   plm_jax embed --checkpoint=runs/demo-bert-0 --input=texts.txt --output=vectors.npy --normalize
 """
 
 import contextlib
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,7 @@ _NORMALIZE = flags.DEFINE_bool("normalize", False, "divide each vector by its Eu
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 32, "number of texts in a batch", lower_bound=1)
 _MODULES = ModulesFlag()
 
-Write = Callable[[Sequence[dict[str, Any]], np.ndarray], None]
+Write = Callable[[Sequence[Mapping[str, Any]], np.ndarray], None]
 
 
 def main() -> None:
@@ -63,11 +64,10 @@ def main() -> None:
     options: dict[str, Any] = {"pooling": _POOLING.value, "layer": _LAYER.value, "normalize": _NORMALIZE.value}
     with _writing(target) as write:
 
-        def embed(chunk: list[tuple[str, Any]]) -> None:
-            vectors = lm.embed([make(*row) for row in chunk], batch_size=_BATCH_SIZE.value, **options)
-            write([dict(row) for _, row in chunk], vectors)
+        def embed(chunk: Sequence[tables.Row], texts: list[str]) -> None:
+            write(chunk, lm.embed(texts, batch_size=_BATCH_SIZE.value, **options))
 
-        summary = tables.process(rows, _BATCH_SIZE.value, "embedding", embed)
+        summary = tables.process(rows, make, _BATCH_SIZE.value, "embedding", embed)
     print(f"{target}: {summary}")
 
 
@@ -85,7 +85,7 @@ def _writing(path: str) -> Generator[Write]:
     with storage.writing(path) as file:
         shape = (0, 0)
 
-        def write(rows: Sequence[dict[str, Any]], vectors: np.ndarray) -> None:
+        def write(rows: Sequence[Mapping[str, Any]], vectors: np.ndarray) -> None:
             nonlocal shape
             if not shape[1]:
                 np.lib.format.write_array_header_1_0(file, _header(vectors.shape))

@@ -15,7 +15,8 @@ it, as `generate` does. The output has the rows of the input, in the same order,
 
 Files are .jsonl, .csv, .tsv or .parquet; the input may also be a .txt file with one text per line. The input needs no
 labels. By default, the texts are in the columns that the model was trained on. For a model that was not trained by
-plm_jax, they are in `text`, in `question` and `context` for answers, or in `question` and `choices` for choices.
+plm_jax, they are in `text`, in `question` and `context` for answers, or in `question` and `choices` for choices. For
+rows without text, the prediction is that of an empty text, and a warning counts them.
 
 examples:
   plm_jax predict --checkpoint=runs/demo-sentiment --input=new.csv --output=predictions.csv
@@ -23,7 +24,7 @@ examples:
 """
 
 import collections
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from absl import flags
@@ -74,13 +75,13 @@ def _predict(lm: Any, rows: Iterator[tuple[str, Any]], make: Any, source: str, t
     counts: collections.Counter[str] = collections.Counter()
     with tables.writing(target) as write:
 
-        def predict(chunk: list[tuple[str, Any]]) -> None:
-            predictions = lm.predict([make(*row) for row in chunk], batch_size=_BATCH_SIZE.value)
+        def predict(chunk: Sequence[tables.Row], examples: list[Any]) -> None:
+            predictions = lm.predict(examples, batch_size=_BATCH_SIZE.value)
             columns = [prediction.columns() for prediction in predictions]
-            write(tables.joined([row for _, row in chunk], columns, source))
+            write(tables.joined(chunk, columns, source))
             counts.update(prediction.label for prediction in predictions if hasattr(prediction, "label"))
 
-        summary = tables.process(rows, _BATCH_SIZE.value, "predicting", predict)
+        summary = tables.process(rows, make, _BATCH_SIZE.value, "predicting", predict)
     print(f"{target}: {summary}")
     if counts:
         print("predicted labels:")

@@ -5,6 +5,7 @@ import csv
 import io
 import itertools
 import json
+import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
@@ -13,8 +14,8 @@ from tqdm import tqdm
 
 from plm_jax import config
 from plm_jax.common import storage
-from plm_jax.common.errors import UserError, nearest
-from plm_jax.data.sources import tables, templates
+from plm_jax.common.errors import UserError
+from plm_jax.data.sources import row_fields, tables, templates
 from plm_jax.inference.predictions import PREFIX
 
 Row = Mapping[str, Any]
@@ -44,21 +45,41 @@ def read(path: str) -> Iterator[tuple[str, Row]]:
 
 
 def process(
-    rows: Iterator[tuple[str, Row]], batch_size: int, description: str, write: Callable[[list[tuple[str, Row]]], None]
+    rows: Iterator[tuple[str, Row]],
+    make: Callable[[str, Row], Any],
+    batch_size: int,
+    description: str,
+    write: Callable[[Sequence[Row], list[Any]], None],
 ) -> str:
-    """Passes rows to a function in chunks of many batches, with a progress bar.
+    """Passes rows and their examples to a function in chunks of many batches, with a progress bar.
+
+    Prints a warning with the number of rows without text and the location of the first one.
+
+    Args:
+      make: function that turns the location and the fields of a row into an example.
+      write: function of rows and their examples.
 
     Returns:
       The number of rows and the time, for a summary.
     """
-    began, number = time.monotonic(), 0
+    began, number, empty = time.monotonic(), 0, []
     with tqdm(desc=description, unit=" rows", disable=None) as progress_bar:
         while chunk := list(itertools.islice(rows, _BATCHES_PER_CHUNK * batch_size)):
-            write(chunk)
+            examples = [make(*row) for row in chunk]
+            empty += [location for (location, _), example in zip(chunk, examples, strict=True) if _is_empty(example)]
+            write([row for _, row in chunk], examples)
             number += len(chunk)
             progress_bar.update(len(chunk))
+    if empty:
+        counted = f"{len(empty):,} of {number:,} rows have no text, the first one is {empty[0]}"
+        print(f"warning: {counted}: their output is that of an empty text", file=sys.stderr, flush=True)
     seconds = time.monotonic() - began
     return f"{number:,} rows in {seconds:.1f} s, {number / max(seconds, 1e-9):,.0f} per second"
+
+
+def _is_empty(example: Any) -> bool:
+    """Whether no text of an example has a character that is not white space."""
+    return not example.strip() if isinstance(example, str) else all(map(_is_empty, example))
 
 
 def _read_lines(path: str) -> Iterator[tuple[str, Row]]:
@@ -119,7 +140,7 @@ def _form_columns(form: config.Form) -> tuple[str, ...]:
 def _value(location: str, row: Row, name: str, kind: str | None) -> Any:
     """Returns a text; for `kind` "tags" a text or a list of words, for "choice" a list of texts."""
     if name not in row:
-        raise UserError(f"{location} has no column '{name}': {nearest(name, row)}, or pass --text=COLUMN")
+        raise UserError(tables.missing_column(location, row, name, "--text selects another one"))
     value = row[name]
     if value is None:
         raise UserError(f"{location} has no value in '{name}': fill in or remove this row")
@@ -128,8 +149,7 @@ def _value(location: str, row: Row, name: str, kind: str | None) -> Any:
     expected = {"tags": "a text or a list of words", "choice": "a list of texts"}.get(kind or "", "a text")
     is_texts = isinstance(value, list) and all(isinstance(item, str) for item in value)
     if not (is_texts if kind == "choice" else isinstance(value, str) or (kind == "tags" and is_texts)):
-        shown = json.dumps(value, ensure_ascii=False, default=str)[:40]
-        raise UserError(f"{location} has {shown} in '{name}': expected {expected}")
+        raise UserError(f"{location} has {row_fields.brief(value)} in '{name}': expected {expected}")
     return value
 
 

@@ -1,4 +1,4 @@
-"""Convert a model between the formats of plm_jax, Hugging Face and bilm-tf.
+"""Convert a model between the formats of plm_jax, Hugging Face, sentence-transformers and bilm-tf.
 
 usage: plm_jax convert --source=MODEL --target=DIR [--format=FORMAT]
        plm_jax convert --source=MODEL --push=ORG/NAME [flags]
@@ -9,8 +9,11 @@ commit, with a generated model card that replaces README.md. It requires pip ins
 
 examples:
   plm_jax convert --source=runs/demo-bert-0 --target=huggingface --format=huggingface
+  plm_jax convert --source=runs/demo-bert-0 --target=embedder --format=sentence-transformers
   plm_jax convert --source=runs/demo-bert-0 --push=my-name/demo-bert --private
 """
+
+from typing import Any
 
 from absl import flags
 
@@ -27,8 +30,14 @@ _TARGET = flags.DEFINE_string("target", None, "new directory for the converted m
 _FORMAT = flags.DEFINE_enum(
     "format",
     None,
-    ["plm_jax", "huggingface", "bilm"],
+    ["plm_jax", "huggingface", "sentence-transformers", "bilm"],
     "format of the target (default: plm_jax; with --push: huggingface)",
+)
+_POOLING = flags.DEFINE_enum(
+    "pooling", None, ["mean", "cls", "last", "max"], "with --format=sentence-transformers: as in embed (default: mean)"
+)
+_NORMALIZE = flags.DEFINE_bool(
+    "normalize", False, "with --format=sentence-transformers: divide each vector by its Euclidean norm"
 )
 _PUSH = flags.DEFINE_string("push", None, "repository ORG/NAME of the Hugging Face Hub to upload the model to")
 _PRIVATE = flags.DEFINE_bool(
@@ -43,6 +52,8 @@ def main() -> None:
     source = command_line.required(_SOURCE)
     if not _PUSH.value and (_PRIVATE.value or _LICENSE.value):
         raise UserError("--private and --license have no effect without --push: add --push, or leave them out")
+    if (_POOLING.value or _NORMALIZE.value) and _FORMAT.value != "sentence-transformers":
+        raise UserError("--pooling and --normalize need --format=sentence-transformers: add it, or leave them out")
     target = None if _PUSH.value else command_line.required(_TARGET)
     command_line.start_jax_on_host()
     _MODULES.load()
@@ -53,8 +64,12 @@ def main() -> None:
         from plm_jax.runs import checkpoint_formats
 
     with progress.doing(f"converting {source}"):
-        summary = checkpoint_formats.convert(source, target, _FORMAT.value or "plm_jax")
+        summary = checkpoint_formats.convert(source, target, _FORMAT.value or "plm_jax", **_pooling())
     print(summary)
+
+
+def _pooling() -> dict[str, Any]:
+    return {"pooling": _POOLING.value or "mean", "normalize": _NORMALIZE.value}
 
 
 def _publish(source: str) -> None:
@@ -69,6 +84,7 @@ def _publish(source: str) -> None:
             format=_FORMAT.value or "huggingface",
             private=_PRIVATE.value,
             license=_LICENSE.value,
+            **_pooling(),
         )
     )
 

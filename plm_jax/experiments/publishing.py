@@ -17,7 +17,7 @@ from plm_jax.data.sources.files import PathSource
 from plm_jax.data.sources.source import RegisteredSource, Source, TfdsSource
 from plm_jax.evaluation import baselines
 from plm_jax.experiments import model_table
-from plm_jax.hub import families, repositories
+from plm_jax.hub import families, repositories, sentence_transformers
 from plm_jax.hub.families import CONFIG
 from plm_jax.hub.family import Family
 from plm_jax.hub.pretrained import Pretrained
@@ -37,6 +37,7 @@ def publish(
     format: str = "huggingface",
     private: bool = False,
     license: str | None = None,
+    **pooling: Any,
 ) -> str:
     """Converts a model and uploads it in one commit, with a model card; repeating the call repairs a failed upload.
 
@@ -47,6 +48,7 @@ def publish(
       format: one of `checkpoint_formats.FORMATS`.
       private: whether the repository must be private.
       license: identifier of a license for the model card; None to leave it out.
+      pooling: see `checkpoint_formats.save`.
 
     Returns:
       Lines with a summary of the model, the address of the commit, and what the model card lacks.
@@ -61,7 +63,7 @@ def publish(
     with ExitStack() as stack:
         folder = target or os.path.join(stack.enter_context(tempfile.TemporaryDirectory()), "model")
         with progress.doing(f"converting {source}"):
-            pretrained = stack.enter_context(checkpoint_formats.converting(source, folder, format))
+            pretrained = stack.enter_context(checkpoint_formats.converting(source, folder, format, **pooling))
         base = source if storage.is_repository(source) else _init_from(pretrained)
         card = model_card(name, pretrained, format, license, base, folder)
         storage.write(os.path.join(folder, CARD), card.encode("utf-8"))
@@ -106,7 +108,7 @@ def _metadata(pretrained: Pretrained, format: str, license: str | None, base: st
     """Returns the metadata of a model card in YAML; strings in JSON are valid YAML."""
     family = _family(pretrained)
     fields: dict[str, str | list[str]] = {
-        "library_name": "transformers" if format == "huggingface" else "plm_jax",
+        "library_name": {"huggingface": "transformers", "sentence-transformers": format}.get(format, "plm_jax"),
         "tags": list(dict.fromkeys(["plm_jax", "jax", family.kind if family else pretrained.model.kind])),
     }
     if license:
@@ -140,6 +142,8 @@ def _model(pretrained: Pretrained, format: str, base: str) -> list[str]:
 
 def _written(pretrained: Pretrained, format: str) -> Pretrained:
     """Returns the part of a model that a format holds."""
+    if format == "sentence-transformers":
+        return sentence_transformers.without_heads(pretrained)
     if format != "huggingface":
         return pretrained
     model, left_out = families.published(pretrained.model)
@@ -280,6 +284,9 @@ def _use(name: str, pretrained: Pretrained, format: str, folder: str) -> list[st
         "",
     ]
     lines += [f'lm = plm_jax.load("{storage.REPOSITORY}{name}")', "```"]
+    if format == "sentence-transformers":
+        code = ["from sentence_transformers import SentenceTransformer", "", f'model = SentenceTransformer("{name}")']
+        return ["```python", *code, 'model.encode(["The state of the Union"])', "```", "", *lines]
     if format != "huggingface":
         return lines
     described: dict[str, Any] = json.loads(storage.read(os.path.join(folder, CONFIG)))

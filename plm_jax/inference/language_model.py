@@ -20,7 +20,7 @@ from plm_jax.generation.decoding_config import DecodingConfig
 from plm_jax.generation.scoring import ContinuationScore
 from plm_jax.generation.strategies.strategy import Strategy
 from plm_jax.generation.text_format import MissingVocabularyError, TextFormat
-from plm_jax.hub import sentence_transformers, tasks
+from plm_jax.hub import tasks
 from plm_jax.hub.pretrained import Pretrained, float32
 from plm_jax.inference import embeddings, prompt_files
 from plm_jax.inference.embeddings import Pooling
@@ -450,25 +450,15 @@ class LanguageModel:
         Args:
           directory: local or in a bucket.
           format: "huggingface", for `transformers`, including its AutoTokenizer; "sentence-transformers", whose
-            embeddings equal those of `embed`; "plm_jax", which preserves every setting and the run of a model that
-            plm_jax trained; or "bilm", for bilm-tf and AllenNLP (ELMo only).
+            embeddings equal those of `embed`, without the heads of an encoder; "plm_jax", which preserves every setting
+            and the run of a model that plm_jax trained; or "bilm", for bilm-tf and AllenNLP (ELMo only).
           pooling, normalize: arguments of `embed`, for sentence-transformers.
 
         Raises:
           UserError: the format is unknown or does not support the model or its vocabulary.
         """
-        folder = os.fspath(directory)
-        if format != "sentence-transformers":
-            checkpoint_formats.save(folder, self._pretrained, format)
-            return
-        if self.config.architecture not in ("encoder", "decoder", "electra"):
-            raise UserError(
-                f"sentence-transformers does not embed with a model of kind '{self.config.kind}': use embed"
-            )
         embeddings.check_pooling(pooling)
-        checkpoint_formats.save(folder, self._pretrained, "huggingface")
-        width = self.embed("").shape[1]
-        sentence_transformers.write(folder, width, pooling, normalize, self._pretrained.max_length)
+        checkpoint_formats.save(os.fspath(directory), self._pretrained, format, pooling=pooling, normalize=normalize)
 
 
 def load(path: str | os.PathLike[str] | tuple[str, str], modules: Sequence[str] = ()) -> LanguageModel:

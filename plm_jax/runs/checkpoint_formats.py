@@ -33,6 +33,7 @@ from plm_jax.hub import (
     hub_files,
     huggingface,
     repositories,
+    sentence_transformers,
     sizes,
     tensor_layout,
     vocabulary_files,
@@ -42,7 +43,7 @@ from plm_jax.runs import checkpoint_folders as folders
 from plm_jax.runs import checkpoints, model_text
 
 FORMAT = 1
-FORMATS = ("plm_jax", "huggingface", "bilm")
+FORMATS = ("plm_jax", "huggingface", "sentence-transformers", "bilm")
 CONFIG = "config.json"
 # Prefixes of files that the Hugging Face Hub and its tools add to a directory.
 _ADDED_BY_HUB = ("README.md", ".gitattributes", ".cache/")
@@ -118,8 +119,11 @@ def _locate(path: str | os.PathLike[str]) -> tuple[str, str | None]:
     return folder, workdir if is_run else None
 
 
-def save(directory: str, pretrained: Pretrained, format: str) -> None:
+def save(directory: str, pretrained: Pretrained, format: str, **pooling: Any) -> None:
     """Writes a model and its vocabulary in one of FORMATS.
+
+    Args:
+      pooling: `pooling` and `normalize` of `hub.sentence_transformers.write`; other formats ignore them.
 
     Raises:
       UserError: the format is unknown or does not support the model, or a Hugging Face tokenizer cannot reproduce the
@@ -135,30 +139,33 @@ def save(directory: str, pretrained: Pretrained, format: str) -> None:
         )
     elif format == "bilm":
         elmo.write(directory, pretrained)
+    elif format == "sentence-transformers":
+        sentence_transformers.write(directory, pretrained, tokenizer=model_text.tokenizer(pretrained), **pooling)
     else:
         huggingface.write(directory, pretrained, tokenizer=model_text.tokenizer(pretrained))
 
 
 @contextlib.contextmanager
-def converting(path: str, target: str, format: str) -> Iterator[Pretrained]:
+def converting(path: str, target: str, format: str, **pooling: Any) -> Iterator[Pretrained]:
     """Context manager like `convert` that yields the model; if its body fails, the folder is removed."""
     storage.check_new_folder(target)
     with opened(path) as pretrained, storage.writing_folder(target):
-        save(target, pretrained, format)
+        save(target, pretrained, format, **pooling)
         yield pretrained
 
 
-def convert(path: str, target: str, format: str) -> str:
+def convert(path: str, target: str, format: str, **pooling: Any) -> str:
     """Converts the model at a path, one tensor at a time, and returns a summary of it.
 
     Args:
       target: new folder.
       format: one of FORMATS.
+      pooling: see `save`.
 
     Raises:
       UserError: the model cannot be read or written (see `opened` and `save`), or `target` is not empty.
     """
-    with converting(path, target, format) as pretrained:
+    with converting(path, target, format, **pooling) as pretrained:
         return f"{storage.absolute(target)}: {summary(pretrained)}"
 
 

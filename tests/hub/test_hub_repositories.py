@@ -311,6 +311,17 @@ def test_an_elmo_is_uploaded_and_read(server, call, push, tmp_path):
     assert done.status == 0 and weights(tmp_path / "back") == weights(tmp_path / "elmo"), done.err
 
 
+def test_a_model_is_uploaded_for_sentence_transformers(trained, server, push):
+    done = push(f"--source={trained}", "--push=me/sentences", "--format=sentence-transformers", "--normalize")
+    assert done.status == 0, done.err
+    uploaded = server.repositories["me/sentences"].files
+    assert {"modules.json", "1_Pooling/config.json", "sentence_bert_config.json"} <= uploaded.keys()
+    assert "2_Normalize" in uploaded["modules.json"].decode()
+    card = uploaded["README.md"].decode()
+    assert card.startswith('---\nlibrary_name: "sentence-transformers"\n')
+    assert 'SentenceTransformer("me/sentences")' in card and "AutoTokenizer" not in card
+
+
 def test_privacy_of_an_upload(bert, server, push):
     assert push(f"--source={bert}", "--push=me/secret", "--private").status == 0
     assert server.repositories["me/secret"].private

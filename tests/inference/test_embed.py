@@ -1,12 +1,18 @@
 """Embeddings against sentence-transformers on the exported model, and against hidden states."""
 
+import dataclasses
 import json
 
+import flax.linen as nn
+import jax
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 import plm_jax
 from plm_jax.common.errors import UserError
+from plm_jax.hub import tasks
+from plm_jax.models import registry
 from plm_jax.runs import checkpoint_formats
 from tests.support import exports
 
@@ -56,6 +62,51 @@ def test_saved_models_embed_like_sentence_transformers(family, kind, pooling, no
     np.testing.assert_allclose(embedded, expected, atol=1e-5)
     reloaded = plm_jax.load(tmp_path / "saved")
     np.testing.assert_allclose(reloaded.embed(lines[:5], pooling, normalize=normalize), expected[:5], atol=1e-5)
+
+
+def misfits(folder):
+    """Returns the tensors that the class in sentence-transformers lacks, and those that the files lack."""
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    model = sentence_transformers.SentenceTransformer(str(folder), device="cpu")[0].auto_model
+    stored = set(load_file(folder / "model.safetensors"))
+    expected = set(model.state_dict())
+    stored = {name.removeprefix(f"{model.base_model_prefix}.") for name in stored}
+    return sorted(stored - expected), sorted(expected - stored)
+
+
+@pytest.mark.parametrize(("family", "kind"), [saved[:2] for saved in SAVED])
+def test_every_saved_tensor_is_loaded_and_none_is_missing(family, kind, load, tmp_path):
+    pytest.importorskip("torch")
+    load(family, kind).save(tmp_path / "saved", "sentence-transformers")
+    unexpected, missing = misfits(tmp_path / "saved")
+    assert not missing
+    # A LLaMA with its own output matrix keeps it, so that plm_jax loads the whole model again.
+    assert unexpected == (["lm_head.weight"] if family == "llama" else [])
+
+
+@pytest.mark.parametrize("has_pooler", [False, True])
+def test_convert_writes_a_fine_tuned_encoder_for_sentence_transformers(has_pooler, verb, folder, tmp_path):
+    pytest.importorskip("torch")
+    library = pytest.importorskip("sentence_transformers")
+    base = exports.pretrained("bert", "uncased", folder)
+    head = tasks.new("classes", base.model, ("a", "b"))
+    head = head if has_pooler else dataclasses.replace(head, feature="first")
+    model = base.model.with_task(head)
+    params = nn.unbox(registry.init_params(registry.build(model), jax.random.key(0)))
+    tuned = exports.randomized(dataclasses.replace(base, model=model, params=params), scale=0.5)
+    checkpoint_formats.save(str(tmp_path / "tuned"), tuned, "plm_jax")
+    arguments = [f"--source={tmp_path}/tuned", "--format=sentence-transformers", "--pooling=cls", "--normalize"]
+    converted = verb("convert", *arguments, f"--target={tmp_path}/sentences")
+    assert converted.status == 0, converted.err
+    assert misfits(tmp_path / "sentences") == ([], [])
+    lines = [line for line in exports.lines(20) if line.strip()]
+    expected = library.SentenceTransformer(str(tmp_path / "sentences"), device="cpu").encode(lines)
+    vectors = plm_jax.load(tmp_path / "tuned").embed(lines, "cls", normalize=True)
+    np.testing.assert_allclose(vectors, expected, atol=1e-5)
+    refused = verb("convert", f"--source={tmp_path}/tuned", f"--target={tmp_path}/other", "--pooling=cls")
+    assert refused.errors == [
+        "error: --pooling and --normalize need --format=sentence-transformers: add it, or leave them out"
+    ]
 
 
 def test_texts_are_cut_at_the_length_of_a_sentence_transformer(load, tmp_path):

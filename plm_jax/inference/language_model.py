@@ -367,14 +367,14 @@ class LanguageModel:
         *,
         batch_size: int = 32,
         advance: Callable[[int], Any] = scoring.ignore_progress,
-    ) -> Float32[np.ndarray, "texts width"]:
-        """Returns a vector for each text, from the hidden states of its tokens.
+    ) -> Float32[np.ndarray, "texts width"] | Float32[np.ndarray, " width"]:
+        """Returns a vector for each text, from the hidden states of its tokens; for a single text, one vector.
 
         Texts have the special tokens of training around them, which count as tokens, and are truncated to the model's
         length. An encoder-decoder returns states of its encoder. A text without tokens gets zeros.
 
         Args:
-          texts: one text or several.
+          texts: a text, or a sequence of texts.
           pooling: "mean" or "max" over tokens, "cls" for the first token, or "last" for the last one.
           layer: number of the layer; 0 is the embeddings, -1 the last layer.
           normalize: whether vectors are divided by their Euclidean norm.
@@ -384,15 +384,15 @@ class LanguageModel:
         Raises:
           UserError: there is no vocabulary, or no such pooling or layer.
         """
-        texts = [texts] if isinstance(texts, str) else texts
-        limit = self._pretrained.max_length
-        return embeddings.embed(self.strategy, limit, texts, pooling, layer, normalize, batch_size, advance)
+        several, limit = [texts] if isinstance(texts, str) else texts, self._pretrained.max_length
+        vectors = embeddings.embed(self.strategy, limit, several, pooling, layer, normalize, batch_size, advance)
+        return vectors[0] if isinstance(texts, str) else vectors
 
     def similarity(
         self, first: str | Sequence[str], second: str | Sequence[str], **options: Any
     ) -> Float32[np.ndarray, "first second"]:
         """Returns the cosine similarity of the embeddings of each pair of texts; `options` are those of `embed`."""
-        return embeddings.similarity(self.embed(first, **options), self.embed(second, **options))
+        return embeddings.similarity(*(np.atleast_2d(self.embed(texts, **options)) for texts in (first, second)))
 
     def predict(
         self,
@@ -400,15 +400,15 @@ class LanguageModel:
         *,
         batch_size: int = 32,
         advance: Callable[[int], Any] = scoring.ignore_progress,
-    ) -> list[Any]:
-        """Returns a prediction for each example.
+    ) -> Any:
+        """Returns a prediction for each example; for a single example, one prediction.
 
         A model with a task head predicts what it was fine-tuned for. Other models fill the blanks of each text,
         continue it or answer it, as `generate` does. Texts that are too long are truncated; contexts of questions are
         split into windows, as in `evaluate`.
 
         Args:
-          examples: one example or a list of examples. A text or a pair of texts for classes, labels and scores; a text
+          examples: an example, or a list of examples. A text or a pair of texts for classes, labels and scores; a text
             or a list of words for tags; a question and a context for answers; a question and a list of texts for
             choices. Pairs are tuples, or dicts with two entries in this order; dicts with `question` and `context`
             or `choices` may have any order. A single list of words must be in another list.
@@ -416,15 +416,16 @@ class LanguageModel:
           advance: called with the number of rows in each finished batch.
 
         Returns:
-          One prediction per example, of the class in `plm_jax.inference.predictions` for the task: `ClassPrediction`,
-          `LabelsPrediction`, `ScorePrediction`, `TagPrediction`, `AnswerPrediction`, `ChoicePrediction` or, without a
-          task head, `TextPrediction`.
+          A list with one prediction per example, or the prediction of a single example, of the class in
+          `plm_jax.inference.predictions` for the task: `ClassPrediction`, `LabelsPrediction`, `ScorePrediction`,
+          `TagPrediction`, `AnswerPrediction`, `ChoicePrediction` or, without a task head, `TextPrediction`.
 
         Raises:
           UserError: there is no vocabulary, or an example does not fit the task.
         """
         if isinstance(examples, str | tuple | Mapping):
-            examples = [examples]
+            (prediction,) = self.predict([examples], batch_size=batch_size, advance=advance)
+            return prediction
         head = tasks.head_of(self.config)
         if head is None:
             return [TextPrediction(text) for text in self._answers(list(examples), batch_size, advance)]

@@ -127,14 +127,25 @@ def test_layers_are_hidden_states(family, kind, load):
     tokens = [[*before, *lm.tokenizer.encode(text), *after]]
     states = np.asarray(lm.hidden_states(tokens))
     for layer in (*range(len(states)), -1):
-        np.testing.assert_allclose(lm.embed(text, layer=layer), states[layer].mean(1), atol=1e-6)
+        np.testing.assert_allclose(lm.embed([text], layer=layer), states[layer].mean(1), atol=1e-6)
 
 
 def test_batches_do_not_change_vectors(load):
     lm, lines = load("bert", "uncased"), list(exports.lines(40))
     together = lm.embed(lines, batch_size=8)
-    np.testing.assert_allclose(np.concatenate([lm.embed(line) for line in lines[:6]]), together[:6], atol=1e-6)
+    np.testing.assert_allclose(np.concatenate([lm.embed([line]) for line in lines[:6]]), together[:6], atol=1e-6)
     assert lm.embed([]).shape == (0, together.shape[1])
+
+
+def test_a_single_text_has_one_vector(load, tmp_path):
+    lm, line = load("bert", "uncased"), "The state of the Union"
+    assert lm.embed(line).shape == (lm.config.embedding.width,)
+    np.testing.assert_allclose(lm.embed(line), lm.embed([line, "another"])[0], atol=1e-6)
+    assert lm.similarity(line, [line, "another"]).shape == (1, 2)
+    library = pytest.importorskip("sentence_transformers")
+    lm.save(tmp_path / "saved", "sentence-transformers")
+    expected = library.SentenceTransformer(str(tmp_path / "saved"), device="cpu").encode(line)
+    np.testing.assert_allclose(lm.embed(line), expected, atol=1e-5)
 
 
 def test_similarity_is_the_cosine(load):

@@ -231,6 +231,13 @@ def test_examples_are_checked(folder, tmp_path):
     orders = ({"question": question, "context": context}, {"context": context, "question": question})
     assert len(set(span.predict([(question, context), *orders]))) == 1
     classes = export(with_head("bert", "uncased", "classes", folder, LABELS), tmp_path / "classes")
+    for lm, example in (
+        (classes, "a"),
+        (classes, ("a", "b")),
+        (span, (question, context)),
+        *((span, o) for o in orders),
+    ):
+        assert [lm.predict(example)] == lm.predict([example])
     for lm, example in ((classes, 5), (classes, ("a", 5)), (classes, ["a", "b", "c"]), (span, question), (span, None)):
         with pytest.raises(UserError, match="example 0 does not fit the task of the model: expected a "):
             lm.predict([example])

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from plm_jax.common import trees
-from plm_jax.common.roles import Role
 
 _INDENT = "  "
 
@@ -29,9 +28,8 @@ def _lines(name: str, value: Any, kind: Any, description: str) -> Iterator[str]:
     if dataclasses.is_dataclass(value):
         yield f"{name}:" + (f"  # {description or sentence(type(value).__doc__)}" if not choices else "")
         if choices:
-            kind_name = value.kind if isinstance(value, Role) else ""
             meaning = sentence(type(value).__doc__)
-            yield f"{_INDENT}kind = {kind_name}  # one of {', '.join(sorted(choices))}: {meaning}"
+            yield f"{_INDENT}kind = {getattr(value, 'kind', None)}  # one of {', '.join(sorted(choices))}: {meaning}"
         yield from (_INDENT + line for line in lines(value))
     elif isinstance(value, Mapping) and value:
         yield f"{name}:  # {description}".rstrip(" #")
@@ -43,8 +41,9 @@ def _lines(name: str, value: Any, kind: Any, description: str) -> Iterator[str]:
         for index, item in enumerate(value):
             yield from (_INDENT + line for line in _lines(str(index), item, element, ""))
     else:
-        shown = [f"kind: one of {', '.join(sorted(choices))}"] if choices else [type_name(kind)]
-        yield f"{name} = {value}  # {': '.join([*shown, *([description] if description else [])])}"
+        meaning = [f"kind: one of {', '.join(sorted(choices))}" if choices else type_name(kind)]
+        meaning += [description] if description else []
+        yield f"{name} = {repr(value) if value == '' else value}  # {': '.join(meaning)}"
 
 
 def type_name(kind: Any) -> str:

@@ -15,7 +15,7 @@ from plm_jax.common.errors import UserError
 from plm_jax.config import files as config_files
 from plm_jax.data.labeled import tags
 from plm_jax.data.layouts import randomness
-from plm_jax.data.sources import files, labeled, rows, templates
+from plm_jax.data.sources import files, labeled, row_fields, rows, templates
 from plm_jax.data.sources.corpus import BadRow, Record
 
 # Index of a choice in the output of a template.
@@ -180,7 +180,7 @@ def _number(location: str, choice: str) -> float:
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise BadRow(f"{location} has the choice '{choice[:40]}', which is not a number: fix prompt.choices")
+        raise BadRow(f"{location} has the choice {row_fields.brief(choice)}, which is not a number: fix prompt.choices")
     return number
 
 
@@ -200,7 +200,8 @@ def _right(
         index = labeled.label_index(int(answer), choices)
     if index is None:
         raise BadRow(
-            f"{location} has the answer '{answer[:40]}', none of its {len(choices)} choices: fix prompt.answer"
+            f"{location} has the answer {row_fields.brief(answer)}, none of its {len(choices)} choices: fix "
+            "prompt.answer"
         )
     return index
 

@@ -295,6 +295,7 @@ ODD_TEXT = [
     ("a.csv", b"text,label\nx,2\n", "a.csv:2 has 2 in 'label', which is not in form.labels"),
     ("a.csv", b"text,label\nx,\n", "a.csv:2 has \"\" in 'label', which is not in form.labels"),
     ("a.csv", b"text,label\nx,maybe\n", "a.csv:2 has \"maybe\" in 'label'"),
+    ("a.csv", b"text,label\nx," + b"much" * 20 + b"\n", f"a.csv:2 has \"{('much' * 20)[:38]}…\" in 'label', which"),
     ("a.csv", b"text,label\n ,1\n", "a.csv:2 has no text"),
     ("a.TSV", b"text\tlabel\nx\n", "a.TSV:2 has 1 cells"),
     ("a.jsonl", b"text,label\nx,1\n", "a.jsonl:1 is not valid JSON"),

@@ -245,7 +245,7 @@ def test_choices_of_a_form_without_labels_need_an_answer():
 
 def test_choices_of_a_score_are_numbers():
     source = config.LabeledTable("a", config.ScoreForm(), prompt=config.PromptConfig("{text}", ("1", "nan")))
-    with pytest.raises(UserError, match="a:1 has the choice 'nan', which is not a number"):
+    with pytest.raises(UserError, match='a:1 has the choice "nan", which is not a number'):
         prompts.example_builder("a", source)(rows.SourceRow("a:1", {"text": "how", "score": 1}))
 
 

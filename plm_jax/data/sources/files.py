@@ -6,7 +6,6 @@ import difflib
 import functools
 import glob
 import itertools
-import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -18,7 +17,7 @@ from typing_extensions import override
 from plm_jax.common import bounded, ranges, storage, trees
 from plm_jax.common.errors import UserError, nearest
 from plm_jax.data.cache.columns import Column
-from plm_jax.data.sources import tables, templates, text
+from plm_jax.data.sources import row_fields, tables, templates, text
 from plm_jax.data.sources.corpus import BadRow, Corpus, Record, Skipped, document_record, ignore, read_or_skip
 from plm_jax.data.sources.prompts import PromptConfig
 from plm_jax.data.sources.source import InputsTargetsSource, RowReader, Source, SourceRow
@@ -401,7 +400,7 @@ def is_taken(location: str, row: dict[str, Any], source: TableSource) -> bool:
         raise BadRow(f"{location} has no field '{only}': {nearest(only, row)}")
     value = tables.cell_value(row[only])
     if value not in (0, 1) or isinstance(value, float):
-        raise BadRow(f"{location} has {json.dumps(value)[:40]} in '{only}': use true, false, 1 or 0")
+        raise BadRow(f"{location} has {row_fields.brief(value)} in '{only}': use true, false, 1 or 0")
     return bool(value)
 
 

@@ -12,6 +12,8 @@ from plm_jax.data.sources.tables import cell_value
 
 Row = Mapping[str, Any]
 
+# Maximum number of characters of a value in an error, without an added quote.
+_MAX_BRIEF = 40
 _MAX_FLOAT32 = float(np.finfo(np.float32).max)
 
 
@@ -53,5 +55,8 @@ def number(location: str, row: Row, name: str) -> int | float:
 
 
 def brief(content: Any) -> str:
-    """Returns the beginning of a value as JSON, for errors."""
-    return json.dumps(content, ensure_ascii=False, default=str)[:40]
+    """Returns a value as JSON for errors; of a long one the beginning, with an ellipsis and the closing quote."""
+    text = json.dumps(content, ensure_ascii=False, default=str)
+    if len(text) <= _MAX_BRIEF:
+        return text
+    return f"{text[: _MAX_BRIEF - 1]}…" + ('"' if text.startswith('"') else "")

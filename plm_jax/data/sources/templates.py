@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from plm_jax.common.errors import nearest
+from plm_jax.data.sources import row_fields
 from plm_jax.data.sources.corpus import BadRow
 from plm_jax.data.sources.tables import Cell, cell_value
 
@@ -26,12 +27,14 @@ class _Template(string.Formatter):
     def get_field(self, field_name, args, kwargs):
         value, first = super().get_field(field_name, args, _with_values(field_name, kwargs))
         if not isinstance(value, str | int | float) or (isinstance(value, float) and not math.isfinite(value)):
-            raise ValueError(f"'{field_name}' is {json.dumps(value, default=str)[:40]}, neither text nor a number")
+            raise ValueError(f"'{field_name}' is {row_fields.brief(value)}, neither text nor a number")
         return json.dumps(value) if isinstance(value, bool) else value, first
 
     def format_field(self, value, format_spec):
         if re.search(rf"\d{{{_MAX_DIGITS + 1}}}", format_spec):
-            raise ValueError(f"'{format_spec[:40]}' has a number above 999: use a smaller width or precision")
+            raise ValueError(
+                f"{row_fields.brief(format_spec)} has a number above 999: use a smaller width or precision"
+            )
         try:
             return super().format_field(value, format_spec)
         except ValueError:

@@ -108,7 +108,7 @@ class Strategy:
         heads, head = self.heads, name or "vocabulary"
         if head not in heads and head not in ("vocabulary", *HEADS):
             known = {*HEADS, *heads} - {"vocabulary"}
-            raise UserError(f"there is no head '{name}': {nearest(head, known)}, or leave it out")
+            raise UserError(f"there is no head '{name}': {nearest(head, known)}")
         if head not in heads:
             raise UserError(f"this model has no {head.replace('_', '-')} head: load a checkpoint that has one")
         return head

@@ -76,11 +76,14 @@ class Telemetry:
         """Moves the bar; the first step of a phase has no rate yet."""
         rate = "" if tokens_per_second is None else f", {tokens_per_second:,.0f} tokens/s"
         self._bar.set_postfix_str(f"loss {loss:.4f}{rate}", refresh=False)
-        self._bar.update(step - self._bar.n)
+        self._bar.advance(step)
 
     @contextlib.contextmanager
     def doing(self, activity: str, reports: bool = False) -> Iterator[None]:
-        """Shows an activity and its duration in the bar; if `reports` is set, also prints a line at the end."""
+        """Shows an activity and its duration in the bar.
+
+        If `reports` is set, as for a compilation, prints a line at the end and leaves the duration out of the rate.
+        """
         before, began = self._bar.postfix, time.monotonic()
         self._doing = activity, began
         self._bar.set_postfix_str(activity)
@@ -90,6 +93,7 @@ class Telemetry:
             self._doing = None
             self._bar.set_postfix_str(before or "", refresh=False)
         if reports:
+            self._bar.leave_out(time.monotonic() - began)
             self.say(f"{activity}: {time.monotonic() - began:.1f} s")
 
     def _tick(self, terminal: bool, seconds: float) -> None:
@@ -207,9 +211,33 @@ class Events:
 
 
 class _Bar(tqdm):
-    """A bar that knows when it was last drawn."""
+    """A bar that knows when it was last drawn.
+
+    Its rate, and thus the remaining time, is that of all steps after the first one of this start, without compilation.
+    """
 
     drawn = 0.0
+    _timed_steps, _timed_seconds, _left_out = 0, 0.0, 0.0
+    _advanced: float | None = None
+
+    def advance(self, step: int) -> None:
+        """Moves the bar to a step that has just finished."""
+        now = time.monotonic()
+        if self._advanced is not None:
+            self._timed_steps += step - self.n
+            self._timed_seconds += now - self._advanced - self._left_out
+        self._advanced, self._left_out = now, 0.0
+        self.update(step - self.n)
+
+    def leave_out(self, seconds: float) -> None:
+        """Leaves a time since the last step out of the rate."""
+        self._left_out += seconds
+
+    @property
+    def format_dict(self) -> dict[str, Any]:
+        """Values to draw; a rate of 0 is unknown."""
+        rate = self._timed_steps / self._timed_seconds if self._timed_seconds > 0 else 0
+        return {**super().format_dict, "rate": rate}
 
     def display(self, *args, **kwargs):
         self.drawn = time.monotonic()

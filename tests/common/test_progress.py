@@ -94,3 +94,26 @@ def test_the_bar_of_a_run_is_drawn_while_a_step_compiles(tmp_path, monkeypatch, 
     printed += capfd.readouterr().err
     assert re.search(r"^compiling step 2: \d+\.\d s$", printed, re.MULTILINE) and "\r" not in printed
     assert "loss 2.2500, 1,000 tokens/s" in printed.splitlines()[-1]
+
+
+def test_the_remaining_time_leaves_out_compilation(tmp_path, monkeypatch):
+    """A first step of 100 s, with a compilation, then steps of 2 s, one of them with another compilation of 50 s."""
+    clock = [1000.0]
+    monkeypatch.setattr(telemetry.time, "monotonic", lambda: clock[0])
+    with telemetry.Telemetry(str(tmp_path), 0, 100) as log:
+        bar = log._bar
+        with log.doing("compiling step 1", reports=True):
+            clock[0] += 98
+        clock[0] += 2
+        log.progress(1, 2.5, None)
+        assert bar.format_dict["rate"] == 0  # Unknown.
+        for step in (2, 3):
+            clock[0] += 2
+            log.progress(step, 2.5, 1000.0)
+        assert bar.format_dict["rate"] == pytest.approx(1 / 2)
+        with log.doing("compiling step 4", reports=True):
+            clock[0] += 50
+        clock[0] += 2
+        log.progress(4, 2.5, None)
+        assert bar.format_dict["rate"] == pytest.approx(1 / 2)
+        assert re.search(r"4/100 \[\d\d:\d\d<03:12, ", str(bar))  # 96 steps of 2 s.

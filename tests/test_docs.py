@@ -98,7 +98,7 @@ def run(verb, words: list[str], folder: pathlib.Path) -> None:
     finished = verb(name, *arguments, folder=folder)
     assert finished.status == 0 and finished.out + finished.err, f"{shlex.join(words)}: {finished.err}"
     if name == "evaluate":
-        assert re.search(r"^\S+ +value", finished.out, re.MULTILINE), finished.out
+        assert re.search(r"^\S+( \(\S+\))? +value", finished.out, re.MULTILINE), finished.out
 
 
 def execute(code: str, folder: pathlib.Path) -> None:

@@ -1,5 +1,7 @@
 """Evaluates a list of tasks: splits that a run or another config has prepared, prompts, or files of text."""
 
+import os
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -80,7 +82,15 @@ def evaluate(
     Raises:
       UserError: the errors of `task_metrics.evaluate`, or no task has targets.
     """
-    return _each(tasks, lambda task: task_metrics.evaluate(lm, run, task, **options), report)
+    headings = {task: _heading(run, task) for task in tasks}
+    return _each(tasks, lambda task: task_metrics.evaluate(lm, run, task, **options), report, headings)
+
+
+def _heading(run: config.Run, task: str) -> str:
+    """Returns the name of a task, followed by its validation files or split if its source has its own."""
+    name, _, split = task.partition(":")
+    validation = getattr(run.data.sources[name], "validation", "") if split in ("", "validation") else ""
+    return f"{task} ({os.path.basename(validation.rstrip('/'))})" if validation else task
 
 
 def evaluate_prompts(
@@ -116,7 +126,10 @@ def evaluate_files(
 
 
 def _each(
-    tasks: Sequence[str], evaluate_one: Callable[[str], dict[str, float]], report: Callable[[Metrics], None]
+    tasks: Sequence[str],
+    evaluate_one: Callable[[str], dict[str, float]],
+    report: Callable[[Metrics], None],
+    headings: Mapping[str, str] = types.MappingProxyType({}),
 ) -> Metrics:
     metrics: Metrics = {}
     failures: dict[str, str] = {}
@@ -125,7 +138,7 @@ def _each(
             metrics[task] = evaluate_one(task)
         except perplexity.NothingToPredictError as error:
             metrics[task], failures[task] = {"tokens": 0}, str(error)
-        print_metrics(task, failures.get(task) or metrics[task])
+        print_metrics(task, failures.get(task) or metrics[task], headings.get(task, task))
         if len(failures) < len(metrics):
             report(metrics)
     if len(failures) == len(tasks):
@@ -133,16 +146,19 @@ def _each(
     return metrics
 
 
-def print_metrics(task: str, metrics: dict[str, float] | str) -> None:
-    """Prints the metrics of a task as a table, or the reason why there are none."""
-    print(f"{task}: {metrics}" if isinstance(metrics, str) else "\n".join(_table(task, metrics)), flush=True)
+def print_metrics(task: str, metrics: dict[str, float] | str, heading: str = "") -> None:
+    """Prints the metrics of a task as a table under a heading, by default its name, or why there are none."""
+    heading = heading or task
+    print(
+        f"{heading}: {metrics}" if isinstance(metrics, str) else "\n".join(_table(task, metrics, heading)), flush=True
+    )
 
 
-def _table(task: str, metrics: Mapping[str, float]) -> list[str]:
+def _table(task: str, metrics: Mapping[str, float], heading: str) -> list[str]:
     """Returns a table of metrics with the columns value, trivial baseline and verdict; the last two only if needed."""
     metrics = {f"{task}/{name}": value for name, value in metrics.items()}
     shown_as_baselines = {baselines.baseline_of(metrics, name) for name in metrics}
-    rows: list[tuple[str, ...]] = [(task, "value", "trivial", "verdict")]
+    rows: list[tuple[str, ...]] = [(heading, "value", "trivial", "verdict")]
     for name, value in metrics.items():
         if name in shown_as_baselines:
             continue

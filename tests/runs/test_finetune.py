@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -186,6 +187,7 @@ def test_config_without_a_model_evaluates_a_checkpoint(folder, verb, tmp_path):
     assert verb("prepare", *given, f"--from={source}").status == 0
     told = verb("evaluate", *given, f"--checkpoint={source}", "--tasks=mood", f"--output={tmp_path}/scores.json")
     assert told.status == 0, told.err
+    assert re.search(r"^mood \(held_out\.jsonl\) +value", told.out, re.MULTILINE), "the validation file is named"
     found = json.loads((tmp_path / "scores.json").read_text())["mood"]
     assert 0 <= found["accuracy"] <= 1 and found["trivial_accuracy"] >= 0.5
 

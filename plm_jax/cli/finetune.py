@@ -93,7 +93,7 @@ def main() -> None:
         began=began,
     )
     if progress.is_first():
-        print("\n".join(summary.lines([result.workdir for result in results], time.time() - began)))
+        print("\n".join(summary.lines(results, time.time() - began)))
 
 
 def _write_config(source: str, workdir: str) -> str | None:

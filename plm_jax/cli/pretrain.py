@@ -42,7 +42,7 @@ def main() -> None:
         from plm_jax.experiments import summary
         from plm_jax.runs import train
 
-    train.pretrain(
+    result = train.pretrain(
         run,
         workdir,
         source=_FROM.value,
@@ -52,7 +52,7 @@ def main() -> None:
         began=began,
     )
     if progress.is_first():
-        print("\n".join(summary.lines([workdir], time.time() - began)))
+        print("\n".join(summary.lines([result], time.time() - began)))
 
 
 if __name__ == "__main__":

@@ -15,31 +15,43 @@ from plm_jax.evaluation import labeled, perplexity
 from plm_jax.experiments import seeds
 from plm_jax.models.heads import TASK
 from plm_jax.runs import checkpoint_folders, run_directory
+from plm_jax.runs.train import TrainResult
 
 _OBJECTIVES = ("next_token", "masked_lm")
 # Number of validation batches that are read for the loss of a unigram model, if the run has no smaller limit.
 _MOST_BATCHES = 64
 
 
-def lines(workdirs: Sequence[str], seconds: float) -> list[str]:
+def lines(results: Sequence[TrainResult], seconds: float) -> list[str]:
     """Returns the lines of a summary of runs that differ only in their seeds.
 
     Args:
-      workdirs: directories of the runs, which are finished.
+      results: results of the runs, which are finished.
       seconds: duration of this start.
     """
-    duration = time.strftime("%H:%M:%S", time.gmtime(seconds))
-    heading = f"{workdirs[0]} is trained" if len(workdirs) == 1 else f"{len(workdirs)} runs are trained"
+    duration, workdirs = time.strftime("%H:%M:%S", time.gmtime(seconds)), [result.workdir for result in results]
     run = _saved_run(workdirs[0])
     best = [os.path.join(workdir, "checkpoints", checkpoint_folders.BEST) for workdir in workdirs]
     best = [checkpoint for checkpoint in best if storage.exists(checkpoint)]
     return [
-        f"{heading} ({duration})",
+        f"{_heading(results)} ({duration})",
         *(f"  {line}" for line in seeds.lines(workdirs, _baselines(run))),
         *map(_best_line, best),
         "next:",
         *(f"  {command}" for command in _commands(run, (best or workdirs)[0])),
     ]
+
+
+def _heading(results: Sequence[TrainResult]) -> str:
+    """Returns whether the runs were trained by this start, or were finished before it."""
+    name = results[0].workdir if len(results) == 1 else f"{len(results)} runs"
+    verb = "is" if len(results) == 1 else "are"
+    finished = sum(not result.trained for result in results)
+    if not finished:
+        return f"{name} {verb} trained"
+    if finished == len(results):
+        return f"nothing was trained: {name} {'was' if verb == 'is' else 'were'} finished before"
+    return f"{name} {verb} trained, {finished} of them before this start"
 
 
 def _best_line(checkpoint: str) -> str:

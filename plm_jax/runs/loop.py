@@ -37,7 +37,7 @@ def pretrain(
     allow_changes: bool = False,
     refuse_damaged: bool = False,
     began: float | None = None,
-) -> None:
+) -> bool:
     """Trains until `run.train.steps`, from the newest checkpoint in `workdir` if there is one.
 
     The tasks of a mixture of seqio's become sources of the run, and `train.epochs` becomes its number of steps.
@@ -47,6 +47,9 @@ def pretrain(
         examples that the run reads then follow those that were read.
       refuse_damaged: whether a damaged checkpoint is an error; if not, the run resumes from the checkpoint before it.
       began: time of this start, in seconds since 1970; by default now.
+
+    Returns:
+      Whether this call trained; False if the run was finished before.
 
     Raises:
       UserError: the batch does not fit the mesh, the cache or a checkpoint does not fit the config, too many steps in a
@@ -72,14 +75,16 @@ def pretrain(
         if is_finished:
             field = "train.steps" if run.train.epochs is None else "train.epochs"
             field = "evaluation.patience" if has_stopped else field
-            _print([f"{workdir} is finished at step {resumed.step}: raise {field} to train further"])
-            return
+            other = ", or choose another --workdir to train with the changed settings" if job.changes else ""
+            _print([f"{workdir} is finished at step {resumed.step}: raise {field} to train further{other}"])
+            return False
     job.reader.check_vocabulary()
     # Only now, so that a mistake leaves no files behind. Leaving `tasks` waits until the last checkpoint is scored.
     with tasks, workdir_lock.lock(workdir), Interruption(run.checkpoint.grace_seconds) as interruption:
         resume.set_damaged_aside(resumed, workdir)
         notes += selection.set_aside(best)
         _train(job, workdir, best, notes, began, interruption, tasks)
+    return True
 
 
 def _train(

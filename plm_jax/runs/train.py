@@ -37,11 +37,13 @@ class TrainResult:
       workdir: the run directory; `plm_jax.load` opens the trained model.
       step: last logged step.
       metrics: last value of every metric that is a number, with the keys of metrics.jsonl, such as `validation/loss`.
+      trained: whether this call trained; False if the run was finished before.
     """
 
     workdir: str
     step: int
     metrics: Mapping[str, float]
+    trained: bool = True
 
 
 def pretrain(
@@ -143,10 +145,12 @@ def _train(
         preparation.prepare_if_needed(run, flags, trained="" if allow_changes else ", ".join(resumed))
     with progress.doing("loading JAX"):
         command_line.start_jax()
+    results = []
     for workdir, each in runs.items():
-        loop.pretrain(each, workdir, allow_changes, refuse_damaged, began)
+        trained = loop.pretrain(each, workdir, allow_changes, refuse_damaged, began)
+        results.append(_result(workdir, trained))
         began = time.time()
-    return [_result(workdir) for workdir in runs]
+    return results
 
 
 @contextlib.contextmanager
@@ -162,10 +166,10 @@ def _flags_of(run: config.Run, config_flags: Sequence[str] | None) -> Generator[
         yield [f"--config={path}", *users.flags(run)]
 
 
-def _result(workdir: str) -> TrainResult:
+def _result(workdir: str, trained: bool) -> TrainResult:
     metrics: dict[str, float] = {}
     step = 0
     for row in read_lines(os.path.join(workdir, "metrics.jsonl")):
         step = row["step"]
         metrics |= {name: value for name, value in row.items() if name != "step" and isinstance(value, int | float)}
-    return TrainResult(workdir, step, metrics)
+    return TrainResult(workdir, step, metrics, trained)

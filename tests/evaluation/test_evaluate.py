@@ -12,7 +12,7 @@ import plm_jax
 from plm_jax import config
 from plm_jax.evaluation import perplexity
 from plm_jax.experiments import report, summary
-from plm_jax.runs import loop
+from plm_jax.runs import loop, train
 from tests.runs import test_validation
 from tests.runs.test_validation import by_hand
 from tests.support import tiny as tiny_runs
@@ -70,10 +70,10 @@ def test_each_source_is_reported_and_recorded_and_one_without_held_out_text_is_a
 
 def test_the_summary_of_training_has_the_baseline_of_evaluate(workdir):
     """Validation reads all rows here, so that both have the same targets."""
-    lm = plm_jax.load(str(workdir))
+    lm, result = plm_jax.load(str(workdir)), train.TrainResult(str(workdir), 4, {})
     assert not lm.run.evaluation.max_batches
     for name in "ab":
-        (line,) = (line for line in summary.lines([str(workdir)], 1.0) if f"validation/{name}/nll " in line)
+        (line,) = (line for line in summary.lines([result], 1.0) if f"validation/{name}/nll " in line)
         unigram_loss = perplexity.evaluate(lm, lm.run, name, show_progress=False)["unigram_loss"]
         assert float(line.rpartition(" ")[2]) == pytest.approx(unigram_loss, abs=1e-4), line
 

@@ -54,8 +54,14 @@ def test_finished_run_is_not_changed(tiny, trained, verb):
     before = contents(trained)
     finished = verb("pretrain", f"--config={tiny}/tiny.py", f"--workdir={trained}")
     assert finished.status == 0
-    assert f"{trained} is finished at step 6: raise train.steps to train further" in finished.err
-    assert contents(trained) == before
+    assert f"{trained} is finished at step 6: raise train.steps to train further\n" in finished.err
+    assert f"nothing was trained: {trained} was finished before (" in finished.out and contents(trained) == before
+    changed = verb(
+        "pretrain", f"--config={tiny}/tiny.py", f"--workdir={trained}", "--config.schedule.learning_rate=0.5"
+    )
+    assert changed.status == 0 and contents(trained) == before
+    assert "or choose another --workdir to train with the changed settings\n" in changed.err
+    assert changed.out.startswith("nothing was trained: ")
 
 
 def test_changed_batch_size_continues_after_the_last_example(tiny, trained, halfway, verb):

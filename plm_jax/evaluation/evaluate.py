@@ -1,9 +1,11 @@
 """The Python entry point `plm_jax.evaluate`, which the `evaluate` command also calls."""
 
+import contextlib
+import os
 from collections.abc import Callable, Sequence
 
 from plm_jax import config
-from plm_jax.common import progress
+from plm_jax.common import progress, storage
 from plm_jax.common.errors import UserError
 from plm_jax.evaluation import perplexity, prepared
 from plm_jax.evaluation.few_shot import FewShotOptions
@@ -29,7 +31,8 @@ def evaluate(
     Args:
       model: a loaded model, or the path of a run, a checkpoint, a converted or a Hugging Face directory.
       tasks: names `SOURCE` (its validation split) or `SOURCE:SPLIT`; empty for all sources of the run.
-      run: run whose data the model is evaluated on; None for the run that trained the model.
+      run: run whose data the model is evaluated on; None for the run that trained the model. If `prepare --from` made
+        caches for the model at a path, they are read.
       texts: paths or patterns of text files. The model scores these files instead of tasks.
       few_shot: presents rows to the model as prompts. Tasks may then be those of `configs/tasks`.
       stride: number of tokens by which windows move over whole texts; None evaluates the rows of the caches, and files
@@ -66,9 +69,20 @@ def evaluate(
                 "the config takes its model from a checkpoint: pass the path of a checkpoint instead of a model"
             )
         run = transfer.resolve(run, model)
+    elif run is not None and stride is None and not isinstance(model, LanguageModel):
+        run = _with_caches_of(run, model)
     run = prepared.resolve_run(lm, run)
     names = prepared.resolve_tasks(run, tasks, are_cached=stride is None)
     return prepared.evaluate(lm, run, names, record, text_scoring=None if stride is None else text_scoring)
+
+
+def _with_caches_of(run: config.Run, model: str) -> config.Run:
+    """Returns a config with the vocabulary and the caches that `prepare --from=MODEL` made, if it made any."""
+    with contextlib.suppress(UserError):  # Without a vocabulary, there are no such caches.
+        resolved = transfer.resolve(run, model)
+        folders = (os.path.join(resolved.data.cache_dir, name) for name in config.read_sources(resolved))
+        return resolved if any(map(storage.exists, folders)) else run
+    return run
 
 
 def recorder(lm: LanguageModel, report: Callable[[Metrics], None] | None = None) -> Callable[[Metrics], None]:

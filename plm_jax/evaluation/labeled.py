@@ -40,7 +40,7 @@ def evaluate(lm: LanguageModel, run: config.Run, task: str, show_progress: bool 
     splits = reader.sources[name].splits
     if split not in splits:
         raise perplexity.NothingToPredictError(f"'{name}' has no split '{split}': {nearest(split, splits)}")
-    perplexity.check_vocabulary(lm, run, reader.vocabulary["id"], "prepare the cache")
+    perplexity.check_vocabulary(lm, run, reader.vocabulary["id"], "run prepare --from=CHECKPOINT to make a cache")
     rows, size = reader.rows(split, name, length), run.evaluation.batch_size
     if not isinstance(rows, LabeledRows):
         raise UserError(f"'{name}' has no labels: name a source of labeled examples")

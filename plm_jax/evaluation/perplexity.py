@@ -108,7 +108,7 @@ def _evaluate(lm: LanguageModel, run: config.Run, task: str, length: int, show_p
             remedy = "name another split, or raise config.data.validation_fraction and prepare again"
             raise NothingToPredictError(f"'{name}' has no validation data: {remedy}")
         raise UserError(f"'{name}' has no split '{split}': {nearest(split, source.splits)}")
-    check_vocabulary(lm, run, reader.vocabulary["id"], "prepare the cache")
+    check_vocabulary(lm, run, reader.vocabulary["id"], "run prepare --from=CHECKPOINT to make a cache")
     batches = reader.in_order(split, run.evaluation.batch_size)
     total = reader.num_batches(split, run.evaluation.batch_size)
     is_real, log_unigram = real_ids(reader.objective.special), add_one_unigram(source.splits["train"])

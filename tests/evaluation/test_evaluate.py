@@ -112,3 +112,19 @@ def test_a_single_source_run_drops_the_segmenters_of_other_sources():
     run = dataclasses.replace(run, data=dataclasses.replace(run.data, segmenters={"b": "jieba:lcut"}))
     only = perplexity.single_source_run(run, types.SimpleNamespace(config=run.model), "a", 16)
     assert (list(only.data.sources), only.data.segmenters, only.data.length) == (["a"], {}, 16)
+
+
+def test_caches_of_prepare_from_serve_a_run_and_its_export(workdir, tiny, verb, tmp_path):
+    converted = verb("convert", f"--source={workdir}", f"--target={tmp_path}/export")
+    assert converted.status == 0, converted.err
+    shared = (f"--config={tiny}/tiny.py", f"--config.data.cache_dir={tmp_path}/shared", "--tasks=a")
+    metrics = []
+    for number, model in enumerate((workdir, tmp_path / "export")):
+        prepared = verb("prepare", *shared[:2], f"--from={model}")
+        assert prepared.status == 0 and ("a: up to date" in prepared.out) == (number > 0), prepared.err
+        evaluated = verb("evaluate", *shared, f"--checkpoint={model}", f"--output={tmp_path}/{number}.json")
+        assert evaluated.status == 0, evaluated.err
+        metrics.append(json.loads((tmp_path / f"{number}.json").read_text())["a"])
+    (vocabulary,) = (tmp_path / "shared").iterdir()
+    assert metrics[0] == metrics[1] and metrics[0]["tokens"] > 100
+    assert vocabulary.name == plm_jax.load(str(workdir)).vocabulary_id[:12]

@@ -36,7 +36,7 @@ def test_other_splits_and_mistakes(run, lm):
     with pytest.raises(UserError, match="no split 'tran': did you mean 'train'"):
         perplexity.evaluate(lm, run, "a:tran")
     stranger = LanguageModel(lm.config, lm.params, vocabulary_id="0" * 64)
-    with pytest.raises(UserError, match="prepare the cache with the model's vocabulary"):
+    with pytest.raises(UserError, match="run prepare --from=CHECKPOINT to make a cache with the model's vocabulary"):
         perplexity.evaluate(stranger, run, "a")
 
 

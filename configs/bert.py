@@ -11,6 +11,9 @@ The original code wrote ten copies of the corpus with different pairs and masks,
 Here the pairs also come from ten passes, while masks, random partners and truncation are drawn again each time;
 `--config.objective.duplicates=10` makes ten fixed copies.
 
+`base-packed` is `base` with several pairs in a row, so that a step has more real tokens; partners repeat every ten
+epochs.
+
 Wikipedia comes from TensorFlow Datasets. Store books as JSON Lines ({"text": …}) at `data.sources.books.path`, and the
 vocabulary of google-bert/bert-base-uncased (vocab.txt) at `vocabulary.spec`, or change these fields.
 """
@@ -54,9 +57,10 @@ PUBLISHED = {
     "large": (336_226_108, "340M"),
     "base-cased": (108_932_934, "110M"),
     "large-cased": (334_661_958, "340M"),
+    "base-packed": (110_106_428, "110M"),
 }
 SOURCE = "Devlin et al. 2019; Turc et al. 2019"
-CASED = "-cased"
+CASED, PACKED = "-cased", "-packed"
 VOCAB_SIZES = {False: 30522, True: 28996}
 
 
@@ -78,10 +82,11 @@ def model(layers: int, width: int, heads: int, vocab_size: int, length: int = 51
 
 
 def get_config(size: str = "base"):
-    """Returns the run of one of SIZES; `base-cased` and `large-cased` keep capitals and accents."""
-    names = [*SIZES, *(f"{name}{CASED}" for name in ("base", "large"))]
+    """Returns the run of one of SIZES; `base-cased` and `large-cased` keep capitals, `base-packed` has packed rows."""
+    names = [*SIZES, *(f"{name}{CASED}" for name in ("base", "large")), f"base{PACKED}"]
     cased = config.choose({name: name.endswith(CASED) for name in names}, size)
-    of = SIZES[size.removesuffix(CASED)]
+    of = SIZES[size.removesuffix(CASED).removesuffix(PACKED)]
+    pairs = config.SentencePairs()
     folder = f"../vocabularies/bert-{'cased' if cased else 'uncased'}"
     run = published_run(
         evaluate_every=10_000,
@@ -93,7 +98,7 @@ def get_config(size: str = "base"):
         data=config.DataConfig(
             cache_dir="../.cache/bert" + (CASED if cased else ""),
             **corpora.mixture("bert"),
-            layout=config.SentencePairs(),
+            layout=config.Packed(inner=pairs) if size.endswith(PACKED) else pairs,
             length=128,
         ),
         optimizer=config.AdamWConfig(epsilon=1e-6, weight_decay=0.01, bias_correction=False, clip_norm=1.0),

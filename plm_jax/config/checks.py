@@ -10,9 +10,10 @@ from plm_jax.config.phases import in_phase, in_validation, resolve_phases, targe
 from plm_jax.config.run import Run
 from plm_jax.config.training import TrainConfig
 from plm_jax.data.config import InputsTargetsConfig
-from plm_jax.data.layouts import noising
+from plm_jax.data.layouts import Packed, noising
 from plm_jax.data.sources.labeled import LabeledSource
 from plm_jax.data.sources.source import InputsTargetsSource, Source
+from plm_jax.models.heads import Pooler
 
 # Largest number of tokens in a batch: sixteen times the largest of LLaMA 3.1 405B.
 _MOST_TOKENS = 2**28
@@ -50,6 +51,7 @@ def check(run: Run) -> None:
             "config.objective.similar_share replaces words by those of a text file: set config.data.similar_words"
         )
     _pairs(run)
+    _packed(run)
     _labeled(run)
     _words(run)
     _examples(run, phases)
@@ -185,6 +187,23 @@ def _token_types(run: Run, phase: Phase) -> None:
     named = {text for name, source in _read(run, phase).items() for text in source.texts or (name,)}
     for name in sorted(named - types.keys()):
         raise UserError(f"config.data.token_types does not name '{name}', which a phase reads: add it")
+
+
+def _packed(run: Run) -> None:
+    """Rejects packed rows for a model that cannot keep inner rows apart."""
+    if not isinstance(run.data.layout, Packed):
+        return
+    if missing := [name for name in ("segment_ids", "positions") if name not in run.model.inputs]:
+        raise UserError(
+            f"packed rows need a model that reads `{missing[0]}`, model '{run.model.kind}' does not: use "
+            f"'{run.data.layout.inner.kind}' as config.data.layout"
+        )
+    head = run.model.named_heads.get("sentence_pair")
+    if run.data.layout.labels_pairs and not isinstance(head, Pooler):
+        raise UserError(
+            "packed sentence pairs need a pooler, which reads the first token of each pair: set "
+            "config.model.pooler.kind to pooler, or use sentence_pairs as config.data.layout"
+        )
 
 
 def _labeled(run: Run) -> None:

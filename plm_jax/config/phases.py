@@ -89,4 +89,4 @@ def target_length(run: Run, length: int) -> int:
     configured = run.data.inputs_targets.target_length
     if run.data.has_inputs_targets and configured and run.model.has_decoder:
         return configured
-    return run.objective.target_length(length)
+    return run.data.layout.target_length(run.objective, length)

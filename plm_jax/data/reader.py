@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import grain
 import numpy as np
@@ -44,6 +44,27 @@ _LEFT_OUT = 0.01
 # Number of rows of remote caches that are fetched concurrently.
 _FETCHERS = 32
 _AGAIN = "run `python -m plm_jax prepare --config=…` again"
+
+
+class Padding(NamedTuple):
+    """Padding of the rows of a phase.
+
+    Attributes:
+      share: share of the tokens of rows, for an encoder-decoder of the targets, that are padding.
+      unpacked: the same share if each inner row of packed rows were a row; None if rows are not packed.
+    """
+
+    share: float
+    unpacked: float | None
+
+    def describe(self, length: int) -> str:
+        """Returns a line about packed rows of `length`."""
+        assert self.unpacked is not None
+        gain = (1 - self.share) / (1 - self.unpacked)
+        return (
+            f"padding: {self.share:.1%} of packed rows of {length}, {self.unpacked:.1%} without packing; "
+            f"a step has {gain:.2f} times as many real tokens"
+        )
 
 
 @dataclass(frozen=True)
@@ -349,24 +370,35 @@ class Reader:
         if self._data.layout.is_full:
             return notes
         for phase in phases:
-            sample = _sample(phase)
-            # Noise does not shorten rows.
-            first = self.example(sample[0])
-            has_targets = "decoder_tokens" in first and "target_weights" in first
-            real = "target_weights" if has_targets or "mask" not in first else "mask"
-            sample = [self.example(k)[real].mean() for k in sample]
-            full = phase.batch_size * float(np.mean(sample))
+            padding = self.padding(phase)
+            if padding.unpacked is not None:
+                notes.append(padding.describe(phase.length))
+                continue
+            full = phase.batch_size * (1 - padding.share)
             batch = f"{phase.batch_size} rows of {phase.length}"
             notes.append(f"padding: {batch} have only as many real tokens as {full:.0f} full rows")
         return notes
+
+    def padding(self, phase: Phase) -> Padding:
+        """Estimates the padding of a phase from its first rows."""
+        real, num_inner = [], 0
+        for k in _sample(phase):
+            # Noise does not shorten rows.
+            example = self.example(k)
+            has_targets = "decoder_tokens" in example and "target_weights" in example
+            real.append(float(example["target_weights" if has_targets or "mask" not in example else "mask"].mean()))
+            num_inner += int(example["segment_ids"].max()) if "segment_ids" in example else 1
+        is_packed = isinstance(self._data.layout, layouts.Packed)
+        return Padding(1 - float(np.mean(real)), 1 - sum(real) / num_inner if is_packed else None)
 
     def _share_left_out(self, phase: Phase) -> float:
         """Returns the share of a phase's maskable tokens that are in words too long to be masked."""
         counts = []
         for k in _sample(phase):
             objective, name, rows, item, rng = self._draw(k)
-            example = noising.read(objective, rows, item, rng, *self._token_tables(name))
-            counts.append(objective.settings.count_unmaskable(example, objective.special))
+            for inner in rows.inner_rows(item, rng):
+                example = noising.read(objective, *inner, *self._token_tables(name))
+                counts.append(objective.settings.count_unmaskable(example, objective.special))
         left_out, tokens = np.sum(counts, axis=0)
         return float(left_out / max(tokens, 1))
 

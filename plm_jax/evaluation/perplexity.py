@@ -201,7 +201,8 @@ def _add_up(
         sums.real_nll += float(real_nll)
         sums.unigram -= float(log_unigram[targets].ravel() @ real_weights.ravel())
         if "pair_label" in batch:
-            sums.pair_labels += float(batch["mask"].any(axis=1) @ batch["pair_label"])
+            weights = batch["pair_weights"] if "pair_weights" in batch else batch["mask"].any(axis=1)
+            sums.pair_labels += float(weights.ravel() @ batch["pair_label"].ravel())
         for name, (scores, labels, counts) in _decisions(loss, lm.model, lm.params, batch).items():
             counts = np.asarray(counts)
             sums.decisions.setdefault(name, []).append((np.asarray(scores)[counts], np.asarray(labels)[counts]))

@@ -13,6 +13,7 @@ from plm_jax.common.errors import UserError, nearest
 from plm_jax.data import vocabularies
 from plm_jax.data.reader import Reader, digest_hex
 from plm_jax.data.vocabularies import words
+from plm_jax.objectives import packing
 from plm_jax.runs import history
 
 _OF_TOKENS = ("tokens", "decoder_tokens", "targets")
@@ -34,7 +35,7 @@ def of_step(workdir: str, step: int, row: int | None = None) -> Iterator[str]:
         if row in (None, row_index):
             yield ""
             yield f"row {row_index}: example {k} of {_origin(reader, k)}"
-            yield from texts.lines(reader.example(k))
+            yield from texts.described(reader.example(k), isinstance(run_history.run.data.layout, config.Packed))
 
 
 def of_document(workdir: str, document: str) -> Iterator[str]:
@@ -103,6 +104,14 @@ class _Texts:
         self._vocabulary = vocabularies.load_plain(dataclasses.replace(run.vocabulary, spec=spec))
         special_ids = {name: getattr(run.vocabulary, name) for name in config.SPECIALS}
         self._special = {i: f"[{name}]" for name, i in reversed(special_ids.items()) if i is not None}
+
+    def described(self, example: dict[str, np.ndarray], is_packed: bool) -> Iterator[str]:
+        """Yields the lines of an example, for a packed row those of each inner row."""
+        inner_rows = packing.split(example) if is_packed else [example]
+        for number, row in enumerate(inner_rows, start=1):
+            if is_packed:
+                yield f"  inner row {number} of {len(inner_rows)}"
+            yield from self.lines(row)
 
     def lines(self, example: dict[str, np.ndarray]) -> Iterator[str]:
         """Yields lines for every array of an example, token arrays both as ids and as text."""

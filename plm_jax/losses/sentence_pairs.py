@@ -13,9 +13,10 @@ from plm_jax.losses.loss import Term
 
 @dataclass(frozen=True)
 class SentencePairsLoss(Term):
-    """Cross-entropy of a head's classes of each row with `pair_label` (Devlin et al. 2019 §3.1; Lan et al. 2020 §3.1).
+    """Cross-entropy of a head's classes of each pair with `pair_label` (Devlin et al. 2019 §3.1; Lan et al. 2020 §3.1).
 
-    The mean is over rows, without rows of padding.
+    A row [B] is one pair, or a packed row has pairs [B, S]: `pair_positions` are their first tokens, which the head
+    reads, and `pair_weights` is 1 for each. The mean is over pairs, without rows of padding.
     """
 
     kind: ClassVar[str] = "pair"
@@ -27,12 +28,17 @@ class SentencePairsLoss(Term):
 
     @override
     def __call__(self, loss, model, params, features, batch):
+        if "pair_positions" in batch:
+            features = jnp.take_along_axis(features, batch["pair_positions"][..., None], axis=1)
+            features = features.reshape(-1, 1, features.shape[-1])
         logits = model.apply({"params": params}, features, self.head, method="head_output")
-        label_logits, largest_others = target_and_largest_other(logits, batch["pair_label"])
+        label_logits, largest_others = target_and_largest_other(logits, batch["pair_label"].reshape(-1))
         nll, real = jax.nn.logsumexp(logits, axis=-1) - label_logits, _real(batch)
         return jnp.sum(nll * real), {"pair_accuracy": jnp.sum((label_logits > largest_others) * real)}
 
 
 def _real(batch):
-    """Returns 1 for each row that has a token, 0 for a row of padding, float32 [B]."""
+    """Returns the weight of each pair, float32 [pairs]: 0 for a row of padding or an unused slot, otherwise 1."""
+    if "pair_weights" in batch:
+        return batch["pair_weights"].reshape(-1)
     return batch["mask"].astype(jnp.float32).max(1)

@@ -16,6 +16,7 @@ from plm_jax.objectives.labeled import LabeledObjective, truncate_longest
 from plm_jax.objectives.masked_lm import MaskedLM
 from plm_jax.objectives.multiple_choice import MultipleChoice
 from plm_jax.objectives.objective import BoundObjective, Objective
+from plm_jax.objectives.packing import PackedFormat
 from plm_jax.objectives.prefix_lm import DecoderPrefixLM, FullLM, PrefixLM
 from plm_jax.objectives.replaced_token import ReplacedToken
 from plm_jax.objectives.row_format import RowFormat
@@ -50,6 +51,7 @@ __all__ = [
     "MultiLabelClassification",
     "MultipleChoice",
     "Objective",
+    "PackedFormat",
     "PrefixLM",
     "Regression",
     "ReplaceSpans",

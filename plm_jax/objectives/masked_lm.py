@@ -115,6 +115,11 @@ class MaskedLM(Objective):
         variance = length * self.rate * (1 - self.rate) * (_WORD_TOKENS if self.whole_words else 1)
         return min(length, math.ceil(length * self.rate + _DEVIATIONS * math.sqrt(variance)))
 
+    @override
+    def max_targets(self, num_tokens: int) -> int:
+        slots = self.target_length(num_tokens)
+        return slots if self.independent else min(slots, self.budget(num_tokens))
+
     def budget(self, num_tokens: int) -> int:
         """Returns the number of predictions for `num_tokens`; Python's `round`, halves to even, as in BERT's code."""
         return max(1, round(num_tokens * self.rate))

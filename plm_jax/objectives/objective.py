@@ -129,6 +129,10 @@ class Objective(Role):
         """Returns the number of slots for targets in a row, per direction for a bidirectional objective."""
         return length
 
+    def max_targets(self, num_tokens: int) -> int:
+        """Returns the maximum number of targets in a row of which `num_tokens` tokens are not padding."""
+        return self.target_length(num_tokens)
+
     def count_unmaskable(self, example: dict[str, np.ndarray], special: Special) -> tuple[int, int]:
         """Returns the number of tokens of an example in words too long to be masked, and of all candidates."""
         return 0, len(example["tokens"])

@@ -19,6 +19,9 @@ LAYOUTS = {
     "segments": (config.Segments(), objectives.ReplacedToken()),
     "next_sentence": (config.SentencePairs(duplicates=3), MASKED),
     "sentence_order": (config.SentencePairs(task="sentence_order", duplicates=2), MASKED),
+    "packed_documents": (config.Packed(), MASKED),
+    "packed_pairs": (config.Packed(inner=config.SentencePairs(duplicates=3)), MASKED),
+    "packed_static": (config.Packed(inner=config.SentencePairs()), dataclasses.replace(MASKED, duplicates=2)),
     "static": (config.SentencePairs(), dataclasses.replace(MASKED, duplicates=2)),
 }
 PHASES = (

@@ -241,7 +241,7 @@ def test_partners_begin_in_the_same_stretch_or_anywhere_if_there_is_none(write_s
     expected = {0: {1, 2, 3}, 3: {0, 1, 2}, 4: {0, 1, 2, 3, 5}, 5: {0, 1, 2, 3, 4}}
     for document, partners in expected.items():
         rngs = (layouts.generator(1, "b", k) for k in range(200))
-        starts = [layout._partner(int(begins[document]) + 15, 5, rng)[0] for rng in rngs]
+        starts = [layout._partners.draw(int(begins[document]) + 15, 5, rng)[0] for rng in rngs]
         assert set(np.searchsorted(begins, starts, side="right") - 1) == partners
     document_of_row = np.searchsorted(begins, layout._starts, side="right") - 1
     partners = {0: {1, 2, 3}, 1: {0, 2, 3}, 2: {0, 1, 3}, 3: {0, 1, 2}, 4: {0, 1, 2, 3, 5}, 5: {0, 1, 2, 3, 4}}

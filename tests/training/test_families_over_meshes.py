@@ -33,6 +33,7 @@ RELU = models.FeedForwardConfig(width=64, activation="relu", bias=False)
 # What each published family trains, and the meshes on which the tests train it by default.
 FAMILIES = {
     "bert": (RUNS["bert"], "data_context"),
+    "bert packed": (RUNS["bert_packed"], "fsdp_tensor"),
     "roberta": (RUNS["roberta"], "fsdp_tensor"),
     "albert": (RUNS["albert"], "data_tensor"),
     "electra": (RUNS["electra"], "data_tensor"),

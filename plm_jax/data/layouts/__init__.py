@@ -18,6 +18,7 @@ from plm_jax.data.layouts.full_sentences import FullSentences
 from plm_jax.data.layouts.labeled import LabeledLayout
 from plm_jax.data.layouts.layout import Layout, RowRequest, begins_with
 from plm_jax.data.layouts.order import Order, RowOrder
+from plm_jax.data.layouts.packed import Packed
 from plm_jax.data.layouts.randomness import generator
 from plm_jax.data.layouts.records import Records
 from plm_jax.data.layouts.rows import Rows
@@ -35,6 +36,7 @@ __all__ = [
     "LabeledLayout",
     "Layout",
     "Order",
+    "Packed",
     "Records",
     "RowOrder",
     "RowRequest",

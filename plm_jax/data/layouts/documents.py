@@ -115,6 +115,10 @@ class DocumentRows(index.IndexedRows):
         return self._with_starts(row, [span], [0], self._format)
 
     @override
+    def max_sizes(self, first: int, stop: int) -> np.ndarray:
+        return self._lengths[first:stop] + (self._length - self._format.room(self._length))
+
+    @override
     def shortage(self) -> str:
         return (
             f"has no training document of {TOO_SHORT - 1} tokens, most of them known: "

@@ -157,6 +157,11 @@ class SentenceRows(index.IndexedRows):
         return row | {name: offset + self._stream.starts(name, start, stop) for name in self._reads}
 
     @override
+    def max_sizes(self, first: int, stop: int) -> np.ndarray:
+        room = self._length if self._format is None else self._format.room(self._length)
+        return self._ends[first:stop] - self._starts[first:stop] + (self._length - room)
+
+    @override
     def rows_within(self, start: int, stop: int) -> list[range]:
         rows = super().rows_within(start, stop)
         return [range(run.start + int(len(run) > 0 and self._ends[run.start] <= start), run.stop) for run in rows]

@@ -198,12 +198,18 @@ def follow(following: np.ndarray) -> np.ndarray:
     return np.array(visited)
 
 
+def next_fit(sizes: np.ndarray, limit: int) -> np.ndarray:
+    """Returns for each item the first later item that does not fit into a row of `limit` which begins with it."""
+    ends = np.concatenate([[0], sizes.cumsum()])
+    return ends.searchsorted(ends[:-1] + limit, side="right") - 1
+
+
 def window_edges(num_tokens: int, window_tokens: int) -> np.ndarray:
     """Returns the first token of each window of `window_tokens`, and the end of the last window."""
     return np.arange(-(-num_tokens // window_tokens) + 1, dtype=np.int64) * window_tokens
 
 
-def _first_from(starts: np.ndarray | cache.PagedVector, first: int, end: int, edges: np.ndarray) -> np.ndarray:
+def first_from(starts: np.ndarray | cache.PagedVector, first: int, end: int, edges: np.ndarray) -> np.ndarray:
     """Returns for each edge the first row in [first, end) that starts at or after it; `edges` and starts are sorted."""
     rows, done = np.full(len(edges), end), 0
     for begin in range(first, end, _BLOCK_ROWS):
@@ -228,10 +234,15 @@ class IndexedRows(SpanRows):
         self.text = self._split if stream is None else stream
         self.num_rows, self.pass_tokens = self._passes[1], self.text.num_tokens
 
+    @property
+    @override
+    def passes(self) -> list[int]:
+        return self._passes
+
     @override
     def windows(self, window_tokens: int) -> list[np.ndarray]:
         edges = window_edges(self.pass_tokens, window_tokens)
-        return [_first_from(self._starts, first, end, edges) for first, end in itertools.pairwise(self._passes)]
+        return [first_from(self._starts, first, end, edges) for first, end in itertools.pairwise(self._passes)]
 
     @override
     def rows_within(self, start: int, stop: int) -> list[range]:

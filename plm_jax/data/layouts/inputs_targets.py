@@ -83,9 +83,7 @@ def _pack(split: cache.DocumentTable, rows: objectives.ExampleRows, length: int)
     firsts = []
     for first in range(0, split.num_documents, BLOCK_EXAMPLES):
         lengths = _lengths(split, first, min(first + BLOCK_EXAMPLES, split.num_documents))
-        following = []
-        for sizes, limit in zip(rows.sizes(*lengths, length), rows.lengths(length), strict=True):
-            ends = np.concatenate([[0], sizes.cumsum()])
-            following.append(ends.searchsorted(ends[:-1] + limit, side="right") - 1)
+        limits = zip(rows.sizes(*lengths, length), rows.lengths(length), strict=True)
+        following = [index.next_fit(sizes, limit) for sizes, limit in limits]
         firsts.append(first + index.follow(np.minimum(*following)))
     return np.concatenate([*firsts, [split.num_documents]])

@@ -34,6 +34,7 @@ class RowRequest:
       characters: characters of each word [vocab_size, C], for layouts that read them.
       texts: names of the texts of a record, for a source of records.
       token_types: token types by the names of sources and texts; empty if the layout decides them.
+      fixed_sizes: whether a row has the same number of tokens each time it is read, so that it can be packed.
     """
 
     split: cache.DocumentTable
@@ -46,6 +47,7 @@ class RowRequest:
     characters: np.ndarray | None = None
     texts: tuple[str, ...] = ()
     token_types: Mapping[str, int] = field(default_factory=dict)
+    fixed_sizes: bool = False
 
     @classmethod
     def of(
@@ -126,6 +128,14 @@ class Layout(Role):
             return self.row_format(objective.special).row(texts, length)
         tokens = np.zeros(objective.input_length(length), np.int32)
         return formats.make_row(tokens, np.zeros(0, np.int64), len(tokens), not self.attend_across_documents)
+
+    def target_length(self, objective: objectives.Objective, length: int) -> int:
+        """Returns the number of slots for targets in a row of `length`."""
+        return objective.target_length(length)
+
+    def packing(self, objective: objectives.BoundObjective, length: int) -> objectives.PackedFormat | None:
+        """Returns the shapes of packed rows; None if rows are not packed."""
+        return None
 
     def row_format(self, special: objectives.Special) -> objectives.RowFormat:
         """Returns the special ids of a row; pairs have `token_types`, 0 up to the first `[SEP]` and 1 after it."""

@@ -19,8 +19,13 @@ def make(
     word_initial: np.ndarray | None,
     token_counts: np.ndarray | None = None,
 ) -> Example:
-    """Returns a row with noise and targets; the arguments are those of `read`."""
-    return objective(read(objective, rows, item, rng, word_initial, token_counts), rng)
+    """Returns a row with noise and targets; the arguments are those of `read`.
+
+    The objective acts on each inner row of a packed row.
+    """
+    inner = rows.inner_rows(item, rng)
+    examples = [objective(read(objective, *row, word_initial, token_counts), row[-1]) for row in inner]
+    return examples[0] if rows.packing is None else rows.packing.join(examples)
 
 
 def read(
@@ -31,7 +36,7 @@ def read(
     word_initial: np.ndarray | None,
     token_counts: np.ndarray | None = None,
 ) -> Example:
-    """Returns a row with everything that the objective reads.
+    """Returns a row, which is not packed, with everything that the objective reads.
 
     Args:
       word_initial: bool [vocab_size], whether a token begins a word; needed by whole-word masking if the split does not
@@ -63,4 +68,5 @@ def blank(
     """
     row = {**constants, **layout.blank(length, objective, num_characters)}
     row |= {name: np.zeros(len(row["tokens"]) if name == "token_counts" else 1, np.int64) for name in objective.reads}
-    return objective(row, np.random.default_rng(0))
+    example, packing = objective(row, np.random.default_rng(0)), layout.packing(objective, length)
+    return example if packing is None else packing.join([example])

@@ -1,13 +1,14 @@
 """Rows of an opened split: the interface between layouts and the reader."""
 
 import abc
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import ClassVar
 
 import numpy as np
 from typing_extensions import override
 
+from plm_jax import objectives
 from plm_jax.common.errors import UserError
 from plm_jax.data import cache
 from plm_jax.data.layouts.formats import Example
@@ -26,6 +27,7 @@ class Rows(abc.ABC):
       examples_a_row: mean number of examples per row, for a source with inputs and targets.
       is_finished: whether a model reads these rows unchanged, without an objective.
       constants: arrays that all rows have, unless `example` returns others of their names; set by the reader.
+      packing: shapes of packed rows; None if a row is not packed.
     """
 
     num_rows: int
@@ -33,6 +35,12 @@ class Rows(abc.ABC):
     examples_a_row: float = 1.0
     is_finished: ClassVar[bool] = False
     constants: Mapping[str, np.ndarray] = MappingProxyType({})
+    packing: objectives.PackedFormat | None = None
+
+    @property
+    def passes(self) -> list[int]:
+        """First row of each pass, followed by the number of rows of all passes."""
+        return [0, self.num_rows]
 
     @abc.abstractmethod
     def windows(self, window_tokens: int) -> list[np.ndarray]:
@@ -45,6 +53,14 @@ class Rows(abc.ABC):
     @abc.abstractmethod
     def example(self, item: int, rng: np.random.Generator) -> Example:
         """Returns row `item` in the form that an objective reads; `rng` draws its random parts."""
+
+    def inner_rows(self, item: int, rng: np.random.Generator) -> Sequence[tuple["Rows", int, np.random.Generator]]:
+        """Returns the inner rows of a packed row, as opened rows, number and generator; by default the row itself."""
+        return [(self, item, rng)]
+
+    def max_sizes(self, first: int, stop: int) -> np.ndarray:
+        """Returns an upper bound of the number of tokens, without padding, of each of the rows [first, stop)."""
+        raise UserError(f"{type(self).__name__} cannot be packed: implement `max_sizes`, or leave out packed rows")
 
     def documents(self, item: int, rng: np.random.Generator) -> Iterable[int]:
         """Returns the numbers of the documents in row `item`, drawn by `rng` as `example` draws; empty if unknown."""

@@ -104,6 +104,11 @@ class SegmentRows(index.IndexedRows):
         self._format = layout.row_format(request.objective.special)
 
     @override
+    def max_sizes(self, first: int, stop: int) -> np.ndarray:
+        edges = np.append(self._starts[first : min(stop + 1, self.num_rows)], self.pass_tokens)[: stop - first + 1]
+        return np.diff(edges) + (self._length - self._format.room(self._length, 2))
+
+    @override
     def example(self, item: int, rng: np.random.Generator) -> Example:
         start, stop = self.span(item)
         sentences = self._split.sentences

@@ -11,15 +11,18 @@ these columns, for each pass:
     lengths_a  number of tokens of the first part, before truncation
     lengths_b  number of tokens of the second part, which follows the first; if negative, the smallest number of tokens
                of a random second part
+    starts_b   first token of the second part, for rows of fixed size; `lengths_b` is then the exact number of tokens,
+               negative for a random second part
 
-Partners of random pairs, swaps and truncation are drawn each time that an example is read.
+Partners of random pairs, swaps and truncation are drawn each time that an example is read; for rows of fixed size, the
+index has the partners.
 """
 
 import functools
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from typing_extensions import override
@@ -80,25 +83,28 @@ class SentencePairs(Layout):
         stream = f"pairs/{request.identity}/{request.name}"
 
         def walk_pass(number: int) -> Iterator[index.RowBlock]:
-            return self._walk(request.split, request.length, functools.partial(generator, request.seed, stream, number))
+            return self._walk(request, functools.partial(generator, request.seed, stream, number))
 
         settings = [trees.to_dict(self), request.length, request.seed]
+        columns = _COLUMNS | ({"starts_b": "<i8"} if request.fixed_sizes else {})
         # A pass over 2 million sentences takes half a second.
-        return PairRows(index.open_index(request, settings, _COLUMNS, walk_pass, self.duplicates), request, self)
+        return PairRows(index.open_index(request, settings, columns, walk_pass, self.duplicates), request, self)
 
     def _walk(
-        self, split: cache.DocumentTable, length: int, generator_of: Callable[[int], np.random.Generator]
+        self, request: RowRequest, generator_of: Callable[[int], np.random.Generator]
     ) -> Iterator[index.RowBlock]:
         """Yields the pairs of a pass; `generator_of` returns the generator of a block of documents."""
-        longest, random_next = length - 3, RANDOM_NEXT if self.task == "next_sentence" else 0.0
-        for block, (sentences, documents) in enumerate(index.blocks(split)):
+        longest, random_next = request.length - 3, RANDOM_NEXT if self.task == "next_sentence" else 0.0
+        partners = _Partners(request.split)
+        for block, (sentences, documents) in enumerate(index.blocks(request.split)):
             rng, num_documents = generator_of(block), len(documents) - 1
             short = rng.random(num_documents) < self.short_probability
             lengths = rng.integers(2, longest, num_documents, endpoint=True)
             targets = np.where(short, lengths, longest)
             draws = rng.random((len(sentences) - 1, 2))
             pairs = walk(sentences, documents, targets, draws, random_next, self.parts == "sentences")
-            yield index.RowBlock(num_documents, pairs)
+            fixed = partners.fix(*pairs, rng) if request.fixed_sizes else pairs
+            yield index.RowBlock(num_documents, fixed)
 
 
 def walk(
@@ -152,7 +158,12 @@ class PairRows(index.IndexedRows):
         self._lengths_a, self._lengths_b = rows.columns["lengths_a"], rows.columns["lengths_b"]
         self._format = layout.row_format(request.objective.special)
         self._swaps = layout.task == "sentence_order"
-        self._near = functools.lru_cache(16)(self._documents_of)
+        self._partners, self._starts_b = _Partners(request.split), rows.columns.get("starts_b")
+
+    @override
+    def max_sizes(self, first: int, stop: int) -> np.ndarray:
+        num_special = self._length - self._format.room(self._length, 2)
+        return self._lengths_a[first:stop] + np.abs(self._lengths_b[first:stop]) + num_special
 
     @override
     def example(self, item: int, rng: np.random.Generator) -> Example:
@@ -160,7 +171,7 @@ class PairRows(index.IndexedRows):
         start_a, num_a, num_b = int(self._starts[item]), int(self._lengths_a[item]), int(self._lengths_b[item])
         label, start_b = int(num_b < 0), start_a + num_a
         if label:
-            start_b, num_b = self._partner(start_a, -num_b, rng)
+            start_b, num_b = self._random_part(item, rng)
         elif self._swaps and rng.random() < SWAPPED:
             label, (start_a, num_a), (start_b, num_b) = 1, (start_b, num_b), (start_a, num_a)
         room = self._format.room(self._length, 2)
@@ -175,8 +186,8 @@ class PairRows(index.IndexedRows):
 
     @override
     def documents(self, item: int, rng: np.random.Generator) -> list[int]:
-        start, least = int(self._starts[item]), -int(self._lengths_b[item])
-        starts = [start, self._partner(start, least, rng)[0]] if least > 0 else [start]
+        start = int(self._starts[item])
+        starts = [start, self._random_part(item, rng)[0]] if self._lengths_b[item] < 0 else [start]
         return [number for token in starts for number in self._split.numbers(token, token + 1)]
 
     @override
@@ -201,17 +212,25 @@ class PairRows(index.IndexedRows):
         firsts = np.minimum(self._split.documents.searchsorted(edges), self._split.num_documents)
         return (np.diff(firsts) == 1).nonzero()[0].tolist()
 
-    def _documents_of(self, stretch: int) -> tuple[int, int]:
-        """Returns the range of documents that begin in a stretch, or of every document if there is only one."""
-        edges = stretch * STRETCH_TOKENS, (stretch + 1) * STRETCH_TOKENS
-        first, end = np.minimum(self._split.documents.searchsorted(edges), self._split.num_documents).tolist()
-        return (first, end) if end - first > 1 else (0, self._split.num_documents)
+    def _random_part(self, item: int, rng: np.random.Generator) -> tuple[int, int]:
+        """Returns the first token and the number of tokens of a random second part."""
+        if self._starts_b is not None:
+            return int(self._starts_b[item]), -int(self._lengths_b[item])
+        return self._partners.draw(int(self._starts[item]), -int(self._lengths_b[item]), rng)
 
-    def _partner(self, start: int, least: int, rng: np.random.Generator) -> tuple[int, int]:
+
+class _Partners:
+    """Random second parts of pairs, from documents that begin in the same stretch of STRETCH_TOKENS tokens."""
+
+    def __init__(self, split: cache.DocumentTable):
+        self._split = split
+        self._near = functools.lru_cache(16)(self._documents_of)
+
+    def draw(self, start: int, least: int, rng: np.random.Generator) -> tuple[int, int]:
         """Draws consecutive sentences of another document with at least `least` tokens, unless the document ends first.
 
-        The document begins in the same stretch of STRETCH_TOKENS tokens as the document of the token `start`, or
-        anywhere if no other document begins in it. If PARTNER_TRIES draws yield the same document, it is used.
+        The document begins in the same stretch as the document of the token `start`, or anywhere if no other document
+        begins in it. If PARTNER_TRIES draws yield the same document, it is used.
 
         Returns:
           First token and number of tokens.
@@ -219,12 +238,53 @@ class PairRows(index.IndexedRows):
         documents, sentences = self._split.documents, self._split.sentences
         excluded = int(documents.searchsorted(start, side="right")) - 1
         choices = self._near(int(documents[excluded]) // STRETCH_TOKENS)
-        for _ in range(PARTNER_TRIES):
-            document = int(rng.integers(*choices))
-            if document != excluded:
-                break
-        begin, end = documents[document : document + 2].tolist()
-        first = int(rng.integers(*sentences.searchsorted((begin, end)).tolist()))
-        start = int(sentences[first])
-        last = int(sentences.searchsorted(start + least))
-        return start, (end if last == len(sentences) else min(int(sentences[last]), end)) - start
+        start, stop = _draw_partners(documents, sentences, excluded, choices, least, rng)
+        return int(start), int(stop) - int(start)
+
+    def fix(
+        self, starts: np.ndarray, lengths_a: np.ndarray, lengths_b: np.ndarray, rng: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Draws the second part of each random pair of an index, as `draw` does, and returns the columns with it."""
+        documents, sentences = np.asarray(self._split.documents), np.asarray(self._split.sentences)
+        starts_b, lengths_b = starts + lengths_a, lengths_b.copy()
+        (random,) = (lengths_b < 0).nonzero()
+        excluded = documents.searchsorted(starts[random], side="right") - 1
+        stretches, inverse = np.unique(documents[excluded] // STRETCH_TOKENS, return_inverse=True)
+        choices = np.array([self._near(stretch) for stretch in stretches.tolist()]).reshape(-1, 2)[inverse].T
+        first, stop = _draw_partners(documents, sentences, excluded, choices, -lengths_b[random], rng)
+        starts_b[random], lengths_b[random] = first, first - stop
+        return starts, lengths_a, lengths_b, starts_b
+
+    def _documents_of(self, stretch: int) -> tuple[int, int]:
+        """Returns the range of documents that begin in a stretch, or of every document if there is only one."""
+        edges = stretch * STRETCH_TOKENS, (stretch + 1) * STRETCH_TOKENS
+        first, end = np.minimum(self._split.documents.searchsorted(edges), self._split.num_documents).tolist()
+        return (first, end) if end - first > 1 else (0, self._split.num_documents)
+
+
+def _draw_partners(
+    documents: Any, sentences: Any, excluded: Any, choices: Any, least: Any, rng: np.random.Generator
+) -> tuple[Any, Any]:
+    """Draws random second parts for one pair, or for an array of pairs.
+
+    Args:
+      documents: first token of each document, and the end.
+      sentences: first token of each sentence.
+      excluded: number of the document of the first part.
+      choices: range of documents to draw from.
+      least: minimum number of tokens, unless the document ends first.
+
+    Returns:
+      First token and end.
+    """
+    document = rng.integers(*choices)
+    for _ in range(PARTNER_TRIES - 1):
+        again = document == excluded
+        if not np.any(again):
+            break
+        document = np.where(again, rng.integers(*choices), document)
+    end = documents[document + 1]
+    start = sentences[rng.integers(sentences.searchsorted(documents[document]), sentences.searchsorted(end))]
+    last = sentences.searchsorted(start + least)
+    stop = np.minimum(sentences[np.minimum(last, len(sentences) - 1)], end)
+    return start, np.where(last == len(sentences), end, stop)

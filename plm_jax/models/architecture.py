@@ -67,7 +67,7 @@ class Architecture(VocabularyModule):
             return
         if head.transform:
             axes, init = ("embed", None), initializer.matrix()
-            self.head_transform = Dense(embedding.columns, axes, True, init, self.dtype)
+            self.head_transform = Dense(embedding.columns, axes, head.transform_bias, init, self.dtype)
             self.head_norm = norm(self.model.norm, self.dtype)
         if not head.tied:
             self.head = table("head", embedding.vocab_size, "vocab", initializer.unembedding())

@@ -17,8 +17,9 @@ from plm_jax.models import partitioning
 from plm_jax.models.kernels import Context, cudnn, plain, platform
 from plm_jax.models.kernels.context import Keys, Queries, Seed, Window
 from plm_jax.models.kernels.over_mesh import over_mesh
-from plm_jax.models.layers import Dense, Depth, Memory, Stream
+from plm_jax.models.layers import Dense, Depth, Dropout, Memory, Stream, norm
 from plm_jax.models.partitioning import constrain, mesh_axes
+from plm_jax.models.positions import SelfAttentionLayer
 from plm_jax.models.transformer import TransformerConfig
 
 
@@ -32,11 +33,16 @@ def causal_positions(
 
 
 class Attention(nn.Module):
-    """Multi-head attention of x [B, Q, D] over itself, over a key/value cache, or over a memory."""
+    """Multi-head attention of x [B, Q, D] over itself, over a key/value cache, or over a memory.
+
+    Attributes:
+      reads_memory: whether it attends to a memory, whose keys have no positions.
+    """
 
     model: TransformerConfig
     dtype: Any
     deterministic: bool
+    reads_memory: bool = False
 
     @nn.compact
     def __call__(self, x: Stream, source: Memory | None, context: Context, depth: Depth) -> Stream:
@@ -44,7 +50,8 @@ class Attention(nn.Module):
 
         Args:
           x: [B, Q, D], source of the queries.
-          source: source of keys and values: x, or a memory [B, M, D]; None uses the keys cached by an earlier call.
+          source: source of keys and values: x or another sequence [B, K, D]; None uses the keys cached by an earlier
+            call.
           context: the `Context` of this attention.
           depth: number of this block, from 0.
         """
@@ -53,10 +60,22 @@ class Attention(nn.Module):
         if attention.scale_by_inverse_depth:
             scale = scale / (depth + 1)
 
-        def project(name, x, heads):
-            init = initializer.query(attention.head_dim) if name == "query" else initializer.matrix()
-            joined = heads * attention.head_dim
-            projected = Dense(joined, ("embed", "heads"), attention.bias, init, self.dtype, name=name)(x)
+        heads_of = {"query": attention.heads, "key": attention.num_kv_heads, "value": attention.num_kv_heads}
+        inits = {"query": initializer.query(attention.head_dim)}
+        dense = {
+            name: Dense(
+                heads * attention.head_dim,
+                ("embed", "heads"),
+                attention.bias,
+                inits.get(name, initializer.matrix()),
+                self.dtype,
+                name=name,
+            )
+            for name, heads in heads_of.items()
+        }
+
+        def project(name, x):
+            heads, projected = heads_of[name], dense[name](x)
             # If the number of heads is not divisible by the number of devices, XLA would compute wrong gradients for
             # fractions of heads, so each device computes all heads.
             is_uneven = heads % mesh_axes("heads").get("tensor", 1) > 0
@@ -66,23 +85,56 @@ class Attention(nn.Module):
                 projected = projected.reshape(*x.shape[:-1], heads, attention.head_dim)
                 return constrain(projected.swapaxes(1, 2), "batch", "heads", "length", None)
 
-        rotate = context.rotation or (lambda x: x)
-        query_BNQH = (rotate(project("query", x, attention.heads)) * scale).astype(self.dtype)
+        rotate_query, rotate_key = (
+            functools.partial(rotation, depth=depth) if rotation else (lambda x: x) for rotation in context.rotations
+        )
+        norm_query, norm_key = (
+            norm(self.model.norm, self.dtype, f"{name}_norm", axis=None) if attention.qk_norm else (lambda x: x)
+            for name in ("query", "key")
+        )
+        query_BNQH = (rotate_query(norm_query(project("query", x))) * scale).astype(self.dtype)
         if source is None:
             key_BGKH = self.get_variable("cache", "cached_key").swapaxes(2, 3)
             value_BGKH = self.get_variable("cache", "cached_value")
         else:
-            key_BGKH = rotate(project("key", source, attention.num_kv_heads))
-            value_BGKH = project("value", source, attention.num_kv_heads)
+            key_BGKH = rotate_key(norm_key(project("key", source)))
+            value_BGKH = project("value", source)
             if context.cache_index is not None:
                 # Slots are the last axis of keys: a CPU multiplies them row by row with few queries faster this way.
                 key_BGKH = self._update_cache("key", key_BGKH.swapaxes(2, 3), context, axis=3).swapaxes(2, 3)
                 value_BGKH = self._update_cache("value", value_BGKH, context, axis=2)
+        if not self.reads_memory and attention.position.has_layer_bias:
+            context = self._with_layer_bias(query_BNQH, key_BGKH, context, depth, scale, project)
         seed = jax.random.bits(self.make_rng("dropout"), (2,), jnp.uint32) if context.dropout else None
         mixed_BNQH = attend(query_BNQH, key_BGKH, value_BGKH, context, depth, seed)
         mixed = constrain(mixed_BNQH.swapaxes(1, 2).reshape(*x.shape[:-1], -1), "batch", "length", "heads")
         init = initializer.residual(self.model.stack.blocks)
         return Dense(x.shape[-1], ("heads", "embed"), attention.bias_after, init, self.dtype, name="out")(mixed)
+
+    def _with_layer_bias(self, query_BNQH, key_BGKH, context, depth, scale, project):
+        """Adds the bias of the position scheme for this layer to a context."""
+        attention, position = self.model.attention, self.model.attention.position
+        width, initializer = self.model.embedding.width, self.model.initializer
+        declared = position.layer_tables(width, attention.heads, attention.head_dim, initializer)
+        tables = {name: table.declare(self, name) for name, table in declared.items()}
+        if self.is_initializing():  # Without the tables of the stack.
+            return context
+        drop = Dropout(self.model.dropout.residual, name="position_dropout")
+        query_positions, key_positions = context.positions_by_row(query_BNQH.shape[2], key_BGKH.shape[2])
+        layer = SelfAttentionLayer(
+            depth=depth,
+            tables=tables,
+            shared_tables=context.tables,
+            project=lambda name, x: project(name, x.astype(self.dtype)[None])[0],
+            drop=lambda x: drop(x[None], deterministic=self.deterministic)[0],
+            scale=scale,
+            query_positions=query_positions,
+            key_positions=key_positions,
+            arrays=context.arrays,
+        )
+        bias = position.layer_bias(layer, query_BNQH, key_BGKH)
+        bias = bias if context.bias is None or bias is None else context.bias + bias
+        return context if bias is None else context.replace(bias=bias)
 
     def _update_cache(self, name, new, context, axis):
         """Writes new keys or values to the cache, starting at `cache_index` along `axis`; returns the whole cache."""

@@ -201,6 +201,7 @@ class VocabularyHead(Head):
       scale_by_width: whether features are multiplied by width ** -0.5 before the projection (T5 with a tied head).
       transform: activation of a dense layer, followed by a norm, before the projection (BERT's masked LM head); None:
         no such layer.
+      transform_bias: whether the dense layer of the transform has a bias.
       bias: whether the projection has a bias [vocab_size].
     """
 
@@ -208,6 +209,7 @@ class VocabularyHead(Head):
     tied: bool = True
     scale_by_width: bool = False
     transform: Activation | None = None
+    transform_bias: bool = True
     bias: bool = False
 
     @override

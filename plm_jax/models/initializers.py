@@ -58,13 +58,17 @@ class InitializerConfig:
 
 @dataclass(frozen=True)
 class FanInConfig:
-    """T5's initialization, scaled by the number of inputs of each weight matrix.
+    """Initialization scaled by the number of inputs of each weight matrix: variance 1 / inputs, and 1 for embeddings.
 
-    Weight matrices have variance 1 / inputs, the projection to queries 1 / (inputs · head_dim), and embeddings 1
-    (google-research/t5x, examples/t5/layers.py).
+    The defaults are T5's (google-research/t5x, examples/t5/layers.py).
+
+    Attributes:
+      unscaled_scores: whether the projection to queries has variance 1 / (inputs · head_dim), for attention that does
+        not scale its scores (T5). If not, it is initialized like the other matrices (PaLM).
     """
 
     kind: ClassVar[str] = "fan_in"
+    unscaled_scores: bool = True
 
     def normal(self, std: float) -> Initializer:
         """Returns a normal initializer."""
@@ -76,7 +80,8 @@ class FanInConfig:
 
     def query(self, head_dim: int) -> Initializer:
         """Returns the initializer of the projection to queries."""
-        return initializers.variance_scaling(1 / head_dim, "fan_in", "truncated_normal")
+        variance = 1 / head_dim if self.unscaled_scores else 1.0
+        return initializers.variance_scaling(variance, "fan_in", "truncated_normal")
 
     def residual(self, blocks: int) -> Initializer:
         """Returns the initializer of a matrix that writes to the residual stream."""

@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Integer, Shaped
 
 from plm_jax.common import ranges
+from plm_jax.common.errors import UserError
 from plm_jax.models.kernels.dropout import keep
 from plm_jax.models.partitioning import axes_of, device, is_spread, mesh_axes, partitioned, spec_in_force
 from plm_jax.models.tables import GatheredTable
@@ -185,23 +186,42 @@ class NormConfig:
       kind: `layer`: LayerNorm; `rms`: RMSNorm.
       placement: `pre`: before each sub-layer and after the stack; `post`: after each residual addition; `deep`: like
         `pre`, except that a sub-layer's output is added to sqrt(2 · layers) times its normalized input instead of its
-        input (ChatGLM-6B's variant of Wang et al. 2022).
+        input (ChatGLM-6B's variant of Wang et al. 2022); `parallel`: like `pre`, except that both sub-layers read the
+        input of the block, and their outputs are added to it (GPT-J, PaLM).
+      scale: whether norms have a trained scale.
+      bias: whether a LayerNorm has a trained bias.
+      shared: whether the two sub-layers of a `parallel` block share one norm.
+      first: whether the attention of the first layer has a norm, with placement `pre`. ModernBERT's has none, because
+        its embeddings are normalized (Warner et al. 2024).
     """
 
     epsilon: ranges.Share = 1e-5
     kind: Literal["layer", "rms"] = "layer"
-    placement: Literal["pre", "post", "deep"] = "pre"
+    placement: Literal["pre", "post", "deep", "parallel"] = "pre"
+    scale: bool = True
+    bias: bool = True
+    shared: bool = False
+    first: bool = True
+
+    def __post_init__(self):
+        if self.shared and self.placement != "parallel":
+            raise UserError(f"norm.shared needs norm.placement 'parallel', not '{self.placement}'")
+        if not self.first and self.placement != "pre":
+            raise UserError(f"norm.first=False needs norm.placement 'pre', not '{self.placement}'")
 
 
-def norm(config: NormConfig, dtype: Any, name: str | None = None) -> nn.Module:
-    """Returns a norm over the last axis with float32 statistics; parameters `scale` [D] and, for LayerNorm, `bias`."""
-    scale_init = partitioned(nn.initializers.ones, ("embed",))
+def norm(config: NormConfig, dtype: Any, name: str | None = None, axis: str | None = "embed") -> nn.Module:
+    """Returns a norm over the last axis with float32 statistics; parameters `scale` [D] and, for LayerNorm, `bias`.
+
+    Args:
+      axis: logical name of the last axis.
+    """
+    fields = {"dtype": dtype, "use_fast_variance": False, "use_scale": config.scale, "name": name}
+    scale_init = partitioned(nn.initializers.ones, (axis,))
     if config.kind == "rms":
-        return nn.RMSNorm(config.epsilon, dtype=dtype, use_fast_variance=False, scale_init=scale_init, name=name)
-    bias_init = partitioned(nn.initializers.zeros, ("embed",))
-    return nn.LayerNorm(
-        config.epsilon, dtype=dtype, use_fast_variance=False, scale_init=scale_init, bias_init=bias_init, name=name
-    )
+        return nn.RMSNorm(config.epsilon, scale_init=scale_init, **fields)
+    bias_init = partitioned(nn.initializers.zeros, (axis,))
+    return nn.LayerNorm(config.epsilon, use_bias=config.bias, scale_init=scale_init, bias_init=bias_init, **fields)
 
 
 def look_up(

@@ -4,6 +4,7 @@ Shapes: B batch, L length, M length of the memory, Q queries, K keys, D width. T
 stacked on a leading `layers` axis; layers that share parameters have one entry.
 """
 
+import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -94,6 +95,7 @@ class Block(nn.Module):
         x: Stream,
         depth: Depth,
         context: Context,
+        source: Memory | None = None,
         memory: Memory | None = None,
         memory_context: Context | None = None,
     ) -> Stream:
@@ -103,36 +105,69 @@ class Block(nn.Module):
           x: [B, L, D].
           depth: number of this block, from 0.
           context: context of the self-attention.
+          source: source of the keys and values of the self-attention [B, K, D]; None: x.
           memory: [B, M, D], or None if its keys are cached.
           memory_context: context of the attention to the memory; None without this attention.
         """
+        config = self.model.norm
+
+        def normed(name):
+            return norm(config, self.dtype, name=f"{name}_norm")
+
+        def drop(name, x):
+            rates = self.model.dropout.rates
+            dropout = Dropout(
+                rates["residual" if name == "feed_forward" else "attention_output"], self.model.dropout.broadcast
+            )
+            return dropout(x, context.rows, deterministic=self.deterministic)
 
         def add(name, sublayer, x):
-            normed = norm(self.model.norm, self.dtype, name=f"{name}_norm")
-            dropout = Dropout(self.model.dropout.residual, self.model.dropout.broadcast)
-            drop = functools.partial(dropout, rows=context.rows, deterministic=self.deterministic)
-            if self.model.norm.placement == "post":
-                return normed(x + drop(sublayer(x)))
-            inner = normed(x)
-            if self.model.norm.placement == "deep":
+            normalize = normed(name)
+            if config.placement == "post":
+                return normalize(x + drop(name, sublayer(x, lambda x: x)))
+            if name == "attention" and not config.first:
+                normalize = _except_first(normalize, 0 if self.model.stack.layers == 1 else depth)
+            inner = normalize(x)
+            if config.placement == "deep":
                 x = inner * (2 * self.model.stack.layers) ** 0.5
-            return x + drop(sublayer(inner))
+            return x + drop(name, sublayer(inner, normalize))
 
         attention = Attention(self.model, self.dtype, self.deterministic, name="attention")
-        x = add("attention", lambda x: attention(x, x, context, depth), x)
-        if memory_context is not None:
-            cross_attention = Attention(self.model, self.dtype, self.deterministic, name="cross_attention")
-            x = add("cross_attention", lambda x: cross_attention(x, memory, memory_context, depth), x)
         feed_forward = FeedForward(self.model, self.dtype, self.deterministic, name="feed_forward")
-        x = add("feed_forward", lambda x: feed_forward(x, context.rows), x)
+
+        def attend(x, normalize):
+            return attention(x, x if source is None else normalize(source), context, depth)
+
+        if config.placement == "parallel":
+            normalize = normed("attention")
+            inner = normalize(x)
+            hidden = inner if config.shared else normed("feed_forward")(x)
+            attended = drop("attention", attend(inner, normalize))
+            x = x + attended + drop("feed_forward", feed_forward(hidden, context.rows))
+            return constrain(x, "batch", "length", "embed")
+        x = add("attention", attend, x)
+        if memory_context is not None:
+            cross_attention = Attention(
+                self.model, self.dtype, self.deterministic, reads_memory=True, name="cross_attention"
+            )
+            x = add("cross_attention", lambda x, _: cross_attention(x, memory, memory_context, depth), x)
+        x = add("feed_forward", lambda x, _: feed_forward(x, context.rows), x)
         return constrain(x, "batch", "length", "embed")
+
+
+def _except_first(normalize: Callable[[Stream], Stream], depth: Depth) -> Callable[[Stream], Stream]:
+    """Returns a norm that leaves the input of the first layer unchanged."""
+    if isinstance(depth, int):
+        return normalize if depth else lambda x: x
+    return lambda x: jnp.where(depth == 0, x, normalize(x))
 
 
 class Stack(nn.Module):
     """A stack of blocks, scanned or unrolled over the same parameters `blocks` [layers, ...], and the norm after it.
 
-    With shared layers, `blocks` are the stored ones, [groups · inner, ...]. Blocks are pure functions of a slice of the
-    stacked parameters, so that a scanned and an unrolled program have the same parameters and dropout keys.
+    With shared layers, `blocks` are the stored ones, [groups · inner, ...]. Parameters that the first layer lacks are
+    in `blocks/1:LAYERS`, [layers - 1, ...]. Blocks are pure functions of a slice of the stacked parameters, so that a
+    scanned and an unrolled program have the same parameters and dropout keys.
 
     Attributes:
       crosses: whether its blocks have attention to a memory, which is skipped in calls without a memory.
@@ -142,7 +177,19 @@ class Stack(nn.Module):
     dtype: Any
     crosses: bool = False
 
-    @nn.compact
+    def setup(self):
+        """Creates the parameters: the tables of the position scheme, `blocks` and `final_norm`."""
+        attention, stack = self.model.attention, self.model.stack
+        declared = attention.position.score_tables(attention.heads, attention.head_dim, self.model.initializer)
+        self.tables = {name: table.declare(self, name) for name, table in declared.items()}
+        if self.is_initializing():
+            block = Block(self.model, self.dtype, deterministic=True, parent=None)
+            x = jnp.zeros((1, 1, self.model.embedding.width), self.dtype)
+            self.param("blocks", _stacked_init, block, stack.stored_blocks, x, self.crosses)
+        if self.model.norm.placement != "post":
+            self.final_norm = norm(self.model.norm, self.dtype)
+        self.output_dropout = Dropout(self.model.dropout.output, self.model.dropout.broadcast)
+
     def __call__(
         self,
         x: Stream,
@@ -152,21 +199,26 @@ class Stack(nn.Module):
         *,
         deterministic: bool,
     ) -> Stream:
-        """Returns [B, L, D]; sows `hidden`, the output of each layer [layers, B, L, D]; arguments as `Block`."""
+        """Returns [B, L, D]; sows `hidden`, the output of each layer [layers, B, L, D].
+
+        Args:
+          x: [B, L, D].
+          context: context of the self-attention.
+          memory: [B, M, D], or None if its keys are cached.
+          memory_context: context of the attention to the memory; None: no such attention.
+          deterministic: no dropout.
+        """
         stack, batch = self.model.stack, len(x)
         wants_hidden = self.is_mutable_collection("intermediates")
         context = self._with_kernel("attention", context, x, x, deterministic)
         if memory_context is not None:
             memory_context = self._with_kernel("cross_attention", memory_context, x, memory, deterministic)
-        block = Block(self.model, self.dtype, deterministic, parent=None)
-        if self.is_initializing():
-            params = self.param("blocks", _stacked_init, block, stack.stored_blocks, x[:1, :1], self.crosses)
-        else:
-            params = nn.unbox(self.get_variable("params", "blocks"))
+        params = self._block_params()
         if self.crosses and memory_context is None:  # Otherwise a loop would carry their gradients, zeros.
             params = {name: leaf for name, leaf in params.items() if not name.startswith("cross_attention")}
         cache = self.get_variable("cache", "blocks")
         keys = None if deterministic else jax.random.split(self.make_rng("dropout"), stack.blocks)
+        block = Block(self.model, self.dtype, deterministic, parent=None)
 
         def through(stack, x, of_rows, layers):
             memory, own_rows, cross_rows = of_rows
@@ -177,7 +229,8 @@ class Stack(nn.Module):
                 params, (depth, cache, key) = one
                 variables = {"params": params} if cache is None else {"params": params, "cache": cache}
                 rngs = None if key is None else {"dropout": key}
-                x, updated = block.apply(variables, x, depth, within, memory, across, rngs=rngs, mutable=["cache"])
+                inputs = x, depth, within, None, memory, across
+                x, updated = block.apply(variables, *inputs, rngs=rngs, mutable=["cache"])
                 return x, (updated.get("cache"), x if wants_hidden else None)
 
             if context.cache_index is None:
@@ -193,9 +246,64 @@ class Stack(nn.Module):
         if context.cache_index is not None:
             self.put_variable("cache", "blocks", cache)
         self.sow("intermediates", "hidden", hidden if hidden is None else hidden[stack.inner - 1 :: stack.inner])
+        return self.finish(x, deterministic=deterministic)
+
+    def layers(
+        self,
+        x: Stream,
+        context: Context,
+        first: int,
+        last: int,
+        source: Memory | None = None,
+        *,
+        deterministic: bool,
+    ) -> Stream:
+        """Computes the blocks from `first` up to but excluding `last`, without the final norm: [B, Q, D].
+
+        With it, an architecture can change the hidden states between layers, or apply a layer to queries that are not
+        the source of its keys, such as the second stream of XLNet and the mask decoder of DeBERTa.
+
+        Args:
+          x: [B, Q, D].
+          context: context of the self-attention.
+          first: number of the first block, from 0.
+          last: number of the block after the last one.
+          source: source of the keys and values [B, K, D]; None: x, and in later blocks the output of the previous one.
+          deterministic: no dropout.
+        """
+        stack = self.model.stack
+        if stack.stored_blocks < stack.blocks:
+            raise ValueError("blocks that share parameters cannot be computed separately")
+        keys = x if source is None else source
+        context = self._prepare(self._with_kernel("attention", context, x, keys, deterministic), x, keys)
+        block = Block(self.model, self.dtype, deterministic, parent=None)
+        dropout_keys = None if deterministic else jax.random.split(self.make_rng("dropout"), last - first)
+
+        def apply(x, one):
+            params, (depth, key) = one
+            rngs = None if key is None else {"dropout": key}
+            return block.apply({"params": params}, x, depth, context, source, rngs=rngs), None
+
+        part = dataclasses.replace(stack, layers=last - first, groups=None, inner=1)
+        params = jax.tree.map(lambda leaf: leaf[first:last], self._block_params())
+        x, _ = through_layers(self.model, part, apply, x, (params, (jnp.arange(first, last), dropout_keys)))
+        return x
+
+    def finish(self, x: Stream, *, deterministic: bool) -> Stream:
+        """Applies the norm after the last layer, if there is one, and the dropout of the output: [B, L, D]."""
         if self.model.norm.placement != "post":
-            x = norm(self.model.norm, self.dtype, name="final_norm")(x)
-        return Dropout(self.model.dropout.output, self.model.dropout.broadcast)(x, deterministic=deterministic)
+            x = self.final_norm(x)
+        return self.output_dropout(x, deterministic=deterministic)
+
+    def _block_params(self):
+        """Returns the parameters of the blocks, in which every leaf has a row for each stored block."""
+        params = nn.unbox(self.get_variable("params", "blocks"))
+        coverage = f"1:{self.model.stack.stored_blocks}"
+        if coverage not in params:
+            return params
+        # The first layer ignores its row.
+        later = jax.tree.map(lambda leaf: jnp.pad(leaf, [(1, 0)] + [(0, 0)] * (leaf.ndim - 1)), params[coverage])
+        return {name: leaf for name, leaf in params.items() if name != coverage} | later
 
     def _with_kernel(self, attention, context, x, source, deterministic):
         """Adds the kernel and the bias to the context of an attention of x [B, Q, D] to a source [B, K, D].
@@ -218,28 +326,33 @@ class Stack(nn.Module):
             return context
         name, setting, config = f"{attention} of '{self.name}'", self.model.attention_kernel, self.model.attention
         sizes = {"head_dim": config.head_dim, "groups": config.num_kv_heads, "queries": queries, "keys": keys}
-        return context.replace(kernel=kernels.pick(name, setting, context, dtype=self.dtype, **sizes))
+        layer_bias = attention == "attention" and config.position.has_layer_bias
+        return context.replace(
+            kernel=kernels.pick(name, setting, context, dtype=self.dtype, layer_bias=layer_bias, **sizes)
+        )
 
     def _prepare(self, context, x, source):
-        """Adds the rotation by its positions and the mask of its kernel to a context."""
+        """Adds the rotations by its positions and the mask of its kernel to a context."""
         if context.positions is not None:
             position, head_dim = self.model.attention.position, self.model.attention.head_dim
             rotation = position.rotation(head_dim, context.positions, context.block_positions)
-            context = context.replace(rotation=rotation)
+            of_keys = rotation
+            if context.source_positions is not None:
+                of_keys = position.rotation(head_dim, context.source_positions, None)
+            context = context.replace(rotations=(rotation, of_keys))
         return context.with_kernel(context.kernel, *_lengths(context, x, source))
 
     def _bias(self, context, queries, keys):
-        """Returns the `distance_bias` and the `bias` of the position scheme."""
-        attention, position = self.model.attention, self.model.attention.position
-        declared = position.score_tables(attention.heads, attention.head_dim, self.model.initializer)
-        tables = {name: table.declare(self, name) for name, table in declared.items()}
+        """Returns the `distance_bias` and the `bias` of the position scheme, and its `tables`."""
+        attention, position, tables = self.model.attention, self.model.attention.position, dict(self.tables)
         of_queries, of_keys = context.token_positions(queries, keys)
         of_model = attention.heads, context.causal
         bias = position.bias(tables, of_queries, of_keys, *of_model)
         if context.slot_positions is not None:
-            return {"bias": self._bias_out_of_order(context, tables, bias, queries, keys)}
+            return {"bias": self._bias_out_of_order(context, tables, bias, queries, keys), "tables": tables}
         distances = jnp.arange(1 - queries, keys) - of_queries[0]
-        return {"distance_bias": position.distance_bias(tables, distances, *of_model), "bias": bias}
+        by_distance = position.distance_bias(tables, distances, *of_model)
+        return {"distance_bias": by_distance, "bias": bias, "tables": tables}
 
     def _bias_out_of_order(self, context, tables, bias, queries, keys):
         """Returns the bias [1, N, Q, K] of slots out of order, where a diagonal of scores has several distances."""
@@ -370,10 +483,15 @@ def _stacked_init(key, block, layers, x, crosses):
     context = Context()
 
     def init_one(key):
-        return block.init(key, x, 0, context, *((x, context) if crosses else ()))["params"]
+        return block.init(key, x, 1, context, None, *((x, context) if crosses else ()))["params"]
 
-    return jax.tree.map(
+    params = jax.tree.map(
         lambda leaf: leaf.replace(names=("layers", *leaf.names)),
         jax.vmap(init_one)(jax.random.split(key, layers)),
         is_leaf=lambda leaf: isinstance(leaf, nn.LogicallyPartitioned),
     )
+    if block.model.norm.first or "attention_norm" not in params:
+        return params
+    # The first layer has no norm.
+    later = {"attention_norm": jax.tree.map(lambda leaf: leaf[1:], params.pop("attention_norm"))}
+    return params | ({f"1:{layers}": later} if layers > 1 else {})

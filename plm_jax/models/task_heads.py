@@ -121,6 +121,8 @@ class TaskHead(Head):
       layers: layers of the model that the head reads.
       recurrent: bidirectional LSTM on top of these layers; None: no LSTM.
       transform: activation of a dense layer before the output layer; None: no such layer.
+      transform_bias: whether this dense layer has a bias.
+      transform_norm: whether the model's norm follows the activation.
       bias: whether the output layer has a bias.
       dropout: dropout rate before the output layer.
       input_dropout: dropout rate before the transform.
@@ -131,6 +133,8 @@ class TaskHead(Head):
     layers: Layers = LastLayer()
     recurrent: BiLstmConfig | None = None
     transform: Activation | None = None
+    transform_bias: bool = True
+    transform_norm: bool = False
     bias: bool = True
     dropout: ranges.ShareBelowOne = 0.0
     input_dropout: ranges.ShareBelowOne = 0.0
@@ -183,7 +187,9 @@ class TaskHead(Head):
         shared = not self.per_token
         if self.transform:
             x = module.dropout(x, self.input_dropout, shared, deterministic)
-            x = ACTIVATIONS[self.transform](module.dense("transform", x, module.model.embedding.width))
+            x = module.dense("transform", x, module.model.embedding.width, bias=self.transform_bias)
+            x = ACTIVATIONS[self.transform](x)
+            x = module.norm("norm", x) if self.transform_norm else x
         x = module.dropout(self.combine_texts(x), self.dropout, shared, deterministic)
         if not self.outputs:
             raise UserError(f"the task's head of kind '{self.kind}' has no labels: set model.heads.{TASK}.labels")

@@ -58,6 +58,8 @@ class AttentionConfig:
       out_bias: whether the output projection has a bias; None: equal to `bias`.
       windows: sizes of sliding windows: layer i attends to keys at distances less than windows[i % len(windows)]; 0:
         all keys. If empty, all layers attend to all keys.
+      qk_norm: whether the queries and keys of each head are normalized before they are rotated, by norms over head_dim
+        that all heads share (Qwen3).
     """
 
     heads: ranges.Width
@@ -69,6 +71,7 @@ class AttentionConfig:
     kv_heads: ranges.Width | None = None
     out_bias: bool | None = None
     windows: tuple[ranges.LengthOrZero, ...] = ()
+    qk_norm: bool = False
 
     def __post_init__(self):
         if self.kv_heads is not None and (self.kv_heads < 1 or self.heads % self.kv_heads):
@@ -142,6 +145,7 @@ class DropoutConfig:
       embedding: rate on the sum of the embeddings.
       attention: rate on attention probabilities.
       residual: rate on the output of each sub-layer, before the residual addition.
+      attention_output: rate on the output of attention instead of `residual`; None: `residual`.
       feed_forward: rate on the activations of the feed-forward layer.
       output: rate on the output of a stack.
       broadcast: whether the same units are dropped at every position of a row (T5).
@@ -150,6 +154,7 @@ class DropoutConfig:
     embedding: ranges.ShareBelowOne = 0.0
     attention: ranges.ShareBelowOne = 0.0
     residual: ranges.ShareBelowOne = 0.0
+    attention_output: ranges.ShareBelowOne | None = None
     feed_forward: ranges.ShareBelowOne = 0.0
     output: ranges.ShareBelowOne = 0.0
     broadcast: bool = False
@@ -157,7 +162,8 @@ class DropoutConfig:
     @property
     def rates(self) -> dict[str, float]:
         """Dropout rates by name."""
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "broadcast"}
+        rates = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "broadcast"}
+        return rates | ({"attention_output": self.residual} if self.attention_output is None else {})
 
     def all_at(self, rate: float) -> "DropoutConfig":
         """Returns these settings with every rate set to `rate`."""
@@ -207,6 +213,8 @@ class TransformerConfig(ModelConfig):
 
     def __post_init__(self):
         _check_heads(self)
+        if not self.norm.first and (self.stack.groups is not None or self.stack.inner > 1):
+            raise UserError("norm.first=False needs a stack whose layers share no parameters: leave out stack.groups")
         head = self.vocabulary_head
         if self.embedding.embedding_size is not None and isinstance(head, VocabularyHead) and head.transform is None:
             raise UserError("embedding.embedding_size needs a head that projects back to it: set head.transform")

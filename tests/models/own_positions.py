@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-import jax
 import jax.numpy as jnp
 
 from plm_jax.models.positions import Position, Table
@@ -32,11 +31,8 @@ class DistanceKeys(Position):
     def score_tables(self, heads, head_dim, initializer):
         return {"distance_keys": Table((2 * self.reach + 1, head_dim), (None, None), initializer.normal(0.3))}
 
-    def bias(self, tables, query_places, key_places, heads, causal):
-        distances = jnp.clip(key_places[None, :] - query_places[:, None], -self.reach, self.reach)
-        vectors_QKH = tables["distance_keys"][distances + self.reach]
-
-        def of_text(query_BNQH: jax.Array, key_BGKH: jax.Array) -> jax.Array:
-            return jnp.einsum("bnqh,qkh->bnqk", query_BNQH.astype(jnp.float32), vectors_QKH)
-
-        return of_text
+    def layer_bias(self, layer, query, key):
+        distances = layer.key_positions[:, None, :] - layer.query_positions[:, :, None]
+        vectors_BQKH = layer.shared_tables["distance_keys"][jnp.clip(distances, -self.reach, self.reach) + self.reach]
+        vectors_BQKH = jnp.broadcast_to(vectors_BQKH, (len(query), *vectors_BQKH.shape[1:]))
+        return jnp.einsum("bnqh,bqkh->bnqk", query.astype(jnp.float32), vectors_BQKH)

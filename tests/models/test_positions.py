@@ -14,7 +14,7 @@ from plm_jax.models import registry
 from plm_jax.models.attention import attend
 from plm_jax.models.kernels import Context
 from plm_jax.models.kernels.context import expand_distance_bias
-from plm_jax.models.positions import Position
+from plm_jax.models.positions import Position, SelfAttentionLayer
 from tests.models.own_positions import DistanceKeys, Slopes
 from tests.models.test_decoder import small
 from tests.models.test_encoder import apply, randomized, small_encoder, tokens_of
@@ -42,8 +42,10 @@ def test_bias_of_tile_equals_slice_of_whole(position, causal):
 
     def bias(queries, keys):
         positions = jnp.arange(length)[queries], jnp.arange(length)[keys]
-        if (score_bias := position.bias(tables, *positions, heads, causal)) is not None:
-            return score_bias(query[:, :, queries], key[:, :, keys])
+        if position.has_layer_bias:
+            rows = [each[None] for each in positions]
+            layer = SelfAttentionLayer(0, {}, tables, lambda name, x: x, lambda x: x, 1.0, *rows, arrays={})
+            return position.layer_bias(layer, query[:, :, queries], key[:, :, keys])
         first = positions[1][0] - positions[0][-1]
         distances = first + jnp.arange(len(positions[0]) + len(positions[1]) - 1)
         return expand_distance_bias(position.distance_bias(tables, distances, heads, causal), len(positions[0]))[None]

@@ -41,6 +41,7 @@ def choose(
     prefix: bool = False,
     dropout: bool = False,
     windows: bool = False,
+    order: bool = False,
     cut: bool = False,
 ) -> tuple[str, str]:
     """Returns the kernel, and the reason why it is not the requested one, or "".
@@ -55,10 +56,12 @@ def choose(
       prefix: whether a causal stack has a prefix that all queries attend to.
       dropout: whether attention weights are dropped.
       windows: whether some layers have a window.
+      order: whether keys are visible by their rank in an order of prediction.
       cut: whether the queries of a row are sharded over devices.
     """
     flash = {
         "flash supports only a bias that depends on distances": bias,
+        "flash does not support an order of prediction": order,
         f"flash needs a head_dim divisible by 8, not {head_dim}": head_dim % 8 != 0,
     }
     # Limits of jax's cuDNN attention (jax/_src/cudnn/fused_attention_stablehlo.py); 128 holds before Hopper too.
@@ -89,9 +92,21 @@ def choose(
 
 
 def pick(
-    name: str, setting: str, context: Context, *, dtype: Any, head_dim: int, groups: int, queries: int, keys: int
+    name: str,
+    setting: str,
+    context: Context,
+    *,
+    dtype: Any,
+    head_dim: int,
+    groups: int,
+    queries: int,
+    keys: int,
+    layer_bias: bool,
 ) -> str:
-    """Returns the kernel of an attention and logs it, as a warning if it is not the requested one."""
+    """Returns the kernel of an attention and logs it, as a warning if it is not the requested one.
+
+    `layer_bias` is whether layers will add their own biases to the scores; the other arguments are those of `choose`.
+    """
     kernel, reason = choose(
         setting,
         platform(),
@@ -100,11 +115,12 @@ def pick(
         queries=queries,
         keys=keys,
         distance_bias=context.distance_bias is not None,
-        bias=context.bias is not None,
-        dense=context.mask is not None or context.segment_ids is not None,
+        bias=context.bias is not None or layer_bias,
+        dense=any(each is not None for each in (context.mask, context.segment_ids, context.order)),
         prefix=context.prefix_lengths is not None,
         dropout=context.dropout > 0,
         windows=bool(context.windows),
+        order=context.order is not None,
         cut=shards_queries(groups, queries),
     )
     if reason:

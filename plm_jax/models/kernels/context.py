@@ -33,12 +33,17 @@ class Context(struct.PyTreeNode):
         K are the slots.
       segment_ids: nonnegative ids of the queries [B, Q] and of the keys [B, K]; queries attend to their own segment
         only. None: a single segment.
-      positions: positions of the queries and of the new keys, int32 [B or 1, Q], for rotary positions.
+      order: ranks in the order of prediction of the queries [B, Q] and of the keys [B, K]; queries attend only to keys
+        of a lower rank. None: no order.
+      positions: positions of the queries, and of the new keys unless `source_positions` differ, int32 [B or 1, Q].
+      source_positions: positions of the keys if these come from another source than the queries, int32 [B or 1, K].
       block_positions: positions of these queries and keys within blanks, int32 [B, Q]; None: 0 everywhere.
-      rotation: rotation of queries and keys by their positions, as returned by `Position.rotation`, or None.
+      rotations: rotations of queries and of keys by their positions, as returned by `Position.rotation`, or None.
       distance_bias: bias of scores, float32 [N, Q + K - 1]: entry j is for pairs whose key position minus query
         position is j - (Q - 1), where the first query and the first key of this call have position 0; None: no bias.
-      bias: bias of scores, float32 [1, N, Q, K], or a function of queries and keys, as returned by `Position.bias`.
+      bias: bias of scores, float32 [B or 1, N, Q, K]; None: no bias.
+      tables: tables that the layers of a stack share, for `Position.layer_bias`.
+      arrays: arrays of the rows that the model passes to `Position.layer_bias`, [B, ...] by name.
       windows: in layer i queries attend to keys at distances less than windows[i % len(windows)]; 0 means all keys.
         Empty: all keys in all layers.
       cache_index: slot of the cache for the first key of this call; None without a cache.
@@ -55,11 +60,15 @@ class Context(struct.PyTreeNode):
     causal: bool = struct.field(pytree_node=False, default=False)
     mask: jax.Array | None = None
     segment_ids: tuple[jax.Array, jax.Array] | None = None
+    order: tuple[jax.Array, jax.Array] | None = None
     positions: jax.Array | None = None
+    source_positions: jax.Array | None = None
     block_positions: jax.Array | None = None
-    rotation: Callable | None = struct.field(pytree_node=False, default=None)
+    rotations: tuple[Callable | None, Callable | None] = struct.field(pytree_node=False, default=(None, None))
     distance_bias: jax.Array | None = None
-    bias: jax.Array | Callable | None = None
+    bias: jax.Array | None = None
+    tables: dict[str, jax.Array] = struct.field(default_factory=dict)
+    arrays: dict[str, jax.Array] = struct.field(default_factory=dict)
     windows: tuple[int, ...] = struct.field(pytree_node=False, default=())
     cache_index: jax.Array | int | None = None
     slot_positions: jax.Array | None = None
@@ -72,15 +81,16 @@ class Context(struct.PyTreeNode):
 
     def by_row(self, rows: int) -> dict[str, Any]:
         """Returns the fields that have an entry for each of `rows` rows."""
-        names = ("mask", "segment_ids", "positions", "block_positions", "prefix_lengths", "rows")
-        fields = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        return {name: field for name, field in fields.items() if len(jax.tree.leaves(field)[0]) == rows}
+        names = ("mask", "segment_ids", "order", "positions", "source_positions", "block_positions", "prefix_lengths")
+        fields = {name: getattr(self, name) for name in (*names, "arrays", "rows")}
+        leaves = {name: jax.tree.leaves(field) for name, field in fields.items()}
+        return {name: field for name, field in fields.items() if leaves[name] and len(leaves[name][0]) == rows}
 
     def with_kernel(self, kernel: str, queries: int, keys: int) -> "Context":
         """Returns this context for a kernel, with the dense mask and bias that it needs, once for all layers."""
         if kernel == "flash":
             return self.replace(kernel=kernel)
-        dense = self._padding_and_segments()
+        dense = self._dense_masks()
         if self.causal and (kernel == "xla" or self.prefix_lengths is not None):
             visible_keys = (self.distances_back(queries, keys) >= 0)[None, None]
             if self.prefix_lengths is not None:
@@ -98,6 +108,13 @@ class Context(struct.PyTreeNode):
         if self.slot_positions is None:
             return first + jnp.arange(queries), jnp.arange(keys)
         return jax.lax.dynamic_slice_in_dim(self.slot_positions, first, queries), self.slot_positions
+
+    def positions_by_row(self, queries: int, keys: int) -> tuple[jax.Array, jax.Array]:
+        """Returns the positions of the queries, int32 [B or 1, Q], and of the keys, int32 [B or 1, K]."""
+        of_queries, of_keys = (positions[None] for positions in self.token_positions(queries, keys))
+        if self.cache_index is not None or self.positions is None:
+            return of_queries, of_keys
+        return self.positions, self.positions if self.source_positions is None else self.source_positions
 
     def distances_back(self, queries: int, keys: int) -> jax.Array:
         """Returns the distance of each key before each query, int32 [Q, K]."""
@@ -119,7 +136,7 @@ class Context(struct.PyTreeNode):
         of_queries, of_keys = one_segment if self.segment_ids is None else self.segment_ids
         return of_queries, of_keys if self.mask is None else jnp.where(self.mask != 0, of_keys, -1)
 
-    def _padding_and_segments(self) -> list[jax.Array]:
+    def _dense_masks(self) -> list[jax.Array]:
         dense = []
         if self.mask is not None:
             mask = self.mask if self.mask.ndim == 3 else self.mask[:, None, :]
@@ -127,6 +144,9 @@ class Context(struct.PyTreeNode):
         if self.segment_ids is not None:
             of_queries, of_keys = self.segment_ids
             dense.append(of_queries[:, None, :, None] == of_keys[:, None, None, :])
+        if self.order is not None:
+            of_queries, of_keys = self.order
+            dense.append(of_queries[:, None, :, None] > of_keys[:, None, None, :])
         return dense
 
 

@@ -27,8 +27,7 @@ def attend(
     scores_BGRK = jnp.einsum("bgrh,bgkh->bgrk", query_BGRH, key_BGKH, preferred_element_type=jnp.float32)
     scores_BNQK = scores_BGRK.reshape(batch, heads, queries, keys)
     if context.bias is not None:
-        bias = context.bias(query_BNQH, key_BGKH) if callable(context.bias) else context.bias
-        scores_BNQK = scores_BNQK + bias
+        scores_BNQK = scores_BNQK + context.bias
     if context.visible is not None:
         scores_BNQK = jnp.where(context.visible, scores_BNQK, jnp.finfo(jnp.float32).min)
     if window is not None:

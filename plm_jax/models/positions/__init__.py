@@ -3,7 +3,7 @@
 from plm_jax.models.positions.block import BlockPositions
 from plm_jax.models.positions.learned import LearnedPositions
 from plm_jax.models.positions.none import NoPositions
-from plm_jax.models.positions.position import Position, Table
+from plm_jax.models.positions.position import Position, SelfAttentionLayer, Table
 from plm_jax.models.positions.relative_bias import RelativeBias
 from plm_jax.models.positions.rotary import Rotary, RotaryScaling
 from plm_jax.models.positions.rotary_2d import Rotary2D
@@ -18,6 +18,7 @@ __all__ = [
     "Rotary",
     "Rotary2D",
     "RotaryScaling",
+    "SelfAttentionLayer",
     "SinusoidalPositions",
     "Table",
 ]

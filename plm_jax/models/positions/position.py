@@ -4,7 +4,8 @@ Shapes: B batch, L length, D width of the embedding tables, N heads, G groups of
 K keys.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -33,6 +34,33 @@ class Table(NamedTuple):
     def declare(self, module: nn.Module, name: str) -> jax.Array:
         """Returns the table as a parameter of a module."""
         return module.param(name, partitioned(self.init, self.axes), self.shape)
+
+
+@dataclass(frozen=True)
+class SelfAttentionLayer:
+    """A self-attention layer, as seen by `Position.layer_bias`.
+
+    Attributes:
+      depth: number of the layer, from 0; an int or int32 [].
+      tables: those of `Position.layer_tables`, of this layer.
+      shared_tables: those of `Position.score_tables`, which all layers of the stack share.
+      project: applies the layer's own projection `query`, `key` or `value` to vectors: (name, [R, D]) → [N or G, R, H].
+      drop: applies dropout at the rate of the sub-layers to vectors [R, D].
+      scale: factor of the scores; queries are already multiplied by it.
+      query_positions: int32 [B or 1, Q].
+      key_positions: int32 [B or 1, K].
+      arrays: arrays that the model passes to the layer, as in `Context.arrays`.
+    """
+
+    depth: Integer[Array, ""] | int
+    tables: Mapping[str, Any]
+    shared_tables: Mapping[str, Any]
+    project: Callable[[str, jax.Array], jax.Array]
+    drop: Callable[[jax.Array], jax.Array]
+    scale: jax.Array | float
+    query_positions: jax.Array
+    key_positions: jax.Array
+    arrays: Mapping[str, Any]
 
 
 class Position(Role):
@@ -83,12 +111,15 @@ class Position(Role):
 
     def rotation(
         self, head_dim: int, positions: jax.Array, block_positions: jax.Array | None
-    ) -> Callable[[jax.Array], jax.Array] | None:
-        """Returns the rotation of queries and keys [B, N or G, L, H] at these positions, or None if there is none."""
+    ) -> Callable[[jax.Array, Integer[Array, ""] | int], jax.Array] | None:
+        """Returns the rotation of queries or keys at these positions, or None if there is none.
+
+        The rotation is a function of queries or keys [B, N or G, L, H] and of the number of the layer, from 0.
+        """
         return None
 
     def score_tables(self, heads: int, head_dim: int, initializer: Initialization) -> dict[str, Table]:
-        """Returns the tables of `distance_bias` and `bias`, by parameter name; all layers of a stack share them."""
+        """Returns the tables that all layers of a stack share, by parameter name: those of the biases of scores."""
         return {}
 
     def distance_bias(
@@ -116,7 +147,7 @@ class Position(Role):
         key_positions: jax.Array,
         heads: int,
         causal: bool,
-    ) -> jax.Array | Callable[[jax.Array, jax.Array], jax.Array] | None:
+    ) -> jax.Array | None:
         """Returns a bias that is added to attention scores before masking and may depend on more than distances.
 
         Only the XLA kernel supports it. This method is called once for all layers.
@@ -129,7 +160,35 @@ class Position(Role):
           causal: whether queries attend to no later keys.
 
         Returns:
-          One of: an array, float32 [1, N, Q, K], for all layers; a function that each layer calls with its rotated and
-          scaled queries [B, N, Q, H] and its keys [B, G, K, H] and that returns [B, N, Q, K]; None if there is no bias.
+          float32 [1, N, Q, K], or None if there is no bias.
         """
         return None
+
+    def layer_tables(self, width: int, heads: int, head_dim: int, initializer: Initialization) -> dict[str, Table]:
+        """Returns the tables that each layer has of its own, by parameter name; `width` is the model's, D."""
+        return {}
+
+    def layer_bias(
+        self,
+        layer: SelfAttentionLayer,
+        query: Float[Array, "batch heads queries head_dim"],
+        key: Float[Array, "batch groups keys head_dim"],
+    ) -> Float[Array, "batch heads queries keys"] | None:
+        """Returns a bias of scores that depends on the layer and on its queries and keys, before masks.
+
+        Only the XLA kernel supports it. Each layer calls this method.
+
+        Args:
+          layer: the layer.
+          query: rotated queries, multiplied by the scale of the scores, [B, N, Q, H].
+          key: rotated keys, [B, G, K, H].
+
+        Returns:
+          float32 [B or 1, N, Q, K], or None without a bias.
+        """
+        return None
+
+    @property
+    def has_layer_bias(self) -> bool:
+        """Whether the scheme defines `layer_bias`."""
+        return type(self).layer_bias is not Position.layer_bias

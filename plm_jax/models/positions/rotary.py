@@ -59,6 +59,8 @@ class Rotary(Position):
     Attributes:
       theta: base of the frequencies: with d rotated dimensions, pair i rotates by theta ** (-2i / d) radians per
         position.
+      thetas: bases by layer, instead of `theta`: that of layer i, counted from 0, is thetas[i % len(thetas)]; 0: the
+        layer does not rotate. If empty, all layers have `theta`.
       fraction: fraction of the dimensions of each head that are rotated, starting from the first; rounded down to an
         even number.
       interleaved: whether pairs are neighboring dimensions; if not, pair i consists of dimensions i and i + d / 2, as
@@ -69,6 +71,7 @@ class Rotary(Position):
 
     kind: ClassVar[str] = "rotary"
     theta: Annotated[float, ranges.Range(0, 1e12, above=True)] = 10_000.0
+    thetas: tuple[Annotated[float, ranges.Range(0, 1e12)], ...] = ()
     fraction: ranges.ShareAboveZero = 1.0
     interleaved: bool = False
     scaling: RotaryScaling | None = None
@@ -85,18 +88,26 @@ class Rotary(Position):
         """Returns the number of rotated dimensions of a head."""
         return int(head_dim * self.fraction / 2) * 2
 
-    def frequencies(self, head_dim: int) -> list[float]:
-        """Returns the radians that each pair rotates per position."""
+    def frequencies(self, head_dim: int, layer: int = 0) -> list[float]:
+        """Returns the radians that each pair rotates per position in a layer."""
         rotated = self.rotated(head_dim)
-        plain = [self.theta ** (-i / rotated) for i in range(0, rotated, 2)]
+        theta = self.thetas[layer % len(self.thetas)] if self.thetas else self.theta
+        plain = [theta ** (-i / rotated) if theta else 0.0 for i in range(0, rotated, 2)]
         return plain if self.scaling is None else [self.scaling.scaled(frequency) for frequency in plain]
 
     @override
     def rotation(self, head_dim, positions, block_positions):
-        angles = positions[:, None, :, None].astype(jnp.float32) * jnp.array(self.frequencies(head_dim), jnp.float32)
-        cos, sin = jnp.cos(angles), jnp.sin(angles)  # [B or 1, 1, L, pairs]
+        positions = positions[:, None, :, None].astype(jnp.float32)
+        by_layer = [tuple(self.frequencies(head_dim, layer)) for layer in range(len(self.thetas) or 1)]
+        distinct = list(dict.fromkeys(by_layer))
+        angles = positions * jnp.array(distinct, jnp.float32)[:, None, None, None]
+        cosines, sines = jnp.cos(angles), jnp.sin(angles)  # [distinct, B or 1, 1, L, pairs]
 
-        def turn(x_BNLH):
+        def turn(x_BNLH, depth=0):
+            index = 0
+            if len(distinct) > 1:
+                index = jnp.array([distinct.index(frequencies) for frequencies in by_layer])[depth % len(by_layer)]
+            cos, sin = cosines[index], sines[index]
             dtype = x_BNLH.dtype
             x, rest = jnp.split(x_BNLH, [self.rotated(head_dim)], axis=-1)
             x = x.astype(jnp.float32)

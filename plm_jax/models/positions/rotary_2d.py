@@ -38,8 +38,8 @@ class Rotary2D(Position):
         within = jnp.zeros_like(positions) if block_positions is None else block_positions
         of_text, of_blanks = (Rotary(self.theta).rotation(head_dim // 2, each, None) for each in (positions, within))
 
-        def turn(x_BNLH):
+        def turn(x_BNLH, depth=0):
             first, second = jnp.split(x_BNLH, 2, axis=-1)
-            return jnp.concatenate([of_text(first), of_blanks(second)], axis=-1)
+            return jnp.concatenate([of_text(first, depth), of_blanks(second, depth)], axis=-1)
 
         return turn

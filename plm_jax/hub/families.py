@@ -14,13 +14,16 @@ from plm_jax.hub.albert import AlbertFamily
 from plm_jax.hub.bart import BartFamily
 from plm_jax.hub.bert import BertFamily
 from plm_jax.hub.chatglm2 import ChatGlmFamily, GlmFamily
+from plm_jax.hub.cohere import CohereFamily
 from plm_jax.hub.distilbert import DistilBertFamily
 from plm_jax.hub.electra import ElectraFamily
+from plm_jax.hub.eurobert import EuroBertFamily
 from plm_jax.hub.family import Family
 from plm_jax.hub.glm import ChatGlm6BFamily, GlmOriginalFamily
 from plm_jax.hub.gpt1 import Gpt1Family
 from plm_jax.hub.gpt2 import Gpt2Family
 from plm_jax.hub.llama import LlamaFamily
+from plm_jax.hub.modernbert import ModernBertFamily
 from plm_jax.hub.mt5 import Mt5Family
 from plm_jax.hub.roberta import RobertaFamily
 from plm_jax.hub.t5 import T5Family
@@ -35,6 +38,7 @@ PUBLISHED = (
     *(Gpt2Family, BertFamily, T5Family, Mt5Family, BartFamily, RobertaFamily, ElectraFamily, AlbertFamily),
     *(DistilBertFamily, Gpt1Family, LlamaFamily, GlmFamily, ChatGlmFamily),
     *(GlmOriginalFamily, ChatGlm6BFamily, XlmRobertaFamily, CamembertFamily, XlmFamily, XlmRobertaXlFamily),
+    *(ModernBertFamily, EuroBertFamily, CohereFamily),
 )
 # Settings of training and computation. A Hugging Face directory lacks them or contains only some of them.
 NOT_STORED = ("dropout.", "initializer.", "attention.position.init_std", "scan_layers", "remat", "attention_kernel")
@@ -141,6 +145,8 @@ def with_heads(
       has_bias: whether the vocabulary head has a bias.
     """
     model = tasks.drop_incomplete_head(family, model, names)
+    if (task := tasks.head_of(model)) is not None:  # A vocabulary head may have tensors of the same names.
+        names = set(names) - {tensor.name for tensor in tasks.tensors(family, task.kind)}
     head = model.head
     assert isinstance(head, models.VocabularyHead)  # Every `config.json` describes one.
     tied = head.tied and not is_untied
@@ -151,10 +157,17 @@ def with_heads(
     pooler, classifier, discriminator = (
         name_in(family, f"{part}/kernel") in names for part in ("pooler", "classifier", "discriminator")
     )
-    head_part = name_in(family, "head_transform/kernel") or name_in(family, "head_bias")
+    of_head = {name_in(family, part) for part in ("head_transform/kernel", "head_bias", "head")}
+    own = {tensor.name for tensor in family.tensors}
+    if any(re.fullmatch(family.other_heads, name.removeprefix(family.prefix)) for name in set(names) - own):
+        # A head of another task, which may have a transform of the same name.
+        of_head = {name for name in of_head if name and not re.fullmatch(family.other_heads, name)}
+    # A tied head without a transform and a bias has no tensors.
+    is_bare = tasks.head_of(model) is None and vocabulary == models.VocabularyHead()
+    has_head = is_bare or not set(names).isdisjoint(of_head)
     return replace(
         model,
-        head=vocabulary if head_part in names else models.NoHead(),
+        head=vocabulary if has_head else models.NoHead(),
         pooler=models.Pooler(2 if classifier else 0) if pooler else models.NoHead(),
         discriminator=model.discriminator if discriminator else models.NoHead(),
     )

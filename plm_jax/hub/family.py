@@ -76,6 +76,8 @@ class TaskLayout:
       rate: field of the dropout rate in `config.json`; None if there is none.
       default: dropout rate if `config.json` has none; None for that of the model's sub-layers.
       drops_input: whether dropout of that rate is also applied before the transform.
+      norm: name of the tensors of the norm after the transform; None if there is none.
+      entries: entries of `config.json` for settings of the head that differ from `fields`.
     """
 
     output: str
@@ -84,6 +86,8 @@ class TaskLayout:
     rate: str | None = None
     default: float | None = None
     drops_input: bool = False
+    norm: str | None = None
+    entries: tuple[Entry, ...] = ()
 
 
 def task_layouts(

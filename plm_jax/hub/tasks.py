@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from plm_jax import models
 from plm_jax.common.errors import UserError
-from plm_jax.hub.family import Family, TaskLayout, Tensor
-from plm_jax.hub.fields import check
+from plm_jax.hub.family import Family, TaskLayout, Tensor, dense, norm
+from plm_jax.hub.fields import check, read, write
 from plm_jax.models.heads import TASK, Head
 from plm_jax.models.protocol import ModelConfig
 from plm_jax.models.task_heads import TaskHead
@@ -48,13 +48,10 @@ def tensors(family: Family, kind: str) -> tuple[Tensor, ...]:
     if kind not in family.tasks:
         return ()
     layout = family.tasks[kind]
-    names = {layout.transform: "transform", layout.output: "output"}
-    return tuple(
-        Tensor(f"{name}.{end}", (f"{PATH}/{part}/{leaf}",), transposed=leaf == "kernel")
-        for name, part in names.items()
-        if name
-        for end, leaf in (("weight", "kernel"), ("bias", "bias"))
-    )
+    norms = norm(layout.norm, f"{PATH}/norm") if layout.norm else ()
+    parts = {layout.transform: "transform", layout.output: "output"}
+    layers = (dense(name, f"{PATH}/{part}") for name, part in parts.items() if name)
+    return (*(tensor for layer in layers for tensor in layer), *norms)
 
 
 def names(family: Family) -> set[str]:
@@ -88,7 +85,8 @@ def to_settings(family: Family, config: Mapping[str, Any], model: Transformer) -
     rate = layout.default if rate is None else rate
     rate = getattr(model.dropout, "residual", 0.0) if rate is None else rate
     check(str(layout.rate), rate, type(rate) in (int, float) and rate >= 0, "a number of at least 0")
-    return _with(model, replace(_new_head(layout, kind, labels), **_rates(layout, float(rate))))
+    settings = read(layout.entries, config) | _rates(layout, float(rate))
+    return _with(model, replace(_new_head(layout, kind, labels), **settings))
 
 
 def _new_head(layout: TaskLayout, kind: str, labels: Sequence[str]) -> TaskHead:
@@ -137,23 +135,28 @@ def to_config(family: Family, model: ModelConfig) -> dict[str, Any]:
         fields["label2id"] = {label: number for number, label in enumerate(labels)}
     if head.kind in PROBLEMS:
         fields["problem_type"] = PROBLEMS[head.kind]
-    return fields | ({layout.rate: head.dropout} if layout.rate else {})
+    return fields | write(layout.entries, head) | ({layout.rate: head.dropout} if layout.rate else {})
 
 
 def drop_incomplete_head(family: Family, model: Transformer, stored: Collection[str]) -> Transformer:
     """Returns the model without its task head if a tensor of the head is not stored."""
     head = head_of(model)
-    if head is None or {tensor.name for tensor in _tensors_of(family, head)} <= set(stored):
+    if head is None or {tensor.name for tensor in _tensors_of(family, model, head)} <= set(stored):
         return model
     return replace(model, heads=tuple(pair for pair in model.heads if pair[0] != TASK))
 
 
-def _tensors_of(family: Family, head: TaskHead) -> tuple[Tensor, ...]:
-    """Returns the tensors of a head and of the pooler that it reads."""
+def _tensors_of(family: Family, model: models.TransformerConfig, head: TaskHead) -> tuple[Tensor, ...]:
+    """Returns the tensors of a model's head and of the pooler that it reads."""
     reads = ("pooler/kernel",) if getattr(head, "feature", None) == "pooler" else ()
     pooler = tuple(tensor for tensor in family.tensors if tensor.parameters == reads)
     of_head = tensors(family, head.kind)
-    return pooler + tuple(tensor for tensor in of_head if head.bias or tensor.parameters != (f"{PATH}/output/bias",))
+    absent = {
+        f"{PATH}/output/bias": not head.bias,
+        f"{PATH}/transform/bias": not head.transform_bias,
+        f"{PATH}/norm/bias": not model.norm.bias,
+    }
+    return pooler + tuple(tensor for tensor in of_head if not absent.get(tensor.parameters[0]))
 
 
 def new(kind: str, model: ModelConfig, labels: Sequence[str] = (), family: Family | None = None) -> TaskHead:

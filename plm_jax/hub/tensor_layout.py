@@ -12,6 +12,7 @@ from plm_jax.hub import files
 from plm_jax.hub.family import Tensor
 from plm_jax.models import registry
 from plm_jax.models.protocol import ModelConfig
+from plm_jax.training import trainable
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,11 @@ def layout(
       heads: number of attention heads.
     """
     pieces_of = {}
+    # The layers of a leaf that only some layers have are a part of its path.
+    names = {path: trainable.split_name(path) for path in shapes}
+    paths = {"/".join([*before, *after]): path for path, (before, _, after) in names.items()}
     for tensor in tensors:
-        if tensor.parameters[0] not in shapes or not tensor.applies(shapes):
+        if tensor.parameters[0] not in paths or not tensor.applies(paths):
             continue
         if "{" not in tensor.name:
             index, leading = (None, (1,)) if tensor.as_row else (..., ())
@@ -84,10 +88,11 @@ def layout(
             pieces_of[tensor.name] = pieces
             continue
         alternating = heads if tensor.by_head else 1
-        for layer in range(shapes[tensor.parameters[0]][0]):
-            pieces = [
-                TensorPiece(path, layer, shapes[path][1:], tensor.transposed, alternating) for path in tensor.parameters
-            ]
+        stored = [paths[path] for path in tensor.parameters]
+        _, coverage, _ = names[stored[0]]
+        layers = trainable.covered_layers(coverage) if coverage else range(shapes[stored[0]][0])
+        for row, layer in enumerate(layers):
+            pieces = [TensorPiece(path, row, shapes[path][1:], tensor.transposed, alternating) for path in stored]
             pieces_of[tensor.name.format(layer=layer, group=layer // inner, inner=layer % inner)] = pieces
     return pieces_of
 

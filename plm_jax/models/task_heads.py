@@ -176,21 +176,33 @@ class TaskHead(Head):
         x = self.layers.read(module, states, mask)
         if self.recurrent:
             x = module.recurrent("recurrent", self.recurrent, x, mask, deterministic)
+        if self.transforms_tokens:
+            x = self.transformed(module, x, deterministic)
         x = self.select_features(x, mask, pool)
         if not self.per_token:
             x = x.reshape(-1, texts, x.shape[-1])
+        if not self.transforms_tokens:
+            x = self.transformed(module, x, deterministic)
         return self.shape_output(self.predict(module, x, deterministic))
 
-    def predict(self, module, x, deterministic):
-        """Applies the last layers, [B, L or N, D] → float32 [B, L or N or 1, outputs]."""
+    @property
+    def transforms_tokens(self) -> bool:
+        """Whether the transform is applied to each token, before the features of a text are selected."""
+        return False
+
+    def transformed(self, module, x, deterministic):
+        """Applies the transform, if there is one, [B, L or N, D] → [B, L or N, D]."""
+        if not self.transform:
+            return x
         # The texts of a row share a dropout mask, as in GPT-1's two choices.
-        shared = not self.per_token
-        if self.transform:
-            x = module.dropout(x, self.input_dropout, shared, deterministic)
-            x = module.dense("transform", x, module.model.embedding.width, bias=self.transform_bias)
-            x = ACTIVATIONS[self.transform](x)
-            x = module.norm("norm", x) if self.transform_norm else x
-        x = module.dropout(self.combine_texts(x), self.dropout, shared, deterministic)
+        x = module.dropout(x, self.input_dropout, not self.per_token, deterministic)
+        x = module.dense("transform", x, module.model.embedding.width, bias=self.transform_bias)
+        x = ACTIVATIONS[self.transform](x)
+        return module.norm("norm", x) if self.transform_norm else x
+
+    def predict(self, module, x, deterministic):
+        """Applies the last layer, [B, L or N, D] → float32 [B, L or N or 1, outputs]."""
+        x = module.dropout(self.combine_texts(x), self.dropout, not self.per_token, deterministic)
         if not self.outputs:
             raise UserError(f"the task's head of kind '{self.kind}' has no labels: set model.heads.{TASK}.labels")
         return module.dense("output", x, self.outputs, bias=self.bias).astype(jnp.float32)
@@ -263,17 +275,23 @@ class TextHead(TaskHead):
 
     Attributes:
       feature: features of a text: `pooler`, the model's pooler (a dense layer with tanh) on the first token; `first` or
-        `last`, the features of that real token; `mean` or `max`, over all real tokens.
+        `last`, the features of that real token; `mean` or `max`, over all real tokens; `late`, the mean over all real
+        tokens of the outputs of the transform (EuroBERT).
     """
 
     per_token = False
-    feature: Literal["pooler", "first", "mean", "last", "max"] = "first"
+    feature: Literal["pooler", "first", "mean", "last", "max", "late"] = "first"
+
+    @property
+    @override
+    def transforms_tokens(self):
+        return self.feature == "late"
 
     @override
     def select_features(self, x, mask, pool):
         if self.feature == "pooler":
             return pool(_pool_tokens(x, mask, "first")[:, None])
-        return _pool_tokens(x, mask, self.feature)
+        return _pool_tokens(x, mask, "mean" if self.feature == "late" else self.feature)
 
     @override
     def combine_texts(self, x):

@@ -163,7 +163,7 @@ class DropoutConfig:
     def rates(self) -> dict[str, float]:
         """Dropout rates by name."""
         rates = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "broadcast"}
-        return rates | ({"attention_output": self.residual} if self.attention_output is None else {})
+        return {name: self.residual if rate is None else rate for name, rate in rates.items()}
 
     def all_at(self, rate: float) -> "DropoutConfig":
         """Returns these settings with every rate set to `rate`."""

@@ -37,32 +37,37 @@ def named(params: Any) -> list[tuple[str, Any]]:
 
 def layers(name: str, leaf: Any) -> list[str]:
     """Returns the names of the layers of a leaf; empty if it is not stacked."""
-    before, _, after = _split(name)
+    before, _, after = split_name(name)
     return ["/".join([*before, str(number), *after]) for number in layer_numbers(name, leaf)]
 
 
 def layer_numbers(name: str, leaf: Any) -> list[int]:
     """Returns the layer numbers of a leaf's rows; empty if the leaf is not stacked."""
-    before, coverage, _ = _split(name)
+    before, coverage, _ = split_name(name)
     if not coverage:
         return list(_first_axis(leaf)) if before else []
+    return covered_layers(coverage)
+
+
+def covered_layers(coverage: str) -> list[int]:
+    """Returns the layer numbers that a part of a name such as `1:12` or `0,2:12:2` lists."""
     ranges = ([int(number) for number in part.split(":")] for part in coverage.split(","))
     return [number for bounds in ranges for number in (range(*bounds) if len(bounds) > 1 else bounds)]
 
 
 def stack_of(name: str) -> str:
     """Returns the path of a leaf's stack, such as `stack`; empty if the leaf is not stacked."""
-    before, _, _ = _split(name)
+    before, _, _ = split_name(name)
     return "/".join(before[:-1])
 
 
 def layer_of(name: str) -> str:
     """Returns `stack/blocks/3` for `stack/blocks/3/attention/query/kernel`; a name without layers is unchanged."""
-    before, layer, _ = _split(name)
+    before, layer, _ = split_name(name)
     return "/".join([*before, layer]) if before else name
 
 
-def _split(name: str) -> tuple[list[str], str, list[str]]:
+def split_name(name: str) -> tuple[list[str], str, list[str]]:
     """Splits a name into the parts up to `blocks` (empty if it is not stacked), the layers that it covers, the rest."""
     parts = name.split("/")
     end = parts.index(STACKED) + 1 if STACKED in parts else 0
@@ -85,7 +90,7 @@ def check_layers(model: ModelConfig, stages: int) -> None:
     """
     stored = {path: stack.stored_blocks for path, stack in zip(model.stack_paths, model.stacks, strict=True)}
     for name, leaf in named(registry.shapes(model)):
-        before, coverage, _ = _split(name)
+        before, coverage, _ = split_name(name)
         numbers, rows, count = layer_numbers(name, leaf), len(_first_axis(leaf)), stored.get(stack_of(name))
         is_whole = count is None or numbers == list(range(count))
         if before and not (is_whole or coverage):

@@ -108,6 +108,15 @@ DISTILBERT, DISCRIMINATOR, GENERATOR = "DistilBertForMaskedLM", "ElectraForPreTr
 XLM, XLM_R_XL = "XLMWithLMHeadModel", "XLMRobertaXLForMaskedLM"
 T5, MT5, BART = (f"{name}ForConditionalGeneration" for name in ("T5", "MT5", "Bart"))
 GPT2, GPT1, LLAMA, GLM = "GPT2LMHeadModel", "OpenAIGPTLMHeadModel", "LlamaForCausalLM", "GlmForCausalLM"
+MODERNBERT, EUROBERT, COHERE = "ModernBertForMaskedLM", "EuroBertForMaskedLM", "CohereForCausalLM"
+
+
+def rotary(theta):
+    """Returns the fields of rotary positions with a base."""
+    return {"rope_type": "default", "rope_theta": theta}
+
+
+ROTATES = {"full_attention": rotary(160_000.0), "sliding_attention": rotary(10_000.0)}
 CASES = [
     Case(
         BERT,
@@ -293,6 +302,44 @@ CASES = [
         "three_quarters_no_bias_tied",
         {"attention_bias": False, "rope_parameters": PARTIAL, "tie_word_embeddings": True, "rms_norm_eps": 0.1},
     ),
+    Case(MODERNBERT, "windows_of_two_layers_of_three", {}),
+    Case(
+        MODERNBERT,
+        "irregular_layers_all_biases_untied_silu_head",
+        {
+            **{"num_hidden_layers": 4, "layer_types": ["full_attention", *["sliding_attention"] * 2, "full_attention"]},
+            **{"norm_bias": True, "attention_bias": True, "mlp_bias": True, "decoder_bias": False},
+            **{"classifier_bias": True, "classifier_activation": "silu", "norm_eps": 0.1, "local_attention": 6},
+            **{"tie_word_embeddings": False, "rope_parameters": {**ROTATES, "full_attention": rotary(50.0)}},
+        },
+    ),
+    Case(
+        MODERNBERT,
+        "one_theta_local_layer_first",
+        {
+            **{"layer_types": ["sliding_attention"] * 4 + ["full_attention"], "hidden_activation": "relu"},
+            "rope_parameters": dict.fromkeys(ROTATES, rotary(50.0)),
+        },
+    ),
+    Case(MODERNBERT, "one_layer", {"num_hidden_layers": 1}, otherwise=("local_attention",)),
+    Case(EUROBERT, "grouped_untied", {"rope_parameters": rotary(250_000.0)}),
+    Case(
+        EUROBERT,
+        "all_biases_wide_heads_tied",
+        {
+            **{"head_dim": 6, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+            **{"hidden_act": "gelu", "rms_norm_eps": 0.1},
+        },
+    ),
+    Case(COHERE, "one_group_scaled_by_width", {"rope_parameters": rotary(50.0)}),
+    Case(
+        COHERE,
+        "wide_heads_biases_unscaled_untied",
+        {
+            **{"head_dim": 6, "num_key_value_heads": 3, "attention_bias": True, "logit_scale": 1.0},
+            **{"tie_word_embeddings": False, "layer_norm_eps": 0.1},
+        },
+    ),
     Case(GPT1, "relu_large_epsilon", {"afn": "relu", "layer_norm_epsilon": 0.1, "n_head": 1}),
 ]
 # Tensors that are unused with an untied head, by model_type.
@@ -343,6 +390,8 @@ def test_outputs_equal_transformers_before_and_after_saving(case, reference, tmp
         ("AlbertModel", False, models.Pooler(0)),
         ("DistilBertModel", False, models.NoHead()),
         ("ElectraModel", False, models.NoHead()),
+        ("ModernBertModel", False, models.NoHead()),
+        ("EuroBertModel", False, models.NoHead()),
     ],
 )
 def test_partial_heads_are_loaded(architecture, head, pooler, reference, tmp_path):
@@ -367,6 +416,8 @@ def test_partial_heads_are_loaded(architecture, head, pooler, reference, tmp_pat
         ("DistilBertForSequenceClassification", "classifier"),
         ("ElectraForSequenceClassification", "classifier"),
         ("XLMForSequenceClassification", "sequence_summary.summary.bias"),
+        ("ModernBertForSequenceClassification", "classifier"),
+        ("EuroBertForSequenceClassification", "classifier"),
         ("BartForSequenceClassification", "classification_head.dense.bias"),
     ],
 )

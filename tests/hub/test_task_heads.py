@@ -56,6 +56,8 @@ CASES = [
     *(Case("Bart", kind) for kind in ("classes", "labels", "score", "span")),
     *(Case("Bert", "labels"), Case("GPT2", "labels")),
     *(Case("XLM", "classes"), Case("XLM", "tags"), Case("XLMRobertaXL", "classes")),
+    *(Case("ModernBert", kind) for kind in ("classes", "labels", "score", "tags", "span", "choice")),
+    *(Case("EuroBert", kind) for kind in ("classes", "tags")),
 ]
 
 

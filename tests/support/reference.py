@@ -60,6 +60,10 @@ SIZES["llama"] = {name: size for name, size in SIZES["bert"].items() if name != 
 SIZES["llama"] |= {"bos_token_id": 1, "eos_token_id": 2}
 SIZES["xlm"] = {"vocab_size": 37, "emb_dim": 12, "n_layers": 2, "n_heads": 3, "max_position_embeddings": 12}
 SIZES["xlm"] |= {"embed_init_std": 0.3, "init_std": 0.3}
+SIZES["eurobert"] = SIZES["llama"] | {"num_key_value_heads": 1, "pad_token_id": 0, "mask_token_id": 3}
+SIZES["cohere"] = SIZES["llama"] | {"num_key_value_heads": 1, "logit_scale": 12**-0.5, "pad_token_id": 0}
+SIZES["modernbert"] = SIZES["llama"] | {"num_hidden_layers": 5, "local_attention": 4, "pad_token_id": 0}
+SIZES["modernbert"] |= {"cls_token_id": 1, "sep_token_id": 2}
 SIZES["glm"] = SIZES["llama"] | {"head_dim": 8, "num_key_value_heads": 1, "pad_token_id": 0}
 
 

@@ -1,0 +1,75 @@
+"""PaLM (Chowdhery et al. 2022) as a `CohereForCausalLM`, whose architecture it is with one head of keys and values.
+
+Attention and feed-forward layers read the same norm, and their outputs are added to the input of the block. Dense
+layers are torch's `Linear`, stored [out, in]. Queries and keys are ordered for rotation of neighboring dimensions.
+"""
+
+from dataclasses import dataclass, replace
+
+from typing_extensions import override
+
+from plm_jax import models
+from plm_jax.hub.family import Tensor
+from plm_jax.hub.fields import Entry, Field, Fixed, changed, check
+from plm_jax.hub.llama import BLOCKS, EMBEDDINGS, LAYER, LlamaFamily, decoder_base
+
+
+@dataclass(frozen=True)
+class LogitScale(Entry):
+    """The factor of the logits: width ** -0.5 as in PaLM, or 1."""
+
+    name: str = "logit_scale"
+
+    @override
+    def values(self, config):
+        scale = config.get(self.name, 0.0625)
+        by_width = config["hidden_size"] ** -0.5
+        is_known = isinstance(scale, float | int) and (abs(scale - by_width) < 1e-7 or scale == 1)
+        check(self.name, scale, is_known, f"1, or hidden_size ** -0.5, here {by_width}")
+        return {self.name: scale}
+
+    @override
+    def settings(self, values):
+        return {"head.scale_by_width": values[self.name] != 1}
+
+    @override
+    def fields(self, model, fields):
+        return {self.name: model.embedding.width**-0.5 if model.head.scale_by_width else 1.0}
+
+
+class CohereFamily(LlamaFamily):
+    """Cohere's Command-R without norms of queries and keys, and PaLM."""
+
+    kind = "cohere"
+    name = "Cohere"
+    base = replace(
+        decoder_base(models.Rotary(interleaved=True)),
+        norm=models.NormConfig(placement="parallel", shared=True, bias=False),
+    )
+    fields = changed(
+        LlamaFamily.fields,
+        Field("layer_norm_eps", "norm.epsilon", 1e-5),
+        LogitScale(),
+        Fixed("use_qk_norm", False),
+        without=("rms_norm_eps", "mlp_bias"),
+        vocab_size=256000,
+        hidden_size=8192,
+        intermediate_size=22528,
+        num_hidden_layers=40,
+        num_attention_heads=64,
+        max_position_embeddings=8192,
+        tie_word_embeddings=True,
+    )
+    tensors = (
+        *EMBEDDINGS,
+        Tensor(f"{LAYER}.input_layernorm.weight", (f"{BLOCKS}/attention_norm/scale",)),
+        *(tensor for tensor in LlamaFamily.tensors if "layernorm" not in tensor.name and tensor not in EMBEDDINGS),
+    )
+    tokenizer_class = "CohereTokenizer"
+    vocabulary_files = {}
+    tasks = {}
+    other_heads = "(?!)"
+
+    @override
+    def architecture(self, model):
+        return "CohereForCausalLM"

@@ -35,6 +35,19 @@ def layers(
     )
 
 
+def encoder_tensors(prefix: str) -> tuple[Tensor, ...]:
+    """Returns the tensors of a model with both heads, under the names of BERT and ERNIE."""
+    return (
+        *embeddings(prefix),
+        *layers(prefix),
+        *dense(f"{prefix}.pooler.dense", "pooler"),
+        *dense("cls.seq_relationship", "classifier"),
+        *dense("cls.predictions.transform.dense", "head_transform"),
+        *norm("cls.predictions.transform.LayerNorm", "head_norm"),
+        *unembedding("cls.predictions"),
+    )
+
+
 BUFFERS = r"embeddings\.(position_ids|token_type_ids)"
 OTHER_HEADS = r"(pre_classifier|classifier|qa_outputs|sequence_summary)\..*"
 
@@ -130,15 +143,7 @@ class BertFamily(WordPieceFamily):
         Fixed("position_embedding_type", "absolute", is_written=False),
     )
     prefix = "bert."
-    tensors = (
-        *embeddings("bert"),
-        *layers("bert"),
-        *dense("bert.pooler.dense", "pooler"),
-        *dense("cls.seq_relationship", "classifier"),
-        *dense("cls.predictions.transform.dense", "head_transform"),
-        *norm("cls.predictions.transform.LayerNorm", "head_norm"),
-        *unembedding("cls.predictions"),
-    )
+    tensors = encoder_tensors("bert")
     buffers = BUFFERS
     copies = {"cls.predictions.decoder.bias": "cls.predictions.bias"}
     old_endings = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
@@ -149,5 +154,5 @@ class BertFamily(WordPieceFamily):
     @override
     def architecture(self, model):
         if has_head(model):
-            return "BertForPreTraining" if classifies_pairs(model) else "BertForMaskedLM"
-        return "BertForNextSentencePrediction" if classifies_pairs(model) else "BertModel"
+            return f"{self.task_class}{'ForPreTraining' if classifies_pairs(model) else 'ForMaskedLM'}"
+        return f"{self.task_class}{'ForNextSentencePrediction' if classifies_pairs(model) else 'Model'}"

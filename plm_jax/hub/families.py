@@ -17,6 +17,7 @@ from plm_jax.hub.chatglm2 import ChatGlmFamily, GlmFamily
 from plm_jax.hub.cohere import CohereFamily
 from plm_jax.hub.distilbert import DistilBertFamily
 from plm_jax.hub.electra import ElectraFamily
+from plm_jax.hub.ernie import ErnieFamily
 from plm_jax.hub.eurobert import EuroBertFamily
 from plm_jax.hub.family import Family
 from plm_jax.hub.glm import ChatGlm6BFamily, GlmOriginalFamily
@@ -38,7 +39,7 @@ PUBLISHED = (
     *(Gpt2Family, BertFamily, T5Family, Mt5Family, BartFamily, RobertaFamily, ElectraFamily, AlbertFamily),
     *(DistilBertFamily, Gpt1Family, LlamaFamily, GlmFamily, ChatGlmFamily),
     *(GlmOriginalFamily, ChatGlm6BFamily, XlmRobertaFamily, CamembertFamily, XlmFamily, XlmRobertaXlFamily),
-    *(ModernBertFamily, EuroBertFamily, CohereFamily),
+    *(ModernBertFamily, EuroBertFamily, CohereFamily, ErnieFamily),
 )
 # Settings of training and computation. A Hugging Face directory lacks them or contains only some of them.
 NOT_STORED = ("dropout.", "initializer.", "attention.position.init_std", "scan_layers", "remat", "attention_kernel")

@@ -32,10 +32,10 @@ class Architecture(VocabularyModule):
     def setup(self):
         """Creates the parameters and modules that the settings ask for.
 
-        Parameters: `token_embedding` [V, E], the position scheme's tables [P, E], `token_type_embedding` [T, E], `head`
-        [V, E], `head_bias` [V]. Modules: `embedding_norm`, `embedding_projection` [E, D], `head_transform` [D, E],
-        `head_norm`, `heads_NAME`. E is the width of the tables, by default D. Position tables and the norm of
-        embeddings exist once for each of `prefixes`.
+        Parameters: `token_embedding` [V, E], the position scheme's tables [P, E], `token_type_embedding` [T, E],
+        `task_type_embedding` [K, E], `head` [V, E], `head_bias` [V]. Modules: `embedding_norm`, `embedding_projection`
+        [E, D], `head_transform` [D, E], `head_norm`, `heads_NAME`. E is the width of the tables, by default D. Position
+        tables and the norm of embeddings exist once for each of `prefixes`.
         """
         embedding, head = self.model.embedding, self.model.vocabulary_head
 
@@ -58,6 +58,8 @@ class Architecture(VocabularyModule):
                 setattr(self, f"{prefix}embedding_norm", norm(self.model.norm, self.dtype))
         if embedding.token_types:
             self.token_type_embedding = table("token_type_embedding", embedding.token_types, None, table_init)
+        if embedding.task_types:
+            self.task_type_embedding = table("task_type_embedding", embedding.task_types, None, table_init)
         self.embedding_dropout = Dropout(self.model.dropout.embedding, self.model.dropout.broadcast)
         if embedding.embedding_size is not None:
             axes, init = (None, "embed"), initializer.matrix()
@@ -82,7 +84,8 @@ class Architecture(VocabularyModule):
         positions = {
             f"{prefix}{name}": table.axes[0] for prefix in self.prefixes for name, table in of_positions.items()
         }
-        return {"token_embedding": "vocab", "token_type_embedding": None, "head": "vocab"} | positions
+        types = {"token_type_embedding": None, "task_type_embedding": None}
+        return {"token_embedding": "vocab", "head": "vocab"} | types | positions
 
     def embed(
         self, tokens, positions, token_types=None, block_positions=None, prefix="", *, deterministic, source=None
@@ -106,6 +109,8 @@ class Architecture(VocabularyModule):
         if embedding.token_types:
             types = jnp.zeros_like(tokens) if token_types is None else token_types
             x = x + look_up(self.token_type_embedding, types, self.dtype)
+        if embedding.task_types:
+            x = x + look_up(self.task_type_embedding, jnp.zeros_like(tokens), self.dtype)
         if embedding.norm:
             x = getattr(self, f"{prefix}embedding_norm")(x)
         x = self.embedding_dropout(x, deterministic=deterministic)

@@ -17,12 +17,13 @@ from plm_jax.models.protocol import ModelConfig
 
 @dataclass(frozen=True)
 class EmbeddingConfig:
-    """The embeddings of tokens and token types.
+    """The embeddings of tokens, token types and tasks.
 
     Attributes:
       vocab_size: number of rows of the token table; at least the size of the vocabulary.
       width: width of the hidden states of the model.
       token_types: number of token types (BERT's segments), which have a second table; 0: none.
+      task_types: number of tasks (ERNIE 2.0), which have a third table; every token has task 0; 0: none.
       norm: whether the sum of the embeddings is normalized.
       embedding_size: width of the embedding tables if it differs from `width`: a dense layer with a bias projects the
         normalized sum of the embeddings to `width`, and the transform of the head projects back (Lan et al. 2020 §3.1).
@@ -35,6 +36,7 @@ class EmbeddingConfig:
     norm: bool = False
     embedding_size: ranges.Width | None = None
     scale_by_width: bool = False
+    task_types: Annotated[int, ranges.Range(0, 1024)] = 0
 
     @property
     def columns(self) -> int:

@@ -20,6 +20,7 @@ GROUPS = {"num_hidden_layers": 6, "num_hidden_groups": 3, "inner_group_num": 2}
 SMALL = [
     ("gpt2", {"n_embd": 6, "n_head": 2, "n_layer": 3}),
     ("bert", ENCODER),
+    ("ernie", ENCODER | {"use_task_id": True}),
     ("roberta", ENCODER),
     ("albert", ENCODER | {"embedding_size": 4}),
     ("albert", ENCODER | {"embedding_size": 4} | GROUPS),
@@ -105,6 +106,9 @@ HEAD = models.VocabularyHead
         ),
         ("electra", {}, {"embedding.width": 256, "embedding.embedding_size": 128}),
         ("electra", {"embedding_size": 256}, {"embedding.embedding_size": None}),
+        ("ernie", {}, {"embedding.task_types": 0, "embedding.token_types": 2}),
+        ("ernie", {"task_type_vocab_size": 16}, {"embedding.task_types": 0}),
+        ("ernie", {"use_task_id": True}, {"embedding.task_types": 3}),
         ("bart", {}, {"stack.layers": 12, "decoder_stack.layers": 12, "embedding.width": 1024}),
         ("bart", {}, {"attention.heads": 16, "feed_forward.width": 4096, "embedding.vocab_size": 50265}),
         ("bart", {}, {"attention.position": models.LearnedPositions(1024, offset=2)}),

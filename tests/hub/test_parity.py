@@ -103,6 +103,7 @@ SCALED = {
     "original_max_position_embeddings": 16,
 }
 PARTIAL = {"rope_type": "default", "rope_theta": 50.0, "partial_rotary_factor": 0.75}
+ERNIE = "ErnieForPreTraining"
 BERT, ROBERTA, ALBERT = "BertForPreTraining", "RobertaForMaskedLM", "AlbertForPreTraining"
 DISTILBERT, DISCRIMINATOR, GENERATOR = "DistilBertForMaskedLM", "ElectraForPreTraining", "ElectraForMaskedLM"
 XLM, XLM_R_XL = "XLMWithLMHeadModel", "XLMRobertaXLForMaskedLM"
@@ -136,6 +137,16 @@ CASES = [
         },
     ),
     Case(ROBERTA, "three_types_untied", {"type_vocab_size": 3, "tie_word_embeddings": False, "num_hidden_layers": 1}),
+    Case(
+        ERNIE,
+        "tasks_four_types_odd_heads",
+        {
+            **{"hidden_size": 21, "num_attention_heads": 7, "type_vocab_size": 4, "layer_norm_eps": 0.1},
+            **{"use_task_id": True, "task_type_vocab_size": 16},
+        },
+    ),
+    Case(ERNIE, "odd_positions_relu", {"max_position_embeddings": 13, "hidden_act": "relu", "num_hidden_layers": 1}),
+    Case(ERNIE, "tasks_untied", {"use_task_id": True, "tie_word_embeddings": False, "type_vocab_size": 1}),
     Case(
         "XLMRobertaForMaskedLM",
         "odd_heads_other_padding",
@@ -343,7 +354,7 @@ CASES = [
     Case(GPT1, "relu_large_epsilon", {"afn": "relu", "layer_norm_epsilon": 0.1, "n_head": 1}),
 ]
 # Tensors that are unused with an untied head, by model_type.
-UNUSED = {"bert": "cls.predictions.bias", "albert": "predictions.bias"}
+UNUSED = {"bert": "cls.predictions.bias", "ernie": "cls.predictions.bias", "albert": "predictions.bias"}
 UNUSED |= dict.fromkeys(("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert"), "lm_head.bias")
 
 
@@ -355,6 +366,7 @@ def test_outputs_equal_transformers_before_and_after_saving(case, reference, tmp
     model.save_pretrained(tmp_path / "theirs")
     lm, (inputs, want) = plm_jax.load(tmp_path / "theirs"), reference.run(model)
     assert_same_outputs(lm, inputs, want)
+    assert_same_outputs(lm, *reference.run(model, seed=1))
     family = model.config.model_type
     unused = {UNUSED[family]} if family in UNUSED and not lm.config.head.tied else set()
     count = sum(tensor.numel() for name, tensor in model.named_parameters() if name not in unused)
@@ -381,6 +393,9 @@ def test_outputs_equal_transformers_before_and_after_saving(case, reference, tmp
         ("BertForMaskedLM", True, models.NoHead()),
         ("BertForNextSentencePrediction", False, models.Pooler(2)),
         ("BertModel", False, models.Pooler(0)),
+        ("ErnieForMaskedLM", True, models.NoHead()),
+        ("ErnieForNextSentencePrediction", False, models.Pooler(2)),
+        ("ErnieModel", False, models.Pooler(0)),
         ("RobertaModel", False, models.Pooler(0)),
         ("XLMRobertaModel", False, models.Pooler(0)),
         ("XLMRobertaXLModel", False, models.Pooler(0)),

@@ -52,7 +52,7 @@ SIZES = {
     },
 }
 ROBERTAS = ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert")
-SIZES |= dict.fromkeys(ROBERTAS, SIZES["bert"])
+SIZES |= dict.fromkeys((*ROBERTAS, "ernie"), SIZES["bert"])
 SIZES["albert"] = SIZES["electra"] = SIZES["bert"] | {"embedding_size": 7}
 SIZES["mt5"] = SIZES["t5"]
 SIZES["gpt2"] = SIZES["openai-gpt"]

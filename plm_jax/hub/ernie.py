@@ -1,0 +1,44 @@
+"""ERNIE 1.0, 2.0 and 3.0 of Baidu (Sun et al. 2019, 2020, 2021) in Hugging Face's format: `ErnieForPreTraining`.
+
+The models are BERT's with its heads, under other names. ERNIE 2.0 and 3.0 also have a table of tasks.
+"""
+
+from typing_extensions import override
+
+from plm_jax.hub import bert
+from plm_jax.hub.family import Tensor
+from plm_jax.hub.fields import Entry, check_size
+
+
+class TaskTypes(Entry):
+    """The fields `use_task_id` and `task_type_vocab_size`, the size of the table of tasks if there is one."""
+
+    @override
+    def values(self, config):
+        values = {"use_task_id": bool(config.get("use_task_id"))}
+        values["task_type_vocab_size"] = config.get("task_type_vocab_size", 3)
+        check_size("task_type_vocab_size", values["task_type_vocab_size"])
+        return values
+
+    @override
+    def settings(self, values):
+        return {"embedding.task_types": values["task_type_vocab_size"] if values["use_task_id"] else 0}
+
+    @override
+    def fields(self, model, fields):
+        number = model.embedding.task_types
+        return {"use_task_id": number > 0} | ({"task_type_vocab_size": number} if number else {})
+
+
+class ErnieFamily(bert.BertFamily):
+    """ERNIE."""
+
+    kind = "ernie"
+    name = "ERNIE"
+    fields = (*bert.BertFamily.fields, TaskTypes())
+    prefix = "ernie."
+    tensors = (
+        *bert.encoder_tensors("ernie"),
+        Tensor("ernie.embeddings.task_type_embeddings.weight", ("task_type_embedding",)),
+    )
+    task_class = "Ernie"

@@ -117,8 +117,7 @@ class MaskedLM(Objective):
 
     @override
     def max_targets(self, num_tokens: int) -> int:
-        slots = self.target_length(num_tokens)
-        return slots if self.independent else min(slots, self.budget(num_tokens))
+        return 0 if self.independent else min(self.target_length(num_tokens), self.budget(num_tokens))
 
     def budget(self, num_tokens: int) -> int:
         """Returns the number of predictions for `num_tokens`; Python's `round`, halves to even, as in BERT's code."""

@@ -130,7 +130,11 @@ class Objective(Role):
         return length
 
     def max_targets(self, num_tokens: int) -> int:
-        """Returns the maximum number of targets in a row of which `num_tokens` tokens are not padding."""
+        """Returns the maximum number of targets in a row of which `num_tokens` tokens are not padding.
+
+        0 means that the number varies so much that rows are packed by their tokens alone; targets of a packed row for
+        which there are no slots are then dropped.
+        """
         return self.target_length(num_tokens)
 
     def count_unmaskable(self, example: dict[str, np.ndarray], special: Special) -> tuple[int, int]:

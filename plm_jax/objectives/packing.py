@@ -38,7 +38,7 @@ class PackedFormat:
         """Joins rows that fit into a packed row, one after another, without their padding and unused slots.
 
         Args:
-          rows: rows of an objective with `INNER_KEYS`, padded at the end.
+          rows: rows of an objective with `INNER_KEYS`, padded at the end. Targets beyond `num_targets` are dropped.
 
         Returns:
           The same keys, with positions of targets counted from the first token of the packed row; `segment_ids`
@@ -59,7 +59,7 @@ class PackedFormat:
             pieces = [row[key][used] for row, used in zip(rows, slots, strict=True)]
             if key in _POSITION_KEYS:
                 pieces = [piece + np.int32(start) for piece, start in zip(pieces, starts, strict=True)]
-            packed[key] = _padded(pieces, self.num_targets)
+            packed[key] = _padded([np.concatenate(pieces)[: self.num_targets]], self.num_targets)
         if "pair_label" in rows[0]:
             num = len(rows)
             packed["pair_label"] = padded(np.array([row["pair_label"] for row in rows]), num, self.num_rows)

@@ -78,7 +78,8 @@ class Packed(Layout):
     def target_length(self, objective: objectives.Objective, length: int) -> int:
         """Returns the number of slots that suffices for inner rows of `inner.least_length` or more tokens."""
         sizes = range(min(self.inner.least_length, length), length + 1)
-        return max(length * objective.max_targets(size) // size for size in sizes)
+        largest = max(length * objective.max_targets(size) // size for size in sizes)
+        return largest or objective.target_length(length)
 
     @override
     def packing(self, objective: objectives.BoundObjective, length: int) -> objectives.PackedFormat:

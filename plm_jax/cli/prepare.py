@@ -9,10 +9,12 @@ example:
   plm_jax prepare --config=demo:bert
 """
 
+import dataclasses
 import importlib.util
 
 from absl import flags
 
+from plm_jax import config
 from plm_jax.common import command_line, extras
 from plm_jax.common.errors import UserError
 from plm_jax.config.flags import ConfigFlag
@@ -42,6 +44,12 @@ def main() -> None:
     from plm_jax.runs import preparation
 
     preparation.prepare(run, _OUTPUT.value, beam_options=options if _RUNNER.value == "beam" else None)
+    if run.data.layout.kind == "packed":
+        from plm_jax.data.reader import Reader
+
+        data = dataclasses.replace(run.data, cache_dir=_OUTPUT.value or run.data.cache_dir)
+        expanded = config.expand_mixtures(dataclasses.replace(run, data=data))
+        print(*Reader(config.reader_config(expanded)).notes(), sep="\n")
 
 
 if __name__ == "__main__":

@@ -57,12 +57,13 @@ class Padding(NamedTuple):
     share: float
     unpacked: float | None
 
-    def describe(self, length: int) -> str:
-        """Returns a line about packed rows of `length`."""
-        assert self.unpacked is not None
+    def describe(self, rows: int, length: int) -> str:
+        """Returns a description of the padding of a batch of `rows` rows of `length`."""
+        if self.unpacked is None:
+            return f"{rows} rows of {length} have only as many real tokens as {rows * (1 - self.share):.0f} full rows"
         gain = (1 - self.share) / (1 - self.unpacked)
         return (
-            f"padding: {self.share:.1%} of packed rows of {length}, {self.unpacked:.1%} without packing; "
+            f"{self.share:.1%} of packed rows of {length}, {self.unpacked:.1%} without packing; "
             f"a step has {gain:.2f} times as many real tokens"
         )
 
@@ -369,15 +370,8 @@ class Reader:
                 )
         if self._data.layout.is_full:
             return notes
-        for phase in phases:
-            padding = self.padding(phase)
-            if padding.unpacked is not None:
-                notes.append(padding.describe(phase.length))
-                continue
-            full = phase.batch_size * (1 - padding.share)
-            batch = f"{phase.batch_size} rows of {phase.length}"
-            notes.append(f"padding: {batch} have only as many real tokens as {full:.0f} full rows")
-        return notes
+        padding = [self.padding(phase).describe(phase.batch_size, phase.length) for phase in phases]
+        return notes + [f"padding: {description}" for description in padding]
 
     def padding(self, phase: Phase) -> Padding:
         """Estimates the padding of a phase from its first rows."""

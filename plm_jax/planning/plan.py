@@ -51,19 +51,20 @@ def plan(
     Returns:
       A tree for JSON. Bytes are those of one device; FLOPs and counts of collectives are those of one step. Without a
       topology, unknown values are None. If the step does not fit, `suggestion` is the settings of the first of
-      `remedies` that makes it fit, or None.
+      `remedies` that makes it fit, or None. For packed rows whose cache exists, `padding` describes their padding.
 
     Raises:
       UserError: the compiler is missing, the topology is unknown, or the mesh or batch does not fit it.
     """
+    padding = _describe_padding(run, say)
     run = dataclasses.replace(run, model=run.model.with_speed(scan_layers=True))
     if topology == "none":
         run = dataclasses.replace(run, mesh=config.MeshConfig())
         phases = tuple(dataclasses.replace(phase, mesh=None) for phase in run.train.phases)
         run = dataclasses.replace(run, train=dataclasses.replace(run.train, phases=phases))
-        return _shapes(_programs(run, jax.devices()[:1]))
+        return _shapes(_programs(run, jax.devices()[:1])) | padding
     devices = slice_devices(topology, slices)
-    target = {"topology": topology, "slices": slices}
+    target = {"topology": topology, "slices": slices} | padding
     if devices[0].platform == "gpu":
         target |= {"unasked": gpus.UNASKED, "memory_is": f"JAX uses {gpus.memory_share():.0%} of the memory"}
     if run_search:
@@ -72,6 +73,19 @@ def plan(
     if not report["fits"]:
         report["suggestion"] = _suggestion(run, devices, report["bytes_per_device"]["total"], say)
     return report
+
+
+def _describe_padding(run: config.Run, say: Callable[[str], None]) -> dict[str, Any]:
+    """Returns the entry `padding` of the report; none without packed rows or without their cache."""
+    if not isinstance(run.data.layout, config.Packed):
+        return {}
+    phase = costliest_phase(config.resolve_phases(run))
+    try:
+        padding = reader.Reader(config.reader_config(run)).padding(phase)
+    except UserError as error:
+        say(f"the padding of packed rows is unknown: {error}")
+        return {}
+    return {"padding": padding.describe(phase.batch_size, phase.length)}
 
 
 def slice_devices(topology: str, slices: int = 1) -> list[Any]:
@@ -321,6 +335,8 @@ def table(report: dict[str, Any]) -> str:
         "parameters": f"{report['parameters']:,}",
         "model FLOPs per step": f"{report['model_flops_per_step']:.4g}",
     }
+    if "padding" in report:
+        rows["padding"] = report["padding"]
     known_bytes = {name: value for name, value in report["bytes_per_device"].items() if value is not None}
     rows |= {f"GB per device, {name}": f"{value / 1e9:.3f}" for name, value in known_bytes.items()}
     if report["fits"] is not None:

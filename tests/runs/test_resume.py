@@ -33,7 +33,7 @@ def uninterrupted(tiny, verb, tmp_path_factory):
 
 # Each takes long: PLM_JAX_FULL_TESTS=1 runs every family.
 FULL = bool(os.environ.get("PLM_JAX_FULL_TESTS"))
-FAMILIES = ("everything", "bert_everything", "t5_everything", "electra_everything")
+FAMILIES = ("everything", "bert_everything", "bert_packed_everything", "t5_everything", "electra_everything")
 
 
 @pytest.mark.parametrize(("name", "kills"), [("separate", 1), *(((n, 2) for n in FAMILIES) if FULL else ())])

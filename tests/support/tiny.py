@@ -159,9 +159,12 @@ def of_bert(run: config.Run, model=BERT) -> config.Run:
     return dataclasses.replace(run, model=model, objective=objectives.MaskedLM(), data=data)
 
 
-def packed(run: config.Run) -> config.Run:
-    """Returns the run with its rows packed."""
-    return dataclasses.replace(run, data=dataclasses.replace(run.data, layout=config.Packed(inner=run.data.layout)))
+def of_packed_bert(run: config.Run, model=BERT) -> config.Run:
+    """Returns the run with packed rows of 64 tokens, which hold several short pairs."""
+    pairs = config.SentencePairs(duplicates=2, short_probability=1.0)
+    run = of_bert(run, model)
+    data = dataclasses.replace(run.data, length=64, layout=config.Packed(inner=pairs))
+    return dataclasses.replace(run, data=data)
 
 
 def of_t5(run: config.Run, model=T5) -> config.Run:
@@ -228,8 +231,8 @@ RUNS = {
     ),
     "bert": of_bert(PLAIN),
     "bert_everything": of_bert(EVERYTHING, with_dropout(BERT)),
-    "bert_packed": packed(of_bert(PLAIN)),
-    "bert_packed_everything": packed(of_bert(EVERYTHING, with_dropout(BERT))),
+    "bert_packed": of_packed_bert(PLAIN),
+    "bert_packed_everything": of_packed_bert(EVERYTHING, with_dropout(BERT)),
     "roberta": dataclasses.replace(PLAIN, model=ROBERTA, objective=objectives.MaskedLM()),
     "albert": dataclasses.replace(
         of_bert(PLAIN, ALBERT), optimizer=config.LambConfig(), schedule=config.ConstantSchedule(1e-2)

@@ -39,6 +39,11 @@ WITHOUT = {
         "bert.py:base": 109_482_240,
         "bert.py:large": 335_141_888,
         "bert.py:base-cased": 108_310_272,
+        "macbert.py:base": 102_267_648,
+        "macbert.py:large": 325_522_432,
+        "ernie.py:1.0-base-zh": 99_866_112,
+        "ernie.py:2.0-base-en": 109_483_776,
+        "ernie.py:2.0-large-en": 335_143_936,
         "bert.py:large-cased": 333_579_264,
         "roberta.py:base": 124_645_632,
         "roberta.py:large": 355_359_744,
@@ -174,6 +179,27 @@ RECIPES = {
     """,
     "electra.py:large": """
         objective.rate=0.25 model.generator.width=256 model.generator.layers=24
+    """,
+    # Cui et al. 2020 §3; BERT's steps and optimizer.
+    "macbert.py:base": """
+        objective.rate=0.15 objective.mask_share=0.0 objective.similar_share=0.8 objective.random_share=0.1
+        objective.gram_weights=(0.4,0.3,0.2,0.1) objective.whole_words=4 data.layout.task=sentence_order
+        train.init_from="hf:google-bert/bert-base-chinese" model.embedding.vocab_size=21_128
+        optimizer.weight_decay=0.01 model.attention.position.length=512 model.dropout.residual=0.1
+    """,
+    "macbert.py:large": """
+        train.init_from=""
+    """,
+    # PaddlePaddle/ERNIE, release/r2.0: script/zh_task/pretrain.sh, ernie/batching.py, config/ernie_config.json.
+    "ernie.py:1.0-base-zh": """
+        objective.rate=0.15 objective.mask_share=0.8 objective.random_share=0.1 objective.independent=True
+        objective.whole_words=1 optimizer.bias_correction=True optimizer.weight_decay=0.01 optimizer.clip_norm=1.0
+        model.feed_forward.activation=relu model.attention.position.length=513 model.embedding.token_types=2
+        model.initializer.truncated=True data.layout.task=next_sentence
+    """,
+    "ernie.py:2.0-large-en": """
+        model.feed_forward.activation=gelu_exact model.attention.position.length=512 model.embedding.token_types=4
+        model.embedding.vocab_size=30_522 model.stack.layers=24 model.dropout.attention=0.1
     """,
     # facebookresearch/SpanBERT, pretraining/README.md.
     "spanbert.py:large": """
@@ -381,6 +407,8 @@ COURSES = {
     "distilbert.py:base": "AdamW 0:0:4096:512 315:0.0005:4096:512 3150:0.000263158:4096:512 6300:0:4096:512",
     "electra.py:small": "AdamW 0:0:128:128 10000:0.000495:128:128 500000:0.00025:128:128 1000000:0:128:128",
     "electra.py:large": "AdamW 0:0:2048:512 10000:0.000195:2048:512 200000:0.0001:2048:512 400000:0:2048:512",
+    "macbert.py:base": "AdamW 0:0:256:512 10000:9.9e-05:256:512 500000:5e-05:256:512 1000000:0:256:512",
+    "ernie.py:1.0-base-zh": "AdamW 0:0:16:512 5000:9.95e-05:16:512 500000:5e-05:16:512 1000000:0:16:512",
     "spanbert.py:base": "AdamW 0:0:256:512 10000:0.0001:256:512 1200000:5.02092e-05:256:512 2400000:0:256:512",
     "gpt1.py:base": "AdamW 0:0:64:512 2000:0.00025:64:512 1500000:0.000125131:64:512 3000000:0:64:512",
     "gpt2.py:small": "AdamW 0:0:512:1024 2000:0.0006:512:1024 150000:0.000332846:512:1024 300000:6e-05:512:1024",

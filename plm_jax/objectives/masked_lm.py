@@ -274,7 +274,12 @@ class MaskedLM(Objective):
         rng: np.random.Generator,
     ) -> Num[np.ndarray, " positions"]:
         """Returns the ids that replace `targets`, the tokens at `positions`, as their `draws` decide."""
-        replaced = rng.random(len(targets)) * special.vocab_size
+        vocab_size, mask = special.vocab_size, special.mask
+        if self.similar_share and mask is not None:  # Then random ids are never the mask.
+            replaced = rng.random(len(targets)) * (vocab_size - 1)
+            replaced += replaced >= mask
+        else:
+            replaced = rng.random(len(targets)) * vocab_size
         np.putmask(replaced, draws >= self.mask_share + self.similar_share + self.random_share, targets)
         if self.mask_share:
             np.putmask(replaced, draws < self.mask_share, special.required("mask"))

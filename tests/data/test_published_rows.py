@@ -17,7 +17,9 @@ from plm_jax import config
 from plm_jax.common import storage, users
 from plm_jax.config import files as pages
 from plm_jax.data import cache, reader
+from plm_jax.data.cache import similar_words
 from plm_jax.data.vocabularies import words
+from plm_jax.objectives.similar_words import pack
 from tests.support import caches
 from tests.support import published_rows as rules
 
@@ -127,6 +129,8 @@ PUBLISHED = {
     "chatglm.py:4-9b": (causal, rules.packed([151_331, 151_333], [151_329]), {}),
     "distilbert.py:*": (masked, rules.distilbert_lines(101, 102, 100), {}),
     "electra.py:*": (masked, rules.electra_segments(101, 102), {"drawn": (101, 102)}),
+    "ernie.py:1.0*": (masked, rules.bert_pairs(1, 2), {"drawn": (1, 2)}),
+    "ernie.py:2.0*": (masked, rules.bert_pairs(101, 102), {"drawn": (101, 102)}),
     "elmo.py:*": (read_on, rules.bilm_stream(0, 1), {"length": 20}),
     "glm.py:base": glm(511, eos=0, cls=[101]),
     "glm.py:large": glm(511, eos=0, cls=[101]),
@@ -136,6 +140,7 @@ PUBLISHED = {
     "gpt3.py:*": (causal, rules.packed([], [50_256]), {}),
     "llama.py:3*": (causal, rules.packed([128_000], [128_001], apart=True), {}),
     "llama.py:*": (causal, rules.packed([1], [2]), {}),
+    "macbert.py:*": (masked, rules.bert_pairs(101, 102, swap=True), {"drawn": (101, 102)}),
     "mt5.py:*": (spans, rules.joined(rules.span_text, ends=[1]), {}),
     "roberta.py:*": (masked, rules.fairseq_blocks(0, 2, "complete", [2]), {}),
     "xlm_r.py:*": (masked, rules.fairseq_blocks(0, 2, "complete", [2]), {}),
@@ -227,6 +232,10 @@ def write(folder, run, documents):
     )
     source = next(iter(run.data.sources.values()))
     data = dataclasses.replace(run.data, cache_dir=str(folder), sources={"a": source}, mixture={}, segmenters={})
+    if data.similar_words:
+        data = dataclasses.replace(data, similar_words=str(folder / "similar_words.txt"))
+        (folder / "similar_words.txt").write_text("")
+        similar_words.save(str(folder), data.similar_words, "v", pack({}))
     train = dataclasses.replace(run.train, batch_size=2, microbatches=1, phases=())
     return dataclasses.replace(run, data=data, train=train)
 

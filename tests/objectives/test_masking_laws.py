@@ -72,6 +72,14 @@ def test_macbert_replaces_words_by_similar_words():
     assert near(seconds, kinds[True, "similar"], 0.5)
 
 
+def test_random_words_of_macbert_are_never_the_mask():
+    special = objectives.Special(mask=4, vocab_size=7)
+    settings = {"rate": 1.0, "mask_share": 0.0, "random_share": 0.5, "similar_share": 0.5, "whole_words": 1}
+    objective, rng = objectives.get("masked_lm", special, **settings), np.random.default_rng(0)
+    counts = np.bincount(np.concatenate([objective(row([1] * 60), rng)["tokens"][1:-1] for _ in range(100)]))
+    assert counts[4] == 0 and all(near(count, 6200, 1 / 6) for count in counts[[0, 1, 2, 3, 5, 6]])
+
+
 def test_macbert_weighs_ngrams():
     """Four tokens in n-grams of .4/.3/.2/.1, the last one shortened to the rest, among 400 words that rarely touch."""
     length = 400

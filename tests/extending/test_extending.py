@@ -89,6 +89,7 @@ def test_it_trains_goes_on_evaluates_and_reports(name, folder, verb):
 def test_the_package_names_none_of_them():
     kinds = (
         "alibi",
+        "mask_everything",
         "optax_muon",
         "preference_pairs",
         "qwen2",

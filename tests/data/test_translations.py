@@ -98,6 +98,19 @@ def test_rows_of_pairs_keep_the_laws_of_xlm(run, pairs):
         assert abs(share - expected) < 4.5 * (expected * (1 - expected) / len(read)) ** 0.5
 
 
+def test_texts_are_swapped_at_the_rate(run, pairs):
+    swapped = run(data={"sources": {"pairs": run().data.sources["pairs"]}, "mixture": {}})
+    swapped = changed(swapped, data={"layout": config.Translations(swapped=0.3)})
+    batches, numbers = open_reader(swapped).in_order("validation", 1000), []
+    for row, (x, y) in zip(itertools.chain(*map(unstack, batches)), pairs, strict=True):
+        languages = row["token_types"].tolist()
+        numbers.append(languages[0] == TYPES["es"])
+        first, second = (y, x) if numbers[-1] else (x, y)
+        tokens, _, _ = xlm_row(list(first), list(second), LENGTH)
+        assert restored(row)[: len(tokens)].tolist() == tokens and {languages[0], languages[-1]} == set(TYPES.values())
+    assert abs(np.mean(numbers) - 0.3) < 4.5 * (0.21 / len(numbers)) ** 0.5
+
+
 def test_a_mixture_has_rows_of_pairs_and_of_one_language(run):
     mixed = run()
     reader, seen = open_reader(mixed), set()

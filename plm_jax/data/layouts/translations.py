@@ -8,6 +8,7 @@ import numpy as np
 from typing_extensions import override
 
 from plm_jax import objectives
+from plm_jax.common import ranges
 from plm_jax.common.errors import UserError
 from plm_jax.common.special_ids import SpecialIds
 from plm_jax.data.layouts.blocks import Blocks
@@ -30,6 +31,7 @@ class Translations(Layout):
     the other one, and then both are truncated alike.
 
     Attributes:
+      swapped: probability that the second text of a record comes first, drawn each time that a row is read; XLM: 0.5.
       text: layout of sources of single texts, for a mixture of pairs and text of one language. Their positions do not
         restart.
     """
@@ -38,6 +40,7 @@ class Translations(Layout):
     plural: ClassVar[str] = "translations"
     least_length: ClassVar[int] = NUM_SPECIAL + 2
     has_positions: ClassVar[bool] = True
+    swapped: ranges.Share = 0.0
     text: Layout = field(default=Blocks())
 
     @override
@@ -84,7 +87,7 @@ class Translations(Layout):
     def open(self, request: RowRequest) -> Rows:
         if not request.texts:
             return self.text.open(request)
-        return TranslationRows(request, self.row_format(request.objective.special))
+        return TranslationRows(request, self.row_format(request.objective.special), self.swapped)
 
 
 def _row(row_format: objectives.RowFormat, texts: list[np.ndarray], length: int, types: tuple[int, ...]) -> Example:
@@ -101,15 +104,16 @@ def _row(row_format: objectives.RowFormat, texts: list[np.ndarray], length: int,
 class TranslationRows(RecordRows):
     """`[CLS] text [SEP] [CLS] translation [SEP]` in rows of `length`, one per record and in one pass."""
 
-    def __init__(self, request: RowRequest, row_format: objectives.RowFormat):
+    def __init__(self, request: RowRequest, row_format: objectives.RowFormat, swapped: float):
         super().__init__(request)
-        self._format = row_format
+        self._format, self._swapped = row_format, swapped
         self._types = tuple(request.token_types[name] for name in request.texts if request.token_types)
 
     @override
     def example(self, item: int, rng: np.random.Generator) -> Example:
-        spans = self.spans(item)
+        step = -1 if self._swapped and rng.random() < self._swapped else 1
+        spans = self.spans(item)[::step]
         sizes = [stop - start for start, stop in spans]
         sizes = objectives.truncate_longest(sizes, self._format.room(self._length, num_texts=2))
         texts = [self._split.tokens(start, start + size) for (start, _), size in zip(spans, sizes, strict=True)]
-        return _row(self._format, texts, self._length, self._types)
+        return _row(self._format, texts, self._length, self._types[::step])

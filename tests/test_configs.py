@@ -47,6 +47,10 @@ WITHOUT = {
         "bert.py:large-cased": 333_579_264,
         "roberta.py:base": 124_645_632,
         "roberta.py:large": 355_359_744,
+        "xlm_r.py:base": 278_043_648,
+        "xlm_r.py:large": 559_890_432,
+        "xlm_r.py:xl": 3_482_485_760,
+        "xlm_r.py:xxl": 10_712_735_744,
         "albert.py:base": 11_683_584,
         "albert.py:large": 17_683_968,
         "albert.py:xlarge": 58_724_864,
@@ -55,8 +59,13 @@ WITHOUT = {
     # `BertForMaskedLM`, and a SpanBERT that is one.
     ("pooler=NONE",): {"bert.py:base": 109_514_298, "bert.py:base-cased": 110_300_480 - 1_959_676},
     ("span_boundary=NONE",): {"spanbert.py:base": 110_300_480 - 1_959_676},
-    # `DistilBertModel`; an ELMo without its softmax, as it is said to be.
+    # `DistilBertModel` and `XLMModel`; an ELMo without its softmax, as it is said to be.
     ("head=NONE",): {
+        "xlm.py:en-2048": 667_088_896,
+        "xlm.py:xnli15-1024": 248_976_384,
+        "xlm.py:xnli15-1024-tlm": 248_976_384,
+        "xlm.py:17-1280": 571_496_960,
+        "xlm.py:100-1280": 571_496_960,
         "distilbert.py:base": 66_362_880,
         "elmo.py:small": 13_593_296,
         "elmo.py:medium": 28_027_728,
@@ -147,6 +156,23 @@ RECIPES = {
     """,
     "roberta.py:large": """
         schedule.learning_rate=4e-4 schedule.warmup_steps=30_000
+    """,
+    # README.md of facebookresearch/XLM, and train.py.
+    "xlm.py:xnli15-1024-tlm": """
+        data.length=256 train.batch_size=2048 data.layout.kind=translations data.layout.swapped=0.5 objective.rate=0.15
+        objective.independent=True objective.mask_share=0.8 objective.random_share=0.1 schedule.kind=rsqrt_warmup
+        schedule.warmup_steps=30_000 schedule.learning_rate=1e-4*30_000**0.5 optimizer.b2=0.98
+        optimizer.weight_decay=0.0 optimizer.clip_norm=5.0 model.norm.placement=post model.norm.epsilon=1e-12
+        model.head.transform=None model.dropout.attention=0.1 model.embedding.token_types=15
+    """,
+    "xlm.py:en-2048": """
+        optimizer.b2=0.999 optimizer.epsilon=1e-6 optimizer.weight_decay=0.01 model.embedding.token_types=0
+        data.layout.kind=blocks
+    """,
+    # Goyal et al. 2021 §2.
+    "xlm_r.py:xxl": """
+        train.steps=500_000 train.batch_size=2048 model.norm.placement=pre model.embedding.norm=False
+        model.embedding.vocab_size=250_880
     """,
     # Lan et al. 2020 §4.1 and google-research/albert.
     "albert.py:xlarge": """
@@ -300,6 +326,17 @@ def test_a_recipe_is_the_published_one(name):
     recipe = dict(field.split("=", 1) for field in RECIPES[name].split())
     fields = {path: functools.reduce(getattr, path.split("."), run) for path in recipe}
     assert fields == {path: value(written) for path, written in recipe.items()}
+
+
+def test_half_of_the_rows_of_xlm_are_pairs_and_languages_have_equal_rates():
+    data = load("xlm.py:xnli15-1024-tlm").data
+    names = ["ar", "bg", "de", "el", "en", "es", "fr", "hi", "ru", "sw", "th", "tr", "ur", "vi", "zh"]
+    assert data.token_types == {name: number for number, name in enumerate(names)}
+    rates = dict.fromkeys(names, 1 / 15) | {f"en-{name}": 1 / 14 for name in names if name != "en"}
+    assert data.mixture == pytest.approx(rates)
+    assert {name: source.texts for name, source in data.sources.items() if source.texts} == {
+        f"en-{name}": ("en", name) for name in names if name != "en"
+    }
 
 
 @pytest.mark.parametrize(("size", "published"), [("base", 65e6), ("big", 213e6)])

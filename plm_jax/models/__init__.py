@@ -11,7 +11,7 @@ from plm_jax.models.encoder import EncoderConfig
 from plm_jax.models.encoder_decoder import EncoderDecoderConfig, SourceEncoderConfig
 from plm_jax.models.from_checkpoint import FromCheckpointConfig
 from plm_jax.models.heads import Discriminator, Head, NoHead, Pooler, Softmax, SpanBoundary, VocabularyHead
-from plm_jax.models.initializers import FanInConfig, InitializerConfig
+from plm_jax.models.initializers import FanInConfig, InitializerConfig, TorchLinearConfig
 from plm_jax.models.layers import NormConfig
 from plm_jax.models.positions import (
     BlockPositions,
@@ -91,6 +91,7 @@ __all__ = [
     "SpanHead",
     "StackConfig",
     "TagsHead",
+    "TorchLinearConfig",
     "TransformerConfig",
     "VocabularyHead",
     "VocabularyModule",

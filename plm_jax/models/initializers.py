@@ -100,4 +100,43 @@ class FanInConfig:
         return initializers.variance_scaling(1.0, "fan_avg", "uniform")
 
 
-Initialization = InitializerConfig | FanInConfig
+@dataclass(frozen=True)
+class TorchLinearConfig:
+    """Initialization of XLM: PyTorch's default for `Linear`, and embeddings with variance 1 / width.
+
+    Weight matrices are uniform in ±inputs ** -0.5 (facebookresearch/XLM, xlm/model/transformer.py). Biases are 0,
+    unlike PyTorch's.
+    """
+
+    kind: ClassVar[str] = "torch_linear"
+
+    def normal(self, std: float) -> Initializer:
+        """Returns a normal initializer."""
+        return initializers.normal(std)
+
+    def matrix(self) -> Initializer:
+        """Returns the initializer of a weight matrix."""
+        return initializers.variance_scaling(1 / 3, "fan_in", "uniform")
+
+    def query(self, head_dim: int) -> Initializer:
+        """Returns the initializer of the projection to queries."""
+        return self.matrix()
+
+    def residual(self, blocks: int) -> Initializer:
+        """Returns the initializer of a matrix that writes to the residual stream."""
+        return self.matrix()
+
+    def table(self) -> Initializer:
+        """Returns the initializer of a table of embeddings."""
+        return initializers.variance_scaling(1.0, "fan_in", "normal", in_axis=1, out_axis=0)
+
+    def unembedding(self) -> Initializer:
+        """Returns the initializer of a vocabulary head's own matrix."""
+        return initializers.variance_scaling(1 / 3, "fan_in", "uniform", in_axis=1, out_axis=0)
+
+    def score_bias(self) -> Initializer:
+        """Returns the initializer of a table of biases on scores, [rows, heads]."""
+        return initializers.variance_scaling(1 / 3, "fan_in", "uniform")
+
+
+Initialization = InitializerConfig | FanInConfig | TorchLinearConfig

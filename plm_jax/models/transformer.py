@@ -9,7 +9,7 @@ from typing_extensions import override
 from plm_jax.common import ranges
 from plm_jax.common.errors import UserError
 from plm_jax.models.heads import Head, NoHead, VocabularyHead
-from plm_jax.models.initializers import FanInConfig, InitializerConfig
+from plm_jax.models.initializers import Initialization, InitializerConfig
 from plm_jax.models.layers import Activation, NormConfig
 from plm_jax.models.positions import Position, Table
 from plm_jax.models.protocol import ModelConfig
@@ -206,7 +206,7 @@ class TransformerConfig(ModelConfig):
     stack: StackConfig
     norm: NormConfig = NormConfig()
     dropout: DropoutConfig = DropoutConfig()
-    initializer: InitializerConfig | FanInConfig = field(default_factory=InitializerConfig)
+    initializer: Initialization = field(default_factory=InitializerConfig)
     scan_layers: bool = True
     remat: Literal["none", "dots", "minimal", "attention", "full", "offload"] = "none"
     attention_kernel: Literal["auto", "xla", "flash", "cudnn"] = "auto"

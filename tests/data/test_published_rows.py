@@ -143,6 +143,8 @@ PUBLISHED = {
     "macbert.py:*": (masked, rules.bert_pairs(101, 102, swap=True), {"drawn": (101, 102)}),
     "mt5.py:*": (spans, rules.joined(rules.span_text, ends=[1]), {}),
     "roberta.py:*": (masked, rules.fairseq_blocks(0, 2, "complete", [2]), {}),
+    "xlm.py:xnli15-*": (masked, rules.xlm_stream(1), {}),
+    "xlm.py:*": (masked, rules.xlm_stream(1, languages=False), {}),
     "xlm_r.py:*": (masked, rules.fairseq_blocks(0, 2, "complete", [2]), {}),
     "spanbert.py:*": (masked, rules.spanbert_documents(101, 102), {}),
     "t5.py:*": (spans, rules.joined(rules.span_text, ends=[1]), {}),

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from plm_jax import models
+from plm_jax.configs import xlm
 from plm_jax.hub.bert import BertFamily
 from plm_jax.hub.t5 import T5Family
 from plm_jax.models import registry
@@ -113,6 +114,17 @@ def test_bert_initializers_are_truncated_at_two_deviations():
             assert 0.035 < np.abs(leaf).max() <= 0.04, name
         elif name.endswith(("scale", "bias")):
             assert np.all(leaf == (1.0 if name.endswith("scale") else 0.0)), name
+
+
+def test_xlm_initializers_are_those_of_torch():
+    model = xlm.model(layers=2, width=64, heads=4, vocab_size=500, languages=40, length=300)
+    flat = initial(model)
+    for table in ("token_embedding", "token_type_embedding", "position_embedding"):
+        assert_spread(flat[table], 64**-0.5)
+    for name, inputs in (("attention/query", 64), ("attention/out", 64), ("feed_forward/down", 256)):
+        kernel = np.asarray(flat[f"stack/blocks/{name}/kernel"])  # Uniform in ±inputs ** -0.5.
+        assert 0.99 < np.abs(kernel).max() * inputs**0.5 <= 1
+        assert abs(kernel.std() * (3 * inputs) ** 0.5 - 1) < 0.02
 
 
 SMALL = {"encoder": small_encoder, "encoder_decoder": small_encoder_decoder}

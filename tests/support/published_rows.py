@@ -51,6 +51,19 @@ def joined(num_tokens, end=(), begin=(), ends=()):
     return rows
 
 
+def xlm_stream(end, languages=True):
+    """facebookresearch/XLM, xlm/data/dataset.py, StreamDataset, without the `</s>` before the first sentence.
+
+    The test has one source of text, whose language is 0 if there are `languages`.
+    """
+
+    def rows(documents, length, rng):
+        blocks = joined(lambda length: length, end=[end])(documents, length, rng)
+        return [row | ({"types": [0] * len(row["tokens"])} if languages else {}) for row in blocks]
+
+    return rows
+
+
 def separate(end):
     """Blocks of the stream in which documents do not attend to each other: the demo's masked models."""
 

@@ -1,3 +1,4 @@
+import dataclasses
 import gzip
 import itertools
 import json
@@ -294,3 +295,32 @@ def test_progress_counts_the_bytes_of_the_files_as_they_are(run, corpus, capsys)
     assert sum(read) == size == source.open("a").progress()["total"]
     preparation.prepare(run)
     assert f"{size / 1000:.1f}k/{size / 1000:.1f}k" in capsys.readouterr().err
+
+
+def test_a_vocabulary_is_used_only_for_the_texts_that_it_was_trained_on(make_run, few_shards, tmp_path, capsys):
+    """One that was trained on some of the sources is used for others next to them."""
+    for name, words in (("a", "red green"), ("b", "north south"), ("c", "one two")):
+        lines = (json.dumps({"text": f"{words} {number} of the {words}s"}) for number in range(60))
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    model = tmp_path / "shared/v.model"
+
+    def prepare(*names, cache, **changes):
+        fields = {"spec": f"sentencepiece:{model}", "train_size": 280, "pad": 0, "eos": 1, "unk": 2} | changes
+        sources = {name: config.TextTable(f"{tmp_path}/{name}.jsonl") for name in names}
+        run = with_vocabulary(make_run(names[0]), **fields)
+        run = dataclasses.replace(run, data=dataclasses.replace(run.data, sources=sources))
+        preparation.prepare(run, str(tmp_path / cache), show_progress=False)
+        return capsys.readouterr().out.splitlines()[0]
+
+    assert prepare("a", cache="1") == f"training a vocabulary of 280: {model}"
+    content = model.read_bytes()
+    for names in (("a",), ("b", "a")):
+        assert prepare(*names, cache="2") == f"using the vocabulary {model}"
+    with pytest.raises(UserError, match=rf"^{model} was trained on other files, of a: set config.vocabulary.spec to "):
+        prepare("b", cache="3")
+    assert not (tmp_path / "3/b").exists() and model.read_bytes() == content
+    assert prepare("b", cache="3", train_size=0) == f"using the vocabulary {model}"
+    other = prepare("b", cache="4", spec=f"sentencepiece:{tmp_path}/own.model")
+    assert other == f"training a vocabulary of 280: {tmp_path}/own.model"
+    (tmp_path / "shared/v.model.trained_on.json").unlink()  # A file of another origin.
+    assert prepare("c", cache="5") == f"using the vocabulary {model}"

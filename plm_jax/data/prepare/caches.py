@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import heapq
+import json
 import os
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -20,6 +21,8 @@ from plm_jax.data.vocabularies import training
 from plm_jax.data.vocabulary_config import VocabularyConfig
 
 _VOCABULARY_SAMPLE_BYTES = 2**25
+# Suffix of the file next to a trained vocabulary with the digests of the files that it was trained on.
+_TRAINED_ON = ".trained_on.json"
 
 
 def check(sources: Mapping[str, Source]) -> None:
@@ -67,16 +70,13 @@ def prepare(
         local = storage.cache_folder("prepare", hashlib.sha256(folder.encode("utf-8")).hexdigest()[:16])
         storage.write(os.path.join(folder, ".lock"), b"")  # Not a lock: it fails early if the folder is not writable.
     with storage.locked(os.path.join(local, ".lock")):
-        loaded = _vocabulary(vocabulary, data, sources, show_progress)
+        origins = {name: _origin(name, source) for name, source in sources.items()}
+        loaded = _vocabulary(vocabulary, data, sources, origins, show_progress)
         vocabularies.copy(vocabulary.spec, os.path.join(folder, "vocabulary"))
         if data.similar_words:
             _prepare_similar_words(data.similar_words, loaded, folder, local, show_progress)
-        for name in sources:
+        for name, origin in origins.items():
             final, built = os.path.join(folder, name), os.path.join(local, name)
-            with progress.doing(f"{name}: comparing its files"):
-                origin = staleness.read_origin(sources[name], sources[name].open(name).fingerprint)
-            if not origin.contents:
-                print(f"{name}: its fingerprint is empty, so changes of its documents are not detected")
             identity = reading.identity(data, name, loaded, origin.contents)
             if _is_prepared(final, identity):
                 staleness.record_files(final, sources[name], origin)
@@ -89,6 +89,15 @@ def prepare(
             have_validation = all("validation" in reading.splits(part, data.sources[part]) for part in mixtures[name])
             manifest = task_mixtures.manifest(config_data, name, mixtures[name], have_validation)
             _prepare_mixture(name, manifest, folder, local, show_progress)
+
+
+def _origin(name: str, source: Source) -> staleness.Origin:
+    """Returns the contents of a source; prints a line if it has no fingerprint."""
+    with progress.doing(f"{name}: comparing its files"):
+        origin = staleness.read_origin(source, source.open(name).fingerprint)
+    if not origin.contents:
+        print(f"{name}: its fingerprint is empty, so changes of its documents are not detected")
+    return origin
 
 
 def _select_sources(
@@ -143,11 +152,23 @@ def _is_prepared(folder: str, identity: str) -> bool:
 
 
 def _vocabulary(
-    settings: VocabularyConfig, data: DataConfig, sources: Mapping[str, Source], show_progress: bool
+    settings: VocabularyConfig,
+    data: DataConfig,
+    sources: Mapping[str, Source],
+    origins: Mapping[str, staleness.Origin],
+    show_progress: bool,
 ) -> vocabularies.Vocabulary:
-    """Returns the vocabulary, after training it if its files are missing and the settings ask for it."""
+    """Returns the vocabulary, after training it if its files are missing and the settings ask for it.
+
+    Raises:
+      UserError: it would be trained if its files were missing, but they were trained on other texts.
+    """
     paths = vocabularies.files(settings.spec)
-    if settings.train_size > 0 and not all(map(storage.exists, paths)):
+    contents = sorted({value for origin in origins.values() for value in origin.contents})
+    if paths and all(map(storage.exists, paths)):
+        print(f"using the vocabulary {', '.join(paths)}")
+        _check_training_texts(settings, paths, contents)
+    elif settings.train_size > 0:
         print(f"training a vocabulary of {settings.train_size}: {', '.join(paths)}")
         texts: Iterable[str] = _training_texts(data, sources, show_progress)
         if not settings.spec.startswith("words:"):
@@ -156,7 +177,26 @@ def _vocabulary(
                 raise build.no_rows(sources)
         with progress.doing("training the vocabulary"):
             training.train(texts, settings, show_progress)
+        described = {"train_size": settings.train_size, "sources": sorted(sources), "contents": contents}
+        storage.write(paths[0] + _TRAINED_ON, json.dumps(described, indent=2).encode("utf-8"))
     return vocabularies.load_plain(settings)
+
+
+def _check_training_texts(settings: VocabularyConfig, paths: Sequence[str], contents: Sequence[str]) -> None:
+    """Rejects a trained vocabulary if none of its training files is a file of the sources.
+
+    Files without a record of their training, such as those of a published model, are accepted.
+    """
+    record = paths[0] + _TRAINED_ON
+    if not (settings.train_size and contents and storage.exists(record)):
+        return
+    described = json.loads(storage.read(record))
+    if set(contents).isdisjoint(described["contents"]):
+        raise UserError(
+            f"{', '.join(paths)} was trained on other files, of {', '.join(described['sources'])}: set "
+            "config.vocabulary.spec to a new path to train a vocabulary on these texts, or "
+            "config.vocabulary.train_size to 0 to use it"
+        )
 
 
 def _training_texts(data: DataConfig, sources: Mapping[str, Source], show_progress: bool) -> Iterator[str]:

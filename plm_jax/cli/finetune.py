@@ -21,7 +21,7 @@ label that only the table of --validation has is an error. These flags name the 
   choice                --text=COLUMN --choices=COLUMN --label=COLUMN
 
 With --labels or --score, --text may also name two columns. Overrides such as --config.schedule.learning_rate=1e-4
-apply to the written config.
+apply to the written config, which contains them.
 
 examples:
   plm_jax finetune --train=reviews.csv --text=review --label=stars --checkpoint=runs/demo-bert-0 --workdir=runs/stars
@@ -118,7 +118,8 @@ def _write_config(source: str, workdir: str) -> str | None:
         columns = task_config.Columns(texts, **{flag.name: flag.value for flag in column_flags})
         path = os.path.join(workdir, "finetune.py")
         described = checkpoint_formats.described(source)
-        lines = task_config.write(path, _TRAIN.value, _VALIDATION.value, columns, described)
+        _CONFIG.modules.load()
+        lines = task_config.write(path, _TRAIN.value, _VALIDATION.value, columns, described, _CONFIG.changes)
     if lines and progress.is_first():
         print(*lines, sep="\n", flush=True)
     return path

@@ -8,6 +8,7 @@ from plm_jax.common.phases import Phase
 from plm_jax.common.special_ids import NAMES as SPECIALS
 from plm_jax.common.trees import brief, differences, to_config_dict, to_dict
 from plm_jax.config.expansion import expand_mixtures
+from plm_jax.config.overrides import overridden
 from plm_jax.config.phases import (
     in_phase,
     in_validation,
@@ -163,6 +164,7 @@ __all__ = [
     "mesh_of",
     "model_from_saved",
     "modules",
+    "overridden",
     "read_sources",
     "reader_config",
     "resolve",

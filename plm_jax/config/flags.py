@@ -51,9 +51,14 @@ class ConfigFlag:
         """Whether the command line has a config."""
         return self._config.value is not None
 
+    @property
+    def changes(self) -> list[tuple[str, str]]:
+        """Overrides of fields, as pairs such as `("train.steps", "100")`."""
+        return command_line.dotted(self._config)
+
     def optional_run(self, may_lack_model: bool = False) -> Run | None:
         """Returns `run`, or None without a config; raises `UserError` if flags override fields of no config."""
-        if not self.is_given and (changes := command_line.dotted(self._config)):
+        if not self.is_given and (changes := self.changes):
             raise UserError(
                 f"--config.{changes[0][0]} overrides a field of a config, and there is no --config: pass both"
             )
@@ -75,7 +80,7 @@ class ConfigFlag:
         if config_file is None:
             raise UserError("--config is missing: pass a config file, such as --config=configs/gpt2.py:small")
         self.modules.load()
-        file, changes = config_files.load(config_file), command_line.dotted(self._config)
+        file, changes = config_files.load(config_file), self.changes
         tree = overrides.apply(file.config().to_dict(), changes, Run)
         run = reading.resolve(tree, file.file, [path for path, _ in changes], replaces_model)
         if not may_lack_model and not replaces_model:
@@ -84,7 +89,7 @@ class ConfigFlag:
 
     def arguments(self, default: str | None = None) -> list[str]:
         """Returns the flags as arguments for another process; `default` is that of `run`."""
-        changes = [f"--config.{path}={value}" for path, value in command_line.dotted(self._config)]
+        changes = [f"--config.{path}={value}" for path, value in self.changes]
         return [f"--config={self._config.value or default}", *changes, *self.modules.arguments()]
 
 

@@ -14,6 +14,8 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+import ml_collections
+
 from plm_jax.common import trees
 from plm_jax.common.errors import UserError, nearest
 
@@ -44,6 +46,11 @@ def apply(tree: Mapping[str, Any], changes: Sequence[Change], schema: type, root
     for names in swapped:
         _check_complete(schema, result, names, root)
     return result
+
+
+def overridden(run: Any, changes: Mapping[str, Any]) -> ml_collections.ConfigDict:
+    """Returns the ConfigDict of a run with other values at dotted paths; arguments and errors as in `apply`."""
+    return ml_collections.ConfigDict(apply(trees.to_config_dict(run).to_dict(), list(changes.items()), type(run)))
 
 
 def _in_order(changes: Sequence[Change], root: str) -> list[tuple[str, list[Any]]]:

@@ -1,18 +1,21 @@
 """Writes the config of a fine-tuning run from a table, the names of its columns and a checkpoint."""
 
 import collections
+import functools
 import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from plm_jax import config
 from plm_jax.common import storage
 from plm_jax.common.errors import UserError
+from plm_jax.config import overrides
 from plm_jax.data.sources import row_fields, tables
 from plm_jax.hub import families
 from plm_jax.hub.pretrained import Pretrained
@@ -34,10 +37,12 @@ _FILE = '''"""Fine-tuning on {train}, written by `plm_jax finetune --train`.
 Edit a copy of this file and pass it as --config. Fields are listed by `plm_jax config --config={name}`.
 """
 
-import dataclasses
-
 from plm_jax import config, objectives
 from plm_jax.configs.tasks import recipes
+
+SETTINGS = {{
+{settings}
+}}
 
 
 def get_config():
@@ -48,10 +53,11 @@ def get_config():
         validation={validation!r},
     )
     run = recipes.run({recipe!r}, objectives.{objective}, {{{source!r}: source}}, length={length})
-    data = dataclasses.replace(run.data, cache_dir="cache")
-    evaluation = dataclasses.replace(run.evaluation, every={every})
-    return config.to_config_dict(dataclasses.replace(run, data=data, evaluation=evaluation))
+    return config.overridden(run, SETTINGS)
 '''
+_SETTINGS = re.compile(r"^SETTINGS = \{.*?^\}$", re.MULTILINE | re.DOTALL)
+# Fields of the recipe that the file shows.
+_SHOWN = ("schedule.learning_rate", "train.epochs", "train.batch_size")
 _OBJECTIVES = {
     "classes": "Classification",
     "labels": "MultiLabelClassification",
@@ -129,13 +135,21 @@ class Columns:
         return {**texts, target: self.label or self.labels or self.score}
 
 
-def write(path: str, train: str, validation: str, columns: Columns, pretrained: Pretrained) -> list[str]:
+def write(
+    path: str,
+    train: str,
+    validation: str,
+    columns: Columns,
+    pretrained: Pretrained,
+    changes: Sequence[tuple[str, str]] = (),
+) -> list[str]:
     """Writes the config file of a fine-tuning run.
 
     Args:
       path: path of the config file.
       train, validation: paths of the tables; `validation` may be empty.
       pretrained: the model, without its weights.
+      changes: overrides of fields by flags, which the file contains.
 
     Returns:
       Lines to print: the labels of the training table with their counts, and the path if the file is new.
@@ -157,7 +171,8 @@ def write(path: str, train: str, validation: str, columns: Columns, pretrained: 
     form = {"classes": "ClassForm", "labels": "LabelsForm", "score": "ScoreForm", "tags": "TagForm"}.get(kind)
     form = form or {"span": "AnswerForm", "choice": "ChoiceForm"}[kind]
     arguments = rows.objective_settings(length), _RECIPE_SETTINGS.get(recipe)
-    content = _FILE.format(
+    template = functools.partial(
+        _FILE.format,
         train=os.path.basename(train),
         name=os.path.basename(path),
         path=storage.absolute(train),
@@ -167,18 +182,63 @@ def write(path: str, train: str, validation: str, columns: Columns, pretrained: 
         objective=f"{_OBJECTIVES[kind]}({', '.join(filter(None, arguments))})",
         source=name,
         length=length,
-        every=rows.validation_interval(),
     )
+    content = _with_settings(template, path, rows.validation_interval(), changes)
     lines = [f"labels of {train}: {counts}"] if (counts := rows.label_counts()) else []
     if storage.exists(path):
-        if storage.read(path).decode("utf-8") != content:
-            raise UserError(
-                f"{path} was written for another table or other flags, or edited: pass --config={path} instead of "
-                "--train, or another --workdir"
-            )
+        _check_equal(path, content)
         return lines
     storage.write(path, content.encode("utf-8"))
     return [*lines, f"wrote {path}"]
+
+
+def _check_equal(path: str, content: str) -> None:
+    """Raises a `UserError` if the config file at a path has another content."""
+    existing = storage.read(path).decode("utf-8")
+    if existing == content:
+        return
+    if _SETTINGS.sub("", existing) == _SETTINGS.sub("", content):
+        raise UserError(
+            f"{path} has other SETTINGS than this table and these flags give: pass --config={path} and the flags "
+            "instead of --train, or another --workdir"
+        )
+    raise UserError(
+        f"{path} was written for another table or other flags, or edited: pass --config={path} instead of --train, or "
+        "another --workdir"
+    )
+
+
+def _with_settings(template: Callable[..., str], path: str, every: int, changes: Sequence[tuple[str, str]]) -> str:
+    """Returns the config file at a path with the values of the recipe and of flags.
+
+    Args:
+      template: function from the lines of SETTINGS to the file.
+      every: steps between validations.
+    """
+    settings = {
+        "evaluation.every": every,
+        "data.cache_dir": os.path.join(os.path.dirname(storage.absolute(path)), "cache"),
+    }
+    variables: dict[str, Any] = {}
+    exec(template(settings=_lines(settings)), variables)
+    tree = overrides.apply(variables["get_config"]().to_dict(), changes, config.Run)
+    names = [re.sub(r"\[(\d+)\]", r".\1", name) for name, _ in changes]
+    run = config.resolve(tree, path, names, replaces_model=True)
+    resolved = config.to_dict(run)
+    return template(
+        settings=_lines({name: _field(resolved, name) for name in dict.fromkeys([*_SHOWN, *settings, *names])})
+    )
+
+
+def _lines(settings: Mapping[str, Any]) -> str:
+    return "\n".join(f"    {name!r}: {value!r}," for name, value in settings.items())
+
+
+def _field(tree: Any, name: str) -> Any:
+    """Returns the value at a dotted path of a tree."""
+    for part in name.split("."):
+        tree = tree[int(part) if isinstance(tree, list | tuple) else part]
+    return tree
 
 
 class _Rows:

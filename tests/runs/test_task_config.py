@@ -58,13 +58,13 @@ TABLES = {
 }
 
 
-def write(folder, columns, rows, validation=()):
+def write(folder, columns, rows, validation=(), changes=()):
     """Writes a table with these rows and its config; returns the run and the printed lines, without their folder."""
     table, path, other = folder / "my-table.jsonl", folder / "finetune.py", folder / "other.jsonl"
     table.write_text("".join(json.dumps(row) + "\n" for row in rows))
     other.write_text("".join(json.dumps(row) + "\n" for row in validation))
     pretrained = moods.pretrained(tiny.BERT)
-    lines = task_config.write(str(path), str(table), str(other) if validation else "", columns, pretrained)
+    lines = task_config.write(str(path), str(table), str(other) if validation else "", columns, pretrained, changes)
     return config.from_dict(files.load(str(path)).config()), [line.replace(f"{folder}/", "") for line in lines]
 
 
@@ -77,8 +77,10 @@ def test_form_and_objective_follow_from_the_table(name, tmp_path):
     assert isinstance(source, config.LabeledSource) and source.form == form
     assert run.objective.form == form.kind and run.data.length == (64 if name == "span" else 16)
     assert {field: getattr(run.objective, field) for field in fields} == fields
-    with pytest.raises(UserError, match=r"was written for another table or other flags, or edited: pass --config="):
+    with pytest.raises(UserError, match=r"has other SETTINGS than this table and these flags give: pass --config="):
         write(tmp_path, columns, rows * 200)
+    with pytest.raises(UserError, match=r"was written for another table or other flags, or edited: pass --config="):
+        write(tmp_path, columns, [{**row, "t": "a longer text " * 9, "q": "why? " * 99} for row in rows], rows[:1])
 
 
 @pytest.mark.parametrize(
@@ -159,3 +161,37 @@ def test_many_labels_are_counted_in_one_line(tmp_path):
 def test_values_that_are_no_labels_are_one_line(columns, value, message, tmp_path):
     with pytest.raises(UserError, match=message):
         write(tmp_path, columns, [{"t": ["a"], "y": value}])
+
+
+def resolved(path):
+    return config.resolve(files.load(str(path)).config(), str(path), replaces_model=True)
+
+
+def test_the_file_contains_the_values_of_flags_and_a_copy_can_be_edited(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    columns, rows, *_ = TABLES["classes"]
+    flags = {"schedule.kind": "cosine", "schedule.learning_rate": "1e-3", "train.epochs": "2", "data.cache_dir": "mine"}
+    flags |= {"objective.class_weights": "(1.5, 1.0)"}
+    write(tmp_path, columns, rows, changes=list(flags.items()))
+    content = (tmp_path / "finetune.py").read_text()
+    assert "    'schedule.learning_rate': 0.001,\n    'train.epochs': 2.0,\n    'train.batch_size': 32,\n" in content
+    run = resolved(tmp_path / "finetune.py")
+    assert isinstance(run.schedule, config.CosineSchedule) and run.schedule.learning_rate == 1e-3
+    assert (run.train.epochs, run.data.cache_dir) == (2.0, f"{tmp_path}/mine")
+    assert run.objective.class_weights == (1.5, 1.0)
+    # The same run, wherever the copy is.
+    copy = tmp_path / "folder/copy.py"
+    copy.parent.mkdir()
+    copy.write_text(content)
+    assert resolved(copy) == run
+    copy.write_text(content.replace("'schedule.learning_rate': 0.001", "'schedule.learning_rate': 0.5"))
+    assert resolved(copy).schedule.rate(10, ())(5) == pytest.approx(500 * run.schedule.rate(10, ())(5))
+    with pytest.raises(UserError, match="has other SETTINGS"):
+        write(tmp_path, columns, rows, changes=list({**flags, "train.epochs": "3"}.items()))
+
+
+def test_without_flags_the_file_shows_the_recipe_and_the_cache_next_to_it(tmp_path):
+    columns, rows, *_ = TABLES["classes"]
+    write(tmp_path, columns, rows)
+    assert "'schedule.learning_rate': 3e-05," in (tmp_path / "finetune.py").read_text()
+    assert resolved(tmp_path / "finetune.py").data.cache_dir == f"{tmp_path}/cache"

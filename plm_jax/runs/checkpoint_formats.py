@@ -151,6 +151,12 @@ def converting(path: str, target: str, format: str, **pooling: Any) -> Iterator[
     storage.check_new_folder(target)
     with opened(path) as pretrained, storage.writing_folder(target):
         save(target, pretrained, format, **pooling)
+        names = model_text.unframed(pretrained) if format in ("huggingface", "sentence-transformers") else []
+        if names:
+            line = (
+                f"{path} was trained on rows without {' and '.join(names)}, so the exported tokenizer adds none of them"
+            )
+            print(f"warning: {line} (data.layout is {pretrained.run.data.layout.kind})", file=sys.stderr, flush=True)
         yield pretrained
 
 

@@ -112,6 +112,16 @@ def frame(model: ModelConfig, ids: Mapping[str, Any], run: config.Run | None) ->
     return first("cls", "bos"), first("sep", "eos")
 
 
+def unframed(pretrained: Pretrained) -> list[str]:
+    """Returns the names of the special tokens that usually frame a text, if an encoder's rows were without them."""
+    run, ids = pretrained.run, _by_name(pretrained.special_ids)
+    if run is None or pretrained.model.has_decoder or pretrained.model.architecture not in ("encoder", "electra"):
+        return []
+    if any(frame(pretrained.model, pretrained.special_ids, run)):
+        return []
+    return [name for name in ("cls", "bos", "sep", "eos") if name in ids]
+
+
 def _labeled_format(run: config.Run | None) -> objectives.RowFormat | None:
     """Returns the special tokens around the texts of labeled examples, or None if the model was not trained on any."""
     if run is None or not isinstance(run.objective, objectives.LabeledObjective):

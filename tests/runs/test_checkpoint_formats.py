@@ -11,19 +11,21 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
+import tokenizers
 from safetensors.numpy import load_file, save_file
 
 import plm_jax
 from plm_jax import config, models
 from plm_jax.common import sealing
 from plm_jax.common.errors import UserError
+from plm_jax.configs import demo
 from plm_jax.hub import families, files, tensor_layout
 from plm_jax.hub.family import Family
 from plm_jax.hub.gpt2 import Gpt2Family
 from plm_jax.models import registry
-from plm_jax.runs import checkpoint_formats, checkpoints
+from plm_jax.runs import checkpoint_formats, checkpoints, model_text
 from tests import golden
-from tests.support import bucket, resume, runs
+from tests.support import bucket, exports, resume, runs
 from tests.support import tiny as tiny_config
 
 
@@ -387,3 +389,23 @@ def test_conversion_needs_a_fraction_of_the_memory_of_the_model(tmp_path):
         done = subprocess.run(command, env=resume.environment(), capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert int(done.stdout) * 1024 < 0.4 * size, f"{form}: {int(done.stdout) / 1024:.0f} MiB of {size / 2**20:.0f}"
+
+
+@pytest.mark.parametrize(("layout", "is_framed"), [(config.Blocks(), False), (config.Documents(), True)])
+def test_an_encoder_that_was_trained_without_special_tokens_is_reported(layout, is_framed, tmp_path, capsys):
+    base = exports.pretrained("bert", "uncased", tmp_path)
+    run = demo.bert()
+    data = replace(run.data, layout=layout)
+    train = replace(run.train, phases=())
+    run = replace(run, model=base.model, vocabulary=model_text.section(base), data=data, train=train)
+    checkpoint_formats.save(str(tmp_path / "ours"), replace(base, run=run, step=1), "plm_jax")
+    for form in ("huggingface", "sentence-transformers", "plm_jax"):
+        checkpoint_formats.convert(str(tmp_path / "ours"), str(tmp_path / form), form)
+        expected = (
+            f"warning: {tmp_path}/ours was trained on rows without cls and sep, so the exported tokenizer adds none of "
+            "them (data.layout is blocks)\n"
+        )
+        assert (expected in capsys.readouterr().err) == (not is_framed and form != "plm_jax")
+    tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "huggingface/tokenizer.json"))
+    ids = tokenizer.encode("a text").ids
+    assert (base.special_ids["cls_token_id"] in ids) == is_framed

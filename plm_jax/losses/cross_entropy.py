@@ -15,8 +15,6 @@ from plm_jax.models.partitioning import is_spread
 Features = Float[Any, "batch targets dim"]
 Matrix = Float[Any, "vocab dim"] | tables.GatheredTable
 Bias = Float[Any, " vocab"]
-Targets = Integer[Any, "batch targets"]
-Weights = Float[Any, "batch targets"]
 # Default number of logits per device and chunk; 2**25 in float32 take 128 MiB.
 LOGITS_AT_ONCE = 2**25
 
@@ -33,49 +31,69 @@ class CrossEntropySums(NamedTuple):
     correct: Float[Array, ""]
 
 
-def linear_cross_entropy(
-    features: Features,
-    unembedding: Matrix,
-    bias: Bias | None,
-    targets: Targets,
-    weights: Weights,
-    z_loss: float = 0.0,
-    label_smoothing: float = 0.0,
-    logits_at_once: int = LOGITS_AT_ONCE,
-) -> CrossEntropySums:
-    """Returns the cross-entropy of features @ unembedding.T + bias without holding all logits in memory.
+class VocabularyShard(NamedTuple):
+    """The part of a vocabulary whose logits a device computes.
+
+    Attributes:
+      layout: sharding of a vocabulary over a mesh; None if it is not sharded.
+      vocab_size: V, without padding.
+      axes: mesh axes that shard the vocabulary.
+    """
+
+    layout: tables.TableSharding | None
+    vocab_size: int
+    axes: tuple[str, ...]
+
+    def logits(self, features: jax.Array, matrix: jax.Array, bias: jax.Array | None) -> jax.Array:
+        """Returns features [b, C, D] @ matrix.T [D, v] + bias, float32 [b, C, v]; -inf for rows of padding."""
+        logits = jnp.einsum("bcd,vd->bcv", features, matrix, preferred_element_type=jnp.float32)
+        logits = logits if bias is None else logits + bias
+        return logits if self.layout is None else self.layout.without_padding(logits, self.vocab_size)
+
+    def log_softmax(self, logits: jax.Array) -> jax.Array:
+        """Returns the logarithm of the softmax over the whole vocabulary of this shard's logits [b, C, v]."""
+        largest = jax.lax.pmax(logits.max(-1), self.axes) if self.axes else logits.max(-1)
+        shifted = logits - largest[..., None]
+        return shifted - jnp.log(jax.lax.psum(jnp.exp(shifted).sum(-1), self.axes))[..., None]
+
+
+def sum_over_vocabulary(
+    compute: Callable, features: Features, unembedding: Matrix, bias: Bias | None, tokens, shared, logits_at_once: int
+) -> Any:
+    """Returns sums over tokens of the logits features @ unembedding.T + bias without holding all logits in memory.
 
     Each device processes its own tokens in chunks. Under differentiation, the forward pass computes the gradients in
-    place of the logits, so nothing is computed twice. Only `loss` has a gradient.
+    place of the logits, so nothing is computed twice.
 
     Args:
+      compute: hashable function `(shard, logits [b, C, v], shared, with_gradients, *tokens) → (sums, d_logits)` of a
+        chunk. The sums have a field `loss`, which is differentiated; `d_logits` is its gradient, None without
+        `with_gradients`.
       features: [B, L, D].
       unembedding: [V, D], or a `tables.GatheredTable` of it.
       bias: float32 [V], or None.
-      targets: int32 [B, L].
-      weights: float32 [B, L].
-      z_loss: factor of log(Z)² per token (Chowdhery et al. 2022 §5).
-      label_smoothing: share of the target's mass spread evenly over the vocabulary.
+      tokens: arrays [B, L, …] that are split into chunks like the features; they have no gradient.
+      shared: arrays [V, …] or None, sharded like the vocabulary; they have no gradient.
       logits_at_once: approximate number of logits per device and chunk; a chunk has at least one position of every row.
     """
-    settings = z_loss, label_smoothing, logits_at_once
+    settings = compute, logits_at_once
     if isinstance(unembedding, tables.GatheredTable):
-        return _over_mesh(features, unembedding, bias, targets, weights, settings)
+        return _over_mesh(features, unembedding, bias, tokens, shared, settings)
     if is_spread():
         table = tables.whole(unembedding, features.dtype)
-        return _over_mesh(features, table, bias, targets, weights, settings)
-    return _on_one_device(features, unembedding, bias, targets, weights, settings)
+        return _over_mesh(features, table, bias, tokens, shared, settings)
+    return _on_one_device(features, unembedding, bias, tokens, shared, settings)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
-def _on_one_device(features, unembedding, bias, targets, weights, settings) -> CrossEntropySums:
+def _on_one_device(features, unembedding, bias, tokens, shared, settings):
     matrix = unembedding.astype(features.dtype)
-    return _of_device((features, matrix, bias, targets, weights), settings, with_gradients=False)[0]
+    return _of_device((features, matrix, bias, tokens, shared), settings, with_gradients=False)[0]
 
 
-def _forward(features, unembedding, bias, targets, weights, settings):
+def _forward(features, unembedding, bias, tokens, shared, settings):
     matrix = unembedding.astype(features.dtype)
-    return _of_device((features, matrix, bias, targets, weights), settings, with_gradients=True)
+    return _of_device((features, matrix, bias, tokens, shared), settings, with_gradients=True)
 
 
 def _backward(settings, gradients, cotangents):
@@ -92,44 +110,41 @@ def _of_device(arrays, settings, with_gradients, layout=None, vocab_size=None):
 
     Args:
       arrays: features; matrix [v, D], the device's shard of the vocabulary, in the dtype of the features; bias;
-        targets; weights.
+        tokens; shared.
       layout: the `tables.TableSharding` of a vocabulary sharded over a mesh; None if it is not sharded.
       vocab_size: V; None stands for v.
     """
-    features, matrix, bias, targets, weights = arrays
-    z_loss, label_smoothing, logits_at_once = settings
-    vocab_size = len(matrix) if vocab_size is None else vocab_size
-    process = functools.partial(_chunk, layout, vocab_size, matrix, bias, z_loss, label_smoothing, with_gradients)
-    rows, length = targets.shape
+    features, matrix, bias, tokens, shared = arrays
+    compute, logits_at_once = settings
+    shard = VocabularyShard(layout, vocab_size or len(matrix), layout.vocab if layout else ())
+    process = functools.partial(_chunk, compute, shard, matrix, bias, shared, with_gradients)
+    rows, length = features.shape[:2]
     chunk = chunk_length(rows, length, len(matrix), logits_at_once)
     apply = process if chunk >= length else functools.partial(_walk, process, chunk)
-    (sums, d_head), d_features = apply(features, targets, weights)
-    if not with_gradients:
-        return sums, None
-    d_matrix, d_bias = d_head
-    return sums, (d_features, d_matrix, d_bias)
+    (sums, d_head), d_features = apply(features, *tokens)
+    return sums, (d_features, *d_head) if with_gradients else None
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
-def _over_mesh(features, table, bias, targets, weights, settings) -> CrossEntropySums:
-    return _of_devices(features, table, bias, targets, weights, settings, with_gradients=False)[0]
+def _over_mesh(features, table, bias, tokens, shared, settings):
+    return _of_devices(features, table, bias, tokens, shared, settings, with_gradients=False)[0]
 
 
-def _forward_over_mesh(features, table, bias, targets, weights, settings):
-    return _of_devices(features, table, bias, targets, weights, settings, with_gradients=True)
+def _forward_over_mesh(features, table, bias, tokens, shared, settings):
+    return _of_devices(features, table, bias, tokens, shared, settings, with_gradients=True)
 
 
 _over_mesh.defvjp(_forward_over_mesh, _backward)
 
 
-def _of_devices(features, table, bias, targets, weights, settings, *, with_gradients):
+def _of_devices(features, table, bias, tokens, shared, settings, *, with_gradients):
     """Runs `_of_device` on each device; returns the sums and the gradients of features, table [S, V, D] and bias."""
     layout, rows = table.layout, table.rows
-    of_tokens, repeats = layout.spec(targets.shape), layout.repeats(targets.shape)
+    of_tokens, repeats = layout.spec(features.shape[:2]), layout.repeats(features.shape[:2])
     of_features, of_bias = PartitionSpec(*of_tokens, None), PartitionSpec(layout.vocab)
 
-    def local_sums(features, matrix, bias, targets, weights):
-        arrays = features, matrix, bias, targets, weights
+    def local_sums(features, matrix, bias, tokens, shared):
+        arrays = features, matrix, bias, tokens, shared
         sums, gradients = _of_device(arrays, settings, with_gradients, layout, rows)
         sums = jax.lax.psum(sums, tables.axes(of_tokens))
         if gradients is None:
@@ -138,27 +153,28 @@ def _of_devices(features, table, bias, targets, weights, settings, *, with_gradi
         d_bias = d_bias if bias is None else jax.lax.psum(d_bias, tables.axes(of_tokens))
         return sums, (jax.lax.psum(d_features, layout.vocab), d_matrix[None] / repeats, d_bias)
 
-    in_specs = of_features, PartitionSpec(layout.vocab, None), of_bias, of_tokens, of_tokens
+    in_specs = of_features, PartitionSpec(layout.vocab, None), of_bias, of_tokens, of_bias
     of_matrix = PartitionSpec(layout.tokens, layout.vocab, None)
     out_specs = PartitionSpec(), (of_features, of_matrix, of_bias) if with_gradients else None
     run = layout.on_each_device(local_sums, in_specs, out_specs)
-    padded = bias if bias is None else jnp.pad(bias, (0, layout.padding(rows)))
-    sums, gradients = run(features, table.matrix, padded, targets, weights)
+    padded = jax.tree.map(lambda leaf: jnp.pad(leaf, ((0, layout.padding(rows)), *[(0, 0)] * (leaf.ndim - 1))), shared)
+    bias = bias if bias is None else jnp.pad(bias, (0, layout.padding(rows)))
+    sums, gradients = run(features, table.matrix, bias, tokens, padded)
     if not with_gradients:
         return sums, None
     d_features, d_matrix, d_bias = gradients
     return sums, (d_features, tables.GatheredTable(None, d_matrix, rows), d_bias if bias is None else d_bias[:rows])
 
 
-def _walk(function: Callable, chunk: int, features, targets, weights) -> tuple[Any, Any]:
-    """Applies `function` to `chunk` positions [b, chunk, …] at a time.
+def _walk(function: Callable, chunk: int, *arrays) -> tuple[Any, Any]:
+    """Applies `function` to `chunk` positions [b, chunk, …] of arrays [b, L, …] at a time.
 
     Returns:
       Sums of its first results; its second results joined to [b, L, …].
     """
-    rows, length = targets.shape
+    rows, length = arrays[0].shape[:2]
     padding = -length % chunk
-    arrays = [jnp.pad(x, [(0, 0), (0, padding)] + [(0, 0)] * (x.ndim - 2)) for x in (features, targets, weights)]
+    arrays = [jnp.pad(x, [(0, 0), (0, padding)] + [(0, 0)] * (x.ndim - 2)) for x in arrays]
 
     def step(sums, start):
         new, parts = function(*(jax.lax.dynamic_slice_in_dim(x, start, chunk, axis=1) for x in arrays))
@@ -172,49 +188,61 @@ def _walk(function: Callable, chunk: int, features, targets, weights) -> tuple[A
     )
 
 
-def _chunk(
-    layout, vocab_size, matrix, bias, z_loss, label_smoothing, with_gradients, features_BCD, targets_BC, weights_BC
-) -> tuple[tuple[CrossEntropySums, Any], Any]:
+def _chunk(compute, shard, matrix, bias, shared, with_gradients, features_BCD, *tokens) -> tuple[tuple[Any, Any], Any]:
     """Returns ((sums, (d loss / d matrix [v, D], d loss / d bias [v])), d loss / d features [b, C, D]) of one chunk.
 
     `matrix` and `bias` are the device's shard of the vocabulary. Results are reduced over the shards here, except the
     gradient of the features.
     """
-    local_size = len(matrix)
-    logits = jnp.einsum("bcd,vd->bcv", features_BCD, matrix, preferred_element_type=jnp.float32)
-    logits = logits if bias is None else logits + bias
-    ids_BC, vocab = targets_BC, ()
-    if layout is not None:
-        ids_BC, vocab = layout.local_ids(targets_BC, local_size), layout.vocab
-        logits = layout.without_padding(logits, vocab_size)
-    # An argmax would cost as much as the softmax on a CPU.
-    of_target, of_others = target_and_largest_other(logits, ids_BC)
-    if vocab:
-        of_target = jax.lax.psum(jnp.where((ids_BC >= 0) & (ids_BC < local_size), of_target, 0.0), vocab)
-        of_others = jax.lax.pmax(of_others, vocab)
-    largest = jnp.maximum(of_target, of_others)
-    exp = jnp.exp(logits - largest[..., None])
-    z = jax.lax.psum(exp.sum(-1), vocab)
-    log_z = largest + jnp.log(z)
-    nll = log_z - of_target
-    loss = nll + z_loss * log_z**2
-    if label_smoothing:
-        total = jax.lax.psum(jnp.where(logits > -jnp.inf, logits, 0.0).sum(-1), vocab)
-        loss = loss + label_smoothing * (of_target - total / vocab_size)
-    correct = (of_target > of_others).astype(jnp.float32)
-    sums = CrossEntropySums(*(jnp.sum(x * weights_BC) for x in (loss, nll, correct)))
-    if not with_gradients:
+    logits = shard.logits(features_BCD, matrix, bias)
+    sums, d_logits = compute(shard, logits, shared, with_gradients, *tokens)
+    if d_logits is None:
         return (sums, None), None
-    hard = jnp.where(jnp.arange(local_size) == ids_BC[..., None], 1 - label_smoothing, 0.0)
-    soft = exp * ((1 + 2 * z_loss * log_z) / z)[..., None]
-    smooth = jnp.where(logits > -jnp.inf, label_smoothing / vocab_size, 0.0) if label_smoothing else 0.0
-    d_logits = weights_BC[..., None] * (soft - hard - smooth)
     d_bias = None if bias is None else d_logits.sum((0, 1))
     d_logits = d_logits.astype(features_BCD.dtype)
     d_features = jnp.einsum("bcv,vd->bcd", d_logits, matrix)
-    flat_logits, flat_features = d_logits.reshape(-1, local_size), features_BCD.reshape(-1, features_BCD.shape[-1])
+    flat_logits, flat_features = d_logits.reshape(-1, len(matrix)), features_BCD.reshape(-1, features_BCD.shape[-1])
     d_matrix = jnp.einsum("nv,nd->vd", flat_logits, flat_features, preferred_element_type=jnp.float32)
     return (sums, (d_matrix, d_bias)), d_features
+
+
+class CrossEntropy(NamedTuple):
+    """Cross-entropy with `targets` int32 [B, L] under `weights` float32 [B, L], for `sum_over_vocabulary`.
+
+    Attributes:
+      z_loss: factor of log(Z)² per token (Chowdhery et al. 2022 §5).
+      label_smoothing: share of the target's mass spread evenly over the vocabulary.
+    """
+
+    z_loss: float = 0.0
+    label_smoothing: float = 0.0
+
+    def __call__(self, shard: VocabularyShard, logits, shared, with_gradients: bool, targets_BC, weights_BC):
+        """Returns the sums, and the gradient of the loss with respect to the logits [b, C, v] or None."""
+        z_loss, label_smoothing, local_size, vocab = *self, logits.shape[-1], shard.axes
+        ids_BC: Any = shard.layout.local_ids(targets_BC, local_size) if shard.layout else targets_BC
+        # An argmax would cost as much as the softmax on a CPU.
+        of_target, of_others = target_and_largest_other(logits, ids_BC)
+        if vocab:
+            of_target = jax.lax.psum(jnp.where((ids_BC >= 0) & (ids_BC < local_size), of_target, 0.0), vocab)
+            of_others = jax.lax.pmax(of_others, vocab)
+        largest = jnp.maximum(of_target, of_others)
+        exp = jnp.exp(logits - largest[..., None])
+        z = jax.lax.psum(exp.sum(-1), vocab)
+        log_z = largest + jnp.log(z)
+        nll = log_z - of_target
+        loss = nll + z_loss * log_z**2
+        if label_smoothing:
+            total = jax.lax.psum(jnp.where(logits > -jnp.inf, logits, 0.0).sum(-1), vocab)
+            loss = loss + label_smoothing * (of_target - total / shard.vocab_size)
+        correct = (of_target > of_others).astype(jnp.float32)
+        sums = CrossEntropySums(*(jnp.sum(x * weights_BC) for x in (loss, nll, correct)))
+        if not with_gradients:
+            return sums, None
+        hard = jnp.where(jnp.arange(local_size) == ids_BC[..., None], 1 - label_smoothing, 0.0)
+        soft = exp * ((1 + 2 * z_loss * log_z) / z)[..., None]
+        smooth = jnp.where(logits > -jnp.inf, label_smoothing / shard.vocab_size, 0.0) if label_smoothing else 0.0
+        return sums, weights_BC[..., None] * (soft - hard - smooth)
 
 
 def target_and_largest_other(

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from plm_jax.losses.cross_entropy import Bias, Features, linear_cross_entropy
+from plm_jax.losses.cross_entropy import Bias, CrossEntropy, Features, sum_over_vocabulary
 from plm_jax.losses.loss import Batch, Loss
 
 Keys = Mapping[str, jax.Array] | None
@@ -47,7 +47,6 @@ def sums(
       loss: the loss whose `z_loss`, `label_smoothing` and `logits_at_once` apply.
       features, unembedding, bias: results of `head`.
     """
-    factors = loss.z_loss, loss.label_smoothing, loss.logits_at_once
-    targets, weights = batch["targets"], batch["target_weights"]
-    totals = linear_cross_entropy(features, unembedding, bias, targets, weights, *factors)
+    compute, tokens = CrossEntropy(loss.z_loss, loss.label_smoothing), (batch["targets"], batch["target_weights"])
+    totals = sum_over_vocabulary(compute, features, unembedding, bias, tokens, (), loss.logits_at_once)
     return totals.loss, {"nll": totals.nll, "accuracy": totals.correct}

@@ -41,8 +41,8 @@ def ours(head, batch, chunk):
     (features, matrix, bias), (tokens, targets, weights) = head, batch
     table = tables.whole(matrix, jnp.float32)
     features = features + table.look_up(tokens, len(tokens))
-    settings = 0.1, 0.1, chunk * len(tokens) * len(matrix)
-    return cross_entropy.linear_cross_entropy(features, table, bias, targets, weights, *settings).loss
+    compute, at_once = cross_entropy.CrossEntropy(0.1, 0.1), chunk * len(tokens) * len(matrix)
+    return cross_entropy.sum_over_vocabulary(compute, features, table, bias, (targets, weights), (), at_once).loss
 
 
 @pytest.mark.parametrize("rows", [8, 3])  # No axis divides 3, nor a vocabulary of 31.

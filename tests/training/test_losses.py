@@ -38,11 +38,10 @@ def plain(features, unembedding, bias, targets, weights, z_loss, label_smoothing
     return jnp.sum(weights * loss)
 
 
-def chunked(features, unembedding, *arguments):
-    """Computes the loss in chunks of `chunk` positions, the last argument."""
-    *others, chunk = arguments
-    at_once = chunk * len(features) * len(unembedding)
-    return cross_entropy.linear_cross_entropy(features, unembedding, *others, at_once)
+def chunked(features, unembedding, bias, targets, weights, z_loss, label_smoothing, chunk):
+    """Computes the loss in chunks of `chunk` positions."""
+    compute, at_once = cross_entropy.CrossEntropy(z_loss, label_smoothing), chunk * len(features) * len(unembedding)
+    return cross_entropy.sum_over_vocabulary(compute, features, unembedding, bias, (targets, weights), (), at_once)
 
 
 def test_missing_bias_equals_a_bias_of_zero():
@@ -151,7 +150,8 @@ def test_peak_memory_is_below_half_of_the_plain_loss():
         return -jnp.sum(weights * jnp.take_along_axis(log_p, targets[..., None], -1)[..., 0])
 
     def chunked_loss(features, unembedding, *targets):
-        return cross_entropy.linear_cross_entropy(features, unembedding, None, *targets).loss
+        compute, at_once = cross_entropy.CrossEntropy(), cross_entropy.LOGITS_AT_ONCE
+        return cross_entropy.sum_over_vocabulary(compute, features, unembedding, None, targets, (), at_once).loss
 
     def peak(loss):
         analysis = jax.jit(jax.value_and_grad(loss, (0, 1))).lower(*shapes).compile().memory_analysis()

@@ -25,6 +25,7 @@ from plm_jax.config.training import (
     EvaluationConfig,
     IncidentsConfig,
     PhaseConfig,
+    ReferenceConfig,
     TrainConfig,
 )
 from plm_jax.data.config import DataConfig, InputsTargetsConfig, ReaderConfig
@@ -127,6 +128,7 @@ __all__ = [
     "ReaderConfig",
     "RecordTable",
     "Records",
+    "ReferenceConfig",
     "RegisteredSource",
     "RsqrtSchedule",
     "RsqrtWarmupSchedule",

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from plm_jax import objectives
+from plm_jax import losses, objectives
 from plm_jax.common.errors import UserError, nearest
 from plm_jax.common.phases import Phase
 from plm_jax.config.phases import in_phase, in_validation, resolve_phases, target_length
@@ -55,6 +55,7 @@ def check(run: Run) -> None:
     _labeled(run)
     _words(run)
     _examples(run, phases)
+    _references(run)
 
 
 def refuse_stand_in(run: Run) -> None:
@@ -121,6 +122,22 @@ def _same_arrays(run: Run, variant: Run, length: int) -> None:
             f"rows of the objective have {', '.join(names[0])}, and of a phase or of validation {', '.join(names[1])}: "
             "leave out the fields of the objective that change this"
         )
+
+
+def _references(run: Run) -> None:
+    """Rejects references that are missing, and references that the loss does not read."""
+    of_objective = getattr(losses.Loss.choices.get(run.objective.loss), "references", ())
+    needed = dict.fromkeys((*of_objective, *(run.train.loss.references if run.train.loss else ())))
+    for name in needed.keys() - run.train.references.keys():
+        raise UserError(
+            f"the loss needs a reference '{name}': set config.train.references.{name}.source to a trained model"
+        )
+    for name in run.train.references:
+        if name not in needed:
+            raise UserError(
+                f"config.train.references has '{name}', which the loss does not read: "
+                + (nearest(name, needed) if needed else "leave it out, or set config.train.loss.kind to distillation")
+            )
 
 
 def _architecture(run: Run) -> None:

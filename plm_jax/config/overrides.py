@@ -92,8 +92,7 @@ def _changed(kind: Any, node: Any, names: Sequence[str], values: Sequence[Any], 
         return {**(node or {}), name: _changed(hints[name], below, rest, values, at)}
     if (element := trees.values(kind)) is not None:
         node = node or {}
-        is_section = trees.choices(element) is not None or dataclasses.is_dataclass(element)
-        if name not in node and is_section and list(rest) != ["kind"]:
+        if name not in node and trees.choices(element) is not None and list(rest) != ["kind"]:
             raise UserError(f"there is no field {at}: {nearest(name, node)}")
         return {**node, name: _changed(element, node.get(name), rest, values, at)}
     if typing.get_origin(kind) is tuple:

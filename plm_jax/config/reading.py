@@ -116,9 +116,14 @@ def resolve(tree: Any, config_file: str, overridden: Collection[str] = (), repla
     scheme, colon, files = run.vocabulary.spec.partition(":")
     spec = scheme + colon + ",".join(absolute(file, "vocabulary.spec") for file in files.split(","))
     paths = {name: absolute(getattr(run.data, name), f"data.{name}") for name in ("cache_dir", "similar_words")}
+    references = {
+        name: dataclasses.replace(reference, source=absolute(reference.source, f"train.references.{name}.source"))
+        for name, reference in run.train.references.items()
+    }
+    init_from = absolute(run.train.init_from, "train.init_from")
     return dataclasses.replace(
         run,
         data=dataclasses.replace(run.data, **paths, sources=sources),
         vocabulary=dataclasses.replace(run.vocabulary, spec=spec),
-        train=dataclasses.replace(run.train, init_from=absolute(run.train.init_from, "train.init_from")),
+        train=dataclasses.replace(run.train, init_from=init_from, references=references),
     )

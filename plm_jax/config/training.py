@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from plm_jax.common import ranges, seeds
 from plm_jax.common.errors import UserError, nearest
 from plm_jax.generation.decoding_config import DecodingConfig
+from plm_jax.losses import LossWrapper
 from plm_jax.training.mesh import MeshConfig
 
 
@@ -67,6 +68,21 @@ class IncidentsConfig:
 
 
 @dataclass(frozen=True)
+class ReferenceConfig:
+    """A frozen second model that the loss reads, such as the teacher of a distillation.
+
+    Its parameters are sharded like those of the model, and checkpoints record only their hash.
+
+    Attributes:
+      source: run directory, checkpoint, converted or Hugging Face directory, or `hf:ORG/NAME[@REVISION]`.
+      dtype: dtype of its parameters on the devices; its activations have `precision.compute`.
+    """
+
+    source: str
+    dtype: Literal["float32", "bfloat16"] = "float32"
+
+
+@dataclass(frozen=True)
 class TrainConfig:
     """Length of training, batches, initial weights and logging.
 
@@ -89,6 +105,9 @@ class TrainConfig:
         `init_from`.
       trainable: regular expressions; parameters whose full name matches any of them are trained, and the others are
         frozen. Layers of a stack are distinguished by their numbers, as in `stack/blocks/11/.*`.
+      references: frozen models that the loss reads, by name.
+      loss: change of the objective's loss in training, such as `distillation`; None: the objective's own loss.
+        Validation always uses the objective's own loss.
       z_loss: weight of the squared logarithm of the softmax normalizer in the loss.
       label_smoothing: share of the target probability that is spread evenly over the vocabulary.
       prng: random number generator of JAX. `rbg` is faster on TPUs, but losses then depend on the mesh.
@@ -112,6 +131,8 @@ class TrainConfig:
     new_tokens: ranges.LengthOrZero = 0
     reinitialize_top: Annotated[int, ranges.Range(0, 4096)] = 0
     trainable: tuple[str, ...] = (".*",)
+    references: dict[str, ReferenceConfig] = field(default_factory=dict)
+    loss: LossWrapper | None = None
     z_loss: ranges.Scale = 0.0
     label_smoothing: ranges.ShareBelowOne = 0.0
     prng: Literal["threefry", "rbg"] = "threefry"

@@ -6,7 +6,8 @@ from typing import Any
 from plm_jax.common import trees
 from plm_jax.common.errors import UserError, nearest
 from plm_jax.losses.bidirectional_lm import BidirectionalLMLoss
-from plm_jax.losses.loss import Loss, Term
+from plm_jax.losses.distillation import Distillation, DistillationLoss
+from plm_jax.losses.loss import Loss, LossWrapper, Term
 from plm_jax.losses.means import LossSums
 from plm_jax.losses.next_token import MaskedLMLoss, NextTokenLoss
 from plm_jax.losses.replaced_token import ReplacedTokenLoss
@@ -16,8 +17,11 @@ from plm_jax.losses.task import TaskLoss
 
 __all__ = [
     "BidirectionalLMLoss",
+    "Distillation",
+    "DistillationLoss",
     "Loss",
     "LossSums",
+    "LossWrapper",
     "MaskedLMLoss",
     "NextTokenLoss",
     "ReplacedTokenLoss",

@@ -12,6 +12,8 @@ from plm_jax.common.roles import Role
 from plm_jax.losses.cross_entropy import LOGITS_AT_ONCE
 
 Batch = Mapping[str, jax.Array]
+# Module and parameters of a frozen second model that a loss reads.
+Reference = tuple[Any, Any]
 # Sums by the name of the term; sums of metrics by the names of the term and the metric.
 Terms = dict[str, jax.Array]
 Metrics = dict[str, dict[str, jax.Array]]
@@ -28,6 +30,8 @@ class Loss(Role):
     Attributes:
       samples: whether it draws random samples in training, with a key `sample`.
       heads: names of further `named_heads` of the model that the loss needs, apart from heads that add terms.
+      references: names of the `train.references` that it reads. If there are any, it is called with an argument
+        `references`, a mapping from these names to (module, parameters).
       z_loss: factor of log(Z)² per token (Chowdhery et al. 2022 §5).
       label_smoothing: share of a target's mass spread evenly over the vocabulary.
       logits_at_once: approximate number of vocabulary logits that each device holds at a time.
@@ -35,6 +39,7 @@ class Loss(Role):
 
     samples: ClassVar[bool] = False
     heads: ClassVar[tuple[str, ...]] = ()
+    references: ClassVar[tuple[str, ...]] = ()
     z_loss: ranges.Scale = 0.0
     label_smoothing: ranges.ShareBelowOne = 0.0
     logits_at_once: Annotated[int, ranges.Range(1, 2**40)] = LOGITS_AT_ONCE
@@ -43,6 +48,17 @@ class Loss(Role):
     def coefficients(self) -> dict[str, float]:
         """Coefficients by the name of the term; a term that is missing has coefficient 1."""
         return {}
+
+    def check_references(self, model: Any, references: Mapping[str, Any]) -> None:
+        """Checks that references fit the trained model.
+
+        Args:
+          model: settings of the trained model.
+          references: settings of each reference, by name.
+
+        Raises:
+          UserError: one does not fit.
+        """
 
     def weights(self, model: Any, batch: Batch) -> dict[str, jax.Array]:
         """Returns the weight of each term, float32 []: the number of items in the batch that the term is averaged over.
@@ -80,6 +96,24 @@ class Loss(Role):
           whether an item counts, bool.
         """
         return {}
+
+
+class LossWrapper(Role):
+    """A change of the loss of an objective in training, such as distillation; validation uses the objective's own loss.
+
+    Attributes:
+      references: names of the `train.references` that the changed loss reads.
+    """
+
+    references: ClassVar[tuple[str, ...]] = ()
+
+    def wrap(self, loss: Loss) -> Loss:
+        """Returns the loss that training minimizes.
+
+        Raises:
+          UserError: the objective's loss is not supported.
+        """
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)

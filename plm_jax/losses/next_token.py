@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+import jax.numpy as jnp
 from typing_extensions import override
 
 from plm_jax.losses import vocabulary
@@ -28,15 +29,23 @@ class NextTokenLoss(Loss):
     @override
     def __call__(self, model, params, batch, rngs, carry):
         features = vocabulary.features_of(model, params, batch, rngs)
+        return *self.of_features(model, params, features, batch), carry
+
+    def of_features(self, model, params, features, batch):
+        """Returns the sums of the terms and of the metrics from the model's features [B, L, D]."""
         head = vocabulary.head(model, params, self.predicting(features, batch))
         sums = {self.kind: vocabulary.sums(self, *head, batch)}
         sums |= {term.kind: term(self, model, params, features, batch) for term in terms_of(model, batch)}
         losses, metrics = ({name: pair[i] for name, pair in sums.items()} for i in range(2))
-        return losses, metrics, carry
+        return losses, metrics
 
     def predicting(self, features, batch):
         """Returns the features that predict targets [B, T, D], out of features [B, L, D]."""
         return features
+
+    def real_tokens(self, batch):
+        """Returns 1 for each position that is no padding, float32 [B, L]; here, each position with a target."""
+        return (batch["target_weights"] > 0).astype(jnp.float32)
 
 
 @dataclass(frozen=True)
@@ -48,3 +57,8 @@ class MaskedLMLoss(NextTokenLoss):
     @override
     def predicting(self, features, batch):
         return vocabulary.at_targets(features, batch)
+
+    @override
+    def real_tokens(self, batch):
+        tokens = batch["tokens"]
+        return batch["mask"].astype(jnp.float32) if "mask" in batch else jnp.ones(tokens.shape, jnp.float32)

@@ -189,7 +189,7 @@ def step_inputs(programs: Programs, phase: config.Phase) -> tuple[Any, ...]:
 
     blank = reader.blank_batch(config.reader_config(config.in_phase(programs.run, phase)), phase.length)
     batch = {name: placed(row) for name, row in blank.items()}
-    return program.abstract_state, batch, *programs.inputs(0)
+    return program.abstract_state, batch, *programs.inputs(phase.first_step)
 
 
 def costliest_phase(run: config.Run) -> config.Phase:
@@ -238,6 +238,8 @@ def _shapes(programs: Programs) -> dict[str, Any]:
     program = programs.at(phase)
     state = program.abstract_state
     device_sizes = {"parameters": device_bytes(state.params), "optimizer": device_bytes(state.optimizer)}
+    if program.references:
+        device_sizes["references"] = device_bytes(program.reference_shapes)
     device_sizes |= {"temporaries": None, "total": None}
     return {
         "mesh": dict(program.mesh.shape),

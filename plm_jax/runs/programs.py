@@ -2,10 +2,10 @@
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
+import jax
 from jax.sharding import Mesh
 
 from plm_jax import config, losses, objectives
@@ -13,9 +13,10 @@ from plm_jax.common import keys
 from plm_jax.common.errors import UserError
 from plm_jax.common.phases import Phase
 from plm_jax.models import ModelConfig, pipeline, registry
+from plm_jax.runs import references
 from plm_jax.training import compiler, flops, layer_decay, optimizers, schedules, spikes, trainable
 from plm_jax.training import mesh as meshes
-from plm_jax.training.program import Program
+from plm_jax.training.program import Program, ReferenceModel
 
 # A loss holds logits, float32, in at most this fraction of a device's memory. More would save nothing: the matrix is
 # then read for enough tokens to hide the time of reading it.
@@ -29,6 +30,7 @@ class Programs:
       run: config of the run.
       phases: phases of the run.
       first: program of the first phase that is still to be trained.
+      reference_hashes: hash of the parameters of each reference, by name, after `load_references`.
       batch_shards: number of rows such that any batch whose size is a multiple of it can be sharded on the mesh of
         every phase. It includes finished phases, so that a resumed run validates in the same batches as an
         uninterrupted run.
@@ -53,6 +55,9 @@ class Programs:
         """
         self.run = run
         self.phases = config.resolve_phases(run) if phases is None else tuple(phases)
+        self.reference_hashes: Mapping[str, str] = {}
+        self._references: tuple[Program, Any] | None = None
+        self._reference_models = references.describe(run) if run.train.references else {}
         self._rate = run.schedule.rate(run.train.steps, self.phases)
         self._programs: dict[tuple[int, ...], Program] = {}
         remaining = [phase for phase in self.phases if phase.end_step > first_step] or self.phases[-1:]
@@ -70,7 +75,8 @@ class Programs:
         """Returns the program of a phase; phases that have the same mesh share one."""
         sizes = self._sizes(phase)
         if sizes not in self._programs:
-            self._programs[sizes] = build(self.run, self._meshes[sizes], self._batch_sizes[sizes])
+            mesh, batch_size = self._meshes[sizes], self._batch_sizes[sizes]
+            self._programs[sizes] = build(self.run, mesh, batch_size, self._reference_models)
         return self._programs[sizes]
 
     def check_parameters(self) -> None:
@@ -88,8 +94,31 @@ class Programs:
         if run.optimizer.layer_decay != 1.0:
             layer_decay.check(run.model, run.optimizer.layer_decay)
 
-    def inputs(self, step: int) -> tuple[np.ndarray, np.float32]:
-        """Returns the inputs of a compiled step after the state and the batch: the run's key and the learning rate.
+    def load_references(self) -> None:
+        """Reads the parameters of the references, if the run has any, onto the devices of the first program.
+
+        Raises:
+          UserError: a reference cannot be read.
+        """
+        if self.first.references:
+            params, self.reference_hashes = references.load(self.run.train.references, self.first)
+            self._references = self.first, params
+
+    def _references_of(self, program: Program) -> dict[str, Any]:
+        """Returns the parameters of the references over the mesh of a program; shapes if they are not loaded."""
+        if self._references is None:
+            return program.reference_shapes
+        loaded_by, params = self._references
+        if loaded_by is not program:
+            params = jax.device_put(params, jax.tree.map(lambda leaf: leaf.sharding, program.reference_shapes))
+            self._references = program, params
+        return params
+
+    def inputs(self, step: int) -> tuple[Any, ...]:
+        """Returns the inputs of a compiled step after the state and the batch.
+
+        These are the run's key, the learning rate and, if there are references, their parameters by name, or only their
+        shapes before `load_references`.
 
         Args:
           step: number of finished steps.
@@ -97,7 +126,11 @@ class Programs:
         Raises:
           UserError: the schedule does not return a finite number.
         """
-        return keys.data(self.run.train.seed, self.run.train.prng), schedules.at(self._rate, step)
+        key, rate = keys.data(self.run.train.seed, self.run.train.prng), schedules.at(self._rate, step)
+        if not self._reference_models:
+            return key, rate
+        phase = next((phase for phase in self.phases if step < phase.end_step), self.phases[-1])
+        return key, rate, self._references_of(self.at(phase))
 
     def notes(self) -> list[str]:
         """Returns lines that report which parameters are trained, unless all are, and which layers share a rate."""
@@ -111,13 +144,21 @@ class Programs:
         return meshes.sizes(config.mesh_of(self.run, phase))
 
 
-def build(run: config.Run, mesh: Mesh, batch_size: int) -> Program:
-    """Returns the program of a run over a mesh."""
+def build(run: config.Run, mesh: Mesh, batch_size: int, reference_models: Mapping[str, ReferenceModel] = {}) -> Program:
+    """Returns the program of a run over a mesh.
+
+    Raises:
+      UserError: the loss does not fit the model or the references.
+    """
     train, incidents = run.train, run.train.incidents
     trained = trainable.Trainable(train.trainable)
+    loss = build_loss(run.objective, run.model, mesh, z_loss=train.z_loss, label_smoothing=train.label_smoothing)
+    if train.loss is not None:
+        loss = train.loss.wrap(loss)
+    loss.check_references(run.model, {name: reference.model for name, reference in reference_models.items()})
     return Program(
         model=run.model,
-        loss=build_loss(run.objective, run.model, mesh, z_loss=train.z_loss, label_smoothing=train.label_smoothing),
+        loss=loss,
         optimizer=optimizers.build(run.optimizer, None if trained.is_all else trained, run.model),
         mesh=mesh,
         batch_size=batch_size,
@@ -129,6 +170,7 @@ def build(run: config.Run, mesh: Mesh, batch_size: int) -> Program:
         watch=spikes.Watch(incidents.deviations, incidents.spikes != "record", window=incidents.window),
         log_norms=train.log_norms,
         prng=train.prng,
+        references=reference_models,
     )
 
 

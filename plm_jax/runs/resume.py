@@ -83,6 +83,8 @@ FIELDS: dict[str, Meaning] = {
     "train.trainable": "fixed",  # The optimizer has moments only for these parameters.
     "train.incidents": "recipe",
     "train.label_smoothing": "recipe",
+    "train.loss": "recipe",
+    "train.references": "recipe",  # The hash of their parameters decides whether they have changed.
     "train.log_every": "free",
     "train.log_norms": "free",
     "train.microbatches": "recipe",  # Each microbatch draws its own dropout.
@@ -148,13 +150,19 @@ class Resumed:
         return plan_phases(self.saved_phases, phases, self.step)
 
     def changes(
-        self, run: config.Run, caches: Mapping[str, str], vocabulary_id: str, mesh: Mapping[str, int]
+        self,
+        run: config.Run,
+        caches: Mapping[str, str],
+        vocabulary_id: str,
+        mesh: Mapping[str, int],
+        references: Mapping[str, str] = {},
     ) -> list[Change]:
         """Returns every difference between a run and the one that saved the checkpoint.
 
         Args:
           caches: identities of the caches, by source.
           mesh: sizes of the axes of the mesh at the step of the checkpoint.
+          references: hashes of the parameters of the references, by name.
         """
         was, now = config.to_dict(self.saved_run), config.to_dict(run)
         was["mesh"] |= self.meta["mesh"]
@@ -172,6 +180,8 @@ class Resumed:
             changes.append(Change("the vocabulary", self.meta["vocabulary_id"][:12], vocabulary_id[:12], True))
         for name, (saved, code) in users.changed(self.meta.get("modules", {}), run).items():
             changes.append(Change(f"the code in {name}", saved, code, True))
+        for name, before, after in config.differences(self.meta.get("references", {}), dict(references)):
+            changes.append(Change(f"the weights of reference '{name}'", before[:12], after[:12], True))
         saved_caches = self.meta.get("caches", caches)  # Old checkpoints do not record them.
         by_size = not all(phase.mixture for phase in self.saved_phases if phase.first_step < self.step)
         for field, before, after in config.differences(saved_caches, caches):

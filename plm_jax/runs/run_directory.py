@@ -49,9 +49,9 @@ def read_id(workdir: str) -> str | None:
     return _recorded(workdir, "run_id")
 
 
-def read_init_from(workdir: str) -> str | None:
-    """Returns the `train.init_from` of the run in a directory, or None if its config.json has none."""
-    return _recorded(workdir, "config", "train", "init_from")
+def read_source(workdir: str, field: Sequence[str]) -> str | None:
+    """Returns a field of `train`, such as `init_from`, of the run in a directory, or None if config.json lacks it."""
+    return _recorded(workdir, "config", "train", *field)
 
 
 def _recorded(workdir: str, *path: str) -> str | None:

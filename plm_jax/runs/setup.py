@@ -83,13 +83,14 @@ def build(
         phases = resumed.plan(phases)
     programs = Programs(run, devices, phases, resumed.step if resumed else 0)
     programs.check_parameters()
+    programs.load_references()
     program = programs.first
     with progress.doing("opening the caches"):
         share = len(_local_rows(program.mesh, program.batch_size)) / program.batch_size
         reader = Reader(config.reader_config(run, programs.phases), share)
         validation = Validation(run.evaluation, run.objective, run.model, programs, reader)
         validation.check_select()
-    changes = _find_changes(run, program, reader, resumed) if resumed else []
+    changes = _find_changes(run, programs, reader, resumed) if resumed else []
     return TrainingSetup(run, programs, reader, validation, resumed, changes)
 
 
@@ -181,6 +182,7 @@ def checkpoint_meta(setup: TrainingSetup, incidents: Incidents, context: Trainin
         "versions": run_directory.versions(),
         "vocabulary_id": setup.reader.vocabulary["id"],
         "caches": setup.caches,
+        "references": dict(setup.programs.reference_hashes),
         "stages": [dataclasses.asdict(each) for each in setup.programs.phases],
         "batch_size": phase.batch_size,
         "next_example": phase.first_example + (context.step - phase.first_step) * phase.batch_size,
@@ -191,14 +193,16 @@ def checkpoint_meta(setup: TrainingSetup, incidents: Incidents, context: Trainin
     }
 
 
-def _find_changes(run: config.Run, program: Program, reader: Reader, resumed: resume.Resumed) -> list[resume.Change]:
+def _find_changes(run: config.Run, programs: Programs, reader: Reader, resumed: resume.Resumed) -> list[resume.Change]:
     # The `meta` of a checkpoint records the mesh of its last step.
     last = next(phase for phase in config.resolve_phases(run) if resumed.step <= phase.end_step)
+    program = programs.first
     try:
         mesh = meshes.build(config.mesh_of(run, last), list(program.mesh.devices.flat))
     except UserError:  # These devices need not fit a phase that is over.
         mesh = program.mesh
-    return resumed.changes(run, reader.identities, reader.vocabulary["id"], mesh.shape)
+    hashes = programs.reference_hashes
+    return resumed.changes(run, reader.identities, reader.vocabulary["id"], mesh.shape, hashes)
 
 
 def _local_rows(mesh: jax.sharding.Mesh, batch_size: int) -> np.ndarray:

@@ -121,7 +121,7 @@ def _resolved(
         return transfer.with_pinned_weights(run, workdirs), config_flags
     source = transfer.pin(source, workdirs)
     with progress.doing(f"reading {source}"):
-        run = transfer.resolve(run, source)
+        run = transfer.with_pinned_weights(transfer.resolve(run, source), workdirs)
     return run, None if config_flags is None else [*config_flags, f"--from={source}"]
 
 

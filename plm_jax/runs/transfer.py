@@ -6,7 +6,7 @@ model's dropout and its computation. Nothing here reads a weight.
 
 import dataclasses
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from plm_jax import config, losses, models, objectives
 from plm_jax.common import storage
@@ -22,11 +22,16 @@ from plm_jax.runs import checkpoint_formats, model_text, run_directory
 _SPEED = ("scan_layers", "remat", "attention_kernel", "pipeline_microbatches")
 
 
-def pin(source: str, workdirs: Iterable[str] = ()) -> str:
+def pin(source: str, workdirs: Iterable[str] = (), field: Sequence[str] = ("init_from",)) -> str:
     """Returns a source; to a repository of the Hugging Face Hub, it adds the hash of a commit as revision.
 
     If `source` has no revision and a run in `workdirs` started from it, the commit is the one that this run recorded,
     so that the run can be resumed with the same weights. If there is no such run, it is the newest commit.
+
+    Args:
+      source: source of a model.
+      workdirs: run directories.
+      field: path of the field of `train` that records the source.
 
     Raises:
       UserError: the repository cannot be downloaded.
@@ -34,15 +39,21 @@ def pin(source: str, workdirs: Iterable[str] = ()) -> str:
     if not storage.is_repository(source):
         return source
     for workdir in workdirs:
-        recorded = run_directory.read_init_from(workdir) or ""
+        recorded = run_directory.read_source(workdir, field) or ""
         if recorded.startswith(f"{source}@"):
             return recorded
     return repositories.pin(source)
 
 
 def with_pinned_weights(run: config.Run, workdirs: Iterable[str] = ()) -> config.Run:
-    """Returns the run with a pinned `train.init_from`; arguments and errors as in `pin`."""
-    return dataclasses.replace(run, train=dataclasses.replace(run.train, init_from=pin(run.train.init_from, workdirs)))
+    """Returns the run with a pinned `train.init_from` and pinned references; arguments and errors as in `pin`."""
+    workdirs, train = list(workdirs), run.train
+    references = {
+        name: dataclasses.replace(reference, source=pin(reference.source, workdirs, ("references", name, "source")))
+        for name, reference in train.references.items()
+    }
+    init_from = pin(train.init_from, workdirs)
+    return dataclasses.replace(run, train=dataclasses.replace(train, init_from=init_from, references=references))
 
 
 def resolve(run: config.Run, source: str) -> config.Run:

@@ -40,6 +40,19 @@ class PrecisionConfig:
     gradients: Literal["float32", "bfloat16"] = "bfloat16"
 
 
+@dataclass(frozen=True)
+class ReferenceModel:
+    """A frozen second model that a loss reads.
+
+    Attributes:
+      model: settings of the model.
+      dtype: dtype of its parameters.
+    """
+
+    model: ModelConfig
+    dtype: str = "float32"
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Program:
     """The train step over a mesh, and the state that it updates.
@@ -61,6 +74,7 @@ class Program:
       watch: definition of spikes of the loss and the gradient norm; None detects none.
       log_norms: whether the metrics hold norms of parameters and updates.
       prng: generator of random numbers.
+      references: models that the loss reads, by name.
     """
 
     model: ModelConfig
@@ -76,12 +90,14 @@ class Program:
     watch: spikes.Watch | None = None
     log_norms: bool = False
     prng: str = "threefry"
+    references: Mapping[str, ReferenceModel] = field(default_factory=dict)
     _modules: dict[float | None, Module] = field(default_factory=dict, init=False, repr=False)
 
     def phase_step(self, phase: Phase) -> Callable[..., tuple[states.TrainState, dict[str, jax.Array]]]:
         """Returns the compiled train step of a phase: `(state, batch, key, learning_rate) → (state, metrics)`.
 
-        The buffers of the given state are donated. `key` holds the words of the run's key, see `keys.data`.
+        The buffers of the given state are donated. `key` holds the words of the run's key, see `keys.data`. If the
+        program has references, the last argument is their parameters by name, like `reference_shapes`.
         """
         module = self.module(phase.dropout)
         step = steps.train_step(
@@ -93,19 +109,21 @@ class Program:
             part=None if self.trained == trainable.ALL else self.trained,
             watch=self.watch and dataclasses.replace(self.watch, first_step=phase.first_step),
             log_norms=self.log_norms,
+            references={name: self._build(reference.model) for name, reference in self.references.items()},
             gradients=jnp.result_type(*{self.precision.compute, self.precision.gradients}),
             layouts=self.gathered_shardings if self.gathers_once else None,
         )
 
-        def padded_step(state, batch, key, learning_rate):
+        def padded_step(state, batch, key, learning_rate, *frozen):
             root = keys.wrapped(key, self.prng)
-            state, metrics = step(fitted(state, self.published_state), batch, root, learning_rate)
+            state, metrics = step(fitted(state, self.published_state), batch, root, learning_rate, *frozen)
             return fitted(state, self.abstract_state), metrics
 
         replicated = meshes.replicated(self.mesh)
+        of_frozen = [_shardings(self.reference_shapes)] if self.references else []
         return self.jit(
             padded_step,
-            in_shardings=(self.shardings, None, replicated, replicated),
+            in_shardings=(self.shardings, None, replicated, replicated, *of_frozen),
             out_shardings=(self.shardings, replicated),
             donate_argnums=0,
         )
@@ -118,9 +136,11 @@ class Program:
         """Returns the module of the model, with every dropout rate set to `dropout` unless it is None."""
         if dropout not in self._modules:
             model = self.model if dropout is None else self.model.with_dropout(dropout)
-            device = self.mesh.devices.flat[0]
-            self._modules[dropout] = registry.build(model, jnp.dtype(self.precision.compute), device)
+            self._modules[dropout] = self._build(model)
         return self._modules[dropout]
+
+    def _build(self, model: ModelConfig) -> Module:
+        return registry.build(model, jnp.dtype(self.precision.compute), self.mesh.devices.flat[0])
 
     @functools.cached_property
     def abstract_state(self) -> states.TrainState:
@@ -136,6 +156,19 @@ class Program:
     def shardings(self) -> states.TrainState:
         """Shardings of the state."""
         return _shardings(self.abstract_state)
+
+    @functools.cached_property
+    def reference_shapes(self) -> dict[str, Any]:
+        """Shapes, types and shardings of the parameters of each reference, by name."""
+
+        def with_dtype(leaf, dtype):
+            return jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=leaf.sharding)
+
+        trees = {}
+        for name, reference in self.references.items():
+            tree = meshes.stored(registry.boxed_shapes(reference.model), self.mesh, self.rules, padded=False)
+            trees[name] = jax.tree.map(functools.partial(with_dtype, dtype=jnp.dtype(reference.dtype)), tree)
+        return trees
 
     @functools.cached_property
     def gathered_shardings(self) -> Any:

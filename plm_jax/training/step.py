@@ -11,6 +11,7 @@ from jax.typing import ArrayLike
 
 from plm_jax.common.keys import named_key
 from plm_jax.losses import Loss, LossSums, means
+from plm_jax.losses.loss import Batch, Terms
 from plm_jax.models.partitioning import constrain
 from plm_jax.models.protocol import Module
 from plm_jax.training import optimizers, spikes, step_parameters
@@ -28,56 +29,62 @@ def train_step(
     part: Trainable | None = None,
     watch: spikes.Watch | None = None,
     log_norms: bool = False,
+    references: Mapping[str, Module] = {},
     **holding: Any,
 ) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
-    """Returns the pure step `(state, batch, root, learning_rate) → (state, metrics)`.
+    """Returns the pure step `(state, batch, root, learning_rate[, frozen]) → (state, metrics)`.
 
-    `root` is the run's key, `learning_rate` the rate of this update, float32. If the loss or the gradients are not
-    finite, the update is skipped: only the step of the state changes.
+    `root` is the run's key, `learning_rate` the rate of this update, float32; `frozen` are the parameters of the
+    references by name. If the loss or the gradients are not finite, the update is skipped: only the step changes.
 
     Args:
       loss: function that is minimized.
-      model: the module.
       optimizer: transformation of the gradients into updates of `part`; it receives `learning_rate` and `grad_norm`.
       microbatches: parts of the batch whose gradients are added up.
       dropout: whether the loss is given a key `dropout`.
       part: selection of the parameters that are trained; None for all of them.
       watch: definition of spikes, compared with the state's `recent`; None detects none.
       log_norms: whether `norms` includes those of parameters and updates.
+      references: modules of the references that the loss reads, by name.
       holding: further arguments of `step_parameters.build`.
 
     Returns:
       Metrics: the means of the loss (`losses.means`), `grad_norm` and `learning_rate`; `digest`, the sum of the batch's
-      uint32 digest halves [B, 2]; `norms` of the gradients [1, tensors] or, with `log_norms`, of gradients, parameters
-      before the update and updates [3, tensors], in the order of `Trainable.names`; `incident`, int32, a constant of
-      `spikes`; `limits` [2], the loss and gradient norm above which a step is a spike.
+      uint32 digest halves [B, 2]; `norms` [1, tensors] of the gradients or, with `log_norms`, [3, tensors], those of
+      parameters and updates too, by `Trainable.names`; `incident`, int32, a constant of `spikes`; `limits` [2], the
+      loss and gradient norm above which a step is a spike.
     """
     # Not every optax transformation accepts extra arguments.
     optimizer = optax.with_extra_args_support(optimizer)
     names = [name for name, needed in (("dropout", dropout), ("sample", loss.samples)) if needed]
 
-    def step(state: TrainState, batch: Mapping[str, jax.Array], root: jax.Array, learning_rate: jax.Array):
+    def step(state: TrainState, batch: Mapping[str, jax.Array], root: jax.Array, learning_rate: jax.Array, *frozen):
         batch = dict(batch)
         digest = batch.pop("digest").sum(0)
         counts = loss.weights(model, batch)
         params = step_parameters.build(model, state.params, part=part, **holding)
         keys = functools.partial(rngs, root, state.step, names=names)
-        grads, sums, carry = sum_gradients(loss, model, params, batch, counts, keys, state.carry, microbatches)
+        pairs = {name: (references[name], tree) for trees in frozen for name, tree in trees.items()}
+        compute = functools.partial(loss, model, **({"references": pairs} if pairs else {}))
+        grads, sums, carry = sum_gradients(loss, compute, params, batch, counts, keys, state.carry, microbatches)
 
         unit = means.unit(counts)
         updates, optimizer_state, squared_norms, grad_norm = _update(optimizer, state, grads, unit, learning_rate)
         metrics = means.means(loss, sums)
         verdict = spikes.judge(watch, state.recent, state.step, jnp.stack([metrics["loss"], grad_norm]))
         trained = part.of(state.params) if part else state.params
-        new_state = _next_state(state, updates, optimizer_state, carry, verdict, trained, part)
-        logged = (trained, updates) if log_norms else ()
         metrics |= {"grad_norm": grad_norm, "learning_rate": learning_rate, "digest": digest}
         metrics |= {"incident": verdict.incident, "limits": verdict.limits}
-        norms = [jnp.sqrt(optimizers.squared_norms(tree)) for tree in logged]
-        metrics["norms"] = jnp.stack([jnp.sqrt(squared_norms) / unit, *norms])
-        return new_state, metrics
+        metrics["norms"] = _norms(squared_norms, unit, (trained, updates) if log_norms else ())
+        return _next_state(state, updates, optimizer_state, carry, verdict, trained, part), metrics
 
     return step
+
+
+def _norms(squared_norms: jax.Array, unit: jax.Array, trees: Sequence[Any]) -> jax.Array:
+    """Returns the norms of the mean gradients and of other trees, [1 + trees, tensors]."""
+    logged = [jnp.sqrt(optimizers.squared_norms(tree)) for tree in trees]
+    return jnp.stack([jnp.sqrt(squared_norms) / unit, *logged])
 
 
 def _update(optimizer, state: TrainState, grads: Any, unit: jax.Array, learning_rate: jax.Array):
@@ -110,37 +117,35 @@ def _next_state(state, updates, optimizer_state, carry, verdict, trained, part: 
 
 
 def sum_gradients(
-    loss: Loss,
-    model: Module,
-    params: StepParameters,
-    batch: Mapping[str, jax.Array],
-    counts: dict[str, jax.Array],
-    keys: Callable[[ArrayLike], dict[str, jax.Array] | None],
-    carry: Any,
-    microbatches: int,
+    loss: Loss, compute: Callable, params: StepParameters, rows: Batch, counts: Terms, keys, carry, number: int
 ) -> tuple[Any, LossSums, Any]:
     """Adds up the gradients and the sums of the loss over the microbatches of a batch.
 
     Args:
+      compute: the loss of a model, a function of parameters, batch, keys and carry.
+      params: parameters of the step.
+      rows: arrays [B, …] of the batch by name.
       counts: weight of each term of the loss in the whole batch.
-      keys: function from the number of a microbatch to its PRNG keys by name.
+      keys: function from the index of a microbatch to its PRNG keys by name.
+      carry: recurrent state of each row.
+      number: number of microbatches.
 
     Returns:
       Gradients, float32, times `means.unit(counts)`; sums of the loss; carry to the next batch.
     """
 
     def objective(trained, rows, microbatch, carry):
-        terms, metrics, carry = loss(model, params.whole(trained), rows, keys(microbatch), carry)
+        terms, metrics, carry = compute(params.whole(trained), rows, keys(microbatch), carry)
         return means.in_units(loss, terms, counts), (terms, metrics, carry)
 
     def differentiate(rows, microbatch, carry):
         grads, (terms, metrics, carry) = jax.grad(objective, has_aux=True)(params.trained, rows, microbatch, carry)
         return (grads, terms, metrics), carry
 
-    if microbatches == 1:
-        (grads, terms, metrics), carry = differentiate(batch, 0, carry)
+    if number == 1:
+        (grads, terms, metrics), carry = differentiate(rows, 0, carry)
     else:
-        (grads, terms, metrics), carry = _accumulate(differentiate, params.zeros, batch, carry, microbatches)
+        (grads, terms, metrics), carry = _accumulate(differentiate, params.zeros, rows, carry, number)
     return params.reduced(grads), LossSums(terms, metrics, counts), carry
 
 

@@ -1,0 +1,75 @@
+"""The references of a run (`train.references`): frozen models that its loss reads, such as a teacher."""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from plm_jax import config
+from plm_jax.common import progress
+from plm_jax.common.errors import UserError
+from plm_jax.models import pipeline
+from plm_jax.models.protocol import ModelConfig
+from plm_jax.runs import checkpoint_formats
+from plm_jax.training import mesh as meshes
+from plm_jax.training.program import Program, ReferenceModel
+from plm_jax.training.trainable import named
+
+
+def describe(run: config.Run) -> dict[str, ReferenceModel]:
+    """Returns the model of each reference by name, without reading its weights.
+
+    Raises:
+      UserError: a source has no model, or its model does not support the rows or the mesh of the run.
+    """
+    models = {}
+    for name, reference in run.train.references.items():
+        model = checkpoint_formats.described(reference.source).model
+        _check(run, name, model)
+        models[name] = ReferenceModel(model.with_speed(scan_layers=True, remat="none"), reference.dtype)
+    return models
+
+
+def _check(run: config.Run, name: str, model: ModelConfig) -> None:
+    for phase in config.resolve_phases(run):
+        longest, stages = run.objective.num_positions(phase.length), config.mesh_of(run, phase).stage
+        if model.num_positions is not None and longest > model.num_positions:
+            raise UserError(
+                f"rows of {longest} tokens are longer than the {model.num_positions} positions of reference '{name}': "
+                "lower config.data.length, or choose another reference"
+            )
+        if stages > 1 and not pipeline.cuts(model.stacks, stages):
+            raise UserError(
+                f"mesh.stage={stages} does not divide the layers of reference '{name}': set config.mesh.stage to 1"
+            )
+
+
+def load(references: Mapping[str, config.ReferenceConfig], program: Program) -> tuple[dict[str, Any], dict[str, str]]:
+    """Reads the parameters of the references onto the mesh of a program.
+
+    Returns:
+      The parameters, and the SHA-256 of the float32 parameters, by name.
+
+    Raises:
+      UserError: a reference cannot be read.
+    """
+    params, hashes = {}, {}
+    for name, reference in references.items():
+        like = program.reference_shapes[name]
+        with (
+            progress.doing(f"loading {reference.source}"),
+            checkpoint_formats.opened(reference.source) as pretrained,
+        ):
+            stored, digest, leaves = dict(named(pretrained.params)), hashlib.sha256(), []
+            for path, leaf in named(like):
+                if path not in stored:
+                    raise UserError(f"{reference.source} lacks {path} of its model: choose another reference")
+                values = np.ascontiguousarray(np.asarray(stored[path], np.float32))
+                digest.update(f"{path} {values.shape}".encode())
+                digest.update(values.data)
+                leaves.append(meshes.place(values.astype(leaf.dtype), leaf.sharding))
+        params[name] = jax.tree.unflatten(jax.tree.structure(like), leaves)
+        hashes[name] = digest.hexdigest()
+    return params, hashes

@@ -1,0 +1,193 @@
+"""References: a frozen teacher that a run reads, and that its checkpoints do not hold."""
+
+import contextlib
+import dataclasses
+import json
+import math
+import shutil
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from plm_jax import config, losses, objectives
+from plm_jax.common.errors import UserError
+from plm_jax.models import registry
+from plm_jax.planning import plan as planning
+from plm_jax.runs import checkpoint_folders as folders
+from plm_jax.runs import checkpoints, setup
+from tests.support import resume, runs
+from tests.support import tiny as tiny_runs
+
+STUDENT = dataclasses.replace(
+    tiny_runs.with_dropout(tiny_runs.DISTILBERT), stack=dataclasses.replace(tiny_runs.DISTILBERT.stack, layers=1)
+)
+
+LOSS = losses.Distillation()
+
+
+@pytest.fixture(scope="module")
+def teachers(tiny, verb, tmp_path_factory):
+    """Folder with the runs `first` and `second` of one model with different seeds."""
+    folder = tmp_path_factory.mktemp("teachers")
+    for seed, name in enumerate(("first", "second")):
+        flags = f"--config={tiny}/tiny.py:distilbert", f"--workdir={folder / name}", f"--config.train.seed={seed}"
+        finished = verb("pretrain", *flags)
+        assert finished.status == 0, finished.err
+    return folder
+
+
+def distilled(tiny, teacher, train=None, loss=LOSS, model=STUDENT, **sections):
+    """Returns a run of a student with one layer and dropout."""
+    references = {"teacher": config.ReferenceConfig(str(teacher))}
+    train = {"references": references, "loss": loss, **(train or {})}
+    return runs.make(tiny, tiny_runs.RUNS["distilbert"], model=model, train=train, **sections)
+
+
+def count(tree):
+    """Returns the number of elements of all leaves."""
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
+
+
+def write(folder, run):
+    """Adds a run to the `tiny.py` of a folder as `distilled`."""
+    (folder / "distilled.json").write_text(json.dumps(config.to_dict(run)))
+    with open(folder / "tiny.py", "a", encoding="utf-8") as file:
+        path = str(folder / "distilled.json")
+        file.write(f'\n\nRUNS["distilled"] = config.from_dict(__import__("json").load(open({path!r})))\n')
+
+
+def test_checkpoints_record_only_the_hash_of_a_teacher(tiny_copy, teachers, verb, tmp_path):
+    run = distilled(tiny_copy, teachers / "first", evaluation=config.EvaluationConfig(every=3, batch_size=8))
+    write(tiny_copy, run)
+    command = f"--config={tiny_copy}/tiny.py:distilled", f"--workdir={tmp_path / 'run'}"
+    finished = verb("pretrain", *command, "--config.train.steps=3")
+    assert finished.status == 0, finished.err
+    row = runs.rows(tmp_path / "run")[-1]
+    terms = {name: row[f"train/{name}_loss"] for name in ("masked_lm", "divergence", "cosine")}
+    assert row["train/loss"] == pytest.approx(2 * terms["masked_lm"] + 20 * terms["divergence"] + terms["cosine"])
+    assert "validation/loss" in row and "validation/divergence_loss" not in row
+
+    folder = folders.of_run(str(tmp_path / "run")) / "3"
+    saved = checkpoints.load_params(str(folder))
+    assert runs.flat(registry.shapes(run.model)).keys() == runs.flat(jax.tree.map(lambda x: 0, saved.params)).keys()
+    assert len(saved.meta["references"]["teacher"]) == 64
+    with contextlib.closing(ocp.StandardCheckpointHandler()) as handler:
+        stored = [handler.metadata(folder / item).tree for item in ("params", "training")]
+    state = setup.build(run).program.published_state
+    assert count(stored) == count(state) - count(state.recent)
+
+    # A copy of the teacher elsewhere has the same weights.
+    shutil.copytree(teachers / "first", tmp_path / "copy")
+    source = "--config.train.references.teacher.source="
+    same = verb("pretrain", *command, "--config.train.steps=4", f"{source}{tmp_path / 'copy'}")
+    assert same.status == 0 and "resumed after step 3" in same.err, same.err
+    other = verb("pretrain", *command, "--config.train.steps=5", f"{source}{teachers / 'second'}")
+    assert other.status == 2 and len(other.errors) == 1, other.err
+    assert "the weights of reference 'teacher'" in other.errors[0] and "--allow_changes" in other.errors[0]
+
+
+def test_killed_distillation_equals_uninterrupted_one(tiny_copy, teachers, verb, tmp_path, monkeypatch):
+    phases = (config.PhaseConfig(until=0.5, length=16), config.PhaseConfig(until=1.0))
+    train = {"steps": 12, "microbatches": 2, "phases": phases}
+    run = distilled(tiny_copy, teachers / "first", train, checkpoint=config.CheckpointConfig(save_every=2, keep_last=9))
+    write(tiny_copy, run)
+    monkeypatch.setitem(tiny_runs.RUNS, "distilled", run)
+    finished = verb("pretrain", f"--config={tiny_copy}/tiny.py:distilled", f"--workdir={tmp_path / 'whole'}")
+    assert finished.status == 0, finished.err
+    resume.train_with_kills(tiny_copy, "distilled", tmp_path / "killed", kills=1, seed=1)
+    assert resume.last_step(tmp_path / "whole") == 12
+    assert resume.differences(tmp_path / "killed", tmp_path / "whole") == []
+
+
+def test_eight_devices_equal_one(tiny, teachers):
+    run = distilled(tiny, teachers / "first", {"microbatches": 2, "steps": 3}, dropout=0.0)
+    expected = runs.steps(run, 1)
+    sizes = config.MeshConfig(data=2, fsdp=2, tensor=2)
+    actual = runs.steps(dataclasses.replace(run, mesh=sizes), 8, params=expected[1])
+    np.testing.assert_allclose(actual[0], expected[0], rtol=1e-5)
+    for name, leaf in expected[2].items():
+        np.testing.assert_allclose(actual[2][name], leaf, atol=1e-5, err_msg=name)
+    program = actual[3].program
+    kernel = program.reference_shapes["teacher"]["stack"]["blocks"]["feed_forward"]["up"]["kernel"]
+    assert math.prod(kernel.sharding.shard_shape(kernel.shape)) < math.prod(kernel.shape)
+
+
+def test_references_follow_a_phase_to_another_mesh(tiny, teachers):
+    phases = (
+        config.PhaseConfig(until=0.5, mesh={"data": 4}),
+        config.PhaseConfig(until=1.0, mesh={"fsdp": 4, "data": 1}),
+    )
+    run = distilled(tiny, teachers / "first", {"steps": 2, "phases": phases})
+    job = setup.build(run, devices=jax.devices()[:4])
+    first, second = (job.programs.inputs(step)[2]["teacher"] for step in (0, 1))
+    assert runs.flat(first).keys() == runs.flat(second).keys()
+    for name, leaf in runs.flat(first).items():
+        np.testing.assert_array_equal(runs.flat(second)[name], leaf)
+    shapes = job.programs.at(job.programs.phases[1]).reference_shapes["teacher"]
+    assert jax.tree.map(lambda leaf: leaf.sharding, second) == jax.tree.map(lambda leaf: leaf.sharding, shapes)
+
+
+def test_validation_uses_the_own_loss_of_the_objective(tiny, teachers):
+    evaluation = config.EvaluationConfig(every=1, batch_size=8)
+    jobs = [
+        setup.build(run, devices=jax.devices()[:1])
+        for run in (
+            distilled(tiny, teachers / "first", evaluation=evaluation),
+            runs.make(tiny, tiny_runs.RUNS["distilbert"], model=STUDENT, evaluation=evaluation),
+        )
+    ]
+    params = jobs[0].program.new_state(0).params
+    one, other = (job.validation(params, job.programs.phases[0]) for job in jobs)
+    assert one == other and one["loss"] > 0
+
+
+def test_plans_count_the_memory_of_references(tiny, teachers):
+    run = distilled(tiny, teachers / "first")
+    parameters = count(registry.shapes(tiny_runs.DISTILBERT))
+    for dtype, size in (("float32", 4), ("bfloat16", 2)):
+        references = {"teacher": config.ReferenceConfig(str(teachers / "first"), dtype)}
+        changed = dataclasses.replace(run, train=dataclasses.replace(run.train, references=references))
+        report = planning.plan(changed, "none")
+        assert report["bytes_per_device"]["references"] == size * parameters
+        assert "GB per device, references" in planning.table(report)
+
+
+def test_bfloat16_teacher_has_nearly_the_same_loss(tiny, teachers):
+    run = distilled(tiny, teachers / "first", {"steps": 1})
+    references = {"teacher": config.ReferenceConfig(str(teachers / "first"), "bfloat16")}
+    rounded = dataclasses.replace(run, train=dataclasses.replace(run.train, references=references))
+    (expected,), (actual,) = (runs.steps(each, 1)[0] for each in (run, rounded))
+    assert actual == pytest.approx(expected, rel=1e-2) and actual != expected
+
+
+WIDE = dataclasses.replace(
+    STUDENT,
+    embedding=dataclasses.replace(STUDENT.embedding, width=64),
+    attention=dataclasses.replace(STUDENT.attention, head_dim=16),
+)
+LARGER = dataclasses.replace(STUDENT, embedding=dataclasses.replace(STUDENT.embedding, vocab_size=300))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train": {"references": {}}}, r"needs a reference 'teacher': set config.train.references.teacher.source"),
+        ({"train": {"loss": None}}, r"has 'teacher', which the loss does not read: leave it out"),
+        ({"model": LARGER}, r"the teacher predicts 272 tokens, config.model 300"),
+        ({"model": WIDE}, r"width of 32, those of config.model of 64: set config.train.loss.alpha_cos to 0"),
+        ({"model": tiny_runs.MODEL, "objective": objectives.Causal()}, r"the teacher is a model of kind 'encoder'"),
+        ({"model": tiny_runs.ELECTRA, "objective": objectives.ReplacedToken()}, r"does not support the loss"),
+    ],
+)
+def test_unfitting_references_are_rejected(changes, message, tiny, teachers):
+    with pytest.raises(UserError, match=message):
+        run = distilled(tiny, teachers / "first", **{"model": STUDENT, **changes})
+        setup.build(run, devices=jax.devices()[:1])
+
+
+def test_students_of_another_width_learn_from_predictions(tiny, teachers):
+    loss = losses.Distillation(alpha_cos=0.0)
+    run = distilled(tiny, teachers / "first", {"steps": 1}, loss=loss, model=WIDE)
+    assert np.isfinite(runs.steps(run, 1)[0]).all()

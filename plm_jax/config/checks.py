@@ -90,10 +90,11 @@ def refuse_unused(run: Run) -> None:
         )
     if run.data.inputs_targets != InputsTargetsConfig() and not run.data.has_inputs_targets:
         raise UserError("no source has inputs and targets: leave out config.data.inputs_targets")
-    if run.train.init_names != TrainConfig.init_names and not run.train.init_from:
-        raise UserError(
-            "config.train.init_names has no effect without config.train.init_from: set it, or leave out init_names"
-        )
+    for name in ("init_names", "init_layers"):
+        if getattr(run.train, name) != getattr(TrainConfig, name) and not run.train.init_from:
+            raise UserError(
+                f"config.train.{name} has no effect without config.train.init_from: set it, or leave out {name}"
+            )
 
 
 def _replaces_words(run: Run, phases: Sequence[Phase]) -> bool:

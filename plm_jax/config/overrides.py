@@ -206,7 +206,8 @@ def _read(kind: Any, value: Any, path: str) -> Any:
     required = _required(kind)
     if required is not kind and value in ("None", "none"):
         return None
-    if required is str:
+    is_union = typing.get_origin(required) in (types.UnionType, typing.Union)
+    if required is str or (is_union and str in typing.get_args(required)):
         return value
     if required is bool:
         if value.lower() not in (*_TRUE, *_FALSE):

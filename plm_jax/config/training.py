@@ -98,7 +98,11 @@ class TrainConfig:
       phases: phases of the run, in order; empty: a single phase with the values of the config.
       init_from: checkpoint, or model of the Hugging Face Hub (`hf:ORG/NAME`), from which the initial weights are
         loaded; empty: none. If `init_names` is empty, the checkpoint only provides the model, if the config has none.
-      init_names: regular expressions; weights whose full name matches any of them are loaded from `init_from`.
+      init_names: regular expressions; weights whose full name in `init_from` matches any of them are loaded. An entry
+        (expression, name) loads a weight under another name, which may contain groups, as in `re.sub`:
+        `("decoder/(.*)", r"stack/\1")`. A weight that matches several entries is loaded under each of their names.
+      init_layers: numbers of the layers of `init_from`, counted from 0, from which the layers of each stack are loaded,
+        one for each layer; empty: the layers of the same numbers.
       new_tokens: number of tokens at the end of the vocabulary that `init_from` lacks; their embeddings are drawn with
         a standard deviation of 0.02.
       reinitialize_top: number of layers at the top of each stack that are initialized randomly instead of from
@@ -127,7 +131,8 @@ class TrainConfig:
     stall_minutes: ranges.Scale = 10.0
     phases: tuple[PhaseConfig, ...] = ()
     init_from: str = ""
-    init_names: tuple[str, ...] = (".*",)
+    init_names: tuple[str | tuple[str, str], ...] = (".*",)
+    init_layers: tuple[Annotated[int, ranges.Range(0, 4096)], ...] = ()
     new_tokens: ranges.LengthOrZero = 0
     reinitialize_top: Annotated[int, ranges.Range(0, 4096)] = 0
     trainable: tuple[str, ...] = (".*",)

@@ -76,7 +76,8 @@ FIELDS: dict[str, Meaning] = {
     "schedule": "recipe",
     "train.batch_size": "read",
     "train.epochs": "free",  # The data that is read depends on the resulting steps.
-    "train.init_from": "free",  # Only the first step uses it, `init_names` and `reinitialize_top`.
+    "train.init_from": "free",  # Only the first step uses it and the next four.
+    "train.init_layers": "free",
     "train.init_names": "free",
     "train.new_tokens": "free",
     "train.reinitialize_top": "free",

@@ -1,5 +1,9 @@
 """`train.init_from`: weights of another checkpoint, whole or by name."""
 
+import re
+from collections.abc import Sequence
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +18,7 @@ from plm_jax.training.trainable import compiled, layer_numbers, named, stack_of,
 
 
 def load_weights(params, train: config.TrainConfig, model: ModelConfig):
-    """Replaces the leaves of `params` that match `train.init_names` by those of the model in `train.init_from`.
+    """Replaces leaves of `params` by the weights of `train.init_from` that `train.init_names` load under their names.
 
     The last `train.reinitialize_top` layers of each stack of the model keep the values in `params`.
 
@@ -23,25 +27,20 @@ def load_weights(params, train: config.TrainConfig, model: ModelConfig):
       parameters of the checkpoint the model lacks.
 
     Raises:
-      UserError: a pattern or all of them match nothing, a leaf has another shape, or there are too few layers.
+      UserError: a pattern or all of them match nothing, two weights have the same name, a leaf has another shape, or
+        there are too few layers.
     """
     tops = _tops(model, train.reinitialize_top)
-
-    def is_selected(name):
-        return any(compiled(pattern).fullmatch(name) for pattern in train.init_names)
-
     with checkpoint_formats.opened(train.init_from) as pretrained:
-        stored = named(pretrained.params)
-        if pattern := unmatched(train.init_names, [name for name, _ in stored]):
-            raise UserError(f"{train.init_from}: config.train.init_names has {pattern}")
-        selected = {name: leaf for name, leaf in stored if is_selected(name)}
+        selected = _selected(named(pretrained.params), train, {name for name, _ in named(params)})
         new, leaves = [], []
         for name, leaf in named(params):
             if name not in selected:
                 new.append(name)
                 leaves.append(leaf)
                 continue
-            taken = float32(selected.pop(name))
+            source_name, source = selected.pop(name)
+            taken = _with_layers(float32(source), train, source_name)
             if train.new_tokens and taken.shape == (leaf.shape[0] - train.new_tokens, *leaf.shape[1:]):
                 taken = _with_new_rows(taken, train, name)
             if taken.shape != leaf.shape:
@@ -60,6 +59,63 @@ def load_weights(params, train: config.TrainConfig, model: ModelConfig):
     notes += [f"{what}: {', '.join(names)}" for what, names in (("new", new), ("left out", selected)) if names]
     notes += [f"initialized randomly: the top {train.reinitialize_top} layers of {stack}" for stack in tops]
     return jax.tree.unflatten(jax.tree.structure(params), leaves), notes
+
+
+def _selected(
+    stored: Sequence[tuple[str, Any]], train: config.TrainConfig, names: set[str]
+) -> dict[str, tuple[str, Any]]:
+    """Returns the name in the checkpoint and the leaf of each weight that `train.init_names` select, by the new name.
+
+    Args:
+      stored: (name, leaf) of every weight of the checkpoint.
+      names: names of the model's parameters.
+    """
+    where = f"{train.init_from}: config.train.init_names"
+    patterns = [entry if isinstance(entry, str) else entry[0] for entry in train.init_names]
+    if pattern := unmatched(patterns, [name for name, _ in stored]):
+        raise UserError(f"{where} has {pattern}")
+    selected: dict[str, tuple[str, Any]] = {}
+    for pattern, entry in zip(patterns, train.init_names, strict=True):
+        new_names = []
+        for source_name, leaf in stored:
+            if not (match := compiled(pattern).fullmatch(source_name)):
+                continue
+            name = source_name if isinstance(entry, str) else _renamed(match, entry[1])
+            new_names.append(name)
+            other, _ = selected.setdefault(name, (source_name, leaf))
+            if other != source_name:
+                raise UserError(f"{where} maps {other} and {source_name} to {name}: change one")
+        if not isinstance(entry, str) and not names & set(new_names):
+            raise UserError(
+                f"{where} maps '{pattern}' to {new_names[0]}, which the model lacks: its names are such as "
+                f"{min(names)} and {max(names)}"
+            )
+    return selected
+
+
+def _renamed(match: re.Match[str], template: str) -> str:
+    """Returns a template with the groups of a match.
+
+    Raises:
+      UserError: the template is invalid.
+    """
+    try:
+        return match.expand(template)
+    except (re.error, IndexError) as error:
+        raise UserError(f"config.train.init_names has a name '{template}' that is invalid ({error})") from error
+
+
+def _with_layers(taken: np.ndarray, train: config.TrainConfig, name: str) -> np.ndarray:
+    """Returns the rows of a stacked leaf of the checkpoint for `train.init_layers`, if they are set."""
+    numbers = layer_numbers(name, taken)
+    if not train.init_layers or not numbers:
+        return taken
+    if missing := [layer for layer in train.init_layers if layer not in numbers]:
+        raise UserError(
+            f"config.train.init_layers has layer {missing[0]}, and {name} in {train.init_from} has the layers "
+            f"{numbers[0]} to {numbers[-1]}: choose from these"
+        )
+    return taken[np.array([numbers.index(layer) for layer in train.init_layers])]
 
 
 def _with_new_rows(taken: np.ndarray, train: config.TrainConfig, name: str) -> np.ndarray:

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 import pytest
 
-from plm_jax import config, models, objectives
+from plm_jax import config, losses, models, objectives
 from plm_jax.common import command_line
 from plm_jax.common.errors import UserError
 from plm_jax.config import overrides
@@ -49,6 +49,16 @@ VALUES = [
     ("train.init_names=a.*", "train.init_names", ("a.*",)),
     ("train.init_names=('a', 'b')", "train.init_names", ("a", "b")),
     ("train.init_names=a train.init_names=b", "train.init_names", ("a", "b")),
+    ("train.init_names=(('a/(.*)', 'b/\\\\1'),)", "train.init_names", (("a/(.*)", r"b/\1"),)),
+    (
+        "train.references.teacher.source=a train.loss.kind=distillation train.loss.alpha_lm=0",
+        "train",
+        dataclasses.replace(
+            PHASES.train,
+            references={"teacher": config.ReferenceConfig("a")},
+            loss=losses.Distillation(alpha_lm=0.0),
+        ),
+    ),
     ("train.steps=5 train.steps=6", "train.steps", 6),
     ("mesh.rules=(('batch','data'),)", "mesh.rules", (("batch", "data"),)),
     ("train.phases=()", "train.phases", ()),

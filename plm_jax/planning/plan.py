@@ -79,7 +79,7 @@ def _describe_padding(run: config.Run, say: Callable[[str], None]) -> dict[str, 
     """Returns the entry `padding` of the report; none without packed rows or without their cache."""
     if not isinstance(run.data.layout, config.Packed):
         return {}
-    phase = costliest_phase(config.resolve_phases(run))
+    phase = costliest_phase(run)
     try:
         padding = reader.Reader(config.reader_config(run)).padding(phase)
     except UserError as error:

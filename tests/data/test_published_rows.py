@@ -132,6 +132,7 @@ PUBLISHED = {
     "ernie.py:1.0*": (masked, rules.bert_pairs(1, 2), {"drawn": (1, 2)}),
     "ernie.py:2.0*": (masked, rules.bert_pairs(101, 102), {"drawn": (101, 102)}),
     "elmo.py:*": (read_on, rules.bilm_stream(0, 1), {"length": 20}),
+    "eurobert.py:*": (masked, rules.next_fit(rules.distilbert_lines(128_000, 128_001, None)), {}),
     "glm.py:base": glm(511, eos=0, cls=[101]),
     "glm.py:large": glm(511, eos=0, cls=[101]),
     "glm.py:*": glm(511, eos=50_256, cls=[50_259]),
@@ -141,7 +142,10 @@ PUBLISHED = {
     "llama.py:3*": (causal, rules.packed([128_000], [128_001], apart=True), {}),
     "llama.py:*": (causal, rules.packed([1], [2]), {}),
     "macbert.py:*": (masked, rules.bert_pairs(101, 102, swap=True), {"drawn": (101, 102)}),
+    "modernbert.py:mm-*": (masked, rules.next_fit(rules.distilbert_lines(2, 1, 3)), {}),
+    "modernbert.py:*": (masked, rules.next_fit(rules.distilbert_lines(50_281, 50_282, 50_280)), {}),
     "mt5.py:*": (spans, rules.joined(rules.span_text, ends=[1]), {}),
+    "palm.py:*": (causal, rules.packed([], [1]), {}),
     "roberta.py:*": (masked, rules.fairseq_blocks(0, 2, "complete", [2]), {}),
     "xlm.py:xnli15-*": (masked, rules.xlm_stream(1), {}),
     "xlm.py:*": (masked, rules.xlm_stream(1, languages=False), {}),
@@ -267,7 +271,7 @@ def test_rows_are_the_published_ones(name, tmp_path):
         assert {row["tokens"][0] for row in rows} == {expected[0]["tokens"][0]}
     else:
         assert rows == expected
-    blank = reader.blank_batch(config.reader_config(run), length)
+    blank = reader.blank_batch(config.reader_config(config.in_validation(run)), length)
     assert {key: (value.shape[1:], value.dtype) for key, value in blank.items() if key != "digest"} == {
         key: (value.shape[1:], value.dtype) for key, value in next(opened.in_order("validation", 1)).items()
     }

@@ -169,6 +169,25 @@ def distilbert_lines(cls, sep, unk):
     return rows
 
 
+def next_fit(rule):
+    """Joins the rows of a rule in order, as many as fit, each a segment of its own."""
+
+    def rows(documents, length, rng):
+        examples, size = [], length
+        for row in rule(documents, length, rng):
+            tokens = row["tokens"]
+            if size + len(tokens) > length:
+                examples.append({"tokens": [], "segments": []})
+                size = 0
+            packed, number = examples[-1], max(examples[-1]["segments"], default=0) + 1
+            packed["tokens"] = packed["tokens"] + tokens
+            packed["segments"] = packed["segments"] + [number] * len(tokens)
+            size += len(tokens)
+        return examples
+
+    return rows
+
+
 def fairseq_blocks(bos, eos, mode, separator):
     """facebookresearch/fairseq, TokenBlockDataset with `complete` or `complete_doc`; long sentences are split."""
 

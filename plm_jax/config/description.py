@@ -59,7 +59,7 @@ def type_name(kind: Any) -> str:
         return f"{type_name(element)} by name"
     if origin is tuple:
         return f"tuple of {type_name(args[0])}" if args[-1] is ... else f"({', '.join(map(type_name, args))})"
-    return {types.NoneType: "None", int: "integer", float: "number", str: "text", bool: "yes | no"}.get(
+    return {types.NoneType: "None", int: "integer", float: "number", str: "text", bool: "yes | no", Any: "value"}.get(
         kind, getattr(kind, "__name__", str(kind))
     )
 

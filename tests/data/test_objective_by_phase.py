@@ -10,8 +10,9 @@ from plm_jax import config, objectives
 from plm_jax.config import overrides
 from plm_jax.data.reader import Reader
 from plm_jax.evaluation import perplexity
+from plm_jax.experiments import examples
 from plm_jax.planning import plan
-from plm_jax.runs import loop, phase_costs, resume, setup
+from plm_jax.runs import loop, phase_costs, replay, resume, setup
 from tests.support import runs
 from tests.support import tiny as tiny_config
 from tests.support.data import assert_rejected, changed, open_reader
@@ -98,6 +99,11 @@ def test_an_interrupted_run_equals_an_uninterrupted_one(tiny, tmp_path):
     loop.pretrain(run, str(copy))
     losses = [runs.column(workdir, "train/loss") for workdir in (tmp_path / "run", copy)]
     assert losses[0] == losses[1] and len(losses[0]) == 6
+    lines = []
+    replay.replay(str(tmp_path / "run"), 5, lines.append)
+    assert lines[-1].startswith("bit-identical")
+    for step in (2, 6):
+        assert ", equal to metrics.jsonl" in next(examples.of_step(str(tmp_path / "run"), step))
     lm = plm_jax.load(str(tmp_path / "run"))
     assert lm.run is not None
     evaluated = perplexity.evaluate(lm, lm.run, "a", show_progress=False)
@@ -118,10 +124,10 @@ def test_other_fields_are_one_line(run):
     assert_rejected("set config.data.similar_words", run, train=phase(similar_share=0.1, whole_words=1))
     electra = dataclasses.replace(run, objective=objectives.ReplacedToken(), model=tiny_config.ELECTRA)
     assert_rejected("discriminator_weight is a setting of the loss", electra, train=phase(discriminator_weight=1.0))
-    examples = {"b": config.TableInputsTargets("b.csv", inputs="x", targets="y")}
+    tables = {"b": config.TableInputsTargets("b.csv", inputs="x", targets="y")}
     t5 = dataclasses.replace(run, objective=objectives.SpanCorruption(), model=tiny_config.T5)
     t5 = changed(t5, vocabulary={"sentinels": 8}, evaluation={"objective": {}}, train={"phases": ()})
-    assert_rejected("leave out objective in", t5, data={"sources": examples}, train=phase(noise_density=0.3))
+    assert_rejected("leave out objective in", t5, data={"sources": tables}, train=phase(noise_density=0.3))
 
 
 def test_flags_set_fields_of_a_phase_and_of_validation(run):

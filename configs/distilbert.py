@@ -9,8 +9,8 @@ code (huggingface/transformers, research_projects/distillation): Adam with b2 0.
 warm-up, gradients clipped to 5, three passes over the corpus. The number of steps here is three passes over BERT's
 4.4e9 tokens (3.3e9 words), assuming full rows. As in that code, a row is one document, longer documents become several
 rows, and rows that are short or have many unknown tokens are left out; documents are lines there, articles and books
-here. The released code masks rare tokens more often and has no dropout on the output of attention; this config follows
-BERT in both.
+here. Rare tokens are masked more often, with a weight of count^-0.7; the code draws them from a batch, this config from
+each row. The released code has no dropout on the output of attention; this config follows BERT.
 
 Wikipedia comes from TensorFlow Datasets. Store books as JSON Lines ({"text": …}) at `data.sources.books.path`, and the
 vocabulary of google-bert/bert-base-uncased (vocab.txt) at `vocabulary.spec`, or change these fields.
@@ -51,7 +51,7 @@ def get_config(size: str = "base"):
     run = published_run(
         evaluate_every=500,
         model=model(*config.choose(SIZES, size)),
-        objective=objectives.MaskedLM(),
+        objective=objectives.MaskedLM(smoothing=0.7),
         vocabulary=config.VocabularyConfig(
             spec="wordpiece:../vocabularies/bert-uncased/vocab.txt", pad=0, unk=100, cls=101, sep=102, mask=103
         ),

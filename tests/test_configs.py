@@ -191,7 +191,7 @@ RECIPES = {
     # Sanh et al. 2019 and the released code.
     "distilbert.py:base": """
         optimizer.b2=0.98 optimizer.clip_norm=5.0 model.feed_forward.activation=gelu_exact model.embedding.token_types=0
-        model.pooler=models.NoHead()
+        model.pooler=models.NoHead() objective.smoothing=0.7
     """,
     # Clark et al. 2020 table 6, google-research/electra.
     "electra.py:small": """

@@ -56,7 +56,9 @@ def is_run(words: list[str]) -> bool:
     line = " ".join(words)
     if words[1] in ("--help", "config") or "--help" in words or "--topology=none" in words:
         return True
-    ours = re.search(r"=(demo:|runs/demo-|bert-hf|configs/mine|runs/mine|configs/letters|runs/letters)", line)
+    ours = re.search(
+        r"=(demo:|runs/demo-|bert-hf|configs/mine|runs/mine|configs/letters|runs/letters|configs/reviews)", line
+    )
     verbs = ("prepare", "pretrain", "finetune", "evaluate", "generate", "predict", "embed", "convert", "report")
     return bool(ours) and words[1] in verbs
 

@@ -69,14 +69,19 @@ class PackedFormat:
 
 
 def split(packed: Row) -> list[Row]:
-    """Returns the inner rows of a packed row without padding and unused slots; the inverse of `PackedFormat.join`."""
+    """Returns the inner rows of a packed row, the inverse of `PackedFormat.join`.
+
+    They have no padding, no unused slots, no `mask`, and no `positions` if these count all tokens from 0.
+    """
     rows = []
     used = packed["target_weights"] > 0
     for number in range(int(packed["segment_ids"].max(initial=0))):
         (inside,) = (packed["segment_ids"] == number + 1).nonzero()
         start, stop = int(inside[0]), int(inside[-1]) + 1
         is_target = used & (packed["target_positions"] >= start) & (packed["target_positions"] < stop)
-        row = {key: packed[key][start:stop] for key in _TOKEN_KEYS if key in packed}
+        row = {key: packed[key][start:stop] for key in _TOKEN_KEYS if key in packed and key != "mask"}
+        if (row["positions"] == np.arange(stop - start)).all():
+            del row["positions"]
         row |= {key: packed[key][is_target] for key in _TARGET_KEYS if key in packed}
         row |= {key: row[key] - start for key in _POSITION_KEYS if key in row}
         rows.append(row | ({"pair_label": packed["pair_label"][number]} if "pair_label" in packed else {}))

@@ -10,7 +10,7 @@ one nat a token under the add-one unigram's. bert: 3 layers, 128 wide, vocabular
     python -m plm_jax pretrain --config=configs/demo.py:electra --workdir=runs/demo-electra-0
 
 The other families in the same sizes: electra, elmo, bart, glm. What they and the other objectives reach is in the
-docs, docs/ablations.md.
+docs, docs/ablations.md. xlm reads 2,000 pairs of sentences from Tatoeba instead; see docs/pretraining.md.
 """
 
 import dataclasses
@@ -22,6 +22,7 @@ from plm_jax.configs.electra import model as electra_model
 from plm_jax.configs.glm import model as glm_model
 from plm_jax.configs.gpt2 import model as gpt2_model
 from plm_jax.configs.t5 import model as t5_model
+from plm_jax.configs.xlm import model as xlm_model
 
 CORPORA = "package:data/corpora"
 VOCAB_SIZE = 4096
@@ -178,6 +179,38 @@ def _denoiser(model, objective, length: int) -> config.Run:
     )
 
 
+def xlm() -> config.Run:
+    """Returns an XLM of 2 layers that learns to use translations from 1,800 pairs of sentences, English and Spanish."""
+    vocab_size = 1024
+    model = xlm_model(layers=2, width=128, heads=4, vocab_size=vocab_size, languages=2, length=32, dropout=0.0)
+    return config.Run(
+        model=_spread(dataclasses.replace(model, initializer=models.InitializerConfig())),
+        objective=objectives.TranslationLM(),
+        vocabulary=config.VocabularyConfig(
+            spec="sentencepiece:../.cache/demo/tatoeba.model",
+            train_size=vocab_size,
+            pad=0,
+            unk=1,
+            cls=2,
+            sep=3,
+            mask=4,
+        ),
+        data=config.DataConfig(
+            cache_dir="../.cache/demo/xlm",
+            length=32,
+            sources={"tatoeba": config.RecordTable(path=f"{CORPORA}/tatoeba_en_es.jsonl.gz", texts=("en", "es"))},
+            token_types={"en": 0, "es": 1},
+            layout=config.Translations(swapped=0.5),
+            validation_fraction=0.1,
+        ),
+        optimizer=config.AdamWConfig(b1=0.9, b2=0.98, weight_decay=0.01),
+        schedule=config.LinearSchedule(learning_rate=3e-3, warmup_steps=100),
+        train=config.TrainConfig(steps=1000, batch_size=64),
+        checkpoint=config.CheckpointConfig(save_every=500),
+        evaluation=config.EvaluationConfig(every=250, batch_size=64),
+    )
+
+
 def t5_tasks() -> config.Run:
     """Returns a run that continues `t5` on two text-to-text tasks, at its last learning rate.
 
@@ -216,7 +249,7 @@ def t5_tasks() -> config.Run:
 
 
 RUNS = {"gpt2": gpt2, "bert": bert, "t5": t5, "electra": electra, "elmo": elmo, "bart": bart, "glm": glm}
-RUNS |= {"t5-tasks": t5_tasks}
+RUNS |= {"xlm": xlm, "t5-tasks": t5_tasks}
 
 
 def _speeches(family: str, **settings) -> config.DataConfig:

@@ -161,6 +161,7 @@ PUBLISHED = {
     "demo.py:glm": glm(61, eos=1, cls=[4]),
     "demo.py:gpt2": (causal, rules.packed([], [1]), {}),
     "demo.py:t5": (spans, rules.joined(rules.span_text, ends=[1]), {}),
+    "demo.py:xlm": (masked, rules.xlm_stream(3), {}),
     "demo.py:t5-tasks": (answered, rules.text_to_text(24, 1), {}),
 }
 

@@ -16,8 +16,8 @@ from flax import traverse_util
 
 from plm_jax import models
 from plm_jax.common import sealing, storage
-from plm_jax.common.errors import UserError, nearest
-from plm_jax.hub import families, files, hub_files, sizes, tensor_layout, tokenizer_json, vocabulary_files
+from plm_jax.common.errors import UserError
+from plm_jax.hub import families, files, hub_files, sizes, tensor_layout, tokenizer_json, unsupported, vocabulary_files
 from plm_jax.hub.families import CONFIG
 from plm_jax.hub.family import Family
 from plm_jax.hub.pretrained import Pretrained, float32
@@ -48,8 +48,7 @@ def opened(directory: str) -> Iterator[Pretrained]:
         claims = (kind for kind, family in registered.items() if family.reads(config))
         kind = next(claims, str(config.get("model_type")))
         if kind not in registered:
-            known = nearest(kind[:100], registered)
-            raise UserError(f"{directory}/{CONFIG}: model_type '{kind[:100]}': {known}")
+            raise unsupported.refusal(directory, config)
         family = registered[kind]
         model = families.to_settings(family, config)
     vocabulary, special_ids = _read_vocabulary(directory, family, config)

@@ -61,21 +61,16 @@ class Attention(nn.Module):
             scale = scale / (depth + 1)
 
         heads_of = {"query": attention.heads, "key": attention.num_kv_heads, "value": attention.num_kv_heads}
-        inits = {"query": initializer.query(attention.head_dim)}
-        dense = {
-            name: Dense(
-                heads * attention.head_dim,
-                ("embed", "heads"),
-                attention.bias,
-                inits.get(name, initializer.matrix()),
-                self.dtype,
-                name=name,
-            )
-            for name, heads in heads_of.items()
-        }
+
+        def dense(name):
+            init = initializer.query(attention.head_dim) if name == "query" else initializer.matrix()
+            joined = heads_of[name] * attention.head_dim
+            return Dense(joined, ("embed", "heads"), attention.bias, init, self.dtype, name=name)
+
+        projections = {name: dense(name) for name in heads_of}
 
         def project(name, x):
-            heads, projected = heads_of[name], dense[name](x)
+            heads, projected = heads_of[name], projections[name](x)
             # If the number of heads is not divisible by the number of devices, XLA would compute wrong gradients for
             # fractions of heads, so each device computes all heads.
             is_uneven = heads % mesh_axes("heads").get("tensor", 1) > 0
@@ -85,19 +80,19 @@ class Attention(nn.Module):
                 projected = projected.reshape(*x.shape[:-1], heads, attention.head_dim)
                 return constrain(projected.swapaxes(1, 2), "batch", "heads", "length", None)
 
-        rotate_query, rotate_key = (
-            functools.partial(rotation, depth=depth) if rotation else (lambda x: x) for rotation in context.rotations
-        )
-        norm_query, norm_key = (
-            norm(self.model.norm, self.dtype, f"{name}_norm", axis=None) if attention.qk_norm else (lambda x: x)
-            for name in ("query", "key")
-        )
-        query_BNQH = (rotate_query(norm_query(project("query", x))) * scale).astype(self.dtype)
+        def queries_or_keys(name, x, rotation):
+            x = project(name, x)
+            if attention.qk_norm:
+                x = norm(self.model.norm, self.dtype, f"{name}_norm", axis=None)(x)
+            return x if rotation is None else rotation(x, depth)
+
+        rotate_query, rotate_key = context.rotations
+        query_BNQH = (queries_or_keys("query", x, rotate_query) * scale).astype(self.dtype)
         if source is None:
             key_BGKH = self.get_variable("cache", "cached_key").swapaxes(2, 3)
             value_BGKH = self.get_variable("cache", "cached_value")
         else:
-            key_BGKH = rotate_key(norm_key(project("key", source)))
+            key_BGKH = queries_or_keys("key", source, rotate_key)
             value_BGKH = project("value", source)
             if context.cache_index is not None:
                 # Slots are the last axis of keys: a CPU multiplies them row by row with few queries faster this way.

@@ -151,3 +151,32 @@ def test_unsupported_task_heads_are_rejected(head, message):
 def test_unusual_models_are_rejected_by_every_family(model):
     with pytest.raises(UserError, match="cannot hold this model: it needs"):
         families.family_of(model)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fields", "nearest", "missing"),
+    [
+        ("Mistral", {"num_key_value_heads": 1}, r"LLaMA \('llama'\)", "fields sliding_window"),
+        (
+            "Qwen3",
+            {"num_key_value_heads": 1, "head_dim": 8},
+            r"LLaMA \('llama'\)",
+            r"layers\.N\.self_attn\.q_norm\.weight",
+        ),
+        ("DebertaV2", {}, r"BERT \('bert'\)", r"encoder\.layer\.N\.attention\.self\.query_proj"),
+        ("MPNet", {}, "(RoBERTa|BERT) .*", "fields relative_attention_num_buckets"),
+    ],
+)
+def test_unknown_families_are_compared_with_the_nearest_one(architecture, fields, nearest, missing, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 37, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3}
+    config = getattr(transformers, f"{architecture}Config")(**sizes, intermediate_size=20, **fields)
+    form = "ForCausalLM" if "num_key_value_heads" in fields else "ForMaskedLM"
+    getattr(transformers, f"{architecture}{form}")(config).save_pretrained(tmp_path)
+    message = f"is not supported. The nearest supported family is {nearest}, without the .*{missing}.* --module"
+    with pytest.raises(UserError, match=message):
+        huggingface.read(tmp_path)
+    for weights in tmp_path.glob("*.safetensors"):
+        weights.unlink()
+    with pytest.raises(UserError, match=f"The nearest supported family is {nearest}"):
+        huggingface.read(tmp_path)

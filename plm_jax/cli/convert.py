@@ -43,6 +43,9 @@ _PUSH = flags.DEFINE_string("push", None, "repository ORG/NAME of the Hugging Fa
 _PRIVATE = flags.DEFINE_bool(
     "private", False, "with --push: create the repository as private; fail if it already exists and is public"
 )
+_AVERAGE = flags.DEFINE_bool(
+    "average", False, "convert the moving average of the weights (train.average) of a run or checkpoint"
+)
 _LICENSE = flags.DEFINE_string("license", None, "with --push: license for the model card, such as apache-2.0")
 _MODULES = ModulesFlag()
 
@@ -54,6 +57,8 @@ def main() -> None:
         raise UserError("--private and --license have no effect without --push: add --push, or leave them out")
     if (_POOLING.value or _NORMALIZE.value) and _FORMAT.value != "sentence-transformers":
         raise UserError("--pooling and --normalize need --format=sentence-transformers: add it, or leave them out")
+    if _PUSH.value and _AVERAGE.value:
+        raise UserError("--average and --push cannot be combined: convert to --target first, and push that directory")
     target = None if _PUSH.value else command_line.required(_TARGET)
     command_line.start_jax_on_host()
     _MODULES.load()
@@ -64,7 +69,7 @@ def main() -> None:
         from plm_jax.runs import checkpoint_formats
 
     with progress.doing(f"converting {source}"):
-        summary = checkpoint_formats.convert(source, target, _FORMAT.value or "plm_jax", **_pooling())
+        summary = checkpoint_formats.convert(source, target, _FORMAT.value or "plm_jax", _AVERAGE.value, **_pooling())
     print(summary)
 
 

@@ -39,6 +39,11 @@ _TASKS = flags.DEFINE_list(
 _OUTPUT = flags.DEFINE_string(
     "output", None, "JSON file for the metrics; with --watch, for those of the last checkpoint"
 )
+_AVERAGE = flags.DEFINE_bool(
+    "average",
+    False,
+    "evaluate the moving average of the weights (train.average); its metrics are not added to evaluation.jsonl",
+)
 _WATCH = flags.DEFINE_bool("watch", False, "evaluate each checkpoint of a run once, until the run is finished")
 _SHOTS = flags.DEFINE_list("shots", [], "numbers of examples in the prompt, such as 0,1,5; one result per number")
 _SEEDS = flags.DEFINE_list("seeds", ["0"], "with --shots: seeds for drawing the examples; metrics are means over seeds")
@@ -87,6 +92,7 @@ def main() -> None:
         few_shot=options,
         stride=_STRIDE.value,
         limit=None if options else _LIMIT.value,
+        average=_AVERAGE.value,
         report=_write,
     )
 
@@ -98,7 +104,7 @@ def _evaluate_harness(checkpoint: str) -> None:
     with progress.doing("importing lm-eval"):
         from plm_jax.evaluation import harness
     with progress.doing(f"loading {checkpoint}"):
-        lm = language_model.load(checkpoint)
+        lm = language_model.load(checkpoint, average=_AVERAGE.value)
     metrics = harness.evaluate(lm, _HARNESS.value, _INCLUDE_PATH.value, _LIMIT.value)
     for task, figures in metrics.items():
         prepared.print_metrics(task, figures)
@@ -110,6 +116,8 @@ def _check() -> None:
     modes = [f"--{flag.name}" for flag in (_WATCH, _SHOTS, _STRIDE, _HARNESS) if flag.value not in (None, [], False)]
     if len(modes) > 1:
         raise UserError(f"{' and '.join(modes)} cannot be combined: pass one of them")
+    if _AVERAGE.value and _WATCH.value:
+        raise UserError("--average and --watch cannot be combined: evaluate the average of one checkpoint at a time")
     if _HARNESS.value and _TASKS.value:
         raise UserError("--tasks and --harness cannot be combined: list lm-eval tasks in --harness alone")
     if _TEXTS.value and (_TASKS.value or _CONFIG.is_given or set(modes) - {"--stride"}):

@@ -83,7 +83,7 @@ def choices(kind: Any) -> dict[str, type] | None:
     for part in typing.get_args(kind):
         if is_role(part):
             by_kind |= part.choices
-        elif isinstance(part, type) and dataclasses.is_dataclass(part):
+        elif isinstance(part, type) and dataclasses.is_dataclass(part) and "kind" in vars(part):
             by_kind[vars(part)["kind"]] = part
     return by_kind or None
 

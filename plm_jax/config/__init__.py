@@ -83,6 +83,7 @@ from plm_jax.training.schedules import (
     Schedule,
     WsdSchedule,
 )
+from plm_jax.training.state import AverageConfig
 
 __all__ = [
     "HIDDEN_MATRICES",
@@ -92,6 +93,7 @@ __all__ = [
     "AdagradConfig",
     "AdamWConfig",
     "AnswerForm",
+    "AverageConfig",
     "Blocks",
     "CheckpointConfig",
     "ChoiceForm",

@@ -9,6 +9,7 @@ from plm_jax.common.errors import UserError, nearest
 from plm_jax.generation.decoding_config import DecodingConfig
 from plm_jax.losses import LossWrapper
 from plm_jax.training.mesh import MeshConfig
+from plm_jax.training.state import AverageConfig
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,8 @@ class TrainConfig:
       references: frozen models that the loss reads, by name.
       loss: change of the objective's loss in training, such as `distillation`; None: the objective's own loss.
         Validation always uses the objective's own loss.
+      average: moving average of the parameters, which is saved in checkpoints and validated next to the parameters;
+        None: none.
       z_loss: weight of the squared logarithm of the softmax normalizer in the loss.
       label_smoothing: share of the target probability that is spread evenly over the vocabulary.
       prng: random number generator of JAX. `rbg` is faster on TPUs, but losses then depend on the mesh.
@@ -138,6 +141,7 @@ class TrainConfig:
     trainable: tuple[str, ...] = (".*",)
     references: dict[str, ReferenceConfig] = field(default_factory=dict)
     loss: LossWrapper | None = None
+    average: AverageConfig | None = None
     z_loss: ranges.Scale = 0.0
     label_smoothing: ranges.ShareBelowOne = 0.0
     prng: Literal["threefry", "rbg"] = "threefry"

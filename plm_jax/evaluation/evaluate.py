@@ -24,6 +24,7 @@ def evaluate(
     few_shot: FewShotOptions | None = None,
     stride: int | None = None,
     limit: int | None = None,
+    average: bool = False,
     report: Callable[[Metrics], None] | None = None,
 ) -> Metrics:
     """Returns the metrics of each task, which are also printed and, for a run, added to its evaluation.jsonl.
@@ -38,24 +39,23 @@ def evaluate(
       stride: number of tokens by which windows move over whole texts; None evaluates the rows of the caches, and files
         of text in disjoint windows.
       limit: number of texts that are scored; None for all.
+      average: evaluates the moving average of the weights of a run or checkpoint; its metrics are not added to
+        evaluation.jsonl.
       report: called with the metrics so far after each task.
 
     Raises:
       UserError: a task or source is unknown, has no cache, or does not fit the model.
     """
-    if texts and (tasks or run is not None or few_shot is not None):
-        raise UserError("texts cannot be combined with tasks, run or few_shot: leave these out")
-    if few_shot is not None and (stride is not None or limit is not None):
-        raise UserError(
-            "few_shot cannot be combined with stride or limit: leave these out, or set FewShotOptions.limit"
-        )
-    if limit is not None and stride is None and not texts:
-        raise UserError("limit applies only to texts and stride: leave it out")
+    _check_options(tasks, run, texts, few_shot, stride, limit)
     if isinstance(model, LanguageModel):
+        if average:
+            raise UserError(
+                "average applies to the path of a run: load the model with plm_jax.load(path, average=True)"
+            )
         lm = model
     else:
         with progress.doing(f"loading {model}"):
-            lm = load(model)
+            lm = load(model, average=average)
     record = recorder(lm, report)
     text_scoring = TextScoring(stride, limit)
     if texts:
@@ -83,6 +83,25 @@ def _with_caches_of(run: config.Run, model: str) -> config.Run:
         folders = (os.path.join(resolved.data.cache_dir, name) for name in config.read_sources(resolved))
         return resolved if any(map(storage.exists, folders)) else run
     return run
+
+
+def _check_options(
+    tasks: Sequence[str],
+    run: config.Run | None,
+    texts: Sequence[str],
+    few_shot: FewShotOptions | None,
+    stride: int | None,
+    limit: int | None,
+) -> None:
+    """Raises a `UserError` for arguments of `evaluate` that cannot be combined."""
+    if texts and (tasks or run is not None or few_shot is not None):
+        raise UserError("texts cannot be combined with tasks, run or few_shot: leave these out")
+    if few_shot is not None and (stride is not None or limit is not None):
+        raise UserError(
+            "few_shot cannot be combined with stride or limit: leave these out, or set FewShotOptions.limit"
+        )
+    if limit is not None and stride is None and not texts:
+        raise UserError("limit applies only to texts and stride: leave it out")
 
 
 def recorder(lm: LanguageModel, report: Callable[[Metrics], None] | None = None) -> Callable[[Metrics], None]:

@@ -462,13 +462,16 @@ class LanguageModel:
         checkpoint_formats.save(os.fspath(directory), self._pretrained, format, pooling=pooling, normalize=normalize)
 
 
-def load(path: str | os.PathLike[str] | tuple[str, str], modules: Sequence[str] = ()) -> LanguageModel:
+def load(
+    path: str | os.PathLike[str] | tuple[str, str], modules: Sequence[str] = (), *, average: bool = False
+) -> LanguageModel:
     """Loads a run directory, one of its checkpoints, a converted, Hugging Face or bilm-tf directory, or `hf:ORG/NAME`.
 
     Args:
       path: directory, whose format is recognized by its files; repository of the Hugging Face Hub, `hf:ORG/NAME` or
         `hf:ORG/NAME@REVISION`, which is downloaded; or the paths of an ELMo's options and weights.
       modules: Python files or modules with the user's classes that the model uses.
+      average: whether to load the moving average of the weights (`train.average`) of a run or checkpoint.
 
     Raises:
       UserError: the path does not exist or contains no model, a repository cannot be downloaded, a file is missing or
@@ -476,7 +479,7 @@ def load(path: str | os.PathLike[str] | tuple[str, str], modules: Sequence[str] 
     """
     for module in modules:
         users.load(module)
-    with checkpoint_formats.opened(path) as pretrained:
+    with checkpoint_formats.opened(path, average) as pretrained:
         params = jax.tree.map(float32, pretrained.params)
         names = ("run", "workdir", "step", "vocabulary_id", "special_ids", "family", "hub_files")
         origin = {name: getattr(pretrained, name) for name in names}

@@ -238,6 +238,8 @@ def _shapes(programs: Programs) -> dict[str, Any]:
     program = programs.at(phase)
     state = program.abstract_state
     device_sizes = {"parameters": device_bytes(state.params), "optimizer": device_bytes(state.optimizer)}
+    if program.average:
+        device_sizes["average"] = device_bytes(state.average)
     if program.references:
         device_sizes["references"] = device_bytes(program.reference_shapes)
     device_sizes |= {"temporaries": None, "total": None}

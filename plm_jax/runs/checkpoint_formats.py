@@ -56,7 +56,7 @@ FIELDS = {
 
 
 @contextlib.contextmanager
-def opened(path: str | os.PathLike[str] | tuple[str, str]) -> Iterator[Pretrained]:
+def opened(path: str | os.PathLike[str] | tuple[str, str], average: bool = False) -> Iterator[Pretrained]:
     """Context manager that yields the model at a path, whose format is recognized by its files.
 
     The parameters can be read until it exits.
@@ -64,23 +64,29 @@ def opened(path: str | os.PathLike[str] | tuple[str, str]) -> Iterator[Pretraine
     Args:
       path: directory, repository of the Hugging Face Hub (`hf:ORG/NAME[@REVISION]`), which is downloaded, or the paths
         of an ELMo's options and weights.
+      average: whether to read the moving average of the parameters in their place; the model is then not one of the
+        run, so that nothing adds metrics of the average to those of the run.
 
     Raises:
-      UserError: the path does not exist or contains no model, or a file is missing or damaged.
+      UserError: the path does not exist or contains no model, a file is missing or damaged, or there is no average.
     """
-    with _open(path) as pretrained:
-        yield pretrained
+    with _open(path, average=average) as pretrained:
+        yield dataclasses.replace(pretrained, workdir=None) if average else pretrained
 
 
 @contextlib.contextmanager
-def _open(path: str | os.PathLike[str] | tuple[str, str], unverified: Sequence[str] = ()) -> Iterator[Pretrained]:
+def _open(
+    path: str | os.PathLike[str] | tuple[str, str], unverified: Sequence[str] = (), average: bool = False
+) -> Iterator[Pretrained]:
     """Context manager like `opened` that does not hash files of a converted directory with one of these prefixes."""
+    if average and (isinstance(path, tuple) or not _locate(path)[1]):
+        raise UserError(f"{path} is not a run or a checkpoint, and has no average of the weights: leave out --average")
     if isinstance(path, tuple):
         yield elmo.read(*map(storage.absolute, map(os.fspath, path)))
         return
     folder, workdir = _locate(path)
     if workdir:
-        yield _open_run(folder, workdir)
+        yield _open_run(folder, workdir, average)
     elif not (described := _read_config(folder)):
         if not (pair := elmo.find(folder)):
             raise UserError(f"{path} has no {CONFIG}: {_EXPECTED}")
@@ -146,10 +152,10 @@ def save(directory: str, pretrained: Pretrained, format: str, **pooling: Any) ->
 
 
 @contextlib.contextmanager
-def converting(path: str, target: str, format: str, **pooling: Any) -> Iterator[Pretrained]:
+def converting(path: str, target: str, format: str, average: bool = False, **pooling: Any) -> Iterator[Pretrained]:
     """Context manager like `convert` that yields the model; if its body fails, the folder is removed."""
     storage.check_new_folder(target)
-    with opened(path) as pretrained, storage.writing_folder(target):
+    with opened(path, average) as pretrained, storage.writing_folder(target):
         save(target, pretrained, format, **pooling)
         names = model_text.unframed(pretrained) if format in ("huggingface", "sentence-transformers") else []
         if names:
@@ -160,18 +166,19 @@ def converting(path: str, target: str, format: str, **pooling: Any) -> Iterator[
         yield pretrained
 
 
-def convert(path: str, target: str, format: str, **pooling: Any) -> str:
+def convert(path: str, target: str, format: str, average: bool = False, **pooling: Any) -> str:
     """Converts the model at a path, one tensor at a time, and returns a summary of it.
 
     Args:
       target: new folder.
       format: one of FORMATS.
+      average: whether to convert the moving average of the parameters in their place.
       pooling: see `save`.
 
     Raises:
       UserError: the model cannot be read or written (see `opened` and `save`), or `target` is not empty.
     """
-    with converting(path, target, format, **pooling) as pretrained:
+    with converting(path, target, format, average, **pooling) as pretrained:
         return f"{storage.absolute(target)}: {summary(pretrained)}"
 
 
@@ -189,9 +196,9 @@ def _read_config(folder: str) -> dict[str, Any]:
     return files.read_json(path) if storage.exists(path) else {}
 
 
-def _open_run(folder: str, workdir: str) -> Pretrained:
+def _open_run(folder: str, workdir: str, average: bool) -> Pretrained:
     with sizes.report_as_damaged(folder):
-        params, run, meta = checkpoints.load_params(folder)
+        params, run, meta = checkpoints.load_params(folder, average)
         if not isinstance(meta["vocabulary_id"], str) or type(meta["step"]) is not int:
             raise UserError(f"{folder} is damaged (its step or its vocabulary's id is missing): use another checkpoint")
         arrays: dict[str, Any] = traverse_util.flatten_dict(params, sep="/")

@@ -1,9 +1,9 @@
 """Checkpoints of a run: Orbax, asynchronous, sharded, restorable on any mesh, and sealed.
 
-A checkpoint holds `params` alone, so that a reader of weights need not know the optimizer; `training` (the rest of the
-train state); `meta`: format, step, config, the identities of run, vocabulary and caches, the stages as they were read
-and the next example, phase, mesh, versions, the history of best weights; and the manifest of all its files
-(`common.sealing`).
+A checkpoint holds `params` alone, so that a reader of weights need not know the optimizer; `average`, the moving
+average of the parameters, if there is one; `training` (the rest of the train state); `meta`: format, step, config, the
+identities of run, vocabulary and caches, the stages as they were read and the next example, phase, mesh, versions, the
+history of best weights; and the manifest of all its files (`common.sealing`).
 """
 
 import contextlib
@@ -11,7 +11,7 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import jax
 import numpy as np
@@ -29,6 +29,12 @@ from plm_jax.training.state import TrainState
 
 def _rest(state: TrainState) -> dict[str, Any]:
     return {"step": state.step, "optimizer": state.optimizer, "carry": state.carry}
+
+
+def _items(state: TrainState) -> dict[str, Any]:
+    """Returns the items of a checkpoint except `meta`."""
+    average = {"average": state.average} if jax.tree.leaves(state.average) else {}
+    return {"params": state.params, "training": _rest(state), **average}
 
 
 class Loaded(NamedTuple):
@@ -74,7 +80,7 @@ class Checkpoints:
 
     def save(self, step: int, state: TrainState, meta: dict[str, Any]) -> None:
         """Begins to save the state after `step` steps; returns once the arrays are copied."""
-        self._begin(str(step), step, meta, params=state.params, training=_rest(state))
+        self._begin(str(step), step, meta, **_items(state))
 
     def save_best(self, step: int, params: Any, meta: dict[str, Any]) -> bool:
         """Replaces the saved best weights and waits for the save; returns whether it succeeded."""
@@ -157,16 +163,14 @@ def read_state(checkpoint: epath.Path, abstract: TrainState) -> TrainState:
     Raises:
       UserError: the checkpoint is damaged.
     """
-    items = ocp.args.Composite(
-        params=ocp.args.StandardRestore(abstract.params), training=ocp.args.StandardRestore(_rest(abstract))
-    )
+    items = ocp.args.Composite(**{name: ocp.args.StandardRestore(tree) for name, tree in _items(abstract).items()})
     with (
         progress.doing(f"restoring {checkpoint}"),
         _reporting_damage(checkpoint),
         ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer,
     ):
         restored = checkpointer.restore(checkpoint, args=items)
-    return TrainState(params=restored.params, **restored.training)
+    return TrainState(params=restored.params, average=restored.get("average", ()), **restored.training)
 
 
 @contextlib.contextmanager
@@ -193,30 +197,35 @@ class Saved(files.LazyArray):
         return self._read(self._path)[index]
 
 
-def load_params(path: str) -> Loaded:
+def load_params(path: str, average: bool = False) -> Loaded:
     """Opens the newest checkpoint of a run directory, or one checkpoint; reads parameters when they are used.
 
     A run of this machine does not remove the checkpoint as long as the parameters exist.
 
+    Args:
+      average: whether to read the moving average of the parameters in their place.
+
     Raises:
-      UserError: there is no checkpoint, or it is damaged.
+      UserError: there is no checkpoint, it is damaged, or it has no average.
     """
     checkpoint = folders.newest(path)
     try:
-        return _loaded(checkpoint, folders.lock(checkpoint))
+        return _loaded(checkpoint, folders.lock(checkpoint), "average" if average else "params")
     except (UserError, FileNotFoundError):
         # The run may have removed it meanwhile; then there is a newer one.
         if checkpoint.exists() or folders.newest(path) == checkpoint:
             raise
-    return load_params(path)
+    return load_params(path, average)
 
 
-def _loaded(checkpoint: epath.Path, hold: Any) -> Loaded:
+def _loaded(checkpoint: epath.Path, hold: Any, name: Literal["params", "average"]) -> Loaded:
     meta = folders.checked(checkpoint, outside=["training/"])
+    if not (checkpoint / name).exists():
+        raise UserError(f"{checkpoint} has no average of the weights: its run was trained without config.train.average")
     run = config.from_saved(meta["config"], meta.get("modules"))
     # A checkpointer would log that `params` lacks the metadata of a checkpoint.
     with _reporting_damage(checkpoint), contextlib.closing(ocp.StandardCheckpointHandler()) as handler:
-        tree = handler.metadata(checkpoint / "params").tree
+        tree = handler.metadata(checkpoint / name).tree
 
     # Query, key and value, which some families of Hugging Face's keep in one tensor, are read once each.
     @functools.lru_cache(maxsize=3)
@@ -224,7 +233,7 @@ def _loaded(checkpoint: epath.Path, hold: Any) -> Loaded:
         item = traverse_util.unflatten_dict({names: ocp.RestoreArgs(restore_type=np.ndarray)})
         args = ocp.args.PyTreeRestore(item=item, restore_args=item, partial_restore=True)
         with _reporting_damage(checkpoint), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-            restored: dict[Any, Any] = traverse_util.flatten_dict(checkpointer.restore(checkpoint / "params", args))
+            restored: dict[Any, Any] = traverse_util.flatten_dict(checkpointer.restore(checkpoint / name, args))
             return restored[names]
 
     flat: dict[Any, Any] = traverse_util.flatten_dict(tree)

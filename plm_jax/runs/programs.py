@@ -171,6 +171,7 @@ def build(run: config.Run, mesh: Mesh, batch_size: int, reference_models: Mappin
         log_norms=train.log_norms,
         prng=train.prng,
         references=reference_models,
+        average=train.average,
     )
 
 

@@ -74,6 +74,7 @@ FIELDS: dict[str, Meaning] = {
     "vocabulary": "cache",
     "optimizer": "fixed",  # Except fields that its class declares as `recipe`.
     "schedule": "recipe",
+    "train.average": "recipe",
     "train.batch_size": "read",
     "train.epochs": "free",  # The data that is read depends on the resulting steps.
     "train.init_from": "free",  # Only the first step uses it and the next four.

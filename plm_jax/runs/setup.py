@@ -115,7 +115,8 @@ def initial_state(setup: TrainingSetup) -> tuple[TrainState, list[str]]:
         return state, []
     published = fitted(state, program.published_state, meshes.refitted)
     params, notes = warm_start.load_weights(published.params, run.train, run.model)
-    return fitted(published.replace(params=params), program.abstract_state, meshes.refitted), notes
+    published = _with_average(published.replace(params=params), run)
+    return fitted(published, program.abstract_state, meshes.refitted), notes
 
 
 def restored_state(
@@ -129,8 +130,10 @@ def restored_state(
     part = trainable.Trainable(saved_run.train.trainable)
     optimizer = optimizers.build(saved_run.optimizer, part, saved_run.model)
     like = program.state_like(batch_size, optimizer)
-    state = read_state(checkpoint.step, program.state_like(batch_size, optimizer, padded=False))
-    state, notes = fitted(state, like, meshes.refitted), [f"resumed after step {checkpoint.step}"]
+    saved, is_averaged = program.state_like(batch_size, optimizer, padded=False), saved_run.train.average is not None
+    state = read_state(checkpoint.step, saved if is_averaged else saved.replace(average=()))
+    state, notes = state if is_averaged else _with_average(state, setup.run), [f"resumed after step {checkpoint.step}"]
+    state = fitted(state, like, meshes.refitted)
     recent = window(checkpoint.meta.get("incidents", {}), setup.run.train.incidents.window)
     state = state.replace(recent=meshes.place(recent, program.shardings.recent))
     is_same_kind = saved_run.optimizer.kind == setup.run.optimizer.kind and part == program.trained
@@ -140,6 +143,11 @@ def restored_state(
         "the optimizer or the trained parameters have changed: the moments start from zero, weights and step are kept"
     )
     return state.replace(optimizer=program.new_moments(setup.run.train.seed, state.step)), notes
+
+
+def _with_average(state: TrainState, run: config.Run) -> TrainState:
+    """Returns a state whose average, if the run has one, begins with its parameters."""
+    return state.replace(average=jax.tree.map(jnp.copy, state.params)) if run.train.average else state
 
 
 def new_incidents(setup: TrainingSetup, workdir: str) -> Incidents:

@@ -25,6 +25,8 @@ from plm_jax.training import mesh as meshes
 from plm_jax.training.program import Program
 
 Means = dict[str, float]
+# Prefix of the metrics of the moving average of the parameters.
+AVERAGE = "average_of_weights"
 
 
 class Validation:
@@ -223,8 +225,15 @@ class Validate(Callback):
     def after_step(self, context: TrainingContext) -> None:
         context.validation = None
         if self._every and (context.is_last_step or context.step % self._every == 0):
-            validate = functools.partial(self._validation, context.state.params, context.phase)
-            context.validation = self._logger.flush(validate)
+            context.validation = self._logger.flush(functools.partial(self._validate, context))
+
+    def _validate(self, context: TrainingContext) -> Means:
+        """Returns the metrics of the parameters, and those of their moving average under names of their own."""
+        means = self._validation(context.state.params, context.phase)
+        if context.program.average:
+            of_average = self._validation(context.state.average, context.phase)
+            means |= {f"{AVERAGE}/{name}": value for name, value in of_average.items()}
+        return means
 
 
 def _sign(metric: str) -> int:

@@ -75,6 +75,7 @@ class Program:
       log_norms: whether the metrics hold norms of parameters and updates.
       prng: generator of random numbers.
       references: models that the loss reads, by name.
+      average: moving average of the parameters; None for none.
     """
 
     model: ModelConfig
@@ -91,6 +92,7 @@ class Program:
     log_norms: bool = False
     prng: str = "threefry"
     references: Mapping[str, ReferenceModel] = field(default_factory=dict)
+    average: states.AverageConfig | None = None
     _modules: dict[float | None, Module] = field(default_factory=dict, init=False, repr=False)
 
     def phase_step(self, phase: Phase) -> Callable[..., tuple[states.TrainState, dict[str, jax.Array]]]:
@@ -109,6 +111,7 @@ class Program:
             part=None if self.trained == trainable.ALL else self.trained,
             watch=self.watch and dataclasses.replace(self.watch, first_step=phase.first_step),
             log_norms=self.log_norms,
+            average=self.average,
             references={name: self._build(reference.model) for name, reference in self.references.items()},
             gradients=jnp.result_type(*{self.precision.compute, self.precision.gradients}),
             layouts=self.gathered_shardings if self.gathers_once else None,
@@ -231,7 +234,8 @@ class Program:
 
     def _state_of(self, params, batch_size: int, optimizer) -> states.TrainState:
         carry = registry.new_carry(self.module(), batch_size)
-        return states.new_state(params, optimizer, carry, self.watch.window if self.watch else 0)
+        state = states.new_state(params, optimizer, carry, self.watch.window if self.watch else 0)
+        return state.replace(average=params) if self.average else state
 
     def _make(self, make: Callable, *arguments: Any) -> Any:
         """Calls `make(*arguments)`, which returns a tree of boxed arrays; returns the arrays unboxed and sharded."""
@@ -246,7 +250,7 @@ class Program:
 
 def fitted(state: states.TrainState, like: states.TrainState, fit: Callable = meshes.fitted) -> states.TrainState:
     """Returns a state in the shapes of another, as `fit` does it; the carry has no vocabulary and stays as it is."""
-    return state.replace(params=fit(state.params, like.params), optimizer=fit(state.optimizer, like.optimizer))
+    return state.replace(**{n: fit(getattr(state, n), getattr(like, n)) for n in ("params", "optimizer", "average")})
 
 
 def _shardings(tree: Any) -> Any:

@@ -1,5 +1,6 @@
 """The train state and its making."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -7,10 +8,31 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
+from plm_jax.common import ranges
 from plm_jax.common.keys import named_key
 from plm_jax.models import registry
 from plm_jax.models.protocol import Module
 from plm_jax.training import spikes
+
+
+@dataclass(frozen=True)
+class AverageConfig:
+    """Exponential moving average of the parameters, in float32, which each step that is not skipped updates.
+
+    average ← decay · average + (1 - decay) · parameters
+
+    Attributes:
+      decay: share of the average that a step keeps.
+      warmup_steps: number of steps at the beginning during which the average equals the parameters.
+    """
+
+    decay: ranges.ShareBelowOne = 0.9999
+    warmup_steps: ranges.StepsOrZero = 0
+
+    def update(self, average: Any, params: Any, step: jax.Array) -> Any:
+        """Returns the average after a step, from the parameters after it and the number of steps before it."""
+        decay = jnp.where(step < self.warmup_steps, 0.0, self.decay)
+        return jax.tree.map(lambda mean, new: decay * mean + (1 - decay) * new, average, params)
 
 
 class TrainState(struct.PyTreeNode):
@@ -21,6 +43,7 @@ class TrainState(struct.PyTreeNode):
       params: parameters, float32.
       optimizer: the optimizer's state.
       carry: what a loss carries from batch to batch, [B, ...] (an ELMo's LSTM state); empty for most.
+      average: moving average of the parameters, float32; empty if there is none.
       recent: losses and gradient norms of the last steps, see `spikes.window`; empty where none are watched.
     """
 
@@ -28,6 +51,7 @@ class TrainState(struct.PyTreeNode):
     params: Any
     optimizer: Any
     carry: Any
+    average: Any = ()
     recent: Any = ()
 
 
@@ -38,6 +62,5 @@ def init_params(model: Module, root: jax.Array) -> Any:
 
 def new_state(params: Any, optimizer: optax.GradientTransformation, carry: Any = None, window: int = 0) -> TrainState:
     """Returns the state before the first step; `carry` is empty by default, `window` steps are watched for spikes."""
-    zero = jnp.zeros((), jnp.int32)
-    recent = spikes.window(window) if window else ()
-    return TrainState(step=zero, params=params, optimizer=optimizer.init(params), carry=carry or {}, recent=recent)
+    step, recent = jnp.zeros((), jnp.int32), spikes.window(window) if window else ()
+    return TrainState(step=step, params=params, optimizer=optimizer.init(params), carry=carry or {}, recent=recent)

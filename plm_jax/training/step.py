@@ -15,7 +15,7 @@ from plm_jax.losses.loss import Batch, Terms
 from plm_jax.models.partitioning import constrain
 from plm_jax.models.protocol import Module
 from plm_jax.training import optimizers, spikes, step_parameters
-from plm_jax.training.state import TrainState
+from plm_jax.training.state import AverageConfig, TrainState
 from plm_jax.training.step_parameters import StepParameters
 from plm_jax.training.trainable import Trainable
 
@@ -29,6 +29,7 @@ def train_step(
     part: Trainable | None = None,
     watch: spikes.Watch | None = None,
     log_norms: bool = False,
+    average: AverageConfig | None = None,
     references: Mapping[str, Module] = {},
     **holding: Any,
 ) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
@@ -45,14 +46,14 @@ def train_step(
       part: selection of the parameters that are trained; None for all of them.
       watch: definition of spikes, compared with the state's `recent`; None detects none.
       log_norms: whether `norms` includes those of parameters and updates.
+      average: moving average of the parameters in the state; None for none.
       references: modules of the references that the loss reads, by name.
       holding: further arguments of `step_parameters.build`.
 
     Returns:
-      Metrics: the means of the loss (`losses.means`), `grad_norm` and `learning_rate`; `digest`, the sum of the batch's
-      uint32 digest halves [B, 2]; `norms` [1, tensors] of the gradients or, with `log_norms`, [3, tensors], those of
-      parameters and updates too, by `Trainable.names`; `incident`, int32, a constant of `spikes`; `limits` [2], the
-      loss and gradient norm above which a step is a spike.
+      Metrics: `losses.means`, `grad_norm` and `learning_rate`; `digest`, the sum of the batch's digest halves [B, 2];
+      `norms` [1, tensors] of the gradients or, with `log_norms`, [3, tensors], of parameters and updates too, by
+      `Trainable.names`; `incident`, a constant of `spikes`; `limits` [2] of the loss and gradient norm of a spike.
     """
     # Not every optax transformation accepts extra arguments.
     optimizer = optax.with_extra_args_support(optimizer)
@@ -76,7 +77,7 @@ def train_step(
         metrics |= {"grad_norm": grad_norm, "learning_rate": learning_rate, "digest": digest}
         metrics |= {"incident": verdict.incident, "limits": verdict.limits}
         metrics["norms"] = _norms(squared_norms, unit, (trained, updates) if log_norms else ())
-        return _next_state(state, updates, optimizer_state, carry, verdict, trained, part), metrics
+        return _next_state(state, updates, optimizer_state, carry, verdict, trained, part, average), metrics
 
     return step
 
@@ -100,18 +101,23 @@ def _update(optimizer, state: TrainState, grads: Any, unit: jax.Array, learning_
     return updates, optimizer_state, squared_norms, grad_norm
 
 
-def _next_state(state, updates, optimizer_state, carry, verdict, trained, part: Trainable | None) -> TrainState:
+def _next_state(
+    state, updates, optimizer_state, carry, verdict, trained, part: Trainable | None, average: AverageConfig | None
+) -> TrainState:
     """Returns the state after the updates of the `trained` parameters, unless the step is skipped."""
 
     def unless_skipped(new, old):
         return jax.tree.map(functools.partial(jnp.where, verdict.is_taken), new, old)
 
     new_trained = unless_skipped(optax.apply_updates(trained, updates), trained)
+    params = part.put(state.params, new_trained) if part else new_trained
+    mean = average.update(state.average, params, state.step) if average else state.average
     return TrainState(
         step=state.step + 1,
-        params=part.put(state.params, new_trained) if part else new_trained,
+        params=params,
         optimizer=optimizers.unless_skipped(verdict.is_taken, optimizer_state, state.optimizer),
         carry=unless_skipped(carry, state.carry),
+        average=unless_skipped(mean, state.average),
         recent=verdict.recent,
     )
 

@@ -50,6 +50,7 @@ VALUES = [
     ("train.init_names=('a', 'b')", "train.init_names", ("a", "b")),
     ("train.init_names=a train.init_names=b", "train.init_names", ("a", "b")),
     ("train.init_names=(('a/(.*)', 'b/\\\\1'),)", "train.init_names", (("a/(.*)", r"b/\1"),)),
+    ("train.average.decay=0.9", "train.average", config.AverageConfig(0.9)),
     (
         "train.references.teacher.source=a train.loss.kind=distillation train.loss.alpha_lm=0",
         "train",

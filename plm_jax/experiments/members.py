@@ -226,7 +226,7 @@ def _mismatch(member: Member) -> str | None:
         for field, before, after in config.differences(config.to_dict(saved_run), config.to_dict(expected_run))
     ]
     if not changed and _record(member.workdir).get("parent_began") != _parent_began(member):
-        parent = os.path.basename(member.run.train.init_from)
+        parent = os.path.basename(member.parent or "")
         return (
             f"{member.workdir} started from weights of {parent}, which was trained again since: delete {member.workdir}"
         )

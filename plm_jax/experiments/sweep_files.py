@@ -6,9 +6,9 @@ A sweep is a Python file that defines
     overrides()  pairs of the name of a run and its changes to the base, {"train.steps": 100, …}
 
 A value may be a whole section (`{"objective": objectives.MaskedLM(whole_words=1)}`), and `vars(run)` are all sections
-of another run. Changes are applied in order; relative paths start at the base config's folder. `train.init_from` may
-name an earlier run of the sweep; a config without a model takes the model of that run (`transfer.resolve`). The file
-may also define
+of another run. Changes are applied in order; relative paths start at the base config's folder. `train.init_from` and
+the sources of `train.references` may name an earlier run of the sweep; a config without a model takes the model of the
+run in `train.init_from` (`transfer.resolve`). The file may also define
 
     evaluations()  pairs of the name of a run and flags of a further `evaluate` of it, {"tasks": "sentiment",
                  "shots": (0, 5)}, whose metrics are added to those of the run
@@ -30,7 +30,7 @@ import dataclasses
 import inspect
 import os
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from plm_jax import config
@@ -84,21 +84,45 @@ def load_members(path: str, workdir: str, seeds: Sequence[int] = ()) -> list[Mem
                 seed = unresolved.train.seed
                 if requested is not None and requested != (seed if seed in seeds else seeds[0]):
                     continue
-            folder, init_from = directory(name, seed), unresolved.train.init_from
+            folder = directory(name, seed)
             if folder in members:
                 raise UserError(
                     f"{path} has two runs in {folder}: list each seed once, and avoid names that end like a seed"
                 )
             resolved = config.resolve(config.to_dict(unresolved), base)
             train = resolved.train if seed is None else dataclasses.replace(resolved.train, seed=seed)
-            parent = next(
-                (folder for folder in (directory(init_from, s) for s in (seed, requested)) if folder in members), None
-            )
-            if parent:
-                train = dataclasses.replace(train, init_from=parent)
-            run = dataclasses.replace(resolved, train=train)
+            parents = {
+                other: other_folder
+                for other_seed in (requested, seed)
+                for other in _read_runs(unresolved.train)
+                if (other_folder := directory(other, other_seed)) in members
+            }
+            if len(parents) > 1:
+                raise UserError(
+                    f"run '{name}' of {path} reads the runs {' and '.join(parents)}: name one in train.init_from and "
+                    "train.references"
+                )
+            parent = next(iter(parents.values()), None)
+            run = dataclasses.replace(resolved, train=_with_folders(train, unresolved.train, parents))
             members[folder] = Member(name, folder, changes, run, parent, tuple(evaluations.get(name, ())))
     return list(members.values())
+
+
+def _read_runs(train: config.TrainConfig) -> list[str]:
+    """Returns the sources of models that a run reads, which may be names of runs."""
+    return [train.init_from, *(reference.source for reference in train.references.values())]
+
+
+def _with_folders(
+    train: config.TrainConfig, unresolved: config.TrainConfig, folders: Mapping[str, str]
+) -> config.TrainConfig:
+    """Returns settings of training that read runs from their folders, by the names of the runs."""
+    references = {
+        name: dataclasses.replace(reference, source=folders.get(unresolved.references[name].source, reference.source))
+        for name, reference in train.references.items()
+    }
+    init_from = folders.get(unresolved.init_from, train.init_from)
+    return dataclasses.replace(train, init_from=init_from, references=references)
 
 
 def _evaluations(path: str, runs: Collection[str]) -> dict[str, list[tuple[str, ...]]]:

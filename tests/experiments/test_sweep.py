@@ -467,6 +467,26 @@ def test_seeds_have_directories_of_their_own(tiny, tmp_path):
     assert loaded[0].run.data.cache_dir == str(tiny / "cache")
 
 
+REFERENCES = """from plm_jax import losses
+    references = {"teacher": config.ReferenceConfig("good")}
+    yield "other", {"train.steps": 2}
+    yield "student", {"train.references": references, "train.loss": losses.Distillation(), "train.init_from": FROM}
+"""
+
+
+def test_references_may_be_runs_of_a_sweep(tiny, tmp_path):
+    path = write(tmp_path, tiny / "tiny.py", more=REFERENCES.replace("FROM", '""'))
+    *_, student = sweep.load_members(path, str(tmp_path), (1, 5))
+    assert student.run.train.references["teacher"].source == student.parent == str(tmp_path / "good-seed5")
+    assert student.run.train.init_from == ""
+    path = write(tmp_path, tiny / "tiny.py", more=REFERENCES.replace("FROM", '"good"'))
+    *_, student = sweep.load_members(path, str(tmp_path))
+    assert student.run.train.init_from == student.parent == str(tmp_path / "good")
+    path = write(tmp_path, tiny / "tiny.py", more=REFERENCES.replace("FROM", '"other"'))
+    with pytest.raises(UserError, match=r"run 'student' of .* reads the runs other and good: name one"):
+        sweep.load_members(path, str(tmp_path))
+
+
 def test_a_run_that_sets_its_seed_has_that_alone(tiny, tmp_path):
     more = 'yield "once", {"train.init_from": "good", "train.seed": 1}'
     for seeds, parent, number in (((5, 1), "good", 5), ((5, 6), "good-seed5", 5), ((), "good", 3)):

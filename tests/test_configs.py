@@ -51,6 +51,7 @@ WITHOUT = {
         "xlm_r.py:large": 559_890_432,
         "xlm_r.py:xl": 3_482_485_760,
         "xlm_r.py:xxl": 10_712_735_744,
+        "distilroberta.py:base": 82_118_400,
         "albert.py:base": 11_683_584,
         "albert.py:large": 17_683_968,
         "albert.py:xlarge": 58_724_864,
@@ -67,6 +68,8 @@ WITHOUT = {
         "xlm.py:17-1280": 571_496_960,
         "xlm.py:100-1280": 571_496_960,
         "distilbert.py:base": 66_362_880,
+        "distilbert.py:cased": 65_190_912,
+        "distilbert.py:multilingual": 134_734_080,
         "elmo.py:small": 13_593_296,
         "elmo.py:medium": 28_027_728,
         "elmo.py:original": 93_600_848,
@@ -192,6 +195,8 @@ RECIPES = {
     "distilbert.py:base": """
         optimizer.b2=0.98 optimizer.clip_norm=5.0 model.feed_forward.activation=gelu_exact model.embedding.token_types=0
         model.pooler=models.NoHead() objective.smoothing=0.7
+        train.loss.alpha_ce=5.0 train.loss.alpha_lm=2.0 train.loss.alpha_cos=1.0
+        train.loss.temperature=2.0 train.init_layers=(0,2,4,7,9,11)
     """,
     # Clark et al. 2020 table 6, google-research/electra.
     "electra.py:small": """

@@ -128,6 +128,8 @@ PUBLISHED = {
     "chatglm.py:3-6b": (causal, rules.packed([64_790, 64_792], [2]), {}),
     "chatglm.py:4-9b": (causal, rules.packed([151_331, 151_333], [151_329]), {}),
     "distilbert.py:*": (masked, rules.distilbert_lines(101, 102, 100), {}),
+    "distilgpt2.py:*": (causal, rules.packed([], [50_256]), {}),
+    "distilroberta.py:*": (masked, rules.distilbert_lines(0, 2, 3), {}),
     "electra.py:*": (masked, rules.electra_segments(101, 102), {"drawn": (101, 102)}),
     "ernie.py:1.0*": (masked, rules.bert_pairs(1, 2), {"drawn": (1, 2)}),
     "ernie.py:2.0*": (masked, rules.bert_pairs(101, 102), {"drawn": (101, 102)}),

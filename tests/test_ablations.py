@@ -42,7 +42,7 @@ def test_every_run_can_be_trained_and_compared(name, size, tmp_path, monkeypatch
             parent = by_name[pathlib.Path(member.parent).name].run
             assert parent.model.kind in run.objective.architectures
             continue
-        if member.parent and pathlib.Path(member.parent).name in by_name:
+        if member.parent == run.train.init_from and pathlib.Path(member.parent).name in by_name:
             parent = by_name[pathlib.Path(member.parent).name].run
             assert run.model.with_dropout(0.0) == parent.model.with_dropout(0.0)
         refuse_unused(run)

@@ -179,8 +179,8 @@ class Stack(nn.Module):
 
     def setup(self):
         """Creates the parameters: the tables of the position scheme, `blocks` and `final_norm`."""
-        attention, stack = self.model.attention, self.model.stack
-        declared = attention.position.score_tables(attention.heads, attention.head_dim, self.model.initializer)
+        attention, stack, width = self.model.attention, self.model.stack, self.model.embedding.width
+        declared = attention.position.score_tables(width, attention.heads, attention.head_dim, self.model.initializer)
         self.tables = {name: table.declare(self, name) for name, table in declared.items()}
         if self.is_initializing():
             block = Block(self.model, self.dtype, deterministic=True, parent=None)

@@ -28,7 +28,7 @@ class DistanceKeys(Position):
     reach: int = 4
     uses_absolute_positions = False
 
-    def score_tables(self, heads, head_dim, initializer):
+    def score_tables(self, width, heads, head_dim, initializer):
         return {"distance_keys": Table((2 * self.reach + 1, head_dim), (None, None), initializer.normal(0.3))}
 
     def layer_bias(self, layer, query, key):

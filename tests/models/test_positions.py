@@ -36,7 +36,8 @@ def rng_arrays(*shapes):
 @pytest.mark.parametrize("position", [models.RelativeBias(8, 20), *OWN.values()], ids=lambda p: p.kind)
 def test_bias_of_tile_equals_slice_of_whole(position, causal):
     model, heads, length = small_encoder(), 3, 12
-    declared = position.score_tables(model.attention.heads, model.attention.head_dim, model.initializer)
+    attention, width = model.attention, model.embedding.width
+    declared = position.score_tables(width, attention.heads, attention.head_dim, model.initializer)
     tables = {name: rng_arrays(table.shape)[0] for name, table in declared.items()}
     query, key = rng_arrays((2, heads, length, 4), (2, heads, length, 4))
 

@@ -118,8 +118,11 @@ class Position(Role):
         """
         return None
 
-    def score_tables(self, heads: int, head_dim: int, initializer: Initialization) -> dict[str, Table]:
-        """Returns the tables that all layers of a stack share, by parameter name: those of the biases of scores."""
+    def score_tables(self, width: int, heads: int, head_dim: int, initializer: Initialization) -> dict[str, Table]:
+        """Returns the tables that all layers of a stack share, by parameter name: those of the biases of scores.
+
+        `width` is the model's, D.
+        """
         return {}
 
     def distance_bias(
@@ -165,7 +168,7 @@ class Position(Role):
         return None
 
     def layer_tables(self, width: int, heads: int, head_dim: int, initializer: Initialization) -> dict[str, Table]:
-        """Returns the tables that each layer has of its own, by parameter name; `width` is the model's, D."""
+        """Returns the tables that each layer has of its own, by parameter name; arguments as `score_tables`."""
         return {}
 
     def layer_bias(

@@ -29,7 +29,7 @@ class RelativeBias(Position):
     uses_absolute_positions = False
 
     @override
-    def score_tables(self, heads, head_dim, initializer):
+    def score_tables(self, width, heads, head_dim, initializer):
         """Returns `relative_bias` [buckets, N]."""
         return {"relative_bias": Table((self.buckets, heads), (None, "heads"), initializer.score_bias())}
 

@@ -144,10 +144,11 @@ def _references(run: Run) -> None:
 def _architecture(run: Run) -> None:
     """Checks that the objective trains the model and its heads."""
     if run.model.architecture not in run.objective.architectures:
-        kinds = "' or '".join(run.objective.architectures)
+        kinds, kind = "' or '".join(run.objective.architectures), run.model.kind
+        variant = "" if kind == run.model.architecture else f", a variant of '{run.model.architecture}'"
         raise UserError(
             f"objective '{run.objective.kind}' trains a model of kind '{kinds}', config.model.kind is "
-            f"'{run.model.kind}': change one"
+            f"'{kind}'{variant}: change one"
         )
     if "span_boundary" in run.model.named_heads and not run.objective.marks_spans:
         raise UserError(

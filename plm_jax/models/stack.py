@@ -274,6 +274,8 @@ class Stack(nn.Module):
         stack = self.model.stack
         if stack.stored_blocks < stack.blocks:
             raise ValueError("blocks that share parameters cannot be computed separately")
+        if first == last:
+            return x
         keys = x if source is None else source
         context = self._prepare(self._with_kernel("attention", context, x, keys, deterministic), x, keys)
         block = Block(self.model, self.dtype, deterministic, parent=None)

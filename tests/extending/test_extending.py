@@ -18,6 +18,7 @@ from plm_jax.common import users
 
 FOLDER = pathlib.Path(__file__).parent
 PAGES = sorted(path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith(("test_", "__")))
+RUNS = [*PAGES, "deberta:emd"]
 SMALL = (
     "--config.data.cache_dir=cache_{}",
     "--config.data.length=32",
@@ -54,25 +55,27 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_it_trains_goes_on_evaluates_and_reports(name, folder, verb):
-    written = page(name).get_config()
+@pytest.mark.parametrize("selected", RUNS)
+def test_it_trains_goes_on_evaluates_and_reports(selected, folder, verb):
+    name, *variant = selected.split(":")
+    written = page(name).get_config(*variant)
     if written.data.sources.sotu.kind == "record_table":
         base, path = name, "preferences.jsonl"
     else:  # Pages that have a vocabulary in common share a cache.
         base, path = "gpt2" if written.vocabulary.mask is None else "bert", "text.jsonl"
     small = [f"--config.data.sources.sotu.path={path}", *(option.format(base) for option in SMALL)]
     small += TRANSFORMER if "attention" in written.model else ()
-    run = [f"--config={name}.py", f"--workdir=runs/{name}", *small]
+    workdir = pathlib.Path("runs") / selected.replace(":", "-")
+    run = [f"--config={selected.replace(name, f'{name}.py')}", f"--workdir={workdir}", *small]
     for steps in (2, 3):
         finished = verb("pretrain", *run, f"--config.train.steps={steps}", folder=folder)
         assert finished.status == 0, finished.err
     assert "resumed after step 2" in finished.err
-    rows = [json.loads(line) for line in (folder / "runs" / name / "metrics.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (folder / workdir / "metrics.jsonl").read_text().splitlines()]
     losses = [row["train/loss"] for row in rows if "train/loss" in row]
     assert len(losses) == 3 and all(np.isfinite(losses)) and len(set(losses)) == 3
 
-    checkpoint, module = f"--checkpoint=runs/{name}", f"--module={name}.py"
+    checkpoint, module = f"--checkpoint={workdir}", f"--module={name}.py"
     if name == PAGES[0]:
         refused = verb("evaluate", checkpoint, folder=folder)
         assert refused.status == 2 and f"--module={folder / name}.py" in refused.errors[0], refused.err
@@ -80,23 +83,52 @@ def test_it_trains_goes_on_evaluates_and_reports(name, folder, verb):
     assert finished.status == 0, finished.err
     found = json.loads((folder / "found.json").read_text())
     assert np.isfinite(found["sotu"]["loss"]), found
-    finished = verb("report", f"--workdirs=runs/{name}", "--output=report.html", module, folder=folder)
+    finished = verb("report", f"--workdirs={workdir}", "--output=report.html", module, folder=folder)
     assert finished.status == 0 and (folder / "report.html").stat().st_size > 1000, finished.err
     if name == "token_classification":
         assert {"validation/tag_accuracy"} <= rows[1].keys()
+    if name in ("deberta", "two_stream"):
+        uninterrupted = (f"--config={selected.replace(name, f'{name}.py')}", "--workdir=runs/again", *small)
+        shutil.rmtree(folder / "runs/again", ignore_errors=True)
+        assert verb("pretrain", *uninterrupted, "--config.train.steps=3", folder=folder).status == 0
+        rows = [json.loads(line) for line in (folder / "runs/again/metrics.jsonl").read_text().splitlines()]
+        assert [row["train/loss"] for row in rows if "train/loss" in row] == losses
+    if selected in ("deberta", "qwen2"):
+        written_by = ("--format=huggingface", f"--source={workdir}", f"--target=exported/{name}")
+        finished = verb("convert", *written_by, module, folder=folder)
+        assert finished.status == 0, finished.err
+        assert_same_in_transformers(folder / workdir, folder / "exported" / name)
+
+
+def assert_same_in_transformers(workdir, exported):
+    """Compares logits of a run with those of its export, and the exported weights bit for bit."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    ours = plm_jax.load(workdir)
+    head = transformers.AutoModelForCausalLM if ours.config.kind == "decoder" else transformers.AutoModelForMaskedLM
+    theirs, loading = head.from_pretrained(exported, output_loading_info=True)
+    assert not any(loading.values()), loading
+    tokens = np.random.default_rng(0).integers(5, 400, (2, 16))
+    with torch.no_grad():
+        expected = theirs.eval()(torch.tensor(tokens)).logits.numpy()
+    np.testing.assert_allclose(ours.logits(tokens), expected, atol=1e-4)
+    jax.tree.map(np.testing.assert_array_equal, plm_jax.load(exported).params, ours.params)
 
 
 def test_the_package_names_none_of_them():
     kinds = (
         "alibi",
+        "disentangled",
         "mask_everything",
         "optax_muon",
+        "permutation_lm",
         "preference_pairs",
         "qwen2",
         "sign_sgd",
+        "sinusoidal_distances",
         "skip_gram",
         "span_order",
         "tagged_masked_lm",
+        "two_stream",
     )
     package = pathlib.Path(plm_jax.__file__).parent
     names = re.compile(rf"\b({'|'.join(kinds)})\b", re.IGNORECASE)

@@ -37,7 +37,7 @@ from plm_jax.configs import published_run
 
 class Size(NamedTuple):
     """Dimensions, vocabulary, and first phase of training: tokens, peak learning rate, and its batches, which grow from
-    `first_rows` to `rows` over `growth` tokens; `warmup` is in tokens.
+    `first_rows` to `rows` over `growth` tokens, in microbatches of `microbatch` rows; `warmup` is in tokens.
     """
 
     layers: int
@@ -50,20 +50,24 @@ class Size(NamedTuple):
     rows: int
     growth: float
     warmup: float
+    microbatch: int
     vocab_size: int = 50_368
     remat: str = "none"
 
 
 class LaterPhase(NamedTuple):
-    """The rows of the batches of the phases with long rows, and their learning rate."""
+    """The rows of the batches of the phases with long rows and of their microbatches, and their learning rate."""
 
     rows: int
     decay_rows: int
     learning_rate: float
+    microbatch: int
 
 
-BASE = Size(22, 768, 12, 1152, 1.719e12, 8e-4, first_rows=768, rows=4608, growth=50e9, warmup=3e9)
-LARGE = Size(28, 1024, 16, 2624, 900e9, 5e-4, first_rows=448, rows=4928, growth=10e9, warmup=2e9, remat="dots")
+BASE = Size(22, 768, 12, 1152, 1.719e12, 8e-4, first_rows=768, rows=4608, growth=50e9, warmup=3e9, microbatch=128)
+LARGE = Size(
+    28, 1024, 16, 2624, 900e9, 5e-4, first_rows=448, rows=4928, growth=10e9, warmup=2e9, microbatch=64, remat="dots"
+)
 SIZES = {
     "base": BASE,
     "large": LARGE,
@@ -72,8 +76,8 @@ SIZES = {
     "mm-base": BASE._replace(vocab_size=256_000),
 }
 LATER = {
-    "base": LaterPhase(rows=576, decay_rows=576, learning_rate=3e-4),
-    "large": LaterPhase(rows=616, decay_rows=624, learning_rate=5e-5),
+    "base": LaterPhase(rows=576, decay_rows=576, learning_rate=3e-4, microbatch=16),
+    "large": LaterPhase(rows=616, decay_rows=624, learning_rate=5e-5, microbatch=8),
 }
 LONG, DECAY, MULTILINGUAL = "-8k", "-decay", "mm-"
 # size: (parameters of the original implementation, parameters as usually cited)
@@ -116,9 +120,15 @@ def batches(of: Size, length: int = 1024) -> config.TrainConfig:
     total = sum(steps)
     ends = [sum(steps[: number + 1]) for number in range(len(steps))]
     phases = tuple(
-        config.PhaseConfig(until=end / total, batch_size=number) for end, number in zip(ends, rows, strict=True)
+        config.PhaseConfig(until=end / total, batch_size=number, microbatches=number // of.microbatch)
+        for end, number in zip(ends, rows, strict=True)
     )
-    return config.TrainConfig(steps=total, batch_size=of.rows, phases=phases if len(phases) > 1 else ())
+    return config.TrainConfig(
+        steps=total,
+        batch_size=of.rows,
+        microbatches=of.rows // of.microbatch,
+        phases=phases if len(phases) > 1 else (),
+    )
 
 
 def multilingual(of: Size) -> tuple[config.TrainConfig, config.WsdSchedule]:
@@ -129,13 +139,17 @@ def multilingual(of: Size) -> tuple[config.TrainConfig, config.WsdSchedule]:
     shapes = [(of.rows, 1024), (later.rows, 8192), (later.rows, 8192)]
     phases = tuple(
         config.PhaseConfig(
-            until=sum(steps[: number + 1]) / total, batch_size=rows, length=length, objective={"rate": rates[number]}
+            until=sum(steps[: number + 1]) / total,
+            batch_size=rows,
+            length=length,
+            microbatches=36,
+            objective={"rate": rates[number]},
         )
         for number, (rows, length) in enumerate(shapes)
     )
     warmup = round(of.warmup / (of.rows * 1024))
     schedule = config.WsdSchedule(of.learning_rate, warmup_steps=warmup, cooldown_steps=steps[-1], shape="sqrt")
-    return config.TrainConfig(steps=total, batch_size=of.rows, phases=phases), schedule
+    return config.TrainConfig(steps=total, batch_size=of.rows, microbatches=36, phases=phases), schedule
 
 
 def training(size: str, of: Size) -> tuple[config.TrainConfig, config.Schedule]:
@@ -147,11 +161,13 @@ def training(size: str, of: Size) -> tuple[config.TrainConfig, config.Schedule]:
         return batches(of), config.ConstantSchedule(of.learning_rate, warmup_steps=warmup, by_tokens=True)
     later = LATER[size.partition("-")[0]]
     if size.endswith(LONG):
-        train = config.TrainConfig(steps=round(250e9 / (later.rows * 8192)), batch_size=later.rows)
+        steps, microbatches = round(250e9 / (later.rows * 8192)), later.rows // later.microbatch
+        train = config.TrainConfig(steps=steps, batch_size=later.rows, microbatches=microbatches)
         return train, config.ConstantSchedule(later.learning_rate)
     steps = round(50e9 / (later.decay_rows * 8192))
     schedule = config.WsdSchedule(later.learning_rate, cooldown_steps=steps, shape="sqrt", final_fraction=0.001)
-    return config.TrainConfig(steps=steps, batch_size=later.decay_rows), schedule
+    microbatches = later.decay_rows // later.microbatch
+    return config.TrainConfig(steps=steps, batch_size=later.decay_rows, microbatches=microbatches), schedule
 
 
 def get_config(size: str = "base"):

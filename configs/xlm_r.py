@@ -65,6 +65,10 @@ def get_config(size: str = "base"):
         ),
         optimizer=roberta.OPTIMIZER,
         schedule=config.LinearSchedule(learning_rate=of.learning_rate, warmup_steps=of.warmup_steps),
-        train=config.TrainConfig(steps=500_000 if is_xl else 1_500_000, batch_size=2048 if is_xl else 8192),
+        train=config.TrainConfig(
+            steps=500_000 if is_xl else 1_500_000,
+            batch_size=2048 if is_xl else 8192,
+            microbatches=1 if is_xl else 128,  # 4 rows on each of 16 chips of TPU v5e.
+        ),
     )
     return config.to_config_dict(run)

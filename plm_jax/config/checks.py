@@ -13,7 +13,6 @@ from plm_jax.data.config import InputsTargetsConfig
 from plm_jax.data.layouts import Packed, noising
 from plm_jax.data.sources.labeled import LabeledSource
 from plm_jax.data.sources.source import InputsTargetsSource, Source
-from plm_jax.models.heads import Pooler
 
 # Largest number of tokens in a batch: sixteen times the largest of LLaMA 3.1 405B.
 _MOST_TOKENS = 2**28
@@ -216,12 +215,6 @@ def _packed(run: Run) -> None:
         raise UserError(
             f"packed rows need a model that reads `{missing[0]}`, model '{run.model.kind}' does not: use "
             f"'{run.data.layout.inner.kind}' as config.data.layout"
-        )
-    head = run.model.named_heads.get("sentence_pair")
-    if run.data.layout.labels_pairs and not isinstance(head, Pooler):
-        raise UserError(
-            "packed sentence pairs need a pooler, which reads the first token of each pair: set "
-            "config.model.pooler.kind to pooler, or use sentence_pairs as config.data.layout"
         )
 
 

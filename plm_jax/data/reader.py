@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import grain
 import numpy as np
@@ -30,6 +30,7 @@ from plm_jax.data import cache, layouts, mixtures
 from plm_jax.data.cache import similar_words
 from plm_jax.data.config import DataConfig, ReaderConfig
 from plm_jax.data.layouts import inputs_targets, noising
+from plm_jax.data.padding import Padding
 from plm_jax.data.sources.source import InputsTargetsSource
 from plm_jax.data.vocabularies import words
 
@@ -44,28 +45,6 @@ _LEFT_OUT = 0.01
 # Number of rows of remote caches that are fetched concurrently.
 _FETCHERS = 32
 _AGAIN = "run `python -m plm_jax prepare --config=…` again"
-
-
-class Padding(NamedTuple):
-    """Padding of the rows of a phase.
-
-    Attributes:
-      share: share of the tokens of rows, for an encoder-decoder of the targets, that are padding.
-      unpacked: the same share if each inner row of packed rows were a row; None if rows are not packed.
-    """
-
-    share: float
-    unpacked: float | None
-
-    def describe(self, rows: int, length: int) -> str:
-        """Returns a description of the padding of a batch of `rows` rows of `length`."""
-        if self.unpacked is None:
-            return f"{rows} rows of {length} have only as many real tokens as {rows * (1 - self.share):.0f} full rows"
-        gain = (1 - self.share) / (1 - self.unpacked)
-        return (
-            f"{self.share:.1%} of packed rows of {length}, {self.unpacked:.1%} without packing; "
-            f"a step has {gain:.2f} times as many real tokens"
-        )
 
 
 @dataclass(frozen=True)
@@ -375,15 +354,8 @@ class Reader:
 
     def padding(self, phase: Phase) -> Padding:
         """Estimates the padding of a phase from its first rows."""
-        real, num_inner = [], 0
-        for k in _sample(phase):
-            # Noise does not shorten rows.
-            example = self.example(k)
-            has_targets = "decoder_tokens" in example and "target_weights" in example
-            real.append(float(example["target_weights" if has_targets or "mask" not in example else "mask"].mean()))
-            num_inner += int(example["segment_ids"].max()) if "segment_ids" in example else 1
-        is_packed = isinstance(self._data.layout, layouts.Packed)
-        return Padding(1 - float(np.mean(real)), 1 - sum(real) / num_inner if is_packed else None)
+        examples = (self.example(k) for k in _sample(phase))
+        return Padding.of(examples, isinstance(self._data.layout, layouts.Packed))
 
     def _share_left_out(self, phase: Phase) -> float:
         """Returns the share of a phase's maskable tokens that are in words too long to be masked."""

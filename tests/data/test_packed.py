@@ -22,6 +22,7 @@ from tests.support.data import assert_like_blank, assert_rejected, changed, open
 IDS = {"pad": 0, "cls": 1, "sep": 2, "mask": 3}
 SPECIAL = objectives.Special(**IDS, vocab_size=60_000)
 MASKED = objectives.MaskedLM()
+
 INNER = {
     "documents": config.Documents(),
     "next_sentence": config.SentencePairs(duplicates=3),
@@ -237,14 +238,21 @@ def test_pairs_fill_packed_rows(write_sentences, make_run):
     assert unpacked > 0.05 > share and 1 - share > 0.9
 
 
-def test_bad_configs_are_rejected(packed_run):
+def test_bad_configs_are_rejected(packed_run, monkeypatch):
     run = packed_run(INNER["documents"])
     blocks = {"layout": config.Packed(inner=config.Blocks())}
     assert_rejected("layout.inner is 'blocks', whose rows for objective 'masked_lm' cannot be packed", run, data=blocks)
     twice = {"layout": config.Packed(inner=config.Packed())}
-    assert_rejected("makes rows with `pair|makes rows with `segment_ids`, which cannot be packed", run, data=twice)
+    assert_rejected("makes rows with `segment_ids`, which cannot be packed", run, data=twice)
     labeled = {"layout": config.Packed(inner=config.LabeledLayout())}
     assert_rejected("does not read config.data.layout 'labeled'", run, data=labeled)
     assert_rejected("config.data.length is 11: documents need at least 12", run, data={"length": 11})
+    with monkeypatch.context() as changes:
+        changes.setattr(models.EncoderConfig, "inputs", ("tokens", "mask", "token_types", "positions"))
+        assert_rejected("need a model that reads `segment_ids`, model 'encoder' does not", run)
+    apply = objectives.MaskedLM.apply
+    with monkeypatch.context() as changes:
+        changes.setattr(objectives.MaskedLM, "apply", lambda *args: apply(*args) | {"order": np.zeros(LENGTH)})
+        assert_rejected("objective 'masked_lm' with .* makes rows with `order`, which cannot be packed", run)
     pairs = packed_run(INNER["next_sentence"])
     assert_rejected("need a model with a pooler of two classes", pairs, model={"pooler": NONE})

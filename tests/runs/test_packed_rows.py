@@ -1,6 +1,10 @@
 """Packed rows in the commands: their padding before and after, and their inner rows as text."""
 
+import json
 import re
+
+import numpy as np
+import pytest
 
 from plm_jax import config
 from plm_jax.data import reader
@@ -25,6 +29,16 @@ def test_commands_report_padding_and_inner_rows(tiny, verb, tmp_path):
         match = PADDING.search(getattr(finished, output))
         assert match is not None, output
         assert match.groups() == (f"{100 * share:.1f}", f"{100 * unpacked:.1f}")
+    evaluated = verb("evaluate", f"--checkpoint={tmp_path}", f"--output={tmp_path}/metrics.json")
+    assert evaluated.status == 0, evaluated.err
+    metrics = json.loads((tmp_path / "metrics.json").read_text())
+    for name in ("a", "b"):
+        rows = opened.rows("validation", name, 64)
+        num_pairs = rows.numbers(rows.num_rows - 1).stop
+        of_pairs = [rows.inner_rows(item, np.random.default_rng(0)) for item in range(rows.num_rows)]
+        labels = [inner.example(*row)["pair_label"] for pairs in of_pairs for inner, *row in pairs]
+        assert len(labels) == num_pairs == metrics[name]["pairs"]
+        assert metrics[name]["pair_constant_accuracy"] == pytest.approx(max(np.mean(labels), 1 - np.mean(labels)))
     shown = verb("examples", f"--workdir={tmp_path}", "--step=1")
     assert shown.status == 0 and "equal to metrics.jsonl" in shown.out, shown.err
     for number, text in enumerate(re.split(r"\nrow \d+: ", shown.out)[1:]):

@@ -31,6 +31,7 @@ TINY = {
         *("--config.vocabulary.train_size=600", "--config.model.stack.layers=1", "--config.train.phases=()"),
     ),
     "letters": ("--config.vocabulary.train_size=600", "--config.model.stack.layers=1"),
+    "pairs": ("--config.vocabulary.train_size=600", "--config.model.stack.layers=1"),
     "finetune": (
         *("--config.train.epochs=0.1", "--config.train.batch_size=8", "--config.evaluation.every=2"),
         "--config.evaluation.batch_size=8",
@@ -57,7 +58,7 @@ def is_run(words: list[str]) -> bool:
     if words[1] in ("--help", "config") or "--help" in words or "--topology=none" in words:
         return True
     ours = re.search(
-        r"=(demo:|runs/demo-|bert-hf|configs/mine|runs/mine|configs/letters|runs/letters|configs/reviews)", line
+        r"=(demo:|runs/demo-|bert-hf|configs/(mine|letters|reviews|pairs)|runs/(mine|letters|pairs))", line
     )
     verbs = ("prepare", "pretrain", "finetune", "evaluate", "generate", "predict", "embed", "convert", "report")
     return bool(ours) and words[1] in verbs
@@ -94,6 +95,7 @@ def run(verb, words: list[str], folder: pathlib.Path) -> None:
     if "--help" not in words and name in ("prepare", "pretrain"):
         arguments += TINY["demo"] if "--config=demo" in " ".join(arguments) else ()
         arguments += TINY["letters"] if "--config=configs/letters" in " ".join(arguments) else ()
+        arguments += TINY["pairs"] if "--config=configs/pairs" in " ".join(arguments) else ()
         arguments += TINY["steps"]
     arguments += TINY.get(name, ())
     arguments += TINY["table"] if "--train=" in " ".join(arguments) else ()

@@ -31,6 +31,7 @@ CASES = {
     "ngrams": (objectives.MaskedLM(rate=0.3, whole_words=3), BLOCKS),
     "span_masked_lm": (objectives.SpanMaskedLM(rate=0.3), BLOCKS),
     "replaced_token": (objectives.ReplacedToken(), BLOCKS),
+    "translation_lm": (objectives.TranslationLM(rate=0.3), BLOCKS),
     "span_corruption": (objectives.SpanCorruption(noise_density=0.4), BLOCKS),
     "replace_spans": (objectives.ReplaceSpans(), BLOCKS),
     "drop_tokens": (objectives.DropTokens(), BLOCKS),

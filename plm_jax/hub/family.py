@@ -78,6 +78,7 @@ class TaskLayout:
       drops_input: whether dropout of that rate is also applied before the transform.
       norm: name of the tensors of the norm after the transform; None if there is none.
       entries: entries of `config.json` for settings of the head that differ from `fields`.
+      form: ending of the name of the model's class; by default as in `tasks.FORMS`.
     """
 
     output: str
@@ -88,6 +89,7 @@ class TaskLayout:
     drops_input: bool = False
     norm: str | None = None
     entries: tuple[Entry, ...] = ()
+    form: str = ""
 
 
 def task_layouts(

@@ -43,6 +43,11 @@ def head_of(model: ModelConfig) -> TaskHead | None:
     return head if isinstance(head, TaskHead) else None
 
 
+def class_name(family: Family, kind: str) -> str:
+    """Returns the name of the class of a family's models with a kind of head."""
+    return family.task_class + (family.tasks[kind].form or FORMS[kind])
+
+
 def tensors(family: Family, kind: str) -> tuple[Tensor, ...]:
     """Returns the tensors of a head by its kind; empty if the family has no such head."""
     if kind not in family.tasks:
@@ -69,7 +74,7 @@ def to_settings(family: Family, config: Mapping[str, Any], model: Transformer) -
       UserError: the labels are not numbered from 0, or a dropout rate is not a number of at least 0.
     """
     classes = {str(name) for name in config.get("architectures") or ()}
-    kinds = [kind for kind in family.tasks if f"{family.task_class}{FORMS[kind]}" in classes]
+    kinds = [kind for kind in family.tasks if class_name(family, kind) in classes]
     if not kinds:
         return model
     labels, problem = labels_of(config), config.get("problem_type")
@@ -128,7 +133,7 @@ def to_config(family: Family, model: ModelConfig) -> dict[str, Any]:
     if head is None or head.kind not in family.tasks:
         return {}
     layout = family.tasks[head.kind]
-    fields: dict[str, Any] = {"architectures": [f"{family.task_class}{FORMS[head.kind]}"]}
+    fields: dict[str, Any] = {"architectures": [class_name(family, head.kind)]}
     if head.kind in ("classes", "labels", "tags", "score"):
         labels = getattr(head, "labels", ()) or _UNNAMED
         fields["id2label"] = {str(number): label for number, label in enumerate(labels)}

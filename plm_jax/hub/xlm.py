@@ -106,6 +106,7 @@ class XlmFamily(Family):
     tasks = task_layouts(
         TaskLayout("sequence_summary.summary", {"feature": "first"}, rate="summary_first_dropout", default=0.1),
         tags=TaskLayout("classifier"),
+        span=TaskLayout("qa_outputs", default=0.0, form="ForQuestionAnsweringSimple"),
     )
     task_class = "XLM"
     other_heads = r"(sequence_summary|classifier|logits_proj|qa_outputs)\..*"

@@ -46,7 +46,8 @@ class Case(NamedTuple):
 
     @property
     def architecture(self):
-        return f"{self.family}{tasks.FORMS[self.kind]}"
+        is_simple = (self.family, self.kind) == ("XLM", "span")
+        return f"{self.family}{'ForQuestionAnsweringSimple' if is_simple else tasks.FORMS[self.kind]}"
 
 
 CASES = [
@@ -55,7 +56,8 @@ CASES = [
     *(Case("Bert", "score"), Case("GPT2", "score", "left")),
     *(Case("Bart", kind) for kind in ("classes", "labels", "score", "span")),
     *(Case("Bert", "labels"), Case("GPT2", "labels")),
-    *(Case("XLM", "classes"), Case("XLM", "tags"), Case("XLMRobertaXL", "classes")),
+    *(Case("XLM", kind) for kind in ("classes", "tags", "span")),
+    Case("XLMRobertaXL", "classes"),
     *(Case("ModernBert", kind) for kind in ("classes", "labels", "score", "tags", "span", "choice")),
     *(Case("EuroBert", kind) for kind in ("classes", "tags")),
 ]

@@ -4,9 +4,9 @@
     python -m plm_jax sweep --sweep=ablations/distillation:demo --workdir=runs/distillation-demo --seeds=0,1,2
 
 At the paper's scale, the runs remove one part at a time, as in the paper's table 4: a term of the loss, the weights
-that the student starts from, or the teacher. In the demo, the teacher is the GPT-2 of the demo with four layers; the
-students have two, start from random weights and train for the same number of steps. Losses are those of the objective,
-so that all runs compare.
+that the student starts from, or the teacher. In the demo, the teacher is the GPT-2 of the demo with four layers,
+trained once; the students have two, start from random weights and train for the same number of steps. Losses are those
+of the objective, so that all runs compare.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ def overrides(size="paper"):
         yield "distilled", {}
         yield from _WITHOUT.items()
         return
-    yield "teacher", {}
+    yield "teacher", {"train.seed": demo.gpt2().train.seed}
     student = {"model.stack.layers": _STUDENT_LAYERS, "train.steps": demo.gpt2().train.steps}
     yield "alone", student
     references = {"teacher": config.ReferenceConfig("teacher")}

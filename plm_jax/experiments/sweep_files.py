@@ -64,7 +64,7 @@ _LISTS = {"baselines": comparison.Baselines, "published": comparison.Published}
 def load_members(path: str, workdir: str, seeds: Sequence[int] = ()) -> list[Member]:
     """Loads the runs of a sweep file: all runs of the first seed, then of the next.
 
-    A run that sets `train.seed` itself has only this seed.
+    A run that sets `train.seed` itself has only this seed, and runs of all seeds may read it.
 
     Raises:
       UserError: the file is missing or not a sweep file, or the changes of a run do not yield a valid config.
@@ -93,7 +93,7 @@ def load_members(path: str, workdir: str, seeds: Sequence[int] = ()) -> list[Mem
             train = resolved.train if seed is None else dataclasses.replace(resolved.train, seed=seed)
             parents = {
                 other: other_folder
-                for other_seed in (requested, seed)
+                for other_seed in (None, requested, seed)  # The last that exists counts.
                 for other in _read_runs(unresolved.train)
                 if (other_folder := directory(other, other_seed)) in members
             }

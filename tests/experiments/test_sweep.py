@@ -468,23 +468,34 @@ def test_seeds_have_directories_of_their_own(tiny, tmp_path):
 
 
 REFERENCES = """from plm_jax import losses
-    references = {"teacher": config.ReferenceConfig("good")}
-    yield "other", {"train.steps": 2}
+    references = {"teacher": config.ReferenceConfig(TEACHER)}
+    yield "other", {"train.steps": 2, "train.seed": 1}
     yield "student", {"train.references": references, "train.loss": losses.Distillation(), "train.init_from": FROM}
 """
 
 
-def test_references_may_be_runs_of_a_sweep(tiny, tmp_path):
-    path = write(tmp_path, tiny / "tiny.py", more=REFERENCES.replace("FROM", '""'))
-    *_, student = sweep.load_members(path, str(tmp_path), (1, 5))
-    assert student.run.train.references["teacher"].source == student.parent == str(tmp_path / "good-seed5")
-    assert student.run.train.init_from == ""
-    path = write(tmp_path, tiny / "tiny.py", more=REFERENCES.replace("FROM", '"good"'))
-    *_, student = sweep.load_members(path, str(tmp_path))
-    assert student.run.train.init_from == student.parent == str(tmp_path / "good")
-    path = write(tmp_path, tiny / "tiny.py", more=REFERENCES.replace("FROM", '"other"'))
+@pytest.mark.parametrize(
+    ("init_from", "teacher", "parents"),
+    [
+        ("", "good", ["good", "good-seed5"]),
+        ("good", "good", ["good", "good-seed5"]),
+        ("", "other", ["other", "other"]),  # It has one seed, which students of all seeds read.
+    ],
+)
+def test_references_may_be_runs_of_a_sweep(init_from, teacher, parents, tiny, tmp_path):
+    more = REFERENCES.replace("FROM", repr(init_from)).replace("TEACHER", repr(teacher))
+    loaded = sweep.load_members(write(tmp_path, tiny / "tiny.py", more=more), str(tmp_path), (1, 5))
+    students = [member for member in loaded if member.name == "student"]
+    assert [member.parent for member in students] == [str(tmp_path / name) for name in parents]
+    for member in students:
+        assert member.run.train.references["teacher"].source == member.parent
+        assert member.run.train.init_from == (member.parent if init_from else "")
+
+
+def test_a_run_that_reads_two_runs_is_rejected(tiny, tmp_path):
+    more = REFERENCES.replace("FROM", '"other"').replace("TEACHER", '"good"')
     with pytest.raises(UserError, match=r"run 'student' of .* reads the runs other and good: name one"):
-        sweep.load_members(path, str(tmp_path))
+        sweep.load_members(write(tmp_path, tiny / "tiny.py", more=more), str(tmp_path))
 
 
 def test_a_run_that_sets_its_seed_has_that_alone(tiny, tmp_path):

@@ -159,8 +159,8 @@ def with_heads(
         name_in(family, f"{part}/kernel") in names for part in ("pooler", "classifier", "discriminator")
     )
     of_head = {name_in(family, part) for part in ("head_transform/kernel", "head_bias", "head")}
-    own = {tensor.name for tensor in family.tensors}
-    if any(re.fullmatch(family.other_heads, name.removeprefix(family.prefix)) for name in set(names) - own):
+    known = {tensor.name for tensor in family.tensors}
+    if any(re.fullmatch(family.other_heads, name.removeprefix(family.prefix)) for name in set(names) - known):
         # A head of another task, which may have a transform of the same name.
         of_head = {name for name in of_head if name and not re.fullmatch(family.other_heads, name)}
     # A tied head without a transform and a bias has no tensors.

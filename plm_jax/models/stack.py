@@ -140,17 +140,15 @@ class Block(nn.Module):
 
         if config.placement == "parallel":
             normalize = normed("attention")
-            inner = normalize(x)
-            hidden = inner if config.shared else normed("feed_forward")(x)
-            attended = drop("attention", attend(inner, normalize))
+            hidden = normalize(x) if config.shared else normed("feed_forward")(x)
+            attended = drop("attention", attend(normalize(x), normalize))
             x = x + attended + drop("feed_forward", feed_forward(hidden, context.rows))
             return constrain(x, "batch", "length", "embed")
         x = add("attention", attend, x)
         if memory_context is not None:
-            cross_attention = Attention(
-                self.model, self.dtype, self.deterministic, reads_memory=True, name="cross_attention"
-            )
-            x = add("cross_attention", lambda x, _: cross_attention(x, memory, memory_context, depth), x)
+            name, fields = "cross_attention", (self.model, self.dtype, self.deterministic)
+            cross_attention = Attention(*fields, reads_memory=True, name=name)
+            x = add(name, lambda x, _: cross_attention(x, memory, memory_context, depth), x)
         x = add("feed_forward", lambda x, _: feed_forward(x, context.rows), x)
         return constrain(x, "batch", "length", "embed")
 

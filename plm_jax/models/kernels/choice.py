@@ -50,13 +50,11 @@ def choose(
       setting: `TransformerConfig.attention_kernel`; `auto` requests the best kernel of the platform.
       platform: result of `platform`.
       dtype: dtype of queries, keys and values.
-      distance_bias: whether scores have a bias that depends only on distances.
-      bias: whether scores have another bias.
+      distance_bias, bias: whether scores have a bias that depends only on distances, or another one.
       dense: whether there is padding, or segments.
       prefix: whether a causal stack has a prefix that all queries attend to.
       dropout: whether attention weights are dropped.
-      windows: whether some layers have a window.
-      order: whether keys are visible by their rank in an order of prediction.
+      windows, order: whether some layers have a window, and whether keys are visible by their rank in an order.
       cut: whether the queries of a row are sharded over devices.
     """
     flash = {

@@ -155,7 +155,7 @@ def test_each_document_is_found_in_its_row(run):
         ("length is 5: translations need at least 6", {"data": {"length": 5}}),
         (
             "rows of config.data.layout.text 'blocks' have other arrays",
-            {"data": {"layout": config.Translations(config.Blocks(attend_across_documents=False))}},
+            {"data": {"layout": config.Translations(text=config.Blocks(attend_across_documents=False))}},
         ),
     ],
 )

@@ -96,6 +96,80 @@ def test_sentencepiece_of_roberta_like_families(name, first, tmp_path):
     assert type(again) is type(theirs) and again(lines).input_ids == theirs(lines).input_ids
 
 
+def byte_level(lines, special):
+    """Returns a byte-level BPE, as in ModernBERT and EuroBERT, trained on lines."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.normalizer = tokenizers.normalizers.NFC()
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(lines, tokenizers.trainers.BpeTrainer(vocab_size=1500, initial_alphabet=alphabet))
+    added = [tokenizers.AddedToken(token, lstrip=token == "[MASK]", special=True) for token in special]
+    tokenizer.add_special_tokens(added)
+    return tokenizer
+
+
+def byte_fallback(lines, special):
+    """Returns a BPE whose unknown characters are bytes, as in Gemma's tokenizer, which mmBERT has."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    tokenizer.normalizer = tokenizers.normalizers.Replace(" ", "▁")
+    tokenizer.decoder = tokenizers.decoders.Replace("▁", " ")
+    of_bytes = [f"<0x{byte:02X}>" for byte in range(256)]
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=2000, special_tokens=[*special, *of_bytes])
+    tokenizer.train_from_iterator([line.replace(" ", "▁") for line in lines], trainer)
+    return tokenizer
+
+
+CLS, BOS = {"cls": "[CLS]", "sep": "[SEP]"}, {"bos": "<bos>", "eos": "<eos>"}
+
+
+@pytest.mark.parametrize(
+    ("family", "make", "names", "frame"),
+    [
+        (
+            "ModernBert",
+            byte_level,
+            {"cls": "[CLS]", "sep": "[SEP]", "pad": "[PAD]", "mask": "[MASK]"},
+            "[CLS] $A [SEP]",
+        ),
+        (
+            "ModernBert",
+            byte_fallback,
+            {"pad": "<pad>", "eos": "<eos>", "bos": "<bos>", "mask": "<mask>"},
+            "<bos> $A <eos>",
+        ),
+        ("EuroBert", byte_level, {"bos": "<|begin|>", "eos": "<|end|>", "mask": "<|mask|>"}, "<|begin|> $A <|end|>"),
+        ("Cohere", byte_level, {"pad": "<PAD>", "bos": "<BOS>", "eos": "<EOS>"}, "<BOS> $A"),
+    ],
+)
+def test_tokenizer_json_of_recent_families(family, make, names, frame, tmp_path):
+    """Tokenizers built like the published ones, of which there is only a tokenizer.json."""
+    lines = [*exports.lines(1000), "Привет, мир!", "Straße in Köln", "¿Qué pasa, señor?", "日本語 😀", " e\u0301  "]
+    special = [*names.values(), "<unk>"]
+    tokenizer = make(lines, special)
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single=frame, special_tokens=[(token, tokenizer.token_to_id(token)) for token in special]
+    )
+    theirs = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, **{f"{name}_token": token for name, token in names.items()}
+    )
+    sizes = exports.BERT | {"vocab_size": len(theirs), "max_position_embeddings": 70}
+    sizes = {name: size for name, size in sizes.items() if name != "type_vocab_size"}
+    ids = {f"{name}_token_id": theirs.convert_tokens_to_ids(token) for name, token in names.items()}
+    form = "ForCausalLM" if family == "Cohere" else "ForMaskedLM"
+    fields = {"logit_scale": 1.0} if family == "Cohere" else {}
+    settings = getattr(transformers, f"{family}Config")(**sizes, **fields, **{"pad_token_id": 0} | ids)
+    for part in (getattr(transformers, f"{family}{form}")(settings), theirs):
+        part.save_pretrained(tmp_path / "theirs")
+    lm = plm_jax.load(tmp_path / "theirs")
+    assert [list(lm.tokenizer.encode(line)) for line in lines] == theirs(lines, add_special_tokens=False).input_ids
+    assert {name: lm.special_ids[f"{name}_token_id"] for name in names} == {
+        name: ids[f"{name}_token_id"] for name in names
+    }
+    lm.save(tmp_path / "ours")
+    assert opened(tmp_path / "ours")(lines).input_ids == theirs(lines).input_ids
+
+
 # Published directories have the files of the family and no tokenizer.json.
 PUBLISHED = {
     "bert": ("uncased", ("vocab.txt",), {}),

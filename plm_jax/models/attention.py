@@ -116,11 +116,17 @@ class Attention(nn.Module):
             return context
         drop = Dropout(self.model.dropout.residual, name="position_dropout")
         query_positions, key_positions = context.positions_by_row(query_BNQH.shape[2], key_BGKH.shape[2])
+
+        def project_vectors(name, x):
+            # If the vectors were sharded like positions, XLA would compute wrong gradients on meshes of three axes.
+            with partitioning.without(mesh_axes("length")):
+                return project(name, x.astype(self.dtype)[None])[0]
+
         layer = SelfAttentionLayer(
             depth=depth,
             tables=tables,
             shared_tables=context.tables,
-            project=lambda name, x: project(name, x.astype(self.dtype)[None])[0],
+            project=project_vectors,
             drop=lambda x: drop(x[None], deterministic=self.deterministic)[0],
             scale=scale,
             query_positions=query_positions,

@@ -32,11 +32,11 @@ class SinusoidalDistances(Position):
     def layer_tables(self, width, heads, head_dim, initializer):
         """Returns the projection `distance` [D, N · H] and a bias [N, H] of queries for each part of a score."""
         init = initializer.matrix()
-        bias = Table((heads, head_dim), ("heads", None), init)
+        bias = Table((heads, head_dim), (None, None), init)
         tables = {"distance": Table((width, heads * head_dim), ("embed", "heads"), init)}
         tables |= {"content_bias": bias, "distance_bias": bias}
         if self.segments:
-            tables |= {"segment_bias": bias, "segment": Table((2, heads, head_dim), (None, "heads", None), init)}
+            tables |= {"segment_bias": bias, "segment": Table((2, heads, head_dim), (None, None, None), init)}
         return tables
 
     @override

@@ -38,6 +38,15 @@ ALBERT = dataclasses.replace(
 DISTILBERT = dataclasses.replace(
     BERT, embedding=dataclasses.replace(BERT.embedding, token_types=0), pooler=models.NoHead()
 )
+MODERNBERT = dataclasses.replace(
+    DISTILBERT,
+    attention=models.AttentionConfig(
+        heads=4, head_dim=8, position=models.Rotary(thetas=(160_000.0, 0.0, 10.0)), bias=False, windows=(0, 5, 5)
+    ),
+    feed_forward=models.FeedForwardConfig(width=64, gated=True, bias=False),
+    norm=models.NormConfig(bias=False, first=False),
+    stack=models.StackConfig(layers=3),
+)
 T5 = models.EncoderDecoderConfig(
     embedding=MODEL.embedding,
     attention=models.AttentionConfig(heads=4, head_dim=8, position=models.RelativeBias(), bias=False, score_scale=1.0),
@@ -238,6 +247,7 @@ RUNS = {
         of_bert(PLAIN, ALBERT), optimizer=config.LambConfig(), schedule=config.ConstantSchedule(1e-2)
     ),
     "distilbert": dataclasses.replace(PLAIN, model=DISTILBERT, objective=objectives.MaskedLM()),
+    "modernbert": dataclasses.replace(PLAIN, model=MODERNBERT, objective=objectives.MaskedLM()),
     "llama": dataclasses.replace(PLAIN, model=LLAMA),
     "glm": of_glm(PLAIN),
     "chatglm": of_glm(PLAIN, CHATGLM),

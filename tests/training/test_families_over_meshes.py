@@ -16,6 +16,7 @@ import pytest
 from plm_jax import config, models
 from plm_jax.models import pipeline, registry
 from plm_jax.training import mesh
+from tests.extending.test_extending import page
 from tests.support import runs
 from tests.support.tiny import RUNS
 
@@ -29,6 +30,19 @@ def changed(name, **fields):
     return dataclasses.replace(RUNS[name], model=dataclasses.replace(RUNS[name].model, **fields))
 
 
+def of_page(name, *variant):
+    """A model and an objective of tests/extending, with the sizes of RUNS."""
+    run = config.from_dict(page(name).get_config(*variant))
+    position = dataclasses.replace(run.model.attention.position, length=64)
+    model = dataclasses.replace(
+        run.model,
+        embedding=dataclasses.replace(run.model.embedding, vocab_size=272),
+        attention=dataclasses.replace(run.model.attention, heads=4, position=position),
+        stack=models.StackConfig(2),
+    )
+    return dataclasses.replace(RUNS["plain"], model=model, objective=run.objective)
+
+
 RELU = models.FeedForwardConfig(width=64, activation="relu", bias=False)
 # What each published family trains, and the meshes on which the tests train it by default.
 FAMILIES = {
@@ -39,6 +53,10 @@ FAMILIES = {
     "electra": (RUNS["electra"], "data_tensor"),
     "distilbert": (RUNS["distilbert"], "data_fsdp"),
     "spanbert": (RUNS["spanbert"], "stage_fsdp"),
+    "modernbert": (RUNS["modernbert"], "fsdp_tensor"),
+    "deberta": (of_page("deberta"), "three"),
+    "deberta with a mask decoder": (of_page("deberta", "emd"), "fsdp_tensor"),
+    "xlnet": (of_page("two_stream"), "three"),
     "gpt1": (changed("plain", norm=models.NormConfig(placement="post")), "three"),
     "gpt2": (RUNS["plain"], "tensor_context"),
     "gpt3": (RUNS["gpt3"], "stage_context"),

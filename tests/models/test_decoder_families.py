@@ -23,6 +23,8 @@ RMS = models.NormConfig(kind="rms")
 LLAMA_ATTENTION = models.AttentionConfig(4, 4, models.Rotary(theta=10.0), bias=False, kv_heads=2)
 CHATGLM_POSITION = models.Rotary(theta=10.0, fraction=0.5, interleaved=True)
 CHATGLM_ATTENTION = models.AttentionConfig(4, 4, CHATGLM_POSITION, kv_heads=2, out_bias=False)
+THETAS = models.AttentionConfig(3, 4, models.Rotary(thetas=(50.0, 0.0, 3.0)), bias=False)
+PARALLEL = models.NormConfig(placement="parallel", shared=True, bias=False)
 MODELS = {
     "gpt2": small(),
     "gpt2_grouped": small(attention=replace(LEARNED, scale_by_inverse_depth=True, kv_heads=1)),
@@ -31,6 +33,11 @@ MODELS = {
     "chatglm": small(attention=CHATGLM_ATTENTION, feed_forward=SWIGLU, norm=RMS, tied=False),
     "gpt1": small(norm=models.NormConfig(placement="post")),
     "gpt3": small(attention=replace(LEARNED, windows=(0, 3))),
+    "unnormed_first": small(
+        layers=3, attention=THETAS, feed_forward=SWIGLU, norm=models.NormConfig(bias=False, first=False)
+    ),
+    "parallel": small(attention=CHATGLM_ATTENTION, norm=models.NormConfig(placement="parallel")),
+    "parallel_shared": small(attention=replace(THETAS, qk_norm=True), norm=PARALLEL, scan_layers=False),
     "own_slopes": small(attention=replace(LEARNED, position=Slopes())),
     "own_distance_keys": small(attention=replace(LEARNED, position=DistanceKeys()), scan_layers=False),
 }

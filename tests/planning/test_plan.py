@@ -60,7 +60,7 @@ def collectives_of(run: config.Run, topology: str) -> list[hlo.Collective]:
     return hlo.HloModule(step.as_text()).collectives()
 
 
-@pytest.mark.parametrize("name", ["plain", "separate", "bert", "t5", "electra", "spanbert"])
+@pytest.mark.parametrize("name", ["plain", "separate", "bert", "t5", "electra", "spanbert", "modernbert"])
 def test_the_planned_batch_is_that_of_the_reader(tiny, name):
     job = setup.build(runs.make(tiny, RUNS[name]), devices=jax.devices()[:2])
     stage = job.programs.phases[-1]

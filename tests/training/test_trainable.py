@@ -38,7 +38,10 @@ def by_layer(leaves):
     tensors = {}
     for name, leaf in leaves.items():
         head, stacked, rest = name.partition("/blocks/")
-        tensors |= {f"{head}{stacked}{i}/{rest}": leaf[i] for i in range(len(leaf))} if stacked else {name: leaf}
+        coverage, _, later = rest.partition("/")
+        first, rest = (1, later) if coverage.startswith("1:") else (0, rest)
+        rows = {f"{head}{stacked}{first + i}/{rest}": leaf[i] for i in range(len(leaf))} if stacked else {name: leaf}
+        tensors |= rows
     return tensors
 
 
@@ -60,6 +63,17 @@ def test_only_trained_parameters_move_and_have_moments(optimizer, tiny):
     kept = [(jax.tree_util.keystr(path), leaf) for path, leaf in moments if leaf.ndim]
     assert kept and all("'blocks'" in path or "'final_norm'" in path for path, _ in kept)
     assert all(leaf.shape[0] == 1 for path, leaf in kept if "'blocks'" in path)
+
+
+def test_layers_without_a_norm_are_named_by_their_numbers(tiny):
+    """The first layer of this model has no norm before its attention, so that a leaf has a row less than layers."""
+    patterns = ("stack/blocks/[02]/attention_norm/.*", "stack/blocks/0/feed_forward_norm/.*")
+    run = made(tiny, run=tiny_config.RUNS["modernbert"], trainable=patterns, optimizer=config.AdamWConfig())
+    _, before, after, job, state = runs.steps(run, 1)
+    expected = {"stack/blocks/2/attention_norm/scale", "stack/blocks/0/feed_forward_norm/scale"}
+    assert before["stack/blocks/1:3/attention_norm/scale"].shape == (2, 32)
+    assert moved(before, after) == expected == set(job.program.trained.names(registry.shapes(run.model)))
+    assert {leaf.shape for leaf in jax.tree.leaves(state.optimizer) if leaf.ndim} == {(1, 32)}
 
 
 KINDS = [*OPTIMIZERS, config.LambConfig(), config.AdagradConfig(clip_norm=1.0), config.SgdConfig(momentum=0.9)]
@@ -172,6 +186,10 @@ DECAY = 0.5
 # By hand: of each tensor n + 2 - d.
 ABOVE = {
     "MODEL": {"token_embedding": 4, "stack/blocks/0/": 3, "stack/blocks/1/": 2, "stack/final_norm/": 1},
+    "MODERNBERT": {
+        **{"token_embedding": 5, "stack/blocks/0/": 4, "stack/blocks/1/": 3, "stack/blocks/2/": 2},
+        **{"stack/blocks/1/attention_norm/": 3, "stack/blocks/2/attention_norm/": 2, "stack/final_norm/": 1},
+    },
     "ALBERT": {"embedding_projection/": 6, "stack/blocks/0/": 4, "stack/blocks/1/": 2, "pooler/": 0, "head_norm/": 0},
     "T5": {
         **{"token_embedding": 4, "encoder/blocks/0/": 3, "encoder/blocks/1/": 2, "encoder/final_norm/": 1},

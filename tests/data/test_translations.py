@@ -101,8 +101,8 @@ def test_rows_of_pairs_keep_the_laws_of_xlm(run, pairs):
 def test_texts_are_swapped_at_the_rate(run, pairs):
     swapped = run(data={"sources": {"pairs": run().data.sources["pairs"]}, "mixture": {}})
     swapped = changed(swapped, data={"layout": config.Translations(swapped=0.3)})
-    batches, numbers = open_reader(swapped).in_order("validation", 1000), []
-    for row, (x, y) in zip(itertools.chain(*map(unstack, batches)), pairs, strict=True):
+    batches, numbers = open_reader(swapped).in_order("validation", 1000, max_batches=3), []
+    for row, (x, y) in zip(itertools.chain(*map(unstack, batches)), pairs[:3000], strict=True):
         languages = row["token_types"].tolist()
         numbers.append(languages[0] == TYPES["es"])
         first, second = (y, x) if numbers[-1] else (x, y)

@@ -46,6 +46,21 @@ def _check(run: config.Run, name: str, model: ModelConfig) -> None:
             )
 
 
+def check_vocabularies(run: config.Run, vocabulary_id: str) -> None:
+    """Checks that the references were trained with the vocabulary of the run, if they record theirs.
+
+    Raises:
+      UserError: one was trained with another vocabulary.
+    """
+    for name, reference in run.train.references.items():
+        trained_with = checkpoint_formats.described(reference.source).vocabulary_id
+        if trained_with not in (None, vocabulary_id):
+            raise UserError(
+                f"reference '{name}' was trained with the vocabulary {trained_with[:12]}, this run reads "
+                f"{vocabulary_id[:12]}: use the same vocabulary, or choose another reference"
+            )
+
+
 def load(references: Mapping[str, config.ReferenceConfig], program: Program) -> tuple[dict[str, Any], dict[str, str]]:
     """Reads the parameters of the references onto the mesh of a program.
 

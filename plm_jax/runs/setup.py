@@ -16,7 +16,7 @@ from plm_jax.common.errors import UserError
 from plm_jax.data.reader import Reader, blank_batch
 from plm_jax.losses.loss import untrained_heads
 from plm_jax.models import registry
-from plm_jax.runs import resume, run_directory, warm_start
+from plm_jax.runs import references, resume, run_directory, warm_start
 from plm_jax.runs.callbacks import TrainingContext
 from plm_jax.runs.incidents import Incidents, window
 from plm_jax.runs.programs import Programs
@@ -90,6 +90,7 @@ def build(
         reader = Reader(config.reader_config(run, programs.phases), share)
         validation = Validation(run.evaluation, run.objective, run.model, programs, reader)
         validation.check_select()
+        references.check_vocabularies(run, reader.vocabulary["id"])
     changes = _find_changes(run, programs, reader, resumed) if resumed else []
     return TrainingSetup(run, programs, reader, validation, resumed, changes)
 

@@ -16,7 +16,7 @@ from plm_jax.common.errors import UserError
 from plm_jax.models import registry
 from plm_jax.planning import plan as planning
 from plm_jax.runs import checkpoint_folders as folders
-from plm_jax.runs import checkpoints, setup
+from plm_jax.runs import checkpoints, references, setup
 from tests.support import resume, runs
 from tests.support import tiny as tiny_runs
 
@@ -40,8 +40,8 @@ def teachers(tiny, verb, tmp_path_factory):
 
 def distilled(tiny, teacher, train=None, loss=LOSS, model=STUDENT, **sections):
     """Returns a run of a student with one layer and dropout."""
-    references = {"teacher": config.ReferenceConfig(str(teacher))}
-    train = {"references": references, "loss": loss, **(train or {})}
+    sources = {"teacher": config.ReferenceConfig(str(teacher))}
+    train = {"references": sources, "loss": loss, **(train or {})}
     return runs.make(tiny, tiny_runs.RUNS["distilbert"], model=model, train=train, **sections)
 
 
@@ -185,6 +185,16 @@ def test_unfitting_references_are_rejected(changes, message, tiny, teachers):
     with pytest.raises(UserError, match=message):
         run = distilled(tiny, teachers / "first", **{"model": STUDENT, **changes})
         setup.build(run, devices=jax.devices()[:1])
+
+
+def test_a_teacher_of_another_vocabulary_is_rejected(tiny, teachers):
+    run = distilled(tiny, teachers / "first")
+    vocabulary_id = setup.build(run, devices=jax.devices()[:1]).reader.vocabulary["id"]
+    references.check_vocabularies(run, vocabulary_id)
+    with pytest.raises(
+        UserError, match=r"'teacher' was trained with the vocabulary \w{12}, this run reads 000000000000"
+    ):
+        references.check_vocabularies(run, "0" * 64)
 
 
 def test_students_of_another_width_learn_from_predictions(tiny, teachers):

@@ -115,6 +115,7 @@ def _write_config(source: str, workdir: str) -> str | None:
     with progress.doing(f"reading {_TRAIN.value}"):
         from plm_jax.runs import checkpoint_formats, task_config
 
+        _CONFIG.modules.load()
         columns = task_config.Columns(texts, **{flag.name: flag.value for flag in column_flags})
         path = os.path.join(workdir, "finetune.py")
         described = checkpoint_formats.described(source)

@@ -48,6 +48,9 @@ def folder(tmp_path_factory):
         for line in list(file)[:24]:
             small.write(json.dumps({"text": json.loads(line)["text"][:1000]}) + "\n")
     texts = [json.loads(line)["text"] for line in (folder / "text.jsonl").read_text().splitlines()]
+    with open(folder / "labels.jsonl", "w") as small:
+        for number, text in enumerate(texts):
+            small.write(json.dumps({"text": text[:60], "label": "even" if number % 2 else "odd"}) + "\n")
     with open(folder / "preferences.jsonl", "w") as small:
         for text, other in zip(texts, texts[1:] + texts[:1], strict=True):
             row = {"prompt": text[:100], "chosen": text[100:200], "rejected": other[100:200], "margin": 0.5}
@@ -93,6 +96,9 @@ def test_it_trains_goes_on_evaluates_and_reports(selected, folder, verb):
         assert verb("pretrain", *uninterrupted, "--config.train.steps=3", folder=folder).status == 0
         rows = [json.loads(line) for line in (folder / "runs/again/metrics.jsonl").read_text().splitlines()]
         assert [row["train/loss"] for row in rows if "train/loss" in row] == losses
+        table = ("--train=labels.jsonl", "--text=text", "--label=label", f"--workdir=tasks/{workdir.name}")
+        finished = verb("finetune", *table, checkpoint, module, folder=folder)
+        assert finished.status == 0 and "validation/accuracy" in finished.out, finished.err
     if selected in ("deberta", "qwen2"):
         written_by = ("--format=huggingface", f"--source={workdir}", f"--target=exported/{name}")
         finished = verb("convert", *written_by, module, folder=folder)

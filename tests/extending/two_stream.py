@@ -1,6 +1,6 @@
 """A small XLNet (Yang et al. 2019): tokens are predicted in a random order, by a second stream of queries."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import jax.numpy as jnp
 import numpy as np
@@ -66,11 +66,20 @@ def sinusoids(reach: int, width: int) -> np.ndarray:
 
 @dataclass(frozen=True, kw_only=True)
 class TwoStreamConfig(models.EncoderConfig):
-    """An encoder with a second stream, of queries without the tokens that they predict (Yang et al. 2019 §2.3)."""
+    """An encoder with a second stream, of queries without the tokens that they predict (Yang et al. 2019 §2.3).
+
+    A task's model is the encoder alone, without scores of segments.
+    """
 
     kind = "two_stream"
     architecture = "two_stream"
     inputs = (*models.EncoderConfig.inputs, "order", "target_positions")
+
+    @override
+    def with_task(self, head):
+        encoder = models.EncoderConfig(**{f.name: getattr(self, f.name) for f in fields(models.EncoderConfig)})
+        position = replace(self.attention.position, segments=False)
+        return replace(encoder, attention=replace(self.attention, position=position)).with_task(head)
 
     @override
     def module(self, dtype):
@@ -83,7 +92,7 @@ class TwoStreamConfig(models.EncoderConfig):
 
 
 class TwoStream(Encoder):
-    """The model of `TwoStreamConfig`. Without targets, as in fine-tuning, it is an encoder."""
+    """The model of `TwoStreamConfig`. Without targets, it is an encoder."""
 
     def setup(self):
         super().setup()

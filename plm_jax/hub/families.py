@@ -218,6 +218,8 @@ def model_type_of(directory: str, config: Mapping[str, Any]) -> str:
         for name, family in accepting.items():
             names_by_fields.setdefault(id(family.fields), name)
         candidates = list(names_by_fields.values())
+        # EuroBERT has the tensors of LLaMA, and an id of its own.
+        candidates = [name for name in candidates if set(known[name].ids.values()) <= config.keys()] or candidates
     if len(candidates) != 1:
         problem = f"could be of {' or '.join(candidates)}" if candidates else f"are of none of {', '.join(known)}"
         raise UserError(

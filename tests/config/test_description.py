@@ -21,7 +21,7 @@ def test_the_verb_lists_every_field_of_the_resolved_config(tiny, verb):
     shown = dict(line.split("  # ")[0].split(" = ") for line in section)
     expected = config.to_dict(config.LambConfig(b1=0.75)) | {"groups": ()}
     assert shown == {name: str(value) for name, value in expected.items()}
-    assert "    kind = normal  # one of fan_in, normal: Normal initialization" in done.out.splitlines()
+    assert "    kind = normal  # one of fan_in, normal, torch_linear: Normal initialization" in done.out.splitlines()
     assert "  spec = bytes  # text: " in done.out and "  init_from = ''  # text: " in done.out
     assert not re.search(r"= *  #", done.out), "a value is blank"
     assert any(

@@ -381,7 +381,7 @@ def test_unknown_model_type_is_one_line_error(tmp_path):
     folder = copy_of("bert", tmp_path)
     config = json.loads((folder / "config.json").read_text())
     edit_config(folder, model_type="gpt3")
-    assert_refused(folder, "model_type 'gpt3'", "gpt2")
+    assert_refused(folder, "model_type 'gpt3' is not supported", "nearest supported family is BERT")
     del config["model_type"]
     (folder / "config.json").write_text(json.dumps(config | {"architectures": ["SomethingForMaskedLM"]}))
     assert huggingface.read(str(folder)).family == "bert"

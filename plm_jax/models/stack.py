@@ -115,10 +115,8 @@ class Block(nn.Module):
             return norm(config, self.dtype, name=f"{name}_norm")
 
         def drop(name, x):
-            rates = self.model.dropout.rates
-            dropout = Dropout(
-                rates["residual" if name == "feed_forward" else "attention_output"], self.model.dropout.broadcast
-            )
+            rate = self.model.dropout.rates["residual" if name == "feed_forward" else "attention_output"]
+            dropout = Dropout(rate, self.model.dropout.broadcast)
             return dropout(x, context.rows, deterministic=self.deterministic)
 
         def add(name, sublayer, x):
@@ -327,19 +325,17 @@ class Stack(nn.Module):
         name, setting, config = f"{attention} of '{self.name}'", self.model.attention_kernel, self.model.attention
         sizes = {"head_dim": config.head_dim, "groups": config.num_kv_heads, "queries": queries, "keys": keys}
         layer_bias = attention == "attention" and config.position.has_layer_bias
-        return context.replace(
-            kernel=kernels.pick(name, setting, context, dtype=self.dtype, layer_bias=layer_bias, **sizes)
-        )
+        kernel = kernels.pick(name, setting, context, dtype=self.dtype, layer_bias=layer_bias, **sizes)
+        return context.replace(kernel=kernel)
 
     def _prepare(self, context, x, source):
         """Adds the rotations by its positions and the mask of its kernel to a context."""
         if context.positions is not None:
             position, head_dim = self.model.attention.position, self.model.attention.head_dim
-            rotation = position.rotation(head_dim, context.positions, context.block_positions)
-            of_keys = rotation
+            of_keys = of_queries = position.rotation(head_dim, context.positions, context.block_positions)
             if context.source_positions is not None:
                 of_keys = position.rotation(head_dim, context.source_positions, None)
-            context = context.replace(rotations=(rotation, of_keys))
+            context = context.replace(rotations=(of_queries, of_keys))
         return context.with_kernel(context.kernel, *_lengths(context, x, source))
 
     def _bias(self, context, queries, keys):

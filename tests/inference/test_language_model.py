@@ -62,7 +62,7 @@ def make_workdir(tmp_path, monkeypatch):
     """Creates a run directory whose checkpoints contain a model."""
 
     def make(pretrained, run):
-        def load_params(path):
+        def load_params(path, average=False):
             ASKED.append(str(path))
             return pretrained.params, run, {"step": 7, "vocabulary_id": identity(run) or "abc"}
 

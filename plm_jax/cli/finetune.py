@@ -119,7 +119,6 @@ def _write_config(source: str, workdir: str) -> str | None:
         columns = task_config.Columns(texts, **{flag.name: flag.value for flag in column_flags})
         path = os.path.join(workdir, "finetune.py")
         described = checkpoint_formats.described(source)
-        _CONFIG.modules.load()
         lines = task_config.write(path, _TRAIN.value, _VALIDATION.value, columns, described, _CONFIG.changes)
     if lines and progress.is_first():
         print(*lines, sep="\n", flush=True)

@@ -111,7 +111,13 @@ class Attention(nn.Module):
         attention, position = self.model.attention, self.model.attention.position
         width, initializer = self.model.embedding.width, self.model.initializer
         declared = position.layer_tables(width, attention.heads, attention.head_dim, initializer)
-        tables = {name: table.declare(self, name) for name, table in declared.items()}
+        # XLA computes wrong gradients of small tables that are sharded by heads.
+        tables = {
+            name: table._replace(axes=tuple(None if axis == "heads" else axis for axis in table.axes)).declare(
+                self, name
+            )
+            for name, table in declared.items()
+        }
         if self.is_initializing():  # Without the tables of the stack.
             return context
         drop = Dropout(self.model.dropout.residual, name="position_dropout")

@@ -168,7 +168,10 @@ class Position(Role):
         return None
 
     def layer_tables(self, width: int, heads: int, head_dim: int, initializer: Initialization) -> dict[str, Table]:
-        """Returns the tables that each layer has of its own, by parameter name; arguments as `score_tables`."""
+        """Returns the tables that each layer has of its own, by parameter name; arguments as `score_tables`.
+
+        They are not sharded by heads.
+        """
         return {}
 
     def layer_bias(

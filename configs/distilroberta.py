@@ -30,7 +30,7 @@ def get_config(size: str = "base"):
     run = published_run(
         evaluate_every=500,
         model=roberta.model(*config.choose(SIZES, size)),
-        objective=objectives.MaskedLM(),
+        objective=objectives.MaskedLM(smoothing=0.7),
         vocabulary=config.VocabularyConfig(
             spec="bpe:../vocabularies/roberta/vocab.json,../vocabularies/roberta/merges.txt",
             bos=0,

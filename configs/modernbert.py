@@ -84,6 +84,7 @@ LONG, DECAY, MULTILINGUAL = "-8k", "-decay", "mm-"
 PUBLISHED = {
     "base": (149_655_232, "149M"),
     "large": (395_881_664, "395M"),
+    "large-low": (395_881_664, "395M"),
     "mm-small": (140_897_536, "140M"),
     "mm-base": (307_786_240, "307M"),
 }
@@ -176,6 +177,7 @@ def get_config(size: str = "base"):
     is_multilingual, is_long = size.startswith(MULTILINGUAL), size.endswith((LONG, DECAY))
     thetas = (160_000.0,) if is_multilingual else (160_000.0, 10_000.0, 10_000.0) if is_long else (10_000.0,)
     train, schedule = training(size, of)
+    decay = 1e-6 if size.startswith("large-") else 1e-5
     dimensions = of.layers, of.width, of.heads, of.feed_forward, of.vocab_size
     vocabulary = config.VocabularyConfig(
         spec="json:../vocabularies/modernbert/tokenizer.json",
@@ -199,7 +201,8 @@ def get_config(size: str = "base"):
             layout=config.Packed(inner=config.Documents()),
             length=8192 if is_long else 1024,
         ),
-        optimizer=config.StableAdamWConfig(weight_decay=0.0125 if not is_long else 1e-5 / schedule.learning_rate),
+        # 1e-5 per step; for the later phases of large 1e-6.
+        optimizer=config.StableAdamWConfig(weight_decay=decay / schedule.learning_rate),
         schedule=schedule,
         train=train,
         evaluation=config.EvaluationConfig(every=5000, max_batches=64, objective={"rate": 0.15}),

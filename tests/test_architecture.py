@@ -175,7 +175,9 @@ REACH = {"program": (25, 600), "state": (25, 730), "step": (25, 900)}
 REACH_T5 = {"program": (25, 600), "state": (25, 810), "step": (25, 960)}
 
 
-@pytest.mark.parametrize(("size", "reach"), [("gpt2", REACH), ("bert", REACH), ("t5", REACH_T5)])
+@pytest.mark.parametrize(
+    ("size", "reach"), [("gpt2", REACH), ("bert", REACH), ("t5", REACH_T5)], ids=["gpt2", "bert", "t5"]
+)
 def test_a_step_enters_little_code(size, reach):
     command = [sys.executable, "-m", "tests.support.reach", size]
     finished = subprocess.run(command, env=resume.environment(), cwd=PACKAGE.parent, capture_output=True, text=True)

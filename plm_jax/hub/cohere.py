@@ -12,6 +12,7 @@ from plm_jax import models
 from plm_jax.hub.family import Tensor
 from plm_jax.hub.fields import Entry, Field, Fixed, changed, check
 from plm_jax.hub.llama import BLOCKS, EMBEDDINGS, LAYER, LlamaFamily, decoder_base
+from plm_jax.hub.rope import RotaryFields
 
 
 @dataclass(frozen=True)
@@ -47,9 +48,10 @@ class CohereFamily(LlamaFamily):
         norm=models.NormConfig(placement="parallel", shared=True, bias=False),
     )
     fields = changed(
-        LlamaFamily.fields,
+        tuple(entry for entry in LlamaFamily.fields if not isinstance(entry, RotaryFields)),
         Field("layer_norm_eps", "norm.epsilon", 1e-5),
         LogitScale(),
+        RotaryFields(theta=500_000.0),
         Fixed("use_qk_norm", False),
         without=("rms_norm_eps", "mlp_bias"),
         vocab_size=256000,

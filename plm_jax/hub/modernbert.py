@@ -75,8 +75,8 @@ def _theta(config: Mapping[str, Any], kind: str) -> float:
     name, default = THETAS[kind]
     parameters = config.get("rope_parameters") or {}
     check("rope_parameters", parameters, isinstance(parameters, Mapping), f"a mapping of '{GLOBAL}' and '{LOCAL}'")
-    parameters = parameters.get(kind) or {}
-    scaling = parameters.get("rope_type", "default")
+    parameters = {**(parameters.get(kind) or {}), **(config.get("rope_scaling") or {})}
+    scaling = parameters.get("rope_type", parameters.get("type", "default"))
     check(
         f"rope_parameters.{kind}.rope_type", scaling, scaling == "default", '"default", the only one that can be read'
     )

@@ -26,9 +26,11 @@ class RotaryFields(Entry):
 
     Attributes:
       fraction: rotated share of a head if the file does not contain it. Unless it is 1, the field is always written.
+      theta: base of the frequencies if the file does not contain it.
     """
 
     fraction: float = 1.0
+    theta: float = 10_000.0
 
     @override
     def settings(self, values):
@@ -41,7 +43,7 @@ class RotaryFields(Entry):
         known("rope_type", kind, TYPES)
         scaling = models.RotaryScaling(**read(SCALING, rope)) if TYPES[kind] else None
         frequencies = (
-            Field("rope_theta", "attention.position.theta", 10_000.0),
+            Field("rope_theta", "attention.position.theta", self.theta),
             Field("partial_rotary_factor", "attention.position.fraction", self.fraction),
         )
         return read(frequencies, {**values, **rope}) | {"attention.position.scaling": scaling}

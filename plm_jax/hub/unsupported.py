@@ -66,7 +66,9 @@ def _overlap(names: set[str], known: set[str]) -> float:
 def _fields(family: Family) -> set[str]:
     """Returns the names of the fields that a family reads or writes."""
     named = {str(name) for entry in family.fields if (name := getattr(entry, "name", None))}
-    with contextlib.suppress(UserError):  # The empty `config.json` of some families is not supported.
+    with contextlib.suppress(
+        UserError, KeyError, TypeError
+    ):  # The empty `config.json` of some families is not supported.
         named |= set(family.to_config(family.to_settings({})))
     return {name for name in named if not GENERIC.fullmatch(name)}
 

@@ -123,7 +123,7 @@ def generator(module: Electra, params) -> tuple[Encoder, dict]:
 
 def _shared(model: EncoderConfig) -> set[str]:
     """Returns the names of the shared parameters, as in google-research/electra, modeling.py."""
-    return {"token_embedding", "token_type_embedding", "embedding_norm", *model.position_tables}
+    return {"token_embedding", "token_type_embedding", "task_type_embedding", "embedding_norm", *model.position_tables}
 
 
 def _init_generator(key, model: EncoderConfig):

@@ -74,6 +74,8 @@ class EncoderDecoderConfig(TransformerConfig):
     def __post_init__(self):
         super().__post_init__()
         decoder, _ = self.decoder_model, self.source_model  # Their constructors check the settings.
+        if self.norm.placement == "parallel":
+            raise UserError("norm.placement 'parallel' has no place for attention to a memory: use pre, post or deep")
         parts = [(model.stack, model.attention, model.feed_forward) for model in (self, decoder)]
         if self.tie_encoder_decoder and parts[0] != parts[1]:
             raise UserError(

@@ -189,6 +189,7 @@ class NoHead(Head):
     tied = False
     scale_by_width = False
     transform = None
+    transform_bias = True
     bias = False
 
 

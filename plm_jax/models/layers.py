@@ -189,7 +189,7 @@ class NormConfig:
         input (ChatGLM-6B's variant of Wang et al. 2022); `parallel`: like `pre`, except that both sub-layers read the
         input of the block, and their outputs are added to it (GPT-J, PaLM).
       scale: whether norms have a trained scale.
-      bias: whether a LayerNorm has a trained bias.
+      bias: whether a LayerNorm has a trained bias; RMSNorm has none.
       shared: whether the two sub-layers of a `parallel` block share one norm.
       first: whether the attention of the first layer has a norm, with placement `pre`. ModernBERT's has none, because
         its embeddings are normalized (Warner et al. 2024).

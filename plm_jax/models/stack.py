@@ -4,7 +4,6 @@ Shapes: B batch, L length, M length of the memory, Q queries, K keys, D width. T
 stacked on a leading `layers` axis; layers that share parameters have one entry.
 """
 
-import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +20,7 @@ from plm_jax.models.attention import Attention
 from plm_jax.models.kernels import RESIDUALS, Context
 from plm_jax.models.layers import ACTIVATIONS, PRODUCTS, Dense, Depth, Dropout, Memory, Stream, norm
 from plm_jax.models.partitioning import constrain, mesh_axes
+from plm_jax.models.positions import Position
 from plm_jax.models.transformer import StackConfig, TransformerConfig
 
 # The residuals of a flash kernel are no larger than a product with weights, and more expensive to recompute.
@@ -257,7 +257,8 @@ class Stack(nn.Module):
         """Computes the blocks from `first` up to but excluding `last`, without the final norm: [B, Q, D].
 
         With it, an architecture can change the hidden states between layers, or apply a layer to queries that are not
-        the source of its keys, such as the second stream of XLNet and the mask decoder of DeBERTa.
+        the source of its keys, such as the second stream of XLNet and the mask decoder of DeBERTa. It sows no `hidden`,
+        and a mesh with stages does not pipeline it.
 
         Args:
           x: [B, Q, D].
@@ -266,10 +267,16 @@ class Stack(nn.Module):
           last: number of the block after the last one.
           source: source of the keys and values [B, K, D]; None: x, and in later blocks the output of the previous one.
           deterministic: no dropout.
+
+        Raises:
+          ValueError: there are no such blocks, or the positions of the source are unknown or not supported.
         """
         stack = self.model.stack
         if stack.stored_blocks < stack.blocks:
-            raise ValueError("blocks that share parameters cannot be computed separately")
+            raise ValueError("blocks that share parameters cannot be computed separately: leave out stack.groups")
+        if not 0 <= first <= last <= stack.blocks:
+            raise ValueError(f"there are no blocks from {first} up to {last}: the stack has {stack.blocks}")
+        self._check_source(x, context, source)
         if first == last:
             return x
         keys = x if source is None else source
@@ -282,10 +289,23 @@ class Stack(nn.Module):
             rngs = None if key is None else {"dropout": key}
             return block.apply({"params": params}, x, depth, context, source, rngs=rngs), None
 
-        part = dataclasses.replace(stack, layers=last - first, groups=None, inner=1)
+        scan = self.model.scan_layers
         params = jax.tree.map(lambda leaf: leaf[first:last], self._block_params())
-        x, _ = through_layers(self.model, part, apply, x, (params, (jnp.arange(first, last), dropout_keys)))
-        return x
+        layers = params, (jnp.arange(first, last), dropout_keys)
+        return loop(scan)(recomputed(apply, self.model.remat, scan), x, layers)[0]
+
+    def _check_source(self, x, context, source):
+        """Rejects a source whose positions are unknown, or with masks and biases that count positions from 0."""
+        attention, position = self.model.attention, self.model.attention.position
+        if context.positions is None and type(position).rotation is not Position.rotation:
+            raise ValueError(f"positions of kind '{position.kind}' need Context.positions")
+        if source is None or (source.shape[1] == x.shape[1] and context.source_positions is None):
+            return
+        if context.source_positions is None:
+            raise ValueError("a source of another length needs Context.source_positions")
+        by_distance = type(position).distance_bias is not Position.distance_bias
+        if context.causal or any(attention.windows) or by_distance:
+            raise ValueError("causal attention, windows and biases by distance need a source with the positions of x")
 
     def finish(self, x: Stream, *, deterministic: bool) -> Stream:
         """Applies the norm after the last layer, if there is one, and the dropout of the output: [B, L, D]."""

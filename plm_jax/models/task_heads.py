@@ -121,7 +121,7 @@ class TaskHead(Head):
       layers: layers of the model that the head reads.
       recurrent: bidirectional LSTM on top of these layers; None: no LSTM.
       transform: activation of a dense layer before the output layer; None: no such layer.
-      transform_bias: whether this dense layer has a bias.
+      transform_bias: whether this dense layer, if there is one, has a bias.
       transform_norm: whether the model's norm follows the activation.
       bias: whether the output layer has a bias.
       dropout: dropout rate before the output layer.
@@ -195,7 +195,8 @@ class TaskHead(Head):
         if not self.transform:
             return x
         # The texts of a row share a dropout mask, as in GPT-1's two choices.
-        x = module.dropout(x, self.input_dropout, not self.per_token, deterministic)
+        shared = not (self.per_token or self.transforms_tokens)
+        x = module.dropout(x, self.input_dropout, shared, deterministic)
         x = module.dense("transform", x, module.model.embedding.width, bias=self.transform_bias)
         x = ACTIVATIONS[self.transform](x)
         return module.norm("norm", x) if self.transform_norm else x
@@ -225,9 +226,9 @@ class TaskHead(Head):
         per_position = 0
         if self.recurrent:
             per_position, width = self.recurrent.macs(width), 2 * self.recurrent.cell
+        if self.transform and (self.per_token or self.transforms_tokens):
+            per_position, width = per_position + width * model.embedding.width, model.embedding.width
         if self.per_token:
-            if self.transform:
-                per_position, width = per_position + width * model.embedding.width, model.embedding.width
             per_position += width * self.outputs
         return length * per_position
 

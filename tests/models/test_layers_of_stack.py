@@ -129,7 +129,7 @@ def test_order_equals_a_dense_mask():
 @pytest.mark.parametrize("platform", ["tpu", "cuda"])
 def test_no_flash_kernel_takes_an_order(platform):
     sizes = {"dtype": jnp.dtype(jnp.bfloat16), "head_dim": 64, "queries": 512, "keys": 512}
-    kernel, reason = choose("flash", platform, **sizes, dense=True, order=True)
+    kernel, reason = choose("flash", platform, **sizes, dense=True, by_query=True)
     assert kernel != "flash" and "order" in reason
     assert choose("flash", platform, **sizes) == ("flash", "")
 

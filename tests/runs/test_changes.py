@@ -274,8 +274,10 @@ def test_removing_a_source_repeats_no_rows_of_the_other(tiny):
         np.testing.assert_array_equal(after.example(k)["tokens"], before.example(number)["tokens"])
 
 
-def fields(kind, path=""):
-    """The dotted paths of all fields of a schema's type, sections and what is in them."""
+def fields(kind, path="", above=()):
+    """The dotted paths of all fields of a schema's type, sections and what is in them; a layout in a layout once."""
+    if kind in above:
+        return
     choices = tuple(built_in(kind).values()) if is_role(kind) else (kind, *typing.get_args(kind))
     for choice in choices:
         if dataclasses.is_dataclass(choice):
@@ -283,7 +285,7 @@ def fields(kind, path=""):
             for f in dataclasses.fields(choice):
                 name = f"{path}.{f.name}" if path else f.name
                 yield name
-                yield from fields(hints[f.name], name)
+                yield from fields(hints[f.name], name, (*above, kind))
 
 
 def test_every_field_of_the_schema_has_a_meaning():

@@ -41,7 +41,7 @@ def choose(
     prefix: bool = False,
     dropout: bool = False,
     windows: bool = False,
-    order: bool = False,
+    by_query: bool = False,
     cut: bool = False,
 ) -> tuple[str, str]:
     """Returns the kernel, and the reason why it is not the requested one, or "".
@@ -54,12 +54,12 @@ def choose(
       dense: whether there is padding, or segments.
       prefix: whether a causal stack has a prefix that all queries attend to.
       dropout: whether attention weights are dropped.
-      windows, order: whether some layers have a window, and whether keys are visible by their rank in an order.
-      cut: whether the queries of a row are sharded over devices.
+      windows, cut: whether some layers have a window, and whether the queries of a row are sharded over devices.
+      by_query: whether each query has visible keys of its own, by a mask or an order of prediction.
     """
     flash = {
         "flash supports only a bias that depends on distances": bias,
-        "flash does not support an order of prediction": order,
+        "flash does not support an order of prediction, or a mask for each query": by_query,
         f"flash needs a head_dim divisible by 8, not {head_dim}": head_dim % 8 != 0,
     }
     # Limits of jax's cuDNN attention (jax/_src/cudnn/fused_attention_stablehlo.py); 128 holds before Hopper too.
@@ -118,7 +118,7 @@ def pick(
         prefix=context.prefix_lengths is not None,
         dropout=context.dropout > 0,
         windows=bool(context.windows),
-        order=context.order is not None,
+        by_query=context.order is not None or (context.mask is not None and context.mask.ndim == 3),
         cut=shards_queries(groups, queries),
     )
     if reason:

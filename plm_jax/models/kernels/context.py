@@ -27,6 +27,9 @@ UNSEEN = -1e30
 class Context(struct.PyTreeNode):
     """The masks, biases and other settings of an attention.
 
+    A stack sets `rotations`, `distance_bias`, `bias`, `tables`, `windows`, `rows`, `dropout`, `broadcast`, `kernel` and
+    `visible` itself, whatever their values.
+
     Attributes:
       causal: whether queries attend to no later keys.
       mask: [B, K], or [B, Q, K] for a mask per query, 1 for real keys; None: all are real. Required with a cache, where
@@ -54,7 +57,8 @@ class Context(struct.PyTreeNode):
       dropout: rate of dropout of attention weights in a call with a seed.
       broadcast: whether all queries share a dropout mask.
       kernel: the kernel that computes the attention; see `with_kernel`.
-      visible: dense mask of causality, mask and segments, as far as the kernel needs one, bool [B or 1, 1, Q or 1, K].
+      visible: dense mask of causality, mask, segments and order, as far as the kernel needs one, bool
+        [B or 1, 1, Q or 1, K].
     """
 
     causal: bool = struct.field(pytree_node=False, default=False)

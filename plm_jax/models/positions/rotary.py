@@ -78,6 +78,8 @@ class Rotary(Position):
     length: ranges.Length = 2048
 
     def __post_init__(self):
+        if self.thetas and self.theta != Rotary.theta:
+            raise UserError(f"rotary positions have theta {self.theta} and thetas {self.thetas}: leave out one of them")
         if not (self.theta > 0 and 0 < self.fraction <= 1):
             raise UserError(
                 f"rotary positions of theta {self.theta} and fraction {self.fraction}: set theta above 0, and fraction "

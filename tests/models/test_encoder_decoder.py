@@ -181,3 +181,9 @@ def test_incremental_decoding_equals_full_pass(model):
         parts.append(out)
     got = jnp.concatenate(parts, axis=1)
     np.testing.assert_allclose(got[decoder_mask == 1], full[decoder_mask == 1], atol=1e-4)
+
+
+def test_parallel_blocks_are_rejected():
+    """They would have no attention to the memory."""
+    with pytest.raises(UserError, match="'parallel' has no place for attention to a memory"):
+        replace(small_encoder_decoder(), norm=models.NormConfig(placement="parallel"))

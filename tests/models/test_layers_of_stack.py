@@ -326,3 +326,27 @@ def test_queries_and_keys_are_normalized_as_in_qwen3():
     with torch.no_grad():
         expected = theirs(torch.tensor(tokens)).logits.numpy()
     np.testing.assert_allclose(registry.build(model).apply({"params": params}, tokens), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "first", "message"),
+    [
+        ("post", {}, 0, "a source of another length needs Context.source_positions"),
+        ("first", {"source_positions": jnp.arange(8)[None]}, 0, "need a source with the positions of x"),
+        ("parallel", {"source_positions": jnp.arange(8)[None]}, 0, "need a source with the positions of x"),
+        ("first", {"positions": None}, 0, "positions of kind 'rotary' need Context.positions"),
+        ("post", {}, 4, "there are no blocks from 4 up to 3: the stack has 3"),
+    ],
+)
+def test_unsupported_sources_and_ranges_are_rejected(name, fields, first, message):
+    module, params = randomized(MODELS[name])
+    tokens = tokens_of()
+
+    def run(module):
+        positions = jnp.arange(tokens.shape[1])[None]
+        source = module.embed(tokens, positions, deterministic=True)
+        context = Context(positions=positions[:, :2]).replace(**fields)
+        return module.stack.layers(source[:, :2], context, first, 3, source, deterministic=True)
+
+    with pytest.raises(ValueError, match=message):
+        module.apply({"params": params}, method=run)

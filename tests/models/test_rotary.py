@@ -125,6 +125,7 @@ def test_flash_supports_rotary_positions():
 @pytest.mark.parametrize(
     ("settings", "fields", "message"),
     [
+        (Rotary, {"theta": 5.0, "thetas": (1.0, 2.0)}, "theta 5.0 and thetas .*: leave out one of them"),
         *((Rotary, fields, "rotary positions of") for fields in ({"theta": 0.0}, {"fraction": 0.0}, {"fraction": 1.5})),
         *((RotaryScaling, fields, "rotary scaling") for fields in ({"factor": 0.0}, {"low_frequency_factor": 4.0})),
     ],

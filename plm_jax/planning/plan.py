@@ -363,7 +363,10 @@ def table(report: dict[str, Any]) -> str:
     if "dollars_per_token" in report:
         rows["at best, dollars per billion tokens"] = f"{report['dollars_per_token'] * 1e9:,.2f}"
     if "suggestion" in report:
-        flags = report["suggestion"] and _as_flags(report["suggestion"])
+        settings = dict(report["suggestion"] or {})
+        if settings.get("model.remat") == report["remat"]:
+            del settings["model.remat"]
+        flags = _as_flags(settings)
         rows["would fit with"] = flags or "none of the changes tried: use a larger slice or a smaller batch"
     for number, line in enumerate(_tried_lines(report), start=1):
         rows[f"option {number}"] = line

@@ -295,10 +295,10 @@ def _goodput(starts: Sequence[Start]) -> list[str]:
     whole = sum(totals.values()) or 1.0
     since = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(starts[0]["began"]))
     other_uses = ", ".join(f"{name} {totals[part] / whole:.1%}" for part, name in _NAMES.items())
-    number = f"in {len(starts)} starts" if len(starts) > 1 else "in one start"
+    number = f"{len(starts)} times" if len(starts) > 1 else "once"
     return [
-        f"goodput     {totals[_STEPS] / whole:.1%} of the {_span(whole)} since {since} went into training steps, "
-        f"{number}",
+        f"goodput     {totals[_STEPS] / whole:.1%} of the {_span(whole)} since {since} went into training steps; "
+        f"the run was started {number}",
         f"            {other_uses}",
     ]
 

@@ -206,6 +206,9 @@ def test_a_refusal_of_the_compiler_is_no_fit(monkeypatch):
     report = planning._compiled(programs, lambda line: None)
     assert report["fits"] is False and report["bytes_per_device"]["total"] == 20 * 2**30
     assert "no, 4.3 GB more than the 17.2 GB per device" in planning.table(report | {"suggestion": None})
+    settings = {"model.remat": report["remat"], "train.microbatches": 4}
+    assert "would fit with" in (table := planning.table(report | {"suggestion": settings}))
+    assert "--config.train.microbatches=4" in table and "--config.model.remat" not in table
 
 
 def test_shapes_alone_need_no_data_and_no_compiler(tmp_path, verb):

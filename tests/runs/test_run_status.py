@@ -198,7 +198,7 @@ def test_run_in_a_bucket_is_reported(clock, tmp_path):
     assert [start["began"] for start in run_status.read(workdir)] == [1000, clock.now - 10]
     with leases.held(f"{workdir}/lock", "trains"):
         text = "\n".join(run_status.of_run(workdir).lines)
-    assert "alive" in text and "disk full" in text and "no room" in text and "2 starts" in text
+    assert "alive" in text and "disk full" in text and "no room" in text and "started 2 times" in text
     assert not run_status.of_run(workdir).fine
 
 

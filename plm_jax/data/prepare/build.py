@@ -24,7 +24,9 @@ from plm_jax.data.sources.source import InputsTargetsSource, Source
 _RULES = {
     "source": "the validation split of the source",
     "hash": "validation_fraction {:g}",
-    "top-up": "validation_fraction {:g} is raised to hold out 20 rows, or at most 10 % of all rows",
+    "top-up": (
+        "validation_fraction {:g} would hold out fewer than 20, so it is raised to hold out 20, but at most 10 % of all"
+    ),
     "none": "",
 }
 

@@ -27,7 +27,12 @@ _CHECKPOINT = flags.DEFINE_string(
     None,
     "run, checkpoint, directory written by convert, Hugging Face directory, or hf:ORG/NAME[@REVISION] (required)",
 )
-_INPUT = flags.DEFINE_string("input", None, "file with the texts: .txt, .jsonl, .csv, .tsv or .parquet (required)")
+_INPUT = flags.DEFINE_string(
+    "input",
+    None,
+    "file with the texts: .txt, .jsonl, .csv, .tsv, .parquet, .arrow, .jsonl.gz, .csv.gz or .tsv.gz, or a folder of "
+    "Dataset.save_to_disk (required)",
+)
 _OUTPUT = flags.DEFINE_string("output", None, "file for the vectors: .npy, .parquet or .jsonl (required)")
 _TEXT = flags.DEFINE_string("text", "text", "column of the text; the lines of a .txt file are in `text`")
 _POOLING = flags.DEFINE_enum(

@@ -34,7 +34,10 @@ _CHECKPOINT = flags.DEFINE_string(
     "run, checkpoint, directory written by `convert`, Hugging Face directory, or hf:ORG/NAME[@REVISION] (required)",
 )
 _TASKS = flags.DEFINE_list(
-    "tasks", [], "sources to evaluate: SOURCE for its validation split, or SOURCE:SPLIT (default: all sources)"
+    "tasks",
+    [],
+    "sources to evaluate: SOURCE (its validation split) or SOURCE:SPLIT; with --shots, also names of configs/tasks, "
+    "such as sentiment (default: all sources)",
 )
 _OUTPUT = flags.DEFINE_string(
     "output", None, "JSON file for the metrics; with --watch, for those of the last checkpoint"

@@ -13,10 +13,11 @@ it, as `generate` does. The output has the rows of the input, in the same order,
   choice                predicted_choice, predicted_text, predicted_probabilities
   generated text        predicted_text
 
-Files are .jsonl, .csv, .tsv or .parquet; the input may also be a .txt file with one text per line. The input needs no
-labels. By default, the texts are in the columns that the model was trained on. For a model that was not trained by
-plm_jax, they are in `text`, in `question` and `context` for answers, or in `question` and `choices` for choices. For
-rows without text, the prediction is that of an empty text, and a warning counts them.
+The output is a .jsonl, .csv, .tsv or .parquet file. The input may also be a .txt file with one text per line, an .arrow
+file, a .gz file (.jsonl.gz, .csv.gz or .tsv.gz) or a folder of Dataset.save_to_disk. The input needs no labels. By
+default, the texts are in the columns that the model was trained on. For a model that was not trained by plm_jax, they
+are in `text`, in `question` and `context` for answers, or in `question` and `choices` for choices. For rows without
+text, the prediction is that of an empty text, and a warning counts them.
 
 examples:
   plm_jax predict --checkpoint=runs/demo-sentiment --input=new.csv --output=predictions.csv
@@ -37,7 +38,12 @@ _CHECKPOINT = flags.DEFINE_string(
     None,
     "run, checkpoint, directory written by convert, Hugging Face directory, or hf:ORG/NAME[@REVISION] (required)",
 )
-_INPUT = flags.DEFINE_string("input", None, "file with the examples: .jsonl, .csv, .tsv, .parquet or .txt (required)")
+_INPUT = flags.DEFINE_string(
+    "input",
+    None,
+    "file with the examples: .txt, .jsonl, .csv, .tsv, .parquet, .arrow, .jsonl.gz, .csv.gz or .tsv.gz, or a folder of "
+    "Dataset.save_to_disk (required)",
+)
 _OUTPUT = flags.DEFINE_string("output", None, "file for the predictions: .jsonl, .csv, .tsv or .parquet (required)")
 _TEXT = flags.DEFINE_list(
     "text", [], "column of the text, or two columns, such as premise,hypothesis (default: the columns used in training)"

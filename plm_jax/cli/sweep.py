@@ -28,7 +28,7 @@ _PARALLEL = flags.DEFINE_integer(
 _RUN = flags.DEFINE_string(
     "run",
     None,
-    "train only the run DIR/RUN, in this process; if it starts from another run of the sweep, finish that run first",
+    "train only the run DIR/RUN, in this process; fails if it starts from a run of the sweep that is not finished",
 )
 _MODULES = ModulesFlag()
 

@@ -171,7 +171,7 @@ class CheckpointConfig:
       save_minutes: maximum number of minutes from the start of a save to that of the next one, which may then be
         between multiples of `save_every`; 0: no limit.
       keep_last: number of newest checkpoints to keep.
-      keep_every: also keep checkpoints at multiples of this number of steps; 0: keep only the newest.
+      keep_every: also keep checkpoints at multiples of this number of steps; 0: keep only those of `keep_last`.
       grace_seconds: maximum number of seconds from a signal or a preemption notice to the end of the process.
       max_failures: number of consecutive failed saves after which the run fails; the time between attempts increases.
     """

@@ -30,7 +30,10 @@ def pause(seconds: float, terminal: bool) -> float:
 
 @contextlib.contextmanager
 def beating(tick: Callable[[float], None], first: float, every: Callable[[float], float]) -> Iterator[None]:
-    """Calls `tick` in a thread with the seconds so far: after `first` seconds, then every `every(seconds)`."""
+    """Calls `tick(seconds)` in a thread, with the seconds so far.
+
+    The first call is after `first` seconds, and each further one `every(seconds)` seconds after the call before it.
+    """
     began, over = time.monotonic(), threading.Event()
 
     def beat() -> None:

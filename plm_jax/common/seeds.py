@@ -9,7 +9,7 @@ Seed = Annotated[int, RANGE]
 
 
 def unsigned(seed: int) -> int:
-    """Returns the bits of a seed as an unsigned integer from 0 to 2^64 - 1, which equals a seed that is not negative.
+    """Returns the 64 bits of a seed as an unsigned integer; seeds that are not negative stay unchanged.
 
     Raises:
       UserError: the seed is out of range.

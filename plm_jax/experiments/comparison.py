@@ -370,7 +370,7 @@ def paper_table(
     """Returns a table of runs and the results of a paper for them.
 
     Args:
-      compared: our metrics by the paper's names of the metrics that they are compared with. The first is the
+      compared: maps the name of each metric in the paper to our metric that is compared with it. The first is the
         primary metric, and only its rows have verdicts.
       name: key of `compared` to show; None shows all, with a column for the metric.
     """

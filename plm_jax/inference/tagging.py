@@ -16,7 +16,7 @@ _CONTINUATION = "##"
 def word_begins(
     example: str | Sequence[str], vocabulary: Vocabulary, table: cache.MemoryTable, document: int
 ) -> np.ndarray:
-    """Returns the first character of each word of a text, or of words joined by spaces.
+    """Returns the offset at which each word of a text begins, or each of several words joined by spaces.
 
     The words of a text are those of transformers' token classification pipeline: tokens of WordPiece that do not
     continue a word, so that punctuation marks are words; for other vocabularies, text between spaces.

@@ -25,7 +25,8 @@ class GatheredTable:
 
     Attributes:
       matrix: [V, E], in the dtype of activations; it has no gradient.
-      gradient: float32 [S, V, E], zeros whose gradient is that of the matrix on each device.
+      gradient: float32 [S, V, E], zeros; the gradient with respect to them is that of the matrix for each of the S
+        shards of the tokens.
       rows: V, as published; the arrays are padded with rows of zeros if it does not divide over the devices.
       axis: logical axis of V, which mesh axes that do not shard tokens may shard.
     """

@@ -120,7 +120,10 @@ class MaskedLM(Objective):
         return 0 if self.independent else min(self.target_length(num_tokens), self.budget(num_tokens))
 
     def budget(self, num_tokens: int) -> int:
-        """Returns the number of predictions for `num_tokens`; Python's `round`, halves to even, as in BERT's code."""
+        """Returns the number of predictions for `num_tokens`, a share of `rate`.
+
+        The number is rounded, halves to even, and is at least 1, as in BERT's code.
+        """
         return max(1, round(num_tokens * self.rate))
 
     @override

@@ -37,7 +37,7 @@ class GoodputSnapshot(NamedTuple):
       seconds: seconds of each part so far.
       first_step: step from which the run started or resumed, or None before its loop begins.
       step: last step that the devices finished.
-      worked: seconds of the part `steps` until then.
+      worked: seconds spent in the part `steps` up to the end of `step`.
       marks: [step, worked] of the last saves.
       median: median of the last steps, or None if there are too few.
       since: time since the last step, without saves, validations and compilation.

@@ -191,7 +191,11 @@ def sizes() -> dict[str, int]:
 
 
 def token_block_bytes(item_bytes: int) -> int:
-    """Returns the number of bytes of tokens per checksum, at most a record. A token has `item_bytes` bytes."""
+    """Returns the number of bytes of a token file that each checksum covers: BLOCK_BYTES, but at most one record.
+
+    Args:
+      item_bytes: number of bytes of a token.
+    """
     return min(BLOCK_BYTES, RECORD_TOKENS * item_bytes)
 
 

@@ -216,7 +216,10 @@ class PagedVector:
 
 
 class MilestonesWriter:
-    """Computes the milestones of a sorted vector that is written piece by piece."""
+    """Writer of the milestones of a sorted vector that is written piece by piece.
+
+    The milestones are the numbers of values below each multiple of MILESTONE_TOKENS.
+    """
 
     def __init__(self, append: Callable[[np.ndarray], None]):
         """Creates the writer; `append` is called with the milestones, piece by piece."""

@@ -88,7 +88,7 @@ def walk(
     separated: bool = True,
     drop_long_sentences: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Finds the rows of some documents, each followed by a separator if they are `separated`.
+    """Finds the rows of some documents. If `separated`, each document is followed by a separator.
 
     Args:
       sentences: [s + 1], the first token of each sentence, and the end.
@@ -98,7 +98,7 @@ def walk(
       drop_long_sentences: whether sentences of more than `room` tokens are dropped.
 
     Returns:
-      First token and end of each row, two [rows]. These positions include the separators since the first document.
+      First token and end of each row, two [rows]. Positions count from the first document, separators included.
     """
     sizes = np.diff(sentences)
     dropped = (sizes > room).nonzero()[0] if drop_long_sentences else np.zeros(0, np.int64)

@@ -47,7 +47,7 @@ def keys(
     groups: Sequence[str | None],
     validates: Sequence[bool],
 ) -> np.ndarray:
-    """Returns the KEYS of rows.
+    """Returns the hashes of rows at each level of LEVELS, and whether they validate, as an array of dtype KEYS.
 
     Args:
       texts: first text of each row.

@@ -147,7 +147,7 @@ def task(name: str, source: Source) -> seqio.Task:
 
 
 def registered(name: str, source: Source, bad_rows: str = "stop") -> seqio.Task:
-    """Returns the seqio task of a source like `task`, but accepts one without a `train` split, for evaluation.
+    """Returns the seqio task of a source, as `task` does, but also of a source without a `train` split, for evaluation.
 
     Args:
       bad_rows: `stop` or `skip`, as in `DataConfig`; for sources of files.

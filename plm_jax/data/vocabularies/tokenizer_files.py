@@ -207,7 +207,10 @@ def _hide(tree: dict[str, Any], special: set[str]) -> dict[str, Any]:
 
 
 def begins_words(tree: dict[str, Any], tokens: list[str]) -> list[bool]:
-    """Returns whether each token of a `tokenizer.json` begins a word; all do if tokens do not show it."""
+    """Returns whether each token of a `tokenizer.json` begins a word.
+
+    If tokens have no mark for it, every token counts as the beginning of a word.
+    """
     model = tree["model"]
     if model.get("type") == "WordPiece":
         return [not token.startswith(model.get("continuing_subword_prefix", "##")) for token in tokens]

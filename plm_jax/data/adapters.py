@@ -16,6 +16,7 @@ import numpy as np
 from typing_extensions import override
 
 from plm_jax import objectives
+from plm_jax.common.errors import UserError
 from plm_jax.data import cache, layouts
 from plm_jax.data.layouts import noising
 from plm_jax.data.tensorflow_side import tf
@@ -105,7 +106,14 @@ def preprocessor(
       identity: identity in the manifest of a cache, to draw the same pairs as from that cache.
       num_documents: number of documents per group. With larger groups, rows resemble those of training more closely;
         with smaller groups, the first row is available sooner.
+
+    Raises:
+      UserError: the objective reads `token_counts` or a table of similar words, and there are none.
     """
+    if "token_counts" in objective.reads and token_counts is None:
+        raise UserError("objectives with smoothed masking need `token_counts`: pass them, or set smoothing to 0")
+    if objective.settings.similar_share and objective.special.similar_words is None:
+        raise UserError("objectives with similar_share need `similar_words` in their special ids: set it")
     like = noising.blank(layout, length, objective, 0 if characters is None else characters.shape[1])
     signature = {key: tf.TensorSpec(value.shape, value.dtype) for key, value in like.items()}
 

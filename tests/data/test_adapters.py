@@ -9,6 +9,7 @@ import seqio
 
 from plm_jax import config, models, objectives
 from plm_jax.common import storage
+from plm_jax.common.errors import UserError
 from plm_jax.data import adapters, reader, vocabularies
 from plm_jax.data.layouts import noising
 from plm_jax.data.tensorflow_side import tf
@@ -160,3 +161,16 @@ def test_sentences_of_any_vocabulary_are_permuted(kind):
         assert vocabulary.decode(row["targets"][1:predicted]) == "".join(parts)
         orders.add(vocabulary.decode(row["tokens"][1:real]))
     assert orders == {"".join(order) for order in itertools.permutations(parts)}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"smoothing": 0.7}, "need `token_counts`"),
+        ({"mask_share": 0.0, "similar_share": 0.8, "whole_words": 1}, "need `similar_words`"),
+    ],
+)
+def test_preprocessors_reject_missing_tables(settings, message):
+    objective = objectives.get("masked_lm", objectives.Special(mask=86, vocab_size=SIZE), **settings)
+    with pytest.raises(UserError, match=message):
+        adapters.preprocessor(objective, LENGTH, word_initial=WORD_INITIAL)

@@ -36,9 +36,10 @@ class MaskedLM(Objective):
     predictions at random, may mask the first token of a row, and draws no special tokens as random ids.
 
     Attributes:
-      rate: share of a row's tokens, including special tokens, that are predicted; at least one token is.
+      rate: share of a row's tokens, including special tokens, that are predicted; at least one, unless
+        `independent`.
       max_predictions: maximum number of predictions in a row; 0: as many as `rate` needs in a full row. BERT has 20 at
-        length 128.
+        length 128. It does not apply to `independent`.
       mask_share: share of the predicted tokens that are replaced by the mask.
       random_share: share of the predicted tokens that are replaced by a random id; the tokens in no share are
         unchanged.
@@ -57,7 +58,8 @@ class MaskedLM(Objective):
         independently of the others, so that the number of predictions varies and can be 0. ModernBERT does so, with
         special tokens among the candidates, and ERNIE with units such as words or phrases. A row has slots for five
         standard deviations more predictions than the mean, counting words as four tokens: about one row in a million
-        has more, of which a random subset is predicted.
+        has more, of which a random subset is predicted. A packed row has the slots of one row of its length, and if its
+        inner rows have more predictions together, the last ones are dropped.
       duplicates: number of different maskings of each row, one per epoch, before they repeat (static masking: BERT's
         files, RoBERTa's comparison with 10); 0: a new masking every time.
     """
@@ -95,6 +97,11 @@ class MaskedLM(Objective):
                 f"config.objective.independent masks single units, but whole_words is {self.whole_words}: set it to 1 "
                 "for words or 0 for tokens"
             )
+        if self.independent and self.max_predictions:
+            raise UserError(
+                f"config.objective.max_predictions is {self.max_predictions}, but independent draws have no maximum: "
+                "set max_predictions to 0 or independent to False"
+            )
         if self.smoothing and (self.whole_words or self.independent):
             raise UserError(
                 "config.objective.smoothing weighs single tokens of a row: set whole_words to 0 and independent to "
@@ -110,7 +117,7 @@ class MaskedLM(Objective):
 
     @override
     def target_length(self, length: int) -> int:
-        if self.max_predictions or not self.independent:
+        if not self.independent:
             return self.max_predictions or self.budget(length)
         variance = length * self.rate * (1 - self.rate) * (_WORD_TOKENS if self.whole_words else 1)
         return min(length, math.ceil(length * self.rate + _DEVIATIONS * math.sqrt(variance)))

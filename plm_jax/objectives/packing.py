@@ -38,7 +38,8 @@ class PackedFormat:
         """Joins rows that fit into a packed row, one after another, without their padding and unused slots.
 
         Args:
-          rows: rows of an objective with `INNER_KEYS`, padded at the end. Targets beyond `num_targets` are dropped.
+          rows: rows of an objective with `INNER_KEYS`, padded at the end. Targets beyond `num_targets`, the
+            last ones of the packed row, are dropped.
 
         Returns:
           The same keys, with positions of targets counted from the first token of the packed row; `segment_ids`

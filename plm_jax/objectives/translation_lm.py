@@ -18,7 +18,8 @@ class TranslationLM(MaskedLM):
 
     The layout `translations` makes rows of pairs, in which a masked token can be predicted from its own sentence and
     from the translation. As in `mask_out` of facebookresearch/XLM (xlm/trainer.py), each token is predicted with
-    probability `rate`, special tokens included, except the first token of a row.
+    probability `rate`, special tokens included, except the first token of a row. With `smoothing`, special tokens are
+    never predicted, since their scores are 0 (xlm/data/loader.py).
     """
 
     kind: ClassVar[str] = "translation_lm"
@@ -29,6 +30,6 @@ class TranslationLM(MaskedLM):
     def is_maskable(
         self, tokens: Int[ndarray, " real"], mask: Int[ndarray, " real"], special: Special
     ) -> Bool[ndarray, " real"]:
-        maskable = mask > 0
+        maskable = super().is_maskable(tokens, mask, special) if self.smoothing else mask > 0
         maskable[:1] = False
         return maskable

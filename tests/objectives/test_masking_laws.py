@@ -147,12 +147,11 @@ def test_modernbert_draws_every_token_independently():
 
 
 @pytest.mark.parametrize("whole_words", [0, 1])
-def test_independent_draws_beyond_the_slots_are_a_random_subset(whole_words):
+def test_independent_draws_beyond_the_slots_are_a_random_subset(whole_words, monkeypatch):
     """Ten units of two tokens, all of them chosen, and slots for six tokens."""
     sizes = [2] * 10 if whole_words else [1] * 20
-    objective = objectives.get(
-        "masked_lm", SPECIAL, rate=1.0, independent=True, whole_words=whole_words, max_predictions=6
-    )
+    monkeypatch.setattr(objectives.MaskedLM, "target_length", lambda self, length: 6)
+    objective = objectives.get("masked_lm", SPECIAL, rate=1.0, independent=True, whole_words=whole_words)
     rng, counts = np.random.default_rng(4), np.zeros(22)
     for _ in range(ROWS // 5):
         at = positions(objective(row(sizes), rng))
@@ -199,6 +198,7 @@ def test_rare_tokens_are_drawn_more_often(num, smoothing):
         ({"independent": True, "whole_words": 2}, "set it to 1"),
         ({"smoothing": 0.7, "whole_words": 1}, "smoothing weighs single tokens"),
         ({"smoothing": 0.7, "independent": True}, "smoothing weighs single tokens"),
+        ({"independent": True, "max_predictions": 20}, "independent draws have no maximum"),
         ({"similar_share": 0.1}, "set whole_words"),
         ({"similar_share": 0.2, "whole_words": 1}, "their sum must be at most 1"),
     ],
@@ -209,8 +209,15 @@ def test_contradictions_are_one_line(settings, message):
     assert "\n" not in str(error.value)
 
 
+def test_smoothed_translation_lm_never_predicts_special_tokens():
+    objective = objectives.get("translation_lm", SPECIAL, rate=0.9, independent=False, smoothing=0.5)
+    example = row([1] * 8) | {"token_counts": np.array([0, *[10**6] * 8, 0])}
+    assert positions(objective(example, np.random.default_rng(7))).tolist() == list(range(1, 9))
+
+
 def test_spans_have_neither_weights_nor_independent_draws():
-    for settings in ({"smoothing": 0.7}, {"independent": True}):
+    similar, grams = {"mask_share": 0.5, "similar_share": 0.1}, {"gram_weights": (1.0,)}
+    for settings in ({"smoothing": 0.7}, {"independent": True}, similar, grams):
         with pytest.raises(UserError, match="do not apply to spans"):
             objectives.get("span_masked_lm", SPECIAL, **settings)
 

@@ -285,11 +285,15 @@ def _tokens(phase: Phase, field: str, rows: int) -> None:
         )
 
 
+def longest_text(run: Run, length: int) -> int:
+    """Returns the number of positions that a model needs for rows of `length`, including those of a decoder."""
+    longest = run.objective.num_positions(length)
+    return max(longest, target_length(run, length)) if run.model.has_decoder else longest
+
+
 def _positions(run: Run, length: int) -> None:
     """Rejects rows that are longer than the model has positions."""
-    longest, most = run.objective.num_positions(length), run.model.num_positions
-    if run.model.has_decoder:
-        longest = max(longest, target_length(run, length))
+    longest, most = longest_text(run, length), run.model.num_positions
     if most is not None and longest > most:
         text = "" if longest == length else f" with texts of {longest}"
         raise UserError(

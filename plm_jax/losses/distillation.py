@@ -103,10 +103,10 @@ class DistillationLoss(Loss):
                 "the teacher has no vocabulary head to learn from: choose another teacher, or set "
                 "config.train.loss.alpha_ce to 0"
             )
-        if self.settings.alpha_ce and teacher.vocab_size != model.vocab_size:
+        if teacher.vocab_size != model.vocab_size:
             raise UserError(
-                f"the teacher predicts {teacher.vocab_size:,} tokens, config.model {model.vocab_size:,}: choose a "
-                "teacher with the same vocabulary, or set config.train.loss.alpha_ce to 0"
+                f"the teacher has {teacher.vocab_size:,} tokens, config.model {model.vocab_size:,}: choose a teacher "
+                "with the same vocabulary"
             )
         widths = [getattr(each, "state_width", None) for each in (teacher, model)]
         if self.settings.alpha_cos and widths[0] != widths[1]:

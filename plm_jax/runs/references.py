@@ -1,6 +1,8 @@
 """The references of a run (`train.references`): frozen models that its loss reads, such as a teacher."""
 
+import dataclasses
 import hashlib
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,9 +12,12 @@ import numpy as np
 from plm_jax import config
 from plm_jax.common import progress
 from plm_jax.common.errors import UserError
+from plm_jax.config import checks
+from plm_jax.data import vocabularies
+from plm_jax.hub.pretrained import Pretrained
 from plm_jax.models import pipeline
 from plm_jax.models.protocol import ModelConfig
-from plm_jax.runs import checkpoint_formats
+from plm_jax.runs import checkpoint_formats, model_text
 from plm_jax.training import mesh as meshes
 from plm_jax.training.program import Program, ReferenceModel
 from plm_jax.training.trainable import named
@@ -33,8 +38,14 @@ def describe(run: config.Run) -> dict[str, ReferenceModel]:
 
 
 def _check(run: config.Run, name: str, model: ModelConfig) -> None:
+    if 0 < model.token_types < run.model.token_types:
+        raise UserError(
+            f"reference '{name}' has {model.token_types} token types, config.model {run.model.token_types}: choose "
+            "another reference, or lower config.model.embedding.token_types"
+        )
     for phase in config.resolve_phases(run):
-        longest, stages = run.objective.num_positions(phase.length), config.mesh_of(run, phase).stage
+        in_phase = config.in_phase(run, phase)
+        longest, stages = checks.longest_text(in_phase, phase.length), config.mesh_of(run, phase).stage
         if model.num_positions is not None and longest > model.num_positions:
             raise UserError(
                 f"rows of {longest} tokens are longer than the {model.num_positions} positions of reference '{name}': "
@@ -47,18 +58,38 @@ def _check(run: config.Run, name: str, model: ModelConfig) -> None:
 
 
 def check_vocabularies(run: config.Run, vocabulary_id: str) -> None:
-    """Checks that the references were trained with the vocabulary of the run, if they record theirs.
+    """Checks that the references were trained with the vocabulary of the run.
+
+    If a reference does not record its vocabulary, its files are compared; prints a warning if they cannot be.
 
     Raises:
       UserError: one was trained with another vocabulary.
     """
     for name, reference in run.train.references.items():
-        trained_with = checkpoint_formats.described(reference.source).vocabulary_id
-        if trained_with not in (None, vocabulary_id):
+        described = checkpoint_formats.described(reference.source)
+        trained_with = described.vocabulary_id or _identity_of_files(described, run)
+        if trained_with is None:
+            line = (
+                f"reference '{name}': cannot be compared with the vocabulary of this run: check that they are the same"
+            )
+            print(line, file=sys.stderr)
+        elif trained_with != vocabulary_id:
             raise UserError(
                 f"reference '{name}' was trained with the vocabulary {trained_with[:12]}, this run reads "
                 f"{vocabulary_id[:12]}: use the same vocabulary, or choose another reference"
             )
+
+
+def _identity_of_files(pretrained: Pretrained, run: config.Run) -> str | None:
+    """Returns the identity of a model's vocabulary with the special ids of a run, None for files of another kind."""
+    scheme = run.vocabulary.spec.partition(":")[0]
+    if pretrained.vocabulary is None or pretrained.vocabulary.partition(":")[0] != scheme:
+        return None
+    files = model_text.vocabulary(pretrained).specials
+    section = dataclasses.replace(
+        run.vocabulary, spec=files.spec, train_kind=files.train_kind, lowercase=files.lowercase
+    )
+    return vocabularies.identity(vocabularies.load_plain(section))
 
 
 def load(references: Mapping[str, config.ReferenceConfig], program: Program) -> tuple[dict[str, Any], dict[str, str]]:

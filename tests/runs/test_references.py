@@ -175,7 +175,8 @@ LARGER = dataclasses.replace(STUDENT, embedding=dataclasses.replace(STUDENT.embe
     [
         ({"train": {"references": {}}}, r"needs a reference 'teacher': set config.train.references.teacher.source"),
         ({"train": {"loss": None}}, r"has 'teacher', which the loss does not read: leave it out"),
-        ({"model": LARGER}, r"the teacher predicts 272 tokens, config.model 300"),
+        ({"model": LARGER}, r"the teacher has 272 tokens, config.model 300"),
+        ({"model": LARGER, "loss": losses.Distillation(alpha_ce=0.0)}, r"the teacher has 272 tokens"),
         ({"model": WIDE}, r"width of 32, those of config.model of 64: set config.train.loss.alpha_cos to 0"),
         ({"model": tiny_runs.MODEL, "objective": objectives.Causal()}, r"the teacher is a model of kind 'encoder'"),
         ({"model": tiny_runs.ELECTRA, "objective": objectives.ReplacedToken()}, r"does not support the loss"),
@@ -195,6 +196,32 @@ def test_a_teacher_of_another_vocabulary_is_rejected(tiny, teachers):
         UserError, match=r"'teacher' was trained with the vocabulary \w{12}, this run reads 000000000000"
     ):
         references.check_vocabularies(run, "0" * 64)
+
+
+def test_a_teacher_with_fewer_token_types_is_rejected(tiny, teachers, monkeypatch):
+    def typed(model, token_types):
+        return dataclasses.replace(model, embedding=dataclasses.replace(model.embedding, token_types=token_types))
+
+    described = references.checkpoint_formats.described(str(teachers / "first"))
+    with_types = dataclasses.replace(described, model=typed(described.model, 2))
+    monkeypatch.setattr(references.checkpoint_formats, "described", lambda source: with_types)
+    assert references.describe(distilled(tiny, teachers / "first", model=typed(STUDENT, 2)))
+    with pytest.raises(UserError, match="reference 'teacher' has 2 token types, config.model 3"):
+        references.describe(distilled(tiny, teachers / "first", model=typed(STUDENT, 3)))
+
+
+def test_files_of_a_teacher_without_a_recorded_vocabulary_are_compared(tiny, teachers, monkeypatch, capsys):
+    run = distilled(tiny, teachers / "first")
+    described = references.checkpoint_formats.described(str(teachers / "first"))
+    vocabulary_id, unrecorded = described.vocabulary_id, dataclasses.replace(described, vocabulary_id=None)
+    monkeypatch.setattr(references.checkpoint_formats, "described", lambda source: unrecorded)
+    references.check_vocabularies(run, vocabulary_id)
+    assert not capsys.readouterr().err
+    with pytest.raises(UserError, match=r"this run reads 000000000000"):
+        references.check_vocabularies(run, "0" * 64)
+    unrecorded = dataclasses.replace(unrecorded, vocabulary=None)
+    references.check_vocabularies(run, vocabulary_id)
+    assert "'teacher': cannot be compared" in capsys.readouterr().err
 
 
 def test_students_of_another_width_learn_from_predictions(tiny, teachers):

@@ -196,6 +196,8 @@ def _token_types(run: Run, phase: Phase) -> None:
             f"rows of config.data.layout '{layout.kind}' have no token type of their source: leave out "
             "config.data.token_types"
         )
+    if "token_types" not in run.model.inputs:
+        raise UserError(f"a model of kind '{run.model.kind}' reads no token types: leave out config.data.token_types")
     for name, token_type in types.items():
         if token_type >= run.model.token_types:
             raise UserError(

@@ -87,6 +87,12 @@ class DataConfig:
             raise UserError(f"config.data.segmenters names '{name}': {nearest(name, self.sources)}")
         if not self.sources:
             raise UserError("config.data.sources is empty: name at least one corpus")
+        for name in self.segmenters:
+            if self.sources[name].texts:
+                raise UserError(
+                    f"config.data.segmenters names '{name}', a source of records, to which segmenters do not "
+                    "apply: remove it"
+                )
         for name in (name for name, source in self.sources.items() if isinstance(source, TokenFiles)):
             if name in self.segmenters:
                 raise UserError(f"config.data.segmenters names '{name}', which has tokens instead of text: remove it")

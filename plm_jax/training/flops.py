@@ -63,7 +63,8 @@ def per_step(
     """Returns the FLOPs of one training step on `rows` × `length` tokens; further arguments as `ModelConfig.products`.
 
     Counts the matrix products of the forward pass × 3. Causal attention counts half, attention with a window counts the
-    keys within it, and the head counts at target positions only. Recomputation and embedding look-ups do not count.
+    keys within it, and the head counts at target positions only. Recomputation, embedding look-ups and the
+    forward passes of references such as a teacher do not count.
     """
     return int(3 * 2 * rows * model.macs(length, targets, decoder_length, samples))
 

@@ -31,8 +31,11 @@ class AverageConfig:
 
     def update(self, average: Any, params: Any, step: jax.Array) -> Any:
         """Returns the average after a step, from the parameters after it and the number of steps before it."""
-        decay = jnp.where(step < self.warmup_steps, 0.0, self.decay)
-        return jax.tree.map(lambda mean, new: decay * mean + (1 - decay) * new, average, params)
+        # In this form the average of a constant is exactly that constant.
+        after_warmup = step >= self.warmup_steps
+        return jax.tree.map(
+            lambda mean, new: jnp.where(after_warmup, mean + (1 - self.decay) * (new - mean), new), average, params
+        )
 
 
 class TrainState(struct.PyTreeNode):

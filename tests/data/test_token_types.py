@@ -56,7 +56,9 @@ def test_other_arrays_and_draws_are_the_same(run):
         np.testing.assert_array_equal(with_types[name], without[name])
 
 
-def test_token_types_that_do_not_apply_are_rejected(run):
+def test_token_types_that_do_not_apply_are_rejected(run, make_run):
+    decoder = make_run(["en"], data={"token_types": {"en": 0}})
+    assert_rejected("a model of kind 'decoder' reads no token types: leave out config.data.token_types", decoder)
     assert_rejected(
         r"token_types.es is 3, but the model has 3 token types", run(), data={"token_types": TYPES | {"es": 3}}
     )

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from plm_jax import config, models, objectives
+from plm_jax.common.errors import UserError
 from tests.support import caches
 from tests.support.data import assert_like_blank, assert_rejected, changed, open_reader, unstack
 
@@ -163,3 +164,8 @@ def test_what_does_not_fit_is_rejected(message, sections, run):
     if "sources" in sections.get("data", {}):
         sections["data"]["mixture"] = {}
     assert_rejected(message, run(), **sections)
+
+
+def test_segmenters_of_records_are_rejected(run):
+    with pytest.raises(UserError, match="segmenters names 'pairs', a source of records"):
+        run(data={"segmenters": {"pairs": "jieba:lcut"}})

@@ -133,3 +133,9 @@ def test_average_begins_with_loaded_weights(trained, tiny):
     run = averaged(tiny, config.AverageConfig(DECAY), {"init_from": str(trained), "seed": 9})
     state, _ = runs.start(run)
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(state.average), jax.device_get(state.params))
+
+
+def test_average_of_frozen_parameters_is_exact():
+    frozen = {"kernel": np.random.default_rng(0).normal(size=1000).astype(np.float32)}
+    average = config.AverageConfig(0.9999).update(frozen, frozen, jnp.int32(5))
+    np.testing.assert_array_equal(average["kernel"], frozen["kernel"])

@@ -18,7 +18,7 @@ class VocabularyConfig(SpecialIds):
       added: number of ids that are added to those of the file, for special tokens that it lacks.
       train_size: number of tokens of a vocabulary (SentencePiece, WordPiece, BPE or tiktoken) that `prepare` trains on
         the sources if its files are missing, or maximum number of words if a file of words is missing; 0: no training.
-        A file that was trained on other sources is rejected.
+        A vocabulary is rejected if none of the files of the sources was used to train it.
       train_kind: kind of vocabulary to train: `unigram` (the default) or `bpe` for SentencePiece, `uncased` (the
         default) or `cased` for WordPiece. It also sets whether text is lowercased for existing WordPiece files; if it
         is empty, the letters in the file decide.

@@ -316,7 +316,10 @@ def test_a_vocabulary_is_used_only_for_the_texts_that_it_was_trained_on(make_run
     content = model.read_bytes()
     for names in (("a",), ("b", "a")):
         assert prepare(*names, cache="2") == f"using the vocabulary {model}"
-    with pytest.raises(UserError, match=rf"^{model} was trained on other files, of a: set config.vocabulary.spec to "):
+    with pytest.raises(
+        UserError,
+        match=rf"^{model} was trained on other files, of a, and on none of these: set config.vocabulary.spec to ",
+    ):
         prepare("b", cache="3")
     assert not (tmp_path / "3/b").exists() and model.read_bytes() == content
     assert prepare("b", cache="3", train_size=0) == f"using the vocabulary {model}"

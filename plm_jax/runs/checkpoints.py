@@ -220,9 +220,12 @@ def load_params(path: str, average: bool = False) -> Loaded:
 
 def _loaded(checkpoint: epath.Path, hold: Any, name: Literal["params", "average"]) -> Loaded:
     meta = folders.checked(checkpoint, outside=["training/"])
-    if not (checkpoint / name).exists():
-        raise UserError(f"{checkpoint} has no average of the weights: its run was trained without config.train.average")
     run = config.from_saved(meta["config"], meta.get("modules"))
+    if not (checkpoint / name).exists():
+        reason = "its run was trained without config.train.average"
+        if run.train.average is not None:
+            reason = "the best weights are saved without it: name the run or one of its numbered checkpoints"
+        raise UserError(f"{checkpoint} has no average of the weights: {reason}")
     # A checkpointer would log that `params` lacks the metadata of a checkpoint.
     with _reporting_damage(checkpoint), contextlib.closing(ocp.StandardCheckpointHandler()) as handler:
         tree = handler.metadata(checkpoint / name).tree

@@ -86,7 +86,7 @@ FIELDS: dict[str, Meaning] = {
     "train.incidents": "recipe",
     "train.label_smoothing": "recipe",
     "train.loss": "recipe",
-    "train.references": "recipe",  # The hash of their parameters decides whether they have changed.
+    "train.references": "recipe",  # Unless the hash of the parameters of one changes.
     "train.log_every": "free",
     "train.log_norms": "free",
     "train.microbatches": "recipe",  # Each microbatch draws its own dropout.
@@ -182,8 +182,11 @@ class Resumed:
             changes.append(Change("the vocabulary", self.meta["vocabulary_id"][:12], vocabulary_id[:12], True))
         for name, (saved, code) in users.changed(self.meta.get("modules", {}), run).items():
             changes.append(Change(f"the code in {name}", saved, code, True))
-        for name, before, after in config.differences(self.meta.get("references", {}), dict(references)):
-            changes.append(Change(f"the weights of reference '{name}'", before[:12], after[:12], True))
+        saved_references = self.meta.get("references", {})
+        for name in saved_references.keys() & references.keys():  # A reference may be added or removed.
+            before, after = saved_references[name], references[name]
+            if before != after:
+                changes.append(Change(f"the weights of reference '{name}'", before[:12], after[:12], True))
         saved_caches = self.meta.get("caches", caches)  # Old checkpoints do not record them.
         by_size = not all(phase.mixture for phase in self.saved_phases if phase.first_step < self.step)
         for field, before, after in config.differences(saved_caches, caches):

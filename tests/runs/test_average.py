@@ -139,3 +139,12 @@ def test_average_of_frozen_parameters_is_exact():
     frozen = {"kernel": np.random.default_rng(0).normal(size=1000).astype(np.float32)}
     average = config.AverageConfig(0.9999).update(frozen, frozen, jnp.int32(5))
     np.testing.assert_array_equal(average["kernel"], frozen["kernel"])
+
+
+def test_best_weights_have_no_average(tiny, tmp_path):
+    evaluation = config.EvaluationConfig(every=1, batch_size=8, select="a/loss")
+    train = {"average": AVERAGE, "steps": 1}
+    run = runs.make(tiny, tiny_runs.RUNS["dropout"], train=train, evaluation=evaluation)
+    loop.pretrain(run, str(tmp_path / "run"))
+    with pytest.raises(UserError, match="the best weights are saved without it: name the run or one of its numbered"):
+        checkpoints.load_params(str(tmp_path / "run/checkpoints/best"), average=True)

@@ -16,7 +16,7 @@ from plm_jax.common.errors import UserError
 from plm_jax.models import registry
 from plm_jax.planning import plan as planning
 from plm_jax.runs import checkpoint_folders as folders
-from plm_jax.runs import checkpoints, references, setup
+from plm_jax.runs import checkpoints, loop, references, setup
 from tests.support import resume, runs
 from tests.support import tiny as tiny_runs
 
@@ -228,3 +228,11 @@ def test_students_of_another_width_learn_from_predictions(tiny, teachers):
     loss = losses.Distillation(alpha_cos=0.0)
     run = distilled(tiny, teachers / "first", {"steps": 1}, loss=loss, model=WIDE)
     assert np.isfinite(runs.steps(run, 1)[0]).all()
+
+
+def test_resumed_runs_may_add_and_remove_a_teacher(tiny, teachers, tmp_path):
+    alone = {"references": {}, "loss": None}
+    for steps, train in ((1, alone), (2, {}), (3, alone)):
+        loop.pretrain(distilled(tiny, teachers / "first", {"steps": steps, **train}), str(tmp_path / "run"))
+        folder = folders.of_run(str(tmp_path / "run")) / str(steps)
+        assert list(checkpoints.load_params(str(folder)).meta["references"]) == ([] if train else ["teacher"])

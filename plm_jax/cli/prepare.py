@@ -49,7 +49,11 @@ def main() -> None:
 
         data = dataclasses.replace(run.data, cache_dir=_OUTPUT.value or run.data.cache_dir)
         expanded = config.expand_mixtures(dataclasses.replace(run, data=data))
-        print(*Reader(config.reader_config(expanded)).notes(), sep="\n")
+        try:
+            for note in Reader(config.reader_config(expanded)).notes():
+                print(note)
+        except UserError as error:  # The caches are complete.
+            print(f"note: {error}")
 
 
 if __name__ == "__main__":

@@ -103,7 +103,8 @@ class TrainConfig:
         (expression, name) loads a weight under another name, which may contain groups, as in `re.sub`:
         `("decoder/(.*)", r"stack/\1")`. A weight that matches several entries is loaded under each of their names.
       init_layers: numbers of the layers of `init_from`, counted from 0, from which the layers of each stack are loaded,
-        one for each layer; empty: the layers of the same numbers.
+        one for each layer; empty: the layers of the same numbers. If layers share parameters (ALBERT), the numbers are
+        those of the stored layers.
       new_tokens: number of tokens at the end of the vocabulary that `init_from` lacks; their embeddings are drawn with
         a standard deviation of 0.02.
       reinitialize_top: number of layers at the top of each stack that are initialized randomly instead of from

@@ -14,7 +14,16 @@ from plm_jax.data import layouts
 from plm_jax.hub.pretrained import float32
 from plm_jax.models.protocol import ModelConfig
 from plm_jax.runs import checkpoint_formats
-from plm_jax.training.trainable import compiled, layer_numbers, named, stack_of, unmatched
+from plm_jax.training.trainable import (
+    compiled,
+    layer_numbers,
+    named,
+    split_name,
+    stack_of,
+    unmatched,
+    whole_name,
+    with_coverage,
+)
 
 
 def load_weights(params, train: config.TrainConfig, model: ModelConfig):
@@ -33,14 +42,16 @@ def load_weights(params, train: config.TrainConfig, model: ModelConfig):
     tops = _tops(model, train.reinitialize_top)
     with checkpoint_formats.opened(train.init_from) as pretrained:
         selected = _selected(named(pretrained.params), train, {name for name, _ in named(params)})
-        new, leaves = [], []
+        new, leaves, used = [], [], set()
+        depths = _depths(params)
         for name, leaf in named(params):
-            if name not in selected:
+            sources = _sources(name, selected, train)
+            if not sources:
                 new.append(name)
                 leaves.append(leaf)
                 continue
-            source_name, source = selected.pop(name)
-            taken = _with_layers(float32(source), train, source_name)
+            used |= sources.keys()
+            taken = _with_layers(name, leaf, sources, train, depths)
             if train.new_tokens and taken.shape == (leaf.shape[0] - train.new_tokens, *leaf.shape[1:]):
                 taken = _with_new_rows(taken, train, name)
             if taken.shape != leaf.shape:
@@ -56,7 +67,8 @@ def load_weights(params, train: config.TrainConfig, model: ModelConfig):
     if not taken and train.init_names:
         raise UserError(f"nothing in {train.init_from} matches config.train.init_names {train.init_names}")
     notes = [f"loaded {taken} of {len(leaves)} parameters from {train.init_from}"]
-    notes += [f"{what}: {', '.join(names)}" for what, names in (("new", new), ("left out", selected)) if names]
+    left_out = [name for name in selected if name not in used]
+    notes += [f"{what}: {', '.join(names)}" for what, names in (("new", new), ("left out", left_out)) if names]
     notes += [f"initialized randomly: the top {train.reinitialize_top} layers of {stack}" for stack in tops]
     return jax.tree.unflatten(jax.tree.structure(params), leaves), notes
 
@@ -72,20 +84,24 @@ def _selected(
     """
     where = f"{train.init_from}: config.train.init_names"
     patterns = [entry if isinstance(entry, str) else entry[0] for entry in train.init_names]
-    if pattern := unmatched(patterns, [name for name, _ in stored]):
+    if pattern := unmatched(patterns, [each for name, _ in stored for each in dict.fromkeys((name, whole_name(name)))]):
         raise UserError(f"{where} has {pattern}")
     selected: dict[str, tuple[str, Any]] = {}
     for pattern, entry in zip(patterns, train.init_names, strict=True):
         new_names = []
         for source_name, leaf in stored:
-            if not (match := compiled(pattern).fullmatch(source_name)):
+            match = compiled(pattern).fullmatch(source_name)
+            if not (match := match or compiled(pattern).fullmatch(whole_name(source_name))):
                 continue
             name = source_name if isinstance(entry, str) else _renamed(match, entry[1])
+            if match.string != source_name:
+                name = with_coverage(name, split_name(source_name)[1])
             new_names.append(name)
             other, _ = selected.setdefault(name, (source_name, leaf))
             if other != source_name:
                 raise UserError(f"{where} maps {other} and {source_name} to {name}: change one")
-        if not isinstance(entry, str) and not names & set(new_names):
+        comparable = whole_name if train.init_layers else str
+        if not isinstance(entry, str) and {*map(comparable, names)}.isdisjoint(map(comparable, new_names)):
             raise UserError(
                 f"{where} maps '{pattern}' to {new_names[0]}, which the model lacks: its names are such as "
                 f"{min(names)} and {max(names)}"
@@ -105,17 +121,45 @@ def _renamed(match: re.Match[str], template: str) -> str:
         raise UserError(f"config.train.init_names has a name '{template}' that is invalid ({error})") from error
 
 
-def _with_layers(taken: np.ndarray, train: config.TrainConfig, name: str) -> np.ndarray:
-    """Returns the rows of a stacked leaf of the checkpoint for `train.init_layers`, if they are set."""
-    numbers = layer_numbers(name, taken)
+def _depths(params: Any) -> dict[str, int]:
+    """Returns the number of stored layers of each stack, by its path."""
+    depths: dict[str, int] = {}
+    for name, leaf in named(params):
+        numbers = layer_numbers(name, leaf)
+        depths[stack_of(name)] = max(depths.get(stack_of(name), 0), numbers[-1] + 1 if numbers else 0)
+    return depths
+
+
+def _sources(name: str, selected: dict[str, tuple[str, Any]], train: config.TrainConfig) -> dict[str, tuple[str, Any]]:
+    """Returns the selected weights for a parameter; with `train.init_layers`, they may cover other layers."""
+    if train.init_layers and split_name(name)[0]:
+        return {key: source for key, source in selected.items() if whole_name(key) == whole_name(name)}
+    return {name: selected[name]} if name in selected else {}
+
+
+def _with_layers(
+    name: str, leaf: Any, sources: dict[str, tuple[str, Any]], train: config.TrainConfig, depths: dict[str, int]
+) -> np.ndarray:
+    """Returns the values for a leaf; if it is stacked, they are those of `train.init_layers`, if these are set."""
+    numbers = layer_numbers(name, leaf)
+    stored = [(source_name, float32(source)) for source_name, source in sources.values()]
     if not train.init_layers or not numbers:
-        return taken
-    if missing := [layer for layer in train.init_layers if layer not in numbers]:
+        return stored[0][1]
+    if len(train.init_layers) != depths[stack_of(name)]:
         raise UserError(
-            f"config.train.init_layers has layer {missing[0]}, and {name} in {train.init_from} has the layers "
-            f"{numbers[0]} to {numbers[-1]}: choose from these"
+            f"config.train.init_layers has {len(train.init_layers)} layers, {stack_of(name)} has "
+            f"{depths[stack_of(name)]}: name one layer of {train.init_from} for each"
         )
-    return taken[np.array([numbers.index(layer) for layer in train.init_layers])]
+    rows = {}
+    for source_name, values in stored:
+        rows |= dict(zip(layer_numbers(source_name, values), values, strict=True))
+    wanted = [train.init_layers[number] for number in numbers]
+    if missing := [layer for layer in wanted if layer not in rows]:
+        raise UserError(
+            f"config.train.init_layers has layer {missing[0]}, and {stored[0][0]} in {train.init_from} has the layers "
+            f"{min(rows)} to {max(rows)}: choose from these"
+        )
+    return np.stack([rows[layer] for layer in wanted])
 
 
 def _with_new_rows(taken: np.ndarray, train: config.TrainConfig, name: str) -> np.ndarray:

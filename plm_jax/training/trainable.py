@@ -2,7 +2,8 @@
 
 One leaf holds all layers of a stack on its first axis, but patterns can select single layers: layer 0 of the leaf
 `stack/blocks/attention/query/kernel` has the name `stack/blocks/0/attention/query/kernel`. A pattern that matches the
-name of the leaf selects all of its layers. If layers share parameters, the numbers are those of the stored layers.
+name of the leaf, with or without the layers that it covers, selects all of its layers. If layers share parameters, the
+numbers are those of the stored layers.
 
 A leaf that only some layers have has fewer rows. The name after `blocks` lists the layers that it covers, as numbers
 and ranges like Python's slices: `stack/blocks/1:12/attention_norm/scale` has 11 rows, for all of 12 layers except the
@@ -75,6 +76,18 @@ def split_name(name: str) -> tuple[list[str], str, list[str]]:
     if before and after and _COVERAGE.fullmatch(after[0]):
         return before, after[0], after[1:]
     return before, "", after
+
+
+def whole_name(name: str) -> str:
+    """Returns a leaf's name without the layers that it covers."""
+    before, _, after = split_name(name)
+    return "/".join([*before, *after])
+
+
+def with_coverage(name: str, coverage: str) -> str:
+    """Returns the name of a leaf that covers some layers; the inverse of `whole_name` for a stacked leaf."""
+    before, _, after = split_name(name)
+    return "/".join([*before, coverage, *after]) if before else name
 
 
 def check_layers(model: ModelConfig, stages: int) -> None:
@@ -170,7 +183,7 @@ class Trainable:
         Raises:
           UserError: a pattern matches nothing, or selects only some layers in a mesh with stages.
         """
-        names = [each for name, leaf in named(shapes) for each in (name, *layers(name, leaf))]
+        names = [each for name, leaf in named(shapes) for each in (name, *layers(name, leaf), whole_name(name))]
         if pattern := unmatched(self.patterns, names):
             raise UserError(f"config.train.trainable has {pattern}")
         if stages > 1 and self.cuts(shapes):
@@ -219,7 +232,7 @@ class Trainable:
         return {path: runs for path, runs in runs_of_leaves.items() if runs}
 
     def _runs(self, name: str, leaf: Any) -> list[tuple[int, int]]:
-        if self._has(name):
+        if self._has(name) or self._has(whole_name(name)):
             return [(0, len(_first_axis(leaf)))]
         has = [False, *(self._has(layer) for layer in layers(name, leaf)), False]
         edges = [i for i in range(len(has) - 1) if has[i] != has[i + 1]]

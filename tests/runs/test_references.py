@@ -206,7 +206,7 @@ def test_a_teacher_with_fewer_token_types_is_rejected(tiny, teachers, monkeypatc
     with_types = dataclasses.replace(described, model=typed(described.model, 2))
     monkeypatch.setattr(references.checkpoint_formats, "described", lambda source: with_types)
     assert references.describe(distilled(tiny, teachers / "first", model=typed(STUDENT, 2)))
-    with pytest.raises(UserError, match="reference 'teacher' has 2 token types, config.model 3"):
+    with pytest.raises(UserError, match=r"reference 'teacher' has 2 token types, config.model 3"):
         references.describe(distilled(tiny, teachers / "first", model=typed(STUDENT, 3)))
 
 

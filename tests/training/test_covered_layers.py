@@ -48,7 +48,7 @@ class Body(nn.Module):
     @nn.compact
     def __call__(self, x):
         blocks = self.param("blocks", self._init)
-        scales = dict(zip((1, 2, 3), blocks[self.model.scaled]["norm"]["scale"], strict=True))
+        scales = dict(zip(range(LAYERS)[-self.model.rows :], blocks[self.model.scaled]["norm"]["scale"], strict=True))
         for number, kernel in enumerate(blocks["dense"]["kernel"]):
             x = x + jnp.tanh((x * scales.get(number, 1.0)) @ kernel)
         return x
@@ -134,6 +134,26 @@ def test_top_layers_of_each_leaf_are_reinitialized(tiny, tmp_path):
     job = setup.build(make(tiny, train=init), devices=jax.devices()[:1])
     params = runs.flat(setup.initial_state(job)[0].params)
     assert equal_rows(source, params) == {SCALE: [True, False, False], KERNEL: [True, True, False, False]}
+
+
+def test_layers_of_a_checkpoint_and_patterns_match_names_without_coverage(tiny, tmp_path):
+    loop.pretrain(make(tiny, steps=1), str(tmp_path / "run"))
+    source = runs.flat(checkpoints.load_params(str(tmp_path / "run")).params)
+
+    def initial(*layers, names=(".*",)):
+        train = {"init_from": str(tmp_path / "run"), "init_layers": layers, "init_names": names, "seed": 5}
+        job = setup.build(make(tiny, Tower(scaled="2:4", rows=2), train=train), devices=jax.devices()[:1])
+        return runs.flat(setup.initial_state(job)[0].params)
+
+    scale = "body/blocks/2:4/norm/scale"
+    for names in ((".*",), ("body/blocks/[a-z]+/(scale|kernel)",), (("(body/blocks/norm)/(.*)", r"\1/\2"),)):
+        np.testing.assert_array_equal(initial(0, 0, 3, 1, names=names)[scale], np.asarray(source[SCALE])[[2, 0]])
+    np.testing.assert_array_equal(initial(0, 0, 3, 1)[KERNEL], np.asarray(source[KERNEL])[[0, 0, 3, 1]])
+    with pytest.raises(UserError, match=r"init_layers has layer 0, and body/blocks/1:4/.* has the layers 1 to 3"):
+        initial(0, 0, 3, 0)
+    assert trainable.Trainable(("body/blocks/[a-z]+/scale",)).names(registry.shapes(Tower())) == [
+        f"body/blocks/{number}/norm/scale" for number in (1, 2, 3)
+    ]
 
 
 WRONG = {

@@ -1,6 +1,7 @@
 """The train steps of a run: one program for each mesh that its phases are trained on."""
 
 import functools
+import importlib
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +14,6 @@ from plm_jax.common import keys
 from plm_jax.common.errors import UserError
 from plm_jax.common.phases import Phase
 from plm_jax.models import ModelConfig, pipeline, registry
-from plm_jax.runs import references
 from plm_jax.training import compiler, flops, layer_decay, optimizers, schedules, spikes, trainable
 from plm_jax.training import mesh as meshes
 from plm_jax.training.program import Program, ReferenceModel
@@ -57,7 +57,7 @@ class Programs:
         self.phases = config.resolve_phases(run) if phases is None else tuple(phases)
         self.reference_hashes: Mapping[str, str] = {}
         self._references: tuple[Program, Any] | None = None
-        self._reference_models = references.describe(run) if run.train.references else {}
+        self._reference_models = _references().describe(run) if run.train.references else {}
         self._rate = run.schedule.rate(run.train.steps, self.phases)
         self._programs: dict[tuple[int, ...], Program] = {}
         remaining = [phase for phase in self.phases if phase.end_step > first_step] or self.phases[-1:]
@@ -101,7 +101,7 @@ class Programs:
           UserError: a reference cannot be read.
         """
         if self.first.references:
-            params, self.reference_hashes = references.load(self.run.train.references, self.first)
+            params, self.reference_hashes = _references().load(self.run.train.references, self.first)
             self._references = self.first, params
 
     def _references_of(self, program: Program) -> dict[str, Any]:
@@ -142,6 +142,11 @@ class Programs:
 
     def _sizes(self, phase: Phase) -> tuple[int, ...]:
         return meshes.sizes(config.mesh_of(self.run, phase))
+
+
+def _references() -> Any:
+    """Imports the module that reads references: it needs orbax, which programs without references do not."""
+    return importlib.import_module("plm_jax.runs.references")
 
 
 def build(run: config.Run, mesh: Mesh, batch_size: int, reference_models: Mapping[str, ReferenceModel] = {}) -> Program:

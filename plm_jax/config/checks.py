@@ -165,6 +165,12 @@ def _mixture(run: Run, phase: Phase) -> None:
             raise UserError(f"config.data.mixture.{name} is {rate}: must be at least 0")
     if phase.mixture and not sum(phase.mixture.values()) > 0:
         raise UserError("config.data.mixture has no rate above 0: set at least one")
+    sources = run.data.sources
+    records = [name for name, source in sources.items() if source.texts]
+    if not phase.mixture and not run.data.has_inputs_targets and 0 < len(records) < len(sources):
+        raise UserError(
+            f"source '{records[0]}' has records and others have text, whose rows differ in size: set config.data.mixture"
+        )
 
 
 def _read(run: Run, phase: Phase) -> dict[str, Source]:

@@ -134,7 +134,7 @@ class Reader:
         The rates in the config are proportions of examples, and a packed row holds several examples.
         """
         if not (phase.mixture or any(source.has_inputs_targets for source in self.sources.values())):
-            # Every row of text has the same number of tokens, so these rates do not depend on the length of rows.
+            # Sources of text and of records are not mixed by tokens (`config.checks`), whose rows differ in size.
             return {name: source.splits["train"].num_tokens for name, source in self.sources.items()}
         rates = {}
         for name in dict.fromkeys([*phase.mixture, *self.sources]):

@@ -169,3 +169,9 @@ def test_what_does_not_fit_is_rejected(message, sections, run):
 def test_segmenters_of_records_are_rejected(run):
     with pytest.raises(UserError, match="segmenters names 'pairs', a source of records"):
         run(data={"segmenters": {"pairs": "jieba:lcut"}})
+
+
+def test_records_and_text_need_a_mixture(run):
+    assert_rejected(
+        "source 'pairs' has records and others have text.*set config.data.mixture", run(data={"mixture": {}})
+    )

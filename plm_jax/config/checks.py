@@ -169,7 +169,8 @@ def _mixture(run: Run, phase: Phase) -> None:
     records = [name for name, source in sources.items() if source.texts]
     if not phase.mixture and not run.data.has_inputs_targets and 0 < len(records) < len(sources):
         raise UserError(
-            f"source '{records[0]}' has records and others have text, whose rows differ in size: set config.data.mixture"
+            f"source '{records[0]}' has records and others have text, whose rows differ in size: "
+            "set config.data.mixture"
         )
 
 

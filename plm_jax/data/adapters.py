@@ -76,6 +76,14 @@ def _ragged(batch: Any) -> tf.RaggedTensor:
     return batch if isinstance(batch, ragged) else ragged.from_tensor(batch)
 
 
+def _check_tables(objective: objectives.BoundObjective, token_counts: np.ndarray | None) -> None:
+    """Rejects an objective that reads numbers of occurrences or similar words if there are none."""
+    if "token_counts" in objective.reads and token_counts is None:
+        raise UserError("objectives with smoothed masking need `token_counts`: pass them, or set smoothing to 0")
+    if objective.settings.similar_share and objective.special.similar_words is None:
+        raise UserError("objectives with similar_share need `similar_words` in their special ids: set it")
+
+
 def preprocessor(
     objective: objectives.BoundObjective,
     length: int,
@@ -110,10 +118,7 @@ def preprocessor(
     Raises:
       UserError: the objective reads `token_counts` or a table of similar words, and there are none.
     """
-    if "token_counts" in objective.reads and token_counts is None:
-        raise UserError("objectives with smoothed masking need `token_counts`: pass them, or set smoothing to 0")
-    if objective.settings.similar_share and objective.special.similar_words is None:
-        raise UserError("objectives with similar_share need `similar_words` in their special ids: set it")
+    _check_tables(objective, token_counts)
     like = noising.blank(layout, length, objective, 0 if characters is None else characters.shape[1])
     signature = {key: tf.TensorSpec(value.shape, value.dtype) for key, value in like.items()}
 

@@ -153,13 +153,13 @@ def _with_layers(
     rows = {}
     for source_name, values in stored:
         rows |= dict(zip(layer_numbers(source_name, values), values, strict=True))
-    wanted = [train.init_layers[number] for number in numbers]
-    if missing := [layer for layer in wanted if layer not in rows]:
+    source_layers = [train.init_layers[number] for number in numbers]
+    if missing := [layer for layer in source_layers if layer not in rows]:
         raise UserError(
             f"config.train.init_layers has layer {missing[0]}, and {stored[0][0]} in {train.init_from} has the layers "
             f"{min(rows)} to {max(rows)}: choose from these"
         )
-    return np.stack([rows[layer] for layer in wanted])
+    return np.stack([rows[layer] for layer in source_layers])
 
 
 def _with_new_rows(taken: np.ndarray, train: config.TrainConfig, name: str) -> np.ndarray:

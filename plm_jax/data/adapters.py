@@ -114,9 +114,6 @@ def preprocessor(
       identity: identity in the manifest of a cache, to draw the same pairs as from that cache.
       num_documents: number of documents per group. With larger groups, rows resemble those of training more closely;
         with smaller groups, the first row is available sooner.
-
-    Raises:
-      UserError: the objective reads `token_counts` or a table of similar words, and there are none.
     """
     _check_tables(objective, token_counts)
     like = noising.blank(layout, length, objective, 0 if characters is None else characters.shape[1])

@@ -157,9 +157,10 @@ def tokenizer(pretrained: Pretrained) -> tokenizer_json.Tokenizer | None:
         ids = {"gmask": before[0], "sop": before[1]} | ids
     row_format = _labeled_format(pretrained.run)
     between = list(row_format.between) if row_format else after * 2 if before == [ids.get("bos")] else after
-    family = families.family_of(dataclasses.replace(model, heads=()), pretrained.family)
-    distinguishes_texts = family.token_types_are_of_texts
-    types = distinguishes_texts and model.token_types > 1 and (row_format is None or row_format.has_types)
+    types = model.token_types > 1 and (row_format is None or row_format.has_types)
+    if types:
+        headless = dataclasses.replace(model, heads=())
+        types = families.family_of(headless, pretrained.family).token_types_are_of_texts
     is_theirs = pretrained.run is None and pretrained.vocabulary.startswith(tokenizer_json.SCHEME)
     around = exported.Frame(before, between or before, after, types)
     tree, described = exported.export(vocabulary(pretrained), ids, None if is_theirs else around)

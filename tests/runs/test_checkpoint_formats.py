@@ -207,7 +207,7 @@ DAMAGE = [
     ({"vocabulary_id": 3, "vocabulary": {}, "run": 0}, ["its run, vocabulary, vocabulary_id is", "convert again"]),
     ({"model": {"kind": "decodr"}}, ["config.json: model.kind is 'decodr'", "did you mean 'decoder'?"]),
     ({"model": None}, ["its model is missing or of another type"]),
-    ({"model": {"kind": []}}, ["config.json: model.kind is []", "choose from: decoder"]),
+    ({"model": {"kind": []}}, ["config.json: model.kind is []", "choose from: ", "encoder_decoder"]),
     ({"run": {"schedule": {"kind": []}}}, ["config.model is missing: set it"]),
     ({"special_ids": {"eos_token_id": "2"}}, ["config.json: eos_token_id is 2: expected a token id"]),
     ({"special_ids": []}, ["its special_ids is missing or of another type"]),

@@ -59,15 +59,7 @@ def bert() -> config.Run:
     return config.Run(
         model=dataclasses.replace(_spread(model), pooler=models.NoHead()),
         objective=objectives.MaskedLM(),
-        vocabulary=config.VocabularyConfig(
-            spec="sentencepiece:../.cache/demo/sotu-bert.model",
-            train_size=vocab_size,
-            pad=0,
-            unk=1,
-            cls=2,
-            sep=3,
-            mask=4,
-        ),
+        vocabulary=_masked_vocabulary("sotu-bert", vocab_size),
         data=_speeches("bert", length=64, layout=config.Blocks(attend_across_documents=False)),
         optimizer=config.AdamWConfig(b1=0.9, b2=0.98, weight_decay=0.01),
         schedule=config.LinearSchedule(learning_rate=1.5e-3, warmup_steps=100),
@@ -159,6 +151,12 @@ def glm() -> config.Run:
     )
 
 
+def _masked_vocabulary(name: str, size: int) -> config.VocabularyConfig:
+    """Returns a vocabulary with the special ids of a masked language model."""
+    ids = {name: i for i, name in enumerate(("pad", "unk", "cls", "sep", "mask"))}
+    return config.VocabularyConfig(spec=f"sentencepiece:../.cache/demo/{name}.model", train_size=size, **ids)
+
+
 def _denoiser(model, objective, length: int) -> config.Run:
     """Returns a run with the vocabulary, cache and recipe of `bart` and `glm`, with short rows first as in `t5`."""
     ids = ("pad", "eos", "unk", "bos", "cls", "mask", "sop", "eop", "smask", "gmask")
@@ -186,15 +184,7 @@ def xlm() -> config.Run:
     return config.Run(
         model=_spread(dataclasses.replace(model, initializer=models.InitializerConfig())),
         objective=objectives.TranslationLM(),
-        vocabulary=config.VocabularyConfig(
-            spec="sentencepiece:../.cache/demo/tatoeba.model",
-            train_size=vocab_size,
-            pad=0,
-            unk=1,
-            cls=2,
-            sep=3,
-            mask=4,
-        ),
+        vocabulary=_masked_vocabulary("tatoeba", vocab_size),
         data=config.DataConfig(
             cache_dir="../.cache/demo/xlm",
             length=32,

@@ -31,7 +31,7 @@ def run(write_source, random_documents, make_run):
 @pytest.mark.parametrize("layout", [config.Blocks(), config.Blocks(attend_across_documents=False)])
 def test_each_row_has_the_type_of_its_source(run, layout):
     masked = run(data={"layout": layout})
-    reader, seen = open_reader(masked), set()
+    reader, all_types = open_reader(masked), set()
     for step in range(10):
         batch = reader.batch(step, range(4))
         for tokens, types, targets in zip(batch["tokens"], batch["token_types"], batch["targets"], strict=True):
@@ -40,8 +40,8 @@ def test_each_row_has_the_type_of_its_source(run, layout):
                 name for remainder, name in enumerate(TYPES) if sum(t % 2 == remainder for t in text) > len(text) / 2
             }
             assert types.tolist() == [TYPES[is_of.pop()]] * 8
-            seen.add(int(types[0]))
-    assert seen == set(TYPES.values())
+            all_types.add(int(types[0]))
+    assert all_types == set(TYPES.values())
     assert_like_blank(masked, batch)
     (validation,) = {tuple(np.unique(row["token_types"])) for row in reader.in_order("validation", 1, name="en")}
     assert validation == (2,)

@@ -82,13 +82,13 @@ def test_rows_of_pairs_keep_the_laws_of_xlm(run, pairs):
         assert row["mask"].tolist() == [1] * size + [0] * (LENGTH - size)
         assert row["positions"][:size].tolist() == positions
         assert row["token_types"][:size].tolist() == languages
-        places = row["target_positions"][row["target_weights"] > 0]
-        is_target = np.isin(np.arange(size), places)
-        assert not is_target[0] and len(set(places.tolist())) == len(places) and max(places, default=0) < size
+        targets = row["target_positions"][row["target_weights"] > 0]
+        is_target = np.isin(np.arange(size), targets)
+        assert not is_target[0] and len(set(targets.tolist())) == len(targets) and max(targets, default=0) < size
         second = positions.index(0, 1)
         masked.append((is_target[1:second].sum(), second - 1, is_target[second:].sum(), size - second))
         special.append((is_target[second], is_target[second - 1], is_target[size - 1]))
-        replaced += [(row["tokens"][place], tokens[place]) for place in places]
+        replaced += [(row["tokens"][target], tokens[target]) for target in targets]
     first, first_of, second, second_of = np.sum(masked, axis=0)
     # Both halves and each `</s>` but the first are predicted at the rate; 4.5 standard errors.
     shares = [(first / first_of, first_of), (second / second_of, second_of)]
@@ -114,7 +114,7 @@ def test_texts_are_swapped_at_the_rate(run, pairs):
 
 def test_a_mixture_has_rows_of_pairs_and_of_one_language(run):
     mixed = run()
-    reader, seen = open_reader(mixed), set()
+    reader, names = open_reader(mixed), set()
     for step in range(5):
         batch = reader.batch(step, range(4))
         assert_like_blank(mixed, batch)
@@ -125,8 +125,8 @@ def test_a_mixture_has_rows_of_pairs_and_of_one_language(run):
             else:
                 assert types == [TYPES[name]] * LENGTH and positions == list(range(LENGTH))
                 assert row["mask"].all() and 0 not in row["target_positions"][row["target_weights"] > 0]
-            seen.add(name)
-    assert seen == {"pairs", "en", "es"}
+            names.add(name)
+    assert names == {"pairs", "en", "es"}
 
 
 def test_rows_without_token_types_have_none(run):

@@ -87,7 +87,7 @@ def torch_loss(kind, teacher, student, batch, settings):
         rows = torch.arange(ROWS)[:, None]
         logits, expected_logits = (x[rows, batch["target_positions"]] for x in (logits, expected_logits))
     nll = functional.cross_entropy(logits.mT, batch["targets"], reduction="none")
-    own = (nll * counted).sum() / counted.sum()
+    objective_loss = (nll * counted).sum() / counted.sum()
     if settings.only_targets:
         compared = logits[targeted], expected_logits[targeted]
     else:
@@ -97,7 +97,7 @@ def torch_loss(kind, teacher, student, batch, settings):
     divergence = functional.kl_div(ours, theirs, reduction="batchmean", log_target=True) * t**2
     states = output.hidden_states[-1][real], expected.hidden_states[-1][real]
     cosine = (1 - functional.cosine_similarity(*states, dim=-1)).mean()
-    return settings.alpha_ce * divergence + settings.alpha_lm * own + settings.alpha_cos * cosine
+    return settings.alpha_ce * divergence + settings.alpha_lm * objective_loss + settings.alpha_cos * cosine
 
 
 @pytest.mark.parametrize("logits_at_once", [2**25, 2 * 3 * ROWS * VOCAB], ids=["whole", "chunks"])

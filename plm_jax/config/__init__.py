@@ -27,6 +27,7 @@ from plm_jax.config.training import (
     PhaseConfig,
     ReferenceConfig,
     TrainConfig,
+    UpdateConfig,
 )
 from plm_jax.data.config import DataConfig, InputsTargetsConfig, ReaderConfig
 from plm_jax.data.layouts import (
@@ -155,6 +156,7 @@ __all__ = [
     "TokenFiles",
     "TrainConfig",
     "Translations",
+    "UpdateConfig",
     "VocabularyConfig",
     "WsdSchedule",
     "brief",

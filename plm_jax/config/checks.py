@@ -1,5 +1,6 @@
 """Checks of a run that involve several sections of its config."""
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -127,7 +128,8 @@ def _same_arrays(run: Run, variant: Run, length: int) -> None:
 def _references(run: Run) -> None:
     """Rejects references that are missing, and references that the loss does not read."""
     of_objective = getattr(losses.Loss.choices.get(run.objective.loss), "references", ())
-    needed = dict.fromkeys((*of_objective, *(run.train.loss.references if run.train.loss else ())))
+    of_updates = [update.loss.references for update in run.updates if update.loss]
+    needed = dict.fromkeys((*of_objective, *itertools.chain.from_iterable(of_updates)))
     for name in needed.keys() - run.train.references.keys():
         raise UserError(
             f"the loss needs a reference '{name}': set config.train.references.{name}.source to a trained model"

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from plm_jax import objectives
-from plm_jax.config.training import CheckpointConfig, EvaluationConfig, TrainConfig
+from plm_jax.config.training import CheckpointConfig, EvaluationConfig, TrainConfig, UpdateConfig
 from plm_jax.data.config import DataConfig
 from plm_jax.data.vocabulary_config import VocabularyConfig
 from plm_jax.models import ModelConfig
@@ -28,3 +28,12 @@ class Run:
     precision: PrecisionConfig = PrecisionConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+
+    @property
+    def updates(self) -> tuple[UpdateConfig, ...]:
+        """Updates of a step in order: `train.updates`, or the only one, whose name is empty."""
+        return self.train.updates or (UpdateConfig("", self.train.loss, self.train.trainable),)
+
+    def optimizer_of(self, update: UpdateConfig) -> OptimizerConfig:
+        """Returns the settings of the optimizer of an update."""
+        return update.optimizer or self.optimizer

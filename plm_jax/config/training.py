@@ -1,6 +1,7 @@
 """Settings of training: steps, batches and phases, incidents, checkpoints and validation."""
 
 import dataclasses
+import re
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -9,6 +10,7 @@ from plm_jax.common.errors import UserError, nearest
 from plm_jax.generation.decoding_config import DecodingConfig
 from plm_jax.losses import LossWrapper
 from plm_jax.training.mesh import MeshConfig
+from plm_jax.training.optimizers import OptimizerConfig
 from plm_jax.training.state import AverageConfig
 
 
@@ -84,6 +86,25 @@ class ReferenceConfig:
 
 
 @dataclass(frozen=True)
+class UpdateConfig:
+    """One of several updates of a step, which minimizes a loss of its own.
+
+    Attributes:
+      name: name in metrics, such as `loss/NAME`, and messages.
+      loss: change of the objective's loss, which the update then minimizes; None: the objective's own loss.
+      trainable: regular expressions, as in `train.trainable`, of the parameters that the update trains. Several updates
+        may train a parameter, each with its own moments.
+      optimizer: optimizer of these parameters; None: that of the config. The learning rate is that of the config's
+        schedule.
+    """
+
+    name: str
+    loss: LossWrapper | None = None
+    trainable: tuple[str, ...] = (".*",)
+    optimizer: OptimizerConfig | None = None
+
+
+@dataclass(frozen=True)
 class TrainConfig:
     """Length of training, batches, initial weights and logging.
 
@@ -114,6 +135,8 @@ class TrainConfig:
       references: frozen models that the loss reads, by name.
       loss: change of the objective's loss in training, such as `distillation`; None: the objective's own loss.
         Validation always uses the objective's own loss.
+      updates: updates of a step, which are made in order, each from the parameters that the previous ones leave; empty:
+        one update by `loss`, `trainable` and `optimizer`.
       average: moving average of the parameters, which is saved in checkpoints and validated next to the parameters;
         None: none.
       z_loss: weight of the squared logarithm of the softmax normalizer in the loss.
@@ -142,6 +165,7 @@ class TrainConfig:
     trainable: tuple[str, ...] = (".*",)
     references: dict[str, ReferenceConfig] = field(default_factory=dict)
     loss: LossWrapper | None = None
+    updates: tuple[UpdateConfig, ...] = ()
     average: AverageConfig | None = None
     z_loss: ranges.Scale = 0.0
     label_smoothing: ranges.ShareBelowOne = 0.0
@@ -160,6 +184,17 @@ class TrainConfig:
         if untils and (untils != sorted(set(untils)) or untils[0] <= 0 or untils[-1] != 1.0):
             raise UserError(
                 f"config.train.phases end at {untils}: the fractions must increase, and the last must be 1.0"
+            )
+        names = [update.name for update in self.updates]
+        if len(set(names)) < len(names) or not all(re.fullmatch(r"[\w-]+", name) for name in names):
+            raise UserError(
+                f"config.train.updates have the names {names}: give each a name of its own, of letters, digits, '_' "
+                "and '-'"
+            )
+        if self.updates and (self.loss is not None or self.trainable != (".*",)):
+            raise UserError(
+                "config.train.updates have losses and parameters of their own: leave out config.train.loss and "
+                "config.train.trainable"
             )
 
 

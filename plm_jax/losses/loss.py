@@ -84,7 +84,9 @@ class Loss(Role):
           carry: a tree of arrays [B, …], the recurrent state of each row; empty for most models.
 
         Returns:
-          Sums of the terms, float32 []; sums of the metrics; the carry for the next batch.
+          Sums of the terms, float32 []; sums of the metrics; the carry for the next batch. In an update of several
+          (`train.updates`), the carry may have further arrays [B, …] by name, which later updates of the step find in
+          their batch.
         """
         raise NotImplementedError
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import optax
 from jax.sharding import Mesh
 
 from plm_jax import config, losses, objectives
@@ -17,6 +18,7 @@ from plm_jax.models import ModelConfig, pipeline, registry
 from plm_jax.training import compiler, flops, layer_decay, optimizers, schedules, spikes, trainable
 from plm_jax.training import mesh as meshes
 from plm_jax.training.program import Program, ReferenceModel
+from plm_jax.training.updates import Update, joined
 
 # A loss holds logits, float32, in at most this fraction of a device's memory. More would save nothing: the matrix is
 # then read for enough tokens to hide the time of reading it.
@@ -88,11 +90,15 @@ class Programs:
         """
         run, stages = self.run, max(mesh.shape["stage"] for mesh in self._meshes.values())
         trainable.check_layers(run.model, stages)
-        if not self.first.trained.is_all:
-            self.first.trained.check(registry.shapes(run.model), stages)
-        optimizers.check_groups(run.optimizer, registry.shapes(run.model))
-        if run.optimizer.layer_decay != 1.0:
-            layer_decay.check(run.model, run.optimizer.layer_decay)
+        for settings, update in zip(run.updates, self.first.updates, strict=True):
+            optimizer, shapes = run.optimizer_of(settings), registry.shapes(run.model)
+            if not update.trained.is_all:
+                field = f"update '{update.name}' of config.train.updates" if update.name else "config.train.trainable"
+                update.trained.check(shapes, stages, field)
+            field = "config.optimizer" if settings.optimizer is None else f"the optimizer of update '{update.name}'"
+            optimizers.check_groups(optimizer, shapes, field)
+            if optimizer.layer_decay != 1.0:
+                layer_decay.check(run.model, optimizer.layer_decay)
 
     def load_references(self) -> None:
         """Reads the parameters of the references, if the run has any, onto the devices of the first program.
@@ -134,11 +140,18 @@ class Programs:
 
     def notes(self) -> list[str]:
         """Returns lines that report which parameters are trained, unless all are, and which layers share a rate."""
-        model, trained = self.run.model, self.first.trained
-        return [
-            *trained.notes(registry.shapes(model), getattr(model, "scan_layers", False)),
-            *layer_decay.notes(model, self.run.optimizer.layer_decay),
-        ]
+        model, lines = self.run.model, []
+        for settings, update in zip(self.run.updates, self.first.updates, strict=True):
+            notes = [
+                *update.trained.notes(registry.shapes(model), getattr(model, "scan_layers", False)),
+                *layer_decay.notes(model, self.run.optimizer_of(settings).layer_decay),
+            ]
+            lines += [f"update '{update.name}': {note}" if update.name else note for note in notes]
+        trained = {name for update in self.first.updates for name in update.trained.names(registry.shapes(model))}
+        untrained = [name for name in trainable.ALL.names(registry.shapes(model)) if name not in trained]
+        if untrained and self.run.train.updates:
+            lines.append(f"no update trains {len(untrained):,} of the tensors, such as {untrained[0]}")
+        return lines
 
     def _sizes(self, phase: Phase) -> tuple[int, ...]:
         return meshes.sizes(config.mesh_of(self.run, phase))
@@ -156,28 +169,42 @@ def build(run: config.Run, mesh: Mesh, batch_size: int, reference_models: Mappin
       UserError: the loss does not fit the model or the references.
     """
     train, incidents = run.train, run.train.incidents
-    trained = trainable.Trainable(train.trainable)
     loss = build_loss(run.objective, run.model, mesh, z_loss=train.z_loss, label_smoothing=train.label_smoothing)
-    if train.loss is not None:
-        loss = train.loss.wrap(loss)
-    loss.check_references(run.model, {name: reference.model for name, reference in reference_models.items()})
+    models = {name: reference.model for name, reference in reference_models.items()}
     return Program(
         model=run.model,
-        loss=loss,
-        optimizer=optimizers.build(run.optimizer, None if trained.is_all else trained, run.model),
+        updates=tuple(_build_update(run, update, loss, models) for update in run.updates),
         mesh=mesh,
         batch_size=batch_size,
         rules=run.mesh.rules,
         gathers_once=run.mesh.gather == "step",
         compiler_options=compiler.options(mesh, run.mesh.compiler_preset, run.mesh.compiler_options),
         precision=run.precision,
-        trained=trained,
         watch=spikes.Watch(incidents.deviations, incidents.spikes != "record", window=incidents.window),
         log_norms=train.log_norms,
         prng=train.prng,
         references=reference_models,
         average=train.average,
     )
+
+
+def _build_update(run: config.Run, update: config.UpdateConfig, loss: losses.Loss, models: Mapping[str, Any]) -> Update:
+    """Returns one of the updates of a step, given the objective's loss and the models of the references."""
+    if update.loss is not None:
+        loss = update.loss.wrap(loss)
+    loss.check_references(run.model, models)
+    trained = trainable.Trainable(update.trainable)
+    return Update(loss, _build_optimizer(run, update), trained, update.name)
+
+
+def _build_optimizer(run: config.Run, update: config.UpdateConfig) -> optax.GradientTransformationExtraArgs:
+    trained = trainable.Trainable(update.trainable)
+    return optimizers.build(run.optimizer_of(update), None if trained.is_all else trained, run.model)
+
+
+def build_optimizer(run: config.Run) -> optax.GradientTransformationExtraArgs:
+    """Returns the optimizer of a run, whose state is that of all updates of a step."""
+    return joined({update.name: _build_optimizer(run, update) for update in run.updates})
 
 
 def build_loss(objective: objectives.Objective, model: ModelConfig, mesh: Mesh, **settings: Any) -> losses.Loss:

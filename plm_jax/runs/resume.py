@@ -97,6 +97,7 @@ FIELDS: dict[str, Meaning] = {
     "train.stall_minutes": "free",
     "train.steps": "read",
     "train.wandb_project": "free",
+    "train.updates": "fixed",
     "train.z_loss": "recipe",
     "mesh": "free",
     "precision": "recipe",

@@ -15,14 +15,12 @@ from plm_jax.common import progress, users
 from plm_jax.common.errors import UserError
 from plm_jax.data.reader import Reader, blank_batch
 from plm_jax.losses.loss import untrained_heads
-from plm_jax.models import registry
 from plm_jax.runs import references, resume, run_directory, warm_start
 from plm_jax.runs.callbacks import TrainingContext
 from plm_jax.runs.incidents import Incidents, window
-from plm_jax.runs.programs import Programs
+from plm_jax.runs.programs import Programs, build_optimizer
 from plm_jax.runs.validation import Validation
 from plm_jax.training import mesh as meshes
-from plm_jax.training import optimizers, trainable
 from plm_jax.training.program import Program, fitted
 from plm_jax.training.state import TrainState
 
@@ -128,8 +126,7 @@ def restored_state(
     # The recurrent state has the batch size of the checkpoint, and the moments belong to the optimizer of the
     # checkpoint.
     batch_size = checkpoint.meta.get("batch_size", program.batch_size)
-    part = trainable.Trainable(saved_run.train.trainable)
-    optimizer = optimizers.build(saved_run.optimizer, part, saved_run.model)
+    optimizer = build_optimizer(saved_run)
     like = program.state_like(batch_size, optimizer)
     saved, is_averaged = program.state_like(batch_size, optimizer, padded=False), saved_run.train.average is not None
     state = read_state(checkpoint.step, saved if is_averaged else saved.replace(average=()))
@@ -137,13 +134,19 @@ def restored_state(
     state = fitted(state, like, meshes.refitted)
     recent = window(checkpoint.meta.get("incidents", {}), setup.run.train.incidents.window)
     state = state.replace(recent=meshes.place(recent, program.shardings.recent))
-    is_same_kind = saved_run.optimizer.kind == setup.run.optimizer.kind and part == program.trained
-    if is_same_kind and _have_equal_shapes(like.optimizer, program.abstract_state.optimizer):
+    if _moments(saved_run) == _moments(setup.run) and _have_equal_shapes(
+        like.optimizer, program.abstract_state.optimizer
+    ):
         return state.replace(optimizer=_cast(state.optimizer, program.abstract_state.optimizer)), notes
     notes.append(
         "the optimizer or the trained parameters have changed: the moments start from zero, weights and step are kept"
     )
     return state.replace(optimizer=program.new_moments(setup.run.train.seed, state.step)), notes
+
+
+def _moments(run: config.Run) -> list[tuple[str, str, tuple[str, ...]]]:
+    """Returns what the moments of each update belong to: its name, the kind of its optimizer and its parameters."""
+    return [(update.name, run.optimizer_of(update).kind, update.trainable) for update in run.updates]
 
 
 def _with_average(state: TrainState, run: config.Run) -> TrainState:
@@ -154,8 +157,7 @@ def _with_average(state: TrainState, run: config.Run) -> TrainState:
 def new_incidents(setup: TrainingSetup, workdir: str) -> Incidents:
     """Returns the incidents of a run, which continue from the checkpoint that it resumes from."""
     saved = setup.resumed.meta.get("incidents", {}) if setup.resumed else {}
-    names = setup.program.trained.names(registry.shapes(setup.run.model))
-    return Incidents(setup.run.train.incidents, workdir, setup.reader, names, saved)
+    return Incidents(setup.run.train.incidents, workdir, setup.reader, setup.program.tensor_names(), saved)
 
 
 def global_batches(programs: Programs, reader: Reader, first_step: int) -> Iterator[tuple[Any, float]]:
@@ -224,7 +226,10 @@ def _check_heads(setup: TrainingSetup) -> None:
     phase = setup.programs.phases[0]
     blank = blank_batch(config.reader_config(config.in_phase(setup.run, phase)), phase.length)
     batch = {name: jnp.asarray(array) for name, array in blank.items()}
-    for head in untrained_heads(program.loss, program.module(), batch):
+    untrained = [untrained_heads(update.loss, program.module(), batch) for update in program.updates]
+    for head in untrained[0]:
+        if not all(head in heads for heads in untrained):
+            continue
         raise UserError(
             f"the {head} head of config.model is not trained by objective '{objective.kind}' on "
             "config.data: leave the head out, or choose another objective or layout"

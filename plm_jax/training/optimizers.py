@@ -109,11 +109,12 @@ def build(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def check_groups(optimizer: OptimizerConfig, shapes: Any) -> None:
+def check_groups(optimizer: OptimizerConfig, shapes: Any, field: str = "config.optimizer") -> None:
     """Checks the groups of an optimizer.
 
     Args:
       shapes: the parameters, or their shapes.
+      field: name of the optimizer in messages.
 
     Raises:
       UserError: no parameter belongs to a group.
@@ -123,7 +124,7 @@ def check_groups(optimizer: OptimizerConfig, shapes: Any) -> None:
     for number, (pattern, _, _) in enumerate(optimizer.groups):
         if number not in numbers:
             reason = unmatched([pattern], names) or f"'{pattern}', whose parameters all belong to earlier groups"
-            raise UserError(f"config.optimizer.groups has {reason}")
+            raise UserError(f"{field}.groups has {reason}")
 
 
 def _grouped(optimizer: OptimizerConfig) -> Sequence[optax.GradientTransformation]:
@@ -224,8 +225,15 @@ def _scale_by_learning_rate() -> optax.GradientTransformationExtraArgs:
 
 def later(state, steps: jax.Array | int):
     """Returns a state of `build` with `steps` further finished steps."""
-    *moments, schedule = state
-    return (*moments, schedule._replace(count=schedule.count + steps))  # A buffer of its own: steps give theirs up.
+
+    def counts_steps(leaf):
+        return isinstance(leaf, optax.ScaleByScheduleState)
+
+    def advance(leaf):
+        # A buffer of its own: steps give theirs up.
+        return leaf._replace(count=leaf.count + steps) if counts_steps(leaf) else leaf
+
+    return jax.tree.map(advance, state, is_leaf=counts_steps)
 
 
 def unless_skipped(taken: jax.Array, new, old):

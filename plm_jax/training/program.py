@@ -15,7 +15,6 @@ from jax.sharding import Mesh
 
 from plm_jax.common import keys
 from plm_jax.common.phases import Phase
-from plm_jax.losses import Loss
 from plm_jax.models import registry
 from plm_jax.models.partitioning import Rules
 from plm_jax.models.protocol import ModelConfig, Module
@@ -23,6 +22,7 @@ from plm_jax.training import mesh as meshes
 from plm_jax.training import optimizers, spikes, trainable
 from plm_jax.training import state as states
 from plm_jax.training import step as steps
+from plm_jax.training.updates import Update, in_sequence, joined
 
 
 @dataclass(frozen=True)
@@ -62,15 +62,13 @@ class Program:
 
     Attributes:
       model: settings of the model.
-      loss: function that is minimized.
-      optimizer: transformation of gradients into updates of the trained parameters.
+      updates: updates of a step, in order; usually one.
       mesh: devices.
       batch_size: rows of a batch, for models that carry state from batch to batch.
       rules: sharding rules: (logical axis, mesh axis).
       gathers_once: whether weights are gathered once a step, not layer by layer.
       compiler_options: options of XLA.
       precision: types of activations and gradients.
-      trained: selection of the parameters that are trained.
       watch: definition of spikes of the loss and the gradient norm; None detects none.
       log_norms: whether the metrics hold norms of parameters and updates.
       prng: generator of random numbers.
@@ -79,15 +77,13 @@ class Program:
     """
 
     model: ModelConfig
-    loss: Loss
-    optimizer: optax.GradientTransformationExtraArgs
+    updates: tuple[Update, ...]
     mesh: Mesh
     batch_size: int
     rules: Rules
     gathers_once: bool = False
     compiler_options: Mapping[str, str] = field(default_factory=dict)
     precision: PrecisionConfig
-    trained: trainable.Trainable = trainable.ALL
     watch: spikes.Watch | None = None
     log_norms: bool = False
     prng: str = "threefry"
@@ -101,21 +97,10 @@ class Program:
         The buffers of the given state are donated. `key` holds the words of the run's key, see `keys.data`. If the
         program has references, the last argument is their parameters by name, like `reference_shapes`.
         """
-        module = self.module(phase.dropout)
-        step = steps.train_step(
-            self.loss,
-            module,
-            self.optimizer,
-            phase.microbatches,
-            dropout=module.model.drops,
-            part=None if self.trained == trainable.ALL else self.trained,
-            watch=self.watch and dataclasses.replace(self.watch, first_step=phase.first_step),
-            log_norms=self.log_norms,
-            average=self.average,
-            references={name: self._build(reference.model) for name, reference in self.references.items()},
-            gradients=jnp.result_type(*{self.precision.compute, self.precision.gradients}),
-            layouts=self.gathered_shardings if self.gathers_once else None,
-        )
+        watch = self.watch and dataclasses.replace(self.watch, first_step=phase.first_step)
+        step = self._step_of(self.updates[0], phase, watch=watch, average=self.average)
+        if self.updates[0].name:
+            step = in_sequence({each.name: self._step_of(each, phase) for each in self.updates}, watch, self.average)
 
         def padded_step(state, batch, key, learning_rate, *frozen):
             root = keys.wrapped(key, self.prng)
@@ -124,12 +109,35 @@ class Program:
 
         replicated = meshes.replicated(self.mesh)
         of_frozen = [_shardings(self.reference_shapes)] if self.references else []
-        return self.jit(
-            padded_step,
-            in_shardings=(self.shardings, None, replicated, replicated, *of_frozen),
-            out_shardings=(self.shardings, replicated),
-            donate_argnums=0,
+        inputs = self.shardings, None, replicated, replicated, *of_frozen
+        return self.jit(padded_step, in_shardings=inputs, out_shardings=(self.shardings, replicated), donate_argnums=0)
+
+    def _step_of(self, update: Update, phase: Phase, **arguments: Any) -> Callable:
+        """Returns the step of one update in a phase; `arguments` are further ones of `step.train_step`."""
+        module = self.module(phase.dropout)
+        return steps.train_step(
+            update.loss,
+            module,
+            update.optimizer,
+            phase.microbatches,
+            dropout=module.model.drops,
+            part=None if update.trained == trainable.ALL else update.trained,
+            log_norms=self.log_norms,
+            references={name: self._build(self.references[name].model) for name in update.loss.references},
+            gradients=jnp.result_type(*{self.precision.compute, self.precision.gradients}),
+            layouts=self.gathered_shardings if self.gathers_once else None,
+            **arguments,
         )
+
+    @functools.cached_property
+    def optimizer(self) -> optax.GradientTransformationExtraArgs:
+        """Optimizer whose state is that of all updates."""
+        return joined({update.name: update.optimizer for update in self.updates})
+
+    def tensor_names(self) -> list[str]:
+        """Returns the names of the trained tensors, by layer, in the order of the metric `norms`."""
+        shapes = registry.shapes(self.model)
+        return [name for update in self.updates for name in update.tensor_names(shapes)]
 
     def jit(self, function: Callable, **arguments: Any) -> Callable:
         """Returns a function compiled for the mesh; `arguments` are those of `jax.jit`."""

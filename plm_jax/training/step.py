@@ -15,6 +15,7 @@ from plm_jax.losses.loss import Batch, Terms
 from plm_jax.models.partitioning import constrain
 from plm_jax.models.protocol import Module
 from plm_jax.training import optimizers, spikes, step_parameters
+from plm_jax.training.spikes import Verdict
 from plm_jax.training.state import AverageConfig, TrainState
 from plm_jax.training.step_parameters import StepParameters
 from plm_jax.training.trainable import Trainable
@@ -35,8 +36,8 @@ def train_step(
 ) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
     """Returns the pure step `(state, batch, root, learning_rate[, frozen]) → (state, metrics)`.
 
-    `root` is the run's key, `learning_rate` the rate of this update, float32; `frozen` are the parameters of the
-    references by name. If the loss or the gradients are not finite, the update is skipped: only the step changes.
+    `root` is the run's key, `learning_rate` a float32, `frozen` the parameters of the references by name. If the loss
+    or the gradients are not finite, the update is skipped: only the step changes.
 
     Args:
       loss: function that is minimized.
@@ -51,9 +52,8 @@ def train_step(
       holding: further arguments of `step_parameters.build`.
 
     Returns:
-      Metrics: `losses.means`, `grad_norm` and `learning_rate`; `digest`, the sum of the batch's digest halves [B, 2];
-      `norms` [1, tensors] of the gradients or, with `log_norms`, [3, tensors], of parameters and updates too, by
-      `Trainable.names`; `incident`, a constant of `spikes`; `limits` [2] of the loss and gradient norm of a spike.
+      Metrics: `losses.means`, `grad_norm`, `learning_rate`; `digest`, the sum of the batch's [B, 2]; `norms` [1 or 3,
+      tensors], of gradients and, with `log_norms`, parameters and updates; `incident` of `spikes`; its `limits` [2].
     """
     # Not every optax transformation accepts extra arguments.
     optimizer = optax.with_extra_args_support(optimizer)
@@ -65,10 +65,9 @@ def train_step(
         counts = loss.weights(model, batch)
         params = step_parameters.build(model, state.params, part=part, **holding)
         keys = functools.partial(rngs, root, state.step, names=names)
-        pairs = {name: (references[name], tree) for trees in frozen for name, tree in trees.items()}
+        pairs = {name: (module, trees[name]) for trees in frozen for name, module in references.items()}
         compute = functools.partial(loss, model, **({"references": pairs} if pairs else {}))
         grads, sums, carry = sum_gradients(loss, compute, params, batch, counts, keys, state.carry, microbatches)
-
         unit = means.unit(counts)
         updates, optimizer_state, squared_norms, grad_norm = _update(optimizer, state, grads, unit, learning_rate)
         metrics = means.means(loss, sums)
@@ -77,7 +76,9 @@ def train_step(
         metrics |= {"grad_norm": grad_norm, "learning_rate": learning_rate, "digest": digest}
         metrics |= {"incident": verdict.incident, "limits": verdict.limits}
         metrics["norms"] = _norms(squared_norms, unit, (trained, updates) if log_norms else ())
-        return _next_state(state, updates, optimizer_state, carry, verdict, trained, part, average), metrics
+        updated = optax.apply_updates(trained, updates)
+        params = part.put(state.params, updated) if part else updated
+        return next_state(state, params, optimizer_state, carry, verdict, average), metrics
 
     return step
 
@@ -101,22 +102,26 @@ def _update(optimizer, state: TrainState, grads: Any, unit: jax.Array, learning_
     return updates, optimizer_state, squared_norms, grad_norm
 
 
-def _next_state(
-    state, updates, optimizer_state, carry, verdict, trained, part: Trainable | None, average: AverageConfig | None
+def next_state(
+    state: TrainState, params: Any, optimizer_state: Any, carry: Any, verdict: Verdict, average: AverageConfig | None
 ) -> TrainState:
-    """Returns the state after the updates of the `trained` parameters, unless the step is skipped."""
+    """Returns the state after a step that leads to these parameters, unless the step is skipped.
+
+    Args:
+      state: state before the step.
+      carry: carry after it. Further arrays of a dict are kept too, for later updates of the step.
+    """
 
     def unless_skipped(new, old):
         return jax.tree.map(functools.partial(jnp.where, verdict.is_taken), new, old)
 
-    new_trained = unless_skipped(optax.apply_updates(trained, updates), trained)
-    params = part.put(state.params, new_trained) if part else new_trained
+    params = unless_skipped(params, state.params)
     mean = average.update(state.average, params, state.step) if average else state.average
     return TrainState(
         step=state.step + 1,
         params=params,
         optimizer=optimizers.unless_skipped(verdict.is_taken, optimizer_state, state.optimizer),
-        carry=unless_skipped(carry, state.carry),
+        carry=unless_skipped(carry, carry | state.carry),
         average=unless_skipped(mean, state.average),
         recent=verdict.recent,
     )

@@ -177,18 +177,18 @@ class Trainable:
         """Whether all parameters are selected."""
         return self.patterns == _EVERYTHING
 
-    def check(self, shapes: Any, stages: int) -> None:
-        """Checks the patterns.
+    def check(self, shapes: Any, stages: int, field: str = "config.train.trainable") -> None:
+        """Checks the patterns, which are those of a field of the config.
 
         Raises:
           UserError: a pattern matches nothing, or selects only some layers in a mesh with stages.
         """
         names = [each for name, leaf in named(shapes) for each in (name, *layers(name, leaf), whole_name(name))]
         if pattern := unmatched(self.patterns, names):
-            raise UserError(f"config.train.trainable has {pattern}")
+            raise UserError(f"{field} has {pattern}")
         if stages > 1 and self.cuts(shapes):
             raise UserError(
-                f"config.train.trainable leaves out layers of {self.cuts(shapes)[0]}, which mesh.stage={stages} cuts: "
+                f"{field} leaves out layers of {self.cuts(shapes)[0]}, which mesh.stage={stages} cuts: "
                 "set config.mesh.stage to 1, or train all of its layers or none"
             )
 

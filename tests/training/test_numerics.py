@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from plm_jax import config
-from plm_jax.models import registry
 from plm_jax.runs import setup
 from plm_jax.training import norms, spikes
 from tests.support import runs
@@ -52,7 +51,7 @@ def test_non_finite_step_changes_only_the_step(tiny_copy, verb, name):
 
 def check_norms(job, metrics, before, after):
     """Compares the norms of parameters and updates with NumPy, and those of gradients with their global norm."""
-    names = job.program.trained.names(registry.shapes(job.run.model))
+    names = job.program.tensor_names()
     gradients, parameters, updates = metrics["norms"]
     assert len(names) == len(set(names)) == len(gradients)
     np.testing.assert_allclose(np.linalg.norm(gradients), metrics["grad_norm"], rtol=1e-5)

@@ -95,7 +95,7 @@ def by_optax(job, optimizer):
         rest = optax.chain(*transformations)
         transformations = (optax.partition({"matrices": matrices, "rest": rest}, labels),)
     rule = optax.chain(clip, *transformations, optax.scale(-RATE))
-    loss, model = job.program.loss, job.program.module()
+    loss, model = job.program.updates[0].loss, job.program.module()
     params = jax.device_get(job.program.new_state(job.run.train.seed).params)
 
     def mean(params, batch):

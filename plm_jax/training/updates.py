@@ -1,0 +1,114 @@
+"""Several updates in one step, each of which minimizes a loss of its own (`train.updates`)."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from plm_jax.losses import Loss
+from plm_jax.training import spikes
+from plm_jax.training.state import AverageConfig, TrainState
+from plm_jax.training.step import next_state
+from plm_jax.training.trainable import ALL, Trainable
+
+# Metrics of a step that its updates share.
+_SHARED = ("learning_rate", "digest")
+# Metrics that are computed from those of all updates.
+_JOINED = ("incident", "limits", "norms")
+
+
+@dataclass(frozen=True, eq=False)
+class Update:
+    """One of the updates of a step.
+
+    Attributes:
+      loss: function that it minimizes.
+      optimizer: transformation of the gradients into updates of the trained parameters.
+      trained: selection of the parameters that it trains.
+      name: name in metrics and messages; empty for the only update of a step.
+    """
+
+    loss: Loss
+    optimizer: optax.GradientTransformationExtraArgs
+    trained: Trainable = ALL
+    name: str = ""
+
+    def tensor_names(self, shapes: Any) -> list[str]:
+        """Returns the names of the trained tensors, by layer, with the name of the update if it has one."""
+        ending = f" ({self.name})" if self.name else ""
+        return [f"{name}{ending}" for name in self.trained.names(shapes)]
+
+
+def joined(optimizers: Mapping[str, optax.GradientTransformationExtraArgs]) -> optax.GradientTransformationExtraArgs:
+    """Returns an optimizer whose state is that of all updates of a step, given the optimizer of each by name.
+
+    The state is a tuple, in order. For the only update, whose name is empty, it is that of its optimizer.
+    """
+    if "" in optimizers:
+        return optimizers[""]
+
+    def init(params):
+        return tuple(each.init(params) for each in optimizers.values())
+
+    def update(updates, state, params=None, **extra_args):
+        raise TypeError("each update of a step has its own optimizer")
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def in_sequence(
+    steps: Mapping[str, Callable], watch: spikes.Watch | None, average: AverageConfig | None
+) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
+    """Returns the step that makes several updates, one after another, as one function like `step.train_step`.
+
+    Each update starts from the parameters that the previous ones leave, and from the carry before the step; the carry
+    of the last one is kept. An update finds arrays that the losses of previous ones add to the carry in its batch. If a
+    loss or a gradient of any update is not finite, or their sum is a spike that is to be skipped, none of them is
+    applied.
+
+    Args:
+      steps: `step.train_step` of each update by name, without watch and average.
+      watch: definition of spikes of the sum of the losses and of the gradient norm over all updates.
+      average: moving average of the parameters after the last update.
+
+    Returns:
+      Metrics: `loss`, the sum of the losses; `grad_norm`, the norm of all gradients together; every metric of an update
+      with the name of the update, such as `loss/discriminator`; the others as in `step.train_step`, with `norms` of the
+      tensors of all updates in order.
+    """
+
+    def step(state: TrainState, batch: Mapping[str, jax.Array], *arguments):
+        current, optimizer_states, by_update, batch = state, [], {}, dict(batch)
+        for (name, update), optimizer_state in zip(steps.items(), state.optimizer, strict=True):
+            before = current.replace(step=state.step, optimizer=optimizer_state, carry=state.carry)
+            current, by_update[name] = update(before, batch, *arguments)
+            optimizer_states.append(current.optimizer)
+            batch |= {key: array for key, array in current.carry.items() if key not in state.carry}
+        metrics = _join_metrics(by_update)
+        values = jnp.stack([metrics["loss"], metrics["grad_norm"]])
+        verdict = spikes.judge(watch, state.recent, state.step, values)
+        metrics |= {"incident": verdict.incident, "limits": verdict.limits}
+        carry = {key: current.carry[key] for key in state.carry}
+        return next_state(state, current.params, tuple(optimizer_states), carry, verdict, average), metrics
+
+    return step
+
+
+def _join_metrics(by_update: Mapping[str, Mapping[str, jax.Array]]) -> dict[str, jax.Array]:
+    """Returns the metrics of a step, except those of its verdict, from the metrics of its updates."""
+    each = list(by_update.values())
+    named = {
+        f"{key}/{name}": value
+        for name, metrics in by_update.items()
+        for key, value in metrics.items()
+        if key not in (*_SHARED, *_JOINED)
+    }
+    return named | {
+        **{key: each[0][key] for key in _SHARED},
+        "loss": jnp.stack([metrics["loss"] for metrics in each]).sum(),
+        "grad_norm": jnp.linalg.norm(jnp.stack([metrics["grad_norm"] for metrics in each])),
+        "norms": jnp.concatenate([metrics["norms"] for metrics in each], axis=1),
+    }

@@ -10,7 +10,7 @@ from plm_jax.losses.distillation import Distillation, DistillationLoss
 from plm_jax.losses.loss import Loss, LossWrapper, Term
 from plm_jax.losses.means import LossSums
 from plm_jax.losses.next_token import MaskedLMLoss, NextTokenLoss
-from plm_jax.losses.replaced_token import ReplacedTokenLoss
+from plm_jax.losses.replaced_token import ReplacedTokenLoss, ReplacedTokenTerm, ReplacedTokenTermLoss
 from plm_jax.losses.sentence_pairs import SentencePairsLoss
 from plm_jax.losses.span_boundary import SpanBoundaryLoss
 from plm_jax.losses.task import TaskLoss
@@ -25,6 +25,8 @@ __all__ = [
     "MaskedLMLoss",
     "NextTokenLoss",
     "ReplacedTokenLoss",
+    "ReplacedTokenTerm",
+    "ReplacedTokenTermLoss",
     "SentencePairsLoss",
     "SpanBoundaryLoss",
     "TaskLoss",

@@ -1,19 +1,24 @@
 """Replaced token detection."""
 
+import dataclasses
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 from typing_extensions import override
 
 from plm_jax.common import ranges
+from plm_jax.common.errors import UserError
 from plm_jax.common.keys import named_key
 from plm_jax.losses import vocabulary
 from plm_jax.losses.cross_entropy import chunk_length
-from plm_jax.losses.loss import Loss, num_targets
+from plm_jax.losses.loss import Loss, LossWrapper, num_targets
 from plm_jax.models import electra, tables
 from plm_jax.models.partitioning import local_shape
+
+# Array of the batch that passes samples from one update of a step to the next.
+_SAMPLED = "sampled"
 
 
 @dataclass(frozen=True)
@@ -46,30 +51,23 @@ class ReplacedTokenLoss(Loss):
     @override
     def __call__(self, model, params, batch, rngs, carry):
         """Returns the sums; the metric `replaced` is the share of tokens that differ from the text."""
-        head, logits, replaced = self._discriminated(model, params, batch, rngs)
+        head, sampled = self._generate(model, params, batch, rngs)
         generator, of_generator = vocabulary.sums(self, *head, batch)
-        mask = batch["mask"].astype(jnp.float32)
-        of_discriminator = {
-            "discriminator_accuracy": jnp.sum(mask * (jnp.where(replaced > 0, logits, -logits) > 0)),
-            "replaced": jnp.sum(mask * replaced),
-        }
-        terms = {
-            "generator": generator,
-            "discriminator": jnp.sum(mask * (jax.nn.softplus(logits) - replaced * logits)),
-        }
+        discriminator, of_discriminator = self._sum_discriminator(model, params, batch, sampled, rngs)
+        terms = {"generator": generator, "discriminator": discriminator}
         return terms, {"generator": of_generator, "discriminator": of_discriminator}, carry
 
     @override
     def scores(self, model, params, batch):
-        _, logits, replaced = self._discriminated(model, params, batch, None)
+        _, sampled = self._generate(model, params, batch, None)
+        logits, replaced = self._discriminate(model, params, batch, sampled, None)
         return {"discriminator": (logits, replaced > 0, batch["mask"] > 0)}
 
-    def _discriminated(self, model, params, batch, rngs):
-        """Samples the targets with the generator and runs the discriminator.
+    def _generate(self, model, params, batch, rngs):
+        """Runs the generator and samples the targets.
 
         Returns:
-          The generator's `vocabulary.head`; the discriminator's logits [B, L]; `replaced` float32 [B, L], 1 where a
-          token differs from the text.
+          The generator's `vocabulary.head`; the samples, int32 [B, T].
         """
         generator, generator_params = electra.generator(model, params)
         keys = rngs or {"sample": jax.random.key(0)}
@@ -79,12 +77,89 @@ class ReplacedTokenLoss(Loss):
         features, unembedding, bias = jax.lax.stop_gradient(head)
         rows, length = local_shape(features.shape[:2], "batch", None)
         chunk = chunk_length(rows, length, generator.model.vocab_size, self.logits_at_once)
-        sampled = _sample(features, tables.array(unembedding), bias, keys["sample"], chunk)
+        return head, _sample(features, tables.array(unembedding), bias, keys["sample"], chunk)
 
+    def _discriminate(self, model, params, batch, sampled, rngs):
+        """Runs the discriminator on a text whose targets are replaced by `sampled` [B, T].
+
+        Returns:
+          Logits [B, L]; `replaced` float32 [B, L], 1 where a token differs from the text.
+        """
+        keys = rngs or {"sample": jax.random.key(0)}
         text, corrupted = _filled(batch, batch["targets"]), _filled(batch, sampled)
         replaced = (text != corrupted).astype(jnp.float32)
         features = vocabulary.features_of(model, params, batch | {"tokens": corrupted}, keys)
-        return head, model.apply({"params": params}, features, "discriminator", method="head_output"), replaced
+        return model.apply({"params": params}, features, "discriminator", method="head_output"), replaced
+
+    def _sum_discriminator(self, model, params, batch, sampled, rngs):
+        """Returns the sum of the discriminator's loss over real tokens, and the sums of its metrics."""
+        logits, replaced = self._discriminate(model, params, batch, sampled, rngs)
+        mask = batch["mask"].astype(jnp.float32)
+        metrics = {
+            "discriminator_accuracy": jnp.sum(mask * (jnp.where(replaced > 0, logits, -logits) > 0)),
+            "replaced": jnp.sum(mask * replaced),
+        }
+        return jnp.sum(mask * (jax.nn.softplus(logits) - replaced * logits)), metrics
+
+
+@dataclass(frozen=True)
+class ReplacedTokenTerm(LossWrapper):
+    """One of the two terms of replaced token detection, which is then the loss of one of the updates of a step.
+
+    The update of the generator comes first. It passes its samples on to the update of the discriminator, which
+    DeBERTaV3 makes in this way (He et al. 2023 §3.3; microsoft/DeBERTa, apps/tasks/rtd_task.py).
+
+    Attributes:
+      term: term that the update minimizes.
+    """
+
+    kind: ClassVar[str] = "replaced_token_term"
+    term: Literal["generator", "discriminator"] = "generator"
+
+    @override
+    def wrap(self, loss):
+        if not isinstance(loss, ReplacedTokenLoss):
+            raise UserError(
+                f"the loss '{self.kind}' does not support the loss '{loss.kind}' of the objective: leave it out, or "
+                "choose the objective replaced_token"
+            )
+        settings = {each.name: getattr(loss, each.name) for each in dataclasses.fields(loss)}
+        return ReplacedTokenTermLoss(**settings, term=self.term)
+
+
+@dataclass(frozen=True)
+class ReplacedTokenTermLoss(ReplacedTokenLoss):
+    """The loss of `ReplacedTokenTerm`; the array `sampled` [B, T] passes the samples of the generator on.
+
+    Attributes:
+      term: name of the only term.
+    """
+
+    kind: ClassVar[str] = "replaced_token_term"
+    term: Literal["generator", "discriminator"] = "generator"
+
+    @override
+    def weights(self, model, batch):
+        return {self.term: super().weights(model, batch)[self.term]}
+
+    @override
+    def __call__(self, model, params, batch, rngs, carry):
+        """Returns the sums of the term.
+
+        Raises:
+          UserError: the discriminator's update comes before the generator's.
+        """
+        if self.term == "generator":
+            head, sampled = self._generate(model, params, batch, rngs)
+            total, metrics = vocabulary.sums(self, *head, batch)
+            return {self.term: total}, {self.term: metrics}, carry | {_SAMPLED: sampled}
+        if _SAMPLED not in batch:
+            raise UserError(
+                "config.train.updates train the discriminator without samples: put an update with the term 'generator' "
+                "before it"
+            )
+        total, metrics = self._sum_discriminator(model, params, batch, batch[_SAMPLED], rngs)
+        return {self.term: total}, {self.term: metrics}, carry
 
 
 def _sample(features, unembedding, bias, key, chunk):

@@ -82,7 +82,7 @@ class BartFamily(Family):
         *_stack("encoder"),
         *_stack("decoder"),
         Tensor("lm_head.weight", ("head",)),
-        Tensor("final_logits_bias", ("head_bias",), as_row=True),
+        Tensor("final_logits_bias", ("head_bias",), shape=lambda model: (1, -1)),
     )
     buffers = r"final_logits_bias|(encoder|decoder)\.version"
     copies = {f"model.{stack}.embed_tokens.weight": "model.shared.weight" for stack in ("encoder", "decoder")}

@@ -174,13 +174,11 @@ def with_heads(
     )
 
 
-def layout_of(family: Family, model: models.TransformerConfig) -> dict[str, list[tensor_layout.TensorPiece]]:
-    """Returns the pieces that make up each tensor of a model."""
+def layout_of(family: Family, model: models.TransformerConfig) -> dict[str, tensor_layout.TensorLayout]:
+    """Returns the layout of each tensor of a model."""
     head = tasks.head_of(model)
     task_tensors = () if head is None else tasks.tensors(family, head.kind)
-    return tensor_layout.layout(
-        (*family.tensors, *task_tensors), tensor_layout.shapes_of(model), model.stack.inner, model.attention.heads
-    )
+    return tensor_layout.layout((*family.tensors, *task_tensors), model)
 
 
 def name_in(family: Family, parameter: str) -> str | None:

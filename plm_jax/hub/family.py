@@ -13,32 +13,47 @@ from plm_jax.hub.fields import Entry, read, with_settings, write
 class Tensor:
     """A Hugging Face tensor and the parameters that it holds.
 
+    The parameters are joined, transposed, reshaped and increased by `plus`, in this order.
+
     Attributes:
       name: full name. `{layer}` is replaced by the number of the block; the parameters are then stacked [layers, ...].
         If layers have several blocks or share parameters, `{group}` and `{inner}` are the numbers of the group and of
         the block in it.
       parameters: paths of the parameters, joined by `/`. Several are concatenated along the last axis.
       transposed: whether the tensor is stored [out, in], like the weight of torch's `Linear`.
-      by_head: whether the parameters, of one width, alternate head by head.
+      groups: number of parts of equal width into which each parameter is cut along its last axis, given the model. The
+        tensor has the first part of each parameter, then the second part of each, and so on. None: whole parameters.
+      shape: shape of the tensor, given the model; one size may be -1, as in NumPy. None: the shape of the matrix or
+        vector.
+      plus: constant that is added to the parameters, which are read as float32 if the tensor has a smaller type. With
+        -1, float32 parameters from 0.5 to 2 ** 24 are written and read again without a change. Other parameters and
+        small values of a tensor may be rounded the first time, and do not change from then on.
       applies: whether a model with these parameters has the tensor, provided that it has `parameters`.
-      as_row: whether a vector is stored as a matrix of one row, [1, n].
     """
 
     name: str
     parameters: tuple[str, ...]
     transposed: bool = False
-    by_head: bool = False
+    groups: Callable[[Any], int] | None = None
+    shape: Callable[[Any], tuple[int, ...]] | None = None
+    plus: float = 0.0
     applies: Callable[[Collection[str]], bool] = lambda parameters: True
-    as_row: bool = False
 
 
-def dense(name: str, *paths: str, transposed: bool = True, by_head: bool = False) -> tuple[Tensor, Tensor]:
+def kv_heads(model: models.TransformerConfig) -> int:
+    """Returns the number of key and value heads: the groups of a tensor with the queries, key and value of each."""
+    return model.attention.num_kv_heads
+
+
+def dense(
+    name: str, *paths: str, transposed: bool = True, groups: Callable[[Any], int] | None = None
+) -> tuple[Tensor, Tensor]:
     """Returns the weight and the bias of a `Linear` of torch that holds one or several dense layers.
 
     Without `transposed`, it is a `Conv1D`, which is stored [in, out]. A layer without a bias has no such tensor.
     """
     weights, biases = (tuple(f"{path}/{leaf}" for path in paths) for leaf in ("kernel", "bias"))
-    return Tensor(f"{name}.weight", weights, transposed, by_head), Tensor(f"{name}.bias", biases, by_head=by_head)
+    return Tensor(f"{name}.weight", weights, transposed, groups), Tensor(f"{name}.bias", biases, groups=groups)
 
 
 def attention(name: str, path: str, query: str, key: str, value: str, out: str) -> tuple[Tensor, ...]:

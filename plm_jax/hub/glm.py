@@ -8,23 +8,24 @@ Dense layers are torch's `Linear`, stored [out, in]. One `Linear` holds query, k
 GLM, head by head in ChatGLM-6B. GLM's feed-forward uses the tanh form of GELU, like the training code in THUDM/GLM.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from typing_extensions import override
 
 from plm_jax import models
-from plm_jax.hub.family import Family, Tensor, dense, norm
+from plm_jax.hub.family import Family, Tensor, dense, kv_heads, norm
 from plm_jax.hub.fields import Derived, Field, Fixed, Written, initializer_range, quotient
 
 BLOCKS = "stack/blocks"
 
 
-def _stack(name: str, by_head: bool) -> tuple[Tensor, ...]:
+def _stack(name: str, groups: Callable[[Any], int] | None = None) -> tuple[Tensor, ...]:
     layer = f"{name}.layers.{{layer}}"
     fused = (f"{BLOCKS}/attention/{projection}" for projection in ("query", "key", "value"))
     return (
         *norm(f"{layer}.input_layernorm", f"{BLOCKS}/attention_norm"),
-        *dense(f"{layer}.attention.query_key_value", *fused, by_head=by_head),
+        *dense(f"{layer}.attention.query_key_value", *fused, groups=groups),
         *dense(f"{layer}.attention.dense", f"{BLOCKS}/attention/out"),
         *norm(f"{layer}.post_attention_layernorm", f"{BLOCKS}/feed_forward_norm"),
         *dense(f"{layer}.mlp.dense_h_to_4h", f"{BLOCKS}/feed_forward/up"),
@@ -82,7 +83,7 @@ class GlmOriginalFamily(_OriginalFamily):
         Tensor("glm.word_embeddings.weight", ("token_embedding",)),
         Tensor("glm.transformer.position_embeddings.weight", ("position_embedding",)),
         Tensor("glm.transformer.block_position_embeddings.weight", ("block_position_embedding",)),
-        *_stack("glm.transformer", by_head=False),
+        *_stack("glm.transformer"),
         Tensor("lm_head.weight", ("head",)),
     )
     vocabulary_files = {
@@ -127,7 +128,7 @@ class ChatGlm6BFamily(_OriginalFamily):
     prefix = "transformer."
     tensors = (
         Tensor("transformer.word_embeddings.weight", ("token_embedding",)),
-        *_stack("transformer", by_head=True),
+        *_stack("transformer", groups=kv_heads),
         Tensor("lm_head.weight", ("head",)),
         # A tied head is stored again because the code of ChatGLM-6B does not tie parameters.
         Tensor("lm_head.weight", ("token_embedding",), applies=lambda parameters: "head" not in parameters),

@@ -134,7 +134,7 @@ def write(
     for name in (sealing.MANIFEST, CONFIG):
         storage.remove(os.path.join(directory, name))
     tensors = families.layout_of(family, model)
-    files.write(directory, {name: tensor_layout.content(flat, pieces) for name, pieces in tensors.items()}, shard_bytes)
+    files.write(directory, {name: layout.content(flat) for name, layout in tensors.items()}, shard_bytes)
     hub_files.copy({name: path for name, path in pretrained.hub_files.items() if name != CONFIG}, directory)
     if not hub_files.has_tokenizer(pretrained.hub_files):
         vocabulary_files.write(directory, family, pretrained, tokenizer)
@@ -167,16 +167,16 @@ def _gather(
     expected = families.layout_of(family, model)
     _check(folder, family, expected, stored)
     flat = {path: tensor_layout.Parameter(shape) for path, shape in shapes.items()}
-    for name, pieces in expected.items():
-        for number, piece in enumerate(pieces):
-            flat[piece.path].add(stored[name], pieces, number)
+    for name, layout in expected.items():
+        for number, piece in enumerate(layout.pieces):
+            flat[piece.path].add(stored[name], layout, number)
     return traverse_util.unflatten_dict(flat, sep="/")
 
 
 def _check(
     folder,
     family: Family,
-    expected: Mapping[str, list[tensor_layout.TensorPiece]],
+    expected: Mapping[str, tensor_layout.TensorLayout],
     stored: Mapping[str, files.StoredTensor],
 ) -> None:
     def matches(pattern, name):
@@ -187,10 +187,9 @@ def _check(
     copies = extra & family.copies.keys()
     extra = [name for name in extra - copies if not matches(family.buffers, name)]
     misshapen = [
-        f"{name} is {stored[name].code} {list(stored[name].shape)} and not {list(tensor_layout.stored_shape(pieces))}"
-        for name, pieces in expected.items()
-        if name in stored
-        and (stored[name].shape != tensor_layout.stored_shape(pieces) or stored[name].code not in files.FLOATS)
+        f"{name} is {stored[name].code} {list(stored[name].shape)} and not {list(layout.shape)}"
+        for name, layout in expected.items()
+        if name in stored and (stored[name].shape != layout.shape or stored[name].code not in files.FLOATS)
     ]
     files.refuse_misfits(
         f"the weights in {folder} do not fit its {CONFIG}",

@@ -12,6 +12,7 @@ from plm_jax.hub import files
 from plm_jax.hub.family import Tensor
 from plm_jax.models import registry
 from plm_jax.models.protocol import ModelConfig
+from plm_jax.models.transformer import TransformerConfig
 from plm_jax.training import trainable
 
 
@@ -23,15 +24,75 @@ class TensorPiece:
       path: path of the parameter.
       index: index of the part, so that it is `parameters[path][index]`.
       shape: shape of the part.
-      transposed: whether the tensor is stored [out, in].
-      heads: number of heads. If it is above 1, the parts of the tensor alternate head by head.
     """
 
     path: str
     index: Any
     shape: tuple[int, ...]
-    transposed: bool
-    heads: int = 1
+
+
+@dataclass(frozen=True)
+class TensorLayout:
+    """The form of a Hugging Face tensor in a model of known sizes.
+
+    Attributes:
+      pieces: parameters that it consists of.
+      shape: shape of the tensor.
+      transposed: whether it is stored [out, in].
+      groups: number of groups in which parts of the pieces alternate.
+      plus: constant that is added to the parameters.
+    """
+
+    pieces: tuple[TensorPiece, ...]
+    shape: tuple[int, ...]
+    transposed: bool = False
+    groups: int = 1
+    plus: float = 0.0
+
+    @classmethod
+    def of(cls, tensor: Tensor, pieces: Sequence[TensorPiece], model: TransformerConfig) -> "TensorLayout":
+        """Returns the layout of a tensor of a family that consists of these pieces."""
+        groups = tensor.groups(model) if tensor.groups else 1
+        shape = _joined_shape(pieces)[:: -1 if tensor.transposed else 1]
+        if tensor.shape:  # NumPy infers a size of -1.
+            shape = np.broadcast_to(np.int8(0), shape).reshape(tensor.shape(model)).shape
+        return cls(tuple(pieces), shape, tensor.transposed, groups, tensor.plus)
+
+    def split(self, stored: np.ndarray) -> list[np.ndarray]:
+        """Splits the stored tensor into its pieces."""
+        if self.plus:
+            stored = stored.astype(self.parameter_type(stored.dtype)) - self.plus
+        rows = _joined_shape(self.pieces)
+        value = stored.reshape(rows[::-1]).T if self.transposed else stored.reshape(rows)
+        grouped = value.reshape(*rows[:-1], self.groups, -1)
+        widths = [piece.shape[-1] // self.groups for piece in self.pieces]
+        parts = np.split(grouped, np.cumsum(widths)[:-1], axis=-1)
+        return [part.reshape(piece.shape) for part, piece in zip(parts, self.pieces, strict=True)]
+
+    def join(self, flat: Mapping[str, Any]) -> np.ndarray:
+        """Joins the pieces, given the parameters by path, into the stored tensor; the inverse of `split`."""
+        parts = [flat[piece.path][piece.index] for piece in self.pieces]
+        if len(parts) > 1:
+            grouped = [part.reshape(*part.shape[:-1], self.groups, -1) for part in parts]
+            joined = np.concatenate(grouped, axis=-1).reshape(_joined_shape(self.pieces))
+        else:
+            joined = parts[0]
+        stored = (joined.T if self.transposed else joined).reshape(self.shape)
+        return stored + self.plus if self.plus else stored
+
+    def content(self, flat: Mapping[str, Any]) -> files.Content:
+        """Returns the content of the stored tensor, given the parameters by path."""
+        dtype = files.common_type(flat[piece.path] for piece in self.pieces)
+        return files.Content(self.shape, dtype, lambda: [self.join(flat)])
+
+    def parameter_type(self, stored: np.dtype) -> np.dtype:
+        """Returns the type of the parameters in a tensor of a type."""
+        return np.promote_types(stored, np.float32) if self.plus else stored
+
+
+def _joined_shape(pieces: Sequence[TensorPiece]) -> tuple[int, ...]:
+    """Returns the shape of the pieces after concatenation along the last axis."""
+    return (*pieces[0].shape[:-1], sum(piece.shape[-1] for piece in pieces))
 
 
 class Parameter(files.LazyArray):
@@ -39,21 +100,22 @@ class Parameter(files.LazyArray):
 
     def __init__(self, shape: tuple[int, ...]):
         self.shape = shape
-        self._pieces: dict[Any, tuple[files.StoredTensor, list[TensorPiece], int]] = {}
+        self._pieces: dict[Any, tuple[files.StoredTensor, TensorLayout, int]] = {}
 
-    def add(self, tensor: files.StoredTensor, pieces: list[TensorPiece], number: int) -> None:
-        """Adds the piece `pieces[number]` of a tensor."""
-        self._pieces[pieces[number].index] = tensor, pieces, number
+    def add(self, tensor: files.StoredTensor, layout: TensorLayout, number: int) -> None:
+        """Adds the piece `layout.pieces[number]` of a tensor."""
+        self._pieces[layout.pieces[number].index] = tensor, layout, number
 
     @property
     def dtype(self) -> np.dtype:
         """NumPy type of the elements: the common type of the layers."""
-        return files.common_type(tensor for tensor, _, _ in self._pieces.values())
+        types = (layout.parameter_type(tensor.dtype) for tensor, layout, _ in self._pieces.values())
+        return functools.reduce(np.promote_types, types)
 
     def __getitem__(self, index: Any) -> np.ndarray:
         if index in self._pieces:
-            tensor, pieces, number = self._pieces[index]
-            return _divide(tensor[...], pieces)[number]
+            tensor, layout, number = self._pieces[index]
+            return layout.split(tensor[...])[number]
         whole = np.empty(self.shape, self.dtype)
         for layer in self._pieces:
             whole[layer] = self[layer]
@@ -64,18 +126,14 @@ class Parameter(files.LazyArray):
         return (self[index] for index in self._pieces)
 
 
-def layout(
-    tensors: Sequence[Tensor], shapes: Mapping[str, tuple[int, ...]], inner: int = 1, heads: int = 1
-) -> dict[str, list[TensorPiece]]:
-    """Returns the pieces of each tensor of a model, by the tensor's name.
+def layout(tensors: Sequence[Tensor], model: TransformerConfig) -> dict[str, TensorLayout]:
+    """Returns the layout of each tensor of a model, by the tensor's name.
 
     Args:
       tensors: table of a family.
-      shapes: shapes of the model's parameters by path.
-      inner: number of blocks per layer.
-      heads: number of attention heads.
+      model: settings of the model.
     """
-    pieces_of = {}
+    layouts, shapes, inner = {}, shapes_of(model), model.stack.inner
     # The layers of a leaf that only some layers have are a part of its path.
     names = {path: trainable.split_name(path) for path in shapes}
     paths = {"/".join([*before, *after]): path for path, (before, _, after) in names.items()}
@@ -83,18 +141,17 @@ def layout(
         if tensor.parameters[0] not in paths or not tensor.applies(paths):
             continue
         if "{" not in tensor.name:
-            index, leading = (None, (1,)) if tensor.as_row else (..., ())
-            pieces = [TensorPiece(path, index, leading + shapes[path], tensor.transposed) for path in tensor.parameters]
-            pieces_of[tensor.name] = pieces
+            pieces = [TensorPiece(path, ..., shapes[path]) for path in tensor.parameters]
+            layouts[tensor.name] = TensorLayout.of(tensor, pieces, model)
             continue
-        alternating = heads if tensor.by_head else 1
         stored = [paths[path] for path in tensor.parameters]
         _, coverage, _ = names[stored[0]]
         layers = trainable.covered_layers(coverage) if coverage else range(shapes[stored[0]][0])
         for row, layer in enumerate(layers):
-            pieces = [TensorPiece(path, row, shapes[path][1:], tensor.transposed, alternating) for path in stored]
-            pieces_of[tensor.name.format(layer=layer, group=layer // inner, inner=layer % inner)] = pieces
-    return pieces_of
+            pieces = [TensorPiece(path, row, shapes[path][1:]) for path in stored]
+            name = tensor.name.format(layer=layer, group=layer // inner, inner=layer % inner)
+            layouts[name] = TensorLayout.of(tensor, pieces, model)
+    return layouts
 
 
 @functools.lru_cache(maxsize=8)
@@ -102,37 +159,3 @@ def shapes_of(model: ModelConfig) -> Mapping[str, tuple[int, ...]]:
     """Returns the shapes of a model's parameters by path."""
     flat: dict[str, Any] = traverse_util.flatten_dict(registry.shapes(model), sep="/")
     return {path: leaf.shape for path, leaf in flat.items()}
-
-
-def stored_shape(pieces: list[TensorPiece]) -> tuple[int, ...]:
-    """Returns the shape of the tensor that consists of these pieces."""
-    shape = (*pieces[0].shape[:-1], sum(piece.shape[-1] for piece in pieces))
-    return shape[::-1] if pieces[0].transposed else shape
-
-
-def content(flat: Mapping[str, Any], pieces: list[TensorPiece]) -> files.Content:
-    """Returns the content of the tensor that consists of these pieces, given the parameters by path."""
-    dtype = files.common_type(flat[piece.path] for piece in pieces)
-    return files.Content(stored_shape(pieces), dtype, lambda: [_join(flat, pieces)])
-
-
-def _divide(tensor: np.ndarray, pieces: list[TensorPiece]) -> list[np.ndarray]:
-    """Splits a stored tensor into its pieces."""
-    value = tensor.T if pieces[0].transposed else tensor
-    if pieces[0].heads > 1:
-        value = _swapped(value, pieces[0].heads, len(pieces))
-    return np.split(value, np.cumsum([piece.shape[-1] for piece in pieces])[:-1], axis=-1)
-
-
-def _join(flat: Mapping[str, Any], pieces: list[TensorPiece]) -> np.ndarray:
-    """Joins pieces into the stored tensor; the inverse of `_divide`."""
-    parts = [flat[piece.path][piece.index] for piece in pieces]
-    joined = np.concatenate(parts, axis=-1) if len(parts) > 1 else parts[0]
-    if pieces[0].heads > 1:
-        joined = _swapped(joined, len(pieces), pieces[0].heads)
-    return joined.T if pieces[0].transposed else joined
-
-
-def _swapped(value: np.ndarray, outer: int, inner: int) -> np.ndarray:
-    """Reorders `outer` groups of `inner` parts along the last axis as `inner` groups of `outer` parts."""
-    return value.reshape(*value.shape[:-1], outer, inner, -1).swapaxes(-3, -2).reshape(value.shape)

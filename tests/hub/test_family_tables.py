@@ -53,11 +53,11 @@ def test_table_covers_every_parameter_once(name, config, tied):
     family = families.registered()[name]
     for model in heads(name, family.to_settings({"vocab_size": 5, "tie_word_embeddings": tied, **config})):
         shapes = tensor_layout.shapes_of(model)
-        layout = tensor_layout.layout(family.tensors, shapes, model.stack.inner)
+        layout = tensor_layout.layout(family.tensors, model)
         if not tied:  # BERT and its variants then have two names for the head's bias.
             twice = {key for key in family.copies.values() if key.endswith(".bias")}
-            layout = {key: parts for key, parts in layout.items() if key not in twice}
-        pieces = [piece for parts in layout.values() for piece in parts]
+            layout = {key: stored for key, stored in layout.items() if key not in twice}
+        pieces = [piece for stored in layout.values() for piece in stored.pieces]
         assert len({(piece.path, piece.index) for piece in pieces}) == len(pieces)
         assert sum(np.prod(piece.shape) for piece in pieces) == sum(np.prod(shape) for shape in shapes.values())
         assert ("head" in shapes) != tied
@@ -67,9 +67,9 @@ def test_table_covers_every_parameter_once(name, config, tied):
 
 def test_group_blocks_are_stored_in_their_tensors():
     model, tensors = huggingface.read(golden.FOLDER / "albert").model, families.registered()["albert"].tensors
-    layout = tensor_layout.layout(tensors, tensor_layout.shapes_of(model), model.stack.inner)
+    layout = tensor_layout.layout(tensors, model)
     name = "albert.encoder.albert_layer_groups.1.albert_layers.0.ffn.weight"
-    assert [(piece.path, piece.index) for piece in layout[name]] == [("stack/blocks/feed_forward/up/kernel", 2)]
+    assert [(piece.path, piece.index) for piece in layout[name].pieces] == [("stack/blocks/feed_forward/up/kernel", 2)]
 
 
 HEAD = models.VocabularyHead

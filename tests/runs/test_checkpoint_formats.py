@@ -373,8 +373,8 @@ def test_conversion_needs_a_fraction_of_the_memory_of_the_model(tmp_path):
     """Both ways, from several shards: 16 layers of 512 make 202 MB, of which a tensor has 4 MB."""
     config_json = {"model_type": "gpt2", "vocab_size": 2000, "n_embd": 512, "n_layer": 16, "n_head": 8}
     model = families.registered()["gpt2"].to_settings(config_json)
-    layout = tensor_layout.layout(families.registered()["gpt2"].tensors, tensor_layout.shapes_of(model))
-    shapes = {name: tensor_layout.stored_shape(pieces) for name, pieces in layout.items()}
+    layout = tensor_layout.layout(families.registered()["gpt2"].tensors, model)
+    shapes = {name: stored.shape for name, stored in layout.items()}
     numbers = np.random.default_rng(0).normal(size=2000 * 512).astype(np.float32)
 
     def content(shape):

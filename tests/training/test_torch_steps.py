@@ -9,7 +9,7 @@ import pytest
 
 from plm_jax import config, losses, models
 from plm_jax.common import keys
-from plm_jax.hub import families, huggingface, tensor_layout
+from plm_jax.hub import families, huggingface
 from plm_jax.models import registry
 from plm_jax.training import optimizers, state, step
 from tests.golden import FOLDER
@@ -56,10 +56,8 @@ def check(family: str, pretrained, batches, want_losses, tensors) -> None:
     np.testing.assert_allclose(got_losses, want_losses, atol=1e-4, rtol=0)
     assert abs(want_losses[0] - want_losses[-1]) > 0.1, "nothing was learnt"
     flat, start = (flax.traverse_util.flatten_dict(tree, sep="/") for tree in (params, pretrained.params))
-    layout = tensor_layout.layout(
-        families.registered()[family].tensors, {name: leaf.shape for name, leaf in flat.items()}
-    )
-    assert {piece.path for pieces in layout.values() for piece in pieces} == flat.keys()
+    layout = families.layout_of(families.registered()[family], pretrained.model)
+    assert {piece.path for stored in layout.values() for piece in stored.pieces} == flat.keys()
     for path, _, expected, trained, begun in torch_weights.pieces(layout, tensors, flat, start):
         if path.endswith("attention/key/bias"):
             # Its gradient is mathematically zero: Adam follows the sign of rounding errors.

@@ -40,7 +40,11 @@ def page(name):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A user's folder: the pages and a little text."""
-    folder = tmp_path_factory.mktemp("own")
+    return fill(tmp_path_factory.mktemp("own"))
+
+
+def fill(folder):
+    """Writes the pages and a little text to a folder and returns it."""
     for name in PAGES:
         shutil.copy(FOLDER / f"{name}.py", folder)
     corpus = pathlib.Path(plm_jax.__file__).parent / "data/corpora/moby_dick.jsonl.gz"
@@ -99,7 +103,7 @@ def test_it_trains_goes_on_evaluates_and_reports(selected, folder, verb):
         table = ("--train=labels.jsonl", "--text=text", "--label=label", f"--workdir=tasks/{workdir.name}")
         finished = verb("finetune", *table, checkpoint, module, folder=folder)
         assert finished.status == 0 and "validation/accuracy" in finished.out, finished.err
-    if selected in ("deberta", "qwen2"):
+    if selected in ("deberta", "gemma", "qwen2"):
         written_by = ("--format=huggingface", f"--source={workdir}", f"--target=exported/{name}")
         finished = verb("convert", *written_by, module, folder=folder)
         assert finished.status == 0, finished.err
@@ -124,6 +128,7 @@ def test_the_package_names_none_of_them():
     kinds = (
         "alibi",
         "disentangled",
+        "gemma",
         "mask_everything",
         "optax_muon",
         "permutation_lm",

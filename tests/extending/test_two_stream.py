@@ -1,9 +1,12 @@
 """The two streams of a user's file against transformers' XLNet, and the laws of its objective."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from flax import traverse_util
 
-from plm_jax import models
+import plm_jax
 from plm_jax.models import registry
 from plm_jax.objectives import Special
 from tests.extending.test_extending import page
@@ -15,7 +18,7 @@ VOCAB, WIDTH, HEADS, HEAD_DIM, FEED_FORWARD = 37, 24, 3, 8, 40
 BATCH, LENGTH, TARGETS = 3, 17, 6
 
 
-def of_transformers(layers, seed, **settings):
+def of_transformers(layers, seed, clamp_len=LENGTH):
     """Returns an `XLNetLMHeadModel` with random weights, including norms and biases."""
     torch.manual_seed(seed)
     described = transformers.XLNetConfig(
@@ -26,7 +29,7 @@ def of_transformers(layers, seed, **settings):
         d_inner=FEED_FORWARD,
         untie_r=True,
         ff_activation="gelu",
-        **settings,
+        clamp_len=clamp_len,
     )
     theirs = transformers.XLNetLMHeadModel(described).eval()
     for parameter in theirs.parameters():
@@ -34,54 +37,19 @@ def of_transformers(layers, seed, **settings):
     return theirs
 
 
-def of_ours(layers, position):
-    return page("two_stream").TwoStreamConfig(
-        embedding=models.EmbeddingConfig(VOCAB, WIDTH),
-        attention=models.AttentionConfig(HEADS, HEAD_DIM, position, bias=False),
-        feed_forward=models.FeedForwardConfig(FEED_FORWARD, "gelu_exact"),
-        stack=models.StackConfig(layers),
-        norm=models.NormConfig(1e-12, placement="post"),
-        head=models.VocabularyHead(bias=True),
-    )
-
-
-def converted(theirs, position):
-    """Returns our parameters, with a leading axis of layers, for the weights of an XLNet."""
-    weights = {name: tensor.detach().numpy() for name, tensor in theirs.named_parameters()}
-
-    def stacked(name, reshape=lambda tensor: tensor):
-        layers = range(theirs.config.n_layer)
-        return np.stack([reshape(weights[f"transformer.layer.{layer}.{name}"]) for layer in layers])
-
-    def norm(name):
-        return {"scale": stacked(f"{name}.weight"), "bias": stacked(f"{name}.bias")}
-
-    def dense(name):
-        return {"kernel": stacked(f"{name}.weight", np.transpose), "bias": stacked(f"{name}.bias")}
-
-    names = {"query": "q", "key": "k", "value": "v"}
-    attention = {
-        ours: {"kernel": stacked(f"rel_attn.{name}", lambda tensor: tensor.reshape(WIDTH, -1))}
-        for ours, name in names.items()
-    }
-    attention["out"] = {"kernel": stacked("rel_attn.o", lambda tensor: tensor.reshape(WIDTH, -1).T)}
-    attention["distance"] = stacked("rel_attn.r", lambda tensor: tensor.reshape(WIDTH, -1))
-    tables = {"content_bias": "r_w_bias", "distance_bias": "r_r_bias"}
-    if position.segments:
-        tables |= {"segment_bias": "r_s_bias", "segment": "seg_embed"}
-    attention |= {ours: stacked(f"rel_attn.{name}") for ours, name in tables.items()}
-    blocks = {
-        "attention": attention,
-        "attention_norm": norm("rel_attn.layer_norm"),
-        "feed_forward": {"up": dense("ff.layer_1"), "down": dense("ff.layer_2")},
-        "feed_forward_norm": norm("ff.layer_norm"),
-    }
-    return {
-        "token_embedding": weights["transformer.word_embedding.weight"],
-        "query_embedding": weights["transformer.mask_emb"].reshape(-1),
-        "head_bias": weights["lm_loss.bias"],
-        "stack": {"blocks": blocks},
-    }
+def read(theirs, tmp_path, segments):
+    """Returns our settings and parameters of an XLNet, with or without the scores of segments."""
+    page("two_stream")
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours = plm_jax.load(tmp_path / "theirs")
+    if segments:
+        return ours.config, ours.params
+    attention = ours.config.attention
+    model = replace(ours.config, attention=replace(attention, position=replace(attention.position, segments=False)))
+    flat = traverse_util.flatten_dict(ours.params, sep="/")
+    kept = {path: leaf for path, leaf in flat.items() if "attention/segment" not in path}
+    assert len(kept) == len(flat) - 2
+    return model, traverse_util.unflatten_dict(kept, sep="/")
 
 
 def rows_of(seed):
@@ -101,41 +69,37 @@ def hidden_pairs(order):
     return ((order[:, None, :] > 0) & (order[:, :, None] <= order[:, None, :])).astype(np.float32)
 
 
-CASES = {
-    "distances": ({}, {}, 3),
-    "segments": ({"segments": True}, {}, 2),
-    "clamped": ({"length": 5}, {"clamp_len": 5}, 2),
-}
+CASES = {"distances": (False, LENGTH, 3), "segments": (True, LENGTH, 2), "clamped": (False, 5, 2)}
 
 
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("scan", [True, False])
-def test_query_stream_equals_xlnet(case, seed, scan):
-    scheme, settings, layers = CASES[case]
-    position = page("two_stream").SinusoidalDistances(**{"length": LENGTH, **scheme})
-    theirs, rows = of_transformers(layers, seed, **settings), rows_of(seed)
-    module = registry.build(of_ours(layers, position).with_speed(scan_layers=scan))
-    rows = rows if position.segments else {name: rows[name] for name in rows if name != "token_types"}
+def test_query_stream_equals_xlnet(case, seed, scan, tmp_path):
+    segments, clamp_len, layers = CASES[case]
+    theirs, rows = of_transformers(layers, seed, clamp_len), rows_of(seed)
+    model, params = read(theirs, tmp_path, segments)
+    module = registry.build(model.with_speed(scan_layers=scan))
+    rows = rows if segments else {name: rows[name] for name in rows if name != "token_types"}
     mapping = np.eye(LENGTH, dtype=np.float32)[rows["target_positions"]]
     with torch.no_grad():
         expected = theirs(
             torch.tensor(rows["tokens"]),
             attention_mask=torch.tensor(rows["mask"]),
-            token_type_ids=torch.tensor(rows["token_types"]) if position.segments else None,
+            token_type_ids=torch.tensor(rows["token_types"]) if segments else None,
             perm_mask=torch.tensor(hidden_pairs(rows["order"])),
             target_mapping=torch.tensor(mapping),
             use_mems=False,
         ).logits
-    got = module.apply({"params": converted(theirs, position)}, **rows)
+    got = module.apply({"params": params}, **rows)
     assert got.shape == (BATCH, TARGETS, VOCAB)
     np.testing.assert_allclose(got, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("segments", [False, True])
-def test_content_stream_equals_xlnet_without_targets(segments):
-    position = page("two_stream").SinusoidalDistances(LENGTH, segments)
+def test_content_stream_equals_xlnet_without_targets(segments, tmp_path):
     theirs, rows = of_transformers(2, 0), rows_of(0)
+    model, params = read(theirs, tmp_path, segments)
     inputs = {"tokens": rows["tokens"], "mask": rows["mask"]} | (
         {"token_types": rows["token_types"]} if segments else {}
     )
@@ -146,15 +110,24 @@ def test_content_stream_equals_xlnet_without_targets(segments):
             token_type_ids=torch.tensor(rows["token_types"]) if segments else None,
             use_mems=False,
         ).logits.numpy()
-    got = registry.build(of_ours(2, position)).apply({"params": converted(theirs, position)}, **inputs)
+    got = registry.build(model).apply({"params": params}, **inputs)
     np.testing.assert_allclose(np.asarray(got)[rows["mask"] > 0], expected[rows["mask"] > 0], atol=1e-5)
 
 
-def test_queries_depend_on_earlier_targets_only():
+def test_export_is_bit_equal_in_transformers(tmp_path):
+    theirs = of_transformers(2, 0)
+    read(theirs, tmp_path, segments=True)
+    plm_jax.load(tmp_path / "theirs").save(tmp_path / "ours", format="huggingface")
+    again, loading = transformers.XLNetLMHeadModel.from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not any(loading.values()), loading
+    for name, expected in theirs.state_dict().items():
+        np.testing.assert_array_equal(again.state_dict()[name], expected, err_msg=name)
+
+
+def test_queries_depend_on_earlier_targets_only(tmp_path):
     """Changes each target in turn: no query of the same or an earlier rank may change, and every later one does."""
-    position = page("two_stream").SinusoidalDistances(LENGTH)
-    module = registry.build(of_ours(2, position))
-    params, rows = converted(of_transformers(2, 0), position), rows_of(0)
+    model, params = read(of_transformers(2, 0), tmp_path, segments=False)
+    module, rows = registry.build(model), rows_of(0)
     features = module.apply({"params": params}, **rows, method="features")
     for rank in range(TARGETS):
         tokens = rows["tokens"].copy()

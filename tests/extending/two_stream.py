@@ -1,4 +1,4 @@
-"""A small XLNet (Yang et al. 2019): tokens are predicted in a random order, by a second stream of queries."""
+"""A small XLNet (Yang et al. 2019), with its Hugging Face family: a second stream predicts tokens in a random order."""
 
 from dataclasses import dataclass, fields, replace
 
@@ -9,6 +9,8 @@ from typing_extensions import override
 from plm_jax import config, models, objectives
 from plm_jax.common import ranges
 from plm_jax.configs import demo
+from plm_jax.hub.family import Family, Tensor, dense, norm
+from plm_jax.hub.fields import Derived, Field, Fixed, activation, initializer_range, quotient
 from plm_jax.models.encoder import Encoder
 from plm_jax.models.kernels import Context
 from plm_jax.models.positions import Position, Table
@@ -146,6 +148,76 @@ class TwoStream(Encoder):
             queries = self.stack.layers(queries, of_queries, source=x, **through)
             x = self.stack.layers(x, of_contents, **through)
         return self.stack.finish(queries, deterministic=deterministic)
+
+
+LAYER, BLOCKS = "transformer.layer.{layer}", "stack/blocks"
+
+
+def heads_of(model):
+    """Returns the shape of XLNet's projections, [embed, heads, head_dim]."""
+    return -1, model.attention.heads, model.attention.head_dim
+
+
+def projection(name, parameter, transposed=False):
+    return Tensor(f"{LAYER}.rel_attn.{name}", (f"{BLOCKS}/attention/{parameter}",), transposed, shape=heads_of)
+
+
+def score_tables(**names):
+    return tuple(Tensor(f"{LAYER}.rel_attn.{name}", (f"{BLOCKS}/attention/{ours}",)) for ours, name in names.items())
+
+
+class XlnetFamily(Family):
+    """XLNet with a positive `clamp_len`. The defaults are those of `XLNetConfig`."""
+
+    kind = "xlnet"
+    name = "XLNet"
+    base = TwoStreamConfig(
+        embedding=models.EmbeddingConfig(1, 1),
+        attention=models.AttentionConfig(1, 1, SinusoidalDistances(segments=True), bias=False),
+        feed_forward=models.FeedForwardConfig(1),
+        stack=models.StackConfig(1),
+        norm=models.NormConfig(placement="post"),
+        head=models.VocabularyHead(bias=True),
+    )
+    fields = (
+        Field("vocab_size", "embedding.vocab_size", 32000),
+        Field("d_model", "embedding.width", 1024),
+        Field("n_layer", "stack.layers", 24),
+        Field("n_head", "attention.heads", 16),
+        Derived("attention.head_dim", quotient("d_model", "n_head")),
+        Field("d_inner", "feed_forward.width", 4096),
+        activation("ff_activation", "gelu"),
+        Field(
+            "dropout", "dropout.residual", 0.1, also=("dropout.embedding", "dropout.attention", "dropout.feed_forward")
+        ),
+        Field("clamp_len", "attention.position.length", -1),
+        initializer_range("initializer_range"),
+        Field("layer_norm_eps", "norm.epsilon", 1e-12),
+        Fixed("attn_type", "bi"),
+        Fixed("bi_data", False),
+        Fixed("same_length", False),
+        Fixed("untie_r", True),
+    )
+    prefix = "transformer."
+    tensors = (
+        Tensor("transformer.word_embedding.weight", ("token_embedding",)),
+        Tensor("transformer.mask_emb", ("query_embedding",), shape=lambda model: (1, 1, -1)),
+        projection("q", "query/kernel"),
+        projection("k", "key/kernel"),
+        projection("v", "value/kernel"),
+        projection("o", "out/kernel", transposed=True),
+        projection("r", "distance"),
+        *score_tables(content_bias="r_w_bias", distance_bias="r_r_bias", segment_bias="r_s_bias", segment="seg_embed"),
+        *norm(f"{LAYER}.rel_attn.layer_norm", f"{BLOCKS}/attention_norm"),
+        *dense(f"{LAYER}.ff.layer_1", f"{BLOCKS}/feed_forward/up"),
+        *dense(f"{LAYER}.ff.layer_2", f"{BLOCKS}/feed_forward/down"),
+        *norm(f"{LAYER}.ff.layer_norm", f"{BLOCKS}/feed_forward_norm"),
+        Tensor("lm_loss.bias", ("head_bias",)),
+    )
+
+    @override
+    def architecture(self, model):
+        return "XLNetLMHeadModel"
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,8 @@ def pretrain(
     run_directory.read(workdir)
     resumed = resume.find_latest_checkpoint(workdir, run.train.steps, refuse_damaged)
     job = setup.build(run, resumed)
-    best = selection.read_start(run.evaluation.select, workdir, resumed, refuse_damaged)
+    validation_hash = selection.hash_validation(run, job.reader)
+    best = selection.read_start(run.evaluation.select, workdir, resumed, validation_hash, refuse_damaged)
     module_flags = users.flags(run) if run.evaluation.tasks else []
     tasks = TaskEvaluation(run.evaluation.tasks, run.data.sources, workdir, module_flags)
     notes = [*resumed.notes(run, job.changes), *best.notes] if resumed else list(best.notes)

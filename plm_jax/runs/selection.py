@@ -2,9 +2,12 @@
 
 Every checkpoint of the run, `best` included, records the step and value of each new best. A run that resumes from a
 checkpoint therefore knows which weights `best` must contain. If `best` is damaged, missing or has other weights, the
-best recorded value still counts, so that worse weights never replace better ones that were lost.
+best recorded value still counts, so that worse weights never replace better ones that were lost. Values count only for
+the validation that measured them: if another metric, objective or other rows are validated, the selection starts again.
 """
 
+import hashlib
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,7 +17,9 @@ from etils import epath
 
 from plm_jax import config
 from plm_jax.common import storage
+from plm_jax.data.reader import Reader
 from plm_jax.runs import checkpoint_folders as folders
+from plm_jax.runs import resume
 from plm_jax.runs.checkpoints import Checkpoints
 from plm_jax.runs.resume import Resumed
 from plm_jax.runs.validation import Validation
@@ -27,23 +32,47 @@ class Start(NamedTuple):
     """State of the best weights when a run starts or resumes.
 
     Attributes:
+      validation_hash: `hash_validation` of the run.
       history: history of the steps so far.
       is_saved: whether `checkpoints/best` has the last weights of the history.
       damaged: folder of best weights that cannot be used, or None.
       notes: lines to print.
     """
 
+    validation_hash: str = ""
     history: BestHistory = ()
     is_saved: bool = False
     damaged: epath.Path | None = None
     notes: Sequence[str] = ()
 
 
-def read_start(select: str, workdir: str, resumed: Resumed | None, refuse_damaged: bool = False) -> Start:
+def hash_validation(run: config.Run, reader: Reader) -> str:
+    """Returns a hash of the settings and the rows that determine the values of validation metrics."""
+    settings = config.to_dict(config.in_validation(run))
+    rows = {
+        name: value
+        for name, value in settings["data"].items()
+        if resume.meaning(f"data.{name}", run.optimizer) not in ("free", "cache")
+    }
+    measured = {
+        "objective": settings["objective"],
+        "evaluation": [settings["evaluation"][name] for name in ("max_batches", "decoding")],
+        "rows": rows,
+        "length": config.resolve_phases(run)[-1].length,
+        "caches": reader.identities,
+        "vocabulary": reader.vocabulary["id"],
+    }
+    return hashlib.sha256(json.dumps(measured, sort_keys=True).encode()).hexdigest()
+
+
+def read_start(
+    select: str, workdir: str, resumed: Resumed | None, validation_hash: str, refuse_damaged: bool = False
+) -> Start:
     """Compares `checkpoints/best` with the checkpoint that the run resumes from; all processes of a job call it.
 
     Args:
       select: `evaluation.select` of the run.
+      validation_hash: `hash_validation` of the run.
       refuse_damaged: whether unusable best weights are an error.
 
     Raises:
@@ -52,7 +81,8 @@ def read_start(select: str, workdir: str, resumed: Resumed | None, refuse_damage
     if not select:
         return Start()
     before = resumed.meta.get("selected", {}) if resumed else {}
-    history = before["history"] if before.get("by") == select else []
+    is_comparable = before.get("by") == select and before.get("validation") == validation_hash
+    history = before["history"] if is_comparable else []
     with storage.reaching(workdir):
         best = folders.find_best(folders.of_run(workdir))
         meta, damage = folders.checked_everywhere(best) if best else (None, None)
@@ -61,20 +91,23 @@ def read_start(select: str, workdir: str, resumed: Resumed | None, refuse_damage
     if meta is None:
         state = f"damaged ({damage.reason})" if damage else "missing"
         note = f"checkpoints/best is {state}{_only_better(select, history)}"
-        return Start(history, False, best, [note] * bool(damage or history))
+        return Start(validation_hash, history, False, best, [note] * bool(damage or history))
     saved, step = meta.get("selected", {}), resumed.step if resumed else 0
+    is_same = saved.get("by") == select and saved.get("validation") == validation_hash
     # The checkpoint has no history if the run selected by another metric, or by none, when it was saved.
-    if saved.get("by") == select and (saved["history"] == history or (not history and meta["step"] <= step)):
-        return Start(saved["history"], True)
+    if is_same and (saved["history"] == history or (not history and meta["step"] <= step)):
+        return Start(validation_hash, saved["history"], True)
     note = (
         f"checkpoints/best contains the weights of {_described(saved.get('by'), [[meta['step'], saved.get('value')]])}"
     )
-    if meta["step"] > step:
+    if saved.get("by") == select and not is_same:
+        note += ", measured by another validation: the weights of the next one replace them"
+    elif meta["step"] > step:
         better = f" that are better than those of {_described(select, history)}" if history else ""
         note += f", and the run resumes from step {step}: the next best weights{better} replace them"
     else:
         note += _only_better(select, history) or f": the first weights that {select} selects replace them"
-    return Start(history, notes=[note])
+    return Start(validation_hash, history, notes=[note])
 
 
 def set_aside(start: Start) -> list[str]:
@@ -102,7 +135,7 @@ class Selection:
         self, validation: Validation, checkpoints: Checkpoints, settings: config.EvaluationConfig, start: Start
     ):
         self._validation, self._checkpoints, self._settings = validation, checkpoints, settings
-        self._select = settings.select
+        self._select, self._validation_hash = settings.select, start.validation_hash
         self._history, self._is_saved = [list(best) for best in start.history], start.is_saved
 
     def update(self, step: int, metrics: Mapping[str, float]) -> bool:
@@ -120,9 +153,13 @@ class Selection:
         return has_stopped(self._settings, step, self._history)
 
     def state(self) -> dict[str, Any]:
-        """Returns the state that each checkpoint records: the metric, its best value so far, and the history."""
+        """Returns the state that each checkpoint records.
+
+        It has the metric, its best value so far, the history, and the hash of the validation that measured them.
+        """
         value = self._history[-1][1] if self._history else None
-        return {"by": self._select, "value": value, "history": list(self._history)}
+        history, validation = list(self._history), self._validation_hash
+        return {"by": self._select, "value": value, "history": history, "validation": validation}
 
     def save(self, step: int, params: Any, meta: dict[str, Any]) -> None:
         """Saves the weights of a step for which `update` returned True; `meta` includes `state()`."""

@@ -9,16 +9,18 @@ import random
 import shutil
 import types
 
+import jax
 import numpy as np
 import pytest
 
-from plm_jax import config
+from plm_jax import config, objectives
 from plm_jax.common.errors import UserError
 from plm_jax.runs import checkpoint_folders as folders
-from plm_jax.runs import loop, selection
+from plm_jax.runs import loop, selection, setup
 from plm_jax.runs.checkpoints import Checkpoints
 from plm_jax.runs.validation import Validation
 from tests.support import runs
+from tests.support import tiny as tiny_runs
 
 BENCHMARKS = pathlib.Path(__file__).parents[2] / "benchmarks"
 
@@ -42,18 +44,18 @@ def base(faults, tmp_path_factory):
 class Steps:
     """A simulated run with given validation values, and the checkpoints that it resumes from."""
 
-    def __init__(self, workdir, select="mood/f1"):
+    def __init__(self, workdir, select="mood/f1", validation_hash="a"):
         self.workdir, self.best = workdir, workdir / "checkpoints/best"
         self.validation = types.SimpleNamespace(
             selected=lambda found: found[select], is_better=lambda value, than: value > than
         )
-        self.select, self.saved = select, {0: {}}
+        self.select, self.validation_hash, self.saved = select, validation_hash, {0: {}}
         self.settings = config.EvaluationConfig(every=1, select=select)
 
     def train(self, values, first_step=0):
         """Resumes from a step; returns the lines that were printed at the start and at the end."""
         resumed = types.SimpleNamespace(step=first_step, meta=self.saved[first_step]) if first_step else None
-        start = selection.read_start(self.select, str(self.workdir), resumed)
+        start = selection.read_start(self.select, str(self.workdir), resumed, self.validation_hash)
         lines = [*start.notes, *selection.set_aside(start)]
         with Checkpoints(str(self.workdir), config.CheckpointConfig(), run_id="a") as checkpoints:
             selector = selection.Selection(self.validation, checkpoints, self.settings, start)
@@ -88,7 +90,7 @@ def test_first_best_weights_are_saved_again_after_rewinding(tmp_path):
 def test_changed_metric_starts_a_new_selection(tmp_path):
     Steps(tmp_path).train([10.0, 30.0])
     run = Steps(tmp_path, "mood/accuracy")
-    run.saved[3] = {"selected": {"by": "mood/f1", "value": 30.0, "history": [[1, 10.0], [2, 30.0]]}}
+    run.saved[3] = {"selected": {"by": "mood/f1", "value": 30.0, "history": [[1, 10.0], [2, 30.0]], "validation": "a"}}
     lines, lost = run.train([0.5, 0.4], 3)
     assert lines == [
         "checkpoints/best contains the weights of step 2 (mood/f1 30): the first weights that mood/accuracy selects "
@@ -99,6 +101,49 @@ def test_changed_metric_starts_a_new_selection(tmp_path):
     run.saved[5] = {"selected": {}}
     assert run.train([0.4], 5) == ([], None) and run.kept == 4
     assert run.train([0.6], 5) == ([], None) and run.kept == 6
+
+
+def test_changed_validation_starts_a_new_selection(tmp_path):
+    first = Steps(tmp_path)
+    first.train([10.0, 30.0])
+    run = Steps(tmp_path, validation_hash="b")
+    run.saved = first.saved
+    lines, lost = run.train([0.5, 0.4], 2)
+    assert lines == [
+        "checkpoints/best contains the weights of step 2 (mood/f1 30), measured by another validation: the weights of "
+        "the next one replace them"
+    ]
+    assert lost is None and run.kept == 3
+    # It begins again too if no validation came in between, and the values of each validation count on.
+    back = Steps(tmp_path)
+    back.saved = run.saved
+    assert "another validation" in back.train([], 4)[0][0] and back.kept == 3
+    assert "another validation" in back.train([20.0], 4)[0][0] and back.kept == 5
+
+
+def test_hash_of_validation_depends_on_what_it_measures(tiny):
+    def hash_of(**sections):
+        run = runs.make(tiny, tiny_runs.RUNS["bert"], **sections)
+        return selection.hash_validation(run, setup.build(run, devices=jax.devices()[:1]).reader)
+
+    expected = hash_of()
+    same = [
+        {"evaluation": {"every": 7, "batch_size": 4}},
+        {"train": {"log_every": 3}, "schedule": config.ConstantSchedule(0.5)},
+        {"data": {"threads": 3, "prefetch": 9}},
+    ]
+    other = [
+        {"evaluation": {"objective": {"rate": 0.5}}},
+        {"evaluation": {"max_batches": 1}},
+        {"objective": objectives.MaskedLM(rate=0.5)},
+        {"data": {"mixture": {"a": 1.0, "b": 5.0}}},
+        {"data": {"length": 24}},
+    ]
+    assert [hash_of(**sections) == expected for sections in same] == [True] * len(same)
+    assert [hash_of(**sections) != expected for sections in other] == [True] * len(other)
+    # An objective of its own hides that of training.
+    fixed = {"evaluation": {"objective": {"rate": 0.5}}}
+    assert hash_of(objective=objectives.MaskedLM(rate=0.5)) == hash_of(**fixed)
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -20,6 +20,7 @@ from plm_jax.hub.electra import ElectraFamily
 from plm_jax.hub.ernie import ErnieFamily
 from plm_jax.hub.eurobert import EuroBertFamily
 from plm_jax.hub.family import Family
+from plm_jax.hub.fields import shortest_period
 from plm_jax.hub.glm import ChatGlm6BFamily, GlmOriginalFamily
 from plm_jax.hub.gpt1 import Gpt1Family
 from plm_jax.hub.gpt2 import Gpt2Family
@@ -99,14 +100,21 @@ def unsupported_settings(family: Family, model: models.TransformerConfig) -> lis
     settings = _flatten(_canonical(model))
     return [
         f"{name} = {value}"
-        for name, value in _flatten(restored).items()
+        for name, value in _flatten(_canonical(restored)).items()
         if not name.startswith(NOT_STORED) and settings.get(name, trees.ABSENT) != value
     ]
 
 
 def _canonical(model: models.TransformerConfig) -> models.TransformerConfig:
-    """Returns equivalent settings, in which values that equal the meaning of None are replaced by None."""
-    attention = model.attention
+    """Returns equivalent settings, of which models that compute the same have the same.
+
+    Values that equal the meaning of None are None, patterns of layers are as short as possible, and fields without
+    effect have their defaults.
+    """
+    attention = _with_short_patterns(model.attention, max(stack.blocks for stack in model.stacks))
+    model = replace(model, attention=attention)
+    if model.norm.kind == "rms":
+        model = replace(model, norm=replace(model.norm, bias=models.NormConfig.bias))
     if isinstance(model, models.EncoderDecoderConfig):
         encoder_sizes = {
             "heads": attention.heads,
@@ -118,6 +126,21 @@ def _canonical(model: models.TransformerConfig) -> models.TransformerConfig:
     if attention.score_scale == attention.head_dim**-0.5 and getattr(model, "decoder_head_dim", None) is None:
         model = replace(model, attention=replace(attention, score_scale=None))
     return model
+
+
+def _with_short_patterns(attention: models.AttentionConfig, layers: int) -> models.AttentionConfig:
+    """Returns attention whose patterns of windows and of rotary bases are as short as possible."""
+
+    def shortened(pattern):
+        return shortest_period([pattern[layer % len(pattern)] for layer in range(layers)]) if pattern else ()
+
+    windows = shortened(attention.windows)
+    attention = replace(attention, windows=windows if any(windows) else ())
+    if not isinstance(attention.position, models.Rotary):
+        return attention
+    thetas = shortened(attention.position.thetas)
+    single = {"theta": thetas[0], "thetas": ()} if len(thetas) == 1 and thetas[0] else {"thetas": thetas}
+    return replace(attention, position=replace(attention.position, **single))
 
 
 def _flatten(settings: Any, prefix: str = "") -> dict[str, Any]:

@@ -7,14 +7,15 @@ cannot be read.
 import json
 import operator
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from typing_extensions import override
 
 from plm_jax.common.errors import UserError, nearest
 
+Item = TypeVar("Item")
 # Names in `config.json` → activations. The first of several names for an activation is written.
 ACTIVATIONS = {
     "gelu_new": "gelu_tanh",
@@ -263,6 +264,13 @@ def with_settings(part: Any, settings: Mapping[str, Any]) -> Any:
             values[name] = value
     values |= {name: with_settings(getattr(part, name), inner) for name, inner in nested.items()}
     return replace(part, **values)
+
+
+def shortest_period(items: Sequence[Item]) -> tuple[Item, ...]:
+    """Returns the shortest beginning of a sequence that, repeated, begins with the sequence."""
+    sizes = range(1, len(items) + 1)
+    size = next(size for size in sizes if all(item == items[i % size] for i, item in enumerate(items)))
+    return tuple(items[:size])
 
 
 def check_size(name: str, value: Any) -> None:

@@ -3,20 +3,29 @@
 Dense layers are torch's `Linear`, stored [out, in]. The first layer has no norm before its attention.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from typing_extensions import override
 
 from plm_jax import models
 from plm_jax.hub.bert import TIED, has_head
 from plm_jax.hub.family import Family, TaskLayout, Tensor, dense, norm, task_layouts
-from plm_jax.hub.fields import ACTIVATIONS, Derived, Entry, Field, activation, check, initializer_range, quotient
+from plm_jax.hub.fields import (
+    ACTIVATIONS,
+    Derived,
+    Entry,
+    Field,
+    activation,
+    check,
+    initializer_range,
+    quotient,
+    shortest_period,
+)
 
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
 THETAS = {GLOBAL: ("global_rope_theta", 160_000.0), LOCAL: ("local_rope_theta", 10_000.0)}
-Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -44,8 +53,8 @@ class LayerTypes(Entry):
         kinds = values[self.name]
         thetas = {kind: _theta(values, kind) for kind in kinds}
         windows = [0 if kind == GLOBAL else values["local_attention"] // 2 + 1 for kind in kinds]
-        by_layer = _period([thetas[kind] for kind in kinds])
-        settings: dict[str, Any] = {"attention.windows": _period(windows) if any(windows) else ()}
+        by_layer = shortest_period([thetas[kind] for kind in kinds])
+        settings: dict[str, Any] = {"attention.windows": shortest_period(windows) if any(windows) else ()}
         if len(by_layer) == 1:
             return settings | {"attention.position.theta": by_layer[0]}
         return settings | {"attention.position.thetas": by_layer}
@@ -59,7 +68,7 @@ class LayerTypes(Entry):
         kinds = [LOCAL if windows[layer % len(windows)] else GLOBAL for layer in layers]
         thetas = {kinds[layer]: bases[layer % len(bases)] for layer in layers}
         thetas = {kind: thetas.get(kind, default) for kind, (_, default) in THETAS.items()}
-        pattern = _period(kinds)
+        pattern = shortest_period(kinds)
         is_regular = pattern[0] == GLOBAL and set(pattern[1:]) <= {LOCAL}
         return {
             self.name: kinds,
@@ -83,13 +92,6 @@ def _theta(config: Mapping[str, Any], kind: str) -> float:
     theta = parameters.get("rope_theta", config.get(name, default))
     check(name, theta, type(theta) in (int, float) and theta > 0, "a positive number")
     return float(theta)
-
-
-def _period(items: Sequence[Item]) -> tuple[Item, ...]:
-    """Returns the shortest beginning of a sequence that, repeated, begins with the sequence."""
-    sizes = range(1, len(items) + 1)
-    size = next(size for size in sizes if all(item == items[i % size] for i, item in enumerate(items)))
-    return tuple(items[:size])
 
 
 POOLING = {"cls": "first", "mean": "mean"}

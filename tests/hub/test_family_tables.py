@@ -245,3 +245,29 @@ def test_first_family_that_supports_the_model_is_chosen():
         families.family_of(replace(gpt2, norm=models.NormConfig(kind="rms")))
     with pytest.raises(UserError, match="no family for a model of kind 'elmo': save it in format plm_jax"):
         families.family_of(tiny.ELMO)
+
+
+def test_equivalent_settings_are_not_refused():
+    modernbert = families.registered()["modernbert"].to_settings({"num_hidden_layers": 5})
+    attention, layers = modernbert.attention, range(modernbert.stack.layers)
+    assert (attention.windows, attention.position.thetas) == ((0, 65, 65), (160_000.0, 10_000.0, 10_000.0))
+    by_layer = {
+        name: tuple(each[layer % 3] for layer in layers)
+        for name, each in (("windows", attention.windows), ("thetas", attention.position.thetas))
+    }
+    position = replace(attention.position, thetas=by_layer["thetas"])
+    written_out = replace(modernbert, attention=replace(attention, windows=by_layer["windows"], position=position))
+    assert families.family_of(written_out).kind == "modernbert"
+    # The sixth layer of six would be global, but the fifth is the last one.
+    longer = replace(attention, windows=(0, 65, 65, 0, 65, 0))
+    assert families.family_of(replace(modernbert, attention=longer)).kind == "modernbert"
+    shifted = replace(attention, windows=(65, 0, 65))
+    with pytest.raises(UserError, match="cannot hold this model"):
+        families.family_of(replace(modernbert, attention=shifted))
+
+    llama = families.registered()["llama"].to_settings({})
+    assert families.family_of(replace(llama, norm=replace(llama.norm, bias=False))).kind == "llama"
+    bert = families.registered()["bert"].to_settings({})
+    assert families.family_of(replace(bert, attention=replace(bert.attention, windows=(0, 0)))).kind == "bert"
+    with pytest.raises(UserError, match="cannot hold this model"):
+        families.family_of(replace(bert, norm=replace(bert.norm, bias=False)))

@@ -17,7 +17,8 @@ class TaskTypes(Entry):
     def values(self, config):
         values = {"use_task_id": bool(config.get("use_task_id"))}
         values["task_type_vocab_size"] = config.get("task_type_vocab_size", 3)
-        check_size("task_type_vocab_size", values["task_type_vocab_size"])
+        if values["use_task_id"]:
+            check_size("task_type_vocab_size", values["task_type_vocab_size"])
         return values
 
     @override

@@ -6,7 +6,6 @@ of this package then add that of language 0.
 """
 
 from dataclasses import replace
-from typing import Any
 
 from typing_extensions import override
 
@@ -39,10 +38,6 @@ class Languages(Entry):
         return {self.name: max(1, model.embedding.token_types), "use_lang_emb": True}
 
 
-def _vocab_size(config: Any) -> int:
-    return config.get("n_words", 30145)  # Files of transformers 4 and of the published models have this name.
-
-
 class XlmFamily(Family):
     """XLM. The defaults are those of `XLMConfig`."""
 
@@ -55,7 +50,7 @@ class XlmFamily(Family):
         initializer=models.InitializerConfig(),
     )
     fields = (
-        Field("vocab_size", "embedding.vocab_size", _vocab_size),
+        Field("vocab_size", "embedding.vocab_size", 30145),
         Field("emb_dim", "embedding.width", 2048),
         Derived("feed_forward.width", lambda values: 4 * values["emb_dim"]),
         Field("n_layers", "stack.layers", 12),
@@ -110,6 +105,13 @@ class XlmFamily(Family):
     )
     task_class = "XLM"
     other_heads = r"(sequence_summary|classifier|logits_proj|qa_outputs)\..*"
+
+    @override
+    def to_settings(self, config):
+        # The name in files of transformers 4 and of the published models, which transformers prefers to the new one.
+        if "n_words" in config:
+            config = {**config, "vocab_size": config["n_words"]}
+        return super().to_settings(config)
 
     @override
     def architecture(self, model):

@@ -57,5 +57,7 @@ def test_tasks_need_a_family_that_has_them():
     albert = dataclasses.replace(model, stack=models.StackConfig(12, groups=1))
     with pytest.raises(UserError, match=r"embedding\.task_types|stack"):
         families.family_of(albert)
+    without = {"use_task_id": False, "task_type_vocab_size": 0}  # As in the files of ERNIE 1.0.
+    assert families.registered()["ernie"].to_settings(without).embedding.task_types == 0
     with pytest.raises(UserError, match="task_type_vocab_size"):
         families.registered()["ernie"].to_settings({"use_task_id": True, "task_type_vocab_size": 0})

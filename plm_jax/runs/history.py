@@ -18,7 +18,8 @@ class History(NamedTuple):
     Attributes:
       run: config of the run.
       phases: phases that it had read up to a checkpoint near the step, followed by those of the config.
-      computed_with: `versions`, `mesh`, `devices` and users' `modules`, as far as they were recorded.
+      computed_with: `versions`, `mesh`, `devices`, users' `modules` and hashes of `references`, as far as they were
+        recorded.
       saved: steps of the finished checkpoints, ascending.
       rows: rows of metrics.jsonl, by step.
     """
@@ -64,4 +65,5 @@ def read_history(workdir: str, step: int) -> History:
 
 
 def _computed_with(described: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: described[name] for name in ("versions", "mesh", "devices", "modules") if name in described}
+    names = "versions", "mesh", "devices", "modules", "references"
+    return {name: described[name] for name in names if name in described}

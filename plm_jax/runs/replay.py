@@ -151,11 +151,18 @@ def _is_close(value: float, other: float, tolerance: float = 0.0) -> bool:
 
 
 def _differences(computed_with: dict[str, Any], job: TrainingSetup) -> list[str]:
-    """Returns how devices, mesh, versions and users' code differ from those with which a step was computed."""
+    """Returns how devices, mesh, versions, code and references differ from those with which a step was computed."""
     code = users.changed(computed_with.get("modules", {}), job.run)
     mesh = dict(job.program.mesh.shape)
     here = {"devices": run_directory.devices(), "mesh": mesh, "versions": run_directory.versions()}
     unknown = [f"the {name} of the run were not recorded" for name in here if name not in computed_with]
     was, now = ({name: of[name] for name in here if name in computed_with} for of in (computed_with, here))
     changes = [*config.differences(was, now), *((f"the code in {file}", *hashes) for file, hashes in code.items())]
+    recorded = computed_with.get("references", {})
+    for name, weights in job.programs.reference_hashes.items():
+        field = f"the weights of reference '{name}'"
+        if name not in recorded:
+            unknown.append(f"{field} were not recorded")
+        elif recorded[name] != weights:
+            changes.append((field, recorded[name][:12], weights[:12]))
     return [f"{field} was {before} and is {after}" for field, before, after in changes] + unknown

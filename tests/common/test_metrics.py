@@ -112,7 +112,8 @@ def found_by_losses(logits, signs):
     for kind in ("pair", "boundary"):
         sums |= losses.Term.choices[kind]("pair")(loss, model, None, None, batch)[1]
     electra = losses.get("replaced_token")
-    object.__setattr__(electra, "_discriminated", lambda *_: (head, signs[:, None], label[:, None]))
+    object.__setattr__(electra, "_generate", lambda *_: (head, label[:, None]))
+    object.__setattr__(electra, "_discriminate", lambda *_: (signs[:, None], label[:, None]))
     sums |= electra(model, None, batch, None, {})[1]["discriminator"]
     return {name: value / 6 for name, value in sums.items()}
 

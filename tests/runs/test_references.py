@@ -101,6 +101,19 @@ def test_killed_distillation_equals_uninterrupted_one(tiny_copy, teachers, verb,
     assert resume.differences(tmp_path / "killed", tmp_path / "whole") == []
 
 
+def test_replay_reports_another_teacher(tiny_copy, teachers, verb, tmp_path):
+    shutil.copytree(teachers / "first", tmp_path / "teacher")
+    write(tiny_copy, distilled(tiny_copy, tmp_path / "teacher", {"steps": 2, "log_every": 1}))
+    finished = verb("pretrain", f"--config={tiny_copy}/tiny.py:distilled", f"--workdir={tmp_path / 'run'}")
+    assert finished.status == 0, finished.err
+    same = verb("replay", str(tmp_path / "run"), "--step=2")
+    assert same.status == 0 and "bit-identical" in same.err + same.out, same.err
+    shutil.rmtree(tmp_path / "teacher")
+    shutil.copytree(teachers / "second", tmp_path / "teacher")
+    other = verb("replay", str(tmp_path / "run"), "--step=2")
+    assert other.status == 2 and "different here: the weights of reference 'teacher' was " in other.errors[0], other.err
+
+
 def test_eight_devices_equal_one(tiny, teachers):
     run = distilled(tiny, teachers / "first", {"microbatches": 2, "steps": 3}, dropout=0.0)
     expected = runs.steps(run, 1)

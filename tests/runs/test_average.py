@@ -95,6 +95,17 @@ def loaded(params):
     return jax.tree.map(lambda leaf: leaf[...], params)
 
 
+@pytest.mark.parametrize("item", ["params", "average"])
+def test_damage_of_the_other_weights_does_not_matter(item, trained, tmp_path):
+    copy = runs.copy_at(trained, tmp_path / "copy", 3)
+    path = max((copy / "checkpoints/3" / item).rglob("d/*"), key=lambda path: path.stat().st_size)
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    with pytest.raises(UserError, match="damaged"):
+        checkpoints.load_params(str(copy), average=item == "average")
+    read = loaded(checkpoints.load_params(str(copy), average=item != "average").params)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(read))
+
+
 def test_both_are_validated_under_their_own_names(trained):
     row = runs.rows(trained)[-1]
     names = {name.removeprefix("validation/") for name in row if name.startswith("validation/")}

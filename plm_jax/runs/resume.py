@@ -12,6 +12,7 @@ import numpy as np
 from plm_jax import config
 from plm_jax.common import storage, trees, users
 from plm_jax.common.errors import UserError
+from plm_jax.data.cache import similar_words
 from plm_jax.models import registry
 from plm_jax.runs import checkpoint_folders as folders
 from plm_jax.runs import run_directory
@@ -191,8 +192,9 @@ class Resumed:
         saved_caches = self.meta.get("caches", caches)  # Old checkpoints do not record them.
         by_size = not all(phase.mixture for phase in self.saved_phases if phase.first_step < self.step)
         for field, before, after in config.differences(saved_caches, caches):
-            # Without rates, another source changes what is read of every source.
-            if by_size or field in saved_caches.keys() & caches.keys():
+            # Without rates, another source changes what is read of every source. Only the objective reads the table of
+            # similar words, so that it may be added or removed with `similar_share`.
+            if (by_size and field != similar_words.NAME) or field in saved_caches.keys() & caches.keys():
                 changes.append(Change(f"the cache of '{field}'", str(before)[:12], str(after)[:12], True))
         return changes
 

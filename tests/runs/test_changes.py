@@ -191,6 +191,22 @@ def test_changed_cache_is_refused(tiny, halfway):
         resumed.check(run, changes, allow_changes=False)
 
 
+def test_a_table_of_similar_words_may_be_added_and_removed_but_not_changed(tiny, halfway):
+    run = runs.make(tiny)
+    resumed, job, changes = resumed_with(halfway, run)
+    assert not changes
+    mesh, vocabulary = dict(job.program.mesh.shape), job.reader.vocabulary["id"]
+
+    def fields(saved, caches):
+        of_saved = dataclasses.replace(resumed, meta={**resumed.meta, "caches": resumed.meta["caches"] | saved})
+        return [change.field for change in of_saved.changes(run, {**job.caches, **caches}, vocabulary, mesh)]
+
+    one, other = ({"similar_words": 64 * digit} for digit in "01")
+    assert fields({}, one) == fields(one, {}) == fields(one, one) == []
+    assert fields(one, other) == ["the cache of 'similar_words'"]
+    assert fields({}, {"c": 64 * "0"}) == ["the cache of 'c'"]
+
+
 def test_changes_that_keep_the_batches_are_reported(tiny, halfway):
     run = runs.make(
         tiny,

@@ -219,8 +219,8 @@ def load_params(path: str, average: bool = False) -> Loaded:
 
 
 def _loaded(checkpoint: epath.Path, hold: Any, name: Literal["params", "average"]) -> Loaded:
-    others = {"params", "average", "training"} - {name}
-    meta = folders.checked(checkpoint, outside=[f"{other}/" for other in sorted(others)])
+    unread = {"params", "average", "training"} - {name}
+    meta = folders.checked(checkpoint, outside=[f"{item}/" for item in sorted(unread)])
     run = config.from_saved(meta["config"], meta.get("modules"))
     if not (checkpoint / name).exists():
         reason = "its run was trained without config.train.average"

@@ -25,8 +25,8 @@ class PhaseConfig:
       microbatches: number of microbatches that a batch is divided into.
       mixture: rate of each source.
       dropout: rate of every dropout layer.
-      objective: values of fields of the objective, by name, such as `{"rate": 0.3}`; rows keep the same arrays, whose
-        lengths may change.
+      objective: values of fields of the objective, by name, such as `{"rate": 0.3}`; rows must keep the same
+        arrays, but the lengths of these may change.
       mesh: sizes of mesh axes by name; the state is resharded at the beginning of the phase.
     """
 
@@ -87,11 +87,11 @@ class ReferenceConfig:
 
 @dataclass(frozen=True)
 class UpdateConfig:
-    """One of several updates of a step, which minimizes a loss of its own.
+    """One of several updates of a step, with its own loss.
 
     Attributes:
       name: name in metrics, such as `loss/NAME`, and messages.
-      loss: change of the objective's loss, which the update then minimizes; None: the objective's own loss.
+      loss: wrapper of the objective's loss, whose result the update minimizes; None: the objective's own loss.
       trainable: regular expressions, as in `train.trainable`, of the parameters that the update trains. Several updates
         may train a parameter, each with its own moments.
       optimizer: optimizer of these parameters; None: that of the config. The learning rate is that of the config's
@@ -133,10 +133,10 @@ class TrainConfig:
       trainable: regular expressions; parameters whose full name matches any of them are trained, and the others are
         frozen. Layers of a stack are distinguished by their numbers, as in `stack/blocks/11/.*`.
       references: frozen models that the loss reads, by name.
-      loss: change of the objective's loss in training, such as `distillation`; None: the objective's own loss.
+      loss: wrapper of the objective's loss in training, such as `distillation`; None: the objective's own loss.
         Validation always uses the objective's own loss.
-      updates: updates of a step, which are made in order, each from the parameters that the previous ones leave; empty:
-        one update by `loss`, `trainable` and `optimizer`.
+      updates: updates of a step, made in order, each from the parameters that the previous one returns; empty: a single
+        update, with the values of `loss`, `trainable` and `optimizer`.
       average: moving average of the parameters, which is saved in checkpoints and validated next to the parameters;
         None: none.
       z_loss: weight of the squared logarithm of the softmax normalizer in the loss.

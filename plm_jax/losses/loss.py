@@ -84,9 +84,9 @@ class Loss(Role):
           carry: a tree of arrays [B, …], the recurrent state of each row; empty for most models.
 
         Returns:
-          Sums of the terms, float32 []; sums of the metrics; the carry for the next batch. In an update of several
-          (`train.updates`), the carry may have further arrays [B, …] by name, which later updates of the step find in
-          their batch.
+          Sums of the terms, float32 []; sums of the metrics; the carry for the next batch. If a step makes several
+          updates (`train.updates`), the carry may have additional arrays [B, …] by name, which become entries of the
+          batch of later updates.
         """
         raise NotImplementedError
 
@@ -101,10 +101,10 @@ class Loss(Role):
 
 
 class LossWrapper(Role):
-    """A change of the loss of an objective in training, such as distillation; validation uses the objective's own loss.
+    """A wrapper of an objective's loss in training, such as distillation; validation uses the objective's own loss.
 
     Attributes:
-      references: names of the `train.references` that the changed loss reads.
+      references: names of the `train.references` that the wrapped loss reads.
     """
 
     references: ClassVar[tuple[str, ...]] = ()
@@ -120,9 +120,9 @@ class LossWrapper(Role):
 
 @dataclass(frozen=True)
 class Term(Role):
-    """A term that a model's head adds to the losses of the features that the head reads.
+    """A term that a head of the model adds to a loss, computed from the same features as the loss.
 
-    `kind` is the name of the term; heads refer to it as their `loss`.
+    `kind` is the name of the term, and the value of `loss` of its heads.
 
     Attributes:
       reads: names of the batch's arrays that it needs; batches that lack one of them do not have this term.

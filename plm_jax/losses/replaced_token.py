@@ -104,10 +104,10 @@ class ReplacedTokenLoss(Loss):
 
 @dataclass(frozen=True)
 class ReplacedTokenTerm(LossWrapper):
-    """One of the two terms of replaced token detection, which is then the loss of one of the updates of a step.
+    """One of the two terms of replaced token detection, as the loss of one update of a step (`train.updates`).
 
-    The update of the generator comes first. It passes its samples on to the update of the discriminator, which
-    DeBERTaV3 makes in this way (He et al. 2023 §3.3; microsoft/DeBERTa, apps/tasks/rtd_task.py).
+    The generator is updated first, and then the discriminator on the samples of the generator, as in DeBERTaV3 (He et
+    al. 2023 §3.3; microsoft/DeBERTa, apps/tasks/rtd_task.py).
 
     Attributes:
       term: term that the update minimizes.
@@ -129,7 +129,7 @@ class ReplacedTokenTerm(LossWrapper):
 
 @dataclass(frozen=True)
 class ReplacedTokenTermLoss(ReplacedTokenLoss):
-    """The loss of `ReplacedTokenTerm`; the array `sampled` [B, T] passes the samples of the generator on.
+    """The loss of `ReplacedTokenTerm`; the carry passes the generator's samples `sampled` [B, T] to the discriminator.
 
     Attributes:
       term: name of the only term.

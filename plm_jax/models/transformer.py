@@ -186,10 +186,11 @@ class TransformerConfig(ModelConfig):
       initializer: initialization of parameters.
       scan_layers: whether one block is compiled and run in a loop; if not, all blocks are unrolled. Parameters are
         stacked on a `layers` axis either way.
-      remat: rematerialization: activations of a block, in addition to its input, that are kept for the backward pass;
-        the others are recomputed. `none`: all are kept; `dots`: products with weight matrices and residuals of a flash
-        kernel; `minimal`: only those of the model's width, the outputs of attention and of the sub-layers; `attention`:
-        residuals of a flash kernel; `full`: none; `offload`: none, and the input is kept in host memory.
+      remat: rematerialization: `none` keeps all activations of a block for the backward pass, `full` only its input,
+        and the others keep some of them; activations that are not kept are recomputed. In addition to the input, `dots`
+        keeps products with weight matrices and residuals of a flash kernel; `minimal`, these residuals and the products
+        of the model's width, which are the outputs of attention and of the sub-layers; `attention`, these residuals.
+        `offload` keeps only the input, in host memory.
       pipeline_microbatches: maximum number of microbatches that the rows of a device are split into with pipeline
         stages, or 0 for four per stage; the largest multiple of the number of stages that divides the rows is used.
         There is at least one microbatch per stage. A stage is idle for (S - 1) / (M + S - 1) of the time, given S

@@ -41,8 +41,8 @@ class MaskedLM(Objective):
       max_predictions: maximum number of predictions in a row; 0: as many as `rate` needs in a full row. BERT has 20 at
         length 128. It does not apply to `independent`.
       mask_share: share of the predicted tokens that are replaced by the mask.
-      random_share: share of the predicted tokens that are replaced by a random id; the tokens in no share are
-        unchanged.
+      random_share: share of the predicted tokens that are replaced by a random id; the remaining predicted tokens
+        are unchanged.
       similar_share: share of the predicted words that are replaced by a similar word with as many tokens, drawn from
         `data.similar_words` (MacBERT, Cui et al. 2020, arXiv:2004.13922, has 0.8); a word without any is replaced by
         random ids. Above 0, all shares are of words instead of tokens, and `whole_words` is needed.

@@ -55,7 +55,7 @@ class LambConfig(OptimizerConfig):
 
 @dataclass(frozen=True)
 class StableAdamWConfig(OptimizerConfig):
-    """AdamW whose update of a tensor is smaller where its gradients outgrow the second moments (Wortsman et al. 2023).
+    """AdamW with smaller updates of tensors whose gradients outgrow their second moments (Wortsman et al. 2023).
 
     The learning rate of each tensor is divided by max(1, RMS), where RMS is the root of the mean of
     `g² / max(v, epsilon²)`, so gradients need no clipping. The defaults are ModernBERT's (Warner et al. 2024), whose
@@ -107,7 +107,7 @@ class LionConfig(OptimizerConfig):
       b1: weight of the momentum in the interpolation whose sign is the update.
       b2: decay rate of the momentum.
       weight_decay: coefficient of weight decay, which is multiplied by the learning rate; norms and biases do not
-        decay. Learning rates are 3 to 10 times smaller than AdamW's, and the weight decay as much larger.
+        decay. Use a learning rate 3 to 10 times smaller than for AdamW, and a weight decay larger by this factor.
     """
 
     kind: ClassVar[str] = "lion"

@@ -1,4 +1,4 @@
-"""The train state and its making."""
+"""The train state and its initialization."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,9 +17,9 @@ from plm_jax.training import spikes
 
 @dataclass(frozen=True)
 class AverageConfig:
-    """Exponential moving average of the parameters, in float32, which each step that is not skipped updates.
+    """Exponential moving average of the parameters, in float32.
 
-    average ← decay · average + (1 - decay) · parameters
+    Each step that is not skipped sets it to decay · average + (1 - decay) · parameters.
 
     Attributes:
       decay: share of the average that a step keeps.
@@ -45,7 +45,7 @@ class TrainState(struct.PyTreeNode):
       step: int32, finished steps.
       params: parameters, float32.
       optimizer: the optimizer's state.
-      carry: what a loss carries from batch to batch, [B, ...] (an ELMo's LSTM state); empty for most.
+      carry: state that a loss passes from batch to batch, [B, ...], such as ELMo's LSTM state; empty for most losses.
       average: moving average of the parameters, float32; empty if there is none.
       recent: losses and gradient norms of the last steps, see `spikes.window`; empty where none are watched.
     """

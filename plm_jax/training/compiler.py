@@ -26,36 +26,36 @@ class Option(NamedTuple):
 # Names and values: AI-Hypercomputer/maxtext, benchmarks/xla_flags_library.py, unless another source is given. Effects:
 # libtpu 0.0.42.1, LLaMA 2 7B over 64 chips of v5p.
 _OVERLAP = (
-    Option("xla_enable_async_all_gather", "true", "gathers begin before what needs them"),
-    Option("xla_tpu_enable_async_collective_fusion", "true", "collectives run inside of products' fusions"),
-    Option("xla_tpu_enable_async_collective_fusion_fuse_all_gather", "true", "gathers do, too: 15 of 17 in a layer"),
-    Option("xla_tpu_enable_async_collective_fusion_multiple_steps", "true", "one of them over several fusions"),
+    Option("xla_enable_async_all_gather", "true", "all-gathers start before their results are needed"),
+    Option("xla_tpu_enable_async_collective_fusion", "true", "collectives run within fusions of matrix products"),
+    Option("xla_tpu_enable_async_collective_fusion_fuse_all_gather", "true", "so do 15 of 17 all-gathers of a layer"),
+    Option("xla_tpu_enable_async_collective_fusion_multiple_steps", "true", "a collective may span several fusions"),
     Option("xla_tpu_overlap_compute_collective_tc", "true", "fusions share the core with their collectives"),
 )
 _SCATTER = (
     Option(
         "xla_tpu_use_minor_sharding_for_major_trivial_input",
         "true",
-        "with the next two: gradients are reduced in the layout of their shards, by a reduce-scatter, not whole",
+        "with the next two options: gradients are reduced by a reduce-scatter in the layout of their shards",
     ),
     Option("xla_tpu_relayout_group_size_threshold_for_reduce_scatter", "1", "see above"),
     Option("xla_tpu_assign_all_reduce_scatter_layout", "true", "see above"),
 )
 _TPU = (
-    # Our own find: with dropout between attention's two products, that fusion reads dozens of arrays of the scores'
-    # size from memory (17 times the temporaries and 6 times the traffic in a layer of GPT-2's kind on v5e); at T5's
-    # shapes the compiler crashes.
-    Option("xla_tpu_nested_dot_fusion", "false", "attention's two products are not fused with what is between them"),
+    # Measured by us: with dropout between the two products of attention, this fusion reads dozens of arrays of the size
+    # of the scores from memory (17 times the temporary memory and 6 times the traffic of a GPT-2 layer on v5e). With
+    # T5's shapes the compiler crashes.
+    Option("xla_tpu_nested_dot_fusion", "false", "attention's products are not fused with operations between them"),
     Option("xla_tpu_dot_dot_fusion", "false", "see above"),
-    # Chips without SparseCores take no notice.
+    # Chips without SparseCores ignore these options.
     Option(
         "xla_tpu_enable_sparse_core_collective_offload_reduce_scatter",
         "true",
-        "over all chips of a slice gradients are scattered by SparseCores, not all-reduced whole",
+        "SparseCores reduce-scatter gradients over all chips of a slice, instead of an all-reduce",
     ),
     Option("xla_tpu_enable_sparse_core_collective_offload_nd_reduce_scatter", "true", "see above"),
 )
-# NVIDIA/JAX-Toolbox, rosetta/docs/GPU_performance.md. XLA's own options, as these are, take True and no "true".
+# NVIDIA/JAX-Toolbox, rosetta/docs/GPU_performance.md. XLA's GPU options accept "True" but not "true".
 _CUDA = (
     Option("xla_gpu_enable_latency_hiding_scheduler", "True", "collectives overlap with computation"),
     Option(
@@ -63,9 +63,9 @@ _CUDA = (
         "True",
         "a loop gathers the weights of the next layer during the current one",
     ),
-    Option("xla_gpu_enable_pipelined_reduce_scatter", "True", "and scatters the last one's gradients"),
-    Option("xla_gpu_enable_pipelined_all_reduce", "True", "and reduces them"),
-    Option("xla_gpu_enable_while_loop_double_buffering", "True", "without copies of the weights in hand"),
+    Option("xla_gpu_enable_pipelined_reduce_scatter", "True", "and reduce-scatters the previous layer's gradients"),
+    Option("xla_gpu_enable_pipelined_all_reduce", "True", "or all-reduces them"),
+    Option("xla_gpu_enable_while_loop_double_buffering", "True", "the loop does not copy the weights that it uses"),
 )
 PRESETS: dict[str, tuple[Option, ...]] = {
     "none": (),
@@ -73,7 +73,8 @@ PRESETS: dict[str, tuple[Option, ...]] = {
     "tpu_overlap": (*_TPU, *_OVERLAP, *_SCATTER),
     "cuda": _CUDA,
 }
-# The preset of a device by a part of its kind, the first that fits. What `tpu_overlap` adds, v5e and v6e do by default.
+# Presets by substrings of the device kind; the first match counts. On v5e and v6e, the options that `tpu_overlap` adds
+# are the default.
 _OF_DEVICES = {"TPU v5 lite": "tpu", "TPU v5e": "tpu", "TPU v6": "tpu", "TPU": "tpu_overlap", "NVIDIA": "cuda"}
 
 

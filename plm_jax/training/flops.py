@@ -1,4 +1,4 @@
-"""Model FLOPs, counted, and what devices can do: together the MFU."""
+"""Model FLOPs of a step, and peak figures of devices, from which the MFU is computed."""
 
 import dataclasses
 import math
@@ -11,15 +11,15 @@ from plm_jax.models.protocol import ModelConfig
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """Peak figures of one device; of some GPUs only `flops` is known, the others are 0 or NaN.
+    """Peak figures of one JAX device; for some GPUs only `flops` is known, and the other figures are 0 or NaN.
 
     Attributes:
       flops: peak dense bfloat16 FLOP/s.
-      hbm_bytes: its memory.
-      hbm_bandwidth: bytes a second to and from it.
-      network_bandwidth: bytes a second that it sends to the other chips of its slice, all links together.
-      slice_bandwidth: bytes a second that it sends to other slices, over the data centre's network.
-      devices: how many of JAX's devices a chip is; all figures are those of one.
+      hbm_bytes: size of the memory.
+      hbm_bandwidth: bandwidth of the memory, in bytes/s.
+      network_bandwidth: bytes/s sent to other chips of the slice, over all links together.
+      slice_bandwidth: bytes/s sent to other slices, over the data center network.
+      devices: number of JAX devices per chip.
     """
 
     flops: float
@@ -30,10 +30,11 @@ class Chip:
     devices: int = 1
 
 
-# By a part of jax's device_kind, the first that fits. TPUs: the tables of docs.cloud.google.com/tpu/docs/v4 to /v6e and
-# /tpu7x (interconnect: half of the bandwidth of both directions; between slices: of v5e its pod's 6.4 Tbit/s over 256
-# chips, of v4 that of v5p for want of a figure). GPUs: NVIDIA's data sheets (NVLink in one direction; between hosts all
-# eight 400 Gbit/s adapters of a host of eight: of a ring over hosts one member sends out of each).
+# Keys are substrings of JAX's device_kind; the first match counts. TPUs: tables in docs.cloud.google.com/tpu/docs/v4 to
+# /v6e and /tpu7x. Their network bandwidth is half of the bidirectional one. Between slices, a v5e has its share of the
+# 6.4 Tbit/s of a pod of 256 chips; for v4 no figure is published, so it has that of v5p. GPUs: NVIDIA's data sheets,
+# NVLink in one direction. Between hosts, a GPU has all eight 400 Gbit/s adapters of its host, because in a ring over
+# hosts only one GPU of each host sends to another host.
 _V5E, _V5P, _V6E = (
     Chip(197e12, 16 * 2**30, 819e9, 200e9, 25e9 / 8),
     Chip(459e12, 95 * 2**30, 2765e9, 600e9, 50e9 / 8),
@@ -60,7 +61,7 @@ CHIPS = {
 def per_step(
     model: ModelConfig, rows: int, length: int, targets: int, decoder_length: int = 0, samples: int = 0
 ) -> int:
-    """Returns the FLOPs of one training step on `rows` × `length` tokens; further arguments as `ModelConfig.products`.
+    """Returns the FLOPs of one training step on `rows` × `length` tokens; other arguments as in `ModelConfig.macs`.
 
     Counts the matrix products of the forward pass × 3. Causal attention counts half, attention with a window counts the
     keys within it, and the head counts at target positions only. Recomputation, embedding look-ups and the
@@ -85,7 +86,7 @@ def kernels(jaxpr) -> dict[str, int]:
 
 
 def scores(jaxpr) -> dict[str, int]:
-    """Returns the number of attention scores that Pallas kernels compute, by name: their estimate of exponentials."""
+    """Returns the number of attention scores of Pallas kernels, by name: the exponentials in their cost estimates."""
     return _by_kernel(jaxpr, lambda kernel: getattr(kernel.params["cost_estimate"], "transcendentals", 0))
 
 
@@ -142,7 +143,8 @@ def _products(equation: core.JaxprEqn) -> int:
             return params["cost_estimate"].flops
         return math.prod(params["grid_mapping"].grid) * of_program(params["jaxpr"])
     if name.startswith("dot_product_attention_"):
-        # Forward two products; backward the scores once more and the gradients of weights, queries, keys and values.
+        # The forward pass has two products. The backward pass has five: the scores again, and the gradients of the
+        # attention weights, queries, keys and values.
         query_BQNH, key_BKGH = map(_shape, equation.invars[:2])
         products = 2 if "fwd" in name else 5
         divisor = 2 if "CAUSAL" in params["mask_type"].name else 1

@@ -152,7 +152,7 @@ def nearest(
 ) -> dict[str, int] | None:
     """Returns the mesh of `num_devices` devices that is nearest to `sizes` and that `fits` accepts, or None.
 
-    The nearest mesh needs the fewest doublings and halvings, and then changes the fewest axes; -1 is near every size.
+    The nearest mesh needs the fewest doublings and halvings, and then changes the fewest axes; -1 matches any size.
     """
 
     def distance(candidate):
@@ -249,7 +249,7 @@ def fitted(tree, like):
 
 
 def refitted(tree, like):
-    """Returns arrays of the mesh in the shapes and shardings of `like`, padded and cut as by `fitted`."""
+    """Returns sharded arrays with the shapes and shardings of `like`, padded or truncated like those of `fitted`."""
 
     def fit(leaf, other):
         if leaf.shape == other.shape:

@@ -230,7 +230,7 @@ def later(state, steps: jax.Array | int):
         return isinstance(leaf, optax.ScaleByScheduleState)
 
     def advance(leaf):
-        # A buffer of its own: steps give theirs up.
+        # The sum is a new buffer, which is needed because train steps donate the buffers of their state.
         return leaf._replace(count=leaf.count + steps) if counts_steps(leaf) else leaf
 
     return jax.tree.map(advance, state, is_leaf=counts_steps)
@@ -468,9 +468,10 @@ def scale_by_adam(
 
 
 def _mean_of_scaled_updates(decay: float) -> optax.GradientTransformationExtraArgs:
-    """Replaces updates by their running mean, of updates that are scaled by the learning rate (Shazeer & Stern 2018).
+    """Replaces updates by a running mean of updates times their learning rates (Shazeer & Stern 2018).
 
-    The rate by which the result is scaled cancels that of the step; where it is 0, so is the update.
+    The mean is divided by the current learning rate, because the result is later multiplied by it. If this rate is 0,
+    the final update is 0, too.
     """
 
     def update(updates, state, params=None, **extra_args):
@@ -486,7 +487,7 @@ def _mean_of_scaled_updates(decay: float) -> optax.GradientTransformationExtraAr
 
 
 def _decay_by_squared_rate(coefficient: float) -> optax.GradientTransformationExtraArgs:
-    """Adds parameters times the learning rate, by which the result is scaled once more (Chowdhery et al. 2022 §5)."""
+    """Adds parameters times the learning rate; the sum is later multiplied by it again (Chowdhery et al. 2022 §5)."""
 
     def update(updates, state, params=None, **extra_args):
         factor = coefficient * jnp.asarray(extra_args["learning_rate"], jnp.float32)

@@ -73,7 +73,7 @@ class Program:
       log_norms: whether the metrics hold norms of parameters and updates.
       prng: generator of random numbers.
       references: models that the loss reads, by name.
-      average: moving average of the parameters; None for none.
+      average: moving average of the parameters; None: no average.
     """
 
     model: ModelConfig
@@ -197,7 +197,7 @@ class Program:
         """Returns the shapes, types and shardings of a state.
 
         Args:
-          batch_size: rows of the batches of which the state carries something.
+          batch_size: number of rows of the carry.
           optimizer: transformation whose state it holds; by default that of the program.
           padded: whether vocabularies are padded.
         """
@@ -210,7 +210,7 @@ class Program:
         return self._make(self._init, keys.data(seed, self.prng))
 
     def new_carry(self, batch_size: int) -> Any:
-        """Returns what the loss carries before the first batch of this size, made on the mesh."""
+        """Returns the carry before the first batch of this size, created on the mesh."""
         return self._make(functools.partial(registry.new_carry, self.module(), batch_size))
 
     def new_moments(self, seed: int, step: jax.Array) -> Any:
@@ -221,7 +221,7 @@ class Program:
     def place(self, state: states.TrainState, before: "Program", batch_size: int) -> states.TrainState:
         """Returns a state of the program `before`, over the same devices, laid out for this program.
 
-        The buffers of the given state are donated. What is carried of batches of another size begins again.
+        The buffers of the given state are donated. If the batch size differs, the carry is initialized again.
         """
         if not all(len(leaf) == batch_size for leaf in jax.tree.leaves(state.carry)):
             state = state.replace(carry=self.new_carry(batch_size))

@@ -47,7 +47,7 @@ def train_step(
       part: selection of the parameters that are trained; None for all of them.
       watch: definition of spikes, compared with the state's `recent`; None detects none.
       log_norms: whether `norms` includes those of parameters and updates.
-      average: moving average of the parameters in the state; None for none.
+      average: moving average of the parameters in the state; None: no average.
       references: modules of the references that the loss reads, by name.
       holding: further arguments of `step_parameters.build`.
 
@@ -90,8 +90,12 @@ def _norms(squared_norms: jax.Array, unit: jax.Array, trees: Sequence[Any]) -> j
 
 
 def _update(optimizer, state: TrainState, grads: Any, unit: jax.Array, learning_rate: jax.Array):
-    """Returns updates, the state of the optimizer, and of `grads`, sums, the squared norms and the norm of the mean."""
-    # Norms of the sums and a product: XLA fuses the product into the optimizer, and would store a quotient.
+    """Applies the optimizer to `grads`, which are sums over the batch: the mean gradients are `grads / unit`.
+
+    Returns:
+      Updates; state of the optimizer; squared norms of `grads` by tensor; norm of the mean gradients.
+    """
+    # XLA fuses a multiplication into the optimizer, but would store the results of a division.
     squared_norms = optimizers.squared_norms(grads)
     grad_norm = jnp.sqrt(squared_norms.sum()) / unit
     scale = 1.0 / unit
@@ -109,7 +113,7 @@ def next_state(
 
     Args:
       state: state before the step.
-      carry: carry after it. Further arrays of a dict are kept too, for later updates of the step.
+      carry: carry after the step. It may have more arrays than `state.carry`, which later updates of the step read.
     """
 
     def unless_skipped(new, old):

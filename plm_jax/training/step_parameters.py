@@ -15,11 +15,11 @@ class StepParameters(NamedTuple):
     """Parameters of a step while it goes through its microbatches.
 
     Attributes:
-      trained: tree that is differentiated; only what is trained.
-      zeros: float32; initial value of the sum of the gradients.
-      whole: turns a tree like `trained` into the parameters for the loss.
-      reduced: turns the gradients of a tree like `trained`, summed over microbatches, into the gradients of the
-        parameters, float32.
+      trained: trained parameters, with respect to which the loss is differentiated.
+      zeros: initial value of the sum of the gradients, float32.
+      whole: function from a tree like `trained` to the parameters that the loss reads.
+      reduced: function from the gradients of `trained`, summed over microbatches, to the gradients of the parameters of
+        the state, float32.
     """
 
     trained: Any
@@ -40,7 +40,7 @@ def build(
     Args:
       model: the module; its `tables` names the parameters that it reads as gathered tables.
       params: its parameters.
-      gradients: type of kernels, and in which their gradients are computed and reduced.
+      gradients: dtype to which kernels are cast, and in which their gradients are computed and reduced.
       layouts: shardings of all parameters, applied to kernels; None keeps theirs.
       part: selection of the parameters that are trained; None for all of them.
     """

@@ -164,7 +164,7 @@ class Trainable:
         return traverse_util.unflatten_dict(selected)
 
     def put(self, params: Any, part: Any) -> Any:
-        """Returns a tree with its selected part replaced; `part` is a tree like that of `of`."""
+        """Returns a tree with its selected part replaced by `part`, a tree like the result of `of`."""
         if self.is_all:
             return part
         chosen, new = self._chosen(params), traverse_util.flatten_dict(part)

@@ -64,10 +64,10 @@ def in_sequence(
 ) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
     """Returns the step that makes several updates, one after another, as one function like `step.train_step`.
 
-    Each update starts from the parameters that the previous ones leave, and from the carry before the step; the carry
-    of the last one is kept. An update finds arrays that the losses of previous ones add to the carry in its batch. If a
-    loss or a gradient of any update is not finite, or their sum is a spike that is to be skipped, none of them is
-    applied.
+    Each update starts from the parameters that the previous one returns, and from the carry before the step; the carry
+    of the last update is kept. If a loss adds arrays to the carry, they become entries of the batch of later updates.
+    If a loss or a gradient of any update is not finite, or the sum of the losses or the norm of all gradients is a
+    spike that is to be skipped, no update is applied.
 
     Args:
       steps: `step.train_step` of each update by name, without watch and average.

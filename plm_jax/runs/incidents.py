@@ -1,4 +1,4 @@
-"""Incidents: steps whose numbers are not finite, or spike. They are written to `W/incidents/STEP.json` and counted.
+"""Incidents: steps with non-finite values or a spike. They are written to `W/incidents/STEP.json` and counted.
 
 The step itself decides whether its update is skipped (`training.spikes`). This module reports it and, if the config
 says so, replaces the state after a spike by the state of an earlier checkpoint. Everything that this depends on is in
@@ -30,7 +30,7 @@ from plm_jax.training.program import Program
 from plm_jax.training.state import TrainState
 
 FOLDER = "incidents"
-# Incident files and rows call a step without finite numbers "lost".
+# In incident files and rows of metrics, a step with non-finite values is called "lost".
 _KINDS = {spikes.LOST: "lost", spikes.SPIKE: "spike"}
 _DONE = {"record": "recorded", "skip": "skipped", "roll_back": "rolled back"}
 # Limit on the files of a run in which every other step is a spike; rows of metrics report further incidents.
@@ -145,10 +145,10 @@ class Incidents:
 
 
 class RollBack(Callback):
-    """Replaces the state after a spike by a checkpoint's, at the step and with the window of the replaced one.
+    """Restores the state of an earlier checkpoint after a spike, except the step and the window of recent losses.
 
-    The checkpoint is the last one before the step whose step is a multiple of `checkpoint.save_every`. Without one, the
-    initial state of the run replaces it.
+    The checkpoint is the last one at a multiple of `checkpoint.save_every`. If there is none, it is the last one at any
+    step, and without checkpoints, the initial state of the run is restored.
 
     Attributes:
       workdir: run directory of the checkpoints.
@@ -182,7 +182,7 @@ class RollBack(Callback):
             context.state = self._roll_back(context)
 
     def find_target(self, step: int) -> int:
-        """Returns the step of the checkpoint to roll back to from the state after `step`; 0 is the initial state."""
+        """Returns the step of the checkpoint that replaces the state after `step`; 0 is the initial state."""
         multihost_utils.sync_global_devices("the checkpoint that is rolled back to")
         return rolled_back_to(folders.finished(self._folder), step, self._save_every)
 
@@ -212,7 +212,7 @@ def rolled_back_to(saved: Sequence[int], step: int, save_every: int) -> int:
 
 
 def read(workdir: str, step: int) -> dict[str, Any] | None:
-    """Returns the file of an incident, or None if the step was none or the file is damaged."""
+    """Returns the file of an incident, or None if it does not exist or is damaged."""
     try:
         return json.loads(storage.read(os.path.join(workdir, FOLDER, f"{step}.json")))
     except (OSError, ValueError, RecursionError):
@@ -233,5 +233,5 @@ def _values(metrics: Mapping[str, Any]) -> str:
 
 
 def _number(value: Any) -> float | str:
-    """Returns a number for JSON, which has none that is not finite."""
+    """Returns a number for JSON, which cannot represent non-finite numbers: these become strings."""
     return float(value) if math.isfinite(value) else str(float(value))

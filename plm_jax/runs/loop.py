@@ -40,11 +40,11 @@ def pretrain(
 ) -> bool:
     """Trains until `run.train.steps`, from the newest checkpoint in `workdir` if there is one.
 
-    The tasks of a mixture of seqio's become sources of the run, and `train.epochs` becomes its number of steps.
+    The tasks of a seqio mixture become sources of the run, and `train.epochs` becomes its number of steps.
 
     Args:
-      allow_changes: whether to resume from a checkpoint of a config with other batches or another optimizer; the
-        examples that the run reads then follow those that were read.
+      allow_changes: whether to resume from a checkpoint of a config with other batches or another optimizer; the run
+        then continues after the examples that were already read.
       refuse_damaged: whether a damaged checkpoint is an error; if not, the run resumes from the checkpoint before it.
       began: time of this start, in seconds since 1970; by default now.
 
@@ -186,7 +186,7 @@ def train(
 def _open_telemetry(
     job: TrainingSetup, workdir: str, run_id: str, history: Sequence[dict[str, Any]], notes: Sequence[str]
 ) -> Iterator[Telemetry | None]:
-    """Opens the files of metrics, writes config.json and reports notes; None except in the first process.
+    """Opens the files of metrics, writes config.json and reports notes; yields None in all but the first process.
 
     Args:
       history: starts of the run so far, as in config.json.

@@ -20,8 +20,8 @@ from plm_jax.training import mesh as meshes
 from plm_jax.training.program import Program, ReferenceModel
 from plm_jax.training.updates import Update, joined
 
-# A loss holds logits, float32, in at most this fraction of a device's memory. More would save nothing: the matrix is
-# then read for enough tokens to hide the time of reading it.
+# The float32 logits of a loss take at most 1 / _LOGITS_SHARE of a device's memory. This is enough for efficiency: each
+# time that the vocabulary matrix is read, it is multiplied by enough tokens to hide the time of reading it.
 _LOGITS_SHARE = 128
 
 

@@ -1,4 +1,4 @@
-"""Resuming a run: the settings that differ from the saved run, whether they may, and the examples that are next."""
+"""Resuming a run: settings that differ from the saved run, whether they may differ, and the examples to read next."""
 
 import dataclasses
 import types
@@ -78,7 +78,7 @@ FIELDS: dict[str, Meaning] = {
     "train.average": "recipe",
     "train.batch_size": "read",
     "train.epochs": "free",  # The data that is read depends on the resulting steps.
-    "train.init_from": "free",  # Only the first step uses it and the next four.
+    "train.init_from": "free",  # This field and the next four affect only the initial state.
     "train.init_layers": "free",
     "train.init_names": "free",
     "train.new_tokens": "free",
@@ -121,7 +121,7 @@ def meaning(field: str, optimizer: config.OptimizerConfig) -> Meaning:
 
 
 class Change(NamedTuple):
-    """Field that differs, and whether the change is rejected unless changes are allowed."""
+    """A field that differs, and whether the change is rejected without `--allow_changes`."""
 
     field: str
     was: Any
@@ -138,7 +138,7 @@ class Resumed:
       step: step of the checkpoint.
       meta: contents of its `meta`.
       saved_run: config of the run that saved it.
-      saved_phases: phases of that run, as it read them; those after `step` are as that run would have read them.
+      saved_phases: phases that the saved run read up to `step`, and those that it would have read after it.
       damaged: reasons why newer checkpoints cannot be used, by step.
     """
 

@@ -145,7 +145,7 @@ def restored_state(
 
 
 def _moments(run: config.Run) -> list[tuple[str, str, tuple[str, ...]]]:
-    """Returns what the moments of each update belong to: its name, the kind of its optimizer and its parameters."""
+    """Returns, for each update, what its moments depend on: name, kind of optimizer and patterns of parameters."""
     return [(update.name, run.optimizer_of(update).kind, update.trainable) for update in run.updates]
 
 
@@ -210,7 +210,7 @@ def _find_changes(run: config.Run, programs: Programs, reader: Reader, resumed: 
     program = programs.first
     try:
         mesh = meshes.build(config.mesh_of(run, last), list(program.mesh.devices.flat))
-    except UserError:  # These devices need not fit a phase that is over.
+    except UserError:  # A finished phase need not fit these devices.
         mesh = program.mesh
     hashes = programs.reference_hashes
     return resumed.changes(run, reader.identities, reader.vocabulary["id"], mesh.shape, hashes)

@@ -1,4 +1,4 @@
-"""Validation of a run during training, of each source and of all sources as the mixture weighs them."""
+"""Validation of a run during training, of each source and of all sources with the weights of the mixture."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -57,14 +57,13 @@ class Validation:
         """Returns the metrics of a phase that are logged as `validation/…`; empty if there are no held-out rows.
 
         Returns:
-          In rows of the phase's length: `loss` and the loss's own metrics of all sources together, and SOURCE/loss, …
-          of each source. If the last phase's LENGTH is another, the same in such rows, as LENGTH/loss,
-          LENGTH/SOURCE/loss, ….
+          Over rows of the phase's length: `loss`, in nats, and the other metrics of the loss, for all sources together,
+          and as SOURCE/loss, … for each source. If the last phase has another row length, also the metrics over rows of
+          this LENGTH, as LENGTH/loss, LENGTH/SOURCE/loss, ….
 
-          Each metric of a source is a mean over all of its targets, rows or tokens, depending on the metric. The loss
-          is in nats. Those of all sources are their mean by the phase's rates, which are of rows as in training, over
-          the sources that hold out some. Labeled examples also have the metrics of `evaluate`, which replace those of
-          equal names.
+          A metric of a source is a mean over all of its targets, rows or tokens, depending on the metric. A metric of
+          all sources is the mean over the sources that have held-out rows, weighted by the rates of the phase. For
+          labeled examples, the metrics of `evaluate` are added; they replace metrics of the same name.
         """
         all_means: Means = {}
         for length in self._lengths(phase):
@@ -228,7 +227,7 @@ class Validate(Callback):
             context.validation = self._logger.flush(functools.partial(self._validate, context))
 
     def _validate(self, context: TrainingContext) -> Means:
-        """Returns the metrics of the parameters, and those of their moving average under names of their own."""
+        """Returns the metrics of the parameters, and those of their moving average with the prefix `AVERAGE`."""
         means = self._validation(context.state.params, context.phase)
         if context.program.average:
             of_average = self._validation(context.state.average, context.phase)

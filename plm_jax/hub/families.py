@@ -234,7 +234,7 @@ def model_type_of(directory: str, config: Mapping[str, Any]) -> str:
     if not candidates:
         with files.opened(directory) as tensors:
             accepting = {name: family for name, family in known.items() if _accepts(family, tensors)}
-        # Of families that differ in their vocabulary alone, such as RoBERTa and XLM-R, the first one.
+        # If families differ only in their vocabulary, such as RoBERTa and XLM-R, the first one is used.
         names_by_fields: dict[int, str] = {}
         for name, family in accepting.items():
             names_by_fields.setdefault(id(family.fields), name)

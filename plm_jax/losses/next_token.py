@@ -40,11 +40,11 @@ class NextTokenLoss(Loss):
         return losses, metrics
 
     def predicting(self, features, batch):
-        """Returns the features that predict targets [B, T, D], out of features [B, L, D]."""
+        """Selects the features [B, T, D] that predict the targets from features [B, L, D]."""
         return features
 
     def real_tokens(self, batch):
-        """Returns 1 for each position that is no padding, float32 [B, L]; here, each position with a target."""
+        """Returns 1 for each position that is not padding, float32 [B, L]; here, each position with a target."""
         return (batch["target_weights"] > 0).astype(jnp.float32)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 
 def log_uniform(ids, vocab_size: int):
-    """Returns the log-uniform (Zipfian) probabilities of words whose ids are sorted by falling frequency."""
+    """Returns the log-uniform (Zipfian) probabilities of words whose ids are sorted by decreasing frequency."""
     return jnp.log1p(1 / (ids + 1.0)) / np.log(vocab_size + 1)
 
 

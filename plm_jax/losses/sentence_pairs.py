@@ -13,10 +13,11 @@ from plm_jax.losses.loss import Term
 
 @dataclass(frozen=True)
 class SentencePairsLoss(Term):
-    """Cross-entropy of a head's classes of each pair with `pair_label` (Devlin et al. 2019 §3.1; Lan et al. 2020 §3.1).
+    """Cross-entropy of a pair classifier, with targets `pair_label` (Devlin et al. 2019 §3.1; Lan et al. 2020 §3.1).
 
-    A row [B] is one pair, or a packed row has pairs [B, S]: `pair_positions` are their first tokens, which the head
-    reads, and `pair_weights` is 1 for each. The mean is over pairs, without rows of padding.
+    Without packing, `pair_label` is [B], one pair per row. A packed row has up to S pairs: `pair_label`,
+    `pair_positions`, the position of the first token of each pair, and `pair_weights`, 0 for unused slots, are [B, S].
+    The mean is over pairs, without rows of padding.
     """
 
     kind: ClassVar[str] = "pair"

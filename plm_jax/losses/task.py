@@ -114,7 +114,7 @@ def _span(loss, output, batch):
     return (start + end) / 2, starts_right & ends_right
 
 
-# By the kind of the head, functions (loss, output, batch) → (losses, whether each prediction is correct or None).
+# Functions (loss, output, batch) → (losses, whether each prediction is correct, or None), by kind of the head.
 LOSSES = {"classes": _classes, "labels": _labels, "score": _score, "tags": _tags, "span": _span, "choice": _classes}
 
 

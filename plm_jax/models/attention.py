@@ -26,7 +26,7 @@ from plm_jax.models.transformer import TransformerConfig
 def causal_positions(
     length: int, mask: Shaped[Any, "batch slots"] | None = None, cache_index: Integer[Array, ""] | int | None = None
 ) -> Integer[Array, "rows length"]:
-    """Returns positions [B or 1, length] in a causal stack: cumsum(mask) - 1; with a cache or no mask, the slots."""
+    """Returns positions [B or 1, length] in a causal stack: cumsum(mask) - 1; with a cache or no mask, slot numbers."""
     if mask is None or cache_index is not None:
         return (0 if cache_index is None else cache_index) + jnp.arange(length)[None]
     return jnp.maximum(jnp.cumsum(mask, axis=1) - 1, 0)
@@ -95,7 +95,7 @@ class Attention(nn.Module):
             key_BGKH = queries_or_keys("key", source, rotate_key)
             value_BGKH = project("value", source)
             if context.cache_index is not None:
-                # Slots are the last axis of keys: a CPU multiplies them row by row with few queries faster this way.
+                # Cached keys have the slots on the last axis, which makes products with a few queries faster on CPUs.
                 key_BGKH = self._update_cache("key", key_BGKH.swapaxes(2, 3), context, axis=3).swapaxes(2, 3)
                 value_BGKH = self._update_cache("value", value_BGKH, context, axis=2)
         if not self.reads_memory and attention.position.has_layer_bias:

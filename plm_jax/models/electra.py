@@ -104,12 +104,12 @@ class ElectraConfig(EncoderConfig):
 
 
 class Electra(Encoder):
-    """The discriminator of `ElectraConfig`, an encoder; `generator` returns the generator."""
+    """The discriminator of `ElectraConfig`, as an `Encoder`; the function `generator` returns the generator."""
 
     model: ElectraConfig
 
     def setup(self):
-        """Creates the discriminator's parameters, and `generator`, the generator's without the shared tables."""
+        """Creates the parameters of the discriminator and, in `generator`, the generator's that are not shared."""
         super().setup()
         if self.is_initializing():
             self.param("generator", _init_generator, self.model.generator_model)

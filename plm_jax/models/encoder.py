@@ -83,8 +83,8 @@ class Encoder(Architecture):
     model: EncoderConfig
 
     def setup(self):
-        """Modules besides those of `Architecture`: `stack`, `pooler` [D, D], `classifier` [D, classes],
-        `discriminator_transform` [D, D], `discriminator` [D, 1], `span_boundary`.
+        """Creates the modules in addition to those of `Architecture`: `stack`, `pooler` [D, D], `classifier`
+        [D, classes], `discriminator_transform` [D, D], `discriminator` [D, 1], `span_boundary`.
         """
         super().setup()
         self.stack = Stack(self.model, self.dtype)

@@ -210,7 +210,7 @@ class Stack(nn.Module):
         if memory_context is not None:
             memory_context = self._with_kernel("cross_attention", memory_context, x, memory, deterministic)
         params = self._block_params()
-        if self.crosses and memory_context is None:  # Otherwise a loop would carry their gradients, zeros.
+        if self.crosses and memory_context is None:  # A loop would carry their gradients, which are 0.
             params = {name: leaf for name, leaf in params.items() if not name.startswith("cross_attention")}
         cache = self.get_variable("cache", "blocks")
         keys = None if deterministic else jax.random.split(self.make_rng("dropout"), stack.blocks)
@@ -349,7 +349,7 @@ class Stack(nn.Module):
         return context.replace(kernel=kernel)
 
     def _prepare(self, context, x, source):
-        """Adds the rotations by its positions and the mask of its kernel to a context."""
+        """Adds the rotary rotations of its positions, and the mask that its kernel needs, to a context."""
         if context.positions is not None:
             position, head_dim = self.model.attention.position, self.model.attention.head_dim
             of_keys = of_queries = position.rotation(head_dim, context.positions, context.block_positions)
@@ -371,7 +371,10 @@ class Stack(nn.Module):
         return {"distance_bias": by_distance, "bias": bias, "tables": tables}
 
     def _bias_out_of_order(self, context, tables, bias, queries, keys):
-        """Returns the bias [1, N, Q, K] of slots out of order, where a diagonal of scores has several distances."""
+        """Returns the bias [1, N, Q, K] of slots that are not in the order of their positions.
+
+        The scores of a diagonal then have different distances, so the bias is computed for every pair of slots.
+        """
         position, of_model = self.model.attention.position, (self.model.attention.heads, context.causal)
         distances = -context.distances_back(queries, keys).reshape(-1)
         by_distance = position.distance_bias(tables, distances, *of_model)
@@ -431,8 +434,8 @@ def _split(leaf):
 def through_unrolled(stack: StackConfig, layer: Callable, x, layers):
     """Computes `through_layers` without a loop and with a separate cache for each layer.
 
-    In a loop over tokens such a cache is updated in index; a stacked one would be copied for each token. The same holds
-    for slices of the parameters, which may be passed as the result of `unstack_layers`.
+    In a loop over tokens, a separate cache is updated in place, whereas a stacked one would be copied for each token.
+    Slices of stacked parameters would be copied, too, so parameters may be passed as the result of `unstack_layers`.
     """
     params, (_, caches, keys) = layers
     params = params if isinstance(params, tuple) else unstack_layers(params)

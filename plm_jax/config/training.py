@@ -191,6 +191,10 @@ class TrainConfig:
                 f"config.train.updates have the names {names}: give each a name of its own, of letters, digits, '_' "
                 "and '-'"
             )
+        if self.loss is not None and self.loss.needs_updates and not self.updates:
+            raise UserError(
+                f"config.train.loss is '{self.loss.kind}': set it as the loss of one of config.train.updates"
+            )
         if self.updates and (self.loss is not None or self.trainable != (".*",)):
             raise UserError(
                 "config.train.updates have losses and parameters of their own: leave out config.train.loss and "

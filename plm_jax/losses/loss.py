@@ -105,9 +105,11 @@ class LossWrapper(Role):
 
     Attributes:
       references: names of the `train.references` that the wrapped loss reads.
+      needs_updates: whether it can only be the loss of one of several updates (`train.updates`).
     """
 
     references: ClassVar[tuple[str, ...]] = ()
+    needs_updates: ClassVar[bool] = False
 
     def wrap(self, loss: Loss) -> Loss:
         """Returns the loss that training minimizes.

@@ -114,6 +114,7 @@ class ReplacedTokenTerm(LossWrapper):
     """
 
     kind: ClassVar[str] = "replaced_token_term"
+    needs_updates: ClassVar[bool] = True
     term: Literal["generator", "discriminator"] = "generator"
 
     @override

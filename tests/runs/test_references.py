@@ -88,17 +88,22 @@ def test_checkpoints_record_only_the_hash_of_a_teacher(tiny_copy, teachers, verb
     assert "the weights of reference 'teacher'" in other.errors[0] and "--allow_changes" in other.errors[0]
 
 
+def assert_killed_equals_whole(run, folder, verb, tmp_path, monkeypatch):
+    """Trains a run of 12 steps without interruption in `whole`, and with a SIGKILL in `killed`; compares the two."""
+    write(folder, run)
+    monkeypatch.setitem(tiny_runs.RUNS, "distilled", run)
+    finished = verb("pretrain", f"--config={folder}/tiny.py:distilled", f"--workdir={tmp_path / 'whole'}")
+    assert finished.status == 0, finished.err
+    resume.train_with_kills(folder, "distilled", tmp_path / "killed", kills=1, seed=1)
+    assert resume.last_step(tmp_path / "whole") == 12
+    assert resume.differences(tmp_path / "killed", tmp_path / "whole") == []
+
+
 def test_killed_distillation_equals_uninterrupted_one(tiny_copy, teachers, verb, tmp_path, monkeypatch):
     phases = (config.PhaseConfig(until=0.5, length=16), config.PhaseConfig(until=1.0))
     train = {"steps": 12, "microbatches": 2, "phases": phases}
     run = distilled(tiny_copy, teachers / "first", train, checkpoint=config.CheckpointConfig(save_every=2, keep_last=9))
-    write(tiny_copy, run)
-    monkeypatch.setitem(tiny_runs.RUNS, "distilled", run)
-    finished = verb("pretrain", f"--config={tiny_copy}/tiny.py:distilled", f"--workdir={tmp_path / 'whole'}")
-    assert finished.status == 0, finished.err
-    resume.train_with_kills(tiny_copy, "distilled", tmp_path / "killed", kills=1, seed=1)
-    assert resume.last_step(tmp_path / "whole") == 12
-    assert resume.differences(tmp_path / "killed", tmp_path / "whole") == []
+    assert_killed_equals_whole(run, tiny_copy, verb, tmp_path, monkeypatch)
 
 
 def test_replay_reports_another_teacher(tiny_copy, teachers, verb, tmp_path):

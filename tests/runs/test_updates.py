@@ -16,8 +16,8 @@ from plm_jax.models import electra
 from plm_jax.runs import setup
 from plm_jax.training import step
 from plm_jax.training.program import fitted
-from tests.runs.test_references import write
-from tests.support import resume, runs
+from tests.runs.test_references import assert_killed_equals_whole, write
+from tests.support import runs
 from tests.support import tiny as tiny_runs
 
 SHARED = r"(token|position|token_type)_embedding|embedding_norm/.*"
@@ -125,13 +125,7 @@ def test_eight_devices_equal_one(tiny):
 def test_killed_run_equals_uninterrupted_one(tiny_copy, verb, tmp_path, monkeypatch):
     train = {"steps": 12, "microbatches": 2, "average": config.AverageConfig(decay=0.9)}
     run = decoupled(tiny_copy, train, checkpoint=config.CheckpointConfig(save_every=2, keep_last=9))
-    write(tiny_copy, run)
-    monkeypatch.setitem(tiny_runs.RUNS, "distilled", run)
-    finished = verb("pretrain", f"--config={tiny_copy}/tiny.py:distilled", f"--workdir={tmp_path / 'whole'}")
-    assert finished.status == 0, finished.err
-    resume.train_with_kills(tiny_copy, "distilled", tmp_path / "killed", kills=1, seed=1)
-    assert resume.last_step(tmp_path / "whole") == 12
-    assert resume.differences(tmp_path / "killed", tmp_path / "whole") == []
+    assert_killed_equals_whole(run, tiny_copy, verb, tmp_path, monkeypatch)
     row = runs.rows(tmp_path / "whole")[-1]
     assert row["train/loss"] == pytest.approx(row["train/loss/generator"] + row["train/loss/discriminator"], rel=1e-5)
 
@@ -157,6 +151,7 @@ def test_changed_updates_are_refused_or_begin_with_new_moments(tiny_copy, verb, 
         ({"updates": (GENERATOR, GENERATOR)}, "give each a name of its own"),
         ({"updates": (dataclasses.replace(GENERATOR, name="a/b"),)}, "give each a name of its own"),
         ({"loss": losses.ReplacedTokenTerm()}, "leave out config.train.loss and config.train.trainable"),
+        ({"loss": losses.ReplacedTokenTerm(), "updates": ()}, "set it as the loss of one of config.train.updates"),
         ({"trainable": ("stack/.*",)}, "leave out config.train.loss and config.train.trainable"),
         ({"updates": (DISCRIMINATOR, GENERATOR)}, "put an update with the term 'generator' before it"),
         (
@@ -168,7 +163,7 @@ def test_changed_updates_are_refused_or_begin_with_new_moments(tiny_copy, verb, 
             "set config.train.references.teacher.source",
         ),
     ],
-    ids=["names", "slash", "loss", "trainable", "order", "pattern", "reference"],
+    ids=["names", "slash", "loss", "single", "trainable", "order", "pattern", "reference"],
 )
 def test_unsuitable_updates_are_one_line(tiny, train, message):
     with pytest.raises(UserError, match=re.escape(message)) as caught:

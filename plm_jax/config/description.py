@@ -77,5 +77,6 @@ def field_descriptions(kind: type) -> dict[str, str]:
 
 
 def sentence(text: str | None) -> str:
-    """Returns the first sentence of a text on one line, without its period."""
-    return re.split(r"\.(?= [A-Z`]|$)", " ".join((text or "").split()))[0]
+    """Returns the first sentence of the first paragraph of a text on one line, without its period."""
+    paragraph = re.split(r"\n\s*\n", (text or "").strip(), maxsplit=1)[0]
+    return re.split(r"\.(?= [A-Z`]|$)", " ".join(paragraph.split()))[0]

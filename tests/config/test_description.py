@@ -75,3 +75,32 @@ def test_help_lists_the_flags_of_a_config(verb):
     assert flags == ["config", "config.FIELD", "topology", "slices", "search", "price", "output", "module"]
     assert "plm_jax config --config=CONFIG lists all fields" in done.out
     assert re.search(r"--search +try .*\(default: false\)", done.out)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (None, ""),
+        ("Sign of the gradient.", "Sign of the gradient"),
+        ("Sign of the\n  gradient. `rate` scales it.", "Sign of the gradient"),
+        ("Published by Bernstein et al. 2018. More.", "Published by Bernstein et al. 2018"),
+        ("Sign of the gradient\n\nThe rate scales it.", "Sign of the gradient"),
+        ("\n    Sign of the gradient\n    \n    Source: Bernstein et al. 2018.\n", "Sign of the gradient"),
+    ],
+)
+def test_description_is_the_first_sentence_of_the_first_paragraph(text, expected):
+    assert description.sentence(text) == expected
+
+
+def test_field_description_ends_before_the_next_paragraph():
+    class Signs:
+        """Sign of the gradient
+
+        Attributes:
+          rate: factor of
+            the sign
+
+        Source: Bernstein et al. 2018.
+        """
+
+    assert description.field_descriptions(Signs) == {"rate": "factor of the sign"}

@@ -132,8 +132,8 @@ def runtime(accelerator_type: str) -> str:
     generation, _, size = accelerator_type.partition("-")
     if generation not in RUNTIMES or not size.isdigit():
         raise LaunchError(
-            f"--accelerator_type={accelerator_type} is none: write GENERATION-SIZE, such as v5litepod-64, "
-            f"with one of {', '.join(RUNTIMES)}"
+            f"--accelerator_type={accelerator_type} is not an accelerator type: pass GENERATION-SIZE, such as "
+            f"v5litepod-64, with one of the generations {', '.join(RUNTIMES)}"
         )
     return RUNTIMES[generation]
 

@@ -27,7 +27,7 @@ def loads(data: bytes) -> Any:
         no float holds, or exceeds the limits on bytes, values or depth.
     """
     if len(data) > MOST_BYTES:
-        raise ValueError(f"{len(data):,} bytes of JSON, at most {MOST_BYTES:,} are read")
+        raise ValueError(f"{len(data):,} bytes of JSON, more than the limit of {MOST_BYTES:,}")
     if sum(map(data.count, (b",", b"[", b"{"))) > MOST_VALUES:
         raise ValueError(f"more than {MOST_VALUES:,} values of JSON")
     if data.startswith(b"\xef\xbb\xbf"):
@@ -35,7 +35,7 @@ def loads(data: bytes) -> Any:
     try:
         tree = parse(data.decode("utf-8"))
     except RecursionError:
-        raise ValueError(f"JSON deeper than {MOST_DEPTH}") from None
+        raise ValueError(f"JSON nested deeper than {MOST_DEPTH} levels") from None
     _check_depth(tree)
     return tree
 
@@ -55,17 +55,17 @@ def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     if len(members) < len(pairs):
         names: set[str] = set()
         repeated = next(name for name, _ in pairs if name in names or names.add(name))
-        raise ValueError(f"{repeated[:100]!r} comes twice")
+        raise ValueError(f"{repeated[:100]!r} is repeated in an object")
     return members
 
 
 def _refuse(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not a JSON value")
 
 
 def _finite(number: str) -> float:
     if math.isinf(float(number)):
-        raise ValueError(f"{number[:100]} is beyond all numbers")
+        raise ValueError(f"{number[:100]} is out of the range of floating-point numbers")
     return float(number)
 
 
@@ -74,5 +74,5 @@ def _check_depth(tree: Any) -> None:
     while level := [node for node in level if isinstance(node, dict | list)]:
         depth += 1
         if depth > MOST_DEPTH:
-            raise ValueError(f"JSON deeper than {MOST_DEPTH}")
+            raise ValueError(f"JSON nested deeper than {MOST_DEPTH} levels")
         level = [child for node in level for child in (node.values() if isinstance(node, dict) else node)]

@@ -66,7 +66,9 @@ def _in_order(changes: Sequence[Change], root: str) -> list[tuple[str, list[Any]
         ordered.insert(ordered.index(below[0]) if below else len(ordered), path)
     for index, path in enumerate(ordered):
         if of := [other for other in ordered[:index] if other.startswith(f"{path}.")]:
-            raise UserError(f"{root}.{path} is given after {root}.{of[0]}, which it would overwrite: put it first")
+            raise UserError(
+                f"{root}.{path} comes after {root}.{of[0]} and would overwrite it: pass {root}.{path} first"
+            )
     return [(path, values[path]) for path in ordered]
 
 

@@ -200,8 +200,8 @@ def _right(
         index = labeled.label_index(int(answer), choices)
     if index is None:
         raise BadRow(
-            f"{location} has the answer {row_fields.brief(answer)}, none of its {len(choices)} choices: fix "
-            "prompt.answer"
+            f"{location} has the answer {row_fields.brief(answer)}, which is not one of its {len(choices)} choices: "
+            "fix prompt.answer"
         )
     return index
 
@@ -261,10 +261,10 @@ class ShotSampler:
             self._groups = [np.array(group) for group in indices_by_choice]
         available = min(map(len, self._groups)) * len(self._groups)
         if shots > available:
-            limit = f", {available} of which are balanced" if balanced else ""
+            limit = f", enough for {available} balanced shots" if balanced else ""
             raise UserError(
-                f"{shots} shots are more than the training split of '{task.name}' has: {len(task.train)} untested rows"
-                f"{limit}. Lower --shots."
+                f"--shots={shots}: the training split of '{task.name}' has only {len(task.train)} rows that are not "
+                f"tested{limit}: lower --shots"
             )
 
     def __call__(self, number: int) -> list[PromptExample]:

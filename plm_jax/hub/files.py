@@ -142,7 +142,7 @@ def opened(folder: str) -> Iterator[dict[str, StoredTensor]]:
                 raise _damaged(path, f"it has {misplaced[0][:200]!r}, which {INDEX} says is in another file")
             tensors |= of_shard
             if len(tensors) > MAX_TENSORS:
-                raise _damaged(path, f"with the shards before it has more than {MAX_TENSORS:,} tensors")
+                raise _damaged(path, f"it and the shards before it have more than {MAX_TENSORS:,} tensors")
         if missing := names.keys() - tensors.keys():
             raise _damaged(os.path.join(folder, INDEX), f"{min(missing)[:200]!r} is not in the file that it lists")
         yield tensors

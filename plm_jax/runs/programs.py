@@ -244,9 +244,9 @@ def _check_divides(model: ModelConfig, phase: Phase, length: int, mesh: Mesh) ->
         at_once = shards * phase.microbatches
         batch_size = at_once * max(1, round(phase.batch_size / at_once))
         raise UserError(
-            f"a batch of {phase.batch_size} in {phase.microbatches} microbatches has {rows} rows at a time, which the "
-            f"mesh's {shards} ({over}) do not divide: {nearest_mesh()}, or a train.batch_size of "
-            f"{batch_size:,}"
+            f"a microbatch of {rows:,} rows (train.batch_size {phase.batch_size:,} / train.microbatches "
+            f"{phase.microbatches}) cannot be divided among the {shards} shards of the mesh ({over}): "
+            f"{nearest_mesh()}, or a train.batch_size of {batch_size:,}"
         )
     if sizes["context"] > 1 and not model.any_order:
         raise UserError(
@@ -255,8 +255,8 @@ def _check_divides(model: ModelConfig, phase: Phase, length: int, mesh: Mesh) ->
         )
     if length % sizes["context"]:
         raise UserError(
-            f"rows of {length:,} tokens are not divided by mesh.context={sizes['context']}: {nearest_mesh()}, or "
-            "change data.length"
+            f"mesh.context={sizes['context']} does not divide the row length of {length:,} tokens: {nearest_mesh()}, "
+            "or change data.length"
         )
     stages, pipeline_microbatches = sizes["stage"], model.pipeline_microbatches
     if not pipeline.cuts(model.stacks, stages):
@@ -287,4 +287,4 @@ def _nearest_mesh(model: ModelConfig, rows: int, length: int, mesh: Mesh) -> str
         )
 
     nearest = meshes.nearest(mesh.shape, mesh.size, fits)
-    return f"use {meshes.describe(nearest)}" if nearest else "no mesh of this number of devices divides it"
+    return f"use {meshes.describe(nearest)}" if nearest else "no mesh of this number of devices fits"

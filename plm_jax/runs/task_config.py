@@ -199,8 +199,8 @@ def _check_equal(path: str, content: str) -> None:
         return
     if _SETTINGS.sub("", existing) == _SETTINGS.sub("", content):
         raise UserError(
-            f"{path} has other SETTINGS than this table and these flags give: pass --config={path} and the flags "
-            "instead of --train, or another --workdir"
+            f"the SETTINGS of {path} differ from those of this table and these flags: pass --config={path} and the "
+            "flags instead of --train, or another --workdir"
         )
     raise UserError(
         f"{path} was written for another table or other flags, or edited: pass --config={path} instead of --train, or "

@@ -171,8 +171,8 @@ class Validation:
             return
         if (every := self._settings.every) > last.end_step:
             raise UserError(
-                f"config.evaluation.select is '{select}', and nothing is validated: the run has {last.end_step} steps, "
-                f"config.evaluation.every is {every}: set it to at most the steps"
+                f"config.evaluation.select is '{select}', but the run has {last.end_step} steps and is never validated "
+                f"(config.evaluation.every is {every}): set config.evaluation.every to at most {last.end_step}"
             )
         source, _, metric = select.partition("/")
         shares = self._shares(last, last.length)
@@ -183,7 +183,7 @@ class Validation:
             )
         if source not in shares:
             raise UserError(
-                f"config.evaluation.select is '{select}', as SOURCE/METRIC: of sources that hold out rows "
+                f"config.evaluation.select is '{select}': expected SOURCE/METRIC, where SOURCE has held-out rows; "
                 f"{nearest(source, shares)}"
             )
         known = [metric]

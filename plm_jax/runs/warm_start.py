@@ -103,8 +103,8 @@ def _selected(
         comparable = whole_name if train.init_layers else str
         if not isinstance(entry, str) and {*map(comparable, names)}.isdisjoint(map(comparable, new_names)):
             raise UserError(
-                f"{where} maps '{pattern}' to {new_names[0]}, which the model lacks: its names are such as "
-                f"{min(names)} and {max(names)}"
+                f"{where} maps '{pattern}' to {new_names[0]}, which the model lacks: use names such as {min(names)} or "
+                f"{max(names)}"
             )
     return selected
 

@@ -53,7 +53,7 @@ def check(model: ModelConfig, decay: float) -> None:
     """
     if decay != 1.0 and not model.stacks:
         raise UserError(
-            f"a model of kind '{model.kind}' has no stack whose layers config.optimizer.layer_decay could count: leave "
+            f"a model of kind '{model.kind}' has no stack of layers, which config.optimizer.layer_decay needs: leave "
             "it out"
         )
 

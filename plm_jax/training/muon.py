@@ -51,8 +51,8 @@ class MuonConfig(OptimizerConfig):
             for path, leaf in jax.tree_util.tree_leaves_with_path(params):
                 if leaf.ndim != 2 + is_stacked(path):
                     raise UserError(
-                        f"Muon updates matrices, and {path_name(path)} is none: put Muon into config.optimizer.groups "
-                        f"with a pattern such as {HIDDEN_MATRICES}"
+                        f"Muon updates only matrices, and {path_name(path)} is not a matrix: use Muon in "
+                        f"config.optimizer.groups with a pattern such as {HIDDEN_MATRICES}"
                     )
             return optax.TraceState(jax.tree.map(jnp.zeros_like, params))
 

@@ -126,7 +126,7 @@ def unmatched(patterns: Sequence[str], names: Sequence[str]) -> str | None:
     """Returns a message about the first pattern that matches no name, or None."""
     for pattern in patterns:
         if not any(compiled(pattern).fullmatch(name) for name in names):
-            return f"'{pattern}', which matches nothing: names are such as {names[0]} and {names[-1]}"
+            return f"'{pattern}', which matches no parameter name: names look like {names[0]} and {names[-1]}"
     return None
 
 
@@ -135,12 +135,12 @@ def compiled(pattern: str) -> re.Pattern[str]:
     """Compiles a regular expression of the user.
 
     Raises:
-      UserError: it is not a regular expression.
+      UserError: it is not a valid regular expression.
     """
     try:
         return re.compile(pattern)
     except re.error as error:
-        raise UserError(f"'{pattern}' is no regular expression ({error})") from error
+        raise UserError(f"'{pattern}' is not a valid regular expression ({error}): fix the pattern") from error
 
 
 @dataclass(frozen=True)

@@ -75,9 +75,9 @@ def unit(offset, label=0, has_leaf=False):
             b"a\0",
             "outside of its texts",
         ),
-        (bytes(1024), b"", "is cut"),
-        (bytes(1024), b"no end", "is cut"),
-        (bytes(1020), b"a\0", "is cut"),
+        (bytes(1024), b"", "is truncated"),
+        (bytes(1024), b"no end", "is truncated"),
+        (bytes(1020), b"a\0", "is truncated"),
     ],
 )
 def test_rules_that_lead_outside_are_told(trie, texts, says):

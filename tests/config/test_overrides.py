@@ -131,7 +131,10 @@ MISTAKES = [
     ("data.mixture.books=2", "config.data.mixture names 'books': choose from: a, b"),
     ("data.mixture.a=some", "config.data.mixture.a is 'some': must be a number"),
     ("data.mixture=a", "config.data.mixture is a section"),
-    ("train.steps=3 train={}", "config.train is given after config.train.steps, which it would overwrite"),
+    (
+        "train.steps=3 train={}",
+        "config.train comes after config.train.steps and would overwrite it: pass",
+    ),
     ("model.kind=elmo", "config.model.kind is 'elmo', which has no default for embedding: set that too"),
 ]
 

@@ -404,9 +404,17 @@ def test_bad_rows_are_rejected(make, bert, form, row, message):
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("a.jsonl", '{"text": "a", "label": "no", "label": "yes"}', r"a\.jsonl:1 .* \('label' comes twice\)"),
-        ("a.jsonl", '{"text": "a", "label": NaN}', r"a\.jsonl:1 is not valid JSON \(NaN is no JSON\)"),
-        ("a.jsonl", '{"text": "a", "label": 1e999}', r"a\.jsonl:1 .* \(1e999 is beyond all numbers\)"),
+        (
+            "a.jsonl",
+            '{"text": "a", "label": "no", "label": "yes"}',
+            r"a\.jsonl:1 .* \('label' is repeated in an object\)",
+        ),
+        ("a.jsonl", '{"text": "a", "label": NaN}', r"a\.jsonl:1 is not valid JSON \(NaN is not a JSON value\)"),
+        (
+            "a.jsonl",
+            '{"text": "a", "label": 1e999}',
+            r"a\.jsonl:1 .* \(1e999 is out of the range of floating-point numbers\)",
+        ),
         ("a.jsonl", "", r"no row of source 'a' \(.*/a.jsonl\) has text: check its path"),
         ("b.jsonl", "\n", r"no row of source 'a' \(.*/b.jsonl\) has text: check its path"),
     ],

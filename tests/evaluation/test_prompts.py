@@ -229,7 +229,7 @@ def test_an_answer_is_a_choice_or_its_number_where_no_choice_looks_like_one(choi
     )
     row = rows.SourceRow("a:1", {"q": "how", "answer": answer})
     if right is None:
-        with pytest.raises(UserError, match="none of its 2 choices"):
+        with pytest.raises(UserError, match="is not one of its 2 choices"):
             prompts.example_builder("a", source)(row)
     else:
         assert prompts.example_builder("a", source)(row).right == right
@@ -252,7 +252,7 @@ def test_choices_of_a_score_are_numbers():
 @pytest.mark.parametrize(
     ("task", "options", "says"),
     [
-        ("moods", {"shots": (40,)}, "40 shots are more than the training split of 'moods' has: 39 untested rows"),
+        ("moods", {"shots": (40,)}, "--shots=40: the training split of 'moods' has only 39 rows that are not tested"),
         ("moods", {"shots": (39,), "balanced": True}, "38 of which are balanced"),
         ("missing", {}, r"moods.jsonl:1 has no field 'texts': did you mean 'text'"),
         ("bare", {}, "has choices but no common template: set one"),
@@ -284,7 +284,7 @@ def test_the_verb_shows_asks_and_records(lm, verb, tmp_path):
     assert done.out.count("Sentiment:") == 3 - dropped and done.out.count(" not [") == 2
     (task,) = json.loads((tmp_path / "f.json").read_text()).values()
     assert {"0_shots/accuracy", "1_shots/accuracy", "1_shots/accuracy_deviation", "1_shots/dropped"} <= task.keys()
-    assert_one_line(verb("evaluate", *asked, "--shots=100000"), "100000 shots are more than the training split")
+    assert_one_line(verb("evaluate", *asked, "--shots=100000"), "--shots=100000: the training split")
     assert_one_line(verb("evaluate", *asked, "--shots=0", "--stride=3"), "--shots and --stride")
     assert_one_line(verb("evaluate", *asked), "--limit applies only to")
     if importlib.util.find_spec("lm_eval") is None:

@@ -253,7 +253,7 @@ def test_duplicate_names_are_rejected(tmp_path):
     entry = b'"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}'
     header = b"{" + entry + b"," + entry + b"}"
     (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
-    with pytest.raises(UserError, match="'a' comes twice"):
+    with pytest.raises(UserError, match="'a' is repeated in an object"):
         read(tmp_path)
 
 

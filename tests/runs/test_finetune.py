@@ -167,8 +167,8 @@ def test_eight_devices_fine_tune_like_one(folder):
     ("select", "every", "says"),
     [
         ("mood/f2", 1, r"select is 'mood/f2', which is not computed: choose from: accuracy, f1, loss, matthews"),
-        ("mud/f1", 1, r"of sources that hold out rows "),
-        ("mood/f1", 2, r"nothing is validated: the run has 1 steps, config.evaluation.every is 2"),
+        ("mud/f1", 1, r"where SOURCE has held-out rows; "),
+        ("mood/f1", 2, r"the run has 1 steps and is never validated .config.evaluation.every is 2.: "),
     ],
 )
 def test_unknown_metrics_are_rejected(select, every, says, folder):

@@ -156,7 +156,7 @@ def test_changed_updates_are_refused_or_begin_with_new_moments(tiny_copy, verb, 
         ({"updates": (DISCRIMINATOR, GENERATOR)}, "put an update with the term 'generator' before it"),
         (
             {"updates": (dataclasses.replace(GENERATOR, trainable=("heads/.*",)),)},
-            "update 'generator' of config.train.updates has 'heads/.*', which matches nothing",
+            "update 'generator' of config.train.updates has 'heads/.*', which matches no parameter name",
         ),
         (
             {"updates": (dataclasses.replace(GENERATOR, loss=losses.Distillation()),)},

@@ -387,16 +387,16 @@ def test_mistakes_in_groups_are_one_line():
     for groups, message in (
         (
             ((r"stack/none", config.LionConfig(), 1.0),),
-            "optimizer.groups has 'stack/none', which matches nothing",
+            "optimizer.groups has 'stack/none', which matches no parameter name",
         ),
         (((".*", config.LionConfig(), 1.0), ("final.*", config.SgdConfig(), 1.0)), "all belong to earlier groups"),
-        ((("(", config.LionConfig(), 1.0),), "is no regular expression"),
+        ((("(", config.LionConfig(), 1.0),), "is not a valid regular expression"),
         (((".*", config.LionConfig(clip_norm=2.0), 1.0),), "groups sets clip_norm of '.*': set config.optimizer.clip_"),
         (((".*", config.AdamWConfig(layer_decay=0.5), 1.0),), "groups sets layer_decay of '.*'"),
     ):
         with pytest.raises(UserError, match=re.escape(message)):
             optimizers.check_groups(config.AdamWConfig(groups=groups), shapes)
-    with pytest.raises(UserError, match=r"Muon updates matrices, and final_norm/bias is none: put Muon into"):
+    with pytest.raises(UserError, match=r"Muon updates only matrices, and final_norm/bias is not a matrix: use Muon"):
         optimizers.build(config.MuonConfig()).init(parameters())
 
 

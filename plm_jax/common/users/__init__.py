@@ -139,7 +139,7 @@ def _compiled(source: bytes, path: str) -> CodeType:
     except (MemoryError, RecursionError, SyntaxError, ValueError) as error:
         if getattr(error, "filename", None):  # The error names the line.
             raise
-        raise UserError(f"{path} is no Python code ({one_line(error) or type(error).__name__})") from error
+        raise UserError(f"{path} is not valid Python code ({one_line(error) or type(error).__name__})") from error
 
 
 def used(settings: Any) -> dict[str, dict[str, Any]]:

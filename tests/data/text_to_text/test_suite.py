@@ -171,7 +171,7 @@ BAD = [
     ("glue_cola", {"sentence": 3}, "'sentence' is 3: expected text"),
     ("glue_cola", {"label": None}, "label None: expected 0 to 1"),
     ("glue_stsb", {"label": "x"}, "label 'x': expected a number"),
-    ("glue_stsb", {"label": math.nan}, "is not valid JSON .NaN is no JSON."),
+    ("glue_stsb", {"label": math.nan}, "is not valid JSON .NaN is not a JSON value."),
     ("glue_stsb", {"label": 10**400}, "is not a row of glue/stsb.*too large"),
     ("glue_stsb", {"sentence1": ["a"]}, "'sentence1' is \\['a'\\]: expected text"),
     ("glue_wnli_eval", {"sentence1": "He saw ( it .", "sentence2": "He saw ( the cup ."}, "is not a row of glue/wnli"),

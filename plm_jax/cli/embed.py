@@ -5,7 +5,7 @@ usage: plm_jax embed --checkpoint=MODEL --input=FILE --output=FILE [flags]
 A vector is the hidden state of a layer, pooled over the tokens of a text, as in sentence-transformers. A .npy file has
 the vectors as float32 [rows, dimensions], in the order of the input. A .parquet or .jsonl file has the columns of the
 input and `embedding`. Texts that are longer than the maximum length of the model are truncated. For rows without text,
-the vector is that of an empty text, and a warning counts them.
+the vector is that of an empty text, and a warning reports how many there are.
 
 example:
   plm_jax embed --checkpoint=runs/demo-bert-0 --input=texts.txt --output=vectors.npy --normalize

@@ -62,7 +62,7 @@ _LIMIT = flags.DEFINE_integer("limit", None, "maximum number of rows or texts pe
 _TEXTS = flags.DEFINE_list("texts", [], "text files to score: paths or patterns such as 'data/*.txt'")
 _STRIDE = flags.DEFINE_integer("stride", None, "score whole texts with windows that advance by this many tokens")
 _HARNESS = flags.DEFINE_list("harness", [], "lm-eval tasks; requires pip install '.[harness]' in a checkout of plm_jax")
-_INCLUDE_PATH = flags.DEFINE_string("include_path", None, "with --harness: directory with YAML files of further tasks")
+_INCLUDE_PATH = flags.DEFINE_string("include_path", None, "with --harness: directory with YAML files of your own tasks")
 _CONFIG = ConfigFlag("config whose sources are evaluated (default: the config of the checkpoint)")
 
 

@@ -17,7 +17,7 @@ The output is a .jsonl, .csv, .tsv or .parquet file. The input may also be a .tx
 file, a .gz file (.jsonl.gz, .csv.gz or .tsv.gz) or a folder of Dataset.save_to_disk. The input needs no labels. By
 default, the texts are in the columns that the model was trained on. For a model that was not trained by plm_jax, they
 are in `text`, in `question` and `context` for answers, or in `question` and `choices` for choices. For rows without
-text, the prediction is that of an empty text, and a warning counts them.
+text, the prediction is that of an empty text, and a warning reports how many there are.
 
 examples:
   plm_jax predict --checkpoint=runs/demo-sentiment --input=new.csv --output=predictions.csv

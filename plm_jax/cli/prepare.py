@@ -2,8 +2,8 @@
 
 usage: plm_jax prepare --config=CONFIG [flags] [-- BEAM_FLAGS]
 
-If the files of the vocabulary do not exist yet, it is trained first. --runner=beam tokenizes on Apache Beam and writes
-the same cache. Flags after -- are then passed to Beam, such as --direct_num_workers=8 or --runner=DataflowRunner.
+The vocabulary is trained first if its files do not exist yet. --runner=beam tokenizes with Apache Beam and writes the
+same cache; flags after -- are then passed to Beam, such as --direct_num_workers=8 or --runner=DataflowRunner.
 
 example:
   plm_jax prepare --config=demo:bert
@@ -22,7 +22,7 @@ from plm_jax.config.flags import ConfigFlag
 _CONFIG = ConfigFlag()
 _OUTPUT = flags.DEFINE_string("output", None, "directory of the cache (default: data.cache_dir of the config)")
 _FROM = flags.DEFINE_string("from", None, "model whose vocabulary is used, as in pretrain --from")
-_RUNNER = flags.DEFINE_enum("runner", "local", ["local", "beam"], "tokenize in local processes or on Apache Beam")
+_RUNNER = flags.DEFINE_enum("runner", "local", ["local", "beam"], "tokenize in local processes or with Apache Beam")
 
 
 def main() -> None:

@@ -1,9 +1,9 @@
-"""Leases of folders, in which one process at a time may write, on this machine, a shared disk or in a bucket.
+"""Leases of folders on a local disk, a shared disk or in a bucket: one process at a time may write to a folder.
 
     FOLDER/NUMBER.json    the holder: host, pid, start time, time of the last heartbeat; or that the lease was released
 
 The file with the highest number counts. Every store lets only one process create a file, and numbers are never reused.
-A holder on this machine is alive if the system says so; one on another machine, if its file changes.
+A holder on this machine is alive if its process runs; a holder on another machine, if its file changes.
 """
 
 import contextlib

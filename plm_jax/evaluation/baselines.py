@@ -18,14 +18,14 @@ _BASELINES = {
 
 
 def baseline_of(metrics: Mapping[str, float], name: str) -> str | float | None:
-    """Returns the metric of a predictor that ignores the input, to compare a metric with.
+    """Finds the baseline of a metric: the same metric of a predictor that ignores the input.
 
     Args:
       metrics: metrics by names such as `SOURCE/accuracy`.
       name: name of the metric.
 
     Returns:
-      The name of one of the metrics, a constant, or None if no baseline is known.
+      The name of the baseline in `metrics`, its value if it is a constant, or None if no baseline is known.
     """
     metric = name.rpartition("/")[2]
     for group in declarations.groups(name):

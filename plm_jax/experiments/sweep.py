@@ -128,7 +128,7 @@ class _Sweep:
 
     @contextlib.contextmanager
     def record_errors(self, member: Member) -> Iterator[None]:
-        """Records errors of the block as errors of a run."""
+        """Records exceptions raised within the context as errors of a run."""
         try:
             yield
         except UserError as error:

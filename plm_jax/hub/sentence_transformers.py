@@ -64,7 +64,7 @@ def without_heads(pretrained: Pretrained) -> Pretrained:
 
 
 def _write_modules(directory: str, width: int, pooling: str, normalize: bool) -> None:
-    """Writes the list of modules, and the settings of the pooling of states of `width` dimensions."""
+    """Writes the list of modules, and the pooling settings for states of `width` dimensions."""
     modules = [("", f"{_MODULES}.Transformer"), ("1_Pooling", f"{_MODULES}.Pooling")]
     modules += [("2_Normalize", f"{_MODULES}.Normalize")] if normalize else []
     described: list[dict[str, Any]] = [
@@ -80,7 +80,7 @@ def _write_sentences(directory: str, max_length: int | None, leaves_out_pooler: 
 
     Args:
       max_length: maximum number of tokens of a text; None for no limit.
-      leaves_out_pooler: whether the class in `transformers` would otherwise create a pooler with random weights.
+      leaves_out_pooler: whether to disable the pooler that the class in `transformers` would initialize randomly.
     """
     settings: dict[str, Any] = {} if max_length is None else {"max_seq_length": max_length}
     settings |= {"do_lower_case": False}

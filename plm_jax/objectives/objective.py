@@ -109,7 +109,7 @@ class Objective(Role):
         return length
 
     def stride(self, length: int) -> int:
-        """Returns by how many tokens the inputs of consecutive rows advance; by default rows do not overlap."""
+        """Returns the number of tokens between the starts of consecutive rows; by default, rows do not overlap."""
         return self.input_length(length)
 
     def row_length(self, length: int) -> int:

@@ -15,7 +15,7 @@ from plm_jax.objectives.text_to_text import TextToText, weave
 
 @dataclass(frozen=True)
 class SpanCorruption(TextToText):
-    """Prediction by the decoder of spans that sentinels replace (T5, Raffel et al. 2020, arXiv:1910.10683).
+    """Prediction of the spans that sentinels replace in the input (T5, Raffel et al. 2020, arXiv:1910.10683).
 
     The defaults are those of `span_corruption` in google-research/text-to-text-transfer-transformer. As there, the
     probability that a token is noise depends on its position: a row begins with clean text and ends with noise. The

@@ -26,13 +26,13 @@ _UPLOAD_SECONDS = 60
 
 
 class Telemetry:
-    """Writes metrics.jsonl and TensorBoard files of a run; a context manager, for the first process alone."""
+    """Writer of the metrics.jsonl and TensorBoard files of a run; a context manager, used only by the first process."""
 
     def __init__(self, workdir: str, first_step: int, steps: int, logged_every: int = 1):
-        """Opens the files, and drops rows after `first_step` that an interrupted run left; reports both.
+        """Opens the files, and drops and reports the rows that an interrupted run wrote after `first_step`.
 
         Args:
-          logged_every: number of steps between the rows so far; missing rows are reported.
+          logged_every: number of steps between rows of the interrupted run; missing rows are reported.
         """
         self._exit = contextlib.ExitStack()
         self._fails = False
@@ -145,7 +145,7 @@ class Telemetry:
 
 
 class _Rows:
-    """A growing .jsonl file; it has a row completely, or the row waits for the next call."""
+    """A .jsonl file that never contains a part of a row: rows that could not be written wait for the next call."""
 
     def __init__(self, path: str):
         self._file = open(path, "r+b", buffering=0)  # noqa: SIM115
@@ -211,9 +211,10 @@ class Events:
 
 
 class _Bar(tqdm):
-    """A bar that knows when it was last drawn.
+    """A tqdm bar that records when it was last drawn.
 
-    Its rate, and thus the remaining time, is that of all steps after the first one of this start, without compilation.
+    The rate and the remaining time are computed over all steps after the first one of this process, without
+    compilation.
     """
 
     drawn = 0.0
@@ -245,7 +246,7 @@ class _Bar(tqdm):
 
 
 class _Lines:
-    """A log that gets the drawings of tqdm as lines."""
+    """A file that writes each drawing of tqdm to stderr as a line, for logs."""
 
     def write(self, text: str) -> None:
         if text := text.strip():
@@ -293,7 +294,7 @@ def _read_rows(workdir: str, first_step: int, logged_every: int) -> tuple[list[d
     rows = read_lines(path)
     steps = [row["step"] for row in rows]
     if steps != sorted(steps):
-        raise UserError(f"{path} does not have rows with ascending steps, as that of a run does: move it away")
+        raise UserError(f"{path} is not the log of a run: its steps are not in ascending order; move it away")
     rows_before = [row for row in rows if row["step"] <= first_step]
     notes, dropped = [], len(rows) - len(rows_before)
     if dropped and not first_step:

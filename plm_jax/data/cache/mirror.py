@@ -90,7 +90,7 @@ class Mirror(Folder):
         return data
 
     def _check_identity(self) -> None:
-        """Checks that the files fetched so far are of this cache; a replacement removes the manifest first."""
+        """Checks that the files fetched so far belong to this cache; replacing a cache removes its manifest first."""
         self._checked_at = time.monotonic()
         if read_manifest(self._remote)["identity"] != self._identity:
             raise UserError(f"another cache has replaced {self._remote}: start again")

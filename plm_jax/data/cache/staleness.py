@@ -223,6 +223,6 @@ def _compare_files(folder: str, source: files.FileSource, listed: Listing) -> Co
 
 
 def _name(source: files.FileSource, split: str, path: str) -> str:
-    """Returns a file's path relative to the folder that its source's pattern begins with, which may move."""
+    """Returns a file's path relative to the folder of its source, so that the folder may be moved."""
     head = re.split(r"[*?[]", files.for_split(source, split).path, maxsplit=1)[0]
     return os.path.relpath(path, os.path.dirname(head))

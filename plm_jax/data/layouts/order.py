@@ -34,7 +34,7 @@ class RowOrder(abc.ABC):
 
     @abc.abstractmethod
     def resume(self, k: int, before: Self) -> int:
-        """Returns the position that follows k rows in the order `before`, which may be of rows of another length."""
+        """Returns the position that corresponds to position k of `before`, whose rows may have another length."""
 
     def epoch(self, k: int) -> int:
         """Returns the epoch of position k, counted over all passes."""

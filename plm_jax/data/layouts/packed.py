@@ -171,7 +171,7 @@ class PackedRows(Rows):
         return [index.first_from(self._starts, first, end, inner) for first, end, inner in passes]
 
     def numbers(self, item: int) -> range:
-        """Returns the numbers of the inner rows of a row."""
+        """Returns the indices of the inner rows of row `item`."""
         is_last = item + 1 == self._passes[-1]
         return range(int(self._starts[item]), self._inner.passes[-1] if is_last else int(self._starts[item + 1]))
 

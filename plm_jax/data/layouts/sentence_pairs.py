@@ -50,9 +50,8 @@ class SentencePairs(Layout):
 
     Attributes:
       task: meaning of label 1: `next_sentence` (BERT) or `sentence_order` (ALBERT). With `next_sentence`, the second
-        span is from another document in half of the pairs, and if a document has only one sentence left. With
-        `sentence_order`, the two are swapped in half of the pairs, or the second is from another document if there is
-        only one sentence.
+        span is from another document in half of the pairs. With `sentence_order`, the two spans are swapped in half of
+        the pairs. With either, the second span is from another document if only one sentence is left for both.
       parts: `segments` of several sentences that fill the row (BERT, and RoBERTa's SEGMENT-PAIR) or two single
         `sentences` (RoBERTa's SENTENCE-PAIR). Single sentences leave much of a row empty: a run reports the padding.
       short_probability: share of documents that are split into pairs shorter than a row; ignored for single sentences.

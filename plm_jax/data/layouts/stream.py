@@ -104,7 +104,7 @@ class Stream:
         return starts[starts < stop - start]
 
     def documents(self, start: int, stop: int) -> np.ndarray:
-        """Returns the start of each document with some of tokens [start, stop), and the end of the last one."""
+        """Returns the start of each document that overlaps tokens [start, stop), and the end of the last of them."""
         first = self._first_document(start)
         begins = self._starts_until(first, stop)
         return begins[: begins.searchsorted(stop) + 1]

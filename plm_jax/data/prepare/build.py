@@ -24,9 +24,7 @@ from plm_jax.data.sources.source import InputsTargetsSource, Source
 _RULES = {
     "source": "the validation split of the source",
     "hash": "validation_fraction {:g}",
-    "top-up": (
-        "validation_fraction {:g} would hold out fewer than 20, so it is raised to hold out 20, but at most 10 % of all"
-    ),
+    "top-up": ("validation_fraction {:g}, raised to hold out at least 20, up to 10 % of all"),
     "none": "",
 }
 
@@ -41,11 +39,11 @@ def build_cache(
     beam_options: Sequence[str] | None,
     origin: staleness.Origin,
 ) -> None:
-    """Writes the cache of a source, with this identity, into a local folder.
+    """Writes the cache of a source to a local folder.
 
     Args:
       beam_options: options of a Beam pipeline that tokenizes; None to tokenize on this machine.
-      origin: contents of the source.
+      identity, origin: hash of everything that the cache depends on, and fingerprint and files of the source.
 
     Raises:
       UserError: the source has an error, or no text in one of its splits.

@@ -230,7 +230,7 @@ def in_batches(documents: Iterable[Document]) -> Iterator[Batch]:
 
 
 def _num_characters(document: Document) -> int:
-    """Returns the number of characters of a document, or of its tokens."""
+    """Returns the size of a document: its number of tokens if it is tokenized, otherwise of characters."""
     if document.tokens is not None:
         return len(document.tokens)
     return sum(map(len, (document.text, *(document.further_texts or ()))))

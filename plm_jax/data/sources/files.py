@@ -249,11 +249,11 @@ def read(
     skipped: Skipped | None = None,
     advance: Callable[[int], Any] = ignore,
 ) -> Iterator[Record]:
-    """Yields the documents of a source of files that are not blank, in the order of the files' paths.
+    """Yields the non-blank documents of a source of files, in the order of the files' paths.
 
     Args:
       index, number: reads shard `index` of `number` shards, each with about the same number of files.
-      skipped: counts rows; bad rows are skipped. If None, a bad row is an error.
+      skipped: counter of rows and of bad rows, which are skipped. None: a bad row is an error.
       advance: called with the number of bytes that were read since the last call, before decompression.
 
     Raises:
@@ -329,7 +329,7 @@ def for_split(source: Files, split: str) -> Files:
 
 
 def _documents(path: str, source: TextFiles, advance: Callable[[int], Any]) -> Iterator[tuple[int, str, str | None]]:
-    """Yields the documents of a text file that are not blank.
+    """Yields the non-blank documents of a text file.
 
     Yields:
       Number of the first line, counted from 1; location, `FILE` or `FILE:LINE`; text, None if it is longer than the

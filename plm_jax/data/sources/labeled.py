@@ -246,7 +246,7 @@ def record(form: Form, location: str, row: Row) -> Record:
 
 
 def label_index(value: Any, names: Sequence[str]) -> int | None:
-    """Returns the index of a label among the names of a task's classes, or None if it is none of these names.
+    """Returns the index of a label among the names of a task's classes, or None if it is not a label.
 
     Args:
       value: a JSON value: a name; true, false or a number whose JSON text is a name; or, if no name looks like a

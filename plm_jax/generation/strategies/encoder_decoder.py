@@ -62,7 +62,7 @@ class EncoderDecoderStrategy(Writer):
         return self._answer_row(self.encode(context), answer, [self.text.start_id, *self.text.before])
 
     def _answer_row(self, context: Sequence[int], answer: Sequence[int], start: Sequence[int]) -> ScoringRow:
-        """Returns the row in which the decoder answers the last tokens of a context that fit.
+        """Returns a row in which the encoder reads the last tokens of a context that fit, and the decoder the answer.
 
         Args:
           start: ids that the decoder reads before the answer.

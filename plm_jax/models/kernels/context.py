@@ -31,7 +31,7 @@ class Context(struct.PyTreeNode):
     `visible` itself, whatever their values.
 
     Attributes:
-      causal: whether queries attend to no later keys.
+      causal: whether queries attend only to keys up to their own position.
       mask: [B, K], or [B, Q, K] for a mask per query, 1 for real keys; None: all are real. Required with a cache, where
         K are the slots.
       segment_ids: nonnegative ids of the queries [B, Q] and of the keys [B, K]; queries attend to their own segment

@@ -78,5 +78,5 @@ _GPU = {
 
 
 def on_gpu(kernel: str, head_dim: int) -> GpuTile:
-    """Returns the tile of a kernel of `gpu`; a head_dim above 256 has the tile of 256."""
+    """Returns the tile of a kernel of `gpu`; a head_dim above 256 uses the tile for 256."""
     return next((tile for limit, tile in _GPU[kernel].items() if head_dim <= limit), _GPU[kernel][256])

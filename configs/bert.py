@@ -27,7 +27,7 @@ from plm_jax.data.sources import corpora
 
 
 class Size(NamedTuple):
-    """Dimensions; `remat` is the recomputation in the backward pass."""
+    """Dimensions of a size; `remat` selects what the backward pass recomputes."""
 
     layers: int
     width: int

@@ -64,7 +64,7 @@ def of_encoder(name: str, tasks: Sequence[str] = ENCODER_TASKS) -> Iterator[tupl
 
 
 def steps_of(learning_rate: float, batch_size: int, steps: int, warmup_steps: int, length: int) -> Changes:
-    """Returns changes to the runs of `of_encoder` for a recipe that counts steps and has no dropout."""
+    """Returns overrides for the runs of `of_encoder` that set a number of steps instead of epochs, and no dropout."""
     return {
         "model": models.FromCheckpointConfig(dropout=0.0),
         "schedule.learning_rate": learning_rate,

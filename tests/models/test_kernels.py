@@ -8,6 +8,7 @@ from functools import partial
 
 import flax.linen as nn
 import jax
+import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from plm_jax import config, models
 from plm_jax.common.errors import UserError
 from plm_jax.models import kernels, registry
 from plm_jax.models.attention import attend
-from plm_jax.models.kernels import Context, choose
+from plm_jax.models.kernels import Context, choose, plain
 from tests.models.own_positions import DistanceKeys
 
 HEADS, HEAD_DIM = 4, 16
@@ -265,3 +266,50 @@ def test_missing_cudnn_is_reported(monkeypatch):
     arrays = inputs(8, 8, HEADS)
     with pytest.raises(UserError, match=r"no cuDNN that it can use \(cuDNN is not detected\.\): pip install"):
         attend(*arrays, Context(kernel="cudnn"))
+
+
+ONE_BIAS, ROW_BIAS = (jax.random.normal(jax.random.key(9), (rows, HEADS, 50, 150)) for rows in (1, 2))
+BY_ROW = {
+    "plain": Context(),
+    "padded": Context(mask=PADDED[:, 60:210]),
+    "mask_by_query": Context(mask=jax.random.bernoulli(jax.random.key(8), 0.5, (2, 50, 150)).at[:, :, 0].set(True)),
+    "bias_of_all": Context(bias=ONE_BIAS),
+    "bias_of_rows": Context(bias=ROW_BIAS, mask=PADDED[:, 60:210]),
+    "window": Context(windows=(20,)),
+}
+
+
+@pytest.mark.parametrize("context", BY_ROW.values(), ids=BY_ROW)
+def test_rows_of_many_scores_are_computed_one_at_a_time(context, monkeypatch):
+    arrays = inputs(50, 150, 2)
+
+    def mix(bias, *arrays):
+        ready = context.replace(bias=bias).with_kernel("xla", 50, 150)
+        return attend(*arrays, ready)
+
+    def sizes():
+        jaxpr = jax.make_jaxpr(lambda *x: mix(*x))(context.bias, *arrays).jaxpr  # A new function: traces are cached.
+        return {eqn.outvars[0].aval.size for eqn in equations(jaxpr)}
+
+    def values_and_gradients():
+        with_bias = (0, 1, 2, 3) if context.bias is not None else (1, 2, 3)
+        gradients = jax.grad(lambda *x: jnp.sum(jnp.sin(mix(*x))), with_bias)
+        return jax.jit(lambda *x: (mix(*x), *gradients(*x)))(context.bias, *arrays)
+
+    all_scores = 2 * HEADS * 50 * 150
+    expected = values_and_gradients()
+    assert all_scores in sizes()
+    monkeypatch.setattr(plain, "SCORES_AT_ONCE", all_scores - 1)
+    assert all_scores // 2 in sizes()
+    if context.bias is None or len(context.bias) == 1:
+        assert all_scores not in sizes()
+    for got, of_all in zip(values_and_gradients(), expected, strict=True):
+        np.testing.assert_allclose(got, of_all, atol=1e-6)
+
+
+def equations(jaxpr):
+    """Yields the equations of a jaxpr, and those of the jaxprs in them."""
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for inner in jax.extend.core.jaxprs_in_params(eqn.params):
+            yield from equations(inner)

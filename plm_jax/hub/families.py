@@ -15,6 +15,7 @@ from plm_jax.hub.bart import BartFamily
 from plm_jax.hub.bert import BertFamily
 from plm_jax.hub.chatglm2 import ChatGlmFamily, GlmFamily
 from plm_jax.hub.cohere import CohereFamily
+from plm_jax.hub.deberta import DebertaFamily, DebertaV2Family
 from plm_jax.hub.distilbert import DistilBertFamily
 from plm_jax.hub.electra import ElectraFamily
 from plm_jax.hub.ernie import ErnieFamily
@@ -40,7 +41,7 @@ PUBLISHED = (
     *(Gpt2Family, BertFamily, T5Family, Mt5Family, BartFamily, RobertaFamily, ElectraFamily, AlbertFamily),
     *(DistilBertFamily, Gpt1Family, LlamaFamily, GlmFamily, ChatGlmFamily),
     *(GlmOriginalFamily, ChatGlm6BFamily, XlmRobertaFamily, CamembertFamily, XlmFamily, XlmRobertaXlFamily),
-    *(ModernBertFamily, EuroBertFamily, CohereFamily, ErnieFamily),
+    *(ModernBertFamily, EuroBertFamily, CohereFamily, ErnieFamily, DebertaFamily, DebertaV2Family),
 )
 # Settings of training and computation. A Hugging Face directory lacks them or contains only some of them.
 NOT_STORED = ("dropout.", "initializer.", "attention.position.init_std", "scan_layers", "remat", "attention_kernel")
@@ -123,7 +124,8 @@ def _canonical(model: models.TransformerConfig) -> models.TransformerConfig:
         }
         names = [f"decoder_{name}" for name, size in encoder_sizes.items() if getattr(model, f"decoder_{name}") == size]
         model = replace(model, **dict.fromkeys(names))
-    if attention.score_scale == attention.head_dim**-0.5 and getattr(model, "decoder_head_dim", None) is None:
+    default_scale = (attention.head_dim * attention.position.score_terms) ** -0.5
+    if attention.score_scale == default_scale and getattr(model, "decoder_head_dim", None) is None:
         model = replace(model, attention=replace(attention, score_scale=None))
     return model
 
@@ -175,6 +177,9 @@ def with_heads(
     assert isinstance(head, models.VocabularyHead)  # Every `config.json` describes one.
     tied = head.tied and not is_untied
     vocabulary = replace(head, tied=tied, bias=head.bias or has_bias)
+    if isinstance(head, models.MaskDecoderHead) and not _decodes_masks(family, model, names):
+        fields = {f.name: getattr(vocabulary, f.name) for f in dataclasses.fields(models.VocabularyHead)}
+        vocabulary = models.VocabularyHead(**fields)
     if not isinstance(model, models.EncoderConfig):
         is_left_out = not tied and model.heads and name_in(family, "head") not in names
         return replace(model, head=models.NoHead() if is_left_out else vocabulary)
@@ -195,6 +200,15 @@ def with_heads(
         pooler=models.Pooler(2 if classifier else 0) if pooler else models.NoHead(),
         discriminator=model.discriminator if discriminator else models.NoHead(),
     )
+
+
+def _decodes_masks(family: Family, model: Transformer, names: Collection[str]) -> bool:
+    """Returns whether tensors contain the table of a mask decoder, in a model without absolute positions of its input.
+
+    A discriminator has the table of its generator, and no decoder (DeBERTa-v3).
+    """
+    has_discriminator = name_in(family, "discriminator/kernel") in names
+    return name_in(family, "stack/position_embedding") in names and not has_discriminator and not model.position_tables
 
 
 def layout_of(family: Family, model: models.TransformerConfig) -> dict[str, tensor_layout.TensorLayout]:
@@ -260,8 +274,8 @@ def _accepts(family: Family, tensors: Mapping[str, files.StoredTensor]) -> bool:
 
 def by_full_name(tensors: Mapping[str, files.StoredTensor], family: Family) -> dict[str, files.StoredTensor]:
     """Returns the tensors by their current full names, whether or not the files use old names or omit the prefix."""
-    heads = {tensor.name for tensor in family.tensors if not tensor.name.startswith(family.prefix)}
-    heads |= tasks.names(family)
+    names = {tensor.name for tensor in family.tensors} | family.copies.keys()
+    heads = {name for name in names if not name.startswith(family.prefix)} | tasks.names(family)
     stored = {}
     for name, tensor in tensors.items():
         for old, new in family.old_endings.items():

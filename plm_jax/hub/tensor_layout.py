@@ -138,7 +138,7 @@ def layout(tensors: Sequence[Tensor], model: TransformerConfig) -> dict[str, Ten
     names = {path: trainable.split_name(path) for path in shapes}
     paths = {"/".join([*before, *after]): path for path, (before, _, after) in names.items()}
     for tensor in tensors:
-        if tensor.parameters[0] not in paths or not tensor.applies(paths):
+        if not paths.keys() >= set(tensor.parameters) or not tensor.applies(paths):
             continue
         if "{" not in tensor.name:
             pieces = [TensorPiece(path, ..., shapes[path]) for path in tensor.parameters]

@@ -4,17 +4,28 @@ Settings are small nested frozen dataclasses. A field that accepts one of severa
 config file has the fields of the chosen class and its `kind`, so that a field of one choice cannot be set on another.
 """
 
+from plm_jax.models.deberta import ConvolutionConfig
 from plm_jax.models.decoder import DecoderConfig
 from plm_jax.models.electra import ElectraConfig, GeneratorConfig
 from plm_jax.models.elmo import CharacterCNNConfig, ElmoConfig, LstmConfig, LstmDropoutConfig
 from plm_jax.models.encoder import EncoderConfig
 from plm_jax.models.encoder_decoder import EncoderDecoderConfig, SourceEncoderConfig
 from plm_jax.models.from_checkpoint import FromCheckpointConfig
-from plm_jax.models.heads import Discriminator, Head, NoHead, Pooler, Softmax, SpanBoundary, VocabularyHead
+from plm_jax.models.heads import (
+    Discriminator,
+    Head,
+    MaskDecoderHead,
+    NoHead,
+    Pooler,
+    Softmax,
+    SpanBoundary,
+    VocabularyHead,
+)
 from plm_jax.models.initializers import FanInConfig, InitializerConfig, TorchLinearConfig
 from plm_jax.models.layers import NormConfig
 from plm_jax.models.positions import (
     BlockPositions,
+    Disentangled,
     LearnedPositions,
     NoPositions,
     Position,
@@ -53,8 +64,10 @@ __all__ = [
     "ChoiceHead",
     "ClassesHead",
     "ConcatenatedLayers",
+    "ConvolutionConfig",
     "DecoderConfig",
     "Discriminator",
+    "Disentangled",
     "DropoutConfig",
     "ElectraConfig",
     "ElmoConfig",
@@ -71,6 +84,7 @@ __all__ = [
     "LearnedPositions",
     "LstmConfig",
     "LstmDropoutConfig",
+    "MaskDecoderHead",
     "MixedLayers",
     "ModelConfig",
     "Module",

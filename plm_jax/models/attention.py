@@ -56,7 +56,7 @@ class Attention(nn.Module):
           depth: number of this block, from 0.
         """
         attention, initializer = self.model.attention, self.model.initializer
-        scale = attention.head_dim**-0.5 if attention.score_scale is None else attention.score_scale
+        scale = attention.score_scale or (attention.head_dim * attention.position.score_terms) ** -0.5
         if attention.scale_by_inverse_depth:
             scale = scale / (depth + 1)
 
@@ -65,7 +65,8 @@ class Attention(nn.Module):
         def dense(name):
             init = initializer.query(attention.head_dim) if name == "query" else initializer.matrix()
             joined = heads_of[name] * attention.head_dim
-            return Dense(joined, ("embed", "heads"), attention.bias, init, self.dtype, name=name)
+            bias = attention.bias and (name != "key" or attention.key_bias)
+            return Dense(joined, ("embed", "heads"), bias, init, self.dtype, name=name)
 
         projections = {name: dense(name) for name in heads_of}
 

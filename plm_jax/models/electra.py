@@ -1,15 +1,24 @@
-"""The ELECTRA architecture: a discriminator and a generator that share embedding tables (Clark et al. 2020)."""
+"""The ELECTRA architecture: a discriminator and a generator that share embedding tables (Clark et al. 2020).
+
+With gradient-disentangled sharing (DeBERTaV3, He et al. 2023, arXiv:2111.09543 §3.3), the tables of the discriminator
+are those of the generator, without a gradient, plus trained differences.
+"""
 
 import dataclasses
 import functools
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, Literal
 
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
 from typing_extensions import override
 
 from plm_jax.common import ranges
 from plm_jax.models.encoder import Encoder, EncoderConfig
-from plm_jax.models.heads import Discriminator, NoHead, VocabularyHead
+from plm_jax.models.heads import Discriminator, MaskDecoderHead, NoHead, VocabularyHead
+from plm_jax.models.partitioning import partitioned
+from plm_jax.models.tables import GatheredTable
 
 
 @dataclass(frozen=True)
@@ -31,7 +40,7 @@ class GeneratorConfig:
     head_dim: ranges.Width
     feed_forward: ranges.Width
     layers: ranges.Layers
-    head: VocabularyHead = VocabularyHead(transform="gelu_exact", bias=True)
+    head: VocabularyHead | MaskDecoderHead = VocabularyHead(transform="gelu_exact", bias=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +49,9 @@ class ElectraConfig(EncoderConfig):
 
     Attributes:
       generator: sizes of the generator.
+      sharing: sharing of embeddings. `all`: both models have the same tables and the same norm of embeddings.
+        `disentangled`: the discriminator adds trained differences, 0 at first, to the tables of the generator, which it
+        does not change; the norms are separate.
     """
 
     kind: ClassVar[str] = "electra"
@@ -50,10 +62,16 @@ class ElectraConfig(EncoderConfig):
     discriminator: Discriminator = Discriminator()
     span_boundary: NoHead = NoHead()
     generator: GeneratorConfig
+    sharing: Literal["all", "disentangled"] = "all"
 
     def __post_init__(self):
         super().__post_init__()
         _ = self.generator_model  # Its constructor checks the settings.
+
+    @property
+    def shared_tables(self) -> set[str]:
+        """Names of the shared tables of embeddings."""
+        return {"token_embedding", "token_type_embedding", "task_type_embedding", *self.position_tables}
 
     @functools.cached_property
     def discriminator_model(self) -> EncoderConfig:
@@ -102,6 +120,17 @@ class ElectraConfig(EncoderConfig):
     def macs(self, length, targets, decoder_length=0, samples=0):
         return sum(model.macs(length, targets) for model in (self.generator_model, self.discriminator_model))
 
+    def discriminator_params(self, params: Any) -> dict[str, Any]:
+        """Returns the parameters of the discriminator alone, in which differences are added to the shared tables."""
+        params = {name: value for name, value in params.items() if name != "generator"}
+        for name in self.shared_tables & params.keys() if self.sharing == "disentangled" else ():
+            params[name] = params[name] + params.pop(name + DIFFERENCE)
+        return params
+
+
+# Ending of the names of the discriminator's differences from the shared tables.
+DIFFERENCE = "_difference"
+
 
 class Electra(Encoder):
     """The discriminator of `ElectraConfig`, as an `Encoder`; the function `generator` returns the generator."""
@@ -109,23 +138,50 @@ class Electra(Encoder):
     model: ElectraConfig
 
     def setup(self):
-        """Creates the parameters of the discriminator and, in `generator`, the generator's that are not shared."""
+        """Creates the parameters of the discriminator and, in `generator`, the generator's that are not shared.
+
+        If the embeddings are disentangled, the shared tables are the generator's, and the differences of the
+        discriminator's have their names followed by `_difference`.
+        """
         super().setup()
         if self.is_initializing():
-            self.param("generator", _init_generator, self.model.generator_model)
+            self.param("generator", _init_generator, self.model)
+        if self.model.sharing == "disentangled":
+            for name in sorted(self.model.shared_tables & self.tables.keys()):
+                if hasattr(self, name):
+                    setattr(self, name, self._add_difference(name, getattr(self, name)))
+            tables = self.position_tables[""]
+            self.position_tables = {"": {name: self._add_difference(name, table) for name, table in tables.items()}}
+
+    @property
+    @override
+    def tables(self):
+        tables = super().tables
+        return tables | {name + DIFFERENCE: axis for name, axis in tables.items() if name != "head"}
+
+    def _add_difference(self, name, shared):
+        """Returns a shared table without a gradient plus the difference of the discriminator."""
+        name += DIFFERENCE
+        difference = self.get_variable("params", name)
+        if isinstance(difference, GatheredTable):
+            matrix = jax.lax.stop_gradient(shared.matrix) + difference.matrix
+            return dataclasses.replace(difference, matrix=matrix)
+        init = partitioned(nn.initializers.zeros, (self.tables[name], "embed"))
+        return jax.lax.stop_gradient(shared) + self.param(name, init, jnp.shape(shared))
 
 
 def generator(module: Electra, params) -> tuple[Encoder, dict]:
     """Returns the generator as an `Encoder`, and its parameters; `params` are those of generator and discriminator."""
-    shared = {name: params[name] for name in _shared(module.model) if name in params}
+    shared = {name: params[name] for name in _of_both(module.model) if name in params}
     return Encoder(module.model.generator_model, module.dtype), {**shared, **params["generator"]}
 
 
-def _shared(model: EncoderConfig) -> set[str]:
-    """Returns the names of the shared parameters, as in google-research/electra, modeling.py."""
-    return {"token_embedding", "token_type_embedding", "task_type_embedding", "embedding_norm", *model.position_tables}
+def _of_both(model: ElectraConfig) -> set[str]:
+    """Returns the names of the parameters of both models, as in google-research/electra, modeling.py."""
+    return model.shared_tables | ({"embedding_norm"} if model.sharing == "all" else set())
 
 
-def _init_generator(key, model: EncoderConfig):
-    params = Encoder(model, parent=None).init(key, **model.init_inputs())["params"]
-    return {name: leaf for name, leaf in params.items() if name not in _shared(model)}
+def _init_generator(key, model: ElectraConfig):
+    generator = model.generator_model
+    params = Encoder(generator, parent=None).init(key, **generator.init_inputs())["params"]
+    return {name: leaf for name, leaf in params.items() if name not in _of_both(model)}

@@ -9,8 +9,20 @@ import flax.linen as nn
 from jaxtyping import Array, Float, Integer, Shaped
 from typing_extensions import override
 
+from plm_jax.common.errors import UserError
 from plm_jax.models.architecture import Architecture
-from plm_jax.models.heads import TASK, Discriminator, Head, HeadModule, NoHead, Pooler, SpanBoundary, VocabularyHead
+from plm_jax.models.deberta import ConvolutionConfig, DebertaStack
+from plm_jax.models.heads import (
+    TASK,
+    Discriminator,
+    Head,
+    HeadModule,
+    MaskDecoderHead,
+    NoHead,
+    Pooler,
+    SpanBoundary,
+    VocabularyHead,
+)
 from plm_jax.models.kernels import Context
 from plm_jax.models.layers import Stream
 from plm_jax.models.stack import Stack
@@ -27,14 +39,34 @@ class EncoderConfig(TransformerConfig):
       pooler: dense layer on the first token, with an optional classifier of sentence pairs.
       discriminator: ELECTRA's detection of replaced tokens.
       span_boundary: SpanBERT's prediction of spans from their boundaries.
+      convolution: DeBERTa-v2's convolution after the first layer; None: none.
     """
 
     kind: ClassVar[str] = "encoder"
     inputs = ("tokens", "mask", "token_types", "positions", "segment_ids")
-    head: VocabularyHead | NoHead = VocabularyHead()
+    head: VocabularyHead | MaskDecoderHead | NoHead = VocabularyHead()
     pooler: Pooler | NoHead = NoHead()
     discriminator: Discriminator | NoHead = NoHead()
     span_boundary: SpanBoundary | NoHead = NoHead()
+    convolution: ConvolutionConfig | None = None
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.convolution is None and not isinstance(self.head, MaskDecoderHead):
+            return
+        if self.stack.stored_blocks < self.stack.layers or self.stack.inner > 1:
+            raise UserError("a convolution and a mask decoder need layers of one block that share no parameters")
+
+    @property
+    @override
+    def num_positions(self):
+        limits = super().num_positions, getattr(self.head, "positions", None)
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    @property
+    @override
+    def uses_absolute_positions(self):
+        return super().uses_absolute_positions or isinstance(self.head, MaskDecoderHead)
 
     @property
     def own_heads(self) -> dict[str, Head]:
@@ -58,13 +90,26 @@ class EncoderConfig(TransformerConfig):
 
     @override
     def module(self, dtype):
-        """Returns an `Encoder`."""
+        """Returns an `Encoder`.
+
+        Raises:
+          UserError: there are other heads than that of a mask decoder.
+        """
+        if isinstance(self.head, MaskDecoderHead) and len(self.named_heads) > 1:
+            other = next(name for name in self.named_heads if name != "vocabulary")
+            raise UserError(
+                f"the head '{other}' cannot read the output of a mask decoder: leave it out, or set "
+                "config.model.head.kind to vocabulary"
+            )
         return Encoder(self, dtype)
 
     @override
     def macs(self, length, targets, decoder_length=0, samples=0):
         """Counts the multiply-accumulate operations of a bidirectional stack and of the heads."""
-        stack = self.stack_macs(length, causal=False)
+        layers = self.stack.layers + isinstance(self.head, MaskDecoderHead)  # The decoder has the last layer twice.
+        stack = self.stack_macs(length, causal=False) * layers / self.stack.layers
+        if self.convolution is not None:
+            stack += length * self.convolution.width * self.embedding.width**2
         return stack + self.projection_macs(length) + self.heads_macs(length, targets)
 
 
@@ -87,7 +132,12 @@ class Encoder(Architecture):
         [D, classes], `discriminator_transform` [D, D], `discriminator` [D, 1], `span_boundary`.
         """
         super().setup()
-        self.stack = Stack(self.model, self.dtype)
+        head, convolution = self.model.head, self.model.convolution
+        if convolution is None and not isinstance(head, MaskDecoderHead):
+            self.stack = Stack(self.model, self.dtype)
+        else:
+            positions = head.positions if isinstance(head, MaskDecoderHead) else 0
+            self.stack = DebertaStack(self.model, self.dtype, convolution=convolution, positions=positions)
         for name, head in self.model.own_heads.items():
             module = HeadModule(head, self.model, self.dtype)
             setattr(self, OWN_HEADS[name], module)

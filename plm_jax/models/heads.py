@@ -222,6 +222,20 @@ class VocabularyHead(Head):
 
 
 @dataclass(frozen=True)
+class MaskDecoderHead(VocabularyHead):
+    """A vocabulary head after DeBERTa's enhanced mask decoder, which adds absolute positions (He et al. 2021 §3.2).
+
+    The decoder replaces the last layer of the stack; a task's model has the layer itself.
+
+    Attributes:
+      positions: number of absolute positions.
+    """
+
+    kind: ClassVar[str] = "mask_decoder"
+    positions: ranges.Length = 512
+
+
+@dataclass(frozen=True)
 class Pooler(Head):
     """A dense layer with tanh on the first token, and optionally a classifier of the text on top of it.
 
@@ -253,15 +267,20 @@ class Discriminator(Head):
 
     Attributes:
       activation: activation of the dense layer.
+      adds_first: whether the features of the first token are added to those of each token, and the sums normalized,
+        before the dense layer (DeBERTaV3; microsoft/DeBERTa, replaced_token_detection_model.py).
     """
 
     kind: ClassVar[str] = "discriminator"
     loss = "replaced_token"
     activation: Activation = "gelu_exact"
+    adds_first: bool = False
 
     @override
     def compute(self, module: HeadModule, features: Stream) -> Float[Array, "batch length"]:
         """Returns float32 logits [B, L], above 0 where a token was replaced."""
+        if self.adds_first:
+            features = module.norm("discriminator_norm", features + features[:, :1])
         hidden = module.dense("discriminator_transform", features, module.model.embedding.width)
         return module.dense("discriminator", ACTIVATIONS[self.activation](hidden), 1)[..., 0].astype(jnp.float32)
 

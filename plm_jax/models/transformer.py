@@ -55,13 +55,15 @@ class AttentionConfig:
       bias: whether the projections to queries, keys and values have biases.
       kv_heads: number of key and value heads, each shared by a group of consecutive query heads (Ainslie et al. 2023);
         None: equal to `heads`.
-      score_scale: factor by which attention scores are multiplied; None: head_dim ** -0.5.
+      score_scale: factor by which attention scores are multiplied; None: (head_dim · n) ** -0.5, where n is the number
+        of terms of a score, 1 except for disentangled positions.
       scale_by_inverse_depth: whether the scores of layer i, counted from 0, are also divided by i + 1.
       out_bias: whether the output projection has a bias; None: equal to `bias`.
       windows: sizes of sliding windows: layer i attends to keys at distances less than windows[i % len(windows)]; 0:
         all keys. If empty, all layers attend to all keys.
       qk_norm: whether the queries and keys of each head are normalized before they are rotated, by norms over head_dim
         that all heads share (Qwen3).
+      key_bias: whether the projection to keys has a bias if the others have one; DeBERTa v1 has none.
     """
 
     heads: ranges.Width
@@ -74,6 +76,7 @@ class AttentionConfig:
     out_bias: bool | None = None
     windows: tuple[ranges.LengthOrZero, ...] = ()
     qk_norm: bool = False
+    key_bias: bool = True
 
     def __post_init__(self):
         if self.kv_heads is not None and (self.kv_heads < 1 or self.heads % self.kv_heads):

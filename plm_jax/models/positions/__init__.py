@@ -1,6 +1,7 @@
 """Position schemes, one file each, derived from `Position`. A new scheme needs a file here and its name below."""
 
 from plm_jax.models.positions.block import BlockPositions
+from plm_jax.models.positions.disentangled import Disentangled
 from plm_jax.models.positions.learned import LearnedPositions
 from plm_jax.models.positions.none import NoPositions
 from plm_jax.models.positions.position import Position, SelfAttentionLayer, Table
@@ -11,6 +12,7 @@ from plm_jax.models.positions.sinusoidal import SinusoidalPositions
 
 __all__ = [
     "BlockPositions",
+    "Disentangled",
     "LearnedPositions",
     "NoPositions",
     "Position",

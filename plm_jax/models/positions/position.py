@@ -74,12 +74,15 @@ class Position(Role):
       uses_absolute_positions: whether outputs depend on absolute positions, not only on distances between tokens.
       counts_blanks: whether positions within a blank are counted separately; all tokens of a blank then have the
         position of its mask in the text.
+      score_terms: number of products that are summed to a score; without `attention.score_scale`, scores are divided by
+        the square root of this number times head_dim.
     """
 
     limit: int | None = None
     skips_padding: bool = False
     uses_absolute_positions: bool = True
     counts_blanks: bool = False
+    score_terms: int = 1
 
     def check(self, head_dim: int) -> None:
         """Raises `UserError` for a `head_dim` that the scheme does not support."""

@@ -1,0 +1,164 @@
+"""Disentangled attention: scores of contents with distances, in both directions (He et al. 2021, arXiv:2006.03654)."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int32, Integer
+from typing_extensions import override
+
+from plm_jax.common import ranges
+from plm_jax.common.errors import UserError
+from plm_jax.models.positions.learned import LearnedPositions
+from plm_jax.models.positions.position import Position, SelfAttentionLayer, Table
+
+
+@dataclass(frozen=True)
+class Disentangled(Position):
+    """Scores with a table of distances that all layers share (He et al. 2021 §3.1). The defaults are DeBERTa-v2's.
+
+    A score is the sum of query · key and of the `terms`, divided by the square root of head_dim times the number of
+    summands. Both terms use the distance from the key to the query (microsoft/DeBERTa, disentangled_attention.py).
+
+    Attributes:
+      length: number of distances in each direction that differ; longer distances count as the longest.
+      buckets: number of rows of the table for each direction, of which half are for single distances and the others
+        for ranges that grow logarithmically up to `length`; an even number. 0: a row for each distance.
+      terms: `c2p`: queries with projected distances; `p2c`: keys with projected distances.
+      shared: whether the layers project distances as they project queries and keys. If not, each layer has its own
+        matrices for them, a bias for `p2c`, and with `key_bias` one for `c2p`.
+      key_bias: whether projections of distances for `c2p` have a bias, unless `shared`.
+      norm: whether the table is normalized.
+      epsilon: constant added to the variance in this norm.
+      input_positions: number of absolute positions whose embeddings are added to the tokens' (`position_biased_input`);
+        0: none.
+    """
+
+    kind: ClassVar[str] = "disentangled"
+    length: ranges.Length = 512
+    buckets: ranges.LengthOrZero = 256
+    terms: tuple[Literal["c2p", "p2c"], ...] = ("c2p", "p2c")
+    shared: bool = True
+    key_bias: bool = True
+    norm: bool = True
+    epsilon: ranges.Share = 1e-7
+    input_positions: ranges.LengthOrZero = 0
+
+    def __post_init__(self):
+        if self.buckets and (self.buckets % 2 or self.length <= self.buckets // 2 + 1):
+            raise UserError(
+                f"disentangled positions with {self.buckets} buckets for {self.length} distances: set buckets to an "
+                "even number, and length above half of it plus 1"
+            )
+        if len(set(self.terms)) < len(self.terms):
+            raise UserError(f"disentangled positions with the terms {self.terms}: name each term once")
+
+    @property
+    @override
+    def limit(self):
+        return self.input_positions or None
+
+    @property
+    @override
+    def uses_absolute_positions(self):
+        return self.input_positions > 0
+
+    @property
+    @override
+    def score_terms(self):
+        return 1 + len(self.terms)
+
+    @property
+    def reach(self) -> int:
+        """Number of rows of the table for each direction."""
+        return self.buckets or self.length
+
+    @override
+    def embedding_tables(self, width, initializer):
+        """Returns `position_embedding` [input_positions, D] if absolute positions are added to the input."""
+        if not self.input_positions:
+            return {}
+        table = Table((self.input_positions, width), ("positions", "embed"), initializer.table())
+        return {"position_embedding": table}
+
+    @override
+    def embed(self, x, tables, positions, block_positions):
+        if not self.input_positions:
+            return x
+        return LearnedPositions(self.input_positions).embed(x, tables, positions, block_positions)
+
+    @override
+    def score_tables(self, width, heads, head_dim, initializer):
+        """Returns `relative_embedding` [2 · reach, D] and, of its norm, `relative_norm_scale` and its bias [D]."""
+        tables = {"relative_embedding": Table((2 * self.reach, width), (None, "embed"), initializer.table())}
+        if self.norm:
+            tables["relative_norm_scale"] = Table((width,), ("embed",), nn.initializers.ones)
+            tables["relative_norm_bias"] = Table((width,), ("embed",), nn.initializers.zeros)
+        return tables
+
+    @override
+    def layer_tables(self, width, heads, head_dim, initializer):
+        """Returns the projections of distances to keys and to queries, `distance_key` and `distance_query` [D, N · H].
+
+        Their biases [N · H] have the names `distance_key_bias` and `distance_query_bias`.
+        """
+        tables, joined = {}, heads * head_dim
+        for name in [] if self.shared else self._projections():
+            tables[f"distance_{name}"] = Table((width, joined), ("embed", "heads"), initializer.matrix())
+            if name == "query" or self.key_bias:
+                tables[f"distance_{name}_bias"] = Table((joined,), ("heads",), nn.initializers.zeros)
+        return tables
+
+    def bucket_of_distance(self) -> Int32[np.ndarray, " distances"]:
+        """Returns the bucket of each distance from 0 to `length`, int32 [length + 1].
+
+        Source: microsoft/DeBERTa, DeBERTa/deberta/da_utils.py.
+        """
+        half, distances = self.buckets // 2, np.arange(self.length + 1)
+        if not half:
+            return distances.astype(np.int32)
+        far = np.log(np.maximum(distances, half) / half) / np.log((self.length - 1) / half)
+        return np.where(distances <= half, distances, half + np.ceil(far * (half - 1))).astype(np.int32)
+
+    def rows(self, distances: Integer[Array, "..."]) -> Integer[Array, "..."]:
+        """Returns the row of the table for each distance, position of the query minus that of the key."""
+        buckets = jnp.asarray(self.bucket_of_distance())[jnp.minimum(jnp.abs(distances), self.length)]
+        return jnp.clip(jnp.sign(distances) * buckets + self.reach, 0, 2 * self.reach - 1)
+
+    @override
+    def layer_bias(self, layer, query, key):
+        distances = layer.query_positions[:, :, None] - layer.key_positions[:, None, :]
+        rows = self.rows(distances)[:, None]
+        vectors, scores = self._vectors(layer, query.shape[1]), jnp.float32(0)
+        if "key" in vectors:
+            of_queries = jnp.einsum("bnqh,nrh->bnqr", query, vectors["key"], preferred_element_type=jnp.float32)
+            scores += jnp.take_along_axis(of_queries, rows, axis=3)
+        if "query" in vectors:
+            of_keys = jnp.einsum("bnkh,nrh->bnkr", key, vectors["query"], preferred_element_type=jnp.float32)
+            scores += jnp.take_along_axis(of_keys, rows.swapaxes(2, 3), axis=3).swapaxes(2, 3)
+        return scores if vectors else None
+
+    def _projections(self) -> list[str]:
+        """Returns the names of the projections of the distances, `key` for `c2p` and `query` for `p2c`."""
+        return [name for term, name in (("c2p", "key"), ("p2c", "query")) if term in self.terms]
+
+    def _vectors(self, layer: SelfAttentionLayer, heads: int) -> dict[str, Float[Array, "heads rows head_dim"]]:
+        """Returns the projected table of distances by the names of the projections; queries are scaled."""
+        table = layer.shared_tables["relative_embedding"]
+        if self.norm:
+            table = jax.nn.standardize(table, epsilon=self.epsilon)
+            table = table * layer.shared_tables["relative_norm_scale"] + layer.shared_tables["relative_norm_bias"]
+        table = layer.drop(table)
+
+        def project(name: str) -> Any:
+            if self.shared:
+                return layer.project(name, table)
+            projected = table @ layer.tables[f"distance_{name}"]
+            projected += layer.tables.get(f"distance_{name}_bias", jnp.float32(0))
+            return projected.reshape(len(table), heads, -1).swapaxes(0, 1)
+
+        vectors = {name: project(name) for name in self._projections()}
+        return vectors | {"query": vectors["query"] * layer.scale} if "query" in vectors else vectors

@@ -60,6 +60,11 @@ class MaskedLM(Objective):
         standard deviations more predictions than the mean, counting words as four tokens: about one row in a million
         has more, of which a random subset is predicted. A packed row has the slots of one row of its length, and if its
         inner rows have more predictions together, the last ones are dropped.
+      windows: whether one n-gram is drawn from each window of n times the number of words in 1 / `rate`, rounded down.
+        Of the drawn words, those from the left are predicted, until the budget is reached, which the last one may
+        exceed up to `max_predictions`. With `whole_words` of 0, words are tokens. DeBERTa does so (microsoft/DeBERTa,
+        mlm_task.py): it draws a sixth of the words and predicts 15 % of the tokens, so that the end of a full row is
+        rarely predicted. Masks and unknown tokens are not predicted.
       duplicates: number of different maskings of each row, one per epoch, before they repeat (static masking: BERT's
         files, RoBERTa's comparison with 10); 0: a new masking every time.
     """
@@ -80,6 +85,7 @@ class MaskedLM(Objective):
     smoothing: ranges.Scale = 0.0
     independent: bool = False
     duplicates: ranges.CountOrZero = 0
+    windows: bool = False
 
     def __post_init__(self):
         if self.mask_share + self.random_share + self.similar_share > 1 + 1e-9:
@@ -102,11 +108,13 @@ class MaskedLM(Objective):
                 f"config.objective.max_predictions is {self.max_predictions}, but independent draws have no maximum: "
                 "set max_predictions to 0 or independent to False"
             )
-        if self.smoothing and (self.whole_words or self.independent):
+        if self.smoothing and (self.whole_words or self.independent or self.windows):
             raise UserError(
-                "config.objective.smoothing weighs single tokens of a row: set whole_words to 0 and independent to "
-                "False, or smoothing to 0"
+                "config.objective.smoothing weighs single tokens of a row: set whole_words to 0, independent and "
+                "windows to False, or smoothing to 0"
             )
+        if self.windows and self.independent:
+            raise UserError("config.objective.windows and independent exclude each other: set one of them to False")
         if self.similar_share and not self.whole_words:
             raise UserError("config.objective.similar_share replaces words: set whole_words to at least 1")
 
@@ -124,7 +132,7 @@ class MaskedLM(Objective):
 
     @override
     def max_targets(self, num_tokens: int) -> int:
-        return 0 if self.independent else min(self.target_length(num_tokens), self.budget(num_tokens))
+        return 0 if self.independent or self.windows else min(self.target_length(num_tokens), self.budget(num_tokens))
 
     def budget(self, num_tokens: int) -> int:
         """Returns the number of predictions for `num_tokens`, a share of `rate`.
@@ -175,7 +183,7 @@ class MaskedLM(Objective):
     def count_unmaskable(self, example: dict[str, np.ndarray], special: Special) -> tuple[int, int]:
         _, _, maskable, num = self._prepare(example, special)
         (candidates,) = maskable.nonzero()
-        if not self.whole_words or not num:
+        if not self.whole_words or self.windows or not num:
             return 0, len(candidates)
         sizes = np.diff(self.begins_words(candidates, example).nonzero()[0], append=len(candidates))
         return int(sizes[sizes > num].sum()), len(candidates)
@@ -207,7 +215,8 @@ class MaskedLM(Objective):
         self, tokens: Int[np.ndarray, " real"], mask: Int[np.ndarray, " real"], special: Special
     ) -> Bool[np.ndarray, " real"]:
         """Returns whether each token of a row up to the last real one may be predicted, bool [n]."""
-        is_text = _is_text(special.bos, special.eos, special.cls, special.sep)
+        excluded = (special.mask, special.unk) if self.windows else ()
+        is_text = _is_text(special.bos, special.eos, special.cls, special.sep, *excluded)
         return is_text.take(tokens, mode="clip") & (mask > 0)
 
     def choose_positions(
@@ -225,6 +234,11 @@ class MaskedLM(Objective):
         (candidates,) = maskable.nonzero()
         if not num:
             return candidates[:0]
+        if self.windows:
+            begins = self.begins_words(candidates, example) if self.whole_words else np.ones(len(candidates), np.bool_)
+            size = int(1 / self.rate)
+            positions = candidates[_from_windows(begins, num, size, self._cumulative_gram_weights, rng)]
+            return positions[: self.target_length(len(example["tokens"]))]
         if not self.whole_words:
             if self.independent:
                 return candidates[_independent(np.arange(len(candidates)), self.rate, num, rng)]
@@ -246,7 +260,7 @@ class MaskedLM(Objective):
 
     @functools.cached_property
     def _cumulative_gram_weights(self) -> Float[np.ndarray, " words"]:
-        weights = self.gram_weights or 1 / np.arange(1, self.whole_words + 1)
+        weights = self.gram_weights or 1 / np.arange(1, max(1, self.whole_words) + 1)
         return np.cumsum(weights)
 
     def begins_words(
@@ -332,6 +346,37 @@ def _independent(
     order = rng.permutation(chosen.nonzero()[0])
     chosen[order[sizes[order].cumsum() > most]] = False
     return chosen[units].nonzero()[0]
+
+
+def _from_windows(
+    begins: Bool[np.ndarray, " candidates"],
+    budget: int,
+    size: int,
+    cumulative_weights: Float[np.ndarray, " words"],
+    rng: np.random.Generator,
+) -> Int[np.ndarray, " chosen"]:
+    """Draws an n-gram of words from each window of `size` · n words; returns the sorted indices of the chosen tokens.
+
+    Of the drawn words, the first ones are chosen, up to the one with which the budget is reached.
+
+    Args:
+      begins: whether each token begins a word, bool [n]; the first one does.
+      cumulative_weights: cumulative weights of n-grams of 1, 2, … words.
+    """
+    (first,) = begins.nonzero()
+    num_words, sizes = len(first), np.diff(first, append=len(begins))
+    draws = rng.random((num_words, 2))
+    grams = 1 + cumulative_weights.searchsorted(draws[:, 0] * cumulative_weights[-1], side="right")
+    drawn, begin = np.zeros(num_words, np.bool_), 0
+    for gram, offset in zip(grams.tolist(), draws[:, 1].tolist(), strict=True):
+        if begin >= num_words:
+            break
+        width = min(gram * size, num_words - begin)
+        start = begin + int(offset * width)
+        drawn[start : start + gram] = True
+        begin = max(begin + width, min(start + gram, num_words))
+    drawn[drawn] = (sizes[drawn].cumsum() - sizes[drawn]) < budget
+    return drawn.repeat(sizes).nonzero()[0]
 
 
 def _whole_words(

@@ -267,11 +267,16 @@ def squared_norms(tree: Any) -> Float[Array, " tensors"]:
     return jnp.concatenate(jax.tree.leaves(jax.tree.map_with_path(square, tree)))
 
 
+# Names of biases, and of scales of norms; the last ones are tables of `positions.Disentangled`.
+_NOT_DECAYED = {"bias", "head_bias", "scale", "relative_norm_bias", "relative_norm_scale"}
+_NOT_DECAYED |= {"distance_key_bias", "distance_query_bias"}
+
+
 def decays(params):
     """Returns a tree that is False for biases and scales of normalization layers, which LAMB and decay exclude."""
 
     def decides(path, _):
-        return not any(getattr(entry, "key", None) in ("bias", "head_bias", "scale") for entry in path)
+        return not any(getattr(entry, "key", None) in _NOT_DECAYED for entry in path)
 
     return jax.tree.map_with_path(decides, params)
 

@@ -25,18 +25,36 @@ class Blocks(Layout):
         ids.
       begin: names of special ids in `vocabulary` that a decoder reads before each document, such as `("bos",)`;
         prompts, and examples with inputs, also begin with them.
+      frames: whether each block is between `cls` and `sep` (or `bos` and `eos`), without separators between documents
+        (DeBERTa; microsoft/DeBERTa, experiments/language_model/prepare_data.py).
     """
 
     kind: ClassVar[str] = "blocks"
     plural: ClassVar[str] = "blocks"
     attend_across_documents: bool = True
     begin: tuple[Literal["bos", "cls", "gmask", "sop"], ...] = ()
+    frames: bool = False
+
+    @property
+    @override
+    def num_texts(self):
+        return int(self.frames)
+
+    @property
+    @override
+    def is_full(self):
+        return True
 
     @override
     def check(
         self, objective: objectives.Objective, special: SpecialIds, length: int, sources: Mapping[str, Any]
     ) -> None:
         super().check(objective, special, length, sources)
+        if self.frames and (self.begin or not self.attend_across_documents):
+            raise UserError(
+                "config.data.layout.frames adds special tokens to rows, not to documents, and no segment ids: leave "
+                "out begin, and set attend_across_documents to True"
+            )
         if self.begin and not objective.allows_begin:
             raise UserError(
                 f"objective '{objective.kind}' adds its own special tokens to texts: remove config.data.layout.begin"
@@ -48,6 +66,9 @@ class Blocks(Layout):
     @override
     def open(self, request: RowRequest) -> "BlockRows":
         objective, special = request.objective, request.objective.special
+        if self.frames:
+            stream = Stream(request.split, None, special.pad)
+            return FramedRows(stream, self.row_format(special), request.length, objective.reads)
         stream = Stream(request.split, objective.separator, special.pad, begins_with(self, special))
         length, stride = objective.input_length(request.length), objective.stride(request.length)
         return BlockRows(stream, length, stride, not self.attend_across_documents, objective.reads)
@@ -84,3 +105,19 @@ class BlockRows(StridedRows):
             f"has {self._stream.num_tokens} training tokens, but a row needs {self._length}: "
             "lower config.data.length or add more text"
         )
+
+
+class FramedRows(BlockRows):
+    """Blocks of a stream with special tokens around each, in rows of `length` tokens."""
+
+    def __init__(self, stream: Stream, row_format: objectives.RowFormat, length: int, reads: Sequence[str] = ()):
+        room = row_format.room(length)
+        super().__init__(stream, room, room, False, reads)
+        self._format, self._row_length = row_format, length
+
+    @override
+    def example(self, item: int, rng: np.random.Generator) -> Example:
+        start, stop = self.span(item)
+        tokens, _ = self._stream.read(start, stop)
+        row, offset = self._format.row([tokens], self._row_length), len(self._format.before)
+        return row | {name: offset + self._stream.starts(name, start, stop) for name in self._reads}

@@ -86,6 +86,10 @@ MIXTURES = {
         {**_BERT_GIGABYTES, "cc_news": 76, "openwebtext": 38, "stories": 31},
         "Liu et al. 2019, §3.2: in proportion to their gigabytes",
     ),
+    "deberta": PublishedMixture(
+        {"wikipedia": 12, "books": 6, "openwebtext": 38, "stories": 31},
+        "He et al. 2021, appendix A.2: in proportion to their gigabytes",
+    ),
     "gpt1": PublishedMixture({"books": 1}, "Radford et al. 2018, §4.1"),
     "gpt2": PublishedMixture({"webtext": 1}, "Radford et al. 2019, §2.1"),
     # The shares in the table are rounded and add up to 101.

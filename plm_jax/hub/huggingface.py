@@ -156,6 +156,8 @@ def _published(pretrained: Pretrained) -> Pretrained:
         return replace(pretrained, model=model)
     warnings.warn(f"Hugging Face's model has no place for '{left_out}': it is left out", stacklevel=3)
     params = {name: leaf for name, leaf in pretrained.params.items() if name != left_out}
+    if isinstance(pretrained.model, models.ElectraConfig):
+        params = pretrained.model.with_own_tables(params)
     return replace(pretrained, model=model, params=params)
 
 

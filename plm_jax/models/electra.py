@@ -6,6 +6,7 @@ are those of the generator, without a gradient, plus trained differences.
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -120,11 +121,15 @@ class ElectraConfig(EncoderConfig):
     def macs(self, length, targets, decoder_length=0, samples=0):
         return sum(model.macs(length, targets) for model in (self.generator_model, self.discriminator_model))
 
-    def discriminator_params(self, params: Any) -> dict[str, Any]:
-        """Returns the parameters of the discriminator alone, in which differences are added to the shared tables."""
-        params = {name: value for name, value in params.items() if name != "generator"}
+    def with_own_tables(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns parameters with the discriminator's tables of embeddings in place of the shared ones.
+
+        Args:
+          params: parameters of the discriminator, with or without the generator.
+        """
+        params = dict(params)
         for name in self.shared_tables & params.keys() if self.sharing == "disentangled" else ():
-            params[name] = params[name] + params.pop(name + DIFFERENCE)
+            params[name] = params[name][...] + params.pop(name + DIFFERENCE)[...]
         return params
 
 

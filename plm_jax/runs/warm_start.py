@@ -12,6 +12,7 @@ from plm_jax import config
 from plm_jax.common.errors import UserError
 from plm_jax.data import layouts
 from plm_jax.hub.pretrained import float32
+from plm_jax.models import ElectraConfig
 from plm_jax.models.protocol import ModelConfig
 from plm_jax.runs import checkpoint_formats
 from plm_jax.training.trainable import (
@@ -41,7 +42,10 @@ def load_weights(params, train: config.TrainConfig, model: ModelConfig):
     """
     tops = _tops(model, train.reinitialize_top)
     with checkpoint_formats.opened(train.init_from) as pretrained:
-        selected = _selected(named(pretrained.params), train, {name for name, _ in named(params)})
+        stored = pretrained.params
+        if isinstance(pretrained.model, ElectraConfig) and not isinstance(model, ElectraConfig):
+            stored = pretrained.model.with_own_tables(stored)
+        selected = _selected(named(stored), train, {name for name, _ in named(params)})
         new, leaves, used = [], [], set()
         depths = _depths(params)
         for name, leaf in named(params):

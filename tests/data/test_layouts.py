@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plm_jax import objectives
+from plm_jax import config, objectives
 from plm_jax.common.errors import UserError
 from plm_jax.data import layouts
 from plm_jax.data.layouts import blocks as block_rows
@@ -137,3 +137,17 @@ def test_a_users_layout_is_read_like_ours(write_source, make_run, random_documen
     assert_like_blank(run, opened.batch(0, range(1)))
     assert opened.notes()[0].startswith("padding: 4 rows of 8 have only as many real tokens as")
     assert_rejected("ends take at least 2", run, data={"length": 1})
+
+
+def test_framed_blocks_cut_concatenated_documents_anywhere(write_source, make_run, random_documents):
+    """DeBERTa's rows: [CLS], length - 2 tokens of the concatenated documents, [SEP]; the last row is padded."""
+    documents = random_documents(5, 30)
+    write_source("a", {"train": documents, "validation": documents[:5]}, pad=98, cls=97, sep=96)
+    masked = objectives.MaskedLM(mask_share=0.0, random_share=0.0)
+    ids = {"pad": 98, "cls": 97, "sep": 96}
+    run = make_run("a", objective=masked, data={"layout": config.Blocks(frames=True), "length": 9}, **ids)
+    opened, text = open_reader(run), [token for document in documents for token in document]
+    rows = sorted([97, *text[start : start + 7], 96] for start in range(0, len(text) - 6, 7))
+    assert sorted(opened.example(k)["tokens"].tolist() for k in range(len(rows))) == rows
+    assert_like_blank(run, opened.batch(0, range(1)))
+    assert_rejected("frames adds special tokens to rows", run, data={"layout": config.Blocks(False, frames=True)})

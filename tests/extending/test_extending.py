@@ -131,7 +131,7 @@ def test_the_package_names_none_of_them():
         "gemma",
         "mask_everything",
         "optax_muon",
-        "permutation_lm",
+        "random_order_lm",
         "preference_pairs",
         "qwen2",
         "sign_sgd",

@@ -1,5 +1,6 @@
 """Permutation language modeling."""
 
+import bisect
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -14,6 +15,9 @@ from plm_jax.objectives.special import Special
 
 # Largest length of a span, and the number of tokens in its context per unit of its length.
 MAX_GRAM, CONTEXT = 5, 6
+_WEIGHTS = 1 / np.arange(1, MAX_GRAM + 1)
+# Probabilities of a length of at most 1, 2, …, MAX_GRAM - 1.
+_CUMULATIVE = (_WEIGHTS.cumsum()[:-1] / _WEIGHTS.sum()).tolist()
 _COPIED_KEYS = ("token_types", "segment_ids", "positions")
 
 
@@ -130,8 +134,8 @@ def draw_spans(
       draws: numbers in [0, 1) for the length of each span and its offset in the context.
     """
     spans, position, start_bytes = [], 0, starts.tobytes()
-    for gram, offset in zip(_grams(draws[:, 0]), draws[:, 1].tolist(), strict=True):
-        gram = min(gram, num)
+    for draw, offset in draws.tolist():
+        gram = min(1 + bisect.bisect_right(_CUMULATIVE, draw), num)
         left = int(offset * gram * CONTEXT)
         start = start_bytes.find(1, position + left)
         stop = _span_end(start_bytes, start, gram, num if by_words else None)
@@ -169,12 +173,6 @@ def _is_any(tokens: Int[np.ndarray, " length"], *ids: int | None) -> Bool[np.nda
         if special_id is not None:
             result |= tokens == special_id
     return result
-
-
-def _grams(draws: Float[np.ndarray, " num"]) -> list[int]:
-    """Returns a length of a span, from 1 to `MAX_GRAM`, for each number in [0, 1)."""
-    weights = np.cumsum(1 / np.arange(1, MAX_GRAM + 1))
-    return (1 + weights.searchsorted(draws * weights[-1], side="right")).tolist()
 
 
 def _span_end(starts: bytes, start: int, gram: int, most: int | None) -> int:

@@ -45,6 +45,7 @@ class PermutationLM(Objective):
 
     kind: ClassVar[str] = "permutation_lm"
     architectures: ClassVar[tuple[str, ...]] = ("xlnet",)
+    loss: ClassVar[str] = "permutation_lm"
     targets: ClassVar[str] = "spans in a random order"
     reads: ClassVar[tuple[str, ...]] = ("word_starts",)
     inputs: ClassVar[tuple[str, ...]] = ("text", "row")

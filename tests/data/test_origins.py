@@ -25,10 +25,11 @@ LAYOUTS = {
     "packed_pairs": (config.Packed(inner=config.SentencePairs(duplicates=3)), MASKED),
     "packed_static": (config.Packed(inner=config.SentencePairs()), dataclasses.replace(MASKED, duplicates=2)),
     "static": (config.SentencePairs(), dataclasses.replace(MASKED, duplicates=2)),
+    "pair_streams": (config.PairStreams(bi_data=True), objectives.PermutationLM()),
 }
 PHASES = (
     config.PhaseConfig(until=0.3),
-    config.PhaseConfig(until=0.5, batch_size=3),
+    config.PhaseConfig(until=0.5, batch_size=6),
     config.PhaseConfig(until=1.0, length=20),
 )
 

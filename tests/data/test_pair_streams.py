@@ -250,16 +250,16 @@ def test_bad_configs_and_caches_are_rejected(open_rows):
         open_rows(texts, 64, 3, True)
     with pytest.raises(UserError, match=r"source 'a' has 42 training tokens, but a batch of streams needs 96: lower"):
         open_rows([(np.arange(9, 29), [0]), (np.arange(9, 29), [0])], 64, 2)
-    for message, layout, arguments in (
-        ("streams of pairs need at least 9", config.PairStreams(), {"length": 8}),
-        (r"set config\.vocabulary\.cls and", config.PairStreams(), {"special": config.VocabularyConfig("bytes", sep=2)}),
-        ("streams read one source", config.PairStreams(), {"sources": run.data.sources | {"b": config.TextFiles("b")}}),
-        ("rows of streams of pairs have theirs", config.PairStreams(), {"objective": objectives.Causal()}),
+    layout = config.PairStreams()
+    for message, objective, special, length, names in (
+        ("streams of pairs need at least 9", run.objective, run.vocabulary, 8, "a"),
+        (r"set config\.vocabulary\.cls and", run.objective, config.VocabularyConfig("bytes", sep=2), 64, "a"),
+        ("streams read one source", run.objective, run.vocabulary, 64, "ab"),
+        ("rows of streams of pairs have theirs", objectives.Causal(), run.vocabulary, 64, "a"),
     ):
-        fields = {"objective": run.objective, "special": run.vocabulary, "length": 64, "sources": run.data.sources}
         with pytest.raises(UserError, match=message):
-            layout.check(**fields | arguments)
-        layout.check(**fields)
+            layout.check(objective, special, length, {name: config.TextFiles(name) for name in names})
+    layout.check(run.objective, run.vocabulary, 64, run.data.sources)
 
 
 def test_masked_lm_reads_the_rows_with_a_model_of_three_token_types(make_run):

@@ -36,9 +36,9 @@ class PermutationLM(Objective):
 
     Attributes:
       num_predict: number of predictions in a row; 0: a sixth of its length, such as 85 of 512.
-      span_unit: unit of the length of a span. The published code counts `tokens`, although the paper describes n-grams,
-        because its search for the next word tests the token at the start of the span again and again. `words` is the
-        corrected rule: spans are whole words, shortened by words if they exceed the number of predictions.
+      span_unit: unit of the length of a span: `tokens`, as in the published code, or `words`, as in the paper. The code
+        searches for the end of n words, but tests the token at the start of the span every time. Spans of words are
+        shortened by words if they exceed the number of predictions.
       perm_size: number of consecutive tokens whose order is random; longer halves consist of several such parts, each
         in the same order, of which later parts see earlier ones. 0 or above half a row: half a row, as published.
     """

@@ -183,15 +183,20 @@ def _read(run: Run, phase: Phase) -> dict[str, Source]:
 
 
 def _pairs(run: Run) -> None:
-    """Rejects rows of two texts that the model does not distinguish, and labels of pairs that no head predicts."""
+    """Rejects token types and positions of rows that the model does not read, and labels that no head predicts."""
     layout = run.data.layout
     if layout.labels_pairs and getattr(run.model.named_heads.get("sentence_pair"), "classes", 0) < 2:
         raise UserError(
             "sentence pairs need a model with a pooler of two classes: set config.model.pooler, or blocks as the layout"
         )
-    if layout.num_texts > 1 and not layout.labels_pairs and run.model.token_types < 2:
+    if layout.num_texts > 1 and not layout.labels_pairs and run.model.token_types < layout.num_token_types:
         raise UserError(
-            f"{layout.plural} need a model that distinguishes their texts: set config.model.embedding.token_types to 2"
+            f"{layout.plural} need a model that distinguishes their texts: set config.model.embedding.token_types to "
+            f"{layout.num_token_types}"
+        )
+    if layout.has_positions and "positions" not in run.model.inputs:
+        raise UserError(
+            f"{layout.plural} have positions, which a model of kind '{run.model.kind}' does not read: change one"
         )
 
 

@@ -17,6 +17,7 @@ from plm_jax.objectives.masked_lm import MaskedLM
 from plm_jax.objectives.multiple_choice import MultipleChoice
 from plm_jax.objectives.objective import BoundObjective, Objective
 from plm_jax.objectives.packing import PackedFormat
+from plm_jax.objectives.permutation_lm import PermutationLM
 from plm_jax.objectives.prefix_lm import DecoderPrefixLM, FullLM, PrefixLM
 from plm_jax.objectives.replaced_token import ReplacedToken
 from plm_jax.objectives.row_format import RowFormat
@@ -52,6 +53,7 @@ __all__ = [
     "MultipleChoice",
     "Objective",
     "PackedFormat",
+    "PermutationLM",
     "PrefixLM",
     "Regression",
     "ReplaceSpans",

@@ -51,6 +51,7 @@ CASES = {
     "full_sentences": (MASKED, config.FullSentences()),
     "doc_sentences": (MASKED, config.FullSentences(cross_documents=False)),
     "streams": (objectives.BidirectionalLM(), config.Streams()),
+    "pair_streams": (objectives.PermutationLM(num_predict=6), config.PairStreams()),
 }
 
 

@@ -1,12 +1,14 @@
 """Documents of a row and rows of a document; the tokens show their document."""
 
 import dataclasses
+import types
 
 import numpy as np
 import pytest
 
 from plm_jax import config, objectives
-from plm_jax.data import layouts, mixtures, reader
+from plm_jax.data import mixtures, reader
+from plm_jax.data.layouts import streams
 
 MASKED = objectives.MaskedLM(random_share=0.0)
 SPECIALS = {"pad": 0, "cls": 1, "sep": 2, "mask": 3}
@@ -23,10 +25,11 @@ LAYOUTS = {
     "packed_pairs": (config.Packed(inner=config.SentencePairs(duplicates=3)), MASKED),
     "packed_static": (config.Packed(inner=config.SentencePairs()), dataclasses.replace(MASKED, duplicates=2)),
     "static": (config.SentencePairs(), dataclasses.replace(MASKED, duplicates=2)),
+    "pair_streams": (config.PairStreams(bi_data=True), objectives.PermutationLM()),
 }
 PHASES = (
     config.PhaseConfig(until=0.3),
-    config.PhaseConfig(until=0.5, batch_size=3),
+    config.PhaseConfig(until=0.5, batch_size=6),
     config.PhaseConfig(until=1.0, length=20),
 )
 
@@ -74,13 +77,13 @@ def test_documents_of_rows_are_those_whose_tokens_they_have(documents, make_run,
             assert list(opened.examples_with(source, number, 30)) == rows_of.get((source, number), []), number
 
 
-def test_positions_of_rows_of_streams():
-    class Text:
-        num_whole, num_rows, length = 23, 24, 5
-
-    order = layouts.streams.StreamOrder(Text, 4)
+@pytest.mark.parametrize("passes", [(0, 24), (0, 23, 46)])
+def test_positions_of_rows_of_streams(passes):
+    text = types.SimpleNamespace(num_whole=23, passes=passes)
+    order = streams.StreamOrder(text, 4)
     items = [order.item(k) for k in range(400)]
-    for item in range(24):
+    assert set(items) == set(range(23 * (len(passes) - 1)))
+    for item in range(passes[-1]):
         expected = [k for k in range(37, 391) if items[k] == item]
         assert order.positions([item], 37, 391).tolist() == expected
 

@@ -139,7 +139,7 @@ def test_queries_depend_on_earlier_targets_only(tmp_path):
 
 
 def test_targets_are_drawn_in_random_order():
-    objective = page("two_stream").PermutationLM(rate=0.25)
+    objective = page("two_stream").RandomOrderLM(rate=0.25)
     special = Special(vocab_size=VOCAB, sep=3)
     tokens, mask = np.arange(4, 28), np.repeat([1, 0], [20, 4])
     tokens[7] = special.sep

@@ -221,7 +221,7 @@ class XlnetFamily(Family):
 
 
 @dataclass(frozen=True)
-class PermutationLM(objectives.Objective):
+class RandomOrderLM(objectives.Objective):
     """Prediction of tokens in a random order, each from all tokens that are no targets and from earlier targets.
 
     Unlike in XLNet, targets are single tokens instead of spans.
@@ -230,7 +230,7 @@ class PermutationLM(objectives.Objective):
       rate: share of a row's tokens that are targets.
     """
 
-    kind = "permutation_lm"
+    kind = "random_order_lm"
     architectures = ("two_stream",)
     inputs = ("text", "row")
     separators = ("eos", "sep")
@@ -275,4 +275,4 @@ def get_config():
         head=models.VocabularyHead(bias=True),
         initializer=models.InitializerConfig(0.06),
     )
-    return config.to_config_dict(replace(run, model=model, objective=PermutationLM()))
+    return config.to_config_dict(replace(run, model=model, objective=RandomOrderLM()))

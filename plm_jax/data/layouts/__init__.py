@@ -19,6 +19,7 @@ from plm_jax.data.layouts.labeled import LabeledLayout
 from plm_jax.data.layouts.layout import Layout, RowRequest, begins_with
 from plm_jax.data.layouts.order import Order, RowOrder
 from plm_jax.data.layouts.packed import Packed
+from plm_jax.data.layouts.pair_streams import PairStreams
 from plm_jax.data.layouts.randomness import generator
 from plm_jax.data.layouts.records import Records
 from plm_jax.data.layouts.rows import Rows
@@ -37,6 +38,7 @@ __all__ = [
     "Layout",
     "Order",
     "Packed",
+    "PairStreams",
     "Records",
     "RowOrder",
     "RowRequest",

@@ -89,12 +89,12 @@ class BlockRows(StridedRows):
     @override
     def windows(self, window_tokens: int) -> list[np.ndarray]:
         starts = np.arange(-(-self._stream.num_tokens // window_tokens) + 1, dtype=np.int64) * window_tokens
-        return [np.minimum(-(-starts // self._stride), self.num_whole)]
+        return [np.minimum(-(-starts // self.stride), self.num_whole)]
 
     @override
     def example(self, item: int, rng: np.random.Generator) -> Example:
         start, stop = self.span(item)
-        row = self._stream.example(start, self._length, self._separate)
+        row = self._stream.example(start, self.length, self._separate)
         for name in self._reads:
             row[name] = self._stream.starts(name, start, stop)
         return row
@@ -102,7 +102,7 @@ class BlockRows(StridedRows):
     @override
     def shortage(self) -> str:
         return (
-            f"has {self._stream.num_tokens} training tokens, but a row needs {self._length}: "
+            f"has {self._stream.num_tokens} training tokens, but a row needs {self.length}: "
             "lower config.data.length or add more text"
         )
 

@@ -74,6 +74,7 @@ class Layout(Role):
       plural: name of the rows in errors.
       num_texts: number of texts between special ids in a row, such as 2 for `[CLS] A [SEP] B [SEP]`; 0 for rows without
         special ids of their own.
+      num_token_types: number of token types of rows with several texts.
       least_length: smallest length of a row in tokens.
       attend_across_documents: whether a token sees earlier documents of its row; if not, rows have segment ids.
       begin: the special ids before each document, by their names in a config's `vocabulary`.
@@ -85,6 +86,7 @@ class Layout(Role):
 
     plural: ClassVar[str]
     num_texts: ClassVar[int] = 0
+    num_token_types: ClassVar[int] = 2
     least_length: ClassVar[int] = 1
     attend_across_documents: ClassVar[bool] = True
     begin: ClassVar[tuple[str, ...]] = ()

@@ -106,21 +106,25 @@ class SpanRows(Rows):
 
 
 class StridedRows(SpanRows):
-    """Rows of one pass over a stream: one of `length` tokens begins every `stride` tokens; the last may be shorter."""
+    """Rows of a stream: one of `length` tokens begins every `stride` tokens; the last may be shorter.
+
+    Attributes:
+      num_whole: number of rows without padding.
+    """
 
     def __init__(self, stream: Stream, length: int, stride: int):
         self.text = self._stream = stream
-        self._length, self._stride = length, stride
+        self.length, self.stride = length, stride
         self.num_whole = max(0, (stream.num_tokens - length) // stride + 1)
         self.num_rows = max(0, -(-(stream.num_tokens - length + stride) // stride))
         self.pass_tokens = self.num_whole * stride
 
     @override
     def span(self, item: int) -> tuple[int, int]:
-        start = item * self._stride
-        return start, min(start + self._length, self._stream.num_tokens)
+        start = item * self.stride
+        return start, min(start + self.length, self._stream.num_tokens)
 
     @override
     def rows_within(self, start: int, stop: int) -> list[range]:
-        first = max(0, (start - self._length) // self._stride + 1)
-        return [range(first, min((stop - 1) // self._stride + 1, self.num_rows))]
+        first = max(0, (start - self.length) // self.stride + 1)
+        return [range(first, min((stop - 1) // self.stride + 1, self.num_rows))]

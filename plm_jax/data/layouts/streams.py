@@ -47,8 +47,7 @@ class Streams(Layout):
         self, objective: objectives.Objective, special: SpecialIds, length: int, sources: Mapping[str, Any]
     ) -> None:
         super().check(objective, special, length, sources)
-        if len(sources) != 1:
-            raise UserError("streams read one source: set one in config.data.sources, with several files if necessary")
+        check_one_source(sources)
         if None in (special.bos, special.eos):
             raise UserError("streams frame documents: set config.vocabulary.bos and config.vocabulary.eos")
 
@@ -71,18 +70,19 @@ class Streams(Layout):
         return StreamOrder(rows, batch_size)
 
 
-class StreamRows(StridedRows):
-    """The words of a split in rows of `length`, in one pass.
+def check_one_source(sources: Mapping[str, Any]) -> None:
+    """Rejects rows of several sources, which could not continue each other."""
+    if len(sources) != 1:
+        raise UserError("streams read one source: set one in config.data.sources, with several files if necessary")
 
-    Attributes:
-      length: number of words of a row.
-      num_whole: number of rows without padding; the last row may be shorter.
-    """
+
+class StreamRows(StridedRows):
+    """The words of a split in rows of `length`, in one pass."""
 
     def __init__(self, stream: Stream, length: int, bos: int, characters: np.ndarray):
         """Opens the rows; `stream` has an `eos`, and `characters` [vocab_size, C] are those of each word."""
         super().__init__(stream, length, length)
-        self.length, self.pass_tokens = length, stream.num_tokens
+        self.pass_tokens = stream.num_tokens
         self._bos = bos
         self._characters = characters
 
@@ -104,12 +104,12 @@ class StreamRows(StridedRows):
         word, before = self._words(positions, begin)
         # The backward direction reads the position at the same distance from the end of the document.
         reverse_word, reverse_before = self._words(begin + end - 1 - positions, begin)
-        inputs, targets = np.zeros((2, 2, self._length), np.int32)
+        inputs, targets = np.zeros((2, 2, self.length), np.int32)
         inputs[:, : len(positions)] = before, reverse_word
         targets[:, : len(positions)] = word, reverse_before
         example = {"characters": self._characters[inputs].astype(np.int32), "targets": targets}
-        if len(positions) < self._length:
-            example["mask"] = (np.arange(self._length) < len(positions)).astype(np.int32)
+        if len(positions) < self.length:
+            example["mask"] = (np.arange(self.length) < len(positions)).astype(np.int32)
         return example
 
     def _words(self, positions: np.ndarray, begin: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -129,29 +129,35 @@ class StreamOrder(RowOrder):
     """Order of rows of streams: row r of every batch reads its own share of the text in order.
 
     After the end of its share, a row continues with the next share, and after the end of the text with its beginning,
-    so batches run across epochs.
+    so batches run across epochs. If rows have several passes, each is read by as many rows of a batch, the first pass
+    by the first ones.
     """
 
-    def __init__(self, rows: StreamRows, batch_size: int):
+    rows: StridedRows
+
+    def __init__(self, rows: StridedRows, batch_size: int):
         self.rows = rows
+        self._num_passes = len(rows.passes) - 1
         self._num_whole = rows.num_whole
-        self._length = rows.length
         self._batch_size = batch_size
-        self._share = rows.num_whole // batch_size
+        self._num_shares = batch_size // self._num_passes
+        self._share = rows.num_whole // self._num_shares
         self.num_items = self._share * batch_size
 
     @override
     def item(self, k: int) -> int:
         batch, row = divmod(k, self._batch_size)
-        return (row * self._share + batch) % self._num_whole
+        number, share = divmod(row, self._num_shares)
+        return number * self._num_whole + (share * self._share + batch) % self._num_whole
 
     @override
     def positions(self, rows: Sequence[int] | np.ndarray, first: int, last: int) -> np.ndarray:
         parts, batches = [], np.array([first // self._batch_size, -(-last // self._batch_size)])
         for item in rows:
-            if item < self._num_whole:
-                starts = (item - np.arange(self._batch_size) * self._share) % self._num_whole
-                for row, start in enumerate(starts.tolist()):
+            number, item_of_pass = divmod(item, self._num_whole)
+            if number < self._num_passes:
+                starts = (item_of_pass - np.arange(self._num_shares) * self._share) % self._num_whole
+                for row, start in enumerate(starts.tolist(), number * self._num_shares):
                     # A row of the batch reads the same row of the text again after `_num_whole` batches.
                     begin = start + -(-(max(0, int(batches[0]) - start)) // self._num_whole) * self._num_whole
                     parts.append(np.arange(begin, batches[1], self._num_whole) * self._batch_size + row)
@@ -160,13 +166,14 @@ class StreamOrder(RowOrder):
 
     @override
     def shortage(self) -> str:
+        needed = (self._num_shares - 1) * self.rows.stride + self.rows.length
         return (
-            f"has {self.rows.pass_tokens} training words, but a batch of streams needs "
-            f"{self._batch_size * self._length}: lower config.train.batch_size or add more text"
+            f"has {self.rows.text.num_tokens} training tokens, but a batch of streams needs {needed}: "
+            "lower config.train.batch_size or config.data.length, or add more text"
         )
 
     @override
     def resume(self, k: int, before: Self) -> int:
-        """Returns the position after the same number of words, rounded up to the start of a batch."""
-        num_words = k * before._length
-        return -(-num_words // (self._batch_size * self._length)) * self._batch_size
+        """Returns the position after the same number of tokens, rounded up to the start of a batch."""
+        num_tokens = k * before.rows.stride
+        return -(-num_tokens // (self._batch_size * self.rows.stride)) * self._batch_size

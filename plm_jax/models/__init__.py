@@ -19,6 +19,7 @@ from plm_jax.models.positions import (
     NoPositions,
     Position,
     RelativeBias,
+    RelativeSinusoids,
     Rotary,
     Rotary2D,
     RotaryScaling,
@@ -44,6 +45,7 @@ from plm_jax.models.transformer import (
     StackConfig,
     TransformerConfig,
 )
+from plm_jax.models.xlnet import XlnetConfig
 
 __all__ = [
     "AttentionConfig",
@@ -80,6 +82,7 @@ __all__ = [
     "Pooler",
     "Position",
     "RelativeBias",
+    "RelativeSinusoids",
     "Rotary",
     "Rotary2D",
     "RotaryScaling",
@@ -95,4 +98,5 @@ __all__ = [
     "TransformerConfig",
     "VocabularyHead",
     "VocabularyModule",
+    "XlnetConfig",
 ]

@@ -78,8 +78,13 @@ OWN_HEADS = {
 
 
 class Encoder(Architecture):
-    """A bidirectional model of `EncoderConfig`."""
+    """A bidirectional model of `EncoderConfig`.
 
+    Attributes:
+      stack_class: class of its stack.
+    """
+
+    stack_class: ClassVar[type[Stack]] = Stack
     model: EncoderConfig
 
     def setup(self):
@@ -87,7 +92,7 @@ class Encoder(Architecture):
         [D, classes], `discriminator_transform` [D, D], `discriminator` [D, 1], `span_boundary`.
         """
         super().setup()
-        self.stack = Stack(self.model, self.dtype)
+        self.stack = self.stack_class(self.model, self.dtype)
         for name, head in self.model.own_heads.items():
             module = HeadModule(head, self.model, self.dtype)
             setattr(self, OWN_HEADS[name], module)

@@ -33,7 +33,9 @@ def changed(name, **fields):
 def of_page(name, *variant):
     """A model and an objective of tests/extending, with the sizes of RUNS."""
     run = config.from_dict(page(name).get_config(*variant))
-    position = dataclasses.replace(run.model.attention.position, length=64)
+    position = run.model.attention.position
+    if hasattr(position, "length"):
+        position = dataclasses.replace(position, length=64)
     model = dataclasses.replace(
         run.model,
         embedding=dataclasses.replace(run.model.embedding, vocab_size=272),

@@ -40,12 +40,14 @@ class XlnetConfig(EncoderConfig):
       reuse_length: number of tokens, from the start of a row, that the memory remembers; 0: all tokens.
       causal: whether tokens attend to no later ones (`attn_type` "uni", as in Transformer-XL).
       reverses_half: whether the texts in the second half of a batch's rows run backwards, so that their distances are
-        negated (`bi_data`).
+        negated (`bi_data`), unless the batch has `positions`.
     """
 
     kind: ClassVar[str] = "xlnet"
     architecture: ClassVar[str] = "xlnet"
     inputs = (*EncoderConfig.inputs, "order", "target_positions")
+    discriminator: NoHead = NoHead()
+    span_boundary: NoHead = NoHead()
     memory_length: ranges.LengthOrZero = 0
     reuse_length: ranges.LengthOrZero = 0
     causal: bool = False
@@ -184,7 +186,8 @@ class Xlnet(Encoder):
           tokens: int32 [B, L].
           mask: [B, L], 1 for real tokens.
           token_types: int32 [B, L]; attention only compares them. None: scores do not depend on segments.
-          positions: int32 [B or 1, L]; by default from 0. Only their differences matter.
+          positions: int32 [B or 1, L], which count down in rows whose text runs backwards; by default from 0, and
+            negative in the second half of the rows with `reverses_half`. Only their differences matter.
           segment_ids: int32 [B, L]; tokens attend only to their own segment.
           order: int32 [B, L], rank of each token in the order of prediction: a token attends to itself and to tokens of
             the same rank or a lower one, a target's query to tokens of a lower rank. None: they attend to all tokens.
@@ -192,7 +195,11 @@ class Xlnet(Encoder):
           deterministic: no dropout.
         """
         memory, length = carry.get("memory"), tokens.shape[1]
-        positions = jnp.arange(length)[None] if positions is None else positions
+        if positions is None:
+            positions = jnp.arange(length)[None]
+            if self.model.reverses_half:
+                is_reversed = jnp.arange(len(tokens))[:, None] >= (len(tokens) + 1) // 2
+                positions = jnp.where(is_reversed, -positions, positions)
         context = self._context(tokens, mask, token_types, positions, segment_ids, order, target_positions, memory)
         x = self.embed(tokens, positions, deterministic=deterministic)
         self.sow("intermediates", "embedded", x)
@@ -223,9 +230,8 @@ class Xlnet(Encoder):
             return jnp.concatenate([of_memory, values], axis=1)
 
         slots = jnp.arange(shape[1])[None]
-        key_positions = of_keys(positions, positions[:, :1] + jnp.arange(-remembered, 0))
-        directions = jnp.where(jnp.arange(shape[0]) < (shape[0] + 1) // 2, 1, -1)[:, None]
-        directions = directions if self.model.reverses_half else 1
+        first, last = positions[:, :1], positions[:, -1:]
+        key_positions = of_keys(positions, first + jnp.arange(-remembered, 0) * jnp.where(last < first, -1, 1))
         mask = None if mask is None else of_keys(mask, 1)
         if self.model.causal:
             is_earlier = of_keys(slots, -1)[:, None] <= of_queries(slots)[..., None]
@@ -241,7 +247,7 @@ class Xlnet(Encoder):
             mask=mask,
             segment_ids=None if segment_ids is None else (of_queries(segment_ids), segment_ids),
             order=None if order is None else (of_queries(order + 1, order), of_keys(order, FIRST)),
-            positions=of_queries(positions) * directions,
-            source_positions=key_positions * directions if remembered or target_positions is not None else None,
+            positions=of_queries(positions),
+            source_positions=key_positions if remembered or target_positions is not None else None,
             arrays=segments,
         )

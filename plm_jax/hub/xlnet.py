@@ -3,16 +3,19 @@
 Projections have an axis of heads. `XLNetForQuestionAnswering`, whose head searches with beams, is not supported.
 """
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
 from typing_extensions import override
 
 from plm_jax import models
-from plm_jax.hub import bert
+from plm_jax.hub import albert, bert
 from plm_jax.hub.family import Family, TaskLayout, Tensor, dense, norm, task_layouts
 from plm_jax.hub.fields import Derived, Entry, Field, Fixed, activation, check, initializer_range, quotient
 
+# Special tokens in spiece.model.
+PIECES = {"bos": "<s>", "eos": "</s>", "cls": "<cls>", "sep": "<sep>", "pad": "<pad>", "mask": "<mask>"}
 LAYER, BLOCKS = "transformer.layer.{layer}", "stack/blocks"
 
 
@@ -127,6 +130,8 @@ class XlnetFamily(Family):
         Tensor("lm_loss.weight", ("head",)),
         Tensor("lm_loss.bias", ("head_bias",)),
     )
+    vocabulary_files = {"sentencepiece": ("spiece.model",)}
+    tokenizer_class = "XLNetTokenizer"
     tasks = task_layouts(
         TaskLayout(
             "logits_proj",
@@ -146,3 +151,21 @@ class XlnetFamily(Family):
     @override
     def architecture(self, model):
         return "XLNetLMHeadModel" if bert.has_head(model) else "XLNetModel"
+
+    @override
+    def tokenizer_config(self, files, special_ids):
+        lower = special_ids.get("lowercase", False)
+        described = super().tokenizer_config(files, special_ids) | {"padding_side": "left"}
+        return described | {"do_lower_case": lower, "keep_accents": not lower}
+
+    @override
+    def special_ids(self, files, tokenizer_config):
+        ids, lower = albert.piece_ids(files), bool(tokenizer_config.get("do_lower_case", False))
+        if not lower and not tokenizer_config.get("keep_accents", False):
+            warnings.warn(
+                "transformers removes the accents from text for XLNet, but plm_jax keeps them in a cased vocabulary: "
+                "letters with accents get other ids",
+                stacklevel=2,
+            )
+        special_ids = {f"{name}_token_id": ids[piece] for name, piece in PIECES.items() if piece in ids}
+        return special_ids | {"lowercase": lower}

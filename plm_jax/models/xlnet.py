@@ -20,7 +20,7 @@ from plm_jax.models.heads import NoHead
 from plm_jax.models.kernels import Context
 from plm_jax.models.layers import Stream
 from plm_jax.models.partitioning import constrain
-from plm_jax.models.positions import Table
+from plm_jax.models.positions import RelativeSinusoids, Table
 from plm_jax.models.stack import Block, Stack, loop, recomputed
 
 Memory = Float[Array, "batch layers memory dim"]
@@ -84,18 +84,14 @@ class XlnetConfig(EncoderConfig):
 
     @override
     def macs(self, length, targets, decoder_length=0, samples=0):
-        """Counts the multiply-accumulate operations of both streams and of the heads.
-
-        The projection of distances, which the rows of a batch share, is not counted.
-        """
+        """Counts the multiply-accumulate operations of both streams and of the heads."""
         width, joined = self.embedding.width, self.attention.heads * self.attention.head_dim
         queries = length + (0 if isinstance(self.head, NoHead) else targets)
-        keys = length + self.memory_length
-        feed_forward = (3 if self.feed_forward.gated else 2) * width * self.feed_forward.width
-        # Scores of content, scores of all distances, and values.
-        attended = (2 * keys + 2 * keys + 1) * joined
-        of_queries = queries * (2 * width * joined + feed_forward + attended)
-        return self.stack.blocks * (of_queries + keys * 2 * width * joined) + self.heads_macs(length, targets)
+        keys, position = length + self.memory_length, self.attention.position
+        products = (3 if self.feed_forward.gated else 2) * width * self.feed_forward.width * queries
+        products += 2 * joined * (width * (queries + keys) + queries * keys)
+        products += position.macs(queries, keys, joined) if isinstance(position, RelativeSinusoids) else 0
+        return self.stack.blocks * products + self.heads_macs(length, targets)
 
 
 class TwoStreamStack(Stack):

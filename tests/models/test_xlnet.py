@@ -15,6 +15,7 @@ from plm_jax import losses, models
 from plm_jax.common.errors import UserError
 from plm_jax.hub import families, tensor_layout
 from plm_jax.models import registry
+from plm_jax.training import flops
 
 transformers = pytest.importorskip("transformers")
 torch = pytest.importorskip("torch")
@@ -219,6 +220,19 @@ def test_the_memory_keeps_the_first_tokens(tmp_path):
     np.testing.assert_array_equal(memories[0], memories[1])
     assert np.abs(memories[0] - memories[2]).max() > 0.01
     assert not np.any(memories[0][:, :, :4])
+
+
+@pytest.mark.parametrize("fields", [{}, {"mem_len": None, "clamp_len": 4}, {"clamp_len": 50}])
+def test_flops_equal_the_products_of_a_program(fields):
+    """Except for the projection of distances, which the rows of a batch share."""
+    sizes = {"vocab_size": VOCAB, "d_model": WIDTH, "n_layer": LAYERS, "n_head": HEADS, "d_inner": 40, "mem_len": 7}
+    model, rows = families.registered()["xlnet"].to_settings(sizes | fields), rows_of(0)
+    carry, module = nn.unbox(model.new_carry(BATCH)), registry.build(model)
+    traced = jax.make_jaxpr(lambda params: streams(module, params, carry, rows))(registry.shapes(model))
+    keys = LENGTH + model.memory_length
+    distances = 2 * min(keys, fields.get("clamp_len", keys)) + 1
+    shared = 2 * LAYERS * distances * WIDTH * WIDTH
+    assert flops.of_program(traced.jaxpr) == flops.per_step(model, BATCH, LENGTH, targets=TARGETS) / 3 + shared
 
 
 def test_tasks_read_the_content_stream_without_a_memory():

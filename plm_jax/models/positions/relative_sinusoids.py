@@ -30,6 +30,17 @@ class RelativeSinusoids(Position):
     clamp: ranges.Length | None = None
     segments: bool = True
 
+    def reach(self, keys: int) -> int:
+        """Returns the largest distance with a vector of its own, given the number of keys."""
+        return keys if self.clamp is None else min(self.clamp, keys)
+
+    def macs(self, queries: int, keys: int, width: int) -> int:
+        """Returns the multiply-accumulates of the scores of a row in a layer whose heads have this width together.
+
+        The projection of distances, which the rows of a batch share, is not counted.
+        """
+        return width * (queries * (2 * self.reach(keys) + 1 + 2 * self.segments) + keys)
+
     @override
     def layer_tables(self, width, heads, head_dim, initializer):
         """Returns the projection `distance` [D, N · H] and a bias [N, H] of queries for each part of a score.
@@ -52,7 +63,7 @@ class RelativeSinusoids(Position):
             queries = query + tables[bias][:, None] * layer.scale
             return jnp.einsum(equation, queries, vectors, preferred_element_type=jnp.float32)
 
-        reach = key.shape[2] if self.clamp is None else min(self.clamp, key.shape[2])
+        reach = self.reach(key.shape[2])
         vectors_RD = layer.drop(sinusoids(reach, len(tables["distance"])).astype(query.dtype))
         vectors_RNH = (vectors_RD @ tables["distance"]).reshape(-1, *tables["distance_bias"].shape)
         distances = layer.query_positions[:, None, :, None] - layer.key_positions[:, None, None, :]

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import jax.numpy as jnp
-import numpy as np
 from typing_extensions import override
 
 from plm_jax.common import ranges
@@ -82,6 +81,6 @@ def sinusoids(reach: int, width: int):
 
     The first half of a vector are sines, the second half are the cosines of the same angles.
     """
-    frequencies = 10_000.0 ** (-np.arange(0, width, 2) / width)
-    angles = jnp.arange(-reach, reach + 1)[:, None] * jnp.asarray(frequencies, jnp.float32)
+    frequencies = [10_000.0 ** (-i / width) for i in range(0, width, 2)]  # In double precision.
+    angles = jnp.arange(-reach, reach + 1)[:, None] * jnp.array(frequencies, jnp.float32)
     return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=1)

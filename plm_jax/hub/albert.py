@@ -77,7 +77,7 @@ class AlbertFamily(Family):
 
     @override
     def special_ids(self, files, tokenizer_config):
-        ids = {piece.piece: i for i, piece in enumerate(_pieces(files))}
+        ids = piece_ids(files)
         lower, keeps_accents = tokenizer_config.get("do_lower_case"), tokenizer_config.get("keep_accents")
         lower = _is_uncased(files) if lower is None else bool(lower)
         if lower and keeps_accents:
@@ -93,6 +93,11 @@ class AlbertFamily(Family):
             )
         special_ids = {f"{name}_token_id": ids[symbol] for name, symbol in bert.SYMBOLS.items() if symbol in ids}
         return special_ids | {"lowercase": lower}
+
+
+def piece_ids(files: list[bytes]) -> dict[str, int]:
+    """Returns the ids of the pieces in spiece.model."""
+    return {piece.piece: i for i, piece in enumerate(_pieces(files))}
 
 
 def _is_uncased(files: list[bytes]) -> bool:

@@ -32,6 +32,7 @@ from plm_jax.hub.roberta import RobertaFamily
 from plm_jax.hub.t5 import T5Family
 from plm_jax.hub.xlm import XlmFamily
 from plm_jax.hub.xlm_roberta import CamembertFamily, XlmRobertaFamily, XlmRobertaXlFamily
+from plm_jax.hub.xlnet import XlnetFamily
 from plm_jax.models.protocol import ModelConfig
 
 CONFIG = "config.json"
@@ -41,7 +42,7 @@ PUBLISHED = (
     *(Gpt2Family, BertFamily, T5Family, Mt5Family, BartFamily, RobertaFamily, ElectraFamily, AlbertFamily),
     *(DistilBertFamily, Gpt1Family, LlamaFamily, GlmFamily, ChatGlmFamily),
     *(GlmOriginalFamily, ChatGlm6BFamily, XlmRobertaFamily, CamembertFamily, XlmFamily, XlmRobertaXlFamily),
-    *(ModernBertFamily, EuroBertFamily, CohereFamily, ErnieFamily, DebertaFamily, DebertaV2Family),
+    *(ModernBertFamily, EuroBertFamily, CohereFamily, ErnieFamily, DebertaFamily, DebertaV2Family, XlnetFamily),
 )
 # Settings of training and computation. A Hugging Face directory lacks them or contains only some of them.
 NOT_STORED = ("dropout.", "initializer.", "attention.position.init_std", "scan_layers", "remat", "attention_kernel")

@@ -10,6 +10,7 @@ from plm_jax.losses.distillation import Distillation, DistillationLoss
 from plm_jax.losses.loss import Loss, LossWrapper, Term
 from plm_jax.losses.means import LossSums
 from plm_jax.losses.next_token import MaskedLMLoss, NextTokenLoss
+from plm_jax.losses.permutation_lm import PermutationLMLoss
 from plm_jax.losses.replaced_token import ReplacedTokenLoss, ReplacedTokenTerm, ReplacedTokenTermLoss
 from plm_jax.losses.sentence_pairs import SentencePairsLoss
 from plm_jax.losses.span_boundary import SpanBoundaryLoss
@@ -24,6 +25,7 @@ __all__ = [
     "LossWrapper",
     "MaskedLMLoss",
     "NextTokenLoss",
+    "PermutationLMLoss",
     "ReplacedTokenLoss",
     "ReplacedTokenTerm",
     "ReplacedTokenTermLoss",

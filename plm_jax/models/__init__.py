@@ -30,6 +30,7 @@ from plm_jax.models.positions import (
     NoPositions,
     Position,
     RelativeBias,
+    RelativeSinusoids,
     Rotary,
     Rotary2D,
     RotaryScaling,
@@ -55,6 +56,7 @@ from plm_jax.models.transformer import (
     StackConfig,
     TransformerConfig,
 )
+from plm_jax.models.xlnet import XlnetConfig
 
 __all__ = [
     "AttentionConfig",
@@ -94,6 +96,7 @@ __all__ = [
     "Pooler",
     "Position",
     "RelativeBias",
+    "RelativeSinusoids",
     "Rotary",
     "Rotary2D",
     "RotaryScaling",
@@ -109,4 +112,5 @@ __all__ = [
     "TransformerConfig",
     "VocabularyHead",
     "VocabularyModule",
+    "XlnetConfig",
 ]

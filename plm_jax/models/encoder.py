@@ -123,8 +123,13 @@ OWN_HEADS = {
 
 
 class Encoder(Architecture):
-    """A bidirectional model of `EncoderConfig`."""
+    """A bidirectional model of `EncoderConfig`.
 
+    Attributes:
+      stack_class: class of its stack.
+    """
+
+    stack_class: ClassVar[type[Stack]] = Stack
     model: EncoderConfig
 
     def setup(self):
@@ -134,7 +139,7 @@ class Encoder(Architecture):
         super().setup()
         head, convolution = self.model.head, self.model.convolution
         if convolution is None and not isinstance(head, MaskDecoderHead):
-            self.stack = Stack(self.model, self.dtype)
+            self.stack = self.stack_class(self.model, self.dtype)
         else:
             positions = head.positions if isinstance(head, MaskDecoderHead) else 0
             self.stack = DebertaStack(self.model, self.dtype, convolution=convolution, positions=positions)

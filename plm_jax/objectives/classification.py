@@ -22,7 +22,7 @@ class _TextsObjective(LabeledObjective):
         similarity (Radford et al. 2018 §3.3).
     """
 
-    architectures: ClassVar[tuple[str, ...]] = ("encoder", "decoder", "encoder_decoder", "elmo")
+    architectures: ClassVar[tuple[str, ...]] = ("encoder", "decoder", "encoder_decoder", "elmo", "xlnet")
     label: ClassVar[str]
     dtype: ClassVar[type]
     both_orders: bool = False

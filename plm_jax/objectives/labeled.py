@@ -4,6 +4,7 @@ encoder          BERT's [CLS] A [SEP] B [SEP] with token types; without cls and 
 decoder          GPT-1's start A delimiter B extract (Radford et al. 2018 §3.3): bos, sep and cls
 encoder_decoder  BART's (Lewis et al. 2020 §3): the same row in both, the decoder's shifted right after eos
 elmo             <S> words </S>, and their characters
+xlnet            A <sep> B <sep> <cls> with token types (Yang et al. 2019)
 """
 
 from collections.abc import Sequence
@@ -57,7 +58,7 @@ class LabeledObjective(Objective):
     inputs: ClassVar[tuple[str, ...]] = ("labeled",)
     frames: ClassVar[bool] = True
     carries_state: ClassVar[bool] = False
-    rows: Literal["encoder", "decoder", "encoder_decoder", "elmo"] = "encoder"
+    rows: Literal["encoder", "decoder", "encoder_decoder", "elmo", "xlnet"] = "encoder"
     lm_coefficient: ranges.Scale = 0.0
 
     def __post_init__(self):
@@ -106,6 +107,8 @@ class LabeledObjective(Objective):
         if self.rows == "decoder":
             between = () if special.sep is None else (special.sep,)  # Not needed for a single text.
             return RowFormat((special.required("bos"),), between, (special.required("cls"),), special.pad or 0)
+        if self.rows == "xlnet":
+            return RowFormat.xlnet(special.required("sep"), special.required("cls"), special.pad or 0)
         return RowFormat.labeled(special)
 
     def num_windows(
@@ -135,9 +138,9 @@ class LabeledObjective(Objective):
         for a decoder, each text has half of the row.
 
         Returns:
-          `tokens` and `mask` [L] int32. For BERT's rows also `token_types`; for an encoder-decoder `decoder_tokens` and
-          `decoder_mask` [L]; for an ELMo `characters` [L, C] int32; with `lm_coefficient` above 0 `targets` [L] int32
-          and `target_weights` [L] float32.
+          `tokens` and `mask` [L] int32. For rows of BERT and XLNet also `token_types`; for an encoder-decoder
+          `decoder_tokens` and `decoder_mask` [L]; for an ELMo `characters` [L, C] int32; with `lm_coefficient` above 0
+          `targets` [L] int32 and `target_weights` [L] float32.
         """
         length, row_format = example["length"], self.row_format(special)
         if self.rows == "decoder":

@@ -22,7 +22,7 @@ class MultipleChoice(LabeledObjective):
 
     kind: ClassVar[str] = "multiple_choice"
     form: ClassVar[str] = "choice"
-    architectures: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
+    architectures: ClassVar[tuple[str, ...]] = ("encoder", "decoder", "xlnet")
     targets: ClassVar[str] = "the right one of several texts"
     num_choices: Annotated[int, ranges.Range(2, 1024)] = 2
 

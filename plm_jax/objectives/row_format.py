@@ -19,6 +19,7 @@ class RowFormat:
     Attributes:
       has_types: whether rows have `token_types`, the index of each token's text; a special token has the type of the
         text before it.
+      last_type: type of the last special token; None: that of the text before it.
     """
 
     before: tuple[int, ...]
@@ -26,6 +27,7 @@ class RowFormat:
     after: tuple[int, ...]
     pad: int = 0
     has_types: bool = False
+    last_type: int | None = None
 
     @classmethod
     def of(cls, special: Special, has_types: bool = False) -> "RowFormat":
@@ -45,6 +47,11 @@ class RowFormat:
         if row_format.before == (special.cls,):
             return row_format
         return replace(row_format, between=row_format.after * 2, has_types=False)
+
+    @classmethod
+    def xlnet(cls, sep_id: int, cls_id: int, pad: int = 0) -> "RowFormat":
+        """Returns the format of XLNet, `A <sep> B <sep> <cls>`, in which the last token has a type of its own."""
+        return cls((), (sep_id,), (sep_id, cls_id), pad, has_types=True, last_type=2)
 
     def room(self, length: int, num_texts: int = 1) -> int:
         """Returns the number of tokens of `num_texts` texts that fit into a row of `length`."""
@@ -69,6 +76,8 @@ class RowFormat:
             size += len(marks)
             if number and token_types is not None:
                 token_types[start:size] = number
+        if token_types is not None and self.last_type is not None:
+            token_types[size - 1] = self.last_type
         row = {"tokens": tokens, "mask": (np.arange(length) < size).astype(np.int32)}
         return row if token_types is None else row | {"token_types": token_types}
 

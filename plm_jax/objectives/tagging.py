@@ -16,7 +16,7 @@ class Tagging(LabeledObjective):
 
     kind: ClassVar[str] = "tagging"
     form: ClassVar[str] = "tags"
-    architectures: ClassVar[tuple[str, ...]] = ("encoder", "encoder_decoder", "elmo")
+    architectures: ClassVar[tuple[str, ...]] = ("encoder", "encoder_decoder", "elmo", "xlnet")
     targets: ClassVar[str] = "the tag of each word"
 
     @override

@@ -97,7 +97,7 @@ def frame(model: ModelConfig, ids: Mapping[str, Any], run: config.Run | None) ->
     def first(*names: str) -> list[int]:
         return next(([known[name]] for name in names if name in known), [])
 
-    if row_format := _labeled_format(run):
+    if row_format := _row_format(model, known, run):
         return list(row_format.before), list(row_format.after)
     if model.architecture == "decoder":
         fills_blanks = run is None or run.objective.fills_blanks
@@ -122,11 +122,16 @@ def unframed(pretrained: Pretrained) -> list[str]:
     return [name for name in ("cls", "bos", "sep", "eos") if name in ids]
 
 
-def _labeled_format(run: config.Run | None) -> objectives.RowFormat | None:
-    """Returns the special tokens around the texts of labeled examples, or None if the model was not trained on any."""
-    if run is None or not isinstance(run.objective, objectives.LabeledObjective):
-        return None
-    return run.objective.row_format(objectives.Special.of(run.vocabulary))
+def _row_format(model: ModelConfig, ids: Mapping[str, int], run: config.Run | None) -> objectives.RowFormat | None:
+    """Returns the special tokens around texts if the run or the model determines them, otherwise None.
+
+    The run determines them if its examples are labeled, the model if it is an XLNet; `ids` are special ids by name.
+    """
+    if run is not None and isinstance(run.objective, objectives.LabeledObjective):
+        return run.objective.row_format(objectives.Special.of(run.vocabulary))
+    if model.architecture == "xlnet" and {"sep", "cls"} <= ids.keys():
+        return objectives.RowFormat.xlnet(ids["sep"], ids["cls"])
+    return None
 
 
 def begins_with(ids: Mapping[str, Any]) -> list[int]:
@@ -155,14 +160,15 @@ def tokenizer(pretrained: Pretrained) -> tokenizer_json.Tokenizer | None:
     # The files of ChatGLM2 have no other special ids.
     if before == pretrained.special_ids.get("begins_with") and len(before) == 2:
         ids = {"gmask": before[0], "sop": before[1]} | ids
-    row_format = _labeled_format(pretrained.run)
+    row_format = _row_format(model, ids, pretrained.run)
     between = list(row_format.between) if row_format else after * 2 if before == [ids.get("bos")] else after
     types = model.token_types > 1 and (row_format is None or row_format.has_types)
     if types:
         headless = dataclasses.replace(model, heads=())
         types = families.family_of(headless, pretrained.family).token_types_are_of_texts
     is_theirs = pretrained.run is None and pretrained.vocabulary.startswith(tokenizer_json.SCHEME)
-    around = exported.Frame(before, between or before, after, types)
+    last_type = row_format.last_type if row_format and types else None
+    around = exported.Frame(before, between or before, after, types, last_type)
     tree, described = exported.export(vocabulary(pretrained), ids, None if is_theirs else around)
     described["model_input_names"] = ["input_ids", *(["token_type_ids"] if types else []), "attention_mask"]
     if model.max_length is not None:

@@ -63,6 +63,8 @@ def small_model(objective, vocab_size, kind=None):
         return models.EncoderConfig(**shared, pooler=models.Pooler())
     if kind == "encoder_decoder":
         return models.EncoderDecoderConfig(**shared, decoder_stack=models.StackConfig(1))
+    if kind == "xlnet":
+        return models.XlnetConfig(**shared | {"attention": models.AttentionConfig(1, 8, models.RelativeSinusoids())})
     if kind == "elmo":
         characters = models.CharacterCNNConfig(vocab_size, max_characters=12, filters=((1, 4),))
         return models.ElmoConfig(embedding=characters)

@@ -91,34 +91,45 @@ def texts_of(seed, count, longest):
     return [" ".join(rng.choice(WORDS, rng.integers(1, longest))) for _ in range(count)]
 
 
-def theirs(vocabulary, length, **truncation):
+# Templates of a text and of a pair: those of BERT and RoBERTa, and that of XLNet's tokenizer in transformers.
+TEMPLATES = {
+    "wordpiece": ("[CLS]:0 $A:0 [SEP]:0", "[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1", [("[CLS]", 2), ("[SEP]", 3)]),
+    "bpe": ("<s>:0 $A:0 </s>:0", "<s>:0 $A:0 </s>:0 </s>:0 $B:0 </s>:0", [("<s>", 50257), ("</s>", 50259)]),
+    "xlnet": ("$A:0 [SEP]:0 [CLS]:2", "$A:0 [SEP]:0 $B:1 [SEP]:1 [CLS]:2", [("[CLS]", 2), ("[SEP]", 3)]),
+}
+
+
+def theirs(vocabulary, length, template=None, **truncation):
     """The library's own tokenizer with marks, types, padding and truncation of its own."""
-    if vocabulary.spec.startswith("wordpiece"):
-        wrapper = tokenizers.BertWordPieceTokenizer(vocabulary.spec.partition(":")[2])
-        pairs = "[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1", [("[CLS]", 2), ("[SEP]", 3)]
+    scheme, _, names = vocabulary.spec.partition(":")
+    if scheme == "wordpiece":
+        wrapper = tokenizers.BertWordPieceTokenizer(names)
     else:
-        wrapper = tokenizers.ByteLevelBPETokenizer(*vocabulary.spec.partition(":")[2].split(","))
-        pairs = "<s>:0 $A:0 </s>:0 </s>:0 $B:0 </s>:0", [("<s>", 50257), ("</s>", 50259)]
-    single = " ".join(pairs[0].split(" ")[:3])
-    wrapper._tokenizer.post_processor = TemplateProcessing(single=single, pair=pairs[0], special_tokens=pairs[1])
+        wrapper = tokenizers.ByteLevelBPETokenizer(*names.split(","))
+    single, pair, special = TEMPLATES[template or scheme]
+    wrapper._tokenizer.post_processor = TemplateProcessing(single=single, pair=pair, special_tokens=special)
     wrapper._tokenizer.enable_padding(pad_id=vocabulary.pad, length=length)
     wrapper._tokenizer.enable_truncation(length, **truncation)
     return wrapper._tokenizer
 
 
-@pytest.mark.parametrize(("name", "pair"), [("bert", False), ("bert", True), ("roberta", True), ("bart", False)])
+@pytest.mark.parametrize(
+    ("name", "pair"),
+    [("bert", False), ("bert", True), ("roberta", True), ("bart", False), ("xlnet", False), ("xlnet", True)],
+)
 def test_texts_become_the_rows_of_hugging_faces_tokenizers(read, bert, name, pair):
-    vocabulary, rows = bert if name == "bert" else ROBERTA, "encoder_decoder" if name == "bart" else "encoder"
+    vocabulary = bert if name in ("bert", "xlnet") else ROBERTA
+    rows = {"bart": "encoder_decoder", "xlnet": "xlnet"}.get(name, "encoder")
     pairs = list(zip(texts_of(0, 23, 14), texts_of(1, 23, 14), strict=True))
     examples = [{"a": a, "b": b, "label": i % 3} for i, (a, b) in enumerate(pairs)]
     form = config.ClassForm(("x", "y", "z"), "a", "b" if pair else "")
     values, origins, _ = read(examples, form, objectives.Classification(rows=rows), vocabulary)
-    tokenizer = theirs(vocabulary, 16)
+    tokenizer = theirs(vocabulary, 16, "xlnet" if name == "xlnet" else None)
     expected = tokenizer.encode_batch([pairs[i] if pair else pairs[i][0] for i in origins])
     assert values["tokens"].tolist() == [encoding.ids for encoding in expected]
     assert values["mask"].tolist() == [encoding.attention_mask for encoding in expected]
     assert values["label"].tolist() == [i % 3 for i in origins]
-    if name == "bert":
+    if name in ("bert", "xlnet"):
         assert values["token_types"].tolist() == [encoding.type_ids for encoding in expected]
     else:
         assert "token_types" not in values

@@ -135,7 +135,6 @@ def test_the_package_names_none_of_them():
         "qwen2",
         "random_order_lm",
         "sign_sgd",
-        "sinusoidal_distances",
         "skip_gram",
         "span_order",
         "tagged_masked_lm",

@@ -93,6 +93,7 @@ def template(tokenizer, *texts):
         ("bert", "cls A sep", "cls A sep B sep", True),
         ("distilbert", "cls A sep", "cls A sep B sep", False),
         ("xlm", "cls A sep", "cls A sep B sep", False),
+        ("xlnet", "A sep cls", "A sep B sep cls", True),
         ("roberta", "bos A eos", "bos A eos eos B eos", False),
         ("bart", "bos A eos", "bos A eos eos B eos", False),
         ("t5", "A eos", "A eos B eos", False),
@@ -113,11 +114,12 @@ def test_texts_are_framed_as_in_training(family, single, pair, types, vocabulary
     assert template(tokenizer, texts["A"])[0] == ids(single)
     got, kinds = template(tokenizer, texts["A"], texts["B"])
     assert got == ids(pair)
-    second = len(text_ids["B"]) + 1
-    assert kinds == ([0] * (len(got) - second) + [1] * second if types else [0] * len(got))
+    second, last = len(text_ids["B"]) + 1, [2] * (family == "xlnet")
+    first = len(got) - second - len(last)
+    assert kinds == ([0] * first + [1] * second + last if types else [0] * len(got))
     if family != "glm_original":  # Its prompts always have a blank, and those of ChatGLM-6B have one at the end.
         lm = plm_jax.load(tmp_path)
-        if family not in ("bert", "distilbert", "roberta", "xlm"):
+        if family not in ("bert", "distilbert", "roberta", "xlm", "xlnet"):
             end = [lm.special_ids["gmask_token_id"]] if family == "chatglm_6b" else []
             assert lm.strategy.encode(texts["A"]) == ids(single) + end
 

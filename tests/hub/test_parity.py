@@ -107,6 +107,7 @@ ERNIE = "ErnieForPreTraining"
 BERT, ROBERTA, ALBERT = "BertForPreTraining", "RobertaForMaskedLM", "AlbertForPreTraining"
 DISTILBERT, DISCRIMINATOR, GENERATOR = "DistilBertForMaskedLM", "ElectraForPreTraining", "ElectraForMaskedLM"
 XLM, XLM_R_XL = "XLMWithLMHeadModel", "XLMRobertaXLForMaskedLM"
+XLNET = "XLNetLMHeadModel"
 T5, MT5, BART = (f"{name}ForConditionalGeneration" for name in ("T5", "MT5", "Bart"))
 GPT2, GPT1, LLAMA, GLM = "GPT2LMHeadModel", "OpenAIGPTLMHeadModel", "LlamaForCausalLM", "GlmForCausalLM"
 MODERNBERT, EUROBERT, COHERE = "ModernBertForMaskedLM", "EuroBertForMaskedLM", "CohereForCausalLM"
@@ -179,6 +180,15 @@ CASES = [
         {"n_langs": 4, "use_lang_emb": False},
         otherwise=("n_langs", "use_lang_emb"),
     ),
+    Case(
+        XLNET,
+        "odd_heads_clamp_tanh_gelu",
+        {
+            **{"d_model": 18, "n_head": 2, "clamp_len": 3, "ff_activation": "gelu_new", "layer_norm_eps": 0.1},
+            **{"mem_len": None, "dropout": 0.2},
+        },
+    ),
+    Case(XLNET, "untied_memory", {"tie_word_embeddings": False, "mem_len": 5, "reuse_len": 3}),
     Case(
         ALBERT,
         "one_group_odd_heads_wide_tables",
@@ -400,6 +410,7 @@ def test_outputs_equal_transformers_before_and_after_saving(case, reference, tmp
         ("XLMRobertaModel", False, models.Pooler(0)),
         ("XLMRobertaXLModel", False, models.Pooler(0)),
         ("XLMModel", False, models.NoHead()),
+        ("XLNetModel", False, models.NoHead()),
         ("CamembertModel", False, models.Pooler(0)),
         ("AlbertForMaskedLM", True, models.NoHead()),
         ("AlbertModel", False, models.Pooler(0)),
@@ -431,6 +442,8 @@ def test_partial_heads_are_loaded(architecture, head, pooler, reference, tmp_pat
         ("DistilBertForSequenceClassification", "classifier"),
         ("ElectraForSequenceClassification", "classifier"),
         ("XLMForSequenceClassification", "sequence_summary.summary.bias"),
+        ("XLNetForSequenceClassification", "logits_proj.bias"),
+        ("XLNetForQuestionAnswering", "answer_class.dense_0.bias"),
         ("ModernBertForSequenceClassification", "classifier"),
         ("EuroBertForSequenceClassification", "classifier"),
         ("BartForSequenceClassification", "classification_head.dense.bias"),

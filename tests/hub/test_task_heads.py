@@ -31,6 +31,7 @@ RATES = [
     ("electra", 0.3, {"classes": ("classifier_dropout", 0.1), "choice": ("summary_last_dropout", 0.1)}),
     ("distilbert", 0.3, {"choice": ("seq_classif_dropout", 0.2), "span": ("qa_dropout", 0.1), "tags": (None, 0.1)}),
     ("xlm", 0.3, {"classes": ("summary_first_dropout", 0.1), "tags": (None, 0.1)}),
+    ("xlnet", 0.3, {"classes": ("summary_last_dropout", 0.1), "tags": (None, 0.1)}),
     ("bart", 0.3, {"classes": ("classifier_dropout", 0.0), "span": (None, 0.0)}),
     ("gpt2", 0.3, {"classes": (None, 0.0)}),
 ]
@@ -46,7 +47,7 @@ class Case(NamedTuple):
 
     @property
     def architecture(self):
-        is_simple = (self.family, self.kind) == ("XLM", "span")
+        is_simple = self.family in ("XLM", "XLNet") and self.kind == "span"
         return f"{self.family}{'ForQuestionAnsweringSimple' if is_simple else tasks.FORMS[self.kind]}"
 
 
@@ -58,6 +59,7 @@ CASES = [
     *(Case("Bert", "labels"), Case("GPT2", "labels")),
     *(Case("XLM", kind) for kind in ("classes", "tags", "span")),
     Case("XLMRobertaXL", "classes"),
+    *(Case("XLNet", kind, "left") for kind in ("classes", "labels", "score", "tags", "span", "choice")),
     *(Case("ModernBert", kind) for kind in ("classes", "labels", "score", "tags", "span", "choice")),
     *(Case("EuroBert", kind) for kind in ("classes", "tags")),
 ]
@@ -88,6 +90,8 @@ def inputs_of(case, model):
     inputs = {"tokens": tokens, "mask": mask}
     if getattr(model.config, "type_vocab_size", 0) > 1 and "Roberta" not in case.family:
         inputs["token_types"] = rng.integers(0, 2, mask.shape) * mask
+    if case.family == "XLNet":
+        inputs["token_types"] = rng.integers(0, 3, mask.shape)
     return inputs
 
 

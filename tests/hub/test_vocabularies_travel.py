@@ -67,6 +67,24 @@ def test_albert_vocabulary_is_preserved(cased, tmp_path):
     assert tokenizer.mask_token_id == 4
 
 
+def test_xlnet_vocabulary_and_rows_are_preserved(tmp_path):
+    ids = {"unk_id": 0, "bos_id": 1, "eos_id": 2, "user_defined_symbols": ["<eop>"]}
+    model = pieces(33, **ids, control_symbols=["<cls>", "<sep>", "<pad>", "<mask>", "<eod>"])
+    with pytest.warns(UserWarning, match="letters with accents get other ids"):
+        lm, tokenizer = travel(tmp_path, "XLNetModel", {"spiece.model": model})
+    names = ("unk", "bos", "eos", "cls", "sep", "pad", "mask")
+    for i, name in enumerate(names):
+        assert name == "unk" or lm.special_ids[f"{name}_token_id"] == i
+        assert getattr(tokenizer, f"{name}_token_id") == i
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "theirs")
+    assert type(theirs).__name__ == "XLNetTokenizer" and tokenizer.padding_side == theirs.padding_side == "left"
+    for texts in (("the state",), ("the state", "of the union")):
+        expected, found = theirs(*texts, return_token_type_ids=True), tokenizer(*texts)
+        assert (found.input_ids, found.token_type_ids) == (expected.input_ids, expected.token_type_ids)
+    assert found.input_ids[-2:] == [4, 3] and found.token_type_ids[-3:] == [1, 1, 2]
+    assert plm_jax.load(tmp_path / "ours").vocabulary.encode("the state") == theirs("the state").input_ids[:-2]
+
+
 @pytest.mark.parametrize("begins", [True, False])
 def test_llama_vocabulary_and_bos_are_preserved(begins, tmp_path):
     tokenizer_config = json.dumps({"add_bos_token": begins})

@@ -49,6 +49,7 @@ FAMILIES = {
     "camembert": (BERT | {"type_vocab_size": 1}, FRAMED),
     "xlm-roberta-xl": (BERT | {"type_vocab_size": 1}, FRAMED),
     "xlm": ({"emb_dim": 8, "n_layers": 1, "n_heads": 2, "n_langs": 3}, ENCODER),
+    "xlnet": ({"d_model": 8, "n_layer": 1, "n_head": 2, "d_inner": 8}, ENCODER),
     "bart": (BART, FRAMED),
     "t5": (T5, ("pad", "eos")),
     "mt5": (T5, ("pad", "eos")),

@@ -60,6 +60,7 @@ SIZES["llama"] = {name: size for name, size in SIZES["bert"].items() if name != 
 SIZES["llama"] |= {"bos_token_id": 1, "eos_token_id": 2}
 SIZES["xlm"] = {"vocab_size": 37, "emb_dim": 12, "n_layers": 2, "n_heads": 3, "max_position_embeddings": 12}
 SIZES["xlm"] |= {"embed_init_std": 0.3, "init_std": 0.3}
+SIZES["xlnet"] = {"vocab_size": 37, "d_model": 12, "n_layer": 2, "n_head": 3, "d_inner": 20, "initializer_range": 0.3}
 SIZES["eurobert"] = SIZES["llama"] | {"num_key_value_heads": 1, "pad_token_id": 0, "mask_token_id": 3}
 SIZES["cohere"] = SIZES["llama"] | {"num_key_value_heads": 1, "logit_scale": 12**-0.5, "pad_token_id": 0}
 SIZES["modernbert"] = SIZES["llama"] | {"num_hidden_layers": 5, "local_attention": 4, "pad_token_id": 0}
@@ -106,6 +107,8 @@ def run(model, seed=0):
         inputs["token_types"] = rng.integers(0, sizes.type_vocab_size, MASK.shape)
     elif sizes.model_type == "xlm" and sizes.use_lang_emb and sizes.n_langs > 1:
         inputs["token_types"] = rng.integers(0, sizes.n_langs, MASK.shape)
+    elif sizes.model_type == "xlnet":
+        inputs["token_types"] = rng.integers(0, 3, MASK.shape)
     if sizes.model_type in ROBERTAS:  # Treats every token with the padding's id as padding.
         real_tokens = (sizes.pad_token_id + 1 + inputs["tokens"] % (sizes.vocab_size - 1)) % sizes.vocab_size
         inputs["tokens"] = np.where(MASK == 1, real_tokens, sizes.pad_token_id)
@@ -125,7 +128,7 @@ def run(model, seed=0):
     return inputs, arrays
 
 
-SKIPPED = ("past_key_values", "encoder_last_hidden_state", "last_hidden_state")
+SKIPPED = ("past_key_values", "mems", "encoder_last_hidden_state", "last_hidden_state")
 
 
 def assert_same_state(model, again, unused=()):

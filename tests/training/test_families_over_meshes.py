@@ -33,7 +33,9 @@ def changed(name, **fields):
 def of_page(name, *variant):
     """A model and an objective of tests/extending, with the sizes of RUNS."""
     run = config.from_dict(page(name).get_config(*variant))
-    position = dataclasses.replace(run.model.attention.position, length=64)
+    position = run.model.attention.position
+    if hasattr(position, "length"):
+        position = dataclasses.replace(position, length=64)
     model = dataclasses.replace(
         run.model,
         embedding=dataclasses.replace(run.model.embedding, vocab_size=272),
@@ -41,6 +43,21 @@ def of_page(name, *variant):
         stack=models.StackConfig(2),
     )
     return dataclasses.replace(RUNS["plain"], model=model, objective=run.objective)
+
+
+def xlnet():
+    """An XLNet with a memory, trained by the objective of tests/extending without segments."""
+    run = of_page("two_stream")
+
+    class OrderedTargets(type(run.objective)):
+        kind = "ordered_targets"
+        architectures = ("xlnet",)
+        loss = "permutation_lm"
+        carries_state = False  # The rows of the layout are shuffled.
+
+    shared = {field.name: getattr(run.model, field.name) for field in dataclasses.fields(models.EncoderConfig)}
+    model = models.XlnetConfig(**shared, memory_length=8, reuse_length=12, reverses_half=True)
+    return dataclasses.replace(run, model=model, objective=OrderedTargets())
 
 
 RELU = models.FeedForwardConfig(width=64, activation="relu", bias=False)
@@ -56,7 +73,8 @@ FAMILIES = {
     "modernbert": (RUNS["modernbert"], "fsdp_tensor"),
     "deberta": (of_page("deberta"), "three"),
     "deberta with a mask decoder": (of_page("deberta", "emd"), "fsdp_tensor"),
-    "xlnet": (of_page("two_stream"), "three"),
+    "two streams": (of_page("two_stream"), "data_fsdp"),
+    "xlnet": (xlnet(), "three"),
     "gpt1": (changed("plain", norm=models.NormConfig(placement="post")), "three"),
     "gpt2": (RUNS["plain"], "tensor_context"),
     "gpt3": (RUNS["gpt3"], "stage_context"),

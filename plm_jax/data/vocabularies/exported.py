@@ -67,12 +67,14 @@ class Frame(NamedTuple):
       between: ids between the two texts of a pair.
       after: ids after a text or the second text of a pair.
       types: whether the second text has token type 1.
+      last_type: token type of the last id after a text; None: that of the text.
     """
 
     before: Sequence[int] = ()
     between: Sequence[int] = ()
     after: Sequence[int] = ()
     types: bool = False
+    last_type: int | None = None
 
 
 def export(vocabulary: Vocabulary, special_ids: Mapping[str, int], frame: Frame | None) -> tuple[Tree, dict[str, Any]]:
@@ -236,11 +238,16 @@ def _template(frame: Frame, names: Mapping[int, str]) -> Tree:
     def text(name: str, type_id: int) -> list[Tree]:
         return [{"Sequence": {"id": name, "type_id": type_id}}]
 
+    def end(type_id: int) -> list[Tree]:
+        if frame.last_type is None:
+            return special(frame.after, type_id)
+        return [*special(frame.after[:-1], type_id), *special(frame.after[-1:], frame.last_type)]
+
     second, first_text = int(frame.types), [*special(frame.before, 0), *text("A", 0)]
     return {
         "type": "TemplateProcessing",
-        "single": [*first_text, *special(frame.after, 0)],
-        "pair": [*first_text, *special(frame.between, 0), *text("B", second), *special(frame.after, second)],
+        "single": [*first_text, *end(0)],
+        "pair": [*first_text, *special(frame.between, 0), *text("B", second), *end(second)],
         "special_tokens": {names[i]: {"id": names[i], "ids": [i], "tokens": [names[i]]} for i in ids},
     }
 

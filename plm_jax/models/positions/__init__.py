@@ -6,6 +6,7 @@ from plm_jax.models.positions.learned import LearnedPositions
 from plm_jax.models.positions.none import NoPositions
 from plm_jax.models.positions.position import Position, SelfAttentionLayer, Table
 from plm_jax.models.positions.relative_bias import RelativeBias
+from plm_jax.models.positions.relative_sinusoids import RelativeSinusoids
 from plm_jax.models.positions.rotary import Rotary, RotaryScaling
 from plm_jax.models.positions.rotary_2d import Rotary2D
 from plm_jax.models.positions.sinusoidal import SinusoidalPositions
@@ -17,6 +18,7 @@ __all__ = [
     "NoPositions",
     "Position",
     "RelativeBias",
+    "RelativeSinusoids",
     "Rotary",
     "Rotary2D",
     "RotaryScaling",

@@ -1,0 +1,249 @@
+"""XLNet (Yang et al. 2019): an encoder with a second stream of queries, and with a memory of earlier batches.
+
+Shapes: B batch, L length, T targets, Q = L + T queries, M length of the memory, K = M + L keys, D width.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Integer, Shaped
+from typing_extensions import override
+
+from plm_jax.common import ranges
+from plm_jax.common.errors import UserError
+from plm_jax.models.encoder import Encoder, EncoderConfig
+from plm_jax.models.heads import NoHead
+from plm_jax.models.kernels import Context
+from plm_jax.models.layers import Stream
+from plm_jax.models.partitioning import constrain
+from plm_jax.models.positions import RelativeSinusoids, Table
+from plm_jax.models.stack import Block, Stack, loop, recomputed
+
+Memory = Float[Array, "batch layers memory dim"]
+# Rank of the memory in the order of prediction, below that of any token.
+FIRST = jnp.iinfo(jnp.int32).min
+
+
+@dataclass(frozen=True, kw_only=True)
+class XlnetConfig(EncoderConfig):
+    """An encoder with two streams: content, and queries that predict targets without their tokens.
+
+    A task's model has the content stream only, and no memory.
+
+    Attributes:
+      memory_length: number of positions that each layer remembers from earlier batches, for losses with a carry; 0: no
+        memory.
+      reuse_length: number of tokens, from the start of a row, that the memory remembers; 0: all tokens.
+      causal: whether tokens attend to no later ones (`attn_type` "uni", as in Transformer-XL).
+      reverses_half: whether the texts in the second half of a batch's rows run backwards, so that their distances are
+        negated (`bi_data`), unless the batch has `positions`.
+    """
+
+    kind: ClassVar[str] = "xlnet"
+    architecture: ClassVar[str] = "xlnet"
+    inputs = (*EncoderConfig.inputs, "order", "target_positions")
+    discriminator: NoHead = NoHead()
+    span_boundary: NoHead = NoHead()
+    memory_length: ranges.LengthOrZero = 0
+    reuse_length: ranges.LengthOrZero = 0
+    causal: bool = False
+    reverses_half: bool = False
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.stack.stored_blocks < self.stack.blocks:
+            raise UserError("a model of kind 'xlnet' needs layers that share no parameters: leave out stack.groups")
+
+    @property
+    @override
+    def token_types(self) -> int:
+        """Number of token types: two texts, and the token that classifies them."""
+        return 3 if getattr(self.attention.position, "segments", False) else self.embedding.token_types
+
+    @override
+    def with_task(self, head):
+        model = dataclasses.replace(self, memory_length=0, reuse_length=0, reverses_half=False)
+        return super(XlnetConfig, model).with_task(head)
+
+    @override
+    def module(self, dtype):
+        """Returns an `Xlnet`."""
+        return Xlnet(self, dtype)
+
+    @override
+    def new_carry(self, rows):
+        """Returns a memory of zeros [rows, layers, M, D]; empty without a memory."""
+        if not self.memory_length:
+            return {}
+        memory = jnp.zeros((rows, self.stack.blocks, self.memory_length, self.embedding.width))
+        return {"memory": nn.LogicallyPartitioned(memory, ("batch", "layers", None, "embed"))}
+
+    @override
+    def macs(self, length, targets, decoder_length=0, samples=0):
+        """Counts the multiply-accumulate operations of both streams and of the heads."""
+        width, joined = self.embedding.width, self.attention.heads * self.attention.head_dim
+        queries = length + (0 if isinstance(self.head, NoHead) else targets)
+        keys, position = length + self.memory_length, self.attention.position
+        products = (3 if self.feed_forward.gated else 2) * width * self.feed_forward.width * queries
+        products += 2 * joined * (width * (queries + keys) + queries * keys)
+        products += position.macs(queries, keys, joined) if isinstance(position, RelativeSinusoids) else 0
+        return self.stack.blocks * products + self.heads_macs(length, targets)
+
+
+class TwoStreamStack(Stack):
+    """A stack whose keys come from a memory and from the first of its queries."""
+
+    def through(
+        self,
+        x: Stream,
+        context: Context,
+        length: int,
+        memory: Memory | None = None,
+        *,
+        deterministic: bool,
+    ) -> tuple[Stream, Memory | None]:
+        """Returns the output [B, Q, D], and the memory after this batch; sows no `hidden`.
+
+        Args:
+          x: [B, Q, D], the tokens of a row and the queries at its targets.
+          context: context of the self-attention, with the positions of Q queries and K keys.
+          length: L, number of positions of `x` that are keys.
+          memory: inputs of the layers in earlier batches; None: no memory.
+          deterministic: no dropout.
+        """
+        model = self.model
+        remembered = getattr(model, "reuse_length", 0) or length
+
+        def keys_of(x, memory):
+            tokens = x[:, :length]
+            return tokens if memory is None else jnp.concatenate([memory.astype(x.dtype), tokens], axis=1)
+
+        by_layer = None if memory is None else jnp.moveaxis(jax.lax.stop_gradient(memory), 1, 0)
+        like_source = keys_of(x, None if by_layer is None else by_layer[0])
+        self._check_source(x, context, like_source)
+        context = self._with_kernel("attention", context, x, like_source, deterministic)
+        context = self._prepare(context, x, like_source)
+        block = Block(model, self.dtype, deterministic, parent=None)
+        keys = None if deterministic else jax.random.split(self.make_rng("dropout"), model.stack.blocks)
+
+        def apply(x, one):
+            params, (depth, memory, key) = one
+            rngs = None if key is None else {"dropout": key}
+            output = block.apply({"params": params}, x, depth, context, keys_of(x, memory), rngs=rngs)
+            if memory is None:
+                return output, None
+            inputs = jax.lax.stop_gradient(x[:, :remembered]).astype(memory.dtype)
+            return output, jnp.concatenate([memory, inputs], axis=1)[:, -memory.shape[1] :]
+
+        layers = self._block_params(), (jnp.arange(model.stack.blocks), by_layer, keys)
+        x, after = loop(model.scan_layers)(recomputed(apply, model.remat, model.scan_layers), x, layers)
+        return self.finish(x, deterministic=deterministic), None if memory is None else jnp.moveaxis(after, 0, 1)
+
+
+class Xlnet(Encoder):
+    """The model of `XlnetConfig`."""
+
+    stack_class = TwoStreamStack
+    model: XlnetConfig
+
+    def setup(self):
+        """Creates the modules of `Encoder` and `query_embedding` [D], the embedding of every target."""
+        super().setup()
+        table = Table((self.model.embedding.width,), ("embed",), self.model.initializer.table())
+        self.query_embedding = table.declare(self, "query_embedding")
+
+    @override
+    def features(self, tokens, *inputs, deterministic=True, **named_inputs):
+        """Returns the features of `streams` without a memory."""
+        return self.streams({}, tokens, *inputs, deterministic=deterministic, **named_inputs)[0]
+
+    def streams(
+        self,
+        carry: dict[str, Any],
+        tokens: Integer[Array, "batch length"],
+        mask: Shaped[Array, "batch length"] | None = None,
+        token_types: Integer[Array, "batch length"] | None = None,
+        positions: Integer[Array, "rows length"] | None = None,
+        segment_ids: Integer[Array, "batch length"] | None = None,
+        order: Integer[Array, "batch length"] | None = None,
+        target_positions: Integer[Array, "batch targets"] | None = None,
+        *,
+        deterministic: bool = True,
+    ) -> tuple[Float[Array, "batch queries dim"], dict[str, Any]]:
+        """Returns the features of the targets [B, T, D], without targets those of the tokens [B, L, D], and the carry.
+
+        Args:
+          carry: `memory` [B, layers, M, D] after the previous batch, whose positions have token type 0 and are visible
+            to all; empty: no memory.
+          tokens: int32 [B, L].
+          mask: [B, L], 1 for real tokens.
+          token_types: int32 [B, L]; attention only compares them. None: scores do not depend on segments.
+          positions: int32 [B or 1, L], which count down in rows whose text runs backwards; by default from 0, and
+            negative in the second half of the rows with `reverses_half`. Only their differences matter.
+          segment_ids: int32 [B, L]; tokens attend only to their own segment.
+          order: int32 [B, L], rank of each token in the order of prediction: a token attends to itself and to tokens of
+            the same rank or a lower one, a target's query to tokens of a lower rank. None: they attend to all tokens.
+          target_positions: int32 [B, T].
+          deterministic: no dropout.
+        """
+        memory, length = carry.get("memory"), tokens.shape[1]
+        if positions is None:
+            positions = jnp.arange(length)[None]
+            if self.model.reverses_half:
+                is_reversed = jnp.arange(len(tokens))[:, None] >= (len(tokens) + 1) // 2
+                positions = jnp.where(is_reversed, -positions, positions)
+        context = self._context(tokens, mask, token_types, positions, segment_ids, order, target_positions, memory)
+        x = self.embed(tokens, positions, deterministic=deterministic)
+        self.sow("intermediates", "embedded", x)
+        if target_positions is None and memory is None:
+            return self.stack(x, context, deterministic=deterministic), carry
+        if target_positions is not None:
+            queries = jnp.broadcast_to(self.query_embedding.astype(x.dtype), (*target_positions.shape, x.shape[2]))
+            queries = self.embedding_dropout(queries, deterministic=deterministic)
+            x = constrain(jnp.concatenate([x, queries], axis=1), "batch", "length", "embed")
+        x, memory = self.stack.through(x, context, length, memory, deterministic=deterministic)
+        return x if target_positions is None else x[:, length:], carry if memory is None else {"memory": memory}
+
+    def _context(self, tokens, mask, token_types, positions, segment_ids, order, target_positions, memory):
+        """Returns the context of the tokens and of the queries at their targets."""
+        shape, remembered = tokens.shape, 0 if memory is None else memory.shape[2]
+
+        def of_queries(values, at_targets=None):
+            if target_positions is None:
+                return values
+            at_targets = values if at_targets is None else at_targets
+            values, at_targets = (jnp.broadcast_to(each, shape) for each in (values, at_targets))
+            return jnp.concatenate([values, jnp.take_along_axis(at_targets, target_positions, axis=1)], axis=1)
+
+        def of_keys(values, of_memory):
+            if not remembered:
+                return values
+            of_memory = jnp.broadcast_to(of_memory, (len(values), remembered)).astype(values.dtype)
+            return jnp.concatenate([of_memory, values], axis=1)
+
+        slots = jnp.arange(shape[1])[None]
+        first, last = positions[:, :1], positions[:, -1:]
+        key_positions = of_keys(positions, first + jnp.arange(-remembered, 0) * jnp.where(last < first, -1, 1))
+        mask = None if mask is None else of_keys(mask, 1)
+        if self.model.causal:
+            is_earlier = of_keys(slots, -1)[:, None] <= of_queries(slots)[..., None]
+            mask = is_earlier if mask is None else is_earlier & (mask[:, None] > 0)
+        segments = (
+            {}
+            if token_types is None
+            else {"query_segments": of_queries(token_types), "key_segments": of_keys(token_types, 0)}
+        )
+        if segment_ids is not None and remembered:
+            raise ValueError("rows of several segments have no memory: leave out segment_ids, or the memory")
+        return Context(
+            mask=mask,
+            segment_ids=None if segment_ids is None else (of_queries(segment_ids), segment_ids),
+            order=None if order is None else (of_queries(order + 1, order), of_keys(order, FIRST)),
+            positions=of_queries(positions),
+            source_positions=key_positions if remembered or target_positions is not None else None,
+            arrays=segments,
+        )

@@ -18,7 +18,6 @@ from plm_jax.common import users
 
 FOLDER = pathlib.Path(__file__).parent
 PAGES = sorted(path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith(("test_", "__")))
-RUNS = [*PAGES, "deberta:emd"]
 SMALL = (
     "--config.data.cache_dir=cache_{}",
     "--config.data.length=32",
@@ -62,7 +61,7 @@ def fill(folder):
     return folder
 
 
-@pytest.mark.parametrize("selected", RUNS)
+@pytest.mark.parametrize("selected", PAGES)
 def test_it_trains_goes_on_evaluates_and_reports(selected, folder, verb):
     name, *variant = selected.split(":")
     written = page(name).get_config(*variant)
@@ -94,7 +93,7 @@ def test_it_trains_goes_on_evaluates_and_reports(selected, folder, verb):
     assert finished.status == 0 and (folder / "report.html").stat().st_size > 1000, finished.err
     if name == "token_classification":
         assert {"validation/tag_accuracy"} <= rows[1].keys()
-    if name in ("deberta", "two_stream"):
+    if name in ("relative_keys", "two_stream"):
         uninterrupted = (f"--config={selected.replace(name, f'{name}.py')}", "--workdir=runs/again", *small)
         shutil.rmtree(folder / "runs/again", ignore_errors=True)
         assert verb("pretrain", *uninterrupted, "--config.train.steps=3", folder=folder).status == 0
@@ -103,7 +102,7 @@ def test_it_trains_goes_on_evaluates_and_reports(selected, folder, verb):
         table = ("--train=labels.jsonl", "--text=text", "--label=label", f"--workdir=tasks/{workdir.name}")
         finished = verb("finetune", *table, checkpoint, module, folder=folder)
         assert finished.status == 0 and "validation/accuracy" in finished.out, finished.err
-    if selected in ("deberta", "gemma", "qwen2"):
+    if selected in ("gemma", "qwen2"):
         written_by = ("--format=huggingface", f"--source={workdir}", f"--target=exported/{name}")
         finished = verb("convert", *written_by, module, folder=folder)
         assert finished.status == 0, finished.err
@@ -127,13 +126,13 @@ def assert_same_in_transformers(workdir, exported):
 def test_the_package_names_none_of_them():
     kinds = (
         "alibi",
-        "disentangled",
         "gemma",
         "mask_everything",
         "optax_muon",
         "preference_pairs",
         "qwen2",
         "random_order_lm",
+        "relative_keys",
         "sign_sgd",
         "skip_gram",
         "span_order",

@@ -13,7 +13,8 @@ import flax
 import numpy as np
 import pytest
 
-from plm_jax import config, models
+from plm_jax import config, models, objectives
+from plm_jax.configs import deberta
 from plm_jax.models import pipeline, registry
 from plm_jax.training import mesh
 from tests.extending.test_extending import page
@@ -30,9 +31,9 @@ def changed(name, **fields):
     return dataclasses.replace(RUNS[name], model=dataclasses.replace(RUNS[name].model, **fields))
 
 
-def of_page(name, *variant):
+def of_page(name):
     """A model and an objective of tests/extending, with the sizes of RUNS."""
-    run = config.from_dict(page(name).get_config(*variant))
+    run = config.from_dict(page(name).get_config())
     position = run.model.attention.position
     if hasattr(position, "length"):
         position = dataclasses.replace(position, length=64)
@@ -43,6 +44,14 @@ def of_page(name, *variant):
         stack=models.StackConfig(2),
     )
     return dataclasses.replace(RUNS["plain"], model=model, objective=run.objective)
+
+
+def of_deberta(version):
+    """A small DeBERTa with the masks of its recipe."""
+    model = deberta.model(version, 2, 32, 4, 272, 130, dropout=0.0)
+    kind = objectives.ReplacedToken if version == 3 else objectives.MaskedLM
+    objective = kind(windows=True, whole_words=0 if version == 3 else 3)
+    return dataclasses.replace(RUNS["electra" if version == 3 else "bert"], model=model, objective=objective)
 
 
 def xlnet():
@@ -71,8 +80,9 @@ FAMILIES = {
     "distilbert": (RUNS["distilbert"], "data_fsdp"),
     "spanbert": (RUNS["spanbert"], "stage_fsdp"),
     "modernbert": (RUNS["modernbert"], "fsdp_tensor"),
-    "deberta": (of_page("deberta"), "three"),
-    "deberta with a mask decoder": (of_page("deberta", "emd"), "fsdp_tensor"),
+    "deberta v1": (of_deberta(1), "fsdp_tensor"),
+    "deberta v2": (of_deberta(2), "three"),
+    "deberta v3": (of_deberta(3), "fsdp_tensor"),
     "two streams": (of_page("two_stream"), "data_fsdp"),
     "xlnet": (xlnet(), "three"),
     "gpt1": (changed("plain", norm=models.NormConfig(placement="post")), "three"),

@@ -185,7 +185,8 @@ def test_split_too_short_for_a_row_has_none(open_rows):
     assert opened.num_rows("validation") == {"a": 0} and not list(opened.in_order("validation", 4))
 
 
-SHAPES = [(sizes, length) for sizes in ((1,), (2, 1, 1), (40,), (5, 50, 1, 7), (5, 600)) for length in (9, 10, 11, 16, 25)]
+SENTENCES = ((1,), (2, 1, 1), (40,), (5, 50, 1, 7), (5, 600))
+SHAPES = list(itertools.product(SENTENCES, (9, 10, 11, 16, 25)))
 
 
 @pytest.mark.parametrize("is_backward", [False, True])
@@ -209,6 +210,14 @@ def test_pairs_of_small_texts_equal_the_source(open_rows, is_backward, eos):
             row = rows.example(item + is_backward * rows.num_rows, np.random.default_rng(seed))
             (a, b), split = (tokens[slice(*span)] for span in expected), length // 2
             np.testing.assert_array_equal(row["tokens"][split:], [*a, SEP, *b, SEP, CLS])
+
+
+def test_last_segment_ends_with_the_text(open_rows):
+    tokens = np.arange(9, 46)
+    run, opened = open_rows([(tokens, [0, 33])], 25, 2, True, eos=None)
+    rows = opened.training_rows("a", config.resolve_phases(run)[0])
+    row = rows.example(1, np.random.default_rng(0))  # Its first number, 0.64, stands for a B that follows A.
+    np.testing.assert_array_equal(row["tokens"], [*tokens[12:30], SEP, *tokens[33:], SEP, CLS])
 
 
 def test_random_segments_come_from_the_stretch_of_the_row(open_rows, monkeypatch):

@@ -185,7 +185,8 @@ def test_split_too_short_for_a_row_has_none(open_rows):
     assert opened.num_rows("validation") == {"a": 0} and not list(opened.in_order("validation", 4))
 
 
-SHAPES = [(sizes, length) for sizes in ((1,), (2, 1, 1), (40,), (3, 50, 1, 7)) for length in (9, 10, 11, 16, 25)]
+SENTENCES = ((1,), (2, 1, 1), (40,), (5, 50, 1, 7), (5, 600))
+SHAPES = list(itertools.product(SENTENCES, (9, 10, 11, 16, 25)))
 
 
 @pytest.mark.parametrize("is_backward", [False, True])
@@ -194,39 +195,47 @@ def test_pairs_of_small_texts_equal_the_source(open_rows, is_backward, eos):
     """Documents of a sentence, of a token, and sentences longer than a row."""
     for number, (sizes, length) in enumerate(SHAPES):
         rng = np.random.default_rng(number)
-        bounds = [np.cumsum([0, *sizes[: 1 + document % len(sizes)]]) for document in range(1 + 90 // sum(sizes))]
+        bounds = [np.cumsum([0, *sizes[: 1 + document % len(sizes)]]) for document in range(2 + 90 // sum(sizes))]
         texts = [(rng.integers(9, SIZE, bound[-1]), bound[:-1]) for bound in bounds]
         tokens, ids = xlnet_rows.flatten(texts, eos)
         if is_backward:
             tokens, ids = tokens[::-1], ids[::-1]
         run, opened = open_rows(texts, length, 2, True, eos)
         rows = opened.training_rows("a", config.resolve_phases(run)[0])
-        for item in range(rows.num_rows):
+        items = [*range(rows.num_rows), *[rows.num_rows - 1, rows.num_rows - 2] * 10]
+        for seed, item in enumerate(items[-60:]):
             middle = item * (length // 2) + length // 2
-            draws = np.random.default_rng(item).random(3)
+            draws = np.random.default_rng(seed).random(3)
             expected = xlnet_rows.split_pair(ids, middle, length - length // 2 - 3, *draws)
-            row = rows.example(item + is_backward * rows.num_rows, np.random.default_rng(item))
+            row = rows.example(item + is_backward * rows.num_rows, np.random.default_rng(seed))
             (a, b), split = (tokens[slice(*span)] for span in expected), length // 2
             np.testing.assert_array_equal(row["tokens"][split:], [*a, SEP, *b, SEP, CLS])
+
+
+def test_last_segment_ends_with_the_text(open_rows):
+    tokens = np.arange(9, 46)
+    run, opened = open_rows([(tokens, [0, 33])], 25, 2, True, eos=None)
+    rows = opened.training_rows("a", config.resolve_phases(run)[0])
+    row = rows.example(1, np.random.default_rng(0))  # Its first number, 0.64, stands for a B that follows A.
+    np.testing.assert_array_equal(row["tokens"], [*tokens[12:30], SEP, *tokens[33:], SEP, CLS])
 
 
 def test_random_segments_come_from_the_stretch_of_the_row(open_rows, monkeypatch):
     monkeypatch.setattr(pair_streams, "STRETCH_TOKENS", 100)
     texts = [(np.arange(9 + start, 22 + start), [0]) for start in range(0, 390, 13)]
     run, opened = open_rows(texts, 32, 4, True, eos=None)
-    rows, num_seconds = opened.training_rows("a", config.resolve_phases(run)[0]), []
+    rows, firsts = opened.training_rows("a", config.resolve_phases(run)[0]), {0: [], 1: [], 2: [], 3: []}
     seeds = [seed for seed in range(60) if np.random.default_rng(seed).random() < 0.5]  # B is random.
     for item in range(rows.passes[-1]):
-        seconds = set()
         for seed in seeds:
             tokens = rows.example(item, np.random.default_rng(seed))["tokens"]
             read = tokens - 9 if item < rows.num_rows else 398 - tokens  # Positions as they are read.
             first, last = read[(tokens == SEP).nonzero()[0][0] + 1], read[-3]
             stretch = min(read[0] // 100, 2)
             assert 100 * stretch <= first <= last < (390 if stretch == 2 else 100 * (stretch + 1)) - 1
-            seconds.add(first)
-        num_seconds.append(len(seconds))
-    assert np.mean(num_seconds) > 5
+            firsts[read[0] // 100].append(first)
+    # The last stretch, of less than 100 tokens, is joined with the one before it.
+    assert min(firsts[3]) < 250 and max(firsts[2]) > 300 and min(len(set(seconds)) for seconds in firsts.values()) > 5
 
 
 def test_words_of_a_segmenter_are_positions_in_the_row(open_rows, monkeypatch):

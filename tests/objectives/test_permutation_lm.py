@@ -112,6 +112,19 @@ def test_rows_depend_on_the_generator_alone_and_keep_their_columns():
     assert len(first["targets"]) == 40 // 6 and objectives.get("permutation_lm").settings.target_length(512) == 85
 
 
+def test_separators_and_special_tokens_begin_words():
+    tokens = np.where(np.arange(40) % 5 == 2, EOS, TEXT)
+    tokens[[9, 24, 39]] = SEP, SEP, CLS
+    objective = objectives.get("permutation_lm", SPECIAL, num_predict=12)
+    for seed in range(50):
+        row = objective({"tokens": tokens, "word_starts": np.zeros(0, np.int64)}, np.random.default_rng(seed))
+        rng, expected = np.random.default_rng(seed), []
+        for part in (tokens[:20], tokens[20:]):
+            draws, order = rng.random((6, 2)), rng.permutation(20)
+            expected += xlnet_rows.choose_tokens((part < TEXT).tolist(), 6, draws, order)[0]
+        np.testing.assert_array_equal(row["order"] % 41 > 0, np.array(expected) | np.isin(tokens, (SEP, CLS)))
+
+
 def test_backward_rows_choose_spans_of_the_text_read_forward():
     """Words of three tokens begin at the right in a backward row, so published spans end at their first tokens."""
     positions = np.arange(60, dtype=np.int32)[::-1]

@@ -73,11 +73,18 @@ GENERATOR = (r"generator/.*", r"token_embedding")
 
 
 def model(
-    version: int, layers: int, width: int, heads: int, vocab_size: int, length: int = LENGTH, dropout: float = 0.1
+    version: int,
+    layers: int,
+    width: int,
+    heads: int,
+    vocab_size: int,
+    length: int = LENGTH,
+    buckets: int = 256,
+    dropout: float = 0.1,
 ) -> models.EncoderConfig:
     """Returns a DeBERTa; that of version 3 is a discriminator with its generator."""
-    position = models.Disentangled(length)
-    if version == 1:
+    position = models.Disentangled(length, buckets)
+    if version == 1:  # Without buckets.
         position = models.Disentangled(length, buckets=0, shared=False, key_bias=False, norm=False)
     head = models.MaskDecoderHead(transform="gelu_exact", bias=True, positions=length)
     encoder: dict[str, Any] = {

@@ -9,8 +9,8 @@ one nat a token under the add-one unigram's. bert: 3 layers, 128 wide, vocabular
 
     python -m plm_jax pretrain --config=configs/demo.py:electra --workdir=runs/demo-electra-0
 
-The other families in the same sizes: electra, elmo, bart, glm. What they and the other objectives reach is in the
-docs, docs/ablations.md. xlm reads 2,000 pairs of sentences from Tatoeba instead; see docs/pretraining.md.
+The other families in the same sizes: electra, deberta, xlnet, elmo, bart, glm. What they and the other objectives reach
+is in the docs, docs/ablations.md. xlm reads 2,000 pairs of sentences from Tatoeba instead; see docs/pretraining.md.
 """
 
 import dataclasses
@@ -18,11 +18,14 @@ import dataclasses
 from plm_jax import config, models, objectives
 from plm_jax.configs.bart import model as bart_model
 from plm_jax.configs.bert import model as bert_model
+from plm_jax.configs.deberta import model as deberta_model
+from plm_jax.configs.deberta import updates as deberta_updates
 from plm_jax.configs.electra import model as electra_model
 from plm_jax.configs.glm import model as glm_model
 from plm_jax.configs.gpt2 import model as gpt2_model
 from plm_jax.configs.t5 import model as t5_model
 from plm_jax.configs.xlm import model as xlm_model
+from plm_jax.configs.xlnet import model as xlnet_model
 
 CORPORA = "package:data/corpora"
 VOCAB_SIZE = 4096
@@ -104,6 +107,37 @@ def electra() -> config.Run:
     run = bert()
     model = electra_model(3, 128, 128, 32, run.vocabulary.train_size, length=64, dropout=0.0, head_dim=32)
     return dataclasses.replace(run, model=_spread(model), objective=objectives.ReplacedToken())
+
+
+def deberta() -> config.Run:
+    """Returns a DeBERTaV3 of the size of `bert`, with its rows, and a generator of one layer that is updated first."""
+    run = bert()
+    model = deberta_model(3, 3, 128, 4, run.vocabulary.train_size, length=64, buckets=32, dropout=0.0)
+    return dataclasses.replace(
+        run,
+        model=dataclasses.replace(model, initializer=models.InitializerConfig(INITIAL_STD)),
+        objective=objectives.ReplacedToken(windows=True, mask_share=1.0, discriminator_weight=10.0),
+        train=dataclasses.replace(run.train, updates=deberta_updates(run.optimizer)),
+    )
+
+
+def xlnet() -> config.Run:
+    """Returns an XLNet of the size of `bert` with a memory of 48 positions; half of its rows run backward."""
+    run = bert()
+    model = xlnet_model(3, 128, 4, run.vocabulary.train_size, memory_length=48, reuse_length=32, dropout=0.0)
+    names = ("pad", "unk", "cls", "sep", "mask", "eos")
+    return dataclasses.replace(
+        run,
+        model=dataclasses.replace(model, initializer=models.InitializerConfig(INITIAL_STD)),
+        objective=objectives.PermutationLM(),
+        vocabulary=config.VocabularyConfig(
+            spec="sentencepiece:../.cache/demo/sotu-xlnet.model",
+            train_size=run.vocabulary.train_size,
+            **{name: i for i, name in enumerate(names)},
+        ),
+        data=_speeches("xlnet", length=64, layout=config.PairStreams(bi_data=True)),
+        train=_short_first(0.5, length=16, rows=128, steps=1200, batch_size=64),
+    )
 
 
 def elmo() -> config.Run:
@@ -239,7 +273,7 @@ def t5_tasks() -> config.Run:
 
 
 RUNS = {"gpt2": gpt2, "bert": bert, "t5": t5, "electra": electra, "elmo": elmo, "bart": bart, "glm": glm}
-RUNS |= {"xlm": xlm, "t5-tasks": t5_tasks}
+RUNS |= {"xlm": xlm, "t5-tasks": t5_tasks, "deberta": deberta, "xlnet": xlnet}
 
 
 def _speeches(family: str, **settings) -> config.DataConfig:

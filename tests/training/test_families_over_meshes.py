@@ -51,7 +51,7 @@ def of_deberta(version):
     model = deberta.model(version, 2, 32, 4, 272, 130, dropout=0.0)
     kind = objectives.ReplacedToken if version == 3 else objectives.MaskedLM
     objective = kind(windows=True, whole_words=0 if version == 3 else 3)
-    return dataclasses.replace(RUNS["electra" if version == 3 else "bert"], model=model, objective=objective)
+    return dataclasses.replace(RUNS["electra" if version == 3 else "roberta"], model=model, objective=objective)
 
 
 def xlnet():

@@ -20,22 +20,22 @@ def attend(
     seed: Seed | None = None,
 ) -> Queries:
     """Returns the attention [B, N, Q, H], with a float32 softmax; arguments as `attention.attend`, for one layer."""
+    if context.relative is not None:
+        context = context.replace(bias=context.relative.expand(query_BNQH, key_BGKH, context.bias))
     batch, heads, queries, head_dim = query_BNQH.shape
     groups, keys = key_BGKH.shape[1:3]
     # The heads of a group are treated as more queries of its keys.
     query_BGRH = query_BNQH.reshape(batch, groups, -1, head_dim)
     scores_BGRK = jnp.einsum("bgrh,bgkh->bgrk", query_BGRH, key_BGKH, preferred_element_type=jnp.float32)
     scores_BNQK = scores_BGRK.reshape(batch, heads, queries, keys)
-    if context.bias is not None:
-        scores_BNQK = scores_BNQK + context.bias
+    scores_BNQK = scores_BNQK if context.bias is None else scores_BNQK + context.bias
     if context.visible is not None:
         scores_BNQK = jnp.where(context.visible, scores_BNQK, jnp.finfo(jnp.float32).min)
     if window is not None:
         near = (jnp.abs(context.distances_back(queries, keys)) < window) | (window == 0)
         scores_BNQK = jnp.where(near, scores_BNQK, jnp.finfo(jnp.float32).min)
     weights_BNQK = jax.nn.softmax(scores_BNQK, axis=-1)
-    if seed is not None:
-        weights_BNQK = _drop(weights_BNQK, context, seed)
+    weights_BNQK = weights_BNQK if seed is None else _drop(weights_BNQK, context, seed)
     weights_BGRK = weights_BNQK.astype(query_BNQH.dtype).reshape(batch, groups, -1, keys)
     return jnp.einsum("bgrk,bgkh->bgrh", weights_BGRK, value_BGKH).reshape(query_BNQH.shape)
 

@@ -26,7 +26,7 @@ class TpuCall:
       queries, keys: Q and K before padding to whole tiles.
       tile: tile sizes.
       causal, rate, broadcast, interpret: as in `flash`.
-      has_ids, has_prefix, has_window, has_bias: whether these optional arrays exist.
+      has_ids, has_prefix, has_window: whether these optional arrays exist.
       device_kind: jax's name of the device.
     """
 
@@ -44,7 +44,6 @@ class TpuCall:
     has_ids: bool
     has_prefix: bool
     has_window: bool
-    has_bias: bool
     device_kind: str
 
     @property
@@ -99,6 +98,11 @@ class ScoreTile:
         self.first_key = key_tile * call.tile.keys + numbers[KEY]
         self.last_query = self.first_query + call.tile.queries - 1
         self.last_key = self.first_key + call.tile.keys - 1
+
+    @property
+    def diagonal(self):
+        """Number of the tile's diagonal, by the distance of its queries from its keys, from 0."""
+        return self.query_tile - self.key_tile + self.call.key_tiles - 1
 
     def of_row(self, number):
         """Returns a scalar of this row."""

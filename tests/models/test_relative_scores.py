@@ -1,0 +1,141 @@
+"""Relative scores in the attention kernels against plain attention, and that against sums over indices."""
+
+import functools
+import importlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from plm_jax.models.kernels import Context, plain, tiles
+from plm_jax.models.kernels.context import RelativeScores
+from tests.models.test_kernels import with_gradients
+
+ROWS, HEADS, HEAD_DIM = 2, 4, 8
+SEED = jnp.array([5, 7], jnp.uint32)
+VECTORS = ("key_vectors", "query_vectors")
+EVERY = (*VECTORS, "key_bias", "segment_scores")
+
+
+def normal(number, *shape):
+    return jax.random.normal(jax.random.key(number), shape)
+
+
+def inputs(queries, keys, groups, names):
+    """Returns query, key, value, a bias by distance, and the arrays of relative scores with these names."""
+    shapes = {
+        **dict.fromkeys(VECTORS, (HEADS, queries + keys - 1, HEAD_DIM)),
+        "key_bias": (ROWS, HEADS, keys),
+        "segment_scores": (ROWS, HEADS, queries, 2),
+    }
+    relative = {name: normal(10 + i, *shapes[name]) for i, name in enumerate(EVERY) if name in names}
+    arrays = [normal(i, ROWS, *shape, HEAD_DIM) for i, shape in enumerate([(HEADS, queries), *[(groups, keys)] * 2])]
+    return *arrays, normal(3, HEADS, queries + keys - 1), relative
+
+
+def segments(queries, keys):
+    """Returns two segments in each row, which begin elsewhere in the queries than in the keys."""
+    starts = jnp.array([[3], [queries // 2]]), jnp.array([[7], [keys // 3]])
+    return tuple((jnp.arange(n) >= at).astype(jnp.int32) for n, at in zip((queries, keys), starts, strict=True))
+
+
+def by_kernel(name, context, window, tile):
+    """Returns the attention of a kernel as a function of query, key, value, bias, and relative scores by name."""
+
+    def attend(query, key, value, bias, relative):
+        queries, keys = query.shape[2], key.shape[2]
+        scores = RelativeScores(segments=segments(queries, keys), **relative)
+        seed = SEED if context.dropout else None
+        if name == "plain":
+            ready = context.replace(distance_bias=bias, relative=scores).with_kernel("xla", queries, keys)
+            return plain.attend(query, key, value, ready, window, seed)
+        query_ids, key_ids = context.ids(len(query), queries, keys)
+        return importlib.import_module(f"plm_jax.models.kernels.{name}").flash(
+            *(query, key, value),
+            causal=context.causal,
+            rate=context.dropout,
+            broadcast=context.broadcast,
+            interpret=True,
+            query_ids=query_ids,
+            key_ids=key_ids,
+            prefix_lengths=context.prefix_lengths,
+            window=window,
+            distance_bias=bias,
+            relative=scores,
+            seed=seed,
+            offsets=jnp.zeros(4, jnp.int32),
+            **({"tile": tile} if name == "tpu" else {}),
+        )
+
+    return attend
+
+
+def padding(*lengths, length):
+    return (jnp.arange(length) < jnp.array(lengths)[:, None]).astype(jnp.int32)
+
+
+def documents(length):
+    return (jnp.arange(length) >= jnp.array([[length // 3], [length // 2]])).astype(jnp.int32)
+
+
+# Queries, keys, groups, length of a TPU tile, terms, whether there is a bias, window, and context. The cases cover every
+# pair of features; lengths are not multiples of a tile.
+CASES = {
+    "deberta": (37, 37, 4, 16, VECTORS, False, None, Context(mask=padding(30, 37, length=37), dropout=0.3)),
+    "xlnet": (20, 50, 4, 16, ("key_vectors", "key_bias", "segment_scores"), True, None, Context(dropout=0.3)),
+    "query_vectors": (37, 37, 4, 32, ("query_vectors",), False, 9, Context(dropout=0.3, broadcast=True)),
+    "causal": (37, 37, 2, 16, EVERY, True, None, Context(causal=True, prefix_lengths=jnp.array([11, 0]), dropout=0.3)),
+    "one_tile": (16, 12, 4, 16, EVERY, True, None, Context(mask=padding(12, 5, length=12))),
+    "window_of_documents": (
+        *(40, 40, 2, 16, EVERY, False, 9),
+        Context(causal=True, segment_ids=(documents(40), documents(40)), dropout=0.3),
+    ),
+    "rows": (20, 37, 4, 16, ("key_bias", "segment_scores"), False, None, Context(mask=padding(37, 20, length=37))),
+}
+
+
+def compare(kernel, name, **tolerance):
+    """Asserts that a kernel and plain attention have the same values and gradients."""
+    queries, keys, groups, size, names, biased, window, context = CASES[name]
+    *arrays, bias, relative = inputs(queries, keys, groups, names)
+    window = None if window is None else jnp.int32(window)
+    used = jnp.ones((ROWS, queries), bool)
+    if context.mask is not None and queries == keys:
+        used = context.mask != 0
+    results = []
+    for each in (kernel, "plain"):
+        attend = by_kernel(each, context, window, tiles.Tile(size, size, 1))
+        run = jax.jit(functools.partial(with_gradients, attend))
+        results.append(run(used, *arrays, bias if biased else None, relative))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, **tolerance), *results)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_tpu_kernel_equals_plain_attention(name):
+    compare("tpu", name, atol=5e-5)
+
+
+def test_two_passes_of_tpu_kernel_equal_plain_attention(monkeypatch):
+    """Two passes are used if a row's gradients are too large for fast memory."""
+    monkeypatch.setattr(tiles, "queries_fit", lambda *_: False)
+    monkeypatch.setitem(CASES, "two_passes", (33, 35, *CASES["causal"][2:6], None, Context(dropout=0.3)))
+    compare("tpu", "two_passes", atol=5e-5)
+
+
+def test_plain_attention_sums_terms_of_each_pair():
+    query, key, value, _, relative = inputs(5, 7, 2, EVERY)
+    outputs = by_kernel("plain", Context(), None, None)(query, key, value, None, relative)
+    of_queries, of_keys = (np.asarray(x) for x in segments(5, 7))
+    arrays = {name: np.asarray(x, np.float64) for name, x in relative.items()}
+    query, key, value = (np.asarray(x, np.float64) for x in (query, key, value))
+    for row, head, i in np.ndindex(ROWS, HEADS, 5):
+        scores = np.empty(7)
+        for j in range(7):
+            entry, k = 4 + j - i, key[row, head // 2, j]
+            scores[j] = query[row, head, i] @ (k + arrays["key_vectors"][head, entry])
+            scores[j] += k @ arrays["query_vectors"][head, entry] + arrays["key_bias"][row, head, j]
+            other = int(of_queries[row, i] != of_keys[row, j])
+            scores[j] += arrays["segment_scores"][row, head, i, other]
+        weights = np.exp(scores - scores.max())
+        np.testing.assert_allclose(outputs[row, head, i], weights / weights.sum() @ value[row, head // 2], atol=1e-5)

@@ -188,6 +188,7 @@ def _attend_by_kernel(
         prefix_lengths=context.prefix_lengths,
         window=window,
         distance_bias=context.distance_bias,
+        relative=context.relative,
         seed=seed,
         rows=context.rows,
         length="length",

@@ -3,13 +3,17 @@
 import functools
 import importlib
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from plm_jax import config
+from plm_jax.models.attention import attend
 from plm_jax.models.kernels import Context, plain, tiles
 from plm_jax.models.kernels.context import RelativeScores
+from plm_jax.training import mesh
 from tests.models.test_kernels import with_gradients
 
 ROWS, HEADS, HEAD_DIM = 2, 4, 8
@@ -79,8 +83,8 @@ def documents(length):
     return (jnp.arange(length) >= jnp.array([[length // 3], [length // 2]])).astype(jnp.int32)
 
 
-# Queries, keys, groups, length of a TPU tile, terms, whether there is a bias, window, and context. The cases cover every
-# pair of features; lengths are not multiples of a tile.
+# Queries, keys, groups, length of a TPU tile, terms, whether there is a bias, window, and context. The cases cover
+# every pair of features; lengths are not multiples of a tile.
 CASES = {
     "deberta": (37, 37, 4, 16, VECTORS, False, None, Context(mask=padding(30, 37, length=37), dropout=0.3)),
     "xlnet": (20, 50, 4, 16, ("key_vectors", "key_bias", "segment_scores"), True, None, Context(dropout=0.3)),
@@ -105,8 +109,8 @@ def compare(kernel, name, **tolerance):
         used = context.mask != 0
     results = []
     for each in (kernel, "plain"):
-        attend = by_kernel(each, context, window, tiles.Tile(size, size, 1))
-        run = jax.jit(functools.partial(with_gradients, attend))
+        attention = by_kernel(each, context, window, tiles.Tile(size, size, 1))
+        run = jax.jit(functools.partial(with_gradients, attention))
         results.append(run(used, *arrays, bias if biased else None, relative))
     jax.tree.map(functools.partial(np.testing.assert_allclose, **tolerance), *results)
 
@@ -139,3 +143,35 @@ def test_plain_attention_sums_terms_of_each_pair():
             scores[j] += arrays["segment_scores"][row, head, i, other]
         weights = np.exp(scores - scores.max())
         np.testing.assert_allclose(outputs[row, head, i], weights / weights.sum() @ value[row, head // 2], atol=1e-5)
+
+
+def on_mesh(kernel, sizes):
+    """Returns attention weights, and the gradients of a function of them, in a mesh of these sizes."""
+    length, context = 32, Context(causal=True, dropout=0.3, mask=padding(20, 32, length=32))
+    query, key, _, bias, relative = inputs(length, length, HEADS, EVERY)
+    # With these values, the outputs are the weights.
+    value = jnp.broadcast_to(jnp.eye(length), (ROWS, HEADS, length, length))
+    query, key = (jnp.pad(x, ((0, 0),) * 3 + ((0, length - HEAD_DIM),)) for x in (query, key))
+    for name in VECTORS:
+        relative[name] = jnp.pad(relative[name], ((0, 0), (0, 0), (0, length - HEAD_DIM)))
+
+    def weighed(query, key, value, bias, relative):
+        scores = RelativeScores(segments=segments(length, length), **relative)
+        ready = context.replace(distance_bias=bias, relative=scores).with_kernel(kernel, length, length)
+        return attend(query, key, value, ready, 0, SEED)
+
+    built = mesh.build(config.MeshConfig(**{"data": 1} | sizes), jax.devices()[: int(np.prod(list(sizes.values())))])
+    with jax.set_mesh(built), nn.logical_axis_rules(config.MeshConfig().rules):
+        run = jax.jit(functools.partial(with_gradients, weighed))
+        return run(jnp.ones((ROWS, length), bool), query, key, value, bias, relative)
+
+
+@pytest.mark.parametrize("sizes", [{"data": 2, "tensor": 4}, {"fsdp": 2, "context": 2, "tensor": 2}], ids=str)
+def test_dropout_is_equal_on_every_mesh(sizes, monkeypatch):
+    """The same weights are dropped, bit for bit; values and gradients differ by rounding."""
+    monkeypatch.setattr(tiles, "choose", lambda *_, **__: tiles.Tile(16, 16, 1))
+    weights, gradients = on_mesh("xla", {})
+    assert 0.5 < (weights == 0).mean() < 0.8  # Later keys have no weights.
+    got, got_gradients = on_mesh("flash", sizes)
+    np.testing.assert_array_equal(got == 0, weights == 0)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=2e-5), (got, got_gradients), (weights, gradients))

@@ -21,7 +21,7 @@ from jax.experimental.pallas import triton
 from jaxtyping import Array, Float, Integer
 
 from plm_jax.models.kernels import tile_mask, tiles
-from plm_jax.models.kernels.context import RESIDUALS, UNSEEN
+from plm_jax.models.kernels.context import RESIDUALS, UNSEEN, RelativeScores
 from plm_jax.models.kernels.dropout import keep
 
 _LOG2E = math.log2(math.e)
@@ -75,6 +75,7 @@ def flash(
     prefix_lengths: Integer[Array, " batch"] | None = None,
     window=None,
     distance_bias: Float[Array, "heads distances"] | None = None,
+    relative: RelativeScores | None = None,
     seed=None,
     offsets,
 ) -> Float[Array, "batch heads queries head_dim"]:

@@ -120,6 +120,12 @@ def test_tpu_kernel_equals_plain_attention(name):
     compare("tpu", name, atol=5e-5)
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_gpu_kernel_equals_plain_attention(name, monkeypatch):
+    monkeypatch.setattr(tiles, "on_gpu", lambda *_: tiles.GpuTile(16, 16, 4, 2))
+    compare("gpu", name, atol=5e-5)
+
+
 def test_two_passes_of_tpu_kernel_equal_plain_attention(monkeypatch):
     """Two passes are used if a row's gradients are too large for fast memory."""
     monkeypatch.setattr(tiles, "queries_fit", lambda *_: False)

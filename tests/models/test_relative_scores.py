@@ -1,20 +1,23 @@
 """Relative scores in the attention kernels against plain attention, and that against sums over indices."""
 
 import functools
-import importlib
+import importlib.util
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from plm_jax import config
 from plm_jax.models.attention import attend
-from plm_jax.models.kernels import Context, plain, tiles
+from plm_jax.models.kernels import Context, pick, plain, tiles
 from plm_jax.models.kernels.context import RelativeScores
+from plm_jax.planning.plan import slice_devices
 from plm_jax.training import mesh
-from tests.models.test_kernels import with_gradients
+from tests.models.test_gpu_kernel import sizes
+from tests.models.test_kernels import HOPPER, TPU, devices, with_gradients
 
 ROWS, HEADS, HEAD_DIM = 2, 4, 8
 SEED = jnp.array([5, 7], jnp.uint32)
@@ -40,8 +43,8 @@ def inputs(queries, keys, groups, names):
 
 def segments(queries, keys):
     """Returns two segments in each row, which begin elsewhere in the queries than in the keys."""
-    starts = jnp.array([[3], [queries // 2]]), jnp.array([[7], [keys // 3]])
-    return tuple((jnp.arange(n) >= at).astype(jnp.int32) for n, at in zip((queries, keys), starts, strict=True))
+    of_queries = jnp.arange(queries) >= jnp.array([[3], [queries // 2]])
+    return of_queries.astype(jnp.int32), (jnp.arange(keys) >= jnp.array([[7], [keys // 3]])).astype(jnp.int32)
 
 
 def by_kernel(name, context, window, tile):
@@ -181,3 +184,77 @@ def test_dropout_is_equal_on_every_mesh(sizes, monkeypatch):
     got, got_gradients = on_mesh("flash", sizes)
     np.testing.assert_array_equal(got == 0, weights == 0)
     jax.tree.map(functools.partial(np.testing.assert_allclose, atol=2e-5), (got, got_gradients), (weights, gradients))
+
+
+@pytest.mark.parametrize("kernel", ["tpu", "gpu"])
+def test_bfloat16_is_near_float32(kernel, monkeypatch):
+    monkeypatch.setattr(tiles, "on_gpu", lambda *_: tiles.GpuTile(32, 32, 4, 2))
+    query, key, value, bias, relative = inputs(40, 40, HEADS, EVERY)
+    relative |= {name: relative[name].astype(jnp.bfloat16) for name in VECTORS}
+    rounded = *(x.astype(jnp.bfloat16) for x in (query, key, value)), bias, relative
+    whole = jax.tree.map(lambda x: x.astype(jnp.float32), rounded)
+    used = jnp.ones((ROWS, 40), bool)
+    got, want = (
+        jax.jit(functools.partial(with_gradients, by_kernel(name, Context(dropout=0.3), None, tiles.Tile(32, 32, 1))))(
+            used, *arrays
+        )
+        for name, arrays in ((kernel, rounded), ("plain", whole))
+    )
+    assert jax.tree.map(lambda x: x.dtype, got[1]) == jax.tree.map(lambda x: x.dtype, rounded)
+    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert jnp.abs(one - other).max() < 0.02 * jnp.abs(other).max()
+
+
+LENGTH = 1024
+
+
+def gradients_of_kernel():
+    """Returns the gradient of flash attention with all terms as a function, and the shapes of its inputs."""
+
+    def loss(query, key, value, bias, relative, ids):
+        context = Context(distance_bias=bias, relative=RelativeScores(segments=(ids, ids), **relative), dropout=0.1)
+        ready = context.with_kernel("flash", LENGTH, LENGTH)
+        return attend(query, key, value, ready, 0, SEED).astype(jnp.float32).sum()
+
+    shape = jax.ShapeDtypeStruct
+    vectors = shape((HEADS, 2 * LENGTH - 1, 64), jnp.bfloat16)
+    relative = {
+        **dict.fromkeys(VECTORS, vectors),
+        "key_bias": shape((ROWS, HEADS, LENGTH), jnp.float32),
+        "segment_scores": shape((ROWS, HEADS, LENGTH, 2), jnp.float32),
+    }
+    arrays = [shape((ROWS, HEADS, LENGTH, 64), jnp.bfloat16)] * 3
+    bias, ids = shape((HEADS, 2 * LENGTH - 1), jnp.float32), shape((ROWS, LENGTH), jnp.int32)
+    return jax.grad(loss, argnums=range(5)), (*arrays, bias, relative, ids)
+
+
+@pytest.mark.parametrize("device", [TPU, HOPPER], ids=["tpu", "gpu"])
+def test_program_has_no_score_array(device):
+    gradients, shapes = gradients_of_kernel()
+    with devices(device):
+        program = jax.make_jaxpr(gradients)(*shapes).jaxpr
+    assert max(sizes(program)) < ROWS * HEADS * LENGTH**2
+
+
+@pytest.mark.parametrize("topology", ["v5e:2x2", "v5p:2x2x1", "gpu:h100:1"])
+def test_compilers_accept_kernels_without_score_memory(topology):
+    module = "jax_cuda13_plugin" if topology.startswith("gpu") else "libtpu"
+    if importlib.util.find_spec(module) is None:
+        pytest.skip(f"needs the compiler in {module}")
+    gradients, shapes = gradients_of_kernel()
+    one = Mesh(np.array(slice_devices(topology)[:1]), ("data",))
+    sharding = NamedSharding(one, PartitionSpec())
+    with jax.set_mesh(one):
+        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes)
+        program = jax.jit(gradients).lower(*shapes).compile()
+    assert (memory := program.memory_analysis()) is not None
+    assert memory.temp_size_in_bytes < 2 * ROWS * HEADS * LENGTH**2  # In bytes of bfloat16.
+
+
+@pytest.mark.parametrize("platform", ["tpu", "cuda"])
+def test_flash_is_chosen(platform, caplog):
+    context = Context(relative=RelativeScores(key_bias=jnp.zeros((ROWS, HEADS, 8))))
+    lengths = {"head_dim": 64, "groups": HEADS, "queries": 8, "keys": 8}
+    with devices({"tpu": TPU, "cuda": HOPPER}[platform]):
+        assert pick("attention", "auto", context, dtype=jnp.bfloat16, layer_bias=False, **lengths) == "flash"
+    assert not caplog.records

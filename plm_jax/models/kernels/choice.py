@@ -50,8 +50,7 @@ def choose(
       setting: `TransformerConfig.attention_kernel`; `auto` requests the best kernel of the platform.
       platform: result of `platform`.
       dtype: dtype of queries, keys and values.
-      distance_bias, bias: whether scores have a bias that depends only on distances or `RelativeScores`, or another
-        bias.
+      distance_bias, bias: whether scores have a bias by distance or `RelativeScores`, or another bias.
       dense: whether there is padding, or segments.
       prefix: whether a causal stack has a prefix that all queries attend to.
       dropout: whether attention weights are dropped.

@@ -335,14 +335,8 @@ def _query_kernel(call, refs, ranges_ref, backward, gradient_ref, segment_refs):
         key, value = (call.load_key(ref, row, head, starts[1]) for ref in (refs.key_BKGH, refs.value_BKGH))
         _, of_scores = call.derivative(refs, backward, query, key, value, cotangent, row, head, starts, masked)
         gradient += dot(of_scores.astype(key.dtype), key, 0)
-        if refs.relative is not None and refs.relative.key_vectors is not None:
-            band = gpu_terms.band(call, refs.relative.key_vectors, head, starts)
-            gradient += dot(gpu_terms.by_entry(call, of_scores, 0).astype(band.dtype), band, 0)
-        if segment_refs is not None:
-            is_same = gpu_terms.is_same_segment(call, refs.relative, row, starts)
-            parts = jnp.where(is_same, of_scores, 0.0), jnp.where(is_same, 0.0, of_scores)
-            of_segments = tuple(total + part.sum(1) for total, part in zip(of_segments, parts, strict=True))
-        return gradient, of_segments
+        gradient = gpu_terms.add_vectors(call, refs.relative, "key_vectors", gradient, of_scores, head, starts)
+        return gradient, gpu_terms.add_by_segment(call, refs.relative, of_segments, of_scores, row, starts)
 
     zeros = jnp.zeros(call.tile.queries)
     carry = jnp.zeros(query.shape, jnp.float32), None if segment_refs is None else (zeros, zeros)
@@ -369,9 +363,7 @@ def _key_kernel(call, refs, ranges_ref, backward, of_key_ref, of_value_ref, of_k
             )
             of_value += dot(dropped.astype(cotangent.dtype), cotangent, 0)
             of_key += dot(of_scores.astype(query.dtype), query, 0)
-            if refs.relative is not None and refs.relative.query_vectors is not None:
-                band = gpu_terms.band(call, refs.relative.query_vectors, head, starts)
-                of_key += dot(gpu_terms.by_entry(call, of_scores, 0).astype(band.dtype), band, 0)
+            of_key = gpu_terms.add_vectors(call, refs.relative, "query_vectors", of_key, of_scores, head, starts)
             return of_key, of_value, None if of_key_bias is None else of_key_bias + of_scores.sum(1)
 
         of_key_bias = None if of_key_bias_ref is None else jnp.zeros(call.tile.keys)
@@ -446,16 +438,14 @@ def _distance_gradient(options, inputs, backward, name):
 def _prepared(name, options, inputs):
     """Returns a kernel's `GpuCall`, and the ranges of tiles of its programs, from `tile_mask.ranges`."""
     (_, queries, heads, head_dim), (_, keys, groups, _) = inputs.query_BQNH.shape, inputs.key_BKGH.shape
-    is_by_distance = name not in ("triton_forward", "triton_dq", "triton_dkv")
-    is_square = is_by_distance or gpu_terms.has_vectors(inputs.relative)
-    tile = tiles.on_gpu("triton_dbias" if is_square else name, head_dim)
+    tile = tiles.on_gpu(gpu_terms.tile_name(name, inputs.relative), head_dim)
     call = GpuCall(options, tile, queries, keys, heads // groups, head_dim, query_axis=int(name == "triton_dkv"))
     mask = inputs.mask._asdict()
     del mask["seed"]
     visibility = tile_mask.tiles(queries, keys, tile.queries, tile.keys, causal=options.causal, **mask)
     if name == "triton_dkv":
         visibility = [x.swapaxes(1, 2) for x in visibility]
-    if is_by_distance:
+    if name not in ("triton_forward", "triton_dq", "triton_dkv"):
         visibility = [tile_mask.diagonals(x) for x in visibility]
     return call, tile_mask.ranges(*visibility)
 
@@ -476,7 +466,8 @@ def _run(name, body, call, grid, outputs, inputs, ranges, *backward):
         block = (*most, gpu_terms.padded_width(last)) if array.ndim == 4 else array.shape
         return pl.BlockSpec(block, lambda *_: (0,) * array.ndim)
 
-    products = {"triton_forward": 2, "triton_dq": 3, "triton_dkv": 4}.get(name, 2) + _band_products(name, inputs)
+    products = {"triton_forward": 2, "triton_dq": 3, "triton_dkv": 4}.get(name, 2)
+    products += gpu_terms.products(name, inputs.relative)
     scores = batch * heads * _visited(call, inputs.mask)
     return pl.pallas_call(
         functools.partial(body, call),
@@ -493,15 +484,6 @@ def _run(name, body, call, grid, outputs, inputs, ranges, *backward):
             bytes_accessed=sum(x.size * x.dtype.itemsize for x in jax.tree.leaves((arguments, outputs))),
         ),
     )(*arguments)
-
-
-def _band_products(name, inputs):
-    """Returns the number of products of a tile's size and head_dim that terms take in a kernel."""
-    if inputs.relative is None:
-        return 0
-    of_keys, of_queries = (getattr(inputs.relative, vectors) is not None for vectors in gpu_terms.VECTORS)
-    gradients = {"triton_forward": 0, "triton_dq": of_keys, "triton_dkv": of_queries, "triton_dbias": 0}.get(name, 1)
-    return 2 * (of_keys + of_queries + gradients)
 
 
 def _visited(call, mask):

@@ -8,21 +8,23 @@ Shapes as in `gpu`; tiles are square if there are vectors.
 
 import jax
 import jax.numpy as jnp
+from jax._src.lib.mlir import ir
 from jax._src.lib.triton import dialect
 from jax._src.pallas.triton import lowering
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 from jax.extend.core import Primitive
-from jaxlib.mlir import ir
 
 from plm_jax.models.kernels.context import RelativeScores
 
 VECTORS = ("key_vectors", "query_vectors")
 
 
-def has_vectors(relative: RelativeScores | None) -> bool:
-    """Returns whether there are vectors by distance."""
-    return relative is not None and any(getattr(relative, name) is not None for name in VECTORS)
+def tile_name(kernel: str, relative: RelativeScores | None) -> str:
+    """Returns the kernel whose tile sizes a kernel has, for `tiles.on_gpu`."""
+    if relative is None or all(getattr(relative, name) is None for name in VECTORS):
+        return kernel
+    return "triton_dvectors" if kernel.endswith("vectors") else "triton_relative"
 
 
 def padded(call, relative):
@@ -47,20 +49,20 @@ def add(call, refs, scores, query, key, row, head, starts):
     if relative is None:
         return scores
     if relative.key_vectors is not None:
-        scores += _gathered_product(call, query, band(call, relative.key_vectors, head, starts), call.query_axis)
+        scores += _gathered_product(call, query, _band(call, relative.key_vectors, head, starts), call.query_axis)
     if relative.query_vectors is not None:
-        scores += _gathered_product(call, key, band(call, relative.query_vectors, head, starts), 1 - call.query_axis)
+        scores += _gathered_product(call, key, _band(call, relative.query_vectors, head, starts), 1 - call.query_axis)
     if relative.key_bias is not None:
         keys = pl.ds(starts[1], call.tile.keys)
         scores += call.of_keys(load(relative.key_bias, (row, head, keys), call.inside(starts[1], 1)))
     if relative.segment_scores is not None:
         same, different = (call.load_query(ref, row, head, starts[0]) for ref in relative.segment_scores)
-        is_same = is_same_segment(call, relative, row, starts)
+        is_same = _is_same_segment(call, relative, row, starts)
         scores += jnp.where(is_same, call.of_queries(same), call.of_queries(different))
     return scores
 
 
-def is_same_segment(call, relative, row, starts):
+def _is_same_segment(call, relative, row, starts):
     """Returns whether the query and the key of each score are in one segment."""
     of_queries, of_keys = (
         load(ref, (row, pl.ds(start, length)), call.inside(start, axis), -1)
@@ -69,7 +71,32 @@ def is_same_segment(call, relative, row, starts):
     return call.of_queries(of_queries) == call.of_keys(of_keys)
 
 
-def band(call, ref, head, starts):
+def add_vectors(call, relative, name, gradient, of_scores, head, starts):
+    """Adds what vectors contribute to the gradient [T, H] of queries or keys, which are the rows of the scores."""
+    if relative is None or getattr(relative, name) is None:
+        return gradient
+    vectors = _band(call, getattr(relative, name), head, starts)
+    return gradient + dot(_by_entry(call, of_scores, 0).astype(vectors.dtype), vectors, 0)
+
+
+def add_by_segment(call, relative, sums, of_scores, row, starts):
+    """Adds gradients of scores, whose rows are queries, to two sums over keys: in the query's segment and in others."""
+    if sums is None:
+        return None
+    is_same = _is_same_segment(call, relative, row, starts)
+    return sums[0] + jnp.where(is_same, of_scores, 0.0).sum(1), sums[1] + jnp.where(is_same, 0.0, of_scores).sum(1)
+
+
+def products(name, relative):
+    """Returns the number of products of a tile's size and head_dim that terms take in a kernel."""
+    if relative is None:
+        return 0
+    of_keys, of_queries = (getattr(relative, vectors) is not None for vectors in VECTORS)
+    gradients = {"triton_forward": 0, "triton_dq": of_keys, "triton_dkv": of_queries, "triton_dbias": 0}.get(name, 1)
+    return 2 * (of_keys + of_queries + gradients)
+
+
+def _band(call, ref, head, starts):
     """Loads the vectors by distance that a tile needs, [2 T, H]."""
     start = starts[1] - starts[0] + (call.query_tiles - 1) * call.tile.queries
     return ref[pl.ds(start, 2 * call.tile.queries), head]
@@ -83,7 +110,7 @@ def _gathered_product(call, vectors, band, axis):
     return _gather(product, entry, 1 - axis, call.options.interpret)
 
 
-def by_entry(call, of_scores, axis):
+def _by_entry(call, of_scores, axis):
     """Moves gradients of scores to the entries of a band, [T, 2 T] or [2 T, T]: that of `_gathered_product`."""
     size = call.tile.queries
     vector, entry = jnp.expand_dims(jnp.arange(size), 1 - axis), jnp.expand_dims(jnp.arange(2 * size), axis)
@@ -105,7 +132,8 @@ _gather_p.def_abstract_eval(lambda x, index, axis: x.update(shape=index.shape))
 
 @lowering.register_lowering(_gather_p)
 def _lower_gather(context, x, index, axis):
-    shape = ir.RankedTensorType.get(context.avals_out[0].shape, ir.RankedTensorType(x.type).element_type)
+    tensor = ir.RankedTensorType
+    shape = tensor.get(context.avals_out[0].shape, tensor(x.type).element_type)
     return dialect.gather(x, index, axis, results=[shape])
 
 
@@ -128,7 +156,7 @@ def distance_kernel(name, rows, call, refs, ranges_ref, backward, gradient_ref):
             if name == "bias":
                 return gradient + of_scores
             vectors, axis = (query, call.query_axis) if name == "key_vectors" else (key, 1 - call.query_axis)
-            moved = by_entry(call, of_scores, axis)
+            moved = _by_entry(call, of_scores, axis)
             return gradient + dot((moved.T if axis == 0 else moved).astype(vectors.dtype), vectors, 0)
 
         return call.over(ranges_ref, refs.mask, row, diagonal, body, gradient)

@@ -52,8 +52,7 @@ def flash(
     Args:
       query_BNQH: scaled queries.
       causal: whether queries attend to no later keys.
-      rate: dropout rate of the weights, if there is a seed.
-      broadcast: whether all queries share a dropout mask.
+      rate, broadcast: dropout rate of the weights, if there is a seed, and whether all queries share a mask.
       interpret: whether to interpret the kernel, on any device, slowly.
       query_ids, key_ids: int32 [B, Q] and [B, K]: equal ids see each other, keys of -1 are hidden; None: all are seen.
       prefix_lengths: int32 [B], if causal: keys before this position are visible to all queries.
@@ -66,8 +65,7 @@ def flash(
     """
     batch, heads, queries, head_dim = query_BNQH.shape
     groups, keys = key_BGKH.shape[1:3]
-    has_vectors = relative is not None and not (relative.key_vectors is None and relative.query_vectors is None)
-    biased = distance_bias is not None or has_vectors
+    biased = distance_bias is not None or tpu_terms.has_vectors(relative)
     call = TpuCall(
         batch=batch,
         heads=heads,
@@ -85,28 +83,31 @@ def flash(
         has_window=window is not None,
         device_kind=device().device_kind,
     )
-    ids = _padded_ids(call, query_ids, key_ids)
+    ids = _padded_ids(call, query_ids, key_ids, relative)
     numbers = _numbers(call, seed, offsets, window, prefix_lengths, ids)
+    return _attend_padded(call, query_BNQH, key_BGKH, value_BGKH, distance_bias, relative, numbers, ids)
+
+
+def _padded_ids(call, query_ids, key_ids, relative):
+    """Returns ids and segments by name, those that exist, [B, 1, Q] and [B, 1, K]."""
+    pairs = {"ids": (query_ids, key_ids), "segments": (None, None)}
     if relative is not None and relative.segments is not None:
-        segments = _padded_ids(call, *relative.segments)
-        ids |= {"query_segments": segments["query_ids"], "key_segments": segments["key_ids"]}
-    terms = tpu_terms.arrays(call, distance_bias, relative)
-    return _attend_padded(call, query_BNQH, key_BGKH, value_BGKH, terms, numbers, ids)
+        pairs["segments"] = relative.segments
+    padded = {}
+    for name, (of_queries, of_keys) in pairs.items():
+        if of_queries is not None and of_keys is not None:
+            padded[f"query_{name}"] = _padded(of_queries, 1, call.tile.queries)[:, None]
+            padded[f"key_{name}"] = _padded(of_keys, 1, call.tile.keys, -1)[:, None]
+    return padded
 
 
-def _padded_ids(call, query_ids, key_ids):
-    if query_ids is None or key_ids is None:
-        return {}
-    padded = _padded(query_ids, 1, call.tile.queries), _padded(key_ids, 1, call.tile.keys, -1)
-    return {"query_ids": padded[0][:, None], "key_ids": padded[1][:, None]}
-
-
-def _attend_padded(call, query_BNQH, key_BGKH, value_BGKH, terms, numbers, ids) -> jax.Array:
+def _attend_padded(call, query_BNQH, key_BGKH, value_BGKH, distance_bias, relative, numbers, ids) -> jax.Array:
     """Pads queries, keys and values to whole tiles, and computes the attention [B, N, Q, H]."""
     arrays = query_BNQH, key_BGKH, value_BGKH
     query, key, value = (x.swapaxes(1, 2).reshape(call.batch, x.shape[2], -1) for x in arrays)
     query = _padded(query, 1, call.tile.queries)
     key, value = (_padded(x, 1, call.tile.keys) for x in (key, value))
+    terms = tpu_terms.arrays(call, distance_bias, relative)
     out: jax.Array = _attention(call, query, key, value, terms, numbers, ids)
     return out[:, : call.queries].reshape(call.batch, call.queries, call.heads, call.head_dim).swapaxes(1, 2)
 

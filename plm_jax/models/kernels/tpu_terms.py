@@ -26,6 +26,11 @@ BANDS = ("bias_bands", "query_bands", "key_bands")
 _STRIP = 128
 
 
+def has_vectors(relative):
+    """Returns whether there are vectors by distance, for which tiles must be square."""
+    return relative is not None and not (relative.key_vectors is None and relative.query_vectors is None)
+
+
 def arrays(call, distance_bias, relative):
     """Returns the terms in blocks, float32, by name; arguments as in `tpu.flash`."""
     terms = {}

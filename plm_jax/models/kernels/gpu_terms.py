@@ -8,7 +8,6 @@ Shapes as in `gpu`; tiles are square if there are vectors.
 
 import jax
 import jax.numpy as jnp
-from jax._src.lib.mlir import ir
 from jax._src.lib.triton import dialect
 from jax._src.pallas.triton import lowering
 from jax.experimental import pallas as pl
@@ -132,9 +131,8 @@ _gather_p.def_abstract_eval(lambda x, index, axis: x.update(shape=index.shape))
 
 @lowering.register_lowering(_gather_p)
 def _lower_gather(context, x, index, axis):
-    tensor = ir.RankedTensorType
-    shape = tensor.get(context.avals_out[0].shape, tensor(x.type).element_type)
-    return dialect.gather(x, index, axis, results=[shape])
+    result = type(x.type).get(context.avals_out[0].shape, x.type.element_type)
+    return dialect.gather(x, index, axis, results=[result])
 
 
 def distance_kernel(name, rows, call, refs, ranges_ref, backward, gradient_ref):

@@ -83,8 +83,9 @@ def model(
     dropout: float = 0.1,
 ) -> models.EncoderConfig:
     """Returns a DeBERTa; that of version 3 is a discriminator with its generator."""
-    position = models.Disentangled(length, buckets)
-    if version == 1:  # Without buckets.
+    if version > 1:
+        position = models.Disentangled(length, buckets)
+    else:
         position = models.Disentangled(length, buckets=0, shared=False, key_bias=False, norm=False)
     head = models.MaskDecoderHead(transform="gelu_exact", bias=True, positions=length)
     encoder: dict[str, Any] = {

@@ -108,7 +108,7 @@ class Attention(nn.Module):
         return Dense(x.shape[-1], ("heads", "embed"), attention.bias_after, init, self.dtype, name="out")(mixed)
 
     def _with_layer_bias(self, query_BNQH, key_BGKH, context, depth, scale, project):
-        """Adds the bias of the position scheme for this layer to a context."""
+        """Adds the bias or the relative scores of the position scheme for this layer to a context."""
         attention, position = self.model.attention, self.model.attention.position
         width, initializer = self.model.embedding.width, self.model.initializer
         declared = position.layer_tables(width, attention.heads, attention.head_dim, initializer)
@@ -140,6 +140,8 @@ class Attention(nn.Module):
             key_positions=key_positions,
             arrays=context.arrays,
         )
+        if context.kernel == "flash":
+            return context.replace(relative=position.relative_scores(layer, query_BNQH, key_BGKH))
         bias = position.layer_bias(layer, query_BNQH, key_BGKH)
         bias = bias if context.bias is None or bias is None else context.bias + bias
         return context if bias is None else context.replace(bias=bias)
@@ -189,6 +191,7 @@ def _attend_by_kernel(
         prefix_lengths=context.prefix_lengths,
         window=window,
         distance_bias=context.distance_bias,
+        relative=context.relative,
         seed=seed,
         rows=context.rows,
         length="length",

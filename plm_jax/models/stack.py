@@ -344,7 +344,7 @@ class Stack(nn.Module):
             return context
         name, setting, config = f"{attention} of '{self.name}'", self.model.attention_kernel, self.model.attention
         sizes = {"head_dim": config.head_dim, "groups": config.num_kv_heads, "queries": queries, "keys": keys}
-        layer_bias = attention == "attention" and config.position.has_layer_bias
+        layer_bias = attention == "attention" and config.position.expands_scores(context.source_positions is None)
         kernel = kernels.pick(name, setting, context, dtype=self.dtype, layer_bias=layer_bias, **sizes)
         return context.replace(kernel=kernel)
 

@@ -50,7 +50,7 @@ def choose(
       setting: `TransformerConfig.attention_kernel`; `auto` requests the best kernel of the platform.
       platform: result of `platform`.
       dtype: dtype of queries, keys and values.
-      distance_bias, bias: whether scores have a bias that depends only on distances, or another one.
+      distance_bias, bias: whether scores have a bias by distance or `RelativeScores`, or another bias.
       dense: whether there is padding, or segments.
       prefix: whether a causal stack has a prefix that all queries attend to.
       dropout: whether attention weights are dropped.
@@ -112,7 +112,7 @@ def pick(
         head_dim=head_dim,
         queries=queries,
         keys=keys,
-        distance_bias=context.distance_bias is not None,
+        distance_bias=context.distance_bias is not None or context.relative is not None,
         bias=context.bias is not None or layer_bias,
         dense=any(each is not None for each in (context.mask, context.segment_ids, context.order)),
         prefix=context.prefix_lengths is not None,

@@ -24,6 +24,49 @@ RESIDUALS = "attention"
 UNSEEN = -1e30
 
 
+class RelativeScores(struct.PyTreeNode):
+    """Terms of the scores of one layer that depend on its queries and keys; each is optional.
+
+    Entry j of vectors is for pairs whose key position minus query position is j - (Q - 1), as in
+    `Context.distance_bias`.
+
+    Attributes:
+      key_vectors: [N, Q + K - 1, H], vectors that each query is multiplied with.
+      query_vectors: [N, Q + K - 1, H], vectors that each key is multiplied with.
+      key_bias: float32 [B, N, K].
+      segment_scores: float32 [B, N, Q, 2], scores of keys in the segment of the query, and in others.
+      segments: segments of the queries, int32 [B, Q], and of the keys, int32 [B, K], for `segment_scores`.
+    """
+
+    key_vectors: jax.Array | None = None
+    query_vectors: jax.Array | None = None
+    key_bias: jax.Array | None = None
+    segment_scores: jax.Array | None = None
+    segments: tuple[jax.Array, jax.Array] | None = None
+
+    def expand(self, query_BNQH: Queries, key_BGKH: Keys, bias: jax.Array | None) -> jax.Array:
+        """Adds the terms to a bias, float32 [B, N, Q, K]; queries are scaled."""
+        queries, keys = query_BNQH.shape[2], key_BGKH.shape[2]
+        entry_QK = jnp.arange(keys) - jnp.arange(queries)[:, None] + queries - 1
+        product, terms = functools.partial(jnp.einsum, preferred_element_type=jnp.float32), [bias]
+        if self.key_vectors is not None:
+            by_entry = product("bnqh,nrh->bnqr", query_BNQH, self.key_vectors)
+            terms.append(jnp.take_along_axis(by_entry, entry_QK[None, None], axis=3))
+        if self.query_vectors is not None:
+            groups = key_BGKH.shape[1]
+            vectors = self.query_vectors.reshape(groups, -1, *self.query_vectors.shape[1:])
+            by_entry = product("bgkh,gnrh->bgnrk", key_BGKH, vectors)
+            by_entry = by_entry.reshape(len(key_BGKH), -1, *by_entry.shape[3:])
+            terms.append(jnp.take_along_axis(by_entry, entry_QK[None, None], axis=2))
+        if self.key_bias is not None:
+            terms.append(self.key_bias[:, :, None])
+        if self.segment_scores is not None and self.segments is not None:
+            of_queries, of_keys = self.segments
+            is_same = (of_queries[:, :, None] == of_keys[:, None])[:, None]
+            terms.append(jnp.where(is_same, self.segment_scores[..., :1], self.segment_scores[..., 1:]))
+        return functools.reduce(jnp.add, [term for term in terms if term is not None])
+
+
 class Context(struct.PyTreeNode):
     """The masks, biases and other settings of an attention.
 
@@ -45,6 +88,7 @@ class Context(struct.PyTreeNode):
       distance_bias: bias of scores, float32 [N, Q + K - 1]: entry j is for pairs whose key position minus query
         position is j - (Q - 1), where the first query and the first key of this call have position 0; None: no bias.
       bias: bias of scores, float32 [B or 1, N, Q, K]; None: no bias.
+      relative: further terms of the scores of a layer; None: no terms.
       tables: tables that the layers of a stack share, for `Position.layer_bias`.
       arrays: arrays of the rows that the model passes to `Position.layer_bias`, [B, ...] by name.
       windows: in layer i queries attend to keys at distances less than windows[i % len(windows)]; 0 means all keys.
@@ -71,6 +115,7 @@ class Context(struct.PyTreeNode):
     rotations: tuple[Callable | None, Callable | None] = struct.field(pytree_node=False, default=(None, None))
     distance_bias: jax.Array | None = None
     bias: jax.Array | None = None
+    relative: RelativeScores | None = None
     tables: dict[str, jax.Array] = struct.field(default_factory=dict)
     arrays: dict[str, jax.Array] = struct.field(default_factory=dict)
     windows: tuple[int, ...] = struct.field(pytree_node=False, default=())

@@ -20,9 +20,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 from jaxtyping import Array, Float, Integer
 
-from plm_jax.models.kernels import tile_mask, tiles
-from plm_jax.models.kernels.context import RESIDUALS, UNSEEN
+from plm_jax.models.kernels import gpu_terms, tile_mask, tiles
+from plm_jax.models.kernels.context import RESIDUALS, UNSEEN, RelativeScores
 from plm_jax.models.kernels.dropout import keep
+from plm_jax.models.kernels.gpu_terms import dot, load
 
 _LOG2E = math.log2(math.e)
 _LOG2E_BITS = 0x3FB8AA3B  # As a float32.
@@ -50,6 +51,7 @@ class Inputs(NamedTuple):
     key_BKGH: Any
     value_BKGH: Any
     bias_NR: Any
+    relative: RelativeScores | Any
     mask: Mask | Any
 
 
@@ -75,6 +77,7 @@ def flash(
     prefix_lengths: Integer[Array, " batch"] | None = None,
     window=None,
     distance_bias: Float[Array, "heads distances"] | None = None,
+    relative: RelativeScores | None = None,
     seed=None,
     offsets,
 ) -> Float[Array, "batch heads queries head_dim"]:
@@ -86,7 +89,7 @@ def flash(
     mask = Mask(offsets, query_ids, key_ids, prefix_lengths, window, seed)
     query, key, value = (x.swapaxes(1, 2) for x in (query_BNQH, key_BGKH, value_BGKH))
     options = GpuOptions(causal, rate if seed is not None else 0.0, broadcast, interpret)
-    mixed: jax.Array = _attention(options, Inputs(query, key, value, distance_bias, mask))
+    mixed: jax.Array = _attention(options, Inputs(query, key, value, distance_bias, relative, mask))
     return mixed.swapaxes(1, 2)
 
 
@@ -114,10 +117,17 @@ def _attention_backward(options, residuals, cotangent_BQNH):
     inputs, mixed_BQNH, log_sums_BNQ = residuals
     products_BQN = (mixed_BQNH.astype(jnp.float32) * cotangent_BQNH.astype(jnp.float32)).sum(-1)
     backward = BackwardInputs(cotangent_BQNH, log_sums_BNQ, products_BQN.swapaxes(1, 2))
-    of_query = _query_gradient(options, inputs, backward)
-    of_key, of_value = _key_value_gradients(options, inputs, backward)
-    of_bias = None if inputs.bias_NR is None else _bias_gradient(options, inputs, backward)
-    return (Inputs(of_query, of_key, of_value, of_bias, None),)
+    of_query, of_segments = _query_gradient(options, inputs, backward)
+    of_key, of_value, of_key_bias = _key_value_gradients(options, inputs, backward)
+    of_bias = None if inputs.bias_NR is None else _distance_gradient(options, inputs, backward, "bias")
+    of_relative = None
+    if (relative := inputs.relative) is not None:
+        of_relative = RelativeScores(segment_scores=of_segments, key_bias=of_key_bias)
+        for name in gpu_terms.VECTORS:
+            if (vectors := getattr(relative, name)) is not None:
+                gradient = _distance_gradient(options, inputs, backward, name)
+                of_relative = of_relative.replace(**{name: gradient.astype(vectors.dtype)})
+    return (Inputs(of_query, of_key, of_value, of_bias, of_relative, None),)
 
 
 _attention.defvjp(_attention_forward, _attention_backward)
@@ -158,21 +168,26 @@ class GpuCall:
     def load_query(self, ref, row, head, start):
         """Loads a tile of queries from [B, Q, N, H] or [B, N, Q], zeros past its end."""
         if len(ref.shape) == 3:
-            return _load(ref, (row, head, pl.ds(start, self.tile.queries)), self._inside(start, 0))
+            return load(ref, (row, head, pl.ds(start, self.tile.queries)), self.inside(start, 0))
         index = row, pl.ds(start, self.tile.queries), head, slice(None)
-        return _load(ref, index, self._inside(start, 0, ref.shape[-1]))
+        return load(ref, index, self.inside(start, 0, ref.shape[-1]))
 
     def load_key(self, ref, row, head, start):
         """Loads a tile of keys from [B, K, G, H] for a head of queries, zeros past its end."""
         index = row, pl.ds(start, self.tile.keys), jax.lax.div(head, self.repeats), slice(None)
-        return _load(ref, index, self._inside(start, 1, ref.shape[-1]))
+        return load(ref, index, self.inside(start, 1, ref.shape[-1]))
 
     def store(self, ref, row, head, start, values, axis):
         """Stores a tile of [B, Q, N, H] (axis 0) or of [B, K, G, H] (axis 1)."""
         index = row, pl.ds(start, values.shape[0]), head, slice(None)
-        triton.store(ref.at[index], values.astype(ref.dtype), mask=self._inside(start, axis, ref.shape[-1]))
+        triton.store(ref.at[index], values.astype(ref.dtype), mask=self.inside(start, axis, ref.shape[-1]))
 
-    def _inside(self, start, axis, width=None):
+    def store_row(self, ref, row, head, start, values, axis):
+        """Stores a tile of [B, N, Q] (axis 0) or of [B, N, K] (axis 1)."""
+        index = row, head, pl.ds(start, values.shape[0])
+        triton.store(ref.at[index], values, mask=self.inside(start, axis))
+
+    def inside(self, start, axis, width=None):
         """Returns a mask of a tile of queries (axis 0) or keys (axis 1) in its array, [T] or [T, width]; None: all."""
         tile, length = self.tile[axis], (self.queries, self.keys)[axis]
         inside = start + jnp.arange(tile) < length if length % tile else None
@@ -195,7 +210,7 @@ class GpuCall:
     def product(self, of_queries, of_keys):
         """Multiplies queries' [T, H] and keys' [T, H], contracting H: float32 over the tile's scores."""
         left, right = (of_queries, of_keys) if self.query_axis == 0 else (of_keys, of_queries)
-        return _dot(left, right, 1)
+        return dot(left, right, 1)
 
     def indices(self, starts):
         """Returns the indices of queries and of keys in this call, each along its axis."""
@@ -203,10 +218,11 @@ class GpuCall:
         return self.of_queries(queries), self.of_keys(keys)
 
     def scores(self, refs, query, key, row, head, starts, masked):
-        """Returns query · key + bias; if `masked`, `UNSEEN` for keys that are not visible."""
+        """Returns query · key + terms; if `masked`, `UNSEEN` for keys that are not visible."""
         scores, (queries, keys) = self.product(query, key), self.indices(starts)
         if refs.bias_NR is not None:
             scores += refs.bias_NR[head, keys - queries + (self.query_tiles * self.tile.queries - 1)]
+        scores = gpu_terms.add(self, refs, scores, query, key, row, head, starts)
         for visible in self._visible(refs.mask, row, starts, queries, keys) if masked else ():
             scores = jnp.where(visible, scores, UNSEEN)
         return scores
@@ -223,10 +239,8 @@ class GpuCall:
         if mask.window is not None:
             yield (jnp.abs(back) < mask.window[0]) | (mask.window[0] == 0)
         if mask.query_ids is not None:
-            query_ids = _load(
-                mask.query_ids, (row, pl.ds(starts[0], self.tile.queries)), self._inside(starts[0], 0), -1
-            )
-            key_ids = _load(mask.key_ids, (row, pl.ds(starts[1], self.tile.keys)), self._inside(starts[1], 1), -1)
+            query_ids = load(mask.query_ids, (row, pl.ds(starts[0], self.tile.queries)), self.inside(starts[0], 0), -1)
+            key_ids = load(mask.key_ids, (row, pl.ds(starts[1], self.tile.keys)), self.inside(starts[1], 1), -1)
             yield self.of_queries(query_ids) == self.of_keys(jnp.where(key_ids < 0, -2, key_ids))
 
     def keep_mask(self, mask, row, head, starts):
@@ -258,15 +272,6 @@ class GpuCall:
         for masked, low, high in ((True, first, begin), (False, begin, end), (True, end, last)):
             carry = jax.lax.fori_loop(low, high, functools.partial(body, masked), carry)
         return carry
-
-
-def _load(ref, index, inside, other=0):
-    return triton.load(ref.at[index], mask=inside, other=None if inside is None else other)
-
-
-def _dot(left, right, axis):
-    """Multiplies two matrices over the last axis of the first and `axis` of the second, in float32."""
-    return jax.lax.dot_general(left, right, (((1,), (axis,)), ((), ())), preferred_element_type=jnp.float32)
 
 
 def _exponential(scores, shift, interpret):
@@ -305,7 +310,7 @@ def _forward_kernel(call, refs, ranges_ref, mixed_ref, log_sums_ref):
         if call.options.rate:
             weights = jnp.where(call.keep_mask(refs.mask, row, head, starts), weights, 0.0)
         value = call.load_key(refs.value_BKGH, row, head, starts[1])
-        mixed = mixed * shrink[:, None] + _dot(weights.astype(value.dtype), value, 0)
+        mixed = mixed * shrink[:, None] + dot(weights.astype(value.dtype), value, 0)
         return mixed, new_greatest, sums
 
     carry = jnp.zeros(query.shape, jnp.float32), jnp.full(query.shape[0], UNSEEN), jnp.zeros(query.shape[0])
@@ -315,33 +320,40 @@ def _forward_kernel(call, refs, ranges_ref, mixed_ref, log_sums_ref):
     scale = jnp.where(sees_nothing, 0.0, 1 / ((1 - call.options.rate) * sums))
     call.store(mixed_ref, row, head, start, mixed * scale[:, None], 0)
     log_sums = jnp.where(sees_nothing, 0.0, greatest) + jnp.log(sums)
-    triton.store(log_sums_ref.at[row, head, pl.ds(start, call.tile.queries)], log_sums, mask=call._inside(start, 0))
+    call.store_row(log_sums_ref, row, head, start, log_sums, 0)
 
 
-def _query_kernel(call, refs, ranges_ref, backward, gradient_ref):
+def _query_kernel(call, refs, ranges_ref, backward, gradient_ref, segment_refs):
     tile, head, row = (pl.program_id(axis) for axis in range(3))
     tile = call.query_tiles - 1 - tile
     start = tile * call.tile.queries
     query, cotangent = (call.load_query(ref, row, head, start) for ref in (refs.query_BQNH, backward.cotangent_BQNH))
 
-    def body(masked, key_tile, gradient):
+    def body(masked, key_tile, carry):
+        gradient, of_segments = carry
         starts = start, key_tile * call.tile.keys
         key, value = (call.load_key(ref, row, head, starts[1]) for ref in (refs.key_BKGH, refs.value_BKGH))
         _, of_scores = call.derivative(refs, backward, query, key, value, cotangent, row, head, starts, masked)
-        return gradient + _dot(of_scores.astype(key.dtype), key, 0)
+        gradient += dot(of_scores.astype(key.dtype), key, 0)
+        gradient = gpu_terms.add_vectors(call, refs.relative, "key_vectors", gradient, of_scores, head, starts)
+        return gradient, gpu_terms.add_by_segment(call, refs.relative, of_segments, of_scores, row, starts)
 
-    gradient = call.over(ranges_ref, refs.mask, row, tile, body, jnp.zeros(query.shape, jnp.float32))
+    zeros = jnp.zeros(call.tile.queries)
+    carry = jnp.zeros(query.shape, jnp.float32), None if segment_refs is None else (zeros, zeros)
+    gradient, of_segments = call.over(ranges_ref, refs.mask, row, tile, body, carry)
     call.store(gradient_ref, row, head, start, gradient / (1 - call.options.rate), 0)
+    for ref, total in zip(segment_refs or (), of_segments or (), strict=True):
+        call.store_row(ref, row, head, start, total / (1 - call.options.rate), 0)
 
 
-def _key_kernel(call, refs, ranges_ref, backward, of_key_ref, of_value_ref):
+def _key_kernel(call, refs, ranges_ref, backward, of_key_ref, of_value_ref, of_key_bias_ref):
     tile, group, row = (pl.program_id(axis) for axis in range(3))
     start, first_head = tile * call.tile.keys, group * call.repeats
     key, value = (call.load_key(ref, row, first_head, start) for ref in (refs.key_BKGH, refs.value_BKGH))
 
     def of_head(head, carry):
         def body(masked, query_tile, carry):
-            of_key, of_value = carry
+            of_key, of_value, of_key_bias = carry
             starts = query_tile * call.tile.queries, start
             query, cotangent = (
                 call.load_query(ref, row, head, starts[0]) for ref in (refs.query_BQNH, backward.cotangent_BQNH)
@@ -349,11 +361,16 @@ def _key_kernel(call, refs, ranges_ref, backward, of_key_ref, of_value_ref):
             dropped, of_scores = call.derivative(
                 refs, backward, query, key, value, cotangent, row, head, starts, masked
             )
-            of_value += _dot(dropped.astype(cotangent.dtype), cotangent, 0)
-            of_key += _dot(of_scores.astype(query.dtype), query, 0)
-            return of_key, of_value
+            of_value += dot(dropped.astype(cotangent.dtype), cotangent, 0)
+            of_key += dot(of_scores.astype(query.dtype), query, 0)
+            of_key = gpu_terms.add_vectors(call, refs.relative, "query_vectors", of_key, of_scores, head, starts)
+            return of_key, of_value, None if of_key_bias is None else of_key_bias + of_scores.sum(1)
 
-        return call.over(ranges_ref, refs.mask, row, tile, body, carry)
+        of_key_bias = None if of_key_bias_ref is None else jnp.zeros(call.tile.keys)
+        *carry, of_key_bias = call.over(ranges_ref, refs.mask, row, tile, body, (*carry, of_key_bias))
+        if of_key_bias_ref is not None:
+            call.store_row(of_key_bias_ref, row, head, start, of_key_bias / (1 - call.options.rate), 1)
+        return tuple(carry)
 
     carry = jnp.zeros(key.shape, jnp.float32), jnp.zeros(key.shape, jnp.float32)
     if call.repeats == 1:
@@ -362,28 +379,6 @@ def _key_kernel(call, refs, ranges_ref, backward, of_key_ref, of_value_ref):
         carry = jax.lax.fori_loop(first_head, first_head + call.repeats, of_head, carry)
     for ref, gradient in zip((of_key_ref, of_value_ref), carry, strict=True):
         call.store(ref, row, group, start, gradient / (1 - call.options.rate), 1)
-
-
-def _bias_kernel(rows, call, refs, ranges_ref, backward, gradient_ref):
-    """Sums over `rows` of the batch and all pairs of tiles of a diagonal."""
-    diagonal, head, part = (pl.program_id(axis) for axis in range(3))
-
-    def of_row(row, gradient):
-        def body(masked, tile, gradient):
-            starts = tile * call.tile.queries, (tile + diagonal - (call.query_tiles - 1)) * call.tile.keys
-            query, cotangent = (
-                call.load_query(ref, row, head, starts[0]) for ref in (refs.query_BQNH, backward.cotangent_BQNH)
-            )
-            key, value = (call.load_key(ref, row, head, starts[1]) for ref in (refs.key_BKGH, refs.value_BKGH))
-            _, of_scores = call.derivative(refs, backward, query, key, value, cotangent, row, head, starts, masked)
-            return gradient + of_scores
-
-        return call.over(ranges_ref, refs.mask, row, diagonal, body, gradient)
-
-    last = jnp.minimum((part + 1) * rows, refs.query_BQNH.shape[0])
-    gradient = jnp.zeros((call.tile.queries, call.tile.keys), jnp.float32)
-    gradient = jax.lax.fori_loop(part * rows, last, of_row, gradient)
-    gradient_ref[part, head, diagonal] = gradient / (1 - call.options.rate)
 
 
 @_WHOLE
@@ -396,60 +391,61 @@ def _forward(options, inputs):
 
 @_WHOLE
 def _query_gradient(options, inputs, backward):
-    batch, _, heads, _ = inputs.query_BQNH.shape
+    """Returns the gradients of the queries, and of segment scores or None."""
+    batch, queries, heads, _ = inputs.query_BQNH.shape
     call, ranges = _prepared("triton_dq", options, inputs)
-    grid = call.query_tiles, heads, batch
-    return _run("triton_dq", _query_kernel, call, grid, _like(inputs.query_BQNH), inputs, ranges, backward)
+    of_segments = None
+    if inputs.relative is not None and inputs.relative.segment_scores is not None:
+        of_segments = (jax.ShapeDtypeStruct((batch, heads, queries), jnp.float32),) * 2
+    outputs, grid = (_like(inputs.query_BQNH), of_segments), (call.query_tiles, heads, batch)
+    of_query, of_segments = _run("triton_dq", _query_kernel, call, grid, outputs, inputs, ranges, backward)
+    return of_query, None if of_segments is None else jnp.stack(of_segments, -1)
 
 
 @_WHOLE
 def _key_value_gradients(options, inputs, backward):
+    """Returns the gradients of the keys and the values, and of the bias of keys or None."""
     batch, _, groups, _ = inputs.key_BKGH.shape
     call, ranges = _prepared("triton_dkv", options, inputs)
+    key_bias = None if inputs.relative is None else inputs.relative.key_bias
+    outputs = _like(inputs.key_BKGH), _like(inputs.value_BKGH), None if key_bias is None else _like(key_bias)
     # With the keys' tiles in the grid, sums over queries stay in registers.
-    outputs, grid = (_like(inputs.key_BKGH), _like(inputs.value_BKGH)), (call.key_tiles, groups, batch)
+    grid = call.key_tiles, groups, batch
     return _run("triton_dkv", _key_kernel, call, grid, outputs, inputs, ranges, backward)
 
 
-@_WHOLE
-def _bias_gradient(options, inputs, backward):
-    """Returns [N, Q + K - 1]: the kernel sums over each diagonal of tiles, XLA along the diagonals within tiles."""
-    batch, queries, heads, _ = inputs.query_BQNH.shape
-    call, ranges = _prepared("triton_dbias", options, inputs)
+@functools.partial(jax.jit, static_argnums=(0, 3))
+def _distance_gradient(options, inputs, backward, name):
+    """Returns the gradient of the bias [N, Q + K - 1], or of one of the vectors [N, Q + K - 1, H], by name.
+
+    The kernel sums over each diagonal of tiles, XLA along the diagonals within tiles.
+    """
+    batch, queries, heads, head_dim = inputs.query_BQNH.shape
+    kernel = "triton_dbias" if name == "bias" else f"triton_d{name}"
+    call, ranges = _prepared(kernel, options, inputs)
     length, diagonals = call.tile.queries, call.query_tiles + call.key_tiles - 1
     rows = pl.cdiv(batch, min(batch, pl.cdiv(_PROGRAMS, diagonals * heads)))
     grid = diagonals, heads, pl.cdiv(batch, rows)
-    outputs = jax.ShapeDtypeStruct((*grid[::-1], length, length), jnp.float32)
-    body = functools.partial(_bias_kernel, rows)
-    sums_NDTT = _run("triton_dbias", body, call, grid, outputs, inputs, ranges, backward).sum(0)
+    shape = (length, length) if name == "bias" else (2 * length, gpu_terms.padded_width(head_dim))
+    outputs = jax.ShapeDtypeStruct((*grid[::-1], *shape), jnp.float32)
+    body = functools.partial(gpu_terms.distance_kernel, name, rows)
+    sums = _run(kernel, body, call, grid, outputs, inputs, ranges, backward).sum(0)
+    bands = gpu_terms.along_diagonals(sums) if name == "bias" else sums[..., :head_dim]
     first = call.query_tiles * length - queries
-    return _along_diagonals(sums_NDTT)[:, first : first + inputs.bias_NR.shape[1]]
-
-
-def _along_diagonals(tiles_NDTT):
-    """Sums tiles along their diagonals, and over the tiles that share one, [N, (D + 1) · T].
-
-    Key x of a tile and its query y contribute to entry d · T + T - 1 + x - y.
-    """
-    heads, diagonals, length, _ = tiles_NDTT.shape
-    # Rows in reverse order, padded and reshaped so that each begins one entry later than the previous: [D, T, 2 T - 1].
-    rows = jnp.pad(tiles_NDTT[:, :, ::-1], ((0, 0), (0, 0), (0, 0), (0, length)))
-    rows = rows.reshape(heads, diagonals, -1)[:, :, :-length].reshape(heads, diagonals, length, -1)
-    left, right = jnp.split(jnp.pad(rows.sum(2), ((0, 0), (0, 0), (0, 1))), 2, axis=-1)
-    return (jnp.pad(left, ((0, 0), (0, 1), (0, 0))) + jnp.pad(right, ((0, 0), (1, 0), (0, 0)))).reshape(heads, -1)
+    return gpu_terms.joined(bands)[:, first : first + queries + call.keys - 1]
 
 
 def _prepared(name, options, inputs):
     """Returns a kernel's `GpuCall`, and the ranges of tiles of its programs, from `tile_mask.ranges`."""
     (_, queries, heads, head_dim), (_, keys, groups, _) = inputs.query_BQNH.shape, inputs.key_BKGH.shape
-    tile = tiles.on_gpu(name, head_dim)
+    tile = tiles.on_gpu(gpu_terms.tile_name(name, inputs.relative), head_dim)
     call = GpuCall(options, tile, queries, keys, heads // groups, head_dim, query_axis=int(name == "triton_dkv"))
     mask = inputs.mask._asdict()
     del mask["seed"]
     visibility = tile_mask.tiles(queries, keys, tile.queries, tile.keys, causal=options.causal, **mask)
     if name == "triton_dkv":
         visibility = [x.swapaxes(1, 2) for x in visibility]
-    if name == "triton_dbias":
+    if name not in ("triton_forward", "triton_dq", "triton_dkv"):
         visibility = [tile_mask.diagonals(x) for x in visibility]
     return call, tile_mask.ranges(*visibility)
 
@@ -460,15 +456,18 @@ def _run(name, body, call, grid, outputs, inputs, ranges, *backward):
         # Padded to whole tiles.
         beyond = call.query_tiles * call.tile.queries - call.queries, call.key_tiles * call.tile.keys - call.keys
         inputs = inputs._replace(bias_NR=jnp.pad(inputs.bias_NR, ((0, 0), beyond)))
+    if inputs.relative is not None:
+        inputs = inputs._replace(relative=gpu_terms.padded(call, inputs.relative))
     arguments = inputs, ranges, *backward
 
     def spec(array):
         """Returns a block with the whole array, with H padded to a power of 2."""
         *most, last = array.shape
-        block = (*most, max(16, pl.next_power_of_2(last))) if array.ndim == 4 else array.shape
+        block = (*most, gpu_terms.padded_width(last)) if array.ndim == 4 else array.shape
         return pl.BlockSpec(block, lambda *_: (0,) * array.ndim)
 
-    products = {"triton_forward": 2, "triton_dq": 3, "triton_dkv": 4, "triton_dbias": 2}[name]
+    products = {"triton_forward": 2, "triton_dq": 3, "triton_dkv": 4}.get(name, 2)
+    products += gpu_terms.products(name, inputs.relative)
     scores = batch * heads * _visited(call, inputs.mask)
     return pl.pallas_call(
         functools.partial(body, call),

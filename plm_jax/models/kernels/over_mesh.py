@@ -4,23 +4,33 @@ The compiler cannot partition a kernel by itself. Shapes as in the package.
 """
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from plm_jax.models.kernels.context import RelativeScores
 from plm_jax.models.partitioning import axes_of, partition_spec, rules_in_force
 
 # Leading logical axes of a kernel's arguments other than queries, keys and values.
+_RELATIVE_AXES: dict[str, Any] = {
+    "key_vectors": PartitionSpec("heads"),
+    "query_vectors": PartitionSpec("heads"),
+    "key_bias": PartitionSpec("batch", "heads"),
+    "segment_scores": PartitionSpec("batch", "heads"),
+    "segments": PartitionSpec("batch"),
+}
 _AXES = {
-    "visible": ("batch",),
-    "query_ids": ("batch",),
-    "key_ids": ("batch",),
-    "prefix_lengths": ("batch",),
-    "distance_bias": ("heads",),
-    "window": (),
-    "seed": (),
-    "rows": ("batch",),
+    "visible": PartitionSpec("batch"),
+    "query_ids": PartitionSpec("batch"),
+    "key_ids": PartitionSpec("batch"),
+    "prefix_lengths": PartitionSpec("batch"),
+    "distance_bias": PartitionSpec("heads"),
+    "relative": RelativeScores(**_RELATIVE_AXES),
+    "window": PartitionSpec(),
+    "seed": PartitionSpec(),
+    "rows": PartitionSpec("batch"),
 }
 
 
@@ -58,10 +68,8 @@ def over_mesh(kernel, query, key, value, *, length: str | None = None, causal: b
             """Runs the kernel for queries [B, N, q, H] from position `first` of the row."""
             size = queries.shape[2]
             local = arrays | {"offsets": jnp.stack([jnp.int32(offset) for offset in (row, head, first, 0)])}
-            if parts > 1 and local["query_ids"] is not None:
-                local["query_ids"] = jax.lax.dynamic_slice_in_dim(local["query_ids"], first, size, axis=1)
-            if parts > 1 and local["distance_bias"] is not None:
-                local["distance_bias"] = _slice_bias(local["distance_bias"], first, query.shape[2], size)
+            if parts > 1:
+                local |= _slice_queries(local, first, query.shape[2], size)
             return kernel(queries, key, value, **local)
 
         if causal and parts > 1 and local_query.shape[2] % 2 == 0:
@@ -70,10 +78,11 @@ def over_mesh(kernel, query, key, value, *, length: str | None = None, causal: b
 
     if mesh.empty:
         return run_local(arrays, query, key, value)
+    logical = {name: None if array is None else _AXES[name] for name, array in arrays.items()}
     run = jax.shard_map(
         run_local,
         in_specs=(
-            {name: PartitionSpec(*map(mesh_axes.get, _AXES[name])) for name in arrays},
+            jax.tree.map(lambda axes: PartitionSpec(*map(mesh_axes.get, axes)), logical),
             of_queries,
             of_keys,
             of_keys,
@@ -117,7 +126,26 @@ def _index(cut, shape):
     return index
 
 
-def _slice_bias(distance_bias, first, queries, size):
-    """Returns the part [N, size + K - 1] of a bias [N, Q + K - 1] for `size` queries from position `first`."""
-    length = distance_bias.shape[1] - queries + size
-    return jax.lax.dynamic_slice_in_dim(distance_bias, queries - size - first, length, axis=1)
+def _slice_queries(arrays, first, queries, size):
+    """Returns those of a kernel's arrays that depend on queries, for `size` of the queries from position `first`."""
+
+    def by_query(x, axis):
+        return None if x is None else jax.lax.dynamic_slice_in_dim(x, first, size, axis)
+
+    def by_distance(x):
+        if x is None:
+            return None
+        return jax.lax.dynamic_slice_in_dim(x, queries - size - first, x.shape[1] - queries + size, axis=1)
+
+    sliced = {
+        "query_ids": by_query(arrays["query_ids"], 1),
+        "distance_bias": by_distance(arrays["distance_bias"]),
+    }
+    if (relative := arrays.get("relative")) is not None:
+        sliced["relative"] = relative.replace(
+            key_vectors=by_distance(relative.key_vectors),
+            query_vectors=by_distance(relative.query_vectors),
+            segment_scores=by_query(relative.segment_scores, 2),
+            segments=relative.segments and (by_query(relative.segments[0], 1), relative.segments[1]),
+        )
+    return sliced

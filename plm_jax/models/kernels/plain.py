@@ -36,7 +36,8 @@ def _attend(query_BNQH, key_BGKH, value_BGKH, context, window, seed=None):
     query_BGRH = query_BNQH.reshape(batch, groups, -1, head_dim)
     scores_BGRK = jnp.einsum("bgrh,bgkh->bgrk", query_BGRH, key_BGKH, preferred_element_type=jnp.float32)
     scores_BNQK = scores_BGRK.reshape(batch, heads, queries, keys)
-    scores_BNQK = scores_BNQK if context.bias is None else scores_BNQK + context.bias
+    bias = context.bias if context.relative is None else context.relative.expand(query_BNQH, key_BGKH, context.bias)
+    scores_BNQK = scores_BNQK if bias is None else scores_BNQK + bias
     if context.visible is not None:
         scores_BNQK = jnp.where(context.visible, scores_BNQK, jnp.finfo(jnp.float32).min)
     if window is not None:

@@ -74,6 +74,10 @@ _GPU = {
     "triton_dq": {64: GpuTile(64, 64, 4, 2), 128: GpuTile(64, 64, 4, 2), 256: GpuTile(128, 32, 8, 1)},
     "triton_dkv": {64: GpuTile(64, 64, 4, 2), 128: GpuTile(64, 64, 8, 2), 256: GpuTile(64, 64, 8, 1)},
     "triton_dbias": {64: GpuTile(64, 64, 4, 2), 128: GpuTile(64, 64, 4, 2), 256: GpuTile(32, 32, 4, 1)},
+    # The kernels that multiply with vectors by distance, and those of the gradients of these vectors, which spill above
+    # a head_dim of 64.
+    "triton_relative": {256: GpuTile(32, 32, 4, 2)},
+    "triton_dvectors": {256: GpuTile(32, 32, 8, 1)},
 }
 
 

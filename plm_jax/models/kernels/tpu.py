@@ -10,7 +10,6 @@ Shapes: B batch, Q queries, K keys, N heads, G groups (key/value heads; each ser
 head_dim, P programs next to one another (each with n heads, N = P · n), T length of a tile.
 """
 
-import dataclasses
 import functools
 
 import jax
@@ -20,84 +19,11 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Integer
 
-from plm_jax.models.kernels import tiles
-from plm_jax.models.kernels.context import RESIDUALS, UNSEEN
-from plm_jax.models.kernels.dropout import meet, word
+from plm_jax.models.kernels import tiles, tpu_terms
+from plm_jax.models.kernels.context import RESIDUALS, UNSEEN, RelativeScores
+from plm_jax.models.kernels.tpu_terms import dot
+from plm_jax.models.kernels.tpu_tile import ScoreTile, TpuCall
 from plm_jax.models.partitioning import device
-
-# Indices of the scalars that programs read, followed by those of each row.
-SEED, ROW, HEAD, QUERY, KEY, WINDOW, ROWS = 0, 2, 3, 4, 5, 6, 7
-
-
-@dataclasses.dataclass(frozen=True)
-class TpuCall:
-    """Static arguments of a call.
-
-    Attributes:
-      batch, heads, groups, head_dim: B, N, G, H.
-      queries, keys: Q and K before padding to whole tiles.
-      tile: tile sizes.
-      causal, rate, broadcast, interpret: as in `flash`.
-      has_ids, has_prefix, has_window, has_bias: whether these optional arrays exist.
-      device_kind: jax's name of the device.
-    """
-
-    batch: int
-    heads: int
-    groups: int
-    head_dim: int
-    queries: int
-    keys: int
-    tile: tiles.Tile
-    causal: bool
-    rate: float
-    broadcast: bool
-    interpret: bool
-    has_ids: bool
-    has_prefix: bool
-    has_window: bool
-    has_bias: bool
-    device_kind: str
-
-    @property
-    def query_tiles(self) -> int:
-        """Number of tiles of queries."""
-        return -(-self.queries // self.tile.queries)
-
-    @property
-    def key_tiles(self) -> int:
-        """Number of tiles of keys."""
-        return -(-self.keys // self.tile.keys)
-
-    @property
-    def repeats(self) -> int:
-        """Number of heads of queries that a key head serves."""
-        return self.heads // self.groups
-
-    @property
-    def program_heads(self) -> int:
-        """Number of heads of queries in a program."""
-        return self.tile.groups * self.repeats
-
-    @property
-    def programs(self) -> int:
-        """Number of programs next to one another, P."""
-        return -(-self.groups // self.tile.groups)
-
-    @property
-    def masked(self) -> bool:
-        """Whether some keys are not visible to some queries."""
-        has_padding = self.keys % self.tile.keys != 0
-        return self.causal or self.has_ids or self.has_window or has_padding
-
-    def num_visible_tiles(self) -> int:
-        """Returns the number of tiles of scores computed per head; only causality is considered."""
-        if not self.causal or self.has_prefix:
-            return self.query_tiles * self.key_tiles
-        if self.queries < self.keys:  # Devices have different parts of a row; half are visible on average.
-            return -(-self.query_tiles * (self.key_tiles + 1) // 2)
-        last = ((i + 1) * self.tile.queries - 1 for i in range(self.query_tiles))
-        return sum(min(query // self.tile.keys + 1, self.key_tiles) for query in last)
 
 
 def flash(
@@ -114,30 +40,32 @@ def flash(
     prefix_lengths: Integer[Array, " batch"] | None = None,
     window=None,
     distance_bias: Float[Array, "heads distances"] | None = None,
+    relative: RelativeScores | None = None,
     seed=None,
     offsets,
     tile: tiles.Tile | None = None,
 ) -> Float[Array, "batch heads queries head_dim"]:
-    """Computes softmax(query · key + bias) · value over the keys visible to each query, [B, N, Q, H].
+    """Computes softmax(query · key + terms) · value over the keys visible to each query, [B, N, Q, H].
 
     A query without visible keys gets zeros, and has no gradients.
 
     Args:
       query_BNQH: scaled queries.
       causal: whether queries attend to no later keys.
-      rate: dropout rate of the weights, if there is a seed.
-      broadcast: whether all queries share a dropout mask.
+      rate, broadcast: dropout rate of the weights, if there is a seed, and whether all queries share a mask.
       interpret: whether to interpret the kernel, on any device, slowly.
       query_ids, key_ids: int32 [B, Q] and [B, K]: equal ids see each other, keys of -1 are hidden; None: all are seen.
       prefix_lengths: int32 [B], if causal: keys before this position are visible to all queries.
       window: int32 []; keys at distances less than this are visible; 0: at any distance.
       distance_bias: float32 [N, Q + K - 1], bias of scores: entry j is for keys j - (Q - 1) positions after the query.
+      relative: further terms of scores.
       seed: uint32 [2], seed of the dropout mask.
       offsets: int32 [4], numbers of this call's first row, head, query and key in the whole attention.
       tile: tile sizes; None: those of `tiles.choose`.
     """
     batch, heads, queries, head_dim = query_BNQH.shape
     groups, keys = key_BGKH.shape[1:3]
+    biased = distance_bias is not None or tpu_terms.has_vectors(relative)
     call = TpuCall(
         batch=batch,
         heads=heads,
@@ -145,7 +73,7 @@ def flash(
         head_dim=head_dim,
         queries=queries,
         keys=keys,
-        tile=tile or tiles.choose(groups, heads // groups, head_dim, queries, keys, biased=distance_bias is not None),
+        tile=tile or tiles.choose(groups, heads // groups, head_dim, queries, keys, biased=biased),
         causal=causal,
         rate=rate if seed is not None else 0.0,
         broadcast=broadcast,
@@ -153,28 +81,34 @@ def flash(
         has_ids=query_ids is not None,
         has_prefix=prefix_lengths is not None,
         has_window=window is not None,
-        has_bias=distance_bias is not None,
         device_kind=device().device_kind,
     )
-    ids = _padded_ids(call, query_ids, key_ids)
+    ids = _padded_ids(call, query_ids, key_ids, relative)
     numbers = _numbers(call, seed, offsets, window, prefix_lengths, ids)
-    return _attend_padded(call, query_BNQH, key_BGKH, value_BGKH, distance_bias, numbers, ids)
+    return _attend_padded(call, query_BNQH, key_BGKH, value_BGKH, distance_bias, relative, numbers, ids)
 
 
-def _padded_ids(call, query_ids, key_ids):
-    if query_ids is None or key_ids is None:
-        return None
-    return _padded(query_ids, 1, call.tile.queries)[:, None], _padded(key_ids, 1, call.tile.keys, -1)[:, None]
+def _padded_ids(call, query_ids, key_ids, relative):
+    """Returns ids and segments by name, those that exist, [B, 1, Q] and [B, 1, K]."""
+    pairs = {"ids": (query_ids, key_ids), "segments": (None, None)}
+    if relative is not None and relative.segments is not None:
+        pairs["segments"] = relative.segments
+    padded = {}
+    for name, (of_queries, of_keys) in pairs.items():
+        if of_queries is not None and of_keys is not None:
+            padded[f"query_{name}"] = _padded(of_queries, 1, call.tile.queries)[:, None]
+            padded[f"key_{name}"] = _padded(of_keys, 1, call.tile.keys, -1)[:, None]
+    return padded
 
 
-def _attend_padded(call, query_BNQH, key_BGKH, value_BGKH, distance_bias, numbers, ids) -> jax.Array:
+def _attend_padded(call, query_BNQH, key_BGKH, value_BGKH, distance_bias, relative, numbers, ids) -> jax.Array:
     """Pads queries, keys and values to whole tiles, and computes the attention [B, N, Q, H]."""
     arrays = query_BNQH, key_BGKH, value_BGKH
     query, key, value = (x.swapaxes(1, 2).reshape(call.batch, x.shape[2], -1) for x in arrays)
     query = _padded(query, 1, call.tile.queries)
     key, value = (_padded(x, 1, call.tile.keys) for x in (key, value))
-    bands = _bands(call, distance_bias) if call.has_bias else None
-    out: jax.Array = _attention(call, query, key, value, bands, numbers, ids)
+    terms = tpu_terms.arrays(call, distance_bias, relative)
+    out: jax.Array = _attention(call, query, key, value, terms, numbers, ids)
     return out[:, : call.queries].reshape(call.batch, call.queries, call.heads, call.head_dim).swapaxes(1, 2)
 
 
@@ -195,35 +129,22 @@ def _numbers(call, seed, offsets, window, prefix_lengths, ids):
     if call.has_prefix:
         of_rows.append(prefix_lengths[:, None])
     if call.has_ids:
-        for of, size in zip(ids, (call.tile.queries, call.tile.keys), strict=True):
-            tiled = of.reshape(call.batch, -1, size)
+        for name, size in (("query_ids", call.tile.queries), ("key_ids", call.tile.keys)):
+            tiled = ids[name].reshape(call.batch, -1, size)
             of_rows += [tiled.min(-1), tiled.max(-1)]
     rows = jnp.concatenate(of_rows, axis=1).reshape(-1) if of_rows else jnp.zeros(0, jnp.int32)
     return jnp.concatenate([seed, offsets, window[None], rows]).astype(jnp.int32)
 
 
-def _bands(call, distance_bias):
-    """Returns the bands from which `_bias` builds the biases of tiles, [P, diagonals, n, 2 T].
-
-    In the tile of queries from iT and keys from jT, entry x is the bias of a query and a key whose offsets in the tile
-    differ by x - (T - 1); the diagonal of the tile is number `i - j + (tiles of keys) - 1`.
-    """
-    size, both = call.tile.keys, call.query_tiles + call.key_tiles
-    fill = size * call.key_tiles - call.keys, size * call.query_tiles - call.queries + 1
-    reversed_ = jnp.pad(distance_bias[:, ::-1], ((0, call.programs * call.program_heads - call.heads), fill))
-    parts = reversed_.reshape(call.programs, call.program_heads, both, size).swapaxes(1, 2)
-    return jnp.concatenate([parts[:, :-1], parts[:, 1:]], axis=-1)
-
-
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(call, query, key, value, bands, numbers, ids):
+def _attention(call, query, key, value, terms, numbers, ids):
     """Returns [B, Q, N · H] from queries [B, Q, N · H], keys and values [B, K, G · H], padded to whole tiles."""
-    return _forward(call, query, key, value, bands, numbers, ids)[0]
+    return _forward(call, query, key, value, terms, numbers, ids)[0]
 
 
-def _attention_forward(call, query, key, value, bands, numbers, ids):
-    out, sums = (checkpoint_name(x, RESIDUALS) for x in _forward(call, query, key, value, bands, numbers, ids))
-    return out, (query, key, value, bands, numbers, ids, out, sums)
+def _attention_forward(call, query, key, value, terms, numbers, ids):
+    out, sums = (checkpoint_name(x, RESIDUALS) for x in _forward(call, query, key, value, terms, numbers, ids))
+    return out, (query, key, value, terms, numbers, ids, out, sums)
 
 
 def _attention_backward(call, residuals, gradient):
@@ -235,171 +156,12 @@ def _attention_backward(call, residuals, gradient):
 _attention.defvjp(_attention_forward, _attention_backward)
 
 
-class ScoreTile:
-    """One tile of scores in a program: the indices of its row, heads, queries and keys, and their masks."""
-
-    def __init__(self, call, numbers, row, program, query_tile, key_tile):
-        self.call, self.numbers = call, numbers
-        self.row, self.program = row, program
-        self.query_tile, self.key_tile = query_tile, key_tile
-        self.first_query = query_tile * call.tile.queries + numbers[QUERY]
-        self.first_key = key_tile * call.tile.keys + numbers[KEY]
-        self.last_query = self.first_query + call.tile.queries - 1
-        self.last_key = self.first_key + call.tile.keys - 1
-
-    def of_row(self, number):
-        """Returns a scalar of this row."""
-        call = self.call
-        size = call.has_prefix + 2 * call.has_ids * (call.query_tiles + call.key_tiles)
-        return self.numbers[ROWS + self.row * size + number]
-
-    @property
-    def prefix(self):
-        """Length of the row's prefix, keys that are visible to all queries."""
-        return self.of_row(0)
-
-    @property
-    def window(self):
-        """Window as a distance; 0 becomes the largest integer."""
-        window = self.numbers[WINDOW]
-        return jnp.where(window == 0, jnp.iinfo(jnp.int32).max, window)
-
-    def ids(self):
-        """Returns the smallest and the largest id of the queries and of the keys."""
-        call, first = self.call, int(self.call.has_prefix)
-        of_queries = [self.of_row(first + i * call.query_tiles + self.query_tile) for i in (0, 1)]
-        first += 2 * call.query_tiles
-        return *of_queries, *(self.of_row(first + i * call.key_tiles + self.key_tile) for i in (0, 1))
-
-    def visibility(self):
-        """Returns whether some key may be visible to some query, and whether all are visible to all."""
-        call, some, every = self.call, True, True
-        if call.causal:
-            some, every = self.first_key <= self.last_query, self.last_key <= self.first_query
-            if call.has_prefix:
-                some, every = some | (self.first_key < self.prefix), every | (self.last_key < self.prefix)
-        if call.has_window:
-            nearest = jnp.maximum(self.first_key - self.last_query, self.first_query - self.last_key)
-            farthest = jnp.maximum(self.last_key - self.first_query, self.last_query - self.first_key)
-            some, every = some & (nearest < self.window), every & (farthest < self.window)
-        if call.has_ids:
-            least_query, greatest_query, least_key, greatest_key = self.ids()
-            some = some & (least_query <= greatest_key) & (least_key <= greatest_query)
-            alike = (least_query == greatest_query) & (least_key == greatest_key) & (least_query == least_key)
-            every = every & alike
-        if call.keys % call.tile.keys:
-            every = every & (self.key_tile < call.key_tiles - 1)
-        return some, every
-
-    def queries(self):
-        """Returns the positions of the queries, int32 [1, T]."""
-        return self.first_query + jax.lax.broadcasted_iota(jnp.int32, (1, self.call.tile.queries), 1)
-
-    def keys(self):
-        """Returns the positions of the keys, int32 [T, 1]."""
-        return self.first_key + jax.lax.broadcasted_iota(jnp.int32, (self.call.tile.keys, 1), 0)
-
-    def visible(self, blocks):
-        """Returns the mask of visible keys, bool [keys, queries]."""
-        call, queries, keys = self.call, self.queries(), self.keys()
-        masks = []
-        if call.causal:
-            masks.append((keys <= queries) | (keys < self.prefix) if call.has_prefix else keys <= queries)
-        if call.has_window:
-            masks.append(jnp.abs(keys - queries) < self.window)
-        if call.has_ids:
-            masks.append(_column(blocks["key_ids"][0]) == blocks["query_ids"][0])
-        if call.keys % call.tile.keys:
-            masks.append(keys < call.keys + self.numbers[KEY])
-        return functools.reduce(jnp.logical_and, masks)
-
-    def keep_mask(self, head):
-        """Returns the dropout mask of a head of this program, bool [keys, queries or 1]."""
-        seed = self.numbers[SEED], self.numbers[SEED + 1]
-        row = self.numbers[ROW] + self.row
-        head = self.numbers[HEAD] + self.program * self.call.program_heads + head
-        query = jnp.zeros((1, 1), jnp.int32) if self.call.broadcast else self.queries()
-        # Hashed along lanes, which takes far fewer registers, and then transposed.
-        keys = self.first_key + jax.lax.broadcasted_iota(jnp.int32, (1, self.call.tile.keys), 1)
-        of_keys = _column(word(seed[1], row, head, keys))
-        return meet(word(seed[0], row, head, query), of_keys, self.call.rate)
-
-    def lanes(self, head):
-        """Returns the slices of a head, and of the key head that serves it, within their blocks."""
-        group, size = head // self.call.repeats, self.call.head_dim
-        return slice(head * size, (head + 1) * size), slice(group * size, (group + 1) * size)
-
-    def scores(self, blocks, head, visible):
-        """Returns the scores of a head [keys, queries], float32; `visible` is a mask or None."""
-        of_head, of_group = self.lanes(head)
-        scores = _dot(blocks["key"][0, :, of_group], blocks["query"][0, :, of_head], (1, 1))
-        if self.call.has_bias:
-            scores = scores + _bias(blocks["bands"][0, 0, head : head + 1], self.call.tile.keys)
-        return scores if visible is None else jnp.where(visible, scores, UNSEEN)
-
-    def when_visible(self, function, skip):
-        """Calls `function(masked)` if some key is visible, or always without `skip`; `masked` if not all are."""
-        if not self.call.masked:
-            function(False)
-            return
-        some, every = self.visibility()
-        pl.when(every)(functools.partial(function, False))
-        some = jnp.logical_not(every) & (some if skip else True)
-        pl.when(some)(functools.partial(function, True))
-
-    def nearest_key_tile(self):
-        """Returns the visible tile of keys nearest to this one, so that skipped tiles are not fetched."""
-        if not self.call.causal or self.call.has_prefix:
-            return self.key_tile
-        last = (self.last_query - self.numbers[KEY]) // self.call.tile.keys
-        return jnp.clip(last, 0, self.key_tile)
-
-    def nearest_query_tile(self):
-        """Returns the tile of queries nearest to this one to which its keys are visible."""
-        if not self.call.causal or self.call.has_prefix:
-            return self.query_tile
-        first = (self.first_key - self.numbers[QUERY]) // self.call.tile.queries
-        return jnp.clip(first, self.query_tile, self.call.query_tiles - 1)
-
-
-def _column(row):
-    """Transposes [1, T] to [T, 1]."""
-    return jnp.broadcast_to(row, (8, row.shape[1])).T[:, :1]
-
-
-def _bias(band, size):
-    """Returns the bias [T, T] of a tile from a band [1, 2 T] of `_bands`: row j, column i is entry i - j + T - 1.
-
-    Rows a multiple of 128 apart differ by a shift of whole registers, so only the first 128 are rolled.
-    """
-    rows = min(128, size)
-    rolled = pltpu.roll(jnp.broadcast_to(band, (rows, 2 * size)), 1, 1, stride=1, stride_axis=0)
-    return jnp.concatenate([rolled[:, size - at : 2 * size - at] for at in range(0, size, rows)], axis=0)
-
-
-def _band(tile):
-    """Sums a tile [T, T] along its diagonals, [1, 2 T]: the gradient of `_bias`."""
-    size = tile.shape[0]
-    rows = min(128, size)
-    parts = [jnp.pad(tile[at : at + rows], ((0, 0), (size - at, at))) for at in range(0, size, rows)]
-    moved = functools.reduce(jnp.add, parts)
-    # Row r is rotated left by r + 1: first by multiples of eight, which leaves eight rows, then by the bits of r.
-    eights = [_rotate_left(moved[at : at + 8], at + 1) for at in range(0, rows, 8)]
-    eight = functools.reduce(jnp.add, eights)
-    row = jax.lax.broadcasted_iota(jnp.int32, eight.shape, 0)
-    for bit in (1, 2, 4):
-        eight = jnp.where(row & bit != 0, _rotate_left(eight, bit), eight)
-    return eight.sum(0, keepdims=True)
-
-
-def _rotate_left(x, count):
-    return pltpu.roll(x, x.shape[1] - count, 1)
-
-
-def _dot(a, b, contract=(1, 0)):
-    """Multiplies two matrices over the dimensions `contract`, float32."""
-    dimensions = ((contract[:1], contract[1:]), ((), ()))
-    return jax.lax.dot_general(a, b, dimensions, preferred_element_type=jnp.float32)
+def _scores(tile, blocks, head, visible):
+    """Returns the scores of a head [keys, queries], float32; `visible` is a mask or None."""
+    of_head, of_group = tile.lanes(head)
+    scores = dot(blocks["key"][0, :, of_group], blocks["query"][0, :, of_head], (1, 1))
+    scores = tpu_terms.add(tile, blocks, head, scores)
+    return scores if visible is None else jnp.where(visible, scores, UNSEEN)
 
 
 def _blocks(call, arrays, query_major):
@@ -417,25 +179,23 @@ def _blocks(call, arrays, query_major):
 
     of_query = spec((1, size.queries, heads * call.head_dim), lambda b, p, i, j: (b, i, p))
     of_key = spec((1, size.keys, groups * call.head_dim), lambda b, p, i, j: (b, j, p))
-    diagonal = call.key_tiles - 1
+    query_ids = spec((1, 1, size.queries), lambda b, p, i, j: (b, 0, i))
+    key_ids = spec((1, 1, size.keys), lambda b, p, i, j: (b, 0, j))
     specs = {
         **dict.fromkeys(("query", "out", "gradient"), of_query),
         **dict.fromkeys(("key", "value"), of_key),
-        "query_ids": spec((1, 1, size.queries), lambda b, p, i, j: (b, 0, i)),
-        "key_ids": spec((1, 1, size.keys), lambda b, p, i, j: (b, 0, j)),
-        "bands": spec((1, 1, heads, 2 * size.keys), lambda b, p, i, j: (p, i - j + diagonal, 0, 0)),
+        **dict.fromkeys(("query_ids", "query_segments"), query_ids),
+        **dict.fromkeys(("key_ids", "key_segments"), key_ids),
         "sums": spec((1, 1, heads, size.queries), lambda b, p, i, j: (b, p, 0, i)),
     }
-    return {name: specs[name] for name in arrays}
+    terms = [name for name in arrays if name not in specs]
+    return {name: specs[name] for name in arrays if name in specs} | tpu_terms.specs(call, terms, spec)
 
 
-def _arrays(query, key, value, bands, ids, **others):
-    arrays = {"query": query, "key": key, "value": value} | others
-    if bands is not None:
-        arrays["bands"] = bands
-    if ids is not None:
-        arrays |= dict(zip(("query_ids", "key_ids"), ids, strict=True))
-    return arrays
+def _arrays(query, key, value, terms, ids, **others):
+    arrays = {"query": query, "key": key, "value": value} | others | ids
+    is_vector = {"query_bands", "key_bands"}
+    return arrays | {name: x.astype(query.dtype) if name in is_vector else x for name, x in terms.items()}
 
 
 def _run(call, name, kernel, numbers, arrays, out_specs, out_shape, scratch_shapes, query_major, products):
@@ -455,8 +215,8 @@ def _run(call, name, kernel, numbers, arrays, out_specs, out_shape, scratch_shap
         tile = ScoreTile(call, numbers, row, program, *((first, second) if query_major else (second, first)))
         kernel(tile, blocks, *others)
 
-    # The gradient of a bias is summed over rows, which are therefore sequential.
-    sums_rows = call.has_bias and not query_major
+    # The gradients of bands are summed over rows, which are therefore sequential.
+    sums_rows = not query_major and not arrays.keys().isdisjoint(tpu_terms.BANDS)
     order = ("parallel", "arbitrary" if sums_rows else "parallel", "arbitrary", "arbitrary")
     scores = call.num_visible_tiles() * call.batch * call.heads * call.tile.queries * call.tile.keys
     moved = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves((arrays, out_shape)))
@@ -474,7 +234,7 @@ def _run(call, name, kernel, numbers, arrays, out_specs, out_shape, scratch_shap
             dimension_semantics=order, vmem_limit_bytes=tiles.vmem_bytes(call.device_kind)
         ),
         cost_estimate=pl.CostEstimate(
-            flops=2 * products * call.head_dim * scores, transcendentals=scores, bytes_accessed=moved
+            flops=round(2 * products * call.head_dim * scores), transcendentals=scores, bytes_accessed=moved
         ),
         interpret=call.interpret,
         name=name,
@@ -483,9 +243,9 @@ def _run(call, name, kernel, numbers, arrays, out_specs, out_shape, scratch_shap
 
 # jax never removes a bare kernel whose results are not used, for example because rematerialization has saved them.
 @functools.partial(jax.jit, static_argnums=0)
-def _forward(call, query, key, value, bands, numbers, ids):
+def _forward(call, query, key, value, terms, numbers, ids):
     """Returns the output [B, Q, N · H], and the log of the sum of exponentials per query, float32 [B, P, n, Q]."""
-    arrays = _arrays(query, key, value, bands, ids)
+    arrays = _arrays(query, key, value, terms, ids)
     size, heads, lanes = call.tile, call.program_heads, call.program_heads * call.head_dim
     sums = jax.ShapeDtypeStruct((call.batch, call.programs, heads, query.shape[1]), jnp.float32)
     return _run(
@@ -505,7 +265,7 @@ def _forward(call, query, key, value, bands, numbers, ids):
             pltpu.VMEM((lanes, size.queries), jnp.float32),
         ],
         query_major=True,
-        products=2,
+        products=2 + tpu_terms.products(call, terms),
     )
 
 
@@ -522,7 +282,7 @@ def _forward_kernel(tile, blocks, out, sums, tops, totals, mixed):
         visible = tile.visible(blocks) if masked else None
         values = blocks["value"][0].T
         for head in range(call.program_heads):
-            scores = tile.scores(blocks, head, visible)
+            scores = _scores(tile, blocks, head, visible)
             row, of_head, of_group = slice(head, head + 1), *tile.lanes(head)
             top = scores.max(0, keepdims=True)
             if not is_single:
@@ -531,7 +291,7 @@ def _forward_kernel(tile, blocks, out, sums, tops, totals, mixed):
             total = weights.sum(0, keepdims=True)
             if call.rate:
                 weights = jnp.where(tile.keep_mask(head), weights, 0.0)
-            new = _dot(values[of_group], weights.astype(values.dtype))
+            new = dot(values[of_group], weights.astype(values.dtype))
             if not is_single:
                 shrink = jnp.exp(tops[row] - top)
                 total, new = totals[row] * shrink + total, mixed[of_head] * shrink + new
@@ -555,130 +315,132 @@ def _forward_kernel(tile, blocks, out, sums, tops, totals, mixed):
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _backward(call, query, key, value, bands, numbers, ids, out, sums, gradient):
-    """Returns the gradients of query, key, value and bands.
+def _backward(call, query, key, value, terms, numbers, ids, out, sums, gradient):
+    """Returns the gradients of query, key, value and terms.
 
     One pass is used if the gradients of all queries of a row fit in VMEM, otherwise two.
     """
-    arrays = _arrays(query, key, value, bands, ids, out=out, gradient=gradient, sums=sums)
+    arrays = _arrays(query, key, value, terms, ids, out=out, gradient=gradient, sums=sums)
     size, lanes, group_lanes = call.tile, call.program_heads * call.head_dim, call.tile.groups * call.head_dim
     one_pass = tiles.queries_fit(query.shape[1], lanes, query.dtype.itemsize, call.device_kind)
     rows = query.shape[1] if one_pass else size.queries
-    of_queries = [jax.ShapeDtypeStruct(query.shape, query.dtype)]
-    query_specs = [pl.BlockSpec((1, rows, lanes), lambda p, b, i, j, _: (b, 0 if one_pass else i, p))]
+    of_query_terms = tpu_terms.query_outputs(call, terms, rows, lambda i: 0 if one_pass else i)
+    of_key_terms = tpu_terms.key_outputs(call, terms)
+    of_queries = [jax.ShapeDtypeStruct(query.shape, query.dtype), of_query_terms[1]]
+    query_block = pl.BlockSpec((1, rows, lanes), lambda p, b, i, j, _: (b, 0 if one_pass else i, p))
+    query_specs = [query_block, of_query_terms[0]]
     query_scratch = [pltpu.VMEM((rows // size.queries, lanes, size.queries), jnp.float32)]
-    of_keys = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (key, value)]
-    key_specs = [pl.BlockSpec((1, size.keys, group_lanes), lambda p, b, j, i, _: (b, j, p))] * 2
+    of_keys = [*(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (key, value)), of_key_terms[1]]
+    key_block = pl.BlockSpec((1, size.keys, group_lanes), lambda p, b, j, i, _: (b, j, p))
+    key_specs = [key_block, key_block, of_key_terms[0]]
     key_scratch = [pltpu.VMEM((group_lanes, size.keys), jnp.float32)] * 2
-    if bands is not None:
-        of_keys.append(jax.ShapeDtypeStruct(bands.shape, jnp.float32))
-        key_specs.append(pl.BlockSpec((1, *bands.shape[1:]), lambda p, b, j, i, _: (p, 0, 0, 0)))
+    relative = tpu_terms.products(call, terms)
 
     def run(name, kernel, specs, shapes, scratch, query_major, products):
         return _run(call, name, kernel, numbers, arrays, specs, shapes, scratch, query_major, products)
 
     if one_pass:
         specs, shapes, scratch = query_specs + key_specs, of_queries + of_keys, query_scratch + key_scratch
-        gradients = run("flash_backward", _both_kernel, specs, shapes, scratch, False, 5)
+        gradients = run("flash_backward", _both_kernel, specs, shapes, scratch, False, 5 + 3 * relative)
     else:
-        gradients = run("flash_dq", _query_kernel, query_specs, of_queries, query_scratch, True, 3)
-        gradients += run("flash_dkv", _key_kernel, key_specs, of_keys, key_scratch, False, 4)
-    return (*gradients, *[None] * (bands is None))
+        gradients = run("flash_dq", _query_kernel, query_specs, of_queries, query_scratch, True, 3 + 1.5 * relative)
+        gradients += run("flash_dkv", _key_kernel, key_specs, of_keys, key_scratch, False, 4 + 2.5 * relative)
+    of_query, by_query, of_key, of_value, by_key = gradients
+    return of_query, of_key, of_value, by_query | by_key
 
 
-def _both_kernel(tile, blocks, of_query, of_key, of_value, *others):
-    *of_bands, query_scratch, key_scratch, value_scratch = others
-    _gradients(tile, blocks, (of_query, query_scratch), (of_key, of_value, key_scratch, value_scratch), of_bands)
+def _both_kernel(tile, blocks, of_query, by_query, of_key, of_value, by_key, query_scratch, *key_scratch):
+    _gradients(tile, blocks, (of_query, by_query, query_scratch), (of_key, of_value, by_key, *key_scratch))
 
 
-def _query_kernel(tile, blocks, of_query, scratch):
-    _gradients(tile, blocks, (of_query, scratch), None, [])
+def _query_kernel(tile, blocks, of_query, by_query, scratch):
+    _gradients(tile, blocks, (of_query, by_query, scratch), None)
 
 
-def _key_kernel(tile, blocks, of_key, of_value, *others):
-    *of_bands, key_scratch, value_scratch = others
-    _gradients(tile, blocks, None, (of_key, of_value, key_scratch, value_scratch), of_bands)
+def _key_kernel(tile, blocks, *for_keys):
+    _gradients(tile, blocks, None, for_keys)
 
 
-def _gradients(tile, blocks, for_queries, for_keys, of_bands):
+def _gradients(tile, blocks, for_queries, for_keys):
     """Accumulates a tile's contribution to the gradients of its queries, of its keys and values, or of all.
 
     For o = Σ w v with w = w' keep / (1 - rate) and w' = softmax(s), the gradient of s is
-    w' (keep (g · v) / (1 - rate) - g · o). All sums lack the factor 1 / (1 - rate) until they are complete.
+    w' (keep (g · v) / (1 - rate) - g · o). Sums in scratch memory lack the factor 1 / (1 - rate) until they are
+    complete.
+
+    Args:
+      for_queries: references of the gradients of queries and of terms by name, and the scratch memory; or None.
+      for_keys: references of the gradients of keys, values and terms by name, and the scratch memory; or None.
     """
     call, i, j = tile.call, tile.query_tile, tile.key_tile
     share = 1 - call.rate
     if for_queries is not None:
-        of_query, query_scratch = for_queries
-        slot = _query_slot(tile, query_scratch)
+        of_query, by_query, query_scratch = for_queries
+        several = query_scratch.shape[0] > 1
+        slot, first = (i, pl.multiple_of(i * call.tile.queries, call.tile.queries)) if several else (0, 0)
+        rows = pl.ds(first, call.tile.queries)
+        query_sums = query_scratch.at[slot], {name: ref.at[0, 0, :, rows] for name, ref in by_query.items()}
     if for_keys is not None:
-        of_key, of_value, key_scratch, value_scratch = for_keys
+        of_key, of_value, by_key, *key_sums = for_keys
+    bands = [] if for_keys is None else [name for name in by_key if name in tpu_terms.BANDS]
 
     def begin_queries():
-        query_scratch[slot] = jnp.zeros(query_scratch.shape[1:], jnp.float32)
+        for ref in (query_sums[0], *query_sums[1].values()):
+            ref[...] = jnp.zeros(ref.shape, jnp.float32)
 
     def begin_keys():
-        key_scratch[...] = jnp.zeros_like(key_scratch)
-        value_scratch[...] = jnp.zeros_like(value_scratch)
+        for ref in (*key_sums, *(ref for name, ref in by_key.items() if name not in tpu_terms.BANDS)):
+            ref[...] = jnp.zeros(ref.shape, jnp.float32)
 
     def begin_bands():
-        of_bands[0][...] = jnp.zeros_like(of_bands[0])
+        for name in bands:
+            by_key[name][...] = jnp.zeros(by_key[name].shape, jnp.float32)
 
     def end_queries():
-        first = pl.multiple_of(i * call.tile.queries, call.tile.queries) if query_scratch.shape[0] > 1 else 0
-        rows = pl.ds(first, call.tile.queries)
-        of_query[0, rows] = (query_scratch[slot] / share).T.astype(of_query.dtype)
+        of_query[0, rows] = (query_sums[0][...] / share).T.astype(of_query.dtype)
 
     def end_keys():
-        of_key[0] = (key_scratch[...] / share).T.astype(of_key.dtype)
-        of_value[0] = (value_scratch[...] / share).T.astype(of_value.dtype)
+        for ref, total in zip((of_key, of_value), key_sums, strict=True):
+            ref[0] = (total[...] / share).T.astype(ref.dtype)
 
     several_keys, several_queries = call.key_tiles > 1, call.query_tiles > 1
-    if of_bands:
+    if bands:
         _when((tile.row == 0) & (i == 0) & (j == 0), begin_bands)
     if for_queries is not None:
         _when(not several_keys or j == 0, begin_queries)
     if for_keys is not None:
         _when(not several_queries or i == 0, begin_keys)
-    add = functools.partial(_add_gradients, tile, blocks, for_queries, for_keys, of_bands)
-    tile.when_visible(add, skip=True)
+    sums = query_sums if for_queries else None, (*key_sums, by_key) if for_keys else None
+    tile.when_visible(functools.partial(_add_gradients, tile, blocks, *sums), skip=True)
     if for_queries is not None:
         _when(not several_keys or j == call.key_tiles - 1, end_queries)
     if for_keys is not None:
         _when(not several_queries or i == call.query_tiles - 1, end_keys)
 
 
-def _query_slot(tile, query_scratch):
-    """Returns the index in the scratch memory of a tile's queries."""
-    return tile.query_tile if query_scratch.shape[0] > 1 else 0
-
-
-def _add_gradients(tile, blocks, for_queries, for_keys, of_bands, masked):
-    """Adds the gradients of one tile of scores to the scratch memory and the bands."""
+def _add_gradients(tile, blocks, for_queries, for_keys, masked):
+    """Adds the gradients of one tile of scores to the sums of its queries and its keys, and of terms by name."""
     call, share = tile.call, 1 - tile.call.rate
     visible = tile.visible(blocks) if masked else None
     query, key, gradient = (blocks[name][0].T for name in ("query", "key", "gradient"))
     mixed = gradient.astype(jnp.float32) * blocks["out"][0].T.astype(jnp.float32)
     for head in range(call.program_heads):
         of_head, of_group = tile.lanes(head)
-        weights = jnp.exp(tile.scores(blocks, head, visible) - blocks["sums"][0, 0, head : head + 1])
-        of_weights = _dot(blocks["value"][0, :, of_group], gradient[of_head])
+        weights = jnp.exp(_scores(tile, blocks, head, visible) - blocks["sums"][0, 0, head : head + 1])
+        of_weights = dot(blocks["value"][0, :, of_group], gradient[of_head])
         dropped = weights
         if call.rate:
             keep = tile.keep_mask(head)
             dropped, of_weights = jnp.where(keep, weights, 0.0), jnp.where(keep, of_weights, 0.0)
         of_scores = weights * (of_weights - mixed[of_head].sum(0, keepdims=True) * share)
-        if of_bands:
-            at = 0, tile.query_tile - tile.key_tile + call.key_tiles - 1, slice(head, head + 1)
-            of_bands[0][at] += _band(of_scores) / share
+        tpu_terms.add_gradients(tile, blocks, head, of_scores, query, key, for_queries, for_keys)
         of_scores = of_scores.astype(query.dtype)
         if for_keys is not None:
-            *_, key_scratch, value_scratch = for_keys
-            value_scratch[of_group] += _dot(gradient[of_head], dropped.astype(query.dtype), (1, 1))
-            key_scratch[of_group] += _dot(query[of_head], of_scores, (1, 1))
+            key_sum, value_sum, _ = for_keys
+            value_sum[of_group] += dot(gradient[of_head], dropped.astype(query.dtype), (1, 1))
+            key_sum[of_group] += dot(query[of_head], of_scores, (1, 1))
         if for_queries is not None:
-            _, query_scratch = for_queries
-            query_scratch[_query_slot(tile, query_scratch), of_head] += _dot(key[of_group], of_scores)
+            for_queries[0][of_head] += dot(key[of_group], of_scores)
 
 
 def _when(condition, function):

@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from plm_jax.common import ranges
 from plm_jax.common.errors import UserError
+from plm_jax.models.kernels.context import RelativeScores
 from plm_jax.models.positions.learned import LearnedPositions
 from plm_jax.models.positions.position import Position, SelfAttentionLayer, Table
 
@@ -140,6 +141,13 @@ class Disentangled(Position):
             of_keys = jnp.einsum("bnkh,nrh->bnkr", key, vectors["query"], preferred_element_type=jnp.float32)
             scores += jnp.take_along_axis(of_keys, rows.swapaxes(2, 3), axis=3).swapaxes(2, 3)
         return scores if vectors else None
+
+    @override
+    def relative_scores(self, layer, query, key):
+        (_, heads, queries, _), keys = query.shape, key.shape[2]
+        rows = self.rows(queries - 1 - jnp.arange(queries + keys - 1))
+        vectors = {name: table[:, rows] for name, table in self._vectors(layer, heads).items()}
+        return RelativeScores(key_vectors=vectors.get("key"), query_vectors=vectors.get("query"))
 
     def _projections(self) -> list[str]:
         """Returns the names of the projections of the distances, `key` for `c2p` and `query` for `p2c`."""

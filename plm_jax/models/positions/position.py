@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Integer, Shaped
 
 from plm_jax.common.roles import Role
 from plm_jax.models.initializers import Initialization
+from plm_jax.models.kernels.context import RelativeScores
 from plm_jax.models.partitioning import partitioned
 
 
@@ -185,7 +186,7 @@ class Position(Role):
     ) -> Float[Array, "batch heads queries keys"] | None:
         """Returns a bias of scores that depends on the layer and on its queries and keys, before masks.
 
-        Only the XLA kernel supports it. Each layer calls this method.
+        Only the XLA kernel supports it, unless the scheme also has `relative_scores`. Each layer calls this method.
 
         Args:
           layer: the layer.
@@ -197,7 +198,24 @@ class Position(Role):
         """
         return None
 
+    def relative_scores(
+        self,
+        layer: SelfAttentionLayer,
+        query: Float[Array, "batch heads queries head_dim"],
+        key: Float[Array, "batch groups keys head_dim"],
+    ) -> RelativeScores | None:
+        """Returns the terms of `layer_bias` in a form that flash kernels do not expand to all scores; None: no terms.
+
+        A scheme that defines this method also defines `layer_bias`. Flash kernels call it if queries and keys are
+        numbered from the same token, as in the stack of an encoder. Arguments as `layer_bias`.
+        """
+        return None
+
     @property
     def has_layer_bias(self) -> bool:
         """Whether the scheme defines `layer_bias`."""
         return type(self).layer_bias is not Position.layer_bias
+
+    def expands_scores(self, in_order: bool) -> bool:
+        """Returns whether its `layer_bias` has no equivalent `relative_scores`; `in_order` as these need it."""
+        return self.has_layer_bias and not (in_order and type(self).relative_scores is not Position.relative_scores)

@@ -1,0 +1,197 @@
+"""Terms that the GPU kernels add to the products of queries and keys: those of `RelativeScores`.
+
+A tile of scores needs a band of 2 T vectors by distance: entry x is for a key that is x - (T - 1) further into its tile
+than the query. Products with a band have 2 T columns, of which each row needs T others: they are gathered.
+
+Shapes as in `gpu`; tiles are square if there are vectors.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax._src.lib.triton import dialect
+from jax._src.pallas.triton import lowering
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
+from jax.extend.core import Primitive
+
+from plm_jax.models.kernels.context import RelativeScores
+
+VECTORS = ("key_vectors", "query_vectors")
+
+
+def tile_name(kernel: str, relative: RelativeScores | None) -> str:
+    """Returns the kernel whose tile sizes a kernel has, for `tiles.on_gpu`."""
+    if relative is None or all(getattr(relative, name) is None for name in VECTORS):
+        return kernel
+    return "triton_dvectors" if kernel.endswith("vectors") else "triton_relative"
+
+
+def padded(call, relative):
+    """Returns the terms in the shapes that kernels read.
+
+    Vectors are [(D + 1) · T, N, H], with H padded to a power of 2, and `segment_scores` a pair of arrays [B, N, Q].
+    """
+    beyond = call.query_tiles * call.tile.queries - call.queries, call.key_tiles * call.tile.keys - call.keys + 1
+    for name in VECTORS:
+        if (vectors := getattr(relative, name)) is not None:
+            width = padded_width(call.head_dim) - call.head_dim
+            vectors = jnp.pad(vectors, ((0, 0), beyond, (0, width)))
+            relative = relative.replace(**{name: vectors.swapaxes(0, 1)})
+    if relative.segment_scores is not None:
+        relative = relative.replace(segment_scores=tuple(relative.segment_scores[..., i] for i in range(2)))
+    return relative
+
+
+def add(call, refs, scores, query, key, row, head, starts):
+    """Adds the terms to a tile of scores, float32."""
+    relative = refs.relative
+    if relative is None:
+        return scores
+    if relative.key_vectors is not None:
+        scores += _gathered_product(call, query, _band(call, relative.key_vectors, head, starts), call.query_axis)
+    if relative.query_vectors is not None:
+        scores += _gathered_product(call, key, _band(call, relative.query_vectors, head, starts), 1 - call.query_axis)
+    if relative.key_bias is not None:
+        keys = pl.ds(starts[1], call.tile.keys)
+        scores += call.of_keys(load(relative.key_bias, (row, head, keys), call.inside(starts[1], 1)))
+    if relative.segment_scores is not None:
+        same, different = (call.load_query(ref, row, head, starts[0]) for ref in relative.segment_scores)
+        is_same = _is_same_segment(call, relative, row, starts)
+        scores += jnp.where(is_same, call.of_queries(same), call.of_queries(different))
+    return scores
+
+
+def _is_same_segment(call, relative, row, starts):
+    """Returns whether the query and the key of each score are in one segment."""
+    of_queries, of_keys = (
+        load(ref, (row, pl.ds(start, length)), call.inside(start, axis), -1)
+        for axis, (ref, start, length) in enumerate(zip(relative.segments, starts, call.tile[:2], strict=True))
+    )
+    return call.of_queries(of_queries) == call.of_keys(of_keys)
+
+
+def add_vectors(call, relative, name, gradient, of_scores, head, starts):
+    """Adds what vectors contribute to the gradient [T, H] of queries or keys, which are the rows of the scores."""
+    if relative is None or getattr(relative, name) is None:
+        return gradient
+    vectors = _band(call, getattr(relative, name), head, starts)
+    return gradient + dot(_by_entry(call, of_scores, 0).astype(vectors.dtype), vectors, 0)
+
+
+def add_by_segment(call, relative, sums, of_scores, row, starts):
+    """Adds gradients of scores, whose rows are queries, to two sums over keys: in the query's segment and in others."""
+    if sums is None:
+        return None
+    is_same = _is_same_segment(call, relative, row, starts)
+    return sums[0] + jnp.where(is_same, of_scores, 0.0).sum(1), sums[1] + jnp.where(is_same, 0.0, of_scores).sum(1)
+
+
+def products(name, relative):
+    """Returns the number of products of a tile's size and head_dim that terms take in a kernel."""
+    if relative is None:
+        return 0
+    of_keys, of_queries = (getattr(relative, vectors) is not None for vectors in VECTORS)
+    gradients = {"triton_forward": 0, "triton_dq": of_keys, "triton_dkv": of_queries, "triton_dbias": 0}.get(name, 1)
+    return 2 * (of_keys + of_queries + gradients)
+
+
+def _band(call, ref, head, starts):
+    """Loads the vectors by distance that a tile needs, [2 T, H]."""
+    start = starts[1] - starts[0] + (call.query_tiles - 1) * call.tile.queries
+    return ref[pl.ds(start, 2 * call.tile.queries), head]
+
+
+def _gathered_product(call, vectors, band, axis):
+    """Multiplies vectors [T, H] along an axis of the scores with the entries of a band [2 T, H] for their distances."""
+    size = call.tile.queries
+    entry = call.of_keys(jnp.arange(size)) - call.of_queries(jnp.arange(size)) + size - 1
+    product = dot(vectors, band, 1) if axis == 0 else dot(band, vectors, 1)
+    return _gather(product, entry, 1 - axis, call.options.interpret)
+
+
+def _by_entry(call, of_scores, axis):
+    """Moves gradients of scores to the entries of a band, [T, 2 T] or [2 T, T]: that of `_gathered_product`."""
+    size = call.tile.queries
+    vector, entry = jnp.expand_dims(jnp.arange(size), 1 - axis), jnp.expand_dims(jnp.arange(2 * size), axis)
+    past = entry - (size - 1)
+    score = vector + past if axis == call.query_axis else vector - past
+    inside = (score >= 0) & (score < size)
+    moved = _gather(of_scores, jnp.where(inside, score, 0), 1 - axis, call.options.interpret)
+    return jnp.where(inside, moved, 0.0)
+
+
+def _gather(x, index, axis, interpret):
+    """Returns `jnp.take_along_axis`, which the Triton backend of Pallas does not have."""
+    return jnp.take_along_axis(x, index, axis) if interpret else _gather_p.bind(x, index, axis=axis)
+
+
+_gather_p = Primitive("triton_gather")
+_gather_p.def_abstract_eval(lambda x, index, axis: x.update(shape=index.shape))
+
+
+@lowering.register_lowering(_gather_p)
+def _lower_gather(context, x, index, axis):
+    result = type(x.type).get(context.avals_out[0].shape, x.type.element_type)
+    return dialect.gather(x, index, axis, results=[result])
+
+
+def distance_kernel(name, rows, call, refs, ranges_ref, backward, gradient_ref):
+    """Sums gradients by distance over `rows` of the batch and all pairs of tiles of a diagonal.
+
+    For a bias, these are gradients of scores [T, T], which have yet to be summed along diagonals; for vectors, those of
+    a band [2 T, H].
+    """
+    diagonal, head, part = (pl.program_id(axis) for axis in range(3))
+
+    def of_row(row, gradient):
+        def body(masked, tile, gradient):
+            starts = tile * call.tile.queries, (tile + diagonal - (call.query_tiles - 1)) * call.tile.keys
+            query, cotangent = (
+                call.load_query(ref, row, head, starts[0]) for ref in (refs.query_BQNH, backward.cotangent_BQNH)
+            )
+            key, value = (call.load_key(ref, row, head, starts[1]) for ref in (refs.key_BKGH, refs.value_BKGH))
+            _, of_scores = call.derivative(refs, backward, query, key, value, cotangent, row, head, starts, masked)
+            if name == "bias":
+                return gradient + of_scores
+            vectors, axis = (query, call.query_axis) if name == "key_vectors" else (key, 1 - call.query_axis)
+            moved = _by_entry(call, of_scores, axis)
+            return gradient + dot((moved.T if axis == 0 else moved).astype(vectors.dtype), vectors, 0)
+
+        return call.over(ranges_ref, refs.mask, row, diagonal, body, gradient)
+
+    last = jnp.minimum((part + 1) * rows, refs.query_BQNH.shape[0])
+    gradient = jnp.zeros(gradient_ref.shape[3:], jnp.float32)
+    gradient = jax.lax.fori_loop(part * rows, last, of_row, gradient)
+    gradient_ref[part, head, diagonal] = gradient / (1 - call.options.rate)
+
+
+def along_diagonals(tiles_NDTT):
+    """Sums tiles along their diagonals, [N, D, 2 T]: key x of a tile and its query y contribute to T - 1 + x - y."""
+    heads, diagonals, length, _ = tiles_NDTT.shape
+    # Rows in reverse order, padded and reshaped so that each begins one entry later than the previous: [D, T, 2 T - 1].
+    rows = jnp.pad(tiles_NDTT[:, :, ::-1], ((0, 0), (0, 0), (0, 0), (0, length)))
+    rows = rows.reshape(heads, diagonals, -1)[:, :, :-length].reshape(heads, diagonals, length, -1)
+    return jnp.pad(rows.sum(2), ((0, 0), (0, 0), (0, 1)))
+
+
+def joined(bands):
+    """Adds bands [N, D, 2 T, …], each of which begins T entries after the previous one, [N, (D + 1) · T, …]."""
+    left, right = jnp.split(bands, 2, axis=2)
+    beyond = [(0, 0)] * (bands.ndim - 2)
+    total = jnp.pad(left, ((0, 0), (0, 1), *beyond)) + jnp.pad(right, ((0, 0), (1, 0), *beyond))
+    return total.reshape(total.shape[0], -1, *total.shape[3:])
+
+
+def padded_width(head_dim):
+    """Returns H in kernels: a power of 2."""
+    return max(16, pl.next_power_of_2(head_dim))
+
+
+def load(ref, index, inside, other=0):
+    """Loads a block, with another value outside of a mask."""
+    return triton.load(ref.at[index], mask=inside, other=None if inside is None else other)
+
+
+def dot(left, right, axis):
+    """Multiplies two matrices over the last axis of the first and `axis` of the second, in float32."""
+    return jax.lax.dot_general(left, right, (((1,), (axis,)), ((), ())), preferred_element_type=jnp.float32)

@@ -1,0 +1,255 @@
+"""Terms that the TPU kernel adds to the products of queries and keys: a bias by distance, and `RelativeScores`.
+
+Arrays and blocks of terms have these names and shapes. A diagonal is a pair of a tile of queries and a tile of keys at
+the same distance; D of them have each a band of the distances within its tiles.
+
+- `bias_bands` [P, D, n, 2 T] and `query_bands` [P, D, n · H, 2 T]: entry x of the band is for a query x - (T - 1)
+  further into its tile than the key.
+- `key_bands` [P, D, n · H, 2 T]: entry x is for a key x - (T - 1) further into its tile than the query.
+- `key_bias` [B, P, n, K], and `segment_scores` [B, P, 2 n, Q], two rows for each head.
+
+Shapes as in `tpu`.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from plm_jax.models.kernels.tpu_tile import column
+
+# Terms whose gradients are sums over rows; those of the two others have an entry per row.
+BANDS = ("bias_bands", "query_bands", "key_bands")
+# Number of rows that are shifted at once: rows this far apart differ by a shift of whole registers.
+_STRIP = 128
+
+
+def has_vectors(relative):
+    """Returns whether there are vectors by distance, for which tiles must be square."""
+    return relative is not None and not (relative.key_vectors is None and relative.query_vectors is None)
+
+
+def arrays(call, distance_bias, relative):
+    """Returns the terms in blocks, float32, by name; arguments as in `tpu.flash`."""
+    terms = {}
+    if distance_bias is not None:
+        terms["bias_bands"] = _bands(call, distance_bias, reverse=True)
+    if relative is None:
+        return terms
+    for name, reverse in (("query", True), ("key", False)):
+        if (vectors := getattr(relative, f"{name}_vectors")) is not None:
+            # Float32, so that the gradients of the two parts of each entry are not rounded before they are added.
+            by_feature = vectors.astype(jnp.float32).swapaxes(1, 2).reshape(-1, vectors.shape[1])
+            terms[f"{name}_bands"] = _bands(call, by_feature, reverse)
+    if relative.key_bias is not None:
+        terms["key_bias"] = _by_program(call, relative.key_bias, call.tile.keys)
+    if relative.segment_scores is not None:
+        rows = relative.segment_scores.swapaxes(2, 3).reshape(call.batch, -1, call.queries)
+        terms["segment_scores"] = _by_program(call, rows, call.tile.queries)
+    return terms
+
+
+def _bands(call, rows, reverse):
+    """Returns the bands of rows [N or N · H, Q + K - 1], whose entry j is for keys j - (Q - 1) after the query.
+
+    Args:
+      reverse: whether entries are in the order of the position of the query minus that of the key.
+    """
+    size, both = call.tile.keys, call.query_tiles + call.key_tiles
+    before, after = size * call.query_tiles - call.queries, size * call.key_tiles - call.keys
+    if reverse:
+        rows, before, after = rows[:, ::-1], after, before
+    per_head = rows.shape[0] // call.heads
+    extra = (call.programs * call.program_heads - call.heads) * per_head
+    rows = jnp.pad(rows, ((0, extra), (before, after + 1)))
+    parts = rows.reshape(call.programs, call.program_heads * per_head, both, size).swapaxes(1, 2)
+    return jnp.concatenate([parts[:, :-1], parts[:, 1:]], axis=-1)
+
+
+def _by_program(call, x, tile):
+    """Pads x [B, N or 2 N, L] to whole programs and tiles, [B, P, n or 2 n, L]."""
+    extra = (call.programs * call.program_heads - call.heads) * (x.shape[1] // call.heads)
+    x = jnp.pad(x, ((0, 0), (0, extra), (0, -x.shape[2] % tile)))
+    return x.reshape(call.batch, call.programs, -1, x.shape[2])
+
+
+def specs(call, names, spec):
+    """Returns the block specifications of terms by name; `spec` as in `tpu._blocks`."""
+    heads, size = call.program_heads, call.tile
+    by_query = functools.partial(spec, index=lambda b, p, i, j: (p, i - j + call.key_tiles - 1, 0, 0))
+    by_key = functools.partial(spec, index=lambda b, p, i, j: (p, j - i + call.query_tiles - 1, 0, 0))
+    vectors = 1, 1, heads * call.head_dim, 2 * size.keys
+    of_terms = {
+        "bias_bands": by_query((1, 1, heads, 2 * size.keys)),
+        "query_bands": by_query(vectors),
+        "key_bands": by_key(vectors),
+        "key_bias": spec((1, 1, heads, size.keys), lambda b, p, i, j: (b, p, 0, j)),
+        "segment_scores": spec((1, 1, 2 * heads, size.queries), lambda b, p, i, j: (b, p, 0, i)),
+    }
+    return {name: of_terms[name] for name in names}
+
+
+def key_outputs(call, terms):
+    """Returns the specifications and shapes of the gradients that a pass over keys computes."""
+    of_keys = {name: x for name, x in terms.items() if name != "segment_scores"}
+    blocks = {name: pl.BlockSpec((1, *x.shape[1:]), lambda p, *_: (p, 0, 0, 0)) for name, x in of_keys.items()}
+    if "key_bias" in terms:
+        shape = 1, 1, call.program_heads, call.tile.keys
+        blocks["key_bias"] = pl.BlockSpec(shape, lambda p, b, j, i, _: (b, p, 0, j))
+    return blocks, {name: jax.ShapeDtypeStruct(x.shape, jnp.float32) for name, x in of_keys.items()}
+
+
+def query_outputs(call, terms, length, index):
+    """Returns the specifications and shapes of the gradients that a pass over queries computes.
+
+    Args:
+      length, index: length of the block of queries, and its number as a function of that of the tile.
+    """
+    if "segment_scores" not in terms:
+        return {}, {}
+    shape = 1, 1, 2 * call.program_heads, length
+    block = pl.BlockSpec(shape, lambda p, b, i, j, _: (b, p, 0, index(i)))
+    return {"segment_scores": block}, {
+        "segment_scores": jax.ShapeDtypeStruct(terms["segment_scores"].shape, jnp.float32)
+    }
+
+
+def products(call, names):
+    """Returns the number of products of a tile's size and head_dim that terms take in a forward pass."""
+    size = call.tile.keys
+    return sum(name in names for name in ("query_bands", "key_bands")) * (1 + min(_STRIP, size) / size)
+
+
+def add(tile, blocks, head, scores):
+    """Adds the terms of a head to its scores [keys, queries], float32."""
+    of_head, of_group = tile.lanes(head)
+    if "bias_bands" in blocks:
+        scores = scores + _bias(blocks["bias_bands"][0, 0, head : head + 1], tile.call.tile.keys)
+    if "query_bands" in blocks:
+        scores = scores + _shifted_product(blocks["key"][0, :, of_group], blocks["query_bands"][0, 0, of_head])
+    if "key_bands" in blocks:
+        scores = scores + _shifted_product(blocks["query"][0, :, of_head], blocks["key_bands"][0, 0, of_head]).T
+    if "key_bias" in blocks:
+        scores = scores + column(blocks["key_bias"][0, 0, head : head + 1])
+    if "segment_scores" in blocks:
+        same, different = (blocks["segment_scores"][0, 0, 2 * head + i : 2 * head + i + 1] for i in (0, 1))
+        scores = scores + jnp.where(_same_segment(blocks), same, different)
+    return scores
+
+
+def add_gradients(tile, blocks, head, of_scores, query, key, for_queries, for_keys):
+    """Adds the gradients of the terms of a head, and what the terms add to those of its queries and keys.
+
+    Args:
+      of_scores: gradient of the scores [keys, queries], float32, without the factor 1 / (1 - rate).
+      query, key: queries and keys of the program's heads, [lanes, T].
+      for_queries: references of the sums for queries [lanes, T] and for terms by name, or None.
+      for_keys: references of the sums for keys and for values [lanes, T], and for terms by name, or None.
+    """
+    (of_head, of_group), row, share = tile.lanes(head), slice(head, head + 1), 1 - tile.call.rate
+    of_query, by_query = for_queries or (None, {})
+    of_key, _, by_key = for_keys or (None, None, {})
+    if "bias_bands" in by_key:
+        by_key["bias_bands"][0, tile.diagonal, row] += _band(of_scores) / share
+    if "query_bands" in by_key and of_key is not None:
+        of_band = by_key["query_bands"].at[0, tile.diagonal, of_head]
+        band = blocks["query_bands"][0, 0, of_head]
+        _add_product_gradients(of_scores, band, key[of_group], of_key.at[of_group], of_band, share)
+    if "key_bands" in blocks:
+        diagonal = tile.call.query_tiles + tile.call.key_tiles - 2 - tile.diagonal
+        of_band = by_key["key_bands"].at[0, diagonal, of_head] if by_key else None
+        of_vectors = None if of_query is None else of_query.at[of_head]
+        band = blocks["key_bands"][0, 0, of_head]
+        _add_product_gradients(of_scores.T, band, query[of_head], of_vectors, of_band, share)
+    if "key_bias" in by_key:
+        sums = of_scores.sum(1, keepdims=True)
+        by_key["key_bias"][0, 0, row] += jnp.broadcast_to(sums, (sums.shape[0], _STRIP)).T[:1] / share
+    if "segment_scores" in by_query:
+        same = _same_segment(blocks)
+        for i, chosen in enumerate((jnp.where(same, of_scores, 0.0), jnp.where(same, 0.0, of_scores))):
+            row = slice(2 * head + i, 2 * head + i + 1)
+            by_query["segment_scores"][row] += chosen.sum(0, keepdims=True) / share
+
+
+def _same_segment(blocks):
+    """Returns whether keys and queries are in the same segment, bool [keys, queries]."""
+    return column(blocks["key_segments"][0]) == blocks["query_segments"][0]
+
+
+def _shifted_product(vectors, band):
+    """Multiplies vectors [T, H] with a band [H, 2 T]: row r, column c is a product with entry c - r + T - 1, [T, T]."""
+    strips = []
+    for rows, entries in _strips(vectors.shape[0]):
+        length = rows.stop - rows.start
+        product = dot(vectors[rows], band[:, entries])
+        strips.append(pltpu.roll(product, 1, 1, stride=1, stride_axis=0)[:, length:])
+    return jnp.concatenate(strips, axis=0)
+
+
+def _add_product_gradients(of_product, band, vectors, of_vectors, of_band, share):
+    """Adds the gradients of `_shifted_product` to references, each of which may be None.
+
+    Args:
+      of_product: gradient of the product [T, T], float32.
+      vectors: [H, T].
+      of_vectors, of_band: gradients [H, T], without the factor 1 / share, and [H, 2 T].
+    """
+    for rows, entries in _strips(vectors.shape[1]):
+        moved = _unshifted(of_product[rows]).astype(vectors.dtype)
+        if of_vectors is not None:
+            of_vectors[:, rows] += dot(band[:, entries], moved, (1, 1))
+        if of_band is not None:
+            of_band[:, entries] += dot(vectors[:, rows], moved) / share
+
+
+def _strips(size):
+    """Iterates over strips of rows of a tile [T, T], and the entries of its band that these need, as slices."""
+    length = min(_STRIP, size)
+    for first in range(0, size, length):
+        yield slice(first, first + length), slice(size - length - first, 2 * size - first)
+
+
+def _bias(band, size):
+    """Returns the bias [T, T] of a tile from a band [1, 2 T]: row j, column i is entry i - j + T - 1."""
+    rows = min(_STRIP, size)
+    rolled = pltpu.roll(jnp.broadcast_to(band, (rows, 2 * size)), 1, 1, stride=1, stride_axis=0)
+    return jnp.concatenate([rolled[:, size - at : 2 * size - at] for at in range(0, size, rows)], axis=0)
+
+
+def _band(tile):
+    """Sums a tile [T, T] along its diagonals, [1, 2 T]: the gradient of `_bias`."""
+    size = tile.shape[0]
+    rows = min(_STRIP, size)
+    parts = [jnp.pad(tile[at : at + rows], ((0, 0), (size - at, at))) for at in range(0, size, rows)]
+    moved = functools.reduce(jnp.add, parts)
+    # Rows are rotated by multiples of eight first, which leaves eight rows.
+    eights = [_rotate_left(moved[at : at + 8], at + 1) for at in range(0, rows, 8)]
+    return _rotate_rows_left(functools.reduce(jnp.add, eights)).sum(0, keepdims=True)
+
+
+def _unshifted(strip):
+    """Moves entries of a strip [R, T] so that column c of row r becomes c - r + R - 1, [R, T + R]; others are 0."""
+    rows = strip.shape[0]
+    moved = jnp.pad(strip, ((0, 0), (rows, 0)))
+    eights = [_rotate_left(moved[at : at + 8], at + 1) for at in range(0, rows, 8)]
+    return _rotate_rows_left(jnp.concatenate(eights, axis=0))
+
+
+def _rotate_rows_left(x):
+    """Rotates each row to the left by its number modulo 8; `pltpu.roll` has strides to the right only."""
+    row = jax.lax.broadcasted_iota(jnp.int32, x.shape, 0)
+    for bit in (1, 2, 4):
+        x = jnp.where(row & bit != 0, _rotate_left(x, bit), x)
+    return x
+
+
+def _rotate_left(x, count):
+    return pltpu.roll(x, x.shape[1] - count, 1)
+
+
+def dot(a, b, contract=(1, 0)):
+    """Multiplies two matrices over the dimensions `contract`, float32."""
+    dimensions = ((contract[:1], contract[1:]), ((), ()))
+    return jax.lax.dot_general(a, b, dimensions, preferred_element_type=jnp.float32)

@@ -1,0 +1,216 @@
+"""One tile of scores of the TPU kernel: the static arguments of a call, the indices of a tile, and its masks.
+
+Shapes as in `tpu`.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from plm_jax.models.kernels import tiles
+from plm_jax.models.kernels.dropout import meet, word
+
+# Indices of the scalars that programs read, followed by those of each row.
+SEED, ROW, HEAD, QUERY, KEY, WINDOW, ROWS = 0, 2, 3, 4, 5, 6, 7
+
+
+@dataclasses.dataclass(frozen=True)
+class TpuCall:
+    """Static arguments of a call.
+
+    Attributes:
+      batch, heads, groups, head_dim: B, N, G, H.
+      queries, keys: Q and K before padding to whole tiles.
+      tile: tile sizes.
+      causal, rate, broadcast, interpret: as in `flash`.
+      has_ids, has_prefix, has_window: whether these optional arrays exist.
+      device_kind: jax's name of the device.
+    """
+
+    batch: int
+    heads: int
+    groups: int
+    head_dim: int
+    queries: int
+    keys: int
+    tile: tiles.Tile
+    causal: bool
+    rate: float
+    broadcast: bool
+    interpret: bool
+    has_ids: bool
+    has_prefix: bool
+    has_window: bool
+    device_kind: str
+
+    @property
+    def query_tiles(self) -> int:
+        """Number of tiles of queries."""
+        return -(-self.queries // self.tile.queries)
+
+    @property
+    def key_tiles(self) -> int:
+        """Number of tiles of keys."""
+        return -(-self.keys // self.tile.keys)
+
+    @property
+    def repeats(self) -> int:
+        """Number of heads of queries that a key head serves."""
+        return self.heads // self.groups
+
+    @property
+    def program_heads(self) -> int:
+        """Number of heads of queries in a program."""
+        return self.tile.groups * self.repeats
+
+    @property
+    def programs(self) -> int:
+        """Number of programs next to one another, P."""
+        return -(-self.groups // self.tile.groups)
+
+    @property
+    def masked(self) -> bool:
+        """Whether some keys are not visible to some queries."""
+        has_padding = self.keys % self.tile.keys != 0
+        return self.causal or self.has_ids or self.has_window or has_padding
+
+    def num_visible_tiles(self) -> int:
+        """Returns the number of tiles of scores computed per head; only causality is considered."""
+        if not self.causal or self.has_prefix:
+            return self.query_tiles * self.key_tiles
+        if self.queries < self.keys:  # Devices have different parts of a row; half are visible on average.
+            return -(-self.query_tiles * (self.key_tiles + 1) // 2)
+        last = ((i + 1) * self.tile.queries - 1 for i in range(self.query_tiles))
+        return sum(min(query // self.tile.keys + 1, self.key_tiles) for query in last)
+
+
+class ScoreTile:
+    """One tile of scores in a program: the indices of its row, heads, queries and keys, and their masks."""
+
+    def __init__(self, call, numbers, row, program, query_tile, key_tile):
+        self.call, self.numbers = call, numbers
+        self.row, self.program = row, program
+        self.query_tile, self.key_tile = query_tile, key_tile
+        self.first_query = query_tile * call.tile.queries + numbers[QUERY]
+        self.first_key = key_tile * call.tile.keys + numbers[KEY]
+        self.last_query = self.first_query + call.tile.queries - 1
+        self.last_key = self.first_key + call.tile.keys - 1
+
+    @property
+    def diagonal(self):
+        """Number of the tile's diagonal, by the distance of its queries from its keys, from 0."""
+        return self.query_tile - self.key_tile + self.call.key_tiles - 1
+
+    def of_row(self, number):
+        """Returns a scalar of this row."""
+        call = self.call
+        size = call.has_prefix + 2 * call.has_ids * (call.query_tiles + call.key_tiles)
+        return self.numbers[ROWS + self.row * size + number]
+
+    @property
+    def prefix(self):
+        """Length of the row's prefix, keys that are visible to all queries."""
+        return self.of_row(0)
+
+    @property
+    def window(self):
+        """Window as a distance; 0 becomes the largest integer."""
+        window = self.numbers[WINDOW]
+        return jnp.where(window == 0, jnp.iinfo(jnp.int32).max, window)
+
+    def ids(self):
+        """Returns the smallest and the largest id of the queries and of the keys."""
+        call, first = self.call, int(self.call.has_prefix)
+        of_queries = [self.of_row(first + i * call.query_tiles + self.query_tile) for i in (0, 1)]
+        first += 2 * call.query_tiles
+        return *of_queries, *(self.of_row(first + i * call.key_tiles + self.key_tile) for i in (0, 1))
+
+    def visibility(self):
+        """Returns whether some key may be visible to some query, and whether all are visible to all."""
+        call, some, every = self.call, True, True
+        if call.causal:
+            some, every = self.first_key <= self.last_query, self.last_key <= self.first_query
+            if call.has_prefix:
+                some, every = some | (self.first_key < self.prefix), every | (self.last_key < self.prefix)
+        if call.has_window:
+            nearest = jnp.maximum(self.first_key - self.last_query, self.first_query - self.last_key)
+            farthest = jnp.maximum(self.last_key - self.first_query, self.last_query - self.first_key)
+            some, every = some & (nearest < self.window), every & (farthest < self.window)
+        if call.has_ids:
+            least_query, greatest_query, least_key, greatest_key = self.ids()
+            some = some & (least_query <= greatest_key) & (least_key <= greatest_query)
+            alike = (least_query == greatest_query) & (least_key == greatest_key) & (least_query == least_key)
+            every = every & alike
+        if call.keys % call.tile.keys:
+            every = every & (self.key_tile < call.key_tiles - 1)
+        return some, every
+
+    def queries(self):
+        """Returns the positions of the queries, int32 [1, T]."""
+        return self.first_query + jax.lax.broadcasted_iota(jnp.int32, (1, self.call.tile.queries), 1)
+
+    def keys(self):
+        """Returns the positions of the keys, int32 [T, 1]."""
+        return self.first_key + jax.lax.broadcasted_iota(jnp.int32, (self.call.tile.keys, 1), 0)
+
+    def visible(self, blocks):
+        """Returns the mask of visible keys, bool [keys, queries]."""
+        call, queries, keys = self.call, self.queries(), self.keys()
+        masks = []
+        if call.causal:
+            masks.append((keys <= queries) | (keys < self.prefix) if call.has_prefix else keys <= queries)
+        if call.has_window:
+            masks.append(jnp.abs(keys - queries) < self.window)
+        if call.has_ids:
+            masks.append(column(blocks["key_ids"][0]) == blocks["query_ids"][0])
+        if call.keys % call.tile.keys:
+            masks.append(keys < call.keys + self.numbers[KEY])
+        return functools.reduce(jnp.logical_and, masks)
+
+    def keep_mask(self, head):
+        """Returns the dropout mask of a head of this program, bool [keys, queries or 1]."""
+        seed = self.numbers[SEED], self.numbers[SEED + 1]
+        row = self.numbers[ROW] + self.row
+        head = self.numbers[HEAD] + self.program * self.call.program_heads + head
+        query = jnp.zeros((1, 1), jnp.int32) if self.call.broadcast else self.queries()
+        # Hashed along lanes, which takes far fewer registers, and then transposed.
+        keys = self.first_key + jax.lax.broadcasted_iota(jnp.int32, (1, self.call.tile.keys), 1)
+        of_keys = column(word(seed[1], row, head, keys))
+        return meet(word(seed[0], row, head, query), of_keys, self.call.rate)
+
+    def lanes(self, head):
+        """Returns the slices of a head, and of the key head that serves it, within their blocks."""
+        group, size = head // self.call.repeats, self.call.head_dim
+        return slice(head * size, (head + 1) * size), slice(group * size, (group + 1) * size)
+
+    def when_visible(self, function, skip):
+        """Calls `function(masked)` if some key is visible, or always without `skip`; `masked` if not all are."""
+        if not self.call.masked:
+            function(False)
+            return
+        some, every = self.visibility()
+        pl.when(every)(functools.partial(function, False))
+        some = jnp.logical_not(every) & (some if skip else True)
+        pl.when(some)(functools.partial(function, True))
+
+    def nearest_key_tile(self):
+        """Returns the visible tile of keys nearest to this one, so that skipped tiles are not fetched."""
+        if not self.call.causal or self.call.has_prefix:
+            return self.key_tile
+        last = (self.last_query - self.numbers[KEY]) // self.call.tile.keys
+        return jnp.clip(last, 0, self.key_tile)
+
+    def nearest_query_tile(self):
+        """Returns the tile of queries nearest to this one to which its keys are visible."""
+        if not self.call.causal or self.call.has_prefix:
+            return self.query_tile
+        first = (self.first_key - self.numbers[QUERY]) // self.call.tile.queries
+        return jnp.clip(first, self.query_tile, self.call.query_tiles - 1)
+
+
+def column(row):
+    """Transposes [1, T] to [T, 1]."""
+    return jnp.broadcast_to(row, (8, row.shape[1])).T[:, :1]

@@ -1,12 +1,22 @@
 """The position scheme of DeBERTa: buckets of distances, and the order of its computations."""
 
+import dataclasses
+import functools
+
+import flax.linen as nn
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from plm_jax import models
 from plm_jax.common.errors import UserError
+from plm_jax.configs import deberta
+from plm_jax.models import registry
 from plm_jax.models.positions import SelfAttentionLayer
+from tests.support import runs
+
+KERNELS = ("xla", "flash")
 
 
 def test_buckets_begin_at_published_distances():
@@ -57,3 +67,62 @@ def test_normalized_table_is_dropped_before_projections():
     assert not position.layer_bias(layer, query, query).any() and not any(x.any() for x in projected)
     np.testing.assert_allclose(dropped[0].mean(-1), 2.0, rtol=1e-5)
     np.testing.assert_allclose(dropped[0].std(-1), 3.0, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "position",
+    [
+        models.Disentangled(9, 6),
+        models.Disentangled(5, 0, norm=False),
+        models.Disentangled(9, 6, terms=("p2c",)),
+        models.Disentangled(9, 0, shared=False, key_bias=False),
+    ],
+)
+def test_relative_scores_equal_the_bias(position):
+    heads, head_dim, width, keys = 2, 4, 8, iter(range(99))
+
+    def normal(*shape):
+        return jax.random.normal(jax.random.key(next(keys)), shape)
+
+    shared = position.score_tables(width, heads, head_dim, models.InitializerConfig())
+    own = position.layer_tables(width, heads, head_dim, models.InitializerConfig())
+    matrices = {name: normal(width, heads * head_dim) for name in ("query", "key")}
+    indices = jnp.arange(12)[None]
+    layer = SelfAttentionLayer(
+        0,
+        {name: normal(*table.shape) for name, table in own.items()},
+        {name: normal(*table.shape) for name, table in shared.items()},
+        lambda name, x: (x @ matrices[name]).reshape(-1, heads, head_dim).swapaxes(0, 1),
+        lambda x: x,
+        0.3,
+        indices,
+        indices,
+        {},
+    )
+    query, key = normal(2, heads, 12, head_dim), normal(2, heads, 12, head_dim)
+    expected = position.layer_bias(layer, query, key)
+    relative = position.relative_scores(layer, query, key)
+    np.testing.assert_allclose(relative.expand(query, key, None), expected, rtol=1e-4, atol=1e-4)
+    assert not position.expands_scores(in_order=True) and position.expands_scores(in_order=False)
+
+
+def test_flash_kernel_equals_xla():
+    """Values and gradients of a layer with padding, interpreted."""
+    model = deberta.model(2, 1, 16, 2, 20, 16, buckets=8, dropout=0.0)
+    model = dataclasses.replace(
+        model, initializer=models.InitializerConfig(0.3), head=models.VocabularyHead(), convolution=None
+    )
+    params = nn.unbox(registry.init_params(registry.build(model), jax.random.key(0)))
+    tokens = jax.random.randint(jax.random.key(1), (2, 16), 1, 20)
+    mask = (jnp.arange(16) < jnp.array([[16], [9]])).astype(jnp.int32)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def loss(kernel, params):
+        module = registry.build(model.with_speed(attention_kernel=kernel))
+        features = module.apply({"params": params}, tokens, mask, method="features")
+        return jnp.sum(jnp.sin(features) * mask[..., None])
+
+    (expected, exact), (got, ours) = (jax.value_and_grad(functools.partial(loss, name))(params) for name in KERNELS)
+    np.testing.assert_allclose(got, expected, rtol=1e-5)
+    for name, leaf in runs.flat(exact).items():
+        np.testing.assert_allclose(runs.flat(ours)[name], leaf, atol=1e-5 * np.abs(leaf).max() + 1e-6, err_msg=name)

@@ -97,6 +97,8 @@ class XlnetConfig(EncoderConfig):
 class TwoStreamStack(Stack):
     """A stack whose keys come from a memory and from the first of its queries."""
 
+    model: XlnetConfig
+
     def through(
         self,
         x: Stream,
@@ -116,7 +118,7 @@ class TwoStreamStack(Stack):
           deterministic: no dropout.
         """
         model = self.model
-        remembered = getattr(model, "reuse_length", 0) or length
+        remembered = model.reuse_length or length
 
         def keys_of(x, memory):
             tokens = x[:, :length]
@@ -232,11 +234,9 @@ class Xlnet(Encoder):
         if self.model.causal:
             is_earlier = of_keys(slots, -1)[:, None] <= of_queries(slots)[..., None]
             mask = is_earlier if mask is None else is_earlier & (mask[:, None] > 0)
-        segments = (
-            {}
-            if token_types is None
-            else {"query_segments": of_queries(token_types), "key_segments": of_keys(token_types, 0)}
-        )
+        arrays = {}
+        if token_types is not None:
+            arrays = {"query_segments": of_queries(token_types), "key_segments": of_keys(token_types, 0)}
         if segment_ids is not None and remembered:
             raise ValueError("rows of several segments have no memory: leave out segment_ids, or the memory")
         return Context(
@@ -245,5 +245,5 @@ class Xlnet(Encoder):
             order=None if order is None else (of_queries(order + 1, order), of_keys(order, FIRST)),
             positions=of_queries(positions),
             source_positions=key_positions if remembered or target_positions is not None else None,
-            arrays=segments,
+            arrays=arrays,
         )

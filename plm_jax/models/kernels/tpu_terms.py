@@ -225,28 +225,23 @@ def _band(tile):
     parts = [jnp.pad(tile[at : at + rows], ((0, 0), (size - at, at))) for at in range(0, size, rows)]
     moved = functools.reduce(jnp.add, parts)
     # Rows are rotated by multiples of eight first, which leaves eight rows.
-    eights = [_rotate_left(moved[at : at + 8], at + 1) for at in range(0, rows, 8)]
-    return _rotate_rows_left(functools.reduce(jnp.add, eights)).sum(0, keepdims=True)
+    eights = [pltpu.roll(moved[at : at + 8], 2 * size - at, 1) for at in range(0, rows, 8)]
+    return _rotate_left(functools.reduce(jnp.add, eights), 1).sum(0, keepdims=True)
 
 
 def _unshifted(strip):
     """Moves entries of a strip [R, T] so that column c of row r becomes c - r + R - 1, [R, T + R]; others are 0."""
     rows = strip.shape[0]
     moved = jnp.pad(strip, ((0, 0), (rows, 0)))
-    eights = [_rotate_left(moved[at : at + 8], at + 1) for at in range(0, rows, 8)]
-    return _rotate_rows_left(jnp.concatenate(eights, axis=0))
-
-
-def _rotate_rows_left(x):
-    """Rotates each row to the left by its number modulo 8; `pltpu.roll` has strides to the right only."""
-    row = jax.lax.broadcasted_iota(jnp.int32, x.shape, 0)
-    for bit in (1, 2, 4):
-        x = jnp.where(row & bit != 0, _rotate_left(x, bit), x)
-    return x
+    return jnp.concatenate([_rotate_left(moved[at : at + 8], at + 1) for at in range(0, rows, 8)], axis=0)
 
 
 def _rotate_left(x, count):
-    return pltpu.roll(x, x.shape[1] - count, 1)
+    """Rotates row r of x [8, L] to the left by count + r."""
+    # `pltpu.roll` can rotate later rows more only to the right, so that the rows are reversed meanwhile.
+    reverse = 7 - jax.lax.broadcasted_iota(jnp.int32, x.shape, 0)
+    rotated = pltpu.roll(jnp.take_along_axis(x, reverse, 0), x.shape[1] - count - 7, 1, stride=1, stride_axis=0)
+    return jnp.take_along_axis(rotated, reverse, 0)
 
 
 def dot(a, b, contract=(1, 0)):

@@ -18,6 +18,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from plm_jax.common.errors import UserError
+from plm_jax.models.kernels import tiles
 from plm_jax.models.kernels.tpu_tile import column
 
 # Terms whose gradients are sums over rows; those of the two others have an entry per row.
@@ -92,7 +94,16 @@ def specs(call, names, spec):
 
 
 def key_outputs(call, terms):
-    """Returns the specifications and shapes of the gradients that a pass over keys computes."""
+    """Returns the specifications and shapes of the gradients that a pass over keys computes.
+
+    Raises:
+      UserError: those of bands, which stay in fast memory in two buffers, exceed it.
+    """
+    if 8 * sum(terms[name][0].size for name in BANDS if name in terms) > 0.75 * tiles.vmem_bytes(call.device_kind):
+        raise UserError(
+            f"gradients of relative scores of {call.queries} queries and {call.keys} keys exceed the fast memory of a "
+            "TPU: use shorter rows, or set config.model.attention_kernel=xla"
+        )
     of_keys = {name: x for name, x in terms.items() if name != "segment_scores"}
     blocks = {name: pl.BlockSpec((1, *x.shape[1:]), lambda p, *_: (p, 0, 0, 0)) for name, x in of_keys.items()}
     if "key_bias" in terms:

@@ -15,6 +15,7 @@ import pathlib
 import re
 import shutil
 import tempfile
+from typing import Any
 
 import bench
 
@@ -28,6 +29,8 @@ FEATURES = {
     "bias": {"bias": True},
     "causal": {"causal": True},
     "segments": {"segments": True},
+    "relative": {"relative": ("key_vectors", "query_vectors")},
+    "key_vectors": {"relative": ("key_vectors",)},
 }
 
 
@@ -67,12 +70,14 @@ def ours(chip: str, length: int, head_dim: int, feature: str) -> dict:
     import jax.numpy as jnp
 
     from plm_jax.models.kernels import tiles, tpu
+    from plm_jax.models.kernels.context import RelativeScores
 
     options = FEATURES[feature]
     together = tiles.choose(64, 1, head_dim, length, length, biased=False).groups
     ids = jnp.zeros((1, length), jnp.int32) if "segments" in options else None
 
-    def attention(query, key, value, bias):
+    def attention(query, key, value, bias, *vectors):
+        names = options.get("relative", ())
         return tpu.flash(
             query,
             key,
@@ -83,14 +88,16 @@ def ours(chip: str, length: int, head_dim: int, feature: str) -> dict:
             interpret=False,
             seed=jnp.zeros(2, jnp.uint32) if "dropout" in options else None,
             distance_bias=bias,
+            relative=RelativeScores(**dict(zip(names, vectors, strict=True))) if names else None,
             query_ids=ids,
             key_ids=ids,
             offsets=jnp.zeros(4, jnp.int32),
             tile=tiles.Tile(length, length, together),
         )
 
-    arrays = [((1, together, length, head_dim), jnp.bfloat16)] * 3
+    arrays: list[Any] = [((1, together, length, head_dim), jnp.bfloat16)] * 3
     arrays.append(((together, 2 * length - 1), jnp.float32) if "bias" in options else None)
+    arrays += [((together, 2 * length - 1, head_dim), jnp.bfloat16)] * len(options.get("relative", ()))
     return described("flash", chip, length, head_dim, feature, together, compiled(chip, attention, arrays))
 
 

@@ -11,6 +11,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from plm_jax import config
+from plm_jax.common.errors import UserError
 from plm_jax.models.attention import attend
 from plm_jax.models.kernels import Context, pick, plain, tiles
 from plm_jax.models.kernels.context import RelativeScores
@@ -249,6 +250,16 @@ def test_compilers_accept_kernels_without_score_memory(topology):
         program = jax.jit(gradients).lower(*shapes).compile()
     assert (memory := program.memory_analysis()) is not None
     assert memory.temp_size_in_bytes < 2 * ROWS * HEADS * LENGTH**2  # In bytes of bfloat16.
+
+
+def test_rows_that_exceed_fast_memory_of_tpus_are_reported():
+    shapes = [jax.ShapeDtypeStruct((1, 2, 2**14, 64), jnp.bfloat16)] * 3
+    vectors = jax.ShapeDtypeStruct((2, 2**15 - 1, 64), jnp.bfloat16)
+    attention = by_kernel("tpu", Context(), None, None)
+    arrays = *shapes, None, {"key_vectors": vectors}
+    jax.eval_shape(attention, *arrays)
+    with pytest.raises(UserError, match=r"16384 queries and 16384 keys exceed the fast memory of a TPU: use shorter"):
+        jax.eval_shape(jax.grad(lambda *arrays: attention(*arrays).astype(jnp.float32).sum()), *arrays)
 
 
 @pytest.mark.parametrize("platform", ["tpu", "cuda"])

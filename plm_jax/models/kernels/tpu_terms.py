@@ -18,6 +18,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from plm_jax.common.errors import UserError
+from plm_jax.models.kernels import tiles
 from plm_jax.models.kernels.tpu_tile import column
 
 # Terms whose gradients are sums over rows; those of the two others have an entry per row.
@@ -92,7 +94,16 @@ def specs(call, names, spec):
 
 
 def key_outputs(call, terms):
-    """Returns the specifications and shapes of the gradients that a pass over keys computes."""
+    """Returns the specifications and shapes of the gradients that a pass over keys computes.
+
+    Raises:
+      UserError: those of bands, which stay in fast memory in two buffers, exceed it.
+    """
+    if 8 * sum(terms[name][0].size for name in BANDS if name in terms) > 0.75 * tiles.vmem_bytes(call.device_kind):
+        raise UserError(
+            f"gradients of relative scores of {call.queries} queries and {call.keys} keys exceed the fast memory of a "
+            "TPU: use shorter rows, or set config.model.attention_kernel=xla"
+        )
     of_keys = {name: x for name, x in terms.items() if name != "segment_scores"}
     blocks = {name: pl.BlockSpec((1, *x.shape[1:]), lambda p, *_: (p, 0, 0, 0)) for name, x in of_keys.items()}
     if "key_bias" in terms:
@@ -225,28 +236,23 @@ def _band(tile):
     parts = [jnp.pad(tile[at : at + rows], ((0, 0), (size - at, at))) for at in range(0, size, rows)]
     moved = functools.reduce(jnp.add, parts)
     # Rows are rotated by multiples of eight first, which leaves eight rows.
-    eights = [_rotate_left(moved[at : at + 8], at + 1) for at in range(0, rows, 8)]
-    return _rotate_rows_left(functools.reduce(jnp.add, eights)).sum(0, keepdims=True)
+    eights = [pltpu.roll(moved[at : at + 8], 2 * size - at, 1) for at in range(0, rows, 8)]
+    return _rotate_left(functools.reduce(jnp.add, eights), 1).sum(0, keepdims=True)
 
 
 def _unshifted(strip):
     """Moves entries of a strip [R, T] so that column c of row r becomes c - r + R - 1, [R, T + R]; others are 0."""
     rows = strip.shape[0]
     moved = jnp.pad(strip, ((0, 0), (rows, 0)))
-    eights = [_rotate_left(moved[at : at + 8], at + 1) for at in range(0, rows, 8)]
-    return _rotate_rows_left(jnp.concatenate(eights, axis=0))
-
-
-def _rotate_rows_left(x):
-    """Rotates each row to the left by its number modulo 8; `pltpu.roll` has strides to the right only."""
-    row = jax.lax.broadcasted_iota(jnp.int32, x.shape, 0)
-    for bit in (1, 2, 4):
-        x = jnp.where(row & bit != 0, _rotate_left(x, bit), x)
-    return x
+    return jnp.concatenate([_rotate_left(moved[at : at + 8], at + 1) for at in range(0, rows, 8)], axis=0)
 
 
 def _rotate_left(x, count):
-    return pltpu.roll(x, x.shape[1] - count, 1)
+    """Rotates row r of x [8, L] to the left by count + r."""
+    # `pltpu.roll` can rotate later rows more only to the right, so that the rows are reversed meanwhile.
+    reverse = 7 - jax.lax.broadcasted_iota(jnp.int32, x.shape, 0)
+    rotated = pltpu.roll(jnp.take_along_axis(x, reverse, 0), x.shape[1] - count - 7, 1, stride=1, stride_axis=0)
+    return jnp.take_along_axis(rotated, reverse, 0)
 
 
 def dot(a, b, contract=(1, 0)):

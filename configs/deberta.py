@@ -60,6 +60,11 @@ SIZES = {
 # not the discriminator's unused table of 512 absolute positions.
 PUBLISHED = {
     "v3-base": (326_842_213, "184M"),
+    "v3-base-coupled": (326_842_213, "184M"),
+    "v3-xsmall": (131_339_749, "71M"),
+    "v3-small": (263_051_365, "141M"),
+    "v3-large": (719_626_341, "434M"),
+    "mdeberta-v3-base": (515_739_513, "278M"),
     "base": (139_637_337, "139M"),
     "large": (406_789_209, "406M"),
     "xlarge": (759_430_233, "759M"),

@@ -47,7 +47,6 @@ def model(
         initializer=models.InitializerConfig(std=0.02),
         memory_length=memory_length,
         reuse_length=reuse_length,
-        reverses_half=True,
     )
 
 

@@ -60,8 +60,15 @@ WITHOUT = {
     # `BertForMaskedLM`, and a SpanBERT that is one.
     ("pooler=NONE",): {"bert.py:base": 109_514_298, "bert.py:base-cased": 110_300_480 - 1_959_676},
     ("span_boundary=NONE",): {"spanbert.py:base": 110_300_480 - 1_959_676},
-    # `DistilBertModel` and `XLMModel`; an ELMo without its softmax, as it is said to be.
+    # `DistilBertModel`, `XLMModel`, `XLNetModel`, `DebertaModel` and `DebertaV2Model`; an ELMo without its softmax, as it is said to be.
     ("head=NONE",): {
+        "xlnet.py:base": 116_718_336,
+        "xlnet.py:large": 360_268_800,
+        "deberta.py:base": 138_601_728,
+        "deberta.py:large": 405_163_008,
+        "deberta.py:xlarge": 757_804_032,
+        "deberta.py:v2-xlarge": 884_593_152,
+        "deberta.py:v2-xxlarge": 1_564_549_632,
         "xlm.py:en-2048": 667_088_896,
         "xlm.py:xnli15-1024": 248_976_384,
         "xlm.py:xnli15-1024-tlm": 248_976_384,
@@ -171,6 +178,27 @@ RECIPES = {
     "xlm.py:en-2048": """
         optimizer.b2=0.999 optimizer.epsilon=1e-6 optimizer.weight_decay=0.01 model.embedding.token_types=0
         data.layout.kind=blocks
+    """,
+    # Yang et al. 2019 table 8; train.py and data_utils.py of zihangdai/xlnet.
+    "xlnet.py:large": """
+        data.length=512 train.batch_size=8192 train.steps=500_000 data.layout.kind=pair_streams
+        data.layout.bi_data=True model.memory_length=384 model.reuse_length=256 model.dropout.output=0.1
+        model.feed_forward.activation=gelu_tanh model.norm.epsilon=1e-12 schedule.learning_rate=4e-4
+        schedule.warmup_steps=40_000 schedule.final_fraction=0.001 optimizer.epsilon=1e-6 optimizer.weight_decay=0.01
+        optimizer.bias_correction=False optimizer.clip_norm=1.0
+    """,
+    # microsoft/DeBERTa, experiments/language_model/mlm.sh, rtd.sh and their configs.
+    "deberta.py:base": """
+        data.length=512 train.batch_size=256 train.steps=1_000_000 objective.rate=0.15 objective.whole_words=3
+        objective.windows=True objective.mask_share=0.8 objective.random_share=0.1 schedule.learning_rate=1e-4
+        schedule.warmup_steps=10_000 optimizer.epsilon=1e-6 optimizer.weight_decay=0.01 optimizer.bias_correction=False
+        optimizer.clip_norm=1.0 model.norm.epsilon=1e-7 model.attention.key_bias=False
+        model.attention.position.shared=False model.attention.position.buckets=0
+    """,
+    "deberta.py:v3-xsmall": """
+        train.batch_size=64 schedule.learning_rate=3e-4 objective.mask_share=1.0 objective.discriminator_weight=10.0
+        model.sharing=disentangled model.generator.layers=6 model.generator.width=384
+        model.attention.position.buckets=256 model.attention.position.norm=True
     """,
     # Goyal et al. 2021 §2.
     "xlm_r.py:xxl": """

@@ -104,6 +104,14 @@ def read_on(row, run):
     return {"tokens": inputs, "next": row["targets"][0][real].tolist()}
 
 
+def reused(row, run):
+    """Returns the half of an XLNet's row that its memory spans; checks the special tokens of the pair after it."""
+    special, size = run.vocabulary, len(row["tokens"])
+    assert (row["tokens"][-2:] == [special.sep, special.cls]).all() and row["token_types"][-1] == 2
+    assert (row["tokens"][size // 2 :] == special.sep).sum() == 2
+    return {"tokens": row["tokens"][: size // 2].tolist()}
+
+
 def answered(row, run):
     """Returns both rows of an encoder-decoder, and the number of the example of each input token."""
     del run
@@ -127,6 +135,7 @@ PUBLISHED = {
     "chatglm.py:2-6b": (causal, rules.packed([64_790, 64_792], [2]), {}),
     "chatglm.py:3-6b": (causal, rules.packed([64_790, 64_792], [2]), {}),
     "chatglm.py:4-9b": (causal, rules.packed([151_331, 151_333], [151_329]), {}),
+    "deberta.py:*": (masked, rules.joined(lambda length: length - 2, begin=[1], ends=[2]), {}),
     "distilbert.py:*": (masked, rules.distilbert_lines(101, 102, 100), {}),
     "distilgpt2.py:*": (causal, rules.packed([], [50_256]), {}),
     "distilroberta.py:*": (masked, rules.distilbert_lines(0, 2, 3), {}),
@@ -151,6 +160,7 @@ PUBLISHED = {
     "roberta.py:*": (masked, rules.fairseq_blocks(0, 2, "complete", [2]), {}),
     "xlm.py:xnli15-*": (masked, rules.xlm_stream(1), {}),
     "xlm.py:*": (masked, rules.xlm_stream(1, languages=False), {}),
+    "xlnet.py:*": (reused, rules.reused_halves(7), {}),
     "xlm_r.py:*": (masked, rules.fairseq_blocks(0, 2, "complete", [2]), {}),
     "spanbert.py:*": (masked, rules.spanbert_documents(101, 102), {}),
     "t5.py:*": (spans, rules.joined(rules.span_text, ends=[1]), {}),
@@ -158,12 +168,14 @@ PUBLISHED = {
     # The demos are no published recipes: blocks, in BERT's and ELECTRA's of documents that do not see each other.
     "demo.py:bart": (denoised, rules.joined(lambda length: length - 2, begin=[3], ends=[1]), {}),
     "demo.py:bert": (masked, rules.separate([3]), {}),
+    "demo.py:deberta": (masked, rules.separate([3]), {}),
     "demo.py:electra": (masked, rules.separate([3]), {}),
     "demo.py:elmo": (read_on, rules.bilm_stream(0, 1), {"length": 20}),
     "demo.py:glm": glm(61, eos=1, cls=[4]),
     "demo.py:gpt2": (causal, rules.packed([], [1]), {}),
     "demo.py:t5": (spans, rules.joined(rules.span_text, ends=[1]), {}),
     "demo.py:xlm": (masked, rules.xlm_stream(3), {}),
+    "demo.py:xlnet": (reused, rules.reused_halves(5), {}),
     "demo.py:t5-tasks": (answered, rules.text_to_text(24, 1), {}),
 }
 

@@ -51,6 +51,21 @@ def joined(num_tokens, end=(), begin=(), ends=()):
     return rows
 
 
+def reused_halves(end):
+    """zihangdai/xlnet, data_utils.py: the first halves of rows, of which one begins every half row of the stream.
+
+    Rows in which the text ends are left out. The other halves are compared with a re-implementation in
+    tests/data/test_pair_streams.py.
+    """
+
+    def rows(documents, length, rng):
+        halves = joined(lambda length: length // 2, end=[end])(documents, length, rng)
+        num_tokens = sum(len(row["tokens"]) for row in halves)
+        return halves[: (num_tokens - (length - 3)) // (length // 2) + 1]
+
+    return rows
+
+
 def xlm_stream(end, languages=True):
     """facebookresearch/XLM, xlm/data/dataset.py, StreamDataset, without the `</s>` before the first sentence.
 

@@ -457,7 +457,7 @@ def _run(name, body, call, grid, outputs, inputs, ranges, *backward):
         beyond = call.query_tiles * call.tile.queries - call.queries, call.key_tiles * call.tile.keys - call.keys
         inputs = inputs._replace(bias_NR=jnp.pad(inputs.bias_NR, ((0, 0), beyond)))
     if inputs.relative is not None:
-        inputs = inputs._replace(relative=gpu_terms.padded(call, inputs.relative))
+        inputs = inputs._replace(relative=gpu_terms.padded(call, inputs.relative, inputs.query_BQNH.dtype))
     arguments = inputs, ranges, *backward
 
     def spec(array):

@@ -26,8 +26,8 @@ def tile_name(kernel: str, relative: RelativeScores | None) -> str:
     return "triton_dvectors" if kernel.endswith("vectors") else "triton_relative"
 
 
-def padded(call, relative):
-    """Returns the terms in the shapes that kernels read.
+def padded(call, relative, dtype):
+    """Returns the terms in the shapes that kernels read, vectors in `dtype`.
 
     Vectors are [(D + 1) · T, N, H], with H padded to a power of 2, and `segment_scores` a pair of arrays [B, N, Q].
     """
@@ -35,7 +35,7 @@ def padded(call, relative):
     for name in VECTORS:
         if (vectors := getattr(relative, name)) is not None:
             width = padded_width(call.head_dim) - call.head_dim
-            vectors = jnp.pad(vectors, ((0, 0), beyond, (0, width)))
+            vectors = jnp.pad(vectors.astype(dtype), ((0, 0), beyond, (0, width)))
             relative = relative.replace(**{name: vectors.swapaxes(0, 1)})
     if relative.segment_scores is not None:
         relative = relative.replace(segment_scores=tuple(relative.segment_scores[..., i] for i in range(2)))

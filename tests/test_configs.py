@@ -60,7 +60,8 @@ WITHOUT = {
     # `BertForMaskedLM`, and a SpanBERT that is one.
     ("pooler=NONE",): {"bert.py:base": 109_514_298, "bert.py:base-cased": 110_300_480 - 1_959_676},
     ("span_boundary=NONE",): {"spanbert.py:base": 110_300_480 - 1_959_676},
-    # `DistilBertModel`, `XLMModel`, `XLNetModel`, `DebertaModel` and `DebertaV2Model`; an ELMo without its softmax, as it is said to be.
+    # `DistilBertModel`, `XLMModel`, `XLNetModel`, `DebertaModel` and `DebertaV2Model`; an ELMo without
+    # its softmax, as it is said to be.
     ("head=NONE",): {
         "xlnet.py:base": 116_718_336,
         "xlnet.py:large": 360_268_800,

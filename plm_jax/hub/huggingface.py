@@ -152,6 +152,11 @@ def _further_ids(family: Family, special_ids: Mapping[str, Any]) -> dict[str, An
 
 def _published(pretrained: Pretrained) -> Pretrained:
     model, left_out = families.published(pretrained.model)
+    if isinstance(getattr(model, "head", None), models.MaskDecoderHead):
+        warnings.warn(
+            "transformers has no enhanced mask decoder: there, the exported model predicts masked tokens without it",
+            stacklevel=3,
+        )
     if left_out is None:
         return replace(pretrained, model=model)
     warnings.warn(f"Hugging Face's model has no place for '{left_out}': it is left out", stacklevel=3)

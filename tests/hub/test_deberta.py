@@ -165,6 +165,16 @@ def test_mask_decoder_equals_last_layer_called_twice(name, scan, tmp_path):
     assert_near(module.apply({"params": params}, **batch), expected, batch["mask"])
 
 
+def test_states_are_those_of_the_encoder_without_the_mask_decoder(tmp_path):
+    theirs, batch = microsofts(tmp_path, "position_embeddings") and of_transformers("V2", V3), padded_batch(V3)
+    ours, expected = plm_jax.load(tmp_path / "theirs"), run(theirs, batch).hidden_states
+    for got, hidden in zip(ours.hidden_states(**batch), expected, strict=True):
+        assert_near(got, hidden, batch["mask"])
+    assert np.abs(ours.logits(**batch) - run(theirs, batch).logits.numpy()).max() > 0.01
+    with pytest.warns(match="transformers has no enhanced mask decoder"):
+        ours.save(tmp_path / "ours", format="huggingface")
+
+
 def microsofts(tmp_path, names):
     """Saves a model of transformers with more tensors, under Microsoft's names."""
     theirs = of_transformers("V2", V3)

@@ -1,18 +1,20 @@
 """Strategy of encoders, which fill single masked tokens."""
 
+import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
-from jaxtyping import Array, Shaped
+from jaxtyping import Array, Float, Shaped
 from typing_extensions import override
 
 from plm_jax.common.errors import UserError
 from plm_jax.generation import blanks, decoding, scoring_rows
 from plm_jax.generation.blanks import FilledText
 from plm_jax.generation.scoring_rows import ScoringRow
-from plm_jax.generation.strategies.strategy import Strategy, check_masks, head_output
-from plm_jax.models import TransformerConfig, electra
+from plm_jax.generation.strategies.strategy import Strategy, check_masks, features, head_output, hidden_states
+from plm_jax.models import MaskDecoderHead, NoHead, TransformerConfig, electra, registry
 from plm_jax.models.protocol import Module
 
 
@@ -25,6 +27,21 @@ class EncoderStrategy(Strategy):
         if "mask" in arrays and skips_padding:
             return int(arrays["mask"].sum(axis=1).max(initial=0))
         return super().num_positions(arrays)
+
+    @override
+    def hidden_states(self, arrays: dict[str, np.ndarray]) -> Float[Array, "states batch length width"]:
+        return hidden_states(self._encoder, self.params, arrays, "features", "embedded", "stack")
+
+    @override
+    def last_states(self, arrays: dict[str, np.ndarray]) -> Float[Array, "batch length width"]:
+        return features(self._encoder, self.params, arrays, "features")
+
+    @functools.cached_property
+    def _encoder(self) -> Module:
+        """The module, without a mask decoder, whose output is only for masked tokens."""
+        if not isinstance(getattr(self.config, "head", None), MaskDecoderHead):
+            return self.model
+        return registry.build(dataclasses.replace(self.config, head=NoHead()), self.model.dtype)
 
     @override
     def encode(self, text: str) -> list[int]:

@@ -132,7 +132,7 @@ class BucketedAttention(RelativeAttention):
 DEFAULTS = {"kernel_size": 0, "act": "tanh", "groups": 1}
 
 
-class Convolution(Entry):
+class ConvolutionFields(Entry):
     """The fields of the convolution after the first layer; `transformers` assumes none if they are absent."""
 
     @override
@@ -273,7 +273,7 @@ class DebertaV2Family(DebertaFamily):
     fields = changed(
         tuple(entry for entry in DebertaFamily.fields if not isinstance(entry, RelativeAttention)),
         BucketedAttention(),
-        Convolution(),
+        ConvolutionFields(),
         without=("talking_head",),
         vocab_size=128100,
         hidden_size=1536,

@@ -57,8 +57,7 @@ class Attention(nn.Module):
         """
         attention, initializer = self.model.attention, self.model.initializer
         scale = attention.score_scale or (attention.head_dim * attention.position.score_terms) ** -0.5
-        if attention.scale_by_inverse_depth:
-            scale = scale / (depth + 1)
+        scale = scale / (depth + 1) if attention.scale_by_inverse_depth else scale
 
         heads_of = {"query": attention.heads, "key": attention.num_kv_heads, "value": attention.num_kv_heads}
 

@@ -52,6 +52,8 @@ def _attend(query_BNQH, key_BGKH, value_BGKH, context, window, seed=None):
 @jax.custom_vjp
 def _attend_by_row(query_BNQH, key_BGKH, value_BGKH, context, window):
     """Computes `_attend` for one row of the batch at a time; if a gradient is needed, for all rows at once."""
+    if context.relative is not None:
+        context = context.replace(bias=context.relative.expand(query_BNQH, key_BGKH, context.bias), relative=None)
     batch = len(query_BNQH)
     masks = {"bias": context.bias, "visible": context.visible}
     by_row = {name: mask for name, mask in masks.items() if mask is not None and len(mask) == batch}

@@ -1,13 +1,13 @@
 """Disentangled attention: scores of contents with distances, in both directions (He et al. 2021, arXiv:2006.03654)."""
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Array, Float, Int32, Integer
+from jaxtyping import Array, Float, Integer
 from typing_extensions import override
 
 from plm_jax.common import ranges
@@ -113,16 +113,19 @@ class Disentangled(Position):
                 tables[f"distance_{name}_bias"] = Table((joined,), ("heads",), nn.initializers.zeros)
         return tables
 
-    def bucket_of_distance(self) -> Int32[np.ndarray, " distances"]:
-        """Returns the bucket of each distance from 0 to `length`, int32 [length + 1].
+    def bucket_of_distance(self) -> list[int]:
+        """Returns the bucket of each distance from 0 to `length`.
 
         Source: microsoft/DeBERTa, DeBERTa/deberta/da_utils.py.
         """
-        half, distances = self.buckets // 2, np.arange(self.length + 1)
-        if not half:
-            return distances.astype(np.int32)
-        far = np.log(np.maximum(distances, half) / half) / np.log((self.length - 1) / half)
-        return np.where(distances <= half, distances, half + np.ceil(far * (half - 1))).astype(np.int32)
+        half, last = self.buckets // 2, self.length - 1
+
+        def bucket(distance: int) -> int:
+            if not half or distance <= half:
+                return distance
+            return half + math.ceil(math.log(distance / half) / math.log(last / half) * (half - 1))
+
+        return [bucket(distance) for distance in range(self.length + 1)]
 
     def rows(self, distances: Integer[Array, "..."]) -> Integer[Array, "..."]:
         """Returns the row of the table for each distance, position of the query minus that of the key."""

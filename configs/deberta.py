@@ -74,7 +74,7 @@ PUBLISHED = {
 SOURCE = "He et al. 2021, 2023"
 LENGTH = 512
 # Parameters of the update of the generator: it has its own, and the embeddings of both.
-GENERATOR = (r"generator/.*", r"token_embedding")
+GENERATOR = (r"generator/.*", r"(token|token_type|position)_embedding")
 
 
 def model(

@@ -110,13 +110,14 @@ def electra() -> config.Run:
 
 
 def deberta() -> config.Run:
-    """Returns a DeBERTaV3 of the size of `bert`, with its rows, and a generator of one layer that is updated first."""
+    """Returns a DeBERTaV3 of the size of `bert`, and a generator of one layer that is updated first."""
     run = bert()
     model = deberta_model(3, 3, 128, 4, run.vocabulary.train_size, length=64, buckets=32, dropout=0.0)
     return dataclasses.replace(
         run,
         model=dataclasses.replace(model, initializer=models.InitializerConfig(INITIAL_STD)),
         objective=objectives.ReplacedToken(windows=True, mask_share=1.0, discriminator_weight=10.0),
+        data=dataclasses.replace(run.data, layout=config.Blocks(frames=True)),
         train=dataclasses.replace(run.train, updates=deberta_updates(run.optimizer)),
     )
 
@@ -136,7 +137,7 @@ def xlnet() -> config.Run:
             **{name: i for i, name in enumerate(names)},
         ),
         data=_speeches("xlnet", length=64, layout=config.PairStreams(bi_data=True)),
-        train=_short_first(0.5, length=16, rows=128, steps=1200, batch_size=64),
+        train=config.TrainConfig(steps=1200, batch_size=64),
     )
 
 

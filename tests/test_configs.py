@@ -12,6 +12,7 @@ import pytest
 from plm_jax import config, losses, models, objectives
 from plm_jax.common import users
 from plm_jax.common.errors import UserError
+from plm_jax.config import checks
 from plm_jax.config import files as pages
 from plm_jax.configs import bert
 from plm_jax.data.reader import blank_batch
@@ -533,3 +534,20 @@ def test_a_page_says_at_what_rate_a_run_ends_before_its_decay():
             numbers = [float(number) for number in re.findall(r"\d+(?:\.\d+)?e-?\d+", page)]
             is_stated[name] = any(number == float(f"{rate:.2e}") for number in numbers)
     assert is_stated and all(is_stated.values()), is_stated
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("xlnet.py:base", {"data.length": 256}, "reuse_length is 256, and rows of 256 tokens reuse 128: set it to 128"),
+        ("deberta.py:v3-base", {"data.layout": config.Blocks(attend_across_documents=False)}, "adds_first reads the"),
+        ("deberta.py:v3-base", {"data.length": 1024}, "length is 1024, above the model's 512 positions"),
+    ],
+)
+def test_settings_that_would_go_wrong_silently_are_rejected(name, changes, words):
+    run = load(name)
+    for path, value in changes.items():
+        section, field = path.split(".")
+        run = replace(run, **{section: replace(getattr(run, section), **{field: value})})
+    with pytest.raises(UserError, match=words):
+        checks.check(run)

@@ -11,7 +11,7 @@ from plm_jax.config.phases import in_phase, in_validation, resolve_phases, targe
 from plm_jax.config.run import Run
 from plm_jax.config.training import TrainConfig
 from plm_jax.data.config import InputsTargetsConfig
-from plm_jax.data.layouts import Packed, noising
+from plm_jax.data.layouts import Packed, PairStreams, noising
 from plm_jax.data.sources.labeled import LabeledSource
 from plm_jax.data.sources.source import InputsTargetsSource, Source
 
@@ -225,6 +225,13 @@ def _token_types(run: Run, phase: Phase) -> None:
 
 def _packed(run: Run) -> None:
     """Rejects packed rows for a model that cannot keep inner rows apart."""
+    discriminator, layout = getattr(run.model, "discriminator", None), run.data.layout
+    is_apart = isinstance(layout, Packed) or not layout.attend_across_documents
+    if is_apart and getattr(discriminator, "adds_first", False):
+        raise UserError(
+            "config.model.discriminator.adds_first reads the first token of a row, which may be of another document: "
+            "use rows of one text, such as config.data.layout blocks with frames"
+        )
     if not isinstance(run.data.layout, Packed):
         return
     if missing := [name for name in ("segment_ids", "positions") if name not in run.model.inputs]:
@@ -277,6 +284,13 @@ def _labels(head_labels: Sequence[str], name: str, source_labels: Sequence[str])
 def _carry(run: Run, phase: Phase) -> None:
     """Rejects a model that carries state from row to row if successive rows are not consecutive text."""
     layout, sources = run.data.layout, _read(run, phase)
+    if isinstance(layout, PairStreams) and getattr(run.model, "memory_length", 0):
+        reused, remembered = phase.length // 2, getattr(run.model, "reuse_length", 0)
+        if remembered != reused:
+            raise UserError(
+                f"config.model.reuse_length is {remembered}, and rows of {phase.length} tokens reuse {reused}: set it "
+                f"to {reused}, in a run whose rows all have this length"
+            )
     if not layout.continues_rows:
         reason = f"the rows of config.data.layout '{layout.kind}' are shuffled"
     elif shuffled := [name for name, source in sources.items() if isinstance(source, InputsTargetsSource)]:
@@ -314,7 +328,7 @@ def _positions(run: Run, length: int) -> None:
         text = "" if longest == length else f" with texts of {longest}"
         raise UserError(
             f"config.data.length is {length}{text}, above the model's {most} positions: "
-            "lower it or raise config.model.attention.position.length"
+            "lower it or raise config.model.attention.position.length (of a mask decoder, its head's positions)"
         )
 
 

@@ -213,6 +213,7 @@ class DebertaFamily(Family):
         RelativeAttention(),
         Fixed("talking_head", False, is_written=False),
         Fixed("pooler_hidden_act", "gelu", is_written=False),
+        Fixed("pooler_dropout", 0, is_written=False),
         Written("legacy", False),
     )
     prefix = "deberta."

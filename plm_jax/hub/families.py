@@ -115,6 +115,11 @@ def _canonical(model: models.TransformerConfig) -> models.TransformerConfig:
     """
     attention = _with_short_patterns(model.attention, max(stack.blocks for stack in model.stacks))
     model = replace(model, attention=attention)
+    if isinstance(position := attention.position, models.Disentangled):
+        unused = {"key_bias": True} if position.shared else {}
+        unused |= {} if position.norm else {"epsilon": models.Disentangled.epsilon}
+        position = replace(position, terms=tuple(sorted(position.terms)), **unused)
+        model = replace(model, attention=replace(model.attention, position=position))
     if model.norm.kind == "rms":
         model = replace(model, norm=replace(model.norm, bias=models.NormConfig.bias))
     if isinstance(model, models.EncoderDecoderConfig):

@@ -73,7 +73,7 @@ class Convolution(nn.Module):
 
 
 def _real(context: Context, x: Stream) -> Bool[Array, "batch length"]:
-    """Returns whether each token is no padding; tokens that a mask by query hides from all are padding."""
+    """Returns whether each token is real. With a mask per query, tokens that no query sees count as padding."""
     mask = jnp.ones(x.shape[:2], jnp.int32) if context.mask is None else context.mask
     return (mask if mask.ndim == 2 else mask.max(axis=1)) != 0
 
@@ -87,9 +87,9 @@ def _shares_segment(segment_ids, half):
 class DebertaStack(Stack):
     """A stack with a convolution, a mask decoder, or both.
 
-    The decoder applies the last layer twice instead of once: its keys and values are the output of the layer before,
-    its first queries the same plus vectors of absolute positions, its second queries the first result. Pipeline stages
-    do not split it.
+    The decoder applies the last layer twice. Keys and values are the output of the layer before it. The first queries
+    are this output plus embeddings of absolute positions, the second queries are the first result. Pipeline stages do
+    not split this stack.
 
     Attributes:
       convolution: the convolution after the first layer; None: none.

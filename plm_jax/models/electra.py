@@ -70,6 +70,13 @@ class ElectraConfig(EncoderConfig):
         _ = self.generator_model  # Its constructor checks the settings.
 
     @property
+    @override
+    def num_positions(self):
+        """Maximum number of positions of both models; None for any number."""
+        limits = super().num_positions, self.generator_model.num_positions
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    @property
     def shared_tables(self) -> set[str]:
         """Names of the shared tables of embeddings."""
         return {"token_embedding", "token_type_embedding", "task_type_embedding", *self.position_tables}

@@ -55,7 +55,10 @@ class EncoderConfig(TransformerConfig):
         if self.convolution is None and not isinstance(self.head, MaskDecoderHead):
             return
         if self.stack.stored_blocks < self.stack.layers or self.stack.inner > 1:
-            raise UserError("a convolution and a mask decoder need layers of one block that share no parameters")
+            raise UserError(
+                "a convolution and a mask decoder need layers of one block that share no parameters: leave out "
+                "stack.groups and stack.inner"
+            )
 
     @property
     @override
@@ -93,8 +96,12 @@ class EncoderConfig(TransformerConfig):
         """Returns an `Encoder`.
 
         Raises:
-          UserError: there are other heads than that of a mask decoder.
+          UserError: there are other heads than that of a mask decoder, or it replaces the layer before a convolution.
         """
+        if isinstance(self.head, MaskDecoderHead) and self.convolution is not None and self.stack.layers == 1:
+            raise UserError(
+                "a mask decoder replaces the only layer, which a convolution follows: set stack.layers to at least 2"
+            )
         if isinstance(self.head, MaskDecoderHead) and len(self.named_heads) > 1:
             other = next(name for name in self.named_heads if name != "vocabulary")
             raise UserError(
@@ -107,7 +114,9 @@ class EncoderConfig(TransformerConfig):
     def macs(self, length, targets, decoder_length=0, samples=0):
         """Counts the multiply-accumulate operations of a bidirectional stack and of the heads."""
         layers = self.stack.layers + isinstance(self.head, MaskDecoderHead)  # The decoder has the last layer twice.
-        stack = self.stack_macs(length, causal=False) * layers / self.stack.layers
+        attention = self.attention
+        scores = attention.position.macs(length, length, attention.heads * attention.head_dim)
+        stack = self.stack_macs(length, causal=False) * layers / self.stack.layers + layers * self.stack.inner * scores
         if self.convolution is not None:
             stack += length * self.convolution.width * self.embedding.width**2
         return stack + self.projection_macs(length) + self.heads_macs(length, targets)

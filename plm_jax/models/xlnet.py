@@ -16,11 +16,11 @@ from typing_extensions import override
 from plm_jax.common import ranges
 from plm_jax.common.errors import UserError
 from plm_jax.models.encoder import Encoder, EncoderConfig
-from plm_jax.models.heads import NoHead
+from plm_jax.models.heads import MaskDecoderHead, NoHead
 from plm_jax.models.kernels import Context
 from plm_jax.models.layers import Stream
 from plm_jax.models.partitioning import constrain
-from plm_jax.models.positions import RelativeSinusoids, Table
+from plm_jax.models.positions import Table
 from plm_jax.models.stack import Block, Stack, loop, recomputed
 
 Memory = Float[Array, "batch layers memory dim"]
@@ -57,6 +57,13 @@ class XlnetConfig(EncoderConfig):
         super().__post_init__()
         if self.stack.stored_blocks < self.stack.blocks:
             raise UserError("a model of kind 'xlnet' needs layers that share no parameters: leave out stack.groups")
+        if self.embedding.token_types or not self.attention.position.has_layer_bias:
+            raise UserError(
+                "a model of kind 'xlnet' has positions and segments in its scores only: leave out "
+                "embedding.token_types, and set attention.position.kind to relative_sinusoids"
+            )
+        if self.convolution is not None or isinstance(self.head, MaskDecoderHead):
+            raise UserError("a model of kind 'xlnet' has no convolution and no mask decoder: leave them out")
 
     @property
     @override
@@ -90,7 +97,7 @@ class XlnetConfig(EncoderConfig):
         keys, position = length + self.memory_length, self.attention.position
         products = (3 if self.feed_forward.gated else 2) * width * self.feed_forward.width * queries
         products += 2 * joined * (width * (queries + keys) + queries * keys)
-        products += position.macs(queries, keys, joined) if isinstance(position, RelativeSinusoids) else 0
+        products += position.macs(queries, keys, joined)
         return self.stack.blocks * products + self.heads_macs(length, targets)
 
 

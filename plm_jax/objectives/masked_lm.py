@@ -60,7 +60,7 @@ class MaskedLM(Objective):
         standard deviations more predictions than the mean, counting words as four tokens: about one row in a million
         has more, of which a random subset is predicted. A packed row has the slots of one row of its length, and if its
         inner rows have more predictions together, the last ones are dropped.
-      windows: whether one n-gram is drawn from each window of n times the number of words in 1 / `rate`, rounded down.
+      windows: whether one n-gram is drawn from each window of n · floor(1 / `rate`) words.
         Of the drawn words, those from the left are predicted, until the budget is reached, which the last one may
         exceed up to `max_predictions`. With `whole_words` of 0, words are tokens. DeBERTa does so (microsoft/DeBERTa,
         mlm_task.py): it draws a sixth of the words and predicts 15 % of the tokens, so that the end of a full row is
@@ -132,7 +132,9 @@ class MaskedLM(Objective):
 
     @override
     def max_targets(self, num_tokens: int) -> int:
-        return 0 if self.independent or self.windows else min(self.target_length(num_tokens), self.budget(num_tokens))
+        if self.windows:
+            return min(self.target_length(num_tokens), num_tokens)
+        return 0 if self.independent else min(self.target_length(num_tokens), self.budget(num_tokens))
 
     def budget(self, num_tokens: int) -> int:
         """Returns the number of predictions for `num_tokens`, a share of `rate`.

@@ -48,8 +48,8 @@ class SpanMaskedLM(MaskedLM):
         super().__post_init__()
         if self.whole_words:
             raise UserError("config.objective.whole_words does not apply to spans: set max_words instead")
-        if self.smoothing or self.independent:
-            raise UserError("config.objective.smoothing and independent do not apply to spans: leave them out")
+        if self.smoothing or self.independent or self.windows:
+            raise UserError("config.objective.smoothing, independent and windows do not apply to spans: leave them out")
 
     @property
     @override

@@ -1,7 +1,7 @@
 """`train.init_from`: weights of another checkpoint, whole or by name."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -11,7 +11,7 @@ import numpy as np
 from plm_jax import config
 from plm_jax.common.errors import UserError
 from plm_jax.data import layouts
-from plm_jax.hub.pretrained import float32
+from plm_jax.hub.pretrained import Pretrained, float32
 from plm_jax.models import ElectraConfig
 from plm_jax.models.protocol import ModelConfig
 from plm_jax.runs import checkpoint_formats
@@ -42,9 +42,7 @@ def load_weights(params, train: config.TrainConfig, model: ModelConfig):
     """
     tops = _tops(model, train.reinitialize_top)
     with checkpoint_formats.opened(train.init_from) as pretrained:
-        stored = pretrained.params
-        if isinstance(pretrained.model, ElectraConfig) and not isinstance(model, ElectraConfig):
-            stored = pretrained.model.with_own_tables(stored)
+        stored = _stored(pretrained, train, model)
         selected = _selected(named(stored), train, {name for name, _ in named(params)})
         new, leaves, used = [], [], set()
         depths = _depths(params)
@@ -75,6 +73,27 @@ def load_weights(params, train: config.TrainConfig, model: ModelConfig):
     notes += [f"{what}: {', '.join(names)}" for what, names in (("new", new), ("left out", left_out)) if names]
     notes += [f"initialized randomly: the top {train.reinitialize_top} layers of {stack}" for stack in tops]
     return jax.tree.unflatten(jax.tree.structure(params), leaves), notes
+
+
+def _stored(pretrained: Pretrained, train: config.TrainConfig, model: ModelConfig) -> Mapping[str, Any]:
+    """Returns the weights of a checkpoint; for a model that is no pair, those of a pair's discriminator or generator.
+
+    Raises:
+      UserError: the embeddings of two pairs are shared in other ways.
+    """
+    source = pretrained.model
+    if not isinstance(source, ElectraConfig):
+        return pretrained.params
+    if isinstance(model, ElectraConfig):
+        if model.sharing != source.sharing:
+            raise UserError(
+                f"config.model.sharing is '{model.sharing}', but '{source.sharing}' in {train.init_from}: set it to "
+                f"'{source.sharing}'"
+            )
+        return pretrained.params
+    patterns = [entry if isinstance(entry, str) else entry[0] for entry in train.init_names]
+    reads_generator = any(pattern.startswith("generator/") for pattern in patterns)
+    return pretrained.params if reads_generator else source.with_own_tables(pretrained.params)
 
 
 def _selected(

@@ -168,7 +168,7 @@ PUBLISHED = {
     # The demos are no published recipes: blocks, in BERT's and ELECTRA's of documents that do not see each other.
     "demo.py:bart": (denoised, rules.joined(lambda length: length - 2, begin=[3], ends=[1]), {}),
     "demo.py:bert": (masked, rules.separate([3]), {}),
-    "demo.py:deberta": (masked, rules.separate([3]), {}),
+    "demo.py:deberta": (masked, rules.joined(lambda length: length - 2, begin=[2], ends=[3]), {}),
     "demo.py:electra": (masked, rules.separate([3]), {}),
     "demo.py:elmo": (read_on, rules.bilm_stream(0, 1), {"length": 20}),
     "demo.py:glm": glm(61, eos=1, cls=[4]),

@@ -136,7 +136,7 @@ def test_choices_equal_transformers(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "scan"),
-    [("v3", True), ("v3", False), ("convolution", True), ("unshared", True), ("wide_convolution_of_one_layer", True)],
+    [("v3", True), ("v3", False), ("convolution", True), ("unshared", True)],
 )
 def test_mask_decoder_equals_last_layer_called_twice(name, scan, tmp_path):
     """The reference calls transformers' last layer with queries of its own; transformers has no mask decoder."""
@@ -248,6 +248,26 @@ def test_published_sizes(size):
 def test_other_variants_are_rejected(field, value, words):
     with pytest.raises(UserError, match=words):
         families.registered()["deberta-v2"].to_settings({**SIZES, **V3, field: value})
+
+
+def test_variants_that_compute_the_same_are_exported():
+    """Fields without an effect, and the order of the terms, do not matter."""
+    model = families.registered()["deberta"].to_settings(SIZES | V1 | {"vocab_size": 37})
+    model = dataclasses.replace(model, discriminator=models.NoHead(), norm=models.NormConfig(1e-6, placement="post"))
+    position = dataclasses.replace(model.attention.position, terms=("p2c", "c2p"))
+    model = dataclasses.replace(model, attention=dataclasses.replace(model.attention, position=position))
+    assert families.family_of(model).kind == "deberta"
+
+
+def test_pairs_limit_positions_to_those_of_the_mask_decoder():
+    model = deberta.model(3, 2, 24, 3, 37, 130)
+    assert model.num_positions == 130 and model.discriminator_model.num_positions is None
+
+
+def test_a_convolution_needs_a_layer_before_the_mask_decoder():
+    model = deberta.model(2, 1, 24, 3, 37, 130)
+    with pytest.raises(UserError, match="a mask decoder replaces the only layer"):
+        registry.shapes(model)
 
 
 def test_other_heads_cannot_read_a_mask_decoder():

@@ -25,7 +25,7 @@ class Disentangled(Position):
     summands. Both terms use the distance from the key to the query (microsoft/DeBERTa, disentangled_attention.py).
 
     Attributes:
-      length: number of distances in each direction that differ; longer distances count as the longest.
+      length: distance from which all distances in a direction share one vector.
       buckets: number of rows of the table for each direction, of which half are for single distances and the others
         for ranges that grow logarithmically up to `length`; an even number. 0: a row for each distance.
       terms: `c2p`: queries with projected distances; `p2c`: keys with projected distances.
@@ -76,6 +76,10 @@ class Disentangled(Position):
     def reach(self) -> int:
         """Number of rows of the table for each direction."""
         return self.buckets or self.length
+
+    @override
+    def macs(self, queries, keys, width):
+        return len(self.terms) * width * queries * min(2 * self.reach, queries + keys - 1)
 
     @override
     def embedding_tables(self, width, initializer):
@@ -134,8 +138,10 @@ class Disentangled(Position):
 
     @override
     def layer_bias(self, layer, query, key):
-        distances = layer.query_positions[:, :, None] - layer.key_positions[:, None, :]
-        rows = self.rows(distances)[:, None]
+        of_queries, of_keys = layer.query_positions, layer.key_positions
+        if query.shape[2] == key.shape[2]:  # Tokens are numbered as in `relative_scores` and in transformers.
+            of_queries = of_keys = jnp.arange(key.shape[2])[None]
+        rows = self.rows(of_queries[:, :, None] - of_keys[:, None, :])[:, None]
         vectors, scores = self._vectors(layer, query.shape[1]), jnp.float32(0)
         if "key" in vectors:
             of_queries = jnp.einsum("bnqh,nrh->bnqr", query, vectors["key"], preferred_element_type=jnp.float32)

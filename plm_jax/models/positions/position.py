@@ -198,6 +198,13 @@ class Position(Role):
         """
         return None
 
+    def macs(self, queries: int, keys: int, width: int) -> int:
+        """Returns the multiply-accumulates of `layer_bias` for a row in a layer whose heads have this width together.
+
+        Products that the rows of a batch share are not counted.
+        """
+        return 0
+
     def relative_scores(
         self,
         layer: SelfAttentionLayer,

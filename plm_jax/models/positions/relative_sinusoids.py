@@ -33,11 +33,8 @@ class RelativeSinusoids(Position):
         """Returns the largest distance with a vector of its own, given the number of keys."""
         return keys if self.clamp is None else min(self.clamp, keys)
 
-    def macs(self, queries: int, keys: int, width: int) -> int:
-        """Returns the multiply-accumulates of the scores of a row in a layer whose heads have this width together.
-
-        The projection of distances, which the rows of a batch share, is not counted.
-        """
+    @override
+    def macs(self, queries, keys, width):
         return width * (queries * (2 * self.reach(keys) + 1 + 2 * self.segments) + keys)
 
     @override

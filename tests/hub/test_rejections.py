@@ -180,7 +180,6 @@ def test_unusual_models_are_rejected_by_every_family(model):
             r"LLaMA \('llama'\)",
             r"layers\.N\.self_attn\.q_norm\.weight",
         ),
-        ("DebertaV2", {}, r"BERT \('bert'\)", r"encoder\.layer\.N\.attention\.self\.query_proj"),
         ("MPNet", {}, "(RoBERTa|BERT) .*", "fields relative_attention_num_buckets"),
     ],
 )

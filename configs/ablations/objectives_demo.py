@@ -2,9 +2,9 @@
 
     python -m plm_jax sweep --sweep=configs/ablations/objectives_demo.py --workdir=runs/objectives [--seeds=0,1,2]
 
-The runs `bert`, `gpt2`, `t5`, `elmo`, `bart` and `glm` are the demos of their families. The other objectives of each
-architecture start from their weights (`train.init_from`). On two idle cores a run should take at most eight minutes,
-most of them one or two.
+The runs `bert`, `gpt2`, `t5`, `elmo`, `bart`, `glm` and `permutation_lm` (XLNet) are the demos of their families. The
+other objectives of each architecture start from their weights (`train.init_from`). On two idle cores a run should take
+at most eight minutes, most of them one or two.
 
 On held-out documents each run has to beat a predictor: denoisers and language models a unigram over the text among
 their targets (`real_loss`), sentence pairs the more frequent label (`pair_accuracy`), replaced-token detection chance
@@ -71,6 +71,7 @@ def _encoders():
     spans |= {"data.layout": config.FullSentences(cross_documents=False)}
     yield "span_masked_lm", {**spans, **_after("bert", 200, 1e-3)}
     yield "replaced_token", {**vars(demo.electra()), **_after("bert", 400, 1e-3, warmup_steps=40)}
+    yield "permutation_lm", vars(demo.xlnet())
 
 
 def poems(layout: config.SentencePairs, length: int, steps: int, learning_rate: float) -> config.Run:

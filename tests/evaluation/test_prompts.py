@@ -253,7 +253,7 @@ def test_choices_of_a_score_are_numbers():
     ("task", "options", "says"),
     [
         ("moods", {"shots": (40,)}, "--shots=40: the training split of 'moods' has only 39 rows that are not tested"),
-        ("moods", {"shots": (39,), "balanced": True}, "38 of which are balanced"),
+        ("moods", {"shots": (39,), "balanced": True}, "enough for 38 balanced shots"),
         ("missing", {}, r"moods.jsonl:1 has no field 'texts': did you mean 'text'"),
         ("bare", {}, "has choices but no common template: set one"),
         ("few", {}, "3 prompt.choices and 2 form.labels"),

@@ -24,6 +24,8 @@ def kernels(family):
         run = config.from_dict(pages.load(f"{family}:{size}").config())
         if (attention := getattr(run.model, "attention", None)) is None:
             continue
+        if run.model.kind == "xlnet" and family == "demo":
+            continue
         for stage in config.resolve_phases(run):
             lengths = {stage.length, config.target_length(run, stage.length) if run.model.has_decoder else stage.length}
             for platform, names in chosen.items():
@@ -44,7 +46,7 @@ def taken(run, attention, platform, queries, keys):
             queries=queries,
             keys=keys,
             distance_bias=position.distance_bias is not Position.distance_bias,
-            bias=position.bias is not Position.bias,
+            bias=position.bias is not Position.bias or attention.position.expands_scores(in_order=True),
             dense=True,
             prefix=True,
             dropout=run.model.dropout.attention > 0,
@@ -52,12 +54,16 @@ def taken(run, attention, platform, queries, keys):
         )
         for head_dim in heads
     }
-    assert not any(reason for _, reason in chosen), (chosen, run.model)
+    assert not any(reason for _, reason in chosen) or run.model.kind == "xlnet", (chosen, run.model)
     return "/".join(sorted(kernel for kernel, _ in chosen))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_published_model_uses_a_flash_kernel(family):
+def test_xlnet_has_no_flash_kernel():
+    assert kernels("xlnet") == {"tpu": {"xla"}, "cuda": {"xla"}}
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "xlnet"])
+def test_every_other_published_model_uses_a_flash_kernel(family):
     chosen = kernels(family)
     assert chosen["tpu"] == (set() if family == "elmo" else {"flash"})
     assert chosen["cuda"] <= {"flash", "cudnn"} and bool(chosen["cuda"]) == (family != "elmo")

@@ -129,7 +129,8 @@ def vocabulary(of: Size) -> config.VocabularyConfig:
         folder = "../vocabularies/deberta"
         return config.VocabularyConfig(spec=f"bpe:{folder}/vocab.json,{folder}/merges.txt", mask=50_264, **ids)
     name, mask = ("mdeberta-v3", 250_101) if of.vocab_size == MULTILINGUAL else ("deberta-v3", 128_000)
-    return config.VocabularyConfig(spec=f"sentencepiece:../vocabularies/{name}/spm.model", mask=mask, **ids)
+    # The mask is not in the file.
+    return config.VocabularyConfig(spec=f"sentencepiece:../vocabularies/{name}/spm.model", mask=mask, added=1, **ids)
 
 
 def corpus(of: Size) -> dict[str, Any]:

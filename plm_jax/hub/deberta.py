@@ -5,13 +5,16 @@ names of Microsoft's checkpoints: `embeddings.position_embeddings` and `mask_pre
 LM head is Microsoft's only with `legacy` set to False; the names of the other one are read, too.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from typing_extensions import override
 
 from plm_jax import models
-from plm_jax.hub import bert
+from plm_jax.common import strict_json
+from plm_jax.common.errors import UserError, one_line
+from plm_jax.hub import albert, bert
 from plm_jax.hub.family import Family, TaskLayout, Tensor, dense, norm, task_layouts
 from plm_jax.hub.fields import (
     ACTIVATIONS,
@@ -28,6 +31,7 @@ from plm_jax.hub.fields import (
     quotient,
 )
 
+SYMBOLS = bert.SYMBOLS | {"pad": "[PAD]", "unk": "[UNK]"}
 LAYER, BLOCKS, HEAD = "deberta.encoder.layer.{layer}", "stack/blocks", "lm_predictions.lm_head"
 SELF, ATTENTION = f"{LAYER}.attention.self", f"{BLOCKS}/attention"
 # Names in `DebertaForMaskedLM` with `legacy` set to True.
@@ -264,6 +268,18 @@ class DebertaFamily(Family):
     def architecture(self, model):
         return f"{self.task_class}{'ForMaskedLM' if bert.has_head(model) else 'Model'}"
 
+    @override
+    def special_ids(self, files, tokenizer_config):
+        try:
+            return _symbols(strict_json.loads(files[0]))
+        except ValueError as error:
+            raise UserError(f"vocab.json is damaged ({one_line(error)}): fetch it again") from error
+
+
+def _symbols(ids: Mapping[str, int]) -> dict[str, Any]:
+    """Returns the special ids of a vocabulary, given the ids of its tokens."""
+    return {f"{name}_token_id": ids[symbol] for name, symbol in SYMBOLS.items() if symbol in ids}
+
 
 class DebertaV2Family(DebertaFamily):
     """DeBERTa v2 and v3, and mDeBERTa. The defaults are those of `DebertaV2Config`."""
@@ -314,3 +330,10 @@ class DebertaV2Family(DebertaFamily):
     tokenizer_class = "DebertaV2Tokenizer"
     tasks: Any = TASKS | {"choice": CONTEXT_POOLER}
     task_class = "DebertaV2"
+
+    @override
+    def special_ids(self, files, tokenizer_config):
+        ids = albert.piece_ids(files)
+        # Microsoft's files lack the mask, whose id follows those of the pieces.
+        lowercase = bool(tokenizer_config.get("do_lower_case", False))
+        return _symbols({SYMBOLS["mask"]: len(ids)} | ids) | {"lowercase": lowercase}

@@ -274,3 +274,31 @@ def test_other_heads_cannot_read_a_mask_decoder():
     model = dataclasses.replace(deberta.model(1, 2, 24, 3, 37, 24), pooler=models.Pooler(2))
     with pytest.raises(UserError, match="the head 'sentence_pair' cannot read the output of a mask decoder"):
         registry.shapes(model)
+
+
+def test_tokenizer_of_v2_has_the_mask_after_the_pieces(tmp_path):
+    """As in Microsoft's directories: spm.model without a mask, and no tokenizer.json."""
+    import io
+
+    import sentencepiece
+
+    lines = ["the whale and the ship of the sea", "a captain is at sea with his ship", "from this ship they sing"] * 9
+    writer = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.Train(
+        sentence_iterator=iter(lines), model_writer=writer, vocab_size=40, hard_vocab_limit=False, minloglevel=2,
+        pad_id=0, bos_id=1, eos_id=2, unk_id=3, pad_piece="[PAD]", bos_piece="[CLS]", eos_piece="[SEP]",
+        unk_piece="[UNK]",
+    )  # fmt: skip
+    (tmp_path / "spm.model").write_bytes(writer.getvalue())
+    size = sentencepiece.SentencePieceProcessor(model_proto=writer.getvalue()).get_piece_size()
+    of_transformers("V2", V3, vocab_size=size + 5).save_pretrained(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "DebertaV2Tokenizer", "do_lower_case": false}')
+    theirs, ours = transformers.AutoTokenizer.from_pretrained(tmp_path), plm_jax.load(tmp_path)
+    assert theirs.mask_token_id == size
+    for line in [*lines[:3], "Thé sea  of captains!", ""]:
+        assert ours.vocabulary.encode(line) == theirs(line, add_special_tokens=False)["input_ids"]
+    filled = ours.fill("the [MASK] of the sea", top_k=3)
+    assert len(filled) == 1
+    ours.save(tmp_path / "ours", format="huggingface")
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "ours")
+    assert again("the [MASK] sea")["input_ids"] == theirs("the [MASK] sea")["input_ids"]

@@ -232,7 +232,7 @@ def test_init_from_that_does_not_fit(tiny, trained, verb, tmp_path):
     wider = start(f"--config.train.init_from={trained}", "--config.model.feed_forward.width=96")
     assert_one_line(wider, "feed_forward/down/kernel", "96", "64", "init_names")
     unmatched = start(f"--config.train.init_from={trained}", "--config.train.init_names=('x.*',)")
-    assert_one_line(unmatched, "nothing", "x.*")
+    assert_one_line(unmatched, "matches no parameter name", "x.*")
     with contextlib.suppress(FileNotFoundError):
         assert not contents(tmp_path / "new")
 

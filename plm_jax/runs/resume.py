@@ -48,7 +48,8 @@ FIELDS: dict[str, Meaning] = {
                 "source_encoder",
                 "tie_encoder_decoder",
             ),
-            *("span_boundary", "generator", "discriminator", "lstm", "initializer"),
+            *("span_boundary", "generator", "discriminator", "lstm", "initializer", "convolution", "sharing"),
+            *("memory_length", "reuse_length", "causal", "reverses_half"),
         )
     },
     "model.attention_kernel": "free",

@@ -126,8 +126,13 @@ def test_data_axis_takes_the_remaining_devices():
 @pytest.mark.parametrize(
     ("name", "sizes", "fields", "says"),
     [
-        ("plain", {"fsdp": 8}, {"batch_size": 12}, r"8 \(stage × data × fsdp\).*fsdp=4 mesh.tensor=2, or.* of 16$"),
-        ("plain", {"fsdp": 8}, {"batch_size": 24, "microbatches": 2}, "has 12 rows at .*, or .*batch_size of 32$"),
+        ("plain", {"fsdp": 8}, {"batch_size": 12}, r"the 8 shards of the mesh.*fsdp=4 mesh.tensor=2, or.* of 16$"),
+        (
+            "plain",
+            {"fsdp": 8},
+            {"batch_size": 24, "microbatches": 2},
+            "of 12 rows .*, or .*batch_size of 32$",
+        ),
         ("elmo", {"data": 2, "context": 4}, {}, "kind 'elmo' reads a row sequentially, .*: use mesh.data=8$"),
     ],
 )
@@ -145,7 +150,7 @@ def test_rows_are_split_over_context(tiny):
     np.testing.assert_array_equal(batch["tokens"], job.reader.batch(0, range(8))["tokens"])
     run = dataclasses.replace(job.run, data=dataclasses.replace(job.run.data, length=30))
     with pytest.raises(
-        UserError, match=r"rows of 30 tokens .*mesh\.context=4: use mesh\.data=8, or change data\.length"
+        UserError, match=r"mesh\.context=4 does not divide .* of 30 tokens: use mesh\.data=8, or change data\.length"
     ):
         Programs(run, jax.devices()[:8])
 

@@ -72,8 +72,8 @@ def _commands(run: config.Run, checkpoint: str) -> list[str]:
     commands = [f"plm_jax evaluate --checkpoint={checkpoint}"]
     if isinstance(run.objective, objectives.LabeledObjective):
         commands.append(f"plm_jax predict --checkpoint={checkpoint} --input=FILE --output=predictions.jsonl")
-    elif "vocabulary" in run.model.named_heads:
-        prompt = "The [MASK] of" if run.objective.loss == "masked_lm" else "The"
+    elif "vocabulary" in run.model.named_heads and run.model.architecture != "xlnet":
+        prompt = "The [MASK] of" if run.model.architecture in ("encoder", "electra") else "The"
         commands.append(f'plm_jax generate --checkpoint={checkpoint} --prompt="{prompt}"')
     return [*commands, f"plm_jax convert --source={checkpoint} --target=DIR --format=huggingface"]
 

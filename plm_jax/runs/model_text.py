@@ -107,7 +107,7 @@ def frame(model: ModelConfig, ids: Mapping[str, Any], run: config.Run | None) ->
     if model.has_decoder:
         begins = run is None or run.objective.frames
         return first("bos") if begins else [], first("eos")
-    if run is not None and run.data.layout.kind == "blocks":
+    if run is not None and run.data.layout.kind == "blocks" and not run.data.layout.num_texts:
         return [], []
     return first("cls", "bos"), first("sep", "eos")
 

@@ -391,7 +391,9 @@ def test_conversion_needs_a_fraction_of_the_memory_of_the_model(tmp_path):
         assert int(done.stdout) * 1024 < 0.4 * size, f"{form}: {int(done.stdout) / 1024:.0f} MiB of {size / 2**20:.0f}"
 
 
-@pytest.mark.parametrize(("layout", "is_framed"), [(config.Blocks(), False), (config.Documents(), True)])
+@pytest.mark.parametrize(
+    ("layout", "is_framed"), [(config.Blocks(), False), (config.Blocks(frames=True), True), (config.Documents(), True)]
+)
 def test_an_encoder_that_was_trained_without_special_tokens_is_reported(layout, is_framed, tmp_path, capsys):
     base = exports.pretrained("bert", "uncased", tmp_path)
     run = demo.bert()

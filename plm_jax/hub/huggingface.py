@@ -162,7 +162,7 @@ def _published(pretrained: Pretrained) -> Pretrained:
     warnings.warn(f"Hugging Face's model has no place for '{left_out}': it is left out", stacklevel=3)
     params = {name: leaf for name, leaf in pretrained.params.items() if name != left_out}
     if isinstance(pretrained.model, models.ElectraConfig):
-        params = pretrained.model.with_own_tables(params)
+        params = pretrained.model.with_discriminator_tables(params)
     return replace(pretrained, model=model, params=params)
 
 

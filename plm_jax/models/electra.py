@@ -128,7 +128,7 @@ class ElectraConfig(EncoderConfig):
     def macs(self, length, targets, decoder_length=0, samples=0):
         return sum(model.macs(length, targets) for model in (self.generator_model, self.discriminator_model))
 
-    def with_own_tables(self, params: Mapping[str, Any]) -> dict[str, Any]:
+    def with_discriminator_tables(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Returns parameters with the discriminator's tables of embeddings in place of the shared ones.
 
         Args:
@@ -184,11 +184,11 @@ class Electra(Encoder):
 
 def generator(module: Electra, params) -> tuple[Encoder, dict]:
     """Returns the generator as an `Encoder`, and its parameters; `params` are those of generator and discriminator."""
-    shared = {name: params[name] for name in _of_both(module.model) if name in params}
+    shared = {name: params[name] for name in _shared_names(module.model) if name in params}
     return Encoder(module.model.generator_model, module.dtype), {**shared, **params["generator"]}
 
 
-def _of_both(model: ElectraConfig) -> set[str]:
+def _shared_names(model: ElectraConfig) -> set[str]:
     """Returns the names of the parameters of both models, as in google-research/electra, modeling.py."""
     return model.shared_tables | ({"embedding_norm"} if model.sharing == "all" else set())
 
@@ -196,4 +196,4 @@ def _of_both(model: ElectraConfig) -> set[str]:
 def _init_generator(key, model: ElectraConfig):
     generator = model.generator_model
     params = Encoder(generator, parent=None).init(key, **generator.init_inputs())["params"]
-    return {name: leaf for name, leaf in params.items() if name not in _of_both(model)}
+    return {name: leaf for name, leaf in params.items() if name not in _shared_names(model)}

@@ -93,7 +93,7 @@ def _stored(pretrained: Pretrained, train: config.TrainConfig, model: ModelConfi
         return pretrained.params
     patterns = [entry if isinstance(entry, str) else entry[0] for entry in train.init_names]
     reads_generator = any(pattern.startswith("generator/") for pattern in patterns)
-    return pretrained.params if reads_generator else source.with_own_tables(pretrained.params)
+    return pretrained.params if reads_generator else source.with_discriminator_tables(pretrained.params)
 
 
 def _selected(

@@ -277,7 +277,7 @@ def test_other_heads_cannot_read_a_mask_decoder():
 
 
 def test_tokenizer_of_v2_has_the_mask_after_the_pieces(tmp_path):
-    """As in Microsoft's directories: spm.model without a mask, and no tokenizer.json."""
+    """Microsoft's directories contain a spm.model without a mask, and no tokenizer.json."""
     import io
 
     import sentencepiece

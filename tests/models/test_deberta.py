@@ -85,12 +85,12 @@ def test_relative_scores_equal_the_bias(position):
         return jax.random.normal(jax.random.key(next(keys)), shape)
 
     shared = position.score_tables(width, heads, head_dim, models.InitializerConfig())
-    own = position.layer_tables(width, heads, head_dim, models.InitializerConfig())
+    layer_tables = position.layer_tables(width, heads, head_dim, models.InitializerConfig())
     matrices = {name: normal(width, heads * head_dim) for name in ("query", "key")}
     indices = jnp.arange(12)[None]
     layer = SelfAttentionLayer(
         0,
-        {name: normal(*table.shape) for name, table in own.items()},
+        {name: normal(*table.shape) for name, table in layer_tables.items()},
         {name: normal(*table.shape) for name, table in shared.items()},
         lambda name, x: (x @ matrices[name]).reshape(-1, heads, head_dim).swapaxes(0, 1),
         lambda x: x,
@@ -103,6 +103,9 @@ def test_relative_scores_equal_the_bias(position):
     expected = position.layer_bias(layer, query, key)
     relative = position.relative_scores(layer, query, key)
     np.testing.assert_allclose(relative.expand(query, key, None), expected, rtol=1e-4, atol=1e-4)
+    # Positions that restart within a row do not matter, as in transformers.
+    restarting = dataclasses.replace(layer, query_positions=indices % 5, key_positions=indices % 5)
+    np.testing.assert_array_equal(position.layer_bias(restarting, query, key), expected)
     assert not position.expands_scores(in_order=True) and position.expands_scores(in_order=False)
 
 

@@ -153,9 +153,9 @@ def test_order_is_random_within_parts_of_each_half(perm_size):
         assert first.max() + 1 <= second.min() and len(set(second[is_ranked[20:]])) == is_ranked[20:].sum()
         assert set(second[~is_ranked[20:]]) == {second.min()} and second[is_ranked[20:]].min() > second.min()
         orders.append(order)
-    places = is_ranked.nonzero()[0]
+    positions = is_ranked.nonzero()[0]
     size = min(perm_size or 20, 20)
-    for before, after in itertools.combinations(places.tolist(), 2):
+    for before, after in itertools.combinations(positions.tolist(), 2):
         share = np.mean([order[before] < order[after] for order in orders])
         if before // size == after // size:
             assert 0.35 < share < 0.65

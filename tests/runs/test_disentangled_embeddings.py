@@ -80,7 +80,7 @@ def test_discriminator_alone_equals_that_of_the_pair(tiny):
     inputs = {name: batch[name] for name in ("tokens", "mask", "positions") if name in batch}
     model = small()
     expected = registry.build(model).apply({"params": params}, **inputs, method="features")
-    alone = model.with_own_tables({name: value for name, value in params.items() if name != "generator"})
+    alone = model.with_discriminator_tables({name: value for name, value in params.items() if name != "generator"})
     got = registry.build(model.discriminator_model).apply({"params": alone}, **inputs, method="features")
     np.testing.assert_allclose(got, expected, atol=1e-6)
     assert "token_embedding_difference" not in alone and "generator" not in alone
@@ -138,8 +138,8 @@ def torch_losses(torch, generator, discriminator, head, difference, rows, sample
     def of_discriminator():
         text, corrupted = tokens.clone(), tokens.clone()
         for row, slot in zip(*np.nonzero(rows["target_weights"]), strict=True):
-            place = rows["target_positions"][row, slot]
-            text[row, place], corrupted[row, place] = targets[row, slot], samples[row, slot]
+            position = rows["target_positions"][row, slot]
+            text[row, position], corrupted[row, position] = targets[row, slot], samples[row, slot]
         table = generator.deberta.embeddings.word_embeddings.weight.detach() + difference
         hidden = discriminator(inputs_embeds=table[corrupted], attention_mask=mask).last_hidden_state
         part = {name.split("/", 1)[1].replace("/", "."): value for name, value in head.items()}
@@ -236,6 +236,12 @@ def test_a_task_starts_from_the_discriminators_tables(tiny, tmp_path):
     loaded, _ = warm_start.load_weights(flax.linen.unbox(new), train, task)
     expected = params["token_embedding"] + params["token_embedding_difference"]
     np.testing.assert_array_equal(loaded["token_embedding"], expected)
+    generator = small().generator_model
+    fresh = jax.tree.map(jnp.asarray, registry.init_params(registry.build(generator), jax.random.key(0)))
+    names = (("generator/(.*)", r"\1"), "token_embedding")
+    train = dataclasses.replace(train, init_names=names)
+    loaded, _ = warm_start.load_weights(flax.linen.unbox(fresh), train, generator)
+    np.testing.assert_array_equal(loaded["token_embedding"], params["token_embedding"])
     again = tiny_run(tiny, train={"init_from": str(tmp_path / "pair")})
     state, _ = setup.starting_state(setup.build(again, devices=jax.devices()[:1]), None)
     np.testing.assert_array_equal(state.params["token_embedding"], params["token_embedding"])

@@ -98,17 +98,21 @@ class EncoderConfig(TransformerConfig):
         Raises:
           UserError: there are other heads than that of a mask decoder, or it replaces the layer before a convolution.
         """
-        if isinstance(self.head, MaskDecoderHead) and self.convolution is not None and self.stack.layers == 1:
+        if isinstance(self.head, MaskDecoderHead):
+            self._check_mask_decoder()
+        return Encoder(self, dtype)
+
+    def _check_mask_decoder(self) -> None:
+        if self.convolution is not None and self.stack.layers == 1:
             raise UserError(
                 "a mask decoder replaces the only layer, which a convolution follows: set stack.layers to at least 2"
             )
-        if isinstance(self.head, MaskDecoderHead) and len(self.named_heads) > 1:
+        if len(self.named_heads) > 1:
             other = next(name for name in self.named_heads if name != "vocabulary")
             raise UserError(
                 f"the head '{other}' cannot read the output of a mask decoder: leave it out, or set "
                 "config.model.head.kind to vocabulary"
             )
-        return Encoder(self, dtype)
 
     @override
     def macs(self, length, targets, decoder_length=0, samples=0):

@@ -17,6 +17,7 @@ from plm_jax.inference.language_model import LanguageModel
 from plm_jax.models import task_heads
 from plm_jax.models.heads import TASK
 from plm_jax.models.protocol import Module
+from plm_jax.training import compiler
 
 
 def evaluate(lm: LanguageModel, run: config.Run, task: str, show_progress: bool = True) -> dict[str, float]:
@@ -86,6 +87,6 @@ def trivial(rows: LabeledRows, labels: Sequence[str] = ()) -> dict[str, float]:
     return metrics.compute_metrics(rows, [output] * rows.num_rows, labels)
 
 
-@functools.partial(jax.jit, static_argnames="module")
+@functools.partial(compiler.jit_inference, static_argnames="module")
 def _output(module: Module, params: Any, batch: dict[str, Any]) -> jax.Array:
     return task_heads.output(module, params, batch)[0]

@@ -6,13 +6,16 @@ that are gathered, scattered and reduced, and how many of them overlap with othe
 """
 
 import contextlib
-from collections.abc import Iterator
-from typing import NamedTuple
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeVar, cast
 
 import jax
 from jax.sharding import Mesh
 
 from plm_jax.common.errors import UserError, nearest, one_line
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Option(NamedTuple):
@@ -73,6 +76,9 @@ PRESETS: dict[str, tuple[Option, ...]] = {
     "tpu_overlap": (*_TPU, *_OVERLAP, *_SCATTER),
     "cuda": _CUDA,
 }
+# Measured by us with BERT base on two cores of an AMD EPYC of Zen 4: without fusions by YNNPACK, predictions for 8 rows
+# of 512 tokens take 7 % less time. The steps of small models take up to 20 % more, so training uses the default.
+_CPU_INFERENCE = {"xla_cpu_experimental_ynn_fusion_type": ""}
 # Presets by substrings of the device kind; the first match counts. On v5e and v6e, the options that `tpu_overlap` adds
 # are the default.
 _OF_DEVICES = {"TPU v5 lite": "tpu", "TPU v5e": "tpu", "TPU v6": "tpu", "TPU": "tpu_overlap", "NVIDIA": "cuda"}
@@ -110,3 +116,23 @@ def option_errors() -> Iterator[None]:
 def preset_of(device_kind: str) -> str:
     """Returns the preset of a kind of device."""
     return next((preset for part, preset in _OF_DEVICES.items() if part in device_kind), "none")
+
+
+def jit_inference(function: Function, **arguments: Any) -> Function:
+    """Returns a function that is compiled for inference on the default device.
+
+    Args:
+      function: function of arrays; no compiled function may call it.
+      arguments: further arguments of `jax.jit`.
+    """
+
+    @functools.cache
+    def jitted():
+        options = _CPU_INFERENCE if jax.default_backend() == "cpu" else None
+        return jax.jit(function, compiler_options=options, **arguments)
+
+    @functools.wraps(function)
+    def call(*args, **keywords):
+        return jitted()(*args, **keywords)
+
+    return cast(Function, call)

@@ -1,8 +1,10 @@
 """The options that XLA is given: a preset by device, and the user's own."""
 
 import dataclasses
+import functools
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from plm_jax import config
@@ -55,3 +57,18 @@ def test_unknown_presets_and_options_are_rejected():
     programs = Programs(with_mesh(compiler_options={"xla_no_such": "1"}), jax.devices()[:1])
     with pytest.raises(UserError, match="xla_no_such"):
         programs.first.new_state(0)
+
+
+def test_inference_is_compiled_once_with_the_options_of_cpus(monkeypatch):
+    traced = []
+
+    @functools.partial(compiler.jit_inference, static_argnames="power")
+    def total(x, power):
+        traced.append(x.shape)
+        return (x**power).sum()
+
+    assert [float(total(jnp.arange(n), power=2)) for n in (4, 4, 3)] == [14.0, 14.0, 5.0]
+    assert traced == [(4,), (3,)]
+    monkeypatch.setattr(compiler, "_CPU_INFERENCE", {"xla_cpu_no_such_option": "1"})
+    with pytest.raises(jax.errors.JaxRuntimeError, match="xla_cpu_no_such_option"):
+        compiler.jit_inference(jnp.sum)(jnp.arange(5))

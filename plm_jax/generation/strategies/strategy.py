@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Shaped
@@ -19,6 +18,7 @@ from plm_jax.models import task_heads
 from plm_jax.models.heads import TASK, Head
 from plm_jax.models.protocol import Module
 from plm_jax.models.task_heads import TaskHead
+from plm_jax.training import compiler
 
 # Heads of published models that `LanguageModel.logits` documents.
 HEADS = ("sentence_pair", "discriminator", "backward", TASK)
@@ -278,20 +278,20 @@ def check_masks(prompts: Sequence[Sequence[int]], mask_ids: Sequence[int]) -> No
         raise UserError(f"a prompt has no mask id: use one in place of each missing token ({known})")
 
 
-@partial(jax.jit, static_argnames=("model", "head"))
+@partial(compiler.jit_inference, static_argnames=("model", "head"))
 def head_output(model: Module, params: Any, inputs: dict[str, Any], head: str) -> Shaped[Array, "..."]:
     """Returns the output of a head of a module."""
     features = model.apply({"params": params}, **inputs, method="features")
     return model.apply({"params": params}, features, head, method="head_output")
 
 
-@partial(jax.jit, static_argnames=("model", "head"))
+@partial(compiler.jit_inference, static_argnames=("model", "head"))
 def task_output(model: Module, params: Any, inputs: dict[str, Any], head: str) -> Shaped[Array, "..."]:
     """Returns the output of a task head."""
     return task_heads.output(model, params, inputs, name=head)[0]
 
 
-@partial(jax.jit, static_argnames=("model", "method"))
+@partial(compiler.jit_inference, static_argnames=("model", "method"))
 def features(
     model: Module, params: Any, inputs: dict[str, Any], method: Literal["features", "encode"]
 ) -> Float[Array, "batch length width"]:
@@ -299,7 +299,7 @@ def features(
     return model.apply({"params": params}, **inputs, method=method).astype(jnp.float32)
 
 
-@partial(jax.jit, static_argnames=("model", "method", "embedded", "stack"))
+@partial(compiler.jit_inference, static_argnames=("model", "method", "embedded", "stack"))
 def hidden_states(
     model: Module, params: Any, inputs: dict[str, Any], method: Literal["features", "encode"], embedded: str, stack: str
 ) -> Float[Array, "states batch length width"]:

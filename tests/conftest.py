@@ -7,8 +7,6 @@ import pathlib
 import shutil
 import sys
 
-from jaxtyping import install_import_hook
-
 # Otherwise each of the processes that tests start compiles the libraries again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
@@ -17,7 +15,7 @@ from tests.support import shapes
 
 # Checks the shapes and types of annotations in this process. This must precede every import of the package.
 CHECKED = ("models", "losses", "objectives", "generation", "inference")
-install_import_hook([f"plm_jax.{room}" for room in CHECKED], f"{shapes.__name__}.check")
+shapes.install([f"plm_jax.{room}" for room in CHECKED])
 
 from tests.support import xla
 from tests.support.selection import pytest_addoption, pytest_collection_modifyitems, pytest_configure  # noqa: F401

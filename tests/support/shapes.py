@@ -1,4 +1,4 @@
-"""Run-time checks of array shapes in annotations, for jaxtyping's import hook."""
+"""Run-time checks of array shapes in annotations, by jaxtyping's import hook."""
 
 import functools
 import inspect
@@ -7,7 +7,31 @@ import typing
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jaxtyping
 from jaxtyping import AbstractArray
+
+_jaxtyped = jaxtyping.jaxtyped
+
+
+def install(packages: list[str]) -> None:
+    """Checks the calls of functions with annotated arrays, in modules of these packages that are imported afterwards.
+
+    The hook decorates every function and class. The checks of those without arrays take up to half of a test's time.
+    """
+    jaxtyping.jaxtyped = decorator
+    jaxtyping.install_import_hook(packages, f"{__name__}.check")
+
+
+def decorator(typechecker: Any) -> Callable[[Any], Any]:
+    """Replaces `jaxtyping.jaxtyped`, and leaves functions and classes without arrays as they are."""
+    return lambda item: _jaxtyped(item, typechecker=typechecker) if _has_arrays(item) else item
+
+
+def _has_arrays(item: Any) -> bool:
+    """Whether a parameter, field or result may be an array. Annotations in quotes may be anything."""
+    annotations = getattr(item.__init__ if inspect.isclass(item) else item, "__annotations__", {})
+    hints = [part for hint in annotations.values() for part in (hint, *typing.get_args(hint))]
+    return any(isinstance(hint, str | typing.ForwardRef) or any(_array_types(hint)) for hint in hints)
 
 
 def check(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -62,10 +62,11 @@ def test_gradients_of_shared_tables_come_from_the_generator_alone(tiny):
     loss = losses.get("replaced_token", discriminator_weight=10.0)
     rngs = {"sample": jax.random.key(1)}
 
-    def gradient(term):
-        return runs.flat(jax.grad(lambda params: loss(module, params, batch, rngs, {})[0][term])(params))
+    def gradient(params, term):
+        return jax.grad(lambda params: loss(module, params, batch, rngs, {})[0][term])(params)
 
-    generator, discriminator = gradient("generator"), gradient("discriminator")
+    both = jax.jit(lambda params: [gradient(params, term) for term in ("generator", "discriminator")])
+    generator, discriminator = map(runs.flat, both(params))
     assert {name for name, leaf in discriminator.items() if not leaf.any()} >= {"token_embedding"}
     assert generator["token_embedding"].any() and not generator["token_embedding_difference"].any()
     assert discriminator["token_embedding_difference"].any()
@@ -186,13 +187,15 @@ def test_ten_steps_equal_a_loop_in_torch(tiny, tmp_path):
         ),
     )
     train_step, module = job.program.phase_step(job.programs.phases[0]), job.program.module(0.0)
-    first = job.program.updates[0].loss
+    sample = jax.jit(
+        lambda params, rows, rngs: job.program.updates[0].loss(module, params, rows, rngs, {})[2]["sampled"]
+    )
     for number, (batch, _) in enumerate(runs.batches(job, 0)):
         rows = {name: np.asarray(array) for name, array in batch.items() if name != "digest"}
         sample_keys = step.rngs(keys.from_seed(run.train.seed), number, 0, ["sample"])
-        _, _, carry = first(module, jax.device_get(state.params), rows, sample_keys, {})
+        sampled = sample(jax.device_get(state.params), rows, sample_keys)
         state, metrics = train_step(state, batch, *job.programs.inputs(number))
-        pair = torch_losses(torch, generator, discriminator, head, difference, rows, carry["sampled"])
+        pair = torch_losses(torch, generator, discriminator, head, difference, rows, sampled)
         for name, loss, optimizer in zip(("generator", "discriminator"), pair, optimizers, strict=True):
             optimizer.zero_grad()
             value = loss()

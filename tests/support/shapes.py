@@ -16,7 +16,7 @@ _jaxtyped = jaxtyping.jaxtyped
 def install(packages: list[str]) -> None:
     """Checks the calls of functions with annotated arrays, in modules of these packages that are imported afterwards.
 
-    The hook decorates every function and class. The checks of those without arrays take up to half of a test's time.
+    The hook decorates every function and class. The checks of those without arrays took half the time of collection.
     """
     jaxtyping.jaxtyped = decorator
     jaxtyping.install_import_hook(packages, f"{__name__}.check")

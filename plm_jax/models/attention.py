@@ -15,6 +15,7 @@ from jaxtyping import Array, Integer, Shaped
 
 from plm_jax.models import partitioning
 from plm_jax.models.kernels import Context, cudnn, plain, platform
+from plm_jax.models.kernels.by_stream import by_stream
 from plm_jax.models.kernels.context import Keys, Queries, Seed, Window
 from plm_jax.models.kernels.over_mesh import over_mesh
 from plm_jax.models.layers import Dense, Depth, Dropout, Memory, Stream, norm
@@ -99,7 +100,7 @@ class Attention(nn.Module):
                 key_BGKH = self._update_cache("key", key_BGKH.swapaxes(2, 3), context, axis=3).swapaxes(2, 3)
                 value_BGKH = self._update_cache("value", value_BGKH, context, axis=2)
         if not self.reads_memory and attention.position.has_layer_bias:
-            context = self._with_layer_bias(query_BNQH, key_BGKH, context, depth, scale, project)
+            query_BNQH, context = self._with_layer_bias(query_BNQH, key_BGKH, context, depth, scale, project)
         seed = jax.random.bits(self.make_rng("dropout"), (2,), jnp.uint32) if context.dropout else None
         mixed_BNQH = attend(query_BNQH, key_BGKH, value_BGKH, context, depth, seed)
         mixed = constrain(mixed_BNQH.swapaxes(1, 2).reshape(*x.shape[:-1], -1), "batch", "length", "heads")
@@ -107,7 +108,7 @@ class Attention(nn.Module):
         return Dense(x.shape[-1], ("heads", "embed"), attention.bias_after, init, self.dtype, name="out")(mixed)
 
     def _with_layer_bias(self, query_BNQH, key_BGKH, context, depth, scale, project):
-        """Adds the bias or the relative scores of the position scheme for this layer to a context."""
+        """Adds the bias or the relative scores of the position scheme for this layer to the queries and a context."""
         attention, position = self.model.attention, self.model.attention.position
         width, initializer = self.model.embedding.width, self.model.initializer
         declared = position.layer_tables(width, attention.heads, attention.head_dim, initializer)
@@ -119,7 +120,7 @@ class Attention(nn.Module):
             for name, table in declared.items()
         }
         if self.is_initializing():  # Without the tables of the stack.
-            return context
+            return query_BNQH, context
         drop = Dropout(self.model.dropout.residual, name="position_dropout")
         query_positions, key_positions = context.positions_by_row(query_BNQH.shape[2], key_BGKH.shape[2])
 
@@ -140,10 +141,11 @@ class Attention(nn.Module):
             arrays=context.arrays,
         )
         if context.kernel == "flash":
-            return context.replace(relative=position.relative_scores(layer, query_BNQH, key_BGKH))
+            query_BNQH, relative = position.relative_scores(layer, query_BNQH, key_BGKH)
+            return query_BNQH, context.replace(relative=relative)
         bias = position.layer_bias(layer, query_BNQH, key_BGKH)
         bias = bias if context.bias is None or bias is None else context.bias + bias
-        return context if bias is None else context.replace(bias=bias)
+        return query_BNQH, context if bias is None else context.replace(bias=bias)
 
     def _update_cache(self, name, new, context, axis):
         """Writes new keys or values to the cache, starting at `cache_index` along `axis`; returns the whole cache."""
@@ -181,21 +183,29 @@ def _attend_by_kernel(
         # With a prefix, the dense mask includes causality.
         causal = context.causal and context.prefix_lengths is None
         return over_mesh(functools.partial(cudnn.attend, causal=causal), *arrays, visible=context.visible)
-    query_ids, key_ids = context.ids(query_BNQH.shape[0], query_BNQH.shape[2], key_BGKH.shape[2])
-    return over_mesh(
-        functools.partial(_flash, context=context),
-        *arrays,
-        query_ids=query_ids,
-        key_ids=key_ids,
-        prefix_lengths=context.prefix_lengths,
-        window=window,
-        distance_bias=context.distance_bias,
-        relative=context.relative,
-        seed=seed,
-        rows=context.rows,
-        length="length",
-        causal=context.causal,
-    )
+
+    def flash(query_BNQH, context, start=0):
+        query_ids, key_ids = context.ids(query_BNQH.shape[0], query_BNQH.shape[2], key_BGKH.shape[2])
+        query_order, key_order = context.order or (None, None)
+        return over_mesh(
+            functools.partial(_flash, context=context),
+            *(query_BNQH, key_BGKH, value_BGKH),
+            query_ids=query_ids,
+            key_ids=key_ids,
+            query_order=query_order,
+            key_order=key_order,
+            prefix_lengths=context.prefix_lengths,
+            window=window,
+            distance_bias=context.distance_bias,
+            relative=context.relative,
+            seed=seed,
+            rows=context.rows,
+            length="length",
+            causal=context.causal,
+            start=start,
+        )
+
+    return flash(query_BNQH, context) if context.targets is None else by_stream(flash, query_BNQH, context)
 
 
 def _flash(query_BNQH, key_BGKH, value_BGKH, *, context, **arrays):

@@ -101,7 +101,7 @@ def test_relative_scores_equal_the_bias(position):
     )
     query, key = normal(2, heads, 12, head_dim), normal(2, heads, 12, head_dim)
     expected = position.layer_bias(layer, query, key)
-    relative = position.relative_scores(layer, query, key)
+    query, relative = position.relative_scores(layer, query, key)
     np.testing.assert_allclose(relative.expand(query, key, None), expected, rtol=1e-4, atol=1e-4)
     # Positions that restart within a row do not matter, as in transformers.
     restarting = dataclasses.replace(layer, query_positions=indices % 5, key_positions=indices % 5)

@@ -14,7 +14,7 @@ from plm_jax import config
 from plm_jax.common.errors import UserError
 from plm_jax.models.attention import attend
 from plm_jax.models.kernels import Context, pick, plain, tiles
-from plm_jax.models.kernels.context import RelativeScores
+from plm_jax.models.kernels.context import FIRST, RelativeScores
 from plm_jax.planning.plan import slice_devices
 from plm_jax.training import mesh
 from tests.models.test_gpu_kernel import sizes
@@ -24,6 +24,7 @@ ROWS, HEADS, HEAD_DIM = 2, 4, 8
 SEED = jnp.array([5, 7], jnp.uint32)
 VECTORS = ("key_vectors", "query_vectors")
 EVERY = (*VECTORS, "key_bias", "segment_scores")
+XLNET = ("key_vectors", "reverse_key_vectors", "key_bias", "segment_scores")
 
 
 def normal(number, *shape):
@@ -33,11 +34,11 @@ def normal(number, *shape):
 def inputs(queries, keys, groups, names):
     """Returns query, key, value, a bias by distance, and the arrays of relative scores with these names."""
     shapes = {
-        **dict.fromkeys(VECTORS, (HEADS, queries + keys - 1, HEAD_DIM)),
+        **dict.fromkeys((*VECTORS, "reverse_key_vectors"), (HEADS, queries + keys - 1, HEAD_DIM)),
         "key_bias": (ROWS, HEADS, keys),
         "segment_scores": (ROWS, HEADS, queries, 2),
     }
-    relative = {name: normal(10 + i, *shapes[name]) for i, name in enumerate(EVERY) if name in names}
+    relative = {name: normal(10 + i, *shapes[name]) for i, name in enumerate((*EVERY, XLNET[1])) if name in names}
     arrays = [normal(i, ROWS, *shape, HEAD_DIM) for i, shape in enumerate([(HEADS, queries), *[(groups, keys)] * 2])]
     return *arrays, normal(3, HEADS, queries + keys - 1), relative
 
@@ -54,11 +55,14 @@ def by_kernel(name, context, window, tile):
     def attend(query, key, value, bias, relative):
         queries, keys = query.shape[2], key.shape[2]
         scores = RelativeScores(segments=segments(queries, keys), **relative)
+        if scores.reverse_key_vectors is not None:
+            scores = scores.replace(reverse=jnp.array([0, 1]))
         seed = SEED if context.dropout else None
         if name == "plain":
             ready = context.replace(distance_bias=bias, relative=scores).with_kernel("xla", queries, keys)
             return plain.attend(query, key, value, ready, window, seed)
         query_ids, key_ids = context.ids(len(query), queries, keys)
+        query_order, key_order = context.order or (None, None)
         return importlib.import_module(f"plm_jax.models.kernels.{name}").flash(
             *(query, key, value),
             causal=context.causal,
@@ -67,6 +71,8 @@ def by_kernel(name, context, window, tile):
             interpret=True,
             query_ids=query_ids,
             key_ids=key_ids,
+            query_order=query_order,
+            key_order=key_order,
             prefix_lengths=context.prefix_lengths,
             window=window,
             distance_bias=bias,
@@ -87,6 +93,13 @@ def documents(length):
     return (jnp.arange(length) >= jnp.array([[length // 3], [length // 2]])).astype(jnp.int32)
 
 
+def ranks(queries, keys):
+    """Returns ranks of queries and of keys: every third query does not see itself, and all see the keys before them."""
+    of_tokens = jax.random.randint(jax.random.key(4), (ROWS, queries), 0, queries)
+    of_memory = jnp.full((ROWS, keys - queries), FIRST)
+    return of_tokens + (jnp.arange(queries) % 3 > 0), jnp.concatenate([of_memory, of_tokens], axis=1)
+
+
 # Queries, keys, groups, length of a TPU tile, terms, whether there is a bias, window, and context. The cases cover
 # every pair of features; lengths are not multiples of a tile.
 CASES = {
@@ -98,6 +111,15 @@ CASES = {
     "window_of_documents": (
         *(40, 40, 2, 16, EVERY, False, 9),
         Context(causal=True, segment_ids=(documents(40), documents(40)), dropout=0.3),
+    ),
+    "order": (37, 37, 2, 16, ("key_bias",), False, None, Context(order=ranks(37, 37))),
+    "order_after_memory": (
+        *(20, 50, 4, 16, XLNET, False, None),
+        Context(order=ranks(20, 50), mask=padding(50, 44, length=50), dropout=0.3),
+    ),
+    "order_in_documents": (
+        *(40, 40, 4, 16, ("key_vectors", "segment_scores"), True, 9),
+        Context(order=ranks(40, 40), segment_ids=(documents(40), documents(40)), dropout=0.3, broadcast=True),
     ),
     "rows": (20, 37, 4, 16, ("key_bias", "segment_scores"), False, None, Context(mask=padding(37, 20, length=37))),
 }
@@ -111,6 +133,12 @@ def compare(kernel, name, **tolerance):
     used = jnp.ones((ROWS, queries), bool)
     if context.mask is not None and queries == keys:
         used = context.mask != 0
+    if context.order is not None:
+        visible = context.with_kernel("xla", queries, keys).visible
+        assert visible is not None
+        near = jnp.abs(context.distances_back(queries, keys)) < (queries + keys if window is None else window)
+        used = (visible[:, 0] & near).any(-1)
+        assert used.mean() > 0.9
     results = []
     for each in (kernel, "plain"):
         attention = by_kernel(each, context, window, tiles.Tile(size, size, 1))
@@ -157,16 +185,18 @@ def test_plain_attention_sums_terms_of_each_pair():
 
 def on_mesh(kernel, sizes):
     """Returns attention weights, and the gradients of a function of them, in a mesh of these sizes."""
-    length, context = 32, Context(causal=True, dropout=0.3, mask=padding(20, 32, length=32))
-    query, key, _, bias, relative = inputs(length, length, HEADS, EVERY)
+    length = 32
+    order = jnp.arange(length) * jnp.array([[5], [7]]) % 4
+    context = Context(causal=True, dropout=0.3, mask=padding(20, 32, length=32), order=(order + 1, order))
+    query, key, _, bias, relative = inputs(length, length, HEADS, (*EVERY, "reverse_key_vectors"))
     # With these values, the outputs are the weights.
     value = jnp.broadcast_to(jnp.eye(length), (ROWS, HEADS, length, length))
     query, key = (jnp.pad(x, ((0, 0),) * 3 + ((0, length - HEAD_DIM),)) for x in (query, key))
-    for name in VECTORS:
+    for name in (*VECTORS, "reverse_key_vectors"):
         relative[name] = jnp.pad(relative[name], ((0, 0), (0, 0), (0, length - HEAD_DIM)))
 
     def weighed(query, key, value, bias, relative):
-        scores = RelativeScores(segments=segments(length, length), **relative)
+        scores = RelativeScores(segments=segments(length, length), reverse=jnp.array([0, 1]), **relative)
         ready = context.replace(distance_bias=bias, relative=scores).with_kernel(kernel, length, length)
         return attend(query, key, value, ready, 0, SEED)
 
@@ -181,7 +211,7 @@ def test_dropout_is_equal_on_every_mesh(sizes, monkeypatch):
     """The same weights are dropped, bit for bit; values and gradients differ by rounding."""
     monkeypatch.setattr(tiles, "choose", lambda *_, **__: tiles.Tile(16, 16, 1))
     weights, gradients = on_mesh("xla", {})
-    assert 0.5 < (weights == 0).mean() < 0.8  # Later keys have no weights.
+    assert 0.5 < (weights == 0).mean() < 0.85  # Later keys and keys of a higher rank have no weights.
     got, got_gradients = on_mesh("flash", sizes)
     np.testing.assert_array_equal(got == 0, weights == 0)
     jax.tree.map(functools.partial(np.testing.assert_allclose, atol=2e-5), (got, got_gradients), (weights, gradients))

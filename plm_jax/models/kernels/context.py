@@ -19,6 +19,8 @@ Window = Integer[Array, ""]
 Seed = UInt32[Array, "2"]
 # Name in `jax.checkpoint` policies of the output of a flash kernel and the sums of its softmax.
 RESIDUALS = "attention"
+# Rank in the order of prediction below that of any token.
+FIRST = jnp.iinfo(jnp.int32).min
 # Score of keys that are not visible in flash kernels: finite, so that differences are not NaN; its exponential is 0
 # relative to any other.
 UNSEEN = -1e30
@@ -36,6 +38,8 @@ class RelativeScores(struct.PyTreeNode):
       key_bias: float32 [B, N, K].
       segment_scores: float32 [B, N, Q, 2], scores of keys in the segment of the query, and in others.
       segments: segments of the queries, int32 [B, Q], and of the keys, int32 [B, K], for `segment_scores`.
+      reverse_key_vectors: [N, Q + K - 1, H], in place of `key_vectors` in rows whose text runs backwards.
+      reverse: 1 for these rows, otherwise 0, int32 [B]; required with `reverse_key_vectors`.
     """
 
     key_vectors: jax.Array | None = None
@@ -43,6 +47,8 @@ class RelativeScores(struct.PyTreeNode):
     key_bias: jax.Array | None = None
     segment_scores: jax.Array | None = None
     segments: tuple[jax.Array, jax.Array] | None = None
+    reverse_key_vectors: jax.Array | None = None
+    reverse: jax.Array | None = None
 
     def expand(self, query_BNQH: Queries, key_BGKH: Keys, bias: jax.Array | None) -> jax.Array:
         """Adds the terms to a bias, float32 [B, N, Q, K]; queries are scaled."""
@@ -51,6 +57,9 @@ class RelativeScores(struct.PyTreeNode):
         product, terms = functools.partial(jnp.einsum, preferred_element_type=jnp.float32), [bias]
         if self.key_vectors is not None:
             by_entry = product("bnqh,nrh->bnqr", query_BNQH, self.key_vectors)
+            if self.reverse is not None:
+                reverse = product("bnqh,nrh->bnqr", query_BNQH, self.reverse_key_vectors)
+                by_entry = jnp.where(self.reverse[:, None, None, None] > 0, reverse, by_entry)
             terms.append(jnp.take_along_axis(by_entry, entry_QK[None, None], axis=3))
         if self.query_vectors is not None:
             groups = key_BGKH.shape[1]
@@ -83,6 +92,9 @@ class Context(struct.PyTreeNode):
         of a lower rank. None: no order.
       positions: positions of the queries, and of the new keys unless `source_positions` differ, int32 [B or 1, Q].
       source_positions: positions of the keys if these come from another source than the queries, int32 [B or 1, K].
+      contiguous: whether the keys are the queries, except for `targets`, after any number of earlier tokens, with
+        positions that count up or down by one.
+      targets: the last T queries are at the positions of these others, int32 [B, T]; None: there are no such queries.
       block_positions: positions of these queries and keys within blanks, int32 [B, Q]; None: 0 everywhere.
       rotations: rotations of queries and of keys by their positions, as returned by `Position.rotation`, or None.
       distance_bias: bias of scores, float32 [N, Q + K - 1]: entry j is for pairs whose key position minus query
@@ -111,6 +123,8 @@ class Context(struct.PyTreeNode):
     order: tuple[jax.Array, jax.Array] | None = None
     positions: jax.Array | None = None
     source_positions: jax.Array | None = None
+    contiguous: bool = struct.field(pytree_node=False, default=False)
+    targets: jax.Array | None = None
     block_positions: jax.Array | None = None
     rotations: tuple[Callable | None, Callable | None] = struct.field(pytree_node=False, default=(None, None))
     distance_bias: jax.Array | None = None
@@ -169,6 +183,16 @@ class Context(struct.PyTreeNode):
         """Returns the distance of each key before each query, int32 [Q, K]."""
         of_queries, of_keys = self.token_positions(queries, keys)
         return of_queries[:, None] - of_keys
+
+    def numbers(self, query: jax.Array) -> jax.Array:
+        """Returns the numbers of queries for their dropout masks, [1, 1, Q, 1] → [B, 1, Q, 1].
+
+        Those of targets, which follow the others, depend on the positions of the targets.
+        """
+        assert self.targets is not None
+        length = query.shape[2] - self.targets.shape[1]
+        tokens = jnp.broadcast_to(jnp.arange(length), (len(self.targets), length))
+        return jnp.concatenate([tokens, length + self.targets], axis=1)[:, None, :, None]
 
     def window(self, depth: jax.Array | int) -> jax.Array | None:
         """Returns the window of a layer, numbered from 0, int32 []; None if no layer has a window."""

@@ -39,6 +39,8 @@ class Mask(NamedTuple):
     offsets: Any
     query_ids: Any
     key_ids: Any
+    query_order: Any
+    key_order: Any
     prefix_lengths: Any
     window: Any
     seed: Any
@@ -74,6 +76,8 @@ def flash(
     interpret: bool,
     query_ids: Integer[Array, "batch queries"] | None = None,
     key_ids: Integer[Array, "batch keys"] | None = None,
+    query_order: Integer[Array, "batch queries"] | None = None,
+    key_order: Integer[Array, "batch keys"] | None = None,
     prefix_lengths: Integer[Array, " batch"] | None = None,
     window=None,
     distance_bias: Float[Array, "heads distances"] | None = None,
@@ -86,7 +90,7 @@ def flash(
     A query without visible keys gets zeros, and has no gradients.
     """
     window = None if window is None else jnp.reshape(window, 1)
-    mask = Mask(offsets, query_ids, key_ids, prefix_lengths, window, seed)
+    mask = Mask(offsets, query_ids, key_ids, query_order, key_order, prefix_lengths, window, seed)
     query, key, value = (x.swapaxes(1, 2) for x in (query_BNQH, key_BGKH, value_BGKH))
     options = GpuOptions(causal, rate if seed is not None else 0.0, broadcast, interpret)
     mixed: jax.Array = _attention(options, Inputs(query, key, value, distance_bias, relative, mask))
@@ -242,6 +246,10 @@ class GpuCall:
             query_ids = load(mask.query_ids, (row, pl.ds(starts[0], self.tile.queries)), self.inside(starts[0], 0), -1)
             key_ids = load(mask.key_ids, (row, pl.ds(starts[1], self.tile.keys)), self.inside(starts[1], 1), -1)
             yield self.of_queries(query_ids) == self.of_keys(jnp.where(key_ids < 0, -2, key_ids))
+        if mask.query_order is not None:
+            of_queries = load(mask.query_order, (row, pl.ds(starts[0], self.tile.queries)), self.inside(starts[0], 0))
+            of_keys = load(mask.key_order, (row, pl.ds(starts[1], self.tile.keys)), self.inside(starts[1], 1))
+            yield self.of_queries(of_queries) > self.of_keys(of_keys)
 
     def keep_mask(self, mask, row, head, starts):
         """Returns the dropout mask, bool over the tile's scores, or over its keys."""
@@ -266,8 +274,8 @@ class GpuCall:
     def over(self, ranges_ref, mask, row, program, body, carry):
         """Loops over a program's tiles, given by `tile_mask.ranges`, with `body(masked, tile, carry)`."""
         first, begin, end, last = (ranges_ref[row if ranges_ref.shape[0] > 1 else 0, program, i] for i in range(4))
-        masks = self.options.causal or mask.window is not None or mask.query_ids is not None
-        if not masks and self.keys % self.tile.keys == 0:
+        by_pair = any(array is not None for array in (mask.window, mask.query_ids, mask.query_order))
+        if not self.options.causal and not by_pair and self.keys % self.tile.keys == 0:
             return jax.lax.fori_loop(first, last, functools.partial(body, False), carry)
         for masked, low, high in ((True, first, begin), (False, begin, end), (True, end, last)):
             carry = jax.lax.fori_loop(low, high, functools.partial(body, masked), carry)
@@ -335,7 +343,7 @@ def _query_kernel(call, refs, ranges_ref, backward, gradient_ref, segment_refs):
         key, value = (call.load_key(ref, row, head, starts[1]) for ref in (refs.key_BKGH, refs.value_BKGH))
         _, of_scores = call.derivative(refs, backward, query, key, value, cotangent, row, head, starts, masked)
         gradient += dot(of_scores.astype(key.dtype), key, 0)
-        gradient = gpu_terms.add_vectors(call, refs.relative, "key_vectors", gradient, of_scores, head, starts)
+        gradient = gpu_terms.add_vectors(call, refs.relative, "key_vectors", gradient, of_scores, row, head, starts)
         return gradient, gpu_terms.add_by_segment(call, refs.relative, of_segments, of_scores, row, starts)
 
     zeros = jnp.zeros(call.tile.queries)
@@ -363,7 +371,7 @@ def _key_kernel(call, refs, ranges_ref, backward, of_key_ref, of_value_ref, of_k
             )
             of_value += dot(dropped.astype(cotangent.dtype), cotangent, 0)
             of_key += dot(of_scores.astype(query.dtype), query, 0)
-            of_key = gpu_terms.add_vectors(call, refs.relative, "query_vectors", of_key, of_scores, head, starts)
+            of_key = gpu_terms.add_vectors(call, refs.relative, "query_vectors", of_key, of_scores, row, head, starts)
             return of_key, of_value, None if of_key_bias is None else of_key_bias + of_scores.sum(1)
 
         of_key_bias = None if of_key_bias_ref is None else jnp.zeros(call.tile.keys)
@@ -447,6 +455,10 @@ def _prepared(name, options, inputs):
         visibility = [x.swapaxes(1, 2) for x in visibility]
     if name not in ("triton_forward", "triton_dq", "triton_dkv"):
         visibility = [tile_mask.diagonals(x) for x in visibility]
+    if (relative := inputs.relative) is not None and relative.reverse is not None and name.endswith("key_vectors"):
+        # Rows with the other vectors are skipped.
+        has_vectors = relative.reverse == int(name == "triton_dreverse_key_vectors")
+        visibility = [x & has_vectors[:, None, None] for x in visibility]
     return call, tile_mask.ranges(*visibility)
 
 

@@ -16,7 +16,7 @@ from jax.extend.core import Primitive
 
 from plm_jax.models.kernels.context import RelativeScores
 
-VECTORS = ("key_vectors", "query_vectors")
+VECTORS = ("key_vectors", "query_vectors", "reverse_key_vectors")
 
 
 def tile_name(kernel: str, relative: RelativeScores | None) -> str:
@@ -29,7 +29,8 @@ def tile_name(kernel: str, relative: RelativeScores | None) -> str:
 def padded(call, relative, dtype):
     """Returns the terms in the shapes that kernels read, vectors in `dtype`.
 
-    Vectors are [(D + 1) · T, N, H], with H padded to a power of 2, and `segment_scores` a pair of arrays [B, N, Q].
+    Vectors are [(D + 1) · T, N, H], with H padded to a power of 2, followed by those of rows in reverse, and
+    `segment_scores` a pair of arrays [B, N, Q].
     """
     beyond = call.query_tiles * call.tile.queries - call.queries, call.key_tiles * call.tile.keys - call.keys + 1
     for name in VECTORS:
@@ -37,6 +38,9 @@ def padded(call, relative, dtype):
             width = padded_width(call.head_dim) - call.head_dim
             vectors = jnp.pad(vectors.astype(dtype), ((0, 0), beyond, (0, width)))
             relative = relative.replace(**{name: vectors.swapaxes(0, 1)})
+    if relative.reverse is not None:
+        both = jnp.concatenate([relative.key_vectors, relative.reverse_key_vectors])
+        relative = relative.replace(key_vectors=both, reverse_key_vectors=None)
     if relative.segment_scores is not None:
         relative = relative.replace(segment_scores=tuple(relative.segment_scores[..., i] for i in range(2)))
     return relative
@@ -48,9 +52,11 @@ def add(call, refs, scores, query, key, row, head, starts):
     if relative is None:
         return scores
     if relative.key_vectors is not None:
-        scores += _gathered_product(call, query, _band(call, relative.key_vectors, head, starts), call.query_axis)
+        band = _band(call, relative, "key_vectors", row, head, starts)
+        scores += _gathered_product(call, query, band, call.query_axis)
     if relative.query_vectors is not None:
-        scores += _gathered_product(call, key, _band(call, relative.query_vectors, head, starts), 1 - call.query_axis)
+        band = _band(call, relative, "query_vectors", row, head, starts)
+        scores += _gathered_product(call, key, band, 1 - call.query_axis)
     if relative.key_bias is not None:
         keys = pl.ds(starts[1], call.tile.keys)
         scores += call.of_keys(load(relative.key_bias, (row, head, keys), call.inside(starts[1], 1)))
@@ -70,11 +76,11 @@ def _is_same_segment(call, relative, row, starts):
     return call.of_queries(of_queries) == call.of_keys(of_keys)
 
 
-def add_vectors(call, relative, name, gradient, of_scores, head, starts):
+def add_vectors(call, relative, name, gradient, of_scores, row, head, starts):
     """Adds what vectors contribute to the gradient [T, H] of queries or keys, which are the rows of the scores."""
     if relative is None or getattr(relative, name) is None:
         return gradient
-    vectors = _band(call, getattr(relative, name), head, starts)
+    vectors = _band(call, relative, name, row, head, starts)
     return gradient + dot(_by_entry(call, of_scores, 0).astype(vectors.dtype), vectors, 0)
 
 
@@ -90,15 +96,17 @@ def products(name, relative):
     """Returns the number of products of a tile's size and head_dim that terms take in a kernel."""
     if relative is None:
         return 0
-    of_keys, of_queries = (getattr(relative, vectors) is not None for vectors in VECTORS)
+    of_keys, of_queries = (getattr(relative, vectors) is not None for vectors in ("key_vectors", "query_vectors"))
     gradients = {"triton_forward": 0, "triton_dq": of_keys, "triton_dkv": of_queries, "triton_dbias": 0}.get(name, 1)
     return 2 * (of_keys + of_queries + gradients)
 
 
-def _band(call, ref, head, starts):
+def _band(call, relative, name, row, head, starts):
     """Loads the vectors by distance that a tile needs, [2 T, H]."""
     start = starts[1] - starts[0] + (call.query_tiles - 1) * call.tile.queries
-    return ref[pl.ds(start, 2 * call.tile.queries), head]
+    if name == "key_vectors" and relative.reverse is not None:
+        start += relative.reverse[row] * ((call.query_tiles + call.key_tiles) * call.tile.queries)
+    return getattr(relative, name)[pl.ds(start, 2 * call.tile.queries), head]
 
 
 def _gathered_product(call, vectors, band, axis):
@@ -153,7 +161,7 @@ def distance_kernel(name, rows, call, refs, ranges_ref, backward, gradient_ref):
             _, of_scores = call.derivative(refs, backward, query, key, value, cotangent, row, head, starts, masked)
             if name == "bias":
                 return gradient + of_scores
-            vectors, axis = (query, call.query_axis) if name == "key_vectors" else (key, 1 - call.query_axis)
+            vectors, axis = (key, 1 - call.query_axis) if name == "query_vectors" else (query, call.query_axis)
             moved = _by_entry(call, of_scores, axis)
             return gradient + dot((moved.T if axis == 0 else moved).astype(vectors.dtype), vectors, 0)
 

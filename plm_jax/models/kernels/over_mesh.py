@@ -20,11 +20,15 @@ _RELATIVE_AXES: dict[str, Any] = {
     "key_bias": PartitionSpec("batch", "heads"),
     "segment_scores": PartitionSpec("batch", "heads"),
     "segments": PartitionSpec("batch"),
+    "reverse_key_vectors": PartitionSpec("heads"),
+    "reverse": PartitionSpec("batch"),
 }
 _AXES = {
     "visible": PartitionSpec("batch"),
     "query_ids": PartitionSpec("batch"),
     "key_ids": PartitionSpec("batch"),
+    "query_order": PartitionSpec("batch"),
+    "key_order": PartitionSpec("batch"),
     "prefix_lengths": PartitionSpec("batch"),
     "distance_bias": PartitionSpec("heads"),
     "relative": RelativeScores(**_RELATIVE_AXES),
@@ -34,7 +38,9 @@ _AXES = {
 }
 
 
-def over_mesh(kernel, query, key, value, *, length: str | None = None, causal: bool = False, **arrays) -> jax.Array:
+def over_mesh(
+    kernel, query, key, value, *, length: str | None = None, causal: bool = False, start: int = 0, **arrays
+) -> jax.Array:
     """Runs `kernel(query, key, value, **arrays)` on each device, for its own rows and heads.
 
     Args:
@@ -42,6 +48,7 @@ def over_mesh(kernel, query, key, value, *, length: str | None = None, causal: b
         kernel then has an argument `offsets`, int32 [4]: the numbers of its first row, head, query and key.
       causal: whether late queries attend to more keys; each device then computes two parts of a row, at equal distances
         from its beginning and its end.
+      start: number of the first query.
     """
     mesh = jax.sharding.get_abstract_mesh()
     shape, rules = {} if mesh.empty else dict(mesh.shape), rules_in_force()
@@ -67,7 +74,7 @@ def over_mesh(kernel, query, key, value, *, length: str | None = None, causal: b
         def compute(queries, first):
             """Runs the kernel for queries [B, N, q, H] from position `first` of the row."""
             size = queries.shape[2]
-            local = arrays | {"offsets": jnp.stack([jnp.int32(offset) for offset in (row, head, first, 0)])}
+            local = arrays | {"offsets": jnp.stack([jnp.int32(offset) for offset in (row, head, start + first, 0)])}
             if parts > 1:
                 local |= _slice_queries(local, first, query.shape[2], size)
             return kernel(queries, key, value, **local)
@@ -139,12 +146,14 @@ def _slice_queries(arrays, first, queries, size):
 
     sliced = {
         "query_ids": by_query(arrays["query_ids"], 1),
+        "query_order": by_query(arrays["query_order"], 1),
         "distance_bias": by_distance(arrays["distance_bias"]),
     }
     if (relative := arrays.get("relative")) is not None:
         sliced["relative"] = relative.replace(
             key_vectors=by_distance(relative.key_vectors),
             query_vectors=by_distance(relative.query_vectors),
+            reverse_key_vectors=by_distance(relative.reverse_key_vectors),
             segment_scores=by_query(relative.segment_scores, 2),
             segments=relative.segments and (by_query(relative.segments[0], 1), relative.segments[1]),
         )

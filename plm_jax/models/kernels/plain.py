@@ -74,5 +74,5 @@ def _drop(weights_BNQK: jax.Array, context: Context, seed: Seed) -> jax.Array:
     shape = batch, heads, 1 if context.broadcast else queries, keys
     row, head, query, key = jnp.ix_(*map(jnp.arange, shape))
     row = row if context.rows is None else context.rows.reshape(row.shape)
-    mask = keep(seed, row, head, query, key, context.dropout)
-    return jnp.where(mask, weights_BNQK / (1 - context.dropout), 0)
+    query = query if context.targets is None or context.broadcast else context.numbers(query)
+    return jnp.where(keep(seed, row, head, query, key, context.dropout), weights_BNQK / (1 - context.dropout), 0)

@@ -17,6 +17,8 @@ def tiles(
     offsets,
     query_ids=None,
     key_ids=None,
+    query_order=None,
+    key_order=None,
     prefix_lengths=None,
     window=None,
 ) -> tuple[jax.Array, jax.Array]:
@@ -53,11 +55,15 @@ def tiles(
         key_min, key_max = (x[:, None, :] for x in _extremes(key_ids, key_tile))
         some = some & (query_min <= key_max) & (key_min <= query_max) & (key_max >= 0)
         every = every & (query_min == query_max) & (key_min == key_max) & (query_min == key_min) & (key_min >= 0)
+    if query_order is not None:
+        query_min, query_max = (x[:, :, None] for x in _extremes(query_order, query_tile))
+        key_min, key_max = (x[:, None, :] for x in _extremes(key_order, key_tile))
+        some, every = some & (key_min < query_max), every & (key_max < query_min)
     return some, every
 
 
 def _extremes(ids_BL, tile):
-    """Returns the smallest and largest id of each tile, int32 [B, tiles]; the last tile is padded with its last id."""
+    """Returns the smallest and largest value of each tile, int32 [B, tiles]; the last tile is padded with its last."""
     ids_BL = jnp.pad(ids_BL, ((0, 0), (0, -ids_BL.shape[1] % tile)), mode="edge")
     ids_BTL = ids_BL.reshape(ids_BL.shape[0], -1, tile)
     return ids_BTL.min(-1), ids_BTL.max(-1)

@@ -20,7 +20,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Integer
 
 from plm_jax.models.kernels import tiles, tpu_terms
-from plm_jax.models.kernels.context import RESIDUALS, UNSEEN, RelativeScores
+from plm_jax.models.kernels.context import FIRST, RESIDUALS, UNSEEN, RelativeScores
 from plm_jax.models.kernels.tpu_terms import dot
 from plm_jax.models.kernels.tpu_tile import ScoreTile, TpuCall
 from plm_jax.models.partitioning import device
@@ -37,6 +37,8 @@ def flash(
     interpret: bool,
     query_ids: Integer[Array, "batch queries"] | None = None,
     key_ids: Integer[Array, "batch keys"] | None = None,
+    query_order: Integer[Array, "batch queries"] | None = None,
+    key_order: Integer[Array, "batch keys"] | None = None,
     prefix_lengths: Integer[Array, " batch"] | None = None,
     window=None,
     distance_bias: Float[Array, "heads distances"] | None = None,
@@ -55,6 +57,7 @@ def flash(
       rate, broadcast: dropout rate of the weights, if there is a seed, and whether all queries share a mask.
       interpret: whether to interpret the kernel, on any device, slowly.
       query_ids, key_ids: int32 [B, Q] and [B, K]: equal ids see each other, keys of -1 are hidden; None: all are seen.
+      query_order, key_order: int32 [B, Q] and [B, K]: queries see keys of a lower rank; None: of any rank.
       prefix_lengths: int32 [B], if causal: keys before this position are visible to all queries.
       window: int32 []; keys at distances less than this are visible; 0: at any distance.
       distance_bias: float32 [N, Q + K - 1], bias of scores: entry j is for keys j - (Q - 1) positions after the query.
@@ -67,36 +70,33 @@ def flash(
     groups, keys = key_BGKH.shape[1:3]
     biased = distance_bias is not None or tpu_terms.has_vectors(relative)
     call = TpuCall(
-        batch=batch,
-        heads=heads,
-        groups=groups,
-        head_dim=head_dim,
-        queries=queries,
-        keys=keys,
+        *(batch, heads, groups, head_dim, queries, keys),
         tile=tile or tiles.choose(groups, heads // groups, head_dim, queries, keys, biased=biased),
         causal=causal,
         rate=rate if seed is not None else 0.0,
         broadcast=broadcast,
         interpret=interpret,
         has_ids=query_ids is not None,
+        has_order=query_order is not None,
         has_prefix=prefix_lengths is not None,
         has_window=window is not None,
+        has_reverse=relative is not None and relative.reverse is not None,
         device_kind=device().device_kind,
     )
-    ids = _padded_ids(call, query_ids, key_ids, relative)
-    numbers = _numbers(call, seed, offsets, window, prefix_lengths, ids)
+    ids = _padded_ids(call, (query_ids, key_ids), (query_order, key_order), relative)
+    numbers = _numbers(call, seed, offsets, window, prefix_lengths, relative, ids)
     return _attend_padded(call, query_BNQH, key_BGKH, value_BGKH, distance_bias, relative, numbers, ids)
 
 
-def _padded_ids(call, query_ids, key_ids, relative):
-    """Returns ids and segments by name, those that exist, [B, 1, Q] and [B, 1, K]."""
-    pairs = {"ids": (query_ids, key_ids), "segments": (None, None)}
+def _padded_ids(call, ids, order, relative):
+    """Returns ids, ranks and segments by name, those that exist, [B, 1, Q] and [B, 1, K]."""
+    pairs = {"ids": (*ids, 0), "order": (*order, FIRST), "segments": (None, None, 0)}
     if relative is not None and relative.segments is not None:
-        pairs["segments"] = relative.segments
+        pairs["segments"] = *relative.segments, 0
     padded = {}
-    for name, (of_queries, of_keys) in pairs.items():
+    for name, (of_queries, of_keys, value) in pairs.items():
         if of_queries is not None and of_keys is not None:
-            padded[f"query_{name}"] = _padded(of_queries, 1, call.tile.queries)[:, None]
+            padded[f"query_{name}"] = _padded(of_queries, 1, call.tile.queries, value)[:, None]
             padded[f"key_{name}"] = _padded(of_keys, 1, call.tile.keys, -1)[:, None]
     return padded
 
@@ -118,19 +118,22 @@ def _padded(x, axis, tile, value=0):
     return jnp.pad(x, width, constant_values=value) if width[axis][1] else x
 
 
-def _numbers(call, seed, offsets, window, prefix_lengths, ids):
+def _numbers(call, seed, offsets, window, prefix_lengths, relative, ids):
     """Returns all scalars that programs read, concatenated: int32 [7 + at least 1 per row].
 
-    Those of a row: its prefix, then the smallest and the largest id of each tile of queries and of keys.
+    Those of a row: its prefix, whether it is in reverse, then the smallest and the largest id of each tile of queries
+    and of keys, and likewise of ranks.
     """
     seed = jnp.zeros(2, jnp.int32) if seed is None else jax.lax.bitcast_convert_type(seed, jnp.int32)
     window = jnp.zeros((), jnp.int32) if window is None else window
     of_rows = []
     if call.has_prefix:
         of_rows.append(prefix_lengths[:, None])
-    if call.has_ids:
-        for name, size in (("query_ids", call.tile.queries), ("key_ids", call.tile.keys)):
-            tiled = ids[name].reshape(call.batch, -1, size)
+    if call.has_reverse:
+        of_rows.append(relative.reverse[:, None])
+    for name in (name for name in ("ids", "order") if f"query_{name}" in ids):
+        for axis, size in (("query", call.tile.queries), ("key", call.tile.keys)):
+            tiled = ids[f"{axis}_{name}"].reshape(call.batch, -1, size)
             of_rows += [tiled.min(-1), tiled.max(-1)]
     rows = jnp.concatenate(of_rows, axis=1).reshape(-1) if of_rows else jnp.zeros(0, jnp.int32)
     return jnp.concatenate([seed, offsets, window[None], rows]).astype(jnp.int32)
@@ -173,20 +176,20 @@ def _blocks(call, arrays, query_major):
             i, j = (outer, inner) if query_major else (inner, outer)
             tile = ScoreTile(call, numbers, row, program, i, j)
             i, j = (i, tile.nearest_key_tile()) if query_major else (tile.nearest_query_tile(), j)
-            return index(row, program, i, j)
+            return index(tile, i, j)
 
         return pl.BlockSpec(shape, index_map)
 
-    of_query = spec((1, size.queries, heads * call.head_dim), lambda b, p, i, j: (b, i, p))
-    of_key = spec((1, size.keys, groups * call.head_dim), lambda b, p, i, j: (b, j, p))
-    query_ids = spec((1, 1, size.queries), lambda b, p, i, j: (b, 0, i))
-    key_ids = spec((1, 1, size.keys), lambda b, p, i, j: (b, 0, j))
+    of_query = spec((1, size.queries, heads * call.head_dim), lambda tile, i, j: (tile.row, i, tile.program))
+    of_key = spec((1, size.keys, groups * call.head_dim), lambda tile, i, j: (tile.row, j, tile.program))
+    query_ids = spec((1, 1, size.queries), lambda tile, i, j: (tile.row, 0, i))
+    key_ids = spec((1, 1, size.keys), lambda tile, i, j: (tile.row, 0, j))
     specs = {
         **dict.fromkeys(("query", "out", "gradient"), of_query),
         **dict.fromkeys(("key", "value"), of_key),
-        **dict.fromkeys(("query_ids", "query_segments"), query_ids),
-        **dict.fromkeys(("key_ids", "key_segments"), key_ids),
-        "sums": spec((1, 1, heads, size.queries), lambda b, p, i, j: (b, p, 0, i)),
+        **dict.fromkeys(("query_ids", "query_order", "query_segments"), query_ids),
+        **dict.fromkeys(("key_ids", "key_order", "key_segments"), key_ids),
+        "sums": spec((1, 1, heads, size.queries), lambda tile, i, j: (tile.row, tile.program, 0, i)),
     }
     terms = [name for name in arrays if name not in specs]
     return {name: specs[name] for name in arrays if name in specs} | tpu_terms.specs(call, terms, spec)

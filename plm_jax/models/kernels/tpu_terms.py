@@ -5,7 +5,8 @@ the same distance; D of them have each a band of the distances within its tiles.
 
 - `bias_bands` [P, D, n, 2 T] and `query_bands` [P, D, n · H, 2 T]: entry x of the band is for a query x - (T - 1)
   further into its tile than the key.
-- `key_bands` [P, D, n · H, 2 T]: entry x is for a key x - (T - 1) further into its tile than the query.
+- `key_bands` [P, D, n · H, 2 T]: entry x is for a key x - (T - 1) further into its tile than the query. With other
+  vectors for rows in reverse, [P, 2 D, n · H, 2 T].
 - `key_bias` [B, P, n, K], and `segment_scores` [B, P, 2 n, Q], two rows for each head.
 
 Shapes as in `tpu`.
@@ -40,11 +41,13 @@ def arrays(call, distance_bias, relative):
         terms["bias_bands"] = _bands(call, distance_bias, reverse=True)
     if relative is None:
         return terms
-    for name, reverse in (("query", True), ("key", False)):
+    for name, reverse in (("query", True), ("key", False), ("reverse_key", False)):
         if (vectors := getattr(relative, f"{name}_vectors")) is not None:
             # Float32, so that the gradients of the two parts of each entry are not rounded before they are added.
             by_feature = vectors.astype(jnp.float32).swapaxes(1, 2).reshape(-1, vectors.shape[1])
             terms[f"{name}_bands"] = _bands(call, by_feature, reverse)
+    if call.has_reverse:
+        terms["key_bands"] = jnp.concatenate([terms["key_bands"], terms.pop("reverse_key_bands")], axis=1)
     if relative.key_bias is not None:
         terms["key_bias"] = _by_program(call, relative.key_bias, call.tile.keys)
     if relative.segment_scores is not None:
@@ -80,17 +83,23 @@ def _by_program(call, x, tile):
 def specs(call, names, spec):
     """Returns the block specifications of terms by name; `spec` as in `tpu._blocks`."""
     heads, size = call.program_heads, call.tile
-    by_query = functools.partial(spec, index=lambda b, p, i, j: (p, i - j + call.key_tiles - 1, 0, 0))
-    by_key = functools.partial(spec, index=lambda b, p, i, j: (p, j - i + call.query_tiles - 1, 0, 0))
+    by_query = functools.partial(spec, index=lambda tile, i, j: (tile.program, i - j + call.key_tiles - 1, 0, 0))
+    by_key = functools.partial(spec, index=lambda tile, i, j: (tile.program, _key_band(tile, i, j), 0, 0))
     vectors = 1, 1, heads * call.head_dim, 2 * size.keys
     of_terms = {
         "bias_bands": by_query((1, 1, heads, 2 * size.keys)),
         "query_bands": by_query(vectors),
         "key_bands": by_key(vectors),
-        "key_bias": spec((1, 1, heads, size.keys), lambda b, p, i, j: (b, p, 0, j)),
-        "segment_scores": spec((1, 1, 2 * heads, size.queries), lambda b, p, i, j: (b, p, 0, i)),
+        "key_bias": spec((1, 1, heads, size.keys), lambda tile, i, j: (tile.row, tile.program, 0, j)),
+        "segment_scores": spec((1, 1, 2 * heads, size.queries), lambda tile, i, j: (tile.row, tile.program, 0, i)),
     }
     return {name: of_terms[name] for name in names}
+
+
+def _key_band(tile, query_tile, key_tile):
+    """Returns the number of a pair of tiles in `key_bands`."""
+    call = tile.call
+    return key_tile - query_tile + call.query_tiles - 1 + tile.reverse * (call.query_tiles + call.key_tiles - 1)
 
 
 def key_outputs(call, terms):
@@ -169,8 +178,8 @@ def add_gradients(tile, blocks, head, of_scores, query, key, for_queries, for_ke
         band = blocks["query_bands"][0, 0, of_head]
         _add_product_gradients(of_scores, band, key[of_group], of_key.at[of_group], of_band, share)
     if "key_bands" in blocks:
-        diagonal = tile.call.query_tiles + tile.call.key_tiles - 2 - tile.diagonal
-        of_band = by_key["key_bands"].at[0, diagonal, of_head] if by_key else None
+        number = _key_band(tile, tile.query_tile, tile.key_tile)
+        of_band = by_key["key_bands"].at[0, number, of_head] if by_key else None
         of_vectors = None if of_query is None else of_query.at[of_head]
         band = blocks["key_bands"][0, 0, of_head]
         _add_product_gradients(of_scores.T, band, query[of_head], of_vectors, of_band, share)

@@ -26,7 +26,7 @@ class TpuCall:
       queries, keys: Q and K before padding to whole tiles.
       tile: tile sizes.
       causal, rate, broadcast, interpret: as in `flash`.
-      has_ids, has_prefix, has_window: whether these optional arrays exist.
+      has_ids, has_order, has_prefix, has_window, has_reverse: whether these optional arrays exist.
       device_kind: jax's name of the device.
     """
 
@@ -42,8 +42,10 @@ class TpuCall:
     broadcast: bool
     interpret: bool
     has_ids: bool
+    has_order: bool
     has_prefix: bool
     has_window: bool
+    has_reverse: bool
     device_kind: str
 
     @property
@@ -75,7 +77,7 @@ class TpuCall:
     def masked(self) -> bool:
         """Whether some keys are not visible to some queries."""
         has_padding = self.keys % self.tile.keys != 0
-        return self.causal or self.has_ids or self.has_window or has_padding
+        return self.causal or self.has_ids or self.has_order or self.has_window or has_padding
 
     def num_visible_tiles(self) -> int:
         """Returns the number of tiles of scores computed per head; only causality is considered."""
@@ -107,7 +109,8 @@ class ScoreTile:
     def of_row(self, number):
         """Returns a scalar of this row."""
         call = self.call
-        size = call.has_prefix + 2 * call.has_ids * (call.query_tiles + call.key_tiles)
+        size = call.has_prefix + call.has_reverse
+        size += 2 * (call.has_ids + call.has_order) * (call.query_tiles + call.key_tiles)
         return self.numbers[ROWS + self.row * size + number]
 
     @property
@@ -116,14 +119,20 @@ class ScoreTile:
         return self.of_row(0)
 
     @property
+    def reverse(self):
+        """Whether the row has the vectors of rows in reverse, 0 or 1."""
+        return self.of_row(int(self.call.has_prefix)) if self.call.has_reverse else 0
+
+    @property
     def window(self):
         """Window as a distance; 0 becomes the largest integer."""
         window = self.numbers[WINDOW]
         return jnp.where(window == 0, jnp.iinfo(jnp.int32).max, window)
 
-    def ids(self):
-        """Returns the smallest and the largest id of the queries and of the keys."""
-        call, first = self.call, int(self.call.has_prefix)
+    def extremes(self, number):
+        """Returns the smallest and the largest of the queries' and of the keys' ids, or ranks: array `number`."""
+        call, first = self.call, self.call.has_prefix + self.call.has_reverse
+        first += 2 * number * (call.query_tiles + call.key_tiles)
         of_queries = [self.of_row(first + i * call.query_tiles + self.query_tile) for i in (0, 1)]
         first += 2 * call.query_tiles
         return *of_queries, *(self.of_row(first + i * call.key_tiles + self.key_tile) for i in (0, 1))
@@ -140,10 +149,13 @@ class ScoreTile:
             farthest = jnp.maximum(self.last_key - self.first_query, self.last_query - self.first_key)
             some, every = some & (nearest < self.window), every & (farthest < self.window)
         if call.has_ids:
-            least_query, greatest_query, least_key, greatest_key = self.ids()
+            least_query, greatest_query, least_key, greatest_key = self.extremes(0)
             some = some & (least_query <= greatest_key) & (least_key <= greatest_query)
             alike = (least_query == greatest_query) & (least_key == greatest_key) & (least_query == least_key)
             every = every & alike
+        if call.has_order:
+            least_query, greatest_query, least_key, greatest_key = self.extremes(int(call.has_ids))
+            some, every = some & (least_key < greatest_query), every & (greatest_key < least_query)
         if call.keys % call.tile.keys:
             every = every & (self.key_tile < call.key_tiles - 1)
         return some, every
@@ -166,6 +178,8 @@ class ScoreTile:
             masks.append(jnp.abs(keys - queries) < self.window)
         if call.has_ids:
             masks.append(column(blocks["key_ids"][0]) == blocks["query_ids"][0])
+        if call.has_order:
+            masks.append(column(blocks["key_order"][0]) < blocks["query_order"][0])
         if call.keys % call.tile.keys:
             masks.append(keys < call.keys + self.numbers[KEY])
         return functools.reduce(jnp.logical_and, masks)

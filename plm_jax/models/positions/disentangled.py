@@ -156,7 +156,7 @@ class Disentangled(Position):
         (_, heads, queries, _), keys = query.shape, key.shape[2]
         rows = self.rows(queries - 1 - jnp.arange(queries + keys - 1))
         vectors = {name: table[:, rows] for name, table in self._vectors(layer, heads).items()}
-        return RelativeScores(key_vectors=vectors.get("key"), query_vectors=vectors.get("query"))
+        return query, RelativeScores(key_vectors=vectors.get("key"), query_vectors=vectors.get("query"))
 
     def _projections(self) -> list[str]:
         """Returns the names of the projections of the distances, `key` for `c2p` and `query` for `p2c`."""

@@ -210,13 +210,17 @@ class Position(Role):
         layer: SelfAttentionLayer,
         query: Float[Array, "batch heads queries head_dim"],
         key: Float[Array, "batch groups keys head_dim"],
-    ) -> RelativeScores | None:
-        """Returns the terms of `layer_bias` in a form that flash kernels do not expand to all scores; None: no terms.
+    ) -> tuple[jax.Array, RelativeScores | None]:
+        """Returns the terms of `layer_bias` in a form that flash kernels do not expand to all scores.
 
         A scheme that defines this method also defines `layer_bias`. Flash kernels call it if queries and keys are
-        numbered from the same token, as in the stack of an encoder. Arguments as `layer_bias`.
+        numbered from the same token, as in the stack of an encoder, or if `Context.contiguous` is set. Arguments as
+        `layer_bias`.
+
+        Returns:
+          The queries [B, N, Q, H], to which the scheme may add a bias, and the terms; None: no terms.
         """
-        return None
+        return query, None
 
     @property
     def has_layer_bias(self) -> bool:

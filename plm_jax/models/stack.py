@@ -329,10 +329,8 @@ class Stack(nn.Module):
         With a cache the kernel is always `xla`: other kernels do not help with a few queries per call.
         """
         queries, keys = _lengths(context, x, source)
-        rates = self.model.dropout
-        context = context.replace(
-            rows=jnp.arange(len(x)), dropout=0.0 if deterministic else rates.attention, broadcast=rates.broadcast
-        )
+        rate = 0.0 if deterministic else self.model.dropout.attention
+        context = context.replace(rows=jnp.arange(len(x)), dropout=rate, broadcast=self.model.dropout.broadcast)
         if attention == "attention":
             windows = self.model.attention.windows
             bias = self._bias(context, queries, keys)
@@ -344,7 +342,8 @@ class Stack(nn.Module):
             return context
         name, setting, config = f"{attention} of '{self.name}'", self.model.attention_kernel, self.model.attention
         sizes = {"head_dim": config.head_dim, "groups": config.num_kv_heads, "queries": queries, "keys": keys}
-        layer_bias = attention == "attention" and config.position.expands_scores(context.source_positions is None)
+        in_order = context.contiguous or context.source_positions is None
+        layer_bias = attention == "attention" and config.position.expands_scores(in_order)
         kernel = kernels.pick(name, setting, context, dtype=self.dtype, layer_bias=layer_bias, **sizes)
         return context.replace(kernel=kernel)
 

@@ -18,14 +18,13 @@ from plm_jax.common.errors import UserError
 from plm_jax.models.encoder import Encoder, EncoderConfig
 from plm_jax.models.heads import MaskDecoderHead, NoHead
 from plm_jax.models.kernels import Context
+from plm_jax.models.kernels.context import FIRST
 from plm_jax.models.layers import Stream
 from plm_jax.models.partitioning import constrain
 from plm_jax.models.positions import Table
 from plm_jax.models.stack import Block, Stack, loop, recomputed
 
 Memory = Float[Array, "batch layers memory dim"]
-# Rank of the memory in the order of prediction, below that of any token.
-FIRST = jnp.iinfo(jnp.int32).min
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,7 +191,9 @@ class Xlnet(Encoder):
           mask: [B, L], 1 for real tokens.
           token_types: int32 [B, L]; attention only compares them. None: scores do not depend on segments.
           positions: int32 [B or 1, L], which count down in rows whose text runs backwards; by default from 0, and
-            negative in the second half of the rows with `reverses_half`. Only their differences matter.
+            negative in the second half of the rows with `reverses_half`. Only their differences within a segment
+            matter, which flash kernels take to be those of their indices, negated if the last position is below the
+            first.
           segment_ids: int32 [B, L]; tokens attend only to their own segment.
           order: int32 [B, L], rank of each token in the order of prediction: a token attends to itself and to tokens of
             the same rank or a lower one, a target's query to tokens of a lower rank. None: they attend to all tokens.
@@ -252,5 +253,7 @@ class Xlnet(Encoder):
             order=None if order is None else (of_queries(order + 1, order), of_keys(order, FIRST)),
             positions=of_queries(positions),
             source_positions=key_positions if remembered or target_positions is not None else None,
+            contiguous=True,
+            targets=target_positions,
             arrays=arrays,
         )

@@ -8,9 +8,10 @@ import pytest
 
 from plm_jax import config
 from plm_jax.config import files as pages
-from plm_jax.models.kernels import choose
+from plm_jax.models.kernels import Context, choose, pick
 from plm_jax.models.positions import Position
 from tests.golden.make_configs import sizes
+from tests.models.test_kernels import TPU, devices
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs" / "gpu-clusters.md"
 FAMILIES = [name for name in pages.names() if sizes(name)]
@@ -23,8 +24,6 @@ def kernels(family):
     for size in sizes(family):
         run = config.from_dict(pages.load(f"{family}:{size}").config())
         if (attention := getattr(run.model, "attention", None)) is None:
-            continue
-        if run.model.kind == "xlnet" and family == "demo":
             continue
         for stage in config.resolve_phases(run):
             lengths = {stage.length, config.target_length(run, stage.length) if run.model.has_decoder else stage.length}
@@ -54,16 +53,22 @@ def taken(run, attention, platform, queries, keys):
         )
         for head_dim in heads
     }
-    assert not any(reason for _, reason in chosen) or run.model.kind == "xlnet", (chosen, run.model)
+    assert not any(reason for _, reason in chosen), (chosen, run.model)
     return "/".join(sorted(kernel for kernel, _ in chosen))
 
 
-def test_xlnet_has_no_flash_kernel():
-    assert kernels("xlnet") == {"tpu": {"xla"}, "cuda": {"xla"}}
+@pytest.mark.parametrize("order", [True, False])
+def test_flash_supports_an_order_but_no_mask_for_each_query(order):
+    ranks = jnp.zeros((1, 8), jnp.int32)
+    context = Context(order=(ranks, ranks)) if order else Context(mask=jnp.ones((1, 8, 8), jnp.int32))
+    sizes = {"dtype": jnp.bfloat16, "head_dim": 64, "groups": 2, "queries": 8, "keys": 8}
+    with devices(TPU):
+        kernel = pick("attention", "auto", context, layer_bias=False, **sizes)
+    assert kernel == ("flash" if order else "xla")
 
 
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "xlnet"])
-def test_every_other_published_model_uses_a_flash_kernel(family):
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_published_model_uses_a_flash_kernel(family):
     chosen = kernels(family)
     assert chosen["tpu"] == (set() if family == "elmo" else {"flash"})
     assert chosen["cuda"] <= {"flash", "cudnn"} and bool(chosen["cuda"]) == (family != "elmo")

@@ -55,11 +55,11 @@ def choose(
       prefix: whether a causal stack has a prefix that all queries attend to.
       dropout: whether attention weights are dropped.
       windows, cut: whether some layers have a window, and whether the queries of a row are sharded over devices.
-      by_query: whether each query has visible keys of its own, by a mask or an order of prediction.
+      by_query: whether each query has a mask of its own.
     """
     flash = {
         "flash supports only a bias that depends on distances": bias,
-        "flash does not support an order of prediction, or a mask for each query": by_query,
+        "flash does not support a mask for each query": by_query,
         f"flash needs a head_dim divisible by 8, not {head_dim}": head_dim % 8 != 0,
     }
     # Limits of jax's cuDNN attention (jax/_src/cudnn/fused_attention_stablehlo.py); 128 holds before Hopper too.
@@ -118,7 +118,7 @@ def pick(
         prefix=context.prefix_lengths is not None,
         dropout=context.dropout > 0,
         windows=bool(context.windows),
-        by_query=context.order is not None or (context.mask is not None and context.mask.ndim == 3),
+        by_query=context.mask is not None and context.mask.ndim == 3,
         cut=shards_queries(groups, queries),
     )
     if reason:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from typing_extensions import override
 
 from plm_jax.common import ranges
+from plm_jax.models.kernels.context import RelativeScores
 from plm_jax.models.positions.position import Position, Table
 
 
@@ -53,24 +54,63 @@ class RelativeSinusoids(Position):
 
     @override
     def layer_bias(self, layer, query, key):
-        tables = {name: jnp.asarray(table, query.dtype) for name, table in layer.tables.items()}
-
-        def scores(equation, bias, vectors):
-            queries = query + tables[bias][:, None] * layer.scale
-            return jnp.einsum(equation, queries, vectors, preferred_element_type=jnp.float32)
-
-        reach = self.reach(key.shape[2])
-        vectors_RD = layer.drop(sinusoids(reach, len(tables["distance"])).astype(query.dtype))
-        vectors_RNH = (vectors_RD @ tables["distance"]).reshape(-1, *tables["distance_bias"].shape)
+        tables, reach = _in_dtype(layer, query.dtype), self.reach(key.shape[2])
         distances = layer.query_positions[:, None, :, None] - layer.key_positions[:, None, None, :]
         rows = jnp.clip(distances, -reach, reach) + reach
-        bias = jnp.take_along_axis(scores("bnqh,rnh->bnqr", "distance_bias", vectors_RNH), rows, axis=3)
+        queries = query + tables["distance_bias"][:, None] * layer.scale
+        vectors = _vectors(layer, tables, reach)
+        by_distance = jnp.einsum("bnqh,rnh->bnqr", queries, vectors, preferred_element_type=jnp.float32)
+        bias = jnp.take_along_axis(by_distance, rows, axis=3)
         bias += jnp.einsum("nh,bnkh->bnk", tables["content_bias"] * layer.scale, key)[:, :, None]
         if self.segments and layer.arrays:
-            same, other = scores("bnqh,snh->sbnq", "segment_bias", tables["segment"])[..., None]
+            scores = _segment_scores(layer, tables, query)
             of_queries, of_keys = layer.arrays["query_segments"], layer.arrays["key_segments"]
-            bias += jnp.where(of_queries[:, None, :, None] == of_keys[:, None, None, :], same, other)
+            is_same = of_queries[:, None, :, None] == of_keys[:, None, None, :]
+            bias += jnp.where(is_same, scores[..., :1], scores[..., 1:])
         return bias
+
+    @override
+    def relative_scores(self, layer, query, key):
+        tables, reach = _in_dtype(layer, query.dtype), self.reach(key.shape[2])
+        of_queries, of_keys = layer.query_positions, layer.key_positions
+        earlier = jnp.abs(of_queries[0, 0] - of_keys[0, 0])
+        distances = earlier + query.shape[2] - 1 - jnp.arange(query.shape[2] + key.shape[2] - 1)
+        vectors = _vectors(layer, tables, reach)
+
+        def key_vectors(step):
+            return vectors[jnp.clip(step * distances, -reach, reach) + reach].swapaxes(0, 1)
+
+        is_reverse = of_keys[:, -1] < of_keys[:, 0]
+        if len(is_reverse) == 1:
+            relative = RelativeScores(key_vectors(jnp.where(is_reverse[0], -1, 1)))
+        else:
+            relative = RelativeScores(
+                key_vectors(1), reverse_key_vectors=key_vectors(-1), reverse=is_reverse.astype(jnp.int32)
+            )
+        if self.segments and layer.arrays:
+            segments = layer.arrays["query_segments"], layer.arrays["key_segments"]
+            relative = relative.replace(segment_scores=_segment_scores(layer, tables, query), segments=segments)
+        # Kernels multiply keys and vectors with the same queries, whose biases differ.
+        query = query + tables["distance_bias"][:, None] * layer.scale
+        difference = (tables["content_bias"] - tables["distance_bias"]) * layer.scale
+        key_bias = jnp.einsum("nh,bnkh->bnk", difference, key, preferred_element_type=jnp.float32)
+        return query, relative.replace(key_bias=key_bias)
+
+
+def _in_dtype(layer, dtype):
+    return {name: jnp.asarray(table, dtype) for name, table in layer.tables.items()}
+
+
+def _vectors(layer, tables, reach):
+    """Returns the projected vectors of the distances from -reach to reach, [2 · reach + 1, N, H]."""
+    vectors_RD = layer.drop(sinusoids(reach, len(tables["distance"])).astype(tables["distance"].dtype))
+    return (vectors_RD @ tables["distance"]).reshape(-1, *tables["distance_bias"].shape)
+
+
+def _segment_scores(layer, tables, query):
+    """Returns the scores of keys in the segment of the query, and in others, float32 [B, N, Q, 2]."""
+    queries = query + tables["segment_bias"][:, None] * layer.scale
+    return jnp.einsum("bnqh,snh->bnqs", queries, tables["segment"], preferred_element_type=jnp.float32)
 
 
 def sinusoids(reach: int, width: int):

@@ -85,7 +85,9 @@ def test_causal_attention_balances_devices(causal):
     arrays = [jnp.zeros((ROWS, HEADS, LENGTH, HEAD_DIM))] * 3
     with jax.set_mesh(on({"context": 4, "tensor": 2})), nn.logical_axis_rules(config.MeshConfig().rules):
         run = jax.jit(
-            lambda *x: over_mesh(kernel, *x, length="length", causal=causal, distance_bias=None, query_ids=None)
+            lambda *x: over_mesh(
+                kernel, *x, length="length", causal=causal, distance_bias=None, query_ids=None, query_order=None
+            )
         )
         devices, positions = np.moveaxis(np.asarray(run(*arrays))[0, 0], -1, 0)
     np.testing.assert_array_equal(positions, np.arange(LENGTH))

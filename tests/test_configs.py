@@ -48,6 +48,7 @@ WITHOUT = {
         "bert.py:large-cased": 333_579_264,
         "roberta.py:base": 124_645_632,
         "roberta.py:large": 355_359_744,
+        "mpnet.py:base": 109_486_464,
         "xlm_r.py:base": 278_043_648,
         "xlm_r.py:large": 559_890_432,
         "xlm_r.py:xl": 3_482_485_760,
@@ -188,6 +189,14 @@ RECIPES = {
         model.feed_forward.activation=gelu_tanh model.norm.epsilon=1e-12 schedule.learning_rate=4e-4
         schedule.warmup_steps=40_000 schedule.final_fraction=0.001 optimizer.epsilon=1e-6 optimizer.weight_decay=0.01
         optimizer.bias_correction=False optimizer.clip_norm=1.0
+    """,
+    # Song et al. 2020 and the command in microsoft/MPNet.
+    "mpnet.py:base": """
+        data.length=512 train.batch_size=8192 train.steps=500_000 objective.rate=0.15 objective.whole_words=1
+        objective.mask_share=0.8 objective.random_share=0.1 data.layout.kind=full_sentences optimizer.b2=0.98
+        optimizer.epsilon=1e-6 optimizer.weight_decay=0.01 optimizer.clip_norm=0.0 model.norm.epsilon=1e-5
+        model.attention.position.buckets=32 model.attention.position.max_distance=128
+        model.attention.position.skips_padding=True model.embedding.token_types=0
     """,
     # microsoft/DeBERTa, experiments/language_model/mlm.sh, rtd.sh and their configs.
     "deberta.py:base": """

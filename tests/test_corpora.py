@@ -66,7 +66,7 @@ FAMILIES = {
         "albert.py:base",
         "glm.py:base",
     ),
-    "roberta": ("roberta.py:base", "bart.py:large", "albert.py:v2-base"),
+    "roberta": ("roberta.py:base", "mpnet.py:base", "bart.py:large", "albert.py:v2-base"),
     "gpt1": ("gpt1.py:base",),
     "gpt2": ("gpt2.py:xl",),
     "gpt3": ("gpt3.py:175b",),

@@ -3,6 +3,9 @@
 Dense layers are torch's `Linear`, stored [out, in].
 """
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from typing_extensions import override
 
 from plm_jax import models
@@ -99,8 +102,13 @@ SYMBOLS = {"cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 
 
 class WordPieceFamily(Family):
-    """Base of the families whose vocabulary is BERT's `vocab.txt`."""
+    """Base of the families whose vocabulary is BERT's `vocab.txt`.
 
+    Attributes:
+      symbols: special tokens in the file, by name.
+    """
+
+    symbols: ClassVar[Mapping[str, str]] = SYMBOLS
     vocabulary_files = {"wordpiece": ("vocab.txt",)}
     tokenizer_class = "BertTokenizer"
 
@@ -114,7 +122,7 @@ class WordPieceFamily(Family):
     def special_ids(self, files, tokenizer_config):
         tokens = wordpiece.read(files[0])
         ids = {token: i for i, token in enumerate(tokens)}
-        special_ids = {f"{name}_token_id": ids[symbol] for name, symbol in SYMBOLS.items() if symbol in ids}
+        special_ids = {f"{name}_token_id": ids[symbol] for name, symbol in self.symbols.items() if symbol in ids}
         return special_ids | {"lowercase": bool(tokenizer_config.get("do_lower_case", wordpiece.is_uncased(tokens)))}
 
 

@@ -27,6 +27,7 @@ from plm_jax.hub.gpt1 import Gpt1Family
 from plm_jax.hub.gpt2 import Gpt2Family
 from plm_jax.hub.llama import LlamaFamily
 from plm_jax.hub.modernbert import ModernBertFamily
+from plm_jax.hub.mpnet import MpnetFamily
 from plm_jax.hub.mt5 import Mt5Family
 from plm_jax.hub.roberta import RobertaFamily
 from plm_jax.hub.t5 import T5Family
@@ -42,7 +43,16 @@ PUBLISHED = (
     *(Gpt2Family, BertFamily, T5Family, Mt5Family, BartFamily, RobertaFamily, ElectraFamily, AlbertFamily),
     *(DistilBertFamily, Gpt1Family, LlamaFamily, GlmFamily, ChatGlmFamily),
     *(GlmOriginalFamily, ChatGlm6BFamily, XlmRobertaFamily, CamembertFamily, XlmFamily, XlmRobertaXlFamily),
-    *(ModernBertFamily, EuroBertFamily, CohereFamily, ErnieFamily, DebertaFamily, DebertaV2Family, XlnetFamily),
+    *(
+        ModernBertFamily,
+        EuroBertFamily,
+        CohereFamily,
+        ErnieFamily,
+        DebertaFamily,
+        DebertaV2Family,
+        XlnetFamily,
+        MpnetFamily,
+    ),
 )
 # Settings of training and computation. A Hugging Face directory lacks them or contains only some of them.
 NOT_STORED = ("dropout.", "initializer.", "attention.position.init_std", "scan_layers", "remat", "attention_kernel")

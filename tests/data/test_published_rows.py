@@ -155,6 +155,7 @@ PUBLISHED = {
     "macbert.py:*": (masked, rules.bert_pairs(101, 102, swap=True), {"drawn": (101, 102)}),
     "modernbert.py:mm-*": (masked, rules.next_fit(rules.distilbert_lines(2, 1, 3)), {}),
     "modernbert.py:*": (masked, rules.next_fit(rules.distilbert_lines(50_281, 50_282, 50_280)), {}),
+    "mpnet.py:*": (masked, rules.fairseq_blocks(0, 2, "complete", [2]), {}),
     "mt5.py:*": (spans, rules.joined(rules.span_text, ends=[1]), {}),
     "palm.py:*": (causal, rules.packed([], [1]), {}),
     "roberta.py:*": (masked, rules.fairseq_blocks(0, 2, "complete", [2]), {}),

@@ -22,6 +22,7 @@ SMALL = [
     ("bert", ENCODER),
     ("ernie", ENCODER | {"use_task_id": True}),
     ("roberta", ENCODER),
+    ("mpnet", ENCODER),
     ("albert", ENCODER | {"embedding_size": 4}),
     ("albert", ENCODER | {"embedding_size": 4} | GROUPS),
     ("distilbert", {"dim": 6, "n_heads": 2, "n_layers": 3, "hidden_dim": 5}),
@@ -41,7 +42,7 @@ SMALL = [
 
 def heads(name, model):
     """Returns the model with every head that its file may have in addition to those of its config."""
-    if name in ("roberta", "xlm-roberta-xl"):
+    if name in ("roberta", "mpnet", "xlm-roberta-xl"):
         return [replace(model, pooler=models.Pooler(0))]  # The family has no classifier of pairs.
     if name == "bart":
         return [replace(model, head=replace(model.head, bias=bias)) for bias in (False, True)]
@@ -88,6 +89,11 @@ HEAD = models.VocabularyHead
             {"attention.position": models.LearnedPositions(35, offset=5, skips_padding=True)},
         ),
         ("roberta", {"hidden_act": "relu"}, {"head.transform": "gelu_exact"}),
+        (
+            "mpnet",
+            {"max_position_embeddings": 40, "pad_token_id": 4},
+            {"attention.position": models.LearnedRelativeBias(38, offset=2, skips_padding=True)},
+        ),
         ("cohere", {"logit_scale": 1.0}, {"attention.position.theta": 500_000.0, "head.scale_by_width": False}),
         ("modernbert", {}, {"attention.windows": (0, 65, 65), "attention.position.thetas": (160_000.0, 1e4, 1e4)}),
         ("modernbert", {"local_rope_theta": 160_000.0}, {"attention.position.theta": 160_000.0}),

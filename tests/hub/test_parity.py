@@ -107,7 +107,7 @@ ERNIE = "ErnieForPreTraining"
 BERT, ROBERTA, ALBERT = "BertForPreTraining", "RobertaForMaskedLM", "AlbertForPreTraining"
 DISTILBERT, DISCRIMINATOR, GENERATOR = "DistilBertForMaskedLM", "ElectraForPreTraining", "ElectraForMaskedLM"
 XLM, XLM_R_XL = "XLMWithLMHeadModel", "XLMRobertaXLForMaskedLM"
-XLNET = "XLNetLMHeadModel"
+XLNET, MPNET = "XLNetLMHeadModel", "MPNetForMaskedLM"
 T5, MT5, BART = (f"{name}ForConditionalGeneration" for name in ("T5", "MT5", "Bart"))
 GPT2, GPT1, LLAMA, GLM = "GPT2LMHeadModel", "OpenAIGPTLMHeadModel", "LlamaForCausalLM", "GlmForCausalLM"
 MODERNBERT, EUROBERT, COHERE = "ModernBertForMaskedLM", "EuroBertForMaskedLM", "CohereForCausalLM"
@@ -138,6 +138,15 @@ CASES = [
         },
     ),
     Case(ROBERTA, "three_types_untied", {"type_vocab_size": 3, "tie_word_embeddings": False, "num_hidden_layers": 1}),
+    Case(
+        MPNET,
+        "odd_heads_three_layers_tanh_gelu",
+        {
+            **{"hidden_size": 21, "num_attention_heads": 7, "hidden_act": "gelu_new", "layer_norm_eps": 0.1},
+            **{"max_position_embeddings": 13, "num_hidden_layers": 3},
+        },
+    ),
+    Case(MPNET, "untied_relu", {"tie_word_embeddings": False, "num_hidden_layers": 1, "hidden_act": "relu"}),
     Case(
         ERNIE,
         "tasks_four_types_odd_heads",
@@ -365,7 +374,7 @@ CASES = [
 ]
 # Tensors that are unused with an untied head, by model_type.
 UNUSED = {"bert": "cls.predictions.bias", "ernie": "cls.predictions.bias", "albert": "predictions.bias"}
-UNUSED |= dict.fromkeys(("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert"), "lm_head.bias")
+UNUSED |= dict.fromkeys(("roberta", "mpnet", "xlm-roberta", "xlm-roberta-xl", "camembert"), "lm_head.bias")
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.architecture}-{case.name}")
@@ -407,6 +416,7 @@ def test_outputs_equal_transformers_before_and_after_saving(case, reference, tmp
         ("ErnieForNextSentencePrediction", False, models.Pooler(2)),
         ("ErnieModel", False, models.Pooler(0)),
         ("RobertaModel", False, models.Pooler(0)),
+        ("MPNetModel", False, models.Pooler(0)),
         ("XLMRobertaModel", False, models.Pooler(0)),
         ("XLMRobertaXLModel", False, models.Pooler(0)),
         ("XLMModel", False, models.NoHead()),
@@ -438,6 +448,7 @@ def test_partial_heads_are_loaded(architecture, head, pooler, reference, tmp_pat
     [
         ("BertForQuestionAnswering", "qa_outputs.bias, qa_outputs.weight"),
         ("RobertaForSequenceClassification", "classifier"),
+        ("MPNetForSequenceClassification", "classifier"),
         ("AlbertForSequenceClassification", "classifier"),
         ("DistilBertForSequenceClassification", "classifier"),
         ("ElectraForSequenceClassification", "classifier"),

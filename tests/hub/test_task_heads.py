@@ -27,6 +27,7 @@ SIDES = ("right", "left")
 RATES = [
     ("bert", 0.3, {"classes": ("classifier_dropout", 0.1), "tags": ("classifier_dropout", 0.1), "span": (None, 0.0)}),
     ("roberta", 0.3, {"classes": ("classifier_dropout", 0.1), "choice": (None, 0.1)}),
+    ("mpnet", 0.3, {"classes": (None, 0.1), "span": (None, 0.0)}),
     ("albert", 0.3, {"classes": ("classifier_dropout_prob", 0.1), "span": (None, 0.0)}),
     ("electra", 0.3, {"classes": ("classifier_dropout", 0.1), "choice": ("summary_last_dropout", 0.1)}),
     ("distilbert", 0.3, {"choice": ("seq_classif_dropout", 0.2), "span": ("qa_dropout", 0.1), "tags": (None, 0.1)}),
@@ -35,7 +36,7 @@ RATES = [
     ("bart", 0.3, {"classes": ("classifier_dropout", 0.0), "span": (None, 0.0)}),
     ("gpt2", 0.3, {"classes": (None, 0.0)}),
 ]
-ENCODERS = {"Bert": {}, "Roberta": {"pad_token_id": 1}, "Albert": {}, "Electra": {}, "DistilBert": {}}
+ENCODERS = {"Bert": {}, "Roberta": {"pad_token_id": 1}, "MPNet": {}, "Albert": {}, "Electra": {}, "DistilBert": {}}
 
 
 class Case(NamedTuple):

@@ -52,7 +52,7 @@ SIZES = {
     },
 }
 ROBERTAS = ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert")
-SIZES |= dict.fromkeys((*ROBERTAS, "ernie"), SIZES["bert"])
+SIZES |= dict.fromkeys((*ROBERTAS, "ernie", "mpnet"), SIZES["bert"])
 SIZES["albert"] = SIZES["electra"] = SIZES["bert"] | {"embedding_size": 7}
 SIZES["mt5"] = SIZES["t5"]
 SIZES["gpt2"] = SIZES["openai-gpt"]
@@ -109,7 +109,7 @@ def run(model, seed=0):
         inputs["token_types"] = rng.integers(0, sizes.n_langs, MASK.shape)
     elif sizes.model_type == "xlnet":
         inputs["token_types"] = rng.integers(0, 3, MASK.shape)
-    if sizes.model_type in ROBERTAS:  # Treats every token with the padding's id as padding.
+    if sizes.model_type in (*ROBERTAS, "mpnet"):  # Treats every token with the padding's id as padding.
         real_tokens = (sizes.pad_token_id + 1 + inputs["tokens"] % (sizes.vocab_size - 1)) % sizes.vocab_size
         inputs["tokens"] = np.where(MASK == 1, real_tokens, sizes.pad_token_id)
     names = {

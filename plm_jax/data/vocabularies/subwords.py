@@ -139,7 +139,8 @@ class WordPiece(_Tokenizer):
                 f"{path} is not a WordPiece vocabulary: write one token per line without duplicates, and [UNK]"
             )
         super().__init__(specials, np.array([not token.startswith("##") for token in tokens]))
-        symbols.check_symbols(path, ids, symbols.WORDPIECE_SYMBOLS, specials)
+        names = symbols.MPNET_SYMBOLS if "<mask>" in ids else symbols.WORDPIECE_SYMBOLS
+        symbols.check_symbols(path, ids, names, specials)
         kind = specials.train_kind
         lowercase = kind == "uncased" if kind else wordpiece.is_uncased(tokens)
         self.tokenizer = tokenizer_files.bert(ids, lowercase)

@@ -21,6 +21,8 @@ SYMBOLS = {
     "dblock": "[dBLOCK]",
 }
 WORDPIECE_SYMBOLS = {"pad": "[PAD]", "unk": "[UNK]", **SYMBOLS}
+# Those of MPNet, whose file has BERT's as well; they begin and end texts as in RoBERTa.
+MPNET_SYMBOLS = {"bos": "<s>", "pad": "<pad>", "eos": "</s>", "unk": "[UNK]", "mask": "<mask>"}
 WORD_SYMBOLS = {"bos": words.BOS, "eos": words.EOS, "unk": words.UNK}
 
 

@@ -3,6 +3,7 @@
 from plm_jax.models.positions.block import BlockPositions
 from plm_jax.models.positions.disentangled import Disentangled
 from plm_jax.models.positions.learned import LearnedPositions
+from plm_jax.models.positions.learned_relative_bias import LearnedRelativeBias
 from plm_jax.models.positions.none import NoPositions
 from plm_jax.models.positions.position import Position, SelfAttentionLayer, Table
 from plm_jax.models.positions.relative_bias import RelativeBias
@@ -15,6 +16,7 @@ __all__ = [
     "BlockPositions",
     "Disentangled",
     "LearnedPositions",
+    "LearnedRelativeBias",
     "NoPositions",
     "Position",
     "RelativeBias",

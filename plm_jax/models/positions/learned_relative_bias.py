@@ -1,0 +1,38 @@
+"""MPNet's positions: trained vectors of absolute positions, and T5's biases of scores."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from typing_extensions import override
+
+from plm_jax.common import ranges
+from plm_jax.models.positions.learned import LearnedPositions
+from plm_jax.models.positions.relative_bias import RelativeBias
+
+
+@dataclass(frozen=True)
+class LearnedRelativeBias(LearnedPositions):
+    """Learned absolute positions, and in addition the bias of scores of `RelativeBias` (MPNet, Song et al. 2020).
+
+    Attributes:
+      buckets: number of buckets that distances are divided into.
+      max_distance: distance from which all distances share a bucket.
+    """
+
+    kind: ClassVar[str] = "learned_relative_bias"
+    buckets: ranges.Width = 32
+    max_distance: ranges.Length = 128
+
+    @property
+    def relative(self) -> RelativeBias:
+        """Scheme of the biases."""
+        return RelativeBias(self.buckets, self.max_distance)
+
+    @override
+    def score_tables(self, width, heads, head_dim, initializer):
+        """Returns `relative_bias` [buckets, N]."""
+        return self.relative.score_tables(width, heads, head_dim, initializer)
+
+    @override
+    def distance_bias(self, tables, distances, heads, causal):
+        return self.relative.distance_bias(tables, distances, heads, causal)

@@ -3,10 +3,10 @@
     python -m plm_jax pretrain --config=configs/mpnet.py:base --workdir=runs/mpnet-base
 
 Published (§4.1 and the command in microsoft/MPNet): BERT's layers with the exact GELU, absolute positions of RoBERTa,
-T5's biases of scores in 32 buckets, BERT's uncased vocabulary with five more tokens, 15 % of the tokens
-predicted in whole words, RoBERTa's 160 GB of text in rows of full sentences of up to 512 tokens, batch 8,192, 500,000
-steps, Adam with b2 0.98 and without clipping. The peak of the rate and its warm-up are those of RoBERTa base; the
-command, for 125,000 steps at a batch of 256 per device, has 5e-4 after 10,000 steps.
+T5's biases of scores in 32 buckets, BERT's uncased vocabulary with five more tokens, 15 % of the tokens predicted in
+whole words, RoBERTa's 160 GB of text in rows of full sentences of up to 512 tokens, batch 8,192, 500,000 steps, Adam
+with b2 0.98 and without clipping. The peak of the rate and its warm-up are those of RoBERTa base; the command, for
+125,000 steps at a batch of 256 per device, has 5e-4 after 10,000 steps.
 
 The objective here is masked language modeling, not that of the paper. Masked and permuted language modeling predicts
 the same tokens in a random order: each from the earlier ones and, instead of the others, from masks with their
@@ -14,8 +14,8 @@ positions. Its two streams read a row to which the masks are appended, and their
 token. XLNet's streams have no such keys, and biases of the kind `learned_relative_bias` need tokens in their order.
 
 Wikipedia comes from TensorFlow Datasets. Store the other four corpora (`corpora.MIXTURES["roberta"]`) as JSON Lines
-({"text": …}) at the paths in `data.sources`, and vocab.txt of microsoft/mpnet-base at `vocabulary.spec`, or change these
-fields.
+({"text": …}) at the paths in `data.sources`, and vocab.txt of microsoft/mpnet-base at `vocabulary.spec`, or change
+these fields.
 """
 
 from plm_jax import config, models, objectives

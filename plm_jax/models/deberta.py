@@ -88,8 +88,7 @@ class DebertaStack(Stack):
     """A stack with a convolution, a mask decoder, or both.
 
     The decoder applies the last layer twice. Keys and values are the output of the layer before it. The first queries
-    are this output plus embeddings of absolute positions, the second queries are the first result. Pipeline stages do
-    not split this stack.
+    are this output plus embeddings of absolute positions, the second queries are the first result.
 
     Attributes:
       convolution: the convolution after the first layer; None: none.

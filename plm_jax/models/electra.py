@@ -120,6 +120,11 @@ class ElectraConfig(EncoderConfig):
         """Stacks of the discriminator and the generator."""
         return self.stack, self.generator_model.stack
 
+    @property
+    @override
+    def has_stages(self):
+        return self.discriminator_model.has_stages and self.generator_model.has_stages
+
     @override
     def module(self, dtype):
         return Electra(self, dtype)

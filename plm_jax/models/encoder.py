@@ -72,6 +72,11 @@ class EncoderConfig(TransformerConfig):
         return super().uses_absolute_positions or isinstance(self.head, MaskDecoderHead)
 
     @property
+    @override
+    def has_stages(self):
+        return self.convolution is None and not isinstance(self.head, MaskDecoderHead)
+
+    @property
     def own_heads(self) -> dict[str, Head]:
         """Heads that are fields of these settings, except the vocabulary head."""
         pair = "sentence_pair" if getattr(self.pooler, "classes", 0) else "pooled"

@@ -7,7 +7,7 @@ next stage into a `collective-permute`, and nothing else moves between stages wi
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec
 
 from plm_jax.models import partitioning
 from plm_jax.models.partitioning import constrain
+from plm_jax.models.protocol import ModelConfig
 from plm_jax.models.transformer import StackConfig, TransformerConfig
 
 
@@ -24,7 +25,7 @@ def stage_axes() -> dict[str, int]:
     return partitioning.mesh_axes("layers")
 
 
-def cuts(stacks: Sequence[StackConfig], stages: int) -> bool:
+def cuts(model: ModelConfig, stages: int) -> bool:
     """Returns whether every stack of a model splits into equal stages without splitting layers that share parameters.
 
     With more stages than groups of such layers, each stage has the parameters of its group.
@@ -34,7 +35,7 @@ def cuts(stacks: Sequence[StackConfig], stages: int) -> bool:
         groups = stack.layers if stack.groups is None else stack.groups
         return stack.layers % stages == 0 and (groups % stages == 0 or stages % groups == 0)
 
-    return stages == 1 or (bool(stacks) and all(map(divides, stacks)))
+    return stages == 1 or (model.has_stages and bool(model.stacks) and all(map(divides, model.stacks)))
 
 
 def num_microbatches(limit: int, stages: int, rows: int) -> int:

@@ -42,7 +42,8 @@ class ModelConfig(Role):
       any_order: whether the positions of a row are computed in parallel, so that `mesh.context` can shard them.
       uses_absolute_positions: whether outputs depend on absolute positions, not only on distances between tokens.
       remat_levels: values of the field `remat`, from the least recomputation to the most; ("none",) without this field.
-      stacks: `transformer.StackConfig` of each stack of layers that pipeline stages can split; () if there is none.
+      stacks: `transformer.StackConfig` of each stack of layers; () if there is none.
+      has_stages: whether pipeline stages can split the stacks.
       is_placeholder: whether these settings are a placeholder in a config for a model loaded from a checkpoint.
       stack_paths: path of each of `stacks` in the parameter tree, such as `encoder`.
       pipeline_microbatches: as in `TransformerConfig`.
@@ -64,6 +65,7 @@ class ModelConfig(Role):
     remat = "none"
     remat_levels: ClassVar[tuple[str, ...]] = ("none",)
     stacks = ()
+    has_stages = True
     stack_paths: ClassVar[tuple[str, ...]] = ()
     is_placeholder: ClassVar[bool] = False
     pipeline_microbatches = 0

@@ -70,6 +70,11 @@ class XlnetConfig(EncoderConfig):
         """Number of token types: two texts, and the token that classifies them."""
         return 3 if getattr(self.attention.position, "segments", False) else self.embedding.token_types
 
+    @property
+    @override
+    def has_stages(self):
+        return isinstance(self.head, NoHead)  # Only the content stream is split.
+
     @override
     def with_task(self, head):
         model = dataclasses.replace(self, memory_length=0, reuse_length=0, reverses_half=False)

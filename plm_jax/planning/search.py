@@ -132,7 +132,7 @@ def _meshes(run: config.Run, phase: config.Phase, devices: int) -> Iterator[dict
     heads = model.attention.num_kv_heads if isinstance(model, TransformerConfig) else 1
     tensors = [size for size in _powers(min(LARGEST_TENSOR, devices)) if heads % size == 0]
     contexts = [size for size in _powers(16) if phase.length % (2 * size) == 0 and (size == 1 or phase.length >= 8192)]
-    pipeline_sizes = [size for size in _powers(16) if cuts(model.stacks, size)]
+    pipeline_sizes = [size for size in _powers(16) if cuts(model, size)]
     for tensor, context, pipeline in itertools.product(tensors, contexts, pipeline_sizes):
         remaining, rest = divmod(devices, tensor * context * pipeline)
         if rest:

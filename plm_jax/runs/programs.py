@@ -259,7 +259,12 @@ def _check_divides(model: ModelConfig, phase: Phase, length: int, mesh: Mesh) ->
             "or change data.length"
         )
     stages, pipeline_microbatches = sizes["stage"], model.pipeline_microbatches
-    if not pipeline.cuts(model.stacks, stages):
+    if stages > 1 and not model.has_stages:
+        raise UserError(
+            f"mesh.stage={stages} cannot split a convolution, a mask decoder or two streams, and this model of kind "
+            f"'{model.kind}' has one of them: {nearest_mesh()}"
+        )
+    if not pipeline.cuts(model, stages):
         layers = " and ".join(str(stack.layers) for stack in model.stacks) or "no"
         raise UserError(
             f"mesh.stage={stages} does not divide the {layers} layers of a model of kind '{model.kind}', or the "
@@ -281,7 +286,7 @@ def _nearest_mesh(model: ModelConfig, rows: int, length: int, mesh: Mesh) -> str
     def fits(sizes):
         return (
             rows % math.prod(sizes[axis] for axis in meshes.BATCH_AXES) == 0
-            and pipeline.cuts(model.stacks, sizes["stage"])
+            and pipeline.cuts(model, sizes["stage"])
             and model.attention_heads % sizes["tensor"] == 0
             and (sizes["context"] == 1 or (model.any_order and length % (2 * sizes["context"]) == 0))
         )

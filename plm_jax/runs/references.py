@@ -51,9 +51,9 @@ def _check(run: config.Run, name: str, model: ModelConfig) -> None:
                 f"rows of {longest} tokens are longer than the {model.num_positions} positions of reference '{name}': "
                 "lower config.data.length, or choose another reference"
             )
-        if stages > 1 and not pipeline.cuts(model.stacks, stages):
+        if stages > 1 and not pipeline.cuts(model, stages):
             raise UserError(
-                f"mesh.stage={stages} does not divide the layers of reference '{name}': set config.mesh.stage to 1"
+                f"mesh.stage={stages} cannot split the layers of reference '{name}': set config.mesh.stage to 1"
             )
 
 

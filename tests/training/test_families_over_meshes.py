@@ -101,7 +101,7 @@ CASES = [
     for family, (run, of_default) in FAMILIES.items()
     for name in (MESHES if os.environ.get("PLM_JAX_FULL_TESTS") else [of_default])
     if run.model.any_order or "context" not in MESHES[name]
-    if pipeline.cuts(run.model.stacks, MESHES[name].get("stage", 1))
+    if pipeline.cuts(run.model, MESHES[name].get("stage", 1))
 ]
 
 

@@ -111,10 +111,46 @@ def test_number_of_microbatches_divides_the_rows(wanted, stages, rows, count):
     assert pipeline.num_microbatches(wanted, stages, rows) == count
 
 
+def encoder(layers, **fields):
+    """Settings of an encoder."""
+    return dataclasses.replace(RUNS["roberta"].model, stack=models.StackConfig(layers), **fields)
+
+
+def xlnet():
+    """Settings of an XLNet."""
+    return models.XlnetConfig(
+        embedding=models.EmbeddingConfig(64, 16),
+        attention=models.AttentionConfig(2, 8, models.RelativeSinusoids()),
+        feed_forward=models.FeedForwardConfig(16),
+        stack=models.StackConfig(4),
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "splits"),
+    [
+        (encoder(4), True),
+        (encoder(4, convolution=models.ConvolutionConfig()), False),
+        (encoder(4, head=models.MaskDecoderHead(positions=64)), False),
+        (encoder(4, head=models.MaskDecoderHead(positions=64)).with_task(models.SpanHead()), True),
+        (xlnet(), False),
+        (xlnet().with_task(models.SpanHead()), True),
+    ],
+)
+def test_stages_do_not_split_stacks_of_other_kinds(model, splits):
+    assert pipeline.cuts(model, 2) == splits and pipeline.cuts(model, 1)
+
+
 @pytest.mark.parametrize(
     ("name", "model", "sizes", "says"),
     [
         ("plain", {}, {"stage": 4, "data": 2}, r"mesh.stage=4 .* 2 layers .* use mesh.data="),
+        (
+            "roberta",
+            {"convolution": models.ConvolutionConfig()},
+            {"stage": 2, "data": 4},
+            r"^mesh\.stage=2 cannot split a convolution, .* 'encoder' .*: use mesh\.data=",
+        ),
         ("electra", {}, {"stage": 2, "data": 4}, r"mesh.stage=2 .* 2 and 1 layers"),
         ("elmo", {}, {"stage": 2, "data": 4}, r"mesh.stage=2 .* no layers .*'elmo'"),
         ("plain", {"pipeline_microbatches": 3}, {"stage": 2}, r"pipeline_microbatches is 3, .* 2, 4, 8, or 0"),

@@ -240,7 +240,7 @@ class MaskedLM(Objective):
             begins = self.begins_words(candidates, example) if self.whole_words else np.ones(len(candidates), np.bool_)
             size = int(1 / self.rate)
             positions = candidates[_from_windows(begins, num, size, self._cumulative_gram_weights, rng)]
-            return positions[: self.target_length(len(example["tokens"]))]
+            return positions[: self.max_predictions or num]
         if not self.whole_words:
             if self.independent:
                 return candidates[_independent(np.arange(len(candidates)), self.rate, num, rng)]

@@ -132,10 +132,19 @@ def joined(inner_rows, length):
 
 
 @pytest.mark.parametrize("name", INNER)
-@pytest.mark.parametrize("objective", ["masked_lm", "span_masked_lm", "replaced_token"])
-def test_a_packed_row_is_its_inner_rows(write_sentences, name, objective):
+@pytest.mark.parametrize(
+    ("objective", "settings"),
+    [
+        ("masked_lm", {}),
+        ("masked_lm", {"windows": True, "whole_words": 2}),
+        ("span_masked_lm", {}),
+        ("replaced_token", {}),
+    ],
+)
+def test_a_packed_row_is_its_inner_rows(write_sentences, name, objective, settings):
     """Inner rows are made alone in rows of the same length; unused entries are 0 (the id of padding here)."""
-    rows, bound = opened(write_sentences({"train": corpus(0, 80)}), config.Packed(inner=INNER[name]), objective)
+    source, layout = write_sentences({"train": corpus(0, 80)}), config.Packed(inner=INNER[name])
+    rows, bound = opened(source, layout, objective, **settings)
     for item in range(0, rows.passes[-1], 7):
         row = noising.make(bound, rows, item, layouts.generator(1, "test", item), WORD_INITIAL)
         seeds = layouts.generator(1, "test", item).integers(2**63, size=len(rows.numbers(item))).tolist()

@@ -95,6 +95,14 @@ def test_user_positions_are_a_config_choice(position):
     assert Position.choices[position.kind] is type(position)
 
 
+@pytest.mark.parametrize("position", [models.Disentangled(), models.RelativeSinusoids()], ids=lambda p: p.kind)
+def test_scores_of_keys_with_distances_need_a_key_per_head(position):
+    with pytest.raises(UserError, match=rf"^attention\.kv_heads is 2, .* of kind '{position.kind}' need a key"):
+        models.AttentionConfig(4, 6, position, kv_heads=2)
+    assert models.AttentionConfig(4, 6, position, kv_heads=4).num_kv_heads == 4
+    assert models.AttentionConfig(4, 6, models.LearnedRelativeBias(8), kv_heads=2).num_kv_heads == 2
+
+
 def test_rotary_2d_needs_even_halves():
     with pytest.raises(UserError, match=r"attention\.head_dim is 6: set it to a multiple of 4"):
         models.AttentionConfig(2, 6, models.Rotary2D())

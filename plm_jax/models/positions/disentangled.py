@@ -39,6 +39,7 @@ class Disentangled(Position):
     """
 
     kind: ClassVar[str] = "disentangled"
+    supports_kv_heads = False
     length: ranges.Length = 512
     buckets: ranges.LengthOrZero = 256
     terms: tuple[Literal["c2p", "p2c"], ...] = ("c2p", "p2c")

@@ -77,6 +77,7 @@ class Position(Role):
         position of its mask in the text.
       score_terms: number of products that are summed to a score; without `attention.score_scale`, scores are divided by
         the square root of this number times head_dim.
+      supports_kv_heads: whether heads may share keys and values (`attention.kv_heads`).
     """
 
     limit: int | None = None
@@ -84,6 +85,7 @@ class Position(Role):
     uses_absolute_positions: bool = True
     counts_blanks: bool = False
     score_terms: int = 1
+    supports_kv_heads: bool = True
 
     def check(self, head_dim: int) -> None:
         """Raises `UserError` for a `head_dim` that the scheme does not support."""

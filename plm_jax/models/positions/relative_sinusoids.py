@@ -27,6 +27,7 @@ class RelativeSinusoids(Position):
 
     kind: ClassVar[str] = "relative_sinusoids"
     uses_absolute_positions = False
+    supports_kv_heads = False
     clamp: ranges.Length | None = None
     segments: bool = True
 

@@ -40,7 +40,10 @@ def _layers_above(names: list[str], leaf: Any, stacks: Mapping[str, StackConfig]
             group = np.array(layer_numbers(name, leaf)) // stack.inner + 1
             depth = group * (stack.layers // (stack.stored_blocks // stack.inner))
             return (stack.layers + 2.0 - depth).reshape(-1, *[1] * (leaf.ndim - 1))
-        return 1.0 if inside[0] == "final_norm" else stack.layers + 2.0  # A position table counts as an embedding.
+        if inside[0] == "convolve":  # It follows the first layer.
+            return stack.layers + 1.0
+        # The only positions inside a stack are those of a mask decoder. Tables of scores count as embeddings.
+        return {"final_norm": 1.0, "position_embedding": 0.0}.get(inside[0], stack.layers + 2.0)
     of_embeddings = "embedding" in names[0] or (len(names) > 2 and "embedding" in names[1])
     return max(stack.layers for stack in stacks.values()) + 2.0 if of_embeddings else 0.0
 

@@ -42,9 +42,10 @@ class OptimizerConfig(Role):
       layer_decay: factor on the learning rate from each layer to the layer below it, for fine-tuning (ELECTRA:
         google-research/electra, model/optimization.py); 1: the same rate for all layers. In a stack of n layers,
         parameters at depth d have the rate `rate · layer_decay ** (n + 2 - d)`: d is 0 for embeddings, i + 1 for layer
-        i (from 0), n + 1 for a final norm and n + 2 for heads. Layers that share parameters have the rate of the last
-        of them. If a model has several stacks, such as an encoder and a decoder, n and d refer to the stack of the
-        parameter; for embeddings, n is that of the deepest stack.
+        i (from 0), n + 1 for a final norm and n + 2 for heads. A convolution has the rate of the first layer, the
+        positions of a mask decoder that of heads. Layers that share parameters have the rate of the last of them. If a
+        model has several stacks, such as an encoder and a decoder, n and d refer to the stack of the parameter; for
+        embeddings, n is that of the deepest stack.
       groups: optimizers of some of the parameters, as (pattern, optimizer, factor): a regular expression that matches
         the whole name of a parameter, such as `HIDDEN_MATRICES`, its optimizer, and a factor on the learning rate. The
         first pattern that matches a parameter decides; this optimizer updates the parameters that none matches.

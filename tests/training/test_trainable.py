@@ -202,6 +202,22 @@ ABOVE = {
 }
 
 
+def test_convolution_has_the_rate_of_the_first_layer_and_mask_decoder_that_of_heads():
+    model = dataclasses.replace(
+        tiny_config.BERT,
+        attention=dataclasses.replace(tiny_config.BERT.attention, position=models.Disentangled(8, buckets=4)),
+        stack=models.StackConfig(3),
+        convolution=models.ConvolutionConfig(),
+        head=models.MaskDecoderHead(positions=8),
+        pooler=models.NoHead(),
+    )
+    factors = by_layer(runs.flat(layer_decay.factors(model, DECAY, registry.shapes(model))))
+    above = {"stack/convolve/": 4, "stack/blocks/0/": 4, "stack/blocks/2/": 2, "stack/position_embedding": 0}
+    for prefix, power in (above | {"stack/relative_embedding": 5, "token_embedding": 5}).items():
+        of_prefix = {factor.item() for tensor, factor in factors.items() if tensor.startswith(prefix)}
+        assert of_prefix == {DECAY**power}, prefix
+
+
 @pytest.mark.parametrize("name", ABOVE)
 def test_rates_fall_from_the_heads_to_the_embeddings(name):
     model = getattr(tiny_config, name)

@@ -76,6 +76,7 @@ class RelativeAttention(Entry):
             terms=terms,
             epsilon=values["layer_norm_eps"],
             input_positions=positions if is_biased else 0,
+            num_tokens=0 if is_biased or positions == values["max_relative_positions"] else positions,
         )
         return settings | {"attention.position": scheme}
 
@@ -87,7 +88,7 @@ class RelativeAttention(Entry):
         if scale is not None and not is_relative:
             terms = ("c2p", "p2c")[: max(0, round(scale**-2 / model.attention.head_dim) - 1)]
         reach = position.length if is_relative else 512
-        positions = model.num_positions or reach
+        positions = model.num_positions or (position.max_length if is_relative else reach)
         is_biased = isinstance(position, models.LearnedPositions) or (is_relative and position.input_positions > 0)
         return {
             "relative_attention": is_relative,

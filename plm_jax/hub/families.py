@@ -128,6 +128,7 @@ def _canonical(model: models.TransformerConfig) -> models.TransformerConfig:
     if isinstance(position := attention.position, models.Disentangled):
         unused = {"key_bias": True} if position.shared else {}
         unused |= {} if position.norm else {"epsilon": models.Disentangled.epsilon}
+        unused |= {"num_tokens": 0} if model.num_positions or position.num_tokens == position.length else {}
         position = replace(position, terms=tuple(sorted(position.terms)), **unused)
         model = replace(model, attention=replace(model.attention, position=position))
     if model.norm.kind == "rms":

@@ -68,6 +68,11 @@ class EncoderConfig(TransformerConfig):
 
     @property
     @override
+    def max_length(self):
+        return getattr(self.head, "positions", None) or super().max_length
+
+    @property
+    @override
     def uses_absolute_positions(self):
         return super().uses_absolute_positions or isinstance(self.head, MaskDecoderHead)
 

@@ -262,7 +262,7 @@ class TransformerConfig(ModelConfig):
     @property
     @override
     def max_length(self) -> int | None:
-        return getattr(self.attention.position, "length", None)
+        return self.attention.position.max_length
 
     @property
     @override

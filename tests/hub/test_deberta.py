@@ -101,6 +101,31 @@ def test_it_equals_transformers_and_returns_bit_equal(version, name, tmp_path):
     np.testing.assert_array_equal(run(again, batch).logits, expected.logits)
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"max_relative_positions": 5},
+        {"max_relative_positions": 30},
+        {"max_relative_positions": 5, "position_biased_input": True},
+        {"max_relative_positions": -1},
+        {"max_relative_positions": 24},
+    ],
+)
+@pytest.mark.parametrize("form", ["ForMaskedLM", "Model"])
+def test_numbers_of_positions_and_of_distances_are_kept(fields, form, tmp_path):
+    theirs = of_transformers("", V1 | fields, form=form)
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours = plm_jax.load(tmp_path / "theirs")
+    assert ours.config.max_length == 24
+    ours.save(tmp_path / "ours", format="huggingface")
+    again = transformers.AutoConfig.from_pretrained(tmp_path / "ours")
+    assert again.max_position_embeddings == 24
+    reach = fields["max_relative_positions"]
+    assert again.max_relative_positions in ({-1, 24} if reach in (-1, 24) else {reach})
+    decoded = dataclasses.replace(ours.config, head=models.MaskDecoderHead(positions=7))
+    assert decoded.max_length == 7
+
+
 @pytest.mark.parametrize("version", ["", "V2"])
 @pytest.mark.parametrize("form", ["ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"])
 def test_heads_of_tasks_equal_transformers(version, form, tmp_path):

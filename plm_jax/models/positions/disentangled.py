@@ -36,6 +36,8 @@ class Disentangled(Position):
       epsilon: constant added to the variance in this norm.
       input_positions: number of absolute positions whose embeddings are added to the tokens' (`position_biased_input`);
         0: none.
+      num_tokens: number of tokens in a row that a model without absolute positions is designed for; longer rows are
+        accepted. 0: `length`.
     """
 
     kind: ClassVar[str] = "disentangled"
@@ -48,6 +50,7 @@ class Disentangled(Position):
     norm: bool = True
     epsilon: ranges.Share = 1e-7
     input_positions: ranges.LengthOrZero = 0
+    num_tokens: ranges.LengthOrZero = 0
 
     def __post_init__(self):
         if self.buckets and (self.buckets % 2 or self.length <= self.buckets // 2 + 1):
@@ -62,6 +65,11 @@ class Disentangled(Position):
     @override
     def limit(self):
         return self.input_positions or None
+
+    @property
+    @override
+    def max_length(self):
+        return self.input_positions or self.num_tokens or self.length
 
     @property
     @override

@@ -225,6 +225,11 @@ class Position(Role):
         return query, None
 
     @property
+    def max_length(self) -> int | None:
+        """Number of tokens in a row that the scheme is designed for; None if unknown."""
+        return getattr(self, "length", None)
+
+    @property
     def has_layer_bias(self) -> bool:
         """Whether the scheme defines `layer_bias`."""
         return type(self).layer_bias is not Position.layer_bias

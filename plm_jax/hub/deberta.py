@@ -258,7 +258,9 @@ class DebertaFamily(Family):
         f"{OLD_HEAD}.decoder.bias": f"{HEAD}.bias",
         f"{OLD_HEAD}.decoder.weight": "deberta.embeddings.word_embeddings.weight",
     }
-    buffers = r"embeddings\.position_(ids|embeddings\.weight)"
+    buffers = r"embeddings\.position_ids"
+    # The positions of a mask decoder in the file of a discriminator or of an encoder without a head.
+    unused = r"embeddings\.position_embeddings\.weight"
     vocabulary_files = {"bpe": ("vocab.json", "merges.txt")}
     tokenizer_class = "DebertaTokenizer"
     tasks = TASKS
@@ -326,7 +328,7 @@ class DebertaV2Family(DebertaFamily):
         ),
     )
     # `transformers` has the norm of the distances even in a model without distances.
-    buffers = rf"{DebertaFamily.buffers}|encoder\.LayerNorm\.(weight|bias)"
+    unused = rf"{DebertaFamily.unused}|encoder\.LayerNorm\.(weight|bias)"
     vocabulary_files = {"sentencepiece": ("spm.model",)}
     tokenizer_class = "DebertaV2Tokenizer"
     tasks: Any = TASKS | {"choice": CONTEXT_POOLER}

@@ -284,7 +284,7 @@ def _accepts(family: Family, tensors: Mapping[str, files.StoredTensor]) -> bool:
     """Whether the names of all tensors are possible in a family."""
     patterns = (re.sub(r"\\\{\w+\\\}", r"\\d+", re.escape(tensor.name)) for tensor in family.tensors)
     known = re.compile("|".join([*patterns, *map(re.escape, family.copies)]))
-    ignored = re.compile(f"{family.buffers}|{family.other_heads}")
+    ignored = re.compile(f"{family.buffers}|{family.unused}|{family.other_heads}")
     names = by_full_name(tensors, family)
     return all(known.fullmatch(name) or ignored.fullmatch(name.removeprefix(family.prefix)) for name in names)
 

@@ -130,6 +130,8 @@ class Family(Role):
       model_type: `model_type` in `config.json`, unless it is `kind`.
       prefix: first part of tensor names, such as `bert.`, which files of models without a head leave out.
       buffers: regular expression that matches the names, without the prefix, of tensors that are not weights.
+      unused: regular expression that matches the names, without the prefix, of weights that a model may have without
+        using them. They are left out with a warning.
       vocabulary_files: vocabulary file names for each scheme of `vocabularies.load`, such as `wordpiece`.
       unsupported_vocabulary: vocabulary files of a tokenizer that this package does not have. A directory that has no
         other files of a vocabulary is loaded without one, with a warning.
@@ -152,6 +154,7 @@ class Family(Role):
     model_type: ClassVar[str] = ""
     prefix: ClassVar[str] = ""
     buffers: ClassVar[str] = "(?!)"  # Matches nothing.
+    unused: ClassVar[str] = "(?!)"
     vocabulary_files: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     unsupported_vocabulary: ClassVar[tuple[str, ...]] = ()
     tokenizer_class: ClassVar[str] = ""

@@ -192,7 +192,8 @@ def _check(
     # A tied head may be stored as a copy of the token table; `_has_untied_head` has compared the two.
     extra = stored.keys() - expected.keys() - {families.name_in(family, "head")}
     copies = extra & family.copies.keys()
-    extra = [name for name in extra - copies if not matches(family.buffers, name)]
+    unused = sorted(stored[name].name for name in extra if matches(family.unused, name))
+    extra = [name for name in extra - copies if not matches(f"{family.buffers}|{family.unused}", name)]
     misshapen = [
         f"{name} is {stored[name].code} {list(stored[name].shape)} and not {list(layout.shape)}"
         for name, layout in expected.items()
@@ -207,6 +208,8 @@ def _check(
             "copies that differ": [name for name in copies if not stored[name].equals(stored[family.copies[name]])],
         },
     )
+    if unused:
+        warnings.warn(f"{folder}: weights that the model does not use are left out: {', '.join(unused)}", stacklevel=6)
     if extra:
         heads = ", ".join(sorted(stored[name].name for name in extra))
         warnings.warn(f"{folder}: the heads of a fine-tuned model are left out: {heads}", stacklevel=6)

@@ -235,6 +235,23 @@ def test_table_of_the_mask_decoder_is_read_and_written(tmp_path):
         np.testing.assert_array_equal(written[name], tensor)
 
 
+def test_weights_without_an_effect_are_named_when_they_are_left_out(tmp_path):
+    """A discriminator's file with the decoder's table, and the norm of distances in a model without distances."""
+    import warnings
+
+    microsofts(tmp_path, "")
+    with pytest.warns(match=r"does not use are left out: deberta\.embeddings\.position_embeddings\.weight$"):
+        ours = plm_jax.load(tmp_path / "theirs")
+    assert ours.config.discriminator != models.NoHead() and not isinstance(ours.config.head, models.MaskDecoderHead)
+    of_transformers("V2", V3 | OFF).save_pretrained(tmp_path / "off")
+    norms = r"deberta\.encoder\.LayerNorm\.bias, deberta\.encoder\.LayerNorm\.weight"
+    with pytest.warns(match=rf"does not use are left out: {norms}$"):
+        plm_jax.load(tmp_path / "off").save(tmp_path / "again")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plm_jax.load(tmp_path / "again")
+
+
 def test_discriminator_equals_its_formula(tmp_path):
     """Reference in torch: the sum with the first token, normalized, a dense layer and one logit."""
     tensors = {name: torch.tensor(tensor) for name, tensor in microsofts(tmp_path, "mask_predictions").items()}

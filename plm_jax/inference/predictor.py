@@ -268,7 +268,7 @@ def _answer(rows: LabeledRows, outputs: Sequence[np.ndarray], document: int) -> 
     rules = settings.n_best, settings.answer_length, settings.unanswerable, settings.null_threshold
     answer = spans.answer(rows.context(document), windows, *rules)
     if not answer.text:
-        score = min(float(np.prod([scores[0] for scores in _probabilities(window)])) for window in windows)
+        score = min(float(np.prod([scores[window.null] for scores in _probabilities(window)])) for window in windows)
         return AnswerPrediction("", None, None, score)
     best = answer.spans[0]
     score = max(_span_probability(window, best) for window in windows)
@@ -276,9 +276,9 @@ def _answer(rows: LabeledRows, outputs: Sequence[np.ndarray], document: int) -> 
 
 
 def _probabilities(window: spans.AnswerWindow) -> list[np.ndarray]:
-    """Returns the probabilities of the starts and of the ends, among the context's tokens and the row's first one."""
+    """Returns the probabilities of the starts and of the ends, among the context's tokens and that for no answer."""
     is_candidate = window.begins[: len(window.starts)] >= 0
-    is_candidate[0] = True
+    is_candidate[window.null] = True
     return [_softmax(np.where(is_candidate, scores, -np.inf)) for scores in (window.starts, window.ends)]
 
 

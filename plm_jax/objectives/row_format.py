@@ -53,6 +53,11 @@ class RowFormat:
         """Returns the format of XLNet, `A <sep> B <sep> <cls>`, in which the last token has a type of its own."""
         return cls((), (sep_id,), (sep_id, cls_id), pad, has_types=True, last_type=2)
 
+    @property
+    def classifies_last(self) -> bool:
+        """Whether the token that classifies a row is its last one, as in XLNet."""
+        return self.last_type is not None
+
     def room(self, length: int, num_texts: int = 1) -> int:
         """Returns the number of tokens of `num_texts` texts that fit into a row of `length`."""
         return length - len(self.before) - len(self.after) - (num_texts - 1) * len(self.between)

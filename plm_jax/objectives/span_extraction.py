@@ -19,11 +19,13 @@ class ContextWindow(NamedTuple):
       first: its first token in the context.
       size: number of tokens.
       offset: index in the row of its first token.
+      null: index in the row of the token that stands for "no answer".
     """
 
     first: int
     size: int
     offset: int
+    null: int
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class SpanExtraction(LabeledObjective):
     """Prediction of the start and end of the answer to a question in a context (Devlin et al. 2019 §4.2).
 
     A context too long for a row is split into windows, one row each. A window without the whole answer has the first
-    token of the row as its target.
+    token of the row as its target, or XLNet's `cls`, the last one.
 
     Attributes:
       stride: number of context tokens that a window shares with the previous one, like `--doc_stride` in Hugging Face's
@@ -39,13 +41,14 @@ class SpanExtraction(LabeledObjective):
       question_length: maximum number of tokens of the question; longer ones are truncated.
       answer_length: maximum number of tokens of an answer.
       n_best: number of highest-scoring starts and ends from which the answer is chosen.
-      unanswerable: whether questions may have no answer; "no answer" is predicted if the score of the row's first token
-        exceeds that of the best answer by more than `null_threshold`.
+      unanswerable: whether questions may have no answer; "no answer" is predicted if the score of the token that stands
+        for it exceeds that of the best answer by more than `null_threshold`.
       null_threshold: minimum difference of scores for predicting that there is no answer.
     """
 
     kind: ClassVar[str] = "span_extraction"
     form: ClassVar[str] = "span"
+    architectures: ClassVar[tuple[str, ...]] = ("encoder", "encoder_decoder", "xlnet")
     targets: ClassVar[str] = "where the answer begins and ends"
     stride: ranges.LengthOrZero = 128
     question_length: ranges.Length = 64
@@ -85,8 +88,10 @@ class SpanExtraction(LabeledObjective):
         """Returns window `number` of an example whose question and context have these numbers of tokens."""
         room = int(self.room(question, length, special))
         first = number * (room - self.stride)
-        starts = self.row_format(special).text_starts([min(question, self.question_length), 0])
-        return ContextWindow(first, min(room, context - first), starts[1])
+        row_format, size = self.row_format(special), min(room, context - first)
+        offset = row_format.text_starts([min(question, self.question_length), 0])[1]
+        null = offset + size + len(row_format.after) - 1 if row_format.classifies_last else 0
+        return ContextWindow(first, size, offset, null)
 
     @override
     def apply(self, example: dict[str, Any], special: Special, rng: np.random.Generator) -> dict[str, np.ndarray]:
@@ -103,6 +108,6 @@ class SpanExtraction(LabeledObjective):
         begin, end = first - window.first, last - window.first
         is_inside = 0 <= begin <= end < window.size
         return self.make_row(texts, example, special).row | {
-            "span_starts": number(window.offset + begin if is_inside else 0),
-            "span_ends": number(window.offset + end if is_inside else 0),
+            "span_starts": number(window.offset + begin if is_inside else window.null),
+            "span_ends": number(window.offset + end if is_inside else window.null),
         }

@@ -242,28 +242,30 @@ def asked(seed, count, longest=60):
     return rows
 
 
-def run_qas_labels(encoding, answers):
+def run_qas_labels(encoding, answers, null):
     """The rule of `prepare_train_features` in transformers' examples/pytorch/question-answering/run_qa.py, reread."""
     inside = [i for i, sequence in enumerate(encoding.sequence_ids) if sequence == 1]
     if not answers["text"]:
-        return 0, 0
+        return null, null
     begin = answers["answer_start"][0]
     end = begin + len(answers["text"][0])
     offsets = encoding.offsets
     if not (offsets[inside[0]][0] <= begin and offsets[inside[-1]][1] >= end):
-        return 0, 0
+        return null, null
     first = max(i for i in inside if offsets[i][0] <= begin)
     last = min(i for i in inside if offsets[i][1] >= end)
     return first, last
 
 
-@pytest.mark.parametrize("name", ["bert", "bart"])
+@pytest.mark.parametrize("name", ["bert", "bart", "xlnet"])
 def test_windows_and_answers_are_those_of_run_qa(read, bert, name):
-    vocabulary, rows = (bert, "encoder") if name == "bert" else (ROBERTA, "encoder_decoder")
+    """A question without an answer has the position of cls, which is the last one in XLNet's rows."""
+    vocabulary = ROBERTA if name == "bart" else bert
+    rows = {"bert": "encoder", "bart": "encoder_decoder", "xlnet": "xlnet"}[name]
     examples = asked(0, 21)
     objective = objectives.SpanExtraction(rows=rows, stride=5, question_length=18)
     values, origins, opened = read(examples, config.AnswerForm(), objective, vocabulary, 32)
-    tokenizer = theirs(vocabulary, 32, stride=5, strategy="only_second")
+    tokenizer = theirs(vocabulary, 32, "xlnet" if name == "xlnet" else None, stride=5, strategy="only_second")
     documents = list(dict.fromkeys(origins))
     answered = 0
     for document, i in zip(range(len(documents)), documents, strict=True):
@@ -275,11 +277,13 @@ def test_windows_and_answers_are_those_of_run_qa(read, bert, name):
         for item, encoding in zip(items, encodings, strict=True):
             assert values["tokens"][item].tolist() == encoding.ids
             span = int(values["span_starts"][item]), int(values["span_ends"][item])
-            assert span == run_qas_labels(encoding, example["answers"])
             window = opened.window(item)
+            null = encoding.ids.index(bert.cls) if name != "bart" else 0
+            assert window.null == null and (name != "xlnet" or null == sum(encoding.attention_mask) - 1)
+            assert span == run_qas_labels(encoding, example["answers"], null)
             inside = [n for n, sequence in enumerate(encoding.sequence_ids) if sequence == 1]
             assert (window.offset, window.size) == (inside[0], len(inside))
-            if span != (0, 0):
+            if span != (null, null):
                 answered += 1
                 begins, ends = opened.context_offsets(document)
                 a, b = (at - window.offset + window.first for at in span)

@@ -206,7 +206,7 @@ def _window(
     begins[in_row], stops[in_row] = (offsets[in_context] for offsets in rows.context_offsets(document))
     may_start = np.zeros(rows.length, np.bool_)
     may_start[in_row] = has_most
-    return spans.AnswerWindow(output[:, 0], output[:, 1], begins, stops, may_start)
+    return spans.AnswerWindow(output[:, 0], output[:, 1], begins, stops, may_start, part.null)
 
 
 def right_answers(rows: LabeledRows, document: int) -> list[str]:

@@ -14,9 +14,10 @@ class AnswerWindow(NamedTuple):
     """A row with a part of a context.
 
     Attributes:
-      starts, ends: [L], score of each position as the start and the end of the answer; position 0 stands for no answer.
+      starts, ends: [L], score of each position as the start and the end of the answer.
       begins, stops: [L], first character and end of each position in the context; -1 for positions outside of it.
       may_start: bool [L], whether answers may start here: this window has more context around the token than any other.
+      null: position that stands for no answer.
     """
 
     starts: np.ndarray
@@ -24,6 +25,7 @@ class AnswerWindow(NamedTuple):
     begins: np.ndarray
     stops: np.ndarray
     may_start: np.ndarray
+    null: int = 0
 
 
 class Span(NamedTuple):
@@ -80,7 +82,7 @@ def answer(
     `null_threshold`. The null score is the lowest of those of the windows, since every window must reject an answer.
     """
     spans = best(windows, n_best, answer_length)
-    null = min(float(window.starts[0]) + float(window.ends[0]) for window in windows)
+    null = min(float(window.starts[window.null]) + float(window.ends[window.null]) for window in windows)
     difference = null - (spans[0].score if spans else 0.0)
     if not spans or (unanswerable and difference > null_threshold):
         return Answer("", difference, spans)

@@ -16,7 +16,8 @@ class RelativeSinusoids(Position):
     """Scores with sinusoids of distances, which each layer projects, and trained biases of queries (Dai et al. 2019
     §3.3).
 
-    The positions of a row's keys must differ by less than the number of keys.
+    The positions of a row's keys must differ by less than the number of keys. Dropout of the sinusoids is drawn in each
+    layer and for all rows together; zihangdai/xlnet draws it once for all layers, and for each row.
 
     Attributes:
       clamp: distance from which all distances in a direction are treated alike (XLNet's `clamp_len`); None: there is no

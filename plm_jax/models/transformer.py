@@ -79,14 +79,18 @@ class AttentionConfig:
     key_bias: bool = True
 
     def __post_init__(self):
-        if self.kv_heads is not None and (self.kv_heads < 1 or self.heads % self.kv_heads):
-            raise UserError(f"attention.kv_heads is {self.kv_heads}: set it to a divisor of the {self.heads} heads")
-        if self.num_kv_heads < self.heads and not self.position.supports_kv_heads:
-            raise UserError(
-                f"attention.kv_heads is {self.kv_heads}, and positions of kind '{self.position.kind}' need a key for "
-                f"each of the {self.heads} heads: leave it out"
-            )
+        if self.kv_heads is not None:
+            self._check_kv_heads(self.kv_heads)
         self.position.check(self.head_dim)
+
+    def _check_kv_heads(self, kv_heads: int) -> None:
+        if kv_heads < 1 or self.heads % kv_heads:
+            raise UserError(f"attention.kv_heads is {kv_heads}: set it to a divisor of the {self.heads} heads")
+        if kv_heads < self.heads and not self.position.supports_kv_heads:
+            raise UserError(
+                f"attention.kv_heads is {kv_heads}, and positions of kind '{self.position.kind}' need a key for each "
+                f"of the {self.heads} heads: leave it out"
+            )
 
     @property
     def num_kv_heads(self) -> int:

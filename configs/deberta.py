@@ -165,5 +165,6 @@ def get_config(size: str = "v3-base"):
             batch_size=of.batch_size,
             updates=updates(optimizer) if of.version == 3 and of.decoupled else (),
         ),
+        mesh=config.MeshConfig(data=1, fsdp=-1, gather="step" if of.width <= 768 else "layer"),
     )
     return config.to_config_dict(run)

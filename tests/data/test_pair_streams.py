@@ -88,19 +88,19 @@ def assert_same(row, expected):
 
 
 CASES = {
-    "published": (512, 4, 20, {}, True, EOD),
-    "one_direction": (64, 3, 125, {}, False, EOD),
-    "no_separator": (64, 2, 200, {"num_predict": 21}, True, None),
-    "odd": (41, 4, 150, {"perm_size": 7}, True, EOD),
-    "small": (20, 3, 250, {"num_predict": 7}, False, EOD),
-    "shortest": (9, 1, 500, {"num_predict": 3}, False, EOD),
+    "published": (512, 4, 40, {}, True, EOD),
+    "one_direction": (64, 3, 250, {}, False, EOD),
+    "no_separator": (64, 2, 400, {"num_predict": 21}, True, None),
+    "odd": (41, 4, 300, {"perm_size": 7}, True, EOD),
+    "small": (20, 3, 500, {"num_predict": 7}, False, EOD),
+    "shortest": (9, 1, 1000, {"num_predict": 3}, False, EOD),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_rows_equal_the_source(open_rows, case):
     length, batch_size, steps, fields, bi_data, eos = CASES[case]
-    texts = documents(1, 30)
+    texts = documents(1, 60)
     _, opened = open_rows(texts, length, batch_size, bi_data, eos, **fields)
     tokens, ids = xlnet_rows.flatten(texts, eos)
     directions = [(tokens, ids), (tokens[::-1], ids[::-1])]

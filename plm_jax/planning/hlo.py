@@ -210,9 +210,10 @@ class HloModule:
 
     def hbm_bytes(self) -> int:
         """Estimates the bytes that all instructions outside of fusions read from and write to a device's memory."""
-        return sum(s.times * self._traffic(s) for s in self.steps() if not s.fused)
+        return sum(s.times * self.traffic(s) for s in self.steps() if not s.fused)
 
-    def _traffic(self, step: Step) -> int:
+    def traffic(self, step: Step) -> int:
+        """Estimates the bytes that an instruction reads from and writes to a device's memory each time it runs."""
         instruction = step.instruction
         if instruction.opcode in _NO_TRAFFIC or instruction.opcode.endswith("-done"):
             return 0

@@ -7,14 +7,14 @@ from typing import Any
 
 from plm_jax.generation.scoring import ignore_progress
 
-# Rows are padded to multiples of a power of two, at least of 8, that is at most a quarter of their length.
+# Rows are padded to multiples of a power of two, at least of 8, that is at most an eighth of their length.
 _LEAST_MULTIPLE = 8
 
 
 def padded_length(size: int, limit: int | None = None) -> int:
     """Returns the length to which rows of `size` tokens are padded, so that few programs are compiled."""
     size = max(1, size)
-    multiple = max(_LEAST_MULTIPLE, 2 ** (math.floor(math.log2(size)) - 2))
+    multiple = max(_LEAST_MULTIPLE, 2 ** (math.floor(math.log2(size)) - 3))
     padded = -(-size // multiple) * multiple
     return padded if limit is None else min(padded, limit)
 

@@ -18,6 +18,8 @@ Wikipedia comes from TensorFlow Datasets. Store the other four corpora (`corpora
 these fields.
 """
 
+import dataclasses
+
 from plm_jax import config, models, objectives
 from plm_jax.configs import Size, published_run, roberta
 from plm_jax.data.sources import corpora
@@ -30,16 +32,12 @@ SOURCE = "Song et al. 2020"
 
 def model(layers: int, width: int, heads: int, vocab_size: int = 30527, length: int = 512, dropout: float = 0.1):
     """Returns an MPNet, with its head for masked tokens."""
+    model = roberta.model(layers, width, heads, vocab_size, length, dropout)
     position = models.LearnedRelativeBias(length=length, offset=2, skips_padding=True)
-    return models.EncoderConfig(
-        embedding=models.EmbeddingConfig(vocab_size=vocab_size, width=width, norm=True),
-        attention=models.AttentionConfig(heads=heads, head_dim=width // heads, position=position),
-        feed_forward=models.FeedForwardConfig(width=4 * width, activation="gelu_exact"),
-        norm=models.NormConfig(epsilon=1e-5, placement="post"),
-        stack=models.StackConfig(layers=layers),
-        head=models.VocabularyHead(transform="gelu_exact", bias=True),
-        dropout=models.DropoutConfig(embedding=dropout, attention=dropout, residual=dropout),
-        initializer=models.InitializerConfig(std=0.02),
+    return dataclasses.replace(
+        model,
+        embedding=dataclasses.replace(model.embedding, token_types=0),
+        attention=dataclasses.replace(model.attention, position=position),
     )
 
 

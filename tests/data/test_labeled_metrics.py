@@ -85,8 +85,8 @@ def test_null_scores_are_those_of_the_null_position():
     starts, ends = np.array([9.0, 1.0, 2.0, 0.0, 5.0]), np.array([9.0, 0.0, 2.5, 0.0, 5.0])
     begins, stops = np.array([-1, 0, 2, -1, -1]), np.array([-1, 1, 3, -1, -1])
     window = spans.AnswerWindow(starts, ends, begins, stops, begins >= 0, null=4)
-    found = spans.answer("a b", [window], unanswerable=True)
-    assert (found.text, found.null_difference) == ("", 10.0 - 4.5)
+    answered = spans.answer("a b", [window], unanswerable=True)
+    assert (answered.text, answered.null_difference) == ("", 10.0 - 4.5)
     assert spans.answer("a b", [window], unanswerable=True, null_threshold=6.0).text == "b"
     assert spans.answer("a b", [window._replace(null=3)], unanswerable=True).text == "b"
 

@@ -215,12 +215,7 @@ def test_ten_steps_equal_a_loop_in_torch(tiny, tmp_path):
 
 
 def test_eight_devices_equal_one(tiny):
-    run = tiny_run(tiny, train={"microbatches": 2, "steps": 3})
-    expected = runs.steps(run, 1)
-    actual = runs.steps(dataclasses.replace(run, mesh=config.MeshConfig(2, 2, 2)), 8, params=expected[1])
-    np.testing.assert_allclose(actual[0], expected[0], rtol=1e-5)
-    for name, leaf in expected[2].items():
-        np.testing.assert_allclose(actual[2][name], leaf, atol=1e-5, err_msg=name)
+    runs.assert_eight_devices_equal_one(tiny_run(tiny, train={"microbatches": 2, "steps": 3}))
 
 
 def test_killed_run_equals_uninterrupted_one(tiny_copy, verb, tmp_path, monkeypatch):

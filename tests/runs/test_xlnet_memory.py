@@ -2,8 +2,6 @@
 
 import dataclasses
 
-import numpy as np
-
 from plm_jax import config, models, objectives
 from plm_jax.configs import xlnet
 from tests.runs.test_references import assert_killed_equals_whole
@@ -27,12 +25,7 @@ def of_memory(folder, train=None, dropout=0.0, **sections):
 
 
 def test_eight_devices_equal_one(tiny):
-    run = of_memory(tiny, train={"steps": 4})
-    expected = runs.steps(run, 1)
-    actual = runs.steps(dataclasses.replace(run, mesh=config.MeshConfig(2, 2, 2)), 8, params=expected[1])
-    np.testing.assert_allclose(actual[0], expected[0], rtol=1e-5)
-    for name, leaf in expected[2].items():
-        np.testing.assert_allclose(actual[2][name], leaf, atol=1e-5, err_msg=name)
+    runs.assert_eight_devices_equal_one(of_memory(tiny, train={"steps": 4}))
 
 
 def test_killed_run_equals_uninterrupted_one(tiny_copy, verb, tmp_path, monkeypatch):

@@ -91,3 +91,12 @@ def steps(run: config.Run, devices: int, params=None) -> tuple[list[float], dict
         state, metrics = train_step(state, batch, *job.programs.inputs(number))
         losses.append(float(metrics["loss"]))
     return losses, before, flat(fitted(state, job.program.published_state).params), job, state
+
+
+def assert_eight_devices_equal_one(run: config.Run) -> None:
+    """Trains a run on one device and on a mesh of eight, and compares losses and parameters."""
+    expected = steps(run, 1)
+    actual = steps(dataclasses.replace(run, mesh=config.MeshConfig(2, 2, 2)), 8, params=expected[1])
+    np.testing.assert_allclose(actual[0], expected[0], rtol=1e-5)
+    for name, leaf in expected[2].items():
+        np.testing.assert_allclose(actual[2][name], leaf, atol=1e-5, err_msg=name)

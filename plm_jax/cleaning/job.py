@@ -4,48 +4,48 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-import logging
 import os
-import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from types import ModuleType
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from plm_jax.cleaning import crawl, lists, progress, report, settings
-from plm_jax.common import children, extras, leases, storage, trees
+from plm_jax.cleaning import crawl, lists, report, settings, stages
+from plm_jax.cleaning.pages import Tally
+from plm_jax.common import children, leases, storage, tasks, trees
 from plm_jax.common.errors import UserError
+from plm_jax.common.executors.local import LocalExecutor
 
 FORMAT = 1
-# Compressed bytes of the crawl per output file. Most of the text is removed, so the rest fits a worker's memory.
+# Compressed bytes of the crawl per output file.
 _SHARD_BYTES = 2**28
 _MANIFEST = "manifest.json"
-_UNFINISHED = ".unfinished"  # Marks a remote output that is being written, or whose run was stopped.
-_USER_ERROR = re.compile(r"UserError: (.*?)(?: \[while running.*)?$", re.MULTILINE)
+_WORK = ".work"  # Folder of a job in a remote output.
+_LEASE = "lease"
 
 
 def clean(
     inputs: list[str],
     output: str,
     rule: settings.CleaningConfig,
-    runner_options: Sequence[str] = (),
+    executor: tasks.Executor | None = None,
     show_progress: bool = True,
 ) -> None:
     """Writes the pages that pass all rules as JSON Lines, for `config.TextTable`, and prints what was removed.
 
     The folder contains `train-*.jsonl.gz` and `validation-*.jsonl.gz` (in one folder per language if there are
-    several), `quarantine/*.jsonl.gz`, `report.{json,md,svg}` and `manifest.json`, written last. A local folder is
-    written under another name and renamed; a folder in a bucket is written in place. A finished output of the same
-    files and settings is left unchanged. If several runs on a machine write to one folder, one runs and the others
-    wait; for a bucket, they are rejected. The kept pages and every byte of the files are independent of the runner.
+    several), `quarantine/*.jsonl.gz`, `report.{json,md,svg}` and `manifest.json`, written last. Files between the
+    stages are in `.NAME.tmp` next to a local output, and in `.work` inside an output in a bucket. A repeated call
+    resumes a run that was stopped. A finished output of the same files and settings is left unchanged. The kept pages
+    and every byte of the files are independent of the executor and the number of its workers.
 
     Args:
       inputs: paths or globs of WET, WARC or JSON Lines files.
-      runner_options: options of `runners.pipeline`. Every worker must be able to access inputs and output.
+      executor: engine that runs the tasks; every worker must be able to access inputs and output. Default: one process
+        for each core of this machine.
 
     Raises:
-      UserError: there is no input or no page in it, no page for training passes, a list is missing, an option is wrong,
-        or the output contains other files or is not shared by the workers.
+      UserError: there is no input or no page in it, no page for training passes, a list is missing, tasks failed, the
+        output contains other files, or another run writes to it.
     """
     files = crawl.files(inputs)
     if rule.shards is None:
@@ -53,58 +53,134 @@ def clean(
         rule = dataclasses.replace(rule, shards=size // _SHARD_BYTES + 1)
     loaded = lists.load(rule)
     identity = _identity(files, rule, loaded)
-    with _lock(output):
+    _check_output(output, files)
+    work = os.path.join(output, _WORK) if storage.is_remote(output) else _hidden_path(output, "tmp")
+    with _alone(work, output):
         if _read_manifest(output).get("identity") == identity:
             print(f"up to date at {output}")
+            _remove(work)
             return
-        beam = _import_pipeline()
-        pipeline = beam.start(runner_options)
-        folder = _empty_folder(output, files)
-        beam.Cleaning(rule, folder).build(pipeline, files, loaded)
-        _run(pipeline, len(files), show_progress)
-        results = _read_report(folder)
-        if "read" not in results["counts"]:
-            storage.remove(folder)
-            raise UserError(f"no page in {', '.join(inputs)} can be read: pass WET, WARC or JSON Lines files with text")
-        text = _write_report(folder, rule, results["counts"])
-        if not any(os.path.basename(name).startswith("train-") for name in results["files"]):
-            storage.remove(folder)
-            print(text)
-            raise UserError("no page for training passed all rules: the table lists the reasons")
-        manifest = {
-            "format": FORMAT,
-            "identity": identity,
-            "settings": trees.to_dict(rule),
-            "inputs": list(files),
-            "files": results["files"],
-        }
-        storage.write(os.path.join(folder, _MANIFEST), json.dumps(manifest, indent=1).encode("utf-8"))
-        if folder == output:
-            storage.remove(os.path.join(folder, _UNFINISHED))
-        else:
-            storage.replace_folder(folder, os.path.realpath(output))
-        print(f"{text}\n{output}")
+        job = tasks.Job(work, identity)
+        print(f"{len(files):,} files to clean", file=sys.stderr)
+        with executor or LocalExecutor() as engine:
+            marks = children.shielded(lambda: _run(job, files, rule, loaded, engine, show_progress))
+        text = _finish(work, output, identity, files, rule, marks)
+    print(f"{text}\n{output}")
 
 
-def _lock(output: str) -> contextlib.AbstractContextManager:
-    """Returns a context manager in which no other run writes to the output.
+def _run(
+    job: tasks.Job,
+    files: Mapping[str, crawl.CrawlFile],
+    rule: settings.CleaningConfig,
+    loaded: lists.Lists,
+    executor: tasks.Executor,
+    show_progress: bool,
+) -> dict[str, list[tasks.Mark]]:
+    return tasks.run(job, stages.build(job.folder, files, rule, loaded), executor, show_progress)
+
+
+def _finish(
+    work: str,
+    output: str,
+    identity: str,
+    files: Mapping[str, crawl.CrawlFile],
+    rule: settings.CleaningConfig,
+    marks: tasks.Marks,
+) -> str:
+    """Writes the report and the manifest, and moves all files to the output. Returns the table of the report.
 
     Raises:
-      UserError: another run writes to this output, which is in a bucket.
+      UserError: no page can be read, or none for training is left.
     """
+    counts = _counts(stages.tally(marks))
+    table = report.table(rule, counts)
+    written = dict(sorted(file for mark in marks["write"] for file in mark.result["files"].items()))
+    if "read" not in counts:
+        _remove(work)
+        names = ", ".join(list(files)[:3])
+        raise UserError(f"no page in {names} can be read: pass WET, WARC or JSON Lines files with text")
+    if not any(os.path.basename(name).startswith("train-") for name in written):
+        _remove(work)
+        print(table)
+        raise UserError("no page for training passed all rules: the table lists the reasons")
+    rows = {name: {"rows": rows, "characters": characters} for name, (rows, characters) in written.items()}
+    folder = os.path.join(work, "write")
+    _write_report(folder, rule, rows, counts, table)
+    manifest = {
+        "format": FORMAT,
+        "identity": identity,
+        "settings": trees.to_dict(rule),
+        "inputs": list(files),
+        "files": rows,
+    }
+    encoded = json.dumps(manifest, indent=1).encode("utf-8")
     if storage.is_remote(output):
-        return leases.held(f"{storage.canonical(output).rstrip('/')}.lock", f"cleans into {output}")
-    return storage.locked(_hidden_path(output, "lock"))
+        _move(folder, output)
+        storage.write(os.path.join(output, _MANIFEST), encoded)
+    else:
+        storage.write(os.path.join(folder, _MANIFEST), encoded)
+        storage.replace_folder(folder, os.path.realpath(output))
+    _remove(work)
+    return table
+
+
+def _remove(work: str) -> None:
+    """Removes the folder of a job, with this run's lease."""
+    if not storage.is_remote(work):
+        # Under another name first, so that a run that begins meanwhile does not lose its lease.
+        os.rename(work, work + ".old")
+        work += ".old"
+    storage.remove(work)
+
+
+def _move(folder: str, output: str) -> None:
+    """Replaces a remote output by the files of a folder in it. A repeated call resumes."""
+    # The manifest first: an output without it counts as unfinished.
+    storage.remove(os.path.join(output, _MANIFEST))
+    names = storage.files_below(folder)
+    for name in storage.names(output):
+        if name != _WORK:
+            storage.remove(os.path.join(output, name))
+    for name in names:
+        storage.copy(os.path.join(folder, name), os.path.join(output, name))
+
+
+@contextlib.contextmanager
+def _alone(work: str, output: str) -> Iterator[None]:
+    """Context manager in which no other run writes to the output.
+
+    Raises:
+      UserError: another run writes to this output, or it cannot be written.
+    """
+    lease = os.path.join(work, _LEASE)
+    try:
+        with leases.held(lease, f"cleans into {output}"):
+            yield
+    except PermissionError as error:
+        raise UserError(f"cannot write {error.filename}: make it writable, or choose another folder") from error
+    finally:
+        # Nothing else is left after a run that had nothing to do.
+        if storage.names(work) == [_LEASE]:
+            storage.remove(work)
+
+
+def _counts(tally: Tally) -> dict[str, Any]:
+    """Returns the counts of the report."""
+    return {
+        reason: {
+            "number": count.number,
+            "characters": count.characters,
+            "examples": [{"url": url, "text": text} for _, url, text in count.examples],
+        }
+        for reason, count in sorted(tally.items())
+    }
 
 
 def _identity(files: Mapping[str, crawl.CrawlFile], rule: settings.CleaningConfig, loaded: lists.Lists) -> str:
     """Returns the SHA-256 of the files' paths, sizes and times, the settings and the contents of the lists."""
-    described = trees.to_dict(rule)
-    if rule.limits == settings.LimitsConfig():  # A later field: leaving out its default keeps older identities valid.
-        del described["limits"]
     content = {
         "files": files,
-        "settings": described,
+        "settings": trees.to_dict(rule),
         "lists": [storage.sha256(path) for path in loaded.files],
         "format": FORMAT,
     }
@@ -120,33 +196,22 @@ def _read_manifest(folder: str) -> dict[str, Any]:
     return manifest if isinstance(manifest, dict) and "inputs" in manifest else {}
 
 
-def _empty_folder(output: str, inputs: Iterable[str]) -> str:
-    """Returns the folder to write to: a hidden one next to a local output, or the emptied remote output itself.
+def _check_output(output: str, inputs: Iterable[str]) -> None:
+    """Rejects an output that is a file, or contains inputs or files that no cleaning run has written.
 
     Raises:
-      UserError: the output is a file, or contains inputs or files that no cleaning run has written.
+      UserError: the output is rejected.
     """
-    final = storage.absolute(output)
-    if os.path.isfile(final):
+    if os.path.isfile(storage.absolute(output)):
         raise UserError(f"{output} is a file: set --output to a new folder")
     names = storage.names(output)
-    if names and not _read_manifest(output) and _UNFINISHED not in names:
+    if names and not _read_manifest(output) and _WORK not in names:
         raise UserError(f"{output} contains other files, such as {names[0]}: set --output to a new folder")
     # The earlier output is removed, together with any inputs in it. Canonical paths see through links.
     inside = os.path.join(storage.canonical(output), "")
     for path in inputs:
         if storage.canonical(path).startswith(inside):
             raise UserError(f"{output} contains the input {path}: set --output to a new folder")
-    if storage.is_remote(output):
-        storage.write(os.path.join(output, _UNFINISHED), b"")
-        # The manifest first: an output without it counts as unfinished.
-        for name in sorted(names, key=lambda name: name != _MANIFEST):
-            if name != _UNFINISHED:
-                storage.remove(os.path.join(output, name))
-        return output
-    folder = _hidden_path(output, "tmp")
-    storage.remove(folder)
-    return folder
 
 
 def _hidden_path(output: str, ending: str) -> str:
@@ -155,40 +220,12 @@ def _hidden_path(output: str, ending: str) -> str:
     return os.path.join(folder, f".{name}.{ending}")
 
 
-def _import_pipeline() -> ModuleType:
-    try:
-        from plm_jax.cleaning import pipeline
-    except ModuleNotFoundError as error:
-        raise UserError(f"cleaning needs Apache Beam: {extras.fix('clean')}") from error
-    return pipeline
-
-
-def _run(pipeline: Any, num_files: int, show_progress: bool) -> None:
-    # Beam would log the traceback of an error in a worker, which is raised here anyway.
-    logging.getLogger("apache_beam.runners.common").setLevel(logging.CRITICAL)
-    print(f"{num_files:,} files to clean", file=sys.stderr)
-    try:
-        with progress.shown(num_files, show_progress):
-            children.shielded(lambda: pipeline.run().wait_until_finish())
-    except Exception as error:  # Each runner wraps errors of its workers differently.
-        mistake = _USER_ERROR.search(f"{type(error).__name__}: {error}")
-        if mistake:
-            raise UserError(mistake[1]) from error
-        raise
-
-
-def _read_report(folder: str) -> dict[str, Any]:
-    """Returns the files and counts that the workers reported."""
-    try:
-        return json.loads(storage.read(os.path.join(folder, "report.json")))
-    except FileNotFoundError:
-        raise UserError(f"the workers wrote nothing to {folder}: set --output to a folder that they share") from None
-
-
-def _write_report(folder: str, rule: settings.CleaningConfig, counts: dict[str, Any]) -> str:
-    """Writes the table with examples and the plot to a folder. Returns the table."""
-    table = report.table(rule, counts)
+def _write_report(
+    folder: str, rule: settings.CleaningConfig, files: Mapping[str, Any], counts: Any, table: str
+) -> None:
+    """Writes files and counts as JSON, the table with examples, and the plot to a folder."""
+    content = json.dumps({"files": files, "counts": counts}, ensure_ascii=False, indent=1)
     page = f"# Text removed by cleaning\n\n{table}\n![Plot](report.svg)\n\n{report.examples(rule, counts)}"
+    storage.write(os.path.join(folder, "report.json"), content.encode("utf-8"))
     storage.write(os.path.join(folder, "report.md"), page.encode("utf-8"))
     storage.write(os.path.join(folder, "report.svg"), report.plot(rule, counts))
-    return table

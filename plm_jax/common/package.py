@@ -1,5 +1,23 @@
-"""Location of this package."""
+"""Location and version of this package."""
 
+import functools
+import hashlib
 import os
 
 FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+@functools.cache
+def version() -> str:
+    """Returns the version of the package, with a hash of its source files."""
+    import plm_jax
+
+    digest = hashlib.sha256()
+    for folder, folders, names in os.walk(FOLDER):
+        folders.sort()
+        for name in sorted(names):
+            if name.endswith(".py"):
+                path = os.path.join(folder, name)
+                with open(path, "rb") as file:
+                    digest.update(f"{os.path.relpath(path, FOLDER)}\n".encode() + file.read())
+    return f"{plm_jax.__version__}+{digest.hexdigest()[:12]}"

@@ -6,7 +6,8 @@ import pytest
 
 from plm_jax import config, models, objectives
 from plm_jax.data import cache
-from plm_jax.data.prepare import shuffle, workers
+from plm_jax.common import workers
+from plm_jax.data.prepare import shuffle
 from tests.support import caches
 
 EOS = 99

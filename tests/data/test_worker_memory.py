@@ -3,7 +3,8 @@
 import pytest
 
 from plm_jax import config
-from plm_jax.data.prepare import reading, tokenizing, workers
+from plm_jax.common import workers
+from plm_jax.data.prepare import reading, tokenizing
 from tests.support import worker_memory
 
 MOST_BYTES = 80e6

@@ -7,12 +7,13 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from plm_jax.common import workers
 from plm_jax.common.errors import UserError
 from plm_jax.data import vocabularies
 from plm_jax.data.cache import columns
 from plm_jax.data.cache.columns import Column, Values
 from plm_jax.data.config import DataConfig
-from plm_jax.data.prepare import groups, reading, segmenters, workers
+from plm_jax.data.prepare import groups, reading, segmenters
 from plm_jax.data.prepare.reading import Document
 from plm_jax.data.prepare.shuffle import Shuffle, open_files
 from plm_jax.data.vocabularies import sentences

@@ -22,7 +22,7 @@ from plm_jax.common.errors import UserError
 # Libraries must not start threads, because there is a process for each core.
 _ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 # Workers import the same modules as this process, regardless of their working directory.
-_MAIN = "import sys; sys.path[:] = {path!r}; from plm_jax.data.prepare import workers; workers.main()"
+_MAIN = "import sys; sys.path[:] = {path!r}; from plm_jax.common import workers; workers.main()"
 
 
 def cores() -> int:
@@ -41,9 +41,9 @@ def in_order(make: Callable[..., Callable], arguments: Sequence[Any], items: Ite
     with contextlib.ExitStack() as stack:
         # Exits in reverse: when the processes end, so do the threads that wait for them.
         threads = stack.enter_context(futures.ThreadPoolExecutor(number))
-        idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
+        idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
         for _ in range(number):
-            idle.put(stack.enter_context(_Worker(make, arguments)))
+            idle.put(stack.enter_context(Worker(make, arguments)))
 
         def apply(item: Any) -> Any:
             worker = idle.get()
@@ -61,8 +61,13 @@ def in_order(make: Callable[..., Callable], arguments: Sequence[Any], items: Ite
             yield in_progress.popleft().result()
 
 
-class _Worker:
-    """Process that applies a function to one item after another."""
+class Worker:
+    """Process that applies a function to one item after another.
+
+    Args:
+      make: function of a module that returns the function.
+      arguments: its arguments.
+    """
 
     def __init__(self, make: Callable[..., Callable], arguments: Sequence[Any]):
         self._process = subprocess.Popen(
@@ -81,6 +86,12 @@ class _Worker:
             self._input.flush()
 
     def __call__(self, item: Any) -> Any:
+        """Returns the function's result for an item.
+
+        Raises:
+          UserError: the function raised it, or the process was killed.
+          RuntimeError: the process ended.
+        """
         self._send(item)
         try:
             result, error = pickle.load(self._output)
@@ -94,10 +105,14 @@ class _Worker:
             raise error
         return result
 
-    def __enter__(self) -> "_Worker":
+    def __enter__(self) -> "Worker":
         return self
 
     def __exit__(self, *_: Any) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Kills the process."""
         self._process.kill()
         self._process.wait()
         self._output.close()

@@ -1,0 +1,504 @@
+"""Stages of cleaning: tasks that read and write files, with the same output for any number and kind of workers.
+
+    read      pages of the crawl that pass the rules for length and site, by URL
+    newest    the newest page of each URL, then the rules up to the first step that compares pages
+    owners    for each unit of text (a line, a span of sentences, a band), the page that owns it
+    keep      pages without the units that they do not own, then further rules
+    write     lines of each output file, sorted
+
+`owners` and `keep` run once for duplicates and once for near-duplicates, if the settings have both. The order of the
+steps is that of `tensorflow_datasets/text/c4.py`: length, sites, newest copy, list of URLs, paragraphs, lines,
+duplicates, language, bad words. Near-duplicates come last.
+"""
+
+import contextlib
+import functools
+import gzip
+import hashlib
+import itertools
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from plm_jax.cleaning import crawl, duplicates, lists, records, rules, settings
+from plm_jax.cleaning.pages import Count, Page, Tally, normalize_url
+from plm_jax.common import parts, storage, tasks, trees
+
+# Bytes of text that a task holds in memory, and of the crawl's files that it reads one after another.
+PART_BYTES, READ_BYTES = 2**25, 2**26
+# Most requests of a stage: tasks that read times files that each reads a part of.
+_MOST_REQUESTS, _MOST_TASKS = 2**20, 2**12
+# A compressed crawl has about this many bytes of text per byte.
+_EXPANSION = 4
+_COMPRESSION = 6
+_KEY = records.KEY_BYTES
+_SETTINGS = "settings.json"
+
+
+class Pass(NamedTuple):
+    """Rules for single pages, and the step after them that compares pages.
+
+    Attributes:
+      segments: names of groups of rules in `_segment`.
+      compared: field of the settings with the comparison, `duplicates` or `near_duplicates`; None at the end.
+    """
+
+    segments: tuple[str, ...]
+    compared: str | None
+
+
+def passes(rule: settings.CleaningConfig) -> list[Pass]:
+    """Returns the passes over pages that the settings need."""
+    result, pending = [], []
+    for segment, compared in (("before", "duplicates"), ("after", "near_duplicates")):
+        pending.append(segment)
+        if getattr(rule, compared) is not None:
+            result.append(Pass(tuple(pending), compared))
+            pending = []
+    return [*result, Pass(tuple(pending), None)]
+
+
+def build(
+    folder: str, files: Mapping[str, crawl.CrawlFile], rule: settings.CleaningConfig, loaded: lists.Lists
+) -> list[tasks.Stage]:
+    """Returns the stages, and writes what the workers need to know to the job's folder.
+
+    The result of each task has a `tally`; the results of the last stage have the `files` with their rows and
+    characters.
+    """
+    content = {
+        "settings": trees.to_dict(rule),
+        "domains": loaded.domains,
+        "badwords": {language: sorted(words) for language, words in loaded.badwords.items()},
+    }
+    storage.write(os.path.join(folder, _SETTINGS), json.dumps(content, ensure_ascii=False).encode("utf-8"))
+    first, *later = passes(rule)
+    stages = [
+        tasks.Stage("read", functools.partial(_read_tasks, files, rule, loaded.url_files)),
+        tasks.Stage("newest", functools.partial(_newest_tasks, rule, first), ("read/pages", "read/urls")),
+    ]
+    source, compared = "newest", first.compared
+    for step in later:
+        assert compared is not None
+        owners = f"{compared}-owners"
+        stages.append(tasks.Stage(owners, functools.partial(_owner_tasks, source), (f"{source}/units",)))
+        make = functools.partial(_keep_tasks, rule, source, owners, compared, step)
+        stages.append(tasks.Stage(compared, make, (source, owners)))
+        source, compared = compared, step.compared
+    stages.append(tasks.Stage("write", functools.partial(_write_tasks, rule, source), (source, "read")))
+    return stages
+
+
+def tally(marks: tasks.Marks) -> Tally:
+    """Returns the tally of all tasks."""
+    total = Tally()
+    for stage in marks.values():
+        for mark in stage:
+            total.merge(decode_tally(mark.result["tally"]))
+    return total
+
+
+def encode_tally(counts: Tally) -> dict[str, Any]:
+    """Returns a tally as a JSON value."""
+    return {
+        reason: [count.number, count.characters, [[key.hex(), *rest] for key, *rest in count.examples]]
+        for reason, count in sorted(counts.items())
+    }
+
+
+def decode_tally(value: Mapping[str, Any]) -> Tally:
+    """Returns the tally of a JSON value."""
+    return Tally(
+        {
+            reason: Count(number, characters, tuple((bytes.fromhex(key), url, text) for key, url, text in examples))
+            for reason, (number, characters, examples) in value.items()
+        }
+    )
+
+
+class _Knowledge(NamedTuple):
+    """Settings and lists of a job, as the workers read them from its folder."""
+
+    rule: settings.CleaningConfig
+    domains: Mapping[str, Any]
+    badwords: Mapping[str, set[str]]
+
+
+@functools.lru_cache(2)
+def _knowledge(folder: str, identity: str) -> _Knowledge:
+    del identity
+    content = json.loads(storage.read(os.path.join(folder, _SETTINGS)))
+    badwords = {language: set(words) for language, words in content["badwords"].items()}
+    return _Knowledge(
+        trees.parse(settings.CleaningConfig, content["settings"], "settings"), content["domains"], badwords
+    )
+
+
+@functools.lru_cache(8)
+def _segment(folder: str, identity: str, name: str) -> list[tuple[str, rules.PageRule]]:
+    """Returns the rules of a segment by step. Each process makes them once, because detectors of languages are slow."""
+    known = _knowledge(folder, identity)
+    rule, result = known.rule, []
+    if name == "read":
+        result.append(("length", rules.MaxCharacters(rule.max_characters)))
+        if isinstance(rule.pages, settings.DomainsConfig):
+            result.append(("sites", rules.InDomains(known.domains)))
+    elif name == "before":
+        if rule.paragraphs is not None:
+            result.append(("paragraphs", rules.HasParagraphs(rule.paragraphs)))
+        if rule.lines is not None:
+            result.append(("lines", rules.LineFilter(rule.lines)))
+    else:
+        if rule.language is not None:
+            result.append(("language", rules.LANGUAGES[type(rule.language)](rule.language)))
+        if rule.badwords is not None:
+            result.append(("bad words", rules.NoBadWords(known.badwords, rule.badwords.fraction)))
+    return result
+
+
+def _apply(workspace: tasks.Workspace, segments: Iterable[str], pages: Iterable[Page], counts: Tally) -> Iterator[Page]:
+    """Applies the rules of segments. Iterates over the remaining pages."""
+    steps = [step for name in segments for step in _segment(workspace.folder, workspace.identity, name)]
+    for page in pages:
+        result: Page | None = page
+        for name, rule in steps:
+            result = rule(result, counts)
+            if result is None:
+                break
+            counts.count(f"after {name}", result.text)
+        else:
+            yield result
+
+
+class _Spread(NamedTuple):
+    """Output with parts, as it is in the result of a task.
+
+    Attributes:
+      output: index among the outputs of the task.
+      offsets: offset of each part, and the size of the file.
+      sizes: bytes of each part before compression.
+    """
+
+    output: int
+    offsets: list[int]
+    sizes: list[int]
+
+
+def _write_parts(workspace: tasks.Workspace, name: str, writer: parts.PartsWriter) -> _Spread:
+    with workspace.writing(name) as file:
+        offsets = writer.write(file)
+    return _Spread(len(workspace.outputs) - 1, offsets, list(writer.sizes))
+
+
+class _Part(NamedTuple):
+    """Slices of one part of several outputs, and these outputs."""
+
+    slices: tuple[parts.Slice, ...]
+    outputs: tuple[tasks.Output, ...]
+
+
+def _slices(marks: Iterable[tasks.Mark], field: str, part: int) -> _Part:
+    """Returns a part of the outputs that a field of the results names, without empty ones, and the outputs."""
+    slices, outputs = [], []
+    for mark in marks:
+        if (value := mark.result.get(field)) is not None:
+            spread = _Spread(*value)
+            if spread.sizes[part]:
+                output = mark.outputs[spread.output]
+                outputs.append(output)
+                start, stop = spread.offsets[part : part + 2]
+                slices.append(parts.Slice(output.path, start, stop, spread.sizes[part]))
+    return _Part(tuple(slices), tuple(outputs))
+
+
+def _located(workspace: tasks.Workspace, slices: Iterable[parts.Slice]) -> list[parts.Slice]:
+    return [each._replace(path=workspace.path(each.path)) for each in slices]
+
+
+def _num_parts(size: int, num_tasks: int, part_bytes: int = PART_BYTES) -> int:
+    """Returns the number of parts of about `part_bytes` for outputs of `num_tasks` tasks with `size` bytes in all."""
+    return max(1, min(-(-size // part_bytes), _MOST_REQUESTS // max(num_tasks, 1)))
+
+
+def _read_tasks(
+    files: Mapping[str, crawl.CrawlFile], rule: settings.CleaningConfig, url_files: Sequence[str], marks: tasks.Marks
+) -> list[tasks.Task]:
+    del marks
+    total = sum(file.size for file in files.values())
+    sized = [((path, file.name), file.size) for path, file in files.items()]
+    groups = tasks.groups(sized, max(READ_BYTES, total // _MOST_TASKS))
+    text = sum(file.size * (_EXPANSION if file.name.endswith(".gz") else 1) for file in files.values())
+    num_parts = _num_parts(text, len(groups) + len(url_files))
+    # Files of quarantined records are few; those of a part are written by one task.
+    num_bad = _num_parts(rule.num_shards, len(groups), 1)
+    result = [
+        tasks.Task(f"{number:06d}", _read, (tuple(group), num_parts, num_bad), subject=group[0][0])
+        for number, group in enumerate(groups)
+    ]
+    return result + [
+        tasks.Task(f"urls-{number:06d}", _read_urls, (path, num_parts), subject=path)
+        for number, path in enumerate(url_files)
+    ]
+
+
+def _read(workspace: tasks.Workspace, files: Sequence[tuple[str, str]], num_parts: int, num_bad: int) -> dict[str, Any]:
+    """Reads files of the crawl, and writes their pages by URL."""
+    rule, counts = _knowledge(workspace.folder, workspace.identity).rule, Tally()
+    by_url, bad, name = parts.PartsWriter(num_parts), parts.PartsWriter(num_bad), workspace.task
+
+    def read() -> Iterator[Page]:
+        for path, file in files:
+            for record in crawl.read(path, file, counts, rule.limits):
+                if isinstance(record, Page):
+                    yield record
+                    continue
+                sample = Page(f"{record.file}:{record.position}", record.sample)
+                counts.add("quarantined", sample, [record.reason])
+                number, row = records.quarantined_row(record, rule.num_shards)
+                bad.add(number * num_bad // rule.num_shards, records.encode_row(row))
+
+    for page in _apply(workspace, ["read"], read(), counts):
+        by_url.add(records.position(_url_digest(page.normalized_url), num_parts), records.encode(page))
+    return {
+        "pages": _write_parts(workspace, f"pages/{name}", by_url),
+        "bad": _write_parts(workspace, f"bad/{name}", bad),
+        "tally": encode_tally(counts),
+    }
+
+
+def _url_digest(url: str) -> bytes:
+    return hashlib.md5(url.encode("utf-8")).digest()
+
+
+def _read_urls(workspace: tasks.Workspace, path: str, num_parts: int) -> dict[str, Any]:
+    """Reads a list of URLs, and writes their digests."""
+    writer = parts.PartsWriter(num_parts)
+    with storage.open_binary(path) as file:
+        for line in file:
+            digest = _url_digest(normalize_url(line.decode("utf-8", errors="replace").strip()))
+            writer.add(records.position(digest, num_parts), digest)
+    return {"urls": _write_parts(workspace, f"urls/{workspace.task}", writer), "tally": {}}
+
+
+def _newest_tasks(rule: settings.CleaningConfig, step: Pass, marks: tasks.Marks) -> list[tasks.Task]:
+    source = marks["read"]
+    sizes = _sizes(source, "pages")
+    sink = _sink(rule, step, sum(sizes), len(sizes))
+    result = []
+    for part in range(len(sizes)):
+        pages, page_files = _slices(source, "pages", part)
+        urls, url_files = _slices(source, "urls", part)
+        result.append(tasks.Task(f"{part:06d}", _newest, (pages, urls, step, sink), page_files + url_files))
+    return result
+
+
+def _sizes(marks: Iterable[tasks.Mark], field: str) -> list[int]:
+    """Returns the bytes of each part of the outputs that a field of the results names."""
+    columns = [_Spread(*mark.result[field]).sizes for mark in marks if field in mark.result]
+    return [sum(column) for column in zip(*columns, strict=True)]
+
+
+def _newest(
+    workspace: tasks.Workspace, slices: Sequence[parts.Slice], urls: Sequence[parts.Slice], step: Pass, sink: "_Sink"
+) -> dict[str, Any]:
+    """Selects the newest page of each URL, and writes the pages that pass further rules."""
+    rule, counts = _knowledge(workspace.folder, workspace.identity).rule, Tally()
+    newest: dict[bytes, Page] = {}
+    for page in records.pages(_located(workspace, slices)):
+        key = _url_digest(page.normalized_url)
+        if (other := newest.get(key)) is not None:
+            older, page = sorted((other, page), key=_age)
+            counts.add("older_copy", older, [older.text])
+        newest[key] = page
+    listed = None
+    if isinstance(rule.pages, settings.UrlsConfig):
+        data = records.digests(_located(workspace, urls))
+        listed = {data[start : start + _KEY] for start in range(0, len(data), _KEY)}
+
+    def selected() -> Iterator[Page]:
+        for key in list(newest):
+            page = newest.pop(key)
+            counts.count("after newest copies", page.text)
+            if listed is not None:
+                if key not in listed:
+                    counts.add("unlisted_url", page, [page.text])
+                    continue
+                counts.count("after list of URLs", page.text)
+            yield page
+
+    return _write_pages(workspace, _apply(workspace, step.segments, selected(), counts), step, sink, counts)
+
+
+def _age(page: Page) -> tuple[str, int, int]:
+    """Returns a key that orders copies by time. Ties go to the smallest hash of the text, then of the URL."""
+    text = hashlib.md5(page.text.encode("utf-8")).digest()
+    return page.timestamp, -int.from_bytes(text, "big"), -int.from_bytes(page.key, "big")
+
+
+class _Sink(NamedTuple):
+    """How the pages of a pass are written: their number of parts.
+
+    Attributes:
+      units: parts of the units, or 0 if the pass is the last one.
+      ranges: ranges of keys of each output file that are parts of the rows, in the last pass.
+    """
+
+    units: int
+    ranges: int
+
+
+def _sink(rule: settings.CleaningConfig, step: Pass, size: int, num_tasks: int) -> _Sink:
+    if step.compared is not None:
+        # Units of short lines are as large as their text.
+        return _Sink(_num_parts(size, num_tasks), 0)
+    num_files = rule.num_shards + records.num_validation_shards(rule)
+    return _Sink(0, max(1, _num_parts(size, num_tasks, PART_BYTES // 2) // num_files))
+
+
+def _write_pages(
+    workspace: tasks.Workspace, pages: Iterable[Page], step: Pass, sink: _Sink, counts: Tally
+) -> dict[str, Any]:
+    """Writes pages with their units for the next comparison, or as rows of the output files."""
+    rule, name = _knowledge(workspace.folder, workspace.identity).rule, workspace.task
+    if step.compared is None:
+        num_files = rule.num_shards + records.num_validation_shards(rule)
+        rows = parts.PartsWriter(num_files * sink.ranges)
+        for page in pages:
+            number, row = records.page_row(page, rule)
+            rows.add(number * sink.ranges + records.position(row.key, sink.ranges), records.encode_row(row))
+        return {"rows": _write_parts(workspace, f"rows/{name}", rows), "tally": encode_tally(counts)}
+    kind = _kind(rule, step.compared)
+    writer, units = parts.PartsWriter(1), parts.PartsWriter(sink.units)
+    for page in pages:
+        writer.add(0, records.encode(page))
+        key = page.key
+        for unit in set(kind.units(page)):
+            unit = unit.ljust(_KEY, b"\0")
+            units.add(records.position(unit, sink.units), unit + key)
+    return {
+        "pages": _write_parts(workspace, f"pages/{name}", writer),
+        "units": _write_parts(workspace, f"units/{name}", units),
+        "tally": encode_tally(counts),
+    }
+
+
+@functools.lru_cache(4)
+def _kind(rule: settings.CleaningConfig, compared: str) -> Any:
+    config = getattr(rule, compared)
+    return duplicates.KINDS[type(config)](config)
+
+
+def _owner_tasks(source: str, marks: tasks.Marks) -> list[tasks.Task]:
+    sources = marks[source]
+    result = []
+    for part in range(len(_sizes(sources, "units"))):
+        slices, inputs = [], []
+        for number, mark in enumerate(sources):
+            each, outputs = _slices([mark], "units", part)
+            slices += [(number, one) for one in each]
+            inputs += outputs
+        result.append(tasks.Task(f"{part:06d}", _owners, (tuple(slices), len(sources)), tuple(inputs)))
+    return result
+
+
+def _owners(workspace: tasks.Workspace, slices: Sequence[tuple[int, parts.Slice]], num_sources: int) -> dict[str, Any]:
+    """Finds the page that owns each unit, the one with the smallest key, and writes the units that others have."""
+    # Unit and key as big-endian integers, which sort like bytes, and the task that has written the page.
+    data, sources = [], []
+    for number, each in slices:
+        words = np.frombuffer(records.digests(_located(workspace, [each])), ">u8").reshape(-1, 4).astype(np.uint64)
+        data.append(words)
+        sources.append(np.full(len(words), number, np.uint32))
+    writer = parts.PartsWriter(num_sources)
+    if data:
+        words, origin = np.concatenate(data), np.concatenate(sources)
+        order = np.lexsort((words[:, 3], words[:, 2], words[:, 1], words[:, 0]))
+        words, origin = words[order], origin[order]
+        lost = np.flatnonzero((words[1:, :2] == words[:-1, :2]).all(1)) + 1
+        lost = lost[np.argsort(origin[lost], kind="stable")]
+        bounds = np.searchsorted(origin[lost], np.arange(num_sources + 1))
+        for number, (start, stop) in enumerate(itertools.pairwise(bounds.tolist())):
+            if stop > start:
+                writer.add(number, words[lost[start:stop]].astype(">u8").tobytes())
+    return {"lost": _write_parts(workspace, f"lost/{workspace.task}", writer), "tally": {}}
+
+
+def _keep_tasks(
+    rule: settings.CleaningConfig, source: str, owners: str, compared: str, step: Pass, marks: tasks.Marks
+) -> list[tasks.Task]:
+    sources = marks[source]
+    sink = _sink(rule, step, sum(_sizes(sources, "pages")), len(sources))
+    result = []
+    for number, mark in enumerate(sources):
+        pages, page_files = _slices([mark], "pages", 0)
+        lost, lost_files = _slices(marks[owners], "lost", number)
+        result.append(tasks.Task(f"{number:06d}", _keep, (pages, lost, compared, step, sink), page_files + lost_files))
+    return result
+
+
+def _keep(
+    workspace: tasks.Workspace,
+    slices: Sequence[parts.Slice],
+    lost_slices: Sequence[parts.Slice],
+    compared: str,
+    step: Pass,
+    sink: _Sink,
+) -> dict[str, Any]:
+    """Removes the units of each page that it does not own, and writes the pages that pass further rules."""
+    rule, counts = _knowledge(workspace.folder, workspace.identity).rule, Tally()
+    kind, name = _kind(rule, compared), compared.replace("_", "-")
+    lost: dict[bytes, set[bytes]] = {}
+    data = records.digests(_located(workspace, lost_slices))
+    for start in range(0, len(data), 2 * _KEY):
+        unit, key = data[start : start + _KEY], data[start + _KEY : start + 2 * _KEY]
+        lost.setdefault(key, set()).add(unit)
+
+    def owned() -> Iterator[Page]:
+        for page in records.pages(_located(workspace, slices)):
+            missing = lost.get(page.key, set())
+            units = frozenset(unit for unit in kind.units(page) if unit.ljust(_KEY, b"\0") not in missing)
+            result = kind.keep(page, units, counts)
+            if result is not None:
+                counts.count(f"after {name}", result.text)
+                yield result
+
+    return _write_pages(workspace, _apply(workspace, step.segments, owned(), counts), step, sink, counts)
+
+
+def _write_tasks(rule: settings.CleaningConfig, source: str, marks: tasks.Marks) -> list[tasks.Task]:
+    num_files = rule.num_shards + records.num_validation_shards(rule)
+    num_parts = len(_sizes(marks[source], "rows"))
+    ranges = num_parts // num_files
+    result = []
+    for number in range(num_files):
+        each = [_slices(marks[source], "rows", number * ranges + part) for part in range(ranges)]
+        result.append(_write_task(f"{number:06d}", each))
+    for number in range(len(_sizes(marks["read"], "bad"))):
+        result.append(_write_task(f"quarantine-{number:06d}", [_slices(marks["read"], "bad", number)]))
+    return [task for task in result if task.inputs]
+
+
+def _write_task(name: str, each: Sequence[_Part]) -> tasks.Task:
+    inputs = {output.path: output for _, outputs in each for output in outputs}
+    return tasks.Task(name, _write, (tuple(slices for slices, _ in each),), tuple(inputs.values()))
+
+
+def _write(workspace: tasks.Workspace, ranges: Sequence[Sequence[parts.Slice]]) -> dict[str, Any]:
+    """Writes the rows of files in sorted order. The ranges of keys are those of all files, from small to large."""
+    files: dict[str, gzip.GzipFile] = {}
+    written: dict[str, list[int]] = {}
+    with contextlib.ExitStack() as stack:
+        for slices in ranges:
+            for row in sorted(records.rows(_located(workspace, slices)), key=lambda row: (row.name, row.key, row.line)):
+                if row.name not in files:
+                    file: Any = stack.enter_context(workspace.writing(row.name))
+                    # Without name and time, which would differ between runs.
+                    files[row.name] = stack.enter_context(gzip.GzipFile("", "wb", _COMPRESSION, file, mtime=0))
+                    written[row.name] = [0, 0]
+                files[row.name].write(row.line)
+                written[row.name][0] += 1
+                written[row.name][1] += len(row.line.decode("utf-8"))
+    return {"files": written, "tally": {}}

@@ -1,0 +1,400 @@
+"""Jobs of tasks over files, for worker processes on one machine or on a cluster.
+
+A job is a sequence of stages, and a stage is a set of independent tasks. The driver, which runs the stages, and all
+workers share a folder on a disk or in a bucket:
+
+    FOLDER/job.json             the identity of the job and the version of its code; it exists while the job runs
+    FOLDER/STAGE/NAME           outputs of the tasks of a stage
+    FOLDER/marks/STAGE/TASK     written when a task is complete: its identity, outputs and result
+    FOLDER/failed/STAGE/TASK    message of a task that failed
+    FOLDER/stages/STAGE         the marks of a complete stage
+
+A task may be run twice, at once or late, on any worker: every output appears completely or not at all and has the same
+bytes each time, and the mark comes last. Nothing depends on clocks or on listings of outputs: a task names each file
+that it reads, as the marks of earlier tasks have it.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, BinaryIO, NamedTuple, Protocol, Self
+
+import tqdm
+
+from plm_jax.common import extras, package, storage
+from plm_jax.common.errors import UserError, describe
+
+# Seconds before each further attempt of a task that failed.
+_RETRIES = (0.0, 0.5, 2.0)
+_MOST_REPORTED = 10
+
+
+class Output(NamedTuple):
+    """Output of a task.
+
+    Attributes:
+      path: path relative to the job's folder.
+      size: number of bytes.
+      sha256: SHA-256 of the content.
+    """
+
+    path: str
+    size: int
+    sha256: str
+
+
+class Mark(NamedTuple):
+    """Record of a complete task.
+
+    Attributes:
+      task: name of the task.
+      identity: SHA-256 of the job, the task and its inputs.
+      outputs: files that it wrote.
+      result: value that it returned, as JSON has it.
+    """
+
+    task: str
+    identity: str
+    outputs: tuple[Output, ...]
+    result: Any
+
+
+class Failure(NamedTuple):
+    """Task that failed, with a message of one line."""
+
+    task: str
+    message: str
+
+
+class Workspace:
+    """Folder of a job as a task sees it: writes outputs and notes their hashes.
+
+    Attributes:
+      task: name of the task.
+      identity: identity of the job.
+      outputs: outputs that are complete.
+    """
+
+    def __init__(self, job: "Job", stage: str, task: str):
+        self._job, self._stage = job, stage
+        self.task, self.identity = task, job.identity
+        self.outputs: list[Output] = []
+
+    @property
+    def folder(self) -> str:
+        """Path of the job's folder."""
+        return self._job.folder
+
+    def path(self, relative: str) -> str:
+        """Returns the path of an output of an earlier task."""
+        return os.path.join(self._job.folder, relative)
+
+    @contextlib.contextmanager
+    def writing(self, name: str) -> Iterator[BinaryIO]:
+        """Opens an output for writing; it appears when the context ends without an error."""
+        relative = f"{self._stage}/{name}"
+        digest = _Hashed()
+        with storage.writing(self.path(relative)) as file:
+            digest.file = file
+            yield digest  # pyright: ignore[reportReturnType]
+        self.outputs.append(Output(relative, digest.size, digest.sha256.hexdigest()))
+
+
+class _Hashed:
+    """File that computes the hash of all bytes written to it."""
+
+    file: BinaryIO
+
+    def __init__(self):
+        self.size, self.sha256 = 0, hashlib.sha256()
+
+    def write(self, data: bytes) -> int:
+        self.size += len(data)
+        self.sha256.update(data)
+        return self.file.write(data)
+
+    def tell(self) -> int:
+        return self.size
+
+    def flush(self) -> None:
+        self.file.flush()
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """Call of a function that reads files and writes files.
+
+    Attributes:
+      name: name, unique in its stage.
+      function: function of a module, called with the workspace and the arguments. Its outputs and its result, a JSON
+        value, must depend on nothing but the arguments and the contents of files.
+      arguments: further arguments, which can be pickled and whose `repr` is the same in every process.
+      inputs: outputs of earlier tasks that it reads.
+      subject: what a user knows it by, such as the path of a file; used in error messages.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...] = ()
+    inputs: tuple[Output, ...] = ()
+    subject: str = ""
+
+
+Marks = Mapping[str, Sequence[Mark]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """Tasks that may run once all earlier stages are complete.
+
+    Attributes:
+      name: name, used for folders and in messages.
+      tasks: function from the marks of all earlier stages to the tasks.
+      removes: folders of outputs, such as `read` or `read/pages`, that no later stage reads. Each output is removed as
+        soon as every task that reads it is complete.
+    """
+
+    name: str
+    tasks: Callable[[Marks], Sequence[Task]]
+    removes: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """Job in a folder.
+
+    Attributes:
+      folder: folder that the driver and all workers share.
+      identity: SHA-256 of everything on which the outputs depend. A folder with another identity is emptied.
+      version: version of the driver's code, which that of each worker must equal.
+    """
+
+    folder: str
+    identity: str
+    version: str = dataclasses.field(default_factory=lambda: package.version())
+
+
+class Executor(Protocol):
+    """Interface of engines that run tasks, from entering to leaving its context."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *error: Any) -> None: ...
+
+    def map(self, function: Callable[[Task], Mark | Failure], tasks: Sequence[Task]) -> Iterator[Mark | Failure]:
+        """Yields the result of each task, in any order, as soon as it is known.
+
+        Raises:
+          UserError: the engine cannot run the tasks.
+        """
+        ...
+
+
+def run(job: Job, stages: Sequence[Stage], executor: Executor, show_progress: bool = True) -> dict[str, list[Mark]]:
+    """Runs all stages, skipping stages and tasks that are complete. Returns the marks of every stage.
+
+    Raises:
+      UserError: tasks failed. All other tasks of their stage are complete, and a repeated call resumes the job.
+    """
+    _begin(job)
+    marks: dict[str, list[Mark]] = {}
+    for stage in stages:
+        complete = _read_stage(job, stage)
+        if complete is None:
+            complete = _run_stage(job, stage, marks, executor, show_progress)
+            storage.write(_stage_path(job, stage.name), _encoded([list(mark) for mark in complete]))
+        for name in stage.removes:
+            storage.remove(os.path.join(job.folder, name))
+        marks[stage.name] = complete
+    return marks
+
+
+def _begin(job: Job) -> None:
+    path = os.path.join(job.folder, "job.json")
+    content = _encoded({"identity": job.identity, "version": job.version})
+    with contextlib.suppress(OSError, UserError):
+        if storage.read(path) == content:
+            return
+    for name in ("stages", "marks", "failed"):
+        storage.remove(os.path.join(job.folder, name))
+    storage.write(path, content)
+
+
+def _run_stage(job: Job, stage: Stage, marks: Marks, executor: Executor, show_progress: bool) -> list[Mark]:
+    tasks = {task.name: task for task in stage.tasks(marks)}
+    complete = {mark.task: mark for mark in _complete(job, stage.name, tasks)}
+    readers = Counter(output.path for task in tasks.values() for output in task.inputs)
+    removable = tuple(f"{name}/" for name in stage.removes)
+    failures: list[Failure] = []
+
+    def count(mark: Mark) -> None:
+        for output in tasks[mark.task].inputs:
+            readers[output.path] -= 1
+            if not readers[output.path] and output.path.startswith(removable):
+                storage.remove(os.path.join(job.folder, output.path))
+
+    for mark in complete.values():
+        count(mark)
+    pending = [task for name, task in tasks.items() if name not in complete]
+    function = functools.partial(run_task, job, stage.name)
+    with tqdm.tqdm(
+        None, stage.name, len(tasks), initial=len(complete), unit=" tasks", disable=not show_progress
+    ) as bar:
+        for outcome in executor.map(function, pending) if pending else ():
+            if isinstance(outcome, Failure):
+                failures.append(outcome)
+            elif outcome.task not in complete:
+                complete[outcome.task] = outcome
+                count(outcome)
+                bar.update()
+    if failures:
+        raise UserError(_describe(stage.name, tasks, failures))
+    missing = [name for name in tasks if name not in complete]
+    if missing:
+        raise UserError(f"{stage.name}: the engine lost {len(missing):,} tasks, such as {missing[0]}: start again")
+    return [complete[name] for name in tasks]
+
+
+def _describe(stage: str, tasks: Mapping[str, Task], failures: Sequence[Failure]) -> str:
+    """Returns one line about tasks that failed."""
+    reasons: dict[str, list[str]] = {}
+    for failure in failures:
+        task = tasks[failure.task]
+        reasons.setdefault(failure.message, []).append(task.subject or f"task {failure.task}")
+    lines = [
+        message if all(subject in message for subject in subjects) else f"{', '.join(subjects[:3])}: {message}"
+        for message, subjects in sorted(reasons.items())[:_MOST_REPORTED]
+    ]
+    if len(failures) == 1:
+        return lines[0]
+    return f"{len(failures):,} of {len(tasks):,} tasks of '{stage}' failed: {'; '.join(lines)}"
+
+
+def _complete(job: Job, stage: str, tasks: Mapping[str, Task]) -> Iterator[Mark]:
+    """Iterates over the valid marks of a stage's tasks whose outputs exist."""
+    for name in storage.names(os.path.join(job.folder, "marks", stage)):
+        if name in tasks:
+            mark = _valid_mark(job, stage, tasks[name])
+            if mark is not None and _exist(job, mark):
+                yield mark
+
+
+def _valid_mark(job: Job, stage: str, task: Task) -> Mark | None:
+    """Returns the mark of a task if it was written for the same job, arguments and inputs."""
+    try:
+        mark = _mark(json.loads(storage.read(_mark_path(job, stage, task.name))))
+    except (OSError, UserError, ValueError, TypeError):
+        return None
+    return mark if mark.identity == _identity(job, stage, task) else None
+
+
+def _exist(job: Job, mark: Mark) -> bool:
+    for output in mark.outputs:
+        try:
+            if storage.size(os.path.join(job.folder, output.path)) != output.size:
+                return False
+        except (OSError, UserError):
+            return False
+    return True
+
+
+def _identity(job: Job, stage: str, task: Task) -> str:
+    function = f"{task.function.__module__}.{task.function.__qualname__}"
+    inputs = [[output.path, output.sha256] for output in task.inputs]
+    content = [job.identity, job.version, stage, task.name, function, repr(task.arguments), inputs]
+    return hashlib.sha256(_encoded(content)).hexdigest()
+
+
+def run_task(job: Job, stage: str, task: Task) -> Mark | Failure:
+    """Runs a task in this process, up to four times, unless it is complete. Never raises an error of the task."""
+    if job.version != package.version():
+        mine = package.version()
+        message = f"a worker has plm_jax {mine}, the driver {job.version}: install the same version everywhere"
+        return Failure(task.name, message)
+    for seconds in (*_RETRIES, None):
+        try:
+            return _run_task(job, stage, task)
+        except Exception as error:  # Whatever happens in one task must not stop the others.
+            message = _message(error)
+            if seconds is None or not _is_transient(error):
+                break
+            time.sleep(seconds)
+    # A late copy of a complete task finds its inputs removed. That is no failure.
+    mark = _valid_mark(job, stage, task)
+    if mark is not None:
+        return mark
+    with contextlib.suppress(OSError, UserError):
+        storage.write(os.path.join(job.folder, "failed", stage, task.name), message.encode("utf-8"))
+    return Failure(task.name, message)
+
+
+def _is_transient(error: Exception) -> bool:
+    """Whether another attempt may succeed: not after mistakes of the user, except those of a disk or a store."""
+    return not isinstance(error, UserError) or error.__cause__ is not None
+
+
+def _message(error: Exception) -> str:
+    if isinstance(error, UserError):
+        return str(error)
+    if isinstance(error, ModuleNotFoundError) and (missing := extras.missing(error)):
+        return str(missing)
+    if isinstance(error, OSError):
+        return describe(error)
+    return f"{type(error).__name__}: {describe(error)}"
+
+
+def _run_task(job: Job, stage: str, task: Task) -> Mark:
+    mark = _valid_mark(job, stage, task)
+    # The outputs of a complete stage may have been removed.
+    if mark is not None and (_exist(job, mark) or storage.exists(_stage_path(job, stage))):
+        return mark
+    if not storage.exists(os.path.join(job.folder, "job.json")):
+        raise UserError(f"there is no job in {job.folder}: set the output to a folder that the workers share")
+    workspace = Workspace(job, stage, task.name)
+    result = task.function(workspace, *task.arguments)
+    data = _encoded(Mark(task.name, _identity(job, stage, task), tuple(workspace.outputs), result))
+    storage.write(_mark_path(job, stage, task.name), data)
+    return _mark(json.loads(data))
+
+
+def _mark_path(job: Job, stage: str, task: str) -> str:
+    return os.path.join(job.folder, "marks", stage, task)
+
+
+def _stage_path(job: Job, stage: str) -> str:
+    return os.path.join(job.folder, "stages", stage)
+
+
+def _read_stage(job: Job, stage: Stage) -> list[Mark] | None:
+    try:
+        return [_mark(row) for row in json.loads(storage.read(_stage_path(job, stage.name)))]
+    except (OSError, UserError, ValueError, TypeError):
+        return None
+
+
+def _mark(row: Sequence[Any]) -> Mark:
+    task, identity, outputs, result = row
+    return Mark(task, identity, tuple(Output(*output) for output in outputs), result)
+
+
+def _encoded(content: Any) -> bytes:
+    return json.dumps(content, ensure_ascii=False).encode("utf-8", "surrogatepass")
+
+
+def groups(items: Iterable[tuple[Any, int]], size: int) -> list[list[Any]]:
+    """Returns consecutive items in groups whose sizes add up to at most `size`, except for groups of one large item."""
+    result: list[list[Any]] = []
+    total = 0
+    for item, item_size in items:
+        if not result or total + item_size > size:
+            result.append([])
+            total = 0
+        result[-1].append(item)
+        total += item_size
+    return result

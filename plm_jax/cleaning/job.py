@@ -63,7 +63,7 @@ def clean(
         job = tasks.Job(work, identity)
         print(f"{len(files):,} files to clean", file=sys.stderr)
         with executor or LocalExecutor() as engine:
-            marks = children.shielded(lambda: _run(job, files, rule, loaded, engine, show_progress))
+            marks = children.in_background(lambda: _run(job, files, rule, loaded, engine, show_progress)).result()
         text = _finish(work, output, identity, files, rule, marks)
     print(f"{text}\n{output}")
 
@@ -93,12 +93,12 @@ def _finish(
       UserError: no page can be read, or none for training is left.
     """
     counts = _counts(stages.tally(marks))
-    table = report.table(rule, counts)
     written = dict(sorted(file for mark in marks["write"] for file in mark.result["files"].items()))
     if "read" not in counts:
         _remove(work)
         names = ", ".join(list(files)[:3])
         raise UserError(f"no page in {names} can be read: pass WET, WARC or JSON Lines files with text")
+    table = report.table(rule, counts)
     if not any(os.path.basename(name).startswith("train-") for name in written):
         _remove(work)
         print(table)
@@ -155,13 +155,14 @@ def _alone(work: str, output: str) -> Iterator[None]:
     lease = os.path.join(work, _LEASE)
     try:
         with leases.held(lease, f"cleans into {output}"):
-            yield
+            try:
+                yield
+            finally:
+                # Nothing else is left after a run that had nothing to do.
+                if storage.names(work) == [_LEASE]:
+                    _remove(work)
     except PermissionError as error:
         raise UserError(f"cannot write {error.filename}: make it writable, or choose another folder") from error
-    finally:
-        # Nothing else is left after a run that had nothing to do.
-        if storage.names(work) == [_LEASE]:
-            storage.remove(work)
 
 
 def _counts(tally: Tally) -> dict[str, Any]:

@@ -1,23 +1,34 @@
-"""Clean a web crawl with the rules of C4, on Apache Beam.
+"""Clean a web crawl with the rules of C4, on this machine or on a cluster.
 
-usage: plm_jax clean --input=FILES --output=DIR [flags] [-- BEAM_FLAGS]
+usage: plm_jax clean --input=FILES --output=DIR [flags] [-- ENGINE_OPTIONS]
 
-Flags after -- go to Beam and its runner; for example, --direct_num_workers=8 runs eight processes on this machine.
+Running the same command again resumes a run that was stopped. The output has the same bytes with every engine and any
+number of workers. Options after -- go to the engine of --runner:
+
+  local   --workers=8                   number of processes (default: one per core)
+  dask    --scheduler=tcp://HOST:8786
+  ray     --address=HOST:6379           default: the cluster of this machine
+  spark   --master=spark://HOST:7077    and settings of Spark, such as --spark.executor.memory=4g
+  slurm   --elements=500                elements of an array at most, and options of sbatch, such as --partition=cpu
+  beam    options of Apache Beam and its runner, such as --runner=DataflowRunner
+
 docs/cleaning.md describes the rules, and plm_jax/cleaning/settings.py defines every setting.
 
 examples:
   plm_jax clean --input='crawl/*.warc.wet.gz' --output=clean --set=badwords.path=LDNOOBW/en
   plm_jax clean --input=pages.jsonl --output=clean --set=badwords=None --set=near_duplicates.kind=minhash
-  plm_jax clean --input='gs://bucket/*.wet.gz' --output=gs://bucket/clean -- --runner=DataflowRunner --project=PROJECT
+  plm_jax clean --input='gs://bucket/*.wet.gz' --output=gs://bucket/clean --runner=dask -- --scheduler=tcp://HOST:8786
 """
 
 from absl import flags
 
 from plm_jax.common import command_line
+from plm_jax.common.executors import engines
 
 _INPUT = flags.DEFINE_list("input", [], "paths or globs of WET, WARC or JSON Lines files (required)")
 _OUTPUT = flags.DEFINE_string("output", None, "directory for the cleaned pages and the report (required)")
 _FLAVOR = flags.DEFINE_string("flavor", "en", "set of rules: en, en.noclean, realnewslike, webtextlike or multilingual")
+_RUNNER = flags.DEFINE_enum("runner", "local", list(engines.ENGINES), "engine that runs the tasks")
 _SET = flags.DEFINE_multi_string("set", [], "override a setting, such as lines.min_words=4; may be repeated")
 
 
@@ -27,7 +38,8 @@ def main() -> None:
     output = command_line.required(_OUTPUT)
     from plm_jax.cleaning import job, settings
 
-    job.clean(_INPUT.value, output, settings.resolve(_FLAVOR.value, _SET.value), command_line.options())
+    executor = engines.make(_RUNNER.value, command_line.options())
+    job.clean(_INPUT.value, output, settings.resolve(_FLAVOR.value, _SET.value), executor)
 
 
 if __name__ == "__main__":

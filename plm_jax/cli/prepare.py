@@ -33,9 +33,9 @@ def main() -> None:
     if _RUNNER.value == "beam":
         if importlib.util.find_spec("apache_beam") is None:
             raise UserError(f"--runner=beam needs Apache Beam: {extras.fix('beam')}")
-        from plm_jax.data.prepare import runners
+        from plm_jax.common import beam_pipeline
 
-        runners.pipeline(options)  # Rejects wrong options before a vocabulary is trained.
+        beam_pipeline.pipeline(options)  # Rejects wrong options before a vocabulary is trained.
     if _FROM.value:
         command_line.start_jax_on_host()
         from plm_jax.runs import transfer

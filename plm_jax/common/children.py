@@ -101,11 +101,11 @@ def end_with_parent() -> None:
     threading.Thread(target=wait, name="parent", daemon=True).start()
 
 
-def shielded(call: Callable[[], T]) -> T:
-    """Runs a call in a thread that blocks Ctrl-C, as do the threads and processes that the call starts.
+def in_background(call: Callable[[], T]) -> futures.Future[T]:
+    """Starts a call in a thread that blocks Ctrl-C, as do the threads and processes that the call starts.
 
     The interrupt is raised only in the caller. Otherwise, a library would print a traceback for each of its interrupted
-    threads or worker processes.
+    threads or worker processes. The thread ends with this process.
     """
     returned: futures.Future[T] = futures.Future()
 
@@ -116,8 +116,8 @@ def shielded(call: Callable[[], T]) -> T:
         except BaseException as error:
             returned.set_exception(error)
 
-    threading.Thread(target=run, name="shielded", daemon=True).start()
-    return returned.result()
+    threading.Thread(target=run, name="background", daemon=True).start()
+    return returned
 
 
 class Group:

@@ -16,7 +16,6 @@ that it reads, as the marks of earlier tasks have it.
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import json
 import os
@@ -187,8 +186,8 @@ class Executor(Protocol):
 
     def __exit__(self, *error: Any) -> None: ...
 
-    def map(self, function: Callable[[Task], Mark | Failure], tasks: Sequence[Task]) -> Iterator[Mark | Failure]:
-        """Yields the result of each task, in any order, as soon as it is known.
+    def map(self, job: Job, stage: str, tasks: Sequence[Task]) -> Iterator[Mark | Failure]:
+        """Calls `run_task` for each task on a worker. Yields the results in any order, as soon as they are known.
 
         Raises:
           UserError: the engine cannot run the tasks.
@@ -242,11 +241,11 @@ def _run_stage(job: Job, stage: Stage, marks: Marks, executor: Executor, show_pr
     for mark in complete.values():
         count(mark)
     pending = [task for name, task in tasks.items() if name not in complete]
-    function = functools.partial(run_task, job, stage.name)
+    storage.remove(os.path.join(job.folder, "failed", stage.name))
     with tqdm.tqdm(
         None, stage.name, len(tasks), initial=len(complete), unit=" tasks", disable=not show_progress
     ) as bar:
-        for outcome in executor.map(function, pending) if pending else ():
+        for outcome in executor.map(job, stage.name, pending) if pending else ():
             if isinstance(outcome, Failure):
                 failures.append(outcome)
             elif outcome.task not in complete:
@@ -332,6 +331,32 @@ def run_task(job: Job, stage: str, task: Task) -> Mark | Failure:
     with contextlib.suppress(OSError, UserError):
         storage.write(os.path.join(job.folder, "failed", stage, task.name), message.encode("utf-8"))
     return Failure(task.name, message)
+
+
+def follow(
+    job: Job, stage: str, tasks: Sequence[Task], is_running: Callable[[], bool], seconds: float = 2.0
+) -> Iterator[Mark | Failure]:
+    """Yields the results of tasks as their marks appear, for engines that return nothing.
+
+    Args:
+      is_running: whether the engine is still at work; afterwards, tasks without marks have failed.
+      seconds: pause between two looks at the folder.
+    """
+    waiting = {task.name: task for task in tasks}
+    while waiting:
+        is_last = not is_running()
+        for name in storage.names(os.path.join(job.folder, "marks", stage)):
+            if name in waiting and (mark := _valid_mark(job, stage, waiting[name])):
+                del waiting[name]
+                yield mark
+        if is_last:
+            break
+        time.sleep(seconds)
+    for name in waiting:
+        message = "a worker ended before the task was complete: see the log of the engine"
+        with contextlib.suppress(OSError, UserError):
+            message = storage.read(os.path.join(job.folder, "failed", stage, name)).decode("utf-8")
+        yield Failure(name, message)
 
 
 def _is_transient(error: Exception) -> bool:

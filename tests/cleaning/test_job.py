@@ -1,6 +1,5 @@
-"""Complete runs on Beam's local runner: comparison with C4, determinism, and bad data."""
+"""Complete runs on this machine: comparison with C4, determinism, and bad data."""
 
-import dataclasses
 import gzip
 import hashlib
 import json
@@ -8,16 +7,16 @@ import pathlib
 import random
 import subprocess
 import sys
-import threading
-from concurrent import futures
 
 import fsspec
 import pytest
 
 from plm_jax import config
-from plm_jax.cleaning import job, lists, report, settings
-from plm_jax.common import leases, storage
+from plm_jax.cleaning import job, report, settings
+from plm_jax.common import leases, storage, tasks
 from plm_jax.common.errors import UserError
+from plm_jax.common.executors.in_process import InProcessExecutor
+from plm_jax.common.executors.local import LocalExecutor
 from tests.cleaning.crawls import read_lines, response, sentence, warc_record, write_archive, write_json
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -63,7 +62,7 @@ def badwords(tmp_path):
 
 def clean(inputs: list[str], output, rule: settings.CleaningConfig) -> dict:
     """Runs the cleaning. Returns the counts of the report."""
-    job.clean(inputs, str(output), rule, show_progress=False)
+    job.clean(inputs, str(output), rule, InProcessExecutor(), show_progress=False)
     counts = json.loads((output / "report.json").read_text())["counts"]
     assert {reason for reason in counts if not reason.startswith(("read", "after "))} <= set(report.reasons(rule))
     for step, (number, _) in report.steps(counts).items():
@@ -132,7 +131,7 @@ def test_english_equals_c4_for_any_split_of_the_crawl(c4, badwords, tmp_path, ca
     assert '| lines | pages | contains "{" |' in printed and str(tmp_path / "ours") in printed
 
     thirds = [write_json(tmp_path / f"{i}.jsonl.gz", rows[::-1][i::3]) for i in range(3)]
-    clean(thirds, tmp_path / "again", rule)
+    job.clean(thirds, str(tmp_path / "again"), rule, LocalExecutor(2), show_progress=False)
     assert bytes_of(tmp_path / "again") == bytes_of(tmp_path / "ours")
 
 
@@ -176,6 +175,7 @@ def test_bad_data_is_quarantined_and_the_rest_cleaned_once(tmp_path, capsys, mon
 
     capsys.readouterr()
     before = bytes_of(output)
+    assert sorted(each.name for each in tmp_path.iterdir() if each.name.startswith(".")) == []
     monkeypatch.setattr(job, "_run", lambda *_: pytest.fail("it ran again"))
     job.clean(inputs, str(output), rule)
     assert capsys.readouterr().out == f"up to date at {output}\n" and bytes_of(output) == before
@@ -261,10 +261,10 @@ def test_only_listed_pages_are_kept(flavor, tmp_path, bucket):
         flavor
     ]
     if output == bucket:
-        for name in (".unfinished", "train-99999.jsonl.gz"):
+        for name in (".work/job.json", "train-99999.jsonl.gz"):
             storage.write(f"{bucket}/{name}", b"")
     rule = settings.resolve(flavor, [f"pages.path={tmp_path / listed}", "badwords=None", "duplicates.kind=spans"])
-    job.clean([write_json(tmp_path / "a.jsonl.gz", rows)], output, rule, show_progress=False)
+    job.clean([write_json(tmp_path / "a.jsonl.gz", rows)], output, rule, InProcessExecutor(), show_progress=False)
     counts = json.loads(storage.read(f"{output}/report.json"))["counts"]
     lines = [gzip.decompress(storage.read(path)).splitlines() for path in storage.glob(f"{output}/train-*")]
     texts = {row["url"]: row["text"] for row in (json.loads(line) for each in lines for line in each)}
@@ -276,17 +276,16 @@ def test_only_listed_pages_are_kept(flavor, tmp_path, bucket):
     else:
         assert remaining == {urls[0], urls[2]} and counts["unlisted_url"]["number"] == 2
         assert {"manifest.json", "report.md", "report.svg"} < set(storage.names(bucket))
-        assert ".unfinished" not in storage.names(bucket)
+        assert not {".work", "train-99999.jsonl.gz"} & set(storage.names(bucket))
 
 
 def test_second_run_into_bucket_is_rejected(tmp_path, bucket):
     path, rule = write_json(tmp_path / "a.jsonl", [{"text": "A page."}]), settings.resolve("en.noclean")
-    with (
-        leases.held(f"{storage.canonical(bucket)}.lock", "cleans"),
-        pytest.raises(UserError, match=f"another process cleans into {bucket}"),
-    ):
-        job.clean([path], bucket, rule, show_progress=False)
-    assert storage.names(bucket) == []
+    with leases.held(f"{bucket}/.work/lease", "cleans"), pytest.raises(UserError, match="another process cleans into"):
+        try:
+            job.clean([path], bucket, rule, show_progress=False)
+        finally:
+            assert leases.taken(f"{bucket}/.work/lease")
 
 
 def test_output_with_other_files_is_rejected(tmp_path):
@@ -326,41 +325,45 @@ def test_inputs_inside_the_output_are_rejected(tmp_path, bucket):
         assert {name: storage.read(f"{folder}/{name}") for name in storage.names(folder)} == files
 
 
-def test_bucket_is_emptied_manifest_first_once_a_runner_exists(tmp_path, bucket, monkeypatch):
-    path, rule = write_json(tmp_path / "a.jsonl.gz", [{"text": "x"}]), settings.resolve("en.noclean")
-    before = {"manifest.json": b'{"inputs": []}', "a.gz": b"", "train-00000.jsonl.gz": b"rows"}
+def test_bucket_is_emptied_manifest_first_when_a_run_is_complete(tmp_path, bucket, monkeypatch):
+    path = write_json(tmp_path / "a.jsonl.gz", [{"url": f"http://{i}.org", "text": "x"} for i in range(9)])
+    rule = settings.resolve("en.noclean", ["language=None"])
+    before = {"manifest.json": b'{"inputs": []}', "a.gz": b"", "train-00099.jsonl.gz": b"rows"}
     for name, data in before.items():
         storage.write(f"{bucket}/{name}", data)
-    with pytest.raises(UserError, match="Nowhere"):
-        job.clean([path], bucket, rule, ["--runner=Nowhere"], show_progress=False)
-    assert {name: storage.read(f"{bucket}/{name}") for name in storage.names(bucket)} == before
 
-    def stop(path):
-        if ".lock/" not in path:
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tasks, "run", stop)
+        with pytest.raises(KeyboardInterrupt):
+            job.clean([path], bucket, rule, InProcessExecutor(), show_progress=False)
+    assert {name: storage.read(f"{bucket}/{name}") for name in storage.names(bucket) if name != ".work"} == before
+
+    def stop_at_first(path):
+        if "/.work" not in path:
             removed.append(path)
             raise KeyboardInterrupt
 
     removed = []
-    monkeypatch.setattr(storage, "remove", stop)
-    with pytest.raises(KeyboardInterrupt):
-        job.clean([path], bucket, rule, show_progress=False)
-    assert removed == [f"{bucket}/manifest.json"] and ".unfinished" in storage.names(bucket)
+    with monkeypatch.context() as patched:
+        patched.setattr(storage, "remove", stop_at_first)
+        with pytest.raises(KeyboardInterrupt):
+            job.clean([path], bucket, rule, InProcessExecutor(), show_progress=False)
+    assert removed == [f"{bucket}/manifest.json"]
+    job.clean([path], bucket, rule, InProcessExecutor(), show_progress=False)
+    assert set(storage.names(bucket)) >= {"manifest.json", "report.json"}
+    assert not {"a.gz", "train-00099.jsonl.gz", ".work"} & set(storage.names(bucket))
 
 
-@pytest.mark.parametrize("options", [[], ["--direct_num_workers=2"]])
-def test_unreadable_input_of_worker_is_user_error(options, tmp_path, monkeypatch):
+@pytest.mark.parametrize("executor", [InProcessExecutor(), LocalExecutor(2)])
+def test_unreadable_input_of_worker_is_user_error(executor, tmp_path, monkeypatch):
     gone = {f"{tmp_path}/gone.jsonl": job.crawl.CrawlFile("gone.jsonl", 0, "")}
     monkeypatch.setattr(job.crawl, "files", lambda patterns: gone)
     with pytest.raises(UserError) as raised:
-        job.clean(["x"], str(tmp_path / "out"), settings.resolve("en.noclean"), options, show_progress=False)
+        job.clean(["x"], str(tmp_path / "out"), settings.resolve("en.noclean"), executor, show_progress=False)
     assert str(raised.value) == f"cannot read {tmp_path}/gone.jsonl: No such file or directory"
-
-
-def test_workers_without_shared_folder_are_user_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(job, "_run", lambda *_: None)
-    path = write_json(tmp_path / "a.jsonl.gz", [{"text": "x"}])
-    with pytest.raises(UserError, match=r"the workers wrote nothing to .*: set --output to a folder that they share"):
-        job.clean([path], str(tmp_path / "out"), settings.resolve("en.noclean"), show_progress=False)
 
 
 def test_choice_among_equal_copies_ignores_order(tmp_path):
@@ -441,49 +444,68 @@ def test_earlier_output_survives_if_no_page_passes(tmp_path, capsys):
     for _ in range(2):
         capsys.readouterr()
         with pytest.raises(UserError, match="no page for training passed"):
-            job.clean([path], str(output), strict, show_progress=False)
+            job.clean([path], str(output), strict, InProcessExecutor(), show_progress=False)
         assert "| length | pages | more than 2 characters | 1 | 14 |" in capsys.readouterr().out
         assert bytes_of(output) == before and sorted(each.name for each in tmp_path.iterdir()) == ["a.jsonl.gz", "out"]
 
 
-@pytest.mark.parametrize("shards, runs", [(2, 1), (1, 2)])
-def test_second_run_waits_for_the_first(shards, runs, tmp_path, monkeypatch):
-    rng = random.Random(8)
-    rows = [{"url": f"http://a.org/{i}", "text": sentence(rng)} for i in range(20)]
-    path, output = write_json(tmp_path / "a.jsonl.gz", rows), tmp_path / "new" / "out"
-    changes = ["language=None", "validation_one_in=1000000"]
-    rules = [settings.resolve("en.noclean", [*changes, f"shards={number}"]) for number in (2, shards)]
-    run, waiting, begun, both_run = job._run, [], [], threading.Event()
+def test_second_run_is_rejected_while_the_first_runs(tmp_path, monkeypatch):
+    path, output = write_json(tmp_path / "a.jsonl.gz", [{"text": "x"}]), tmp_path / "new" / "out"
+    rule, run, raised = settings.resolve("en.noclean", ["language=None", "validation_one_in=1000000"]), job._run, []
 
     def run_beside_another(*arguments):
-        begun.append(arguments)
-        if len(begun) == 1:
-            waiting.append(thread.submit(job.clean, [path], str(output), rules[1], show_progress=False))
-            assert not both_run.wait(1)
-        both_run.set()
-        run(*arguments)
+        with pytest.raises(UserError, match=f"another process cleans into {output} .*wait until it has ended") as error:
+            job.clean([path], str(output), rule, show_progress=False)
+        raised.append(error)
+        return run(*arguments)
 
     monkeypatch.setattr(job, "_run", run_beside_another)
-    with futures.ThreadPoolExecutor(1) as thread:
-        clean([path], output, rules[0])
-        waiting[0].result()
-    assert len(begun) == runs
-    assert list(bytes_of(output)) == [f"train-{i:05d}.jsonl.gz" for i in range(shards)]
-    assert sorted(row["url"] for row in read_lines(output, "train-*")) == sorted(row["url"] for row in rows)
-    assert [each.name for each in (tmp_path / "new").iterdir()] == ["out"]
+    clean([path], output, rule)
+    assert raised and [each.name for each in (tmp_path / "new").iterdir()] == ["out"]
+
+
+KILLED = """
+import os, signal, sys
+from plm_jax.cleaning import job, settings, stages
+from plm_jax.common import tasks
+from plm_jax.common.executors.in_process import InProcessExecutor
+
+path, output, number = sys.argv[1], sys.argv[2], int(sys.argv[3])
+run_task, calls = tasks.run_task, 0
+
+def killed(*arguments):
+    global calls
+    calls += 1
+    if calls == number:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return run_task(*arguments)
+
+import plm_jax.common.executors.in_process as module
+module.run_task = killed
+stages.PART_BYTES = stages.READ_BYTES = 2**12
+rule = settings.resolve("en", ["badwords=None", "language=None", "near_duplicates.kind=minhash", "shards=3"])
+job.clean([path], output, rule, InProcessExecutor(), show_progress=False)
+"""
+
+
+@pytest.mark.slow
+def test_killed_driver_resumes_to_the_same_bytes(tmp_path):
+    path = write_json(tmp_path / "a.jsonl.gz", english_pages(60))
+
+    def run(output, number):
+        return subprocess.run([sys.executable, "-c", KILLED, path, str(output), str(number)], cwd=ROOT).returncode
+
+    assert run(tmp_path / "whole", 0) == 0
+    runs = 0
+    while run(tmp_path / "killed", 3) != 0:
+        runs += 1
+    assert runs > 3 and bytes_of(tmp_path / "killed") == bytes_of(tmp_path / "whole")
+    assert (tmp_path / "killed" / "report.json").read_bytes() == (tmp_path / "whole" / "report.json").read_bytes()
 
 
 def test_crawl_without_pages_is_user_error(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text("no JSON\n")
     with pytest.raises(UserError, match=r"no page in .*a.jsonl can be read"):
-        job.clean([str(path)], str(tmp_path / "out"), settings.resolve("en.noclean"), show_progress=False)
+        job.clean([str(path)], str(tmp_path / "out"), settings.resolve("en.noclean"), InProcessExecutor(), False)
     assert sorted(each.name for each in tmp_path.iterdir()) == ["a.jsonl"]
-
-
-def test_default_limits_keep_the_identity():
-    """The identity is from commit 85cc736, before limits existed, so that old outputs stay up to date."""
-    flavor, none = settings.FLAVORS["en.noclean"], lists.Lists(None, {}, [], [])
-    noted = "33f42c60bd1d0903da4b91ef6be2d1bb3638bb82855fa3d3891da6eea9145f40"
-    assert job._identity({}, flavor, none) == noted
-    assert job._identity({}, dataclasses.replace(flavor, limits=settings.LimitsConfig(depth=9)), none) != noted

@@ -100,7 +100,7 @@ def call():
     time.sleep(100)
 
 try:
-    children.shielded(call)
+    children.in_background(call).result()
 except KeyboardInterrupt:
     time.sleep(1.5)
     print("interrupted", flush=True)
@@ -108,16 +108,16 @@ except KeyboardInterrupt:
 """
 
 
-def test_ctrl_c_reaches_neither_threads_nor_workers_of_a_shielded_call():
+def test_ctrl_c_reaches_neither_threads_nor_workers_of_a_call_in_the_background():
     command = [sys.executable, "-c", SHIELDED]
     done = subprocess.run(command, capture_output=True, text=True, start_new_session=True, timeout=60)
     assert (done.stdout, done.stderr) == ("worker 0\ninterrupted\n", "")
 
 
-def test_a_shielded_call_returns_or_raises_as_it_would():
-    assert children.shielded(lambda: 3) == 3
+def test_a_call_in_the_background_returns_or_raises_as_it_would():
+    assert children.in_background(lambda: 3).result() == 3
     with pytest.raises(KeyError):
-        children.shielded(lambda: {}[1])
+        children.in_background(lambda: {}[1]).result()
 
 
 def test_ctrl_c_while_a_verb_is_imported_is_one_line(tmp_path):

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from plm_jax import config, models, objectives
-from plm_jax.data import cache
 from plm_jax.common import workers
+from plm_jax.data import cache
 from plm_jax.data.prepare import shuffle
 from tests.support import caches
 

@@ -12,9 +12,9 @@ from sentencepiece import sentencepiece_model_pb2
 
 import plm_jax
 from plm_jax import config
+from plm_jax.common import workers
 from plm_jax.common.errors import UserError
 from plm_jax.data import vocabularies
-from plm_jax.common import workers
 from plm_jax.data.prepare import tokenizing
 from plm_jax.data.vocabularies import sentences, tokenizer_files, training, word_spans
 from plm_jax.runs import preparation

@@ -1,10 +1,10 @@
 """Executor in this process, for stores that only this process sees, and for debuggers."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
-from plm_jax.common.tasks import Failure, Mark, Task
+from plm_jax.common.tasks import Failure, Job, Mark, Task, run_task
 
 
 @dataclasses.dataclass
@@ -17,6 +17,6 @@ class InProcessExecutor:
     def __exit__(self, *_: Any) -> None:
         pass
 
-    def map(self, function: Callable[[Task], Mark | Failure], tasks: Sequence[Task]) -> Iterator[Mark | Failure]:
+    def map(self, job: Job, stage: str, tasks: Sequence[Task]) -> Iterator[Mark | Failure]:
         """Yields the result of each task."""
-        yield from map(function, tasks)
+        yield from (run_task(job, stage, task) for task in tasks)

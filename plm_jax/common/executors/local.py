@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 from plm_jax.common import ranges, workers
 from plm_jax.common.errors import UserError
-from plm_jax.common.tasks import Failure, Mark, Task
+from plm_jax.common.tasks import Failure, Job, Mark, Task, run_task
 
 # Processes that a task may end before it counts as failed.
 _MOST_DEATHS = 3
@@ -33,7 +33,7 @@ class LocalExecutor:
         for worker in self._idle:
             worker.stop()
 
-    def map(self, function: Callable[[Task], Mark | Failure], tasks: Sequence[Task]) -> Iterator[Mark | Failure]:
+    def map(self, job: Job, stage: str, tasks: Sequence[Task]) -> Iterator[Mark | Failure]:
         """Yields the result of each task. A process that dies is replaced, and its task runs again."""
         number = min(self.workers or workers.cores(), len(tasks))
         waiting: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
@@ -45,7 +45,7 @@ class LocalExecutor:
         def work(slot: int) -> None:
             try:
                 while (task := waiting.get()) is not None:
-                    results.put(_attempt(running, slot, function, task))
+                    results.put(_attempt(running, slot, (job, stage, task)))
             except BaseException as error:
                 results.put(error)
 
@@ -66,23 +66,21 @@ class LocalExecutor:
             self._idle += running
 
 
-def _attempt(
-    running: list[workers.Worker], slot: int, function: Callable[[Task], Mark | Failure], task: Task
-) -> Mark | Failure:
+def _attempt(running: list[workers.Worker], slot: int, call: tuple[Job, str, Task]) -> Mark | Failure:
     message = ""
     for _ in range(_MOST_DEATHS):
         try:
-            return running[slot]((function, task))
+            return running[slot](call)
         except (UserError, RuntimeError) as error:
             message = str(error)
             running[slot].stop()
             running[slot] = _worker()
-    return Failure(task.name, message)
+    return Failure(call[2].name, message)
 
 
 def _worker() -> workers.Worker:
     return workers.Worker(_caller, ())
 
 
-def _caller() -> Callable[[tuple[Callable[[Task], Any], Task]], Any]:
-    return lambda call: call[0](call[1])
+def _caller() -> Callable[[tuple[Job, str, Task]], Mark | Failure]:
+    return lambda call: run_task(*call)

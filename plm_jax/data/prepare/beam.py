@@ -25,10 +25,10 @@ import tqdm
 from apache_beam.options import pipeline_options
 from apache_beam.pvalue import AsDict
 
-from plm_jax.common import children, storage, users
+from plm_jax.common import beam_pipeline, children, storage, users
 from plm_jax.common.errors import UserError
 from plm_jax.data.config import DataConfig
-from plm_jax.data.prepare import groups, reading, runners, shuffle, tokenizing
+from plm_jax.data.prepare import groups, reading, shuffle, tokenizing
 from plm_jax.data.sources.corpus import Skipped
 from plm_jax.data.vocabulary_config import VocabularyConfig
 
@@ -64,8 +64,8 @@ def tokenize(
     Args:
       name: name of the source.
       target: existing folder on this machine for the shuffle files.
-      options: options of the pipeline (`runners.pipeline`). If workers run on other machines, `--temp_location` must be
-        a folder that they share with this process.
+      options: options of `beam_pipeline.pipeline`. If workers run on other machines, `--temp_location` must be a folder
+        that they share with this process.
       skipped: counts of bad rows, to which this adds.
       show_progress: whether to draw a bar.
 
@@ -75,7 +75,7 @@ def tokenize(
     Raises:
       UserError: Beam rejects an option, the workers share no folder with this process, or the source has an error.
     """
-    pipeline = runners.pipeline(options)
+    pipeline = beam_pipeline.pipeline(options)
     pieces = reading.pieces(name, data.sources[name], _MOST_PIECES)
     root = pipeline.options.view_as(pipeline_options.GoogleCloudOptions).temp_location
     if not root:
@@ -88,7 +88,7 @@ def tokenize(
         os.makedirs(folder)
     try:
         with _progress(folder, f"{name}: counting, tokenizing", 2 * len(pieces), show_progress):
-            children.shielded(lambda: _run(pipeline, _Job(data, vocabulary, name, pieces, folder)))
+            children.in_background(lambda: _run(pipeline, _Job(data, vocabulary, name, pieces, folder))).result()
         return _collect(folder, len(pieces), target, skipped)
     finally:
         storage.remove(folder)

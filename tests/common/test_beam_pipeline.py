@@ -5,11 +5,11 @@ import pytest
 from plm_jax.common.errors import UserError
 
 pytest.importorskip("apache_beam")
-from plm_jax.data.prepare import runners
+from plm_jax.common import beam_pipeline
 
 
 def running_mode(*options):
-    return runners.pipeline(options).options.get_all_options()["direct_running_mode"]
+    return beam_pipeline.pipeline(options).options.get_all_options()["direct_running_mode"]
 
 
 def test_several_workers_of_this_machine_are_processes():
@@ -20,11 +20,13 @@ def test_several_workers_of_this_machine_are_processes():
 
 @pytest.mark.parametrize("options", [(), ("--runner=DirectRunner",), ("--runner=direct",)])
 def test_this_machine_downloads_no_runner(options):
-    assert type(runners.pipeline(options).runner).__name__ == "FnApiRunner"
+    assert type(beam_pipeline.pipeline(options).runner).__name__ == "FnApiRunner"
 
 
 def test_other_runners_are_beams():
-    assert type(runners.pipeline(["--runner=FlinkRunner", "--flink_master=here"]).runner).__name__ == "FlinkRunner"
+    assert (
+        type(beam_pipeline.pipeline(["--runner=FlinkRunner", "--flink_master=here"]).runner).__name__ == "FlinkRunner"
+    )
 
 
 @pytest.mark.parametrize(
@@ -43,5 +45,5 @@ def test_other_runners_are_beams():
 )
 def test_mistakes_are_one_line(option, says, capsys):
     with pytest.raises(UserError, match=says) as raised:
-        runners.pipeline(option.split())
+        beam_pipeline.pipeline(option.split())
     assert "\n" not in str(raised.value) and capsys.readouterr().out == ""

@@ -29,6 +29,7 @@ def clean(
     rule: settings.CleaningConfig,
     executor: tasks.Executor | None = None,
     show_progress: bool = True,
+    part_bytes: int = 2**25,
 ) -> None:
     """Writes the pages that pass all rules as JSON Lines, for `config.TextTable`, and prints what was removed.
 
@@ -42,6 +43,7 @@ def clean(
       inputs: paths or globs of WET, WARC or JSON Lines files.
       executor: engine that runs the tasks; every worker must be able to access inputs and output. Default: one process
         for each core of this machine.
+      part_bytes: bytes of text that a task holds in memory.
 
     Raises:
       UserError: there is no input or no page in it, no page for training passes, a list is missing, tasks failed, the
@@ -60,23 +62,20 @@ def clean(
             print(f"up to date at {output}")
             _remove(work)
             return
-        job = tasks.Job(work, identity)
+        job = tasks.Job(work, f"{identity} {part_bytes}")
         print(f"{len(files):,} files to clean", file=sys.stderr)
         with executor or LocalExecutor() as engine:
-            marks = children.in_background(lambda: _run(job, files, rule, loaded, engine, show_progress)).result()
+            marks = children.in_background(
+                lambda: _run(job, stages.Plan(files, rule, loaded, part_bytes), engine, show_progress)
+            ).result()
         text = _finish(work, output, identity, files, rule, marks)
     print(f"{text}\n{output}")
 
 
 def _run(
-    job: tasks.Job,
-    files: Mapping[str, crawl.CrawlFile],
-    rule: settings.CleaningConfig,
-    loaded: lists.Lists,
-    executor: tasks.Executor,
-    show_progress: bool,
+    job: tasks.Job, plan: stages.Plan, executor: tasks.Executor, show_progress: bool
 ) -> dict[str, list[tasks.Mark]]:
-    return tasks.run(job, stages.build(job.folder, files, rule, loaded), executor, show_progress)
+    return tasks.run(job, stages.build(job.folder, plan), executor, show_progress)
 
 
 def _finish(

@@ -12,6 +12,7 @@ duplicates, language, bad words. Near-duplicates come last.
 """
 
 import contextlib
+import dataclasses
 import functools
 import gzip
 import hashlib
@@ -27,8 +28,6 @@ from plm_jax.cleaning import crawl, duplicates, lists, records, rules, settings
 from plm_jax.cleaning.pages import Count, Page, Tally, normalize_url
 from plm_jax.common import parts, storage, tasks, trees
 
-# Bytes of text that a task holds in memory, and of the crawl's files that it reads one after another.
-PART_BYTES, READ_BYTES = 2**25, 2**26
 # Most requests of a stage: tasks that read times files that each reads a part of.
 _MOST_REQUESTS, _MOST_TASKS = 2**20, 2**12
 # A compressed crawl has about this many bytes of text per byte.
@@ -61,34 +60,59 @@ def passes(rule: settings.CleaningConfig) -> list[Pass]:
     return [*result, Pass(tuple(pending), None)]
 
 
-def build(
-    folder: str, files: Mapping[str, crawl.CrawlFile], rule: settings.CleaningConfig, loaded: lists.Lists
-) -> list[tasks.Stage]:
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What is cleaned, and how it is divided into tasks.
+
+    Attributes:
+      files: files of the crawl by path.
+      rule: settings; the number of shards is set.
+      lists: lists that the settings name.
+      part_bytes: bytes of text that a task holds in memory; it reads at most twice as many bytes of the crawl's files,
+        unless a file is larger.
+    """
+
+    files: Mapping[str, crawl.CrawlFile]
+    rule: settings.CleaningConfig
+    lists: lists.Lists
+    part_bytes: int
+
+    @property
+    def num_files(self) -> int:
+        """Number of output files of both splits, for a single language."""
+        return self.rule.num_shards + records.num_validation_shards(self.rule)
+
+    def num_parts(self, size: int, num_tasks: int) -> int:
+        """Returns the number of parts for outputs of `num_tasks` tasks with `size` bytes in all."""
+        return max(1, min(-(-size // self.part_bytes), _MOST_REQUESTS // max(num_tasks, 1)))
+
+
+def build(folder: str, plan: Plan) -> list[tasks.Stage]:
     """Returns the stages, and writes what the workers need to know to the job's folder.
 
     The result of each task has a `tally`; the results of the last stage have the `files` with their rows and
     characters.
     """
     content = {
-        "settings": trees.to_dict(rule),
-        "domains": loaded.domains,
-        "badwords": {language: sorted(words) for language, words in loaded.badwords.items()},
+        "settings": trees.to_dict(plan.rule),
+        "domains": plan.lists.domains,
+        "badwords": {language: sorted(words) for language, words in plan.lists.badwords.items()},
     }
     storage.write(os.path.join(folder, _SETTINGS), json.dumps(content, ensure_ascii=False).encode("utf-8"))
-    first, *later = passes(rule)
+    first, *later = passes(plan.rule)
     stages = [
-        tasks.Stage("read", functools.partial(_read_tasks, files, rule, loaded.url_files)),
-        tasks.Stage("newest", functools.partial(_newest_tasks, rule, first), ("read/pages", "read/urls")),
+        tasks.Stage("read", functools.partial(_read_tasks, plan)),
+        tasks.Stage("newest", functools.partial(_newest_tasks, plan, first), ("read/pages", "read/urls")),
     ]
     source, compared = "newest", first.compared
     for step in later:
         assert compared is not None
         owners = f"{compared}-owners"
         stages.append(tasks.Stage(owners, functools.partial(_owner_tasks, source), (f"{source}/units",)))
-        make = functools.partial(_keep_tasks, rule, source, owners, compared, step)
+        make = functools.partial(_keep_tasks, plan, source, owners, compared, step)
         stages.append(tasks.Stage(compared, make, (source, owners)))
         source, compared = compared, step.compared
-    stages.append(tasks.Stage("write", functools.partial(_write_tasks, rule, source), (source, "read")))
+    stages.append(tasks.Stage("write", functools.partial(_write_tasks, plan, source), (source, "read")))
     return stages
 
 
@@ -218,22 +242,16 @@ def _located(workspace: tasks.Workspace, slices: Iterable[parts.Slice]) -> list[
     return [each._replace(path=workspace.path(each.path)) for each in slices]
 
 
-def _num_parts(size: int, num_tasks: int, part_bytes: int = PART_BYTES) -> int:
-    """Returns the number of parts of about `part_bytes` for outputs of `num_tasks` tasks with `size` bytes in all."""
-    return max(1, min(-(-size // part_bytes), _MOST_REQUESTS // max(num_tasks, 1)))
-
-
-def _read_tasks(
-    files: Mapping[str, crawl.CrawlFile], rule: settings.CleaningConfig, url_files: Sequence[str], marks: tasks.Marks
-) -> list[tasks.Task]:
+def _read_tasks(plan: Plan, marks: tasks.Marks) -> list[tasks.Task]:
     del marks
-    total = sum(file.size for file in files.values())
-    sized = [((path, file.name), file.size) for path, file in files.items()]
-    groups = tasks.groups(sized, max(READ_BYTES, total // _MOST_TASKS))
-    text = sum(file.size * (_EXPANSION if file.name.endswith(".gz") else 1) for file in files.values())
-    num_parts = _num_parts(text, len(groups) + len(url_files))
-    # Files of quarantined records are few; those of a part are written by one task.
-    num_bad = _num_parts(rule.num_shards, len(groups), 1)
+    total = sum(file.size for file in plan.files.values())
+    sized = [((path, file.name), file.size) for path, file in plan.files.items()]
+    groups = tasks.groups(sized, max(2 * plan.part_bytes, total // _MOST_TASKS))
+    text = sum(file.size * (_EXPANSION if file.name.endswith(".gz") else 1) for file in plan.files.values())
+    url_files = plan.lists.url_files
+    num_parts = plan.num_parts(text, len(groups) + len(url_files))
+    # Files of quarantined records are small; one task writes those of a part.
+    num_bad = min(plan.rule.num_shards, max(1, _MOST_REQUESTS // max(len(groups), 1)))
     result = [
         tasks.Task(f"{number:06d}", _read, (tuple(group), num_parts, num_bad), subject=group[0][0])
         for number, group in enumerate(groups)
@@ -283,10 +301,10 @@ def _read_urls(workspace: tasks.Workspace, path: str, num_parts: int) -> dict[st
     return {"urls": _write_parts(workspace, f"urls/{workspace.task}", writer), "tally": {}}
 
 
-def _newest_tasks(rule: settings.CleaningConfig, step: Pass, marks: tasks.Marks) -> list[tasks.Task]:
+def _newest_tasks(plan: Plan, step: Pass, marks: tasks.Marks) -> list[tasks.Task]:
     source = marks["read"]
     sizes = _sizes(source, "pages")
-    sink = _sink(rule, step, sum(sizes), len(sizes))
+    sink = _sink(plan, step, sum(sizes), len(sizes))
     result = []
     for part in range(len(sizes)):
         pages, page_files = _slices(source, "pages", part)
@@ -350,12 +368,10 @@ class _Sink(NamedTuple):
     ranges: int
 
 
-def _sink(rule: settings.CleaningConfig, step: Pass, size: int, num_tasks: int) -> _Sink:
-    if step.compared is not None:
-        # Units of short lines are as large as their text.
-        return _Sink(_num_parts(size, num_tasks), 0)
-    num_files = rule.num_shards + records.num_validation_shards(rule)
-    return _Sink(0, max(1, _num_parts(size, num_tasks, PART_BYTES // 2) // num_files))
+def _sink(plan: Plan, step: Pass, size: int, num_tasks: int) -> _Sink:
+    # Units of short lines are as large as their text.
+    num_parts = plan.num_parts(size, num_tasks)
+    return _Sink(num_parts, 0) if step.compared is not None else _Sink(0, -(-num_parts // plan.num_files))
 
 
 def _write_pages(
@@ -427,10 +443,10 @@ def _owners(workspace: tasks.Workspace, slices: Sequence[tuple[int, parts.Slice]
 
 
 def _keep_tasks(
-    rule: settings.CleaningConfig, source: str, owners: str, compared: str, step: Pass, marks: tasks.Marks
+    plan: Plan, source: str, owners: str, compared: str, step: Pass, marks: tasks.Marks
 ) -> list[tasks.Task]:
     sources = marks[source]
-    sink = _sink(rule, step, sum(_sizes(sources, "pages")), len(sources))
+    sink = _sink(plan, step, sum(_sizes(sources, "pages")), len(sources))
     result = []
     for number, mark in enumerate(sources):
         pages, page_files = _slices([mark], "pages", 0)
@@ -468,12 +484,10 @@ def _keep(
     return _write_pages(workspace, _apply(workspace, step.segments, owned(), counts), step, sink, counts)
 
 
-def _write_tasks(rule: settings.CleaningConfig, source: str, marks: tasks.Marks) -> list[tasks.Task]:
-    num_files = rule.num_shards + records.num_validation_shards(rule)
-    num_parts = len(_sizes(marks[source], "rows"))
-    ranges = num_parts // num_files
+def _write_tasks(plan: Plan, source: str, marks: tasks.Marks) -> list[tasks.Task]:
+    ranges = len(_sizes(marks[source], "rows")) // plan.num_files
     result = []
-    for number in range(num_files):
+    for number in range(plan.num_files):
         each = [_slices(marks[source], "rows", number * ranges + part) for part in range(ranges)]
         result.append(_write_task(f"{number:06d}", each))
     for number in range(len(_sizes(marks["read"], "bad"))):

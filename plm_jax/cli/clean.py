@@ -29,6 +29,13 @@ _INPUT = flags.DEFINE_list("input", [], "paths or globs of WET, WARC or JSON Lin
 _OUTPUT = flags.DEFINE_string("output", None, "directory for the cleaned pages and the report (required)")
 _FLAVOR = flags.DEFINE_string("flavor", "en", "set of rules: en, en.noclean, realnewslike, webtextlike or multilingual")
 _RUNNER = flags.DEFINE_enum("runner", "local", list(engines.ENGINES), "engine that runs the tasks")
+_PART_BYTES = flags.DEFINE_integer(
+    "part_bytes",
+    2**25,
+    "bytes of text that a task holds in memory; with large parts a crawl has fewer tasks",
+    2**12,
+    2**30,
+)
 _SET = flags.DEFINE_multi_string("set", [], "override a setting, such as lines.min_words=4; may be repeated")
 
 
@@ -39,7 +46,7 @@ def main() -> None:
     from plm_jax.cleaning import job, settings
 
     executor = engines.make(_RUNNER.value, command_line.options())
-    job.clean(_INPUT.value, output, settings.resolve(_FLAVOR.value, _SET.value), executor)
+    job.clean(_INPUT.value, output, settings.resolve(_FLAVOR.value, _SET.value), executor, part_bytes=_PART_BYTES.value)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 """Writers of small crawls."""
 
 import gzip
+import hashlib
 import json
+import pathlib
 import random
 
 _NAMES = "river mountain teacher garden winter station letter captain doctor harbour market village music paper"
@@ -48,3 +50,26 @@ def read_lines(folder, pattern: str) -> list[dict]:
         for path in sorted(folder.glob(pattern))
         for line in gzip.decompress(path.read_bytes()).decode().splitlines()
     ]
+
+
+def write_similar_pages(folder: pathlib.Path, files: int, pages_per_file: int) -> None:
+    """Writes JSON Lines whose pages share lines, and of which a tenth are nearly copies of others."""
+    rng = random.Random(7)
+    shared = [sentence(rng) for _ in range(50)]
+    texts = []
+    for number in range(files):
+        rows = []
+        for page in range(pages_per_file):
+            lines = [" ".join(sentence(rng) for _ in range(3)) for _ in range(10)] + rng.sample(shared, 2)
+            if texts and rng.random() < 0.1:
+                # A sentence less, and lines of other sentences, so that only MinHash sees the copy.
+                lines = [" ".join(rng.choice(texts).replace("\n", " ").split(" ")[9:])]
+            texts.append("\n".join(lines))
+            url = f"http://site{rng.randrange(100)}.org/{number}/{page}"
+            rows.append({"url": url, "text": texts[-1], "timestamp": f"2019-04-{page % 28 + 1:02}"})
+        write_json(folder / f"{number}.jsonl.gz", rows)
+
+
+def sha256(path: pathlib.Path) -> str:
+    """Returns the SHA-256 of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -466,7 +466,7 @@ def test_second_run_is_rejected_while_the_first_runs(tmp_path, monkeypatch):
 
 KILLED = """
 import os, signal, sys
-from plm_jax.cleaning import job, settings, stages
+from plm_jax.cleaning import job, settings
 from plm_jax.common import tasks
 from plm_jax.common.executors.in_process import InProcessExecutor
 
@@ -482,9 +482,8 @@ def killed(*arguments):
 
 import plm_jax.common.executors.in_process as module
 module.run_task = killed
-stages.PART_BYTES = stages.READ_BYTES = 2**12
 rule = settings.resolve("en", ["badwords=None", "language=None", "near_duplicates.kind=minhash", "shards=3"])
-job.clean([path], output, rule, InProcessExecutor(), show_progress=False)
+job.clean([path], output, rule, InProcessExecutor(), show_progress=False, part_bytes=2**12)
 """
 
 

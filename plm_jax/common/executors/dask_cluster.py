@@ -39,7 +39,7 @@ class DaskExecutor:
         for task in tasks:
             future = self._client.submit(run_task, job, stage, task, key=f"{job.identity}-{stage}-{task.name}")
             names[future] = task.name
-        for future in distributed.as_completed(names):
+        for future in distributed.as_completed(list(names), loop=self._client.loop):
             if future.cancelled():
                 raise UserError("the Dask scheduler is gone: start it and run the same command again")
             error = future.exception()

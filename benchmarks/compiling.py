@@ -48,8 +48,8 @@ def trained(page: str, changes: dict[str, float]) -> dict:
     import jax
 
     from plm_jax import config
+    from plm_jax.common import overrides
     from plm_jax.config import files as pages
-    from plm_jax.config import overrides
     from plm_jax.runs import loop
     from plm_jax.training.program import Program
 

@@ -32,8 +32,8 @@ from collections.abc import Iterator
 import bench
 
 from plm_jax import config
+from plm_jax.common import overrides
 from plm_jax.config import files as pages
-from plm_jax.config import overrides
 from plm_jax.data import vocabularies
 from plm_jax.data.reader import Reader
 from plm_jax.data.vocabularies import sentences, training

@@ -39,9 +39,8 @@ def run(config: str = "demo:bert", steps: int = 300, rounds: int = 2) -> dict:
 def trained(page: str, steps: int, kind: str) -> dict:
     """Returns the seconds per step from the first save on, and the seconds of each save."""
     from plm_jax import config
-    from plm_jax.common import command_line, sealing
+    from plm_jax.common import command_line, overrides, sealing
     from plm_jax.config import files as pages
-    from plm_jax.config import overrides
     from plm_jax.runs import checkpoints, coordination, loop
 
     command_line.start_jax()

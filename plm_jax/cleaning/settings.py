@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
-from plm_jax.common import ranges, seeds, trees
+from plm_jax.common import overrides, ranges, seeds, trees
 from plm_jax.common.errors import UserError, nearest
-from plm_jax.config import overrides
 
 # Languages of mC4: the languages of CLD3 with at least 10,000 pages.
 _CODES = """

@@ -19,7 +19,7 @@ import hashlib
 import itertools
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -466,15 +466,11 @@ def _keep(
     """Removes the units of each page that it does not own, and writes the pages that pass further rules."""
     rule, counts = _knowledge(workspace.folder, workspace.identity).rule, Tally()
     kind, name = _kind(rule, compared), compared.replace("_", "-")
-    lost: dict[bytes, set[bytes]] = {}
-    data = records.digests(_located(workspace, lost_slices))
-    for start in range(0, len(data), 2 * _KEY):
-        unit, key = data[start : start + _KEY], data[start + _KEY : start + 2 * _KEY]
-        lost.setdefault(key, set()).add(unit)
+    lost = _by_key(records.digests(_located(workspace, lost_slices)))
 
     def owned() -> Iterator[Page]:
         for page in records.pages(_located(workspace, slices)):
-            missing = lost.get(page.key, set())
+            missing = lost(page.key)
             units = frozenset(unit for unit in kind.units(page) if unit.ljust(_KEY, b"\0") not in missing)
             result = kind.keep(page, units, counts)
             if result is not None:
@@ -482,6 +478,22 @@ def _keep(
                 yield result
 
     return _write_pages(workspace, _apply(workspace, step.segments, owned(), counts), step, sink, counts)
+
+
+def _by_key(data: bytes) -> Callable[[bytes], Set[bytes]]:
+    """Returns a function from the key of a page to the units that other pages own, from records of unit and key."""
+    words = np.frombuffer(data, ">u8").reshape(-1, 4)
+    words = words[np.lexsort((words[:, 3], words[:, 2]))]
+    keys, ordered = words[:, 2:].tobytes(), words[:, :2].tobytes()
+    firsts = np.flatnonzero((words[1:, 2:] != words[:-1, 2:]).any(1)) + 1
+    bounds = [0, *firsts.tolist(), len(words)]
+    ranges = {keys[_KEY * start : _KEY * (start + 1)]: (start, stop) for start, stop in itertools.pairwise(bounds)}
+
+    def units(key: bytes) -> Set[bytes]:
+        start, stop = ranges.get(key, (0, 0))
+        return {ordered[_KEY * number : _KEY * (number + 1)] for number in range(start, stop)}
+
+    return units
 
 
 def _write_tasks(plan: Plan, source: str, marks: tasks.Marks) -> list[tasks.Task]:

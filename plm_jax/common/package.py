@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import os
+import sys
 
 FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -10,8 +11,6 @@ FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 @functools.cache
 def version() -> str:
     """Returns the version of the package, with a hash of its source files."""
-    import plm_jax
-
     digest = hashlib.sha256()
     for folder, folders, names in os.walk(FOLDER):
         folders.sort()
@@ -20,4 +19,4 @@ def version() -> str:
                 path = os.path.join(folder, name)
                 with open(path, "rb") as file:
                     digest.update(f"{os.path.relpath(path, FOLDER)}\n".encode() + file.read())
-    return f"{plm_jax.__version__}+{digest.hexdigest()[:12]}"
+    return f"{sys.modules['plm_jax'].__version__}+{digest.hexdigest()[:12]}"

@@ -17,7 +17,7 @@ from plm_jax.common import storage
 
 _FRAME = struct.Struct("<II")
 # Bytes of a part's records that are compressed together, and of all parts' records in memory.
-_BLOCK_BYTES, _BUFFER_BYTES = 2**18, 2**25
+_BLOCK_BYTES, _BUFFER_BYTES = 2**17, 2**23
 _LEVEL = 1
 _COPY_BYTES = 2**20
 

@@ -1,14 +1,14 @@
 """Schema of a run: frozen dataclasses, which config files and run directories represent as trees.
 
 A config file builds a `Run` and returns `to_config_dict(run)`. The command line overrides fields of this tree
-(`overrides`), and `resolve` converts it back to a checked `Run` with absolute paths.
+(`common/overrides.py`), and `resolve` converts it back to a checked `Run` with absolute paths.
 """
 
+from plm_jax.common.overrides import overridden
 from plm_jax.common.phases import Phase
 from plm_jax.common.special_ids import NAMES as SPECIALS
 from plm_jax.common.trees import brief, differences, to_config_dict, to_dict
 from plm_jax.config.expansion import expand_mixtures
-from plm_jax.config.overrides import overridden
 from plm_jax.config.phases import (
     in_phase,
     in_validation,

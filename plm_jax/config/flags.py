@@ -5,9 +5,9 @@ from typing import Any
 
 from absl import flags
 
-from plm_jax.common import command_line, trees, users
+from plm_jax.common import command_line, overrides, trees, users
 from plm_jax.common.errors import UserError
-from plm_jax.config import checks, overrides, reading
+from plm_jax.config import checks, reading
 from plm_jax.config import files as config_files
 from plm_jax.config.description import field_descriptions
 from plm_jax.config.run import Run

@@ -34,10 +34,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from plm_jax import config
-from plm_jax.common import ranges, storage
+from plm_jax.common import overrides, ranges, storage
 from plm_jax.common.errors import UserError, nearest, users_code
 from plm_jax.config import files as config_files
-from plm_jax.config import overrides
 from plm_jax.experiments import comparison, setups
 from plm_jax.experiments.members import Member
 

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 
 from plm_jax import config
-from plm_jax.common import storage
+from plm_jax.common import overrides, storage
 from plm_jax.common.errors import UserError
-from plm_jax.config import overrides
 from plm_jax.data.sources import row_fields, tables
 from plm_jax.hub import families
 from plm_jax.hub.pretrained import Pretrained

@@ -7,7 +7,7 @@ import pytest
 
 import plm_jax
 from plm_jax import config, objectives
-from plm_jax.config import overrides
+from plm_jax.common import overrides
 from plm_jax.data.reader import Reader
 from plm_jax.evaluation import perplexity
 from plm_jax.experiments import examples

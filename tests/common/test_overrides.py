@@ -7,9 +7,8 @@ from typing import ClassVar, Literal
 import pytest
 
 from plm_jax import config, losses, models, objectives
-from plm_jax.common import command_line
+from plm_jax.common import command_line, overrides
 from plm_jax.common.errors import UserError
-from plm_jax.config import overrides
 from tests.support.tiny import RUNS
 
 PHASES = dataclasses.replace(

@@ -19,6 +19,7 @@ from plm_jax.common.errors import UserError
 FORMAT = 1
 # Compressed bytes of the crawl per output file. Most of the text is removed, so the rest fits a worker's memory.
 _SHARD_BYTES = 2**28
+_LATER_FIELDS = ("limits", "repetition", "quality", "fineweb", "decontamination")
 _MANIFEST = "manifest.json"
 _UNFINISHED = ".unfinished"  # Marks a remote output that is being written, or whose run was stopped.
 _USER_ERROR = re.compile(r"UserError: (.*?)(?: \[while running.*)?$", re.MULTILINE)
@@ -66,7 +67,7 @@ def clean(
         if "read" not in results["counts"]:
             storage.remove(folder)
             raise UserError(f"no page in {', '.join(inputs)} can be read: pass WET, WARC or JSON Lines files with text")
-        text = _write_report(folder, rule, results["counts"])
+        text = _write_report(folder, rule, loaded, results["counts"])
         if not any(os.path.basename(name).startswith("train-") for name in results["files"]):
             storage.remove(folder)
             print(text)
@@ -100,8 +101,10 @@ def _lock(output: str) -> contextlib.AbstractContextManager:
 def _identity(files: Mapping[str, crawl.CrawlFile], rule: settings.CleaningConfig, loaded: lists.Lists) -> str:
     """Returns the SHA-256 of the files' paths, sizes and times, the settings and the contents of the lists."""
     described = trees.to_dict(rule)
-    if rule.limits == settings.LimitsConfig():  # A later field: leaving out its default keeps older identities valid.
-        del described["limits"]
+    # Later fields: leaving out their defaults keeps older identities valid.
+    for f in dataclasses.fields(rule):
+        if f.name in _LATER_FIELDS and getattr(rule, f.name) == f.default:
+            del described[f.name]
     content = {
         "files": files,
         "settings": described,
@@ -185,9 +188,9 @@ def _read_report(folder: str) -> dict[str, Any]:
         raise UserError(f"the workers wrote nothing to {folder}: set --output to a folder that they share") from None
 
 
-def _write_report(folder: str, rule: settings.CleaningConfig, counts: dict[str, Any]) -> str:
-    """Writes the table with examples and the plot to a folder. Returns the table."""
-    table = report.table(rule, counts)
+def _write_report(folder: str, rule: settings.CleaningConfig, loaded: lists.Lists, counts: dict[str, Any]) -> str:
+    """Writes the tables with examples and the plot to a folder. Returns the tables."""
+    table = report.table(rule, counts) + report.contamination(loaded.evaluations, counts)
     page = f"# Text removed by cleaning\n\n{table}\n![Plot](report.svg)\n\n{report.examples(rule, counts)}"
     storage.write(os.path.join(folder, "report.md"), page.encode("utf-8"))
     storage.write(os.path.join(folder, "report.svg"), report.plot(rule, counts))

@@ -1,8 +1,9 @@
 """The Apache Beam pipeline of cleaning, whose output has the same bytes with any number of workers.
 
 The order of the steps is that of `tensorflow_datasets/text/c4.py`: length, sites, newest copy, list of URLs,
-paragraphs, lines, duplicates, language, bad words. Near-duplicates come last. Pages are grouped by MD5 hashes, which
-are evenly distributed.
+paragraphs, lines, duplicates, language, bad words. Gopher's rules (repetition, quality) see the text before any line is
+removed, FineWeb's rule sees it after C4's rules for lines, as in FineWeb. Decontamination sees the final text.
+Near-duplicates come last. Pages are grouped by MD5 hashes, which are evenly distributed.
 """
 
 import functools
@@ -18,7 +19,7 @@ from apache_beam.pvalue import AsList, AsSingleton, PCollection, TaggedOutput
 from apache_beam.transforms import window
 from apache_beam.utils.windowed_value import WindowedValue
 
-from plm_jax.cleaning import crawl, duplicates, progress, rules, settings
+from plm_jax.cleaning import crawl, decontamination, duplicates, progress, quality, rules, settings
 from plm_jax.cleaning.lists import Lists
 from plm_jax.cleaning.pages import Page, Tally, normalize_url, url_hash
 from plm_jax.common import storage
@@ -184,16 +185,24 @@ class Cleaning:
         pages = self._step(grouped, "newest copies", _Newest())
         if isinstance(rule.pages, settings.UrlsConfig):
             pages = self._listed(pages, pipeline | "URL files" >> beam.Create(lists.url_files))
+        if rule.repetition is not None:
+            pages = self._apply(pages, "repetition", quality.GopherRepetition, rule.repetition)
+        if rule.quality is not None:
+            pages = self._apply(pages, "quality", quality.GopherQuality, rule.quality)
         if rule.paragraphs is not None:
             pages = self._apply(pages, "paragraphs", rules.HasParagraphs, rule.paragraphs)
         if rule.lines is not None:
             pages = self._apply(pages, "lines", rules.LineFilter, rule.lines)
+        if rule.fineweb is not None:
+            pages = self._apply(pages, "FineWeb", quality.FineWebQuality, rule.fineweb)
         if rule.duplicates is not None:
             pages = self._deduplicate(pages, "duplicates", rule.duplicates)
         if rule.language is not None:
             pages = self._apply(pages, "language", rules.LANGUAGES[type(rule.language)], rule.language)
         if rule.badwords is not None:
             pages = self._apply(pages, "bad words", rules.NoBadWords, lists.badwords, rule.badwords.fraction)
+        if rule.decontamination is not None:
+            pages = self._apply(pages, "decontamination", decontamination.NoEvaluationText, rule.decontamination)
         if rule.near_duplicates is not None:
             pages = self._deduplicate(pages, "near-duplicates", rule.near_duplicates)
         self._write(pipeline, pages, records[QUARANTINE])

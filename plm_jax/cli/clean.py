@@ -1,4 +1,4 @@
-"""Clean a web crawl with the rules of C4, on Apache Beam.
+"""Clean a web crawl with the rules of C4, Gopher and FineWeb, on Apache Beam.
 
 usage: plm_jax clean --input=FILES --output=DIR [flags] [-- BEAM_FLAGS]
 
@@ -17,7 +17,9 @@ from plm_jax.common import command_line
 
 _INPUT = flags.DEFINE_list("input", [], "paths or globs of WET, WARC or JSON Lines files (required)")
 _OUTPUT = flags.DEFINE_string("output", None, "directory for the cleaned pages and the report (required)")
-_FLAVOR = flags.DEFINE_string("flavor", "en", "set of rules: en, en.noclean, realnewslike, webtextlike or multilingual")
+_FLAVOR = flags.DEFINE_string(
+    "flavor", "en", "set of rules: en, en.noclean, realnewslike, webtextlike, multilingual or fineweb"
+)
 _SET = flags.DEFINE_multi_string("set", [], "override a setting, such as lines.min_words=4; may be repeated")
 
 

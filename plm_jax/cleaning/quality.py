@@ -11,7 +11,6 @@ from plm_jax.cleaning import settings, words
 from plm_jax.cleaning.pages import Page, Tally
 
 _PARAGRAPHS = re.compile(r"\n{2,}")
-_LINES = re.compile(r"\n+")
 _ELLIPSES = ("...", "…")
 
 
@@ -32,11 +31,12 @@ class GopherRepetition:
     def _reasons(self, text: str) -> Iterator[str]:
         rule, length = self._rule, max(len(text), 1)
         stripped = text.strip()
-        for unit, pattern, max_share, max_characters in (
-            ("paragraphs", _PARAGRAPHS, rule.max_paragraph_share, rule.max_paragraph_characters),
-            ("lines", _LINES, rule.max_line_share, rule.max_line_characters),
+        paragraphs = _PARAGRAPHS.split(stripped) if "\n\n" in stripped else [stripped]
+        lines = [line for line in stripped.split("\n") if line] or [""]
+        for unit, parts, max_share, max_characters in (
+            ("paragraphs", paragraphs, rule.max_paragraph_share, rule.max_paragraph_characters),
+            ("lines", lines, rule.max_line_share, rule.max_line_characters),
         ):
-            parts = pattern.split(stripped)
             number, characters = words.repeated(parts)
             if number / len(parts) > max_share:
                 yield f"repeated_{unit}"

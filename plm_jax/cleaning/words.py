@@ -1,12 +1,13 @@
 """Words as the rules of Gopher and FineWeb count them, and shares of repeated text."""
 
+import functools
 import itertools
 import re
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-Splitter = Callable[[str], list[str]]
+Splitter = Callable[[str], Sequence[str]]
 
 # A web address, initials such as U.S., the end of a contraction such as 's, a number with separators, a run of letters
 # and digits, quotes, dots or dashes, or a single other character.
@@ -15,9 +16,10 @@ _WORDS = re.compile(
 )
 
 
-def split(text: str) -> list[str]:
+@functools.lru_cache(maxsize=2)  # Several rules in a row split the same page.
+def split(text: str) -> Sequence[str]:
     """Splits a text into words and marks: `The U.S. can't, "she" said...` has ten, the last of which is `...`."""
-    return _WORDS.findall(text)
+    return tuple(_WORDS.findall(text))
 
 
 def is_punctuation(word: str) -> bool:
@@ -58,6 +60,9 @@ class NGrams:
     def _grow(self) -> None:
         # A longer n-gram can only repeat where a shorter one does.
         self._drop_single()
+        if not len(self._starts):
+            self.size += 1
+            return
         starts = self._starts[self._starts + self.size < len(self._words)]
         ids = self._ids[: len(starts)]  # Starts are sorted: dropped ones are the last.
         keys = ids * max(len(self._words), 1) + self._words[starts + self.size]
@@ -87,6 +92,8 @@ class NGrams:
         Reads from left to right and continues after each repeated n-gram, so that no character counts twice.
         """
         self._drop_single()
+        if not len(self._starts):
+            return 0
         earlier: set[int] = set()
         characters, end = 0, 0
         lengths = self._ends[self._starts + self.size] - self._ends[self._starts]

@@ -140,19 +140,19 @@ class MinHashConfig:
 
 @dataclass(frozen=True)
 class GopherRepetitionConfig:
-    """Drops pages that repeat themselves (Rae et al. 2021, arXiv:2112.11446, section A.1.1 and table A1).
+    """Drops pages that repeat themselves (Rae et al. 2021, arXiv:2112.11446, section A.1 and table A1).
 
     Shares of characters are shares of the page's characters. A page is dropped if a share exceeds its limit.
 
     Attributes:
-      max_line_share: share of lines that occur earlier in the page. Published: 0.30.
-      max_paragraph_share: share of paragraphs, which blank lines separate, that occur earlier. Published: 0.30.
-      max_line_characters: share of characters in such lines. Published: 0.20.
-      max_paragraph_characters: share of characters in such paragraphs. Published: 0.20.
-      max_frequent_ngrams: share of characters in the most frequent n-gram of 2, 3, … words. Published: 0.20, 0.18 and
-        0.16 for up to 4 words.
-      max_repeated_ngrams: share of characters in n-grams of 5, 6, … words that occur earlier. Published: 0.15, 0.14,
-        0.13, 0.12, 0.11 and 0.10 for up to 10 words.
+      max_line_share: share of lines that occur earlier in the page (published: 0.30).
+      max_paragraph_share: share of paragraphs, which blank lines separate, that occur earlier (published: 0.30).
+      max_line_characters: share of characters in such lines (published: 0.20).
+      max_paragraph_characters: share of characters in such paragraphs (published: 0.20).
+      max_frequent_ngrams: share of characters in the most frequent n-gram of 2, 3, … words (published: 0.20, 0.18,
+        0.16).
+      max_repeated_ngrams: share of characters in n-grams of 5, 6, … words that occur earlier (published: 0.15, 0.14,
+        0.13, 0.12, 0.11, 0.10).
     """
 
     kind: ClassVar[str] = "gopher"
@@ -166,18 +166,18 @@ class GopherRepetitionConfig:
 
 @dataclass(frozen=True)
 class GopherQualityConfig:
-    """Drops pages that are not English prose (Rae et al. 2021, arXiv:2112.11446, section A.1.1).
+    """Drops pages that are not English prose (Rae et al. 2021, arXiv:2112.11446, section A.1).
 
     Attributes:
-      min_words, max_words: number of words that do not consist of punctuation. Published: 50 to 100,000.
-      min_word_characters, max_word_characters: mean length of these words. Published: 3 to 10.
-      max_symbols: number of hash signs per word, and of ellipses per word. Published: 0.1.
-      bullets: beginnings of lines that count as bullet points. The paper names none; these are datatrove's.
-      max_bullet_lines: share of lines that start with a bullet point. Published: 0.9.
-      max_ellipsis_lines: share of lines that end with an ellipsis. Published: 0.3.
-      min_alphabetic_words: share of words with a letter. Published: 0.8.
-      stop_words: words, compared with case. Published: these eight.
-      min_stop_words: number of different stop words in the page. Published: 2.
+      min_words, max_words: number of words that do not consist of punctuation (published: 50 to 100,000).
+      min_word_characters, max_word_characters: mean length of these words (published: 3 to 10).
+      max_symbols: number of hash signs per word, and of ellipses per word (published: 0.1).
+      bullets: beginnings of lines that count as bullet points (not published; as in datatrove).
+      max_bullet_lines: share of lines that start with a bullet point (published: 0.9).
+      max_ellipsis_lines: share of lines that end with an ellipsis (published: 0.3).
+      min_alphabetic_words: share of words with a letter (published: 0.8).
+      stop_words: words, compared with case (published: these eight).
+      min_stop_words: number of different stop words in the page (published: 2).
     """
 
     kind: ClassVar[str] = "gopher"
@@ -201,12 +201,13 @@ class FineWebQualityConfig:
     Blank lines do not count.
 
     Attributes:
-      end_marks: ends of lines with punctuation. These are the marks of the code at the time of FineWeb.
-      min_punctuated_lines: share of lines that end in such a mark. Published: 0.12.
-      short_line_characters: maximum length of a short line. Published: 30.
-      max_short_lines: share of short lines. Published: 0.67.
-      max_repeated_characters: share of characters in lines that occur earlier. FineWeb's code has 0.01, the paper 0.1.
-      max_lines_per_word: number of line breaks per word. Only in FineWeb's code: 0.3.
+      end_marks: ends of lines with punctuation (as in the code at the time of FineWeb).
+      min_punctuated_lines: share of lines that end in such a mark (published: 0.12).
+      short_line_characters: maximum length of a short line (published: 30).
+      max_short_lines: share of short lines (published: 0.67).
+      max_repeated_characters: share of characters in lines that occur earlier (published: 0.01 in the code, 0.1 in the
+        paper).
+      max_lines_per_word: number of line breaks per word (published: 0.3, in the code only).
     """
 
     kind: ClassVar[str] = "fineweb"
@@ -230,9 +231,9 @@ class DecontaminationConfig:
         compressed (`.gz`).
       fields: fields of JSON Lines with the texts of an example. Empty: every text in a row. Lists and objects stand for
         all texts in them.
-      words: length n of the n-grams. Published: 13.
-      min_words: shortest text that is searched for. Texts with fewer than `words` words are searched for as a whole.
-        Published for n-grams of evaluation sets: 8.
+      words: length n of the n-grams (published: 13).
+      min_words: words of the shortest text that is searched for (published: 8, as the shortest n-grams of evaluation
+        sets). Texts with fewer than `words` words are searched for as a whole.
     """
 
     kind: ClassVar[str] = "ngrams"

@@ -1,18 +1,20 @@
 """Removal of pages with text of evaluation sets: against a search for tuples of words, and at each length."""
 
 import gzip
+import hashlib
 import json
 import random
 import re
 
 import pytest
 
-from plm_jax.cleaning import decontamination, job, lists, report, settings
+from plm_jax.cleaning import crawl, decontamination, job, lists, report, settings
 from plm_jax.cleaning.pages import Page, Tally
 from plm_jax.common.errors import UserError
 from tests.cleaning.crawls import read_lines, sentence, write_json
 
-NUMBERS = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen".split()
+NUMBERS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
+NUMBERS += ["thirteen", "fourteen", "fifteen"]
 
 
 def first(number: int) -> str:
@@ -140,15 +142,15 @@ def test_mistakes_are_reported(tmp_path):
 
     path = write_json(tmp_path / "set.jsonl.gz", [{"a": first(15)}, {"b": "x"}])
     assert load(f"decontamination.paths=('{path}',)").evaluations == [(path, 2, 1)]
-    with pytest.raises(UserError, match="--set=decontamination.paths=FILE"):
+    with pytest.raises(UserError, match=r"--set=decontamination.paths=FILE"):
         load()
-    with pytest.raises(UserError, match="no file at .*nothing: fix settings.decontamination.paths"):
+    with pytest.raises(UserError, match=r"no file at .*nothing: fix settings.decontamination.paths"):
         load(f"decontamination.paths=('{tmp_path}/nothing',)")
     with pytest.raises(UserError, match=r"set.jsonl.gz:2 has no field 'a': fix settings.decontamination.fields"):
         load(f"decontamination.paths=('{path}',)", "decontamination.fields=('a',)")
     with pytest.raises(UserError, match="has no text of 20 words"):
         load(f"decontamination.paths=('{path}',)", "decontamination.words=20", "decontamination.min_words=20")
-    with pytest.raises(UserError, match="min_words is 8: must be at most decontamination.words, 5"):
+    with pytest.raises(UserError, match=r"min_words is 8: must be at most decontamination.words, 5"):
         load(f"decontamination.paths=('{path}',)", "decontamination.words=5")
 
 
@@ -163,7 +165,7 @@ def test_a_run_reports_what_each_evaluation_set_removed(tmp_path):
     prose[4] = "\n".join(f"{sentence(rng)}" for _ in range(3))
     prose[5] = prose[5].replace(".", "")
     pages = [{"url": f"http://a.org/{i}", "text": text} for i, text in enumerate(prose)]
-    crawl = write_json(tmp_path / "crawl.jsonl.gz", pages)
+    path = write_json(tmp_path / "crawl.jsonl.gz", pages)
     sets = [
         write_json(tmp_path / "count.jsonl.gz", [{"text": first(15)}, {"text": "unrelated " * 9}, {"text": first(3)}]),
         str(tmp_path / "questions.txt"),
@@ -177,14 +179,14 @@ def test_a_run_reports_what_each_evaluation_set_removed(tmp_path):
         language=None,
     )
     output = tmp_path / "clean"
-    job.clean([crawl], str(output), rule, show_progress=False)
+    job.clean([path], str(output), rule, show_progress=False)
     assert {row["text"] for row in read_lines(output, "train-*")} | {
         row["text"] for row in read_lines(output, "validation-*")
     } == {*prose[6:]}
     counts = json.loads((output / "report.json").read_text())["counts"]
-    assert list(report.steps(counts).items())[3:] != []
     assert {step: number for step, (number, _) in report.steps(counts).items()} == {
-        "reading": 8, "length": 8, "newest copies": 8, "repetition": 7, "quality": 6, "FineWeb": 5, "decontamination": 2,
+        "reading": 8, "length": 8, "newest copies": 8,
+        "repetition": 7, "quality": 6, "FineWeb": 5, "decontamination": 2,
     }  # fmt: skip
     page = (output / "report.md").read_text()
     assert f"| {sets[0]} | 2 | 3 | 1 | 1 |" in page and f"| {sets[1]} | 1 | 1 | 1 | 0 |" in page
@@ -192,24 +194,20 @@ def test_a_run_reports_what_each_evaluation_set_removed(tmp_path):
         assert report.reasons(rule)[reason][2] in page
     before = json.loads((output / "manifest.json").read_text())["identity"]
     (tmp_path / "questions.txt").write_text("Another question about the same old river bank!")
-    job.clean([crawl], str(output), rule, show_progress=False)
+    job.clean([path], str(output), rule, show_progress=False)
     assert json.loads((output / "manifest.json").read_text())["identity"] != before
     assert f"| {sets[1]} | 0 | 1 | 0 | 0 |" in (output / "report.md").read_text()
 
 
 def test_new_fields_leave_older_identities_valid(tmp_path):
     """The identity of a run without the new rules, computed from the fields that settings had before them."""
-    crawl = write_json(tmp_path / "crawl.jsonl.gz", [{"url": f"http://a.org/{i}", "text": "A page."} for i in range(3)])
-    job.clean([crawl], str(tmp_path / "clean"), settings.CleaningConfig(language=None), show_progress=False)
+    path = write_json(tmp_path / "crawl.jsonl.gz", [{"url": f"http://a.org/{i}", "text": "A page."} for i in range(3)])
+    job.clean([path], str(tmp_path / "clean"), settings.CleaningConfig(language=None), show_progress=False)
     manifest = json.loads((tmp_path / "clean/manifest.json").read_text())
     described = {
         name: value
         for name, value in manifest["settings"].items()
         if name not in ("limits", "repetition", "quality", "fineweb", "decontamination")
     }
-    from plm_jax.cleaning import crawl as crawls
-
-    content = {"files": crawls.files([crawl]), "settings": described, "lists": [], "format": job.FORMAT}
-    import hashlib
-
+    content = {"files": crawl.files([path]), "settings": described, "lists": [], "format": job.FORMAT}
     assert manifest["identity"] == hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

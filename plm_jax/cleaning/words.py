@@ -16,7 +16,7 @@ _WORDS = re.compile(
 )
 
 
-@functools.lru_cache(maxsize=2)  # Several rules in a row split the same page.
+@functools.lru_cache(maxsize=1)  # Several rules in a row split the same page.
 def split(text: str) -> Sequence[str]:
     """Splits a text into words and marks: `The U.S. can't, "she" said...` has ten, the last of which is `...`."""
     return tuple(_WORDS.findall(text))

@@ -54,7 +54,7 @@ def hash_ngrams(words: np.ndarray, *sizes: int) -> np.ndarray:
     for size in sizes:
         # Differences of sums of h[i] base^i, divided by base^start: the same for equal n-grams at any position.
         count = max(len(words) - size + 1, 0)
-        hashes.append((sums[size : size + count] - sums[:count]) * inverses[:count] + np.uint64(size))
+        hashes.append((sums[size : size + count] - sums[:count]) * inverses[:count])
     return minhash.mix(np.concatenate(hashes))
 
 

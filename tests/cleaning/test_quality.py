@@ -162,9 +162,10 @@ def test_repetition_above_a_threshold_is_dropped(change, text, expected):
     assert decide({name: lower}) == expected
 
 
-def test_line_breaks_around_a_page_are_no_lines():
+@pytest.mark.parametrize("text", ["\na\nb\n", "\n\na\n\n"])
+def test_line_breaks_around_a_page_are_no_lines(text):
     """datatrove counts an empty line at both ends as a repeated one."""
-    assert reason(quality.GopherRepetition(settings.GopherRepetitionConfig(max_frequent_ngrams=())), "\na\nb\n") is None
+    assert reason(quality.GopherRepetition(settings.GopherRepetitionConfig(max_frequent_ngrams=())), text) is None
 
 
 # A rule's change that a text just passes, one that it just fails, and the reason.

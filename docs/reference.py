@@ -1,4 +1,4 @@
-"""Writes the generated pages of docs/reference: commands, fields of a config, and models.
+"""Writes the generated pages of docs/reference: commands, fields of a config, settings of cleaning, and models.
 
 python docs/reference.py
 """
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 from plm_jax import __main__ as program
 from plm_jax import config
+from plm_jax.cleaning.settings import CleaningConfig
 from plm_jax.common import trees
 from plm_jax.config import description
 from plm_jax.experiments import model_table
@@ -46,6 +47,15 @@ def fields() -> str:
         lines += ["", f"## {section}"]
         for table in _tables(section, kind, seen):
             lines += ["", *table]
+    return "\n".join(lines) + "\n"
+
+
+def cleaning() -> str:
+    """Returns the page of the settings of `clean`: a table for each rule, in the order of the steps."""
+    introduction = "`--set=FIELD=VALUE` changes a setting of `plm_jax clean`; see [cleaning](../cleaning.md)."
+    lines = ["# Settings of cleaning", "", NOTE, "", introduction]
+    for table in _tables("settings", CleaningConfig, set()):
+        lines += ["", *(line.replace("`settings.", "`") for line in table)]
     return "\n".join(lines) + "\n"
 
 
@@ -99,7 +109,7 @@ softmax.
 """
 
 
-PAGES = {"commands.md": commands, "config.md": fields, "models.md": models}
+PAGES = {"commands.md": commands, "config.md": fields, "cleaning.md": cleaning, "models.md": models}
 
 if __name__ == "__main__":
     for name, page in PAGES.items():

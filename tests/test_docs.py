@@ -238,6 +238,7 @@ def test_generated_pages_are_current(verb):
     code = "import runpy; print(end=runpy.run_path('docs/reference.py')['fields']())"
     fields = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert PAGES["docs/reference/config.md"] == fields, "run python docs/reference.py"
+    assert PAGES["docs/reference/cleaning.md"] == reference["cleaning"](), "run python docs/reference.py"
 
 
 def test_named_files_exist():

@@ -63,41 +63,29 @@ def clean(
             _remove(work)
             return
         job = tasks.Job(work, f"{identity} {part_bytes}")
+        plan = stages.Plan(files, rule, loaded, part_bytes)
         print(f"{len(files):,} files to clean", file=sys.stderr)
         with executor or LocalExecutor() as engine:
             marks = children.in_background(
-                lambda: _run(job, stages.Plan(files, rule, loaded, part_bytes), engine, show_progress)
+                lambda: tasks.run(job, stages.build(work, plan), engine, show_progress)
             ).result()
-        text = _finish(work, output, identity, files, rule, marks)
+        text = _finish(work, output, identity, plan, marks)
     print(f"{text}\n{output}")
 
 
-def _run(
-    job: tasks.Job, plan: stages.Plan, executor: tasks.Executor, show_progress: bool
-) -> dict[str, list[tasks.Mark]]:
-    return tasks.run(job, stages.build(job.folder, plan), executor, show_progress)
-
-
-def _finish(
-    work: str,
-    output: str,
-    identity: str,
-    files: Mapping[str, crawl.CrawlFile],
-    rule: settings.CleaningConfig,
-    marks: tasks.Marks,
-) -> str:
+def _finish(work: str, output: str, identity: str, plan: stages.Plan, marks: tasks.Marks) -> str:
     """Writes the report and the manifest, and moves all files to the output. Returns the table of the report.
 
     Raises:
       UserError: no page can be read, or none for training is left.
     """
-    counts = _counts(stages.tally(marks))
+    rule, files, counts = plan.rule, plan.files, _counts(stages.tally(marks))
     written = dict(sorted(file for mark in marks["write"] for file in mark.result["files"].items()))
     if "read" not in counts:
         _remove(work)
         names = ", ".join(list(files)[:3])
         raise UserError(f"no page in {names} can be read: pass WET, WARC or JSON Lines files with text")
-    table = report.table(rule, counts)
+    table = report.table(rule, counts) + report.contamination(plan.lists.evaluations, counts)
     if not any(os.path.basename(name).startswith("train-") for name in written):
         _remove(work)
         print(table)

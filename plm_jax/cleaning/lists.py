@@ -1,12 +1,12 @@
-"""Lists of RealNews' sites, WebText's URLs and bad words. They are not part of plm_jax; settings name their files."""
+"""Lists of sites, URLs and bad words, and evaluation sets. They are not part of plm_jax; settings name their files."""
 
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from plm_jax.cleaning import rules, settings
+from plm_jax.cleaning import decontamination, rules, settings
 from plm_jax.common import storage
 from plm_jax.common.errors import UserError
 
@@ -22,12 +22,14 @@ class Lists(NamedTuple):
       url_files: paths of files with URLs.
       badwords: language → bad words.
       files: paths of all files.
+      evaluations: files of evaluation sets.
     """
 
     domains: Mapping[str, Any]
     url_files: list[str]
     badwords: Mapping[str, set[str]]
     files: list[str]
+    evaluations: Sequence[decontamination.EvaluationFile] = ()
 
 
 def load(rule: settings.CleaningConfig) -> Lists:
@@ -47,7 +49,9 @@ def load(rule: settings.CleaningConfig) -> Lists:
         word_files = _files(rule.badwords.path, "settings.badwords.path")
         badwords = _badwords(word_files, rule.badwords.path, rule.language)
         files += word_files
-    return Lists(domains, url_files, badwords, files)
+    evaluations = [] if rule.decontamination is None else decontamination.describe(rule.decontamination)
+    files += [evaluation.path for evaluation in evaluations]
+    return Lists(domains, url_files, badwords, files, evaluations)
 
 
 def _files(path: str, field: str) -> list[str]:

@@ -29,7 +29,7 @@ class Hashes:
         num_shingles = max(len(hashes) - self._words + 1, 1)
         mixed = np.zeros(num_shingles, np.uint64)
         for i in range(min(self._words, len(hashes))):
-            mixed = _mix(mixed + hashes[i : i + num_shingles])
+            mixed = mix(mixed + hashes[i : i + num_shingles])
         return np.unique(mixed)
 
     def signature(self, text: str) -> np.ndarray:
@@ -47,15 +47,15 @@ class Hashes:
     def bands(self, text: str) -> list[bytes]:
         """Returns a digest of 8 bytes per band. Two texts share it exactly if they agree in all rows of the band."""
         rows = self.signature(text)
-        mixed = _mix(
+        mixed = mix(
             np.arange(self._bands, dtype=np.uint64)
         )  # Far enough apart that sums with rows of different bands differ.
         for row in rows.T:
-            mixed = _mix(mixed + row)
+            mixed = mix(mixed + row)
         return [value.tobytes() for value in mixed.astype("<u8")]
 
 
-def _mix(x: np.ndarray) -> np.ndarray:
+def mix(x: np.ndarray) -> np.ndarray:
     """Returns SplitMix64 of each element of a uint64 array."""
     x = x + _GAMMA
     x = (x ^ (x >> np.uint64(30))) * _MIX[0]

@@ -43,7 +43,8 @@ def english() -> "PunktSentenceTokenizer":
 def _without(modules: Sequence[str]) -> Iterator[None]:
     """Context manager in which the import of these modules fails, unless they are imported already."""
     absent = [name for name in modules if name not in sys.modules]
-    sys.modules.update(dict.fromkeys(absent))
+    for name in absent:
+        sys.modules[name] = None  # pyright: ignore[reportArgumentType]
     try:
         yield
     finally:

@@ -1,9 +1,10 @@
 """Report of the text that each rule removed: a table with examples, and a plot."""
 
 import io
+from collections.abc import Sequence
 from typing import Any
 
-from plm_jax.cleaning import settings
+from plm_jax.cleaning import decontamination, settings
 
 
 def reasons(rule: settings.CleaningConfig) -> dict[str, tuple[str, str, str]]:
@@ -20,6 +21,10 @@ def reasons(rule: settings.CleaningConfig) -> dict[str, tuple[str, str, str]]:
         "older_copy": ("newest copies", "pages", "an older copy of a URL"),
         "unlisted_url": ("list of URLs", "pages", "a URL that is not listed"),
     }
+    if rule.repetition is not None:
+        descriptions |= _repetition(rule.repetition)
+    if rule.quality is not None:
+        descriptions |= _quality(rule.quality)
     if (paragraphs := rule.paragraphs) is not None:
         few = f"fewer than {paragraphs.min_paragraphs} lines of {paragraphs.min_characters} characters"
         descriptions["few_paragraphs"] = ("paragraphs", "pages", few)
@@ -34,6 +39,8 @@ def reasons(rule: settings.CleaningConfig) -> dict[str, tuple[str, str, str]]:
             "code": ("lines", "pages", f"contains {_listed(lines.code_marks)}"),
             "few_sentences": ("lines", "pages", f"fewer than {lines.min_sentences} sentences"),
         }
+    if rule.fineweb is not None:
+        descriptions |= _fineweb(rule.fineweb)
     if (duplicates := rule.duplicates) is not None:
         spans = isinstance(duplicates, settings.DuplicateSpansConfig)
         part, unit = ("span", "sentences") if spans else ("line", "lines")
@@ -51,9 +58,53 @@ def reasons(rule: settings.CleaningConfig) -> dict[str, tuple[str, str, str]]:
         }
     if rule.badwords is not None:
         descriptions["bad_word"] = ("bad words", "pages", "a word on the list of the language")
+    if (evaluations := rule.decontamination) is not None:
+        shared = f"shares {evaluations.words} words in a row with an evaluation set"
+        descriptions["contaminated"] = ("decontamination", "pages", shared)
     if rule.near_duplicates is not None:
         descriptions["near_duplicate"] = ("near-duplicates", "pages", "similar to a page that is kept")
     return descriptions
+
+
+def _repetition(rule: settings.GopherRepetitionConfig) -> dict[str, tuple[str, str, str]]:
+    limits = {
+        "repeated_paragraphs": f"more than {rule.max_paragraph_share:.0%} of paragraphs occur earlier",
+        "text_in_repeated_paragraphs": f"more than {rule.max_paragraph_characters:.0%} of text in repeated paragraphs",
+        "repeated_lines": f"more than {rule.max_line_share:.0%} of lines occur earlier",
+        "text_in_repeated_lines": f"more than {rule.max_line_characters:.0%} of text in repeated lines",
+    }
+    for size, limit in enumerate(rule.max_frequent_ngrams, 2):
+        limits[f"frequent_{size}_gram"] = f"more than {limit:.0%} of text in the most frequent {size}-gram of words"
+    for size, limit in enumerate(rule.max_repeated_ngrams, 5):
+        limits[f"repeated_{size}_grams"] = f"more than {limit:.0%} of text in {size}-grams of words that occur earlier"
+    return {reason: ("repetition", "pages", limit) for reason, limit in limits.items()}
+
+
+def _quality(rule: settings.GopherQualityConfig) -> dict[str, tuple[str, str, str]]:
+    limits = {
+        "short_page": f"fewer than {rule.min_words:,} words",
+        "long_page": f"more than {rule.max_words:,} words",
+        "short_words": f"words of fewer than {rule.min_word_characters:g} characters on average",
+        "long_words": f"words of more than {rule.max_word_characters:g} characters on average",
+        "hash_signs": f"more than {rule.max_symbols:g} hash signs per word",
+        "ellipses": f"more than {rule.max_symbols:g} ellipses per word",
+        "bullet_lines": f"more than {rule.max_bullet_lines:.0%} of lines start with a bullet point",
+        "ellipsis_lines": f"more than {rule.max_ellipsis_lines:.0%} of lines end with an ellipsis",
+        "few_alphabetic_words": f"fewer than {rule.min_alphabetic_words:.0%} of words have a letter",
+        "few_stop_words": f"fewer than {rule.min_stop_words} of the words {', '.join(rule.stop_words)}",
+    }
+    return {reason: ("quality", "pages", limit) for reason, limit in limits.items()}
+
+
+def _fineweb(rule: settings.FineWebQualityConfig) -> dict[str, tuple[str, str, str]]:
+    marks, length = " ".join(rule.end_marks), rule.short_line_characters
+    limits = {
+        "few_punctuated_lines": f"fewer than {rule.min_punctuated_lines:.0%} of lines end in {marks}",
+        "short_lines": f"more than {rule.max_short_lines:.0%} of lines have at most {length} characters",
+        "repeated_line_text": f"more than {rule.max_repeated_characters:.0%} of text in repeated lines",
+        "few_words_per_line": f"more than {rule.max_lines_per_word:g} line breaks per word",
+    }
+    return {reason: ("FineWeb", "pages", limit) for reason, limit in limits.items()}
 
 
 def _listed(phrases: tuple[str, ...]) -> str:
@@ -62,8 +113,18 @@ def _listed(phrases: tuple[str, ...]) -> str:
 
 def steps(counts: dict[str, Any]) -> dict[str, tuple[int, int]]:
     """Returns the numbers of pages and characters after each step, in the order of the steps."""
-    names = ("length", "sites", "newest copies", "list of URLs", "paragraphs", "lines", "duplicates", "language")
-    names += ("bad words", "near-duplicates")
+    names = (
+        "length",
+        "sites",
+        "newest copies",
+        "list of URLs",
+        "repetition",
+        "quality",
+        "paragraphs",
+        "lines",
+        "FineWeb",
+    )
+    names += ("duplicates", "language", "bad words", "decontamination", "near-duplicates")
     after = {"reading": counts.get("read")} | {name: counts.get(f"after {name}") for name in names}
     return {name: (count["number"], count["characters"]) for name, count in after.items() if count}
 
@@ -80,6 +141,20 @@ def table(rule: settings.CleaningConfig, counts: dict[str, Any]) -> str:
             number, size = counts[reason]["number"], counts[reason]["characters"]
             rows.append(f"| {step} | {unit} | {_escape(description)} | {number:,} | {size:,} |")
     return "\n".join(rows) + "\n"
+
+
+def contamination(evaluations: Sequence[decontamination.EvaluationFile], counts: dict[str, Any]) -> str:
+    """Returns a Markdown table of the pages and examples by evaluation file; "" if there are no evaluation files."""
+    rows = [
+        "",
+        "| evaluation file | removed pages | examples | found in pages | too short |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for path, num_examples, num_short in evaluations:
+        num_pages = counts.get(f"evaluation {path}", {"number": 0})["number"]
+        num_found = sum(name.startswith(f"example {path}:") for name in counts)
+        rows.append(f"| {_escape(path)} | {num_pages:,} | {num_examples:,} | {num_found:,} | {num_short:,} |")
+    return "\n".join(rows) + "\n" if evaluations else ""
 
 
 def examples(rule: settings.CleaningConfig, counts: dict[str, Any]) -> str:

@@ -5,7 +5,7 @@ The decisions are those of `tensorflow_datasets/text/c4_utils.py` (3.1.0), with 
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from plm_jax.cleaning import punkt, settings
@@ -87,10 +87,18 @@ class HasParagraphs:
 
 
 class LineFilter:
-    """Drops lines that are not prose, and pages with placeholder text, code or too few sentences."""
+    """Drops lines that are not prose, and pages with placeholder text, code or too few sentences.
 
-    def __init__(self, rule: settings.CleanLinesConfig):
-        self._rule = rule
+    Args:
+      has_sentences: whether lines, none of them blank, have at least a number of sentences.
+    """
+
+    def __init__(
+        self,
+        rule: settings.CleanLinesConfig,
+        has_sentences: Callable[[Sequence[str], int], bool] = punkt.has_sentences,
+    ):
+        self._rule, self._has_sentences = rule, has_sentences
         self._placeholders, self._scripts, self._policies = (
             [phrase.lower() for phrase in phrases]
             for phrases in (rule.placeholder_phrases, rule.script_phrases, rule.policy_phrases)
@@ -100,7 +108,7 @@ class LineFilter:
         """Returns the page with its good lines, or None."""
         dropped: dict[str, list[str]] = {}
         lines, verdict = self._lines(page.text, dropped)
-        if verdict is None and not punkt.has_sentences(lines, self._rule.min_sentences):
+        if verdict is None and not self._has_sentences(lines, self._rule.min_sentences):
             verdict = "few_sentences"
         for reason, texts in dropped.items():
             tally.add(reason, page, texts)
@@ -121,7 +129,7 @@ class LineFilter:
             else:
                 if "[" in line:
                     line = _CITATIONS.sub("", line)
-                if not line.endswith(rule.end_marks) or line.endswith(_ELLIPSIS):
+                if rule.end_marks and (not line.endswith(rule.end_marks) or line.endswith(_ELLIPSIS)):
                     reason = "no_end_mark"
                 elif len(line.split(None, rule.min_words)) < rule.min_words:
                     reason = "few_words"

@@ -1,4 +1,7 @@
-"""Settings of cleaning: rules with their thresholds, and C4's flavors (`tensorflow_datasets/text/c4.py`, 3.1.0)."""
+"""Settings of cleaning: rules with their thresholds, and flavors.
+
+The flavors are those of C4 (`tensorflow_datasets/text/c4.py`, 3.1.0) and FineWeb's.
+"""
 
 import dataclasses
 from collections.abc import Sequence
@@ -47,7 +50,8 @@ class ParagraphsConfig:
 class CleanLinesConfig:
     """C4's rules for lines, and for pages by their lines (Raffel et al. 2020, section 2.2).
 
-    Sentences are those of NLTK's English Punkt. Phrases are compared in lower case.
+    Sentences are those of NLTK's English Punkt. Phrases are compared in lower case. Without `end_marks`, lines may
+    end in anything.
     """
 
     kind: ClassVar[str] = "c4"
@@ -134,6 +138,111 @@ class MinHashConfig:
 
 
 @dataclass(frozen=True)
+class GopherRepetitionConfig:
+    """Drops pages that repeat themselves (Rae et al. 2021, arXiv:2112.11446, section A.1 and table A1).
+
+    Shares of characters are shares of the page's characters. A page is dropped if a share exceeds its limit.
+
+    Attributes:
+      max_line_share: share of lines that occur earlier in the page (published: 0.30).
+      max_paragraph_share: share of paragraphs, which blank lines separate, that occur earlier (published: 0.30).
+      max_line_characters: share of characters in such lines (published: 0.20).
+      max_paragraph_characters: share of characters in such paragraphs (published: 0.20).
+      max_frequent_ngrams: share of characters in the most frequent n-gram of 2, 3, … words (published: 0.20, 0.18,
+        0.16).
+      max_repeated_ngrams: share of characters in n-grams of 5, 6, … words that occur earlier (published: 0.15, 0.14,
+        0.13, 0.12, 0.11, 0.10).
+    """
+
+    kind: ClassVar[str] = "gopher"
+    max_line_share: ranges.Share = 0.30
+    max_paragraph_share: ranges.Share = 0.30
+    max_line_characters: ranges.Share = 0.20
+    max_paragraph_characters: ranges.Share = 0.20
+    max_frequent_ngrams: tuple[ranges.Scale, ...] = (0.20, 0.18, 0.16)
+    max_repeated_ngrams: tuple[ranges.Share, ...] = (0.15, 0.14, 0.13, 0.12, 0.11, 0.10)
+
+
+@dataclass(frozen=True)
+class GopherQualityConfig:
+    """Drops pages that are not English prose (Rae et al. 2021, arXiv:2112.11446, section A.1).
+
+    Attributes:
+      min_words, max_words: number of words that do not consist of punctuation (published: 50 to 100,000).
+      min_word_characters, max_word_characters: mean length of these words (published: 3 to 10).
+      max_symbols: number of hash signs per word, and of ellipses per word (published: 0.1).
+      bullets: beginnings of lines that count as bullet points (not published; as in datatrove).
+      max_bullet_lines: share of lines that start with a bullet point (published: 0.9).
+      max_ellipsis_lines: share of lines that end with an ellipsis (published: 0.3).
+      min_alphabetic_words: share of words with a letter (published: 0.8).
+      stop_words: words, compared with case (published: these eight).
+      min_stop_words: number of different stop words in the page (published: 2).
+    """
+
+    kind: ClassVar[str] = "gopher"
+    min_words: ranges.CountOrZero = 50
+    max_words: ranges.CountOrZero = 100_000
+    min_word_characters: ranges.Scale = 3.0
+    max_word_characters: ranges.Scale = 10.0
+    max_symbols: ranges.Scale = 0.1
+    bullets: tuple[str, ...] = ("•", "-")
+    max_bullet_lines: ranges.Share = 0.9
+    max_ellipsis_lines: ranges.Share = 0.3
+    min_alphabetic_words: ranges.Share = 0.8
+    stop_words: tuple[str, ...] = ("the", "be", "to", "of", "and", "that", "have", "with")
+    min_stop_words: ranges.CountOrZero = 2
+
+
+@dataclass(frozen=True)
+class FineWebQualityConfig:
+    """Drops lists and pages with repeated lines (Penedo et al. 2024, arXiv:2406.17557, section 3.6).
+
+    Blank lines do not count.
+
+    Attributes:
+      end_marks: ends of lines with punctuation (as in the code at the time of FineWeb).
+      min_punctuated_lines: share of lines that end in such a mark (published: 0.12).
+      short_line_characters: maximum length of a short line (published: 30).
+      max_short_lines: share of short lines (published: 0.67).
+      max_repeated_characters: share of characters in lines that occur earlier (published: 0.01 in the code, 0.1 in the
+        paper).
+      max_lines_per_word: number of line breaks per word (published: 0.3, in the code only).
+    """
+
+    kind: ClassVar[str] = "fineweb"
+    end_marks: tuple[str, ...] = (".", "'", '"', "!", "?")
+    min_punctuated_lines: ranges.Share = 0.12
+    short_line_characters: ranges.CountOrZero = 30
+    max_short_lines: ranges.Share = 0.67
+    max_repeated_characters: ranges.Share = 0.01
+    max_lines_per_word: ranges.Scale = 0.3
+
+
+@dataclass(frozen=True)
+class DecontaminationConfig:
+    """Drops pages that share a word n-gram with an evaluation set (Brown et al. 2020, arXiv:2005.14165, appendix C).
+
+    Words are in lower case, without punctuation, and separated by white space, as in that paper. Unlike there, whole
+    pages are dropped, and frequent n-grams count too.
+
+    Attributes:
+      paths: paths or globs of JSON Lines, or of plain text whose examples are separated by blank lines (`.txt`), also
+        compressed (`.gz`).
+      fields: fields of JSON Lines with the texts of an example. Empty: every text in a row. Lists and objects stand for
+        all texts in them.
+      words: length n of the n-grams (published: 13).
+      min_words: words of the shortest text that is searched for (published: 8, as the shortest n-grams of evaluation
+        sets). Texts with fewer than `words` words are searched for as a whole.
+    """
+
+    kind: ClassVar[str] = "ngrams"
+    paths: tuple[str, ...] = ()
+    fields: tuple[str, ...] = ()
+    words: Annotated[int, ranges.Range(1, 1024)] = 13
+    min_words: Annotated[int, ranges.Range(1, 1024)] = 8
+
+
+@dataclass(frozen=True)
 class LimitsConfig:
     """Limits of records. Larger or more deeply nested records are quarantined with their position.
 
@@ -164,11 +273,15 @@ class CleaningConfig:
 
     max_characters: ranges.CountOrZero = 190_000
     pages: DomainsConfig | UrlsConfig | None = None
+    repetition: GopherRepetitionConfig | None = None
+    quality: GopherQualityConfig | None = None
     paragraphs: ParagraphsConfig | None = None
     lines: CleanLinesConfig | None = None
+    fineweb: FineWebQualityConfig | None = None
     duplicates: DuplicateLinesConfig | DuplicateSpansConfig | None = None
     language: LangdetectConfig | Cld3Config | None = field(default_factory=LangdetectConfig)
     badwords: BadWordsConfig | None = None
+    decontamination: DecontaminationConfig | None = None
     near_duplicates: MinHashConfig | None = None
     validation_one_in: Annotated[int, ranges.Range(2, 10**9)] = 1000
     shards: Annotated[int, ranges.Range(1, 10**6)] | None = None
@@ -191,6 +304,16 @@ FLAVORS = {
         duplicates=DuplicateLinesConfig(min_sentences=0),
         language=Cld3Config(),
         badwords=BadWordsConfig(fraction=0.999),
+    ),
+    # The filters of FineWeb's code. The language is identified by another library and after the other filters.
+    "fineweb": CleaningConfig(
+        max_characters=10**9,
+        repetition=GopherRepetitionConfig(),
+        quality=GopherQualityConfig(),
+        lines=CleanLinesConfig(end_marks=(), min_words=3, min_sentences=5),
+        fineweb=FineWebQualityConfig(),
+        language=LangdetectConfig(min_probability=0.65),
+        near_duplicates=MinHashConfig(),
     ),
 }
 
@@ -223,6 +346,14 @@ def _check(settings: CleaningConfig) -> None:
         if part is not None and not part.path:
             raise UserError(
                 f"{name} are not part of plm_jax: pass them with --set={section}.path=FILE or set {section}=None"
+            )
+    if (decontamination := settings.decontamination) is not None:
+        if not decontamination.paths:
+            raise UserError("evaluation sets are not part of plm_jax: pass them with --set=decontamination.paths=FILE")
+        if decontamination.min_words > decontamination.words:
+            raise UserError(
+                f"decontamination.min_words is {decontamination.min_words}: must be at most decontamination.words, "
+                f"{decontamination.words}"
             )
     if settings.badwords is not None and settings.language is None:
         raise UserError("bad words are listed by language: set badwords=None, or language.kind to langdetect or cld3")

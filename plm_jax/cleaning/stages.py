@@ -8,7 +8,8 @@
 
 `owners` and `keep` run once for duplicates and once for near-duplicates, if the settings have both. The order of the
 steps is that of `tensorflow_datasets/text/c4.py`: length, sites, newest copy, list of URLs, paragraphs, lines,
-duplicates, language, bad words. Near-duplicates come last.
+duplicates, language, bad words. Gopher's rules (repetition, quality) see the text before any line is removed. FineWeb's
+rule sees it after C4's rules for lines, as in FineWeb. Decontamination sees the final text. Near-duplicates come last.
 """
 
 import contextlib
@@ -24,7 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from plm_jax.cleaning import crawl, duplicates, lists, records, rules, settings
+from plm_jax.cleaning import crawl, decontamination, duplicates, lists, quality, records, rules, settings
 from plm_jax.cleaning.pages import Count, Page, Tally, normalize_url
 from plm_jax.common import parts, storage, tasks, trees
 
@@ -62,7 +63,7 @@ def passes(rule: settings.CleaningConfig) -> list[Pass]:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What is cleaned, and how it is divided into tasks.
+    """Crawl and settings of a job, and the size of its tasks.
 
     Attributes:
       files: files of the crawl by path.
@@ -171,15 +172,23 @@ def _segment(folder: str, identity: str, name: str) -> list[tuple[str, rules.Pag
         if isinstance(rule.pages, settings.DomainsConfig):
             result.append(("sites", rules.InDomains(known.domains)))
     elif name == "before":
+        if rule.repetition is not None:
+            result.append(("repetition", quality.GopherRepetition(rule.repetition)))
+        if rule.quality is not None:
+            result.append(("quality", quality.GopherQuality(rule.quality)))
         if rule.paragraphs is not None:
             result.append(("paragraphs", rules.HasParagraphs(rule.paragraphs)))
         if rule.lines is not None:
             result.append(("lines", rules.LineFilter(rule.lines)))
+        if rule.fineweb is not None:
+            result.append(("FineWeb", quality.FineWebQuality(rule.fineweb)))
     else:
         if rule.language is not None:
             result.append(("language", rules.LANGUAGES[type(rule.language)](rule.language)))
         if rule.badwords is not None:
             result.append(("bad words", rules.NoBadWords(known.badwords, rule.badwords.fraction)))
+        if rule.decontamination is not None:
+            result.append(("decontamination", decontamination.NoEvaluationText(rule.decontamination)))
     return result
 
 
@@ -357,7 +366,7 @@ def _age(page: Page) -> tuple[str, int, int]:
 
 
 class _Sink(NamedTuple):
-    """How the pages of a pass are written: their number of parts.
+    """Numbers of parts of the output of a pass.
 
     Attributes:
       units: parts of the units, or 0 if the pass is the last one.

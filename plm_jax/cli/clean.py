@@ -1,4 +1,4 @@
-"""Clean a web crawl with the rules of C4, on this machine or on a cluster.
+"""Clean a web crawl with the rules of C4, Gopher and FineWeb, on this machine or on a cluster.
 
 usage: plm_jax clean --input=FILES --output=DIR [flags] [-- ENGINE_OPTIONS]
 
@@ -27,7 +27,9 @@ from plm_jax.common.executors import engines
 
 _INPUT = flags.DEFINE_list("input", [], "paths or globs of WET, WARC or JSON Lines files (required)")
 _OUTPUT = flags.DEFINE_string("output", None, "directory for the cleaned pages and the report (required)")
-_FLAVOR = flags.DEFINE_string("flavor", "en", "set of rules: en, en.noclean, realnewslike, webtextlike or multilingual")
+_FLAVOR = flags.DEFINE_string(
+    "flavor", "en", "set of rules: en, en.noclean, realnewslike, webtextlike, multilingual or fineweb"
+)
 _RUNNER = flags.DEFINE_enum("runner", "local", list(engines.ENGINES), "engine that runs the tasks")
 _PART_BYTES = flags.DEFINE_integer(
     "part_bytes",

@@ -176,14 +176,14 @@ def test_bad_data_is_quarantined_and_the_rest_cleaned_once(tmp_path, capsys, mon
     capsys.readouterr()
     before = bytes_of(output)
     assert sorted(each.name for each in tmp_path.iterdir() if each.name.startswith(".")) == []
-    monkeypatch.setattr(job, "_run", lambda *_: pytest.fail("it ran again"))
+    monkeypatch.setattr(tasks, "run", lambda *_: pytest.fail("it ran again"))
     job.clean(inputs, str(output), rule)
     assert capsys.readouterr().out == f"up to date at {output}\n" and bytes_of(output) == before
 
     def stop(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(job, "_run", stop)
+    monkeypatch.setattr(tasks, "run", stop)
     with pytest.raises(KeyboardInterrupt):
         job.clean(inputs, str(output), settings.resolve("en.noclean"))
     assert bytes_of(output) == before and (output / "manifest.json").exists()
@@ -451,7 +451,7 @@ def test_earlier_output_survives_if_no_page_passes(tmp_path, capsys):
 
 def test_second_run_is_rejected_while_the_first_runs(tmp_path, monkeypatch):
     path, output = write_json(tmp_path / "a.jsonl.gz", [{"text": "x"}]), tmp_path / "new" / "out"
-    rule, run, raised = settings.resolve("en.noclean", ["language=None", "validation_one_in=1000000"]), job._run, []
+    rule, run, raised = settings.resolve("en.noclean", ["language=None", "validation_one_in=1000000"]), tasks.run, []
 
     def run_beside_another(*arguments):
         with pytest.raises(UserError, match=f"another process cleans into {output} .*wait until it has ended") as error:
@@ -459,7 +459,7 @@ def test_second_run_is_rejected_while_the_first_runs(tmp_path, monkeypatch):
         raised.append(error)
         return run(*arguments)
 
-    monkeypatch.setattr(job, "_run", run_beside_another)
+    monkeypatch.setattr(tasks, "run", run_beside_another)
     clean([path], output, rule)
     assert raised and [each.name for each in (tmp_path / "new").iterdir()] == ["out"]
 

@@ -1,5 +1,7 @@
 """Flavors equal C4's, every threshold can be set, and mistakes are one-line errors."""
 
+import dataclasses
+
 import pytest
 
 from plm_jax.cleaning import lists, settings
@@ -11,9 +13,9 @@ LISTS = ["badwords.path=x", "pages.path=y"]
 def test_flavors_equal_tfds():
     c4 = pytest.importorskip("tensorflow_datasets.text.c4")
     theirs = {each.name: each for each in c4.C4.BUILDER_CONFIGS}
-    assert set(theirs) == set(settings.FLAVORS)
-    for name, rule in settings.FLAVORS.items():
-        their = theirs[name]
+    assert {*theirs, "fineweb"} == set(settings.FLAVORS)
+    for name, their in theirs.items():
+        rule = settings.FLAVORS[name]
         assert their.clean == (rule.lines is not None)
         assert their.dedupe == (rule.duplicates is not None)
         assert their.paragraph_filter == (rule.paragraphs is not None)
@@ -35,6 +37,27 @@ def test_thresholds_equal_published_ones():
     )
     assert many.paragraphs == settings.ParagraphsConfig(3, 200) and many.duplicates.min_sentences == 0
     assert (many.language.min_probability, many.language.min_bytes, many.language.max_bytes) == (0.95, 100, 10_000)
+
+
+def test_thresholds_of_gopher_and_fineweb_equal_published_ones():
+    """Rae et al. 2021, section A.1 and table A1; Penedo et al. 2024 and FineWeb's code."""
+    rule = settings.FLAVORS["fineweb"]
+    assert dataclasses.astuple(rule.repetition) == (
+        *(0.30, 0.30, 0.20, 0.20),
+        (0.20, 0.18, 0.16),
+        (0.15, 0.14, 0.13, 0.12, 0.11, 0.10),
+    )
+    assert dataclasses.astuple(rule.quality) == (
+        *(50, 100_000, 3, 10, 0.1, ("•", "-"), 0.9, 0.3, 0.8),
+        ("the", "be", "to", "of", "and", "that", "have", "with"),
+        2,
+    )
+    assert dataclasses.astuple(rule.fineweb) == ((".", "'", '"', "!", "?"), 0.12, 30, 0.67, 0.01, 0.3)
+    assert (rule.lines.min_words, rule.lines.min_sentences, rule.lines.end_marks) == (3, 5, ())
+    assert (rule.language.min_probability, rule.near_duplicates) == (0.65, settings.MinHashConfig(14, 8, 5))
+    assert rule.paragraphs is rule.duplicates is rule.badwords is rule.decontamination is None
+    evaluations = settings.DecontaminationConfig()
+    assert (evaluations.words, evaluations.min_words) == (13, 8)
 
 
 def test_limits_can_be_set():

@@ -21,10 +21,10 @@ def crawl(tmp_path):
 def test_cleaned_pages_are_ready_for_prepare(verb, crawl, tmp_path):
     output = tmp_path / "clean"
     arguments = [f"--input={crawl}", f"--output={output}", "--set=badwords=None", "--set=shards=1"]
-    finished = verb("clean", *arguments, "--", "--direct_num_workers=1")
+    finished = verb("clean", *arguments, "--", "--workers=1")
     assert finished.status == 0, finished.err
     assert "| near-duplicates" not in finished.out and "| language | 9 |" in finished.out, finished.out
-    assert "reading: 100%" in finished.err and "writing: 100%" in finished.err
+    assert "read: 100%" in finished.err and "write: 100%" in finished.err
     assert sorted(path.name for path in output.iterdir()) == [
         "manifest.json",
         "report.json",
@@ -32,14 +32,14 @@ def test_cleaned_pages_are_ready_for_prepare(verb, crawl, tmp_path):
         "report.svg",
         "train-00000.jsonl.gz",
     ]
-    several = verb("clean", *arguments, f"--output={tmp_path}/several", "--", "--direct_num_workers=2")
+    several = verb("clean", *arguments, f"--output={tmp_path}/several", "--", "--workers=2")
     assert several.status == 0 and "Traceback" not in several.err, several.err
-    assert "reading: 100%" in several.err and "writing: 100%" in several.err
+    assert "read: 100%" in several.err and "write: 100%" in several.err
     outputs = [folder / "train-00000.jsonl.gz" for folder in (output, tmp_path / "several")]
     assert outputs[0].read_bytes() == outputs[1].read_bytes()
-    # The same folder by another name, as an input, and an option that Beam would drop.
+    # The same folder by another name, as an input, and an option without its dashes.
     (tmp_path / "link").symlink_to(".")
-    for mistake in ([f"--input={output}/train-*", f"--output={tmp_path}/link/clean"], ["--", "direct_num_workers=2"]):
+    for mistake in ([f"--input={output}/train-*", f"--output={tmp_path}/link/clean"], ["--", "workers=2"]):
         refused = verb("clean", *arguments, "--set=shards=2", *mistake)
         assert refused.status == 2 and len(refused.errors) == 1, refused.err
     again = verb("clean", *arguments)
@@ -58,8 +58,8 @@ def test_cleaned_pages_are_ready_for_prepare(verb, crawl, tmp_path):
         (["--input=CRAWL", "--output=OUT", "--flavor=en.clean"], "did you mean 'en.noclean'?"),
         (["--input=CRAWL", "--output=OUT", "--set=lines.max=3"], "no field settings.lines.max"),
         (["--input=CRAWLS", "--output=OUT", "--flavor=en.noclean"], "there is no file at"),
-        (["--input=CRAWL", "--output=OUT", "--flavor=en.noclean", "--", "--runner=Nowhere"], "Nowhere"),
-        (["--input=CRAWL", "--output=OUT", "--flavor=en.noclean", "--", "--direct_num_workers=x"], "invalid int"),
+        (["--input=CRAWL", "--output=OUT", "--flavor=en.noclean", "--runner=nowhere"], "nowhere"),
+        (["--input=CRAWL", "--output=OUT", "--flavor=en.noclean", "--", "--workers=x"], "local.workers"),
         (["--input=CRAWL", "--output=CRAWL", "--flavor=en.noclean"], "crawl.jsonl is a file"),
         (["--input=CRAWL", "--outptu=OUT"], "outptu"),
     ],

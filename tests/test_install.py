@@ -180,7 +180,7 @@ def test_the_lock_pins_every_requirement_by_hashes_and_has_no_address():
 
 def test_requirements_include_all_dependencies():
     pinned = names(line for line in (ROOT / "requirements.txt").read_text().splitlines() if re.match(r"\w", line))
-    # Those of accelerators, and what tests take from tests/peers.txt.
-    left_out = {"gpu", "gpu-plan", "tpu", "harness"}
+    # Those of accelerators, and what tests take from tests/peers.txt and tests/engines.txt.
+    left_out = {"gpu", "gpu-plan", "tpu", "harness", "dask", "ray", "spark"}
     extras = [f"plm_jax[{extra}]" for extra in PROJECT["optional-dependencies"] if extra not in left_out]
     assert names([*PROJECT["dependencies"], *extras]) <= pinned

@@ -11,7 +11,7 @@ from typing import Any
 
 from plm_jax.cleaning import crawl, lists, report, settings, stages
 from plm_jax.cleaning.pages import Tally
-from plm_jax.common import children, leases, storage, tasks, trees
+from plm_jax.common import children, extras, leases, storage, tasks, trees
 from plm_jax.common.errors import UserError
 from plm_jax.common.executors.local import LocalExecutor
 
@@ -49,6 +49,8 @@ def clean(
       UserError: there is no input or no page in it, no page for training passes, a list is missing, tasks failed, the
         output contains other files, or another run writes to it.
     """
+    for extra in ("clean", "report"):
+        extras.require(extra)
     files = crawl.files(inputs)
     if rule.shards is None:
         size = sum(file.size for file in files.values())

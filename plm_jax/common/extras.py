@@ -1,6 +1,7 @@
 """Extras of the package, as in `pip install '.[tasks]'`, and the optional modules that each installs."""
 
 import contextlib
+import importlib.util
 from collections.abc import Iterator
 
 from plm_jax.common.errors import UserError
@@ -11,6 +12,9 @@ EXTRAS = {
         *("importlib_resources", "sklearn", "sacrebleu", "rouge_score"),
     ),
     "beam": ("apache_beam", "google_crc32c"),
+    "dask": ("distributed",),
+    "ray": ("ray",),
+    "spark": ("pyspark",),
     "clean": ("nltk", "punkt", "langdetect", "gcld3", "resiliparse", "fastwarc", "tldextract"),
     "report": ("matplotlib",),
     "tables": ("pyarrow",),
@@ -24,6 +28,13 @@ EXTRAS = {
 def fix(extra: str) -> str:
     """Returns the end of an error message: the command that installs an extra."""
     return f"run pip install '.[{extra}]' in a checkout of plm_jax"
+
+
+def require(extra: str) -> None:
+    """Raises a `UserError` if a module of an extra is not installed."""
+    for module in EXTRAS[extra]:
+        if importlib.util.find_spec(module) is None:
+            raise UserError(f"{module} is not installed: {fix(extra)}")
 
 
 @contextlib.contextmanager

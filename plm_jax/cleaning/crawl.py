@@ -1,4 +1,4 @@
-"""Readers of crawls: WET and WARC files, and JSON Lines. Unreadable records are quarantined and never stop a run."""
+"""Readers of crawls: WET, WARC, JSON Lines and Parquet. Unreadable records are quarantined and never stop a run."""
 
 import contextlib
 import gzip
@@ -25,6 +25,8 @@ _SAMPLE_CHARACTERS = 10_000
 _MAGIC = b"\x1f\x8b\x08"
 _CHUNK, _MAX_MEMBER, _MAX_WASTED = 2**16, 2**28, 2**29
 _LIMITS = LimitsConfig()
+# Fields of JSON Lines and columns of Parquet, and rows of Parquet that are read at a time.
+_ROW_FIELDS, _ROWS = ("text", "url", "timestamp"), 256
 # Metadata of stores that changes with the content of a file, in lower case and without underscores.
 _VERSION_FIELDS = ("mtime", "etag", "md5hash", "lastmodified", "created", "updated")
 
@@ -115,19 +117,21 @@ def _reader(path: str):
     name = os.path.basename(path).lower()
     if ".warc" in name or ".wet" in name:
         return _archive
+    if name.endswith(".parquet"):
+        return _parquet
     if ".json" in name:
         return _json_lines
-    raise UserError(f"{path} has an unknown ending: name it *.wet.gz, *.warc.gz or *.jsonl.gz")
+    raise UserError(f"{path} has an unknown ending: name it *.wet.gz, *.warc.gz, *.jsonl.gz or *.parquet")
 
 
 def read(path: str, name: str, tally: Tally, limits: LimitsConfig = _LIMITS) -> Iterator[Page | Quarantined]:
     """Iterates over the pages of a file.
 
-    Records that exceed the limits or cannot be read are quarantined. Records without URL, text or time (in JSON Lines:
-    without text) are only counted.
+    Records that exceed the limits or cannot be read are quarantined. Records without URL, text or time (in JSON Lines
+    and Parquet: without text) are only counted.
 
-    A line of JSON Lines is an object with `text` and optionally `url` and `timestamp`. The file's `name` and the number
-    of the line replace a missing URL.
+    A line of JSON Lines is an object with `text` and optionally `url` and `timestamp`; Parquet has columns of these
+    names. The file's `name` and the number of the line or row replace a missing URL.
 
     Raises:
       UserError: the file cannot be opened, or its store cannot be reached.
@@ -313,17 +317,56 @@ def _json_page(name: str, number: int, line: bytes, tally: Tally, limits: Limits
         if bounded.is_nested(decoded, limits.depth):
             yield _quarantine(name, number, f"nested beyond limits.depth={limits.depth}", line)
             return
-        row = strict_json.parse(decoded)
-        text, url, timestamp = (row.get(field) or "" for field in ("text", "url", "timestamp"))
-        page = Page(url.strip() or f"{name}:{number}", text, timestamp)
-        "".join(page).encode("utf-8")
+        page = _row_page(name, number, strict_json.parse(decoded))
     except UnicodeError as error:
         yield _quarantine(name, number, f"invalid Unicode: {error}", line)
     except (ValueError, AttributeError, TypeError, RecursionError):
         yield _quarantine(name, number, "not a JSON object with the strings 'text', 'url' and 'timestamp'", line)
     else:
-        if page.text:
-            tally.count("read", page.text)
-            yield page
-        else:
-            tally.add("no_text", page, [""])
+        yield from _with_text(page, tally)
+
+
+def _row_page(name: str, number: int, row: Mapping[str, Any]) -> Page:
+    """Returns the page of a row; raises errors of its types if it is no page."""
+    text, url, timestamp = (row.get(field) or "" for field in _ROW_FIELDS)
+    page = Page(url.strip() or f"{name}:{number}", text, timestamp)
+    "".join(page).encode("utf-8")
+    return page
+
+
+def _with_text(page: Page, tally: Tally) -> Iterator[Page]:
+    """Yields the page if it has a text."""
+    if page.text:
+        tally.count("read", page.text)
+        yield page
+    else:
+        tally.add("no_text", page, [""])
+
+
+def _parquet(name: str, file: BinaryIO, tally: Tally, limits: LimitsConfig) -> Iterator[Page | Quarantined]:
+    import pyarrow
+    from pyarrow import parquet
+
+    number = 0
+    try:
+        table = parquet.ParquetFile(file, pre_buffer=False, page_checksum_verification=True)
+        columns = [field for field in _ROW_FIELDS if field in table.schema_arrow.names]
+        for batch in table.iter_batches(_ROWS, columns=columns):
+            for row in batch.to_pylist():
+                number += 1
+                sample = repr(row)[:_SAMPLE_CHARACTERS].encode("utf-8", "backslashreplace")
+                try:
+                    page = _row_page(name, number, row)
+                except (ValueError, AttributeError, TypeError):
+                    yield _quarantine(name, number, "not a row with the strings 'text', 'url' and 'timestamp'", sample)
+                    continue
+                if len(page.text) > limits.line_bytes:
+                    yield _quarantine(name, number, f"more than limits.line_bytes={limits.line_bytes}", sample)
+                else:
+                    yield from _with_text(page, tally)
+    except pyarrow.ArrowException as error:
+        yield _quarantine(name, number, f"damaged after this row: {one_line(error)}", b"")
+    except OSError as error:
+        if error.errno is not None:  # An error of the disk or the network, not of the file.
+            raise
+        yield _quarantine(name, number, f"damaged after this row: {one_line(error)}", b"")

@@ -40,7 +40,7 @@ def clean(
     and every byte of the files are independent of the executor and the number of its workers.
 
     Args:
-      inputs: paths or globs of WET, WARC or JSON Lines files.
+      inputs: paths or globs of WET, WARC, JSON Lines or Parquet files.
       executor: engine that runs the tasks; every worker must be able to access inputs and output. Default: one process
         for each core of this machine.
       part_bytes: bytes of text that a task holds in memory.
@@ -86,7 +86,7 @@ def _finish(work: str, output: str, identity: str, plan: stages.Plan, marks: tas
     if "read" not in counts:
         _remove(work)
         names = ", ".join(list(files)[:3])
-        raise UserError(f"no page in {names} can be read: pass WET, WARC or JSON Lines files with text")
+        raise UserError(f"no page in {names} can be read: pass WET, WARC, JSON Lines or Parquet files with text")
     table = report.table(rule, counts) + report.contamination(plan.lists.evaluations, counts)
     if not any(os.path.basename(name).startswith("train-") for name in written):
         _remove(work)

@@ -25,7 +25,7 @@ from absl import flags
 from plm_jax.common import command_line
 from plm_jax.common.executors import engines
 
-_INPUT = flags.DEFINE_list("input", [], "paths or globs of WET, WARC or JSON Lines files (required)")
+_INPUT = flags.DEFINE_list("input", [], "paths or globs of WET, WARC, JSON Lines or Parquet files (required)")
 _OUTPUT = flags.DEFINE_string("output", None, "directory for the cleaned pages and the report (required)")
 _FLAVOR = flags.DEFINE_string(
     "flavor", "en", "set of rules: en, en.noclean, realnewslike, webtextlike, multilingual or fineweb"

@@ -1,6 +1,8 @@
 """Readers of crawls: comparison with C4, and damaged files."""
 
+import datetime
 import gzip
+import json
 import os
 import pathlib
 import zlib
@@ -279,3 +281,55 @@ def test_search_after_damaged_members_is_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr(crawl, "_MAX_WASTED", 2**20)
     pages, bad, _ = read(tmp_path / "a.wet.gz")
     assert not pages and len(bad) < 1000 and "damaged from here" in bad[-1].reason
+
+
+def write_parquet(path, rows: list[dict]) -> str:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=100, write_page_checksum=True)
+    return str(path)
+
+
+def test_parquet_gives_the_pages_of_json_lines(tmp_path):
+    rows = [
+        {"url": f"http://a.org/{i}" if i % 3 else None, "text": f"Page {i}, ökologisch.", "timestamp": "2019"}
+        for i in range(999)
+    ]
+    rows[5]["text"], rows[6]["text"] = "", None
+    lines = tmp_path / "a.jsonl"
+    lines.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    paths = [write_parquet(tmp_path / "a.parquet", rows), str(lines)]
+    tallies = [Tally(), Tally()]
+    pages = [list(crawl.read(path, "a", tally)) for path, tally in zip(paths, tallies, strict=True)]
+    assert pages[0] == pages[1] and len(pages[0]) == 997 and tallies[0] == tallies[1]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data[: len(data) // 2],
+        lambda data: b"no parquet",
+        lambda data: data[:60] + bytes(60) + data[120:],
+    ],
+)
+def test_damaged_parquet_is_quarantined(damage, tmp_path):
+    path = tmp_path / "a.parquet"
+    write_parquet(path, [{"text": f"A page with the number {i}."} for i in range(99)])
+    path.write_bytes(damage(path.read_bytes()))
+    (*_, last) = crawl.read(str(path), "a.parquet", Tally())
+    assert isinstance(last, crawl.Quarantined) and "damaged after this row" in last.reason
+
+
+def test_parquet_rows_that_are_no_pages_are_quarantined(tmp_path):
+    long = write_parquet(tmp_path / "a.parquet", [{"text": "long " * 99}, {"text": "short"}])
+    first, second = crawl.read(long, "a", Tally(), settings.LimitsConfig(line_bytes=100))
+    assert isinstance(first, crawl.Quarantined) and first.reason == "more than limits.line_bytes=100"
+    assert isinstance(second, Page) and second.text == "short"
+    for rows in ([{"text": 3}], [{"text": "x", "timestamp": datetime.datetime(2019, 1, 1)}], [{"text": ["x"]}]):
+        (row,) = crawl.read(write_parquet(tmp_path / "b.parquet", rows), "b", Tally())
+        assert isinstance(row, crawl.Quarantined) and row.position == 1
+        assert row.reason.startswith("not a row with the strings")
+    tally = Tally()
+    assert list(crawl.read(write_parquet(tmp_path / "c.parquet", [{"content": "x"}]), "c", tally)) == []
+    assert tally["no_text"].number == 1

@@ -4,7 +4,7 @@ import functools
 import re
 import unicodedata
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -85,7 +85,7 @@ def files(rule: settings.DecontaminationConfig) -> list[str]:
         matching = storage.glob(path)
         if not matching:
             raise UserError(f"there is no file at {path}: fix settings.decontamination.paths")
-        names += matching
+        names += map(storage.absolute, matching)
     return list(dict.fromkeys(names))
 
 
@@ -138,14 +138,16 @@ class NoEvaluationText:
     """Drops pages that share an n-gram with an evaluation set.
 
     Counts each page once per file (`evaluation FILE`) and once per example (`example LOCATION`) that it matches.
+
+    Args:
+      paths: files of the evaluation sets, as `files` returns them.
     """
 
-    def __init__(self, rule: settings.DecontaminationConfig):
-        self._rule = rule
+    def __init__(self, rule: settings.DecontaminationConfig, paths: Sequence[str]):
         self._locations: list[tuple[str, str]] = []
         hashes, examples = [], []
         sizes: set[int] = set()
-        for path in files(rule):
+        for path in paths:
             for location, texts in _examples(path, rule):
                 for part in texts:
                     words = hash_words(part)

@@ -7,11 +7,12 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent import futures
 from typing import Any
 
 from plm_jax.cleaning import crawl, lists, report, settings, stages
 from plm_jax.cleaning.pages import Tally
-from plm_jax.common import children, extras, leases, storage, tasks, trees
+from plm_jax.common import children, extras, leases, package, storage, tasks, trees
 from plm_jax.common.errors import UserError
 from plm_jax.common.executors.local import LocalExecutor
 
@@ -21,6 +22,7 @@ _SHARD_BYTES = 2**28
 _MANIFEST = "manifest.json"
 _WORK = ".work"  # Folder of a job in a remote output.
 _LEASE = "lease"
+_COPIES = 16  # Files of a remote output that are copied at a time.
 
 
 def clean(
@@ -64,18 +66,29 @@ def clean(
             print(f"up to date at {output}")
             _remove(work)
             return
-        job = tasks.Job(work, f"{identity} {part_bytes}")
-        plan = stages.Plan(files, rule, loaded, part_bytes)
+        job, plan = _job(work, f"{identity} {part_bytes}"), stages.Plan(files, rule, loaded, part_bytes)
         print(f"{len(files):,} files to clean", file=sys.stderr)
         with executor or LocalExecutor() as engine:
             marks = children.in_background(
-                lambda: tasks.run(job, stages.build(work, plan), engine, show_progress)
+                lambda: tasks.run(job, stages.build(job.folder, plan), engine, show_progress)
             ).result()
-        text = _finish(work, output, identity, plan, marks)
+        text = _finish(work, job.folder, output, identity, plan, marks)
     print(f"{text}\n{output}")
 
 
-def _finish(work: str, output: str, identity: str, plan: stages.Plan, marks: tasks.Marks) -> str:
+def _job(work: str, identity: str) -> tasks.Job:
+    """Returns the job of this identity and version, in a folder of its own. Removes the folders of others."""
+    version = package.version()
+    name = hashlib.sha256(f"{identity} {version}".encode()).hexdigest()[:16]
+    abandoned = [other for other in storage.names(work) if other not in (name, _LEASE)]
+    if abandoned:
+        print("an unfinished run with other settings, inputs or another version is discarded", file=sys.stderr)
+    for other in abandoned:
+        storage.remove(os.path.join(work, other))
+    return tasks.Job(os.path.join(work, name), identity, version)
+
+
+def _finish(work: str, job_folder: str, output: str, identity: str, plan: stages.Plan, marks: tasks.Marks) -> str:
     """Writes the report and the manifest, and moves all files to the output. Returns the table of the report.
 
     Raises:
@@ -93,7 +106,9 @@ def _finish(work: str, output: str, identity: str, plan: stages.Plan, marks: tas
         print(table)
         raise UserError("no page for training passed all rules: the table lists the reasons")
     rows = {name: {"rows": rows, "characters": characters} for name, (rows, characters) in written.items()}
-    folder = os.path.join(work, "write")
+    folder = os.path.join(job_folder, "write")
+    for name in set(storage.files_below(folder)) - written.keys():  # Of a task that was killed.
+        storage.remove(os.path.join(folder, name))
     _write_report(folder, rule, rows, counts, table)
     manifest = {
         "format": FORMAT,
@@ -114,11 +129,10 @@ def _finish(work: str, output: str, identity: str, plan: stages.Plan, marks: tas
 
 
 def _remove(work: str) -> None:
-    """Removes the folder of a job, with this run's lease."""
-    if not storage.is_remote(work):
-        # Under another name first, so that a run that begins meanwhile does not lose its lease.
-        os.rename(work, work + ".old")
-        work += ".old"
+    """Removes the folder of jobs, with this run's lease last, so that no other run begins meanwhile."""
+    for name in storage.names(work):
+        if name != _LEASE:
+            storage.remove(os.path.join(work, name))
     storage.remove(work)
 
 
@@ -130,8 +144,12 @@ def _move(folder: str, output: str) -> None:
     for name in storage.names(output):
         if name != _WORK:
             storage.remove(os.path.join(output, name))
-    for name in names:
-        storage.copy(os.path.join(folder, name), os.path.join(output, name))
+    with futures.ThreadPoolExecutor(_COPIES) as threads:
+        copies = [
+            threads.submit(storage.copy, os.path.join(folder, name), os.path.join(output, name)) for name in names
+        ]
+        for each in copies:
+            each.result()
 
 
 @contextlib.contextmanager
@@ -148,7 +166,7 @@ def _alone(work: str, output: str) -> Iterator[None]:
                 yield
             finally:
                 # Nothing else is left after a run that had nothing to do.
-                if storage.names(work) == [_LEASE]:
+                if storage.names(work) == [_LEASE] and leases.is_mine(lease):
                     _remove(work)
     except PermissionError as error:
         raise UserError(f"cannot write {error.filename}: make it writable, or choose another folder") from error
@@ -195,7 +213,8 @@ def _check_output(output: str, inputs: Iterable[str]) -> None:
     if os.path.isfile(storage.absolute(output)):
         raise UserError(f"{output} is a file: set --output to a new folder")
     names = storage.names(output)
-    if names and not _read_manifest(output) and _WORK not in names:
+    is_unfinished = storage.is_remote(output) and _LEASE in storage.names(os.path.join(output, _WORK))
+    if names and not _read_manifest(output) and not is_unfinished:
         raise UserError(f"{output} contains other files, such as {names[0]}: set --output to a new folder")
     # The earlier output is removed, together with any inputs in it. Canonical paths see through links.
     inside = os.path.join(storage.canonical(output), "")

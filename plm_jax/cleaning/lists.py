@@ -55,7 +55,7 @@ def load(rule: settings.CleaningConfig) -> Lists:
 
 
 def _files(path: str, field: str) -> list[str]:
-    files = storage.glob(path)
+    files = [storage.absolute(file) for file in storage.glob(path)]
     if not files:
         raise UserError(f"there is no file at {path}: fix {field}")
     return files

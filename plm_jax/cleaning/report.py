@@ -174,6 +174,7 @@ def _escape(text: str) -> str:
 
 def plot(rule: settings.CleaningConfig, counts: dict[str, Any]) -> bytes:
     """Returns an SVG with the shares of text left after each step and the characters that each rule removed."""
+    import matplotlib
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(13, 5), layout="constrained")
@@ -192,5 +193,6 @@ def plot(rule: settings.CleaningConfig, counts: dict[str, Any]) -> bytes:
         axes.invert_yaxis()
         axes.grid(axis="x", alpha=0.3)
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="svg")
+    with matplotlib.rc_context({"svg.hashsalt": "plm_jax"}):  # Without it and the date, equal runs would differ.
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
     return buffer.getvalue()

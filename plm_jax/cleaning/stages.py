@@ -35,6 +35,8 @@ _MOST_REQUESTS, _MOST_TASKS = 2**20, 2**12
 _EXPANSION = 4
 _COMPRESSION = 6
 _KEY = records.KEY_BYTES
+# Bytes that compare like a unit or a key; and records that are merged at a time.
+_DIGEST, _MERGED = f"S{_KEY}", 2**17
 _SETTINGS = "settings.json"
 
 
@@ -98,6 +100,7 @@ def build(folder: str, plan: Plan) -> list[tasks.Stage]:
         "settings": trees.to_dict(plan.rule),
         "domains": plan.lists.domains,
         "badwords": {language: sorted(words) for language, words in plan.lists.badwords.items()},
+        "evaluations": [evaluation.path for evaluation in plan.lists.evaluations],
     }
     storage.write(os.path.join(folder, _SETTINGS), json.dumps(content, ensure_ascii=False).encode("utf-8"))
     first, *later = passes(plan.rule)
@@ -150,16 +153,16 @@ class _Knowledge(NamedTuple):
     rule: settings.CleaningConfig
     domains: Mapping[str, Any]
     badwords: Mapping[str, set[str]]
+    evaluations: Sequence[str]
 
 
 @functools.lru_cache(2)
 def _knowledge(folder: str, identity: str) -> _Knowledge:
     del identity
     content = json.loads(storage.read(os.path.join(folder, _SETTINGS)))
+    rule = trees.parse(settings.CleaningConfig, content["settings"], "settings")
     badwords = {language: set(words) for language, words in content["badwords"].items()}
-    return _Knowledge(
-        trees.parse(settings.CleaningConfig, content["settings"], "settings"), content["domains"], badwords
-    )
+    return _Knowledge(rule, content["domains"], badwords, content["evaluations"])
 
 
 @functools.lru_cache(8)
@@ -188,7 +191,9 @@ def _segment(folder: str, identity: str, name: str) -> list[tuple[str, rules.Pag
         if rule.badwords is not None:
             result.append(("bad words", rules.NoBadWords(known.badwords, rule.badwords.fraction)))
         if rule.decontamination is not None:
-            result.append(("decontamination", decontamination.NoEvaluationText(rule.decontamination)))
+            result.append(
+                ("decontamination", decontamination.NoEvaluationText(rule.decontamination, known.evaluations))
+            )
     return result
 
 
@@ -400,7 +405,7 @@ def _write_pages(
     for page in pages:
         writer.add(0, records.encode(page))
         key = page.key
-        for unit in set(kind.units(page)):
+        for unit in sorted(set(kind.units(page))):  # The order of a set differs between processes.
             unit = unit.ljust(_KEY, b"\0")
             units.add(records.position(unit, sink.units), unit + key)
     return {
@@ -431,24 +436,39 @@ def _owner_tasks(source: str, marks: tasks.Marks) -> list[tasks.Task]:
 
 def _owners(workspace: tasks.Workspace, slices: Sequence[tuple[int, parts.Slice]], num_sources: int) -> dict[str, Any]:
     """Finds the page that owns each unit, the one with the smallest key, and writes the units that others have."""
-    # Unit and key as big-endian integers, which sort like bytes, and the task that has written the page.
-    data, sources = [], []
-    for number, each in slices:
-        words = np.frombuffer(records.digests(_located(workspace, [each])), ">u8").reshape(-1, 4).astype(np.uint64)
-        data.append(words)
-        sources.append(np.full(len(words), number, np.uint32))
+    units, owners = np.zeros(0, _DIGEST), np.zeros(0, _DIGEST)
+    pending: list[np.ndarray] = []
+    for block in (block for _, each in slices for block in _records(workspace, each)):
+        pending.append(block)
+        if sum(map(len, pending)) > len(units) + _MERGED:
+            units, owners = _merge(units, owners, pending)
+            pending = []
+    units, owners = _merge(units, owners, pending)
+    # In a second pass, so that memory depends on the number of different units only: some are on most pages.
     writer = parts.PartsWriter(num_sources)
-    if data:
-        words, origin = np.concatenate(data), np.concatenate(sources)
-        order = np.lexsort((words[:, 3], words[:, 2], words[:, 1], words[:, 0]))
-        words, origin = words[order], origin[order]
-        lost = np.flatnonzero((words[1:, :2] == words[:-1, :2]).all(1)) + 1
-        lost = lost[np.argsort(origin[lost], kind="stable")]
-        bounds = np.searchsorted(origin[lost], np.arange(num_sources + 1))
-        for number, (start, stop) in enumerate(itertools.pairwise(bounds.tolist())):
-            if stop > start:
-                writer.add(number, words[lost[start:stop]].astype(">u8").tobytes())
+    for number, each in slices:
+        for block in _records(workspace, each):
+            is_lost = owners[np.searchsorted(units, block["unit"])] != block["key"]
+            if is_lost.any():
+                writer.add(number, block[is_lost].tobytes())
     return {"lost": _write_parts(workspace, f"lost/{workspace.task}", writer), "tally": {}}
+
+
+def _records(workspace: tasks.Workspace, part: parts.Slice) -> Iterator[np.ndarray]:
+    """Iterates over blocks of units and keys of pages, structured arrays."""
+    for block in parts.blocks(*_located(workspace, [part])):
+        yield np.frombuffer(block, [("unit", _DIGEST), ("key", _DIGEST)])
+
+
+def _merge(units: np.ndarray, owners: np.ndarray, pending: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns all different units, sorted, and the smallest key of each."""
+    units = np.concatenate([units, *(block["unit"] for block in pending)])
+    keys = np.concatenate([owners, *(block["key"] for block in pending)])
+    order = np.lexsort((keys, units))
+    units, keys = units[order], keys[order]
+    is_first = np.ones(len(units), bool)
+    is_first[1:] = units[1:] != units[:-1]
+    return units[is_first], keys[is_first]
 
 
 def _keep_tasks(

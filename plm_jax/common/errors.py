@@ -45,7 +45,7 @@ _REMEDIES = {
 }
 
 
-def one_line(error: BaseException, limit: int | None = 200) -> str:
+def one_line(error: BaseException | str, limit: int | None = 200) -> str:
     """Returns the message of an exception on one line of at most `limit` characters."""
     return " ".join(str(error).split())[:limit]
 

@@ -59,7 +59,7 @@ def held(folder: str, what: str, about: Callable[[], dict[str, Any]] = dict) -> 
     def beat(seconds: float) -> None:
         del seconds
         with contextlib.suppress(UserError, OSError):  # The next heartbeat may succeed.
-            if _newest(folder) != number:
+            if not _is_mine(folder, number, mine):
                 if storage.exists(os.path.dirname(folder)) and _newest(folder) > number and not lost.is_set():
                     lost.set()
                     os.write(
@@ -74,8 +74,20 @@ def held(folder: str, what: str, about: Callable[[], dict[str, Any]] = dict) -> 
             yield
     finally:
         with contextlib.suppress(UserError, OSError):
-            if _newest(folder) == number:
+            if _is_mine(folder, number, mine):
                 storage.write(_path(folder, number), _encoded({"released": time.time()} | about()))
+
+
+def is_mine(folder: str) -> bool:
+    """Whether this process holds a folder."""
+    number = _newest(folder)
+    return bool(number) and _is_mine(folder, number, _identity())
+
+
+def _is_mine(folder: str, number: int, mine: dict[str, Any]) -> bool:
+    """Whether a number is the newest and was taken by this process: others may reuse it if the folder was removed."""
+    holder = _read(folder, number) if _newest(folder) == number else None
+    return holder is not None and all(holder.get(name) == mine[name] for name in ("host", "pid", "process_start"))
 
 
 def _take(folder: str, what: str) -> tuple[int, dict[str, Any]]:

@@ -392,7 +392,11 @@ def append(path: str, data: bytes) -> None:
 
 
 def copy(source: str, target: str) -> None:
-    """Copies a file that fits in memory; raises the errors of `read` and `write`."""
+    """Copies a file, within a store on its server; others must fit in memory. Raises the errors of `read`, `write`."""
+    if is_remote(source) and source.partition("://")[0] == target.partition("://")[0]:
+        with _having(source):
+            _system(source).cp_file(source, target)
+        return
     write(target, read(source))
 
 

@@ -11,7 +11,8 @@ workers share a folder on a disk or in a bucket:
 
 A task may be run twice, at once or late, on any worker: every output appears completely or not at all and has the same
 bytes each time, and the mark comes last. Nothing depends on clocks or on listings of outputs: a task names each file
-that it reads, as the marks of earlier tasks have it.
+that it reads, as the marks of earlier tasks have it. A function of a task must not depend on the order of a set of
+strings, which differs between processes.
 """
 
 import contextlib
@@ -133,7 +134,7 @@ class Task:
       name: name, unique in its stage.
       function: function of a module, called with the workspace and the arguments. Its outputs and its result, a JSON
         value, must depend on nothing but the arguments and the contents of files.
-      arguments: further arguments, which can be pickled and whose `repr` is the same in every process.
+      arguments: further arguments, which can be pickled and whose `ascii` is the same in every process.
       inputs: outputs of earlier tasks that it reads.
       subject: what a user knows it by, such as the path of a file; used in error messages.
     """
@@ -169,8 +170,9 @@ class Job:
     """Job in a folder.
 
     Attributes:
-      folder: folder that the driver and all workers share.
-      identity: SHA-256 of everything on which the outputs depend. A folder with another identity is emptied.
+      folder: folder that the driver and all workers share, for this job alone: another identity or version needs
+        another folder, so that late tasks of an earlier job cannot write into it.
+      identity: SHA-256 of everything on which the outputs depend, except the code.
       version: version of the driver's code, which that of each worker must equal.
     """
 
@@ -203,6 +205,10 @@ def run(job: Job, stages: Sequence[Stage], executor: Executor, show_progress: bo
     """
     _begin(job)
     marks: dict[str, list[Mark]] = {}
+    last = _read_stage(job, stages[-1])
+    if last is not None and not all(_exist(job, mark) for mark in last):
+        storage.remove(os.path.join(job.folder, "stages"))
+        storage.remove(os.path.join(job.folder, "marks"))
     for stage in stages:
         complete = _read_stage(job, stage)
         if complete is None:
@@ -215,14 +221,27 @@ def run(job: Job, stages: Sequence[Stage], executor: Executor, show_progress: bo
 
 
 def _begin(job: Job) -> None:
+    content = {"identity": job.identity, "version": job.version}
     path = os.path.join(job.folder, "job.json")
-    content = _encoded({"identity": job.identity, "version": job.version})
-    with contextlib.suppress(OSError, UserError):
-        if storage.read(path) == content:
-            return
-    for name in ("stages", "marks", "failed"):
-        storage.remove(os.path.join(job.folder, name))
-    storage.write(path, content)
+    present = _read_json(path)
+    if present is None:
+        storage.write(path, _encoded(content))
+    elif present != content:
+        raise ValueError(f"{job.folder} belongs to another job")
+
+
+def _read_json(path: str) -> Any:
+    """Returns the contents of a JSON file; None if there is none, or it is damaged.
+
+    Raises:
+      UserError: the store cannot be reached.
+    """
+    if not storage.exists(path):
+        return None
+    try:
+        return json.loads(storage.read(path))
+    except (FileNotFoundError, ValueError):
+        return None
 
 
 def _run_stage(job: Job, stage: Stage, marks: Marks, executor: Executor, show_progress: bool) -> list[Mark]:
@@ -286,11 +305,8 @@ def _complete(job: Job, stage: str, tasks: Mapping[str, Task]) -> Iterator[Mark]
 
 def _valid_mark(job: Job, stage: str, task: Task) -> Mark | None:
     """Returns the mark of a task if it was written for the same job, arguments and inputs."""
-    try:
-        mark = _mark(json.loads(storage.read(_mark_path(job, stage, task.name))))
-    except (OSError, UserError, ValueError, TypeError):
-        return None
-    return mark if mark.identity == _identity(job, stage, task) else None
+    mark = _mark(_read_json(_mark_path(job, stage, task.name)))
+    return mark if mark is not None and mark.identity == _identity(job, stage, task) else None
 
 
 def _exist(job: Job, mark: Mark) -> bool:
@@ -306,57 +322,72 @@ def _exist(job: Job, mark: Mark) -> bool:
 def _identity(job: Job, stage: str, task: Task) -> str:
     function = f"{task.function.__module__}.{task.function.__qualname__}"
     inputs = [[output.path, output.sha256] for output in task.inputs]
-    content = [job.identity, job.version, stage, task.name, function, repr(task.arguments), inputs]
+    content = [job.identity, job.version, stage, task.name, function, ascii(task.arguments), inputs]
     return hashlib.sha256(_encoded(content)).hexdigest()
 
 
 def run_task(job: Job, stage: str, task: Task) -> Mark | Failure:
     """Runs a task in this process, up to four times, unless it is complete. Never raises an error of the task."""
+    message = ""
     if job.version != package.version():
-        mine = package.version()
-        message = f"a worker has plm_jax {mine}, the driver {job.version}: install the same version everywhere"
-        return Failure(task.name, message)
+        message = (
+            f"a worker has plm_jax {package.version()} or other versions of its libraries, the driver {job.version}: "
+            "install the same versions everywhere"
+        )
     for seconds in (*_RETRIES, None):
         try:
+            if message:
+                raise UserError(message)
             return _run_task(job, stage, task)
         except Exception as error:  # Whatever happens in one task must not stop the others.
-            message = _message(error)
+            reason = _message(job, error)
             if seconds is None or not _is_transient(error):
                 break
             time.sleep(seconds)
-    # A late copy of a complete task finds its inputs removed. That is no failure.
-    mark = _valid_mark(job, stage, task)
-    if mark is not None:
-        return mark
     with contextlib.suppress(OSError, UserError):
-        storage.write(os.path.join(job.folder, "failed", stage, task.name), message.encode("utf-8"))
-    return Failure(task.name, message)
+        # A late copy of a complete task finds its inputs removed. That is no failure.
+        if not message and (mark := _valid_mark(job, stage, task)):
+            return mark
+        if storage.exists(os.path.join(job.folder, "job.json")):
+            path = os.path.join(job.folder, "failed", stage, task.name)
+            storage.write(path, reason.encode("utf-8", "backslashreplace"))
+    return Failure(task.name, reason)
 
 
 def follow(
-    job: Job, stage: str, tasks: Sequence[Task], is_running: Callable[[], bool], seconds: float = 2.0
+    job: Job,
+    stage: str,
+    tasks: Sequence[Task],
+    is_running: Callable[[], bool],
+    reason: Callable[[], str] = str,
+    seconds: float = 2.0,
 ) -> Iterator[Mark | Failure]:
     """Yields the results of tasks as their marks appear, for engines that return nothing.
 
     Args:
       is_running: whether the engine is still at work; afterwards, tasks without marks have failed.
+      reason: returns why the engine has failed, or an empty text.
       seconds: pause between two looks at the folder.
     """
     waiting = {task.name: task for task in tasks}
-    while waiting:
+    is_last = False
+    while waiting and not is_last:
         is_last = not is_running()
-        for name in storage.names(os.path.join(job.folder, "marks", stage)):
-            if name in waiting and (mark := _valid_mark(job, stage, waiting[name])):
+        names = waiting if is_last else storage.names(os.path.join(job.folder, "marks", stage))
+        for name in [name for name in names if name in waiting]:
+            mark = _valid_mark(job, stage, waiting[name])
+            if mark is not None and _exist(job, mark):
                 del waiting[name]
                 yield mark
-        if is_last:
-            break
-        time.sleep(seconds)
+        if not is_last:
+            time.sleep(seconds)
     for name in waiting:
-        message = "a worker ended before the task was complete: see the log of the engine"
-        with contextlib.suppress(OSError, UserError):
-            message = storage.read(os.path.join(job.folder, "failed", stage, name)).decode("utf-8")
-        yield Failure(name, message)
+        path = os.path.join(job.folder, "failed", stage, name)
+        if storage.exists(path):
+            yield Failure(name, storage.read(path).decode("utf-8"))
+        else:
+            message = reason() or "a worker ended before the task was complete: see the log of the engine"
+            yield Failure(name, message)
 
 
 def _is_transient(error: Exception) -> bool:
@@ -364,11 +395,13 @@ def _is_transient(error: Exception) -> bool:
     return not isinstance(error, UserError) or error.__cause__ is not None
 
 
-def _message(error: Exception) -> str:
+def _message(job: Job, error: Exception) -> str:
     if isinstance(error, UserError):
         return str(error)
     if isinstance(error, ModuleNotFoundError) and (missing := extras.missing(error)):
         return str(missing)
+    if isinstance(error, FileNotFoundError) and str(error.filename).startswith(job.folder):
+        return f"{error.filename} was removed: remove {job.folder} and run the same command again"
     if isinstance(error, OSError):
         return describe(error)
     return f"{type(error).__name__}: {describe(error)}"
@@ -385,7 +418,9 @@ def _run_task(job: Job, stage: str, task: Task) -> Mark:
     result = task.function(workspace, *task.arguments)
     data = _encoded(Mark(task.name, _identity(job, stage, task), tuple(workspace.outputs), result))
     storage.write(_mark_path(job, stage, task.name), data)
-    return _mark(json.loads(data))
+    mark = _mark(json.loads(data))
+    assert mark is not None
+    return mark
 
 
 def _mark_path(job: Job, stage: str, task: str) -> str:
@@ -397,15 +432,17 @@ def _stage_path(job: Job, stage: str) -> str:
 
 
 def _read_stage(job: Job, stage: Stage) -> list[Mark] | None:
+    rows = _read_json(_stage_path(job, stage.name))
+    marks = [_mark(row) for row in rows] if isinstance(rows, list) else [None]
+    return None if None in marks else marks  # pyright: ignore[reportReturnType]
+
+
+def _mark(row: Any) -> Mark | None:
     try:
-        return [_mark(row) for row in json.loads(storage.read(_stage_path(job, stage.name)))]
-    except (OSError, UserError, ValueError, TypeError):
+        task, identity, outputs, result = row
+        return Mark(task, identity, tuple(Output(*output) for output in outputs), result)
+    except (TypeError, ValueError):
         return None
-
-
-def _mark(row: Sequence[Any]) -> Mark:
-    task, identity, outputs, result = row
-    return Mark(task, identity, tuple(Output(*output) for output in outputs), result)
 
 
 def _encoded(content: Any) -> bytes:

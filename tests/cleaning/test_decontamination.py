@@ -24,7 +24,8 @@ def first(number: int) -> str:
 def rule_for(tmp_path, *rows: dict, **changes) -> decontamination.NoEvaluationText:
     """Returns the rule for rows of one evaluation file, `set.jsonl.gz`."""
     path = write_json(tmp_path / "set.jsonl.gz", list(rows))
-    return decontamination.NoEvaluationText(settings.DecontaminationConfig((path,), **changes))
+    rule = settings.DecontaminationConfig((path,), **changes)
+    return decontamination.NoEvaluationText(rule, decontamination.files(rule))
 
 
 def examples(rule: decontamination.NoEvaluationText, text: str) -> list[int]:
@@ -98,7 +99,12 @@ def test_text_files_have_an_example_per_paragraph(tmp_path):
     rule = settings.DecontaminationConfig((str(tmp_path / "*.txt*"), str(tmp_path / "a.txt")))
     assert [described[1:] for described in decontamination.describe(rule)] == [(2, 0), (2, 0)]
     tally = Tally()
-    assert decontamination.NoEvaluationText(rule)(Page("u", f"{first(8)} ten {first(4)}"), tally) is None
+    assert (
+        decontamination.NoEvaluationText(rule, decontamination.files(rule))(
+            Page("u", f"{first(8)} ten {first(4)}"), tally
+        )
+        is None
+    )
     assert set(tally) == {
         "contaminated",
         *(f"evaluation {tmp_path}/{name}" for name in ("a.txt", "b.txt.gz")),

@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import json
+import os
 import pathlib
 import random
 import subprocess
@@ -261,7 +262,7 @@ def test_only_listed_pages_are_kept(flavor, tmp_path, bucket):
         flavor
     ]
     if output == bucket:
-        for name in (".work/job.json", "train-99999.jsonl.gz"):
+        for name in (".work/lease/1.json", ".work/of-another-run/job.json", "train-99999.jsonl.gz"):
             storage.write(f"{bucket}/{name}", b"")
     rule = settings.resolve(flavor, [f"pages.path={tmp_path / listed}", "badwords=None", "duplicates.kind=spans"])
     job.clean([write_json(tmp_path / "a.jsonl.gz", rows)], output, rule, InProcessExecutor(), show_progress=False)
@@ -500,6 +501,72 @@ def test_killed_driver_resumes_to_the_same_bytes(tmp_path):
         runs += 1
     assert runs > 3 and bytes_of(tmp_path / "killed") == bytes_of(tmp_path / "whole")
     assert (tmp_path / "killed" / "report.json").read_bytes() == (tmp_path / "whole" / "report.json").read_bytes()
+
+
+def test_run_with_other_settings_replaces_an_unfinished_one(tmp_path, monkeypatch, capsys):
+    rows = [{"url": f"http://a.org/{i}", "text": f"Page {i}."} for i in range(60)]
+    path, output = write_json(tmp_path / "a.jsonl.gz", rows), tmp_path / "out"
+    changes = ["language=None", "validation_one_in=1000000"]
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(job, "_finish", stop)
+        job.clean(
+            [path], str(output), settings.resolve("en.noclean", [*changes, "shards=5"]), InProcessExecutor(), False
+        )
+    assert not output.exists()
+    clean([path], output, settings.resolve("en.noclean", [*changes, "shards=2"]))
+    assert "an unfinished run with other settings, inputs or another version is discarded" in capsys.readouterr().err
+    assert list(bytes_of(output)) == ["train-00000.jsonl.gz", "train-00001.jsonl.gz"]
+    assert len(read_lines(output, "train-*")) == 60
+
+
+def test_folder_that_only_looks_unfinished_is_rejected(tmp_path):
+    path = write_json(tmp_path / "a.jsonl", [{"text": "x"}])
+    (tmp_path / "project" / ".work" / "lease").mkdir(parents=True)
+    (tmp_path / "project" / "thesis.tex").write_text("x")
+    with pytest.raises(UserError, match=r"contains other files, such as"):
+        job.clean([path], str(tmp_path / "project"), settings.resolve("en.noclean"), show_progress=False)
+    assert (tmp_path / "project" / "thesis.tex").exists()
+
+
+HASHED = """
+import sys
+from plm_jax.cleaning import job, settings
+from plm_jax.common import tasks
+from plm_jax.common.executors.in_process import InProcessExecutor
+
+path, output = sys.argv[1:]
+run = tasks.run
+
+def shown(*arguments):
+    marks = run(*arguments)
+    for stage, complete in marks.items():
+        for mark in complete:
+            print(stage, mark.task, [[one.path, one.sha256] for one in mark.outputs])
+    return marks
+
+tasks.run = shown
+rule = settings.resolve("en", ["badwords=None", "language=None", "near_duplicates.kind=minhash", "shards=3"])
+job.clean([path], output, rule, InProcessExecutor(), False, part_bytes=2**12)
+"""
+
+
+def test_every_task_has_the_same_outputs_in_every_process(tmp_path):
+    """Python orders sets of strings by a seed of the process."""
+    path = write_json(tmp_path / "a.jsonl.gz", english_pages(40))
+    printed = set()
+    for seed in ("1", "2"):
+        command = [sys.executable, "-c", HASHED, path, str(tmp_path / f"out{seed}")]
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        printed.add("\n".join(line for line in done.stdout.splitlines() if "[[" in line))
+        svg = (tmp_path / f"out{seed}" / "report.svg").read_bytes()
+        printed.add(hashlib.md5(svg).hexdigest())
+    assert len(printed) == 2 and any("duplicates-owners" in each for each in printed)
 
 
 def test_crawl_without_pages_is_user_error(tmp_path):

@@ -64,13 +64,22 @@ def test_stages_run_in_order_and_inputs_are_removed(executor, tmp_path):
     assert not (tmp_path / "job" / "write").exists()
 
 
-def test_repeated_run_does_nothing_and_another_identity_begins_again(tmp_path):
+def test_repeated_run_does_nothing_and_another_job_needs_another_folder(tmp_path):
     log = tmp_path / "log"
     first = run(tmp_path / "job", stages(log))
     assert run(tmp_path / "job", stages(log)) == first
     assert len(log.read_text().splitlines()) == 6
-    run(tmp_path / "job", stages(log), identity="b")
-    assert len(log.read_text().splitlines()) == 12
+    with pytest.raises(ValueError, match="belongs to another job"):
+        run(tmp_path / "job", stages(log), identity="b")
+    assert len(log.read_text().splitlines()) == 6
+
+
+def test_run_whose_results_were_removed_begins_again(tmp_path):
+    log = tmp_path / "log"
+    run(tmp_path / "job", stages(log))
+    (tmp_path / "job" / "add" / "total").unlink()
+    assert run(tmp_path / "job", stages(log))["add"][0].result == 30
+    assert len(log.read_text().splitlines()) == 12 and (tmp_path / "job" / "add" / "total").exists()
 
 
 def fail_at_three(workspace: tasks.Workspace, number: int, log: str) -> dict[str, int]:
@@ -161,7 +170,7 @@ def test_worker_of_another_version_is_rejected(tmp_path, monkeypatch):
     job_stages = stages(tmp_path / "log")
     job = tasks.Job(str(tmp_path / "job"), "a", version="0.1")
     mine = re.escape(package.version())
-    with pytest.raises(UserError, match=rf"5 of 5 .* plm_jax {mine}, the driver 0\.1: install the same version"):
+    with pytest.raises(UserError, match=rf"5 of 5 .* plm_jax {mine} or .*, the driver 0\.1: install the same"):
         tasks.run(job, job_stages, InProcessExecutor(), False)
 
 
@@ -169,7 +178,7 @@ def test_worker_without_the_shared_folder_reports_it(tmp_path):
     task = stages(tmp_path / "log")[0].tasks({})[0]
     outcome = tasks.run_task(tasks.Job(str(tmp_path / "elsewhere"), "a"), "write", task)
     assert isinstance(outcome, tasks.Failure) and "folder that the workers share" in outcome.message
-    assert not (tmp_path / "elsewhere" / "write").exists()
+    assert not (tmp_path / "elsewhere").exists()
 
 
 def die_once(workspace: tasks.Workspace, number: int, log: str) -> dict[str, int]:
@@ -225,6 +234,23 @@ def test_engine_options_are_set_or_passed_on():
     assert engines.make("local", ["--workers=3"]) == LocalExecutor(3)
     slurm = engines.make("slurm", ["--elements=7", "--partition=cpu", "-p", "x"])
     assert (slurm.elements, slurm.options) == (7, ("--partition=cpu", "-p", "x"))  # pyright: ignore
+
+
+def test_marks_are_the_results_of_engines_that_return_nothing(tmp_path, monkeypatch):
+    """A mark whose output is gone does not count, and every failure has its reason."""
+    monkeypatch.setattr(tasks, "_RETRIES", (0.0, 0.0, 0.0))
+    job, stage = tasks.Job(str(tmp_path / "job"), "a"), stages(tmp_path / "log", fail_at_three)[0]
+    run(tmp_path / "job", [stages(tmp_path / "log")[0]])
+    (tmp_path / "job" / "write" / "squares" / "1").unlink()
+    each = list(stage.tasks({}))
+    for name in ("3", "4"):
+        (tmp_path / "job" / "marks" / "write" / name).unlink()
+    assert isinstance(tasks.run_task(job, "write", each[3]), tasks.Failure)
+    same = [tasks.Task(task.name, write_number, task.arguments) for task in each]
+    outcomes = list(tasks.follow(job, "write", same, lambda: False, lambda: "the engine is gone", 0.0))
+    assert {outcome.task for outcome in outcomes if isinstance(outcome, tasks.Mark)} == {"0", "2"}
+    failures = {outcome.task: outcome.message for outcome in outcomes if isinstance(outcome, tasks.Failure)}
+    assert failures == {"1": "the engine is gone", "3": "ValueError: cannot square this", "4": "the engine is gone"}
 
 
 def test_groups_keep_the_order_and_the_limit():

@@ -20,12 +20,13 @@ from tests.support import clusters
 pytestmark = pytest.mark.slow
 MODULES = {"dask": "distributed", "ray": "ray", "spark": "pyspark"}
 SETTINGS = ("badwords=None", "near_duplicates.kind=minhash", "validation_one_in=10", "shards=3")
-# Shows each chunk of tasks a number, as SLURM does, and runs two at a time.
+# Runs the elements of an array, two at a time.
 SBATCH = """#!/bin/sh
 for argument; do
   case "$argument" in --array=*) last="${argument##*-}";; esac
   script="$argument"
 done
+echo 17
 seq 0 "$last" | xargs -P 2 -I{} env SLURM_ARRAY_TASK_ID={} sh -c "$script"
 """
 

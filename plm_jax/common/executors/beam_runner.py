@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Self
 import apache_beam
 
 from plm_jax.common import beam_pipeline, children
+from plm_jax.common.errors import one_line
 from plm_jax.common.tasks import Failure, Job, Mark, Task, follow, run_task
 
 
@@ -34,5 +35,4 @@ class BeamExecutor:
         spread = pipeline | apache_beam.Create(tasks) | apache_beam.Reshuffle()
         _ = spread | apache_beam.Map(lambda task: run_task(job, stage, task).task)
         call = children.in_background(lambda: pipeline.run().wait_until_finish())
-        yield from follow(job, stage, tasks, lambda: not call.done())
-        call.result()
+        yield from follow(job, stage, tasks, lambda: not call.done(), lambda: one_line(call.exception() or ""))

@@ -1,6 +1,7 @@
 """Executor on a Dask cluster."""
 
 import dataclasses
+import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Self
 
@@ -36,8 +37,10 @@ class DaskExecutor:
     def map(self, job: Job, stage: str, tasks: Sequence[Task]) -> Iterator[Mark | Failure]:
         """Yields the result of each task. Dask runs the tasks of dead workers again."""
         names = {}
+        # Keys are shared by all clients of a scheduler.
+        prefix = hashlib.sha256(repr(job).encode("utf-8")).hexdigest()
         for task in tasks:
-            future = self._client.submit(run_task, job, stage, task, key=f"{job.identity}-{stage}-{task.name}")
+            future = self._client.submit(run_task, job, stage, task, key=f"{prefix}-{stage}-{task.name}")
             names[future] = task.name
         for future in distributed.as_completed(list(names), loop=self._client.loop):
             if future.cancelled():

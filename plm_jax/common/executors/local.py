@@ -26,11 +26,13 @@ class LocalExecutor:
     workers: Annotated[int, ranges.Range(0, 4096)] = 0
 
     def __enter__(self) -> Self:
-        self._idle: list[workers.Worker] = []
+        self._running: list[workers.Worker] = []
+        self._is_over = threading.Event()
         return self
 
     def __exit__(self, *_: Any) -> None:
-        for worker in self._idle:
+        self._is_over.set()
+        for worker in self._running:
             worker.stop()
 
     def map(self, job: Job, stage: str, tasks: Sequence[Task]) -> Iterator[Mark | Failure]:
@@ -40,12 +42,12 @@ class LocalExecutor:
         for task in [*tasks, *[None] * number]:
             waiting.put(task)
         results: queue.SimpleQueue[Mark | Failure | BaseException] = queue.SimpleQueue()
-        running = [self._idle.pop() if self._idle else _worker() for _ in range(number)]
+        self._running += [_worker() for _ in range(number - len(self._running))]
 
         def work(slot: int) -> None:
             try:
                 while (task := waiting.get()) is not None:
-                    results.put(_attempt(running, slot, (job, stage, task)))
+                    results.put(self._attempt(slot, (job, stage, task)))
             except BaseException as error:
                 results.put(error)
 
@@ -62,20 +64,19 @@ class LocalExecutor:
             for _ in range(waiting.qsize()):
                 waiting.get_nowait()
             raise
-        finally:
-            self._idle += running
 
-
-def _attempt(running: list[workers.Worker], slot: int, call: tuple[Job, str, Task]) -> Mark | Failure:
-    message = ""
-    for _ in range(_MOST_DEATHS):
-        try:
-            return running[slot](call)
-        except (UserError, RuntimeError) as error:
-            message = str(error)
-            running[slot].stop()
-            running[slot] = _worker()
-    return Failure(call[2].name, message)
+    def _attempt(self, slot: int, call: tuple[Job, str, Task]) -> Mark | Failure:
+        message = ""
+        for _ in range(_MOST_DEATHS):
+            try:
+                return self._running[slot](call)
+            except (UserError, RuntimeError) as error:
+                message = str(error)
+                self._running[slot].stop()
+                if self._is_over.is_set():
+                    break
+                self._running[slot] = _worker()
+        return Failure(call[2].name, message)
 
 
 def _worker() -> workers.Worker:

@@ -28,35 +28,29 @@ class SlurmExecutor:
     options: tuple[str, ...] = ()
 
     def __enter__(self) -> Self:
+        self._array = ""
         return self
 
     def __exit__(self, *_: Any) -> None:
-        pass
+        if self._array:
+            subprocess.run(["scancel", self._array], check=False)
 
     def map(self, job: Job, stage: str, tasks: Sequence[Task]) -> Iterator[Mark | Failure]:
-        """Yields the result of each task, of those of lost elements as failures."""
+        """Yields the result of each task; the tasks of elements that ended too early have failed."""
         number = min(self.elements, len(tasks))
         path = os.path.join(job.folder, f"{stage}.tasks")
         storage.write(path, pickle.dumps((job, stage, [list(tasks[i::number]) for i in range(number)])))
         script = shlex.join([sys.executable, "-P", "-m", __name__, path])
-        command = [
-            "sbatch",
-            "--wait",
-            f"--array=0-{number - 1}",
-            f"--job-name={stage}",
-            *self.options,
-            "--wrap",
-            script,
-        ]
+        command = ["sbatch", "--parsable", "--wait", f"--array=0-{number - 1}", f"--job-name={stage}", *self.options]
         try:
-            process = subprocess.Popen(command, stdout=sys.stderr)
+            process = subprocess.Popen([*command, "--wrap", script], stdout=subprocess.PIPE, text=True)
         except OSError as error:
             raise UserError(f"cannot run sbatch ({error.strerror}): run this command on a login node") from error
-        try:
+        with process:
+            assert process.stdout is not None
+            self._array = process.stdout.readline().strip().partition(";")[0]
             yield from follow(job, stage, tasks, lambda: process.poll() is None)
-        finally:
-            process.terminate()
-            process.wait()
+            self._array = ""
 
 
 if __name__ == "__main__":

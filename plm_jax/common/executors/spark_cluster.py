@@ -47,8 +47,7 @@ class SparkExecutor:
         """Yields the result of each task. Spark runs the tasks of dead executors again."""
         rows = self._context.parallelize(list(tasks), len(tasks))
         call = children.in_background(rows.mapPartitions(functools.partial(_run, job, stage)).count)
-        yield from follow(job, stage, tasks, lambda: not call.done())
-        call.result()
+        yield from follow(job, stage, tasks, lambda: not call.done(), lambda: one_line(call.exception() or ""))
 
 
 def _run(job: Job, stage: str, tasks: Iterator[Task]) -> Iterator[str]:

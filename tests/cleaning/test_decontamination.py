@@ -99,12 +99,8 @@ def test_text_files_have_an_example_per_paragraph(tmp_path):
     rule = settings.DecontaminationConfig((str(tmp_path / "*.txt*"), str(tmp_path / "a.txt")))
     assert [described[1:] for described in decontamination.describe(rule)] == [(2, 0), (2, 0)]
     tally = Tally()
-    assert (
-        decontamination.NoEvaluationText(rule, decontamination.files(rule))(
-            Page("u", f"{first(8)} ten {first(4)}"), tally
-        )
-        is None
-    )
+    without = decontamination.NoEvaluationText(rule, decontamination.files(rule))
+    assert without(Page("u", f"{first(8)} ten {first(4)}"), tally) is None
     assert set(tally) == {
         "contaminated",
         *(f"evaluation {tmp_path}/{name}" for name in ("a.txt", "b.txt.gz")),

@@ -148,12 +148,11 @@ class CostModel:
             return OperationCost(kind, seconds, seconds, memory, is_kernel=True)
         match = _CYCLES.search(instruction.rest)
         cycles = int(match[1]) if match else 0
-        if product_flops:
-            seconds = cycles / self._clock or product_flops / (self.core.product_share * self.chip.flops)
-            return OperationCost(kind, seconds, seconds, memory, network, product_flops=product_flops)
         stored = sum(array.nbytes for array in instruction.arrays) if cycles else 0
         at_best = max(operations, stored) / self.core.vector_operations / self._clock
-        return OperationCost(kind, at_best, max(cycles / self._clock, at_best), memory, network)
+        at_best = max(at_best, product_flops / (self.core.product_share * self.chip.flops))
+        at_worst = max(cycles / self._clock, at_best)
+        return OperationCost(kind, at_best, at_worst, memory, network, product_flops=product_flops)
 
     def _transfers(self, step: hlo.Step) -> tuple[float, float]:
         """Returns the seconds of the collectives that an instruction starts, within the slice and between slices."""

@@ -71,7 +71,6 @@ class Clock:
         seconds = max(until - self.now, 0.0)
         self.by_kind[kind] += seconds
         self.by_operation[operation] += seconds
-        self.runs[operation] += 1
         self.now += seconds
 
 
@@ -121,6 +120,7 @@ class Timeline:
         cost = self._model.cost(step)
         if cost.is_asynchronous:
             return {None: (self._start(cost, clock),)}
+        clock.runs[operation] += 1
         self._run(cost, clock, operation)
         waiting = _all(operands)
         return {None: waiting} if waiting and (opcode in _PASSES) else {}

@@ -5,7 +5,9 @@ import jax.numpy as jnp
 import pytest
 
 from plm_jax.planning import hlo, operations, products, step_time, timeline
+from plm_jax.planning import plan as planning
 from plm_jax.training import flops
+from tests.planning.test_plan import needs_libtpu
 
 KIND = "TPU v5 lite"
 CHIP = flops.chip(KIND)
@@ -33,7 +35,7 @@ COMPUTATIONS = """
 X = "%x = bf16[1024,1024]{1,0:S(1)} parameter(0)"
 
 
-def product(name, operand="%x", cycles=18_600):
+def product(name, operand="%x", cycles=20_000):
     return (
         f"%{name} = bf16[1024,1024]{{1,0:S(1)}} fusion({operand}, {operand}), kind=kOutput, calls=%product, "
         f'metadata={{op_name="jvp(M)/stack/while/body/Block/up/dot_general"}}, '
@@ -53,6 +55,7 @@ START = (
     "replica_groups={{0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15}}"
 )
 DONE = "%done = bf16[1024,1024]{1,0:S(1)} all-gather-done(%start)"
+PRODUCT = 2 * 1024**3 / (0.88 * 197e12)
 GATHER = 1e-6 + 2 * 1024**2 * 15 / 16 / (200e9 * 0.9)
 
 
@@ -69,15 +72,17 @@ def run(*lines, assumptions=NOMINAL, **options):
     return timeline.Timeline(model(*lines, **options), assumptions).run()
 
 
-def test_a_product_takes_its_cycles():
-    clock = run(product("p"), product("q", "%p"))
-    assert clock.now == pytest.approx(2 * 18_600 / CLOCK)
+def test_a_product_takes_between_the_rate_of_a_large_one_and_its_cycles():
+    two = product("p", cycles=20_000), product("q", "%p", cycles=20_000)
+    clock = run(*two)
+    assert clock.now == pytest.approx(2 * PRODUCT)
     assert clock.by_kind["products"] == clock.now
+    assert run(*two, assumptions=timeline.Assumptions(vector=1.0)).now == pytest.approx(2 * 20_000 / CLOCK)
+    assert run(*two, assumptions=timeline.Assumptions(products=1.1)).now == pytest.approx(2.2 * PRODUCT)
 
 
-def test_a_product_without_cycles_takes_the_share_of_a_large_one():
-    clock = run(product("p", cycles=0))
-    assert clock.now == pytest.approx(2 * 1024**3 / (0.88 * 197e12))
+def test_a_product_without_cycles_takes_the_rate_of_a_large_one():
+    assert run(product("p", cycles=0), assumptions=timeline.Assumptions(vector=1.0)).now == pytest.approx(PRODUCT)
 
 
 def test_bytes_bound_what_reads_more_than_it_computes():
@@ -123,9 +128,11 @@ def test_a_transfer_hides_behind_the_work_between_its_start_and_its_end():
     assert work > GATHER
     hidden = run(START, product("p"), product("q"), DONE)
     assert hidden.now == pytest.approx(work) and hidden.by_kind["collectives"] == 0
-    part = run(START, product("p", cycles=3006), DONE)
-    assert part.now == pytest.approx(GATHER)
-    assert part.by_kind["collectives"] == pytest.approx(GATHER - 3006 / CLOCK)
+    part = run(START, START.replace("%start", "%next").replace("channel_id=1", "channel_id=2"), product("p"), DONE)
+    assert part.now == pytest.approx(max(GATHER, PRODUCT))
+    slow = run(START, product("p"), DONE, assumptions=timeline.Assumptions(network=2.0))
+    assert slow.now == pytest.approx(2 * GATHER)
+    assert slow.by_kind["collectives"] == pytest.approx(2 * GATHER - PRODUCT)
     after = run(START, DONE, product("p"), product("q"))
     assert after.now == pytest.approx(work + GATHER)
 
@@ -264,3 +271,16 @@ def test_devices_whose_cycles_do_not_count_have_no_model():
         chip, core = flops.chip(kind), operations.core_of(kind)
         assert chip is not None and core is not None
         assert chip.flops / core.flops_per_cycle == pytest.approx(ghz * 1e9, rel=0.01)
+
+
+@needs_libtpu
+@pytest.mark.parametrize("topology", ["v5e:2x2", "v5p:2x2x1", "v6e:2x2"])
+def test_large_products_reach_the_share_that_the_compiler_counts(topology, without_tpu):
+    device = planning.slice_devices(topology)[0]
+    size = 8192
+    shape = jax.ShapeDtypeStruct((size, size), jnp.bfloat16, sharding=jax.sharding.SingleDeviceSharding(device))
+    module = hlo.HloModule(jax.jit(lambda x, y: x @ y).lower(shape, shape).compile().as_text())
+    costs = operations.CostModel(module, device.device_kind, [0])
+    clock = timeline.Timeline(costs, timeline.Assumptions(vector=1.0)).run()
+    assert clock.now == pytest.approx(2 * size**3 / (costs.core.product_share * costs.chip.flops), rel=0.02)
+    assert clock.by_kind["collectives"] == 0

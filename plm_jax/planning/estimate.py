@@ -5,8 +5,8 @@
 `compute` is the FLOPs of matrix products at the chip's peak plus the time of kernels by the compiler's schedule,
 `memory` the bytes to and from HBM, `network` the bytes sent while other work runs (asynchronous collectives, rings),
 and `synchronous` the bytes that all other work waits for. Each is at the hardware's full speed, and the maximum over
-the whole program assumes that everything overlaps, which no step reaches: by the compiler's own cycle counts
-BERT-large takes 1.4 to 2.8 times as long.
+the whole program assumes that everything overlaps, which no step reaches: `step_time` gives about twice as long for
+BERT-large.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 from plm_jax.planning.operations import KINDS, CostModel, OperationCost
 from plm_jax.planning.timeline import Assumptions, Clock, Timeline
 
-# Vector code takes about its best case by the compiler's schedules (`benchmarks/calibration.py` compares them for
-# BERT-large), and `products` is fitted to published seconds there. The other two are assumed.
+# `products` in between is fitted to published seconds by `benchmarks/calibration.py`; at best, large products reach
+# 95 % of the peak on v5e. By the schedules that the compiler dumps for BERT-large on v5e, vector code takes 0.95 times
+# its best case, which is an eighth of the compiler's count. The others are assumed.
 OPTIMISTIC = Assumptions(vector=0.0, products=0.93, memory=1.0, network=1.0)
 MIDDLE = Assumptions(vector=0.05, products=1.0, memory=1.1, network=1.1)
 PESSIMISTIC = Assumptions(vector=0.2, products=1.06, memory=1.25, network=1.3)
@@ -20,9 +21,9 @@ class StepTime(NamedTuple):
     """Time of a step.
 
     Attributes:
-      optimistic: seconds if vector code takes its best case.
+      optimistic: seconds with the constants at best.
       middle: seconds with the fitted constants.
-      pessimistic: seconds if vector code takes the compiler's count of cycles.
+      pessimistic: seconds with the constants at worst.
       clock: end of the simulation that gives `middle`; its seconds by kind add up to it.
     """
 

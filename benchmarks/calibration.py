@@ -15,6 +15,7 @@ import json
 import math
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import time
@@ -24,7 +25,8 @@ import bench
 import machine
 
 ROOT = pathlib.Path(__file__).parents[1]
-RESULT = ROOT / "benchmarks/results/calibration.json"
+RESULT, PAGE = ROOT / "benchmarks/results/calibration.json", ROOT / "docs/tpu-pods.md"
+BEGIN, END = "<!-- calibration: written by benchmarks/calibration.py -->", "<!-- end of calibration -->"
 MAXTEXT, FUJI = "AI-Hypercomputer/maxtext", "apple/axlearn experiments/text/gpt/fuji.py"
 # MaxText's names of v5p slices count cores: v5p-128 has 64 chips. `global_parameter_scale` in its `configs/base.yml`
 # scales a width of 2,048, 16 heads of 128, a feed-forward width of 7,168 and 16 layers, as in
@@ -163,7 +165,11 @@ def main() -> None:
                 subprocess.run(command, check=False, cwd=ROOT)
         results = compare({name: path for name in CASES if (path := flags.programs / f"{name}.json").exists()})
         RESULT.write_text(json.dumps(machine.describe() | results, indent=2) + "\n")
-    print(table(json.loads(RESULT.read_text())))
+    written = table(json.loads(RESULT.read_text()))
+    block = f"{BEGIN}\n{written}\n{END}"
+    text = PAGE.read_text()
+    PAGE.write_text(re.sub(f"{re.escape(BEGIN)}.*{re.escape(END)}", lambda _: block, text, flags=re.DOTALL))
+    print(written)
 
 
 def compile_case(name: str, folder: pathlib.Path) -> None:

@@ -7,8 +7,8 @@ from plm_jax.planning.operations import KINDS, CostModel, OperationCost
 from plm_jax.planning.timeline import Assumptions, Clock, Timeline
 
 # `products` in between is fitted to published seconds by `benchmarks/calibration.py`; at best, large products reach
-# 95 % of the peak on v5e. By the schedules that the compiler dumps for BERT-large on v5e, vector code takes 0.95 times
-# its best case, which is an eighth of the compiler's count. The others are assumed.
+# 95 % of the peak of v5e. By the compiler's schedules (`benchmarks/vector_bundles.py`), vector code takes 0.95 times its
+# best case, an eighth of the compiler's count. The others are assumed.
 OPTIMISTIC = Assumptions(vector=0.0, products=0.93, memory=1.0, network=1.0)
 MIDDLE = Assumptions(vector=0.05, products=1.0, memory=1.1, network=1.1)
 PESSIMISTIC = Assumptions(vector=0.2, products=1.06, memory=1.25, network=1.3)

@@ -7,8 +7,8 @@ from plm_jax.planning.operations import KINDS, CostModel, OperationCost
 from plm_jax.planning.timeline import Assumptions, Clock, Timeline
 
 # `products` in between is fitted to published seconds by `benchmarks/calibration.py`; at best, large products reach
-# 95 % of the peak of v5e. By the compiler's schedules (`benchmarks/vector_bundles.py`), vector code takes 0.95 times its
-# best case, an eighth of the compiler's count. The others are assumed.
+# 95 % of the peak of v5e. By the compiler's schedules (`benchmarks/vector_bundles.py`), vector code takes 0.95 times
+# its best case, an eighth of the compiler's count. The others are assumed.
 OPTIMISTIC = Assumptions(vector=0.0, products=0.93, memory=1.0, network=1.0)
 MIDDLE = Assumptions(vector=0.05, products=1.0, memory=1.1, network=1.1)
 PESSIMISTIC = Assumptions(vector=0.2, products=1.06, memory=1.25, network=1.3)
@@ -140,10 +140,10 @@ def rows(estimate: dict[str, Any]) -> dict[str, str]:
             f"MFU {mfu['middle']} ({mfu['pessimistic']} to {mfu['optimistic']})"
         )
         by_kind = sorted(estimate["seconds_by_kind"].items(), key=lambda part: -part[1])
-        table["of which"] = ", ".join(f"{kind} {part:.3g} s" for kind, part in by_kind)
+        table["time by kind"] = ", ".join(f"{kind} {part:.3g} s" for kind, part in by_kind)
         for number, remedy in enumerate(estimate["remedies"], start=1):
             table[f"remedy {number}"] = f"up to {remedy['seconds']:.3g} s: {remedy['text']}"
-        table["same model, 8192³ product"] = f"{estimate['product_share']:.0%} of the peak"
+        table["8192³ product"] = f"{estimate['product_share']:.0%} of the peak, by the same count"
     table["at best, if everything overlaps"] = f"{bound:.3g} s per step, bound by {estimate['bound']}"
     table["each part alone"] = ", ".join(f"{name} {part:.3g} s" for name, part in estimate["seconds_alone"].items())
     return table

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from plm_jax.planning import hlo, operations, products, step_time, timeline
+from plm_jax.planning import hlo, operations, products, slices, step_time, timeline
 from plm_jax.planning import plan as planning
 from plm_jax.training import flops
 from tests.planning.test_plan import needs_libtpu
@@ -209,6 +209,40 @@ def test_times_are_separable_if_neither_bracket_holds_the_others_middle():
     assert step_time.separable(bracket(1, None, None), bracket(1, None, None))
     assert step_time.ranking_seconds(bracket(1, None, None)) == 1
     assert step_time.ranking_seconds(bracket(1, 2, 3)) == 2
+
+
+def test_the_table_shows_the_bracket_or_why_there_is_none():
+    lines, more = parts()
+    costs = model(*lines, more=more)
+    estimate = step_time.describe(step_time.time_step(costs), costs, 8 * 2 * 1024**3, 0.25)
+    estimate |= {"bound": "compute", "bound_seconds": 0.25, "seconds_alone": {"compute": 0.25, "memory": 0.125}}
+    rows = step_time.rows(estimate)
+    middle, mfu = estimate["seconds"]["middle"], estimate["mfu"]["middle"]
+    assert rows["time per step"].startswith(f"{middle:.3g} s (") and f"MFU {mfu:.0%}" in rows["time per step"]
+    assert rows["time by kind"].startswith("products ") and "norms" in rows["time by kind"]
+    assert [name for name in rows if name.startswith("remedy")] == ["remedy 1", "remedy 2", "remedy 3"]
+    assert rows["8192³ product"] == "88% of the peak, by the same count"
+    assert rows["at best, if everything overlaps"] == "0.25 s per step, bound by compute"
+    assert rows["each part alone"] == "compute 0.25 s, memory 0.125 s"
+    unknown = {"seconds": {"optimistic": 0.25, "middle": None, "pessimistic": None}, "mfu": None}
+    rows = step_time.rows(estimate | unknown)
+    assert rows["time per step"].startswith("unknown") and "remedy 1" not in rows
+
+
+@pytest.mark.parametrize(
+    ("sizes", "rings"),
+    [
+        ((4, 4, 4), True),
+        ((2, 2, 1), False),
+        ((16, 16, 1), True),
+        ((4, 4, 1), False),
+        ((8, 16, 1), False),
+        ((2, 4, 4), False),
+        ((4, 8, 8), True),
+    ],
+)
+def test_slices_with_rings_in_all_dimensions_are_known(sizes, rings):
+    assert slices.has_rings(sizes) == rings
 
 
 @pytest.mark.parametrize(

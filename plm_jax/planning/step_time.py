@@ -10,7 +10,7 @@ from plm_jax.planning.timeline import Assumptions, Clock, Timeline
 # 95 % of the peak of v5e. By the compiler's schedules (`benchmarks/vector_bundles.py`), vector code takes 0.95 times
 # its best case, an eighth of the compiler's count. The others are assumed.
 OPTIMISTIC = Assumptions(vector=0.0, products=0.93, memory=1.0, network=1.0)
-MIDDLE = Assumptions(vector=0.05, products=1.0, memory=1.1, network=1.1)
+MIDDLE = Assumptions(vector=0.05, products=0.985, memory=1.1, network=1.1)
 PESSIMISTIC = Assumptions(vector=0.2, products=1.06, memory=1.25, network=1.3)
 # Largest ratio of the pessimistic time to the middle, and of the middle to the optimistic time.
 MOST = 1.16

@@ -23,20 +23,22 @@ class Core(NamedTuple):
       vector_operations: 32-bit operations per cycle, in four units of 8 × 128 lanes per core.
       product_share: share of the peak that a bfloat16 product of 8192 × 8192 matrices reaches by the compiler's cycles.
       links: links to other chips of a slice.
+      unit: rows and columns of a matrix unit.
     """
 
     flops_per_cycle: int
     vector_operations: int
     product_share: float
     links: int
+    unit: int
 
 
 # Keys are substrings of JAX's device_kind; the first match counts. v4 and TPU7x are missing because no published run on
 # them was compared; the compiler's cycles give their products 93 % of 262,144 FLOPs per cycle and 81 % of 524,288.
 CORES = {
-    "v5 lite": Core(131_072, 4096, 0.88, 4),
-    "v5": Core(262_144, 8192, 0.90, 6),
-    "v6": Core(524_288, 4096, 0.70, 4),
+    "v5 lite": Core(131_072, 4096, 0.88, 4, 128),
+    "v5": Core(262_144, 8192, 0.90, 6, 128),
+    "v6": Core(524_288, 4096, 0.70, 4, 256),
 }
 # Share of the nominal bandwidth of the network that collectives reach, and seconds until the first byte arrives:
 # 45 of 50 GB/s per link of v5e, 90 of 100 of v5p, and about 1 µs per hop (Austin et al. 2025, "How to Scale Your
@@ -124,7 +126,7 @@ class CostModel:
         self._device_kind, self._slice_of, self._drops, self._rings = device_kind, slice_of, drops, rings
         self._clock = chip.flops / core.flops_per_cycle
         self.costs: dict[tuple[str, str], OperationCost] = {}
-        self._fusions: dict[str, tuple[float, float]] = {}
+        self._fusions: dict[str, tuple[float, float, float]] = {}
 
     def cost(self, step: hlo.Step) -> OperationCost:
         """Returns the cost of an instruction outside of fusions each time that it runs."""
@@ -141,7 +143,7 @@ class CostModel:
             if network or slices:
                 return OperationCost("collectives", network=network, slices=slices, is_asynchronous=True)
             return OperationCost("copies", memory=memory, is_asynchronous=True)
-        product_flops, operations = self._arithmetic(step)
+        product_flops, padded_flops, operations = self._arithmetic(step)
         kind = _kind(instruction, bool(product_flops))
         if instruction.target == "tpu_custom_call":
             seconds = self._kernel(instruction)
@@ -150,7 +152,7 @@ class CostModel:
         cycles = int(match[1]) if match else 0
         stored = sum(array.nbytes for array in instruction.arrays) if cycles else 0
         at_best = max(operations, stored) / self.core.vector_operations / self._clock
-        at_best = max(at_best, product_flops / (self.core.product_share * self.chip.flops))
+        at_best = max(at_best, padded_flops / (self.core.product_share * self.chip.flops))
         at_worst = max(cycles / self._clock, at_best)
         return OperationCost(kind, at_best, at_worst, memory, network, product_flops=product_flops)
 
@@ -175,32 +177,37 @@ class CostModel:
         name = re.sub(r"\.\d+$", "", instruction.name)
         return kernels.flops_at_peak(self._device_kind, name, product_flops, scores, self._drops) / self.chip.flops
 
-    def _arithmetic(self, step: hlo.Step) -> tuple[float, float]:
-        """Returns the FLOPs of matrix products and the number of vector operations of an instruction."""
+    def _arithmetic(self, step: hlo.Step) -> tuple[float, float, float]:
+        """Returns FLOPs of matrix products, the same with what the matrix units are not filled with, and the number of
+        vector operations of an instruction.
+        """
         if step.instruction.opcode == "fusion":
             return self._fused(step.instruction.called[0])
-        return _count(step.instruction, self.module.instructions(step.computation))
+        return self._count(step.instruction, self.module.instructions(step.computation))
 
-    def _fused(self, computation: str) -> tuple[float, float]:
+    def _fused(self, computation: str) -> tuple[float, float, float]:
         if computation not in self._fusions:
-            product_flops = operations = 0.0
             instructions = self.module.instructions(computation)
-            for inner in instructions.values():
-                counts = self._fused(inner.called[0]) if inner.opcode == "fusion" else _count(inner, instructions)
-                product_flops, operations = product_flops + counts[0], operations + counts[1]
-            self._fusions[computation] = product_flops, operations
+            counts = [
+                self._fused(inner.called[0]) if inner.opcode == "fusion" else self._count(inner, instructions)
+                for inner in instructions.values()
+            ]
+            product_flops, padded_flops, operations = map(sum, zip(*counts, strict=True))
+            self._fusions[computation] = product_flops, padded_flops, operations
         return self._fusions[computation]
 
-
-def _count(instruction: hlo.Instruction, instructions: dict[str, hlo.Instruction]) -> tuple[float, float]:
-    if instruction.opcode == "convolution":
-        return products.convolution_flops(instruction, instructions), 0.0
-    if instruction.opcode not in _ARITHMETIC | _FUNCTIONS:
-        return 0.0, 0.0
-    operands = instruction.operands[:1] if instruction.opcode == "reduce" else []
-    arrays = [array for name in operands if name in instructions for array in instructions[name].arrays]
-    size = sum(array.size for array in arrays or instruction.arrays[:1])
-    return 0.0, size * (_OPERATIONS_OF_FUNCTION if instruction.opcode in _FUNCTIONS else 1)
+    def _count(
+        self, instruction: hlo.Instruction, instructions: dict[str, hlo.Instruction]
+    ) -> tuple[float, float, float]:
+        if instruction.opcode == "convolution":
+            product_flops = products.convolution_flops(instruction, instructions)
+            return product_flops, product_flops / products.filled_share(instruction, instructions, self.core.unit), 0.0
+        if instruction.opcode not in _ARITHMETIC | _FUNCTIONS:
+            return 0.0, 0.0, 0.0
+        operands = instruction.operands[:1] if instruction.opcode == "reduce" else []
+        arrays = [array for name in operands if name in instructions for array in instructions[name].arrays]
+        size = sum(array.size for array in arrays or instruction.arrays[:1])
+        return 0.0, 0.0, float(size * (_OPERATIONS_OF_FUNCTION if instruction.opcode in _FUNCTIONS else 1))
 
 
 def _kind(instruction: hlo.Instruction, is_product: bool) -> str:

@@ -11,6 +11,41 @@ _WINDOW = re.compile(r"window=\{([^}]*)\}")
 _LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
 
 
+def filled_share(convolution: hlo.Instruction, instructions: dict[str, hlo.Instruction], size: int) -> float:
+    """Returns the share of a square matrix unit that a convolution fills.
+
+    The unit holds `size` × `size` weights, and rows of the other operand pass in groups of 8; either operand can be the
+    one that it holds.
+
+    Args:
+      instructions: instructions of its computation by name.
+      size: rows and columns of the unit.
+    """
+    weights = instructions[convolution.operands[1]].arrays[0].dimensions
+    result = convolution.arrays[0]
+    _, of_weights, of_result = _labels(convolution)
+    contracted, columns = weights[of_weights.index("i")], result.dimensions[of_result.index("f")]
+    rows = result.size // columns
+    filled = max(
+        _filled(columns, size) * _filled(rows, 8),
+        _filled(rows, size) * _filled(columns, 8),
+    )
+    return _filled(contracted, size) * filled
+
+
+def _filled(length: int, group: int) -> float:
+    """Returns the share of the groups that a length occupies that it fills."""
+    return length / (-(-length // group) * group)
+
+
+def _labels(convolution: hlo.Instruction) -> tuple[str, str, str]:
+    """Returns the meaning of the axes of data, weights and result."""
+    match = _LABELS.search(convolution.rest)
+    assert match is not None  # Every convolution has them.
+    data, weights, result = match.groups()
+    return data, weights, result
+
+
 def convolution_flops(convolution: hlo.Instruction, instructions: dict[str, hlo.Instruction]) -> float:
     """Returns the FLOPs of a convolution; positions of the window outside of the array or within gaps do not count.
 
@@ -19,9 +54,7 @@ def convolution_flops(convolution: hlo.Instruction, instructions: dict[str, hlo.
     """
     data, weights = (instructions[name].arrays[0].dimensions for name in convolution.operands[:2])
     (result,) = (array.dimensions for array in convolution.arrays)
-    match = _LABELS.search(convolution.rest)
-    assert match is not None  # Every convolution has them.
-    of_data, of_weights, of_result = match.groups()
+    of_data, of_weights, of_result = _labels(convolution)
     window = _window(convolution)
     count = 2.0 * result[of_result.index("b")] * result[of_result.index("f")] * weights[of_weights.index("i")]
     for axis in range(len(of_data) - 2):

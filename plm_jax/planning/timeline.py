@@ -47,12 +47,21 @@ class Assumptions(NamedTuple):
 
 @dataclass
 class Clock:
-    """State of a simulation: the time, when each unit is free, and the seconds and runs of instructions."""
+    """State of a simulation.
+
+    Attributes:
+      now: the time.
+      free: when each unit ends what it has begun.
+      by_kind: seconds by kind of operation.
+      by_operation: seconds by kind, computation and instruction, which may also wait for transfers.
+      runs: number of runs by computation and instruction.
+      transfers: number of transfers that have started.
+    """
 
     now: float = 0.0
     free: dict[str, float] = field(default_factory=dict)
     by_kind: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    by_operation: defaultdict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
+    by_operation: defaultdict[tuple[str, str, str], float] = field(default_factory=lambda: defaultdict(float))
     runs: defaultdict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
     transfers: int = 0
 
@@ -70,7 +79,7 @@ class Clock:
         """Advances the time."""
         seconds = max(until - self.now, 0.0)
         self.by_kind[kind] += seconds
-        self.by_operation[operation] += seconds
+        self.by_operation[kind, *operation] += seconds
         self.now += seconds
 
 

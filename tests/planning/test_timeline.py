@@ -318,3 +318,26 @@ def test_large_products_reach_the_share_that_the_compiler_counts(topology, witho
     clock = timeline.Timeline(costs, timeline.Assumptions(vector=1.0)).run()
     assert clock.now == pytest.approx(2 * size**3 / (costs.core.product_share * costs.chip.flops), rel=0.02)
     assert clock.by_kind["collectives"] == 0
+
+
+@pytest.mark.parametrize(
+    ("rows", "contracted", "columns", "unit", "share"),
+    [
+        (1024, 1024, 1024, 128, 1.0),
+        (1024, 64, 1024, 128, 0.5),
+        (1024, 64, 1024, 256, 0.25),
+        (1024, 1024, 100, 128, 100 / 104),  # The unit holds the rows.
+        (100, 1024, 100, 128, 100 / 128 * 100 / 104),
+        (1000, 200, 1000, 128, 1000 / 1024 * 200 / 256),
+    ],
+)
+def test_products_that_do_not_fill_the_matrix_unit_take_longer(rows, contracted, columns, unit, share):
+    module = hlo.HloModule(f"""
+ENTRY %main (a: f32[1], b: f32[1]) -> f32[1] {{
+  %a = f32[{rows},{contracted}] parameter(0)
+  %b = f32[{columns},{contracted}] parameter(1)
+  ROOT %c = f32[{rows},{columns}] convolution(%a, %b), dim_labels=bf_oi->bf
+}}
+""")
+    instructions = module.instructions(module.entry)
+    assert products.filled_share(instructions["c"], instructions, unit) == pytest.approx(share)

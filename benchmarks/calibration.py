@@ -287,8 +287,8 @@ def compare(paths: dict[str, pathlib.Path]) -> dict[str, Any]:
         rows[name] |= {"by_compilers_cycles": by_cycles, "seconds_by_kind": dict(time_.clock.by_kind)}
     within = [name for name in judged if abs(rows[name]["error"]) <= 0.15]
     inside = [name for name in judged if rows[name]["optimistic"] <= seconds[name] <= rows[name]["pessimistic"]]
-    summary = {"judged": len(judged), "within_15_percent": len(within), "within_bracket": len(inside)}
-    summary["products_of_all"] = fitted(judged)
+    summary: dict[str, float] = {"judged": len(judged), "within_15_percent": len(within), "within_bracket": len(inside)}
+    summary |= {"products_of_all": fitted(judged)}
     return {"summary": summary, "cases": rows, "not_rebuilt": NOT_REBUILT}
 
 

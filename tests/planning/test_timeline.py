@@ -7,6 +7,7 @@ import pytest
 from plm_jax.planning import hlo, operations, products, slices, step_time, timeline
 from plm_jax.planning import plan as planning
 from plm_jax.training import flops
+from tests.planning.test_hlo import compiled
 from tests.planning.test_plan import needs_libtpu
 
 KIND = "TPU v5 lite"
@@ -341,3 +342,17 @@ ENTRY %main (a: f32[1], b: f32[1]) -> f32[1] {{
 """)
     instructions = module.instructions(module.entry)
     assert products.filled_share(instructions["c"], instructions, unit) == pytest.approx(share)
+
+
+@needs_libtpu
+def test_transfers_between_slices_take_the_slower_network(without_tpu):
+    def gradient(matrix, x):
+        return jax.grad(lambda matrix: jnp.sum(jnp.tanh(x @ matrix) ** 2))(matrix)
+
+    matrix, x = ((1024, 1024), jnp.float32, ()), ((512, 1024), jnp.float32, ("data",))
+    module = compiled(gradient, matrix, x, slices=2)
+    slice_of = [0] * 4 + [1] * 4
+    clock = timeline.Timeline(operations.CostModel(module, KIND, slice_of), NOMINAL).run()
+    sent = sum(c.sent for c in module.collectives() if hlo.crosses_slices(c, slice_of))
+    assert sent > 0
+    assert clock.by_kind["collectives"] >= 0.9 * sent / CHIP.slice_bandwidth

@@ -82,9 +82,8 @@ def remedies(time: StepTime, model: CostModel, recomputed: float) -> list[Remedy
     def lost(*kinds: str, least: Callable[[OperationCost], float]) -> tuple[float, str]:
         """Returns the seconds that operations take beyond the `least`, and the result of the one that loses most."""
         losses = {}
-        for (kind, *place), seconds in clock.by_operation.items():
+        for (kind, computation, name), seconds in clock.by_operation.items():
             if kind in kinds:
-                computation, name = place
                 cost = model.costs.get((computation, name))
                 losses[computation, name] = seconds - clock.runs[computation, name] * (least(cost) if cost else 0.0)
         if not losses:

@@ -1,8 +1,9 @@
 """Time of each instruction of a compiled TPU program, from the compiler's cycle counts and the bytes that it moves.
 
-A matrix product takes its cycles or the time of its bytes, whichever is longer, and a Pallas kernel the bundles of its
-schedule or the time of its bytes. The cycles of other vector code are the compiler's guess and too many; at best it
-takes the time of its arithmetic at the full rate of the vector units or of its bytes.
+At best, an instruction takes the longest of three times: its matrix products, filled up to the size of the matrix
+unit, at the rate that large ones reach by the compiler's cycles; its vector operations and stores at the full rate; and
+its bytes. A Pallas kernel takes the bundles of its schedule or its bytes. The compiler's own count of cycles is the
+worst case: it is right for large products, and too large where vector code is part of an instruction.
 """
 
 import re

@@ -125,7 +125,7 @@ CASES = {
         f"{FUJI}, single-host v1 on tpu-v5litepod-32: 128K tokens in 1.93 s",
         mesh="data=2",
         seconds=(1.93,),
-        note="of two configs named v1 we assume the one with flash attention, because the other one does not fit",
+        note="of two configs named v1 we assume the one with flash attention, and a mesh of data 2 × fsdp 16",
     ),
     "maxtext_32b_v5p": Case(
         "32b",

@@ -155,8 +155,10 @@ def summary(result: dict[str, Any]) -> dict[str, Any]:
         "sent_gb": sent["bytes"] / 1e9,
         "synchronous_share": sent["synchronous"] / sent["bytes"] if sent["bytes"] else 0.0,
         "all_reduced_gb": plan["collectives"].get("all-reduce", {"bytes": 0})["bytes"] / 1e9,
-        "seconds_at_best": plan["estimate"]["seconds"]["optimistic"],
+        "seconds_at_best": plan["estimate"].get("bound_seconds", plan["estimate"]["seconds"]["optimistic"]),
         "bound": plan["estimate"]["bound"],
+        "seconds": plan["estimate"]["seconds"] if plan["estimate"].get("mfu") else None,
+        "mfu": plan["estimate"].get("mfu"),
     }
 
 
@@ -170,14 +172,14 @@ def table(results: dict[str, dict[str, Any]]) -> str:
     lines = [
         "| config and topology | mesh, microbatches, remat | state + temporary buffers (GB) "
         "| memory time, network time (compute = 1) | GB sent per step (synchronous share) | lower bound of a step "
-        "| compilation |",
-        "|---|---|---|---|---|---|---|",
+        "| estimate of a step, MFU | compilation |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for name, result in results.items():
         lines.append(_line(result))
         if name == MAXTEXT["row"]:
             state, temporaries = MAXTEXT["state"] / 1e9, MAXTEXT["temporaries"] / 1e9
-            lines.append(f"| the same by MaxText 0.2.5 | fsdp 64 | {state:.2f} + {temporaries:.2f} | | | | |")
+            lines.append(f"| the same by MaxText 0.2.5 | fsdp 64 | {state:.2f} + {temporaries:.2f} | | | | | |")
     return "\n".join(lines)
 
 
@@ -186,19 +188,27 @@ def _line(result: dict[str, Any]) -> str:
     run = result["command"].removeprefix("plm_jax plan ").replace("--config=", "").replace("--topology=", "")
     run = f"`{run.replace('--config.', '')}`"
     if "error" in short:
-        return f"| {run} | {short['error']} | | | | | |"
+        return f"| {run} | {short['error']} | | | | | | |"
     mesh = " × ".join(f"{axis} {size}" for axis, size in short["mesh"].items()) or "one"
     layout = f"{mesh}, {short['microbatches']}, {short['remat']}"
     compiling = f"{short['processor_seconds']:.0f} s"
     if "seconds_at_best" not in short:
         verdict = f"does not fit: {short['total_gb']:.1f}" if short["total_gb"] else "does not fit"
-        return f"| {run} | {layout} | {verdict} | | | | {compiling} |"
+        return f"| {run} | {layout} | {verdict} | | | | | {compiling} |"
     return (
         f"| {run} | {layout} | {short['state_gb']:.2f} + {short['temporaries_gb']:.2f} "
         f"| {short['memory_over_compute']:.2f}, {short['network_over_compute']:.2f} "
         f"| {short['sent_gb']:.1f} ({short['synchronous_share']:.1%}) "
-        f"| {short['seconds_at_best']:.3g} s, {short['bound']} | {compiling} |"
+        f"| {short['seconds_at_best']:.3g} s, {short['bound']} | {_estimate(short)} | {compiling} |"
     )
+
+
+def _estimate(short: dict[str, Any]) -> str:
+    """Formats the bracket of a step's time and its MFU; results of older commits and GPUs have none."""
+    if short["mfu"] is None:
+        return ""
+    ends = [short["seconds"][name] for name in ("middle", "optimistic", "pessimistic")]
+    return "{:.3g} s ({:.3g} to {:.3g}), ".format(*ends) + f"{short['mfu']['middle']:.0%}"
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ FORMS = ("asynchronous", "ring", "synchronous")
 _RINGS = {"windowed_dot_general_body_ag": "all-gather", "windowed_dot_general_body_rs": "reduce-scatter"}
 _CALLS = {"call", "call-start"}
 # An asynchronous collective is a fusion that starts it, fusions of other work that continue it, and one that ends it.
-_STARTS, _CONTINUES, _ENDS = "async-collective-start", "async_collective_fusion", "async-collective-done"
+STARTS, CONTINUES, ENDS = "async-collective-start", "async_collective_fusion", "async-collective-done"
 _NO_TRAFFIC = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", *_CALLS}
 _NO_TRAFFIC |= {"after-all", "opt-barrier", "partition-id", "replica-id", "async-start"}
 # Custom calls that only annotate their operands or place an array.
@@ -37,6 +37,11 @@ class Array(NamedTuple):
     dtype: str
     dimensions: tuple[int, ...]
     in_hbm: bool
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.dimensions)
 
     @property
     def nbytes(self) -> int:
@@ -84,6 +89,11 @@ class Instruction:
             else:
                 elements[-1] += letter
         return elements
+
+    @property
+    def arrays(self) -> list[Array]:
+        """Arrays of the result."""
+        return _arrays(self.shape)
 
     @property
     def target(self) -> str | None:
@@ -151,6 +161,15 @@ class HloModule:
             elif match := _INSTRUCTION.match(line):
                 current[match["name"]] = Instruction(**match.groupdict())
 
+    @property
+    def entry(self) -> str:
+        """Name of the computation that the program begins with."""
+        return self._entry
+
+    def instructions(self, computation: str) -> dict[str, Instruction]:
+        """Returns the instructions of a computation by name, in the order in which they run."""
+        return self._computations[computation]
+
     def steps(self) -> Iterator[Step]:
         """Yields every instruction that the program reaches, once per call site."""
         return self._walk(self._entry, 1, None, False)
@@ -158,12 +177,12 @@ class HloModule:
     def _walk(self, name: str, times: int, caller: Instruction | None, fused: bool) -> Iterator[Step]:
         for instruction in self._computations[name].values():
             yield Step(instruction, name, times, caller, fused)
-            inner = times * self._trips(instruction) if instruction.opcode == "while" else times
+            inner = times * self.trips(instruction) if instruction.opcode == "while" else times
             within = fused or instruction.opcode == "fusion"
             for called in instruction.called:
                 yield from self._walk(called, inner, instruction, within)
 
-    def _trips(self, loop: Instruction) -> int:
+    def trips(self, loop: Instruction) -> int:
         """Returns the trip count of a loop from 0 to a constant in steps of 1 or, if unrolled, of another constant."""
         if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.rest):
             return int(known[1])
@@ -208,6 +227,20 @@ class HloModule:
             ]
         return collectives
 
+    def started(self, step: Step) -> list[Collective]:
+        """Returns the collectives that an instruction outside of fusions starts or performs each time it runs."""
+        instruction = step.instruction
+        steps = [step]
+        if instruction.opcode in ("fusion", "call-start", "async-start"):
+            steps = [s for called in instruction.called for s in self._walk(called, 1, instruction, True)]
+        collectives = []
+        for inner in steps:
+            if _between_slices(inner.instruction):
+                collectives.append(_transfer(inner))
+            elif inner.instruction.opcode.removesuffix("-start") in COLLECTIVES and not _is_continuation(inner):
+                collectives.append(_collective(inner, self._devices))
+        return collectives
+
     def hbm_bytes(self) -> int:
         """Estimates the bytes that all instructions outside of fusions read from and write to a device's memory."""
         return sum(s.times * self.traffic(s) for s in self.steps() if not s.fused)
@@ -217,7 +250,7 @@ class HloModule:
         instruction = step.instruction
         if instruction.opcode in _NO_TRAFFIC or instruction.opcode.endswith("-done"):
             return 0
-        if instruction.name.startswith(_ENDS):
+        if instruction.name.startswith(ENDS):
             return 0
         if instruction.opcode == "custom-call" and instruction.target in _NO_TRAFFIC_TARGETS:
             return 0
@@ -241,10 +274,10 @@ class HloModule:
         instruction, here = step.instruction, self._computations[step.computation]
         operands = dict(enumerate(here[name].shape for name in instruction.operands if name in here))
         results = dict(enumerate(instruction.elements))
-        if instruction.name.startswith(_STARTS) or any(c.startswith(_CONTINUES) for c in instruction.called):
+        if instruction.name.startswith(STARTS) or any(c.startswith(CONTINUES) for c in instruction.called):
             for result, operand in re.findall(r"\{(\d+)\}: \((\d+), \{\}\)", instruction.rest):
                 results.pop(int(result))
-                if not instruction.name.startswith(_STARTS):  # The start reads the arrays to send.
+                if not instruction.name.startswith(STARTS):  # The start reads the arrays to send.
                     operands.pop(int(operand), None)
         return {number: _in_hbm(shape) for number, shape in operands.items()}, _in_hbm(" ".join(results.values()))
 
@@ -301,6 +334,15 @@ class HloModule:
         return sliced, buffers, updates
 
 
+def crosses_slices(collective: Collective, slice_of: Sequence[int]) -> bool:
+    """Whether a collective involves devices of several slices.
+
+    Args:
+      slice_of: index of each device's slice, in the order of the mesh.
+    """
+    return not collective.groups or any(len({slice_of[device] for device in group}) > 1 for group in collective.groups)
+
+
 def _constant(instruction: Instruction) -> int:
     if instruction.opcode != "constant":
         raise ValueError(f"{instruction.name} is not a constant: this compiler writes loops in another form")
@@ -322,8 +364,8 @@ def _moved(start: Instruction) -> int:
 
 def _is_continuation(step: Step) -> bool:
     """Whether a collective continues one that an earlier fusion has started."""
-    ends = step.caller is not None and step.caller.name.startswith(_ENDS)
-    return ends or step.computation.startswith(_CONTINUES)
+    ends = step.caller is not None and step.caller.name.startswith(ENDS)
+    return ends or step.computation.startswith(CONTINUES)
 
 
 def _between_slices(instruction: Instruction) -> bool:
@@ -354,7 +396,7 @@ def _collective(step: Step, devices: int) -> Collective:
     share = (group - 1) / group
     sent = {"all-reduce": 2 * share, "collective-permute": 1.0, "reduce-scatter": group - 1}.get(kind, share) * nbytes
     is_asynchronous = starts or (
-        caller is not None and (caller.opcode in ("call-start", "async-start") or caller.name.startswith(_STARTS))
+        caller is not None and (caller.opcode in ("call-start", "async-start") or caller.name.startswith(STARTS))
     )
     form = "asynchronous" if is_asynchronous else "synchronous"
     if kind == "collective-permute":

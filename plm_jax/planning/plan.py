@@ -18,7 +18,9 @@ from plm_jax.common.errors import UserError
 from plm_jax.data import reader
 from plm_jax.models import registry
 from plm_jax.planning import estimate as estimates
-from plm_jax.planning import gpus, hlo, search, tpus
+from plm_jax.planning import gpus, hlo, search, step_time, tpus
+from plm_jax.planning.operations import CostModel, core_of
+from plm_jax.planning.slices import has_rings
 from plm_jax.runs import phase_costs
 from plm_jax.runs.programs import Programs
 from plm_jax.training import flops
@@ -167,9 +169,12 @@ def _search(run: config.Run, devices: list[Any], price: float, say: Callable[[st
         reports.append(_compiled(programs, say, price) | {"settings": settings})
     if not reports:
         raise UserError("no mesh of these devices divides the batch: change train.batch_size or use another slice")
-    reports.sort(key=lambda report: report["estimate"]["seconds"]["optimistic"] if report["fits"] else math.inf)
+    reports.sort(key=lambda report: step_time.ranking_seconds(report["estimate"]) if report["fits"] else math.inf)
     fields = ("settings", "mesh", "fits", "bytes_per_device", "estimate", "dollars_per_token")
     tried = [{name: report[name] for name in fields if name in report} for report in reports]
+    for other in tried:
+        if other["fits"]:
+            other["separable"] = other is tried[0] or step_time.separable(tried[0]["estimate"], other["estimate"])
     return reports[0] | {"candidates": len(ranked), "tried": tried}
 
 
@@ -287,10 +292,10 @@ def _compiled(programs: Programs, say: Callable[[str], None], price: float = 0.0
         "collectives": _by_kind(module.collectives()),
         "sent_between_slices_per_step": int(work.between_slices),
         "tokens_per_step": phase_costs.num_tokens(programs.run, phase),
-        "estimate": estimates.estimate(program.mesh.devices.flat[0].device_kind, work),
     }
+    report["estimate"] = _estimate(report, program.mesh, module, work)
     if price:
-        chips, seconds = num_devices / chip.devices, report["estimate"]["seconds"]["optimistic"]
+        chips, seconds = num_devices / chip.devices, step_time.ranking_seconds(report["estimate"])
         report["dollars_per_token"] = estimates.dollars_per_token(seconds, chips, report["tokens_per_step"], price)
     return report
 
@@ -298,6 +303,23 @@ def _compiled(programs: Programs, say: Callable[[str], None], price: float = 0.0
 def _slices(mesh: jax.sharding.Mesh) -> list[int]:
     """Returns the index of each device's TPU slice, or host of GPUs, in the order of the mesh."""
     return [d.process_index if d.platform == "gpu" else getattr(d, "slice_index", 0) for d in mesh.devices.flat]
+
+
+def _estimate(
+    report: dict[str, Any], mesh: jax.sharding.Mesh, module: hlo.HloModule, work: estimates.Work
+) -> dict[str, Any]:
+    """Returns the bound and, for devices whose instructions can be timed, the time of the step with its parts."""
+    device = mesh.devices.flat[0]
+    bound = estimates.estimate(device.device_kind, work)
+    bound |= {"bound_seconds": bound["seconds"]["optimistic"]}
+    if core_of(device.device_kind) is None:
+        unknown = dict.fromkeys(("mfu", "seconds_by_kind", "product_share", "remedies"))
+        return bound | {"seconds": bound["seconds"] | {"middle": None, "pessimistic": None}} | unknown
+    rings = has_rings([max(axis) + 1 for axis in zip(*(d.coords for d in mesh.devices.flat), strict=True)])
+    model = CostModel(module, device.device_kind, _slices(mesh), drops=work.drops, rings=rings)
+    model_flops, program_flops = report["model_flops_per_step"], report["program_flops_per_step"]
+    recomputed = max(0.0, 1 - model_flops / program_flops)
+    return bound | step_time.describe(step_time.time_step(model), model, model_flops / mesh.size, recomputed)
 
 
 def _requested_bytes(message: str) -> int | None:
@@ -347,21 +369,17 @@ def table(report: dict[str, Any]) -> str:
         rows["fits"] = _describe_fit(report)
         rows["compiled in"] = f"{report['compile_seconds']:.0f} s"
     if "estimate" in report:
-        bound = report["estimate"]
         rows["program FLOPs per step"] = f"{report['program_flops_per_step']:.4g}, including recomputation"
         rows |= {
             kind: f"{collective['count']:,} per step, {collective['bytes'] / 1e9:.3f} GB sent per device"
             + "".join(f", {collective[form] / 1e9:.3f} {form}" for form in hlo.FORMS if collective[form])
             for kind, collective in report["collectives"].items()
         }
-        alone = ", ".join(f"{name} {seconds:.3g} s" for name, seconds in bound["seconds_alone"].items())
-        seconds = bound["seconds"]["optimistic"]
-        rows["at best, if everything overlaps"] = f"{seconds:.3g} s per step, bound by {bound['bound']}"
-        rows["each part alone"] = alone
+        rows |= step_time.rows(report["estimate"])
     if "unasked" in report:
         rows["unknown"] = report["unasked"]
     if "dollars_per_token" in report:
-        rows["at best, dollars per billion tokens"] = f"{report['dollars_per_token'] * 1e9:,.2f}"
+        rows["dollars per billion tokens"] = f"{report['dollars_per_token'] * 1e9:,.2f}"
     if "suggestion" in report:
         settings = dict(report["suggestion"] or {})
         if settings.get("model.remat") == report["remat"]:
@@ -391,9 +409,11 @@ def _tried_lines(report: dict[str, Any]) -> list[str]:
     def describe(tried: dict[str, Any]) -> str:
         if not tried["fits"]:
             return "does not fit"
-        total, bound = tried["bytes_per_device"]["total"] / 1e9, tried["estimate"]
+        total, seconds = tried["bytes_per_device"]["total"] / 1e9, tried["estimate"]["seconds"]
         price = f", ${tried['dollars_per_token'] * 1e9:,.2f} per billion tokens" if "dollars_per_token" in tried else ""
-        return f"{bound['seconds']['optimistic']:.3g} s, {total:.1f} GB{price}"
+        bracket = f" ({seconds['optimistic']:.3g} to {seconds['pessimistic']:.3g})" if seconds["pessimistic"] else ""
+        note = "" if tried["separable"] else ", not separable from option 1"
+        return f"{step_time.ranking_seconds(tried['estimate']):.3g} s{bracket}{note}, {total:.1f} GB{price}"
 
     return [
         f"{describe(tried)}: {_as_flags(tried['settings']) or 'as configured'}" for tried in report.get("tried", ())

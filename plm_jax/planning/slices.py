@@ -60,11 +60,21 @@ def wraps(topology: str) -> tuple[bool, ...]:
     Source: the pages on slice configurations at docs.cloud.google.com/tpu/docs.
     """
     generation, sizes = _parts(topology)
-    if generation in _LARGEST:
-        wrapped = [all(size % 4 == 0 for size in sizes)] * len(sizes)
-    else:
-        wrapped = [size == 16 for size in sizes]
-    return (*wrapped, False, False, False)[:3]
+    return (*_wrapped(sizes, generation not in _LARGEST), False, False, False)[:3]
+
+
+def has_rings(sizes: Sequence[int]) -> bool:
+    """Whether all dimensions of a slice with more than one chip wrap around.
+
+    Args:
+      sizes: numbers of chips along x, y and z; slices of v5e and v6e have one along z.
+    """
+    wrapped = _wrapped(sizes, sizes[2] == 1)
+    return all(wrap for size, wrap in zip(sizes, wrapped, strict=True) if size > 1)
+
+
+def _wrapped(sizes: Sequence[int], is_flat: bool) -> list[bool]:
+    return [size == 16 if is_flat else all(size % 4 == 0 for size in sizes) for size in sizes]
 
 
 def _parts(topology: str) -> tuple[str, tuple[int, ...]]:

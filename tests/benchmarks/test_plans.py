@@ -21,7 +21,9 @@ PLAN = {
         "all-reduce": {"count": 1, "bytes": 1e9, "asynchronous": 0, "ring": 0, "synchronous": 1e9},
     },
     "estimate": {
-        "seconds": {"optimistic": 2.5},
+        "seconds": {"optimistic": 2.9, "middle": 3.0, "pessimistic": 3.21},
+        "bound_seconds": 2.5,
+        "mfu": {"optimistic": 0.5, "middle": 0.483, "pessimistic": 0.45},
         "bound": "compute",
         "seconds_alone": {"compute": 2.0, "memory": 1.0, "network": 0.4, "synchronous": 0.5},
     },
@@ -61,7 +63,7 @@ def test_a_row_is_compiled_once_and_all_are_told(plans, monkeypatch, capsys):
     assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
     assert (
         "| `bert:large v5e:4x4 model.remat=dots` | fsdp 16 × tensor 2, 4, dots | 3.00 + 4.00 | 0.50, 0.45 "
-        "| 4.0 (25.0%) | 2.5 s, compute | 61 s |"
+        "| 4.0 (25.0%) | 2.5 s, compute | 3 s (2.9 to 3.21), 48% | 61 s |"
     ) in text
 
 
@@ -69,6 +71,13 @@ def test_what_does_not_fit_says_what_it_wanted(plans):
     unfitting = PLAN | {"fits": False, "bytes_per_device": MEMORY | {"temporaries": None, "total": 130e9}}
     del unfitting["estimate"]
     assert "does not fit: 130.0" in plans.table({"first": MEASURED | {"plan": unfitting}})
+
+
+def test_results_without_an_estimate_leave_it_out(plans):
+    bound = PLAN["estimate"] | {"mfu": None, "seconds": {"optimistic": 2.5, "middle": None, "pessimistic": None}}
+    assert "| 2.5 s, compute |  | 61 s |" in plans.table({"first": MEASURED | {"plan": PLAN | {"estimate": bound}}})
+    del bound["mfu"], bound["bound_seconds"]
+    assert "| 2.5 s, compute |  | 61 s |" in plans.table({"first": MEASURED | {"plan": PLAN | {"estimate": bound}}})
 
 
 def test_maxtexts_figures_stand_below_ours(plans):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from plm_jax.planning import estimate as estimates
-from plm_jax.planning import hlo
+from plm_jax.planning import hlo, kernels
 from plm_jax.training import flops
 
 CHIP = flops.Chip(flops=100.0, hbm_bytes=1, hbm_bandwidth=10.0, network_bandwidth=1.0, slice_bandwidth=0.1)
@@ -44,7 +44,7 @@ def test_what_is_synchronous_is_hidden_by_nothing():
 
 def test_kernels_take_longer_than_their_products():
     estimated = estimate(product_flops=75, kernel_flops={"another": 15})["seconds_alone"]["compute"]
-    assert estimated == (75 + 15 / estimates.OTHER_KERNELS) / 100
+    assert estimated == (75 + 15 / kernels.OTHER_KERNELS) / 100
 
 
 # Bundles for 1,024 scores as `benchmarks/kernel_bundles.py` counted them, with so many FLOPs a cycle.

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from plm_jax.planning import estimate, hlo
+from plm_jax.planning import hlo
 from plm_jax.planning import plan as planning
 from tests.planning.test_plan import needs_libtpu
 
@@ -255,7 +255,7 @@ _xla_megascale_target="{{1,2,3,4}}x{{0:7}}",_xla_megascale_transfer_type="{kind}
         "asynchronous",
         32 * sent,
     )
-    assert estimate.crosses_slices(collective, [0, 0])
+    assert hlo.crosses_slices(collective, [0, 0])
 
 
 LAYERS, ROWS, WIDTH = 3, 512, 1024
@@ -293,7 +293,7 @@ def test_a_real_program_sends_its_gradient_to_the_other_slice(without_tpu):
 
     matrix, x = ((WIDTH, WIDTH), jnp.float32, ()), ((ROWS, WIDTH), jnp.float32, ("data",))
     module = compiled(gradient, matrix, x, slices=2)
-    sent = [c for c in module.collectives() if estimate.crosses_slices(c, [0] * 4 + [1] * 4)]
+    sent = [c for c in module.collectives() if hlo.crosses_slices(c, [0] * 4 + [1] * 4)]
     assert sum(c.sent * c.times for c in sent) in (4 * WIDTH**2, WIDTH**2), "whole, or a chip's quarter"
     assert {c.kind for c in sent} == {"all-reduce"}
 

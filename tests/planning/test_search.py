@@ -71,13 +71,20 @@ def test_long_rows_are_cut_where_rows_are_few():
 
 
 def compiled_as(monkeypatch, seconds):
-    """Replaces the compiler: each program takes what `seconds` says of it, None: it does not fit."""
+    """Replaces the compiler: the middle of each program's time is what `seconds` says of it, None: it does not fit.
+
+    The lower bound ranks the programs the other way round.
+    """
     tried = []
 
     def compiled(program, say, price=0.0):
         tried.append(program)
-        report = {"bytes_per_device": {"total": 10**9}, "fits": seconds(program) is not None}
-        return report | ({"estimate": {"seconds": {"optimistic": seconds(program)}}} if report["fits"] else {})
+        middle = seconds(program)
+        report = {"bytes_per_device": {"total": 10**9}, "fits": middle is not None}
+        if middle is None:
+            return report
+        bracket = {"optimistic": middle / 1.1, "middle": middle, "pessimistic": middle * 1.1}
+        return report | {"estimate": {"seconds": bracket, "bound_seconds": 1 / middle}}
 
     monkeypatch.setattr(planning, "_compiled", compiled)
     monkeypatch.setattr(planning, "slice_devices", lambda topology, slices: jax.devices()[:8])
@@ -89,13 +96,22 @@ def test_a_search_ranks_what_it_compiled_by_its_estimate(monkeypatch):
     tried = compiled_as(monkeypatch, lambda program: None if len(tried) == 2 else 10.0 / len(tried))
     report = planning.plan(RUN, "v5p:2x2x2", run_search=True)
     assert len(tried) == 1 + planning.MAX_FITTING + 1
-    estimates = [one["estimate"]["seconds"]["optimistic"] for one in report["tried"] if one["fits"]]
-    assert estimates == sorted(estimates) and report["estimate"]["seconds"]["optimistic"] == estimates[0]
+    estimates = [one["estimate"]["seconds"]["middle"] for one in report["tried"] if one["fits"]]
+    assert estimates == sorted(estimates) and report["estimate"]["seconds"]["middle"] == estimates[0]
     assert not report["tried"][-1]["fits"]
     assert report["settings"] and report["candidates"] == len(found())
     assert {} in [one["settings"] for one in report["tried"]], "the run as it is"
     lines = planning._tried_lines(report)
-    assert lines[0].startswith("2 s, 1.0 GB: --config.mesh.") and lines[-1].startswith("does not fit")
+    assert lines[0].startswith("2 s (1.82 to 2.2), 1.0 GB: --config.mesh.") and lines[-1].startswith("does not fit")
+    assert all("not separable" not in line for line in lines)
+
+
+def test_a_search_says_which_candidates_it_cannot_separate(monkeypatch):
+    tried = compiled_as(monkeypatch, lambda program: (1.0, 1.05, 1.3, 1.08)[len(tried) - 1])
+    report = planning.plan(RUN, "v5p:2x2x2", run_search=True)
+    assert [one["separable"] for one in report["tried"]] == [True, False, False, True]
+    lines = planning._tried_lines(report)
+    assert ["not separable from option 1" in line for line in lines] == [False, True, True, False]
 
 
 def test_a_search_ends_where_nothing_fits(monkeypatch):

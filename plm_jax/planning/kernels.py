@@ -1,0 +1,65 @@
+"""Time of Pallas kernels by the compilers' schedules."""
+
+from typing import NamedTuple
+
+
+class KernelCost(NamedTuple):
+    """Time of a kernel, in FLOPs that the chip would execute at its peak in the same time.
+
+    Attributes:
+      score: time per score of attention, for any head_dim.
+      product: time per FLOP of the matrix products.
+      dropout: additional time per score with dropout of attention weights.
+    """
+
+    score: float
+    product: float
+    dropout: float
+
+
+# Linear fits to the bundle counts of the compiler's schedules of a 512 × 512 tile, head_dim 64 to 256, libtpu 0.0.42.1,
+# as `benchmarks/kernel_bundles.py` counts them, at 128 FLOPs a cycle and 1,024 scores on v5e and v5p (131,072 a cycle)
+# and 512 on v6e. Tiles of 128 take about twice as long; waiting for memory is not included.
+# A backward pass in two kernels, for rows too long for one, takes 0.72 and 0.84 times as long, with 3 and 4 of the 5
+# products.
+_OLDER = {
+    "flash_forward": KernelCost(397, 0.66, 282),
+    "flash_backward": KernelCost(384, 0.83, 333),
+    "flash_dq": KernelCost(276, 1.0, 333),
+    "flash_dkv": KernelCost(323, 0.87, 333),
+}
+_NEWER = {
+    "flash_forward": KernelCost(1690, 0.75, 900),
+    "flash_backward": KernelCost(1792, 0.77, 1434),
+    "flash_dq": KernelCost(1290, 0.92, 1434),
+    "flash_dkv": KernelCost(1505, 0.81, 1434),
+}
+# Cycles in which a multiprocessor issues the instructions of the loops that ptxas 13.5 compiles for sm_90a, at a
+# head_dim of 64 and 4,096 FLOPs a cycle. Backward counts without dropout are those with dropout minus the difference in
+# the forward pass. Matrix products and other instructions are assumed not to overlap; waiting for memory is not
+# included. None of these numbers was measured.
+_HOPPER = {
+    "triton_forward": KernelCost(553, 1.0, 840),
+    "triton_dq": KernelCost(537, 1.0, 840),
+    "triton_dkv": KernelCost(647, 1.0, 840),
+}
+SCHEDULES = {"v4": _OLDER, "v5": _OLDER, "v6": _NEWER, "TPU7x": _NEWER, "H100": _HOPPER, "H200": _HOPPER}
+# Share of the peak that matrix products of other kernels reach: Splash attention at a head_dim of 64 on v5e.
+OTHER_KERNELS = 0.375
+
+
+def flops_at_peak(device_kind: str, name: str, product_flops: float, scores: float, drops: bool) -> float:
+    """Returns the time of a kernel, in FLOPs that the chip would execute at its peak in the same time.
+
+    Args:
+      name: name of the kernel.
+      product_flops: FLOPs of its matrix products.
+      scores: number of attention scores.
+      drops: whether attention weights are dropped.
+    """
+    schedules = next((table for part, table in SCHEDULES.items() if part in device_kind), {})
+    if name not in schedules:
+        return product_flops / OTHER_KERNELS
+    schedule = schedules[name]
+    flops_per_score = schedule.score + (schedule.dropout if drops else 0.0)
+    return max(product_flops, scores * flops_per_score + product_flops * schedule.product)

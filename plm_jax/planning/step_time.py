@@ -1,0 +1,149 @@
+"""Time of a step by the timeline of its instructions: a bracket, its parts, and the changes that would save most."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from plm_jax.planning.operations import KINDS, CostModel, OperationCost
+from plm_jax.planning.timeline import Assumptions, Clock, Timeline
+
+# `products` in between is fitted to published seconds by `benchmarks/calibration.py`; at best, large products reach
+# 95 % of the peak of v5e. By the compiler's schedules (`benchmarks/vector_bundles.py`), vector code takes 0.95 times
+# its best case, an eighth of the compiler's count. The others are assumed.
+OPTIMISTIC = Assumptions(vector=0.0, products=0.93, memory=1.0, network=1.0)
+MIDDLE = Assumptions(vector=0.05, products=0.985, memory=1.1, network=1.1)
+PESSIMISTIC = Assumptions(vector=0.2, products=1.06, memory=1.25, network=1.3)
+# Largest ratio of the pessimistic time to the middle, and of the middle to the optimistic time.
+MOST = 1.16
+NUM_REMEDIES = 3
+
+
+class StepTime(NamedTuple):
+    """Time of a step.
+
+    Attributes:
+      optimistic: seconds with the constants at best.
+      middle: seconds with the fitted constants.
+      pessimistic: seconds with the constants at worst.
+      clock: end of the simulation that gives `middle`; its seconds by kind add up to it.
+    """
+
+    optimistic: float
+    middle: float
+    pessimistic: float
+    clock: Clock
+
+
+class Remedy(NamedTuple):
+    """Change of a run, and the seconds that it could save at most."""
+
+    seconds: float
+    text: str
+
+
+def time_step(model: CostModel, assumptions: Assumptions = MIDDLE) -> StepTime:
+    """Simulates a step at best, at worst and in between.
+
+    Args:
+      assumptions: constants in between.
+    """
+    scale = assumptions.products / MIDDLE.products
+    best, worst = (extreme._replace(products=scale * extreme.products) for extreme in (OPTIMISTIC, PESSIMISTIC))
+    optimistic, middle, pessimistic = (Timeline(model, constants).run() for constants in (best, assumptions, worst))
+    return StepTime(
+        optimistic=max(optimistic.now, middle.now / MOST),
+        middle=middle.now,
+        pessimistic=min(pessimistic.now, middle.now * MOST),
+        clock=middle,
+    )
+
+
+def describe(time: StepTime, model: CostModel, model_flops: float, recomputed: float) -> dict[str, Any]:
+    """Describes the time of a step as a tree for JSON.
+
+    Args:
+      model_flops: model FLOPs of a step on one device.
+      recomputed: share of the FLOPs of the program that are not model FLOPs.
+    """
+    seconds = {"optimistic": time.optimistic, "middle": time.middle, "pessimistic": time.pessimistic}
+    return {
+        "seconds": seconds,
+        "mfu": {name: model_flops / model.chip.flops / value for name, value in seconds.items()},
+        "seconds_by_kind": {kind: time.clock.by_kind[kind] for kind in KINDS},
+        "product_share": model.core.product_share,
+        "remedies": [remedy._asdict() for remedy in remedies(time, model, recomputed)[:NUM_REMEDIES]],
+    }
+
+
+def remedies(time: StepTime, model: CostModel, recomputed: float) -> list[Remedy]:
+    """Returns changes that could save time, with the largest saving first."""
+    share, clock = model.core.product_share, time.clock
+    at_share = share * model.chip.flops
+
+    def lost(*kinds: str, least: Callable[[OperationCost], float]) -> tuple[float, str]:
+        """Returns the seconds that operations take beyond the `least`, and the result of the one that loses most."""
+        losses = {}
+        for (kind, computation, name), seconds in clock.by_operation.items():
+            if kind in kinds:
+                cost = model.costs.get((computation, name))
+                losses[computation, name] = seconds - clock.runs[computation, name] * (least(cost) if cost else 0.0)
+        if not losses:
+            return 0.0, ""
+        computation, name = max(losses, key=lambda operation: losses[operation])
+        arrays = model.module.instructions(computation)[name].arrays
+        largest = max(arrays, key=lambda array: array.nbytes)
+        return sum(losses.values()), f"{largest.dtype}[{','.join(map(str, largest.dimensions))}]"
+
+    slow, product = lost("products", least=lambda cost: cost.product_flops / at_share)
+    copied, copy = lost("copies", least=lambda cost: 0.0)
+    passes, vector = lost("norms", "other", least=lambda cost: cost.memory)
+    attention, _ = lost("attention", least=lambda cost: cost.memory)
+    again = (clock.by_kind["products"] + clock.by_kind["attention"]) * recomputed
+    advice = (
+        (clock.by_kind["collectives"], "transfers that nothing hides: more rows per device, fewer microbatches"),
+        (slow, f"products below {share:.0%} of the peak, above all {product}: larger microbatches or shards"),
+        (again, "recomputation: another model.remat"),
+        (copied, f"copies and changes of layout, above all {copy}: another model.remat or layout"),
+        (passes, f"vector code beyond its memory traffic, above all {vector}: fuse it into fewer passes"),
+        (attention, "attention beyond its memory traffic: a shorter length or a window"),
+        (clock.by_kind["head"], "loss and head: fewer targets per row, or a smaller vocabulary"),
+        (clock.by_kind["optimizer"], "optimizer and sums of gradients: fewer microbatches"),
+    )
+    return sorted((Remedy(max(seconds, 0.0), text) for seconds, text in advice), reverse=True)
+
+
+def ranking_seconds(estimate: dict[str, Any]) -> float:
+    """Returns the middle of the estimated time of a step or, where it is unknown, the lower bound."""
+    seconds = estimate["seconds"]
+    return seconds["optimistic"] if seconds["middle"] is None else seconds["middle"]
+
+
+def separable(estimate: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether neither of two estimated times brackets the middle of the other; bounds always are."""
+    first, second = estimate["seconds"], other["seconds"]
+    if first["middle"] is None or second["middle"] is None:
+        return True
+    return not any(
+        bracket["optimistic"] <= value["middle"] <= bracket["pessimistic"]
+        for bracket, value in ((first, second), (second, first))
+    )
+
+
+def rows(estimate: dict[str, Any]) -> dict[str, str]:
+    """Returns the rows of a table about the time of a step."""
+    seconds, bound, table = estimate["seconds"], estimate["bound_seconds"], {}
+    if seconds["middle"] is None:
+        table["time per step"] = "unknown: the cycles of this device are not counted; the next line is a bound"
+    else:
+        mfu = {name: f"{share:.0%}" for name, share in estimate["mfu"].items()}
+        table["time per step"] = (
+            f"{seconds['middle']:.3g} s ({seconds['optimistic']:.3g} to {seconds['pessimistic']:.3g}), "
+            f"MFU {mfu['middle']} ({mfu['pessimistic']} to {mfu['optimistic']})"
+        )
+        by_kind = sorted(estimate["seconds_by_kind"].items(), key=lambda part: -part[1])
+        table["time by kind"] = ", ".join(f"{kind} {part:.3g} s" for kind, part in by_kind)
+        for number, remedy in enumerate(estimate["remedies"], start=1):
+            table[f"remedy {number}"] = f"up to {remedy['seconds']:.3g} s: {remedy['text']}"
+        table["8192³ product"] = f"{estimate['product_share']:.0%} of the peak, by the same count"
+    table["at best, if everything overlaps"] = f"{bound:.3g} s per step, bound by {estimate['bound']}"
+    table["each part alone"] = ", ".join(f"{name} {part:.3g} s" for name, part in estimate["seconds_alone"].items())
+    return table

@@ -9,9 +9,9 @@ text, size of the vocabulary, number of layers and width, number of tokens and s
 the objective, the optimizer and the learning rate of its recipe, in 125,000 steps of 256 rows of 512 tokens of BERT's
 corpora. ModernBERT's feed-forward layers are narrower, so that each block has about the same number of parameters.
 
-In the demo all models read the same speeches that come with the package, short rows first, and are tuned on film
-reviews. Each tuned model is compared with the most frequent class of its rows, with a logistic regression over words,
-and with the same architecture tuned from random weights.
+In the demo all models read the same speeches that come with the package, all but XLNet short rows first, and are tuned
+on film reviews. Each tuned model is compared with the most frequent class of its rows, with a logistic regression over
+words, and with the same architecture tuned from random weights.
 """
 
 import dataclasses

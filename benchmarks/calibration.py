@@ -209,7 +209,8 @@ def compile_case(name: str, folder: pathlib.Path) -> None:
 def run_of(case: Case) -> Any:
     """Returns a run with the dimensions of a case."""
     from plm_jax import config
-    from plm_jax.config import files, overrides
+    from plm_jax.common import overrides
+    from plm_jax.config import files
 
     size = SIZES[case.size]
     changes = {

@@ -43,7 +43,8 @@ def compiled() -> str:
 
     os.environ |= command_line.WITHOUT_TPU | {"JAX_PLATFORMS": "cpu"}
     from plm_jax import config
-    from plm_jax.config import files, overrides
+    from plm_jax.common import overrides
+    from plm_jax.config import files
     from plm_jax.planning import plan
 
     base = config.from_dict(files.load("configs/bert.py:large").config())

@@ -71,19 +71,19 @@ def rows(slices: Iterable[parts.Slice]) -> Iterator[Row]:
 
 
 def digests(slices: Iterable[parts.Slice]) -> bytes:
-    """Returns the records of fixed size in parts of files, one after another."""
+    """Returns the concatenated blocks of records of fixed size, such as digests of URLs."""
     return b"".join(block for part in slices for block in parts.blocks(part))
 
 
 def position(key: bytes, number: int) -> int:
-    """Returns which of `number` equal ranges of keys a key is in."""
+    """Returns the index of a key's range among `number` equal ranges of keys."""
     return int.from_bytes(key[:4], "big") * number >> 32
 
 
 def page_row(page: Page, rule: settings.CleaningConfig) -> tuple[int, Row]:
-    """Returns the file number and the row of a page. With several languages, each has a folder.
+    """Returns the file number and the row of a page. With `Cld3Config`, each language has a folder.
 
-    Files for training have the numbers from 0 to `num_shards`, exclusive, and files for validation those after them.
+    Training files have the numbers in [0, num_shards); validation files follow.
     """
     # The remainder selects the split, so only the quotient is free to select the shard.
     number, remainder = divmod(url_hash(page), rule.validation_one_in)

@@ -2,11 +2,13 @@
 
     read      pages of the crawl that pass the rules for length and site, by URL
     newest    the newest page of each URL, then the rules up to the first step that compares pages
-    owners    for each unit of text (a line, a span of sentences, a band), the page that owns it
-    keep      pages without the units that they do not own, then further rules
+    duplicates-owners, near_duplicates-owners
+              for each unit of text (a line, a span of sentences, a MinHash band), the page that owns it
+    duplicates, near_duplicates
+              pages without the units that other pages own, then the next rules
     write     lines of each output file, sorted
 
-`owners` and `keep` run once for duplicates and once for near-duplicates, if the settings have both. The order of the
+The stages of a comparison run only if the settings have it. The order of the
 steps is that of `tensorflow_datasets/text/c4.py`: length, sites, newest copy, list of URLs, paragraphs, lines,
 duplicates, language, bad words. Gopher's rules (repetition, quality) see the text before any line is removed. FineWeb's
 rule sees it after C4's rules for lines, as in FineWeb. Decontamination sees the final text. Near-duplicates come last.
@@ -29,13 +31,13 @@ from plm_jax.cleaning import crawl, decontamination, duplicates, lists, quality,
 from plm_jax.cleaning.pages import Count, Page, Tally, normalize_url
 from plm_jax.common import parts, storage, tasks, trees
 
-# Most requests of a stage: tasks that read times files that each reads a part of.
+# Limits: requests of a stage (reading tasks times files that each one reads), and tasks of the stage `read`.
 _MOST_REQUESTS, _MOST_TASKS = 2**20, 2**12
 # A compressed crawl has about this many bytes of text per byte.
 _EXPANSION = 4
 _COMPRESSION = 6
 _KEY = records.KEY_BYTES
-# Bytes that compare like a unit or a key; and records that are merged at a time.
+# NumPy type of units and keys, and the least number of records before `_owners` merges them.
 _DIGEST, _MERGED = f"S{_KEY}", 2**17
 _SETTINGS = "settings.json"
 
@@ -71,8 +73,8 @@ class Plan:
       files: files of the crawl by path.
       rule: settings; the number of shards is set.
       lists: lists that the settings name.
-      part_bytes: bytes of text that a task holds in memory; it reads at most twice as many bytes of the crawl's files,
-        unless a file is larger.
+      part_bytes: bytes of text that a task should hold in memory. It holds more if the limits of requests and tasks
+        allow only larger parts. A task of `read` reads at most twice as many bytes, or one larger file.
     """
 
     files: Mapping[str, crawl.CrawlFile]
@@ -91,9 +93,9 @@ class Plan:
 
 
 def build(folder: str, plan: Plan) -> list[tasks.Stage]:
-    """Returns the stages, and writes what the workers need to know to the job's folder.
+    """Writes the settings and lists for the workers to the job's folder, and returns the stages.
 
-    The result of each task has a `tally`; the results of the last stage have the `files` with their rows and
+    The result of each task has a `tally`. Results of the last stage also have `files`: path → numbers of rows and
     characters.
     """
     content = {
@@ -239,7 +241,7 @@ class _Part(NamedTuple):
 
 
 def _slices(marks: Iterable[tasks.Mark], field: str, part: int) -> _Part:
-    """Returns a part of the outputs that a field of the results names, without empty ones, and the outputs."""
+    """Collects the non-empty slices of one part from the outputs that a field of the results refers to."""
     slices, outputs = [], []
     for mark in marks:
         if (value := mark.result.get(field)) is not None:
@@ -342,7 +344,7 @@ def _newest(
     for page in records.pages(_located(workspace, slices)):
         key = _url_digest(page.normalized_url)
         if (other := newest.get(key)) is not None:
-            older, page = sorted((other, page), key=_age)
+            older, page = sorted((other, page), key=_recency)
             counts.add("older_copy", older, [older.text])
         newest[key] = page
     listed = None
@@ -364,8 +366,8 @@ def _newest(
     return _write_pages(workspace, _apply(workspace, step.segments, selected(), counts), step, sink, counts)
 
 
-def _age(page: Page) -> tuple[str, int, int]:
-    """Returns a key that orders copies by time. Ties go to the smallest hash of the text, then of the URL."""
+def _recency(page: Page) -> tuple[str, int, int]:
+    """Returns a key that is largest for the newest copy. Ties go to the smallest hash of the text, then of the URL."""
     text = hashlib.md5(page.text.encode("utf-8")).digest()
     return page.timestamp, -int.from_bytes(text, "big"), -int.from_bytes(page.key, "big")
 
@@ -375,7 +377,7 @@ class _Sink(NamedTuple):
 
     Attributes:
       units: parts of the units, or 0 if the pass is the last one.
-      ranges: ranges of keys of each output file that are parts of the rows, in the last pass.
+      ranges: number of key ranges into which the rows of each output file are divided in the last pass; otherwise 0.
     """
 
     units: int
@@ -435,7 +437,7 @@ def _owner_tasks(source: str, marks: tasks.Marks) -> list[tasks.Task]:
 
 
 def _owners(workspace: tasks.Workspace, slices: Sequence[tuple[int, parts.Slice]], num_sources: int) -> dict[str, Any]:
-    """Finds the page that owns each unit, the one with the smallest key, and writes the units that others have."""
+    """Finds the owner of each unit, the page with the smallest key. Writes the records of all other pages with it."""
     units, owners = np.zeros(0, _DIGEST), np.zeros(0, _DIGEST)
     pending: list[np.ndarray] = []
     for block in (block for _, each in slices for block in _records(workspace, each)):
@@ -492,7 +494,7 @@ def _keep(
     step: Pass,
     sink: _Sink,
 ) -> dict[str, Any]:
-    """Removes the units of each page that it does not own, and writes the pages that pass further rules."""
+    """Removes from each page the units that other pages own, and writes the pages that pass the next rules."""
     rule, counts = _knowledge(workspace.folder, workspace.identity).rule, Tally()
     kind, name = _kind(rule, compared), compared.replace("_", "-")
     lost = _by_key(records.digests(_located(workspace, lost_slices)))
@@ -510,7 +512,7 @@ def _keep(
 
 
 def _by_key(data: bytes) -> Callable[[bytes], Set[bytes]]:
-    """Returns a function from the key of a page to the units that other pages own, from records of unit and key."""
+    """Indexes records of unit and key by page. Returns a function from a page's key to its units that others own."""
     words = np.frombuffer(data, ">u8").reshape(-1, 4)
     words = words[np.lexsort((words[:, 3], words[:, 2]))]
     keys, ordered = words[:, 2:].tobytes(), words[:, :2].tobytes()
@@ -542,7 +544,11 @@ def _write_task(name: str, each: Sequence[_Part]) -> tasks.Task:
 
 
 def _write(workspace: tasks.Workspace, ranges: Sequence[Sequence[parts.Slice]]) -> dict[str, Any]:
-    """Writes the rows of files in sorted order. The ranges of keys are those of all files, from small to large."""
+    """Writes rows to their output files, sorted by key.
+
+    Args:
+      ranges: slices of each key range, in increasing order; they may contain rows of several files.
+    """
     files: dict[str, gzip.GzipFile] = {}
     written: dict[str, list[int]] = {}
     with contextlib.ExitStack() as stack:

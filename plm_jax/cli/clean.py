@@ -9,7 +9,7 @@ number of workers. Options after -- go to the engine of --runner:
   dask    --scheduler=tcp://HOST:8786
   ray     --address=HOST:6379           default: the cluster of this machine
   spark   --master=spark://HOST:7077    and settings of Spark, such as --spark.executor.memory=4g
-  slurm   --elements=500                elements of an array at most, and options of sbatch, such as --partition=cpu
+  slurm   --elements=500                largest size of a job array, and options of sbatch, such as --partition=cpu
   beam    options of Apache Beam and its runner, such as --runner=DataflowRunner
 
 docs/cleaning.md describes the rules, and plm_jax/cleaning/settings.py defines every setting.
@@ -17,7 +17,8 @@ docs/cleaning.md describes the rules, and plm_jax/cleaning/settings.py defines e
 examples:
   plm_jax clean --input='crawl/*.warc.wet.gz' --output=clean --set=badwords.path=LDNOOBW/en
   plm_jax clean --input=pages.jsonl --output=clean --set=badwords=None --set=near_duplicates.kind=minhash
-  plm_jax clean --input='gs://bucket/*.wet.gz' --output=gs://bucket/clean --runner=dask -- --scheduler=tcp://HOST:8786
+  plm_jax clean --input='gs://bucket/*.wet.gz' --output=gs://bucket/clean --set=badwords=None \
+      --runner=dask -- --scheduler=tcp://HOST:8786
 """
 
 from absl import flags

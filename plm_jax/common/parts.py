@@ -1,4 +1,4 @@
-"""Files of compressed records in numbered parts, from which a task reads only its part.
+"""Files of compressed records, divided into numbered parts that can be read separately.
 
 A file consists of its parts, one after another. A part consists of frames: two little-endian uint32 with the sizes of a
 block before and after compression, and the block, compressed with zlib. A record is never divided among blocks. The

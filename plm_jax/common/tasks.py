@@ -3,16 +3,16 @@
 A job is a sequence of stages, and a stage is a set of independent tasks. The driver, which runs the stages, and all
 workers share a folder on a disk or in a bucket:
 
-    FOLDER/job.json             the identity of the job and the version of its code; it exists while the job runs
+    FOLDER/job.json             identity of the job and version of its code; tasks do not run once it is removed
     FOLDER/STAGE/NAME           outputs of the tasks of a stage
     FOLDER/marks/STAGE/TASK     written when a task is complete: its identity, outputs and result
     FOLDER/failed/STAGE/TASK    message of a task that failed
     FOLDER/stages/STAGE         the marks of a complete stage
 
-A task may be run twice, at once or late, on any worker: every output appears completely or not at all and has the same
-bytes each time, and the mark comes last. Nothing depends on clocks or on listings of outputs: a task names each file
-that it reads, as the marks of earlier tasks have it. A function of a task must not depend on the order of a set of
-strings, which differs between processes.
+A task may run twice, even at the same time or after the job has moved on. Outputs are therefore written atomically,
+with the same bytes each time, and the mark is written last. A task finds its inputs by the paths in earlier marks,
+never by listing outputs or by clocks. Task functions must not depend on the iteration order of a set of strings, which
+differs between processes.
 """
 
 import contextlib
@@ -136,7 +136,7 @@ class Task:
         value, must depend on nothing but the arguments and the contents of files.
       arguments: further arguments, which can be pickled and whose `ascii` is the same in every process.
       inputs: outputs of earlier tasks that it reads.
-      subject: what a user knows it by, such as the path of a file; used in error messages.
+      subject: name shown in error messages, such as the path of a file.
     """
 
     name: str
@@ -202,6 +202,7 @@ def run(job: Job, stages: Sequence[Stage], executor: Executor, show_progress: bo
 
     Raises:
       UserError: tasks failed. All other tasks of their stage are complete, and a repeated call resumes the job.
+      ValueError: the folder belongs to a job with another identity or version.
     """
     _begin(job)
     marks: dict[str, list[Mark]] = {}
@@ -327,7 +328,10 @@ def _identity(job: Job, stage: str, task: Task) -> str:
 
 
 def run_task(job: Job, stage: str, task: Task) -> Mark | Failure:
-    """Runs a task in this process, up to four times, unless it is complete. Never raises an error of the task."""
+    """Runs a task in this process unless it is complete. Returns a `Failure` instead of raising an error of the task.
+
+    Tries up to four times if the error may be transient.
+    """
     message = ""
     if job.version != package.version():
         message = (
@@ -365,9 +369,9 @@ def follow(
     """Yields the results of tasks as their marks appear, for engines that return nothing.
 
     Args:
-      is_running: whether the engine is still at work; afterwards, tasks without marks have failed.
-      reason: returns why the engine has failed, or an empty text.
-      seconds: pause between two looks at the folder.
+      is_running: returns whether the engine is still running; once it is not, tasks without marks fail.
+      reason: returns an error message of the engine, or an empty string.
+      seconds: interval between checks of the folder.
     """
     waiting = {task.name: task for task in tasks}
     is_last = False
@@ -391,7 +395,7 @@ def follow(
 
 
 def _is_transient(error: Exception) -> bool:
-    """Whether another attempt may succeed: not after mistakes of the user, except those of a disk or a store."""
+    """Whether another attempt may succeed: a `UserError` with a cause comes from a disk or a store."""
     return not isinstance(error, UserError) or error.__cause__ is not None
 
 
@@ -450,7 +454,7 @@ def _encoded(content: Any) -> bytes:
 
 
 def groups(items: Iterable[tuple[Any, int]], size: int) -> list[list[Any]]:
-    """Returns consecutive items in groups whose sizes add up to at most `size`, except for groups of one large item."""
+    """Splits items into consecutive groups of at most `size` in total; a larger item is a group of its own."""
     result: list[list[Any]] = []
     total = 0
     for item, item_size in items:

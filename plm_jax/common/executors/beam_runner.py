@@ -1,4 +1,4 @@
-"""Executor on Apache Beam, for Dataflow."""
+"""Executor on any runner of Apache Beam, such as Dataflow."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence

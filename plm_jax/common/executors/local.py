@@ -10,7 +10,7 @@ from plm_jax.common import ranges, workers
 from plm_jax.common.errors import UserError
 from plm_jax.common.tasks import Failure, Job, Mark, Task, run_task
 
-# Processes that a task may end before it counts as failed.
+# A task fails after this many processes died while running it.
 _MOST_DEATHS = 3
 
 
@@ -36,7 +36,7 @@ class LocalExecutor:
             worker.stop()
 
     def map(self, job: Job, stage: str, tasks: Sequence[Task]) -> Iterator[Mark | Failure]:
-        """Yields the result of each task. A process that dies is replaced, and its task runs again."""
+        """Yields the result of each task. Replaces a process that dies, and runs its task again."""
         number = min(self.workers or workers.cores(), len(tasks))
         waiting: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         for task in [*tasks, *[None] * number]:

@@ -35,7 +35,7 @@ class RayExecutor:
         ray.shutdown()
 
     def map(self, job: Job, stage: str, tasks: Sequence[Task]) -> Iterator[Mark | Failure]:
-        """Yields the result of each task. Ray runs the tasks of dead workers again."""
+        """Yields the result of each task. Ray repeats the task of a dead worker up to three times."""
         remote, names, waiting = ray.remote(num_cpus=1, max_retries=3)(run_task), {}, list(tasks)[::-1]
         while waiting or names:
             while waiting and len(names) < _MOST_QUEUED:

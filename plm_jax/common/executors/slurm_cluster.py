@@ -1,4 +1,4 @@
-"""Executor on a SLURM cluster: an array of jobs for each stage, whose elements run a chunk of the tasks each."""
+"""Executor on a SLURM cluster: each stage is a job array, and each element of the array runs some of its tasks."""
 
 import dataclasses
 import os
@@ -36,7 +36,7 @@ class SlurmExecutor:
             subprocess.run(["scancel", self._array], check=False)
 
     def map(self, job: Job, stage: str, tasks: Sequence[Task]) -> Iterator[Mark | Failure]:
-        """Yields the result of each task; the tasks of elements that ended too early have failed."""
+        """Yields the result of each task. A task fails if its array element ends before the task is complete."""
         number = min(self.elements, len(tasks))
         path = os.path.join(job.folder, f"{stage}.tasks")
         storage.write(path, pickle.dumps((job, stage, [list(tasks[i::number]) for i in range(number)])))

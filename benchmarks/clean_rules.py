@@ -94,8 +94,8 @@ def timed(function: Callable[[str], str | None], texts: list[str]) -> tuple[floa
 def measure(texts: list[str], rounds: int) -> dict[str, dict[str, Any]]:
     """Returns the figures of each rule."""
     size, results = sum(len(text.encode()) for text in texts), {}
-    for name, (theirs, make, make_given) in contestants().items():
-        rule, given = make(), make_given()
+    for name, (theirs, make, make_with_words) in contestants().items():
+        rule, with_words = make(), make_with_words()
         functions = (lambda text, rule=rule: ruled(rule, text), lambda text, each=theirs: filtered(each, text))
         for function in functions:
             function(texts[0])  # Loads parameters.
@@ -104,13 +104,13 @@ def measure(texts: list[str], rounds: int) -> dict[str, dict[str, Any]]:
             for which in (0, 1) if turn % 2 == 0 else (1, 0):
                 seconds, left[which] = timed(functions[which], texts)
                 best[which] = min(best[which], seconds)
-        _, left_given = timed(lambda text, given=given: ruled(given, text), texts)
+        _, left_with_words = timed(lambda text, each=with_words: ruled(each, text), texts)
         results[name] = {
             "pages": len(texts),
             "left": sum(text is not None for text in left[0]),
             "left_by_datatrove": sum(text is not None for text in left[1]),
             "same": sum(a == b for a, b in zip(*left, strict=True)),
-            "same_given_words": sum(a == b for a, b in zip(left_given, left[1], strict=True)),
+            "same_given_words": sum(a == b for a, b in zip(left_with_words, left[1], strict=True)),
             "plm_jax_mb_per_second": round(size / best[0] / 1e6, 2),
             "datatrove_mb_per_second": round(size / best[1] / 1e6, 2),
             "plm_jax_pages_per_second": round(len(texts) / best[0], 1),

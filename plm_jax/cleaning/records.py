@@ -87,7 +87,7 @@ def page_row(page: Page, rule: settings.CleaningConfig) -> tuple[int, Row]:
     """
     # The remainder selects the split, so only the quotient is free to select the shard.
     number, remainder = divmod(url_hash(page), rule.validation_one_in)
-    split, shards = ("train", rule.num_shards) if remainder else ("validation", num_validation_shards(rule))
+    split, shards = ("train", rule.num_shards) if remainder else ("validation", _num_validation_shards(rule))
     shard = number % shards
     folder = page.language if isinstance(rule.language, settings.Cld3Config) else ""
     fields = {"text": page.text, "url": page.url, "timestamp": page.timestamp, "language": page.language}
@@ -96,8 +96,12 @@ def page_row(page: Page, rule: settings.CleaningConfig) -> tuple[int, Row]:
     return shard + (0 if remainder else rule.num_shards), Row(name, page.key, line)
 
 
-def num_validation_shards(rule: settings.CleaningConfig) -> int:
-    """Returns the number of files for validation."""
+def num_files(rule: settings.CleaningConfig) -> int:
+    """Returns the number of files of both splits, for a single language."""
+    return rule.num_shards + _num_validation_shards(rule)
+
+
+def _num_validation_shards(rule: settings.CleaningConfig) -> int:
     return -(-rule.num_shards // rule.validation_one_in)
 
 

@@ -82,11 +82,6 @@ class Plan:
     lists: lists.Lists
     part_bytes: int
 
-    @property
-    def num_files(self) -> int:
-        """Number of output files of both splits, for a single language."""
-        return self.rule.num_shards + records.num_validation_shards(self.rule)
-
     def num_parts(self, size: int, num_tasks: int) -> int:
         """Returns the number of parts for outputs of `num_tasks` tasks with `size` bytes in all."""
         return max(1, min(-(-size // self.part_bytes), _MOST_REQUESTS // max(num_tasks, 1)))
@@ -387,7 +382,7 @@ class _Sink(NamedTuple):
 def _sink(plan: Plan, step: Pass, size: int, num_tasks: int) -> _Sink:
     # Units of short lines are as large as their text.
     num_parts = plan.num_parts(size, num_tasks)
-    return _Sink(num_parts, 0) if step.compared is not None else _Sink(0, -(-num_parts // plan.num_files))
+    return _Sink(num_parts, 0) if step.compared is not None else _Sink(0, -(-num_parts // records.num_files(plan.rule)))
 
 
 def _write_pages(
@@ -396,8 +391,7 @@ def _write_pages(
     """Writes pages with their units for the next comparison, or as rows of the output files."""
     rule, name = _knowledge(workspace.folder, workspace.identity).rule, workspace.task
     if step.compared is None:
-        num_files = rule.num_shards + records.num_validation_shards(rule)
-        rows = parts.PartsWriter(num_files * sink.ranges)
+        rows = parts.PartsWriter(records.num_files(rule) * sink.ranges)
         for page in pages:
             number, row = records.page_row(page, rule)
             rows.add(number * sink.ranges + records.position(row.key, sink.ranges), records.encode_row(row))
@@ -528,9 +522,9 @@ def _by_key(data: bytes) -> Callable[[bytes], Set[bytes]]:
 
 
 def _write_tasks(plan: Plan, source: str, marks: tasks.Marks) -> list[tasks.Task]:
-    ranges = len(_sizes(marks[source], "rows")) // plan.num_files
+    ranges = len(_sizes(marks[source], "rows")) // records.num_files(plan.rule)
     result = []
-    for number in range(plan.num_files):
+    for number in range(records.num_files(plan.rule)):
         each = [_slices(marks[source], "rows", number * ranges + part) for part in range(ranges)]
         result.append(_write_task(f"{number:06d}", each))
     for number in range(len(_sizes(marks["read"], "bad"))):

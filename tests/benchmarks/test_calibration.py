@@ -50,7 +50,7 @@ ENTRY %main (a: bf16[8192,8192], b: bf16[8192,8192]) -> bf16[8192,8192] {{
 
 
 def test_a_case_is_judged_by_the_others(calibration, monkeypatch, tmp_path):
-    """Of three cases, two take 1.1 times the time of their products, and the third one twice."""
+    """Two of three cases take 1.1 times the time of their products, and the third one takes twice their time."""
     case = calibration.CASES["llama_7b"]
     names, paths = ("first", "second", "third"), {}
     cases = {}

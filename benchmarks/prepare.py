@@ -2,7 +2,7 @@
 
     python benchmarks/prepare.py                     # 150 MB per kind of vocabulary: eight minutes on two cores
     python benchmarks/prepare.py --megabytes=1000 --kinds=gpt2      # memory
-    taskset -c 0 python benchmarks/prepare.py --runners local       # on one core
+    taskset -c 0 python benchmarks/prepare.py --runners one_pass    # on one core
     python benchmarks/prepare.py --tiny              # a run of seconds
 
 The text repeats the State of the Union addresses that come with the package, each copy with another title, as JSON
@@ -10,9 +10,9 @@ lines. The vocabularies have 4,096 pieces, trained on every other address, or ar
 texts in memory and the same cores: SentencePiece's `encode` with one thread per core, and Hugging Face's
 `encode_batch_fast`, which returns no offsets, for byte-level BPE and WordPiece. `ratio` is the rate of `prepare`, from
 the start to the end of its process, over theirs; they run in turn, and the bare ones again at the end. The caches of
-both runners must be equal to the byte. Then batches of 64 rows of 1,024 tokens are read. Memory is sampled ten times
-per second over the tree of processes (Linux): `resident` is the kernel's peak and includes pages of mapped files,
-`anonymous` the largest sample.
+all runners must be equal to the byte. Then batches of 64 rows of 1,024 tokens are read. Memory is sampled ten times per
+second over the tree of processes (Linux): `resident` is the kernel's peak of a process and includes pages of mapped
+files, `anonymous` its largest sample, and `tree_megabytes` the largest sum of the proportional sizes of all processes.
 """
 
 import dataclasses
@@ -40,7 +40,11 @@ from plm_jax.data.vocabularies import sentences, training
 
 CORPUS = bench.ROOT / "plm_jax/data/corpora/sotu.jsonl.gz"
 CORES = len(os.sched_getaffinity(0))
-RUNNERS = {"local": [], "beam": ["--runner=beam", "--", f"--direct_num_workers={CORES}"]}
+RUNNERS = {
+    "one_pass": [],
+    "local": ["--runner=local", "--", f"--workers={CORES}"],
+    "beam": ["--runner=beam", "--", f"--direct_num_workers={CORES}"],
+}
 GPT2 = bench.ROOT / "plm_jax/data/gpt2"
 # Spec and special ids by kind of vocabulary; 4,096 pieces each, except GPT-2's, which comes with the package.
 KINDS = {
@@ -117,9 +121,10 @@ def tree(pid: int) -> Iterator[int]:
 
 
 def memory(pid: int) -> dict[str, int]:
-    """Returns the bytes of a process: peak resident and current anonymous memory; empty if it has ended."""
+    """Returns the bytes of a process, empty if it has ended: peak resident, current anonymous, current proportional."""
     try:
         lines = pathlib.Path(f"/proc/{pid}/status").read_text().splitlines()
+        lines += pathlib.Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
         return {}
     sizes = {
@@ -127,20 +132,26 @@ def memory(pid: int) -> dict[str, int]:
         for name, _, value in (line.partition(":") for line in lines)
         if "kB" in value
     }
-    return {"resident": sizes.get("VmHWM", 0), "anonymous": sizes.get("RssAnon", 0)}
+    return {"resident": sizes.get("VmHWM", 0), "anonymous": sizes.get("RssAnon", 0), "shared": sizes.get("Pss", 0)}
 
 
 def watched(command: list[str]) -> dict:
-    """Runs a command; returns its seconds and the peak memory of its processes with more than 50 MB."""
+    """Runs a command. Returns its seconds, its CPU seconds, and the peak memory of all processes and of large ones."""
     peaks: dict[int, dict[str, int]] = {}
+    totals = [0]
+    before_all = os.times()
     began = time.perf_counter()
     process = subprocess.Popen(command, cwd=bench.ROOT, stdout=sys.stderr)
 
     def sample() -> None:
         while process.poll() is None:
+            total = 0
             for pid in tree(process.pid):
+                sizes = memory(pid)
+                total += sizes.pop("shared", 0)
                 before = peaks.setdefault(pid, {"resident": 0, "anonymous": 0})
-                peaks[pid] = before | {kind: max(before[kind], size) for kind, size in memory(pid).items()}
+                peaks[pid] = before | {kind: max(before[kind], size) for kind, size in sizes.items()}
+            totals.append(total)
             time.sleep(0.1)
 
     thread = threading.Thread(target=sample)
@@ -152,7 +163,14 @@ def watched(command: list[str]) -> dict:
         sys.exit(f"{' '.join(command)} ended with status {status}")
     largest = sorted(peaks.values(), key=lambda peak: -peak["resident"])
     megabytes = [{kind: round(size / 1e6) for kind, size in peak.items()} for peak in largest]
-    return {"seconds": round(seconds, 1), "megabytes": [peak for peak in megabytes if peak["resident"] > 50]}
+    after_all = os.times()
+    cpu = after_all.children_user + after_all.children_system - before_all.children_user - before_all.children_system
+    return {
+        "seconds": round(seconds, 1),
+        "cpu_seconds": round(cpu, 1),
+        "tree_megabytes": round(max(totals) / 1e6),
+        "megabytes": [peak for peak in megabytes if peak["resident"] > 50],
+    }
 
 
 def digest(folder: pathlib.Path) -> str:

@@ -32,7 +32,6 @@ LIBRARIES = {
 }
 # Imports of our own modules within functions: each of these modules imports an extra of the package at its top.
 LATE_IMPORTS = {
-    ("plm_jax.data.prepare.build", "plm_jax.data.prepare.beam"),
     ("plm_jax.data.sources.tensorflow_sources", "plm_jax.data.sources.labeled_tfds"),
     ("plm_jax.data.sources.tensorflow_sources", "plm_jax.data.sources.tasks"),
     ("plm_jax.data.vocabularies.loading", "plm_jax.data.vocabularies.for_seqio"),

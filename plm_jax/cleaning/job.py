@@ -1,18 +1,17 @@
 """A cleaning run: from the files of a crawl to a folder of cleaned pages and a report, which appears when complete."""
 
-import contextlib
 import dataclasses
 import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent import futures
 from typing import Any
 
 from plm_jax.cleaning import crawl, lists, report, settings, stages
 from plm_jax.cleaning.pages import Tally
-from plm_jax.common import children, extras, leases, package, storage, tasks, trees
+from plm_jax.common import children, extras, jobs, storage, tasks, trees
 from plm_jax.common.errors import UserError
 from plm_jax.common.executors.local import LocalExecutor
 
@@ -21,7 +20,6 @@ FORMAT = 1
 _SHARD_BYTES = 2**28
 _MANIFEST = "manifest.json"
 _WORK = ".work"  # Folder of a job in a remote output.
-_LEASE = "lease"
 _COPIES = 16  # Files of a remote output that are copied at a time.
 
 
@@ -61,12 +59,12 @@ def clean(
     identity = _identity(files, rule, loaded)
     _check_output(output, files)
     work = os.path.join(output, _WORK) if storage.is_remote(output) else _hidden_path(output, "tmp")
-    with _alone(work, output):
+    with jobs.exclusive(work, f"cleans into {output}"):
         if _read_manifest(output).get("identity") == identity:
             print(f"up to date at {output}")
             _remove(work)
             return
-        job, plan = _job(work, f"{identity} {part_bytes}"), stages.Plan(files, rule, loaded, part_bytes)
+        job, plan = jobs.begin(work, f"{identity} {part_bytes}"), stages.Plan(files, rule, loaded, part_bytes)
         print(f"{len(files):,} files to clean", file=sys.stderr)
         with executor or LocalExecutor() as engine:
             marks = children.in_background(
@@ -74,18 +72,6 @@ def clean(
             ).result()
         text = _finish(work, job.folder, output, identity, plan, marks)
     print(f"{text}\n{output}")
-
-
-def _job(work: str, identity: str) -> tasks.Job:
-    """Returns the job of this identity and version, in a folder of its own. Removes the folders of others."""
-    version = package.version()
-    name = hashlib.sha256(f"{identity} {version}".encode()).hexdigest()[:16]
-    abandoned = [other for other in storage.names(work) if other not in (name, _LEASE)]
-    if abandoned:
-        print("an unfinished run with other settings, inputs or another version is discarded", file=sys.stderr)
-    for other in abandoned:
-        storage.remove(os.path.join(work, other))
-    return tasks.Job(os.path.join(work, name), identity, version)
 
 
 def _finish(work: str, job_folder: str, output: str, identity: str, plan: stages.Plan, marks: tasks.Marks) -> str:
@@ -129,10 +115,8 @@ def _finish(work: str, job_folder: str, output: str, identity: str, plan: stages
 
 
 def _remove(work: str) -> None:
-    """Removes the folder of jobs, with this run's lease last, so that no other run begins meanwhile."""
-    for name in storage.names(work):
-        if name != _LEASE:
-            storage.remove(os.path.join(work, name))
+    """Removes the folder of jobs, with this run's lease last."""
+    jobs.clear(work)
     storage.remove(work)
 
 
@@ -150,26 +134,6 @@ def _move(folder: str, output: str) -> None:
         ]
         for each in copies:
             each.result()
-
-
-@contextlib.contextmanager
-def _alone(work: str, output: str) -> Iterator[None]:
-    """Context manager in which no other run writes to the output.
-
-    Raises:
-      UserError: another run writes to this output, or it cannot be written.
-    """
-    lease = os.path.join(work, _LEASE)
-    try:
-        with leases.held(lease, f"cleans into {output}"):
-            try:
-                yield
-            finally:
-                # Nothing else is left after a run that had nothing to do.
-                if storage.names(work) == [_LEASE] and leases.is_mine(lease):
-                    _remove(work)
-    except PermissionError as error:
-        raise UserError(f"cannot write {error.filename}: make it writable, or choose another folder") from error
 
 
 def _counts(tally: Tally) -> dict[str, Any]:
@@ -213,7 +177,7 @@ def _check_output(output: str, inputs: Iterable[str]) -> None:
     if os.path.isfile(storage.absolute(output)):
         raise UserError(f"{output} is a file: set --output to a new folder")
     names = storage.names(output)
-    is_unfinished = storage.is_remote(output) and _LEASE in storage.names(os.path.join(output, _WORK))
+    is_unfinished = storage.is_remote(output) and jobs.LEASE in storage.names(os.path.join(output, _WORK))
     if names and not _read_manifest(output) and not is_unfinished:
         raise UserError(f"{output} contains other files, such as {names[0]}: set --output to a new folder")
     # The earlier output is removed, together with any inputs in it. Canonical paths see through links.

@@ -1,41 +1,41 @@
 """Tokenize and shuffle the training data of a config into a cache.
 
-usage: plm_jax prepare --config=CONFIG [flags] [-- BEAM_FLAGS]
+usage: plm_jax prepare --config=CONFIG [flags] [-- ENGINE_OPTIONS]
 
-The vocabulary is trained first if its files do not exist yet. --runner=beam tokenizes with Apache Beam and writes the
-same cache; flags after -- are then passed to Beam, such as --direct_num_workers=8 or --runner=DataflowRunner.
+The vocabulary is trained first if its files do not exist yet. Without --runner, one process reads the texts and the
+other cores tokenize. With --runner, an engine runs tasks over the files of the source on this machine or a cluster, and
+the same command resumes them. The cache has the same bytes. The engines and their options after -- are those of clean:
+see plm_jax clean --help.
 
-example:
+examples:
   plm_jax prepare --config=demo:bert
+  plm_jax prepare --config=bert.py:base --output=/shared/cache --runner=dask -- --scheduler=tcp://HOST:8786
 """
 
 import dataclasses
-import importlib.util
 
 from absl import flags
 
 from plm_jax import config
-from plm_jax.common import command_line, extras
+from plm_jax.common import command_line
 from plm_jax.common.errors import UserError
+from plm_jax.common.executors import engines
 from plm_jax.config.flags import ConfigFlag
 
 _CONFIG = ConfigFlag()
 _OUTPUT = flags.DEFINE_string("output", None, "directory of the cache (default: data.cache_dir of the config)")
 _FROM = flags.DEFINE_string("from", None, "model whose vocabulary is used, as in pretrain --from")
-_RUNNER = flags.DEFINE_enum("runner", "local", ["local", "beam"], "tokenize in local processes or with Apache Beam")
+_RUNNER = flags.DEFINE_enum(
+    "runner", None, list(engines.ENGINES), "engine that tokenizes in tasks (default: one pass on this machine)"
+)
 
 
 def main() -> None:
     """Writes the caches of the config's sources."""
     run, options = _CONFIG.run(replaces_model=bool(_FROM.value)), command_line.options()
-    if _RUNNER.value == "local" and options:
-        raise UserError(f"'{options[0]}' after -- is a flag of Beam: add --runner=beam before it")
-    if _RUNNER.value == "beam":
-        if importlib.util.find_spec("apache_beam") is None:
-            raise UserError(f"--runner=beam needs Apache Beam: {extras.fix('beam')}")
-        from plm_jax.common import beam_pipeline
-
-        beam_pipeline.pipeline(options)  # Rejects wrong options before a vocabulary is trained.
+    if not _RUNNER.value and options:
+        raise UserError(f"'{options[0]}' after -- is an option of an engine: add --runner=ENGINE before it")
+    executor = engines.make(_RUNNER.value, options) if _RUNNER.value else None
     if _FROM.value:
         command_line.start_jax_on_host()
         from plm_jax.runs import transfer
@@ -43,7 +43,7 @@ def main() -> None:
         run = transfer.resolve(run, _FROM.value)
     from plm_jax.runs import preparation
 
-    preparation.prepare(run, _OUTPUT.value, beam_options=options if _RUNNER.value == "beam" else None)
+    preparation.prepare(run, _OUTPUT.value, executor=executor)
     if run.data.layout.kind == "packed":
         from plm_jax.data.reader import Reader
 

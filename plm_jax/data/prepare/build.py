@@ -1,10 +1,11 @@
 """Builds the cache of one source: tokenizes its documents, shuffles them once and writes them."""
 
 import dataclasses
+import functools
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import tqdm
@@ -15,8 +16,8 @@ from plm_jax.common.special_ids import NAMES as SPECIALS
 from plm_jax.data import cache, vocabularies
 from plm_jax.data.cache import staleness
 from plm_jax.data.config import DataConfig
-from plm_jax.data.prepare import groups, reading, tokenizing
-from plm_jax.data.prepare.shuffle import KEYS_FILE, Shuffle, write_shards
+from plm_jax.data.prepare import groups, reading, stages, tokenizing
+from plm_jax.data.prepare.shuffle import KEYS_FILE, Shuffle, Shuffled, write_shards
 from plm_jax.data.sources.corpus import Corpus, Skipped
 from plm_jax.data.sources.source import InputsTargetsSource, Source
 
@@ -36,13 +37,13 @@ def build_cache(
     identity: str,
     folder: str,
     show_progress: bool,
-    beam_options: Sequence[str] | None,
+    engine: stages.Engine | None,
     origin: staleness.Origin,
 ) -> None:
     """Writes the cache of a source to a local folder.
 
     Args:
-      beam_options: options of a Beam pipeline that tokenizes; None to tokenize on this machine.
+      engine: engine that tokenizes; None to tokenize in one pass over the source, with a process per core.
       identity, origin: hash of everything that the cache depends on, and fingerprint and files of the source.
 
     Raises:
@@ -55,20 +56,20 @@ def build_cache(
     os.mkdir(temporary)  # Unlike `makedirs`, it does not follow links.
     os.mkdir(shuffle_folder)
     source, skipped, task = data.sources[name], Skipped(), tokenizing.task(data, vocabulary.specials, name)
-    num_documents, all_groups = _tokenize(data, name, task, shuffle_folder, skipped, beam_options, show_progress)
+    job = identity if origin.contents else ""  # Without a fingerprint, documents may change unnoticed.
+    num_documents, all_groups, fetch = _tokenize(data, name, task, job, shuffle_folder, engine, skipped, show_progress)
     skipped.check(name)
     has_validation = "validation" in reading.splits(name, source)
     fraction = data.validation_fraction
     rule = groups.HeldOutRule("source") if has_validation else all_groups.rule(fraction)
     with progress.doing(f"{name}: comparing validation with training rows"):
-        overlap = groups.overlap(os.path.join(shuffle_folder, KEYS_FILE), rule)
+        overlap = groups.overlap(fetch(KEYS_FILE), rule)
     _check_splits(name, source, num_documents, overlap.validation, has_validation)
     splits = cache.SPLITS if overlap.validation else ("train",)
     size = vocabulary.vocab_size
     writers = {split: cache.SplitWriter(os.path.join(temporary, split), size, task.columns) for split in splits}
-    description = f"{name}: writing"
-    with tqdm.tqdm(None, description, num_documents, unit=" documents", disable=not show_progress) as written:
-        write_shards(shuffle_folder, Shuffle(size, task.columns), writers, rule, written)
+    with tqdm.tqdm(None, f"{name}: writing", num_documents, unit=" documents", disable=not show_progress) as written:
+        write_shards(fetch, Shuffle(size, task.columns), writers, rule, written)
     shutil.rmtree(shuffle_folder)
     counts = {split: writer.close() for split, writer in writers.items()}
     manifest = {
@@ -95,23 +96,24 @@ def _tokenize(
     data: DataConfig,
     name: str,
     task: tokenizing.TokenizingTask,
+    job: str,
     target: str,
+    engine: stages.Engine | None,
     skipped: Skipped,
-    beam_options: Sequence[str] | None,
     show_progress: bool,
-) -> tuple[int, groups.Groups]:
-    """Tokenizes a source into shuffle files.
+) -> Shuffled:
+    """Tokenizes a source.
 
-    Returns:
-      Number of documents with tokens; groups of all rows, also of those without tokens.
+    Args:
+      job: identity of the job of an engine.
+      target: folder for files of the shuffle.
     """
-    if beam_options is None:
-        with bar(f"{name}: tokenizing", data.sources[name].open(name), show_progress) as progress_bar:
-            documents = reading.all_documents(data, name, skipped, progress_bar.update)
-            return tokenizing.tokenize(documents, task, target)
-    from plm_jax.data.prepare import beam  # A slow import of an optional dependency.
-
-    return beam.tokenize(data, task.vocabulary, name, target, beam_options, skipped, show_progress)
+    if engine is not None:
+        return stages.tokenize(data, task.vocabulary, name, job, target, engine, skipped, show_progress)
+    with bar(f"{name}: tokenizing", data.sources[name].open(name), show_progress) as progress_bar:
+        documents = reading.all_documents(data, name, skipped, progress_bar.update)
+        num_documents, all_groups = tokenizing.tokenize(documents, task, target)
+    return Shuffled(num_documents, all_groups, functools.partial(os.path.join, target))
 
 
 def _check_splits(name: str, source: Source, num_documents: int, num_validation: int, has_validation: bool) -> None:

@@ -9,12 +9,12 @@ import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from plm_jax.common import progress, storage
+from plm_jax.common import jobs, progress, storage, tasks
 from plm_jax.common.errors import UserError
 from plm_jax.data import cache, vocabularies
 from plm_jax.data.cache import similar_words, staleness
 from plm_jax.data.config import DataConfig
-from plm_jax.data.prepare import build, reading, similar_words_file
+from plm_jax.data.prepare import build, reading, similar_words_file, stages
 from plm_jax.data.sources import files, task_mixtures
 from plm_jax.data.sources.source import Source
 from plm_jax.data.vocabularies import training
@@ -23,6 +23,7 @@ from plm_jax.data.vocabulary_config import VocabularyConfig
 _VOCABULARY_SAMPLE_BYTES = 2**25
 # Suffix of the file next to a trained vocabulary with the digests of the files that it was trained on.
 _TRAINED_ON = ".trained_on.json"
+_WORK = ".work"  # Folder of the jobs of an engine, in the folder of the caches.
 
 
 def check(sources: Mapping[str, Source]) -> None:
@@ -44,21 +45,22 @@ def prepare(
     *,
     output: str | None = None,
     show_progress: bool = True,
-    beam_options: Sequence[str] | None = None,
+    executor: tasks.Executor | None = None,
 ) -> None:
     """Writes the cache of each source, and the vocabulary, into `output` (by default `cache_dir`).
 
     Each task of a seqio mixture has its own cache (`task_mixtures`).
 
     A cache whose identity (source contents, task definition, vocabulary, format) has not changed is kept. If several
-    processes of a machine prepare the same folder, one works and the others wait for it. A remote cache is built on
+    processes of a machine prepare the same folder, one works and the others wait for it; with an engine, the others are
+    rejected. A job of an engine that was stopped resumes. A remote cache is built on
     this machine and then uploaded; after an interrupted upload, the next call only uploads it again.
 
     Args:
       names: names of the sources to read; all by default.
       mixtures: parts of each source that is a mixture.
-      beam_options: options of an Apache Beam pipeline that tokenizes (`beam.py`), such as its runner and the number of
-        workers; None to tokenize on this machine. The cache is the same.
+      executor: engine that tokenizes, on workers that can access the sources, the vocabulary and `output`; None to
+        tokenize in one pass on this machine, with a process per core. The cache is the same.
 
     Raises:
       UserError: a source or the vocabulary has an error that the user can fix.
@@ -69,7 +71,7 @@ def prepare(
     if storage.is_remote(folder):
         local = storage.cache_folder("prepare", hashlib.sha256(folder.encode("utf-8")).hexdigest()[:16])
         storage.write(os.path.join(folder, ".lock"), b"")  # Not a lock: it fails early if the folder is not writable.
-    with storage.locked(os.path.join(local, ".lock")):
+    with _started(executor, folder) as engine, storage.locked(os.path.join(local, ".lock")):
         origins = {name: _origin(name, source) for name, source in sources.items()}
         loaded = _vocabulary(vocabulary, data, sources, origins, show_progress)
         vocabularies.copy(vocabulary.spec, os.path.join(folder, "vocabulary"))
@@ -83,12 +85,30 @@ def prepare(
                 print(f"{name}: up to date at {final}")
                 continue
             if not _is_prepared(built, identity):
-                build.build_cache(data, name, loaded, identity, local, show_progress, beam_options, origin)
+                build.build_cache(data, name, loaded, identity, local, show_progress, engine, origin)
+                if engine:
+                    jobs.clear(engine.work)
             _upload(name, built, final, show_progress)
         for name in mixtures:
             have_validation = all("validation" in reading.splits(part, data.sources[part]) for part in mixtures[name])
             manifest = task_mixtures.manifest(config_data, name, mixtures[name], have_validation)
             _prepare_mixture(name, manifest, folder, local, show_progress)
+
+
+@contextlib.contextmanager
+def _started(executor: tasks.Executor | None, folder: str) -> Iterator[stages.Engine | None]:
+    """Context manager for the engine, with a folder of jobs in `folder` that is removed at the end; None without one.
+
+    Raises:
+      UserError: the engine cannot be reached, or another process uses its folder.
+    """
+    if executor is None:
+        yield None
+        return
+    work = os.path.join(storage.absolute(folder), _WORK)
+    with executor as entered, jobs.exclusive(work, f"prepares {folder}"):
+        yield stages.Engine(entered, work)
+        jobs.clear(work)
 
 
 def _origin(name: str, source: Source) -> staleness.Origin:

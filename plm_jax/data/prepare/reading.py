@@ -3,7 +3,7 @@
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -103,8 +103,20 @@ def all_documents(
     data: DataConfig, name: str, skipped: Skipped | None = None, advance: Callable[[int], Any] = ignore
 ) -> Iterator[Document]:
     """Yields all documents of a source, one piece after another."""
-    number = 0
-    for piece in pieces(name, data.sources[name]):
+    return documents_of(data, name, pieces(name, data.sources[name]), 0, skipped, advance)
+
+
+def documents_of(
+    data: DataConfig,
+    name: str,
+    pieces: Iterable[SourcePiece],
+    first: int,
+    skipped: Skipped | None = None,
+    advance: Callable[[int], Any] = ignore,
+) -> Iterator[Document]:
+    """Yields the documents of pieces, one piece after another; the arguments are those of `documents`."""
+    number = first
+    for piece in pieces:
         for document in documents(data, name, piece, number, skipped, advance):
             yield document
             number = document.number + 1

@@ -9,8 +9,8 @@ each document, and the values of the columns, one document after another. Each p
 import contextlib
 import itertools
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from typing import BinaryIO
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import tqdm
@@ -27,6 +27,20 @@ FILES = (*(f"{shard:03d}" for shard in range(NUM_SHARDS)), KEYS_FILE)
 _SHARD_SHIFT = np.uint64(64 - 8)  # One shard for each first byte of the hash.
 # Number of tokens that are moved from the shuffle to the cache at a time.
 _WRITE_TOKENS = 2**22
+
+
+class Shuffled(NamedTuple):
+    """Tokenized documents of a source, in the files of a shuffle.
+
+    Attributes:
+      documents: number of documents with tokens.
+      groups: groups of all rows, also of those without tokens.
+      fetch: returns the path of one of the FILES on this machine.
+    """
+
+    documents: int
+    groups: groups.Groups
+    fetch: Callable[[str], str]
 
 
 class Shuffle:
@@ -138,11 +152,19 @@ def _words(size: int) -> int:
 
 
 def write_shards(
-    folder: str, shuffle: Shuffle, writers: Mapping[str, writer.SplitWriter], rule: groups.HeldOutRule, bar: tqdm.tqdm
+    fetch: Callable[[str], str],
+    shuffle: Shuffle,
+    writers: Mapping[str, writer.SplitWriter],
+    rule: groups.HeldOutRule,
+    bar: tqdm.tqdm,
 ) -> None:
-    """Passes the shuffled documents to the writers of their splits, in the order of their hashes."""
+    """Passes the shuffled documents to the writers of their splits, in the order of their hashes.
+
+    Args:
+      fetch: `fetch` of `Shuffled`; each file is removed after it is read.
+    """
     for name in FILES[:NUM_SHARDS]:
-        path = os.path.join(folder, name)
+        path = fetch(name)
         if os.path.getsize(path):
             shard = ShuffleShard(path, shuffle)
             held_out = groups.are_held_out(shard.rows, rule)

@@ -226,15 +226,16 @@ def remedies(run: config.Run, num_devices: int) -> Iterator[tuple[dict[str, Any]
         run = dataclasses.replace(run, mesh=dataclasses.replace(run.mesh, **sizes))
         yield dict(change), run
     phase = costliest_phase(run)
-    rows = phase.batch_size // math.prod(sizes[axis] for axis in meshes.BATCH_AXES)
+    shards = math.prod(sizes[axis] for axis in meshes.BATCH_AXES)
+    rows = phase.batch_size // shards
     counts = [count for count in (phase.microbatches * factor for factor in (1, 2, 4)) if rows % count == 0]
     levels = run.model.remat_levels[run.model.remat_levels.index(run.model.remat) :]
     levels = [level for level in levels if level in (run.model.remat, "dots", "full")]  # Each takes minutes to compile.
     tried = [(remat, count) for remat in levels for count in counts]
     for remat, count in (*tried[1:], (levels[-1], rows)):
         settings = change | ({"model.remat": remat} if len(run.model.remat_levels) > 1 else {})
-        settings["train.microbatches"] = count
-        yield settings, search.with_settings(run, {}, count, remat)
+        counts, changed = search.with_settings(run, phase, {}, shards, count, remat)
+        yield settings | counts, changed
 
 
 def _shapes(programs: Programs) -> dict[str, Any]:

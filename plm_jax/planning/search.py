@@ -55,22 +55,43 @@ def candidates(
                 if cost.memory > 1.2 * chip.hbm_bytes:
                     continue
                 settings = {f"mesh.{axis}": size for axis, size in sizes.items() if size != getattr(run.mesh, axis)}
-                settings |= {"train.microbatches": microbatches} if microbatches != phase.microbatches else {}
+                counts, changed = with_settings(run, phase, sizes, shards, microbatches, remat)
+                settings |= counts if microbatches != phase.microbatches else {}
                 settings |= {"model.remat": remat} if remat != run.model.remat else {}
                 if settings:
-                    ranked.append(MeshCandidate(settings, with_settings(run, sizes, microbatches, remat), cost))
+                    ranked.append(MeshCandidate(settings, changed, cost))
     return sorted(ranked, key=lambda candidate: (candidate.cost.seconds, candidate.cost.memory))
 
 
-def with_settings(run: config.Run, sizes: Mapping[str, int], microbatches: int, remat: str) -> config.Run:
-    """Returns the run with another mesh, number of microbatches and level of recomputation, in all its phases."""
-    phases = tuple(dataclasses.replace(phase, microbatches=None) for phase in run.train.phases)
-    return dataclasses.replace(
-        run,
-        mesh=dataclasses.replace(run.mesh, **sizes),
-        model=run.model.with_speed(remat=remat),
-        train=dataclasses.replace(run.train, microbatches=microbatches, phases=phases),
-    )
+def with_settings(
+    run: config.Run, phase: config.Phase, sizes: Mapping[str, int], shards: int, microbatches: int, remat: str
+) -> tuple[dict[str, int], config.Run]:
+    """Changes the mesh, the number of microbatches and the level of recomputation of a run.
+
+    Args:
+      phase: phase of the run that gets `microbatches`. Each other phase gets as few microbatches as possible without
+        more tokens in one.
+      sizes: sizes of mesh axes that change.
+      shards: number of shards of the rows of a batch.
+
+    Returns:
+      Numbers of microbatches by config field, such as `train.phases.0.microbatches`; the changed run.
+    """
+    run = dataclasses.replace(run, mesh=dataclasses.replace(run.mesh, **sizes), model=run.model.with_speed(remat=remat))
+    tokens = phase.batch_size // microbatches * phase.length
+
+    def count(other: config.Phase) -> int:
+        rows = max(1, other.batch_size // shards)
+        fitting = (n for n in range(1, rows) if rows % n == 0 and other.batch_size // n * other.length <= tokens)
+        return next(fitting, rows)
+
+    counts = [microbatches if other == phase else count(other) for other in config.resolve_phases(run)]
+    if len(set(counts)) == 1 and all(each.microbatches is None for each in run.train.phases):
+        train = dataclasses.replace(run.train, microbatches=microbatches)
+        return {"train.microbatches": microbatches}, dataclasses.replace(run, train=train)
+    phases = [dataclasses.replace(each, microbatches=n) for each, n in zip(run.train.phases, counts, strict=True)]
+    settings = {f"train.phases.{index}.microbatches": n for index, n in enumerate(counts)}
+    return settings, dataclasses.replace(run, train=dataclasses.replace(run.train, phases=tuple(phases)))
 
 
 def estimate_cost(

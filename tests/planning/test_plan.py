@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from plm_jax import config, models
+from plm_jax.common import overrides, trees
 from plm_jax.common.errors import UserError
 from plm_jax.config import files as pages
 from plm_jax.planning import hlo, tpus
@@ -170,6 +171,23 @@ def test_remedies_go_from_cheap_to_dear():
         assert changed.train.microbatches == change.get("train.microbatches", 1)
         assert changed.model.remat == change.get("model.remat", "none")
         Programs(changed, jax.devices()[:8])
+
+
+def test_settings_of_remedies_give_the_changed_run_when_phases_differ():
+    """As with ModernBERT, whose batch grows; short rows are more per microbatch, for as many tokens."""
+    phases = (
+        config.PhaseConfig(until=0.2, batch_size=16, microbatches=1),
+        config.PhaseConfig(until=0.5, length=SHARDED.data.length // 2, batch_size=64),
+        config.PhaseConfig(until=1.0, batch_size=48, microbatches=3),
+    )
+    run = dataclasses.replace(SHARDED, train=dataclasses.replace(SHARDED.train, batch_size=64, phases=phases))
+    remedies = list(planning.remedies(run, 8))
+    for settings, changed in remedies:
+        assert trees.parse(config.Run, overrides.overridden(run, settings).to_dict(), "config") == changed
+        Programs(changed, jax.devices()[:8])
+        tokens = [phase.batch_size // phase.microbatches * phase.length for phase in config.resolve_phases(changed)]
+        assert max(tokens) == tokens[2]
+    assert [phase.microbatches for phase in config.resolve_phases(remedies[-1][1])] == [2, 4, 6]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,6 @@ Then the held-out groups are known, and each of these files is read, sorted by t
 order is pseudo-random and does not depend on the number of processes: the same sources give the same bytes. Memory
 holds a few batches, and later the positions of the documents of one file.
 
-This single pass is the default, because an engine must first count the documents of each part of the source: it reads
-everything twice, and its files are compressed.
+This single pass is the default, because all cores tokenize even a single file. An engine divides the source by files,
+and reads everything twice: first to count the documents of each file.
 """

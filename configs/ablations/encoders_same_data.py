@@ -28,7 +28,7 @@ from plm_jax.experiments.comparison import Baselines
 base = "../tasks/sentiment.py"
 TRAIN, TEST = 6000, 2000
 STEPS, ROWS, LENGTH = 125_000, 256, 512
-DEMO_STEPS = 500
+DEMO_STEPS = 400
 TASKS = ("mnli", "sst2", "squad")
 ARMS = ("bert", "roberta", "electra", "deberta-v3", "xlnet", "modernbert")
 compared = by_size(

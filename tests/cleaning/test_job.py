@@ -466,23 +466,13 @@ def test_second_run_is_rejected_while_the_first_runs(tmp_path, monkeypatch):
 
 
 KILLED = """
-import os, signal, sys
+import sys
 from plm_jax.cleaning import job, settings
-from plm_jax.common import tasks
 from plm_jax.common.executors.in_process import InProcessExecutor
+from tests.support import killed
 
 path, output, number = sys.argv[1], sys.argv[2], int(sys.argv[3])
-run_task, calls = tasks.run_task, 0
-
-def killed(*arguments):
-    global calls
-    calls += 1
-    if calls == number:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return run_task(*arguments)
-
-import plm_jax.common.executors.in_process as module
-module.run_task = killed
+killed.before_task(number)
 rule = settings.resolve("en", ["badwords=None", "language=None", "near_duplicates.kind=minhash", "shards=3"])
 job.clean([path], output, rule, InProcessExecutor(), show_progress=False, part_bytes=2**12)
 """

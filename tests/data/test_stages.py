@@ -193,26 +193,18 @@ def test_the_verb_prepares_on_engines(verb, run, tmp_path):
 
 _KILLED = """
 import os, pickle, signal, sys
-from plm_jax.common import tasks
 from plm_jax.common.executors import in_process
 from plm_jax.data.prepare import build
 from plm_jax.runs import preparation
+from tests.support import killed
 
 run, output, number = pickle.load(open(sys.argv[1], "rb"))
-run_task, calls = tasks.run_task, 0
-
-def count_calls(*arguments):
-    global calls
-    calls += 1
-    if calls == number:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return run_task(*arguments)
+counter = killed.before_task(number)
 
 def write_shards(*arguments):
-    print(calls, flush=True)
+    print(next(counter) - 1, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 
-in_process.run_task = count_calls
 if number == 0:
     build.write_shards = write_shards
 preparation.prepare(run, output, False, in_process.InProcessExecutor())

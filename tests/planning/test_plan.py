@@ -174,7 +174,7 @@ def test_remedies_go_from_cheap_to_dear():
 
 
 def test_settings_of_remedies_give_the_changed_run_when_phases_differ():
-    """As with ModernBERT, whose batch grows; short rows are more per microbatch, for as many tokens."""
+    """Phases keep their numbers of tokens per microbatch within that of the costliest phase, as ModernBERT needs."""
     phases = (
         config.PhaseConfig(until=0.2, batch_size=16, microbatches=1),
         config.PhaseConfig(until=0.5, length=SHARDED.data.length // 2, batch_size=64),

@@ -53,8 +53,8 @@ def prepare(
 
     A cache whose identity (source contents, task definition, vocabulary, format) has not changed is kept. If several
     processes of a machine prepare the same folder, one works and the others wait for it; with an engine, the others are
-    rejected. A job of an engine that was stopped resumes. A remote cache is built on
-    this machine and then uploaded; after an interrupted upload, the next call only uploads it again.
+    rejected. A job of an engine that was stopped resumes. A remote cache is built on this machine and then uploaded;
+    after an interrupted upload, the next call only uploads it again.
 
     Args:
       names: names of the sources to read; all by default.

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from concurrent import futures
 from typing import Any
 
-from plm_jax.cleaning import crawl, lists, report, settings, stages
+from plm_jax.cleaning import crawl, job_rules, lists, report, settings, stages
 from plm_jax.cleaning.pages import Tally
 from plm_jax.common import children, extras, jobs, storage, tasks, trees
 from plm_jax.common.errors import UserError
@@ -65,11 +65,10 @@ def clean(
             _remove(work)
             return
         job, plan = jobs.begin(work, f"{identity} {part_bytes}"), stages.Plan(files, rule, loaded, part_bytes)
+        job_rules.write(job.folder, rule, loaded)
         print(f"{len(files):,} files to clean", file=sys.stderr)
         with executor or LocalExecutor() as engine:
-            marks = children.in_background(
-                lambda: tasks.run(job, stages.build(job.folder, plan), engine, show_progress)
-            ).result()
+            marks = children.in_background(lambda: tasks.run(job, stages.build(plan), engine, show_progress)).result()
         text = _finish(work, job.folder, output, identity, plan, marks)
     print(f"{text}\n{output}")
 
@@ -153,7 +152,7 @@ def _identity(files: Mapping[str, crawl.CrawlFile], rule: settings.CleaningConfi
     content = {
         "files": files,
         "settings": trees.to_dict(rule),
-        "lists": [storage.sha256(path) for path in loaded.files],
+        "lists": list(loaded.files.values()),
         "format": FORMAT,
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode("utf-8")).hexdigest()

@@ -21,14 +21,14 @@ class Lists(NamedTuple):
       domains: registered domain → allowed subdomains.
       url_files: paths of files with URLs.
       badwords: language → bad words.
-      files: paths of all files.
+      files: path → SHA-256 of each file.
       evaluations: files of evaluation sets.
     """
 
     domains: Mapping[str, Any]
     url_files: list[str]
     badwords: Mapping[str, set[str]]
-    files: list[str]
+    files: Mapping[str, str]
     evaluations: Sequence[decontamination.EvaluationFile] = ()
 
 
@@ -51,7 +51,17 @@ def load(rule: settings.CleaningConfig) -> Lists:
         files += word_files
     evaluations = [] if rule.decontamination is None else decontamination.describe(rule.decontamination)
     files += [evaluation.path for evaluation in evaluations]
-    return Lists(domains, url_files, badwords, files, evaluations)
+    return Lists(domains, url_files, badwords, {path: storage.sha256(path) for path in files}, evaluations)
+
+
+def check_unchanged(path: str, sha256: str, expected: str) -> None:
+    """Checks that a list that a task has read is the one that the command has read.
+
+    Raises:
+      UserError: their hashes differ.
+    """
+    if sha256 != expected:
+        raise UserError(f"{path} is not the file that the command has read: run the same command again")
 
 
 def _files(path: str, field: str) -> list[str]:

@@ -3,8 +3,8 @@
 import hashlib
 import heapq
 import re
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 # Beginning and end of a URL that do not affect the page (C4's rule).
 _SCHEME = re.compile(r"https?://(?:www\.)?")
@@ -76,6 +76,23 @@ class Tally(dict[str, Count]):
         """Counts a page without an example."""
         old = self.get(reason, Count(0, 0))
         self[reason] = Count(old.number + 1, old.characters + len(text), old.examples)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the tally as a JSON value."""
+        return {
+            reason: [count.number, count.characters, [[key.hex(), *rest] for key, *rest in count.examples]]
+            for reason, count in sorted(self.items())
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "Tally":
+        """Returns the tally of `to_json`."""
+        return cls(
+            {
+                reason: Count(number, characters, tuple((bytes.fromhex(key), url, text) for key, url, text in examples))
+                for reason, (number, characters, examples) in value.items()
+            }
+        )
 
     def merge(self, other: "Tally") -> "Tally":
         """Adds the counts of another tally. Returns this tally."""

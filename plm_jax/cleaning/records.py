@@ -22,19 +22,29 @@ def encode(page: Page) -> bytes:
     return _SIZES.pack(*map(len, fields)) + b"".join(fields)
 
 
+def decode(record: bytes) -> Page:
+    """Returns the page of `encode`."""
+    fields, position = [], _SIZES.size
+    for size in _SIZES.unpack_from(record):
+        fields.append(record[position : position + size].decode("utf-8"))
+        position += size
+    return Page(*fields)
+
+
 def pages(slices: Iterable[parts.Slice]) -> Iterator[Page]:
     """Iterates over the pages in parts of files."""
+    return map(decode, encoded_pages(slices))
+
+
+def encoded_pages(slices: Iterable[parts.Slice]) -> Iterator[bytes]:
+    """Iterates over the pages in parts of files, as bytes, which take less memory than text."""
     for part in slices:
         for block in parts.blocks(part):
             position = 0
             while position < len(block):
-                sizes = _SIZES.unpack_from(block, position)
-                position += _SIZES.size
-                fields = []
-                for size in sizes:
-                    fields.append(block[position : position + size].decode("utf-8"))
-                    position += size
-                yield Page(*fields)
+                end = position + _SIZES.size + sum(_SIZES.unpack_from(block, position))
+                yield block[position:end]
+                position = end
 
 
 class Row(NamedTuple):

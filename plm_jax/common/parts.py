@@ -3,6 +3,9 @@
 A file consists of its parts, one after another. A part consists of frames: two little-endian uint32 with the sizes of a
 block before and after compression, and the block, compressed with zlib. A record is never divided among blocks. The
 offsets of the parts are not in the file; its writer returns them.
+
+Several consecutive parts may be stored as one, of which each record is preceded by two little-endian uint32: the number
+of its part, and its size.
 """
 
 import array
@@ -16,6 +19,7 @@ from typing import BinaryIO, NamedTuple
 from plm_jax.common import storage
 
 _FRAME = struct.Struct("<II")
+_NUMBERED = struct.Struct("<II")
 # Bytes of a part's records that are compressed together, and of all parts' records in memory.
 _BLOCK_BYTES, _BUFFER_BYTES = 2**17, 2**23
 _LEVEL = 1
@@ -41,29 +45,42 @@ class Slice(NamedTuple):
 class PartsWriter:
     """Collects records by part, in any order, and writes them as one file.
 
-    Records wait in a temporary file of this machine, so memory is bounded for any number of parts up to about 2^14.
+    Records wait in a temporary file of this machine, so memory is bounded for any number of stored parts up to about
+    2^14.
+
+    Args:
+      num_parts: number of parts.
+      width: number of consecutive parts that are stored as one.
+      first: number of the first part.
+      buffer_bytes: bytes of records in memory. Blocks are small if it is small for the number of parts.
 
     Attributes:
-      sizes: number of bytes of each part before compression.
+      sizes: number of bytes of each stored part before compression.
     """
 
-    def __init__(self, num_parts: int):
-        self.sizes = array.array("Q", bytes(8 * num_parts))
+    def __init__(self, num_parts: int, width: int = 1, first: int = 0, buffer_bytes: int | None = None):
+        self._width, self._first = width, first
+        self._buffer_bytes = _BUFFER_BYTES if buffer_bytes is None else buffer_bytes
+        num_stored = -(-num_parts // width)
+        self.sizes = array.array("Q", bytes(8 * num_stored))
         self._pending: dict[int, list[bytes]] = {}
         self._pending_sizes: dict[int, int] = {}
         self._total = 0
-        self._frames: list[array.array] = [array.array("Q") for _ in range(num_parts)]
+        self._frames: list[array.array] = [array.array("Q") for _ in range(num_stored)]
         self._file = tempfile.TemporaryFile()  # noqa: SIM115
         self._end = 0
 
     def add(self, part: int, record: bytes) -> None:
         """Adds one or more whole records to a part."""
+        if self._width > 1:
+            record = _NUMBERED.pack(part, len(record)) + record
+        part = (part - self._first) // self._width
         self._pending.setdefault(part, []).append(record)
         size = self._pending_sizes[part] = self._pending_sizes.get(part, 0) + len(record)
         self._total += len(record)
         if size >= _BLOCK_BYTES:
             self._flush(part)
-        elif self._total >= _BUFFER_BYTES:
+        elif self._total >= self._buffer_bytes:
             for number in sorted(self._pending_sizes, key=self._pending_sizes.__getitem__)[len(self._pending) // 2 :]:
                 self._flush(number)
 
@@ -80,7 +97,7 @@ class PartsWriter:
         self._end += frame
 
     def write(self, file: BinaryIO) -> list[int]:
-        """Writes all parts, in order. Returns the offset of each part, and the size of the file at the end."""
+        """Writes all stored parts, in order. Returns the offset of each one, and the size of the file at the end."""
         for part in sorted(self._pending):
             self._flush(part)
         offsets, position = [0], 0
@@ -110,6 +127,19 @@ def blocks(part: Slice) -> Iterator[bytes]:
     with storage.open_binary(part.path) as file:
         file.seek(part.start)
         yield from _blocks(file, part.stop - part.start)
+
+
+def numbered_records(part: Slice) -> Iterator[tuple[int, bytes]]:
+    """Iterates over the records of a stored part that contains several parts, each with the number of its part.
+
+    Records that were added together are together.
+    """
+    for block in blocks(part):
+        position = 0
+        while position < len(block):
+            number, size = _NUMBERED.unpack_from(block, position)
+            position += _NUMBERED.size + size
+            yield number, block[position - size : position]
 
 
 def _blocks(file: BinaryIO, size: int) -> Iterator[bytes]:

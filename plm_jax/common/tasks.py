@@ -158,7 +158,7 @@ class Stage:
       name: name, used for folders and in messages.
       tasks: function from the marks of all earlier stages to the tasks.
       removes: folders of outputs, such as `read` or `read/pages`, that no later stage reads. Each output is removed as
-        soon as every task that reads it is complete.
+        soon as every task that reads it is complete. A stage without tasks removes nothing.
     """
 
     name: str
@@ -216,20 +216,24 @@ def run(job: Job, stages: Sequence[Stage], executor: Executor, show_progress: bo
         if complete is None:
             complete = _run_stage(job, stage, marks, executor, show_progress)
             storage.write(_stage_path(job, stage.name), _encoded([list(mark) for mark in complete]))
-        for name in stage.removes:
+        for name in stage.removes if complete else ():
             storage.remove(os.path.join(job.folder, name))
         marks[stage.name] = complete
     return marks
 
 
 def _begin(job: Job) -> None:
-    content = {"identity": job.identity, "version": job.version}
     path = os.path.join(job.folder, "job.json")
     present = _read_json(path)
     if present is None:
-        storage.write(path, _encoded(content))
-    elif present != content:
+        storage.write(path, _encoded(_content(job)))
+    elif present != _content(job):
         raise ValueError(f"{job.folder} belongs to another job")
+
+
+def _content(job: Job) -> dict[str, str]:
+    """Returns the contents of `job.json`."""
+    return {"identity": job.identity, "version": job.version}
 
 
 def _read_json(path: str) -> Any:
@@ -248,6 +252,8 @@ def _read_json(path: str) -> Any:
 
 def _run_stage(job: Job, stage: Stage, marks: Marks, executor: Executor, show_progress: bool) -> list[Mark]:
     tasks = {task.name: task for task in stage.tasks(marks)}
+    if not tasks:
+        return []
     complete = {mark.task: mark for mark in _complete(job, stage.name, tasks)}
     readers = Counter(output.path for task in tasks.values() for output in task.inputs)
     removable = tuple(f"{name}/" for name in stage.removes)
@@ -355,7 +361,7 @@ def run_task(job: Job, stage: str, task: Task) -> Mark | Failure:
         # A late copy of a complete task finds its inputs removed. That is no failure.
         if not message and (mark := _valid_mark(job, stage, task)):
             return mark
-        if storage.exists(os.path.join(job.folder, "job.json")):
+        if _read_json(os.path.join(job.folder, "job.json")) == _content(job):
             path = os.path.join(job.folder, "failed", stage, task.name)
             storage.write(path, reason.encode("utf-8", "backslashreplace"))
     return Failure(task.name, reason)
@@ -419,8 +425,11 @@ def _run_task(job: Job, stage: str, task: Task) -> Mark:
     # The outputs of a complete stage may have been removed.
     if mark is not None and (_exist(job, mark) or storage.exists(_stage_path(job, stage))):
         return mark
-    if not storage.exists(os.path.join(job.folder, "job.json")):
+    present = _read_json(os.path.join(job.folder, "job.json"))
+    if present is None:
         raise UserError(f"there is no job in {job.folder}: set the output to a folder that the workers share")
+    if present != _content(job):
+        raise UserError(f"another job is in {job.folder}: this task is late, and its job has ended")
     workspace = Workspace(job, stage, task.name)
     result = task.function(workspace, *task.arguments)
     data = _encoded(Mark(task.name, _identity(job, stage, task), tuple(workspace.outputs), result))

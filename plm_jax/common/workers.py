@@ -1,4 +1,4 @@
-"""Pool of worker processes that apply a function to items, with results in the order of the items.
+"""Pools of worker processes that apply a function to items.
 
 Workers are fresh interpreters that import only the function's module, so that this process may have imported
 TensorFlow, run threads, or be a script without a main guard. They end when this process ends, for whatever reason.
@@ -13,7 +13,8 @@ import queue
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Iterable, Sequence
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent import futures
 from typing import Any
 
@@ -23,6 +24,9 @@ from plm_jax.common.errors import UserError
 _ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 # Workers import the same modules as this process, regardless of their working directory.
 _MAIN = "import sys; sys.path[:] = {path!r}; from plm_jax.common import workers; workers.main()"
+
+# An item fails after this many processes died while working on it.
+_MOST_DEATHS = 3
 
 
 def cores() -> int:
@@ -118,6 +122,71 @@ class Worker:
         self._output.close()
         with contextlib.suppress(BrokenPipeError):
             self._input.close()
+
+
+class Pool:
+    """Processes that apply a function to items in any order. Those that die are replaced.
+
+    Args:
+      make: function of a module that returns the function.
+      number: largest number of processes.
+    """
+
+    def __init__(self, make: Callable[[], Callable], number: int):
+        self._make, self._number = make, number
+        self._workers: list[Worker] = []
+        self._is_over = threading.Event()
+
+    def stop(self) -> None:
+        """Kills all processes."""
+        self._is_over.set()
+        for worker in self._workers:
+            worker.stop()
+
+    def unordered(self, items: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+        """Yields each item with its result, or with the error of the last of several processes that died.
+
+        Starts processes as needed. They remain for the next call.
+        """
+        number = min(self._number, len(items))
+        self._workers += [Worker(self._make, ()) for _ in range(number - len(self._workers))]
+        waiting: queue.SimpleQueue[tuple[Any] | None] = queue.SimpleQueue()
+        for entry in [*((item,) for item in items), *[None] * number]:
+            waiting.put(entry)
+        results: queue.SimpleQueue[tuple[Any, Any] | BaseException] = queue.SimpleQueue()
+
+        def work(slot: int) -> None:
+            try:
+                while (entry := waiting.get()) is not None:
+                    results.put((*entry, self._attempt(slot, *entry)))
+            except BaseException as error:
+                results.put(error)
+
+        for slot in range(number):
+            threading.Thread(target=work, args=(slot,), daemon=True).start()
+        try:
+            for _ in items:
+                result = results.get()
+                if isinstance(result, BaseException):
+                    raise result
+                yield result
+        except BaseException:
+            for _ in range(waiting.qsize()):
+                waiting.get_nowait()
+            raise
+
+    def _attempt(self, slot: int, item: Any) -> Any:
+        error: Exception | None = None
+        for _ in range(_MOST_DEATHS):
+            try:
+                return self._workers[slot](item)
+            except (UserError, RuntimeError) as death:
+                error = death
+                self._workers[slot].stop()
+                if self._is_over.is_set():
+                    break
+                self._workers[slot] = Worker(self._make, ())
+        return error
 
 
 def main() -> None:

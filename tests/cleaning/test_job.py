@@ -13,8 +13,8 @@ import fsspec
 import pytest
 
 from plm_jax import config
-from plm_jax.cleaning import job, report, settings
-from plm_jax.common import leases, storage, tasks
+from plm_jax.cleaning import job, job_rules, lists, report, settings, stages
+from plm_jax.common import leases, shuffle, storage, tasks
 from plm_jax.common.errors import UserError
 from plm_jax.common.executors.in_process import InProcessExecutor
 from plm_jax.common.executors.local import LocalExecutor
@@ -565,3 +565,88 @@ def test_crawl_without_pages_is_user_error(tmp_path):
     with pytest.raises(UserError, match=r"no page in .*a.jsonl can be read"):
         job.clean([str(path)], str(tmp_path / "out"), settings.resolve("en.noclean"), InProcessExecutor(), False)
     assert sorted(each.name for each in tmp_path.iterdir()) == ["a.jsonl"]
+
+
+def test_outputs_divided_in_two_steps_have_the_same_bytes(tmp_path, monkeypatch):
+    rows = english_pages(100)
+    paths = [write_json(tmp_path / f"{i}.jsonl.gz", rows[i::20]) for i in range(20)]
+    (tmp_path / "urls.txt").write_text("".join(f"{row['url']}\n" for row in rows[1:]))
+    changes = ["badwords=None", "language=None", "near_duplicates.kind=minhash", "validation_one_in=10", "shards=3"]
+    rule = settings.resolve("webtextlike", [*changes, f"pages.path={tmp_path}/urls.txt"])
+    clean(paths, tmp_path / "one", rule)
+    monkeypatch.setattr(shuffle, "MOST_REQUESTS", 64)
+    monkeypatch.setattr(stages, "_LEAST_STORED", 4)
+    numbers, run = {}, tasks.run
+
+    def counting(*arguments):
+        marks = run(*arguments)
+        numbers.update({stage: len(each) for stage, each in marks.items()})
+        return marks
+
+    monkeypatch.setattr(tasks, "run", counting)
+    job.clean(paths, str(tmp_path / "two"), rule, InProcessExecutor(), show_progress=False, part_bytes=2**11)
+    assert numbers["newest"] == 16
+    # No page of this crawl loses a MinHash band.
+    assert [stage for stage, number in numbers.items() if not number] == ["near_duplicates-owners-split"]
+    assert bytes_of(tmp_path / "two") == bytes_of(tmp_path / "one")
+    assert (tmp_path / "two" / "report.json").read_bytes() == (tmp_path / "one" / "report.json").read_bytes()
+
+
+@pytest.mark.parametrize("flavor", ["webtextlike", "en.noclean"])
+def test_worker_notices_a_changed_list(flavor, tmp_path, monkeypatch):
+    path = write_json(tmp_path / "a.jsonl", [{"url": "http://a.org", "text": "A page."}])
+    listed = tmp_path / "list.txt"
+    listed.write_text("one two three four five six seven eight")
+    changes = {
+        "webtextlike": [f"pages.path={listed}", "duplicates=None", "badwords=None"],
+        "en.noclean": ["decontamination.kind=ngrams", f"decontamination.paths='{listed}',"],
+    }[flavor]
+    rule, run = settings.resolve(flavor, ["language=None", *changes]), tasks.run
+
+    def change_first(*arguments):
+        listed.write_text("eight seven six five four three two one")
+        return run(*arguments)
+
+    monkeypatch.setattr(tasks, "run", change_first)
+    with pytest.raises(UserError, match=r"list\.txt is not the file that the command has read: run the same command"):
+        job.clean([path], str(tmp_path / "out"), rule, InProcessExecutor(), show_progress=False)
+
+
+def test_settings_of_another_job_are_not_used(tmp_path):
+    """A worker process reads the settings of each job once."""
+    limits = []
+    for identity, limit in (("a", 5), ("b", 7), ("a", 7)):
+        job_rules.write(
+            str(tmp_path), settings.resolve("en.noclean", [f"max_characters={limit}"]), lists.Lists({}, [], {}, {})
+        )
+        workspace = tasks.Workspace(tasks.Job(str(tmp_path), identity), "read", "0")
+        limits.append(job_rules.config(workspace).max_characters)
+    assert limits == [5, 7, 5]
+
+
+def test_late_task_of_an_earlier_job_writes_nothing(tmp_path, monkeypatch):
+    path, output = write_json(tmp_path / "a.jsonl", [{"url": "http://a.org", "text": "A page."}]), tmp_path / "out"
+    calls, run_task = [], tasks.run_task
+
+    def noting(*arguments):
+        calls.append(arguments)
+        raise KeyboardInterrupt
+
+    import plm_jax.common.executors.in_process as in_process
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(in_process, "run_task", noting)
+        clean([path], output, settings.resolve("en.noclean", ["language=None"]))
+
+    def interrupted(current, *_):
+        storage.write(f"{current.folder}/job.json", b"{}")
+        before = sorted((tmp_path / ".out.tmp").rglob("*"))
+        assert current.folder != calls[0][0].folder
+        outcome = run_task(*calls[0])
+        assert isinstance(outcome, tasks.Failure) and "there is no job in" in outcome.message
+        assert sorted((tmp_path / ".out.tmp").rglob("*")) == before
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tasks, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        clean([path], output, settings.resolve("en.noclean", ["language=None", "max_characters=9"]))

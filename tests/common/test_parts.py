@@ -56,3 +56,18 @@ def test_block_of_another_size_than_noted_is_an_error(tmp_path):
     (tmp_path / "file").write_bytes(struct.pack("<II", 4, len(compressed)) + compressed)
     with pytest.raises(ValueError, match="damaged"):
         list(parts.blocks(parts.Slice(str(tmp_path / "file"), 0, 8 + len(compressed), 4)))
+
+
+def test_parts_that_are_stored_as_one_number_their_records(tmp_path):
+    rng = random.Random(1)
+    records = [(rng.randrange(10, 17), rng.randbytes(rng.choice((0, 1, 70_000)))) for _ in range(99)]
+    writer = parts.PartsWriter(7, width=3, first=10)
+    for part, record in records:
+        writer.add(part, record)
+    with open(tmp_path / "file", "wb") as file:
+        offsets = writer.write(file)
+    assert len(offsets) == 4 and len(writer.sizes) == 3
+    for stored in range(3):
+        each = parts.Slice(str(tmp_path / "file"), offsets[stored], offsets[stored + 1], writer.sizes[stored])
+        expected = [(part, record) for part, record in records if (part - 10) // 3 == stored]
+        assert list(parts.numbered_records(each)) == expected

@@ -181,6 +181,16 @@ def test_worker_without_the_shared_folder_reports_it(tmp_path):
     assert not (tmp_path / "elsewhere").exists()
 
 
+def test_late_task_of_another_job_in_the_same_folder_writes_nothing(tmp_path):
+    log = tmp_path / "log"
+    run(tmp_path / "job", stages(log), identity="b")
+    before = sorted((tmp_path / "job").rglob("*"))
+    late = stages(log)[0].tasks({})[0]
+    outcome = tasks.run_task(tasks.Job(str(tmp_path / "job"), "a"), "write", late)
+    assert isinstance(outcome, tasks.Failure) and "another job is in" in outcome.message
+    assert sorted((tmp_path / "job").rglob("*")) == before
+
+
 def die_once(workspace: tasks.Workspace, number: int, log: str) -> dict[str, int]:
     if number == 2 and not os.path.exists(f"{log}.died"):
         pathlib.Path(f"{log}.died").touch()

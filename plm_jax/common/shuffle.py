@@ -1,0 +1,167 @@
+"""Division of the records of many tasks among many later tasks, with a bounded number of requests to the store.
+
+Each task of a stage writes one file with a slice for each task of a later stage. The number of slices is the product of
+the numbers of both tasks. If it exceeds `MOST_REQUESTS`, the first stage stores several parts as one, and a stage
+between them divides these again: each of its tasks reads one stored part from the outputs of a group of tasks, and
+writes a file with a slice for each part. With `N` tasks, `C` stored parts, `G` groups and `P` parts, there are `N C`
+slices before and `P G` slices after that stage. The records of each part are the same as without it.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from plm_jax.common import parts, tasks
+
+MOST_REQUESTS = 2**20
+# Records in memory of a task that divides stored parts again.
+_BUFFER_BYTES = 2**25
+
+
+class Division(NamedTuple):
+    """Division of the outputs of a stage.
+
+    Attributes:
+      num_parts: number of parts.
+      width: number of consecutive parts that are stored as one; 1 if the outputs are not divided again.
+    """
+
+    num_parts: int
+    width: int = 1
+
+    def writer(self) -> parts.PartsWriter:
+        """Returns a writer for the output of a task."""
+        return parts.PartsWriter(self.num_parts, self.width)
+
+
+def divide(num_tasks: int, num_parts: int) -> Division:
+    """Returns the division of the outputs of `num_tasks` tasks into `num_parts` parts, both at most `MOST_REQUESTS`."""
+    if num_tasks * num_parts <= MOST_REQUESTS:
+        return Division(num_parts)
+    return Division(num_parts, -(-num_parts // max(1, MOST_REQUESTS // num_tasks)))
+
+
+class Spread(NamedTuple):
+    """Output with parts, as it is in the result of a task.
+
+    Attributes:
+      output: index among the outputs of the task.
+      division: division of the stage's outputs.
+      first: number of the first stored part.
+      offsets: offset of each stored part, and the size of the file.
+      sizes: bytes of each stored part before compression.
+    """
+
+    output: int
+    division: Division
+    first: int
+    offsets: Sequence[int]
+    sizes: Sequence[int]
+
+
+def write(
+    workspace: tasks.Workspace, name: str, writer: parts.PartsWriter, division: Division, first: int = 0
+) -> Spread:
+    """Writes an output of a task. Returns the value to be included in its result."""
+    with workspace.writing(name) as file:
+        offsets = writer.write(file)
+    return Spread(len(workspace.outputs) - 1, division, first, offsets, list(writer.sizes))
+
+
+def read(mark: tasks.Mark, field: str) -> Spread | None:
+    """Returns the output that a field of a task's result describes; None if there is no such field."""
+    if (value := mark.result.get(field)) is None:
+        return None
+    output, division, *rest = value
+    return Spread(output, Division(*division), *rest)
+
+
+class Part(NamedTuple):
+    """Slices of a part, in the order of the tasks that wrote them, and the outputs that contain them."""
+
+    slices: tuple[parts.Slice, ...] = ()
+    outputs: tuple[tasks.Output, ...] = ()
+
+
+def collect(marks: Iterable[tasks.Mark], field: str) -> dict[int, Part]:
+    """Returns the stored parts that are not empty, by number, from outputs that a field of the results describes."""
+    slices: dict[int, list[parts.Slice]] = {}
+    outputs: dict[int, list[tasks.Output]] = {}
+    for mark in marks:
+        if (spread := read(mark, field)) is None:
+            continue
+        output = mark.outputs[spread.output]
+        for i, size in enumerate(spread.sizes):
+            if size:
+                number = spread.first + i
+                each = parts.Slice(output.path, spread.offsets[i], spread.offsets[i + 1], size)
+                slices.setdefault(number, []).append(each)
+                outputs.setdefault(number, []).append(output)
+    return {number: Part(tuple(slices[number]), tuple(outputs[number])) for number in sorted(slices)}
+
+
+def num_parts(marks: Iterable[tasks.Mark], field: str) -> int:
+    """Returns the number of parts of the outputs that a field of the results describes; 0 if there are none."""
+    spreads = (read(mark, field) for mark in marks)
+    return next((spread.division.num_parts for spread in spreads if spread is not None), 0)
+
+
+def size(marks: Iterable[tasks.Mark], field: str) -> int:
+    """Returns the bytes of the outputs that a field of the results describes, before compression."""
+    return sum(sum(spread.sizes) for mark in marks if (spread := read(mark, field)) is not None)
+
+
+def latest(marks: tasks.Marks, source: str, field: str) -> Sequence[tasks.Mark]:
+    """Returns the marks of the tasks that wrote the parts: of the stage `source`, or of `splitting` after it."""
+    again = [mark for mark in marks.get(_name(source), ()) if field in mark.result]
+    return again or marks[source]
+
+
+def splitting(source: str, fields: Sequence[str]) -> tasks.Stage:
+    """Returns the stage that divides outputs of the stage `source` again. It has no tasks if that is not necessary.
+
+    Args:
+      fields: fields of the results that describe outputs. Outputs of a field are in a folder of the same name.
+    """
+    return tasks.Stage(
+        _name(source),
+        lambda marks: [task for field in fields for task in _tasks(marks[source], field)],
+        tuple(f"{source}/{field}" for field in fields),
+    )
+
+
+def folders(source: str, fields: Sequence[str]) -> tuple[str, ...]:
+    """Returns the folders of outputs of the stage `source`, and of `splitting` after it."""
+    return tuple(f"{stage}/{field}" for stage in (source, _name(source)) for field in fields)
+
+
+def _name(source: str) -> str:
+    return f"{source}-split"
+
+
+def _tasks(sources: Sequence[tasks.Mark], field: str) -> list[tasks.Task]:
+    writers = [mark for mark in sources if field in mark.result]
+    spread = read(writers[0], field) if writers else None
+    if spread is None or spread.division.width == 1:
+        return []
+    division = spread.division
+    num_groups = min(len(writers), max(1, MOST_REQUESTS // division.num_parts))
+    result = []
+    # All tasks of a group before those of the next, so that the outputs they read can be removed.
+    for group in range(num_groups):
+        members = writers[group * len(writers) // num_groups : (group + 1) * len(writers) // num_groups]
+        for number, (slices, outputs) in collect(members, field).items():
+            name = f"{field}-{group:06d}-{number:06d}"
+            result.append(tasks.Task(name, split, (field, slices, division, number * division.width), outputs))
+    return result
+
+
+def split(
+    workspace: tasks.Workspace, field: str, slices: Sequence[parts.Slice], division: Division, first: int
+) -> Mapping[str, Any]:
+    """Divides stored parts of several outputs. `first` is the first number of the parts in them."""
+    count = min(division.width, division.num_parts - first)
+    writer = parts.PartsWriter(count, first=first, buffer_bytes=_BUFFER_BYTES)
+    for each in slices:
+        for number, records in parts.numbered_records(each._replace(path=workspace.path(each.path))):
+            writer.add(number, records)
+    return {field: write(workspace, f"{field}/{workspace.task}", writer, Division(division.num_parts), first)}

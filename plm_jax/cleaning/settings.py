@@ -23,7 +23,11 @@ MC4_LANGUAGES = tuple(_CODES.split())
 
 @dataclass(frozen=True)
 class DomainsConfig:
-    """Only pages of listed sites: a JSON file of registered domain → allowed subdomains, or true for all (RealNews)."""
+    """Keeps only pages of listed sites (RealNews).
+
+    Attributes:
+      path: JSON file that maps a registered domain to its allowed subdomains, or to true for all of them.
+    """
 
     kind: ClassVar[str] = "domains"
     path: str = ""
@@ -31,7 +35,11 @@ class DomainsConfig:
 
 @dataclass(frozen=True)
 class UrlsConfig:
-    """Only pages whose normalized URL is listed: text files with one URL per line; `path` may be a glob (WebText)."""
+    """Keeps only pages whose normalized URL is listed (WebText).
+
+    Attributes:
+      path: text file with one URL per line; may be a glob.
+    """
 
     kind: ClassVar[str] = "urls"
     path: str = ""
@@ -39,7 +47,7 @@ class UrlsConfig:
 
 @dataclass(frozen=True)
 class ParagraphsConfig:
-    """Only pages with `min_paragraphs` lines of at least `min_characters` characters."""
+    """Keeps only pages with at least `min_paragraphs` lines of at least `min_characters` characters."""
 
     kind: ClassVar[str] = "paragraphs"
     min_paragraphs: ranges.CountOrZero = 3
@@ -48,7 +56,7 @@ class ParagraphsConfig:
 
 @dataclass(frozen=True)
 class CleanLinesConfig:
-    """C4's rules for lines, and for pages by their lines (Raffel et al. 2020, section 2.2).
+    """C4's rules for lines, and for pages according to their lines (Raffel et al. 2020, section 2.2).
 
     Sentences are those of NLTK's English Punkt. Phrases are compared in lower case. Without `end_marks`, lines may
     end in anything.
@@ -91,7 +99,7 @@ class DuplicateSpansConfig:
 
 @dataclass(frozen=True)
 class LangdetectConfig:
-    """Only pages in one language, detected by `langdetect` with seed 0, as in the English C4."""
+    """Keeps only pages in one language, detected by `langdetect` with seed 0, as in the English C4."""
 
     kind: ClassVar[str] = "langdetect"
     language: str = "en"
@@ -100,7 +108,10 @@ class LangdetectConfig:
 
 @dataclass(frozen=True)
 class Cld3Config:
-    """Only pages in some languages or in none for certain (`und`), detected by CLD3 in their first bytes, as in mC4."""
+    """Keeps only pages in listed or undetermined (`und`) languages, detected by CLD3, as in mC4.
+
+    CLD3 reads at most `max_bytes` bytes of a page.
+    """
 
     kind: ClassVar[str] = "cld3"
     languages: tuple[str, ...] = MC4_LANGUAGES
@@ -226,10 +237,10 @@ class DecontaminationConfig:
     pages are dropped, and frequent n-grams count too.
 
     Attributes:
-      paths: paths or globs of JSON Lines, or of plain text whose examples are separated by blank lines (`.txt`), also
-        compressed (`.gz`).
-      fields: fields of JSON Lines with the texts of an example. Empty: every text in a row. Lists and objects stand for
-        all texts in them.
+      paths: paths or globs of tables (JSON Lines, CSV, TSV or Parquet), or of plain text whose examples are separated
+        by blank lines (`.txt`). Text files may be compressed (`.gz`).
+      fields: fields of a row with the texts of an example. Empty: every text in the row. If a field is a list or an
+        object, all texts in it are used.
       words: length n of the n-grams (published: 13).
       min_words: words of the shortest text that is searched for (published: 8, as the shortest n-grams of evaluation
         sets). Texts with fewer than `words` words are searched for as a whole.

@@ -2,7 +2,7 @@
 
 usage: plm_jax clean --input=FILES --output=DIR [flags] [-- ENGINE_OPTIONS]
 
-Running the same command again resumes a run that was stopped. The output has the same bytes with every engine and any
+Running the same command again resumes a run that was stopped. The output is byte-identical with every engine and any
 number of workers. Options after -- go to the engine of --runner:
 
   local   --workers=8                   number of processes (default: one per core)

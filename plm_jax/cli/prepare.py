@@ -4,8 +4,8 @@ usage: plm_jax prepare --config=CONFIG [flags] [-- ENGINE_OPTIONS]
 
 The vocabulary is trained first if its files do not exist yet. Without --runner, one process reads the texts and the
 other cores tokenize. With --runner, an engine runs tasks over the files of the source on this machine or a cluster, and
-the same command resumes them. The cache has the same bytes. The engines and their options after -- are those of clean:
-see plm_jax clean --help.
+the same command resumes them. The cache is byte-identical to the one written without --runner. The engines and their
+options after -- are those of clean: see plm_jax clean --help.
 
 examples:
   plm_jax prepare --config=demo:bert

@@ -23,7 +23,7 @@ def data(seed: int, prng: str = "threefry") -> np.ndarray:
 
 
 def wrapped(words: jax.typing.ArrayLike, prng: str = "threefry") -> jax.Array:
-    """Returns the key with these words, in the order of `data`."""
+    """Returns the PRNG key that consists of these words, in the order that `data` returns."""
     name, _ = _GENERATORS[prng]
     return jax.random.wrap_key_data(jnp.asarray(words), impl=name)
 

@@ -392,7 +392,10 @@ def append(path: str, data: bytes) -> None:
 
 
 def copy(source: str, target: str) -> None:
-    """Copies a file, within a store on its server; others must fit in memory. Raises the errors of `read`, `write`."""
+    """Copies a file. Raises the errors of `read` and `write`.
+
+    Within a remote store, the server copies the file. Otherwise, the file is read into memory as a whole.
+    """
     if is_remote(source) and source.partition("://")[0] == target.partition("://")[0]:
         with _having(source):
             _system(source).cp_file(source, target)

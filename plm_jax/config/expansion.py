@@ -12,9 +12,9 @@ from plm_jax.data.sources import task_mixtures
 
 
 def expand_mixtures(run: Run, parts: Mapping[str, task_mixtures.Parts] | None = None) -> Run:
-    """Returns the run with the tasks of each mixture as sources of their own, which divide its rate by theirs.
+    """Replaces each mixture of a run by one source per task.
 
-    A source that is not a mixture stays as it is.
+    The tasks divide the rate of the mixture in proportion to their rates. Other sources are unchanged.
 
     Args:
       parts: parts of each source that is a mixture; by default those that were prepared.

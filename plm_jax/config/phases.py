@@ -39,13 +39,13 @@ def _configured(run: Run) -> tuple[PhaseConfig, ...]:
 
 
 def in_phase(run: Run, phase: Phase) -> Run:
-    """Returns the run with the objective that a phase has."""
+    """Returns the run with the objective of a phase."""
     objective = run.objective.with_fields(phase.objective, "config.train.phases.objective")
     return dataclasses.replace(run, objective=objective)
 
 
 def in_validation(run: Run) -> Run:
-    """Returns the run with the objective that validation has."""
+    """Returns the run with the objective of validation."""
     objective = run.objective.with_fields(run.evaluation.objective, "config.evaluation.objective")
     return dataclasses.replace(run, objective=objective)
 

@@ -49,7 +49,11 @@ _AGAIN = "run `python -m plm_jax prepare --config=…` again"
 
 @dataclass(frozen=True)
 class _Segment:
-    """Reading order of a phase: example k is number k - base of the mixture; indexes count from `offsets`."""
+    """Reading order of a phase.
+
+    Example k of the run is example `k - base` of the mixture. The index of an example within its source starts at the
+    source's entry in `offsets`.
+    """
 
     phase: Phase
     rates: dict[str, float]
@@ -288,7 +292,9 @@ class Reader:
         return _batch(self._make_all(self.example, [first + row for row in rows]))
 
     def batches(self, first_step: int, rows: PhaseRows | None = None) -> Iterator[Example]:
-        """Iterates over the batches from `first_step` to the last step, made ahead. Any first step costs the same.
+        """Iterates over the batches from `first_step` to the last step, which are prepared in the background.
+
+        Starting at a late step takes no longer than starting at the first one.
 
         Args:
           rows: function from a phase to this host's rows of its batches; all rows by default.

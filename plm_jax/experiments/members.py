@@ -56,7 +56,7 @@ class Member:
 
     @property
     def waiting_message(self) -> str:
-        """Message that is reported while the parent is not finished."""
+        """Message to print while the parent is not finished."""
         return f"waits for {os.path.basename(self.parent or '')}"
 
 

@@ -29,7 +29,10 @@ _VERDICTS = {comparison.AGREES: "agrees", comparison.DISAGREES: "disagrees", com
 
 
 def papers(sweep: Sweep, runs: Sequence[RunLog]) -> str:
-    """Returns tables of a sweep's runs, its reference and a paper's figures; empty if nothing is compared."""
+    """Returns HTML tables that compare a sweep's runs with its reference run and with the figures of a paper.
+
+    Empty if the sweep defines no comparison.
+    """
     marks = _marks(runs, sweep.prefix)
     content, verdicts = "", []
     for name, metric in sweep.compared.items():

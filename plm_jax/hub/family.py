@@ -168,7 +168,7 @@ class Family(Role):
     other_heads: ClassVar[str] = "(?!)"
 
     def architecture(self, model: Any) -> str:
-        """Returns the name of the class of a model without a task's head, for `architectures` in `config.json`."""
+        """Returns the transformers class of a model without a task head, for `architectures` in `config.json`."""
         raise NotImplementedError
 
     def to_settings(self, config: Mapping[str, Any]) -> Any:

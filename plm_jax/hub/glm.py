@@ -45,7 +45,10 @@ def _base(position: models.BlockPositions | models.Rotary2D, **fields: Any) -> m
 
 
 class _OriginalFamily(Family):
-    """Base of the families in the format of the original repositories, which later models of the type do not use."""
+    """Base of the families in the format of the original repositories.
+
+    Later models with the same `model_type` use another format.
+    """
 
     @override
     def reads(self, config):

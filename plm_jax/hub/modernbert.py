@@ -110,7 +110,7 @@ def _task(*entries: Entry) -> TaskLayout:
 
 
 class ModernBertFamily(Family):
-    """ModernBERT. In `config.json`, one rate is that of attention weights and of the output of attention."""
+    """ModernBERT. In `config.json`, a single dropout rate applies to attention weights and to the attention output."""
 
     kind = "modernbert"
     name = "ModernBERT"

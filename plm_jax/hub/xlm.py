@@ -18,7 +18,7 @@ BLOCKS = "stack/blocks"
 
 
 class Languages(Entry):
-    """Number of languages. A model of one language, or with `use_lang_emb` false, has no table of languages."""
+    """Number of languages. A model of one language, or with `use_lang_emb` false, has no language embeddings."""
 
     name = "n_langs"
 

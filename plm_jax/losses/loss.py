@@ -169,7 +169,7 @@ def terms_of(model: Any, batch: Batch) -> list[Term]:
 
 
 def untrained_heads(loss: Loss, model: Any, batch: Batch) -> list[str]:
-    """Returns the names of a module's heads that `loss` does not train on such a batch, of arrays or shapes."""
+    """Returns the names of a module's heads that `loss` does not train on `batch`, which may consist of shapes."""
     terms = jax.eval_shape(lambda batch: loss.weights(model, batch), batch)
     known = {None, loss.kind, *terms}
     heads = model.model.named_heads.items()

@@ -188,7 +188,7 @@ class ElmoConfig(ModelConfig):
 
     @override
     def macs(self, length, targets, decoder_length=0, samples=0):
-        """Counts the multiply-accumulate operations of both directions; each predicts one word per position."""
+        """Counts multiply-accumulate operations in both directions; each direction predicts one word per position."""
         embedding, lstm = self.embedding, self.lstm
         filters_fit = ((width, number, embedding.max_characters - width + 1) for width, number in embedding.filters)
         filters = sum(number for _, number in embedding.filters)

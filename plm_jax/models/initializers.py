@@ -28,7 +28,7 @@ class InitializerConfig:
     truncated: bool = False
 
     def normal(self, std: float) -> Initializer:
-        """Returns a normal initializer, truncated if all are."""
+        """Returns a normal initializer, truncated if `truncated` is set."""
         return initializers.truncated_normal(std) if self.truncated else initializers.normal(std)
 
     def matrix(self) -> Initializer:

@@ -93,7 +93,7 @@ def product(
 
 
 def _axes_of_rows() -> tuple[str, ...]:
-    """Returns the `of_rows` of a `product` on the mesh in force."""
+    """Returns the `of_rows` of a `product` on the current mesh."""
     by_xla = "context" in mesh_axes("length") or any(kind in device().device_kind for kind in SCATTERED_BY_XLA)
     return () if by_xla else tuple(mesh_axes("batch"))
 

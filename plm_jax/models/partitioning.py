@@ -49,7 +49,7 @@ def partitioned(init: Callable[..., Any], axes: Sequence[str | None]) -> Callabl
 
 
 def rules_in_force() -> Rules:
-    """Returns the sharding rules in force: (logical axis, mesh axis)."""
+    """Returns the current sharding rules: (logical axis, mesh axis)."""
     return [(logical, axis) for logical, axis in nn.get_logical_axis_rules() if isinstance(axis, str)]
 
 
@@ -59,7 +59,7 @@ def axes_of(cut: str | tuple[str, ...] | None) -> tuple[str, ...]:
 
 
 def local_shape(shape: Sequence[int], *axes: str | None) -> tuple[int, ...]:
-    """Returns the shape of each device's shard of an array under the rules in force."""
+    """Returns the shape of each device's shard of an array under the current sharding rules."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return tuple(shape)
@@ -68,26 +68,26 @@ def local_shape(shape: Sequence[int], *axes: str | None) -> tuple[int, ...]:
 
 
 def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
-    """Constrains the sharding of an activation by the rules in force; does nothing on one device."""
+    """Constrains the sharding of an activation by the current sharding rules; does nothing on one device."""
     spec = spec_in_force(x.shape, *axes)
     return x if spec is None else jax.lax.with_sharding_constraint(x, spec)
 
 
 def spec_in_force(shape: Sequence[int], *axes: str | None) -> PartitionSpec | None:
-    """Returns the PartitionSpec of an array under the rules in force; None on one device."""
+    """Returns the PartitionSpec of an array under the current sharding rules; None on one device."""
     if not is_spread():
         return None
     return partition_spec(shape, axes, rules_in_force(), dict(jax.sharding.get_abstract_mesh().shape))
 
 
 def is_spread() -> bool:
-    """Whether the mesh in force has several devices."""
+    """Whether the current mesh has several devices."""
     mesh = jax.sharding.get_abstract_mesh()
     return not mesh.empty and mesh.size > 1
 
 
 def mesh_axes(axis: str) -> dict[str, int]:
-    """Returns the mesh axes, with sizes above 1, that shard a logical axis under the rules in force."""
+    """Returns the mesh axes, with sizes above 1, that shard a logical axis under the current sharding rules."""
     mesh = jax.sharding.get_abstract_mesh()
     sizes = {} if mesh.empty else dict(mesh.shape)
     named = dict.fromkeys(name for logical, name in rules_in_force() if logical == axis)
@@ -95,7 +95,7 @@ def mesh_axes(axis: str) -> dict[str, int]:
 
 
 def device() -> Any:
-    """Returns a device of the mesh in force, or the first device.
+    """Returns a device of the current mesh, or the first device.
 
     It has a `platform` and a `device_kind`. A host may compile for a mesh without having its devices.
     """
@@ -103,5 +103,5 @@ def device() -> Any:
 
 
 def without(axes: Collection[str]) -> contextlib.AbstractContextManager[None]:
-    """Returns a context in which the rules in force ignore these mesh axes."""
+    """Returns a context in which the current sharding rules ignore these mesh axes."""
     return nn.logical_axis_rules([rule for rule in rules_in_force() if rule[1] not in axes])

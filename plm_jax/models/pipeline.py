@@ -104,7 +104,7 @@ class _Pipelines(NamedTuple):
 
 
 def _pipelines(model: TransformerConfig, rows: int) -> _Pipelines:
-    """Returns the pipelines of the mesh in force for a batch of `rows`."""
+    """Returns the pipelines of the current mesh for a batch of `rows`."""
     axes = tuple(stage_axes())
     stages = math.prod(stage_axes().values())
     batch_axes = tuple(name for name in partitioning.mesh_axes("batch") if name not in axes)

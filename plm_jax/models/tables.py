@@ -38,7 +38,7 @@ class GatheredTable:
 
     @property
     def layout(self) -> "TableSharding":
-        """Sharding of the table and its gradient on the mesh in force."""
+        """Sharding of the table and its gradient on the current mesh."""
         return layout(self.rows, self.axis)
 
     def look_up(self, ids: jax.Array, rows: int) -> jax.Array:
@@ -95,7 +95,7 @@ class TableSharding(NamedTuple):
 
 
 def layout(size: int, axis: str | None = "vocab") -> TableSharding:
-    """Returns the sharding of a vocabulary, or of another logical axis, of this size under the rules in force."""
+    """Returns the sharding of a vocabulary (or another logical axis) of this size under the current sharding rules."""
     sizes, rules = _sizes(), rules_in_force()
     of_rows = {axis for logical, axis in rules if logical == "batch"}
     (vocab,) = partition_spec((size,), (axis,), [rule for rule in rules if rule[1] not in of_rows], sizes)
@@ -201,7 +201,10 @@ _rows.defvjp(lambda table, ids, rows: (_rows(table, ids, rows), (table, ids)), _
 
 
 def array(table: jax.Array | GatheredTable) -> jax.Array:
-    """Returns [V, E] as an array for other uses; the gradient of a `GatheredTable` is then reduced at each use."""
+    """Returns a table as an array [V, E].
+
+    The gradient with respect to a `GatheredTable` is then reduced over devices each time that the array is used.
+    """
     return _matrix(table) if isinstance(table, GatheredTable) else table
 
 
@@ -220,7 +223,7 @@ _matrix.defvjp(lambda table: (_matrix(table), table), _matrix_backward)
 
 
 def _sizes() -> dict[str, int]:
-    """Returns the sizes of the axes of the mesh in force; empty without a mesh."""
+    """Returns the sizes of the axes of the current mesh; empty without a mesh."""
     return dict(jax.sharding.get_abstract_mesh().shape)
 
 

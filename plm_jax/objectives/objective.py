@@ -113,7 +113,10 @@ class Objective(Role):
         return self.input_length(length)
 
     def row_length(self, length: int) -> int:
-        """Returns the length of a row, for an encoder-decoder the encoder's, where `config.data.length` is `length`."""
+        """Returns the length of a row if `config.data.length` is `length`.
+
+        For an encoder-decoder, this is the length of the encoder's row.
+        """
         return length
 
     def num_positions(self, length: int) -> int:
@@ -130,15 +133,15 @@ class Objective(Role):
         return length
 
     def max_targets(self, num_tokens: int) -> int:
-        """Returns the maximum number of targets in a row of which `num_tokens` tokens are not padding.
+        """Returns the maximum number of targets in a row with `num_tokens` tokens other than padding.
 
-        0 means that the number varies so much that rows are packed by their tokens alone; targets of a packed row for
-        which there are no slots are then dropped.
+        0 means that this number varies so much that rows are packed by their numbers of tokens alone. Targets that
+        exceed the slots of a packed row are then dropped.
         """
         return self.target_length(num_tokens)
 
     def count_unmaskable(self, example: dict[str, np.ndarray], special: Special) -> tuple[int, int]:
-        """Returns the number of tokens of an example in words too long to be masked, and of all candidates."""
+        """Returns the number of tokens in words that are too long to be masked, and the number of maskable tokens."""
         return 0, len(example["tokens"])
 
     def apply(

@@ -34,7 +34,7 @@ def filled_share(convolution: hlo.Instruction, instructions: dict[str, hlo.Instr
 
 
 def _filled(length: int, group: int) -> float:
-    """Returns the share of the groups that a length occupies that it fills."""
+    """Returns `length` divided by `length` rounded up to a multiple of `group`."""
     return length / (-(-length // group) * group)
 
 
@@ -77,7 +77,10 @@ def _window(convolution: hlo.Instruction) -> dict[str, list[int]]:
 
 
 def _pairs(data: int, result: int, size: int, padding: int, stride: int, gaps: int, spread: int) -> int:
-    """Returns the number of pairs of a result and a position of the window at which there is an element of the data."""
+    """Counts the multiplications along one axis: pairs of a result and a window position that is on a data element.
+
+    Window positions in the padding, or in the gaps between data elements, are not counted.
+    """
     if math.prod((padding + 1, stride, gaps, spread)) == 1 and result + size - 1 <= data:
         return result * size
     positions = np.arange(result)[:, None] * stride - padding + np.arange(size)[None, :] * spread

@@ -215,7 +215,7 @@ def anywhere(here: bool) -> bool:
 
 
 def broadcast(value: Any) -> Any:
-    """Returns the value of the job's first process in every process; the value must be serializable as JSON."""
+    """Broadcasts the value of the job's first process to every process; it must be serializable as JSON."""
     if jax.process_count() == 1:
         return value
     data = np.frombuffer(json.dumps(value).encode("utf-8"), np.uint8)
@@ -283,7 +283,7 @@ def lock(checkpoint: epath.Path) -> contextlib.AbstractContextManager:
     """Locks a checkpoint of this machine, so that it is not removed until the lock is closed or deleted.
 
     Raises:
-      FileNotFoundError: it does not exist, or no longer.
+      FileNotFoundError: it does not exist, or has been removed.
       UserError: it is damaged.
     """
     if storage.is_remote(str(checkpoint)):

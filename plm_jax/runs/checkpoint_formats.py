@@ -64,8 +64,8 @@ def opened(path: str | os.PathLike[str] | tuple[str, str], average: bool = False
     Args:
       path: directory, repository of the Hugging Face Hub (`hf:ORG/NAME[@REVISION]`), which is downloaded, or the paths
         of an ELMo's options and weights.
-      average: whether to read the moving average of the parameters in their place; the model is then not one of the
-        run, so that nothing adds metrics of the average to those of the run.
+      average: whether to read the moving average of the parameters instead of the parameters. The yielded model then
+        has no run directory, so its metrics are not added to those of the run.
 
     Raises:
       UserError: the path does not exist or contains no model, a file is missing or damaged, or there is no average.
@@ -172,8 +172,8 @@ def convert(path: str, target: str, format: str, average: bool = False, **poolin
     Args:
       target: new folder.
       format: one of FORMATS.
-      average: whether to convert the moving average of the parameters in their place.
-      pooling: see `save`.
+      average: whether to convert the moving average of the parameters instead of the parameters.
+      pooling: arguments of `save`.
 
     Raises:
       UserError: the model cannot be read or written (see `opened` and `save`), or `target` is not empty.

@@ -37,7 +37,7 @@ class Coordinator:
     """Decisions of one run, the same in every process."""
 
     def __init__(self, settings: config.CheckpointConfig, name: str):
-        """`name` is one that no other run of the job has."""
+        """`name` must be unique among the runs of the job."""
         self._settings = settings
         self._service: _Messages = _Service(f"plm_jax/{name}") if jax.process_count() > 1 else _SingleProcess()
         self._ahead = _STEPS_AHEAD if jax.process_count() > 1 else 0

@@ -18,13 +18,13 @@ def prepare(
 ) -> None:
     """Writes the cache of each source of a run into `output` (default: `data.cache_dir`), and its vocabulary.
 
-    A source whose rate is 0 in every phase is left out. Of a mixture of seqio's each task has a cache.
+    A source whose rate is 0 in every phase is left out. Each task of a seqio mixture has its own cache.
 
     Args:
       executor: engine that tokenizes; None to tokenize in one pass on this machine.
 
     Raises:
-      UserError: whatever the user can fix in sources or vocabulary.
+      UserError: a source or the vocabulary is missing or invalid.
     """
     sources = config.read_sources(run)
     caches.check(sources)

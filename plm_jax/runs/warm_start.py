@@ -28,17 +28,18 @@ from plm_jax.training.trainable import (
 
 
 def load_weights(params, train: config.TrainConfig, model: ModelConfig):
-    """Replaces leaves of `params` by the weights of `train.init_from` that `train.init_names` load under their names.
+    """Replaces leaves of `params` by weights of the checkpoint `train.init_from`.
 
-    The last `train.reinitialize_top` layers of each stack of the model keep the values in `params`.
+    `train.init_names` selects the weights, and may rename them; each replaces the leaf of its name. The last
+    `train.reinitialize_top` layers of each stack of the model keep the values in `params`.
 
     Returns:
       The parameters, with the same sharding, and lines that report which were loaded, which are new, and which
       parameters of the checkpoint the model lacks.
 
     Raises:
-      UserError: a pattern or all of them match nothing, two weights have the same name, a leaf has another shape, or
-        there are too few layers.
+      UserError: a pattern matches nothing, two weights have the same name, a leaf has another shape, or there are too
+        few layers.
     """
     tops = _tops(model, train.reinitialize_top)
     with checkpoint_formats.opened(train.init_from) as pretrained:

@@ -287,7 +287,7 @@ def to_global(batch: dict[str, np.ndarray], rows: np.ndarray, batch_size: int, m
 def jit(
     function: Callable, mesh: Mesh, rules: Rules, options: Mapping[str, str] | None = None, **arguments: Any
 ) -> Callable:
-    """Returns a function that is compiled for a mesh, with the rules of logical axes in force.
+    """Returns a function that is compiled for a mesh, with its rules for logical axes active.
 
     Args:
       options: options of XLA.

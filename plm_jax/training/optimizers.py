@@ -225,7 +225,7 @@ def _scale_by_learning_rate() -> optax.GradientTransformationExtraArgs:
 
 
 def later(state, steps: jax.Array | int):
-    """Returns a state of `build` with `steps` further finished steps."""
+    """Returns an optimizer state of `build` whose step counts are increased by `steps`."""
 
     def counts_steps(leaf):
         return isinstance(leaf, optax.ScaleByScheduleState)
@@ -238,7 +238,7 @@ def later(state, steps: jax.Array | int):
 
 
 def unless_skipped(taken: jax.Array, new, old):
-    """Returns the new state of `build` if an update is `taken`, else the old one with the new number of steps."""
+    """Returns the `new` state of `build` if the update is `taken`, otherwise the `old` one with the new step counts."""
 
     def choose(new, old):
         return new if isinstance(new, optax.ScaleByScheduleState) else jnp.where(taken, new, old)

@@ -219,7 +219,7 @@ class Program:
         return optimizers.later(fresh, step)
 
     def place(self, state: states.TrainState, before: "Program", batch_size: int) -> states.TrainState:
-        """Returns a state of the program `before`, over the same devices, laid out for this program.
+        """Reshards a state of the program `before`, over the same devices, for this program.
 
         The buffers of the given state are donated. If the batch size differs, the carry is initialized again.
         """
@@ -257,7 +257,7 @@ class Program:
 
 
 def fitted(state: states.TrainState, like: states.TrainState, fit: Callable = meshes.fitted) -> states.TrainState:
-    """Returns a state in the shapes of another, as `fit` does it; the carry has no vocabulary and stays as it is."""
+    """Returns a state whose arrays `fit` gives the shapes of `like`; the carry does not depend on the vocabulary."""
     return state.replace(**{n: fit(getattr(state, n), getattr(like, n)) for n in ("params", "optimizer", "average")})
 
 

@@ -55,7 +55,7 @@ def window(size: int) -> jax.Array:
 
 
 class Verdict(NamedTuple):
-    """Judgement of a step by its loss and gradient norm.
+    """Classification of a step by its loss and gradient norm.
 
     Attributes:
       incident: NONE, LOST or SPIKE, int32 [].
@@ -71,7 +71,7 @@ class Verdict(NamedTuple):
 
 
 def judge(watch: Watch | None, recent: Any, step: jax.Array, values: jax.Array) -> Verdict:
-    """Judges a step by its loss and gradient norm, `values` [2]; without a watch it only detects non-finite values."""
+    """Classifies a step by its loss and gradient norm, `values` [2]; without a watch, finds non-finite values only."""
     is_lost = ~jnp.isfinite(values).all()
     if watch is None:
         return Verdict(jnp.where(is_lost, LOST, NONE), ~is_lost, jnp.full(2, jnp.inf), recent)

@@ -69,7 +69,7 @@ def layer_of(name: str) -> str:
 
 
 def split_name(name: str) -> tuple[list[str], str, list[str]]:
-    """Splits a name into the parts up to `blocks` (empty if it is not stacked), the layers that it covers, the rest."""
+    """Splits a name into the parts up to `blocks` (empty if not stacked), the layers that it covers, and the rest."""
     parts = name.split("/")
     end = parts.index(STACKED) + 1 if STACKED in parts else 0
     before, after = parts[:end], parts[end:]

@@ -43,9 +43,12 @@ class Update:
 
 
 def joined(optimizers: Mapping[str, optax.GradientTransformationExtraArgs]) -> optax.GradientTransformationExtraArgs:
-    """Returns an optimizer whose state is that of all updates of a step, given the optimizer of each by name.
+    """Joins the optimizers of a step's updates into one whose state is the tuple of their states, in order.
 
-    The state is a tuple, in order. For the only update, whose name is empty, it is that of its optimizer.
+    If a step makes a single update, whose name is empty, its optimizer is returned unchanged.
+
+    Args:
+      optimizers: optimizer of each update, by the name of the update.
     """
     if "" in optimizers:
         return optimizers[""]

@@ -43,7 +43,7 @@ def save(folder: str, file: str, vocabulary_id: str, table: np.ndarray) -> None:
 
 
 def is_current(cache_dir: str, file: str) -> bool:
-    """Whether the table next to the caches was made from a text file, as far as the file is on this machine.
+    """Whether the table next to the caches was made from this text file; True if the file does not exist here.
 
     Raises:
       UserError: there is no table, or its manifest is damaged.

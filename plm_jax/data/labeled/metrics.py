@@ -93,7 +93,7 @@ def _ranks(values: Sequence[float] | np.ndarray) -> np.ndarray:
 
 
 def exact_match(right: Sequence[str], predicted: str) -> bool:
-    """Whether an answer equals one of the correct ones after SQuAD's normalization; if there are none, is empty."""
+    """Whether an answer equals a correct one after SQuAD's normalization, or is empty if there is no correct one."""
     return any(answer_words(answer) == answer_words(predicted) for answer in right or [""])
 
 

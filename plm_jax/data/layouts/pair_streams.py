@@ -172,7 +172,7 @@ class PairStreamRows(StridedRows):
 
     @override
     def rows_with(self, document: int) -> list[range]:
-        """Returns for each pass the rows near the document, and those whose random segment may be of it."""
+        """Returns, for each pass, the rows near the document and the rows whose random segment may come from it."""
         rows = []
         for first, text in zip(self.passes[:-1], self._texts, strict=False):
             start, stop = text.in_stream(*self.text.span(document))

@@ -152,7 +152,7 @@ def _decode(documents: list[np.ndarray], vocabulary: vocabularies.Vocabulary) ->
 
 
 def _decode_whole(document: np.ndarray, vocabulary: vocabularies.Vocabulary) -> str:
-    """Returns the text of a document, also of the tokens after an eos, at which `decode` stops."""
+    """Returns the text of a document, including the tokens after an eos, at which `decode` would stop."""
     parts = np.split(document, (document == vocabulary.eos_id).nonzero()[0] + 1)
     return "".join(map(vocabulary.decode, parts))
 

@@ -231,7 +231,7 @@ def _json_lines(path: str, limits: Limits, advance: Callable[[int], Any]) -> Ite
 
 
 def _json_object(location: str, line: str | None, limits: Limits) -> dict[str, Any] | BadRow:
-    """Returns the JSON object of a line, or the error of the line. A line of None is too long."""
+    """Returns the JSON object of a line, or the error of the line. None stands for a line that is too long."""
     if line is None:
         return text.too_long(location, limits.max_characters)
     line = line.rstrip("\n")

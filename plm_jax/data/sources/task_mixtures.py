@@ -39,7 +39,7 @@ Parts = dict[str, MixtureTask]  # Keys are the names of the sources of tasks.
 
 
 def name_parts(name: str, rates: Mapping[str, float]) -> Parts:
-    """Returns the parts of a mixture from the rate of each task; `name` is the mixture's source.
+    """Returns a part for each task of a mixture, given the rate of each task; `name` is the mixture's source.
 
     Parts are named NAME-TASK, with _ instead of characters that are unsafe in folder names. Tasks whose names would
     then be equal get a hash as a suffix.

@@ -108,7 +108,7 @@ class EncoderStrategy(Strategy):
 
 
 class ElectraStrategy(EncoderStrategy):
-    """A discriminator, whose generator fills masks."""
+    """An ELECTRA model, whose generator fills masks."""
 
     @override
     def logits(self, arrays: dict[str, np.ndarray], head: str) -> Shaped[Array, "..."]:

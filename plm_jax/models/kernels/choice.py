@@ -16,7 +16,7 @@ PREFERRED = {"tpu": ("flash",), "cuda": ("cudnn", "flash")}
 
 
 def platform(device: Any = None) -> str:
-    """Returns the platform of a device, by default of the mesh in force: `tpu`, `cuda` or JAX's name for another."""
+    """Returns the platform of a device, by default of the current mesh: `tpu`, `cuda` or JAX's name for another."""
     device = device or partitioning.device()
     return "cuda" if device.platform == "gpu" and "nvidia" in device.device_kind.lower() else device.platform
 

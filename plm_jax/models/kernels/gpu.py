@@ -192,7 +192,11 @@ class GpuCall:
         triton.store(ref.at[index], values, mask=self.inside(start, axis))
 
     def inside(self, start, axis, width=None):
-        """Returns a mask of a tile of queries (axis 0) or keys (axis 1) in its array, [T] or [T, width]; None: all."""
+        """Returns which entries of a tile of queries (axis 0) or keys (axis 1) are within the array.
+
+        Returns:
+          bool [T], or [T, width] if `width` is set; None if all entries are.
+        """
         tile, length = self.tile[axis], (self.queries, self.keys)[axis]
         inside = start + jnp.arange(tile) < length if length % tile else None
         if width is None:

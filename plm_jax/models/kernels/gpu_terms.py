@@ -93,7 +93,7 @@ def add_by_segment(call, relative, sums, of_scores, row, starts):
 
 
 def products(name, relative):
-    """Returns the number of products of a tile's size and head_dim that terms take in a kernel."""
+    """Returns the number of multiplications of a tile's size times head_dim that the terms add to a kernel."""
     if relative is None:
         return 0
     of_keys, of_queries = (getattr(relative, vectors) is not None for vectors in ("key_vectors", "query_vectors"))

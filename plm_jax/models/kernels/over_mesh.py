@@ -1,4 +1,4 @@
-"""Attention kernels over the mesh in force: each device computes some rows, heads and queries.
+"""Attention kernels over the current mesh: each device computes some rows, heads and queries.
 
 The compiler cannot partition a kernel by itself. Shapes as in the package.
 """
@@ -101,7 +101,7 @@ def over_mesh(
 
 
 def shards_queries(groups: int, queries: int) -> bool:
-    """Returns whether the mesh in force shards the queries of a row if a kernel's `length` is "length"."""
+    """Returns whether the current mesh shards the queries of a row if a kernel's `length` is "length"."""
     mesh = jax.sharding.get_abstract_mesh()
     # 0 rows: every axis divides them.
     shape, axes = (0, groups, queries), ("batch", "heads", "length")

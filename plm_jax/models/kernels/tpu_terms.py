@@ -97,7 +97,7 @@ def specs(call, names, spec):
 
 
 def _key_band(tile, query_tile, key_tile):
-    """Returns the number of a pair of tiles in `key_bands`."""
+    """Returns the index in `key_bands` of a pair of tiles."""
     call = tile.call
     return key_tile - query_tile + call.query_tiles - 1 + tile.reverse * (call.query_tiles + call.key_tiles - 1)
 

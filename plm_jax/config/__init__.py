@@ -21,6 +21,7 @@ from plm_jax.config.phases import (
 from plm_jax.config.reading import choose, from_dict, from_saved, model_from_saved, modules, resolve
 from plm_jax.config.run import Run
 from plm_jax.config.training import (
+    AuditsConfig,
     CheckpointConfig,
     EvaluationConfig,
     IncidentsConfig,
@@ -95,6 +96,7 @@ __all__ = [
     "AdagradConfig",
     "AdamWConfig",
     "AnswerForm",
+    "AuditsConfig",
     "AverageConfig",
     "Blocks",
     "CheckpointConfig",

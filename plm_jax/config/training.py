@@ -71,6 +71,26 @@ class IncidentsConfig:
 
 
 @dataclass(frozen=True)
+class AuditsConfig:
+    """Audits for silent data corruption: whether the devices compute correctly.
+
+    An audit computes the gradients of a batch twice and compares their bits, and then lets each device compute the same
+    fixed block of a transformer. A device whose results differ from those of the majority ends the run with its name.
+
+    Attributes:
+      every: number of steps between audits; 0: none at regular intervals.
+      at_incidents: whether a step with a spike or with non-finite values is audited, unless the last audit was less
+        than `incidents.window` steps ago.
+      libtpu_checker: whether the gradients of an audit are also checked by libtpu, which runs every instruction twice
+        and logs differences; only on TPUs.
+    """
+
+    every: ranges.StepsOrZero = 0
+    at_incidents: bool = True
+    libtpu_checker: bool = False
+
+
+@dataclass(frozen=True)
 class ReferenceConfig:
     """A frozen second model that the loss reads, such as the teacher of a distillation.
 
@@ -143,6 +163,7 @@ class TrainConfig:
       label_smoothing: share of the target probability that is spread evenly over the vocabulary.
       prng: random number generator of JAX. `rbg` is faster on TPUs, but losses then depend on the mesh.
       incidents: handling of spikes and of steps that are not finite.
+      audits: audits for silent data corruption.
       log_norms: whether the norms of the gradients, parameters and updates of each layer are logged.
       profile_steps: steps that `jax.profiler` traces, in `profile` in the run directory; consecutive steps share a
         trace.
@@ -171,6 +192,7 @@ class TrainConfig:
     label_smoothing: ranges.ShareBelowOne = 0.0
     prng: Literal["threefry", "rbg"] = "threefry"
     incidents: IncidentsConfig = IncidentsConfig()
+    audits: AuditsConfig = AuditsConfig()
     log_norms: bool = False
     profile_steps: tuple[ranges.Steps, ...] = ()
     wandb_project: str = ""

@@ -24,6 +24,7 @@ class TrainingContext:
       step: number of finished steps.
       num_steps: number of steps after which the run is finished.
       metrics: metrics of the last step, which the devices may still be computing.
+      batch: global batch of the last step.
       data_wait_seconds: time that this host waited for the last batch.
       decision: what the processes agreed to do after this step.
       validation: metrics of the validation after this step, or None if there was none.
@@ -35,6 +36,7 @@ class TrainingContext:
     step: int
     num_steps: int
     metrics: Mapping[str, Any] = field(default_factory=dict)
+    batch: Mapping[str, Any] = field(default_factory=dict)
     data_wait_seconds: float = 0.0
     decision: Decision = field(default_factory=Decision)
     validation: Mapping[str, float] | None = None

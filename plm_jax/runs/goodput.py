@@ -9,9 +9,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-# Start and end of a run, compilation, batches for which the devices wait, steps, and saves and validations for which
-# the loop waits.
-PARTS = ("start", "compile", "data", "steps", "saves", "validation")
+# Start and end of a run, compilation, batches for which the devices wait, steps, and saves, validations and audits for
+# which the loop waits.
+PARTS = ("start", "compile", "data", "steps", "saves", "validation", "audits")
 # Number of recent steps whose median is computed, and the smallest number for which it is.
 _RECENT, _MIN_STEPS = 101, 5
 # Number of marks; those of the last saves are exact. A run resumes from one of them unless checkpoints were removed.

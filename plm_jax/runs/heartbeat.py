@@ -35,6 +35,7 @@ _DOING = {
     "steps": "waiting for the devices, or for other processes",
     "saves": "saving",
     "validation": "validating",
+    "audits": "auditing the devices",
 }
 # How many frames of this package a line about a stall names.
 _FRAMES = 3

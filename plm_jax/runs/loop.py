@@ -14,6 +14,7 @@ from plm_jax import config
 from plm_jax.common import users
 from plm_jax.runs import checkpoint_folders as folders
 from plm_jax.runs import epochs, phase_costs, resume, run_directory, selection, setup, weights_and_biases, workdir_lock
+from plm_jax.runs.audits import Audit, CheckReplicas
 from plm_jax.runs.callbacks import Callback, Stop, TrainingContext
 from plm_jax.runs.checkpoints import Checkpoints
 from plm_jax.runs.coordination import Coordinator
@@ -120,8 +121,10 @@ def _train(
             callbacks: list[Callback] = [
                 Profiler(run.train.profile_steps, workdir),
                 logger,
+                Audit(run.train, job.programs, logger, telemetry),
                 Coordinate(coordinator, checkpoints, interruption, telemetry),
                 Validate(job.validation, run.evaluation.every, logger),
+                CheckReplicas(run.checkpoint, telemetry),
                 Save(run.checkpoint, checkpoints, coordinator, logger, goodput, selector, describe, tasks, telemetry),
                 Stop(),
             ]
@@ -173,6 +176,7 @@ def train(
                     callback.before_step(context)
                 context.state, context.metrics = train_step(context.state, batch, *programs.inputs(context.step))
             context.step += 1
+            context.batch = batch
             context.data_wait_seconds = waited
             for callback in callbacks:
                 callback.after_step(context)

@@ -72,6 +72,15 @@ class MetricsLogger(Callback):
         with self._goodput.measure("compile"), self._showing(f"compiling {name}", reports=True):
             yield
 
+    @contextlib.contextmanager
+    def auditing(self, compiles: bool) -> Iterator[None]:
+        """Accounts for the time within it as an audit, which rates do not include; `compiles` reports it at the end."""
+        began = time.perf_counter()
+        with self._goodput.measure("audits"), self._showing("auditing the devices", reports=compiles):
+            yield
+        if self._since is not None:
+            self._since += time.perf_counter() - began
+
     def flush(self, validate: Callable[[], dict[str, float]] | None = None) -> dict[str, float]:
         """Waits for the pending metrics, validates, and writes a row with both if one is due.
 

@@ -43,6 +43,7 @@ _NAMES = {
     "data": "waiting for data",
     "saves": "saves",
     "validation": "validation",
+    "audits": "audits of the devices",
     _LOST: "lost steps",
     _DOWN: "not running",
 }

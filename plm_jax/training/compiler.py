@@ -76,6 +76,20 @@ PRESETS: dict[str, tuple[Option, ...]] = {
     "tpu_overlap": (*_TPU, *_OVERLAP, *_SCATTER),
     "cuda": _CUDA,
 }
+# Options of a program whose results are compared bit by bit with those of a second run. By default, XLA's GPU backend
+# adds up scattered gradients, such as those of a token table, in any order.
+_REPEATABLE = {"NVIDIA": {"xla_gpu_deterministic_ops": "True"}}
+# libtpu's own checker of silent data corruption: every instruction of the program runs twice, and differences are
+# logged. Names and values: apple/axlearn, axlearn/common/compiler_options.py, `infer_xsc_compiler_options`.
+_LIBTPU_CHECKER = {
+    "xla_tpu_enable_sdc_checker": "true",
+    "xla_tpu_sdc_check_repeat_count": "1",
+    "xla_tpu_sdc_check_halt_on_detection": "false",
+    "xla_tpu_sdc_checker_alternate_megacore_cores": "true",
+    "xla_tpu_ici_sdc_test_run_on_program_start": "false",
+}
+# Substrings of the kinds of chips with one core, on which the checker needs a second copy of the instructions.
+_SINGLE_CORE = ("v5 lite", "v5e", "v6")
 # Measured by us with BERT base on two cores of an AMD EPYC of Zen 4: without fusions by YNNPACK, predictions for 8 rows
 # of 512 tokens take 7 % less time. The steps of small models take up to 20 % more, so training uses the default.
 _CPU_INFERENCE = {"xla_cpu_experimental_ynn_fusion_type": ""}
@@ -100,6 +114,19 @@ def options(mesh: Mesh, preset: str = "auto", overrides: dict[str, str] | None =
         known = ["auto", *PRESETS]
         raise UserError(f"there is no config.mesh.compiler_preset '{preset}': {nearest(preset, known)}")
     return {option.name: option.value for option in PRESETS[preset]} | (overrides or {})
+
+
+def audit_options(device_kind: str, libtpu_checker: bool) -> dict[str, str]:
+    """Returns XLA's options for a program whose results are compared with those of a second run.
+
+    Args:
+      libtpu_checker: whether libtpu's own checker checks the program as well; it only affects TPUs.
+    """
+    options = next((options for part, options in _REPEATABLE.items() if part in device_kind), {})
+    if libtpu_checker and "TPU" in device_kind:
+        copies = any(part in device_kind for part in _SINGLE_CORE)
+        options = {**_LIBTPU_CHECKER, "xla_tpu_sdc_replicate_llo": str(copies).lower()}
+    return dict(options)
 
 
 @contextlib.contextmanager

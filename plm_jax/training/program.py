@@ -18,8 +18,8 @@ from plm_jax.common.phases import Phase
 from plm_jax.models import registry
 from plm_jax.models.partitioning import Rules
 from plm_jax.models.protocol import ModelConfig, Module
+from plm_jax.training import audit, optimizers, spikes, trainable
 from plm_jax.training import mesh as meshes
-from plm_jax.training import optimizers, spikes, trainable
 from plm_jax.training import state as states
 from plm_jax.training import step as steps
 from plm_jax.training.updates import Update, in_sequence, joined
@@ -112,22 +112,59 @@ class Program:
         inputs = self.shardings, None, replicated, replicated, *of_frozen
         return self.jit(padded_step, in_shardings=inputs, out_shardings=(self.shardings, replicated), donate_argnums=0)
 
+    def phase_gradients(self, phase: Phase, options: Mapping[str, str] = {}) -> Callable[..., dict[str, jax.Array]]:
+        """Returns the compiled function `(state, batch, key) → metrics` that checks the gradients of a phase's batch.
+
+        The state is not donated. If the program has references, the last argument is their parameters by name.
+
+        Args:
+          options: options of XLA that are added to those of the program.
+
+        Returns:
+          Metrics: `checksums`, uint32 [tensors], of the gradients of `tensor_names`, and, for each update, its `loss`
+          and `grad_norm`, [updates].
+        """
+        updates = [(each.loss, steps.batch_gradients(**self._gradient_arguments(each, phase))) for each in self.updates]
+
+        def gradients(params, step, carry, batch, key, *frozen):
+            params = meshes.fitted(params, self.published_state.params)
+            return audit.summarize_gradients(updates, params, step, carry, batch, keys.wrapped(key, self.prng), *frozen)
+
+        replicated = meshes.replicated(self.mesh)
+        of_frozen = [_shardings(self.reference_shapes)] if self.references else []
+        inputs = self.shardings.params, replicated, self.shardings.carry, None, replicated, *of_frozen
+        compiled = meshes.jit(
+            gradients,
+            self.mesh,
+            self.rules,
+            {**self.compiler_options, **options},
+            in_shardings=inputs,
+            out_shardings=replicated,
+        )
+
+        def check(state: states.TrainState, batch: Mapping[str, jax.Array], key: jax.Array, *frozen):
+            return compiled(state.params, state.step, state.carry, batch, key, *frozen)
+
+        return check
+
+    def _gradient_arguments(self, update: Update, phase: Phase) -> dict[str, Any]:
+        """Returns the arguments of `step.batch_gradients` for an update in a phase."""
+        module = self.module(phase.dropout)
+        return {
+            "loss": update.loss,
+            "model": module,
+            "microbatches": phase.microbatches,
+            "dropout": module.model.drops,
+            "part": None if update.trained == trainable.ALL else update.trained,
+            "references": {name: self._build(self.references[name].model) for name in update.loss.references},
+            "gradients": jnp.result_type(*{self.precision.compute, self.precision.gradients}),
+            "layouts": self.gathered_shardings if self.gathers_once else None,
+        }
+
     def _step_of(self, update: Update, phase: Phase, **arguments: Any) -> Callable:
         """Returns the step of one update in a phase; `arguments` are further ones of `step.train_step`."""
-        module = self.module(phase.dropout)
-        return steps.train_step(
-            update.loss,
-            module,
-            update.optimizer,
-            phase.microbatches,
-            dropout=module.model.drops,
-            part=None if update.trained == trainable.ALL else update.trained,
-            log_norms=self.log_norms,
-            references={name: self._build(self.references[name].model) for name in update.loss.references},
-            gradients=jnp.result_type(*{self.precision.compute, self.precision.gradients}),
-            layouts=self.gathered_shardings if self.gathers_once else None,
-            **arguments,
-        )
+        arguments |= self._gradient_arguments(update, phase)
+        return steps.train_step(optimizer=update.optimizer, log_norms=self.log_norms, **arguments)
 
     @functools.cached_property
     def optimizer(self) -> optax.GradientTransformationExtraArgs:

@@ -57,18 +57,13 @@ def train_step(
     """
     # Not every optax transformation accepts extra arguments.
     optimizer = optax.with_extra_args_support(optimizer)
-    names = [name for name, needed in (("dropout", dropout), ("sample", loss.samples)) if needed]
+    differentiate = batch_gradients(loss, model, microbatches, dropout, part, references, **holding)
 
     def step(state: TrainState, batch: Mapping[str, jax.Array], root: jax.Array, learning_rate: jax.Array, *frozen):
         batch = dict(batch)
         digest = batch.pop("digest").sum(0)
-        counts = loss.weights(model, batch)
-        params = step_parameters.build(model, state.params, part=part, **holding)
-        keys = functools.partial(rngs, root, state.step, names=names)
-        pairs = {name: (module, trees[name]) for trees in frozen for name, module in references.items()}
-        compute = functools.partial(loss, model, **({"references": pairs} if pairs else {}))
-        grads, sums, carry = sum_gradients(loss, compute, params, batch, counts, keys, state.carry, microbatches)
-        unit = means.unit(counts)
+        grads, sums, carry = differentiate(state.params, state.step, state.carry, batch, root, *frozen)
+        unit = means.unit(sums.weights)
         updates, optimizer_state, squared_norms, grad_norm = _update(optimizer, state, grads, unit, learning_rate)
         metrics = means.means(loss, sums)
         verdict = spikes.judge(watch, state.recent, state.step, jnp.stack([metrics["loss"], grad_norm]))
@@ -81,6 +76,25 @@ def train_step(
         return next_state(state, params, optimizer_state, carry, verdict, average), metrics
 
     return step
+
+
+def batch_gradients(
+    loss: Loss, model: Module, microbatches: int, dropout: bool, part: Trainable | None, references: Any, **holding: Any
+) -> Callable[..., tuple[Any, LossSums, Any]]:
+    """Returns the pure function `(params, step, carry, batch, root[, frozen])` that returns what `sum_gradients` does.
+
+    Args are those of `train_step`; `batch` has no digest.
+    """
+    names = [name for name, needed in (("dropout", dropout), ("sample", loss.samples)) if needed]
+
+    def differentiate(params: Any, step: jax.Array, carry: Any, batch: Batch, root: jax.Array, *frozen):
+        step_params = step_parameters.build(model, params, part=part, **holding)
+        keys = functools.partial(rngs, root, step, names=names)
+        pairs = {name: (module, trees[name]) for trees in frozen for name, module in references.items()}
+        compute = functools.partial(loss, model, **({"references": pairs} if pairs else {}))
+        return sum_gradients(loss, compute, step_params, batch, loss.weights(model, batch), keys, carry, microbatches)
+
+    return differentiate
 
 
 def _norms(squared_norms: jax.Array, unit: jax.Array, trees: Sequence[Any]) -> jax.Array:

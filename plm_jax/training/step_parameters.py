@@ -29,11 +29,7 @@ class StepParameters(NamedTuple):
 
 
 def build(
-    model: Any,
-    params: Any,
-    gradients: Any = jnp.float32,
-    layouts: Any = None,
-    part: Trainable | None = None,
+    model: Any, params: Any, gradients: Any = jnp.float32, layouts: Any = None, part: Trainable | None = None
 ) -> StepParameters:
     """Returns the parameters of a step: tables gathered if they are sharded, kernels in the type of their gradients.
 

@@ -120,7 +120,8 @@ def test_a_program_that_is_not_there_is_named():
     assert finished.returncode == 2 and "no program 'no-such-program'" in finished.stderr.splitlines()[-1]
 
 
-STEPS = ("--config.train.steps=12", "--config.checkpoint.save_every=4")
+# Audits need every process, and change nothing.
+STEPS = ("--config.train.steps=12", "--config.checkpoint.save_every=4", "--config.train.audits.every=5")
 MESH = {"data": 2, "fsdp": 4}
 FULL = bool(os.environ.get("PLM_JAX_FULL_TESTS"))
 
@@ -160,6 +161,7 @@ def test_a_job_survives_the_kill_of_one_process(processes, victim, tiny, verb, t
     assert {axis: mesh[axis] for axis in MESH} == MESH
     printed = (tmp_path / "log").read_text()
     assert printed.count("died of SIGKILL") == 1 and "resumed after step " in printed
+    assert "auditing the devices: " in printed and "audit after" not in printed
 
     if FULL:
         assert start(tiny, processes, alone, subprocess.DEVNULL).wait() == 0

@@ -12,7 +12,7 @@ this field: --config.data.sources.webtext.path='/corpus/*.jsonl.gz'.
 """
 
 import dataclasses
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from plm_jax import config, models, objectives
 from plm_jax.configs import published_run
@@ -20,7 +20,7 @@ from plm_jax.data.sources import corpora
 
 
 class Size(NamedTuple):
-    """Dimensions, the peak of the rate; `remat` is what the backward pass recomputes."""
+    """Dimensions, the peak of the rate; `remat` is what the backward pass recomputes, `gather` as in `MeshConfig`."""
 
     layers: int
     width: int
@@ -28,6 +28,7 @@ class Size(NamedTuple):
     learning_rate: float
     remat: str = "none"
     microbatches: int = 1
+    gather: Literal["layer", "step"] = "layer"
 
 
 # With this `remat` and `microbatches`, the published batch fits 16 chips of TPU v5e. With more memory, set
@@ -36,7 +37,7 @@ SIZES = {
     "small": Size(layers=12, width=768, heads=12, learning_rate=6e-4),
     "medium": Size(layers=24, width=1024, heads=16, learning_rate=3e-4),
     "large": Size(layers=36, width=1280, heads=20, learning_rate=2.5e-4),
-    "xl": Size(layers=48, width=1600, heads=25, learning_rate=2e-4, remat="dots", microbatches=16),
+    "xl": Size(layers=48, width=1600, heads=25, learning_rate=2e-4, remat="dots", microbatches=16, gather="step"),
 }
 # size: (parameters of the original implementation, parameters as usually cited)
 PUBLISHED = {
@@ -82,5 +83,6 @@ def get_config(size: str = "small"):
         optimizer=config.AdamWConfig(b1=0.9, b2=0.95, epsilon=1e-8, weight_decay=0.1, clip_norm=1.0),
         schedule=config.CosineSchedule(learning_rate=of.learning_rate, warmup_steps=2000, final_fraction=0.1),
         train=config.TrainConfig(steps=300_000, batch_size=512, microbatches=of.microbatches),
+        mesh=config.MeshConfig(data=1, fsdp=-1, gather=of.gather),
     )
     return config.to_config_dict(run)

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Integer, Shaped
 from plm_jax.common import ranges
 from plm_jax.common.errors import UserError
 from plm_jax.models.kernels.dropout import keep
-from plm_jax.models.partitioning import axes_of, device, is_spread, mesh_axes, partitioned, spec_in_force
+from plm_jax.models.partitioning import axes_of, device, least_ring_rows, mesh_axes, partitioned, spec_in_force
 from plm_jax.models.tables import GatheredTable
 
 # Activations, a memory that a decoder attends to, and the number of a layer.
@@ -70,8 +70,8 @@ PRODUCTS = "product"
 # Rows of a tile of a TPU's arrays with two bytes per number.
 TILE = 16
 # Substrings of jax's device_kind for which XLA overlaps the reduce-scatter of gradients of any shape with other work:
-# in rings on v5e, by SparseCores on v6e.
-SCATTERED_BY_XLA = ("v5 lite", "v5e", "v6")
+# on v6e by SparseCores, on v5e in rings, if the program has them.
+SCATTERED_BY_SPARSE_CORES, SCATTERED_IN_RINGS = ("v6",), ("v5 lite", "v5e")
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
@@ -92,10 +92,15 @@ def product(
     return x @ kernel.astype(x.dtype)
 
 
-def _axes_of_rows() -> tuple[str, ...]:
-    """Returns the `of_rows` of a `product` on the current mesh."""
-    by_xla = "context" in mesh_axes("length") or any(kind in device().device_kind for kind in SCATTERED_BY_XLA)
-    return () if by_xla else tuple(mesh_axes("batch"))
+def _axes_of_rows(shape: tuple[int, ...], spec: PartitionSpec) -> tuple[str, ...]:
+    """Returns the `of_rows` of a `product` with a kernel of this shape and sharding on the current mesh."""
+    kind = device().device_kind
+    shards = [size // _devices(axes_of(cut)) for size, cut in zip(shape, spec, strict=True) if cut]
+    has_rings = min(shards, default=0) >= least_ring_rows(kind)
+    by_xla = SCATTERED_BY_SPARSE_CORES + (SCATTERED_IN_RINGS if has_rings else ())
+    if "context" in mesh_axes("length") or any(part in kind for part in by_xla):
+        return ()
+    return tuple(mesh_axes("batch"))
 
 
 def _product_backward(spec, of_rows, residuals, d_y):
@@ -169,7 +174,7 @@ class Dense(nn.Module):
         flat = x if mesh_axes("length") else x.reshape(-1, x.shape[-1])
         # Computed here: other rules may be in force when the gradient is computed.
         spec = spec_in_force(kernel.shape, *self.axes)
-        of_rows = _axes_of_rows() if is_spread() else ()
+        of_rows = () if spec is None else _axes_of_rows(kernel.shape, spec)
         y = checkpoint_name(product(flat, kernel, spec, of_rows), PRODUCTS).reshape(*x.shape[:-1], self.features)
         if self.bias:
             bias = partitioned(nn.initializers.zeros, self.axes[1:])

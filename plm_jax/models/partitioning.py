@@ -94,6 +94,17 @@ def mesh_axes(axis: str) -> dict[str, int]:
     return {name: sizes[name] for name in named if sizes.get(name, 1) > 1}
 
 
+# Fewest rows of a shard of a weight matrix that XLA's rings multiply efficiently, by substrings of jax's device_kind: a
+# ring multiplies one shard after the other, and a matrix unit has 128 rows on v5e and 256 on v6e. XLA uses no rings on
+# other devices unless it is told to.
+_RING_ROWS = {"v5 lite": 128, "v5e": 128, "v6": 256}
+
+
+def least_ring_rows(device_kind: str) -> int:
+    """Returns the fewest rows of a shard of a weight matrix for which XLA's rings are efficient, 0 without rings."""
+    return next((rows for part, rows in _RING_ROWS.items() if part in device_kind), 0)
+
+
 def device() -> Any:
     """Returns a device of the current mesh, or the first device.
 

@@ -15,6 +15,7 @@ from plm_jax.common import keys
 from plm_jax.common.errors import UserError
 from plm_jax.common.phases import Phase
 from plm_jax.models import ModelConfig, pipeline, registry
+from plm_jax.models.stack import is_stacked
 from plm_jax.training import compiler, flops, layer_decay, optimizers, schedules, spikes, trainable
 from plm_jax.training import mesh as meshes
 from plm_jax.training.program import Program, ReferenceModel
@@ -178,7 +179,12 @@ def build(run: config.Run, mesh: Mesh, batch_size: int, reference_models: Mappin
         batch_size=batch_size,
         rules=run.mesh.rules,
         gathers_once=run.mesh.gather == "step",
-        compiler_options=compiler.options(mesh, run.mesh.compiler_preset, run.mesh.compiler_options),
+        compiler_options=compiler.options(
+            mesh,
+            run.mesh.compiler_preset,
+            run.mesh.compiler_options,
+            functools.partial(_shard_rows, run, mesh),
+        ),
         precision=run.precision,
         watch=spikes.Watch(incidents.deviations, incidents.spikes != "record", window=incidents.window),
         log_norms=train.log_norms,
@@ -186,6 +192,19 @@ def build(run: config.Run, mesh: Mesh, batch_size: int, reference_models: Mappin
         references=reference_models,
         average=train.average,
     )
+
+
+def _shard_rows(run: config.Run, mesh: Mesh) -> int | None:
+    """Returns the fewest rows or columns of a shard of a weight matrix of the layers, or None if none is sharded."""
+    shapes = meshes.stored(registry.boxed_shapes(run.model), mesh, run.mesh.rules)
+    sizes = [
+        shard
+        for path, leaf in jax.tree.leaves_with_path(shapes)
+        if is_stacked(path) and path[-1].key == "kernel"
+        for size, shard in zip(leaf.shape[1:], leaf.sharding.shard_shape(leaf.shape)[1:], strict=True)
+        if shard < size
+    ]
+    return min(sizes, default=None)
 
 
 def _build_update(run: config.Run, update: config.UpdateConfig, loss: losses.Loss, models: Mapping[str, Any]) -> Update:

@@ -14,6 +14,7 @@ import jax
 from jax.sharding import Mesh
 
 from plm_jax.common.errors import UserError, nearest, one_line
+from plm_jax.models.partitioning import least_ring_rows
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -58,6 +59,13 @@ _TPU = (
     ),
     Option("xla_tpu_enable_sparse_core_collective_offload_nd_reduce_scatter", "true", "see above"),
 )
+# Measured by us: BERT-large on 16 chips of v5e, whose shards of weights have 64 rows, takes 0.66 instead of 0.75 s per
+# step by the estimate of `plan`, and GPT-2 XL, with 100 rows, 3.6 instead of 5.3 s.
+_WITHOUT_RINGS = Option(
+    "xla_jf_spmd_threshold_for_windowed_einsum_mib",
+    "1000000",
+    "products with small shards of weights are not cut into rings, which would fill half of the matrix units",
+)
 # NVIDIA/JAX-Toolbox, rosetta/docs/GPU_performance.md. XLA's GPU options accept "True" but not "true".
 _CUDA = (
     Option("xla_gpu_enable_latency_hiding_scheduler", "True", "collectives overlap with computation"),
@@ -73,6 +81,7 @@ _CUDA = (
 PRESETS: dict[str, tuple[Option, ...]] = {
     "none": (),
     "tpu": _TPU,
+    "tpu_without_rings": (*_TPU, _WITHOUT_RINGS),
     "tpu_overlap": (*_TPU, *_OVERLAP, *_SCATTER),
     "cuda": _CUDA,
 }
@@ -98,18 +107,29 @@ _CPU_INFERENCE = {"xla_cpu_experimental_ynn_fusion_type": ""}
 _OF_DEVICES = {"TPU v5 lite": "tpu", "TPU v5e": "tpu", "TPU v6": "tpu", "TPU": "tpu_overlap", "NVIDIA": "cuda"}
 
 
-def options(mesh: Mesh, preset: str = "auto", overrides: dict[str, str] | None = None) -> dict[str, str]:
+def options(
+    mesh: Mesh,
+    preset: str = "auto",
+    overrides: dict[str, str] | None = None,
+    shard_rows: Callable[[], int | None] = lambda: None,
+) -> dict[str, str]:
     """Returns XLA's options for a program over a mesh, by name.
 
     Args:
       preset: `config.mesh.compiler_preset`.
       overrides: `config.mesh.compiler_options`, applied after the preset.
+      shard_rows: function that returns the fewest rows or columns of a shard of a weight matrix, None if no matrix is
+        sharded. It is only called for devices on which XLA uses rings.
 
     Raises:
       UserError: there is no such preset.
     """
     if preset == "auto":
-        preset = preset_of(mesh.devices.flat[0].device_kind)
+        kind = mesh.devices.flat[0].device_kind
+        preset = preset_of(kind)
+        least = least_ring_rows(kind)
+        if preset == "tpu" and least and (shard_rows() or least) < least:
+            preset = "tpu_without_rings"
     if preset not in PRESETS:
         known = ["auto", *PRESETS]
         raise UserError(f"there is no config.mesh.compiler_preset '{preset}': {nearest(preset, known)}")

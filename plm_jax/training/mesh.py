@@ -42,8 +42,9 @@ class MeshConfig:
       gather: when sharded weights are gathered: `layer`, one layer at a time, in the forward and the backward pass of
         every microbatch; `step`, all weight matrices once, before the first microbatch, which takes memory for a copy
         in the dtype `precision.gradients`.
-      compiler_preset: preset of XLA options: `none`, `tpu`, `tpu_overlap` or `cuda`; `auto` chooses one for the
-        devices. `training/compiler.py` lists the options and their effects.
+      compiler_preset: preset of XLA options: `none`, `tpu`, `tpu_without_rings`, `tpu_overlap` or `cuda`; `auto`
+        chooses one for the devices and the shards of the weights. `training/compiler.py` lists the options and their
+        effects.
       compiler_options: further XLA options by name, which override those of the preset.
     """
 

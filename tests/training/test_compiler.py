@@ -5,6 +5,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from plm_jax import config
@@ -32,6 +33,33 @@ class Device:
 )
 def test_each_kind_of_device_has_a_preset(kind, preset):
     assert compiler.preset_of(kind) == preset
+
+
+class FakeMesh:
+    """Mesh of devices of one kind."""
+
+    def __init__(self, kind):
+        self.devices = np.array([Device(kind)] * 16)
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "has_rings"),
+    [
+        ("TPU v5 lite", 64, False),
+        ("TPU v5 lite", 127, False),
+        ("TPU v5 lite", 128, True),
+        ("TPU v5 lite", None, True),
+        ("TPU v6 lite", 128, False),
+        ("TPU v6 lite", 256, True),
+        ("TPU v5", 64, True),
+    ],
+)
+def test_rings_are_off_where_shards_do_not_fill_a_matrix_unit(kind, rows, has_rings):
+    ring_option = "xla_jf_spmd_threshold_for_windowed_einsum_mib"
+    found = compiler.options(FakeMesh(kind), shard_rows=lambda: rows)
+    assert (ring_option not in found) == has_rings
+    assert ring_option not in compiler.options(FakeMesh(kind), "tpu", shard_rows=lambda: rows)
+    assert compiler.options(FakeMesh(kind), "auto", {ring_option: "0"}, lambda: rows)[ring_option] == "0"
 
 
 def test_options_of_presets_are_unique_and_described():

@@ -71,7 +71,9 @@ def watched(command: list[str], folder: pathlib.Path, events: Any = None) -> dic
     while process.poll() is None:
         peak = max(peak, sum(map(_memory, [process.pid, *(child.pid for child in _children(root))])))
         if turn % 8 == 0:
-            disk = max(disk, int(subprocess.check_output(["du", "-sk", folder]).split()[0]) * 1024)
+            # It also returns an error if files are removed meanwhile.
+            used = subprocess.run(["du", "-sk", folder], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
+            disk = max(disk, int(used.stdout.split()[0]) * 1024)
         if events:
             events(time.monotonic() - began)
         turn += 1

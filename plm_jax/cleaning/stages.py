@@ -30,6 +30,8 @@ from plm_jax.common import shuffle, tasks
 _MOST_TASKS = 2**12
 # Least numbers of stored parts and of groups if outputs are divided again. They limit the number of parts.
 _LEAST_STORED = 16
+# A small crawl is divided into this many tasks per stage, unless they would have less than `_LEAST_BYTES` of text.
+_FEW_TASKS, _LEAST_BYTES = 64, 2**22
 # A compressed crawl has about this many bytes of text per byte.
 EXPANSION = 4
 
@@ -42,8 +44,8 @@ class Plan:
       files: files of the crawl by path.
       rule: settings; the number of shards is set.
       lists: lists that the settings name.
-      part_bytes: bytes of text that a task should hold in memory. It holds more if the text has more than 2^16 times
-        that size. A task of `read` reads at most twice as many bytes, or one larger file.
+      part_bytes: largest number of bytes of text that a task should hold in memory. It holds more if the text has more
+        than 2^16 times that size. A task of `read` reads at most twice as many bytes, or one larger file.
     """
 
     files: Mapping[str, crawl.CrawlFile]
@@ -52,13 +54,18 @@ class Plan:
     part_bytes: int
 
     def divide(self, size: int, num_tasks: int, num_files: int = 1) -> shuffle.Division:
-        """Returns the division of the outputs of tasks, with `size` bytes in all, for tasks of `part_bytes` each.
+        """Returns the division of the outputs of tasks, with `size` bytes in all, for tasks of `task_bytes` each.
 
         Args:
           num_files: the number of parts is a multiple of it.
         """
-        num_parts = max(1, min(-(-size // self.part_bytes), shuffle.MOST_REQUESTS // _LEAST_STORED))
+        num_parts = max(1, min(-(-size // self.task_bytes), shuffle.MOST_REQUESTS // _LEAST_STORED))
         return shuffle.divide(num_tasks, -(-num_parts // num_files) * num_files)
+
+    @property
+    def task_bytes(self) -> int:
+        """Bytes of text of a task: `part_bytes`, or less for a small crawl, so that all workers have tasks."""
+        return min(self.part_bytes, max(self.text_bytes // _FEW_TASKS, _LEAST_BYTES))
 
     @property
     def text_bytes(self) -> int:
@@ -117,7 +124,7 @@ def _read_tasks(plan: Plan, marks: tasks.Marks) -> list[tasks.Task]:
     del marks
     total = sum(file.size for file in plan.files.values())
     sized = [((path, file.name), file.size) for path, file in plan.files.items()]
-    groups = tasks.groups(sized, max(2 * plan.part_bytes, total // _MOST_TASKS))
+    groups = tasks.groups(sized, max(2 * plan.task_bytes, total // _MOST_TASKS))
     url_files = plan.lists.url_files
     division = plan.divide(plan.text_bytes, len(groups) + len(url_files))
     # Files of quarantined records are small; one task writes those of a part.

@@ -4,10 +4,10 @@
     python benchmarks/clean_jobs.py --megabytes 200 --workers 1          # one process
     python benchmarks/clean_jobs.py --megabytes 20 --engines dask,ray,spark --kill   # needs tests/engines.txt
 
-A tenth of the pages are nearly copies of others. All rules of the English C4 except bad words run, and MinHash. Memory
-is the sum of the proportional set sizes of all processes, sampled four times a second, at its largest. On an engine, a
-worker is killed with all its processes while the job runs. The hashes of the outputs must be those of this machine's
-processes.
+A tenth of the pages are nearly copies of others; the lines of the rest are different. All rules of the English C4
+except bad words run, and MinHash. Memory is the sum of the proportional set sizes of all processes, sampled four times
+a second, at its largest. On an engine, a worker is killed with all its processes while the job runs. The hashes of the
+outputs must be those of this machine's processes.
 """
 
 import gzip
@@ -44,6 +44,7 @@ def write_crawl(folder: pathlib.Path, num_bytes: int) -> int:
                 lines = page.text.split("\n")
                 if rng.random() > 0.1:  # Otherwise the same lines in another order, and another word.
                     lines = [line for each in rng.sample(source, 3) for line in rng.sample(each.text.split("\n"), 9)]
+                    lines = [f"{rng.randrange(10**9)} {line}" for line in lines]
                 rng.shuffle(lines)
                 text = "\n".join([*lines, f"This page has the number {rng.randrange(10**9)} of all pages."])
                 url = f"https://site{rng.randrange(997)}.org/{rng.randrange(10**12)}"

@@ -99,7 +99,7 @@ _DECLARED: dict[str, Metric] = {
     # lm-eval's tasks.
     **dict.fromkeys(("acc", "acc_norm", "acc_bytes", "acc_mutual_info"), Metric("more", "fraction")),
     # Training.
-    **dict.fromkeys(("mfu", "padding_share"), _FRACTION),
+    **dict.fromkeys(("mfu", "real_mfu", "padding_share"), _FRACTION),
     **dict.fromkeys(("examples", "tokens", "real_tokens", "length", "pairs", "texts", "words", "bytes"), _COUNT),
 }
 _BUILT_IN = frozenset(_DECLARED)

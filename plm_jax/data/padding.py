@@ -1,4 +1,4 @@
-"""Share of padding in the rows of a phase."""
+"""Padding of rows: its share in a phase, and its number of tokens in a batch."""
 
 from collections.abc import Iterable
 from typing import NamedTuple, Self
@@ -38,3 +38,49 @@ class Padding(NamedTuple):
             f"{self.share:.1%} of packed rows of {length}, {self.unpacked:.1%} without packing; "
             f"a step has {gain:.2f} times as many real tokens"
         )
+
+
+def count_padding(batch: Example) -> np.ndarray:
+    """Returns the number of padding tokens of each example of a batch, uint32 [B].
+
+    An encoder-decoder has the padding of its inputs and of its targets. Rows that do not mark padding have none.
+
+    Args:
+      batch: arrays [B, …] of an objective.
+    """
+    count = len(next(iter(batch.values())))
+    padding = np.zeros(count, np.int64)
+    for is_padding in (_of_tokens(batch), _of_decoder(batch)):
+        if is_padding is not None:
+            padding += is_padding.reshape(count, -1).sum(1)
+    return padding.astype(np.uint32)
+
+
+def _of_tokens(batch: Example) -> np.ndarray | None:
+    """Returns which tokens of an encoder's or a decoder's rows are padding, or None if that is unknown."""
+    for key in ("mask", "segment_ids"):
+        if key in batch:
+            return batch[key] == 0
+    if "target_weights" not in batch or "decoder_tokens" in batch:
+        return None
+    weights = batch["target_weights"]
+    if "characters" in batch:  # Both directions read the same tokens.
+        return weights[:, 0] == 0
+    tokens = batch["tokens"]
+    index, is_target = np.arange(tokens.shape[-1]), weights > 0
+    if "target_positions" in batch:  # The last tokens of such a row are targets.
+        ends = np.where(is_target, batch["target_positions"] + 1, 0).max(-1)
+        return index >= ends[..., None]
+    # In a decoder's row, the token after the last input that has a target is this target, or padding.
+    ends = np.where(is_target, index + 1, 0).max(-1)[..., None]
+    last, following = np.maximum(ends - 1, 0), np.minimum(ends, len(index) - 1)
+    repeats = np.take_along_axis(tokens, following, -1) == np.take_along_axis(batch["targets"], last, -1)
+    return index >= ends + repeats
+
+
+def _of_decoder(batch: Example) -> np.ndarray | None:
+    """Returns which tokens of the decoder of an encoder-decoder are padding, or None without such a decoder."""
+    if "decoder_tokens" not in batch:
+        return None
+    key = next((key for key in ("decoder_segment_ids", "decoder_mask", "target_weights") if key in batch), None)
+    return None if key is None else batch[key] == 0

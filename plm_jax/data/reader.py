@@ -30,7 +30,7 @@ from plm_jax.data import cache, layouts, mixtures
 from plm_jax.data.cache import similar_words
 from plm_jax.data.config import DataConfig, ReaderConfig
 from plm_jax.data.layouts import inputs_targets, noising
-from plm_jax.data.padding import Padding
+from plm_jax.data.padding import Padding, count_padding
 from plm_jax.data.sources.source import InputsTargetsSource
 from plm_jax.data.vocabularies import words
 
@@ -286,7 +286,8 @@ class Reader:
     def batch(self, step: int, rows: Sequence[int]) -> Example:
         """Returns the rows with these numbers of the global batch of a step, with arrays [rows, …].
 
-        The array `digest`, uint32 [rows, 2], has the digest of each row.
+        The array `digest`, uint32 [rows, 3], has the two halves of the checksum of each row, which `digest_hex` reads,
+        and the number of its padding tokens.
         """
         first = self.numbers(step).start
         return _batch(self._make_all(self.example, [first + row for row in rows]))
@@ -514,7 +515,7 @@ def _stack(examples: list[Example]) -> Example:
 def _batch(examples: list[Example]) -> Example:
     batch = _stack(examples)
     checksums = crcs(batch)
-    return batch | {"digest": np.stack([checksums & 0xFFFF, checksums >> 16], axis=1)}
+    return batch | {"digest": np.stack([checksums & 0xFFFF, checksums >> 16, count_padding(batch)], axis=1)}
 
 
 def blank_batch(settings: ReaderConfig, length: int) -> Example:
@@ -545,7 +546,7 @@ def digest_hex(total: Sequence[int]) -> str:
     """Returns `train/batch_digest`, the sum of the rows' checksums modulo 2^64 in hex.
 
     Args:
-      total: [2], the sum of `digest` over the global batch.
+      total: [3], the sum of `digest` over the global batch.
     """
-    low, high = (int(half) for half in total)
+    low, high = (int(half) for half in total[:2])
     return f"{(low + (high << 16)) % 2**64:016x}"

@@ -47,6 +47,7 @@ class MetricsLogger(Callback):
         self._pending: tuple[int, Mapping[str, Any], float] | None = None
         self._since: float | None = None
         self._waited, self._steps = 0.0, 0
+        self._padding, self._tokens = 0, 0
 
     @override
     def begin_phase(self, context: TrainingContext) -> None:
@@ -96,6 +97,7 @@ class MetricsLogger(Callback):
         metrics = jax.device_get(metrics)
         self._goodput.finish_step(step)
         now = time.perf_counter()
+        self._padding, self._tokens = self._padding + int(metrics["digest"][2]), self._tokens + self._costs.tokens
         rates: dict[str, float] = {}
         if self._since is None:
             self._since = now
@@ -121,6 +123,7 @@ class MetricsLogger(Callback):
         if step % self._log_every == 0 or step == self._num_steps or validation or incident:
             self._telemetry.write(self._row(step, metrics, rates, validation) | incident)
             self._since, self._waited, self._steps = time.perf_counter() if validate else now, 0.0, 0
+            self._padding, self._tokens = 0, 0
         return validation
 
     @contextlib.contextmanager
@@ -143,6 +146,7 @@ class MetricsLogger(Callback):
         }
         if self._peak_flops:
             rates["train/mfu"] = self._costs.flops / step_seconds / self._peak_flops
+            rates["train/real_mfu"] = rates["train/mfu"] * (1 - self._padding / self._tokens)
         return rates
 
     def _row(
@@ -150,7 +154,8 @@ class MetricsLogger(Callback):
     ) -> dict[str, Any]:
         scalars = {name: float(value) for name, value in metrics.items() if name not in _NOT_SCALAR}
         row: dict[str, Any] = {"step": step} | _finite("train", scalars) | self._incidents.norms(metrics)
-        row |= {**rates, "train/batch_digest": digest_hex(metrics["digest"])}
+        row |= {**rates, "train/padding_share": self._padding / self._tokens}
+        row |= {"train/batch_digest": digest_hex(metrics["digest"])}
         return row | _finite("validation", validation)
 
 

@@ -52,7 +52,7 @@ def train_step(
       holding: further arguments of `step_parameters.build`.
 
     Returns:
-      Metrics: `losses.means`, `grad_norm`, `learning_rate`; `digest`, the sum of the batch's [B, 2]; `norms` [1 or 3,
+      Metrics: `losses.means`, `grad_norm`, `learning_rate`; `digest`, the sum of the batch's [B, 3]; `norms` [1 or 3,
       tensors], of gradients and, with `log_norms`, parameters and updates; `incident` of `spikes`; its `limits` [2].
     """
     # Not every optax transformation accepts extra arguments.

@@ -128,7 +128,7 @@ def test_rows_have_all_metrics(trained):
     rows = runs.rows(trained[1])
     assert [row["step"] for row in rows] == [3, 4, 6, 8, 9, 12]
     always = {"step", "train/loss", "train/grad_norm", "train/learning_rate", "train/batch_digest"}
-    always |= {"train/tokens_per_second", "train/step_seconds", "train/data_wait_seconds"}
+    always |= {"train/tokens_per_second", "train/step_seconds", "train/data_wait_seconds", "train/padding_share"}
     for row in rows:
         assert always <= row.keys()
         validated = {key for key in row if key.startswith("validation/") and key.endswith("loss")}
@@ -189,14 +189,14 @@ def test_step_seconds_exclude_validation_and_compilation(tiny, monkeypatch):
     log = types.SimpleNamespace(progress=lambda *_: None, write=written.append, doing=quiet, say=print)
     job = setup.build(runs.make(tiny, train={"log_every": 2}), devices=jax.devices()[:1])
     monkeypatch.setattr(metrics_logger.flops, "chip", lambda kind: metrics_logger.flops.Chip(flops=100.0))
-    costs = PhaseCosts(tokens=10, flops=1600)
+    costs = PhaseCosts(tokens=16, flops=1600)
     recorder = MetricsLogger(2, lambda phase: costs, log, Goodput(), setup.new_incidents(job, "none"))
     context = TrainingContext(job.programs.phases[0], job.program, None, 0, 6)
     recorder.begin_phase(context)
     for step in range(1, 8):
         loss = Loss(500 if step == 1 else step)  # The first step compiles.
         context.step, context.data_wait_seconds = step, 0.5
-        context.metrics = {"loss": loss, "grad_norm": 1.0, "digest": np.zeros(2, np.uint32)}
+        context.metrics = {"loss": loss, "grad_norm": 1.0, "digest": np.array([0, 0, step], np.uint32)}
         recorder.after_step(context)
         if step == 4:
             recorder.flush(validate)
@@ -204,9 +204,14 @@ def test_step_seconds_exclude_validation_and_compilation(tiny, monkeypatch):
     assert [row["step"] for row in written] == [2, 4, 6]
     assert [row["train/step_seconds"] for row in written] == [2, 3.5, 5.5]
     assert [row["train/data_wait_seconds"] for row in written] == [0.5, 0.5, 0.5]
-    assert [row["train/tokens_per_second"] for row in written] == [10 / 2, 10 / 3.5, 10 / 5.5]
+    assert [row["train/tokens_per_second"] for row in written] == [16 / 2, 16 / 3.5, 16 / 5.5]
     peak = 100.0 * jax.device_count()
-    assert [row["train/mfu"] for row in written] == pytest.approx([1600 / seconds / peak for seconds in (2, 3.5, 5.5)])
+    mfu = [1600 / seconds / peak for seconds in (2, 3.5, 5.5)]
+    assert [row["train/mfu"] for row in written] == pytest.approx(mfu)
+    # Step k has k padding tokens; the shares include the first step of the phase.
+    assert [row["train/padding_share"] for row in written] == [3 / 32, 7 / 32, 11 / 32]
+    real = [value * (1 - share) for value, share in zip(mfu, (3 / 32, 7 / 32, 11 / 32), strict=True)]
+    assert [row["train/real_mfu"] for row in written] == pytest.approx(real)
     assert [row.get("validation/loss") for row in written] == [None, 0.25, None]
 
 

@@ -1,0 +1,93 @@
+"""Padding of batches and of a run, counted again from the ids of the tokens, whose id of padding is no byte."""
+
+import numpy as np
+import pytest
+
+from plm_jax import config, objectives
+from plm_jax.data import padding
+from plm_jax.data.reader import Reader
+from plm_jax.runs import loop, phase_costs
+from tests.support import runs
+from tests.support.tiny import RUNS
+
+PAD = 257
+DOCUMENTS = {"layout": config.Documents()}
+APART = {"layout": config.Blocks(attend_across_documents=False)}
+# Name of a run, changed fields of its data, and its objective if it is not that of the run.
+CASES = {
+    "causal": ("plain", DOCUMENTS, None),
+    "causal, full": ("plain", {}, None),
+    "causal, apart": ("separate", APART, None),
+    "prefix": ("plain", DOCUMENTS, objectives.DecoderPrefixLM()),
+    "decoder": ("plain", {"length": 36, **DOCUMENTS}, objectives.DecoderTextToText()),
+    "masked": ("distilbert", DOCUMENTS, None),
+    "masked, full": ("roberta", {}, None),
+    "pairs": ("bert", {}, None),
+    "packed": ("bert_packed", {}, None),
+    "replaced": ("electra", DOCUMENTS, None),
+    "spans": ("t5", DOCUMENTS, None),
+    "denoising": ("bart", DOCUMENTS, None),
+    "blanks": ("glm", DOCUMENTS, None),
+}
+
+
+def make(folder, name, data, objective, **sections):
+    run = RUNS[name]
+    return runs.make(folder, run, data=data, objective=objective or run.objective, **sections)
+
+
+def counted(batch) -> np.ndarray:
+    """Number of padding tokens of each row. The targets of a decoder are its inputs, shifted by one after padding."""
+    arrays = [batch["tokens"], *([batch["targets"]] if "decoder_tokens" in batch else [])]
+    return sum((array == PAD).sum(1) for array in arrays)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_digests_count_padding(case, tiny):
+    run = make(tiny, *CASES[case])
+    reader, (phase, *_) = Reader(config.reader_config(run)), config.resolve_phases(run)
+    batches = [reader.batch(step, range(phase.batch_size)) for step in range(4)]
+    counts = np.concatenate([batch["digest"][:, 2] for batch in batches])
+    expected = np.concatenate([counted(batch) for batch in batches])
+    np.testing.assert_array_equal(counts, expected)
+    assert np.any(expected) == ("full" not in case and "apart" not in case)
+    sizes = sum(batches[0][key].size for key in ("tokens", "decoder_tokens") if key in batches[0])
+    assert sizes == phase_costs.num_tokens(run, phase)
+
+
+@pytest.mark.parametrize("name", ["plain", "separate", "elmo"])
+def test_the_last_row_of_a_split_is_padded(name, tiny):
+    run = RUNS[name]
+    reader = Reader(config.reader_config(runs.make(tiny, run)))
+    (batch,) = reader.in_order("train", reader.num_rows("train", "a")["a"], name="a")
+    counts = padding.count_padding(batch)
+    real = batch["targets"][:, 0] if name == "elmo" else batch["tokens"]
+    expected = batch["target_weights"][:, 0] == 0 if name == "elmo" else real == PAD
+    np.testing.assert_array_equal(counts, expected.sum(1))
+    assert np.count_nonzero(counts) > 0 and (counts < run.data.length).all()
+
+
+def test_rows_that_do_not_mark_padding_have_none():
+    batch = {"texts": np.zeros((3, 5), np.int32)}
+    np.testing.assert_array_equal(padding.count_padding(batch), [0, 0, 0])
+
+
+@pytest.mark.parametrize("case", ["packed", "spans", "masked"])
+def test_runs_log_the_share_since_the_last_row(case, tiny, tmp_path):
+    phases = (config.PhaseConfig(until=0.5, batch_size=16), config.PhaseConfig(until=1.0))
+    train = {"steps": 6, "log_every": 2, "batch_size": 8, "phases": phases}
+    run = make(tiny, *CASES[case], train=train)
+    loop.pretrain(run, str(tmp_path / "run"))
+    reader, pads, tokens = Reader(config.reader_config(run)), [], []
+    for step, batch in enumerate(reader.batches(0)):
+        pads.append(counted(batch).sum())
+        phase = config.resolve_phases(run)[step // 3]
+        tokens.append(phase_costs.num_tokens(run, phase))
+    expected = {step: sum(pads[step - 2 : step]) / sum(tokens[step - 2 : step]) for step in (2, 4, 6)}
+    assert runs.column(tmp_path / "run", "train/padding_share") == pytest.approx(expected)
+    assert all(0 < share < 1 for share in expected.values())
+
+
+def test_several_rows_of_an_example_count_together():
+    mask = np.array([[[1, 1, 0], [1, 0, 0]], [[1, 1, 1], [1, 1, 1]]])
+    np.testing.assert_array_equal(padding.count_padding({"tokens": mask, "mask": mask}), [3, 0])

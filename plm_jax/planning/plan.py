@@ -22,6 +22,7 @@ from plm_jax.planning import gpus, hlo, search, step_time, tpus
 from plm_jax.planning.operations import CostModel, core_of
 from plm_jax.planning.slices import has_rings
 from plm_jax.runs import phase_costs
+from plm_jax.runs.compile_ahead import step_inputs
 from plm_jax.runs.programs import Programs
 from plm_jax.training import flops
 from plm_jax.training import mesh as meshes
@@ -182,19 +183,6 @@ def _count(run: config.Run) -> int:
     """Counts the parameters of a run."""
     params = registry.shapes(run.model)
     return sum(leaf.size for leaf in jax.tree.leaves(params))
-
-
-def step_inputs(programs: Programs, phase: config.Phase) -> tuple[Any, ...]:
-    """Returns the inputs of a phase's step; the state and the global batch are shapes, types and shardings only."""
-    program = programs.at(phase)
-
-    def placed(row):
-        shape = (phase.batch_size, *row.shape[1:])
-        return jax.ShapeDtypeStruct(shape, row.dtype, sharding=meshes.batch_sharding(program.mesh, shape[1:]))
-
-    blank = reader.blank_batch(config.reader_config(config.in_phase(programs.run, phase)), phase.length)
-    batch = {name: placed(row) for name, row in blank.items()}
-    return program.abstract_state, batch, *programs.inputs(phase.first_step)
 
 
 def costliest_phase(run: config.Run) -> config.Phase:

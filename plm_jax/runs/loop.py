@@ -17,6 +17,7 @@ from plm_jax.runs import epochs, phase_costs, resume, run_directory, selection, 
 from plm_jax.runs.audits import Audit, CheckReplicas
 from plm_jax.runs.callbacks import Callback, Stop, TrainingContext
 from plm_jax.runs.checkpoints import Checkpoints
+from plm_jax.runs.compile_ahead import PhaseSteps
 from plm_jax.runs.coordination import Coordinator
 from plm_jax.runs.goodput import Goodput
 from plm_jax.runs.heartbeat import Heartbeat
@@ -159,23 +160,26 @@ def train(
       callbacks: called around every step, in their order.
       compiling: entered, with the name of a step, around the first step of each phase.
     """
+    steps = PhaseSteps(programs)
     for phase in programs.phases:
         if phase.end_step <= context.step or context.is_last_step:
             continue
         program = programs.at(phase)
-        train_step = program.phase_step(phase)
         context.state = program.place(context.state, context.program, phase.batch_size)
         context.phase, context.program = phase, program
         for callback in callbacks:
             callback.begin_phase(context)
-        first_step = context.step
+        first_step, train_step = context.step, None
         for batch, waited in itertools.islice(batches, min(phase.end_step, context.num_steps) - first_step):
             is_first = context.step == first_step
             with compiling(f"step {context.step + 1}") if is_first else contextlib.nullcontext():
+                train_step = train_step or steps.step(phase)
                 for callback in callbacks:
                     callback.before_step(context)
                 context.state, context.metrics = train_step(context.state, batch, *programs.inputs(context.step))
             context.step += 1
+            if is_first:
+                steps.prepare_next(context)
             context.batch = batch
             context.data_wait_seconds = waited
             for callback in callbacks:

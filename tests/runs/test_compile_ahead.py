@@ -1,0 +1,150 @@
+"""The step of the next phase is prepared in the background, compiled once, and computes the same."""
+
+import subprocess
+import sys
+import threading
+
+import jax
+import pytest
+
+from plm_jax import config
+from plm_jax.common import command_line
+from plm_jax.runs import compile_ahead, loop
+from plm_jax.training.program import Program
+from tests.support import runs
+from tests.support.tiny import RUNS
+
+PHASES = (
+    config.PhaseConfig(until=0.5, length=16, batch_size=16),
+    config.PhaseConfig(until=0.75, mesh={"data": 4, "fsdp": 2}),
+    config.PhaseConfig(until=1.0, batch_size=16, dropout=0.0),
+)
+AHEAD = "compile ahead"
+is_on, EVENTS = [], []
+PREFIX = "/jax/core/compile/"
+
+
+def listen(event, seconds, fun_name="", **_):
+    if is_on and event.startswith(PREFIX):
+        EVENTS.append((event.removeprefix(PREFIX), fun_name, threading.current_thread().name))
+
+
+jax.monitoring.register_event_duration_secs_listener(listen)
+
+
+@pytest.fixture
+def events():
+    """Kinds, names of functions and threads of compilations."""
+    EVENTS.clear()
+    is_on.append(True)
+    yield EVENTS
+    is_on.clear()
+
+
+def make(folder, name="dropout", **train):
+    train = {"steps": 8, "phases": PHASES, **train}
+    return runs.make(folder, RUNS[name], train=train, mesh=config.MeshConfig(data=8), checkpoint={"save_every": 100})
+
+
+def threads_of(events, kind):
+    """Threads in which steps were traced, lowered or compiled, in order."""
+    return [thread for event, name, thread in events if event == kind and "padded_step" in name]
+
+
+@pytest.fixture(scope="module")
+def expected(tiny, tmp_path_factory):
+    """Rows of a run that compiles each step at the start of its phase."""
+    workdir = tmp_path_factory.mktemp("expected") / "run"
+    loop.pretrain(make(tiny), str(workdir))
+    return bits(workdir)
+
+
+def bits(workdir):
+    names = ("train/loss", "train/grad_norm", "train/batch_digest", "validation/loss")
+    return {name: runs.column(workdir, name) for name in names}
+
+
+@pytest.fixture(params=[True, False], ids=["compiled", "lowered"])
+def compiles(request, monkeypatch):
+    monkeypatch.setitem(compile_ahead.COMPILES, "cpu", request.param)
+    return request.param
+
+
+def test_steps_are_prepared_ahead_and_once(compiles, tiny, tmp_path, expected, events):
+    loop.pretrain(make(tiny), str(tmp_path / "run"))
+    print(events)
+    assert bits(tmp_path / "run") == expected
+    main = threading.current_thread().name
+    assert threads_of(events, "jaxpr_to_mlir_module_duration") == [main, AHEAD, AHEAD]
+    compiled_by = AHEAD if compiles else main
+    assert threads_of(events, "backend_compile_duration") == [main, compiled_by, compiled_by]
+
+
+def test_cpus_compile_at_the_start_of_a_phase(tiny, tmp_path, events):
+    loop.pretrain(make(tiny), str(tmp_path / "run"))
+    assert threads_of(events, "backend_compile_duration") == [threading.current_thread().name] * 3
+
+
+def test_models_with_a_carry_compile_once(monkeypatch, tiny, tmp_path, events):
+    """The carry has the batch size of the phase."""
+    monkeypatch.setitem(compile_ahead.COMPILES, "cpu", True)
+    run = RUNS["elmo"]
+    phases = (config.PhaseConfig(until=0.5), config.PhaseConfig(until=1.0, batch_size=16))
+    run = runs.make(tiny, run, train={"steps": 4, "phases": phases})
+    loop.pretrain(run, str(tmp_path / "run"))
+    assert threads_of(events, "backend_compile_duration") == [threading.current_thread().name, AHEAD]
+
+
+def failing_step(phase_step, calls):
+    def step(self, phase):
+        compiled = phase_step(self, phase)
+        if phase.first_step == 0:
+            return compiled
+
+        def fail(*_):
+            calls.append(threading.current_thread().name)
+            raise RuntimeError("cannot compile this step")
+
+        fail.lower = fail
+        return fail
+
+    return step
+
+
+def test_errors_are_raised_at_their_phase(monkeypatch, tiny, tmp_path):
+    monkeypatch.setitem(compile_ahead.COMPILES, "cpu", True)
+    calls = []
+    monkeypatch.setattr(Program, "phase_step", failing_step(Program.phase_step, calls))
+    with pytest.raises(RuntimeError, match="cannot compile this step"):
+        loop.pretrain(make(tiny), str(tmp_path / "run"))
+    assert calls == [AHEAD, threading.current_thread().name]
+    assert [row["step"] for row in runs.rows(tmp_path / "run")] == [1, 2, 3, 4]
+
+
+STOPPED = """
+import pathlib, sys, threading
+from plm_jax.common import command_line
+from plm_jax.common.errors import Interrupted
+from plm_jax.runs import compile_ahead, loop
+from tests.runs.test_compile_ahead import make
+
+def stop(self, context):
+    if context.step == 3:
+        compiles = any(thread.name == "compile ahead" for thread in threading.enumerate())
+        raise Interrupted("stopped while it compiles" if compiles else "stopped")
+
+compile_ahead.COMPILES["cpu"] = True
+compile_ahead.PhaseSteps._prepare = lambda self, phase: threading.Event().wait()
+loop.Stop.after_step = stop
+folder, workdir = sys.argv[1:]
+sys.argv[1:] = []
+command_line.run(lambda: loop.pretrain(make(pathlib.Path(folder)), workdir))
+"""
+
+
+def test_a_stopped_run_does_not_wait(tiny, tmp_path):
+    """The next step is still being compiled when the command ends."""
+    command = [sys.executable, "-c", STOPPED, str(tiny), str(tmp_path / "run")]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert finished.returncode == command_line.SAVED, finished.stderr
+    assert finished.stderr.splitlines()[-1] == "stopped while it compiles"

@@ -12,7 +12,7 @@ from plm_jax.common import command_line
 from plm_jax.runs import compile_ahead, loop
 from plm_jax.training.program import Program
 from tests.support import runs
-from tests.support.tiny import RUNS
+from tests.support.tiny import RUNS, write
 
 PHASES = (
     config.PhaseConfig(until=0.5, length=16, batch_size=16),
@@ -47,8 +47,8 @@ def make(folder, name="dropout", **train):
 
 
 def threads_of(events, kind):
-    """Threads in which steps were traced, lowered or compiled, in order."""
-    return [thread for event, name, thread in events if event == kind and "padded_step" in name]
+    """Threads in which steps were lowered or compiled, in order; the first program draws the parameters."""
+    return [thread for event, name, thread in events if event == kind and name == "jit(with_rules)"][1:]
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,6 @@ def compiles(request, monkeypatch):
 
 def test_steps_are_prepared_ahead_and_once(compiles, tiny, tmp_path, expected, events):
     loop.pretrain(make(tiny), str(tmp_path / "run"))
-    print(events)
     assert bits(tmp_path / "run") == expected
     main = threading.current_thread().name
     assert threads_of(events, "jaxpr_to_mlir_module_duration") == [main, AHEAD, AHEAD]
@@ -85,14 +84,20 @@ def test_cpus_compile_at_the_start_of_a_phase(tiny, tmp_path, events):
     assert threads_of(events, "backend_compile_duration") == [threading.current_thread().name] * 3
 
 
-def test_models_with_a_carry_compile_once(monkeypatch, tiny, tmp_path, events):
+def test_models_with_a_carry_compile_once(monkeypatch, verb, tmp_path, events):
     """The carry has the batch size of the phase."""
     monkeypatch.setitem(compile_ahead.COMPILES, "cpu", True)
-    run = RUNS["elmo"]
+    write(tmp_path)
+    prepared = verb("prepare", f"--config={tmp_path}/tiny.py:elmo")
+    assert prepared.status == 0, prepared.err
     phases = (config.PhaseConfig(until=0.5), config.PhaseConfig(until=1.0, batch_size=16))
-    run = runs.make(tiny, run, train={"steps": 4, "phases": phases})
+    run = runs.make(tmp_path, RUNS["elmo"], train={"steps": 4, "phases": phases})
     loop.pretrain(run, str(tmp_path / "run"))
-    assert threads_of(events, "backend_compile_duration") == [threading.current_thread().name, AHEAD]
+    main = threading.current_thread().name
+    threads = [thread for event, name, thread in events if event == "backend_compile_duration" and "with_rules" in name]
+    assert threads.count(AHEAD) == 1
+    # The parameters, the first step, and the carry of the second phase, whose step is compiled only once.
+    assert threads.count(main) == 3
 
 
 def failing_step(phase_step, calls):

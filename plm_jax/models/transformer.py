@@ -157,7 +157,7 @@ class DropoutConfig:
 
     Attributes:
       embedding: rate on the sum of the embeddings.
-      attention: rate on attention probabilities.
+      attention: rate on attention probabilities, rounded to a multiple of 2^-16.
       residual: rate on the output of each sub-layer, before the residual addition.
       attention_output: rate on the output of attention instead of `residual`; None: `residual`.
       feed_forward: rate on the activations of the feed-forward layer.

@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from plm_jax import config
 from plm_jax.models.attention import attend
 from plm_jax.models.kernels import Context, plain, tiles, tpu
-from plm_jax.models.kernels.dropout import keep
+from plm_jax.models.kernels.dropout import keep_weights, realized
 from plm_jax.planning.plan import slice_devices
 from plm_jax.training import mesh
 from tests.models.test_kernels import TPU, devices, with_gradients
@@ -193,33 +193,50 @@ def test_program_has_no_score_array(kernel):
     assert (np.prod(largest) >= length**2) == (kernel == "xla"), largest
 
 
-def test_dropped_weights_have_rate_and_are_independent():
-    """The share is the rate within four standard deviations; neighboring pairs agree like independent ones."""
-    rate, shape = 0.1, (3, 4, 96, 160)
+def near(share, chance, count):
+    """Whether a share of independent draws is within four standard deviations of their chance."""
+    return abs(share - chance) <= 4 * (chance * (1 - chance) / count) ** 0.5
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5])
+def test_dropped_weights_have_rate_and_are_independent(rate):
+    """The share is the rate; pairs of weights agree like independent ones, those from one word included."""
+    shape = (3, 4, 96, 160)
     coordinates = [jnp.arange(n).reshape([-1 if i == axis else 1 for i in range(4)]) for axis, n in enumerate(shape)]
     masks = {
-        seed: np.asarray(keep(jnp.array(seed, jnp.uint32), *coordinates, rate)) for seed in ((1, 2), (1, 3), (2, 2))
+        seed: np.asarray(keep_weights(jnp.array(seed, jnp.uint32), *coordinates, rate))
+        for seed in ((1, 2), (1, 3), (2, 2))
     }
-
-    def near(share, chance, count):
-        return abs(share - chance) < 4 * (chance * (1 - chance) / count) ** 0.5
-
     first = masks[1, 2]
     assert near(1 - first.mean(), rate, first.size)
     for axis in range(4):
-        for apart in (1, 2, 64) if axis > 1 else (1,):
+        for apart in (1, 2, 8, 16, 64) if axis > 1 else (1,):
             one, other = (np.take(first, range(at, first.shape[axis] - apart + at), axis) for at in (0, apart))
             assert near((~one & ~other).mean(), rate**2, one.size), (axis, apart)
     for seed in ((1, 3), (2, 2)):
         assert near((~first & ~masks[seed]).mean(), rate**2, first.size)
+    # Two keys share a word if their numbers differ only in bit 3: the rate of each, and of both, also of other queries.
+    one, other = np.moveaxis(~first.reshape(*shape[:3], -1, 2, 8), 4, 0)
+    assert near(one.mean(), rate, one.size) and near(other.mean(), rate, other.size)
+    for shift in range(3):
+        assert near((one & np.roll(other, shift, 2)).mean(), rate**2, one.size), shift
     # Corners of a rectangle, which reveal hashes that add words of rows and columns.
-    corners = ~(first[..., :-1, :-1] ^ first[..., 1:, :-1] ^ first[..., :-1, 1:] ^ first[..., 1:, 1:])
-    assert near(corners.mean(), (1 + (1 - 2 * rate) ** 4) / 2, corners.size)
+    for apart in (1, 8):
+        left, right = first[..., :-apart], first[..., apart:]
+        corners = ~(left[..., :-1, :] ^ left[..., 1:, :] ^ right[..., :-1, :] ^ right[..., 1:, :])
+        assert near(corners.mean(), (1 + (1 - 2 * rate) ** 4) / 2, corners.size), apart
     # Queries that share masks have position 0.
-    assert (
-        (np.asarray(keep(SEED, *coordinates[:2], jnp.zeros((1, 1, 1, 1), jnp.int32), coordinates[3], rate)).shape[2])
-        == 1
-    )
+    shared = keep_weights(SEED, *coordinates[:2], jnp.zeros((1, 1, 1, 1), jnp.int32), coordinates[3], rate)
+    assert np.asarray(shared).shape[2] == 1
+
+
+@pytest.mark.parametrize("rate", [0.9999, 0.99999999, 0.1, 1e-4, 1e-7])
+def test_chance_of_a_weight_is_realized(rate):
+    """The chance of a weight is a multiple of 2^-16, near 1 - rate, and not 0."""
+    indices = [jnp.arange(n).reshape(shape) for n, shape in ((64, (64, 1, 1)), (256, (256, 1)), (512, (512,)))]
+    masks = keep_weights(SEED, indices[0], 0, *indices[1:], rate)
+    assert near(float(masks.mean()), 1 - realized(rate), masks.size)
+    assert abs(realized(rate) - rate) <= 2**-16 and realized(rate) < 1 and (realized(rate) * 2**16) % 1 == 0
 
 
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="the TPU compiler is not there")

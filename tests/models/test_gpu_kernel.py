@@ -11,7 +11,7 @@ from jax.extend import core
 
 from plm_jax import models
 from plm_jax.models import registry
-from plm_jax.models.kernels import Context, gpu, plain, tile_mask, tiles
+from plm_jax.models.kernels import Context, gpu, plain, tile_mask, tiles, tpu
 from plm_jax.training import flops
 from tests.models.test_kernels import HOPPER, MODEL, TOKENS, devices, with_gradients
 
@@ -107,6 +107,68 @@ def test_parts_drop_and_attend_like_the_whole():
     whole = by_plain(context, jnp.int32(20))(query, key, value)
     outputs = by_flash(context, jnp.int32(20), offsets=(1, 2, 16, 0))(query[1:, 2:, 16:], key[1:, 2:], value[1:, 2:])
     np.testing.assert_allclose(outputs, whole[1:, 2:, 16:], atol=1e-5)
+
+
+# Queries, keys, causality, window, whether rows hold several documents, offsets of row, head and query.
+SHAPES = [
+    (23, 37, False, None, False, (0, 0, 0)),
+    (64, 65, True, None, False, (3, 8, 1)),
+    (41, 41, True, 9, False, (0, 2, 0)),
+    (56, 56, False, 20, True, (0, 0, 0)),
+    (17, 130, True, None, False, (1, 0, 113)),
+]
+
+
+@pytest.mark.parametrize(("rate", "broadcast"), [(0.3, False), (0.7, True)])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_kernels_drop_the_same_weights(shape, rate, broadcast):
+    """With keys and queries of 0 and values of an identity matrix, outputs are the weights after dropout."""
+    queries, keys, causal, window, packed, offsets = shape
+    offsets = jnp.array([*offsets, 0], jnp.int32)
+    size = -(-keys // 8) * 8
+    query, key = (jnp.zeros((2, HEADS, length, size)) for length in (queries, keys))
+    value = jnp.broadcast_to(jnp.eye(keys, size), key.shape)
+    ids = (starts((9, 30), (40, 50), length=queries), starts((9, 30), (40, 50), length=keys)) if packed else (None,) * 2
+    window = None if window is None else jnp.int32(window)
+    arguments = {"query_ids": ids[0], "key_ids": ids[1], "window": window, "seed": SEED, "offsets": offsets}
+    options = {"causal": causal, "rate": rate, "broadcast": broadcast, "interpret": True}
+    by_gpu = gpu.flash(query, key, value, **options, **arguments)
+    by_tpu = tpu.flash(query, key, value, **options, **arguments, tile=tiles.Tile(16, 32, 1))
+    # The same rows, heads and queries of a larger attention.
+    first_row, first_head, first_query, _ = map(int, offsets)
+    larger = [(0, 0), *((first, 0) for first in (first_head, first_query)), (0, 0)]
+    rows = first_row + jnp.arange(2)
+    segments = None if not packed else ids
+    context = Context(causal, segment_ids=segments, rows=rows, dropout=rate, broadcast=broadcast)
+    context = context.with_kernel("xla", queries + first_query, keys)
+    whole = [jnp.pad(query, larger), *(jnp.pad(x, [(0, 0), (first_head, 0), (0, 0), (0, 0)]) for x in (key, value))]
+    by_xla = plain.attend(*whole, context, window, SEED)[:, first_head:, first_query:]
+    assert (by_xla == 0).any() and (by_xla > 0).any()
+    np.testing.assert_allclose(by_gpu, by_xla, rtol=1e-5)
+    np.testing.assert_allclose(by_tpu, by_xla, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kernel", ["xla", "gpu", "tpu"])
+def test_dropout_keeps_the_expectation(kernel):
+    """At a rate of 0.99999 the chance of a weight is 1 / 65536: the mean of outputs of 1 is 1, not 1.53."""
+    batch, length, keys = 8, 512, 4096
+    arrays = [jnp.zeros((batch, 1, length, 8)), jnp.zeros((batch, 1, keys, 8)), jnp.ones((batch, 1, keys, 8))]
+    context = Context(dropout=0.99999)
+    if kernel == "tpu":
+        attend = functools.partial(
+            tpu.flash,
+            causal=False,
+            rate=0.99999,
+            broadcast=False,
+            interpret=True,
+            seed=SEED,
+            offsets=jnp.zeros(4, jnp.int32),
+            tile=tiles.Tile(length, 1024, 1),
+        )
+    else:
+        attend = by_plain(context, None) if kernel == "xla" else by_flash(context, None)
+    kept_weights = batch * length * keys / 65536
+    assert abs(attend(*arrays).mean() - 1) < 4 * kept_weights**-0.5 == 0.25
 
 
 def test_fully_masked_queries_have_zero_output_and_gradient():

@@ -20,9 +20,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 from jaxtyping import Array, Float, Integer
 
-from plm_jax.models.kernels import gpu_terms, tile_mask, tiles
+from plm_jax.models.kernels import dropout, gpu_terms, tile_mask, tiles
 from plm_jax.models.kernels.context import RESIDUALS, UNSEEN, RelativeScores
-from plm_jax.models.kernels.dropout import keep
 from plm_jax.models.kernels.gpu_terms import dot, load
 
 _LOG2E = math.log2(math.e)
@@ -92,7 +91,7 @@ def flash(
     window = None if window is None else jnp.reshape(window, 1)
     mask = Mask(offsets, query_ids, key_ids, query_order, key_order, prefix_lengths, window, seed)
     query, key, value = (x.swapaxes(1, 2) for x in (query_BNQH, key_BGKH, value_BGKH))
-    options = GpuOptions(causal, rate if seed is not None else 0.0, broadcast, interpret)
+    options = GpuOptions(causal, dropout.realized(rate) if seed is not None else 0.0, broadcast, interpret)
     mixed: jax.Array = _attention(options, Inputs(query, key, value, distance_bias, relative, mask))
     return mixed.swapaxes(1, 2)
 
@@ -257,11 +256,19 @@ class GpuCall:
 
     def keep_mask(self, mask, row, head, starts):
         """Returns the dropout mask, bool over the tile's scores, or over its keys."""
-        queries, keys = self.indices(starts)
         first_row, first_head, first_query, first_key = (mask.offsets[i] for i in range(4))
-        query = jnp.int32(0) if self.options.broadcast else first_query + queries
-        seed = mask.seed[0], mask.seed[1]
-        return keep(seed, first_row + row, first_head + head, query, first_key + keys, self.options.rate)
+        indices = first_row + row, first_head + head
+        # Axes of scores: those of keys are blocks of 16, the two keys of a word, and the words of a block.
+        axes = (0, 1, 2, 3) if self.query_axis == 0 else (3, 0, 1, 2)
+        query, block, second, within = (
+            jnp.arange(size).reshape([size if axis == at else 1 for at in range(4)])
+            for axis, size in zip(axes, (self.tile.queries, self.tile.keys // 16, 2, 8), strict=True)
+        )
+        query = jnp.zeros((1,) * 4, jnp.int32) if self.options.broadcast else first_query + starts[0] + query
+        key = first_key + starts[1] + 16 * block + within
+        words = dropout.meet(dropout.word(mask.seed[0], *indices, query), dropout.word(mask.seed[1], *indices, key))
+        keep_mask = dropout.keeps(words * jnp.where(second, *dropout.FACTORS[::-1]), self.options.rate)
+        return keep_mask.reshape(*(query.size, self.tile.keys)[:: -1 if self.query_axis else 1])
 
     def derivative(self, refs, backward, query, key, value, cotangent, row, head, starts, masked):
         """Returns (weights after dropout, cotangent of the scores), float32, both without the factor 1 / (1 - rate)."""

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from plm_jax.models.kernels.choice import platform
 from plm_jax.models.kernels.context import Context, Keys, Queries, Seed, Window
-from plm_jax.models.kernels.dropout import keep
+from plm_jax.models.kernels.dropout import keep_weights, realized
 from plm_jax.models.partitioning import is_spread
 
 # Number of scores above which a CPU computes them by row. With 8 rows of 512 tokens and 12 heads, this takes about half
@@ -75,4 +75,5 @@ def _drop(weights_BNQK: jax.Array, context: Context, seed: Seed) -> jax.Array:
     row, head, query, key = jnp.ix_(*map(jnp.arange, shape))
     row = row if context.rows is None else context.rows.reshape(row.shape)
     query = query if context.targets is None or context.broadcast else context.numbers(query)
-    return jnp.where(keep(seed, row, head, query, key, context.dropout), weights_BNQK / (1 - context.dropout), 0)
+    mask = keep_weights(seed, row, head, query, key, context.dropout)
+    return jnp.where(mask, weights_BNQK / (1 - realized(context.dropout)), 0)

@@ -19,7 +19,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Integer
 
-from plm_jax.models.kernels import tiles, tpu_terms
+from plm_jax.models.kernels import dropout, tiles, tpu_terms
 from plm_jax.models.kernels.context import FIRST, RESIDUALS, UNSEEN, RelativeScores
 from plm_jax.models.kernels.tpu_terms import dot
 from plm_jax.models.kernels.tpu_tile import ScoreTile, TpuCall
@@ -63,7 +63,8 @@ def flash(
       distance_bias: float32 [N, Q + K - 1], bias of scores: entry j is for keys j - (Q - 1) positions after the query.
       relative: further terms of scores.
       seed: uint32 [2], seed of the dropout mask.
-      offsets: int32 [4], numbers of this call's first row, head, query and key in the whole attention.
+      offsets: int32 [4], numbers of this call's first row, head, query and key in the whole attention; that of the key
+        is a multiple of 16.
       tile: tile sizes; None: those of `tiles.choose`.
     """
     batch, heads, queries, head_dim = query_BNQH.shape
@@ -73,7 +74,7 @@ def flash(
         *(batch, heads, groups, head_dim, queries, keys),
         tile=tile or tiles.choose(groups, heads // groups, head_dim, queries, keys, biased=biased),
         causal=causal,
-        rate=rate if seed is not None else 0.0,
+        rate=dropout.realized(rate) if seed is not None else 0.0,
         broadcast=broadcast,
         interpret=interpret,
         has_ids=query_ids is not None,

@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from plm_jax.models.kernels import tiles
-from plm_jax.models.kernels.dropout import meet, word
+from plm_jax.models.kernels import dropout, tiles
 
 # Indices of the scalars that programs read, followed by those of each row.
 SEED, ROW, HEAD, QUERY, KEY, WINDOW, ROWS = 0, 2, 3, 4, 5, 6, 7
@@ -191,9 +190,12 @@ class ScoreTile:
         head = self.numbers[HEAD] + self.program * self.call.program_heads + head
         query = jnp.zeros((1, 1), jnp.int32) if self.call.broadcast else self.queries()
         # Hashed along lanes, which takes far fewer registers, and then transposed.
-        keys = self.first_key + jax.lax.broadcasted_iota(jnp.int32, (1, self.call.tile.keys), 1)
-        of_keys = column(word(seed[1], row, head, keys))
-        return meet(word(seed[0], row, head, query), of_keys, self.call.rate)
+        index = jax.lax.broadcasted_iota(jnp.int32, (1, self.call.tile.keys // 2), 1)
+        of_keys = column(dropout.word(seed[1], row, head, dropout.first_keys(self.first_key, index)))
+        words = dropout.meet(dropout.word(seed[0], row, head, query), of_keys)
+        bits = [x.reshape(-1, dropout.PARTNER, x.shape[1]) for x in dropout.both(words)]
+        bits = jnp.concatenate(bits, axis=1).reshape(self.call.tile.keys, -1)
+        return dropout.keeps(bits, self.call.rate)
 
     def lanes(self, head):
         """Returns the slices of a head, and of the key head that serves it, within their blocks."""

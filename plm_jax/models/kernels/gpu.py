@@ -57,11 +57,19 @@ class Inputs(NamedTuple):
 
 
 class BackwardInputs(NamedTuple):
-    """Further inputs of the backward pass; `products` are the sums of output · cotangent over H."""
+    """Further inputs of the backward pass.
+
+    Attributes:
+      cotangent_BQNH: cotangent of the output.
+      log_sums_BNQ: log of the sum of exponentials.
+      products_BNQ: sums of output · cotangent over H.
+      words_BNQ: hashes of the queries for dropout masks; None: the kernel computes them.
+    """
 
     cotangent_BQNH: Any
     log_sums_BNQ: Any
     products_BNQ: Any
+    words_BNQ: Any = None
 
 
 def flash(
@@ -254,8 +262,8 @@ class GpuCall:
             of_keys = load(mask.key_order, (row, pl.ds(starts[1], self.tile.keys)), self.inside(starts[1], 1))
             yield self.of_queries(of_queries) > self.of_keys(of_keys)
 
-    def keep_mask(self, mask, row, head, starts):
-        """Returns the dropout mask, bool over the tile's scores, or over its keys."""
+    def keep_mask(self, mask, row, head, starts, words_BNQ=None):
+        """Returns the dropout mask, bool over the tile's scores, or over its keys; hashes of queries may be passed."""
         first_row, first_head, first_query, first_key = (mask.offsets[i] for i in range(4))
         indices = first_row + row, first_head + head
         # Axes of scores: those of keys are blocks of 16, the two keys of a word, and the words of a block.
@@ -265,8 +273,12 @@ class GpuCall:
             for axis, size in zip(axes, (self.tile.queries, self.tile.keys // 16, 2, 8), strict=True)
         )
         query = jnp.zeros((1,) * 4, jnp.int32) if self.options.broadcast else first_query + starts[0] + query
+        if words_BNQ is None:
+            of_queries = dropout.word(mask.seed[0], *indices, query)
+        else:
+            of_queries = self.load_query(words_BNQ, row, head, starts[0]).reshape(query.shape)
         key = first_key + starts[1] + 16 * block + within
-        words = dropout.meet(dropout.word(mask.seed[0], *indices, query), dropout.word(mask.seed[1], *indices, key))
+        words = dropout.meet(of_queries, dropout.word(mask.seed[1], *indices, key))
         keep_mask = dropout.keeps(words * jnp.where(second, *dropout.FACTORS[::-1]), self.options.rate)
         return keep_mask.reshape(*(query.size, self.tile.keys)[:: -1 if self.query_axis else 1])
 
@@ -278,8 +290,9 @@ class GpuCall:
         weights = _exponential(scores, self.of_queries(-_LOG2E * log_sums), self.options.interpret)
         dropped, of_weights = weights, self.product(cotangent, value)
         if self.options.rate:
-            keep_mask = self.keep_mask(refs.mask, row, head, starts)
-            dropped, of_weights = jnp.where(keep_mask, weights, 0.0), jnp.where(keep_mask, of_weights, 0.0)
+            keep_mask = self.keep_mask(refs.mask, row, head, starts, backward.words_BNQ)
+            dropped = _dropped(weights, keep_mask, self.options.interpret)
+            of_weights = jnp.where(keep_mask, of_weights, 0.0)
         return dropped, weights * (of_weights - self.of_queries(products))
 
     def over(self, ranges_ref, mask, row, program, body, carry):
@@ -308,6 +321,23 @@ def _exponential(scores, shift, interpret):
     return result
 
 
+def _dropped(weights, keep_mask, interpret):
+    """Returns the weights or 0.
+
+    LLVM would select among numbers in bfloat16 and unpack and pack pairs of them, with two instructions more.
+    """
+    if interpret:
+        return jnp.where(keep_mask, weights, 0.0)
+    (result,) = triton.elementwise_inline_asm(
+        "{ .reg .pred p; setp.ne.s32 p, $2, 0; selp.f32 $0, $1, 0f00000000, p; }",
+        args=(weights, jnp.broadcast_to(keep_mask, weights.shape).astype(jnp.int32)),
+        constraints="=f,f,r",
+        pack=1,
+        result_shape_dtypes=(jax.ShapeDtypeStruct(weights.shape, jnp.float32),),
+    )
+    return result
+
+
 def _forward_kernel(call, refs, ranges_ref, mixed_ref, log_sums_ref):
     tile, head, row = (pl.program_id(axis) for axis in range(3))
     # In causal attention the last queries have the most visible keys, so they start first.
@@ -327,7 +357,7 @@ def _forward_kernel(call, refs, ranges_ref, mixed_ref, log_sums_ref):
         shrink = jnp.exp2(_LOG2E * (greatest - new_greatest))
         sums = sums * shrink + weights.sum(1)
         if call.options.rate:
-            weights = jnp.where(call.keep_mask(refs.mask, row, head, starts), weights, 0.0)
+            weights = _dropped(weights, call.keep_mask(refs.mask, row, head, starts), call.options.interpret)
         value = call.load_key(refs.value_BKGH, row, head, starts[1])
         mixed = mixed * shrink[:, None] + dot(weights.astype(value.dtype), value, 0)
         return mixed, new_greatest, sums
@@ -426,6 +456,12 @@ def _key_value_gradients(options, inputs, backward):
     """Returns the gradients of the keys and the values, and of the bias of keys or None."""
     batch, _, groups, _ = inputs.key_BKGH.shape
     call, ranges = _prepared("triton_dkv", options, inputs)
+    if options.rate and not options.broadcast:
+        # In a tile of this kernel, a thread has a quarter of the queries: hashing them would take a fifth of its time.
+        row, head, query = jnp.ix_(*map(jnp.arange, backward.log_sums_BNQ.shape))
+        first_row, first_head, first_query, _ = inputs.mask.offsets
+        words = dropout.word(inputs.mask.seed[0], first_row + row, first_head + head, first_query + query)
+        backward = backward._replace(words_BNQ=words)
     key_bias = None if inputs.relative is None else inputs.relative.key_bias
     outputs = _like(inputs.key_BKGH), _like(inputs.value_BKGH), None if key_bias is None else _like(key_bias)
     # With the keys' tiles in the grid, sums over queries stay in registers.

@@ -23,25 +23,24 @@ class KernelCost(NamedTuple):
 # A backward pass in two kernels, for rows too long for one, takes 0.72 and 0.84 times as long, with 3 and 4 of the 5
 # products.
 _OLDER = {
-    "flash_forward": KernelCost(397, 0.66, 282),
-    "flash_backward": KernelCost(384, 0.83, 333),
-    "flash_dq": KernelCost(276, 1.0, 333),
-    "flash_dkv": KernelCost(323, 0.87, 333),
+    "flash_forward": KernelCost(397, 0.66, 180),
+    "flash_backward": KernelCost(384, 0.83, 169),
+    "flash_dq": KernelCost(276, 1.0, 169),
+    "flash_dkv": KernelCost(323, 0.87, 169),
 }
 _NEWER = {
-    "flash_forward": KernelCost(1690, 0.75, 900),
-    "flash_backward": KernelCost(1792, 0.77, 1434),
-    "flash_dq": KernelCost(1290, 0.92, 1434),
-    "flash_dkv": KernelCost(1505, 0.81, 1434),
+    "flash_forward": KernelCost(1690, 0.75, 430),
+    "flash_backward": KernelCost(1792, 0.77, 778),
+    "flash_dq": KernelCost(1290, 0.92, 778),
+    "flash_dkv": KernelCost(1505, 0.81, 778),
 }
 # Cycles in which a multiprocessor issues the instructions of the loops that ptxas 13.5 compiles for sm_90a, at a
-# head_dim of 64 and 4,096 FLOPs a cycle. Backward counts without dropout are those with dropout minus the difference in
-# the forward pass. Matrix products and other instructions are assumed not to overlap; waiting for memory is not
-# included. None of these numbers was measured.
+# head_dim of 64 and 4,096 FLOPs a cycle, as `benchmarks/kernel_instructions.py` counts them. Matrix products and other
+# instructions are assumed not to overlap; waiting for memory is not included. None of these numbers was measured.
 _HOPPER = {
-    "triton_forward": KernelCost(553, 1.0, 840),
-    "triton_dq": KernelCost(537, 1.0, 840),
-    "triton_dkv": KernelCost(647, 1.0, 840),
+    "triton_forward": KernelCost(529, 1.0, 473),
+    "triton_dq": KernelCost(472, 1.0, 584),
+    "triton_dkv": KernelCost(604, 1.0, 504),
 }
 SCHEDULES = {"v4": _OLDER, "v5": _OLDER, "v6": _NEWER, "TPU7x": _NEWER, "H100": _HOPPER, "H200": _HOPPER}
 # Share of the peak that matrix products of other kernels reach: Splash attention at a head_dim of 64 on v5e.

@@ -8,8 +8,8 @@
               pages without the units that other pages own, then the next rules
     write     lines of each output file, sorted
 
-The stages of a comparison run only if the settings have it. After each stage but the last, a stage with the suffix
-`-split` divides the outputs again if there are too many for a single step (`common/shuffle.py`).
+The stages of a comparison run only if the settings have it. After each stage but the last, stages with the suffixes
+`-split` and `-split-2` divide the outputs again if there are too many for a single step (`common/shuffle.py`).
 
 The order of the steps is that of `tensorflow_datasets/text/c4.py`: length, sites, newest copy, list of URLs,
 paragraphs, lines, duplicates, language, bad words. Gopher's rules (repetition, quality) see the text before any line is
@@ -70,7 +70,12 @@ class Plan:
     @property
     def text_bytes(self) -> int:
         """Approximate size of the crawl's text."""
-        return sum(file.size * (EXPANSION if file.name.endswith(".gz") else 1) for file in self.files.values())
+        return sum(map(text_bytes, self.files.values()))
+
+
+def text_bytes(file: crawl.CrawlFile) -> int:
+    """Returns the approximate size of a file's text."""
+    return file.size * (EXPANSION if file.name.endswith(".gz") else 1)
 
 
 def passes(rule: settings.CleaningConfig) -> list[Pass]:
@@ -90,7 +95,7 @@ def build(plan: Plan) -> list[tasks.Stage]:
     read = ("pages", "urls")
     stages = [
         tasks.Stage("read", functools.partial(_read_tasks, plan)),
-        shuffle.splitting("read", read),
+        *shuffle.splitting("read", read),
         tasks.Stage("newest", functools.partial(_newest_tasks, plan, first), shuffle.folders("read", read)),
     ]
     source, compared = "newest", first.compared
@@ -99,13 +104,13 @@ def build(plan: Plan) -> list[tasks.Stage]:
         owners = f"{compared}-owners"
         make = functools.partial(_keep_tasks, plan, source, owners, compared, step)
         stages += [
-            shuffle.splitting(source, ["units"]),
+            *shuffle.splitting(source, ["units"]),
             tasks.Stage(owners, functools.partial(_owner_tasks, source), shuffle.folders(source, ["units"])),
-            shuffle.splitting(owners, ["lost"]),
+            *shuffle.splitting(owners, ["lost"]),
             tasks.Stage(compared, make, (source, *shuffle.folders(owners, ["lost"]))),
         ]
         source, compared = compared, step.compared
-    stages.append(shuffle.splitting(source, ["rows"]))
+    stages += shuffle.splitting(source, ["rows"])
     folders = (*shuffle.folders(source, ["rows"]), "read")
     stages.append(tasks.Stage("write", functools.partial(_write_tasks, plan, source), folders))
     return stages

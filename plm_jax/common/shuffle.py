@@ -4,9 +4,13 @@ Each task of a stage writes one file with a slice for each task of a later stage
 the numbers of both tasks. If it exceeds `MOST_REQUESTS`, the first stage stores several parts as one, and a stage
 between them divides these again: each of its tasks reads one stored part from the outputs of a group of tasks, and
 writes a file with a slice for each part. With `N` tasks, `C` stored parts, `G` groups and `P` parts, there are `N C`
-slices before and `P G` slices after that stage. The records of each part are the same as without it.
+slices before and `P G` slices after that stage. That bounds `C G`, the number of its tasks, by `MOST_REQUESTS`^2 over
+`N P`: if there are few of them, each would read very much, so a second such stage follows, and the first one divides a
+stored part into stored parts of fewer parts. The records of each part are the same as with a single step.
 """
 
+import collections
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -14,7 +18,15 @@ from plm_jax.common import parts, tasks
 
 MOST_REQUESTS = 2**20
 # Records in memory of a task that divides stored parts again.
-_BUFFER_BYTES = 2**25
+BUFFER_BYTES = 2**25
+# Stored parts of at least `_MOST_WIDTH` parts, about those that at most `MOST_REQUESTS / _MOST_WIDTH` tasks would
+# divide at once, are first divided into stored parts of `1 / _FRACTION` of their parts.
+_MOST_WIDTH, _FRACTION = 2**10, 2**6
+
+
+# The outputs of a stage are divided again in groups: a few, so that the disk does not hold everything twice, or as many
+# as are necessary for tasks that read about `_TASK_BYTES`.
+_LEAST_GROUPS, _TASK_BYTES = 4, 2**30
 
 
 class Division(NamedTuple):
@@ -37,7 +49,8 @@ def divide(num_tasks: int, num_parts: int) -> Division:
     """Returns the division of the outputs of `num_tasks` tasks into `num_parts` parts, both at most `MOST_REQUESTS`."""
     if num_tasks * num_parts <= MOST_REQUESTS:
         return Division(num_parts)
-    return Division(num_parts, -(-num_parts // max(1, MOST_REQUESTS // num_tasks)))
+    width = -(-num_parts // max(1, MOST_REQUESTS // num_tasks))
+    return Division(num_parts, width if width < _MOST_WIDTH else -(-width // _FRACTION) * _FRACTION)
 
 
 class Spread(NamedTuple):
@@ -84,18 +97,17 @@ class Part(NamedTuple):
 
 def collect(marks: Iterable[tasks.Mark], field: str) -> dict[int, Part]:
     """Returns the stored parts that are not empty, by number, from outputs that a field of the results describes."""
-    slices: dict[int, list[parts.Slice]] = {}
-    outputs: dict[int, list[tasks.Output]] = {}
+    slices: dict[int, list[parts.Slice]] = collections.defaultdict(list)
+    outputs: dict[int, list[tasks.Output]] = collections.defaultdict(list)
     for mark in marks:
         if (spread := read(mark, field)) is None:
             continue
         output = mark.outputs[spread.output]
-        for i, size in enumerate(spread.sizes):
+        ranges = zip(spread.sizes, itertools.pairwise(spread.offsets), strict=True)
+        for number, (size, (start, stop)) in enumerate(ranges, spread.first):
             if size:
-                number = spread.first + i
-                each = parts.Slice(output.path, spread.offsets[i], spread.offsets[i + 1], size)
-                slices.setdefault(number, []).append(each)
-                outputs.setdefault(number, []).append(output)
+                slices[number].append(parts.Slice(output.path, start, stop, size))
+                outputs[number].append(output)
     return {number: Part(tuple(slices[number]), tuple(outputs[number])) for number in sorted(slices)}
 
 
@@ -112,30 +124,37 @@ def size(marks: Iterable[tasks.Mark], field: str) -> int:
 
 def latest(marks: tasks.Marks, source: str, field: str) -> Sequence[tasks.Mark]:
     """Returns the marks of the tasks that wrote the parts: of the stage `source`, or of `splitting` after it."""
-    again = [mark for mark in marks.get(_name(source), ()) if field in mark.result]
-    return again or marks[source]
+    for stage in reversed(_names(source)):
+        if again := [mark for mark in marks.get(stage, ()) if field in mark.result]:
+            return again
+    return marks[source]
 
 
-def splitting(source: str, fields: Sequence[str]) -> tasks.Stage:
-    """Returns the stage that divides outputs of the stage `source` again. It has no tasks if that is not necessary.
+def splitting(source: str, fields: Sequence[str]) -> list[tasks.Stage]:
+    """Returns the stages that divide outputs of the stage `source` again. They have no tasks if not necessary.
 
     Args:
       fields: fields of the results that describe outputs. Outputs of a field are in a folder of the same name.
     """
-    return tasks.Stage(
-        _name(source),
-        lambda marks: [task for field in fields for task in _tasks(marks[source], field)],
-        tuple(f"{source}/{field}" for field in fields),
-    )
+
+    def stage(before: str, name: str) -> tasks.Stage:
+        return tasks.Stage(
+            name,
+            lambda marks: [task for field in fields for task in _tasks(marks[before], field)],
+            tuple(f"{before}/{field}" for field in fields),
+        )
+
+    return [stage(*names) for names in itertools.pairwise(_names(source))]
 
 
 def folders(source: str, fields: Sequence[str]) -> tuple[str, ...]:
     """Returns the folders of outputs of the stage `source`, and of `splitting` after it."""
-    return tuple(f"{stage}/{field}" for stage in (source, _name(source)) for field in fields)
+    return tuple(f"{stage}/{field}" for stage in _names(source) for field in fields)
 
 
-def _name(source: str) -> str:
-    return f"{source}-split"
+def _names(source: str) -> tuple[str, ...]:
+    """Returns the names of a stage and of the stages that divide its outputs again."""
+    return source, f"{source}-split", f"{source}-split-2"
 
 
 def _tasks(sources: Sequence[tasks.Mark], field: str) -> list[tasks.Task]:
@@ -144,24 +163,26 @@ def _tasks(sources: Sequence[tasks.Mark], field: str) -> list[tasks.Task]:
     if spread is None or spread.division.width == 1:
         return []
     division = spread.division
-    num_groups = min(len(writers), max(1, MOST_REQUESTS // division.num_parts))
+    target = Division(division.num_parts, division.width // _FRACTION if division.width >= _MOST_WIDTH else 1)
+    num_groups = max(_LEAST_GROUPS, size(writers, field) // (_TASK_BYTES * len(spread.sizes)))
+    num_groups = min(len(writers), num_groups, max(1, MOST_REQUESTS // -(-target.num_parts // target.width)))
     result = []
     # All tasks of a group before those of the next, so that the outputs they read can be removed.
     for group in range(num_groups):
         members = writers[group * len(writers) // num_groups : (group + 1) * len(writers) // num_groups]
         for number, (slices, outputs) in collect(members, field).items():
-            name = f"{field}-{group:06d}-{number:06d}"
-            result.append(tasks.Task(name, split, (field, slices, division, number * division.width), outputs))
+            name, first = f"{field}-{group:06d}-{number:06d}", number * division.width
+            count = min(division.width, division.num_parts - first)
+            result.append(tasks.Task(name, split, (field, slices, target, first, count), outputs))
     return result
 
 
 def split(
-    workspace: tasks.Workspace, field: str, slices: Sequence[parts.Slice], division: Division, first: int
+    workspace: tasks.Workspace, field: str, slices: Sequence[parts.Slice], division: Division, first: int, count: int
 ) -> Mapping[str, Any]:
-    """Divides stored parts of several outputs. `first` is the first number of the parts in them."""
-    count = min(division.width, division.num_parts - first)
-    writer = parts.PartsWriter(count, first=first, buffer_bytes=_BUFFER_BYTES)
+    """Divides stored parts of several outputs, with `count` parts from the number `first` on."""
+    writer = parts.PartsWriter(count, division.width, first, BUFFER_BYTES)
     for each in slices:
         for number, records in parts.numbered_records(each._replace(path=workspace.path(each.path))):
             writer.add(number, records)
-    return {field: write(workspace, f"{field}/{workspace.task}", writer, Division(division.num_parts), first)}
+    return {field: write(workspace, f"{field}/{workspace.task}", writer, division, first // division.width)}

@@ -1,4 +1,4 @@
-"""Division of records among tasks, in one step and in two."""
+"""Division of records among tasks, in up to three steps."""
 
 import collections
 import random
@@ -46,7 +46,7 @@ def run(folder, num_tasks: int, num_parts: int) -> tuple[dict[str, list[tasks.Ma
 
     stages = [
         tasks.Stage("scatter", first),
-        shuffle.splitting("scatter", ["records"]),
+        *shuffle.splitting("scatter", ["records"]),
         tasks.Stage("gather", last, shuffle.folders("scatter", ["records"])),
     ]
     job = tasks.Job(str(folder), "a")
@@ -68,6 +68,34 @@ def test_two_steps_give_each_part_the_same_records_with_fewer_requests(num_tasks
         assert slices <= 64
     assert not (tmp_path / "two" / "scatter" / "records").exists()
     assert not (tmp_path / "two" / "scatter-split" / "records").exists()
+
+
+@pytest.mark.parametrize("num_tasks, num_parts", [(32, 32), (29, 37), (16, 61)])
+def test_three_steps_give_each_part_the_same_records_with_smaller_tasks(num_tasks, num_parts, tmp_path, monkeypatch):
+    expected, _ = run(tmp_path / "one", num_tasks, num_parts)
+    monkeypatch.setattr(shuffle, "MOST_REQUESTS", 64)
+    two_steps, _ = run(tmp_path / "two", num_tasks, num_parts)
+    assert not two_steps["scatter-split-2"]
+    monkeypatch.setattr(shuffle, "_MOST_WIDTH", 8)
+    monkeypatch.setattr(shuffle, "_FRACTION", 4)
+    marks, created = run(tmp_path / "three", num_tasks, num_parts)
+    assert {m.task: m.result for m in marks["gather"]} == {m.task: m.result for m in expected["gather"]}
+    for stage in ("scatter-split", "scatter-split-2"):
+        assert len(marks[stage]) > len(two_steps["scatter-split"])
+    for stage in ("scatter-split", "scatter-split-2", "gather"):
+        assert 0 < sum(len(task.inputs) for task in created[stage]) <= 64
+    for stage in ("scatter", "scatter-split", "scatter-split-2"):
+        assert sum(len(shuffle.Spread(*mark.result["records"]).sizes) for mark in marks[stage]) <= 64
+        assert not (tmp_path / "three" / stage / "records").exists()
+
+
+def test_few_tasks_divide_small_outputs_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(shuffle, "MOST_REQUESTS", 256)
+    few, _ = run(tmp_path / "few", 20, 20)
+    monkeypatch.setattr(shuffle, "_TASK_BYTES", 1)
+    many, _ = run(tmp_path / "many", 20, 20)
+    assert 0 < len(few["scatter-split"]) <= 4 * 10 < 100 < len(many["scatter-split"]) <= 12 * 10
+    assert [mark.result for mark in few["gather"]] == [mark.result for mark in many["gather"]]
 
 
 def test_outputs_are_removed_while_they_are_divided_again(tmp_path, monkeypatch):

@@ -51,11 +51,8 @@ def clean(
     """
     for extra in ("clean", "report"):
         extras.require(extra)
-    files = crawl.files(inputs)
-    if rule.shards is None:
-        size = sum(file.size for file in files.values())
-        rule = dataclasses.replace(rule, shards=size // _SHARD_BYTES + 1)
-    loaded = lists.load(rule)
+    plan = make_plan(inputs, rule, part_bytes)
+    files, rule, loaded = plan.files, plan.rule, plan.lists
     identity = _identity(files, rule, loaded)
     _check_output(output, files)
     work = os.path.join(output, _WORK) if storage.is_remote(output) else _hidden_path(output, "tmp")
@@ -64,13 +61,26 @@ def clean(
             print(f"up to date at {output}")
             _remove(work)
             return
-        job, plan = jobs.begin(work, f"{identity} {part_bytes}"), stages.Plan(files, rule, loaded, part_bytes)
+        job = jobs.begin(work, f"{identity} {part_bytes}")
         job_rules.write(job.folder, rule, loaded)
         print(f"{len(files):,} files to clean", file=sys.stderr)
         with executor or LocalExecutor() as engine:
             marks = children.in_background(lambda: tasks.run(job, stages.build(plan), engine, show_progress)).result()
         text = _finish(work, job.folder, output, identity, plan, marks)
     print(f"{text}\n{output}")
+
+
+def make_plan(inputs: list[str], rule: settings.CleaningConfig, part_bytes: int) -> stages.Plan:
+    """Lists the inputs, reads the lists that the settings name, and sets the number of shards.
+
+    Raises:
+      UserError: there is no input, or a list is missing.
+    """
+    files = crawl.files(inputs)
+    if rule.shards is None:
+        size = sum(file.size for file in files.values())
+        rule = dataclasses.replace(rule, shards=size // _SHARD_BYTES + 1)
+    return stages.Plan(files, rule, lists.load(rule), part_bytes)
 
 
 def _finish(work: str, job_folder: str, output: str, identity: str, plan: stages.Plan, marks: tasks.Marks) -> str:

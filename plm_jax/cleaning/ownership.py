@@ -17,6 +17,8 @@ _KEY = records.KEY_BYTES
 _DIGEST = f"S{_KEY}"
 _RECORD = np.dtype([("unit", _DIGEST), ("key", _DIGEST), ("task", "<u4")])
 _TASK = struct.Struct("<I")
+# Bytes of a record, and of a unit with the key of a page in `losses`.
+RECORD_BYTES, LOSS_BYTES = _RECORD.itemsize, 2 * _KEY
 # Least number of records that are merged at a time.
 _MERGED = 2**17
 

@@ -15,6 +15,7 @@ number of workers. Options after -- go to the engine of --runner:
 docs/cleaning.md describes the rules, and plm_jax/cleaning/settings.py defines every setting.
 
 examples:
+  plm_jax clean --input='crawl/*.warc.wet.gz' --set=badwords=None --plan
   plm_jax clean --input='crawl/*.warc.wet.gz' --output=clean --set=badwords.path=LDNOOBW/en
   plm_jax clean --input=pages.jsonl --output=clean --set=badwords=None --set=near_duplicates.kind=minhash
   plm_jax clean --input='gs://bucket/*.wet.gz' --output=gs://bucket/clean --set=badwords=None \
@@ -27,7 +28,9 @@ from plm_jax.common import command_line
 from plm_jax.common.executors import engines
 
 _INPUT = flags.DEFINE_list("input", [], "paths or globs of WET, WARC, JSON Lines or Parquet files (required)")
-_OUTPUT = flags.DEFINE_string("output", None, "directory for the cleaned pages and the report (required)")
+_OUTPUT = flags.DEFINE_string(
+    "output", None, "directory for the cleaned pages and the report (required without --plan)"
+)
 _FLAVOR = flags.DEFINE_string(
     "flavor", "en", "set of rules: en, en.noclean, realnewslike, webtextlike, multilingual or fineweb"
 )
@@ -39,17 +42,27 @@ _PART_BYTES = flags.DEFINE_integer(
     2**12,
     2**30,
 )
+_PLAN = flags.DEFINE_bool(
+    "plan",
+    False,
+    "print the tasks, requests, bytes, memory and disk that a run needs, and write nothing",
+)
 _SET = flags.DEFINE_multi_string("set", [], "override a setting, such as lines.min_words=4; may be repeated")
 
 
 def main() -> None:
-    """Cleans the crawl and prints what was removed."""
+    """Cleans the crawl and prints what was removed, or with `--plan` what a run needs."""
     command_line.required(_INPUT)
-    output = command_line.required(_OUTPUT)
-    from plm_jax.cleaning import job, settings
+    output = "" if _PLAN.value else command_line.required(_OUTPUT)
+    from plm_jax.cleaning import dry_run, job, settings
 
+    rule = settings.resolve(_FLAVOR.value, _SET.value)
+    if _PLAN.value:
+        plan = job.make_plan(_INPUT.value, rule, _PART_BYTES.value)
+        print(dry_run.table(plan, dry_run.estimate(plan)))
+        return
     executor = engines.make(_RUNNER.value, command_line.options())
-    job.clean(_INPUT.value, output, settings.resolve(_FLAVOR.value, _SET.value), executor, part_bytes=_PART_BYTES.value)
+    job.clean(_INPUT.value, output, rule, executor, part_bytes=_PART_BYTES.value)
 
 
 if __name__ == "__main__":

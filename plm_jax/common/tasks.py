@@ -166,6 +166,21 @@ class Stage:
     removes: tuple[str, ...] = ()
 
 
+class TaskInputs:
+    """Inputs of the tasks of a stage, each of which is removed as soon as every task that reads it is complete."""
+
+    def __init__(self, stage: Stage, tasks: Sequence[Task]):
+        self._num_readers = Counter(output.path for task in tasks for output in task.inputs)
+        self._removable = tuple(f"{name}/" for name in stage.removes)
+
+    def unread_after(self, task: Task) -> Iterator[Output]:
+        """Counts a complete task. Iterates over the inputs to be removed."""
+        for output in task.inputs:
+            self._num_readers[output.path] -= 1
+            if not self._num_readers[output.path] and output.path.startswith(self._removable):
+                yield output
+
+
 @dataclasses.dataclass(frozen=True)
 class Job:
     """Job in a folder.
@@ -255,15 +270,11 @@ def _run_stage(job: Job, stage: Stage, marks: Marks, executor: Executor, show_pr
     if not tasks:
         return []
     complete = {mark.task: mark for mark in _complete(job, stage.name, tasks)}
-    readers = Counter(output.path for task in tasks.values() for output in task.inputs)
-    removable = tuple(f"{name}/" for name in stage.removes)
-    failures: list[Failure] = []
+    inputs, failures = TaskInputs(stage, list(tasks.values())), []
 
     def count(mark: Mark) -> None:
-        for output in tasks[mark.task].inputs:
-            readers[output.path] -= 1
-            if not readers[output.path] and output.path.startswith(removable):
-                storage.remove(os.path.join(job.folder, output.path))
+        for output in inputs.unread_after(tasks[mark.task]):
+            storage.remove(os.path.join(job.folder, output.path))
 
     for mark in complete.values():
         count(mark)

@@ -46,6 +46,7 @@ def measured_job(megabytes: int) -> dict[str, Any]:
     for mark in (mark for marks in complete.values() for mark in marks):
         for field in mark.result.keys() & dry_run.COMPRESSED.keys():
             spread = shuffle.read(mark, field)
+            assert spread is not None
             total = sizes.setdefault(field, [0, 0])
             total[0] += mark.outputs[spread.output].size
             total[1] += sum(spread.sizes)

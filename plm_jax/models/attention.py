@@ -17,7 +17,7 @@ from plm_jax.models import partitioning
 from plm_jax.models.kernels import Context, cudnn, plain, platform
 from plm_jax.models.kernels.by_stream import by_stream
 from plm_jax.models.kernels.context import Keys, Queries, Seed, Window
-from plm_jax.models.kernels.over_mesh import over_mesh
+from plm_jax.models.kernels.over_mesh import join_heads, over_mesh, split_heads
 from plm_jax.models.layers import Dense, Depth, Dropout, Memory, Stream, norm
 from plm_jax.models.partitioning import constrain, mesh_axes
 from plm_jax.models.positions import SelfAttentionLayer
@@ -71,39 +71,44 @@ class Attention(nn.Module):
         projections = {name: dense(name) for name in heads_of}
 
         def project(name, x):
-            heads, projected = heads_of[name], projections[name](x)
+            """Returns [B, L, heads · H]."""
             # If the number of heads is not divisible by the number of devices, XLA would compute wrong gradients for
             # fractions of heads, so each device computes all heads.
-            is_uneven = heads % mesh_axes("heads").get("tensor", 1) > 0
+            is_uneven = heads_of[name] % mesh_axes("heads").get("tensor", 1) > 0
+            projected = projections[name](x)
             with partitioning.without(["tensor"] if is_uneven else []):
-                if is_uneven:
-                    projected = constrain(projected, "batch", "length", None)
-                projected = projected.reshape(*x.shape[:-1], heads, attention.head_dim)
-                return constrain(projected.swapaxes(1, 2), "batch", "heads", "length", None)
+                return constrain(projected, "batch", "length", "heads")
 
-        def queries_or_keys(name, x, rotation):
-            x = project(name, x)
+        def queries_or_keys(name, x, rotation, scale: Any = 1.0):
+            x_BLD = project(name, x)
             if attention.qk_norm:
-                x = norm(self.model.norm, self.dtype, f"{name}_norm", axis=None)(x)
-            return x if rotation is None else rotation(x, depth)
+                normalize = norm(self.model.norm, self.dtype, f"{name}_norm", axis=None)
+                x_BLD = normalize(x_BLD.reshape(*x.shape[:-1], heads_of[name], -1)).reshape(x_BLD.shape)
+            # Scaled before the heads are split, so that the transpositions here and before a kernel cancel.
+            x_BNLH = split_heads((x_BLD * scale).astype(self.dtype), heads_of[name])
+            return x_BNLH if rotation is None else rotation(x_BNLH, depth)
 
         rotate_query, rotate_key = context.rotations
-        query_BNQH = (queries_or_keys("query", x, rotate_query) * scale).astype(self.dtype)
+        query_BNQH = queries_or_keys("query", x, rotate_query, scale)
         if source is None:
             key_BGKH = self.get_variable("cache", "cached_key").swapaxes(2, 3)
             value_BGKH = self.get_variable("cache", "cached_value")
         else:
             key_BGKH = queries_or_keys("key", source, rotate_key)
-            value_BGKH = project("value", source)
+            value_BGKH = split_heads(project("value", source), attention.num_kv_heads)
             if context.cache_index is not None:
                 # Cached keys have the slots on the last axis, which makes products with a few queries faster on CPUs.
                 key_BGKH = self._update_cache("key", key_BGKH.swapaxes(2, 3), context, axis=3).swapaxes(2, 3)
                 value_BGKH = self._update_cache("value", value_BGKH, context, axis=2)
         if not self.reads_memory and attention.position.has_layer_bias:
-            query_BNQH, context = self._with_layer_bias(query_BNQH, key_BGKH, context, depth, scale, project)
+
+            def project_heads(name, x):
+                return split_heads(project(name, x), heads_of[name])
+
+            query_BNQH, context = self._with_layer_bias(query_BNQH, key_BGKH, context, depth, scale, project_heads)
         seed = jax.random.bits(self.make_rng("dropout"), (2,), jnp.uint32) if context.dropout else None
         mixed_BNQH = attend(query_BNQH, key_BGKH, value_BGKH, context, depth, seed)
-        mixed = constrain(mixed_BNQH.swapaxes(1, 2).reshape(*x.shape[:-1], -1), "batch", "length", "heads")
+        mixed = constrain(join_heads(mixed_BNQH), "batch", "length", "heads")
         init = initializer.residual(self.model.stack.blocks)
         return Dense(x.shape[-1], ("heads", "embed"), attention.bias_after, init, self.dtype, name="out")(mixed)
 

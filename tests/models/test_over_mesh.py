@@ -96,15 +96,19 @@ def test_causal_attention_balances_devices(causal):
     assert set(shapes) == {((2, 2, LENGTH // (8 if causal else 4), HEAD_DIM), (2, 2, LENGTH, HEAD_DIM))}
 
 
-@pytest.mark.parametrize(("tensor", "whole"), [(2, 0), (4, 2)])
-def test_heads_stay_split_unless_devices_outnumber_them(tensor, whole):
+@pytest.mark.parametrize(("tensor", "split"), [(2, True), (4, False)])
+def test_heads_stay_split_unless_devices_outnumber_them(tensor, split):
     """Sharding constraints in a layer's trace: only keys and values are unsharded, if `tensor` has more parts."""
     module = registry.build(tiny.RUNS["llama"].model)  # Four heads, two of keys.
     params = registry.shapes(module.model)
     tokens = jax.ShapeDtypeStruct((2, 8), jnp.int32)
     with jax.set_mesh(on({"tensor": tensor})), nn.logical_axis_rules(config.MeshConfig().rules):
         text = str(jax.make_jaxpr(lambda params, tokens: module.apply({"params": params}, tokens))(params, tokens))
-    # Of [B, L, heads · head_dim], which the products of queries, keys and values give.
-    keys = module.model.attention.num_kv_heads * module.model.attention.head_dim
-    constrained = re.findall(rf":f32\[2,8,{keys}\] = sharding_constraint\[[^\]]*?spec=P\(([^)]*)\)", text, re.DOTALL)
-    assert len(constrained) == whole and not any("tensor" in spec for spec in constrained)
+
+    def are_split(heads):
+        """Whether each of the constraints of [B, L, heads · head_dim] shards the heads."""
+        width = heads * module.model.attention.head_dim
+        specs = re.findall(rf":f32\[2,8,{width}\] = sharding_constraint\[[^\]]*?spec=P\(([^)]*)\)", text, re.DOTALL)
+        return ["tensor" in spec for spec in specs]
+
+    assert are_split(module.model.attention.num_kv_heads) == [split, split]

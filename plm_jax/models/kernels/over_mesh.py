@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
+from jaxtyping import Array, Shaped
 
 from plm_jax.models.kernels.context import RelativeScores
 from plm_jax.models.partitioning import axes_of, partition_spec, rules_in_force
@@ -36,6 +37,16 @@ _AXES = {
     "seed": PartitionSpec(),
     "rows": PartitionSpec("batch"),
 }
+
+
+def split_heads(x_BLD: Shaped[Array, "batch length dim"], heads: int) -> Shaped[Array, "batch heads length head_dim"]:
+    """Returns the heads of vectors in which they are concatenated."""
+    return x_BLD.reshape(*x_BLD.shape[:-1], heads, -1).swapaxes(1, 2)
+
+
+def join_heads(x_BNLH: Shaped[Array, "batch heads length head_dim"]) -> Shaped[Array, "batch length dim"]:
+    """Concatenates the heads of each position."""
+    return x_BNLH.swapaxes(1, 2).reshape(len(x_BNLH), x_BNLH.shape[2], -1)
 
 
 def over_mesh(
@@ -86,18 +97,25 @@ def over_mesh(
     if mesh.empty:
         return run_local(arrays, query, key, value)
     logical = {name: None if array is None else _AXES[name] for name, array in arrays.items()}
+
+    def run_joined(arrays, *joined):
+        return join_heads(run_local(arrays, *(split_heads(x, x.shape[2] // query.shape[3]) for x in joined)))
+
+    # With joined heads outside and inside, the transpositions of models and of kernels cancel. XLA would store separate
+    # heads in other layouts and copy them before and after the kernel.
+    joined_queries, joined_keys = (PartitionSpec(cut[0], cut[2], cut[1]) for cut in (of_queries, of_keys))
     run = jax.shard_map(
-        run_local,
+        run_joined,
         in_specs=(
             jax.tree.map(lambda axes: PartitionSpec(*map(mesh_axes.get, axes)), logical),
-            of_queries,
-            of_keys,
-            of_keys,
+            joined_queries,
+            joined_keys,
+            joined_keys,
         ),
-        out_specs=of_queries,
+        out_specs=joined_queries,
         check_vma=False,  # Pallas kernels do not declare over which axes their results vary.
     )
-    return run(arrays, query, key, value)
+    return split_heads(run(arrays, *map(join_heads, (query, key, value))), query.shape[1])
 
 
 def shards_queries(groups: int, queries: int) -> bool:

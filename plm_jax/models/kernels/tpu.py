@@ -2,9 +2,8 @@
 
 A program computes a tile of scores, keys × queries, for several heads. The maximum and the sum of a query are then
 reductions over rows, the cheap direction, and values per query (its sum, its position) lie along lanes, as in memory.
-Heads are concatenated in a row, as in the projections before and after attention, so that the kernel transposes
-nothing. XLA still copies queries, keys and values to another layout around the kernel: for BERT-large on v5e, most of
-26 GB per step.
+Heads are concatenated in a row, as in the projections before and after attention, so that neither the kernel nor XLA
+transposes anything, unless the model computes with separate heads, as for rotary positions.
 
 Shapes: B batch, Q queries, K keys, N heads, G groups (key/value heads; each serves N / G consecutive heads), H
 head_dim, P programs next to one another (each with n heads, N = P · n), T length of a tile.

@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, Integer, Shaped
 
 from plm_jax.common import ranges
 from plm_jax.common.errors import UserError
+from plm_jax.models.kernels.context import RESIDUALS
 from plm_jax.models.kernels.dropout import keep
 from plm_jax.models.partitioning import axes_of, device, least_ring_rows, mesh_axes, partitioned, spec_in_force
 from plm_jax.models.tables import GatheredTable
@@ -27,8 +28,29 @@ Stream = Float[Array, "batch length dim"]
 Memory = Float[Array, "batch memory dim"]
 Depth = Integer[Array, ""] | int
 Activation = Literal["gelu_tanh", "gelu_exact", "relu", "silu", "tanh"]
+
+
+@jax.custom_vjp
+def _gelu_tanh(x):
+    """Returns x · (1 + tanh(z)) / 2 with z = sqrt(2 / π) · (x + 0.044715 · x³).
+
+    The backward pass computes the derivative from x, by 2 · sigmoid(2 · z) = 1 + tanh(z): if both passes had the same
+    function, XLA would keep the result of tanh in memory.
+    """
+    return nn.gelu(x, approximate=True)
+
+
+def _gelu_tanh_backward(x, gradient):
+    values = x.astype(jnp.float32)
+    factor = math.sqrt(2 / math.pi)
+    share = jax.nn.sigmoid(2 * factor * (values + 0.044715 * values**3))
+    slope = share + values * share * (1 - share) * 2 * factor * (1 + 3 * 0.044715 * values**2)
+    return ((gradient * slope).astype(x.dtype),)
+
+
+_gelu_tanh.defvjp(lambda x: (_gelu_tanh(x), x), _gelu_tanh_backward)
 ACTIVATIONS = {
-    "gelu_tanh": functools.partial(nn.gelu, approximate=True),
+    "gelu_tanh": _gelu_tanh,
     "gelu_exact": functools.partial(nn.gelu, approximate=False),
     "relu": nn.relu,
     "silu": nn.silu,
@@ -61,11 +83,28 @@ class Dropout(nn.Module):
         numbers = jnp.arange(len(x)) if rows is None else jnp.asarray(rows)
         positions = jnp.arange(1 if self.broadcast else x.shape[1])
         seed = jax.random.bits(self.make_rng("dropout"), (2,), jnp.uint32)
-        mask = keep(seed, numbers[:, None, None], 0, positions[:, None], jnp.arange(x.shape[2]), self.rate)
-        return jnp.where(mask, x / (1 - self.rate), 0)
+        return _drop(self.rate, x, seed, numbers[:, None, None], positions[:, None])
 
 
-# Name of the products with weight matrices in `jax.checkpoint` policies; with a bias they have their modules' names.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _drop(rate, x, seed, rows, positions):
+    """Returns x [B, L, features] after dropout; rows [B, 1, 1] and positions [L or 1, 1]."""
+    mask = keep(seed, rows, 0, positions, jnp.arange(x.shape[2]), rate)
+    return jnp.where(mask, x / (1 - rate), 0)
+
+
+def _drop_backward(rate, residuals, gradient):
+    # With the barrier, the backward pass computes the mask again instead of keeping it in memory.
+    return _drop(rate, gradient, *jax.lax.optimization_barrier(residuals)), None, None, None
+
+
+_drop.defvjp(
+    lambda rate, x, seed, rows, positions: (_drop(rate, x, seed, rows, positions), (seed, rows, positions)),
+    _drop_backward,
+)
+
+
+# Name of the results of dense layers in `jax.checkpoint` policies; they also have the names of their modules.
 PRODUCTS = "product"
 # Rows of a tile of a TPU's arrays with two bytes per number.
 TILE = 16
@@ -175,11 +214,12 @@ class Dense(nn.Module):
         # Computed here: other rules may be in force when the gradient is computed.
         spec = spec_in_force(kernel.shape, *self.axes)
         of_rows = () if spec is None else _axes_of_rows(kernel.shape, spec)
-        y = checkpoint_name(product(flat, kernel, spec, of_rows), PRODUCTS).reshape(*x.shape[:-1], self.features)
+        y: jax.Array = product(flat, kernel, spec, of_rows)
+        y = y.reshape(*x.shape[:-1], self.features)
         if self.bias:
             bias = partitioned(nn.initializers.zeros, self.axes[1:])
             y = y + self.param("bias", bias, (self.features,)).astype(self.dtype)
-        return checkpoint_name(y, self.name)
+        return checkpoint_name(checkpoint_name(y, PRODUCTS), self.name)
 
 
 @dataclass(frozen=True)
@@ -215,18 +255,68 @@ class NormConfig:
             raise UserError(f"norm.first=False needs norm.placement 'pre', not '{self.placement}'")
 
 
-def norm(config: NormConfig, dtype: Any, name: str | None = None, axis: str | None = "embed") -> nn.Module:
-    """Returns a norm over the last axis with float32 statistics; parameters `scale` [D] and, for LayerNorm, `bias`.
+class Norm(nn.Module):
+    """Normalization of the last axis with float32 statistics; parameters `scale` [D] and, for LayerNorm, `bias`.
 
-    Args:
+    Attributes:
+      config: kind of norm, its epsilon, and which parameters it has.
       axis: logical name of the last axis.
     """
-    fields = {"dtype": dtype, "use_fast_variance": False, "use_scale": config.scale, "name": name}
-    scale_init = partitioned(nn.initializers.ones, (axis,))
-    if config.kind == "rms":
-        return nn.RMSNorm(config.epsilon, scale_init=scale_init, **fields)
-    bias_init = partitioned(nn.initializers.zeros, (axis,))
-    return nn.LayerNorm(config.epsilon, use_bias=config.bias, scale_init=scale_init, bias_init=bias_init, **fields)
+
+    config: NormConfig
+    dtype: Any
+    axis: str | None = "embed"
+
+    @nn.compact
+    def __call__(self, x: Float[Any, "*rows dim"]) -> Float[Array, "*rows dim"]:
+        """Normalizes x [..., D]."""
+        is_layer_norm, shape = self.config.kind == "layer", (x.shape[-1],)
+        scale = bias = None
+        if self.config.scale:
+            scale = self.param("scale", partitioned(nn.initializers.ones, (self.axis,)), shape)
+        if is_layer_norm and self.config.bias:
+            bias = self.param("bias", partitioned(nn.initializers.zeros, (self.axis,)), shape)
+        return _normalize(self.config.epsilon, is_layer_norm, self.dtype, x, scale, bias)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _normalize(epsilon, centers, dtype, x, scale, bias):
+    """Returns (x - mean) / sqrt(variance + epsilon) · scale + bias, computed in float32, without mean for RMSNorm.
+
+    The gradient needs one pass over x for the sums of each row, and a second one for its result.
+    """
+    return _normalize_forward(epsilon, centers, dtype, x, scale, bias)[0]
+
+
+def _normalize_forward(epsilon, centers, dtype, x, scale, bias):
+    values = x.astype(jnp.float32)
+    mean = checkpoint_name(values.mean(-1, keepdims=True), RESIDUALS) if centers else 0.0
+    variance = jnp.square(values - mean).mean(-1, keepdims=True)
+    inverse = checkpoint_name(jax.lax.rsqrt(variance + epsilon), RESIDUALS)
+    y = (values - mean) * (inverse if scale is None else inverse * scale)
+    return (y if bias is None else y + bias).astype(dtype), (x, mean, inverse, scale, bias)
+
+
+def _normalize_backward(epsilon, centers, dtype, residuals, gradient):
+    x, mean, inverse, scale, bias = residuals
+    # Without the barrier, XLA's GPU backend would compute the statistics again, in a pass that stores float32 values.
+    mean, inverse = jax.lax.optimization_barrier((mean, inverse))
+    normalized, gradient = (x.astype(jnp.float32) - mean) * inverse, gradient.astype(jnp.float32)
+    rows = tuple(range(x.ndim - 1))
+    of_scale = None if scale is None else (gradient * normalized).sum(rows)
+    of_bias = None if bias is None else gradient.sum(rows)
+    gradient = gradient if scale is None else gradient * scale
+    of_x = gradient - normalized * (gradient * normalized).mean(-1, keepdims=True)
+    of_x = of_x - gradient.mean(-1, keepdims=True) if centers else of_x
+    return (of_x * inverse).astype(x.dtype), of_scale, of_bias
+
+
+_normalize.defvjp(_normalize_forward, _normalize_backward)
+
+
+def norm(config: NormConfig, dtype: Any, name: str | None = None, axis: str | None = "embed") -> Norm:
+    """Returns a norm over the last axis, whose logical name is `axis`."""
+    return Norm(config, dtype, axis, name=name)
 
 
 def look_up(

@@ -23,20 +23,23 @@ from plm_jax.models.partitioning import constrain, mesh_axes
 from plm_jax.models.positions import Position
 from plm_jax.models.transformer import StackConfig, TransformerConfig
 
+LAYER_INPUT = "layer_input"
+# Name of the sums of a sub-layer's input and output. With them, the backward pass does not need the output itself, from
+# which it would recompute the dropout and the sum.
+SUM = "sum"
 # The residuals of a flash kernel are no larger than a product with weights, and more expensive to recompute.
 _PRODUCTS = jax.checkpoint_policies.save_from_both_policies(
     jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-    jax.checkpoint_policies.save_only_these_names(RESIDUALS, PRODUCTS),
+    jax.checkpoint_policies.save_only_these_names(RESIDUALS, PRODUCTS, SUM),
 )
-LAYER_INPUT = "layer_input"
 # Checkpoint policies by `TransformerConfig.remat`. Products within modules have the modules' names.
 REMAT_POLICIES = {
     "dots": _PRODUCTS,
     # Products of all stages have a batch axis, that of the stages, so they are selected by name.
     "dots of stages": jax.checkpoint_policies.save_only_these_names(
-        RESIDUALS, "query", "key", "value", "out", "gate", "up", "down"
+        RESIDUALS, SUM, "query", "key", "value", "gate", "up"
     ),
-    "minimal": jax.checkpoint_policies.save_only_these_names(RESIDUALS, "out", "down"),
+    "minimal": jax.checkpoint_policies.save_only_these_names(RESIDUALS, SUM),
     "attention": jax.checkpoint_policies.save_only_these_names(RESIDUALS),
     "full": None,
     "offload": jax.checkpoint_policies.save_and_offload_only_these_names(
@@ -122,13 +125,13 @@ class Block(nn.Module):
         def add(name, sublayer, x):
             normalize = normed(name)
             if config.placement == "post":
-                return normalize(x + drop(name, sublayer(x, lambda x: x)))
+                return normalize(checkpoint_name(x + drop(name, sublayer(x, lambda x: x)), SUM))
             if name == "attention" and not config.first:
                 normalize = _except_first(normalize, 0 if self.model.stack.layers == 1 else depth)
             inner = normalize(x)
             if config.placement == "deep":
                 x = inner * (2 * self.model.stack.layers) ** 0.5
-            return x + drop(name, sublayer(inner, normalize))
+            return checkpoint_name(x + drop(name, sublayer(inner, normalize)), SUM)
 
         attention = Attention(self.model, self.dtype, self.deterministic, name="attention")
         feed_forward = FeedForward(self.model, self.dtype, self.deterministic, name="feed_forward")

@@ -1,6 +1,6 @@
 """Memory and time of a training step on a TPU slice or NVIDIA GPUs, from the compiler, without the hardware.
 
-The step is that of `pretrain`, with its optimizer, donation and shardings; layers are always scanned.
+The step is that of `pretrain`, with its optimizer, donation and shardings.
 """
 
 import dataclasses
@@ -60,7 +60,6 @@ def plan(
       UserError: the compiler is missing, the topology is unknown, or the mesh or batch does not fit it.
     """
     padding = _describe_padding(run, say)
-    run = dataclasses.replace(run, model=run.model.with_speed(scan_layers=True))
     if topology == "none":
         run = dataclasses.replace(run, mesh=config.MeshConfig())
         phases = tuple(dataclasses.replace(phase, mesh=None) for phase in run.train.phases)
@@ -241,6 +240,7 @@ def _shapes(programs: Programs) -> dict[str, Any]:
         "mesh": dict(program.mesh.shape),
         "stage": {name: getattr(phase, name) for name in ("first_step", "length", "batch_size", "microbatches")},
         "remat": programs.run.model.remat,
+        "scan_layers": getattr(programs.run.model, "scan_layers", False),
         "parameters": _count(programs.run),
         "bytes_per_device": device_sizes,
         "fits": None,
@@ -345,8 +345,8 @@ def table(report: dict[str, Any]) -> str:
         "mesh": " × ".join(f"{axis} {size}" for axis, size in report["mesh"].items()),
         "batch": f"{phase['batch_size']:,} rows of {phase['length']:,} tokens, in the phase from step "
         f"{phase['first_step']:,}",
-        "step": f"{phase['microbatches']} microbatch{'es' * (phase['microbatches'] > 1)}, layers scanned, remat "
-        f"{report['remat']}",
+        "step": f"{phase['microbatches']} microbatch{'es' * (phase['microbatches'] > 1)}, layers "
+        f"{'scanned' if report['scan_layers'] else 'unrolled'}, remat {report['remat']}",
         "parameters": f"{report['parameters']:,}",
         "model FLOPs per step": f"{report['model_flops_per_step']:.4g}",
     }

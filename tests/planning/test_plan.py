@@ -53,12 +53,28 @@ def wide(width: int, chips: int) -> config.Run:
 SHARDED = wide(WIDTH, CHIPS)
 
 
-def collectives_of(run: config.Run, topology: str) -> list[hlo.Collective]:
-    """Returns the collectives of a run's step, compiled for a slice."""
+def module_of(run: config.Run, topology: str) -> hlo.HloModule:
+    """Returns a run's step, compiled for a slice."""
     programs = Programs(run, planning.slice_devices(topology))
     (stage,) = programs.phases
     step = programs.at(stage).phase_step(stage).lower(*planning.step_inputs(programs, stage)).compile()
-    return hlo.HloModule(step.as_text()).collectives()
+    return hlo.HloModule(step.as_text())
+
+
+def collectives_of(run: config.Run, topology: str) -> list[hlo.Collective]:
+    """Returns the collectives of a run's step, compiled for a slice."""
+    return module_of(run, topology).collectives()
+
+
+@needs_libtpu
+def test_queries_keys_and_values_are_not_copied_to_another_layout(without_tpu):
+    attention = dataclasses.replace(SHARDED.model.attention, heads=WIDTH // 64, head_dim=64)
+    run = dataclasses.replace(SHARDED, model=dataclasses.replace(SHARDED.model, attention=attention, remat="dots"))
+    steps = [step.instruction for step in module_of(run, "v5e:4x4").steps() if not step.fused]
+    assert sum(step.target == "tpu_custom_call" for step in steps) == 2
+    rows = 4 * POSITIONS * WIDTH
+    moved = [step for step in steps if step.opcode in ("copy", "transpose") and step.arrays[0].size >= rows]
+    assert not [step for step in moved if "/attention/" in step.rest]
 
 
 @pytest.mark.parametrize("name", ["plain", "separate", "bert", "t5", "electra", "spanbert", "modernbert"])
@@ -245,11 +261,12 @@ def test_a_refusal_of_the_compiler_is_no_fit(monkeypatch):
 
 def test_shapes_alone_need_no_data_and_no_compiler(tmp_path, verb):
     output = tmp_path / "plan.json"
-    finished = verb("plan", "--config=configs/gpt2.py:small", "--topology=none", f"--output={output}")
+    flags = "--topology=none", "--config.model.scan_layers=no", f"--output={output}"
+    finished = verb("plan", "--config=configs/gpt2.py:small", *flags)
     assert finished.status == 0, finished.err
     report = json.loads(output.read_text())
     assert report["parameters"] == 124_439_808
-    assert "124,439,808" in finished.out
+    assert "124,439,808" in finished.out and "layers unrolled" in finished.out
     assert report["bytes_per_device"] == {
         "parameters": 4 * 124_439_808,
         "optimizer": 8 * 124_439_808 + 8,

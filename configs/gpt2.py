@@ -37,7 +37,7 @@ SIZES = {
     "small": Size(layers=12, width=768, heads=12, learning_rate=6e-4),
     "medium": Size(layers=24, width=1024, heads=16, learning_rate=3e-4),
     "large": Size(layers=36, width=1280, heads=20, learning_rate=2.5e-4),
-    "xl": Size(layers=48, width=1600, heads=25, learning_rate=2e-4, remat="dots", microbatches=16, gather="step"),
+    "xl": Size(layers=48, width=1600, heads=25, learning_rate=2e-4, remat="dots", microbatches=8, gather="step"),
 }
 # size: (parameters of the original implementation, parameters as usually cited)
 PUBLISHED = {

@@ -53,6 +53,10 @@ ROWS = {
     "bert_large_two_v5e_4x4": "bert:large v5e:4x4 --slices=2 --config.mesh.data=2",
     **{f"{config.replace(':', '_')}_v5p_8x8x8": f"{config} v5p:8x8x8 --config.mesh.data=8" for config in MANY_ROWS},
     **{f"{config.replace(':', '_')}_v5p_4x4x4": f"{config} v5p:4x4x4" for config in FEW_ROWS},
+    "bert_large_h100_1": (
+        "bert:large gpu:h100:1 --config.train.batch_size=32 --config.train.microbatches=1 "
+        "--config.model.scan_layers=no --config.model.remat=none"
+    ),
     "bert_large_h100_8": "bert:large gpu:h100:8",
     "gpt2_small_h100_8": "gpt2:small gpu:h100:8",
     "llama_tiny_1.1b_h100_8": (

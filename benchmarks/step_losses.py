@@ -17,20 +17,28 @@ import sys
 import tempfile
 from typing import Any
 
-os.environ["JAX_PLATFORMS"] = "cpu"
-
 import bench
 
+from tests.support import xla
+
+os.environ |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": xla.flags(devices=1), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
 STEPS = 5
 # Limits of relative differences of losses, by precision.
 LIMITS = {"float32": 1e-5, "bfloat16": 2e-3}
 
 
-def run(families: tuple = ("all",), reference: str = "") -> dict[str, Any]:
+def run(
+    families: tuple = ("all",),
+    kernels: tuple = ("flash", "xla"),
+    precisions: tuple = tuple(LIMITS),
+    reference: str = "",
+) -> dict[str, Any]:
     """Trains the families.
 
     Args:
       families: names of families, as in tests/training/test_families_over_meshes.py.
+      kernels: attention kernels; ELMo has no attention.
+      precisions: dtypes of activations.
       reference: output of this script at another commit.
     """
     from tests.training.test_families_over_meshes import FAMILIES
@@ -41,7 +49,7 @@ def run(families: tuple = ("all",), reference: str = "") -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         _prepare(pathlib.Path(folder), [FAMILIES[name][0] for name in names])
         for name in names:
-            losses[name] = _losses(pathlib.Path(folder), FAMILIES[name][0])
+            losses[name] = _losses(pathlib.Path(folder), FAMILIES[name][0], kernels, precisions)
             bench.log(f"{name}: {_differences({name: losses[name]}, expected) or losses[name]}")
     differences = _differences(losses, expected)
     within = {precision: difference <= LIMITS[precision] for precision, difference in differences.items()}
@@ -60,18 +68,17 @@ def _prepare(folder: pathlib.Path, settings: list[Any]) -> None:
             preparation.prepare(runs.make(folder, run))
 
 
-def _losses(folder: pathlib.Path, run: Any) -> dict[str, list[float]]:
+def _losses(folder: pathlib.Path, run: Any, kernels: tuple, precisions: tuple) -> dict[str, list[float]]:
     """Trains a family with each kernel and precision; returns the losses by their names."""
     from plm_jax import config
     from tests.support import runs
     from tests.training.test_families_over_meshes import drawn
 
-    kernels = ("flash", "xla") if hasattr(run.model, "attention_kernel") else ("none",)
     losses = {}
-    for kernel in kernels:
+    for kernel in kernels if hasattr(run.model, "attention_kernel") else ("none",):
         speed = {"remat": "dots"} if kernel == "none" else {"remat": "dots", "attention_kernel": kernel}
         model = dataclasses.replace(run.model, **speed)
-        for precision in LIMITS:
+        for precision in precisions:
             changed = runs.make(
                 *(folder, run, 0.0),
                 model=model,

@@ -59,34 +59,33 @@ class Attention(nn.Module):
         attention, initializer = self.model.attention, self.model.initializer
         scale = attention.score_scale or (attention.head_dim * attention.position.score_terms) ** -0.5
         scale = scale / (depth + 1) if attention.scale_by_inverse_depth else scale
-
         heads_of = {"query": attention.heads, "key": attention.num_kv_heads, "value": attention.num_kv_heads}
 
         def dense(name):
             init = initializer.query(attention.head_dim) if name == "query" else initializer.matrix()
-            joined = heads_of[name] * attention.head_dim
             bias = attention.bias and (name != "key" or attention.key_bias)
-            return Dense(joined, ("embed", "heads"), bias, init, self.dtype, name=name)
+            features = heads_of[name] * attention.head_dim
+            return Dense(features, ("embed", "heads"), bias, init, self.dtype, name=name)
 
         projections = {name: dense(name) for name in heads_of}
 
-        def project(name, x):
-            """Returns [B, L, heads · H]."""
+        def project(name, x, normalize=None, scale: Any = 1.0):
+            """Returns [B, N, L, H]."""
+            heads, projected = heads_of[name], projections[name](x)
             # If the number of heads is not divisible by the number of devices, XLA would compute wrong gradients for
             # fractions of heads, so each device computes all heads.
-            is_uneven = heads_of[name] % mesh_axes("heads").get("tensor", 1) > 0
-            projected = projections[name](x)
+            is_uneven = heads % mesh_axes("heads").get("tensor", 1) > 0
             with partitioning.without(["tensor"] if is_uneven else []):
-                return constrain(projected, "batch", "length", "heads")
+                projected = constrain(projected, "batch", "length", "heads")
+            if normalize is not None:
+                projected = normalize(projected.reshape(*x.shape[:-1], heads, -1)).reshape(projected.shape)
+            # Scaled before the heads are split, so that the transpositions here and before a kernel cancel.
+            return split_heads((projected * scale).astype(self.dtype), heads)
 
         def queries_or_keys(name, x, rotation, scale: Any = 1.0):
-            x_BLD = project(name, x)
-            if attention.qk_norm:
-                normalize = norm(self.model.norm, self.dtype, f"{name}_norm", axis=None)
-                x_BLD = normalize(x_BLD.reshape(*x.shape[:-1], heads_of[name], -1)).reshape(x_BLD.shape)
-            # Scaled before the heads are split, so that the transpositions here and before a kernel cancel.
-            x_BNLH = split_heads((x_BLD * scale).astype(self.dtype), heads_of[name])
-            return x_BNLH if rotation is None else rotation(x_BNLH, depth)
+            normalize = norm(self.model.norm, self.dtype, f"{name}_norm", axis=None) if attention.qk_norm else None
+            x = project(name, x, normalize, scale)
+            return x if rotation is None else rotation(x, depth)
 
         rotate_query, rotate_key = context.rotations
         query_BNQH = queries_or_keys("query", x, rotate_query, scale)
@@ -95,17 +94,13 @@ class Attention(nn.Module):
             value_BGKH = self.get_variable("cache", "cached_value")
         else:
             key_BGKH = queries_or_keys("key", source, rotate_key)
-            value_BGKH = split_heads(project("value", source), attention.num_kv_heads)
+            value_BGKH = project("value", source)
             if context.cache_index is not None:
                 # Cached keys have the slots on the last axis, which makes products with a few queries faster on CPUs.
                 key_BGKH = self._update_cache("key", key_BGKH.swapaxes(2, 3), context, axis=3).swapaxes(2, 3)
                 value_BGKH = self._update_cache("value", value_BGKH, context, axis=2)
         if not self.reads_memory and attention.position.has_layer_bias:
-
-            def project_heads(name, x):
-                return split_heads(project(name, x), heads_of[name])
-
-            query_BNQH, context = self._with_layer_bias(query_BNQH, key_BGKH, context, depth, scale, project_heads)
+            query_BNQH, context = self._with_layer_bias(query_BNQH, key_BGKH, context, depth, scale, project)
         seed = jax.random.bits(self.make_rng("dropout"), (2,), jnp.uint32) if context.dropout else None
         mixed_BNQH = attend(query_BNQH, key_BGKH, value_BGKH, context, depth, seed)
         mixed = constrain(join_heads(mixed_BNQH), "batch", "length", "heads")

@@ -270,13 +270,14 @@ class Norm(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Any, "*rows dim"]) -> Float[Array, "*rows dim"]:
         """Normalizes x [..., D]."""
-        is_layer_norm, shape = self.config.kind == "layer", (x.shape[-1],)
-        scale = bias = None
-        if self.config.scale:
-            scale = self.param("scale", partitioned(nn.initializers.ones, (self.axis,)), shape)
-        if is_layer_norm and self.config.bias:
-            bias = self.param("bias", partitioned(nn.initializers.zeros, (self.axis,)), shape)
-        return _normalize(self.config.epsilon, is_layer_norm, self.dtype, x, scale, bias)
+
+        def vector(name, init, is_used):
+            return self.param(name, partitioned(init, (self.axis,)), x.shape[-1:]) if is_used else None
+
+        centers = self.config.kind == "layer"
+        scale = vector("scale", nn.initializers.ones, self.config.scale)
+        bias = vector("bias", nn.initializers.zeros, centers and self.config.bias)
+        return _normalize(self.config.epsilon, centers, self.dtype, x, scale, bias)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))

@@ -104,17 +104,10 @@ def over_mesh(
     # With joined heads outside and inside, the transpositions of models and of kernels cancel. XLA would store separate
     # heads in other layouts and copy them before and after the kernel.
     joined_queries, joined_keys = (PartitionSpec(cut[0], cut[2], cut[1]) for cut in (of_queries, of_keys))
-    run = jax.shard_map(
-        run_joined,
-        in_specs=(
-            jax.tree.map(lambda axes: PartitionSpec(*map(mesh_axes.get, axes)), logical),
-            joined_queries,
-            joined_keys,
-            joined_keys,
-        ),
-        out_specs=joined_queries,
-        check_vma=False,  # Pallas kernels do not declare over which axes their results vary.
-    )
+    of_arrays = jax.tree.map(lambda axes: PartitionSpec(*map(mesh_axes.get, axes)), logical)
+    in_specs = of_arrays, joined_queries, joined_keys, joined_keys
+    # Unchecked: Pallas kernels do not declare over which axes their results vary.
+    run = jax.shard_map(run_joined, in_specs=in_specs, out_specs=joined_queries, check_vma=False)
     return split_heads(run(arrays, *map(join_heads, (query, key, value))), query.shape[1])
 
 

@@ -16,8 +16,8 @@ from jaxtyping import Array, Integer, Shaped
 from plm_jax.models import partitioning
 from plm_jax.models.kernels import Context, cudnn, plain, platform
 from plm_jax.models.kernels.by_stream import by_stream
-from plm_jax.models.kernels.context import Keys, Queries, Seed, Window
-from plm_jax.models.kernels.over_mesh import join_heads, over_mesh, split_heads
+from plm_jax.models.kernels.context import Keys, Queries, Seed, Window, join_heads, split_heads
+from plm_jax.models.kernels.over_mesh import over_mesh
 from plm_jax.models.layers import Dense, Depth, Dropout, Memory, Stream, norm
 from plm_jax.models.partitioning import constrain, mesh_axes
 from plm_jax.models.positions import SelfAttentionLayer

@@ -40,12 +40,13 @@ def _gelu_tanh(x):
     return nn.gelu(x, approximate=True)
 
 
+def _gelu_by_sigmoid(x):
+    return x * jax.nn.sigmoid(math.sqrt(8 / math.pi) * (x + 0.044715 * x**3))
+
+
 def _gelu_tanh_backward(x, gradient):
-    values = x.astype(jnp.float32)
-    factor = math.sqrt(2 / math.pi)
-    share = jax.nn.sigmoid(2 * factor * (values + 0.044715 * values**3))
-    slope = share + values * share * (1 - share) * 2 * factor * (1 + 3 * 0.044715 * values**2)
-    return ((gradient * slope).astype(x.dtype),)
+    _, pull_back = jax.vjp(_gelu_by_sigmoid, x.astype(jnp.float32))
+    return (pull_back(gradient.astype(jnp.float32))[0].astype(x.dtype),)
 
 
 _gelu_tanh.defvjp(lambda x: (_gelu_tanh(x), x), _gelu_tanh_backward)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Float, Integer, UInt32
+from jaxtyping import Array, Float, Integer, Shaped, UInt32
 
 # Arguments of an attention; each group of keys and values serves several heads of queries.
 Queries = Float[Array, "batch heads queries head_dim"]
@@ -24,6 +24,16 @@ FIRST = jnp.iinfo(jnp.int32).min
 # Score of keys that are not visible in flash kernels: finite, so that differences are not NaN; its exponential is 0
 # relative to any other.
 UNSEEN = -1e30
+
+
+def split_heads(x_BLD: Shaped[Array, "batch length dim"], heads: int) -> Shaped[Array, "batch heads length head_dim"]:
+    """Returns the heads of vectors in which they are concatenated."""
+    return x_BLD.reshape(*x_BLD.shape[:-1], heads, -1).swapaxes(1, 2)
+
+
+def join_heads(x_BNLH: Shaped[Array, "batch heads length head_dim"]) -> Shaped[Array, "batch length dim"]:
+    """Concatenates the heads of each position."""
+    return x_BNLH.swapaxes(1, 2).reshape(len(x_BNLH), x_BNLH.shape[2], -1)
 
 
 class RelativeScores(struct.PyTreeNode):

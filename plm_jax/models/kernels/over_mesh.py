@@ -9,9 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Shaped
 
-from plm_jax.models.kernels.context import RelativeScores
+from plm_jax.models.kernels.context import RelativeScores, join_heads, split_heads
 from plm_jax.models.partitioning import axes_of, partition_spec, rules_in_force
 
 # Leading logical axes of a kernel's arguments other than queries, keys and values.
@@ -37,16 +36,6 @@ _AXES = {
     "seed": PartitionSpec(),
     "rows": PartitionSpec("batch"),
 }
-
-
-def split_heads(x_BLD: Shaped[Array, "batch length dim"], heads: int) -> Shaped[Array, "batch heads length head_dim"]:
-    """Returns the heads of vectors in which they are concatenated."""
-    return x_BLD.reshape(*x_BLD.shape[:-1], heads, -1).swapaxes(1, 2)
-
-
-def join_heads(x_BNLH: Shaped[Array, "batch heads length head_dim"]) -> Shaped[Array, "batch length dim"]:
-    """Concatenates the heads of each position."""
-    return x_BNLH.swapaxes(1, 2).reshape(len(x_BNLH), x_BNLH.shape[2], -1)
 
 
 def over_mesh(

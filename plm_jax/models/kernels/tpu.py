@@ -62,8 +62,7 @@ def flash(
       distance_bias: float32 [N, Q + K - 1], bias of scores: entry j is for keys j - (Q - 1) positions after the query.
       relative: further terms of scores.
       seed: uint32 [2], seed of the dropout mask.
-      offsets: int32 [4], numbers of this call's first row, head, query and key in the whole attention; that of the key
-        is a multiple of 16.
+      offsets: int32 [4], numbers of this call's first row, head, query and key (a multiple of 16) in the attention.
       tile: tile sizes; None: those of `tiles.choose`.
     """
     batch, heads, queries, head_dim = query_BNQH.shape

@@ -42,9 +42,12 @@ class DaskExecutor:
         for task in tasks:
             future = self._client.submit(run_task, job, stage, task, key=f"{prefix}-{stage}-{task.name}")
             names[future] = task.name
-        for future in distributed.as_completed(list(names), loop=self._client.loop):
-            if future.cancelled():
-                raise UserError("the Dask scheduler is gone: start it and run the same command again")
-            error = future.exception()
-            yield Failure(names.pop(future), one_line(error)) if error else future.result()
-            future.release()
+        try:
+            for future in distributed.as_completed(list(names), loop=self._client.loop):
+                if future.cancelled():
+                    raise ConnectionError
+                error = future.exception()
+                yield Failure(names.pop(future), one_line(error)) if error else future.result()
+                future.release()
+        except OSError as error:
+            raise UserError("the Dask scheduler is gone: start it and run the same command again") from error

@@ -1,6 +1,7 @@
 """Clean a web crawl with the rules of C4, Gopher and FineWeb, on this machine or on a cluster.
 
 usage: plm_jax clean --input=FILES --output=DIR [flags] [-- ENGINE_OPTIONS]
+       plm_jax clean --input=FILES --plan [flags]
 
 Running the same command again resumes a run that was stopped. The output is byte-identical with every engine and any
 number of workers. Options after -- go to the engine of --runner:
@@ -18,7 +19,7 @@ examples:
   plm_jax clean --input='crawl/*.warc.wet.gz' --set=badwords=None --plan
   plm_jax clean --input='crawl/*.warc.wet.gz' --output=clean --set=badwords.path=LDNOOBW/en
   plm_jax clean --input=pages.jsonl --output=clean --set=badwords=None --set=near_duplicates.kind=minhash
-  plm_jax clean --input='gs://bucket/*.wet.gz' --output=gs://bucket/clean --set=badwords=None \
+  plm_jax clean --input='gs://bucket/*.wet.gz' --output=gs://bucket/clean --set=badwords=None \\
       --runner=dask -- --scheduler=tcp://HOST:8786
 """
 

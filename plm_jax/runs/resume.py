@@ -85,6 +85,7 @@ FIELDS: dict[str, Meaning] = {
     "train.new_tokens": "free",
     "train.reinitialize_top": "free",
     "train.trainable": "fixed",  # The optimizer has moments only for these parameters.
+    "train.audits": "free",
     "train.incidents": "recipe",
     "train.label_smoothing": "recipe",
     "train.loss": "recipe",

@@ -36,7 +36,15 @@ def test_parts_sum_to_the_elapsed_time(clock):
         step(goodput, clock, 31, 2)
         clock.now += 0.5  # Of a step that has not ended.
         state = goodput.snapshot()
-    assert state.seconds == {"start": 10, "compile": 40, "data": 0, "steps": 22.5, "saves": 4, "validation": 5}
+    assert state.seconds == {
+        "start": 10,
+        "compile": 40,
+        "data": 0,
+        "steps": 22.5,
+        "saves": 4,
+        "validation": 5,
+        "audits": 0,
+    }
     assert sum(state.seconds.values()) == clock.now - 100 + 7
     assert (state.first_step, state.step, state.worked, state.marks) == (20, 31, 22, [[30, 20]])
     assert (state.part, state.median, state.since, state.idle) == ("steps", 2, 0.5, 0.5)

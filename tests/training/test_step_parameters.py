@@ -116,8 +116,11 @@ def test_gradients_of_partial_tiles_are_scattered(sizes, axes):
     assert all(np.prod(array.dimensions) * parts <= got.size for array in reduced)
 
 
-@pytest.mark.parametrize(("kind", "scattered"), [("TPU v5", 1), ("TPU v5 lite", 0), ("TPU v6 lite", 0)])
-def test_xla_scatters_gradients_itself_on_some_devices(kind, scattered):
+@pytest.mark.parametrize(
+    ("kind", "rows", "scattered"),
+    [("TPU v5", 24, 1), ("TPU v5", 1056, 1), ("TPU v5 lite", 24, 1), ("TPU v5 lite", 1056, 0), ("TPU v6 lite", 24, 0)],
+)
+def test_xla_scatters_gradients_itself_on_some_devices(kind, rows, scattered):
     dense = layers.Dense(32, ("embed", "mlp"), False, jax.nn.initializers.zeros, jnp.float32)
     device = AbstractDevice(kind, None, "tpu")
     mesh = AbstractMesh((8,), ("fsdp",), (AxisType.Auto,), abstract_device=device)
@@ -126,5 +129,5 @@ def test_xla_scatters_gradients_itself_on_some_devices(kind, scattered):
         return dense.apply({"params": {"kernel": kernel}}, x).sum()
 
     with jax.sharding.use_abstract_mesh(mesh), nn.logical_axis_rules(config.MeshConfig().rules):
-        program = str(jax.make_jaxpr(jax.grad(output))(jnp.zeros([24, 32]), jnp.zeros([8, 4, 24])))
+        program = str(jax.make_jaxpr(jax.grad(output))(jnp.zeros([rows, 32]), jnp.zeros([8, 4, rows])))
     assert program.count("reduce_scatter") == scattered

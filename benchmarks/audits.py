@@ -124,9 +124,9 @@ def _faults(job: Any, trials: int) -> dict[str, Any]:
             for _ in range(trials):
                 device, batch = int(rng.integers(DEVICES)), next(batches)[0]
                 faults = faulty_devices.faults(DEVICES, device, kind, column=int(rng.integers(4096)))
-                first, *others = (checksums(batch, which) for which in (faults, faults, none))
-                repeated.append((first == others[0]).all())
-                detected.append((first != others[1]).any())
+                faulty, again, correct = (checksums(batch, which) for which in (faults, faults, none))
+                repeated.append((faulty == again).all())
+                detected.append((faulty != correct).any())
                 named.append(audit.count_votes(check(**{NAME: faults})) == audit.Vote(differing=(device,)))
                 blamed.append(audit.count_votes(check(**{NAME: none})) != audit.Vote())
             sticky[kind] = {"trials": trials, "named": sum(named), "repeats_agree": int(sum(repeated))}

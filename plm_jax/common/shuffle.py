@@ -22,8 +22,6 @@ BUFFER_BYTES = 2**25
 # Stored parts of at least `_MOST_WIDTH` parts, about those that at most `MOST_REQUESTS / _MOST_WIDTH` tasks would
 # divide at once, are first divided into stored parts of `1 / _FRACTION` of their parts.
 _MOST_WIDTH, _FRACTION = 2**10, 2**6
-
-
 # The outputs of a stage are divided again in groups: a few, so that the disk does not hold everything twice, or as many
 # as are necessary for tasks that read about `_TASK_BYTES`.
 _LEAST_GROUPS, _TASK_BYTES = 4, 2**30
@@ -123,7 +121,7 @@ def size(marks: Iterable[tasks.Mark], field: str) -> int:
 
 
 def latest(marks: tasks.Marks, source: str, field: str) -> Sequence[tasks.Mark]:
-    """Returns the marks of the tasks that wrote the parts: of the stage `source`, or of `splitting` after it."""
+    """Returns the marks of the tasks that wrote the final parts: those of `source`, or of a stage of `splitting`."""
     for stage in reversed(_names(source)):
         if again := [mark for mark in marks.get(stage, ()) if field in mark.result]:
             return again
@@ -131,7 +129,7 @@ def latest(marks: tasks.Marks, source: str, field: str) -> Sequence[tasks.Mark]:
 
 
 def splitting(source: str, fields: Sequence[str]) -> list[tasks.Stage]:
-    """Returns the stages that divide outputs of the stage `source` again. They have no tasks if not necessary.
+    """Returns the stages that divide outputs of the stage `source` again. They have no tasks if this is not necessary.
 
     Args:
       fields: fields of the results that describe outputs. Outputs of a field are in a folder of the same name.

@@ -56,8 +56,8 @@ class FakeMesh:
 )
 def test_rings_are_off_where_shards_do_not_fill_a_matrix_unit(kind, rows, has_rings):
     ring_option = "xla_jf_spmd_threshold_for_windowed_einsum_mib"
-    found = compiler.options(FakeMesh(kind), shard_rows=lambda: rows)
-    assert (ring_option not in found) == has_rings
+    options = compiler.options(FakeMesh(kind), shard_rows=lambda: rows)
+    assert (ring_option not in options) == has_rings
     assert ring_option not in compiler.options(FakeMesh(kind), "tpu", shard_rows=lambda: rows)
     assert compiler.options(FakeMesh(kind), "auto", {ring_option: "0"}, lambda: rows)[ring_option] == "0"
 

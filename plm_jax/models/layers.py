@@ -20,7 +20,7 @@ from plm_jax.common import ranges
 from plm_jax.common.errors import UserError
 from plm_jax.models.kernels.context import RESIDUALS
 from plm_jax.models.kernels.dropout import keep
-from plm_jax.models.partitioning import axes_of, device, least_ring_rows, mesh_axes, partitioned, spec_in_force
+from plm_jax.models.partitioning import axes_of, current_spec, device, least_ring_rows, mesh_axes, partitioned
 from plm_jax.models.tables import GatheredTable
 
 # Activations, a memory that a decoder attends to, and the number of a layer.
@@ -213,7 +213,7 @@ class Dense(nn.Module):
         # and positions that are both sharded cannot be merged into one sharded dimension.
         flat = x if mesh_axes("length") else x.reshape(-1, x.shape[-1])
         # Computed here: other rules may be in force when the gradient is computed.
-        spec = spec_in_force(kernel.shape, *self.axes)
+        spec = current_spec(kernel.shape, *self.axes)
         of_rows = () if spec is None else _axes_of_rows(kernel.shape, spec)
         y: jax.Array = product(flat, kernel, spec, of_rows)
         y = y.reshape(*x.shape[:-1], self.features)

@@ -48,7 +48,7 @@ def partitioned(init: Callable[..., Any], axes: Sequence[str | None]) -> Callabl
     return nn.with_logical_partitioning(init, tuple(axes))
 
 
-def rules_in_force() -> Rules:
+def current_rules() -> Rules:
     """Returns the current sharding rules: (logical axis, mesh axis)."""
     return [(logical, axis) for logical, axis in nn.get_logical_axis_rules() if isinstance(axis, str)]
 
@@ -63,21 +63,21 @@ def local_shape(shape: Sequence[int], *axes: str | None) -> tuple[int, ...]:
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return tuple(shape)
-    spec = partition_spec(shape, axes, rules_in_force(), dict(mesh.shape))
+    spec = partition_spec(shape, axes, current_rules(), dict(mesh.shape))
     return jax.sharding.NamedSharding(mesh, spec).shard_shape(tuple(shape))
 
 
 def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
     """Constrains the sharding of an activation by the current sharding rules; does nothing on one device."""
-    spec = spec_in_force(x.shape, *axes)
+    spec = current_spec(x.shape, *axes)
     return x if spec is None else jax.lax.with_sharding_constraint(x, spec)
 
 
-def spec_in_force(shape: Sequence[int], *axes: str | None) -> PartitionSpec | None:
+def current_spec(shape: Sequence[int], *axes: str | None) -> PartitionSpec | None:
     """Returns the PartitionSpec of an array under the current sharding rules; None on one device."""
     if not is_spread():
         return None
-    return partition_spec(shape, axes, rules_in_force(), dict(jax.sharding.get_abstract_mesh().shape))
+    return partition_spec(shape, axes, current_rules(), dict(jax.sharding.get_abstract_mesh().shape))
 
 
 def is_spread() -> bool:
@@ -90,7 +90,7 @@ def mesh_axes(axis: str) -> dict[str, int]:
     """Returns the mesh axes, with sizes above 1, that shard a logical axis under the current sharding rules."""
     mesh = jax.sharding.get_abstract_mesh()
     sizes = {} if mesh.empty else dict(mesh.shape)
-    named = dict.fromkeys(name for logical, name in rules_in_force() if logical == axis)
+    named = dict.fromkeys(name for logical, name in current_rules() if logical == axis)
     return {name: sizes[name] for name in named if sizes.get(name, 1) > 1}
 
 
@@ -115,4 +115,4 @@ def device() -> Any:
 
 def without(axes: Collection[str]) -> contextlib.AbstractContextManager[None]:
     """Returns a context in which the current sharding rules ignore these mesh axes."""
-    return nn.logical_axis_rules([rule for rule in rules_in_force() if rule[1] not in axes])
+    return nn.logical_axis_rules([rule for rule in current_rules() if rule[1] not in axes])

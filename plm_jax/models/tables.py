@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from flax import struct
 from jax.sharding import PartitionSpec
 
-from plm_jax.models.partitioning import axes_of, constrain, partition_spec, rules_in_force
+from plm_jax.models.partitioning import axes_of, constrain, current_rules, partition_spec
 
 
 @struct.dataclass
@@ -65,7 +65,7 @@ class TableSharding(NamedTuple):
 
     def spec(self, shape: tuple[int, ...]) -> PartitionSpec:
         """Returns the PartitionSpec of an array of tokens [B, L]."""
-        rules = [rule for rule in rules_in_force() if rule[1] in self.tokens]
+        rules = [rule for rule in current_rules() if rule[1] in self.tokens]
         return partition_spec(shape, ("batch", "length"), rules, _sizes())
 
     def repeats(self, shape: tuple[int, ...]) -> int:
@@ -96,7 +96,7 @@ class TableSharding(NamedTuple):
 
 def layout(size: int, axis: str | None = "vocab") -> TableSharding:
     """Returns the sharding of a vocabulary (or another logical axis) of this size under the current sharding rules."""
-    sizes, rules = _sizes(), rules_in_force()
+    sizes, rules = _sizes(), current_rules()
     of_rows = {axis for logical, axis in rules if logical == "batch"}
     (vocab,) = partition_spec((size,), (axis,), [rule for rule in rules if rule[1] not in of_rows], sizes)
     vocab = axes([vocab])
@@ -127,7 +127,7 @@ def reduced(gradient: jax.Array, rows: int, axis: str | None = "vocab") -> jax.A
     if not _sizes():
         return gradient[0]
     of = layout(rows, axis)
-    parameter = partition_spec((rows, gradient.shape[2]), (axis, "embed"), rules_in_force(), _sizes())
+    parameter = partition_spec((rows, gradient.shape[2]), (axis, "embed"), current_rules(), _sizes())
     cuts = [tuple(axis for axis in axes([cut]) if axis in of.tokens) for cut in parameter]
     other_axes = tuple(axis for axis in of.tokens if axis not in (*cuts[0], *cuts[1]))
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from plm_jax.models.kernels.context import RelativeScores, join_heads, split_heads
-from plm_jax.models.partitioning import axes_of, partition_spec, rules_in_force
+from plm_jax.models.partitioning import axes_of, current_rules, partition_spec
 
 # Leading logical axes of a kernel's arguments other than queries, keys and values.
 _RELATIVE_AXES: dict[str, Any] = {
@@ -51,7 +51,7 @@ def over_mesh(
       start: number of the first query.
     """
     mesh = jax.sharding.get_abstract_mesh()
-    shape, rules = {} if mesh.empty else dict(mesh.shape), rules_in_force()
+    shape, rules = {} if mesh.empty else dict(mesh.shape), current_rules()
     # Sharded like the keys: if the number of their groups is not divisible, the heads of queries are not sharded
     # either.
     of_queries, of_keys = (
@@ -105,7 +105,7 @@ def shards_queries(groups: int, queries: int) -> bool:
     mesh = jax.sharding.get_abstract_mesh()
     # 0 rows: every axis divides them.
     shape, axes = (0, groups, queries), ("batch", "heads", "length")
-    cuts = partition_spec(shape, axes, rules_in_force(), {} if mesh.empty else dict(mesh.shape))
+    cuts = partition_spec(shape, axes, current_rules(), {} if mesh.empty else dict(mesh.shape))
     return cuts[2] is not None
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from plm_jax.planning import hlo, kernels, products
 from plm_jax.training import flops
 
-KINDS = ("products", "attention", "norms", "copies", "collectives", "head", "optimizer", "other")
+KINDS = ("matmuls", "attention", "norms", "copies", "collectives", "head", "optimizer", "other")
 
 
 class Core(NamedTuple):
@@ -230,4 +230,4 @@ def _kind(instruction: hlo.Instruction, is_product: bool) -> str:
         return "optimizer"
     if not in_stack and "embed" not in source:
         return "head"
-    return "products" if is_product else "other"
+    return "matmuls" if is_product else "other"

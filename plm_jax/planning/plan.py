@@ -172,9 +172,9 @@ def _search(run: config.Run, devices: list[Any], price: float, say: Callable[[st
     reports.sort(key=lambda report: step_time.ranking_seconds(report["estimate"]) if report["fits"] else math.inf)
     fields = ("settings", "mesh", "fits", "bytes_per_device", "estimate", "dollars_per_token")
     tried = [{name: report[name] for name in fields if name in report} for report in reports]
-    for other in tried:
+    for other in tried[1:]:
         if other["fits"]:
-            other["separable"] = other is tried[0] or step_time.separable(tried[0]["estimate"], other["estimate"])
+            other["differs_from_best"] = step_time.differ(tried[0]["estimate"], other["estimate"])
     return reports[0] | {"candidates": len(ranked), "tried": tried}
 
 
@@ -302,7 +302,7 @@ def _estimate(
     bound = estimates.estimate(device.device_kind, work)
     bound |= {"bound_seconds": bound["seconds"]["optimistic"]}
     if core_of(device.device_kind) is None:
-        unknown = dict.fromkeys(("mfu", "seconds_by_kind", "product_share", "remedies"))
+        unknown = dict.fromkeys(("mfu", "seconds_by_kind", "product_share", "savings"))
         return bound | {"seconds": bound["seconds"] | {"middle": None, "pessimistic": None}} | unknown
     rings = has_rings([max(axis) + 1 for axis in zip(*(d.coords for d in mesh.devices.flat), strict=True)])
     model = CostModel(module, device.device_kind, _slices(mesh), drops=work.drops, rings=rings)
@@ -401,7 +401,7 @@ def _tried_lines(report: dict[str, Any]) -> list[str]:
         total, seconds = tried["bytes_per_device"]["total"] / 1e9, tried["estimate"]["seconds"]
         price = f", ${tried['dollars_per_token'] * 1e9:,.2f} per billion tokens" if "dollars_per_token" in tried else ""
         bracket = f" ({seconds['optimistic']:.3g} to {seconds['pessimistic']:.3g})" if seconds["pessimistic"] else ""
-        note = "" if tried["separable"] else ", not separable from option 1"
+        note = "" if tried.get("differs_from_best", True) else ", no clear difference from option 1"
         return f"{step_time.ranking_seconds(tried['estimate']):.3g} s{bracket}{note}, {total:.1f} GB{price}"
 
     return [

@@ -14,7 +14,7 @@ MIDDLE = Assumptions(vector=0.05, products=0.985, memory=1.1, network=1.1)
 PESSIMISTIC = Assumptions(vector=0.2, products=1.06, memory=1.25, network=1.3)
 # Largest ratio of the pessimistic time to the middle, and of the middle to the optimistic time.
 MOST = 1.16
-NUM_REMEDIES = 3
+NUM_SAVINGS = 3
 
 
 class StepTime(NamedTuple):
@@ -33,7 +33,7 @@ class StepTime(NamedTuple):
     clock: Clock
 
 
-class Remedy(NamedTuple):
+class Saving(NamedTuple):
     """Change of a run, and the seconds that it could save at most."""
 
     seconds: float
@@ -70,11 +70,11 @@ def describe(time: StepTime, model: CostModel, model_flops: float, recomputed: f
         "mfu": {name: model_flops / model.chip.flops / value for name, value in seconds.items()},
         "seconds_by_kind": {kind: time.clock.by_kind[kind] for kind in KINDS},
         "product_share": model.core.product_share,
-        "remedies": [remedy._asdict() for remedy in remedies(time, model, recomputed)[:NUM_REMEDIES]],
+        "savings": [saving._asdict() for saving in savings(time, model, recomputed)[:NUM_SAVINGS]],
     }
 
 
-def remedies(time: StepTime, model: CostModel, recomputed: float) -> list[Remedy]:
+def savings(time: StepTime, model: CostModel, recomputed: float) -> list[Saving]:
     """Returns changes that could save time, with the largest saving first."""
     share, clock = model.core.product_share, time.clock
     at_share = share * model.chip.flops
@@ -93,11 +93,11 @@ def remedies(time: StepTime, model: CostModel, recomputed: float) -> list[Remedy
         largest = max(arrays, key=lambda array: array.nbytes)
         return sum(losses.values()), f"{largest.dtype}[{','.join(map(str, largest.dimensions))}]"
 
-    slow, product = lost("products", least=lambda cost: cost.product_flops / at_share)
+    slow, product = lost("matmuls", least=lambda cost: cost.product_flops / at_share)
     copied, copy = lost("copies", least=lambda cost: 0.0)
     passes, vector = lost("norms", "other", least=lambda cost: cost.memory)
     attention, _ = lost("attention", least=lambda cost: cost.memory)
-    again = (clock.by_kind["products"] + clock.by_kind["attention"]) * recomputed
+    again = (clock.by_kind["matmuls"] + clock.by_kind["attention"]) * recomputed
     advice = (
         (clock.by_kind["collectives"], "transfers that nothing hides: more rows per device, fewer microbatches"),
         (slow, f"products below {share:.0%} of the peak, above all {product}: larger microbatches or shards"),
@@ -108,7 +108,7 @@ def remedies(time: StepTime, model: CostModel, recomputed: float) -> list[Remedy
         (clock.by_kind["head"], "loss and head: fewer targets per row, or a smaller vocabulary"),
         (clock.by_kind["optimizer"], "optimizer and sums of gradients: fewer microbatches"),
     )
-    return sorted((Remedy(max(seconds, 0.0), text) for seconds, text in advice), reverse=True)
+    return sorted((Saving(max(seconds, 0.0), text) for seconds, text in advice), reverse=True)
 
 
 def ranking_seconds(estimate: dict[str, Any]) -> float:
@@ -117,7 +117,7 @@ def ranking_seconds(estimate: dict[str, Any]) -> float:
     return seconds["optimistic"] if seconds["middle"] is None else seconds["middle"]
 
 
-def separable(estimate: dict[str, Any], other: dict[str, Any]) -> bool:
+def differ(estimate: dict[str, Any], other: dict[str, Any]) -> bool:
     """Whether neither of two estimated times brackets the middle of the other; bounds always are."""
     first, second = estimate["seconds"], other["seconds"]
     if first["middle"] is None or second["middle"] is None:
@@ -141,9 +141,9 @@ def rows(estimate: dict[str, Any]) -> dict[str, str]:
         )
         by_kind = sorted(estimate["seconds_by_kind"].items(), key=lambda part: -part[1])
         table["time by kind"] = ", ".join(f"{kind} {part:.3g} s" for kind, part in by_kind)
-        for number, remedy in enumerate(estimate["remedies"], start=1):
-            table[f"remedy {number}"] = f"up to {remedy['seconds']:.3g} s: {remedy['text']}"
-        table["8192³ product"] = f"{estimate['product_share']:.0%} of the peak, by the same count"
+        for number, saving in enumerate(estimate["savings"], start=1):
+            table[f"saving {number}"] = f"up to {saving['seconds']:.3g} s: {saving['text']}"
+        table["8192³ matmul"] = f"{estimate['product_share']:.0%} of the peak, by the same count"
     table["at best, if everything overlaps"] = f"{bound:.3g} s per step, bound by {estimate['bound']}"
     table["each part alone"] = ", ".join(f"{name} {part:.3g} s" for name, part in estimate["seconds_alone"].items())
     return table

@@ -77,7 +77,7 @@ def test_a_product_takes_between_the_rate_of_a_large_one_and_its_cycles():
     two = product("p", cycles=20_000), product("q", "%p", cycles=20_000)
     clock = run(*two)
     assert clock.now == pytest.approx(2 * PRODUCT)
-    assert clock.by_kind["products"] == clock.now
+    assert clock.by_kind["matmuls"] == clock.now
     assert run(*two, assumptions=timeline.Assumptions(vector=1.0)).now == pytest.approx(2 * 20_000 / CLOCK)
     assert run(*two, assumptions=timeline.Assumptions(products=1.1)).now == pytest.approx(2.2 * PRODUCT)
 
@@ -110,7 +110,7 @@ ENTER = ("%zero = s32[] constant(0)", "%in = (s32[], bf16[1024,1024]) tuple(%zer
 def test_a_loop_takes_its_trips():
     once = run(product("p")).now
     clock = run(*ENTER, more=LOOP.format(lines=product("p"), result="%p"))
-    assert clock.by_kind["products"] == pytest.approx(7 * once)
+    assert clock.by_kind["matmuls"] == pytest.approx(7 * once)
     assert clock.runs["body", "p"] == 7
 
 
@@ -121,7 +121,7 @@ def test_loops_within_loops_multiply():
     lines += "%y = bf16[1024,1024]{1,0:S(1)} get-tuple-element(%again), index=1"
     clock = run(*ENTER, more=inner + LOOP.format(lines=lines, result="%y"))
     assert clock.runs["inner", "p"] == 49
-    assert clock.by_kind["products"] == pytest.approx(49 * run(product("p")).now)
+    assert clock.by_kind["matmuls"] == pytest.approx(49 * run(product("p")).now)
 
 
 def test_a_transfer_hides_behind_the_work_between_its_start_and_its_end():
@@ -159,7 +159,7 @@ def test_a_transfer_that_ends_in_the_next_iteration_hides_behind_the_whole_itera
     more = LOOP.format(lines=lines, result="%start")
     body_first = run(*ENTER, more=more)
     work = run(product("p"), product("q")).now
-    assert body_first.by_kind["products"] == pytest.approx(7 * work)
+    assert body_first.by_kind["matmuls"] == pytest.approx(7 * work)
     # Only what one iteration sends after its work is waited for at the beginning of the next one.
     assert body_first.by_kind["collectives"] == pytest.approx(6 * GATHER)
 
@@ -176,7 +176,7 @@ def test_the_parts_add_up(assumptions):
     clock = run(*lines, more=more, assumptions=assumptions)
     assert sum(clock.by_kind.values()) == pytest.approx(clock.now)
     assert sum(clock.by_operation.values()) == pytest.approx(clock.now)
-    assert {"products", "norms", "head", "optimizer", "copies"} <= set(clock.by_kind) <= set(operations.KINDS)
+    assert {"matmuls", "norms", "head", "optimizer", "copies"} <= set(clock.by_kind) <= set(operations.KINDS)
 
 
 @pytest.mark.parametrize("cycles", [10, 10_000, 10**6])
@@ -187,12 +187,12 @@ def test_brackets_are_narrow_and_hold_the_middle(cycles, count):
     assert time.optimistic <= time.middle <= time.pessimistic <= 1.35 * time.optimistic
 
 
-def test_remedies_are_the_largest_savings():
+def test_savings_are_the_largest():
     lines, more = parts()
     costs = model(*lines, more=more)
     report = step_time.describe(step_time.time_step(costs), costs, 8 * 2 * 1024**3, 0.25)
     assert sum(report["seconds_by_kind"].values()) == pytest.approx(report["seconds"]["middle"])
-    savings = [remedy["seconds"] for remedy in report["remedies"]]
+    savings = [saving["seconds"] for saving in report["savings"]]
     assert len(savings) == 3 and savings == sorted(savings, reverse=True) and savings[-1] >= 0
     assert report["mfu"]["pessimistic"] < report["mfu"]["middle"] < report["mfu"]["optimistic"] < 0.96
     more_work = step_time.describe(step_time.time_step(costs), costs, 16 * 2 * 1024**3, 0.25)
@@ -203,11 +203,11 @@ def bracket(*values):
     return {"seconds": dict(zip(("optimistic", "middle", "pessimistic"), values, strict=True))}
 
 
-def test_times_are_separable_if_neither_bracket_holds_the_others_middle():
-    assert step_time.separable(bracket(1, 1.1, 1.2), bracket(1.3, 1.4, 1.5))
-    assert step_time.separable(bracket(1, 1.1, 1.2), bracket(1.15, 1.3, 1.4))
-    assert not step_time.separable(bracket(1, 1.1, 1.3), bracket(1.15, 1.2, 1.21))
-    assert step_time.separable(bracket(1, None, None), bracket(1, None, None))
+def test_times_differ_if_neither_bracket_contains_the_others_middle():
+    assert step_time.differ(bracket(1, 1.1, 1.2), bracket(1.3, 1.4, 1.5))
+    assert step_time.differ(bracket(1, 1.1, 1.2), bracket(1.15, 1.3, 1.4))
+    assert not step_time.differ(bracket(1, 1.1, 1.3), bracket(1.15, 1.2, 1.21))
+    assert step_time.differ(bracket(1, None, None), bracket(1, None, None))
     assert step_time.ranking_seconds(bracket(1, None, None)) == 1
     assert step_time.ranking_seconds(bracket(1, 2, 3)) == 2
 
@@ -220,14 +220,14 @@ def test_the_table_shows_the_bracket_or_why_there_is_none():
     rows = step_time.rows(estimate)
     middle, mfu = estimate["seconds"]["middle"], estimate["mfu"]["middle"]
     assert rows["time per step"].startswith(f"{middle:.3g} s (") and f"MFU {mfu:.0%}" in rows["time per step"]
-    assert rows["time by kind"].startswith("products ") and "norms" in rows["time by kind"]
-    assert [name for name in rows if name.startswith("remedy")] == ["remedy 1", "remedy 2", "remedy 3"]
-    assert rows["8192³ product"] == "88% of the peak, by the same count"
+    assert rows["time by kind"].startswith("matmuls ") and "norms" in rows["time by kind"]
+    assert [name for name in rows if name.startswith("saving")] == ["saving 1", "saving 2", "saving 3"]
+    assert rows["8192³ matmul"] == "88% of the peak, by the same count"
     assert rows["at best, if everything overlaps"] == "0.25 s per step, bound by compute"
     assert rows["each part alone"] == "compute 0.25 s, memory 0.125 s"
     unknown = {"seconds": {"optimistic": 0.25, "middle": None, "pessimistic": None}, "mfu": None}
     rows = step_time.rows(estimate | unknown)
-    assert rows["time per step"].startswith("unknown") and "remedy 1" not in rows
+    assert rows["time per step"].startswith("unknown") and "saving 1" not in rows
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def clean(
       inputs: paths or globs of WET, WARC, JSON Lines or Parquet files.
       executor: engine that runs the tasks; every worker must be able to access inputs and output. Default: one process
         for each core of this machine.
-      part_bytes: bytes of text that a task holds in memory.
+      part_bytes: largest number of bytes of text that a task should hold in memory.
 
     Raises:
       UserError: there is no input or no page in it, no page for training passes, a list is missing, tasks failed, the

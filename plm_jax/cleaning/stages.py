@@ -32,8 +32,8 @@ _MOST_TASKS = 2**12
 _LEAST_STORED = 16
 # A small crawl is divided into this many tasks per stage, unless they would have less than `_LEAST_BYTES` of text.
 _FEW_TASKS, _LEAST_BYTES = 64, 2**22
-# A compressed crawl has about this many bytes of text per byte.
-EXPANSION = 4
+# Bytes of text per byte of a file, by the end of its name. Assumed; 1 for other files.
+EXPANSION = {".gz": 4, ".parquet": 2}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Plan:
 
 def text_bytes(file: crawl.CrawlFile) -> int:
     """Returns the approximate size of a file's text."""
-    return file.size * (EXPANSION if file.name.endswith(".gz") else 1)
+    return file.size * next((factor for ending, factor in EXPANSION.items() if file.name.endswith(ending)), 1)
 
 
 def passes(rule: settings.CleaningConfig) -> list[Pass]:

@@ -39,7 +39,7 @@ _RUNNER = flags.DEFINE_enum("runner", "local", list(engines.ENGINES), "engine th
 _PART_BYTES = flags.DEFINE_integer(
     "part_bytes",
     2**25,
-    "bytes of text that a task holds in memory; with large parts a crawl has fewer tasks",
+    "largest number of bytes of text in a task's memory; more bytes give fewer tasks",
     2**12,
     2**30,
 )

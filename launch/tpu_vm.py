@@ -55,7 +55,7 @@ class Tpu:
     Attributes:
       tier: flags for the kind of capacity.
       more: further flags of its creation.
-      batch_size: number of workers that SSH reaches at once.
+      batch_size: number of workers to which SSH connects at once.
       internal_ips: whether the workers have internal addresses only.
     """
 
@@ -335,7 +335,7 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
     parser.tier("flex_start", metavar="DURATION", help="wait for capacity, for at most this time, such as 24h")
     parser.option("labels", help="KEY=VALUE,… for bills")
     parser.option("internal_ips", help="no external addresses; call it from inside the network", action="store_true")
-    parser.option("batch_size", type=int, default=64, help="number of workers that SSH reaches at once")
+    parser.option("batch_size", type=int, default=64, help="number of workers to which SSH connects at once")
     parser.option("restarts", type=int, default=3, help="number of restarts per hour after a signal killed the command")
     parser.option("keep", help="keep the TPU at the end", action="store_true")
     return parser.parse()

@@ -1,5 +1,6 @@
 """The step of the next phase is prepared in the background, compiled once, and computes the same."""
 
+import pathlib
 import subprocess
 import sys
 import threading
@@ -20,6 +21,7 @@ PHASES = (
     config.PhaseConfig(until=1.0, batch_size=16, dropout=0.0),
 )
 AHEAD = "compile ahead"
+LAUNCH = pathlib.Path(__file__).parents[2] / "launch" / "local.py"
 is_on, EVENTS = [], []
 PREFIX = "/jax/core/compile/"
 
@@ -153,3 +155,35 @@ def test_a_stopped_run_does_not_wait(tiny, tmp_path):
     finished = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert finished.returncode == command_line.SAVED, finished.stderr
     assert finished.stderr.splitlines()[-1] == "stopped while it compiles"
+
+
+JOB = """
+import pathlib, sys, threading
+import jax
+from plm_jax.common import command_line
+from plm_jax.runs import compile_ahead, loop
+from tests.runs.test_compile_ahead import AHEAD, make
+
+def report(event, seconds, fun_name="", **_):
+    if event.endswith("backend_compile_duration") and threading.current_thread().name == AHEAD:
+        print("compiled ahead by process", jax.process_index(), fun_name, file=sys.stderr)
+
+jax.monitoring.register_event_duration_secs_listener(report)
+compile_ahead.COMPILES["cpu"] = True
+folder, workdir = sys.argv[1:]
+sys.argv[1:] = []
+command_line.start_jax()
+loop.pretrain(make(pathlib.Path(folder)), workdir)
+"""
+
+
+def test_each_process_of_a_job_compiles_ahead(tiny, tmp_path, expected):
+    script = [sys.executable, "-c", JOB, str(tiny), str(tmp_path / "run")]
+    command = [sys.executable, str(LAUNCH), "--processes=2", "--devices=4", "--", *script]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert finished.returncode == 0, finished.stderr
+    for process in (0, 1):
+        assert finished.stderr.count(f"compiled ahead by process {process} jit(with_rules)") == 2
+    rows = bits(tmp_path / "run")
+    assert rows["train/batch_digest"] == expected["train/batch_digest"]
+    assert rows["train/loss"] == pytest.approx(expected["train/loss"], rel=1e-5)

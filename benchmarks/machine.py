@@ -13,6 +13,9 @@ PACKAGES = re.compile(
     r"|nvidia-(cuda-runtime|cudnn|cublas)(-cu\d+)?"
 )
 
+# Instruction sets, as Linux names them, on which the speed of matrix products depends.
+VECTOR_SETS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16")
+
 
 def describe(commit: str = "") -> dict[str, Any]:
     """Returns the device, processor, versions of driver and packages, XLA flags, and commit of the source.
@@ -30,13 +33,17 @@ def describe(commit: str = "") -> dict[str, Any]:
 
 
 def cpu() -> str:
-    """Returns the name of the processor on Linux, otherwise its architecture."""
+    """Returns the name, family and vector instructions of the processor on Linux, otherwise its architecture."""
     try:
         lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
+    fields = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in reversed(lines))}
+    if "model name" not in fields:
+        return platform.machine()
+    sets = [name for name in VECTOR_SETS if name in fields.get("flags", "").split()]
+    family = f"family {fields.get('cpu family')} model {fields.get('model')}"
+    return f"{fields['model name']} ({', '.join([family, *sets])})"
 
 
 def gpu() -> dict[str, str] | None:

@@ -8,13 +8,12 @@ two run at once. Prints JSON: seconds per step (medians over the interleaved rou
 are Hugging Face's PyTorch models with fused AdamW, eager and compiled; BERT's twice: unchanged, with the head on every
 position (`torch_default`), and tuned, with the head on masked positions only. Each runs as its users run it: torch in
 the plain environment, ours with the memory settings of `launch/environment.sh` and `pretrain`. `--same_memory` uses
-these settings for torch, too.
+these settings for torch, too. With `--before`, another checkout of plm_jax is one of the contestants.
 """
 
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -62,11 +61,15 @@ SHAPES = {
 DROPOUT = {"gpu": ("bert_large", "bert_large_128")}
 TINY = {"rows": 2, "length": 64, "layers": 2, "pairs": 2, "rounds": 2, "steps": 2}
 TUNED = ("torch_eager", "torch_compile")
+# Name of another checkout of plm_jax.
+BEFORE = "plm_jax_before"
 
 
 def main() -> None:
     """Measures all contestants, or runs one of them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("--device", choices=SHAPES, default="cpu")
     parser.add_argument("--model", choices=CONFIGS, help="default: gpt2_small; on a GPU all that are measured there")
     parser.add_argument("--peer", choices=("torch", "none"), default="torch")
@@ -78,6 +81,7 @@ def main() -> None:
     on_cpu = parser.add_argument_group("with --device=cpu")
     on_cpu.add_argument("--pairs", type=int, default=7)
     on_cpu.add_argument("--same_memory", action="store_true", help="torch with our memory settings")
+    on_cpu.add_argument("--before", default="", help="directory of another checkout to compare, such as a git worktree")
     on_gpu.add_flags(parser.add_argument_group("with --device=gpu"))
     arguments = parser.parse_args()
     shapes = SHAPES[arguments.device]
@@ -119,8 +123,9 @@ def compare(arguments, cases: dict[str, contestants.Case]) -> dict:
     """Returns the figures of all contestants on a CPU."""
     ((model, case),) = cases.items()
     peers = (*(["torch_default"] if model.startswith("bert") else []), *TUNED)
-    names = ("plm_jax", *(peers if arguments.peer == "torch" else ()))
-    workers = {name: start(name, name == "plm_jax" or arguments.same_memory) for name in names}
+    before = [BEFORE] if arguments.before else []
+    names = ("plm_jax", *before, *(peers if arguments.peer == "torch" else ()))
+    workers = {name: start(name, arguments) for name in names}
     seconds = {name: [] for name in names}
     for name, worker in workers.items():
         ask(name, worker)
@@ -139,7 +144,7 @@ def compare(arguments, cases: dict[str, contestants.Case]) -> dict:
         "targets": case.targets,
         "precision": "float32",
         "same_memory": arguments.same_memory,
-        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
+        "machine": machine.describe(),
         "median_seconds": medians,
         "all_seconds": seconds,
         "ratio": {name: medians["plm_jax"] / medians[name] for name in names[1:]},
@@ -156,10 +161,19 @@ MEMORY = ":".join(
 )
 
 
-def start(name: str, keeps_memory: bool) -> subprocess.Popen:
+def start(name: str, arguments: argparse.Namespace) -> subprocess.Popen:
     """Starts the process of a contestant."""
-    command = [sys.executable, os.path.abspath(__file__), *sys.argv[1:], f"--contestant={name}"]
-    environment = {**os.environ, "GLIBC_TUNABLES": MEMORY} if keeps_memory else None
+    root, flags = os.path.dirname(os.path.dirname(os.path.abspath(__file__))), list(sys.argv[1:])
+    if arguments.before:  # A flag that the other checkout may not have.
+        at = next(number for number, flag in enumerate(flags) if flag.startswith("--before"))
+        del flags[at : at + (1 if "=" in flags[at] else 2)]
+    if name == BEFORE:
+        name, root = "plm_jax", os.path.abspath(arguments.before)
+    environment = {**os.environ, "PYTHONPATH": root}
+    if name == "plm_jax" or arguments.same_memory:
+        environment["GLIBC_TUNABLES"] = MEMORY
+    script = os.path.join(root, "benchmarks", "train_step.py")
+    command = [sys.executable, script, *flags, f"--contestant={name}"]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
 
 

@@ -199,15 +199,18 @@ def test_damage_of_an_index_is_noticed(write_sentences, tmp_path):
 
 def test_long_vectors_have_a_checksum_for_each_block(tmp_path, monkeypatch):
     monkeypatch.setattr(vectors, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(vectors, "_CHECKSUM_BYTES", 100)
     values = np.arange(1000)
     file = cache.NpyAppender(str(tmp_path / "a.npy"))
     for part in np.split(values, [0, 3, 3, 20, 555]):
         file.append(part)
     assert (file.close(), len(file.checksums)) == (1000, 125)
-    assert file.checksums == [zlib.crc32(values[at : at + 8]) for at in range(0, 1000, 8)]
-    expected = vectors.Checksums(np.array(file.checksums), 0, 125, 64)
+    crc32s = file.checksums.tolist()
+    assert crc32s == [zlib.crc32(values[at : at + 8]) for at in range(0, 1000, 8)]
+    assert max(map(len, file.checksums.parts())) == 25
+    expected = vectors.Checksums(np.array(crc32s), 0, 125, 64)
     assert vectors.load(str(tmp_path / "a.npy"), 1000, checksums=expected).tolist() == values.tolist()
-    for checksums in ([*file.checksums[:-1], 0], file.checksums[:-1]):
+    for checksums in ([*crc32s[:-1], 0], crc32s[:-1]):
         changed = vectors.Checksums(np.array(checksums), 0, len(checksums), 64)
         with pytest.raises(UserError, match="its bytes have changed"):
             vectors.load(str(tmp_path / "a.npy"), 1000, checksums=changed)

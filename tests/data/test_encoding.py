@@ -122,6 +122,22 @@ def test_a_span_is_tokenized_once():
     assert sorted(encoded) == [" sea", " the", "sea", "the"]
 
 
+def test_frequent_spans_stay_in_the_cache(monkeypatch):
+    monkeypatch.setattr(word_spans, "_MAX_TOKENS", 50)
+    encoded = []
+
+    def encode(texts):
+        encoded.extend(texts)
+        return [([len(text)], [0]) for text in texts]
+
+    fresh = word_spans.SpanTokenizer(encode)
+    for number in range(100):
+        ids, _, _ = fresh([f"once{number} often often {number}"])
+        assert ids.tolist() == list(map(len, (f"once{number}", " often", " often", f" {number}")))
+        assert len(fresh._table.ids) <= 53
+    assert encoded.count(" often") == 1 and len(encoded) == 201
+
+
 def test_the_cache_is_the_same_for_any_number_of_processes(run, tmp_path, monkeypatch):  # noqa: F811
     monkeypatch.setattr(tokenizing, "_BATCH_CHARACTERS", 500)
     for cores in (1, 3):

@@ -37,7 +37,7 @@ def save(folder: str, file: str, vocabulary_id: str, table: np.ndarray) -> None:
         "file": storage.sha256(file),
         "vocabulary": vocabulary_id,
         "values": len(table),
-        "checksums": vectors.save(os.path.join(temporary, _FILE), table),
+        "checksums": vectors.save(os.path.join(temporary, _FILE), table).tolist(),
     }
     publish(temporary, os.path.join(folder, NAME), manifest)
 

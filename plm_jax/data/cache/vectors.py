@@ -1,9 +1,11 @@
 """Vectors in .npy files, written piece by piece, and checked block by block when they are read."""
 
 import io
+import itertools
 import os
+import tempfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -16,6 +18,8 @@ from plm_jax.common.errors import UserError, one_line
 BLOCK_BYTES = 2**8
 # Vectors of at most this number of bytes are read completely when they are opened.
 _SHORT_BYTES = 2**24
+# Bytes of checksums that are in memory at a time while a file is written.
+_CHECKSUM_BYTES = 2**20
 # Bytes of a long vector that are checked at a time.
 _CHECKED_BYTES = 2**24
 # Size of the header that NumPy writes before the values of a vector.
@@ -26,33 +30,52 @@ _TOP_FILES = ("manifest.json", "word_initial.npy", "words.npy")
 
 
 class BlockChecksums:
-    """CRC-32 of each block of a stream of bytes.
+    """CRC-32 of each block of a stream of bytes. Many checksums wait in a temporary file, so memory is bounded.
 
-    Attributes:
-      values: checksums of the complete blocks so far, and after `close` of the rest.
+    Args:
+      block_bytes: number of bytes of a block.
     """
 
-    def __init__(self) -> None:
-        self.values: list[int] = []
+    def __init__(self, block_bytes: int):
+        self._block_bytes = block_bytes
         self._rest = b""
+        self._file = tempfile.SpooledTemporaryFile(_CHECKSUM_BYTES)  # noqa: SIM115
+        self._length = 0
 
     def add(self, data: bytes | memoryview) -> None:
         """Adds the next bytes."""
         if self._rest:
-            missing = BLOCK_BYTES - len(self._rest)
+            missing = self._block_bytes - len(self._rest)
             self._rest, data = self._rest + bytes(data[:missing]), data[missing:]
-            if len(self._rest) < BLOCK_BYTES:
+            if len(self._rest) < self._block_bytes:
                 return
-            self.values.append(zlib.crc32(self._rest))
-        end = len(data) - len(data) % BLOCK_BYTES
-        self.values += crc32s(data[:end], BLOCK_BYTES)
+            self._write(self._rest)
+        end = len(data) - len(data) % self._block_bytes
+        self._write(data[:end])
         self._rest = bytes(data[end:])
 
-    def close(self) -> list[int]:
-        """Adds the checksum of the last, incomplete block and returns all checksums."""
-        self.values += crc32s(self._rest, BLOCK_BYTES)
+    def _write(self, blocks: bytes | memoryview) -> None:
+        checksums = np.array(crc32s(blocks, self._block_bytes), np.uint32)
+        self._file.write(checksums.tobytes())
+        self._length += len(checksums)
+
+    def close(self) -> None:
+        """Adds the checksum of the last, incomplete block."""
+        self._write(self._rest)
         self._rest = b""
-        return self.values
+
+    def __len__(self) -> int:
+        return self._length
+
+    def tolist(self) -> list[int]:
+        """Returns all checksums."""
+        return [checksum for part in self.parts() for checksum in part.tolist()]
+
+    def parts(self) -> Iterator[np.ndarray]:
+        """Iterates over all checksums in consecutive parts, uint32 [n]."""
+        self._file.seek(0)
+        while data := self._file.read(_CHECKSUM_BYTES):
+            yield np.frombuffer(data, np.uint32)
 
 
 def crc32s(data: bytes | memoryview, block_bytes: int) -> list[int]:
@@ -89,12 +112,12 @@ class NpyAppender:
     """Writes a vector of unknown length to a .npy file, piece by piece.
 
     Attributes:
-      checksums: CRC-32 of each block, set by `close`.
+      checksums: CRC-32 of each block, complete after `close`.
     """
 
     def __init__(self, path: str, dtype: Any = "<i8"):
         self._dtype = np.dtype(dtype)
-        self._blocks = BlockChecksums()
+        self.checksums = BlockChecksums(BLOCK_BYTES)
         self._file: BinaryIO = open(path, "wb")  # noqa: SIM115 (closed in close)
         self._length = 0
         self._write_header()
@@ -110,18 +133,18 @@ class NpyAppender:
         data = np.ascontiguousarray(values, self._dtype).view(np.uint8).data
         self._file.write(data)
         self._length += len(values)
-        self._blocks.add(data)
+        self.checksums.add(data)
 
     def close(self) -> int:
         """Closes the file and returns the length of the vector."""
         self._write_header()
         storage.sync(self._file)
         self._file.close()
-        self.checksums = self._blocks.close()
+        self.checksums.close()
         return self._length
 
 
-def save(path: str, array: np.ndarray) -> list[int]:
+def save(path: str, array: np.ndarray) -> BlockChecksums:
     """Writes a vector to a .npy file, syncs it, and returns the checksums of its blocks."""
     file = NpyAppender(path, array.dtype)
     file.append(array)
@@ -201,15 +224,18 @@ def check_sorted(path: str, values: np.ndarray, limit: int | None) -> None:
         raise damaged(path, f"its values are not sorted numbers from 0 to {limit}")
 
 
-def save_checksums(folder: str, checksums: Mapping[str, list[int]]) -> tuple[dict[str, int], int]:
+def save_checksums(folder: str, checksums: Mapping[str, BlockChecksums]) -> tuple[dict[str, int], int]:
     """Writes the checksums of the files of a folder.
 
     Returns:
       Number of checksums of each file; CRC-32 of all checksums.
     """
-    values = np.array([crc for crcs in checksums.values() for crc in crcs], np.uint32)
-    save(os.path.join(folder, f"{CHECKSUMS}.npy"), values)
-    return {name: len(crcs) for name, crcs in checksums.items()}, zlib.crc32(values.data)
+    file, crc32 = NpyAppender(os.path.join(folder, f"{CHECKSUMS}.npy"), np.uint32), 0
+    for part in itertools.chain.from_iterable(crcs.parts() for crcs in checksums.values()):
+        file.append(part)
+        crc32 = zlib.crc32(part.data, crc32)
+    file.close()
+    return {name: len(crcs) for name, crcs in checksums.items()}, crc32
 
 
 def damaged(path: str, reason: str) -> UserError:

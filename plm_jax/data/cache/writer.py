@@ -13,7 +13,7 @@ from plm_jax.data.cache import file_format
 from plm_jax.data.cache.columns import FIRST_BYTES, SENTENCE_STARTS, Column, Values, tokens
 from plm_jax.data.cache.columns import describe as describe_columns
 from plm_jax.data.cache.sorted_ids import MilestonesWriter
-from plm_jax.data.cache.vectors import NpyAppender, crc32s, save, save_checksums
+from plm_jax.data.cache.vectors import BlockChecksums, NpyAppender, save, save_checksums
 
 _OPTIONS = "group_size:1,uncompressed"
 
@@ -102,7 +102,7 @@ class _TokensWriter:
 
     Attributes:
       unigram: int64 [vocab_size], number of occurrences of each token.
-      checksums: CRC-32 of each block of all records.
+      checksums: CRC-32 of each block of all records, complete after `close`.
     """
 
     def __init__(self, folder: str, vocab_size: int):
@@ -110,7 +110,8 @@ class _TokensWriter:
         self._dtype = np.dtype(tokens(vocab_size).dtype)
         self._shard: Any = None
         self._num_records = 0
-        self.checksums: list[int] = []
+        # Every record except the last consists of whole blocks.
+        self.checksums = BlockChecksums(file_format.token_block_bytes(self._dtype.itemsize))
         self.unigram = np.zeros(vocab_size, np.int64)
         self._pending: list[np.ndarray] = []
         self._num_pending = 0
@@ -142,8 +143,7 @@ class _TokensWriter:
             self._shard = array_record_module.ArrayRecordWriter(self._shard_path, _OPTIONS)
         self._shard.write(data)
         self._num_records += 1
-        # Every record except the last consists of whole blocks.
-        self.checksums += crc32s(data, file_format.token_block_bytes(self._dtype.itemsize))
+        self.checksums.add(data)
 
     def _close_shard(self) -> None:
         if self._shard is not None:
@@ -154,6 +154,7 @@ class _TokensWriter:
     def close(self) -> None:
         self._flush(whole_records_only=False)
         self._close_shard()
+        self.checksums.close()
 
 
 def describe(vocab_size: int, columns: Sequence[Column], word_initial: np.ndarray, folder: str) -> dict[str, Any]:
@@ -164,7 +165,7 @@ def describe(vocab_size: int, columns: Sequence[Column], word_initial: np.ndarra
       word_initial: bool [vocab_size], whether a token begins a word.
     """
     checksums = save(os.path.join(folder, "word_initial.npy"), word_initial)
-    return {"columns": describe_columns([tokens(vocab_size), *columns]), "word_initial": checksums}
+    return {"columns": describe_columns([tokens(vocab_size), *columns]), "word_initial": checksums.tolist()}
 
 
 def publish(temporary: str, final: str, manifest: Mapping[str, Any]) -> None:

@@ -26,7 +26,7 @@ KEYS_FILE = "keys"
 FILES = (*(f"{shard:03d}" for shard in range(NUM_SHARDS)), KEYS_FILE)
 _SHARD_SHIFT = np.uint64(64 - 8)  # One shard for each first byte of the hash.
 # Number of tokens that are moved from the shuffle to the cache at a time.
-_WRITE_TOKENS = 2**22
+_WRITE_TOKENS = 2**20
 
 
 class Shuffled(NamedTuple):

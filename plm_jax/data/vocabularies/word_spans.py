@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-# Largest number of characters of a cached span, and of tokens in the cache before it is cleared.
+# Largest number of characters of a cached span, and of tokens in the cache before it is halved.
 _MAX_CHARACTERS = 64
-_MAX_TOKENS = 2**21
+_MAX_TOKENS = 2**19
 # A space with white space, or the end of the text, on both sides; any other space.
 _WITHIN_SPACE = re.compile(r" (?<=\s )(?=\s|\Z)")
 _CUT = re.compile(r" (?:(?<=\S )|(?=\S))")
@@ -50,6 +50,7 @@ class SpanTokenizer:
         self._encode = encode
         self._rows: dict[str, int] = {}
         self._table = _EMPTY
+        self._uses = np.zeros(0, np.int64)
 
     def __call__(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Tokenizes texts.
@@ -78,20 +79,32 @@ class SpanTokenizer:
 
     def _look_up(self, spans: list[str]) -> tuple[np.ndarray, _Table]:
         """Returns the rows of spans, and the table that has these rows; caches the short spans."""
+        if len(self._table.ids) > _MAX_TOKENS:
+            self._halve()
         rows = list(map(self._rows.get, spans))
         new = dict.fromkeys(span for span, row in zip(spans, rows, strict=True) if row is None)
-        if not new:
-            return np.array(rows), self._table
-        if len(self._table.ids) > _MAX_TOKENS:
-            self._rows, self._table = {}, _EMPTY
-            return self._look_up(spans)
         short = [span for span in new if len(span) <= _MAX_CHARACTERS]
         self._table = self._extend(self._table, short)
         self._rows |= zip(short, range(len(self._rows), len(self._rows) + len(short)), strict=True)
         long = [span for span in new if len(span) > _MAX_CHARACTERS]
         long_rows = dict(zip(long, range(len(self._rows), len(self._rows) + len(long)), strict=True))
-        rows = [self._rows.get(span, long_rows.get(span)) for span in spans]
-        return np.array(rows), self._extend(self._table, long)
+        if new:
+            rows = [self._rows.get(span, long_rows.get(span)) for span in spans]
+        row_numbers, num_cached = np.array(rows), len(self._rows)
+        uses = np.bincount(row_numbers[row_numbers < num_cached], minlength=num_cached)
+        uses[: len(self._uses)] += self._uses
+        self._uses = uses
+        return row_numbers, self._extend(self._table, long)
+
+    def _halve(self) -> None:
+        """Keeps the half of the cached spans that was used most since the last call."""
+        rows = np.sort(np.argsort(-self._uses, kind="stable")[: len(self._uses) // 2])
+        spans, table, sizes = list(self._rows), self._table, np.diff(self._table.ends)[rows]
+        tokens = ranges(table.ends[rows], sizes)
+        ends = np.append(0, np.cumsum(sizes))
+        self._rows = {spans[row]: number for number, row in enumerate(rows.tolist())}
+        self._table = _Table(table.ids[tokens], table.offsets[tokens], ends, table.lengths[rows])
+        self._uses = np.zeros(len(rows), np.int64)
 
     def _extend(self, table: _Table, spans: list[str]) -> _Table:
         """Returns the table with more spans."""

@@ -1,0 +1,38 @@
+"""BERT on pairs of sentences, one pair per row and packed, with the same number of tokens of text in a step.
+
+    python -m plm_jax sweep --sweep=ablations/packing --workdir=runs/packing --seeds=0,1,2
+
+Both runs train on pairs of single sentences in rows of 256 tokens. Without packing, most of a row is padding; packed
+rows have about as many pairs in fewer rows. Krell et al. 2021 (arXiv:2107.02027) found no difference in quality for
+BERT, whose pairs fill most of a row, so there are no figures to compare with.
+"""
+
+from plm_jax import config, models
+from plm_jax.configs.ablations.skeleton import by_size, unpublished
+
+base = by_size(demo="../demo.py:bert")
+PAIRS = config.SentencePairs(parts="sentences")
+# Layout and rows of a batch by run. A packed row has 1.59 times as many tokens that are not padding.
+RUNS = {"one_pair": (PAIRS, 24), "packed": (config.Packed(inner=PAIRS), 15)}
+LENGTH = 256
+CHANGES = {
+    "data.length": LENGTH,
+    "data.cache_dir": "../.cache/demo/packing",
+    "model.attention.position.length": LENGTH,
+    "model.pooler": models.Pooler(),
+    "train.phases": (),
+    "train.steps": 300,
+    "evaluation.every": 100,
+    "evaluation.max_batches": 0,
+}
+
+
+def overrides(size="demo"):
+    """Yields (name, changes) of each run."""
+    del size  # There is no other.
+    for name, (layout, rows) in RUNS.items():
+        yield name, CHANGES | {"data.layout": layout, "train.batch_size": rows}
+
+
+published = unpublished(RUNS, "no figures of this size were published")
+compared = by_size(demo={"loss": "sotu/loss"})

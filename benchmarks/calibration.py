@@ -310,10 +310,10 @@ def table(results: dict[str, Any]) -> str:
         "|---|---|---|---|---|---|",
     ]
     for name, row in results["cases"].items():
-        judged = "" if name in JUDGED else " (not judged)"
+        label = "" if name in JUDGED else " (not fitted)"
         bracket = f"{row['middle']:.3g} s ({row['optimistic']:.3g} to {row['pessimistic']:.3g})"
         lines.append(
-            f"| {name.replace('_', ' ')}{judged} "
+            f"| {name.replace('_', ' ')}{label} "
             f"| {row['topology']}, {row['rows']:,} × {row['length']:,}, {row['remat']} "
             f"| {row['published_seconds']:.3g} s | {bracket} | {row['error']:+.0%} "
             f"| {row['by_compilers_cycles']:.3g} s |"

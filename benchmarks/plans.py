@@ -175,7 +175,7 @@ def table(results: dict[str, dict[str, Any]]) -> str:
     """Formats the results as a Markdown table, with MaxText's figures below ours."""
     lines = [
         "| config and topology | mesh, microbatches, remat | state + temporary buffers (GB) "
-        "| memory time, network time (compute = 1) | GB sent per step (synchronous share) | lower bound of a step "
+        "| memory time, transfer time (compute = 1) | GB sent per step (synchronous share) | lower bound of a step "
         "| estimate of a step, MFU | compilation |",
         "|---|---|---|---|---|---|---|---|",
     ]

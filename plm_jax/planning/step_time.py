@@ -15,6 +15,11 @@ PESSIMISTIC = Assumptions(vector=0.2, products=1.06, memory=1.25, network=1.3)
 # Largest ratio of the pessimistic time to the middle, and of the middle to the optimistic time.
 MOST = 1.16
 NUM_SAVINGS = 3
+# Descriptions of the resource that determines the lower bound, where its name with `-bound` is not one.
+_LIMITS = {
+    "between slices": "bound by the network between slices",
+    "synchronous": "bound by synchronous collectives",
+}
 
 
 class StepTime(NamedTuple):
@@ -99,14 +104,14 @@ def savings(time: StepTime, model: CostModel, recomputed: float) -> list[Saving]
     attention, _ = lost("attention", least=lambda cost: cost.memory)
     again = (clock.by_kind["matmuls"] + clock.by_kind["attention"]) * recomputed
     advice = (
-        (clock.by_kind["collectives"], "transfers that nothing hides: more rows per device, fewer microbatches"),
-        (slow, f"products below {share:.0%} of the peak, above all {product}: larger microbatches or shards"),
-        (again, "recomputation: another model.remat"),
-        (copied, f"copies and changes of layout, above all {copy}: another model.remat or layout"),
-        (passes, f"vector code beyond its memory traffic, above all {vector}: fuse it into fewer passes"),
-        (attention, "attention beyond its memory traffic: a shorter length or a window"),
-        (clock.by_kind["head"], "loss and head: fewer targets per row, or a smaller vocabulary"),
-        (clock.by_kind["optimizer"], "optimizer and sums of gradients: fewer microbatches"),
+        (clock.by_kind["collectives"], "exposed collectives: use more rows per device or fewer microbatches"),
+        (slow, f"matmuls below {share:.0%} of the peak, mainly {product}: use larger microbatches or shards"),
+        (again, "recomputation: try another model.remat"),
+        (copied, f"copies, mainly {copy}: try another model.remat"),
+        (passes, f"vector operations above their memory-bound time, mainly {vector}: fuse them into fewer passes"),
+        (attention, "attention above its memory-bound time: use shorter rows or a window"),
+        (clock.by_kind["head"], "loss and head: use fewer targets per row or a smaller vocabulary"),
+        (clock.by_kind["optimizer"], "optimizer and sums of gradients: use fewer microbatches"),
     )
     return sorted((Saving(max(seconds, 0.0), text) for seconds, text in advice), reverse=True)
 
@@ -132,7 +137,7 @@ def rows(estimate: dict[str, Any]) -> dict[str, str]:
     """Returns the rows of a table about the time of a step."""
     seconds, bound, table = estimate["seconds"], estimate["bound_seconds"], {}
     if seconds["middle"] is None:
-        table["time per step"] = "unknown: the cycles of this device are not counted; the next line is a bound"
+        table["time per step"] = "unknown: the cycles of this device are not counted; see the lower bound"
     else:
         mfu = {name: f"{share:.0%}" for name, share in estimate["mfu"].items()}
         table["time per step"] = (
@@ -143,7 +148,9 @@ def rows(estimate: dict[str, Any]) -> dict[str, str]:
         table["time by kind"] = ", ".join(f"{kind} {part:.3g} s" for kind, part in by_kind)
         for number, saving in enumerate(estimate["savings"], start=1):
             table[f"saving {number}"] = f"up to {saving['seconds']:.3g} s: {saving['text']}"
-        table["8192³ matmul"] = f"{estimate['product_share']:.0%} of the peak, by the same count"
-    table["at best, if everything overlaps"] = f"{bound:.3g} s per step, bound by {estimate['bound']}"
-    table["each part alone"] = ", ".join(f"{name} {part:.3g} s" for name, part in estimate["seconds_alone"].items())
+        table["8192³ matmul"] = f"{estimate['product_share']:.0%} of the peak, by the compiler's cycle counts"
+    limit = _LIMITS.get(estimate["bound"], f"{estimate['bound']}-bound")
+    table["lower bound"] = f"{bound:.3g} s per step ({limit}, perfect overlap)"
+    parts = (f"{name} {part:.3g} s" for name, part in estimate["seconds_alone"].items())
+    table["time of each resource"] = ", ".join(parts)
     return table

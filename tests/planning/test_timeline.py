@@ -222,9 +222,11 @@ def test_the_table_shows_the_bracket_or_why_there_is_none():
     assert rows["time per step"].startswith(f"{middle:.3g} s (") and f"MFU {mfu:.0%}" in rows["time per step"]
     assert rows["time by kind"].startswith("matmuls ") and "norms" in rows["time by kind"]
     assert [name for name in rows if name.startswith("saving")] == ["saving 1", "saving 2", "saving 3"]
-    assert rows["8192³ matmul"] == "88% of the peak, by the same count"
-    assert rows["at best, if everything overlaps"] == "0.25 s per step, bound by compute"
-    assert rows["each part alone"] == "compute 0.25 s, memory 0.125 s"
+    assert rows["8192³ matmul"] == "88% of the peak, by the compiler's cycle counts"
+    assert rows["lower bound"] == "0.25 s per step (compute-bound, perfect overlap)"
+    assert rows["time of each resource"] == "compute 0.25 s, memory 0.125 s"
+    rows = step_time.rows(estimate | {"bound": "between slices"})
+    assert rows["lower bound"] == "0.25 s per step (bound by the network between slices, perfect overlap)"
     unknown = {"seconds": {"optimistic": 0.25, "middle": None, "pessimistic": None}, "mfu": None}
     rows = step_time.rows(estimate | unknown)
     assert rows["time per step"].startswith("unknown") and "saving 1" not in rows

@@ -28,6 +28,11 @@ LOST = 0.5
 # many parts, because few records of a page are together.
 COMPRESSED = {"pages": 0.5, "rows": 0.5, "units": 0.95, "lost": 0.95, "urls": 1.0, "bad": 0.5}
 OUTPUT = 0.4
+# Contents of these files.
+_CONTENTS = {
+    **{"pages": "pages", "rows": "output rows", "bad": "quarantined records", "urls": "hashes of URLs"},
+    **{"units": "hashes of lines", "lost": "lists of removed lines"},
+}
 # Memory of a process with the rules of the English C4, including the detector of languages, and without records.
 PROCESS_BYTES = 128 * 2**20
 # Bytes of memory per byte of records that a function holds. Measured by `benchmarks/clean_plan.py`.
@@ -277,11 +282,12 @@ def table(plan: stages.Plan, result: JobUsage) -> str:
         rows.append("  ".join([name.ljust(widths[0]), *aligned]).rstrip())
     hours = "unknown: measured only with the language detection of C4"
     if result.core_seconds is not None:
-        hours = f"{result.core_seconds / 3600:,.1f} core-hours at {TEXT_PER_SECOND / 1e6} MB of text per second"
+        speed = f"{TEXT_PER_SECOND / 1e6} MB of text per second and core"
+        hours = f"{result.core_seconds / 3600:,.1f} core-hours at {speed}"
     ratio = result.disk / max(result.text, 1)
     summary = {
         "input": f"{len(plan.files):,} files, {_amount(crawl_bytes)}, about {_amount(result.text)} of text",
-        "disk": f"at most {_amount(result.disk)} in the output's folder, {ratio:.2f} x the text",
+        "disk": f"at most {_amount(result.disk)} in the output's folder, {ratio:.2f} times the size of the text",
         "command": f"{_amount(result.memory)} of memory",
         "time": hours,
     }
@@ -299,13 +305,20 @@ def _assumptions() -> str:
         "No rule removes anything, so real runs write less after the first stage.",
         f"Files have 1 byte of text per byte; those that end in {endings}.",
         f"A page has {PAGE_BYTES:,} bytes, a line or sentence {LINE_BYTES}.",
-        f"Other pages own {LOST:.0%} of the lines, spans or MinHash bands of a page.",
-        "Files between the stages are compressed to "
-        + ", ".join(f"{share:.0%} ({field})" for field, share in COMPRESSED.items())
-        + f", the output to {OUTPUT:.0%}.",
+        f"{LOST:.0%} of the lines, spans or MinHash bands of a page are removed because another page keeps them.",
+        f"Files between the stages are compressed to {_shares()}, the output to {OUTPUT:.0%}.",
         "All pages are in one language, and no record is quarantined.",
     ]
     return "\n".join(["Assumptions:", *(f"- {line}" for line in lines)])
+
+
+def _shares() -> str:
+    """Describes the shares to which files between the stages are compressed."""
+    contents: dict[float, list[str]] = {}
+    for field, share in COMPRESSED.items():
+        contents.setdefault(share, []).append(_CONTENTS[field])
+    *most, last = (f"{share:.0%} ({', '.join(names)})" for share, names in contents.items())
+    return f"{', '.join(most)} and {last}"
 
 
 def _amount(size: float) -> str:

@@ -136,7 +136,8 @@ def test_command_prints_the_plan_and_writes_nothing(verb, tmp_path):
     assert planned.status == 0 and not planned.err, planned.err
     rows = {line.split()[0]: line.split() for line in planned.out.splitlines() if line.strip()}
     assert rows["newest"][1] == str(-(-sum(path.stat().st_size for path in before) // 16384))
-    assert "core-hours" in planned.out and "Assumptions" in planned.out
+    assert "core-hours" in planned.out and "times the size of the text" in planned.out
+    assert "compressed to 50% (pages, output rows, quarantined records), 95% (" in planned.out
     without = verb("clean", *flags, "--set=language=None", f"--output={tmp_path}/out")
     assert without.status == 0 and "core-hours" not in without.out
     mistake = verb("clean", f"--input={tmp_path}/*.wet", "--plan", "--set=badwords=None")

@@ -32,11 +32,12 @@ class Padding(NamedTuple):
     def describe(self, rows: int, length: int) -> str:
         """Returns a description of the padding of a batch of `rows` rows of `length`."""
         if self.unpacked is None:
-            return f"{rows} rows of {length} have only as many real tokens as {rows * (1 - self.share):.0f} full rows"
+            full_rows = f"{rows * (1 - self.share):.0f} full rows"
+            return f"{rows} rows of {length} have only as many non-padding tokens as {full_rows}"
         gain = (1 - self.share) / (1 - self.unpacked)
         return (
             f"{self.share:.1%} of packed rows of {length}, {self.unpacked:.1%} without packing; "
-            f"a step has {gain:.2f} times as many real tokens"
+            f"a step has {gain:.2f} times as many non-padding tokens"
         )
 
 

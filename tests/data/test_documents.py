@@ -52,7 +52,7 @@ def test_short_and_unknown_rows_are_dropped_and_counted(write_source, make, monk
     dropped = 1 - sum(map(len, expected)) / sum(map(len, texts))
     assert opened.notes() == [
         f"{dropped:.1%} of the tokens of 'a' are dropped, in rows that are too short or have too many unknown tokens",
-        "padding: 4 rows of 16 have only as many real tokens as 4 full rows",
+        "padding: 4 rows of 16 have only as many non-padding tokens as 4 full rows",
     ]
     order = layouts.Order(layout, 64, 3, "a")
     assert sorted(order.item(k) for k in range(order.num_items)) == list(range(layout.num_rows))

@@ -135,7 +135,7 @@ def test_a_users_layout_is_read_like_ours(write_source, make_run, random_documen
         rows = sorted([*example["tokens"].tolist(), int(example["targets"][-1])] for example in examples)
         assert rows == expected
     assert_like_blank(run, opened.batch(0, range(1)))
-    assert opened.notes()[0].startswith("padding: 4 rows of 8 have only as many real tokens as")
+    assert opened.notes()[0].startswith("padding: 4 rows of 8 have only as many non-padding tokens as")
     assert_rejected("ends take at least 2", run, data={"length": 1})
 
 

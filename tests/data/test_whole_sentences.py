@@ -166,7 +166,7 @@ def test_a_run_reports_how_full_short_rows_are(write_sentences, make):
     assert open_reader(make(True, 14)).notes() == []
     # Seven of 14 tokens are real, so that four rows are as two.
     assert open_reader(make(False, 14)).notes() == [
-        "padding: 4 rows of 14 have only as many real tokens as 2 full rows"
+        "padding: 4 rows of 14 have only as many non-padding tokens as 2 full rows"
     ]
 
 

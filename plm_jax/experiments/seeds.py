@@ -34,7 +34,7 @@ def _line(name: str, values: list[float], baseline: float | None) -> str:
     if baseline is None or declared is None or not declared.sign:
         return line
     verdict = "better" if declared.sign * (statistics.mean(values) - baseline) > 0 else "not better"
-    return f"{line}, {verdict} than the trivial {metrics.shown(name, baseline)}"
+    return f"{line}, {verdict} than the trivial baseline ({metrics.shown(name, baseline)})"
 
 
 def _is_duplicate(name: str, row: dict[str, float]) -> bool:

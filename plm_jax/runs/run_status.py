@@ -84,7 +84,7 @@ def of_run(workdir: str) -> Status:
     lines.append(f"checkpoint  {_checkpoint(workdir, now)}")
     lines.append(f"last error  {_last_error(over, rows)}")
     if starts:
-        lines += _goodput(starts)
+        lines += _goodput(starts, alive)
     return Status(alive or finished, lines + (_stalls(workdir) if alive else []))
 
 
@@ -291,15 +291,15 @@ def _checkpoint(workdir: str, now: float) -> str:
     return "none"
 
 
-def _goodput(starts: Sequence[Start]) -> list[str]:
+def _goodput(starts: Sequence[Start], alive: bool) -> list[str]:
     totals = account(starts)
     whole = sum(totals.values()) or 1.0
     since = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(starts[0]["began"]))
     other_uses = ", ".join(f"{name} {totals[part] / whole:.1%}" for part, name in _NAMES.items())
-    number = f"{len(starts)} times" if len(starts) > 1 else "once"
+    period = f"since the start at {since}" if alive else f"of this run, which started at {since}"
+    number = f"{len(starts)} starts" if len(starts) > 1 else "1 start"
     return [
-        f"goodput     {totals[_STEPS] / whole:.1%} of the {_span(whole)} since {since} went into training steps; "
-        f"the run was started {number}",
+        f"goodput     {totals[_STEPS] / whole:.1%}: share of training steps in the {_span(whole)} {period}; {number}",
         f"            {other_uses}",
     ]
 

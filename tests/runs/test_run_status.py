@@ -158,7 +158,10 @@ def test_running_run_reports_activity_and_time_left(tmp_path):
     assert "30 of 60 (50.0%), 2 s per step, 512 tokens/s, about 70 s left" in text  # 70 of 100 s were of 30 steps.
     assert "doing       saving" in text and "stalled     process 3 waits" in text
     assert "last error  after step 20: disk full" in text
-    assert "checkpoint  20" in text and "goodput     60.0% of the 100 s" in text and "saves 10.0%" in text
+    assert "checkpoint  20" in text and "saves 10.0%" in text
+    assert (
+        "goodput     60.0%: share of training steps in the 100 s since the start at " in text and "; 1 start\n" in text
+    )
 
 
 def test_new_start_is_reported_as_starting(tmp_path):
@@ -181,6 +184,9 @@ def test_status_reports_how_each_start_ended(starts, is_fine, first_line, line, 
     status = run_status.of_run(write(tmp_path, *(start_record(**fields) for fields in starts)))
     assert status.fine == is_fine and first_line in status.lines[0]
     assert is_fine or "not running" in status.lines[0]
+    (goodput,) = (each for each in status.lines if each.startswith("goodput"))
+    assert "s of this run, which started at " in goodput
+    assert goodput.endswith("; 1 start" if len(starts) == 1 else f"; {len(starts)} starts")
     assert line in "\n".join(status.lines[1:]) and "start 2 ended" not in "\n".join(status.lines)
 
 
@@ -198,7 +204,7 @@ def test_run_in_a_bucket_is_reported(clock, tmp_path):
     assert [start["began"] for start in run_status.read(workdir)] == [1000, clock.now - 10]
     with leases.held(f"{workdir}/lock", "trains"):
         text = "\n".join(run_status.of_run(workdir).lines)
-    assert "alive" in text and "disk full" in text and "no room" in text and "started 2 times" in text
+    assert "alive" in text and "disk full" in text and "no room" in text and "; 2 starts" in text
     assert not run_status.of_run(workdir).fine
 
 

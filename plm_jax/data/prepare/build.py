@@ -25,7 +25,7 @@ from plm_jax.data.sources.source import InputsTargetsSource, Source
 _RULES = {
     "source": "the validation split of the source",
     "hash": "validation_fraction {:g}",
-    "top-up": ("validation_fraction {:g}, raised to hold out at least 20, up to 10 % of all"),
+    "top-up": "validation_fraction {:g} would hold out fewer than the minimum of 20; the maximum is 10 %",
     "none": "",
 }
 

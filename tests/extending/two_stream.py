@@ -81,20 +81,20 @@ class TwoStream(Encoder):
         def at_targets(values):
             return jnp.take_along_axis(jnp.broadcast_to(values, tokens.shape), target_positions, axis=1)
 
-        of_queries = context.replace(
+        query_context = context.replace(
             segment_ids=None if segment_ids is None else (at_targets(segment_ids), segment_ids),
             order=(at_targets(order), order),
             positions=at_targets(positions),
             source_positions=positions,
             arrays=arrays and arrays | {"query_segments": at_targets(token_types)},
         )
-        of_contents = context.replace(order=(order + 1, order))
+        content_context = context.replace(order=(order + 1, order))
         queries = jnp.broadcast_to(self.query_embedding.astype(x.dtype), (*target_positions.shape, x.shape[2]))
         queries = self.embedding_dropout(queries, deterministic=deterministic)
         for layer in range(self.model.stack.layers):
-            through = {"first": layer, "last": layer + 1, "deterministic": deterministic}
-            queries = self.stack.layers(queries, of_queries, source=x, **through)
-            x = self.stack.layers(x, of_contents, **through)
+            one_layer = {"first": layer, "last": layer + 1, "deterministic": deterministic}
+            queries = self.stack.layers(queries, query_context, source=x, **one_layer)
+            x = self.stack.layers(x, content_context, **one_layer)
         return self.stack.finish(queries, deterministic=deterministic)
 
 

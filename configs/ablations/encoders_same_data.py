@@ -10,8 +10,8 @@ the objective, the optimizer and the learning rate of its recipe, in 125,000 ste
 corpora. ModernBERT's feed-forward layers are narrower, so that each block has about the same number of parameters.
 
 In the demo all models read the same speeches that come with the package, all but XLNet short rows first, and are tuned
-on film reviews. Each tuned model is compared with the most frequent class of its rows, with a logistic regression over
-words, and with the same architecture tuned from random weights.
+on film reviews. Each tuned model is compared with the most frequent class of its rows, with logistic regression on bags
+of words, and with the same architecture tuned from random weights.
 """
 
 import dataclasses
@@ -63,7 +63,7 @@ def baselines(size="paper") -> list[Baselines]:
         Baselines(
             f"{name}-sentiment",
             "sentiment/accuracy",
-            {"trivial": "sentiment/trivial_accuracy", "words": words, "random weights": f"{name}-random"},
+            {"trivial": "sentiment/trivial_accuracy", "logistic regression": words, "random weights": f"{name}-random"},
         )
         for name in ARMS
     ]

@@ -38,7 +38,7 @@ MISTAKES = [
     ({"train": {"label_smoothing": -0.1}}, "config.train.label_smoothing is -0.1: must be at least 0 and below 1"),
     ({"checkpoint": {"save_every": 0}}, "config.checkpoint.save_every is 0: must be between 1 and"),
     ({"evaluation": {"batch_size": 0}}, "config.evaluation.batch_size is 0: must be between 1 and"),
-    ({"objective": objectives.MaskedLM()}, "trains a model of kind 'encoder', config.model.kind is 'decoder'"),
+    ({"objective": objectives.MaskedLM()}, "trains models of kind 'encoder', but config.model.kind is 'decoder'"),
 ]
 
 
@@ -118,7 +118,7 @@ ONE = OneAfterAnother()
 PAIRS = config.TableInputsTargets("pairs.jsonl")
 TEXTS = dict(list(RUNS["plain"].data.sources.items())[:2])
 SHUFFLED = [
-    (remembering(), "'tests_remembering' carries a state .*layout 'blocks' are shuffled"),
+    (remembering(), "'tests_remembering' keeps recurrent state .*layout 'blocks' are shuffled"),
     (remembering(layout=ONE, sources=TEXTS), "rows alternate between the sources a, b"),
     (
         remembering(layout=ONE, sources={"p": PAIRS}, inputs_targets=config.InputsTargetsConfig(target_length=4)),
@@ -126,7 +126,7 @@ SHUFFLED = [
     ),
     (
         dataclasses.replace(RUNS["elmo"], data=dataclasses.replace(RUNS["elmo"].data, layout=ShuffledStreams())),
-        "'elmo' carries a state .*layout 'tests_shuffled_streams' are shuffled",
+        "'elmo' keeps recurrent state .*layout 'tests_shuffled_streams' are shuffled",
     ),
 ]
 

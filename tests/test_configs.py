@@ -431,7 +431,7 @@ def test_a_config_has_no_head_that_nothing_trains(name):
 
 def test_a_replaced_token_run_needs_a_pair():
     run = replace(load("electra.py:base"), model=load("bert.py:base").model)
-    with pytest.raises(UserError, match="'replaced_token' trains a model of kind 'electra'"):
+    with pytest.raises(UserError, match="'replaced_token' trains models of kind 'electra'"):
         config.from_dict(config.to_config_dict(run))
 
 
@@ -473,7 +473,7 @@ def test_a_row_of_glm_has_a_text_of_512_tokens_and_one_of_chatglm_2048():
 def test_texts_of_glm_beyond_the_positions_are_said():
     run = load("glm.py:base")
     data = replace(run.data, length=698)
-    with pytest.raises(UserError, match=r"length is 698 with texts of \d+, above the model's 512 positions"):
+    with pytest.raises(UserError, match=r"length is 698 with texts of \d+, but the model has 512 positions"):
         config.from_dict(config.to_dict(replace(run, data=data)))
     config.from_dict(config.to_dict(replace(load("glm.py:10b"), data=data)))
 
@@ -548,9 +548,9 @@ def test_a_page_says_at_what_rate_a_run_ends_before_its_decay():
 @pytest.mark.parametrize(
     ("name", "changes", "words"),
     [
-        ("xlnet.py:base", {"data.length": 256}, "reuse_length is 256, and rows of 256 tokens reuse 128: set it to 128"),
+        ("xlnet.py:base", {"data.length": 256}, "reuse_length is 256, but rows of 256 tokens reuse 128: set it to 128"),
         ("deberta.py:v3-base", {"data.layout": config.Blocks(attend_across_documents=False)}, "adds_first reads the"),
-        ("deberta.py:v3-base", {"data.length": 1024}, "length is 1024, above the model's 512 positions"),
+        ("deberta.py:v3-base", {"data.length": 1024}, "length is 1024, but the model has 512 positions"),
     ],
 )
 def test_settings_that_would_go_wrong_silently_are_rejected(name, changes, words):

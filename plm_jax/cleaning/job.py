@@ -99,7 +99,10 @@ def _finish(work: str, job_folder: str, output: str, identity: str, plan: stages
     if not any(os.path.basename(name).startswith("train-") for name in written):
         _remove(work)
         print(table)
-        raise UserError("no page for training passed all rules: the table lists the reasons")
+        raise UserError(
+            "no page for training passed all rules (the table lists the reasons): relax rules with --set, or clean "
+            "more files"
+        )
     rows = {name: {"rows": rows, "characters": characters} for name, (rows, characters) in written.items()}
     folder = os.path.join(job_folder, "write")
     for name in set(storage.files_below(folder)) - written.keys():  # Of a task that was killed.

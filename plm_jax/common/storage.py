@@ -161,7 +161,7 @@ def _open_regular(path: str, flags: int) -> int:
 def _open_own(path: str, flags: int) -> int:
     """Opens a regular file that is not a link, since a link may lead to a file of someone else."""
     if os.path.islink(path):
-        raise UserError(f"{path} is a symbolic link, which is not written through: remove it")
+        raise UserError(f"refusing to write through the symbolic link {path}: remove the link")
     with contextlib.suppress(FileNotFoundError):
         refuse_special(path)
     return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW, 0o666)
@@ -177,7 +177,8 @@ def refuse_special(path: str) -> None:
     mode = os.stat(path).st_mode
     if not stat.S_ISREG(mode):
         kinds = {stat.S_IFDIR: "folder", stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket"}
-        raise UserError(f"{path} is a {kinds.get(stat.S_IFMT(mode), 'device')}, not a file")
+        kind = kinds.get(stat.S_IFMT(mode), "device")
+        raise UserError(f"{path} is a {kind}, not a file: pass the path of a file, or replace it by one")
 
 
 def size(path: str) -> int:
@@ -196,7 +197,9 @@ def read(path: str, most: int | None = None) -> bytes:
     """
     with open_binary(path) as file:
         if most is not None and (num_bytes := file.seek(0, os.SEEK_END)) > most:
-            raise UserError(f"{path} has {num_bytes:,} bytes, but at most {most:,} are read")
+            raise UserError(
+                f"{path} has {num_bytes:,} bytes, but the limit is {most:,} bytes: check that this is the right file"
+            )
         file.seek(0)
         return file.read()
 

@@ -148,8 +148,8 @@ def _architecture(run: Run) -> None:
         kinds, kind = "' or '".join(run.objective.architectures), run.model.kind
         variant = "" if kind == run.model.architecture else f", a variant of '{run.model.architecture}'"
         raise UserError(
-            f"objective '{run.objective.kind}' trains a model of kind '{kinds}', config.model.kind is "
-            f"'{kind}'{variant}: change one"
+            f"objective '{run.objective.kind}' trains models of kind '{kinds}', but config.model.kind is "
+            f"'{kind}'{variant}: change config.objective.kind or config.model.kind"
         )
     if "span_boundary" in run.model.named_heads and not run.objective.marks_spans:
         raise UserError(
@@ -187,7 +187,8 @@ def _pairs(run: Run) -> None:
     layout = run.data.layout
     if layout.labels_pairs and getattr(run.model.named_heads.get("sentence_pair"), "classes", 0) < 2:
         raise UserError(
-            "sentence pairs need a model with a pooler of two classes: set config.model.pooler, or blocks as the layout"
+            "sentence pairs need a model with a pooler of two classes: set config.model.pooler.kind to pooler "
+            "(classes=2), or config.data.layout.kind to a layout without pairs, such as blocks"
         )
     if layout.num_texts > 1 and not layout.labels_pairs and run.model.token_types < layout.num_token_types:
         raise UserError(
@@ -196,7 +197,8 @@ def _pairs(run: Run) -> None:
         )
     if layout.has_positions and "positions" not in run.model.inputs:
         raise UserError(
-            f"{layout.plural} have positions, which a model of kind '{run.model.kind}' does not read: change one"
+            f"{layout.plural} have positions, which a model of kind '{run.model.kind}' does not read: change "
+            "config.data.layout or config.model.kind"
         )
 
 
@@ -230,7 +232,7 @@ def _packed(run: Run) -> None:
     if is_apart and getattr(discriminator, "adds_first", False):
         raise UserError(
             "config.model.discriminator.adds_first reads the first token of a row, which may be of another document: "
-            "use rows of one text, such as config.data.layout blocks with frames"
+            "use a layout with one text per row, such as config.data.layout.kind=blocks with frames=True"
         )
     if not isinstance(run.data.layout, Packed):
         return
@@ -270,14 +272,15 @@ def _labels(head_labels: Sequence[str], name: str, source_labels: Sequence[str])
         return
     if len(head_labels) != len(source_labels):
         raise UserError(
-            f"config.model.heads.task has {len(head_labels)} labels ({', '.join(head_labels)}), source '{name}' "
-            f"{len(source_labels)} ({', '.join(source_labels)}): they must be the same"
+            f"config.model.heads.task has {len(head_labels)} labels ({', '.join(head_labels)}), but source '{name}' "
+            f"has {len(source_labels)} ({', '.join(source_labels)}): set config.model.heads.task.labels to those of "
+            "the source"
         )
     for ours, theirs in zip(head_labels, source_labels, strict=True):
         if ours != theirs:
             raise UserError(
                 f"config.model.heads.task.labels has '{ours}' where form.labels of source '{name}' has '{theirs}': "
-                f"give the same labels in the same order ({nearest(ours, source_labels)})"
+                f"use the same labels in the same order ({nearest(ours, source_labels)})"
             )
 
 
@@ -288,8 +291,8 @@ def _carry(run: Run, phase: Phase) -> None:
         reused, remembered = phase.length // 2, getattr(run.model, "reuse_length", 0)
         if remembered != reused:
             raise UserError(
-                f"config.model.reuse_length is {remembered}, and rows of {phase.length} tokens reuse {reused}: set it "
-                f"to {reused}, in a run whose rows all have this length"
+                f"config.model.reuse_length is {remembered}, but rows of {phase.length} tokens reuse {reused}: set it "
+                f"to {reused}, and use the same row length in all phases"
             )
     if not layout.continues_rows:
         reason = f"the rows of config.data.layout '{layout.kind}' are shuffled"
@@ -300,9 +303,11 @@ def _carry(run: Run, phase: Phase) -> None:
     else:
         return
     if run.objective.carries_state and run.model.has_carry:
+        can_forget = hasattr(run.model, "memory_length")
+        remedy = "set config.model.memory_length to 0" if can_forget else "choose a model without recurrent state"
         raise UserError(
-            f"model '{run.model.kind}' carries a state from row to row, but {reason}: choose a layout with "
-            "consecutive rows, such as streams, and one source of text, or a model without `new_carry`"
+            f"model '{run.model.kind}' keeps recurrent state from batch to batch, but {reason}: set config.data.layout "
+            f"to one with consecutive rows, such as streams, and read a single source of text, or {remedy}"
         )
 
 
@@ -327,8 +332,8 @@ def _positions(run: Run, length: int) -> None:
     if most is not None and longest > most:
         text = "" if longest == length else f" with texts of {longest}"
         raise UserError(
-            f"config.data.length is {length}{text}, above the model's {most} positions: "
-            "lower it or raise config.model.attention.position.length (of a mask decoder, its head's positions)"
+            f"config.data.length is {length}{text}, but the model has {most} positions: decrease config.data.length, "
+            "or increase config.model.attention.position.length (for a mask decoder: config.model.head.positions)"
         )
 
 
@@ -364,11 +369,15 @@ def _examples(run: Run, phases: Sequence[Phase]) -> None:
     if objective.example_rows is None:
         raise UserError(
             f"source '{names[0]}' has inputs and targets, which objective '{objective.kind}' does not train on: "
-            "choose one for an encoder-decoder, causal, decoder_prefix_lm or decoder_text_to_text"
+            "set config.objective.kind to causal, decoder_prefix_lm, decoder_text_to_text or an objective of an "
+            "encoder-decoder"
         )
     shares_row, target_length = not run.model.has_decoder, settings.target_length
     if shares_row and target_length is None:
-        raise UserError("inputs and targets share a decoder's row: set config.data.inputs_targets.target_length")
+        raise UserError(
+            "a decoder reads inputs and targets in one row: set config.data.inputs_targets.target_length to the "
+            "maximum number of target tokens"
+        )
     for phase in phases:
         if target_length is None:
             break

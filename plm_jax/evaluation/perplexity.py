@@ -286,7 +286,8 @@ def _decisions(loss: losses.Loss, model: Module, params: Any, batch: Batch) -> A
 def _check_model(lm: LanguageModel, run: config.Run, loss: losses.Loss) -> None:
     if lm.config.kind != run.model.kind:
         raise UserError(
-            f"the model is of kind '{lm.config.kind}', the config trains '{run.model.kind}': use a config of its kind"
+            f"the checkpoint's model is of kind '{lm.config.kind}', but config.model.kind is '{run.model.kind}': pass "
+            f"a --config for a model of kind '{lm.config.kind}'"
         )
     for head in loss.heads:
         if head not in lm.config.named_heads:

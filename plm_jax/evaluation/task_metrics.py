@@ -126,7 +126,8 @@ def _check_metric_functions(task: Any) -> None:
 def _check_model(lm: LanguageModel, run: config.Run) -> None:
     if lm.config.kind != run.model.kind:
         raise UserError(
-            f"the model is of kind '{lm.config.kind}', the config trains '{run.model.kind}': use a config of its kind"
+            f"the checkpoint's model is of kind '{lm.config.kind}', but config.model.kind is '{run.model.kind}': pass "
+            f"a --config for a model of kind '{lm.config.kind}'"
         )
     if run is not lm.run:
         expected = vocabularies.identity(vocabularies.load(run.vocabulary))

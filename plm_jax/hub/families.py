@@ -78,8 +78,8 @@ def family_of(model: ModelConfig, preferred: str | None = None) -> Family:
     family, unsupported = min(candidates, key=lambda pair: len(pair[1]))
     if unsupported:
         raise UserError(
-            f"Hugging Face's {family.name} cannot hold this model: it needs {', '.join(unsupported)}; change the "
-            "model, or save it in format plm_jax"
+            f"Hugging Face's {family.name} cannot store this model ({', '.join(unsupported)}): change the model, or "
+            "save it in format plm_jax"
         )
     return family
 
@@ -99,19 +99,22 @@ def to_config(family: Family, model: models.TransformerConfig) -> dict[str, Any]
 
 
 def unsupported_settings(family: Family, model: models.TransformerConfig) -> list[str]:
-    """Returns the settings, as `name = value`, that differ once a model is written for a family and read again."""
+    """Returns the settings that differ once a model is written for a family and read again, as `name must be value`.
+
+    If the family has no such model, such as one whose number of heads does not divide its width, returns the reason.
+    """
     shapes = tensor_layout.shapes_of(model)
     try:
         restored = to_settings(family, to_config(family, model))
-    except UserError as error:  # For example, a number of heads that does not divide the width.
-        return [f"another {error}"]
+    except UserError as error:
+        return [str(error)]
     names = layout_of(family, model)
     restored = with_heads(family, restored, names, "head" in shapes, name_in(family, "head_bias") in names)
     # `config.json` contains at most one of the dropout rates of a head.
     restored, model = (model.with_dropout(0.0) for model in (restored, model))
     settings = _flatten(_canonical(model))
     return [
-        f"{name} = {value}"
+        f"{name} must be {value}"
         for name, value in _flatten(_canonical(restored)).items()
         if not name.startswith(NOT_STORED) and settings.get(name, trees.ABSENT) != value
     ]
@@ -273,9 +276,10 @@ def model_type_of(directory: str, config: Mapping[str, Any]) -> str:
         # EuroBERT has the tensors of LLaMA, and an id of its own.
         candidates = [name for name in candidates if set(known[name].ids.values()) <= config.keys()] or candidates
     if len(candidates) != 1:
-        problem = f"could be of {' or '.join(candidates)}" if candidates else f"are of none of {', '.join(known)}"
+        matching = " or ".join(candidates) or f"no known family ({', '.join(known)})"
         raise UserError(
-            f"{directory}/{CONFIG} has no model_type, and by their names the tensors {problem}: set model_type"
+            f"{directory}/{CONFIG} has no model_type, and the tensor names match {matching}: set model_type in this "
+            "file"
         )
     return candidates[0]
 

@@ -281,7 +281,9 @@ def check_size(name: str, value: Any) -> None:
 def check_divides(number: str, size: str, values: Mapping[str, Any]) -> None:
     """Raises a `UserError` unless one field divides another."""
     if values[size] % values[number]:
-        raise UserError(f"config.json: {number} {values[number]} does not divide {size} {values[size]}: change one")
+        raise UserError(
+            f"config.json: {number} {values[number]} does not divide {size} {values[size]}: change {number} or {size}"
+        )
 
 
 def check(name: str, value: Any, is_accepted: bool, accepted: str) -> None:

@@ -123,8 +123,8 @@ def write(
     for name in config.keys() & special_ids.keys():  # Ids that the settings require.
         if config[name] != special_ids[name]:
             raise UserError(
-                f"Hugging Face's {family.name} cannot hold this model: it needs {name} = {config[name]}, "
-                f"this one's is {special_ids[name]}"
+                f"Hugging Face's {family.name} requires {name} = {config[name]}, but this model has "
+                f"{special_ids[name]}: save it in format plm_jax"
             )
     original = hub_files.config_of(pretrained.hub_files)
     if original is None:

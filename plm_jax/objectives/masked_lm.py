@@ -110,8 +110,8 @@ class MaskedLM(Objective):
             )
         if self.smoothing and (self.whole_words or self.independent or self.windows):
             raise UserError(
-                "config.objective.smoothing weighs single tokens of a row: set whole_words to 0, independent and "
-                "windows to False, or smoothing to 0"
+                "config.objective.smoothing applies to single tokens only: set smoothing to 0; or set whole_words to "
+                "0, and independent and windows to False"
             )
         if self.windows and self.independent:
             raise UserError("config.objective.windows and independent exclude each other: set one of them to False")

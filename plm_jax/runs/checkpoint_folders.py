@@ -83,7 +83,8 @@ def read_meta(checkpoint: epath.Path) -> dict[str, Any]:
         raise damaged(checkpoint, one_line(error)) from error
     if meta.get("format") != FORMAT:
         raise UserError(
-            f"checkpoint {checkpoint} has format {meta.get('format')}: this version reads {FORMAT}, upgrade plm_jax"
+            f"checkpoint {checkpoint} has format {meta.get('format')}, but this version of plm_jax reads format "
+            f"{FORMAT}: use the version that wrote it"
         )
     if "run_id" not in meta:
         raise UserError(

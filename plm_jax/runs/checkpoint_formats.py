@@ -139,10 +139,10 @@ def save(directory: str, pretrained: Pretrained, format: str, **pooling: Any) ->
         raise UserError(f"unknown format '{format}': {nearest(format, FORMATS)}")
     if format == "plm_jax":
         _write_converted(directory, pretrained)
-    elif (pretrained.model.architecture == "elmo") != (format == "bilm"):
-        raise UserError(
-            f"format '{format}' does not support this model: an ELMo is saved as bilm, other models are not"
-        )
+    elif (is_elmo := pretrained.model.architecture == "elmo") != (format == "bilm"):
+        problem = "does not support ELMos" if is_elmo else "supports only ELMos"
+        accepted = "bilm" if is_elmo else "huggingface, sentence-transformers"
+        raise UserError(f"format '{format}' {problem}: use {accepted} or plm_jax")
     elif format == "bilm":
         elmo.write(directory, pretrained)
     elif format == "sentence-transformers":
@@ -314,7 +314,10 @@ def _report_changed_code(folder: str, modules: users.Record | None, settings: An
 
 def _check_format(folder: str, described: Mapping[str, Any]) -> None:
     if described["format"] != FORMAT:
-        raise UserError(f"{folder} has format {described['format']}: this version reads {FORMAT}: upgrade plm_jax")
+        raise UserError(
+            f"{folder} has format {described['format']}, but this version of plm_jax reads format {FORMAT}: use the "
+            "version that wrote it"
+        )
     if wrong := [name for name, kind in FIELDS.items() if not isinstance(described.get(name, ...), kind)]:
         reason = f"its {', '.join(wrong)} is missing or of another type"
         raise UserError(f"{folder}/{CONFIG} is damaged ({reason}): convert again")

@@ -265,7 +265,7 @@ def _check_divides(model: ModelConfig, phase: Phase, length: int, mesh: Mesh) ->
         raise UserError(
             f"a microbatch of {rows:,} rows (train.batch_size {phase.batch_size:,} / train.microbatches "
             f"{phase.microbatches}) cannot be divided among the {shards} shards of the mesh ({over}): "
-            f"{nearest_mesh()}, or a train.batch_size of {batch_size:,}"
+            f"{nearest_mesh()}, or set config.train.batch_size to {batch_size}"
         )
     if sizes["context"] > 1 and not model.any_order:
         raise UserError(
@@ -311,4 +311,6 @@ def _nearest_mesh(model: ModelConfig, rows: int, length: int, mesh: Mesh) -> str
         )
 
     nearest = meshes.nearest(mesh.shape, mesh.size, fits)
-    return f"use {meshes.describe(nearest)}" if nearest else "no mesh of this number of devices fits"
+    if nearest is None:
+        return "use another number of devices (no mesh of this number fits)"
+    return f"use {meshes.describe(nearest)}"

@@ -50,18 +50,18 @@ def replay(workdir: str, step: int, report: Callable[[str], None]) -> None:
             f"step {step} read another batch: its digest is {digest}, it was {recorded['train/batch_digest']}: check "
             "that config.data.cache_dir contains the caches that the run was trained on"
         )
-    line = ", ".join(f"{name} {values[key]!r} ({float(recorded[key])!r})" for key, name in _COMPARED.items())
+    line = ", ".join(f"{name} {values[key]!r} (recorded: {float(recorded[key])!r})" for key, name in _COMPARED.items())
     if all(_is_close(values[key], float(recorded[key])) for key in _COMPARED):
         report(f"bit-identical: {line}, digest {digest}")
         return
     differences = _differences(history.computed_with, job)
     tolerance = TOLERANCE[run.precision.compute] if differences else 0.0
     if not all(_is_close(values[key], float(recorded[key]), tolerance) for key in _COMPARED):
-        reason = "nothing is known to differ here"
+        reason = "devices, mesh, versions and code are the same as in the run, so check the hardware and XLA's flags"
         if differences:
-            reason = f"different here: {'; '.join(differences)}"
+            reason = f"different from the run: {'; '.join(differences)}"
         raise UserError(f"step {step} differs by more than {tolerance:g}: {line}; {reason}")
-    report(f"equal within {tolerance:g}: {line}, digest {digest}; different here: {'; '.join(differences)}")
+    report(f"equal within {tolerance:g}: {line}, digest {digest}; different from the run: {'; '.join(differences)}")
 
 
 def _recorded(workdir: str, step: int, history: History) -> dict[str, Any]:

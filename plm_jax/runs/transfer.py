@@ -184,8 +184,8 @@ def _with_special_tokens(run: config.Run) -> config.Run:
         return run
     if vocabulary.sentinels:
         raise UserError(
-            f"the vocabulary has no {', '.join(missing)} for rows of {objective.kind}, and none can be added: its "
-            "last ids are sentinels"
+            f"the vocabulary has no {', '.join(missing)} for rows of {objective.kind}, and no ids can be added because "
+            "its last ids are sentinels: use a checkpoint whose vocabulary has them"
         )
     first = vocabularies.load_plain(vocabulary).vocab_size
     size = first + len(missing)

@@ -123,7 +123,7 @@ def _selected(
             new_names.append(name)
             other, _ = selected.setdefault(name, (source_name, leaf))
             if other != source_name:
-                raise UserError(f"{where} maps {other} and {source_name} to {name}: change one")
+                raise UserError(f"{where} maps {other} and {source_name} to {name}: map them to different names")
         comparable = whole_name if train.init_layers else str
         if not isinstance(entry, str) and {*map(comparable, names)}.isdisjoint(map(comparable, new_names)):
             raise UserError(
@@ -201,9 +201,10 @@ def _tops(model: ModelConfig, layers: int) -> dict[str, int]:
     for path, stack in zip(model.stack_paths, model.stacks, strict=True) if layers else ():
         a_group = 1 if stack.groups is None else stack.layers // stack.groups
         if layers > stack.layers or layers % a_group:
+            multiple = f", a multiple of {a_group}, because groups of {a_group} layers share parameters"
             raise UserError(
-                f"config.train.reinitialize_top is {layers}: {path} has {stack.layers} layers"
-                + (f", of which {a_group} each share parameters" if a_group > 1 else "")
+                f"config.train.reinitialize_top is {layers}: {path} has {stack.layers} layers; choose at most "
+                f"{stack.layers}{multiple if a_group > 1 else ''}"
             )
         first_blocks[path] = stack.stored_blocks - layers // a_group * stack.inner
     return first_blocks

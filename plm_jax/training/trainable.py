@@ -114,7 +114,9 @@ def check_layers(model: ModelConfig, stages: int) -> None:
         outside = count is not None and [number for number in numbers if number >= count]
         if coverage and (len(numbers) != rows or numbers != sorted(set(numbers)) or outside):
             of_stack = "" if count is None else f" of the {count}"
-            raise UserError(f"{name} has {rows} rows: '{coverage}' must name as many layers{of_stack}, in order")
+            raise UserError(
+                f"{name} has {rows} rows, so '{coverage}' must list {rows}{of_stack} layers in increasing order"
+            )
         if stages > 1 and before and not is_whole:
             raise UserError(
                 f"{name} covers only some layers, and mesh.stage={stages} cuts layers into stages that are alike: set "

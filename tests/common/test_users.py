@@ -177,14 +177,14 @@ def test_a_run_with_a_users_own_classes_is_opened_with_their_modules_alone(folde
     evaluate = ["evaluate", f"--checkpoint={workdir}", "--tasks=a"]
     refused = verb(*evaluate)
     assert refused.status == 2 and len(refused.errors) == 1
-    assert "'halving', 'sign_descent': this is the user's own code, add " in refused.errors[0]
+    assert "'halving', 'sign_descent' are defined in Python code that is not loaded: pass " in refused.errors[0]
     assert all(module in refused.errors[0] for module in modules)
     (line,) = verb(*evaluate, modules[0]).errors
-    assert line.endswith(f"'halving': this is the user's own code, add {modules[1]}")
+    assert line.endswith(f"'halving' is defined in Python code that is not loaded: pass {modules[1]}")
     target = folder / "converted"
     converted = verb("convert", f"--source={workdir}", f"--target={target}", *modules)
     assert converted.status == 0, converted.err
-    assert "add --module=" in verb("generate", f"--checkpoint={target}", "--max_new_tokens=1", modules[0]).errors[0]
+    assert "pass --module=" in verb("generate", f"--checkpoint={target}", "--max_new_tokens=1", modules[0]).errors[0]
     (folder / "page.py").write_text(page.replace("0.5 **", "0.25 **"))
     done = verb("generate", f"--checkpoint={target}", "--max_new_tokens=1", *modules)
     assert done.status == 0, done.err

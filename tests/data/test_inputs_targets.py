@@ -262,7 +262,7 @@ def test_a_phase_of_another_length_continues_in_the_epoch(prepared, tmp_path):
 @pytest.mark.parametrize(
     ("message", "objective", "fields"),
     [
-        ("objective 'full_lm' does not train on: choose", objectives.FullLM(), {}),
+        ("objective 'full_lm' does not train on: set config.objective.kind", objectives.FullLM(), {}),
         (r"set config\.data\.inputs_targets\.target_length", objectives.Causal(), {}),
         ("target_length is 25, with rows of 24: must be between 2 and 24", objectives.Causal(), {"target_length": 25}),
         ("target_length is 1, with rows of 24: must be between 2 and", objectives.Causal(), {"target_length": 1}),

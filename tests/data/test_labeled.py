@@ -509,7 +509,7 @@ def test_configs_that_do_not_fit_are_rejected(make, bert):
             {"data": {"length": 4} | sources(dataclasses.replace(CLASSES, pair="b"))},
         ),
         ("sources 'a' and 'b' have different form.labels", {"data": two}),
-        ("form.kind span: objective 'classification' reads form.kind classes", {"data": sources(ANSWER)}),
+        ("form.kind span, but objective 'classification' reads form.kind classes", {"data": sources(ANSWER)}),
         ("source 'a' is not a labeled source", {"data": {"sources": {"a": config.TextTable("x")}}}),
         ("'classification' does not read config.data.layout 'blocks'", {"data": {"layout": config.Blocks()}}),
         ("rows is encoder_decoder, config.model.kind is 'encoder'", {"objective": {"rows": "encoder_decoder"}}),
@@ -525,7 +525,7 @@ def test_configs_that_do_not_fit_are_rejected(make, bert):
             {"data": sources(config.ChoiceForm(3)), "objective": objectives.MultipleChoice()},
         ),
         (
-            "with bos, have sep between texts, end with cls: set config.vocabulary.bos",
+            "with bos, have sep between texts and end with cls: set config.vocabulary.bos",
             {"model": decoder.model, "objective": decoder.objective},
         ),
     ):

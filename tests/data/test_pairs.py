@@ -372,7 +372,7 @@ def test_bad_configs_are_rejected(make_run, paired):
     causal = make_run("a", vocab_size=VOCAB_SIZE).model
     two_classes = "need a model with a pooler of two classes"
     for message, sections in (
-        ("trains a model of kind 'decoder', config.model.kind is 'encoder'", {"objective": objectives.Causal()}),
+        ("trains models of kind 'decoder', but config.model.kind is 'encoder'", {"objective": objectives.Causal()}),
         ("'causal' adds its own special tokens", {"objective": objectives.Causal(), "model": causal}),
         (two_classes, {"model": {"pooler": models.NoHead()}}),
         (two_classes, {"model": {"pooler": models.Pooler(classes=0)}}),

@@ -318,7 +318,7 @@ def test_a_vocabulary_is_used_only_for_the_texts_that_it_was_trained_on(make_run
         assert prepare(*names, cache="2") == f"using the vocabulary {model}"
     with pytest.raises(
         UserError,
-        match=rf"^{model} was trained on other files, of a, and on none of these: set config.vocabulary.spec to ",
+        match=rf"^{model} was trained on sources a, and on none of the files of this config: .*vocabulary.spec to a",
     ):
         prepare("b", cache="3")
     assert not (tmp_path / "3/b").exists() and model.read_bytes() == content

@@ -155,7 +155,7 @@ def test_bad_configs_and_caches_are_rejected(folder):
         ("one source", {"data": {"sources": two}}),
         ("config.vocabulary.bos", {"vocabulary": {"bos": None, "unk": None}}),
         ("the model has 100 words: must be smaller", {"objective": objectives.BidirectionalLM(SIZE)}),
-        ("trains a model of kind 'decoder'", {"objective": objectives.Causal()}),
+        ("trains models of kind 'decoder'", {"objective": objectives.Causal()}),
         (
             "supports neither z_loss nor label_smoothing",
             {"objective": objectives.BidirectionalLM(9), "train": {"label_smoothing": 0.1}},

@@ -146,11 +146,11 @@ def test_a_module_that_a_checkpoint_names_is_imported_only_if_the_user_names_it_
     tree["data"]["sources"] = {"x": {"kind": "seqio", "name": "mine", "module": "of_a_checkpoint"}}
     tree["data"]["segmenters"] = {"x": "of_a_checkpoint:cut"}
     run = config.from_saved(tree)
-    asks = "'of_a_checkpoint': this is the user's own code, add --module=of_a_checkpoint"
+    asks = "'of_a_checkpoint' is imported only if you name it: pass --module=of_a_checkpoint"
     for use in (lambda: tasks.task("x", run.data.sources["x"]), lambda: segmenters.load(run.data.segmenters["x"])):
         with pytest.raises(users.MissingCodeError, match=asks):
             use()
-    with pytest.raises(users.MissingCodeError, match="add --module=os"):
+    with pytest.raises(users.MissingCodeError, match="pass --module=os"):
         segmenters.load("os:system")  # It is imported already.
     assert not (tmp_path / "ran").exists()
     config.resolve(config.to_config_dict(run), str(tmp_path / "page.py"))

@@ -55,7 +55,7 @@ def test_rows_hold_whole_sentences_in_another_order(tiny):
 
 def test_a_row_of_targets_beyond_the_positions_is_refused(tiny):
     objective = objectives.SpanCorruption(noise_density=0.6)
-    with pytest.raises(UserError, match=r"with texts of \d+, above the model's 64 positions"):
+    with pytest.raises(UserError, match=r"with texts of \d+, but the model has 64 positions"):
         runs.make(tiny, RUN, objective=objective, data={"length": 60})
 
 

@@ -197,7 +197,7 @@ def test_a_model_without_a_pair_head_is_evaluated_on_its_tokens(cache_dir):
 
 def test_a_model_that_cannot_have_been_trained_so_is_refused(cache_dir):
     masked, spans = make(cache_dir, "masked_lm"), make(cache_dir, "span_corruption")
-    with pytest.raises(UserError, match="of kind 'encoder', the config trains 'encoder_decoder'"):
+    with pytest.raises(UserError, match=r"of kind 'encoder', but config.model.kind is 'encoder_decoder'"):
         perplexity.evaluate(masked[1], spans[0], "a")
     headless = LanguageModel(dataclasses.replace(ENCODER, head=models.NoHead()), {}, vocabulary_id="v")
     with pytest.raises(UserError, match="no vocabulary head"):

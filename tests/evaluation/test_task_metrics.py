@@ -164,7 +164,7 @@ def test_splits_and_mistakes(module, tmp_path):
     ):
         with pytest.raises(UserError, match=message):
             task_metrics.evaluate(lm, run, task)
-    with pytest.raises(UserError, match="the model is of kind 'decoder', the config trains 'encoder_decoder'"):
+    with pytest.raises(UserError, match=r"model is of kind 'decoder', but config.model.kind is 'encoder_decoder'"):
         task_metrics.evaluate(language_model(run_of(*KINDS["gpt2"])), run, "both")
 
 

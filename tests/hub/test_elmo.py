@@ -147,8 +147,8 @@ def test_invalid_inputs_are_rejected(lm, whole):
         (lambda: lm.hidden_states([[1]], [[1, 1]]), "mask has shape"),
         (lambda: lm.hidden_states([[1, 2], [1]]), "tokens have rows of different lengths"),
         (lambda: whole.generate(["Why"]), "does not generate text"),
-        (lambda: whole.save("nowhere"), "saved as bilm"),
-        (lambda: plm_jax.load(golden.FOLDER / "gpt2").save("nowhere", format="bilm"), "saved as bilm"),
+        (lambda: whole.save("nowhere"), "'huggingface' does not support ELMos: use bilm or plm_jax"),
+        (lambda: plm_jax.load(golden.FOLDER / "gpt2").save("nowhere", format="bilm"), "supports only ELMos: use hugg"),
         (lambda: plm_jax.load(golden.FOLDER / "gpt2").characters(["a"]), "no characters"),
         (lambda: plm_jax.load(golden.FOLDER / "gpt2").logits([[1]], head="backward"), "no backward head"),
     ):

@@ -256,7 +256,7 @@ def test_roberta_with_other_padding_id_is_rejected(tmp_path):
     """With another padding id, `transformers` would count positions differently."""
     pretrained = huggingface.read(golden.FOLDER / "roberta")
     for ids in ({}, {"pad_token_id": 0}):
-        with pytest.raises(UserError, match=f"needs pad_token_id = 3, this one's is {ids.get('pad_token_id')}"):
+        with pytest.raises(UserError, match=f"requires pad_token_id = 3, but this model has {ids.get('pad_token_id')}"):
             huggingface.write(tmp_path / "out", replace(pretrained, special_ids=ids))
     assert not (tmp_path / "out").exists()
 
@@ -371,7 +371,7 @@ def test_missing_model_type_is_inferred(name, tmp_path, monkeypatch):
     for fields in (config | {"architectures": architectures}, config):
         path.write_text(json.dumps(fields))
         if "architectures" not in fields and name in ALIKE:
-            with pytest.raises(UserError, match=rf"no model_type, .* could be of {ALIKE[name]}: set model_type"):
+            with pytest.raises(UserError, match=rf"no model_type, .* names match {ALIKE[name]}: set model_type"):
                 huggingface.read(str(folder))
             continue
         got = huggingface.read(str(folder))
@@ -387,5 +387,5 @@ def test_unknown_model_type_is_one_line_error(tmp_path):
     (folder / "config.json").write_text(json.dumps(config | {"architectures": ["SomethingForMaskedLM"]}))
     assert huggingface.read(str(folder)).family == "bert"
     save_file({"x.weight": np.ones((2, 2), np.float32)}, folder / "model.safetensors")
-    with pytest.raises(UserError, match=r"has no model_type, and by their names the tensors are of none of gpt2, "):
+    with pytest.raises(UserError, match=r"has no model_type, and the tensor names match no known family \(gpt2, "):
         huggingface.read(str(folder))

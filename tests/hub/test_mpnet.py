@@ -78,13 +78,17 @@ def test_published_size():
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"buckets": 16}, r"position\.buckets = 32"), ({"max_distance": 64}, "max_distance"), ({"offset": 3}, "offset")],
+    [
+        ({"buckets": 16}, r"position\.buckets must be 32"),
+        ({"max_distance": 64}, "max_distance"),
+        ({"offset": 3}, "offset"),
+    ],
 )
 def test_what_transformers_fixes_is_refused_on_export(changes, message):
     model = families.registered()["mpnet"].to_settings({})
     position = dataclasses.replace(model.attention.position, **changes)
     model = dataclasses.replace(model, attention=dataclasses.replace(model.attention, position=position))
-    with pytest.raises(UserError, match=f"MPNet cannot hold this model: it needs .*{message}"):
+    with pytest.raises(UserError, match=rf"MPNet cannot store this model \(.*{message}"):
         families.family_of(model, "mpnet")
 
 
@@ -94,7 +98,7 @@ def test_what_transformers_fixes_is_refused_on_reading(tmp_path):
     fields = {"vocab_size": 9, "hidden_size": 4, "num_attention_heads": 1, "num_hidden_layers": 1}
     model = dataclasses.replace(families.registered()["mpnet"].to_settings(fields), pooler=models.NoHead())
     params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), registry.shapes(model))
-    with pytest.raises(UserError, match="needs pad_token_id = 1, this one's is 0"):
+    with pytest.raises(UserError, match="requires pad_token_id = 1, but this model has 0"):
         huggingface.write(str(tmp_path), Pretrained(model, params, {"pad_token_id": 0}, None, "mpnet"))
 
 

@@ -110,5 +110,5 @@ def test_invalid_settings_are_rejected():
         replace(T5, stack=models.StackConfig(1))
     with pytest.raises(UserError, match="leave out decoder_heads"):
         replace(T5, decoder_heads=2)
-    with pytest.raises(UserError, match="T5 cannot hold this model: it needs tie_encoder_decoder = False"):
+    with pytest.raises(UserError, match=r"T5 cannot store this model \(tie_encoder_decoder must be False"):
         families.family_of(T5, "t5")

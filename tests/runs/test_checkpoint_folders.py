@@ -123,7 +123,7 @@ def test_readers_refuse_damage_and_name_an_intact_checkpoint(copied, verb):
 @pytest.mark.parametrize(
     ("version", "meta", "says"),
     [
-        (1, {"format": 1}, "has format 1: this version reads 2"),
+        (1, {"format": 1}, "has format 1, but this version of plm_jax reads format 2"),
         (2, {"removed": "run_id"}, "saved by an earlier version"),
     ],
 )

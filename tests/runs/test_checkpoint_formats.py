@@ -202,7 +202,7 @@ def test_new_and_superfluous_heads_are_reported(tiny, tmp_path):
 
 
 DAMAGE = [
-    ({"format": 2}, ["has format 2", "upgrade plm_jax"]),
+    ({"format": 2}, ["has format 2", "use the version that wrote it"]),
     ({"run": "absent", "step": "absent"}, ["config.json is damaged (its run, step is missing", "convert again"]),
     ({"vocabulary_id": 3, "vocabulary": {}, "run": 0}, ["its run, vocabulary, vocabulary_id is", "convert again"]),
     ({"model": {"kind": "decodr"}}, ["config.json: model.kind is 'decodr'", "did you mean 'decoder'?"]),

@@ -201,7 +201,7 @@ def test_invalid_settings_are_rejected(folder, verb, tmp_path):
     assert alone.status == 2 and "stands for the model of a checkpoint" in alone.errors[0]
     for says, sections in (
         (
-            r"config.model.heads.task has 3 labels \(a, b, c\), source 'mood' 2",
+            r"config.model.heads.task has 3 labels \(a, b, c\), but source 'mood' has 2",
             with_heads(models.ClassesHead(labels=tuple("abc"))),
         ),
         (

@@ -147,7 +147,7 @@ def test_differing_replay_is_reported(trained, verb, folder, tmp_path):
         (workdir / "metrics.jsonl").write_text("\n".join(lines) + "\n")
 
     note(loss=float(np.nextafter(np.float32(row["train/loss"]), np.float32(0))))
-    assert_one_line(verb(*replay), "step 12 differs by more than", "nothing is known to differ")
+    assert_one_line(verb(*replay), "step 12 differs by more than", "are the same as in the run")
     note(batch_digest="0" * 16)
     assert_one_line(verb(*replay), "read another batch", "0" * 16)
     del lines[11], lines[-1]

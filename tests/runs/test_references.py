@@ -116,7 +116,8 @@ def test_replay_reports_another_teacher(tiny_copy, teachers, verb, tmp_path):
     shutil.rmtree(tmp_path / "teacher")
     shutil.copytree(teachers / "second", tmp_path / "teacher")
     other = verb("replay", str(tmp_path / "run"), "--step=2")
-    assert other.status == 2 and "different here: the weights of reference 'teacher' was " in other.errors[0], other.err
+    assert other.status == 2, other.err
+    assert "different from the run: the weights of reference 'teacher' was " in other.errors[0], other.err
 
 
 def test_eight_devices_equal_one(tiny, teachers):

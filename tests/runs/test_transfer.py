@@ -59,7 +59,7 @@ def test_config_receives_model_and_vocabulary_of_a_checkpoint(form, sources, tin
 def test_checkpoints_of_other_architectures_are_rejected(sources, tiny):
     page = runs.make(tiny, model=tiny_config.BERT, objective=objectives.MaskedLM(), data={"layout": config.Blocks()})
     with pytest.raises(
-        UserError, match=r"objective .masked_lm. trains a model of kind .* config\.model\.kind is .decoder."
+        UserError, match=r"objective .masked_lm. trains models of kind .* config\.model\.kind is .decoder."
     ):
         transfer.resolve(page, str(sources / "run"))
 
@@ -110,7 +110,7 @@ def test_replaced_model_of_a_config_is_not_checked(model, sources, tiny):
     assert (run.model.kind, run.model.stack, run.objective) == ("decoder", own.model.stack, own.objective)
     # The checkpoint's model is checked instead.
     masked = dataclasses.replace(page, objective=objectives.MaskedLM())
-    with pytest.raises(UserError, match="objective 'masked_lm' trains a model of kind 'encoder'"):
+    with pytest.raises(UserError, match="objective 'masked_lm' trains models of kind 'encoder'"):
         page = config.resolve(config.to_dict(masked), f"{tiny}/tiny.py", replaces_model=True)
         transfer.resolve(page, str(sources / "run"))
 

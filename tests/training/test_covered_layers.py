@@ -161,9 +161,9 @@ WRONG = {
         Tower(scaled="some"),
         r"some/norm/scale has 3 rows for 4 layers: name .* as in blocks/1:4/",
     ),
-    "too few": (Tower(scaled="1:3"), r"1:3/norm/scale has 3 rows: '1:3' must name as many layers of the 4, in order"),
-    "beyond": (Tower(scaled="2:5"), r"'2:5' must name as many layers of the 4, in order"),
-    "out of order": (Tower(scaled="3,1:3"), r"'3,1:3' must name as many layers of the 4, in order"),
+    "too few": (Tower(scaled="1:3"), r"1:3/norm/scale has 3 rows, so '1:3' must list 3 of the 4 layers in increasing"),
+    "beyond": (Tower(scaled="2:5"), r"'2:5' must list 3 of the 4 layers in increasing order"),
+    "out of order": (Tower(scaled="3,1:3"), r"'3,1:3' must list 3 of the 4 layers in increasing order"),
 }
 
 

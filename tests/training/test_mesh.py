@@ -126,12 +126,12 @@ def test_data_axis_takes_the_remaining_devices():
 @pytest.mark.parametrize(
     ("name", "sizes", "fields", "says"),
     [
-        ("plain", {"fsdp": 8}, {"batch_size": 12}, r"the 8 shards of the mesh.*fsdp=4 mesh.tensor=2, or.* of 16$"),
+        ("plain", {"fsdp": 8}, {"batch_size": 12}, r"the 8 shards of the mesh.*fsdp=4 mesh.tensor=2, or set .* to 16$"),
         (
             "plain",
             {"fsdp": 8},
             {"batch_size": 24, "microbatches": 2},
-            "of 12 rows .*, or .*batch_size of 32$",
+            "of 12 rows .*, or set .*batch_size to 32$",
         ),
         ("elmo", {"data": 2, "context": 4}, {}, "kind 'elmo' reads a row sequentially, .*: use mesh.data=8$"),
     ],

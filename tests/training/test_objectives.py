@@ -57,7 +57,7 @@ def test_row_lengths_equal_those_of_the_batch(kind):
 
 def test_objective_rejects_other_architectures():
     run = make(objectives.PrefixLM())
-    with pytest.raises(UserError, match="'prefix_lm' trains a model of kind 'encoder_decoder'"):
+    with pytest.raises(UserError, match="'prefix_lm' trains models of kind 'encoder_decoder'"):
         config.from_dict(config.to_dict(dataclasses.replace(run, model=MODELS["decoder"])))
 
 

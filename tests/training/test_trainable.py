@@ -175,7 +175,7 @@ def test_top_layers_are_reinitialized(tiny, tmp_path):
     params, fresh, _ = started(2)
     for name, leaf in params.items():
         np.testing.assert_array_equal(leaf, fresh[name] if "/blocks/" in name else before[name], err_msg=name)
-    with pytest.raises(UserError, match="reinitialize_top is 3: stack has 2 layers"):
+    with pytest.raises(UserError, match=r"reinitialize_top is 3: stack has 2 layers; choose at most 2$"):
         started(3)
     with pytest.raises(UserError, match=r"config.train.init_names has 'nothing', which matches no parameter name"):
         run = made(tiny, trainable=(".*",), train=train | {"init_names": (".*", "nothing")})

@@ -89,7 +89,7 @@ def imported(name: str) -> ModuleType:
       UserError: its code fails; the message names the line.
     """
     if name not in _listed(_TRUSTED):
-        raise MissingCodeError(f"'{name}': this is the user's own code, add --module={name}")
+        raise MissingCodeError(f"the module '{name}' is imported only if you name it: pass --module={name}")
     spec = importlib.util.find_spec(name)
     with users_code(spec.origin or "") if spec else contextlib.nullcontext():
         return importlib.import_module(name)
@@ -205,7 +205,9 @@ def check(record: Record, error: UserError) -> None:
     if missing:
         kinds = sorted({f"'{kind}'" for name in missing for kind in record[name]["kinds"].values()})
         flags = " ".join(f"--module={name}" for name in missing)
-        raise MissingCodeError(f"{', '.join(kinds)}: this is the user's own code, add {flags}") from error
+        verb = "is" if len(kinds) == 1 else "are"
+        reason = f"{', '.join(kinds)} {verb} defined in Python code that is not loaded"
+        raise MissingCodeError(f"{reason}: pass {flags}") from error
 
 
 def changed(record: Record, settings: Any) -> dict[str, tuple[str, str]]:

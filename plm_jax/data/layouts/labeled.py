@@ -55,8 +55,8 @@ class LabeledLayout(Layout):
         for name in objective.special_tokens(num_texts):
             if getattr(special, name) is None:
                 raise UserError(
-                    f"a decoder's rows of {objective.kind} begin with bos, have sep between texts, end with cls: set "
-                    f"config.vocabulary.{name}, to a new id if necessary (config.vocabulary.added)"
+                    f"for {objective.kind}, rows of a decoder begin with bos, have sep between texts and end with cls: "
+                    f"set config.vocabulary.{name}; config.vocabulary.added adds new ids"
                 )
         if objective.rows != "decoder":
             check_special_ids(special, 1, self.plural)
@@ -80,7 +80,10 @@ class LabeledLayout(Layout):
 def _labeled(objective: objectives.Objective) -> objectives.LabeledObjective:
     """Returns the objective; raises `UserError` if it is not one of labeled examples."""
     if not isinstance(objective, objectives.LabeledObjective):
-        raise UserError(f"objective '{objective.kind}' is not one of labeled examples")
+        raise UserError(
+            f"objective '{objective.kind}' does not read labeled examples: choose another config.data.layout or "
+            "objective"
+        )
     return objective
 
 
@@ -89,7 +92,10 @@ def _form(name: str, source: Any, objective: objectives.LabeledObjective) -> Any
     form = getattr(source, "form", None)
     if form is None or form.kind != objective.form:
         actual = "is not a labeled source" if form is None else f"has form.kind {form.kind}"
-        raise UserError(f"source '{name}' {actual}: objective '{objective.kind}' reads form.kind {objective.form}")
+        raise UserError(
+            f"source '{name}' {actual}, but objective '{objective.kind}' reads form.kind {objective.form}: use a "
+            "labeled source with that form.kind, or another objective"
+        )
     return form
 
 

@@ -160,7 +160,10 @@ class Layout(Role):
         for name, source in sources.items():
             if bool(source.texts) != (self.form(objective) == "record"):
                 kind = "has records" if source.texts else "has no records of named texts"
-                raise UserError(f"source '{name}' {kind}, but config.data.layout is '{self.kind}': change one of them")
+                raise UserError(
+                    f"source '{name}' {kind}, but config.data.layout is '{self.kind}': change config.data.layout or "
+                    "the source"
+                )
         if self.num_texts:
             check_special_ids(special, self.num_texts, self.plural)
         check_length(length, self.least_length, self.plural)

@@ -213,9 +213,9 @@ def _check_training_texts(settings: VocabularyConfig, paths: Sequence[str], cont
     described = json.loads(storage.read(record))
     if set(contents).isdisjoint(described["contents"]):
         raise UserError(
-            f"{', '.join(paths)} was trained on other files, of {', '.join(described['sources'])}, and on none of "
-            "these: set config.vocabulary.spec to a new path to train a vocabulary on these texts, or "
-            "config.vocabulary.train_size to 0 to use it"
+            f"{', '.join(paths)} was trained on sources {', '.join(described['sources'])}, and on none of the files of "
+            "this config: to train a new vocabulary, set config.vocabulary.spec to a new path; to use this one, set "
+            "config.vocabulary.train_size to 0"
         )
 
 

@@ -2,9 +2,9 @@
 
 usage: plm_jax replay DIR --step=N
 
-The check passes if the batch is the same, and loss and gradient norm match. On the devices and with the versions of
-the run, they must be bit-identical. Otherwise, they may differ by a tolerance, which is printed. The exit status is 0
-if the check passes and 2 if it fails. DIR is not changed.
+The check passes if the batch is the same, and loss and gradient norm match. With the same devices and software versions
+as the run, they must be bit-identical. Otherwise, they must agree within a tolerance, which is printed. The exit status
+is 0 if the check passes and 2 if it fails. DIR is not changed.
 
 example:
   plm_jax replay runs/demo-bert-0 --step=10

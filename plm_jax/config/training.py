@@ -52,8 +52,8 @@ class IncidentsConfig:
 
     All of them are recorded in `incidents` in the run directory. A step that is not finite leaves the state unchanged,
     and the run continues with the next batch. A spike is a loss or a gradient norm that exceeds the mean of the last
-    `window` steps of the same phase by more than `deviations` times their mean absolute deviation, which counts as at
-    least a hundredth of the mean and at least 0.001.
+    `window` steps of the same phase by more than `deviations` times their mean absolute deviation. This deviation is
+    taken to be at least 1 % of the mean and at least 0.001.
 
     Attributes:
       spikes: handling of spikes: `record` only records them; `skip` also leaves the state unchanged; `roll_back`
@@ -75,7 +75,8 @@ class AuditsConfig:
     """Audits for silent data corruption: whether the devices compute correctly.
 
     An audit computes the gradients of a batch twice and compares their bits, and then lets each device compute the same
-    fixed block of a transformer. A device whose results differ from those of the majority ends the run with its name.
+    fixed block of a transformer. If the results of a device differ from those of the majority, the run fails with an
+    error that names the device.
 
     Attributes:
       every: number of steps between audits; 0: none at regular intervals.
@@ -98,7 +99,7 @@ class ReferenceConfig:
 
     Attributes:
       source: run directory, checkpoint, converted or Hugging Face directory, or `hf:ORG/NAME[@REVISION]`.
-      dtype: dtype of its parameters on the devices; its activations have `precision.compute`.
+      dtype: dtype of its parameters on the devices; its activations have the dtype `precision.compute`.
     """
 
     source: str
@@ -139,7 +140,8 @@ class TrainConfig:
         Steps that take at least ten times the median, and at least a second, are reported in any case.
       phases: phases of the run, in order; empty: a single phase with the values of the config.
       init_from: checkpoint, or model of the Hugging Face Hub (`hf:ORG/NAME`), from which the initial weights are
-        loaded; empty: none. If `init_names` is empty, the checkpoint only provides the model, if the config has none.
+        loaded; empty: random initialization. If `init_names` is empty, the checkpoint only provides the model, if the
+        config has none.
       init_names: regular expressions; weights whose full name in `init_from` matches any of them are loaded. An entry
         (expression, name) loads a weight under another name, which may contain groups, as in `re.sub`:
         `("decoder/(.*)", r"stack/\1")`. A weight that matches several entries is loaded under each of their names.
@@ -158,7 +160,7 @@ class TrainConfig:
       updates: updates of a step, made in order, each from the parameters that the previous one returns; empty: a single
         update, with the values of `loss`, `trainable` and `optimizer`.
       average: moving average of the parameters, which is saved in checkpoints and validated next to the parameters;
-        None: none.
+        None: no average.
       z_loss: weight of the squared logarithm of the softmax normalizer in the loss.
       label_smoothing: share of the target probability that is spread evenly over the vocabulary.
       prng: random number generator of JAX. `rbg` is faster on TPUs, but losses then depend on the mesh.
@@ -167,7 +169,7 @@ class TrainConfig:
       log_norms: whether the norms of the gradients, parameters and updates of each layer are logged.
       profile_steps: steps that `jax.profiler` traces, in `profile` in the run directory; consecutive steps share a
         trace.
-      wandb_project: project of Weights & Biases to which metrics are also logged; empty: none.
+      wandb_project: project of Weights & Biases to which metrics are also logged; empty: no logging to W&B.
     """
 
     steps: ranges.StepsOrZero = field(default=0, kw_only=True)
@@ -254,8 +256,8 @@ class EvaluationConfig:
       every: number of steps between validations; 0: never.
       batch_size: number of rows in a batch.
       max_batches: number of batches per validation, divided among the sources in proportion to the mixture, with at
-        least one per source; 0: all held-out rows. The loss is the mean of the sources' losses weighted by these rates,
-        which count rows. Labeled examples are always read in full.
+        least one per source; 0: all held-out rows. The loss is the mean of the losses of the sources, weighted by the
+        rates of the mixture as proportions of rows. Labeled examples are always read in full.
       objective: values of fields of the objective in validation and in `evaluate`, by name, such as `{"rate": 0.15}`;
         other fields have the values of `objective`, not those of a phase.
       select: validation metric `SOURCE/METRIC` that selects the best weights, which are kept in `checkpoints/best`; the

@@ -91,7 +91,7 @@ class DebertaStack(Stack):
     are this output plus embeddings of absolute positions, the second queries are the first result.
 
     Attributes:
-      convolution: the convolution after the first layer; None: none.
+      convolution: the convolution after the first layer; None: no convolution.
       positions: number of absolute positions of the decoder; 0: no decoder.
     """
 

@@ -39,7 +39,7 @@ class EncoderConfig(TransformerConfig):
       pooler: dense layer on the first token, with an optional classifier of sentence pairs.
       discriminator: ELECTRA's detection of replaced tokens.
       span_boundary: SpanBERT's prediction of spans from their boundaries.
-      convolution: DeBERTa-v2's convolution after the first layer; None: none.
+      convolution: DeBERTa-v2's convolution after the first layer; None: no convolution.
     """
 
     kind: ClassVar[str] = "encoder"

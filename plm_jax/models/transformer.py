@@ -200,8 +200,8 @@ class TransformerConfig(ModelConfig):
         stacked on a `layers` axis either way.
       remat: rematerialization: `none` keeps all activations of a block for the backward pass, `full` only its input,
         and the others keep some of them; activations that are not kept are recomputed. In addition to the input, `dots`
-        keeps the results of dense layers, the sum after each sub-layer and residuals of a flash kernel; `minimal`,
-        these residuals and sums; `attention`, these residuals.
+        keeps the results of dense layers, the sum after each sub-layer and residuals of a flash kernel; `minimal`, few
+        activations: these residuals and sums (in MaxText, `minimal` recomputes little); `attention`, these residuals.
         `offload` keeps only the input, in host memory.
       pipeline_microbatches: maximum number of microbatches that the rows of a device are split into with pipeline
         stages, or 0 for four per stage; the largest multiple of the number of stages that divides the rows is used.

@@ -34,8 +34,8 @@ class XlnetConfig(EncoderConfig):
     A task's model has the content stream only, and no memory.
 
     Attributes:
-      memory_length: number of positions that each layer remembers from earlier batches, for losses with a carry; 0: no
-        memory.
+      memory_length: number of positions that each layer remembers from earlier batches (the recurrent state of a loss
+        such as `permutation_lm`); 0: no memory.
       reuse_length: number of tokens, from the start of a row, that the memory remembers; 0: all tokens.
       causal: whether tokens attend to no later ones (`attn_type` "uni", as in Transformer-XL).
       reverses_half: whether the texts in the second half of a batch's rows run backwards, so that their distances are

@@ -43,9 +43,9 @@ class MaskedLM(Objective):
       mask_share: share of the predicted tokens that are replaced by the mask.
       random_share: share of the predicted tokens that are replaced by a random id; the remaining predicted tokens
         are unchanged.
-      similar_share: share of the predicted words that are replaced by a similar word with as many tokens, drawn from
-        `data.similar_words` (MacBERT, Cui et al. 2020, arXiv:2004.13922, has 0.8); a word without any is replaced by
-        random ids. Above 0, all shares are of words instead of tokens, and `whole_words` is needed.
+      similar_share: share of the predicted words that are replaced by a similar word with the same number of tokens,
+        drawn from `data.similar_words` (MacBERT, Cui et al. 2020, arXiv:2004.13922, has 0.8); a word without any is
+        replaced by random ids. Above 0, all shares are of words instead of tokens, and `whole_words` is needed.
       whole_words: maximum number of neighboring words that are masked together; 0 masks single tokens; 1 masks all
         tokens of a word (BERT's whole-word masking); n masks up to n words, k of them with probability proportional to
         1/k (ALBERT has 3). Above 0, it needs `word_starts`.
@@ -56,15 +56,16 @@ class MaskedLM(Objective):
         source. DistilBERT has 0.7, but draws from a batch instead of a row; XLM has 0.5.
       independent: whether each token, or with `whole_words` of 1 each word, is predicted with probability `rate`,
         independently of the others, so that the number of predictions varies and can be 0. ModernBERT does so, with
-        special tokens among the candidates, and ERNIE with units such as words or phrases. A row has slots for five
-        standard deviations more predictions than the mean, counting words as four tokens: about one row in a million
-        has more, of which a random subset is predicted. A packed row has the slots of one row of its length, and if its
-        inner rows have more predictions together, the last ones are dropped.
+        special tokens among the candidates, and ERNIE with units such as words or phrases. A row has slots for the mean
+        number of predictions plus five standard deviations, where a word counts as four tokens. About one row in a
+        million exceeds this; a random subset of its predictions is used. A packed row has the slots of one row of its
+        length, and if its inner rows have more predictions together, the last ones are dropped.
       windows: whether one n-gram is drawn from each window of n · floor(1 / `rate`) words.
-        Of the drawn words, those from the left are predicted, until the budget is reached, which the last one may
-        exceed up to `max_predictions`. With `whole_words` of 0, words are tokens. DeBERTa does so (microsoft/DeBERTa,
-        mlm_task.py): it draws a sixth of the words and predicts 15 % of the tokens, so that the end of a full row is
-        rarely predicted. Masks and unknown tokens are not predicted.
+        The drawn words are predicted from left to right until the number of tokens reaches the budget. The last word
+        may exceed the budget, but not `max_predictions`; if that is 0, the word is cut at the budget. With
+        `whole_words` of 0, words are tokens. DeBERTa does so (microsoft/DeBERTa, mlm_task.py): it draws a sixth of the
+        words and predicts 15 % of the tokens, so that the end of a full row is rarely predicted. Masks and unknown
+        tokens are not predicted.
       duplicates: number of different maskings of each row, one per epoch, before they repeat (static masking: BERT's
         files, RoBERTa's comparison with 10); 0: a new masking every time.
     """
@@ -72,7 +73,9 @@ class MaskedLM(Objective):
     kind: ClassVar[str] = "masked_lm"
     architectures: ClassVar[tuple[str, ...]] = ("encoder",)
     loss: ClassVar[str] = "masked_lm"
-    targets: ClassVar[str] = "the masked tokens; with sentence pairs the loss is theirs and the pairs' added up"
+    targets: ClassVar[str] = (
+        "the masked tokens; with sentence pairs, the loss also includes the classification of the pairs"
+    )
     inputs: ClassVar[tuple[str, ...]] = ("text", "row")
     separators: ClassVar[tuple[str, ...]] = ("eos", "sep")
     rate: ranges.ShareAboveZero = 0.15

@@ -49,7 +49,7 @@ class SimilarWords:
 
 
 def pack(words: Mapping[Tokens, Sequence[Tokens]]) -> Int[np.ndarray, " table"]:
-    """Returns the table of words with their similar words, each of as many tokens as the word."""
+    """Returns the table of words with their similar words, each with the same number of tokens as the word."""
     values: list[int] = []
     for word, similar in words.items():
         values += len(word), len(similar), *word, *itertools.chain.from_iterable(similar)

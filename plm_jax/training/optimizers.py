@@ -47,9 +47,9 @@ class OptimizerConfig(Role):
         model has several stacks, such as an encoder and a decoder, n and d refer to the stack of the parameter; for
         embeddings, n is that of the deepest stack.
       groups: optimizers of some of the parameters, as (pattern, optimizer, factor): a regular expression that matches
-        the whole name of a parameter, such as `HIDDEN_MATRICES`, its optimizer, and a factor on the learning rate. The
-        first pattern that matches a parameter decides; this optimizer updates the parameters that none matches.
-        Clipping and `layer_decay` apply to all of them.
+        the whole name of a parameter, such as `config.HIDDEN_MATRICES` (".*/blocks/.*/kernel", the matrices of the
+        layers), its optimizer, and a factor on the learning rate. The first pattern that matches a parameter decides;
+        this optimizer updates the parameters that none matches. Clipping and `layer_decay` apply to all of them.
     """
 
     recipe: ClassVar[tuple[str, ...]] = ("clip_norm", "layer_decay")

@@ -17,12 +17,10 @@ from plm_jax.training import spikes
 
 @dataclass(frozen=True)
 class AverageConfig:
-    """Exponential moving average of the parameters, in float32.
-
-    Each step that is not skipped sets it to decay · average + (1 - decay) · parameters.
+    """Exponential moving average of the parameters, in float32, updated by each step that is not skipped.
 
     Attributes:
-      decay: share of the average that a step keeps.
+      decay: decay rate: average = decay · average + (1 - decay) · parameters.
       warmup_steps: number of steps at the beginning during which the average equals the parameters.
     """
 

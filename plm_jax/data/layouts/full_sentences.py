@@ -37,9 +37,9 @@ class FullSentences(Layout):
         `sep` in denoising); if not, it is padded (DOC-SENTENCES; fairseq's default for BART). RoBERTa then enlarges a
         batch until it has as many tokens; here a batch has `train.batch_size` rows, and a run reports how many rows
         would compensate for the padding.
-      drop_long_sentences: whether a sentence longer than a row is dropped and ends the row before it, as in SpanBERT's
-        `BlockDataset` (which also loses the row before such a sentence at the end of a document); if not, the sentence
-        is split into several rows.
+      drop_long_sentences: whether sentences that are longer than a row are dropped, instead of split into several rows.
+        The current row ends at such a sentence, as in SpanBERT's `BlockDataset` (which also drops that row if the
+        sentence is the last of its document).
     """
 
     kind: ClassVar[str] = "full_sentences"

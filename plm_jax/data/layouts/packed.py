@@ -32,7 +32,7 @@ BLOCK_ROWS = 2**18
 
 @dataclass(frozen=True)
 class Packed(Layout):
-    """Rows of another layout packed into rows, as many as fit, without padding between them.
+    """Rows that pack as many rows of another layout (the inner rows) as fit, without padding between them.
 
     A token attends only to its own inner row, and positions restart there. The objective acts on each inner row as if
     it were alone in a row of the same length; no inner row is cut.

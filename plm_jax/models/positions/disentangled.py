@@ -29,8 +29,8 @@ class Disentangled(Position):
       buckets: number of rows of the table for each direction, of which half are for single distances and the others
         for ranges that grow logarithmically up to `length`; an even number. 0: a row for each distance.
       terms: `c2p`: queries with projected distances; `p2c`: keys with projected distances.
-      shared: whether the layers project distances as they project queries and keys. If not, each layer has its own
-        matrices for them, a bias for `p2c`, and with `key_bias` one for `c2p`.
+      shared: whether each layer uses its query and key projections for the distances, too. If not, each layer has its
+        own matrices for them, a bias for `p2c`, and with `key_bias` one for `c2p`.
       key_bias: whether projections of distances for `c2p` have a bias, unless `shared`.
       norm: whether the table is normalized.
       epsilon: constant added to the variance in this norm.

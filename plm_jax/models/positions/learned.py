@@ -19,8 +19,9 @@ class LearnedPositions(Position):
       length: number of positions.
       init_std: standard deviation of the initial table.
       offset: number of rows before that of the first position; 2 in fairseq (Liu et al. 2019, Lewis et al. 2020).
-      skips_padding: whether positions are counted without padding also in a bidirectional stack, as in fairseq (Liu et
-        al. 2019); padding then uses the row before that of the first position, if there is one.
+      skips_padding: whether a bidirectional stack skips padding when it counts positions, as in fairseq (Liu et al.
+        2019) and as causal stacks always do; padding then uses the row before that of the first position, if there is
+        one.
     """
 
     kind: ClassVar[str] = "learned"

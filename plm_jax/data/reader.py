@@ -351,7 +351,7 @@ class Reader:
             if share >= _LEFT_OUT:
                 notes.append(
                     f"{share:.1%} of the tokens in rows of {length} are never masked, because their words have more "
-                    "tokens than a row predicts: name a segmenter in config.data.segmenters, or set "
+                    "tokens than a row has predictions: name a segmenter in config.data.segmenters, or set "
                     "config.objective.whole_words to 0"
                 )
         if self._data.layout.is_full:

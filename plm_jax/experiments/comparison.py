@@ -23,18 +23,17 @@ INTERVAL = "[95 %]"
 _HEAD = ("Run", "Metric", "Value", "Trivial predictor", f"Gain {INTERVAL}", "Seeds", "Minutes")
 # Name SOURCE/METRIC, or a sequence of metrics, which stands for their mean.
 Metric = str | Sequence["Metric"]
-AGREES = "same direction as the paper beyond noise"
-DISAGREES = "opposite direction to the paper beyond noise"
-BETTER, WORSE, NOT_RESOLVED = "better beyond noise", "worse beyond noise", "not resolved"
+AGREES = "significant, same direction as the paper"
+DISAGREES = "significant, opposite direction to the paper"
+BETTER, WORSE, NOT_SIGNIFICANT = "significantly better", "significantly worse", "not significant"
 NOT_RUN = "not run yet"
 NO_DIRECTION = "no verdict: the metric declares no direction"
 OTHER_METRIC = "no verdict: the metric differs from the paper's"
 TRIVIAL_REFERENCE = "no verdict: the reference does not beat the trivial predictor"
 METHOD = (
-    "Each 95 % interval holds for its own row; differences of shares are in percentage points. Verdicts come from "
-    "Welch's t-test of each row against the first over the seeds; for accuracies and other shares it includes the "
-    "variance of the test set. It has Holm's "
-    "correction over all rows at 5 %."
+    "Each 95 % interval applies to its row alone (no correction for multiple comparisons). Differences of shares are "
+    "in percentage points. Verdicts: Welch's t-test over seeds of each row against the first row, with Holm's "
+    "correction at 5 %; for accuracies and other shares, the test includes the variance of the test set."
 )
 # Config sections that determine the targets of a language model. Losses of runs that differ in one are not comparable.
 _TARGETS = ("objective", "data", "vocabulary")
@@ -96,7 +95,7 @@ class PaperComparison(NamedTuple):
       values: our values, one per seed.
       difference: difference between the means of the run and the reference run, with its interval; None if either run
         has no values.
-      verdict: AGREES, DISAGREES, BETTER, WORSE, NOT_RESOLVED, NOT_RUN, or the reason for having none; empty for the
+      verdict: AGREES, DISAGREES, BETTER, WORSE, NOT_SIGNIFICANT, NOT_RUN, or the reason for having none; empty for the
         reference, and if the metric is not the primary one.
     """
 
@@ -328,7 +327,7 @@ def _directions(base: Sample, samples: Sequence[Sample], declared: declarations.
 def _verdict(paper_gain: float | None, direction: int) -> str:
     """Returns the verdict on a row with this direction; `paper_gain` is positive if the paper's is better."""
     if not direction:
-        return NOT_RESOLVED
+        return NOT_SIGNIFICANT
     if not paper_gain:
         verdict = BETTER if direction > 0 else WORSE
         return verdict if paper_gain is None else f"{verdict}, no difference in the paper"

@@ -25,7 +25,7 @@ _SPANS = ((86400, "days"), (3600, "h"), (60, "min"))
 # Fields that do not affect what is learned.
 _IGNORED_FIELDS = ("train.seed", "data.cache_dir")
 _LONG_COLUMNS = ("Base", "Here")
-_VERDICTS = {comparison.AGREES: "agrees", comparison.DISAGREES: "disagrees", comparison.NOT_RESOLVED: ""}
+_VERDICTS = {comparison.AGREES: "agrees", comparison.DISAGREES: "disagrees", comparison.NOT_SIGNIFICANT: ""}
 
 
 def papers(sweep: Sweep, runs: Sequence[RunLog]) -> str:

@@ -226,7 +226,7 @@ class Resumed:
         rows = [("field", "was", "is"), *((c.field, config.brief(c.was), config.brief(c.now)) for c in changes)]
         widths = [max(len(row[column]) for row in rows) for column in range(2)]
         table = [f"  {field:<{widths[0]}}  {was:<{widths[1]}}  {now}" for field, was, now in rows]
-        lines.append("\n".join([f"changed since the run up to step {self.step}:", *table]))
+        lines.append("\n".join([f"differences from the saved run (step {self.step}):", *table]))
         steps = np.unique(np.linspace(self.step, max(self.step, run.train.steps - 1), 1000, dtype=np.int64))
         was, now = (
             _rates(other.schedule.rate(other.train.steps, self.plan(config.resolve_phases(other))), steps)

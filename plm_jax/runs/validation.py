@@ -90,8 +90,10 @@ class Validation:
     def _notes(self, phase: config.Phase, length: int) -> list[str]:
         rates, shares, lines = self._reader.rates(phase), self._shares(phase, length), []
         if missing := [name for name in rates if name not in shares]:
-            rest = "only the other sources are validated" if shares else "there is no validation"
-            lines.append(f"nothing is held out of {', '.join(missing)}: {rest}")
+            rest = "only the other sources are validated" if shares else "the run is not validated"
+            if not shares and len(self._programs.phases) > 1:
+                rest = "phases that read no other source are not validated"
+            lines.append(f"no held-out rows in {', '.join(missing)}: {rest}")
         limits = self._limits({name: rates[name] for name in shares})
         few = [
             f"{num_batches} of {limits[name]} batches of {name}"
@@ -178,7 +180,7 @@ class Validation:
         shares = self._shares(last, last.length)
         if source in self._reader.rates(last) and source not in shares:
             raise UserError(
-                f"config.evaluation.select is '{select}', and nothing is held out of '{source}': add validation "
+                f"config.evaluation.select is '{select}', but '{source}' has no held-out rows: add validation "
                 "rows, increase config.data.validation_fraction, or set config.evaluation.select to ''"
             )
         if source not in shares:

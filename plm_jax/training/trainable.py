@@ -208,8 +208,8 @@ class Trainable:
         lines = ["{:,} of {:,} parameters are trained".format(*numbers)]
         if scans and self.cuts(shapes):
             lines.append(
-                "the gradients of all layers are computed, since a loop goes through them: "
-                "config.model.scan_layers=False computes those of the trained ones alone"
+                "gradients of frozen layers are computed as well, because the layers are scanned; set "
+                "config.model.scan_layers=False to compute only those of the trained layers"
             )
         return lines
 

@@ -201,7 +201,7 @@ def test_whole_groups_are_held_out_by_the_rule_and_overlap_is_counted(run, tmp_p
         # Equal texts may be in two declared groups.
         check_report(out, manifest["overlap"], manifest["overlap"]["normalized"]["train"] > 0)
     else:
-        assert out.err.startswith("warning: nothing is held out of 'a'") and out.err.count("\n") == 1
+        assert out.err.startswith("warning: no held-out rows in 'a'") and out.err.count("\n") == 1
 
 
 OWN = [("text", 3), ("text", 700), ("classes", 40), ("pair", 60), ("span", 55), ("tags", 25), ("group", 40)]

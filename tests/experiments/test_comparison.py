@@ -290,26 +290,26 @@ def test_a_correlation_of_the_reference_must_be_above_0():
 
 def test_no_spread_over_seeds_is_no_certainty():
     same, other = [0.5] * 3, [0.6] * 3
-    assert verdict(other, same) == comparison.NOT_RESOLVED
+    assert verdict(other, same) == comparison.NOT_SIGNIFICANT
     row = compared(other, same, more={"s__examples": 40})
     # Binomial variances of 20 and 24 hits in 40, with one more hit and one more miss each.
     width = 1.959964 * ((21 / 42 * 21 / 42 + 25 / 42 * 17 / 42) / 42) ** 0.5
     assert row.difference == pytest.approx((0.1, 0.1 - width, 0.1 + width))
-    assert row.verdict == comparison.NOT_RESOLVED
+    assert row.verdict == comparison.NOT_SIGNIFICANT
     assert compared(other, same, more={"s__examples": 4000}).verdict == comparison.AGREES
-    assert compared([1.0] * 3, [0.95] * 3, more={"s__examples": 40}).verdict == comparison.NOT_RESOLVED
+    assert compared([1.0] * 3, [0.95] * 3, more={"s__examples": 40}).verdict == comparison.NOT_SIGNIFICANT
 
 
 def test_without_two_seeds_there_is_no_verdict_and_no_interval():
     for values, base in (([0.9], [0.1, 0.2]), ([0.9, 0.9], [0.1])):
         row = compared(values, base)
-        assert row.verdict == comparison.NOT_RESOLVED and row.difference.low is None
+        assert row.verdict == comparison.NOT_SIGNIFICANT and row.difference.low is None
     results = [result("a", s__accuracy=0.5), result("c", error="full disk"), result("b", s__accuracy=0.25)]
     figures = {"a": {"GLUE": 83.28, "SQuAD": 80.88}, "b": {}, "c": {"GLUE": 80.69}}
     papers = [comparison.Published(name, of_run, "Table 4") for name, of_run in figures.items()]
     assert cells(comparison.paper_table(results, papers, {"GLUE": "s/accuracy"})) == [
         ["GLUE vs. our s/accuracy", "a", "83.28 %", "", "50.00 %", "", "reference", "1"],
-        ["GLUE vs. our s/accuracy", "b", "not available", "", "25.00 %", "-25.00", "not resolved", "1"],
+        ["GLUE vs. our s/accuracy", "b", "not available", "", "25.00 %", "-25.00", "not significant", "1"],
         ["GLUE vs. our s/accuracy", "c", "80.69 %", "-2.59", "not run yet", "", "not run yet", ""],
     ]
 
@@ -317,8 +317,8 @@ def test_without_two_seeds_there_is_no_verdict_and_no_interval():
 def test_a_run_that_diverged_resolves_nothing_and_spoils_no_other():
     results = seeded({"a": WORSE, "b": [2.0, np.nan, 2.02], "c": BETTER}, "s/loss")
     rows = comparison.compare_with_paper(results, [], "loss", "s/loss")
-    assert [row.verdict for row in rows] == ["", comparison.NOT_RESOLVED, comparison.BETTER]
-    assert comparison.compare_with_paper(results[3:], [], "loss", "s/loss")[1].verdict == comparison.NOT_RESOLVED
+    assert [row.verdict for row in rows] == ["", comparison.NOT_SIGNIFICANT, comparison.BETTER]
+    assert comparison.compare_with_paper(results[3:], [], "loss", "s/loss")[1].verdict == comparison.NOT_SIGNIFICANT
 
 
 def test_only_the_first_metric_of_a_page_has_verdicts():

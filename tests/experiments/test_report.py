@@ -163,13 +163,13 @@ def test_a_sweeps_folder_stands_for_its_runs_beside_the_paper(tmp_path):
     }
     assert (
         rows["b"]["vs. first"] == "-1.10"
-        and rows["b"]["Verdict"] == "opposite direction to the paper beyond noise"
+        and rows["b"]["Verdict"] == "significant, opposite direction to the paper"
         and rows["b"]["vs. first [95 %]"].startswith("+20.00 [")
     )
     assert rows["late"]["Verdict"] == "not run yet" and rows["late"]["Paper"] == "not available"
     assert (
-        "1 × opposite direction to the paper beyond noise" in report_page.text
-        and "0 × same direction as the paper beyond noise" in report_page.text
+        "1 × significant, opposite direction to the paper" in report_page.text
+        and "0 × significant, same direction as the paper" in report_page.text
     )
     assert report_page.table("RACE")["b"] == {"Run": "b", "RACE": "63"} and "Source: Table 2" in report_page.text
     assert report_page.table("Trivial predictor")["late"]["Metric"] == "failed: full disk"

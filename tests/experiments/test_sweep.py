@@ -318,7 +318,7 @@ def test_runs_are_compared_with_a_papers_figures(verbs, warm, tmp_path):
     append(warm, PUBLISHED.format(row="Published('warm', {'MNLI': 84.5}, 'Table 2')"))
     sweep.run(warm, str(tmp_path))
     (last,) = [line for line in (tmp_path / "table.md").read_text().splitlines() if line.startswith("| MNLI ")][1:]
-    row = "| MNLI vs. our a/real_loss | warm | 84.500 | +0.500 | 4.000 | +0.000 | not resolved | 1 |"
+    row = "| MNLI vs. our a/real_loss | warm | 84.500 | +0.500 | 4.000 | +0.000 | not significant | 1 |"
     assert last == row
     tables = json.loads((tmp_path / "sweep.json").read_text())
     assert tables["compared"] == {"MNLI": "a/real_loss"} and tables["baselines"] == []

@@ -111,7 +111,7 @@ def test_changed_number_of_steps_is_checked_and_reported(tiny, halfway, verb):
     assert "is at step 3, but config.train.steps is 2" in line
     more = pretrain("--config.train.steps=5", "--config.schedule.kind=linear", "--config.schedule.decay_steps=10")
     assert more.status == 0, more.err
-    table = more.err[more.err.index("changed since the run up to step 3:") :].splitlines()
+    table = more.err[more.err.index("differences from the saved run (step 3):") :].splitlines()
     assert [line.split() for line in table[1:4]] == [
         ["field", "was", "is"],
         ["schedule", "constant", "linear"],

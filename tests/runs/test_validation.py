@@ -84,7 +84,7 @@ def test_sources_share_batches_and_mean_by_rate(folder):
     np.testing.assert_allclose(found["loss"], (2 * of_a + of_b) / 3, rtol=1e-5)
     assert found.keys() == {f"{part}{name}" for part in ("", "a/", "b/") for name in ("loss", "nll", "accuracy")}
     assert job.validation(params, job.programs.phases[0]) == found
-    assert job.validation.notes() == ["nothing is held out of c: only the other sources are validated"]
+    assert job.validation.notes() == ["no held-out rows in c: only the other sources are validated"]
 
 
 def test_smallest_share_is_a_batch(folder):
@@ -131,10 +131,10 @@ def test_exhausted_sources_are_reported(folder):
 def test_missing_validation_rows_are_reported(folder):
     job, params = trained(make(folder, {"c": 1.0}))
     assert job.validation(params, job.programs.phases[0]) == {}
-    assert job.validation.notes() == ["nothing is held out of c: there is no validation"]
+    assert job.validation.notes() == ["no held-out rows in c: the run is not validated"]
     run = make(folder, {"a": 1.0, "c": 1.0})
     run = dataclasses.replace(run, evaluation=dataclasses.replace(run.evaluation, select="c/loss"))
-    with pytest.raises(UserError, match=r"select is 'c/loss', and nothing is held out of 'c': add validation rows"):
+    with pytest.raises(UserError, match=r"select is 'c/loss', but 'c' has no held-out rows: add validation rows"):
         setup.build(run, devices=jax.devices()[:1])
 
 

@@ -157,7 +157,7 @@ def _report_overlap(
         reason = "the rows to hold out have no tokens"
         if rule.name == "none":
             reason = f"all of its {num_rows:,} rows are of one group" if fraction else "data.validation_fraction is 0"
-        _warn(f"nothing is held out of '{name}' ({reason}): it is not validated")
+        _warn(f"no held-out rows in '{name}' ({reason}): it is not validated")
         return
     shared = {level: splits["validation"] for level, splits in overlap.shared.items()}
     line = (

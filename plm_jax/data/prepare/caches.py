@@ -152,7 +152,8 @@ def _prepare_similar_words(
         return
     table, num_words, num_lines = similar_words_file.tokenize(file, vocabulary)
     similar_words.save(local, file, vocabulary_id, table)
-    print(f"{name}: {num_words:,} words of {num_lines:,} lines have similar words of as many tokens: {built}")
+    counts = f"{num_words:,} words of {num_lines:,} lines"
+    print(f"{name}: {counts} have similar words with the same number of tokens: {built}")
     _upload(name, built, final, show_progress)
 
 

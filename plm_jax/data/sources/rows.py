@@ -33,6 +33,6 @@ def splits(
     is_held_out = reading.hold_out([record(row) for row in rows], fraction)
     if not any(is_held_out):
         fix = "add validation rows, or increase config.data.validation_fraction"
-        raise UserError(f"nothing is held out of '{name}': {fix}")
+        raise UserError(f"no held-out rows in '{name}': {fix}")
     pairs = list(zip(rows, is_held_out, strict=True))
     return [row for row, held_out in pairs if not held_out], [row for row, held_out in pairs if held_out]

@@ -1,8 +1,8 @@
 """Generators of wrong values for every verb and every file that it reads, and the runner of their commands.
 
-A generator makes a command from a copy of good files, and either spoils one of these or a flag. A case is handled if it
-ends with status 0, or with status 2 and one line, within ten seconds more than the verb's good command takes and 1 GB
-above the memory at its start. Verbs run in children of a process that has imported the libraries.
+A generator copies valid files and corrupts one file or one flag. A case passes if the command exits with status 0, or
+with status 2 and one error line, takes at most 10 s longer than the valid command, and uses at most 1 GB more memory
+than at its start. Verbs run in children of a process that has imported the libraries.
 """
 
 import functools
@@ -178,7 +178,7 @@ class Base:
             folder = self.fresh("good", None if verb in _READS_RUN or verb == "sweep" else number)
             if verb == "pretrain":  # A new run, of the model that the cases with wrong fields have.
                 command = _override(folder, "everything", verb, "train.seed", "1")
-            # Without what earlier commands compiled: a case may need another program.
+            # Measured without the compilation cache, because a case may compile a different program.
             ended = run(command, folder, _FIRST, uses_cache=False)
             if ended.status:
                 raise RuntimeError(f"{verb} fails on good files: {ended.errors}")
@@ -331,7 +331,7 @@ def override(folder: pathlib.Path, rng: random.Random) -> Command:
 
 
 def _verb(name: str, rng: random.Random) -> str:
-    # A harmless value trains a step: only with the model that the good command compiles, too.
+    # If the value is valid, pretrain compiles and runs a step, so use it only with the config that `limit` has timed.
     return rng.choice(_TAKES_CONFIG if name == "everything" else _TAKES_CONFIG[:-1])
 
 

@@ -69,8 +69,8 @@ def evaluate(lm: LanguageModel, run: config.Run, task: str, show_progress: bool 
 
       Losses with `nll`, nats per target: `perplexity`, its exponential; `accuracy`, a share; `tokens`, the number of
       targets. Over the targets that are text, neither special tokens (unk counts as text) nor sentinels: `real_loss`,
-      `real_tokens`, and `unigram_loss`, the loss of a unigram model that expects text with its share among the targets
-      and each token of text with its add-one frequency in the training split.
+      `real_tokens`, and `unigram_loss`, the loss of a unigram model. It assigns the share of text among all targets to
+      text, divided among the tokens by their add-one frequencies in the training split.
 
       Causal models: `bits_per_byte`, the bits of all targets, including ends of documents, divided by the UTF-8 bytes
       of the targets that are text.
@@ -122,7 +122,7 @@ def _evaluate(lm: LanguageModel, run: config.Run, task: str, length: int, show_p
         metrics |= {
             "perplexity": math.exp(metrics["nll"]),
             "real_loss": sums.real_nll / sums.real_tokens,
-            # Models are not told which targets are text, so the unigram also pays for predicting that.
+            # A model does not know which targets are text, so the unigram loss includes the cost of predicting this.
             "unigram_loss": sums.unigram / sums.real_tokens - math.log(sums.real_tokens / sums.tokens),
             "tokens": sums.tokens,
             "real_tokens": sums.real_tokens,

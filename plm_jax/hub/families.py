@@ -68,7 +68,7 @@ def family_of(model: ModelConfig, preferred: str | None = None) -> Family:
     """Returns a family whose `config.json` can describe a model: `preferred` if it can, or the first that can.
 
     Raises:
-      UserError: there is none. The message names the nearest family and the settings that it lacks.
+      UserError: there is none. The message names the nearest family and the values that it requires.
     """
     families = [family for family in registered().values() if family.base.kind == model.kind]
     if not families or not isinstance(model, models.TransformerConfig):
@@ -121,10 +121,10 @@ def unsupported_settings(family: Family, model: models.TransformerConfig) -> lis
 
 
 def _canonical(model: models.TransformerConfig) -> models.TransformerConfig:
-    """Returns equivalent settings, of which models that compute the same have the same.
+    """Returns the settings in a canonical form, which is equal for models that compute the same function.
 
-    Values that equal the meaning of None are None, patterns of layers are as short as possible, and fields without
-    effect have their defaults.
+    Optional values that equal their defaults become None, layer patterns are as short as possible, and unused fields
+    have their defaults.
     """
     attention = _with_short_patterns(model.attention, max(stack.blocks for stack in model.stacks))
     model = replace(model, attention=attention)

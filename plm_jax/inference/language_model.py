@@ -85,7 +85,7 @@ class LanguageModel:
 
     @property
     def num_parameters(self) -> int:
-        """Number of trained numbers. Tied weights count once."""
+        """Number of parameters; tied weights count once."""
         return sum(leaf.size for leaf in jax.tree.leaves(self.params))
 
     @property
@@ -295,8 +295,8 @@ class LanguageModel:
         For texts, a decoder tokenizes context and continuation together, and scores the tokens after those of the
         context. White space at the end of the context belongs to the continuation. An empty context means the ids that
         preceded texts in training. An encoder-decoder reads the context as a prompt and scores the continuation as its
-        answer, without the ids that begin or end one. Ids are read without a frame. If a context is too long, the model
-        reads its last tokens.
+        answer, without the ids that begin or end one. No special tokens are added around ids. If a context is too long,
+        the model reads its last tokens.
 
         Returns:
           The log-likelihood of each continuation, and whether greedy decoding would produce it.

@@ -157,8 +157,8 @@ class Electra(Encoder):
     def setup(self):
         """Creates the parameters of the discriminator and, in `generator`, the generator's that are not shared.
 
-        If the embeddings are disentangled, the shared tables are the generator's, and the differences of the
-        discriminator's have their names followed by `_difference`.
+        If the embeddings are disentangled, the shared tables are the generator's, and the discriminator's differences
+        have the same names with the suffix `_difference`.
         """
         super().setup()
         if self.is_initializing():

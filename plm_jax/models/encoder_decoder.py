@@ -207,7 +207,7 @@ class EncoderDecoder(Architecture):
           decoder_mask: [B, L], 1 for real tokens; with a cache [B, slots], 1 for slots filled once this call is done,
             or [B, L, slots], 1 for the slots that each token attends to.
           decoder_positions: int32 [B, L]; by default arange, or cumsum(decoder_mask) - 1 with a mask and no cache.
-          decoder_segment_ids: int32 [B, L]; tokens attend only to their self_ids segment, in the memory too.
+          decoder_segment_ids: int32 [B, L]; tokens attend only to their own segment, also in the memory.
           cache_index: the first slot this call fills (with the `cache` collection mutable); None: no cache. With one,
             `mask` must be given.
           slot_positions: int32 [slots], position in the text of each slot of the cache; by default they are in order.

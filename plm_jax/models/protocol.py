@@ -1,6 +1,6 @@
 """The interface of models, for training, planning, evaluation and conversion: settings that build a Linen module.
 
-    model = EncoderConfig(…)                  # hashable, JSON: jitted functions are static on it
+    model = EncoderConfig(…)                  # hashable and JSON-serializable; a static argument of jitted functions
     module = model.module(jnp.bfloat16)       # a `Module`
     params = module.init(key, **model.init_inputs())["params"]
     features = module.apply({"params": params}, **model.read(batch), method="features")
@@ -48,7 +48,7 @@ class ModelConfig(Role):
       stack_paths: path of each of `stacks` in the parameter tree, such as `encoder`.
       pipeline_microbatches: as in `TransformerConfig`.
       num_states: number of hidden states [B, L, state_width] that task heads can read: the embeddings and each layer.
-      heads: heads by name, except those that are fields of their own; () if the model cannot have any.
+      heads: heads by name, except heads that have a separate field; () if the model cannot have any.
       dropout: dropout rates, with `rates` and `all_at` as in `DropoutConfig`; None without dropout.
     """
 

@@ -338,7 +338,8 @@ def _independent(
 ) -> Int[np.ndarray, " chosen"]:
     """Chooses each unit with probability `rate`; returns the sorted indices of the tokens of the chosen units.
 
-    If these have more than `most` tokens, units are dropped in random order, except those that fit.
+    If these have more than `most` tokens, keeps units in random order while their total is at most `most`, and drops
+    the rest.
 
     Args:
       units: number of the unit of each token, consecutive from 0.

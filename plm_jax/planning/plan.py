@@ -35,7 +35,7 @@ _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 def plan(
     run: config.Run,
     topology: str,
-    say: Callable[[str], None] = lambda line: None,
+    report: Callable[[str], None] = lambda line: None,
     *,
     slices: int = 1,
     price: float = 0.0,
@@ -46,7 +46,7 @@ def plan(
     Args:
       topology: topology of each TPU slice, such as `v5p:4x4x4`, or GPUs, such as `gpu:h100:8`; `none` compiles nothing
         and reports the shapes on one device.
-      say: called with lines of progress.
+      report: called with lines of progress.
       slices: number of TPU slices, connected by the data center's network.
       price: dollars per hour of a chip; 0 if unknown.
       run_search: whether to try other meshes, microbatches and levels of recomputation.
@@ -59,7 +59,7 @@ def plan(
     Raises:
       UserError: the compiler is missing, the topology is unknown, or the mesh or batch does not fit it.
     """
-    padding = _describe_padding(run, say)
+    padding = _describe_padding(run, report)
     if topology == "none":
         run = dataclasses.replace(run, mesh=config.MeshConfig())
         phases = tuple(dataclasses.replace(phase, mesh=None) for phase in run.train.phases)
@@ -70,14 +70,14 @@ def plan(
     if devices[0].platform == "gpu":
         target |= {"unasked": gpus.UNASKED, "memory_is": f"JAX uses {gpus.memory_share():.0%} of the memory"}
     if run_search:
-        return target | _search(run, devices, price, say)
-    report = target | _compiled(_programs(run, devices), say, price)
-    if not report["fits"]:
-        report["suggestion"] = _suggestion(run, devices, report["bytes_per_device"]["total"], say)
-    return report
+        return target | _search(run, devices, price, report)
+    result = target | _compiled(_programs(run, devices), report, price)
+    if not result["fits"]:
+        result["suggestion"] = _suggestion(run, devices, result["bytes_per_device"]["total"], report)
+    return result
 
 
-def _describe_padding(run: config.Run, say: Callable[[str], None]) -> dict[str, Any]:
+def _describe_padding(run: config.Run, report: Callable[[str], None]) -> dict[str, Any]:
     """Returns the entry `padding` of the report; none without packed rows or without their cache."""
     if not isinstance(run.data.layout, config.Packed):
         return {}
@@ -85,7 +85,7 @@ def _describe_padding(run: config.Run, say: Callable[[str], None]) -> dict[str, 
     try:
         padding = reader.Reader(config.reader_config(run)).padding(phase)
     except UserError as error:
-        say(f"the padding of packed rows is unknown: {error}")
+        report(f"the padding of packed rows is unknown: {error}")
         return {}
     return {"padding": padding.describe(phase.batch_size, phase.length)}
 
@@ -116,7 +116,7 @@ def _chip(devices: Sequence[Any]) -> flops.Chip:
 
 
 def _suggestion(
-    run: config.Run, devices: list[Any], required_bytes: int | None, say: Callable[[str], None]
+    run: config.Run, devices: list[Any], required_bytes: int | None, report: Callable[[str], None]
 ) -> dict[str, Any] | None:
     """Returns the settings of the first of `remedies` that fits.
 
@@ -139,13 +139,13 @@ def _suggestion(
             continue
         if required_bytes and required_bytes * estimate_memory(programs) / before > 1.3 * chip.hbm_bytes:
             continue
-        say("it does not fit; trying " + _as_flags(settings))
-        if _compiled(programs, say)["fits"]:
+        report("it does not fit; trying " + _as_flags(settings))
+        if _compiled(programs, report)["fits"]:
             return settings
     return None
 
 
-def _search(run: config.Run, devices: list[Any], price: float, say: Callable[[str], None]) -> dict[str, Any]:
+def _search(run: config.Run, devices: list[Any], price: float, report: Callable[[str], None]) -> dict[str, Any]:
     """Compiles the run as configured and the best of `search.candidates` until a few fit.
 
     Returns:
@@ -155,23 +155,23 @@ def _search(run: config.Run, devices: list[Any], price: float, say: Callable[[st
     """
     phase, chip = costliest_phase(run), _chip(devices)
     ranked = search.candidates(run, phase, _count(run), chip, len(devices))
-    say(f"{len(ranked):,} combinations of mesh, microbatches and recomputation may fit by a rough estimate")
+    report(f"{len(ranked):,} combinations of mesh, microbatches and recomputation may fit by a rough estimate")
     reports: list[dict[str, Any]] = []
     for settings, candidate_run in [({}, run), *((candidate.settings, candidate.run) for candidate in ranked)]:
-        if sum(report["fits"] for report in reports[1:]) >= MAX_FITTING or len(reports) > MAX_COMPILED:
+        if sum(result["fits"] for result in reports[1:]) >= MAX_FITTING or len(reports) > MAX_COMPILED:
             break
         try:
             programs = _programs(candidate_run, devices)
         except UserError as error:
-            say(f"{_as_flags(settings) or 'as configured'}: {error}")
+            report(f"{_as_flags(settings) or 'as configured'}: {error}")
             continue
-        say(_as_flags(settings) or "as configured")
-        reports.append(_compiled(programs, say, price) | {"settings": settings})
+        report(_as_flags(settings) or "as configured")
+        reports.append(_compiled(programs, report, price) | {"settings": settings})
     if not reports:
         raise UserError("no mesh of these devices divides the batch: change train.batch_size or use another slice")
-    reports.sort(key=lambda report: step_time.ranking_seconds(report["estimate"]) if report["fits"] else math.inf)
+    reports.sort(key=lambda result: step_time.ranking_seconds(result["estimate"]) if result["fits"] else math.inf)
     fields = ("settings", "mesh", "fits", "bytes_per_device", "estimate", "dollars_per_token")
-    tried = [{name: report[name] for name in fields if name in report} for report in reports]
+    tried = [{name: result[name] for name in fields if name in result} for result in reports]
     for other in tried[1:]:
         if other["fits"]:
             other["differs_from_best"] = step_time.differ(tried[0]["estimate"], other["estimate"])
@@ -248,14 +248,14 @@ def _shapes(programs: Programs) -> dict[str, Any]:
     }
 
 
-def _compiled(programs: Programs, say: Callable[[str], None], price: float = 0.0) -> dict[str, Any]:
+def _compiled(programs: Programs, report: Callable[[str], None], price: float = 0.0) -> dict[str, Any]:
     """Extends `_shapes` by the results of the compiler and, with a price, by the cost of a token."""
-    report, phase = _shapes(programs), costliest_phase(programs.run)
+    result, phase = _shapes(programs), costliest_phase(programs.run)
     program = programs.at(phase)
     num_devices = program.mesh.size
     chip = _chip(list(program.mesh.devices.flat))
-    report |= {"devices": num_devices, "hbm_bytes": chip.hbm_bytes}
-    say(f"compiling for {num_devices} devices, {report['mesh']}, rows of {phase.length}; this takes minutes")
+    result |= {"devices": num_devices, "hbm_bytes": chip.hbm_bytes}
+    report(f"compiling for {num_devices} devices, {result['mesh']}, rows of {phase.length}; this takes minutes")
     start = time.perf_counter()
     traced = program.phase_step(phase).trace(*step_inputs(programs, phase))
     try:
@@ -263,18 +263,18 @@ def _compiled(programs: Programs, say: Callable[[str], None], price: float = 0.0
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        report["bytes_per_device"]["total"] = _requested_bytes(str(error))
-        return report | {"fits": False, "compile_seconds": time.perf_counter() - start}
+        result["bytes_per_device"]["total"] = _requested_bytes(str(error))
+        return result | {"fits": False, "compile_seconds": time.perf_counter() - start}
     memory = compiled.memory_analysis()
     total = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
     total += memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
-    report["bytes_per_device"] |= {"temporaries": memory.temp_size_in_bytes, "total": total}
-    report |= {"fits": total <= chip.hbm_bytes, "compile_seconds": time.perf_counter() - start}
+    result["bytes_per_device"] |= {"temporaries": memory.temp_size_in_bytes, "total": total}
+    result |= {"fits": total <= chip.hbm_bytes, "compile_seconds": time.perf_counter() - start}
     module = hlo.HloModule(compiled.as_text())
     jaxpr, dropout = traced.jaxpr.jaxpr, getattr(program.module(phase.dropout).model, "dropout", None)
     drops = getattr(dropout, "attention", 0.0) > 0
     work = estimates.measure_work(jaxpr, module, _slices(program.mesh), drops)
-    report |= {
+    result |= {
         "program_flops_per_step": flops.of_program(jaxpr),
         "kernel_flops_per_step": flops.kernels(jaxpr),
         "hbm_bytes_per_step": work.hbm_bytes,
@@ -282,11 +282,11 @@ def _compiled(programs: Programs, say: Callable[[str], None], price: float = 0.0
         "sent_between_slices_per_step": int(work.between_slices),
         "tokens_per_step": phase_costs.num_tokens(programs.run, phase),
     }
-    report["estimate"] = _estimate(report, program.mesh, module, work)
+    result["estimate"] = _estimate(result, program.mesh, module, work)
     if price:
-        chips, seconds = num_devices / chip.devices, step_time.ranking_seconds(report["estimate"])
-        report["dollars_per_token"] = estimates.dollars_per_token(seconds, chips, report["tokens_per_step"], price)
-    return report
+        chips, seconds = num_devices / chip.devices, step_time.ranking_seconds(result["estimate"])
+        result["dollars_per_token"] = estimates.dollars_per_token(seconds, chips, result["tokens_per_step"], price)
+    return result
 
 
 def _slices(mesh: jax.sharding.Mesh) -> list[int]:
@@ -295,7 +295,7 @@ def _slices(mesh: jax.sharding.Mesh) -> list[int]:
 
 
 def _estimate(
-    report: dict[str, Any], mesh: jax.sharding.Mesh, module: hlo.HloModule, work: estimates.Work
+    result: dict[str, Any], mesh: jax.sharding.Mesh, module: hlo.HloModule, work: estimates.Work
 ) -> dict[str, Any]:
     """Returns the bound and, for devices whose instructions can be timed, the time of the step with its parts."""
     device = mesh.devices.flat[0]
@@ -306,7 +306,7 @@ def _estimate(
         return bound | {"seconds": bound["seconds"] | {"middle": None, "pessimistic": None}} | unknown
     rings = has_rings([max(axis) + 1 for axis in zip(*(d.coords for d in mesh.devices.flat), strict=True)])
     model = CostModel(module, device.device_kind, _slices(mesh), drops=work.drops, rings=rings)
-    model_flops, program_flops = report["model_flops_per_step"], report["program_flops_per_step"]
+    model_flops, program_flops = result["model_flops_per_step"], result["program_flops_per_step"]
     recomputed = max(0.0, 1 - model_flops / program_flops)
     return bound | step_time.describe(step_time.time_step(model), model, model_flops / mesh.size, recomputed)
 
@@ -338,61 +338,61 @@ def _by_kind(collectives: list[hlo.Collective]) -> dict[str, dict[str, int]]:
     }
 
 
-def table(report: dict[str, Any]) -> str:
-    """Formats a report as a table."""
-    phase = report["stage"]
+def table(result: dict[str, Any]) -> str:
+    """Formats the result of `plan` as a table."""
+    phase = result["stage"]
     rows = {
-        "mesh": " × ".join(f"{axis} {size}" for axis, size in report["mesh"].items()),
+        "mesh": " × ".join(f"{axis} {size}" for axis, size in result["mesh"].items()),
         "batch": f"{phase['batch_size']:,} rows of {phase['length']:,} tokens, in the phase from step "
         f"{phase['first_step']:,}",
         "step": f"{phase['microbatches']} microbatch{'es' * (phase['microbatches'] > 1)}, layers "
-        f"{'scanned' if report['scan_layers'] else 'unrolled'}, remat {report['remat']}",
-        "parameters": f"{report['parameters']:,}",
-        "model FLOPs per step": f"{report['model_flops_per_step']:.4g}",
+        f"{'scanned' if result['scan_layers'] else 'unrolled'}, remat {result['remat']}",
+        "parameters": f"{result['parameters']:,}",
+        "model FLOPs per step": f"{result['model_flops_per_step']:.4g}",
     }
-    if "padding" in report:
-        rows["padding"] = report["padding"]
-    known_bytes = {name: value for name, value in report["bytes_per_device"].items() if value is not None}
+    if "padding" in result:
+        rows["padding"] = result["padding"]
+    known_bytes = {name: value for name, value in result["bytes_per_device"].items() if value is not None}
     rows |= {f"GB per device, {name}": f"{value / 1e9:.3f}" for name, value in known_bytes.items()}
-    if report["fits"] is not None:
-        rows["fits"] = _describe_fit(report)
-        rows["compiled in"] = f"{report['compile_seconds']:.0f} s"
-    if "estimate" in report:
-        rows["program FLOPs per step"] = f"{report['program_flops_per_step']:.4g}, including recomputation"
+    if result["fits"] is not None:
+        rows["fits"] = _describe_fit(result)
+        rows["compiled in"] = f"{result['compile_seconds']:.0f} s"
+    if "estimate" in result:
+        rows["program FLOPs per step"] = f"{result['program_flops_per_step']:.4g}, including recomputation"
         rows |= {
             kind: f"{collective['count']:,} per step, {collective['bytes'] / 1e9:.3f} GB sent per device"
             + "".join(f", {collective[form] / 1e9:.3f} {form}" for form in hlo.FORMS if collective[form])
-            for kind, collective in report["collectives"].items()
+            for kind, collective in result["collectives"].items()
         }
-        rows |= step_time.rows(report["estimate"])
-    if "unasked" in report:
-        rows["unknown"] = report["unasked"]
-    if "dollars_per_token" in report:
-        rows["dollars per billion tokens"] = f"{report['dollars_per_token'] * 1e9:,.2f}"
-    if "suggestion" in report:
-        settings = dict(report["suggestion"] or {})
-        if settings.get("model.remat") == report["remat"]:
+        rows |= step_time.rows(result["estimate"])
+    if "unasked" in result:
+        rows["unknown"] = result["unasked"]
+    if "dollars_per_token" in result:
+        rows["dollars per billion tokens"] = f"{result['dollars_per_token'] * 1e9:,.2f}"
+    if "suggestion" in result:
+        settings = dict(result["suggestion"] or {})
+        if settings.get("model.remat") == result["remat"]:
             del settings["model.remat"]
         flags = _as_flags(settings)
         rows["would fit with"] = flags or "none of the changes tried: use a larger slice or a smaller batch"
-    for number, line in enumerate(_tried_lines(report), start=1):
+    for number, line in enumerate(_tried_lines(result), start=1):
         rows[f"option {number}"] = line
     width = max(map(len, rows))
     return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())
 
 
-def _describe_fit(report: dict[str, Any]) -> str:
-    total = report["bytes_per_device"]["total"]
-    capacity = f"{report['hbm_bytes'] / 1e9:.1f} GB per device"
-    if "memory_is" in report:
-        capacity = f"{capacity} ({report['memory_is']})"
-    if report["fits"]:
+def _describe_fit(result: dict[str, Any]) -> str:
+    total = result["bytes_per_device"]["total"]
+    capacity = f"{result['hbm_bytes'] / 1e9:.1f} GB per device"
+    if "memory_is" in result:
+        capacity = f"{capacity} ({result['memory_is']})"
+    if result["fits"]:
         return f"yes, {capacity} available"
-    excess = "" if total is None else f"{(total - report['hbm_bytes']) / 1e9:.1f} GB "
+    excess = "" if total is None else f"{(total - result['hbm_bytes']) / 1e9:.1f} GB "
     return f"no, {excess}more than the {capacity}"
 
 
-def _tried_lines(report: dict[str, Any]) -> list[str]:
+def _tried_lines(result: dict[str, Any]) -> list[str]:
     """Returns a line for each candidate that a search has compiled."""
 
     def describe(tried: dict[str, Any]) -> str:
@@ -405,7 +405,7 @@ def _tried_lines(report: dict[str, Any]) -> list[str]:
         return f"{step_time.ranking_seconds(tried['estimate']):.3g} s{bracket}{note}, {total:.1f} GB{price}"
 
     return [
-        f"{describe(tried)}: {_as_flags(tried['settings']) or 'as configured'}" for tried in report.get("tried", ())
+        f"{describe(tried)}: {_as_flags(tried['settings']) or 'as configured'}" for tried in result.get("tried", ())
     ]
 
 

@@ -82,7 +82,8 @@ def pretrain(
             _print([f"{workdir} is finished at step {resumed.step}: raise {field} to train further{other}"])
             return False
     job.reader.check_vocabulary()
-    # Only now, so that a mistake leaves no files behind. Leaving `tasks` waits until the last checkpoint is scored.
+    # Locked only after all checks, so that a rejected run leaves no files. The exit of `tasks` waits for the evaluation
+    # of the last checkpoint.
     with tasks, workdir_lock.lock(workdir), Interruption(run.checkpoint.grace_seconds) as interruption:
         resume.set_damaged_aside(resumed, workdir)
         notes += selection.set_aside(best)

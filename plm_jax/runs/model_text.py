@@ -69,7 +69,8 @@ def section(pretrained: Pretrained) -> config.VocabularyConfig:
         return settings
     size, ids = vocabulary(pretrained).vocab_size, _by_name(pretrained.special_ids)
     if len(pretrained.special_ids.get("separates_with", ())) == 2:
-        # RoBERTa's tokenizer names its bos and eos cls and sep too; rows with cls and sep would be BERT's.
+        # RoBERTa's tokenizer uses the bos id as cls and the eos id as sep. Keeping cls and sep would select BERT's row
+        # format.
         ids = {
             name: i for name, i in ids.items() if (name, i) not in (("cls", ids.get("bos")), ("sep", ids.get("eos")))
         }

@@ -246,7 +246,10 @@ def build_loss(objective: objectives.Objective, model: ModelConfig, mesh: Mesh, 
 
 
 def _batch_shards(mesh: config.MeshConfig, num_devices: int) -> int:
-    """Returns the number of shards of a batch; 1 if the mesh does not fit the devices, as one of a finished phase."""
+    """Returns the number of shards of a batch; 1 if the mesh does not fit the devices.
+
+    Such a mesh is allowed for finished phases.
+    """
     try:
         sizes = meshes.resolved(mesh, num_devices)
     except UserError:

@@ -1,7 +1,8 @@
 """Configs whose model comes from a checkpoint: `pretrain --from=SRC`, `finetune --checkpoint=SRC`.
 
-The model, the vocabulary and the special ids come from SRC. Everything else comes from the config, including the
-model's dropout and its computation. Nothing here reads a weight.
+The model, the vocabulary and the special ids come from SRC. Everything else comes from the config, including dropout
+and the settings that affect only speed and memory (`scan_layers`, `remat`, `attention_kernel`,
+`pipeline_microbatches`). Nothing here reads a weight.
 """
 
 import dataclasses
@@ -107,7 +108,7 @@ def adapted(run: config.Run, pretrained: Pretrained, init_from: str) -> config.R
 
 
 def _with_computation(pretrained: ModelConfig, configured: ModelConfig) -> ModelConfig:
-    """Returns a trained model with the speed settings of a config, and the new encoder that it names."""
+    """Returns a trained model with a config's settings of speed and memory (`_SPEED`), and the new encoder it names."""
     speed = {name: getattr(configured, name, None) for name in _SPEED}
     model = pretrained.with_speed(**{name: value for name, value in speed.items() if value is not None})
     if (encoder := getattr(configured, "source_encoder", None)) is None:

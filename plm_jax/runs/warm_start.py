@@ -77,10 +77,13 @@ def load_weights(params, train: config.TrainConfig, model: ModelConfig):
 
 
 def _stored(pretrained: Pretrained, train: config.TrainConfig, model: ModelConfig) -> Mapping[str, Any]:
-    """Returns the weights of a checkpoint; for a model that is no pair, those of a pair's discriminator or generator.
+    """Returns the weights of a checkpoint.
+
+    If only the checkpoint is an ELECTRA, returns those of its generator if `train.init_names` reads it, and otherwise
+    those of its discriminator.
 
     Raises:
-      UserError: the embeddings of two pairs are shared in other ways.
+      UserError: both models are ELECTRAs with different values of `sharing`.
     """
     source = pretrained.model
     if not isinstance(source, ElectraConfig):

@@ -42,7 +42,7 @@ def train_step(
     Args:
       loss: function that is minimized.
       optimizer: transformation of the gradients into updates of `part`; it receives `learning_rate` and `grad_norm`.
-      microbatches: parts of the batch whose gradients are added up.
+      microbatches: number of microbatches, whose gradients are added up.
       dropout: whether the loss is given a key `dropout`.
       part: selection of the parameters that are trained; None for all of them.
       watch: definition of spikes, compared with the state's `recent`; None detects none.

@@ -49,7 +49,7 @@ class DocumentTable(abc.ABC):
 
     @functools.cached_property
     def milestones(self) -> np.ndarray:
-        """Milestones of `documents`, as `sorted_ids.milestones` computes them."""
+        """Index of the first document at or after every MILESTONE_TOKENS-th token; narrows searches."""
         return sorted_ids.milestones(self.documents, self.num_tokens)
 
     def span(self, document: int) -> tuple[int, int]:
@@ -63,7 +63,11 @@ class DocumentTable(abc.ABC):
         return range(first - 1, last)
 
     def search(self, extra: int = 0) -> sorted_ids.Search:
-        """Returns a search for documents by the position of their first token, if each has `extra` more positions."""
+        """Returns a search for documents by position.
+
+        Args:
+          extra: additional positions that each document occupies, such as 1 for a separator.
+        """
         return sorted_ids.Search(self.documents, self.milestones, extra)
 
     @property
@@ -123,7 +127,7 @@ class Split(DocumentTable):
         return self._vectors.whole(milestones, *self._shape(milestones))
 
     def _shape(self, name: str) -> tuple[int, str, int | None]:
-        """Returns the length, type and maximum of a vector; the maximum is None for vectors that need not be sorted."""
+        """Returns the length and dtype of a vector, and its maximum value if it must be sorted (otherwise None)."""
         vector, _, suffix = name.rpartition(".")
         if name == "documents":
             return self.num_documents + 1, "<i8", self.num_tokens

@@ -235,5 +235,8 @@ class Position(Role):
         return type(self).layer_bias is not Position.layer_bias
 
     def expands_scores(self, in_order: bool) -> bool:
-        """Returns whether its `layer_bias` has no equivalent `relative_scores`; `in_order` as these need it."""
+        """Whether `layer_bias` must be expanded to all scores.
+
+        This is so if the scheme has no `relative_scores`, or if the positions are not in order.
+        """
         return self.has_layer_bias and not (in_order and type(self).relative_scores is not Position.relative_scores)

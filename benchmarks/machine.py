@@ -17,19 +17,24 @@ PACKAGES = re.compile(
 VECTOR_SETS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16")
 
 
-def describe(commit: str = "") -> dict[str, Any]:
+def describe(source: str = "") -> dict[str, Any]:
     """Returns the device, processor, versions of driver and packages, XLA flags, and commit of the source.
 
     Args:
-      commit: commit of a copy of the source without history; by default git provides it.
+      source: commit of a copy of the source without history; by default git provides it.
     """
     return {
         "gpu": gpu(),
         "cpu": f"{cpu()}, {os.cpu_count()} cores",
         "versions": {"python": platform.python_version()} | versions(),
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
-        "commit": commit or _output("git", "-C", os.path.dirname(os.path.abspath(__file__)), "rev-parse", "HEAD"),
+        "commit": source or commit(os.path.dirname(os.path.abspath(__file__))),
     }
+
+
+def commit(folder: str) -> str | None:
+    """Returns the commit of a git checkout."""
+    return _output("git", "-C", folder, "rev-parse", "HEAD")
 
 
 def cpu() -> str:

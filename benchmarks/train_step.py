@@ -145,6 +145,7 @@ def compare(arguments, cases: dict[str, contestants.Case]) -> dict:
         "precision": "float32",
         "same_memory": arguments.same_memory,
         "machine": machine.describe(),
+        "before": machine.commit(arguments.before) if arguments.before else None,
         "median_seconds": medians,
         "all_seconds": seconds,
         "ratio": {name: medians["plm_jax"] / medians[name] for name in names[1:]},

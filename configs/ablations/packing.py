@@ -2,9 +2,10 @@
 
     python -m plm_jax sweep --sweep=ablations/packing --workdir=runs/packing --seeds=0,1,2
 
-Both runs train on pairs of single sentences in rows of 256 tokens. Without packing, most of a row is padding; packed
-rows have about as many pairs in fewer rows. Krell et al. 2021 (arXiv:2107.02027) found no difference in quality for
-BERT, whose pairs fill most of a row, so there are no figures to compare with.
+Both runs train on pairs of single sentences, at first cut to 16 tokens (`demo.bert` explains why), then in rows of 256
+tokens. Half of such a row is padding without packing; packed rows have as much text in fewer rows. Krell et al. 2021
+(arXiv:2107.02027) found no difference in quality for BERT, whose pairs fill most of a row, so there are no figures to
+compare with.
 """
 
 from plm_jax import config, models
@@ -20,9 +21,9 @@ CHANGES = {
     "data.cache_dir": "../.cache/demo/packing",
     "model.attention.position.length": LENGTH,
     "model.pooler": models.Pooler(),
-    "train.phases": (),
-    "train.steps": 300,
-    "evaluation.every": 100,
+    "train.phases": (config.PhaseConfig(until=2 / 3, length=16, batch_size=128), config.PhaseConfig(until=1.0)),
+    "train.steps": 600,
+    "evaluation.every": 600,
     "evaluation.max_batches": 0,
 }
 

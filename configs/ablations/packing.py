@@ -14,7 +14,7 @@ from plm_jax.configs.ablations.skeleton import by_size, unpublished
 base = by_size(demo="../demo.py:bert")
 PAIRS = config.SentencePairs(parts="sentences")
 # Layout and rows of a batch by run. A packed row has 1.59 times as many tokens that are not padding.
-RUNS = {"one_pair": (PAIRS, 24), "packed": (config.Packed(inner=PAIRS), 15)}
+BATCHES = {"one_pair": (PAIRS, 24), "packed": (config.Packed(inner=PAIRS), 15)}
 LENGTH = 256
 CHANGES = {
     "data.length": LENGTH,
@@ -31,9 +31,9 @@ CHANGES = {
 def overrides(size="demo"):
     """Yields (name, changes) of each run."""
     del size  # There is no other.
-    for name, (layout, rows) in RUNS.items():
+    for name, (layout, rows) in BATCHES.items():
         yield name, CHANGES | {"data.layout": layout, "train.batch_size": rows}
 
 
-published = unpublished(RUNS, "no figures of this size were published")
+published = unpublished(BATCHES, "no figures of this size were published")
 compared = by_size(demo={"loss": "sotu/loss"})

@@ -90,7 +90,7 @@ def test_status_needs_no_jax(trained):
     code = "import runpy, sys; sys.modules['jax'] = None; runpy.run_module('plm_jax.cli.status', run_name='__main__')"
     found = subprocess.run([sys.executable, "-c", code, str(workdir)], capture_output=True, text=True)
     assert found.returncode == 0 and not found.stderr, found.stderr
-    for words in ("finished", "12 of 12 (100.0%)", "checkpoint  12, saved", "last error  none", "started once"):
+    for words in ("finished", "12 of 12 (100.0%)", "checkpoint  12, saved", "last error  none", "1 start"):
         assert words in found.stdout
 
 

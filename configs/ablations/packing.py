@@ -9,9 +9,9 @@ compare with.
 """
 
 from plm_jax import config, models
-from plm_jax.configs.ablations.skeleton import by_size, unpublished
+from plm_jax.configs.ablations.skeleton import unpublished
 
-base = by_size(demo="../demo.py:bert")
+base = "../demo.py:bert"
 PAIRS = config.SentencePairs(parts="sentences")
 # Layout and rows of a batch by run. A packed row has 1.59 times as many tokens that are not padding.
 BATCHES = {"one_pair": (PAIRS, 24), "packed": (config.Packed(inner=PAIRS), 15)}
@@ -28,12 +28,11 @@ CHANGES = {
 }
 
 
-def overrides(size="demo"):
+def overrides():
     """Yields (name, changes) of each run."""
-    del size  # There is no other.
     for name, (layout, rows) in BATCHES.items():
         yield name, CHANGES | {"data.layout": layout, "train.batch_size": rows}
 
 
 published = unpublished(BATCHES, "no figures of this size were published")
-compared = by_size(demo={"loss": "sotu/loss"})
+compared = {"loss": "sotu/loss"}

@@ -1,8 +1,8 @@
-"""Writes tests/golden/configs: every config as its page has it, a line a field.
+"""Writes tests/golden/configs: all fields of every shipped config, one per line.
 
     python -m tests.golden.make_configs
 
-One file a page. Its first size is there in full; of the others what they have otherwise.
+There is one file per config file. It has all fields of the first size, and the differences of the other sizes.
 """
 
 import json
@@ -12,17 +12,17 @@ from plm_jax import config
 from plm_jax.config import files as pages
 
 FOLDER = pathlib.Path(__file__).with_name("configs")
-NOT_THERE = "not there"
+MISSING = "not there"
 
 
 def sizes(name: str) -> list[str]:
-    """The sizes of a page; the demo's runs."""
+    """Returns the sizes of a config file, or the runs of the demo."""
     module = pages.load(name).module
     return list(getattr(module, "PUBLISHED", None) or getattr(module, "RUNS", ()))
 
 
 def lines(value, path: str) -> dict[str, str]:
-    """The fields of a tree, by their dotted paths."""
+    """Returns the fields of a tree by their dotted paths."""
     phases = isinstance(value, list) and all(isinstance(item, dict) for item in value)
     if not value or not (phases or isinstance(value, dict)):
         return {path: json.dumps(value, ensure_ascii=False)}
@@ -31,15 +31,15 @@ def lines(value, path: str) -> dict[str, str]:
 
 
 def text(name: str) -> str:
-    """What the file of a page holds."""
-    told, first = [], {}
+    """Returns the text of the file of a config file."""
+    rows, first = [], {}
     for size in sizes(name):
         run = config.from_dict(pages.load(f"{name}:{size}").config())
         fields = lines(json.loads(json.dumps(config.to_dict(run))), "")
-        other = {k: fields.get(k, NOT_THERE) for k in first | fields if fields.get(k) != first.get(k)}
-        told += [f"{name}:{size}", *(f"    {field} = {value}" for field, value in other.items())]
+        other = {k: fields.get(k, MISSING) for k in first | fields if fields.get(k) != first.get(k)}
+        rows += [f"{name}:{size}", *(f"    {field} = {value}" for field, value in other.items())]
         first = first or fields
-    return "\n".join(told) + "\n"
+    return "\n".join(rows) + "\n"
 
 
 if __name__ == "__main__":

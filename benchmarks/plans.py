@@ -31,6 +31,7 @@ PAGE = ROOT / "docs/tpu-pods.md"
 MANY_ROWS = ("roberta:large", "electra:large", "albert:xxlarge", "albert:xlarge", "distilbert:base", "roberta:base")
 MANY_ROWS += ("albert:large", "albert:base")
 FEW_ROWS = ("bert:large", "spanbert:large", "bert:base", "electra:base", "electra:small", "spanbert:base")
+ROWS_OF_512 = "--config.data.length=512 --config.train.phases=()"
 # The most important first.
 ROWS = {
     "bert_large_v5e_4x4": "bert:large v5e:4x4 --config.train.batch_size=1024 --config.train.microbatches=16",
@@ -53,6 +54,10 @@ ROWS = {
     "bert_large_two_v5e_4x4": "bert:large v5e:4x4 --slices=2 --config.mesh.data=2",
     **{f"{config.replace(':', '_')}_v5p_8x8x8": f"{config} v5p:8x8x8 --config.mesh.data=8" for config in MANY_ROWS},
     **{f"{config.replace(':', '_')}_v5p_4x4x4": f"{config} v5p:4x4x4" for config in FEW_ROWS},
+    **{
+        f"{name}_512_v5e_4x4": f"{config} v5e:4x4 --config.train.batch_size=1024 {ROWS_OF_512}"
+        for name, config in (("bert_base", "bert:base"), ("bert_base_packed", "bert:base-packed"))
+    },
     "bert_large_h100_1": (
         "bert:large gpu:h100:1 --config.train.batch_size=32 --config.train.microbatches=1 "
         "--config.model.scan_layers=no --config.model.remat=none"

@@ -170,7 +170,8 @@ def start(name: str, arguments: argparse.Namespace) -> subprocess.Popen:
         del flags[at : at + (1 if "=" in flags[at] else 2)]
     if name == BEFORE:
         name, root = "plm_jax", os.path.abspath(arguments.before)
-    environment = {**os.environ, "PYTHONPATH": root}
+    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     if name == "plm_jax" or arguments.same_memory:
         environment["GLIBC_TUNABLES"] = MEMORY
     script = os.path.join(root, "benchmarks", "train_step.py")

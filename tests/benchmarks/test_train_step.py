@@ -68,9 +68,23 @@ def test_a_gpu_run_ends_on_the_bare_stack_with_its_peer_or_says_what_is_missing(
         assert "ModuleNotFoundError" in peer["error"] and model["speed_ratio"] == {}
 
 
-def test_a_cpu_run_takes_contestants_in_turn():
-    result = bench("--model=bert_base", "--peer=none")
-    assert len(result["all_seconds"]["plm_jax"]) == 2 and result["ratio"] == {}
+OTHER = """
+import os, sys
+assert sys.argv[-1] == "--contestant=plm_jax" and not any(flag.startswith("--before") for flag in sys.argv)
+assert os.environ["PYTHONPATH"].startswith(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+for _ in sys.stdin:
+    print(0.5, flush=True)
+"""
+
+
+def test_a_cpu_run_takes_contestants_in_turn(tmp_path):
+    """Another checkout is a script here that reports half a second for each step."""
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks/train_step.py").write_text(OTHER)
+    result = bench("--model=bert_base", "--before", str(tmp_path), "--peer=none")
+    ours = result["all_seconds"]["plm_jax"]
+    assert len(ours) == 2 and result["all_seconds"]["plm_jax_before"] == [0.5, 0.5]
+    assert result["ratio"] == {"plm_jax_before": pytest.approx(sum(ours) / 2 / 0.5)}
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
     python -m plm_jax sweep --sweep=ablations/packing --workdir=runs/packing --seeds=0,1,2
 
 Both runs train on pairs of single sentences, at first cut to 16 tokens (`demo.bert` explains why), then in rows of 256
-tokens. Half of such a row is padding without packing; packed rows have as much text in fewer rows. Krell et al. 2021
+tokens. Half of such a row is padding without packing; packed batches have as much text in fewer rows. Krell et al. 2021
 (arXiv:2107.02027) found no difference in quality for BERT, whose pairs fill most of a row, so there are no figures to
 compare with.
 """
@@ -13,7 +13,7 @@ from plm_jax.configs.ablations.skeleton import unpublished
 
 base = "../demo.py:bert"
 PAIRS = config.SentencePairs(parts="sentences")
-# Layout and rows of a batch by run. A packed row has 1.59 times as many tokens that are not padding.
+# Layout and batch size by run. A packed row has 1.59 times as many non-padding tokens.
 BATCHES = {"one_pair": (PAIRS, 24), "packed": (config.Packed(inner=PAIRS), 15)}
 LENGTH = 256
 CHANGES = {

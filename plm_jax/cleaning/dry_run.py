@@ -28,10 +28,14 @@ LOST = 0.5
 # many parts, because few records of a page are together.
 COMPRESSED = {"pages": 0.5, "rows": 0.5, "units": 0.95, "lost": 0.95, "urls": 1.0, "bad": 0.5}
 OUTPUT = 0.4
-# Contents of these files.
+# Contents of the files between the stages, by field of the results.
 _CONTENTS = {
-    **{"pages": "pages", "rows": "output rows", "bad": "quarantined records", "urls": "hashes of URLs"},
-    **{"units": "hashes of lines", "lost": "lists of removed lines"},
+    "pages": "pages",
+    "rows": "output rows",
+    "units": "hashes of lines",
+    "lost": "lists of removed lines",
+    "urls": "hashes of URLs",
+    "bad": "quarantined records",
 }
 # Memory of a process with the rules of the English C4, including the detector of languages, and without records.
 PROCESS_BYTES = 128 * 2**20

@@ -8,11 +8,11 @@ each of its tokens is then replaced by the mask in 80 %, by a random token in 10
 phrases, then entities; pairs of segments; batches of 8,192 tokens, 1,000,000 steps, Adam at 1e-4 with 5,000 steps of
 warm-up. 1.0 read 173e6 sentences of Wikipedia, encyclopedias, news and forums.
 
-The three sources have the same text and three segmenters, and the mixture of each phase selects one of them. Lists of
-phrases and entities were not released: write a module `segmenters` with the functions `phrases` and `entities`, which
-split a text into units and single words. The shares of the stages were not published either; here they are thirds. Left
-out are dialogues (1.0) and, of the seven tasks of 2.0, all except masks and pairs. In the original code, the bias of
-the norm of the head starts at 1.
+The three sources have the same text, the last two with a segmenter, and the mixture of each phase selects one of them.
+Lists of phrases and entities were not released: write a module `segmenters` with the functions `phrases` and
+`entities`, which split a text into units and single words. The shares of the stages were not published either; here
+they are thirds. Left out are dialogues (1.0) and, of the seven tasks of 2.0, all except masks and pairs. In the original
+code, the bias of the norm of the head starts at 1.
 
 Store your documents as JSON Lines ({"text": …}) at `data.sources.*.path`, and the vocabulary of
 nghuyong/ernie-1.0-base-zh (2.0: google-bert/bert-base-uncased; vocab.txt) at `vocabulary.spec`, or change these fields.

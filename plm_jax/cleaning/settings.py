@@ -47,7 +47,12 @@ class UrlsConfig:
 
 @dataclass(frozen=True)
 class ParagraphsConfig:
-    """Keeps only pages with at least `min_paragraphs` lines of at least `min_characters` characters."""
+    """Keeps only pages with at least `min_paragraphs` lines of at least `min_characters` characters.
+
+    Attributes:
+      min_paragraphs: minimum number of long lines of a page.
+      min_characters: minimum number of characters of a long line.
+    """
 
     kind: ClassVar[str] = "paragraphs"
     min_paragraphs: ranges.CountOrZero = 3
@@ -58,8 +63,19 @@ class ParagraphsConfig:
 class CleanLinesConfig:
     """C4's rules for lines, and for pages according to their lines (Raffel et al. 2020, section 2.2).
 
-    Sentences are those of NLTK's English Punkt. Phrases are compared in lower case. Without `end_marks`, lines may
-    end in anything.
+    Sentences are those of NLTK's English Punkt. Phrases are compared in lower case, `code_marks` with case. A phrase
+    counts only in lines that pass the rules for words and ends.
+
+    Attributes:
+      max_word_characters: maximum length of a word; lines with a longer word are dropped.
+      end_marks: strings that may end a line; lines with another end or with an ellipsis are dropped; empty: any end is
+        accepted.
+      min_words: minimum number of words of a line; shorter lines are dropped.
+      placeholder_phrases: phrases of placeholder text; pages with one of them are dropped.
+      script_phrases: phrases about scripts; lines with one of them are dropped.
+      code_marks: characters of program code; pages with one of them are dropped.
+      policy_phrases: phrases about policies; lines with one of them are dropped.
+      min_sentences: minimum number of sentences of the remaining lines; pages with fewer are dropped.
     """
 
     kind: ClassVar[str] = "c4"
@@ -82,7 +98,11 @@ class CleanLinesConfig:
 
 @dataclass(frozen=True)
 class DuplicateLinesConfig:
-    """Removal of repeated lines, compared in lower case and without outer white space, as in the public code."""
+    """Removes repeated lines, compared in lower case and without surrounding white space, as in the code of C4.
+
+    Attributes:
+      min_sentences: minimum number of sentences of the remaining lines; pages with fewer are dropped.
+    """
 
     kind: ClassVar[str] = "lines"
     min_sentences: ranges.CountOrZero = 3
@@ -90,7 +110,12 @@ class DuplicateLinesConfig:
 
 @dataclass(frozen=True)
 class DuplicateSpansConfig:
-    """Removal of repeated spans of `span` sentences, as in the paper (Raffel et al. 2020, section 2.2)."""
+    """Removes repeated spans of sentences, as in the paper about C4 (Raffel et al. 2020, section 2.2).
+
+    Attributes:
+      span: number of sentences of a span.
+      min_sentences: minimum number of sentences of the remaining text; pages with fewer are dropped.
+    """
 
     kind: ClassVar[str] = "spans"
     span: Annotated[int, ranges.Range(1, 10**6)] = 3
@@ -99,7 +124,12 @@ class DuplicateSpansConfig:
 
 @dataclass(frozen=True)
 class LangdetectConfig:
-    """Keeps only pages in one language, detected by `langdetect` with seed 0, as in the English C4."""
+    """Keeps only pages in one language, detected by `langdetect` with seed 0, as in the English C4.
+
+    Attributes:
+      language: code of the language.
+      min_probability: minimum probability of the detected language; less certain pages are dropped.
+    """
 
     kind: ClassVar[str] = "langdetect"
     language: str = "en"
@@ -110,7 +140,11 @@ class LangdetectConfig:
 class Cld3Config:
     """Keeps only pages in listed or undetermined (`und`) languages, detected by CLD3, as in mC4.
 
-    CLD3 reads at most `max_bytes` bytes of a page.
+    Attributes:
+      languages: codes of the languages, as CLD3 returns them.
+      min_probability: minimum probability of the detected language; below it, the language of a page is undetermined.
+      min_bytes: minimum number of bytes for which CLD3 detects a language (`min_num_bytes`).
+      max_bytes: maximum number of bytes of a page that CLD3 reads (`max_num_bytes`).
     """
 
     kind: ClassVar[str] = "cld3"
@@ -122,10 +156,13 @@ class Cld3Config:
 
 @dataclass(frozen=True)
 class BadWordsConfig:
-    """Drops pages with a word on the list of their language: files named by language, one word or phrase per line.
+    """Drops pages that contain a word or phrase on the list of their language.
 
-    C4 uses the lists of github.com/LDNOOBW (CC BY 4.0), English at 25e679f and the other languages at 5faf2ba. `path`
-    may be a glob. With a `fraction` below 1, a hash of the URL selects the pages to drop.
+    C4 uses the lists of github.com/LDNOOBW (CC BY 4.0), English at 25e679f and the other languages at 5faf2ba.
+
+    Attributes:
+      path: lists, text files named by language with one word or phrase per line; may be a glob.
+      fraction: share of these pages to drop, selected by a hash of the URL.
     """
 
     kind: ClassVar[str] = "badwords"
@@ -135,10 +172,16 @@ class BadWordsConfig:
 
 @dataclass(frozen=True)
 class MinHashConfig:
-    """Keeps one of several similar pages (Broder 1997).
+    """Keeps one page of several near-duplicates (Broder 1997).
 
     Two pages whose sets of `words`-grams have Jaccard similarity s count as near-duplicates with probability
     1 - (1 - s^rows)^bands. With the defaults of FineWeb (Penedo et al. 2024): 56 % for s = 0.70, 92 % for s = 0.80.
+
+    Attributes:
+      bands: number of bands of a signature; pages that share a band are near-duplicates.
+      rows: number of hashes in a band.
+      words: length n of the word n-grams that are hashed.
+      seed: seed of the hash functions.
     """
 
     kind: ClassVar[str] = "minhash"
@@ -155,13 +198,14 @@ class GopherRepetitionConfig:
     Shares of characters are shares of the page's characters. A page is dropped if a share exceeds its limit.
 
     Attributes:
-      max_line_share: share of lines that occur earlier in the page (published: 0.30).
-      max_paragraph_share: share of paragraphs, which blank lines separate, that occur earlier (published: 0.30).
-      max_line_characters: share of characters in such lines (published: 0.20).
-      max_paragraph_characters: share of characters in such paragraphs (published: 0.20).
-      max_frequent_ngrams: share of characters in the most frequent n-gram of 2, 3, … words (published: 0.20, 0.18,
-        0.16).
-      max_repeated_ngrams: share of characters in n-grams of 5, 6, … words that occur earlier (published: 0.15, 0.14,
+      max_line_share: maximum share of lines that repeat an earlier line of the page (published: 0.30).
+      max_paragraph_share: maximum share of paragraphs, separated by blank lines, that repeat an earlier paragraph
+        (published: 0.30).
+      max_line_characters: maximum share of characters in repeated lines (published: 0.20).
+      max_paragraph_characters: maximum share of characters in repeated paragraphs (published: 0.20).
+      max_frequent_ngrams: maximum shares of characters in the most frequent n-gram of 2, 3, … words (published: 0.20,
+        0.18, 0.16).
+      max_repeated_ngrams: maximum shares of characters in repeated n-grams of 5, 6, … words (published: 0.15, 0.14,
         0.13, 0.12, 0.11, 0.10).
     """
 
@@ -179,15 +223,17 @@ class GopherQualityConfig:
     """Drops pages that are not English prose (Rae et al. 2021, arXiv:2112.11446, section A.1).
 
     Attributes:
-      min_words, max_words: number of words that do not consist of punctuation (published: 50 to 100,000).
-      min_word_characters, max_word_characters: mean length of these words (published: 3 to 10).
-      max_symbols: number of hash signs per word, and of ellipses per word (published: 0.1).
-      bullets: beginnings of lines that count as bullet points (not published; as in datatrove).
-      max_bullet_lines: share of lines that start with a bullet point (published: 0.9).
-      max_ellipsis_lines: share of lines that end with an ellipsis (published: 0.3).
-      min_alphabetic_words: share of words with a letter (published: 0.8).
-      stop_words: words, compared with case (published: these eight).
-      min_stop_words: number of different stop words in the page (published: 2).
+      min_words: minimum number of words, not counting punctuation (published: 50).
+      max_words: maximum number of words, not counting punctuation (published: 100,000).
+      min_word_characters: minimum mean length of words, not counting punctuation (published: 3).
+      max_word_characters: maximum mean length of words, not counting punctuation (published: 10).
+      max_symbols: maximum number of hash signs per word, and of ellipses per word (published: 0.1).
+      bullets: strings that make a line a bullet point if it starts with one of them (not published; as in datatrove).
+      max_bullet_lines: maximum share of lines that start with a bullet point (published: 0.9).
+      max_ellipsis_lines: maximum share of lines that end with an ellipsis (published: 0.3).
+      min_alphabetic_words: minimum share of words that contain a letter (published: 0.8).
+      stop_words: stop words, case-sensitive (published: these eight).
+      min_stop_words: minimum number of distinct stop words in the page (published: 2).
     """
 
     kind: ClassVar[str] = "gopher"
@@ -211,13 +257,13 @@ class FineWebQualityConfig:
     Blank lines do not count.
 
     Attributes:
-      end_marks: ends of lines with punctuation (as in the code at the time of FineWeb).
-      min_punctuated_lines: share of lines that end in such a mark (published: 0.12).
+      end_marks: characters that count as punctuation at the end of a line (as in the code that produced FineWeb).
+      min_punctuated_lines: minimum share of lines that end in punctuation (published: 0.12).
       short_line_characters: maximum length of a short line (published: 30).
-      max_short_lines: share of short lines (published: 0.67).
-      max_repeated_characters: share of characters in lines that occur earlier (published: 0.01 in the code, 0.1 in the
+      max_short_lines: maximum share of short lines (published: 0.67).
+      max_repeated_characters: maximum share of characters in repeated lines (published: 0.01 in the code, 0.1 in the
         paper).
-      max_lines_per_word: number of line breaks per word (published: 0.3, in the code only).
+      max_lines_per_word: maximum number of line breaks per word (published: 0.3, in the code only).
     """
 
     kind: ClassVar[str] = "fineweb"
@@ -233,17 +279,17 @@ class FineWebQualityConfig:
 class DecontaminationConfig:
     """Drops pages that share a word n-gram with an evaluation set (Brown et al. 2020, arXiv:2005.14165, appendix C).
 
-    Words are in lower case, without punctuation, and separated by white space, as in that paper. Unlike there, whole
-    pages are dropped, and frequent n-grams count too.
+    Words are in lower case, without punctuation, and separated by white space, as in that paper. Unlike in the paper,
+    whole pages are dropped, and frequent n-grams count too.
 
     Attributes:
       paths: paths or globs of tables (JSON Lines, CSV, TSV or Parquet), or of plain text whose examples are separated
         by blank lines (`.txt`). Text files may be compressed (`.gz`).
-      fields: fields of a row with the texts of an example. Empty: every text in the row. If a field is a list or an
+      fields: names of the fields that contain the texts of an example; empty: all fields. If a field is a list or an
         object, all texts in it are used.
       words: length n of the n-grams (published: 13).
-      min_words: words of the shortest text that is searched for (published: 8, as the shortest n-grams of evaluation
-        sets). Texts with fewer than `words` words are searched for as a whole.
+      min_words: minimum number of words of a text of an evaluation set; shorter texts are ignored (published: n-grams
+        of at least 8 words). Texts with fewer than `words` words are compared as a whole.
     """
 
     kind: ClassVar[str] = "ngrams"
@@ -255,13 +301,14 @@ class DecontaminationConfig:
 
 @dataclass(frozen=True)
 class LimitsConfig:
-    """Limits of records. Larger or more deeply nested records are quarantined with their position.
+    """Maximum sizes of records; larger or more deeply nested records are quarantined with their position.
 
     Attributes:
-      line_bytes: size of a line of JSON.
-      page_bytes: size of the text in a record of a WET file.
-      body_bytes: decompressed size of the page in a record of a WARC file. Common Crawl truncates pages at the default.
-      depth: nesting depth of HTML elements, by default that of browsers, and of lists and objects in JSON.
+      line_bytes: maximum number of bytes of a line of JSON.
+      page_bytes: maximum number of bytes of the text in a record of a WET file.
+      body_bytes: maximum decompressed number of bytes of the page in a record of a WARC file. Common Crawl truncates
+        pages at the default.
+      depth: maximum nesting depth of HTML elements, and of lists and objects in JSON; the default is that of browsers.
     """
 
     line_bytes: Annotated[int, ranges.Range(1, 2**31 - 1)] = 2**24
@@ -272,14 +319,28 @@ class LimitsConfig:
 
 @dataclass(frozen=True)
 class CleaningConfig:
-    """Steps of cleaning, in this order. None skips a step.
+    """Steps of cleaning, in this order; a step that is None is skipped.
 
-    Pages with more than `max_characters` are removed first. Only the newest page of each URL is kept. About 1 of every
-    `validation_one_in` pages goes to validation, chosen by a hash of its URL.
+    Only the newest page of each URL is kept.
 
     Attributes:
-      shards: number of files of the training split. A worker holds one in memory. None: one per 256 MiB of the crawl's
-        files. The number of files for validation is proportional to it. Empty files are not written.
+      max_characters: maximum number of characters of a page; longer pages are dropped.
+      pages: sites or URLs whose pages are kept; None: all pages.
+      repetition: Gopher's limits on repeated text within a page.
+      quality: Gopher's limits on the words and lines of a page.
+      paragraphs: minimum number of long lines of a page.
+      lines: C4's rules for lines.
+      fineweb: FineWeb's limits on the lines of a page.
+      duplicates: removal of text that occurs in several pages, by line or by span of sentences.
+      language: detection of languages, and the languages to keep; None: all languages.
+      badwords: removal of pages with words on a list.
+      decontamination: removal of pages that contain parts of evaluation sets.
+      near_duplicates: removal of near-duplicate pages.
+      validation_one_in: number n of pages of which about one, selected by a hash of its URL, goes to the validation
+        split.
+      shards: number of files of the training split; None: one per 256 MiB of the crawl's files. A worker holds one file
+        in memory. The number of files for validation is proportional to it. Empty files are not written.
+      limits: maximum sizes of records.
     """
 
     max_characters: ranges.CountOrZero = 190_000

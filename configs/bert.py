@@ -11,7 +11,7 @@ The original code wrote ten copies of the corpus with different pairs and masks,
 Here the pairs also come from ten passes, while masks, random partners and truncation are drawn again each time;
 `--config.objective.duplicates=10` makes ten fixed copies.
 
-`base-packed` is `base` with several pairs in a row, so that a step has more real tokens; partners repeat every ten
+`base-packed` is `base` with several pairs in a row, so that a step has more text; partners repeat every ten
 epochs.
 
 Wikipedia comes from TensorFlow Datasets. Store books as JSON Lines ({"text": …}) at `data.sources.books.path`, and the

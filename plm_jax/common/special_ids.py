@@ -21,7 +21,7 @@ class SpecialIds:
       sop: beginning of a filled blank (GLM).
       eop: end of a filled blank (GLM).
       smask: mask of a blank that is a sentence (GLM).
-      gmask: mask of a long blank at the end of a text (GLM).
+      gmask: mask of a long blank (GLM).
       dblock: replacement of a hidden token in a filled blank (GLM).
     """
 

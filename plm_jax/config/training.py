@@ -25,8 +25,8 @@ class PhaseConfig:
       microbatches: number of microbatches that a batch is divided into.
       mixture: rate of each source.
       dropout: rate of every dropout layer.
-      objective: values of fields of the objective, by name, such as `{"rate": 0.3}`; rows must keep the same
-        arrays, but the lengths of these may change.
+      objective: changed fields of the objective, such as `{"rate": 0.3}`; the batch must have the same arrays as in the
+        other phases, but their lengths may differ.
       mesh: sizes of mesh axes by name; the state is resharded at the beginning of the phase.
     """
 
@@ -61,7 +61,7 @@ class IncidentsConfig:
         continues with the next batch. With `roll_back`, the host waits for each step.
       window: number of recent steps that a step is compared with.
       deviations: number of mean absolute deviations above the mean from which a step counts as a spike.
-      most_in_a_row: maximum number of consecutive steps without an update; the run fails at the next one.
+      most_in_a_row: maximum number of consecutive steps whose update is skipped; the run fails at the next one.
     """
 
     spikes: Literal["record", "skip", "roll_back"] = "record"
@@ -72,7 +72,7 @@ class IncidentsConfig:
 
 @dataclass(frozen=True)
 class AuditsConfig:
-    """Audits for silent data corruption: whether the devices compute correctly.
+    """Audits for silent data corruption, which check that the devices compute correctly.
 
     An audit computes the gradients of a batch twice and compares their bits, and then lets each device compute the same
     fixed block of a transformer. If the results of a device differ from those of the majority, the run fails with an
@@ -136,7 +136,7 @@ class TrainConfig:
       microbatches: number of microbatches that a batch is divided into; their gradients are accumulated.
       seed: seed of the initial weights, of dropout, and of the order and noise of the data; any signed 64-bit integer.
       log_every: number of steps between logged metrics.
-      stall_minutes: minutes without a finished step after which each host reports what it is waiting for; 0: no limit.
+      stall_minutes: minutes without a finished step after which each host reports what it is waiting for; 0: never.
         Steps that take at least ten times the median, and at least a second, are reported in any case.
       phases: phases of the run, in order; empty: a single phase with the values of the config.
       init_from: checkpoint, or model of the Hugging Face Hub (`hf:ORG/NAME`), from which the initial weights are
@@ -145,9 +145,8 @@ class TrainConfig:
       init_names: regular expressions; weights whose full name in `init_from` matches any of them are loaded. An entry
         (expression, name) loads a weight under another name, which may contain groups, as in `re.sub`:
         `("decoder/(.*)", r"stack/\1")`. A weight that matches several entries is loaded under each of their names.
-      init_layers: numbers of the layers of `init_from`, counted from 0, from which the layers of each stack are loaded,
-        one for each layer; empty: the layers of the same numbers. If layers share parameters (ALBERT), the numbers are
-        those of the stored layers.
+      init_layers: for each layer of a stack, the number of the layer of `init_from` from which it is loaded, counted
+        from 0; empty: the same number. If layers share parameters (ALBERT), the numbers are those of the stored layers.
       new_tokens: number of tokens at the end of the vocabulary that `init_from` lacks; their embeddings are drawn with
         a standard deviation of 0.02.
       reinitialize_top: number of layers at the top of each stack that are initialized randomly instead of from
@@ -157,8 +156,8 @@ class TrainConfig:
       references: frozen models that the loss reads, by name.
       loss: wrapper of the objective's loss in training, such as `distillation`; None: the objective's own loss.
         Validation always uses the objective's own loss.
-      updates: updates of a step, made in order, each from the parameters that the previous one returns; empty: a single
-        update, with the values of `loss`, `trainable` and `optimizer`.
+      updates: updates of a step, applied one after another; empty: a single update, with the values of `loss`,
+        `trainable` and `optimizer`.
       average: moving average of the parameters, which is saved in checkpoints and validated next to the parameters;
         None: no average.
       z_loss: weight of the squared logarithm of the softmax normalizer in the loss.
@@ -232,8 +231,8 @@ class CheckpointConfig:
 
     Attributes:
       save_every: number of steps between checkpoints.
-      save_minutes: maximum number of minutes from the start of a save to that of the next one, which may then be
-        between multiples of `save_every`; 0: no limit.
+      save_minutes: maximum number of minutes between the starts of two saves; 0: no limit. It may cause saves at steps
+        other than multiples of `save_every`.
       keep_last: number of newest checkpoints to keep.
       keep_every: also keep checkpoints at multiples of this number of steps; 0: keep only those of `keep_last`.
       grace_seconds: maximum number of seconds from a signal or a preemption notice to the end of the process.

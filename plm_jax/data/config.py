@@ -15,13 +15,13 @@ from plm_jax.data.vocabulary_config import VocabularyConfig
 
 @dataclass(frozen=True)
 class InputsTargetsConfig:
-    """Rows of text-to-text examples; the objective defines the rows of other sources.
+    """Rows of sources with inputs and targets (text-to-text examples).
 
     Attributes:
       target_length: maximum number of target tokens, including eos; in an encoder-decoder, also the length of the
         decoder's rows; None: the length that the objective sets. A decoder-only model needs it: its inputs get the rest
         of the row.
-      packed: whether a row holds as many examples as fit, which do not attend to each other; if not, one example per
+      packed: whether several examples are packed into a row, without attention between them; if not, one example per
         row.
     """
 
@@ -37,17 +37,17 @@ class DataConfig:
       cache_dir: folder of the cache that `prepare` writes and training reads, with a subfolder for each source.
       length: number of tokens in a row.
       sources: sources by name.
-      mixture: rate of each source, as a proportion of rows, or of examples if `inputs_targets.packed`; empty: rates
+      mixture: relative sampling rate of each source, in rows, or in examples if `inputs_targets.packed`; empty: rates
         proportional to the numbers of tokens, or of rows if any source has inputs and targets. Packed rows count
         examples because seqio mixes before it packs. `data.mixtures` has functions for common rates. If a seqio mixture
         is one of several sources, `mixture` must not be empty.
       layout: layout of rows.
-      segmenters: word segmenter of each source with text in which the vocabulary does not mark words, such as Chinese:
-        a Python function `module:function` that splits a text into words, in order, such as `jieba:lcut`.
+      segmenters: by source, a Python function `module:function` that splits a text into words, such as `jieba:lcut`;
+        for languages without spaces, such as Chinese.
       similar_words: text file of similar words for an objective with `similar_share`, which `prepare` tokenizes: on
         each line a word and its similar words, separated by tabs. Empty: none.
-      token_types: token type of all tokens of each source, such as the id of its language (XLM), by name of the source;
-        for records, by name of the text. Empty: the layout decides.
+      token_types: by source, the token type of its tokens, such as the id of a language (XLM); for records, by name of
+        the text. Empty: the layout decides.
       inputs_targets: rows of sources with inputs and targets.
       bad_rows: what `prepare` does with a bad row: `stop` with an error, or `skip` and report it, stopping only if more
         than 1 % of the rows of a source are bad. A bad row is a line that is not JSON, lacks a field that the source
@@ -55,8 +55,8 @@ class DataConfig:
       validation_fraction: fraction of the groups of rows that is held out if a source has no validation split; 0: none.
         If these groups have fewer than 20 rows in total, more groups are held out, up to 20 rows or 10 % of all rows.
         At least one group is held out.
-      window_tokens: number of tokens of a shuffling window; examples are shuffled within windows, and so are the
-        windows.
+      window_tokens: number of tokens of a shuffling window; the order of the windows and the rows within each window
+        are shuffled.
       threads: number of threads on each host that make batches. Two threads together make half as many batches as one,
         because they compete for Python's global interpreter lock; more than one can help if the cache is remote,
         because rows must be fetched.

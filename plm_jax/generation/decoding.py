@@ -114,7 +114,7 @@ def num_slots(length: int) -> int:
 def pad(
     rows: Sequence[Sequence[int]], length: int, left: bool = False
 ) -> tuple[Int32[np.ndarray, "rows length"], Int32[np.ndarray, "rows length"]]:
-    """Returns rows of ids padded with 0 to `length`, and their mask, 1 for real tokens."""
+    """Returns rows of ids padded with 0 to `length`, and their mask, 1 for tokens, 0 for padding."""
     tokens, mask = np.zeros((2, len(rows), length), np.int32)
     for i, row in enumerate(rows):
         real = slice(length - len(row), None) if left else slice(len(row))

@@ -21,7 +21,7 @@ class DecodingConfig:
       top_k: number of most probable tokens to sample from; None: all tokens.
       top_p: probability mass to sample from (Holtzman et al. 2020): the smallest set of most probable tokens with at
         least this total probability, after `top_k` is applied; None: all tokens.
-      num_beams: number of beams; above 1, the search is the beam search of transformers.
+      num_beams: number of beams of a beam search, as in transformers; 1: no beam search.
       length_penalty: exponent α of the length penalty, which divides the log-probability of a finished hypothesis;
         above 0, it favors long hypotheses.
       length_penalty_form: formula of the length penalty, for a hypothesis of `length` tokens, including the end token:

@@ -46,7 +46,7 @@ def positions(
     Args:
       tokens: the k-th sop of a row fills its k-th mask. Further ones fill the last mask, or the end of a row without
         masks.
-      mask: 1 for real tokens.
+      mask: 1 for tokens, 0 for padding.
 
     Returns:
       int32 `positions` and `block_positions` [B, L]; `prefix_lengths` [B], the index of the first sop. A row without

@@ -111,7 +111,7 @@ def _arrays(strategy: Strategy, rows: Sequence[Sequence[Any]], length: int) -> d
 def _pool(
     states: Float[Array, "rows length width"], mask: Int[Array, "rows length"], pooling: Pooling, normalize: bool
 ) -> Float32[Array, "rows width"]:
-    """Reduces the states of real tokens to one vector per row, a vector of zeros if there are none."""
+    """Reduces the states of non-padding tokens to one vector per row, a vector of zeros if there are none."""
     states, real = states.astype(jnp.float32), (mask > 0)[..., None]
     size = mask.sum(1)
     if pooling == "mean":

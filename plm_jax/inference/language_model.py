@@ -182,7 +182,7 @@ class LanguageModel:
           tokens: ids below the model's vocabulary size, [B, L]; for an encoder-decoder, the input of the encoder. An
             ELMo also accepts the characters of words, [B, L, C], as returned by `characters`, which need no vocabulary.
             For a task head, [B, N, L] are N texts per row, such as choices; all other inputs then have the same axes.
-          mask: 1 for real tokens, 0 for padding on either side, [B, L]; None if all tokens are real.
+          mask: 1 for tokens, 0 for padding on either side, [B, L]; None if there is no padding.
           token_types: segment of a pair that each token belongs to, [B, L], for models with token types; None for 0.
           decoder_tokens: input of the decoder of an encoder-decoder, [B, L']. For a task head, the default is `tokens`
             after the start id.

@@ -29,9 +29,9 @@ class Distillation(LossWrapper):
 
     Attributes:
       alpha_ce: coefficient of T² · KL(teacher ‖ student) between the softmaxes of the logits divided by the temperature
-        T, averaged over real tokens.
+        T, averaged over non-padding tokens.
       alpha_lm: coefficient of the objective's own loss.
-      alpha_cos: coefficient of 1 - cosine of the last hidden states of teacher and student, averaged over real tokens;
+      alpha_cos: coefficient of 1 - cosine of the last hidden states of teacher and student, averaged like `alpha_ce`;
         above 0, both must have the same width.
       temperature: T.
       only_targets: whether the divergence is averaged over the targets of the objective only, such as masked tokens.

@@ -23,7 +23,7 @@ _SAMPLED = "sampled"
 
 @dataclass(frozen=True)
 class ReplacedTokenLoss(Loss):
-    """The generator's cross-entropy at `target_positions` plus the discriminator's at all real tokens (ELECTRA).
+    """The generator's cross-entropy at `target_positions` plus the discriminator's at all non-padding tokens (ELECTRA).
 
     The discriminator reads the text with each target replaced by a sample of the generator, drawn with the key
     `sample`, and predicts which tokens differ from the text; a sample may equal the target (Clark et al. 2020 §3.1). No
@@ -92,7 +92,7 @@ class ReplacedTokenLoss(Loss):
         return model.apply({"params": params}, features, "discriminator", method="head_output"), replaced
 
     def _sum_discriminator(self, model, params, batch, sampled, rngs):
-        """Returns the sum of the discriminator's loss over real tokens, and the sums of its metrics."""
+        """Returns the sum of the discriminator's loss over non-padding tokens, and the sums of its metrics."""
         logits, replaced = self._discriminate(model, params, batch, sampled, rngs)
         mask = batch["mask"].astype(jnp.float32)
         metrics = {

@@ -66,7 +66,7 @@ class Decoder(Architecture):
 
         Args:
           tokens: int32 [B, L].
-          mask: [B, L], 1 for real tokens; with a cache [B, slots], 1 for slots filled once this call is done, or
+          mask: [B, L], 0 for padding; with a cache [B, slots], 1 for slots filled once this call is done, or
             [B, L, slots], 1 for the slots that each token attends to.
           positions: int32 [B, L]; by default arange, or cumsum(mask) - 1 where there is a mask and no cache.
           segment_ids: int32 [B, L]; tokens attend only to their own segment.

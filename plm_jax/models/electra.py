@@ -50,9 +50,9 @@ class ElectraConfig(EncoderConfig):
 
     Attributes:
       generator: sizes of the generator.
-      sharing: sharing of embeddings. `all`: both models have the same tables and the same norm of embeddings.
-        `disentangled`: the discriminator adds trained differences, 0 at first, to the tables of the generator, which it
-        does not change; the norms are separate.
+      sharing: sharing of embeddings: `all`, both models have the same tables and the same norm of embeddings;
+        `disentangled`, the discriminator adds trained differences to the tables of the generator, and the norms are
+        separate (DeBERTaV3). The differences start at 0, and the discriminator does not change the generator's tables.
     """
 
     kind: ClassVar[str] = "electra"

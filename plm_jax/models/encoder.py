@@ -186,7 +186,7 @@ class Encoder(Architecture):
 
         Args:
           tokens: int32 [B, L].
-          mask: [B, L], 1 for real tokens.
+          mask: [B, L], 1 for tokens, 0 for padding.
           token_types: int32 [B, L], the part of a pair that each token belongs to; by default all 0.
           positions: int32 [B, L]; by default as the position scheme's `default_positions`.
           segment_ids: int32 [B, L]; tokens attend only to their own segment.

@@ -33,7 +33,7 @@ class SourceEncoderConfig:
     shares no parameters with the model. Except for the number of layers, its settings are those of the model's encoder.
 
     Attributes:
-      layers: number of layers; 6 in the paper.
+      layers: number of layers; 6 in the paper about BART.
     """
 
     kind: ClassVar[str] = "source_encoder"
@@ -204,7 +204,7 @@ class EncoderDecoder(Architecture):
           decoder_tokens: int32 [B, L].
           memory: [B, M, D]; None: with a cache, the memory of the previous call.
           mask, segment_ids: [B, M], the memory's.
-          decoder_mask: [B, L], 1 for real tokens; with a cache [B, slots], 1 for slots filled once this call is done,
+          decoder_mask: [B, L], 0 for padding; with a cache [B, slots], 1 for slots filled once this call is done,
             or [B, L, slots], 1 for the slots that each token attends to.
           decoder_positions: int32 [B, L]; by default arange, or cumsum(decoder_mask) - 1 with a mask and no cache.
           decoder_segment_ids: int32 [B, L]; tokens attend only to their own segment, also in the memory.

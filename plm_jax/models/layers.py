@@ -346,7 +346,7 @@ class ScalarMix(nn.Module):
     """Scalar mix γ · Σ softmax(w)_j · layer_j (Peters et al. 2018, equation 1), trained with a task on a frozen model.
 
     Attributes:
-      layer_norm: whether each layer is first normalized over all real positions and channels of a text.
+      layer_norm: whether each layer is first normalized over all non-padding positions and channels of a text.
     """
 
     layer_norm: bool = False

@@ -41,7 +41,7 @@ def run(block, x_BSLD, state, steps_LBS, lstm, dtype):
       block: parameters of the layer, with those of a projection only if `lstm` is set.
       x_BSLD: [B, S, L, D].
       state: the initial `cell` and `hidden`, [B, S, …].
-      steps_LBS: 1 at real steps; others leave the state unchanged. None: all steps are real.
+      steps_LBS: 0 at steps that leave the state unchanged, such as padding, otherwise 1. None: 1 everywhere.
       lstm: the `elmo.LstmConfig` with clipping and a projection; None: neither.
       dtype: dtype of activations.
     """

@@ -77,7 +77,7 @@ class MixedLayers(Layers):
 
     Attributes:
       layers: numbers of the layers, as in `ConcatenatedLayers`; empty: all layers.
-      layer_norm: whether each layer is first normalized over all real tokens and channels of a text. AllenNLP's
+      layer_norm: whether each layer is first normalized over all non-padding tokens and channels of a text. AllenNLP's
         `do_layer_norm` normalizes over all texts of a batch instead, so that a result depends on the other texts.
       words: whether the words' context-free vectors x (layer 0) are concatenated with the sum: [x; ELMo].
     """
@@ -161,7 +161,7 @@ class TaskHead(Head):
         Args:
           module: as in `Head`.
           features: [B · N, L, D], the features of the model.
-          mask: [B · N, L], 1 for real tokens; None: all are real.
+          mask: [B · N, L], 1 for tokens, 0 for padding; None: no padding.
           states: [S, B · N, L, D], for heads that read other layers than the last.
           pool: the pooler of the model, a function [B · N, 1, D] → [B · N, D].
           texts: N.
@@ -275,9 +275,9 @@ class TextHead(TaskHead):
     GPT-1 reads a pair of texts in both orders this way (Radford et al. 2018 §3.3).
 
     Attributes:
-      feature: features of a text: `pooler`, the model's pooler (a dense layer with tanh) on the first token; `first` or
-        `last`, the features of that real token; `mean` or `max`, over all real tokens; `late`, the mean over all real
-        tokens of the outputs of the transform (EuroBERT).
+      feature: features of a text, from its tokens except padding: `pooler`, the model's pooler (a dense layer with
+        tanh) on the first token; `first` or `last`, those of the first or last token; `mean` or `max`, over all
+        tokens; `late`, the mean over all tokens of the outputs of the transform (EuroBERT).
     """
 
     per_token = False
@@ -305,7 +305,7 @@ class TextHead(TaskHead):
 
 
 def _pool_tokens(x, mask, feature):
-    """Reduces [B, L, D] to [B, D] over real tokens; a row of padding, which does not count, uses all tokens."""
+    """Reduces [B, L, D] to [B, D] over non-padding tokens; a row of padding, which does not count, uses all tokens."""
     real = jnp.ones(x.shape[:2], bool) if mask is None else mask > 0
     real = real | ~real.any(1, keepdims=True)
     if feature == "max":
@@ -381,7 +381,7 @@ def output(
       module: module of a model with the head.
       params: its parameters.
       batch: inputs of the model, each [B, L], or [B, N, L] with several texts per row; other arrays are ignored.
-        `mask`, or `decoder_mask` for an encoder-decoder, marks real tokens; without it all are real.
+        `mask`, or `decoder_mask` for an encoder-decoder, is 0 for padding; without it there is no padding.
       keys: key `dropout`, or none.
       name: name of the head.
     """

@@ -27,7 +27,7 @@ class EmbeddingConfig:
       norm: whether the sum of the embeddings is normalized.
       embedding_size: width of the embedding tables if it differs from `width`: a dense layer with a bias projects the
         normalized sum of the embeddings to `width`, and the transform of the head projects back (Lan et al. 2020 §3.1).
-      scale_by_width: whether token embeddings are multiplied by width ** 0.5 before they are summed with others.
+      scale_by_width: whether token embeddings are multiplied by width ** 0.5 before other embeddings are added.
     """
 
     vocab_size: ranges.Length
@@ -55,15 +55,15 @@ class AttentionConfig:
       bias: whether the projections to queries, keys and values have biases.
       kv_heads: number of key and value heads, each shared by a group of consecutive query heads (Ainslie et al. 2023);
         None: equal to `heads`.
-      score_scale: factor by which attention scores are multiplied; None: (head_dim · n) ** -0.5, where n is the number
-        of terms of a score, 1 except for disentangled positions.
+      score_scale: factor by which attention scores are multiplied; None: head_dim ** -0.5, or (head_dim · n) ** -0.5
+        with disentangled positions, whose scores are sums of n terms.
       scale_by_inverse_depth: whether the scores of layer i, counted from 0, are also divided by i + 1.
       out_bias: whether the output projection has a bias; None: equal to `bias`.
       windows: sizes of sliding windows: layer i attends to keys at distances less than windows[i % len(windows)]; 0:
         all keys. If empty, all layers attend to all keys.
       qk_norm: whether the queries and keys of each head are normalized before they are rotated, by norms over head_dim
         that all heads share (Qwen3).
-      key_bias: whether the projection to keys has a bias if the others have one; DeBERTa v1 has none.
+      key_bias: whether `bias` also applies to the projection to keys; False in DeBERTa v1.
     """
 
     heads: ranges.Width
@@ -199,15 +199,15 @@ class TransformerConfig(ModelConfig):
       scan_layers: whether one block is compiled and run in a loop; if not, all blocks are unrolled. Parameters are
         stacked on a `layers` axis either way.
       remat: rematerialization: `none` keeps all activations of a block for the backward pass, `full` only its input,
-        and the others keep some of them; activations that are not kept are recomputed. In addition to the input, `dots`
-        keeps the results of dense layers, the sum after each sub-layer and residuals of a flash kernel; `minimal`, few
-        activations: these residuals and sums (in MaxText, `minimal` recomputes little); `attention`, these residuals.
-        `offload` keeps only the input, in host memory.
+        and the others keep some of them; activations that are not kept are recomputed. In addition to the input,
+        `attention` keeps the residuals of a flash kernel; `minimal` also keeps the sum after each sub-layer (MaxText's
+        `minimal` keeps more); `dots` also keeps the results of dense layers. `offload` keeps only the input, in host
+        memory.
       pipeline_microbatches: maximum number of microbatches that the rows of a device are split into with pipeline
         stages, or 0 for four per stage; the largest multiple of the number of stages that divides the rows is used.
         There is at least one microbatch per stage. A stage is idle for (S - 1) / (M + S - 1) of the time, given S
         stages and M microbatches.
-      heads: additional heads by name, a mapping in a config; losses and callers refer to these names.
+      heads: additional heads by name; losses and callers refer to these names. In a config, a mapping.
       attention_kernel: implementation of attention: `xla`; `flash`, the flash attention of this package for TPUs and
         NVIDIA GPUs (interpreted, and slow, on other devices); `cudnn` (NVIDIA Ampere or newer); `auto`, the best one
         for the device. If a kernel does not support an attention layer, the next one is used, and finally XLA.

@@ -37,9 +37,9 @@ class XlnetConfig(EncoderConfig):
       memory_length: number of positions that each layer remembers from earlier batches (the recurrent state of a loss
         such as `permutation_lm`); 0: no memory.
       reuse_length: number of tokens, from the start of a row, that the memory remembers; 0: all tokens.
-      causal: whether tokens attend to no later ones (`attn_type` "uni", as in Transformer-XL).
-      reverses_half: whether the texts in the second half of a batch's rows run backwards, so that their distances are
-        negated (`bi_data`), unless the batch has `positions`.
+      causal: whether tokens attend only to themselves and earlier tokens (`attn_type` "uni", as in Transformer-XL).
+      reverses_half: whether the second half of a batch's rows is read backward, so that its distances are negated
+        (`bi_data`); ignored if the batch has `positions`.
     """
 
     kind: ClassVar[str] = "xlnet"
@@ -193,7 +193,7 @@ class Xlnet(Encoder):
           carry: `memory` [B, layers, M, D] after the previous batch, whose positions have token type 0 and are visible
             to all; empty: no memory.
           tokens: int32 [B, L].
-          mask: [B, L], 1 for real tokens.
+          mask: [B, L], 1 for tokens, 0 for padding.
           token_types: int32 [B, L]; attention only compares them. None: scores do not depend on segments.
           positions: int32 [B or 1, L], which count down in rows whose text runs backwards; by default from 0, and
             negative in the second half of the rows with `reverses_half`. Only their differences within a segment

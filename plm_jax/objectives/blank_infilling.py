@@ -52,15 +52,15 @@ class BlankInfilling(Objective):
     begins at any token and may end within a sentence; boundaries of sentences come from the cache.
 
     Attributes:
-      rate: share of the text that is cut out, rounded down; short spans or sentences are drawn until it is reached.
+      rate: share of the text's tokens that is cut out as short spans or sentences, rounded down.
       mean_span_length: mean of the Poisson distribution of the lengths of short spans, which is truncated to [1,
         max_span_length]. Short spans do not cross document boundaries and do not touch.
       max_span_length: maximum length of short spans.
       sentence_rate: share of rows whose blanks are full sentences, each replaced by the mask `smask`.
       document_rate: share of rows with a single long blank, replaced by the mask `gmask`.
-      document_min_share: minimum share of the text in a long blank; the maximum is all tokens except two.
-      document_end_share: probability that a long blank is at the end of the text, without an eop. In a row of several
-        documents it always is.
+      document_min_share: minimum share of the text in a long blank; the longest one leaves two tokens.
+      document_end_share: probability that a long blank is at the end of the text; its targets then have no eop. In a
+        row of several documents it always is at the end.
       block_mask_rate: share of the input tokens of short spans that are replaced by `dblock`; targets are unchanged.
       short_probability: share of rows with a shortened text.
     """

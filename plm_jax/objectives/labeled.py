@@ -46,9 +46,9 @@ class LabeledObjective(Objective):
 
     Attributes:
       form: kind of the sources' labels, and of the model's head.
-      rows: kind of model that reads the rows.
+      rows: architecture of the model, which decides the format of rows.
       lm_coefficient: coefficient of a decoder's auxiliary language modeling loss (λ of Radford et al. 2018). Above 0,
-        rows have `targets` and `target_weights` for every real token except the first.
+        rows have `targets` and `target_weights` for every token except padding and the first.
     """
 
     form: ClassVar[str]

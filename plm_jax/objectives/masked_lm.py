@@ -38,14 +38,15 @@ class MaskedLM(Objective):
     Attributes:
       rate: share of a row's tokens, including special tokens, that are predicted; at least one, unless
         `independent`.
-      max_predictions: maximum number of predictions in a row; 0: as many as `rate` needs in a full row. BERT has 20 at
-        length 128. It does not apply to `independent`.
+      max_predictions: maximum number of predictions in a row; 0: the number that `rate` gives for a row without
+        padding. BERT has 20 at length 128. It does not apply to `independent`.
       mask_share: share of the predicted tokens that are replaced by the mask.
       random_share: share of the predicted tokens that are replaced by a random id; the remaining predicted tokens
         are unchanged.
       similar_share: share of the predicted words that are replaced by a similar word with the same number of tokens,
-        drawn from `data.similar_words` (MacBERT, Cui et al. 2020, arXiv:2004.13922, has 0.8); a word without any is
-        replaced by random ids. Above 0, all shares are of words instead of tokens, and `whole_words` is needed.
+        drawn from `data.similar_words` (MacBERT, Cui et al. 2020, arXiv:2004.13922, has 0.8); a word without similar
+        words is replaced by random ids. Above 0, all shares are of words instead of tokens, and `whole_words` is
+        needed.
       whole_words: maximum number of neighboring words that are masked together; 0 masks single tokens; 1 masks all
         tokens of a word (BERT's whole-word masking); n masks up to n words, k of them with probability proportional to
         1/k (ALBERT has 3). Above 0, it needs `word_starts`.
@@ -213,7 +214,7 @@ class MaskedLM(Objective):
         return tokens, mask, maskable, num
 
     def num_rated(self, tokens: Int[np.ndarray, " real"], mask: Int[np.ndarray, " real"], special: Special) -> int:
-        """Returns the number of tokens that `rate` is a share of: all real tokens, special tokens included."""
+        """Returns the number of tokens that `rate` is a share of: all non-padding tokens, special tokens included."""
         return int(np.count_nonzero(mask))
 
     def is_maskable(

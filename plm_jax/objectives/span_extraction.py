@@ -41,9 +41,9 @@ class SpanExtraction(LabeledObjective):
       question_length: maximum number of tokens of the question; longer ones are truncated.
       answer_length: maximum number of tokens of an answer.
       n_best: number of highest-scoring starts and ends from which the answer is chosen.
-      unanswerable: whether questions may have no answer; "no answer" is predicted if the score of the token that stands
-        for it exceeds that of the best answer by more than `null_threshold`.
-      null_threshold: minimum difference of scores for predicting that there is no answer.
+      unanswerable: whether questions may have no answer; "no answer" is predicted if its score exceeds that of the best
+        answer by more than `null_threshold`. Its score is that of the first token of the row, or of XLNet's `cls`.
+      null_threshold: difference of scores above which "no answer" is predicted.
     """
 
     kind: ClassVar[str] = "span_extraction"

@@ -65,8 +65,8 @@ class StableAdamWConfig(OptimizerConfig):
       b1: decay rate of the first moment.
       b2: decay rate of the second moment.
       epsilon: constant added to the square root of the second moment.
-      weight_decay: coefficient of weight decay, which is multiplied by the learning rate of the tensor; norms and
-        biases do not decay.
+      weight_decay: coefficient of weight decay, which is multiplied by the reduced learning rate of the tensor; norms
+        and biases do not decay.
     """
 
     kind: ClassVar[str] = "stable_adamw"

@@ -40,8 +40,8 @@ class MeshConfig:
         logical axis over this mesh axis if the size of the mesh axis divides that of the dimension. An array uses each
         mesh axis once.
       gather: when sharded weights are gathered: `layer`, one layer at a time, in the forward and the backward pass of
-        every microbatch; `step`, all weight matrices once, before the first microbatch, which takes memory for a copy
-        in the dtype `precision.gradients`.
+        every microbatch; `step`, all weight matrices once, before the first microbatch, which needs memory for a full
+        copy in the dtype `precision.gradients`.
       compiler_preset: preset of XLA options: `none`, `tpu`, `tpu_without_rings`, `tpu_overlap` or `cuda`; `auto`
         chooses one for the devices and the shards of the weights. `training/compiler.py` lists the options and their
         effects.

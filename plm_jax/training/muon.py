@@ -25,12 +25,12 @@ class MuonConfig(OptimizerConfig):
 
     Attributes:
       momentum: decay rate of the momentum.
-      nesterov: whether the gradient is added to the decayed momentum once more.
+      nesterov: whether to use Nesterov momentum.
       weight_decay: coefficient of weight decay, which is multiplied by the learning rate.
       scaling: factor on the update of a matrix with n inputs and m outputs: `original` is √max(1, m / n);
         `match_rms_adamw` is 0.2 √max(m, n), so that learning rates of AdamW can be reused.
       steps: number of Newton-Schulz iterations.
-      epsilon: smallest norm of a matrix that is normalized before the iterations.
+      epsilon: minimum of the Frobenius norm by which a matrix is divided before the iterations.
     """
 
     kind: ClassVar[str] = "muon"

@@ -39,17 +39,17 @@ class OptimizerConfig(Role):
       recipe: names of the fields that a resumed run may change, because the optimizer's state does not depend on them;
         changes of other fields are rejected.
       clip_norm: maximum global norm of the gradients, which are scaled down if their norm is larger; 0: no clipping.
-      layer_decay: factor on the learning rate from each layer to the layer below it, for fine-tuning (ELECTRA:
+      layer_decay: learning rate of a layer divided by that of the layer above it, for fine-tuning (ELECTRA:
         google-research/electra, model/optimization.py); 1: the same rate for all layers. In a stack of n layers,
         parameters at depth d have the rate `rate · layer_decay ** (n + 2 - d)`: d is 0 for embeddings, i + 1 for layer
         i (from 0), n + 1 for a final norm and n + 2 for heads. A convolution has the rate of the first layer, the
         positions of a mask decoder that of heads. Layers that share parameters have the rate of the last of them. If a
         model has several stacks, such as an encoder and a decoder, n and d refer to the stack of the parameter; for
         embeddings, n is that of the deepest stack.
-      groups: optimizers of some of the parameters, as (pattern, optimizer, factor): a regular expression that matches
-        the whole name of a parameter, such as `config.HIDDEN_MATRICES` (".*/blocks/.*/kernel", the matrices of the
-        layers), its optimizer, and a factor on the learning rate. The first pattern that matches a parameter decides;
-        this optimizer updates the parameters that none matches. Clipping and `layer_decay` apply to all of them.
+      groups: other optimizers for some of the parameters, as (pattern, optimizer, factor on the learning rate); the
+        pattern is a regular expression for whole names of parameters, such as `config.HIDDEN_MATRICES`
+        (".*/blocks/.*/kernel", the matrices of the layers). The first pattern that matches a parameter decides; this
+        optimizer updates the parameters that no pattern matches. Clipping and `layer_decay` apply to all parameters.
     """
 
     recipe: ClassVar[tuple[str, ...]] = ("clip_norm", "layer_decay")
@@ -352,7 +352,7 @@ class AdafactorConfig(OptimizerConfig):
       multiply_by_parameter_scale: whether updates are multiplied by the root mean square of the parameter tensor, at
         least `parameter_epsilon`.
       parameter_epsilon: minimum scale of a parameter tensor in `multiply_by_parameter_scale`.
-      b1: decay rate of a running mean that replaces the updates (PaLM: 0.9); 0: no running mean.
+      b1: decay rate of the momentum, a running mean of the updates (PaLM: 0.9); 0: no momentum.
       squared_rate_decay: coefficient of weight decay, which is multiplied by the square of the learning rate (PaLM: 1).
     """
 

@@ -32,8 +32,8 @@ class PrecisionConfig:
     Attributes:
       compute: dtype of activations.
       gradients: dtype in which the gradients of weight matrices are computed and summed over devices if `compute` is
-        bfloat16; if `compute` is float32, it is float32. Sums over microbatches and the gradients of embeddings are
-        always float32.
+        bfloat16; ignored if `compute` is float32. Sums over microbatches and the gradients of embeddings are always
+        float32.
     """
 
     compute: Literal["float32", "bfloat16"] = "float32"

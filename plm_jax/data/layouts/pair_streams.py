@@ -42,7 +42,7 @@ _NEAR = 256
 
 @dataclass(frozen=True)
 class PairStreams(Layout):
-    """Rows for XLNet: the first half is text that the model's memory covers, the rest is a pair of segments.
+    """Rows for XLNet: the first half continues the text of the previous batch, the second half is a pair of segments.
 
     Example k also depends on the batch size, so each change of the batch size begins with a new memory. The token type
     is 0 for the first half, A and its separator, 1 for B and its separator, and 2 for `cls`.

@@ -48,7 +48,7 @@ class TokenFiles(FileSource):
 
     Attributes:
       path: path of the training files; may be a glob.
-      document_end: id that ends each document, or begins it, such as 50256 for GPT-2's `<|endoftext|>`.
+      document_end: id that separates documents, at their end or their start, such as 50256 for GPT-2's `<|endoftext|>`.
       dtype: type of the ids in files without a header, little-endian; use uint32 for int32.
       validation: path of the validation files; may be a glob; if empty, some of the training documents are held out.
       max_tokens: maximum number of tokens of a document; longer documents are bad rows.

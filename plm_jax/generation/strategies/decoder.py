@@ -16,7 +16,7 @@ class DecoderStrategy(Writer):
 
     @override
     def num_positions(self, arrays: dict[str, np.ndarray]) -> int:
-        if "mask" in arrays:  # Positions count real tokens only.
+        if "mask" in arrays:  # Positions count non-padding tokens only.
             return int(arrays["mask"].sum(axis=1).max(initial=0))
         return super().num_positions(arrays)
 

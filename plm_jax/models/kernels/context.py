@@ -94,7 +94,7 @@ class Context(struct.PyTreeNode):
 
     Attributes:
       causal: whether queries attend only to keys up to their own position.
-      mask: [B, K], or [B, Q, K] for a mask per query, 1 for real keys; None: all are real. Required with a cache, where
+      mask: [B, K], or [B, Q, K] for a mask per query, 0 for padding; None: no padding. Required with a cache, where
         K are the slots.
       segment_ids: nonnegative ids of the queries [B, Q] and of the keys [B, K]; queries attend to their own segment
         only. None: a single segment.

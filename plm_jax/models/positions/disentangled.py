@@ -19,15 +19,16 @@ from plm_jax.models.positions.position import Position, SelfAttentionLayer, Tabl
 
 @dataclass(frozen=True)
 class Disentangled(Position):
-    """Scores with a table of distances that all layers share (He et al. 2021 §3.1). The defaults are DeBERTa-v2's.
+    """Disentangled attention: scores also depend on embeddings of distances, shared by all layers (He et al. 2021
+    §3.1). The defaults are DeBERTa-v2's.
 
     A score is the sum of query · key and of the `terms`, divided by the square root of head_dim times the number of
     summands. Both terms use the distance from the key to the query (microsoft/DeBERTa, disentangled_attention.py).
 
     Attributes:
       length: distance from which all distances in a direction share one vector.
-      buckets: number of rows of the table for each direction, of which half are for single distances and the others
-        for ranges that grow logarithmically up to `length`; an even number. 0: a row for each distance.
+      buckets: number of rows of the table for each direction, an even number: half are for single distances, the other
+        half for ranges that grow logarithmically up to `length`; 0: a row for each distance.
       terms: `c2p`: queries with projected distances; `p2c`: keys with projected distances.
       shared: whether each layer uses its query and key projections for the distances, too. If not, each layer has its
         own matrices for them, a bias for `p2c`, and with `key_bias` one for `c2p`.
@@ -36,8 +37,8 @@ class Disentangled(Position):
       epsilon: constant added to the variance in this norm.
       input_positions: number of absolute positions whose embeddings are added to the tokens' (`position_biased_input`);
         0: none.
-      num_tokens: number of tokens in a row that a model without absolute positions is designed for; longer rows are
-        accepted. 0: `length`.
+      num_tokens: row length in tokens that the model is designed for, if it has no absolute positions; longer rows are
+        accepted; 0: `length`.
     """
 
     kind: ClassVar[str] = "disentangled"

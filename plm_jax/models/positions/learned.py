@@ -18,10 +18,9 @@ class LearnedPositions(Position):
     Attributes:
       length: number of positions.
       init_std: standard deviation of the initial table.
-      offset: number of rows before that of the first position; 2 in fairseq (Liu et al. 2019, Lewis et al. 2020).
+      offset: row of the table for the first position; 2 in fairseq (Liu et al. 2019, Lewis et al. 2020).
       skips_padding: whether a bidirectional stack skips padding when it counts positions, as in fairseq (Liu et al.
-        2019) and as causal stacks always do; padding then uses the row before that of the first position, if there is
-        one.
+        2019) and as causal stacks always do; padding then uses row `offset` - 1, if `offset` is above 0.
     """
 
     kind: ClassVar[str] = "learned"

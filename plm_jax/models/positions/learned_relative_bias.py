@@ -12,7 +12,7 @@ from plm_jax.models.positions.relative_bias import RelativeBias
 
 @dataclass(frozen=True)
 class LearnedRelativeBias(LearnedPositions):
-    """Learned absolute positions, and in addition the bias of scores of `RelativeBias` (MPNet, Song et al. 2020).
+    """Learned absolute positions, and also the bias of `RelativeBias` on attention scores (MPNet, Song et al. 2020).
 
     Attributes:
       buckets: number of buckets that distances are divided into.

@@ -71,7 +71,7 @@ class Position(Role):
 
     Attributes:
       limit: maximum number of positions; None for any number.
-      skips_padding: whether a bidirectional stack counts real tokens only, like a causal one.
+      skips_padding: whether a bidirectional stack counts non-padding tokens only, like a causal one.
       uses_absolute_positions: whether outputs depend on absolute positions, not only on distances between tokens.
       counts_blanks: whether positions within a blank are counted separately; all tokens of a blank then have the
         position of its mask in the text.
@@ -91,7 +91,7 @@ class Position(Role):
         """Raises `UserError` for a `head_dim` that the scheme does not support."""
 
     def default_positions(self, length: int, mask: Shaped[Any, "batch length"] | None) -> Integer[Array, "rows length"]:
-        """Returns positions int32 [B or 1, L] for a bidirectional stack with a mask [B, L], 1 for real tokens."""
+        """Returns positions int32 [B or 1, L] for a bidirectional stack with a mask [B, L], 0 for padding."""
         return jnp.arange(length)[None]
 
     def embedding_tables(self, width: int, initializer: Initialization) -> dict[str, Table]:

@@ -13,8 +13,8 @@ from plm_jax.models.positions.position import Position, Table
 
 @dataclass(frozen=True)
 class RelativeSinusoids(Position):
-    """Scores with sinusoids of distances, which each layer projects, and trained biases of queries (Dai et al. 2019
-    §3.3).
+    """Transformer-XL's relative positions: each layer projects sinusoids of distances, and adds trained biases to
+    queries (Dai et al. 2019 §3.3).
 
     The positions of a row's keys must differ by less than the number of keys. Dropout of the sinusoids is drawn in each
     layer and for all rows together; zihangdai/xlnet draws it once for all layers, and for each row.

@@ -14,7 +14,7 @@ from plm_jax.models.positions.rotary import Rotary
 
 @dataclass(frozen=True)
 class Rotary2D(Position):
-    """Rotary positions that rotate half of each head by the position in the text, half by that in a blank (ChatGLM-6B).
+    """ChatGLM-6B's rotary positions: half of each head is rotated by the position in the text, half by that in a blank.
 
     Each half is rotated like a `Rotary` of its size; both positions are those of `BlockPositions`.
 

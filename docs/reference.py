@@ -101,9 +101,10 @@ def models() -> str:
 {NOTE}
 
 Every size is a config: `--config=bert:base`. The docstring of its file states what was published and where it differs.
-The table compares parameters, counted by shape evaluation, with the published number. It lists what the config trains
-by default, and the Hugging Face family in which such a model is read and written. ELMo's published numbers exclude the
-softmax.
+"Parameters" is the number of parameters of the model that the config trains, and "Published" the number in the paper.
+The published numbers of ELECTRA and DeBERTa-v3 are those of the discriminator. Those of EuroBERT exclude the vocabulary
+head, and those of ELMo the softmax. "Objective" includes the layout of rows, and arrows separate the values of
+successive phases. "Hugging Face" is the family in which such a model is read and written.
 
 {model_table.table(model_table.entries())}
 """

@@ -33,13 +33,13 @@ _OUTPUT = flags.DEFINE_string(
     "output", None, "directory for the cleaned pages and the report (required without --plan)"
 )
 _FLAVOR = flags.DEFINE_string(
-    "flavor", "en", "set of rules: en, en.noclean, realnewslike, webtextlike, multilingual or fineweb"
+    "flavor", "en", "preset of rules: en, en.noclean, realnewslike, webtextlike, multilingual or fineweb"
 )
 _RUNNER = flags.DEFINE_enum("runner", "local", list(engines.ENGINES), "engine that runs the tasks")
 _PART_BYTES = flags.DEFINE_integer(
     "part_bytes",
     2**25,
-    "largest number of bytes of text in a task's memory; more bytes give fewer tasks",
+    "maximum number of bytes of text that a task holds in memory; larger values give fewer tasks",
     2**12,
     2**30,
 )

@@ -12,8 +12,8 @@ evaluations:
   --watch    evaluate every checkpoint of a run, until the run is finished
 
 The metrics of each task are printed when it is done. If MODEL is a run, they are also appended to its evaluation.jsonl.
-For a task without held-out rows, the reason is printed and its metric `tokens` is 0; if no task has any, the command
-fails.
+A task without held-out rows gets the single metric `tokens` = 0, and the reason is printed; if no task has held-out
+rows, the command fails.
 
 examples:
   plm_jax evaluate --checkpoint=runs/demo-gpt2-0

@@ -12,7 +12,7 @@ With --train, you need no config: `finetune` reads a table (.jsonl, .csv, .tsv, 
 and the recipe from the family of the model. The labels are printed with their counts. A label that occurs only in the
 --validation table is an error. These flags name the columns:
 
-  class of a text       --text=COLUMN --label=COLUMN       each different value is a class
+  class of a text       --text=COLUMN --label=COLUMN       each distinct value is a class
   class of a pair       --text=COLUMN,COLUMN --label=COLUMN
   labels of a text      --text=COLUMN --labels=COLUMN      a list, or a text such as `a,b`; may be empty
   score of a text       --text=COLUMN --score=COLUMN
@@ -21,7 +21,7 @@ and the recipe from the family of the model. The labels are printed with their c
   choice                --text=COLUMN --choices=COLUMN --label=COLUMN
 
 With --labels or --score, --text may also name two columns. Overrides such as --config.schedule.learning_rate=1e-4
-apply to the written config, which contains them.
+are included in the config that is written.
 
 examples:
   plm_jax finetune --train=reviews.csv --text=review --label=stars --checkpoint=runs/demo-bert-0 --workdir=runs/stars
@@ -50,7 +50,7 @@ _LABELS = flags.DEFINE_string(
 _SCORE = flags.DEFINE_string("score", "", "column of the number to predict")
 _TAGS = flags.DEFINE_string("tags", "", "column with a list of tags, one for each word of the list in --text")
 _CHOICES = flags.DEFINE_string(
-    "choices", "", "column with a list of texts among which one is the correct answer to --text"
+    "choices", "", "column with a list of texts, one of which is the correct answer to --text"
 )
 _QUESTION = flags.DEFINE_string("question", "", "column of a question about --context")
 _CONTEXT = flags.DEFINE_string("context", "", "column of the text that contains the answer")

@@ -2,9 +2,9 @@
 
 usage: plm_jax generate --checkpoint=MODEL [--prompt=TEXT ...] [flags]
 
-A decoder continues each prompt, and an encoder-decoder answers it. A masked model fills in each [MASK], and a model
-that was trained on span corruption fills in <extra_id_0>, <extra_id_1> and so on. Decoding settings come from the
-checkpoint's run; flags override them.
+A decoder continues each prompt. An encoder-decoder reads it and generates an answer, such as a summary. A masked model
+fills in each [MASK], and a model that was trained on span corruption fills in <extra_id_0>, <extra_id_1> and so on.
+Decoding settings come from the checkpoint's run; flags override them.
 
 examples:
   plm_jax generate --checkpoint=runs/demo-gpt2-0 --prompt="The United" --max_new_tokens=20

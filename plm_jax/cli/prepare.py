@@ -2,10 +2,10 @@
 
 usage: plm_jax prepare --config=CONFIG [flags] [-- ENGINE_OPTIONS]
 
-The vocabulary is trained first if its files do not exist yet. Without --runner, one process reads the texts and the
-other cores tokenize. With --runner, an engine runs tasks over the files of the source on this machine or a cluster, and
-the same command resumes them. The cache is byte-identical to the one written without --runner. The engines and their
-options after -- are those of clean: see plm_jax clean --help.
+The vocabulary is trained first if its files do not exist yet. Without --runner, the texts are tokenized by one process
+per core. With --runner, an engine divides the files of a source into tasks and runs them on this machine or a cluster.
+Running the same command again resumes them. The cache is byte-identical to the one written without --runner. The
+engines and their options after -- are those of clean: see plm_jax clean --help.
 
 examples:
   plm_jax prepare --config=demo:bert
@@ -26,7 +26,7 @@ _CONFIG = ConfigFlag()
 _OUTPUT = flags.DEFINE_string("output", None, "directory of the cache (default: data.cache_dir of the config)")
 _FROM = flags.DEFINE_string("from", None, "model whose vocabulary is used, as in pretrain --from")
 _RUNNER = flags.DEFINE_enum(
-    "runner", None, list(engines.ENGINES), "engine that tokenizes in tasks (default: one pass on this machine)"
+    "runner", None, list(engines.ENGINES), "engine that runs the tokenization (default: one pass on this machine)"
 )
 
 

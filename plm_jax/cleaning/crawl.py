@@ -121,7 +121,7 @@ def _reader(path: str):
         return _parquet
     if ".json" in name:
         return _json_lines
-    raise UserError(f"{path} has an unknown ending: name it *.wet.gz, *.warc.gz, *.jsonl.gz or *.parquet")
+    raise UserError(f"{path} has an unknown extension: name it *.wet.gz, *.warc.gz, *.jsonl.gz or *.parquet")
 
 
 def read(path: str, name: str, tally: Tally, limits: LimitsConfig = _LIMITS) -> Iterator[Page | Quarantined]:

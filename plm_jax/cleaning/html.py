@@ -38,7 +38,7 @@ def text(html: str) -> str:
 
 
 def is_nested(html: str, limit: int) -> bool:
-    """Whether elements are nested more than `limit` deep, or need as much time and memory in a parser as such elements.
+    """Whether elements are nested more than `limit` deep, or cost a parser as much time and memory as if they were.
 
     The time is linear. An unclosed element counts with the largest depth that a parser may give it.
     """

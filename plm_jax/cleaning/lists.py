@@ -61,7 +61,7 @@ def check_unchanged(path: str, sha256: str, expected: str) -> None:
       UserError: their hashes differ.
     """
     if sha256 != expected:
-        raise UserError(f"{path} is not the file that the command has read: run the same command again")
+        raise UserError(f"{path} has changed since the command read it: run the same command again")
 
 
 def _files(path: str, field: str) -> list[str]:
@@ -77,7 +77,7 @@ def _text(path: str) -> str:
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 text: convert it") from error
+        raise UserError(f"{path} is not UTF-8 text: convert it to UTF-8") from error
 
 
 def _domains(files: list[str]) -> dict[str, Any]:

@@ -428,4 +428,6 @@ def _check(settings: CleaningConfig) -> None:
                 f"{decontamination.words}"
             )
     if settings.badwords is not None and settings.language is None:
-        raise UserError("bad words are listed by language: set badwords=None, or language.kind to langdetect or cld3")
+        raise UserError(
+            "badwords needs the language of each page: set badwords=None, or language.kind to langdetect or cld3"
+        )

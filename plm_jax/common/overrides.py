@@ -83,7 +83,7 @@ def _changed(kind: Any, node: Any, names: Sequence[str], values: Sequence[Any], 
     if choices is not None or dataclasses.is_dataclass(kind):
         if choices is not None:
             if node is None:
-                raise UserError(f"there is no field {at}: {path} is None, set {path}.kind too")
+                raise UserError(f"there is no field {at}, because {path} is None: set {path}.kind too")
             kind = trees.choice(choices, node, path)
         hints = typing.get_type_hints(kind)
         known = {f.name: f for f in dataclasses.fields(kind)}

@@ -42,7 +42,7 @@ class Role:
                     f"{other.__module__}.{other.__qualname__}: use another kind"
                 )
             if missing := [name for name in _declared(cls) if not hasattr(cls, name)]:
-                raise UserError(f"{cls.__module__}.{cls.__qualname__} does not set {', '.join(missing)}: set it")
+                raise UserError(f"{cls.__module__}.{cls.__qualname__} does not define {', '.join(missing)}: define it")
             cls.choices[cls.kind] = cls
 
 

@@ -178,7 +178,7 @@ def refuse_special(path: str) -> None:
     if not stat.S_ISREG(mode):
         kinds = {stat.S_IFDIR: "folder", stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket"}
         kind = kinds.get(stat.S_IFMT(mode), "device")
-        raise UserError(f"{path} is a {kind}, not a file: pass the path of a file, or replace it by one")
+        raise UserError(f"{path} is a {kind}, not a file: pass the path of a file, or replace it with one")
 
 
 def size(path: str) -> int:
@@ -371,7 +371,7 @@ def _locked_marker(folder: str, marker: str) -> BinaryIO:
             raise FileNotFoundError
         return file
     except (FileExistsError, FileNotFoundError, BlockingIOError):
-        raise UserError(f"another process writes {folder}: wait until it has ended, or choose another folder") from None
+        raise UserError(f"another process is writing {folder}: wait until it ends, or choose another folder") from None
 
 
 def _empty(folder: str) -> None:

@@ -294,7 +294,9 @@ def _run_stage(job: Job, stage: Stage, marks: Marks, executor: Executor, show_pr
         raise UserError(_describe(stage.name, tasks, failures))
     missing = [name for name in tasks if name not in complete]
     if missing:
-        raise UserError(f"{stage.name}: the engine lost {len(missing):,} tasks, such as {missing[0]}: start again")
+        raise UserError(
+            f"{stage.name}: the engine lost {len(missing):,} tasks, such as {missing[0]}: run the same command again"
+        )
     return [complete[name] for name in tasks]
 
 

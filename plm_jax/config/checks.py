@@ -35,7 +35,7 @@ def check(run: Run) -> None:
         _mixture(run, phase)
         if phase.batch_size % phase.microbatches:
             raise UserError(
-                f"a batch of {phase.batch_size} does not divide into {phase.microbatches} microbatches: "
+                f"a batch of {phase.batch_size} rows cannot be divided into {phase.microbatches} equal microbatches: "
                 "change config.train.batch_size or config.train.microbatches"
             )
         _tokens(phase, "train.batch_size", phase.batch_size)
@@ -48,7 +48,7 @@ def check(run: Run) -> None:
         _token_types(run, phase)
     if _replaces_words(run, phases) and not run.data.similar_words:
         raise UserError(
-            "config.objective.similar_share replaces words by those of a text file: set config.data.similar_words"
+            "config.objective.similar_share needs a file of similar words: set config.data.similar_words to its path"
         )
     _pairs(run)
     _packed(run)
@@ -66,8 +66,8 @@ def refuse_stand_in(run: Run) -> None:
     """
     if run.model.is_placeholder:
         raise UserError(
-            f"config.model.kind is '{run.model.kind}', which stands for the model of a checkpoint: name one with "
-            "`plm_jax finetune --checkpoint=SRC` or `--from=SRC` of prepare and pretrain"
+            f"config.model.kind is '{run.model.kind}', a placeholder for the model of a checkpoint: pass a checkpoint "
+            "with `plm_jax finetune --checkpoint=SRC`, or `--from=SRC` of prepare and pretrain"
         )
 
 
@@ -109,8 +109,8 @@ def _same_arrays(run: Run, variant: Run, length: int) -> None:
         return
     if run.data.has_inputs_targets:
         raise UserError(
-            "the objective of a phase or of validation has fields of its own, which sources with inputs and targets do "
-            "not support: leave out objective in config.train.phases and config.evaluation"
+            "config.train.phases or config.evaluation changes fields of the objective, which sources with inputs and "
+            "targets do not support: leave out their objective"
         )
     special = objectives.Special.of(run.vocabulary, run.model.vocab_size, run.vocabulary.sentinels)
     names = []
@@ -120,8 +120,8 @@ def _same_arrays(run: Run, variant: Run, length: int) -> None:
         names.append({name: (array.dtype, array.ndim) for name, array in row.items()})
     if names[0] != names[1]:
         raise UserError(
-            f"rows of the objective have {', '.join(names[0])}, and of a phase or of validation {', '.join(names[1])}: "
-            "leave out the fields of the objective that change this"
+            f"rows of config.objective have the arrays {', '.join(names[0])}, but rows of a phase or of validation "
+            f"have {', '.join(names[1])}: leave out the changed fields of the objective that cause this"
         )
 
 
@@ -171,7 +171,7 @@ def _mixture(run: Run, phase: Phase) -> None:
     records = [name for name, source in sources.items() if source.texts]
     if not phase.mixture and not run.data.has_inputs_targets and 0 < len(records) < len(sources):
         raise UserError(
-            f"source '{records[0]}' has records and others have text, whose rows differ in size: "
+            f"source '{records[0]}' has records and other sources have text, so there are no default rates: "
             "set config.data.mixture"
         )
 
@@ -238,7 +238,7 @@ def _packed(run: Run) -> None:
         return
     if missing := [name for name in ("segment_ids", "positions") if name not in run.model.inputs]:
         raise UserError(
-            f"packed rows need a model that reads `{missing[0]}`, model '{run.model.kind}' does not: use "
+            f"packed rows need a model that reads `{missing[0]}`, but model '{run.model.kind}' does not: use "
             f"'{run.data.layout.inner.kind}' as config.data.layout"
         )
 
@@ -250,7 +250,7 @@ def _labeled(run: Run) -> None:
         return
     if isinstance(objective, objectives.LabeledObjective) and objective.rows != run.model.architecture:
         raise UserError(
-            f"config.objective.rows is {objective.rows}, config.model.kind is '{run.model.kind}': set rows to "
+            f"config.objective.rows is {objective.rows}, but config.model.kind is '{run.model.kind}': set rows to "
             f"{run.model.architecture}"
         )
     head = run.model.named_heads.get("task")
@@ -258,7 +258,7 @@ def _labeled(run: Run) -> None:
         return
     if head.kind != objective.task_head:
         raise UserError(
-            f"config.model.heads.task.kind is {head.kind}, objective '{objective.kind}' trains a head of kind "
+            f"config.model.heads.task.kind is {head.kind}, but objective '{objective.kind}' trains a head of kind "
             f"{objective.task_head}: change it, or leave out the head"
         )
     for name, source in run.data.sources.items():
@@ -344,8 +344,8 @@ def _words(run: Run) -> None:
         return
     if objective.negative_samples >= run.model.vocab_size:
         raise UserError(
-            f"config.objective.negative_samples is {objective.negative_samples}, the model has "
-            f"{run.model.vocab_size} words: must be smaller, or 0 for the softmax over all words"
+            f"config.objective.negative_samples is {objective.negative_samples}: must be less than the "
+            f"{run.model.vocab_size} words of the model, or 0 for the full softmax"
         )
     if objective.negative_samples and (train.z_loss or train.label_smoothing):
         raise UserError(
@@ -394,7 +394,10 @@ def _examples(run: Run, phases: Sequence[Phase]) -> None:
     if not settings.packed:
         return
     if objective.has_prefix:
-        raise UserError("a row has one prefix: set config.data.inputs_targets.packed to False")
+        raise UserError(
+            f"objective '{objective.kind}' allows one example per row, whose inputs are the prefix: set "
+            "config.data.inputs_targets.packed to False"
+        )
     if not shares_row and run.model.uses_absolute_positions:
         raise UserError(
             "packed examples share a row, but the model uses absolute positions: set "

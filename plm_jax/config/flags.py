@@ -60,7 +60,7 @@ class ConfigFlag:
         """Returns `run`, or None without a config; raises `UserError` if flags override fields of no config."""
         if not self.is_given and (changes := self.changes):
             raise UserError(
-                f"--config.{changes[0][0]} overrides a field of a config, and there is no --config: pass both"
+                f"--config.{changes[0][0]} overrides a field of a config, but --config is missing: pass both"
             )
         return self.run(may_lack_model) if self.is_given else None
 

@@ -81,7 +81,7 @@ def _check_tables(objective: objectives.BoundObjective, token_counts: np.ndarray
     if "token_counts" in objective.reads and token_counts is None:
         raise UserError("objectives with smoothed masking need `token_counts`: pass them, or set smoothing to 0")
     if objective.settings.similar_share and objective.special.similar_words is None:
-        raise UserError("objectives with similar_share need `similar_words` in their special ids: set it")
+        raise UserError("objectives with similar_share need a table of similar words: set `Special.similar_words`")
 
 
 def preprocessor(

@@ -100,7 +100,9 @@ class Reader:
             if "train" not in source.splits:
                 raise UserError(f"the cache of '{name}' has no training split: {_AGAIN}")
             if source.has_inputs_targets != isinstance(self._data.sources[name], InputsTargetsSource):
-                raise UserError(f"the cache of '{name}' is of another kind of source than the config's: {_AGAIN}")
+                raise UserError(
+                    f"the cache of '{name}' was prepared for another kind of source than that in the config: {_AGAIN}"
+                )
         special = self._with_similar_words(_special_ids(self.vocabulary))
         self.objective = objectives.BoundObjective(settings.validation_objective, special)
         self._example_rows = settings.example_rows(special)

@@ -88,7 +88,7 @@ def _read_lines(path: str) -> Iterator[tuple[str, Row]]:
             try:
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
-                raise UserError(f"{path}:{number} is not UTF-8 text: convert it") from error
+                raise UserError(f"{path}:{number} is not UTF-8 text: convert it to UTF-8") from error
             if "\0" in text:
                 raise UserError(f"{path}:{number} has a NUL character: remove it, or convert the file to UTF-8")
             yield f"{path}:{number}", {_TEXT: text.rstrip("\r\n")}

@@ -140,7 +140,7 @@ def test_files_are_listed_with_versions(tmp_path):
     changed = crawl.files([f"{tmp_path}/*"])
     assert [matches[path] == changed[path] for path in matches] == [True, False]
     (tmp_path / "c.txt").write_text("")
-    with pytest.raises(UserError, match=r"c.txt has an unknown ending"):
+    with pytest.raises(UserError, match=r"c.txt has an unknown extension"):
         crawl.files([f"{tmp_path}/*"])
     with pytest.raises(UserError, match=r"there is no file at .*nothing"):
         crawl.files([f"{tmp_path}/nothing*"])

@@ -613,7 +613,7 @@ def test_worker_notices_a_changed_list(flavor, tmp_path, monkeypatch):
         return run(*arguments)
 
     monkeypatch.setattr(tasks, "run", change_first)
-    with pytest.raises(UserError, match=r"list\.txt is not the file that the command has read: run the same command"):
+    with pytest.raises(UserError, match=r"list\.txt has changed since the command read it: run the same command"):
         job.clean([path], str(tmp_path / "out"), rule, InProcessExecutor(), show_progress=False)
 
 

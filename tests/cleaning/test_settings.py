@@ -101,7 +101,7 @@ def test_settings_can_be_changed():
         ("en", [*LISTS[:1], "near_duplicates.bands=3"], "near_duplicates.kind too"),
         ("en", [*LISTS[:1], "kind=minhash"], "--set=kind=minhash names no section: .*near_duplicates.kind=minhash"),
         ("en", [*LISTS[:1], "duplicates.kind=words"], "settings.duplicates.kind is 'words'"),
-        ("en", [*LISTS[:1], "language=None"], "bad words are listed by language"),
+        ("en", [*LISTS[:1], "language=None"], "badwords needs the language of each page"),
         ("en.noclean", ["near_duplicates.kind=minhash", "near_duplicates.rows=0"], "near_duplicates.rows is 0"),
     ],
 )

@@ -240,7 +240,7 @@ def test_a_folder_is_filled_by_one_process_and_empty_after_an_error(tmp_path):
     for path, is_left in ((folder, False), (there, True)):
         with pytest.raises(ValueError), storage.writing_folder(str(path)):
             storage.write(str(path / "below/a"), b"a")
-            with pytest.raises(UserError, match="another process writes"), storage.writing_folder(str(path)):
+            with pytest.raises(UserError, match="another process is writing"), storage.writing_folder(str(path)):
                 pass
             raise ValueError
         assert path.exists() == is_left and storage.names(str(path)) == []

@@ -108,7 +108,7 @@ def test_the_cache_has_inputs_and_targets_split_by_the_inputs(prepared, tmp_path
         assert split.num_bytes == split.num_tokens
     assert examples == set(all_examples(tmp_path))
     sources = run.data.sources | {"up": config.TextFiles("up.jsonl")}
-    with pytest.raises(UserError, match="the cache of 'up' is of another kind of source"):
+    with pytest.raises(UserError, match="the cache of 'up' was prepared for another kind of source"):
         open_reader(changed(run, data={"sources": sources}))
 
 
@@ -267,7 +267,7 @@ def test_a_phase_of_another_length_continues_in_the_epoch(prepared, tmp_path):
         ("target_length is 25, with rows of 24: must be between 2 and 24", objectives.Causal(), {"target_length": 25}),
         ("target_length is 1, with rows of 24: must be between 2 and", objectives.Causal(), {"target_length": 1}),
         ("target_length is 4, with rows of 24: must be at least", SPANS, {"target_length": 4}),
-        ("a row has one prefix", objectives.DecoderPrefixLM(), {"target_length": 9, "packed": True}),
+        ("allows one example per row", objectives.DecoderPrefixLM(), {"target_length": 9, "packed": True}),
     ],
 )
 def test_bad_configs_are_rejected(run, message, objective, fields):

@@ -127,7 +127,7 @@ def test_other_fields_are_one_line(run):
     tables = {"b": config.TableInputsTargets("b.csv", inputs="x", targets="y")}
     t5 = dataclasses.replace(run, objective=objectives.SpanCorruption(), model=tiny_config.T5)
     t5 = changed(t5, vocabulary={"sentinels": 8}, evaluation={"objective": {}}, train={"phases": ()})
-    assert_rejected("leave out objective in", t5, data={"sources": tables}, train=phase(noise_density=0.3))
+    assert_rejected("leave out their objective", t5, data={"sources": tables}, train=phase(noise_density=0.3))
 
 
 def test_flags_set_fields_of_a_phase_and_of_validation(run):

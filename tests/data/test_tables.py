@@ -381,7 +381,7 @@ def test_text_in_parquet_that_is_not_utf8_is_a_bad_row(tmp_path):
     parquet.write_table(pa.table({"text": texts}), f"{tmp_path}/a.parquet")
     source, skipped = config.TextTable(f"{tmp_path}/a.parquet"), corpus.Skipped()
     assert [record.text for record in files.read(source, skipped=skipped)] == ["a", "c"]
-    assert skipped.first == [f"{tmp_path}/a.parquet:row 2 is not UTF-8 text: convert it"]
+    assert skipped.first == [f"{tmp_path}/a.parquet:row 2 is not UTF-8 text: convert it to UTF-8"]
     write_stream(f"{tmp_path}/a.arrow", pa.table({"text": texts}))
     assert_one_line(config.TextTable(f"{tmp_path}/a.arrow"), "a.arrow is damaged .*UTF8")
 

@@ -136,7 +136,7 @@ def test_examples_come_from_each_task_by_the_rates_of_seqio(folder, capsys):
     # The cache of a mixture is none of another, nor of a task.
     other = make(folder, sources={"mix": source("inner")})
     assert config.expand_mixtures(other) == other
-    with pytest.raises(UserError, match="mix is of another mixture of tasks: run"):
+    with pytest.raises(UserError, match="mix belongs to another mixture of tasks: run"):
         Reader(config.reader_config(other))
 
 

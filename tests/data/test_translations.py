@@ -173,5 +173,5 @@ def test_segmenters_of_records_are_rejected(run):
 
 def test_records_and_text_need_a_mixture(run):
     assert_rejected(
-        "source 'pairs' has records and others have text.*set config.data.mixture", run(data={"mixture": {}})
+        "source 'pairs' has records and other sources have text.*set config.data.mixture", run(data={"mixture": {}})
     )

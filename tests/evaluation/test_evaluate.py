@@ -88,7 +88,7 @@ def test_finished_tasks_are_recorded_if_a_later_one_fails(verb, workdir):
     # A misspelled source is reported before anything is evaluated.
     before = rows(workdir)
     finished = verb("evaluate", f"--checkpoint={workdir}", "--config.data.length=16")
-    assert_one_line(finished, "--config.data.length overrides a field of a config, and there is no --config: pass both")
+    assert_one_line(finished, "--config.data.length overrides a field of a config, but --config is missing: pass both")
     for tasks, message in (("a,z", "there is no task 'z'"), ("c", "'c' has no validation data: name another")):
         finished = verb("evaluate", f"--checkpoint={workdir}", f"--tasks={tasks}")
         assert_one_line(finished, message)

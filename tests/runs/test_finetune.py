@@ -198,7 +198,7 @@ def with_heads(head):
 
 def test_invalid_settings_are_rejected(folder, verb, tmp_path):
     alone = verb("pretrain", f"--config={folder}/moods.py", f"--workdir={tmp_path}/w")
-    assert alone.status == 2 and "stands for the model of a checkpoint" in alone.errors[0]
+    assert alone.status == 2 and "a placeholder for the model of a checkpoint" in alone.errors[0]
     for says, sections in (
         (
             r"config.model.heads.task has 3 labels \(a, b, c\), but source 'mood' has 2",

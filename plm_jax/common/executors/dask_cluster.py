@@ -50,4 +50,4 @@ class DaskExecutor:
                 yield Failure(names.pop(future), one_line(error)) if error else future.result()
                 future.release()
         except OSError as error:
-            raise UserError("the Dask scheduler is gone: start it and run the same command again") from error
+            raise UserError("the Dask scheduler has stopped: start it and run the same command again") from error

@@ -58,7 +58,10 @@ def check(additional: Sequence[Column], standard: Sequence[Column]) -> None:
     names = {*_RESERVED, *(column.name for column in standard)}
     for column in additional:
         if not column.name.isidentifier() or column.name in names:
-            raise UserError(f"a source has a column '{column.name}': choose a unique name of letters, digits and _")
+            raise UserError(
+                f"a source has a column with the invalid name '{column.name}': choose a unique name of letters, digits "
+                "and _"
+            )
         names.add(column.name)
         if np.dtype(column.dtype).kind not in "biuf":
             raise UserError(f"a source has a column '{column.name}' of type {column.dtype}: choose a numeric type")

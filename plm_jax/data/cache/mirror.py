@@ -93,7 +93,7 @@ class Mirror(Folder):
         """Checks that the files fetched so far belong to this cache; replacing a cache removes its manifest first."""
         self._checked_at = time.monotonic()
         if read_manifest(self._remote)["identity"] != self._identity:
-            raise UserError(f"another cache has replaced {self._remote}: start again")
+            raise UserError(f"another cache has replaced {self._remote}: run the same command again")
 
     def _fetch(self, names: tuple[str, ...], path: str) -> None:
         os.makedirs(os.path.dirname(path), exist_ok=True)

@@ -68,7 +68,9 @@ def open_source(cache_dir: str, name: str, cached_tokens: int = 3 * 2**21, share
     folder = os.path.join(cache_dir, name)
     fields = read_manifest(folder)
     if "parts" in fields:
-        raise UserError(f"{folder} is of another mixture of tasks: run `python -m plm_jax prepare --config=…` again")
+        raise UserError(
+            f"{folder} belongs to another mixture of tasks: run `python -m plm_jax prepare --config=…` again"
+        )
     manifest, remote = file_format.parse(folder, fields), storage.is_remote(folder)
     root = Mirror(folder, manifest.identity) if remote else Folder(folder)
     splits = {split: Split(root, split, manifest, cached_tokens, share) for split in manifest.splits}

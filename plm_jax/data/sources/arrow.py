@@ -173,7 +173,7 @@ def _contents(path: str, before: int, batch: Any, max_characters: int) -> Iterat
         if sum(map(_num_characters, values)) > max_characters:
             yield text.too_long(f"{path}:row {before + index + 1}", max_characters)
         elif _NotUtf8 in values:
-            yield BadRow(f"{path}:row {before + index + 1} is not UTF-8 text: convert it")
+            yield BadRow(f"{path}:row {before + index + 1} is not UTF-8 text: convert it to UTF-8")
         else:
             yield dict(zip(names, values, strict=True))
 

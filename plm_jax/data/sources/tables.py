@@ -295,7 +295,7 @@ class _CsvLines:
         if "\0" in line:
             self.problem = "has a NUL character: remove it"
         elif not text.is_utf8(line):
-            self.problem = "is not UTF-8 text: convert it"
+            self.problem = "is not UTF-8 text: convert it to UTF-8"
         return line.removeprefix("\ufeff") if self.number == 1 else line
 
 

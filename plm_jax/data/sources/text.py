@@ -57,7 +57,7 @@ def open_text(path: str, advance: Callable[[int], Any], newline: str | None = No
 def check_utf8(location: str, text: str) -> str:
     """Returns the text of a file opened by `open_text`; raises `BadRow` if it is not UTF-8."""
     if not is_utf8(text):
-        raise BadRow(f"{location} is not UTF-8 text: convert it")
+        raise BadRow(f"{location} is not UTF-8 text: convert it to UTF-8")
     return text
 
 

@@ -106,7 +106,7 @@ def _write_config(source: str, workdir: str) -> str | None:
     column_flags = (_LABEL, _LABELS, _SCORE, _TAGS, _CHOICES, _QUESTION, _CONTEXT, _ANSWER)
     if not _TRAIN.value:
         if named := [f"--{flag.name}" for flag in (_VALIDATION, _TEXT, *column_flags) if flag.value]:
-            raise UserError(f"{', '.join(named)}: pass --train too, or leave them out")
+            raise UserError(f"{' and '.join(named)} need --train: pass it too, or leave them out")
         return None
     if _CONFIG.is_given:
         raise UserError("--config and --train cannot be combined: leave one out")

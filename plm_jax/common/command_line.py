@@ -321,7 +321,7 @@ def start_jax() -> None:
             os.environ["JAX_PROCESS_ID"] = str(jax.process_index())
     except (KeyError, ValueError, RuntimeError) as error:
         raise UserError(
-            f"the processes of this job cannot join ({one_line(error)}): make sure that JAX_COORDINATOR_ADDRESS, "
+            f"cannot join the other processes of this job ({one_line(error)}): make sure that JAX_COORDINATOR_ADDRESS, "
             "JAX_NUM_PROCESSES and JAX_PROCESS_ID are set, or use a launcher from launch/"
         ) from error
     cache: str | None = jax.config.values["jax_compilation_cache_dir"]

@@ -103,7 +103,7 @@ class Worker:
             status = self._process.wait()
             if status < 0:
                 name = signal.Signals(-status).name
-                raise UserError(f"{name} ended a worker process: free some memory and run the same command again") from end
+                raise UserError(f"{name} ended a worker process: free memory, and run the same command again") from end
             raise RuntimeError(f"a worker process ended with status {status}: see its output above") from end
         if error is not None:
             raise error

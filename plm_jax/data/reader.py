@@ -454,12 +454,12 @@ def _check_vocabulary(settings: ReaderConfig, sources: Mapping[str, cache.Cached
             raise UserError(f"the caches of '{first}' and '{name}' differ in vocabulary: prepare them again")
     kind, _, paths = settings.vocabulary.spec.partition(":")
     if kind != vocabulary["kind"]:
-        raise UserError(f"config.vocabulary.spec is {kind}, the cache's is {vocabulary['kind']}: {_AGAIN}")
+        raise UserError(f"config.vocabulary.spec is {kind}, but that of the cache is {vocabulary['kind']}: {_AGAIN}")
     absent = {"sentinels": 0, "lowercase": False}
     for name in (*NAMES, *absent):
         configured, cached = getattr(settings.vocabulary, name), vocabulary.get(name, absent.get(name))
         if configured != cached:
-            raise UserError(f"config.vocabulary.{name} is {configured}, the cache's is {cached}: {_AGAIN}")
+            raise UserError(f"config.vocabulary.{name} is {configured}, but that of the cache is {cached}: {_AGAIN}")
     for path in filter(storage.exists, paths.split(",")):
         if storage.sha256(path) not in vocabulary["files"].values():
             raise UserError(f"{path} is not the vocabulary that the cache was made with: {_AGAIN}")
@@ -487,7 +487,7 @@ def _check_segmenters(segmenters: Mapping[str, str], sources: Mapping[str, cache
         segmenter = segmenters.get(name)
         if segmenter != source.segmenter:
             raise UserError(
-                f"config.data.segmenters has {segmenter} for '{name}', the cache was made with "
+                f"config.data.segmenters has {segmenter} for '{name}', but the cache was made with "
                 f"{source.segmenter}: {_AGAIN}"
             )
 

@@ -253,7 +253,7 @@ class ShotSampler:
         self._groups = [range(len(task.train))]
         if balanced and shots:
             if not task.labels:
-                raise UserError(f"the rows of '{task.name}' do not share their choices: leave out --balanced")
+                raise UserError(f"the choices of '{task.name}' differ from row to row: leave out --balanced")
             indices_by_choice = [
                 [i for i, example in enumerate(task.train) if example.right == label]
                 for label in range(len(task.labels))

@@ -98,8 +98,8 @@ def load_members(path: str, workdir: str, seeds: Sequence[int] = ()) -> list[Mem
             }
             if len(parents) > 1:
                 raise UserError(
-                    f"run '{name}' of {path} reads the runs {' and '.join(parents)}: name one in train.init_from and "
-                    "train.references"
+                    f"run '{name}' of {path} reads the runs {' and '.join(parents)}: name only one run in "
+                    "train.init_from and train.references"
                 )
             parent = next(iter(parents.values()), None)
             run = dataclasses.replace(resolved, train=_with_folders(train, unresolved.train, parents))

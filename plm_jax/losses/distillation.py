@@ -95,7 +95,7 @@ class DistillationLoss(Loss):
         teacher = references[_TEACHER]
         if teacher.architecture != model.architecture:
             raise UserError(
-                f"the teacher is a model of kind '{teacher.kind}', config.model is of kind '{model.kind}': choose "
+                f"the teacher is a model of kind '{teacher.kind}', but config.model.kind is '{model.kind}': choose "
                 "a teacher of the same kind"
             )
         if self.settings.alpha_ce and "vocabulary" not in teacher.named_heads:
@@ -105,8 +105,8 @@ class DistillationLoss(Loss):
             )
         if teacher.vocab_size != model.vocab_size:
             raise UserError(
-                f"the teacher has {teacher.vocab_size:,} tokens, config.model {model.vocab_size:,}: choose a teacher "
-                "with the same vocabulary"
+                f"the teacher has {teacher.vocab_size:,} tokens, but config.model has {model.vocab_size:,}: choose a "
+                "teacher with the same vocabulary"
             )
         widths = [getattr(each, "state_width", None) for each in (teacher, model)]
         if self.settings.alpha_cos and widths[0] != widths[1]:

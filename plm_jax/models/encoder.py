@@ -115,7 +115,8 @@ class EncoderConfig(TransformerConfig):
     def _check_mask_decoder(self) -> None:
         if self.convolution is not None and self.stack.layers == 1:
             raise UserError(
-                "a mask decoder replaces the only layer, which a convolution follows: set stack.layers to at least 2"
+                "a convolution follows the first layer, and a mask decoder replaces the last one: set stack.layers to "
+                "at least 2"
             )
         if len(self.named_heads) > 1:
             other = next(name for name in self.named_heads if name != "vocabulary")

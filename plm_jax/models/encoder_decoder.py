@@ -75,7 +75,7 @@ class EncoderDecoderConfig(TransformerConfig):
         super().__post_init__()
         decoder, _ = self.decoder_model, self.source_model  # Their constructors check the settings.
         if self.norm.placement == "parallel":
-            raise UserError("norm.placement 'parallel' has no place for attention to a memory: use pre, post or deep")
+            raise UserError("norm.placement 'parallel' does not support cross-attention: use pre, post or deep")
         parts = [(model.stack, model.attention, model.feed_forward) for model in (self, decoder)]
         if self.tie_encoder_decoder and parts[0] != parts[1]:
             raise UserError(
@@ -83,7 +83,7 @@ class EncoderDecoderConfig(TransformerConfig):
                 "decoder_heads, decoder_head_dim and decoder_feed_forward"
             )
         if self.source_encoder is not None and self.embedding.embedding_size is not None:
-            raise UserError("source_encoder has outputs of the model's width: leave out embedding.embedding_size")
+            raise UserError("source_encoder does not support embedding.embedding_size: leave out one of them")
 
     @functools.cached_property
     def decoder_model(self) -> TransformerConfig:

@@ -251,9 +251,9 @@ class NormConfig:
 
     def __post_init__(self):
         if self.shared and self.placement != "parallel":
-            raise UserError(f"norm.shared needs norm.placement 'parallel', not '{self.placement}'")
+            raise UserError(f"norm.placement is '{self.placement}': set it to parallel, or norm.shared to False")
         if not self.first and self.placement != "pre":
-            raise UserError(f"norm.first=False needs norm.placement 'pre', not '{self.placement}'")
+            raise UserError(f"norm.placement is '{self.placement}': set it to pre, or norm.first to True")
 
 
 class Norm(nn.Module):

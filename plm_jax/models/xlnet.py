@@ -58,7 +58,7 @@ class XlnetConfig(EncoderConfig):
             raise UserError("a model of kind 'xlnet' needs layers that share no parameters: leave out stack.groups")
         if self.embedding.token_types or not self.attention.position.has_layer_bias:
             raise UserError(
-                "a model of kind 'xlnet' has positions and segments in its scores only: leave out "
+                "a model of kind 'xlnet' has positions and segments in its attention scores only: leave out "
                 "embedding.token_types, and set attention.position.kind to relative_sinusoids"
             )
         if self.convolution is not None or isinstance(self.head, MaskDecoderHead):

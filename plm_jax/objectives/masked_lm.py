@@ -261,7 +261,7 @@ class MaskedLM(Objective):
         if not self.smoothing:
             return None
         if "token_counts" not in example:
-            raise UserError("smoothed masking needs examples with `token_counts`")
+            raise UserError("smoothed masking needs `token_counts` in each example: add them, or set smoothing to 0")
         return np.maximum(example["token_counts"][candidates], 1.0) ** -self.smoothing
 
     @functools.cached_property
@@ -274,7 +274,7 @@ class MaskedLM(Objective):
     ) -> Bool[np.ndarray, " candidates"]:
         """Returns whether each candidate, a sorted position in the row, begins a word, bool [n]."""
         if "word_starts" not in example:
-            raise UserError("whole-word masking needs examples with `word_starts`")
+            raise UserError("whole-word masking needs `word_starts` in each example: add them, or set whole_words to 0")
         starts = np.zeros(len(example["tokens"]), np.bool_)
         starts[example["word_starts"]] = True
         begins = starts[candidates]

@@ -7,9 +7,9 @@ from plm_jax.common.errors import UserError
 
 
 def check_joined(example: dict[str, np.ndarray], name: str) -> None:
-    """Raises a `UserError` if documents are kept apart, which the objective `name` does not support."""
+    """Raises a `UserError` if a row has segment ids, which the objective `name` does not support."""
     if "segment_ids" in example:
-        raise UserError(f"{name} cannot keep documents apart: set config.data.layout.attend_across_documents to True")
+        raise UserError(f"{name} does not support segment ids: set config.data.layout.attend_across_documents to True")
 
 
 def subset(

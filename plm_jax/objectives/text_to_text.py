@@ -89,7 +89,7 @@ class TextToText(Objective):
             raise UserError(f"{name} ends rows with eos: set config.vocabulary.eos")
         if len(special.sentinels) < needed:
             raise UserError(
-                f"{name} needs {needed} sentinels per row, the vocabulary has {len(special.sentinels)}: "
+                f"{name} needs {needed} sentinels per row, but the vocabulary has {len(special.sentinels)}: "
                 f"set config.vocabulary.sentinels to at least {needed}"
             )
         rows.check_joined(example, name)

@@ -40,8 +40,8 @@ def describe(run: config.Run) -> dict[str, ReferenceModel]:
 def _check(run: config.Run, name: str, model: ModelConfig) -> None:
     if 0 < model.token_types < run.model.token_types:
         raise UserError(
-            f"reference '{name}' has {model.token_types} token types, config.model {run.model.token_types}: choose "
-            "another reference, or lower config.model.embedding.token_types"
+            f"reference '{name}' has {model.token_types} token types, but config.model has {run.model.token_types}: "
+            "choose another reference, or lower config.model.embedding.token_types"
         )
     for phase in config.resolve_phases(run):
         in_phase = config.in_phase(run, phase)
@@ -75,7 +75,7 @@ def check_vocabularies(run: config.Run, vocabulary_id: str) -> None:
             print(line, file=sys.stderr)
         elif trained_with != vocabulary_id:
             raise UserError(
-                f"reference '{name}' was trained with the vocabulary {trained_with[:12]}, this run reads "
+                f"reference '{name}' was trained with the vocabulary {trained_with[:12]}, but this run reads "
                 f"{vocabulary_id[:12]}: use the same vocabulary, or choose another reference"
             )
 

@@ -47,7 +47,7 @@ def replay(workdir: str, step: int, report: Callable[[str], None]) -> None:
     digest = digest_hex(metrics["digest"])
     if digest != recorded["train/batch_digest"]:
         raise UserError(
-            f"step {step} read another batch: its digest is {digest}, it was {recorded['train/batch_digest']}: check "
+            f"step {step} read another batch, with digest {digest} instead of {recorded['train/batch_digest']}: check "
             "that config.data.cache_dir contains the caches that the run was trained on"
         )
     line = ", ".join(f"{name} {values[key]!r} (recorded: {float(recorded[key])!r})" for key, name in _COMPARED.items())

@@ -290,7 +290,7 @@ def set_damaged_aside(resumed: Resumed | None, workdir: str) -> None:
     steps = folders.finished(folders.of_run(workdir))
     expected = [] if resumed is None else [resumed.step, *sorted(resumed.damaged)]
     if folders.anywhere(steps[-len(expected) :] != expected if expected else bool(steps)):
-        raise UserError(f"another process trained in {workdir} meanwhile: run the same command again")
+        raise UserError(f"another process has trained in {workdir} since this one started: run the same command again")
     if jax.process_index() == 0:
         for step in expected[1:]:
             folders.set_aside(folders.of_run(workdir) / str(step))

@@ -36,7 +36,7 @@ def read(workdir: str) -> dict[str, Any] | None:
     except users.MissingCodeError:
         raise
     except (ValueError, KeyError, TypeError, RecursionError, UserError) as error:
-        raise UserError(f"{path} is damaged ({error}): move it away to continue with the current config") from error
+        raise UserError(f"{path} is damaged ({error}): rename it to continue with the current config") from error
 
 
 def new_id() -> str:

@@ -298,7 +298,7 @@ class _Rows:
                 self._can_be_empty |= not texts
             yield location, row
         if is_empty:
-            raise UserError(f"{path} has no rows")
+            raise UserError(f"{path} has no rows: add examples, or pass another file")
 
     @property
     def _label_column(self) -> str:

@@ -115,8 +115,8 @@ def _with_computation(pretrained: ModelConfig, configured: ModelConfig) -> Model
         return model
     if not isinstance(model, models.EncoderDecoderConfig):
         raise UserError(
-            f"config.model.source_encoder requires an encoder-decoder such as BART, the checkpoint's model is of kind "
-            f"'{model.kind}': use another checkpoint"
+            "config.model.source_encoder requires an encoder-decoder such as BART, but the checkpoint's model is of "
+            f"kind '{model.kind}': use another checkpoint"
         )
     return dataclasses.replace(model, source_encoder=encoder)
 

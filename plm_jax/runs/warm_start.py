@@ -68,7 +68,10 @@ def load_weights(params, train: config.TrainConfig, model: ModelConfig):
             leaves.append(_with_top(taken, leaf, len(drawn)))
     taken = len(leaves) - len(new)
     if not taken and train.init_names:
-        raise UserError(f"nothing in {train.init_from} matches config.train.init_names {train.init_names}")
+        raise UserError(
+            f"no weight of this model in {train.init_from} matches config.train.init_names {train.init_names}: change "
+            "the expressions"
+        )
     notes = [f"loaded {taken} of {len(leaves)} parameters from {train.init_from}"]
     left_out = [name for name in selected if name not in used]
     notes += [f"{what}: {', '.join(names)}" for what, names in (("new", new), ("left out", left_out)) if names]
@@ -174,7 +177,7 @@ def _with_layers(
         return stored[0][1]
     if len(train.init_layers) != depths[stack_of(name)]:
         raise UserError(
-            f"config.train.init_layers has {len(train.init_layers)} layers, {stack_of(name)} has "
+            f"config.train.init_layers has {len(train.init_layers)} layers, but {stack_of(name)} has "
             f"{depths[stack_of(name)]}: name one layer of {train.init_from} for each"
         )
     rows = {}

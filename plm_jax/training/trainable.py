@@ -119,8 +119,8 @@ def check_layers(model: ModelConfig, stages: int) -> None:
             )
         if stages > 1 and before and not is_whole:
             raise UserError(
-                f"{name} covers only some layers, and mesh.stage={stages} cuts layers into stages that are alike: set "
-                "config.mesh.stage to 1"
+                f"{name} covers only some layers, but with mesh.stage={stages} all stages must have the same "
+                "parameters: set config.mesh.stage to 1"
             )
 
 

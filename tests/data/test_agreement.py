@@ -260,11 +260,11 @@ def test_special_ids_that_occur_in_text_are_rejected(of_library, ranks, tmp_path
     _, other, path = of_library
     letter = max(other.encode("the whale", add_special_tokens=False).ids)
     for i in (letter, other.token_to_id("whale song")):  # Added, but not as special: it comes from text.
-        with pytest.raises(UserError, match=rf"eos is {i}, a token of text in .*tokenizer\.json"):
+        with pytest.raises(UserError, match=rf"eos is {i}, a text token in .*tokenizer\.json"):
             from_json(path, eos=i)
     end = other.token_to_id("<|end|>")
     assert from_json(path, eos=end, added=1, sop=end + 2).eos_id == end
-    with pytest.raises(UserError, match=r"bos is 5, a token of text in .*gpt2\.tiktoken"):
+    with pytest.raises(UserError, match=r"bos is 5, a text token in .*gpt2\.tiktoken"):
         vocabularies.load(config.VocabularyConfig(f"tiktoken:{ranks[0]}", added=256, bos=5))
     bare = json.loads(path.read_text())
     del bare["added_tokens"]

@@ -219,7 +219,7 @@ def test_the_cache_has_words_only_where_there_is_a_segmenter(prepared, make_run,
     assert reading.identity(plain.data, "poems", vocabulary) != reading.identity(run.data, "poems", vocabulary)
     open_reader(plain)
     for asked, other in ((run, plain), (plain, run)):
-        with pytest.raises(UserError, match=r"segmenters has .* for 'poems', the cache was made with"):
+        with pytest.raises(UserError, match=r"segmenters has .* for 'poems', but the cache was made with"):
             open_reader(changed(asked, data={"cache_dir": other.data.cache_dir}))
     assert_rejected("segmenters names 'poem': did you mean 'poems'", run, data={"segmenters": {"poem": SEGMENTER}})
 

@@ -521,7 +521,7 @@ def test_configs_that_do_not_fit_are_rejected(make, bert):
             {"data": sources(ANSWER), "objective": objectives.SpanExtraction()},
         ),
         (
-            "num_choices is 2, the source has form.number 3",
+            "num_choices is 2, but the source has form.number 3",
             {"data": sources(config.ChoiceForm(3)), "objective": objectives.MultipleChoice()},
         ),
         (

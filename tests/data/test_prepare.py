@@ -144,7 +144,7 @@ def test_another_vocabulary_prepares_again_and_is_copied(run, tmp_path):
     assert cache.open_source(run.data.cache_dir, "a").vocabulary["size"] == 320
     copied = pathlib.Path(run.data.cache_dir, "vocabulary", "v.model")
     assert copied.read_bytes() == model.read_bytes()
-    with pytest.raises(UserError, match="spec is bytes, the cache's is sentencepiece"):
+    with pytest.raises(UserError, match="spec is bytes, but that of the cache is sentencepiece"):
         open_reader(run)
     model.write_bytes(model.read_bytes() + b"x")
     with pytest.raises(UserError, match="is not the vocabulary that the cache was made with"):
@@ -160,9 +160,9 @@ def test_sentinels_reach_the_cache(run):
     source = cache.open_source(run.data.cache_dir, "a")
     assert source.vocabulary.items() >= {"size": 263, "mask": 257, "cls": None, "sentinels": 5}.items()
     assert (len(source.word_initial), len(source.splits["train"].unigram)) == (263, 263)
-    with pytest.raises(UserError, match=r"mask is None, the cache's is 257"):
+    with pytest.raises(UserError, match=r"mask is None, but that of the cache is 257"):
         open_reader(with_ids())
-    with pytest.raises(UserError, match=r"sentinels is 4, the cache's is 5"):
+    with pytest.raises(UserError, match=r"sentinels is 4, but that of the cache is 5"):
         open_reader(with_ids(mask=257, sentinels=4))
     special = open_reader(changed(other, model={"embedding": models.EmbeddingConfig(263, 8)})).objective.special
     assert (special.mask, special.sentinels, special.vocab_size) == (257, (262, 261, 260, 259, 258), 263)

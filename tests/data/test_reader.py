@@ -271,13 +271,13 @@ def test_caches_that_do_not_match_are_rejected(write_source, random_documents, m
     write_source("small", {"train": [[1, 2]]})
     for run, message in (
         (make_run("ab"), "'a' and 'b' differ in vocabulary"),
-        (make_run("a", eos=None), r"vocabulary.eos is None, the cache's is 99"),
+        (make_run("a", eos=None), r"vocabulary.eos is None, but that of the cache is 99"),
         (make_run("a", vocab_size=64), "vocab_size is 64: set it to at least the vocabulary's size, 100"),
         (make_run(["small"]), "has 3 training tokens, but a row needs 9"),
         (make_run("c"), "there is no cache .*run `python -m plm_jax prepare --config"),
         (
             changed(make_run("a"), vocabulary={"spec": "sentencepiece:x"}),
-            r"spec is sentencepiece, the cache's is bytes",
+            r"spec is sentencepiece, but that of the cache is bytes",
         ),
     ):
         with pytest.raises(UserError, match=message):

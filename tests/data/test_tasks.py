@@ -217,7 +217,7 @@ def test_a_failed_download_is_reported(tmp_path, monkeypatch):
         raise OSError("no route\nto the host")
 
     monkeypatch.setattr(TinyTexts, "_split_generators", fail)
-    message = f"cannot download 'tiny_texts/1.0.0' .*no route to the host.*: put it at {tmp_path}/tiny_texts/1.0.0"
+    message = rf"cannot download 'tiny_texts/1.0.0' .*no route to the host.*: place .* in {tmp_path}/tiny_texts/1.0.0"
     with pytest.raises(UserError, match=message):
         tasks.task("other", config.Tfds("tiny_texts", field="body", data_dir=str(tmp_path)))
 

@@ -155,7 +155,7 @@ def test_each_document_is_found_in_its_row(run):
         ("translations need special ids", {"vocabulary": {"sep": None}}),
         ("length is 5: translations need at least 6", {"data": {"length": 5}}),
         (
-            "rows of config.data.layout.text 'blocks' have other arrays",
+            "rows of config.data.layout.text 'blocks' do not have the arrays",
             {"data": {"layout": config.Translations(text=config.Blocks(attend_across_documents=False))}},
         ),
     ],

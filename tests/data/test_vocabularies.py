@@ -168,7 +168,7 @@ def test_bad_vocabularies_are_rejected(trained, tmp_path):
         (dataclasses.replace(trained, eos=5), r"eos is 5 but .* has 1: set it to 1"),
         (specials("bytes", pad=0), "special id 0, which is a byte"),
         (specials(GPT2, eos=50257), r"vocabulary.eos is 50257"),
-        (specials(GPT2, eos=0), r"eos is 0, a token of text in .*vocab.json: use the id of a special one"),
+        (specials(GPT2, eos=0), r"eos is 0, a text token in .*vocab.json: use the id of a special token"),
         (specials(GPT2, mask=50255), r"mask is 50255, a token of text"),
     ):
         with pytest.raises(UserError, match=message):

@@ -494,7 +494,7 @@ def test_references_may_be_runs_of_a_sweep(init_from, teacher, parents, tiny, tm
 
 def test_a_run_that_reads_two_runs_is_rejected(tiny, tmp_path):
     more = REFERENCES.replace("FROM", '"other"').replace("TEACHER", '"good"')
-    with pytest.raises(UserError, match=r"run 'student' of .* reads the runs other and good: name one"):
+    with pytest.raises(UserError, match=r"run 'student' of .* reads the runs other and good: name only one"):
         sweep.load_members(write(tmp_path, tiny / "tiny.py", more=more), str(tmp_path))
 
 

@@ -308,7 +308,7 @@ def test_pairs_limit_positions_to_those_of_the_mask_decoder():
 
 def test_a_convolution_needs_a_layer_before_the_mask_decoder():
     model = deberta.model(2, 1, 24, 3, 37, 130)
-    with pytest.raises(UserError, match="a mask decoder replaces the only layer"):
+    with pytest.raises(UserError, match="a mask decoder replaces the last one"):
         registry.shapes(model)
 
 

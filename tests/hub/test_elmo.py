@@ -140,7 +140,7 @@ def test_invalid_inputs_are_rejected(lm, whole):
     for call, words in (
         (lambda: lm.logits([[1]]), "no vocabulary head"),
         (lambda: lm.logits([[1]], head="backward"), "no backward head"),
-        (lambda: lm.hidden_states([[1]], token_types=[[0]]), "only the inputs tokens and mask"),
+        (lambda: lm.hidden_states([[1]], token_types=[[0]]), "reads only tokens and mask"),
         (lambda: lm.hidden_states([[458]]), "from 0 to 457"),
         (lambda: lm.hidden_states(np.zeros((1, 2, 49))), "characters have shape"),
         (lambda: lm.hidden_states(np.full((1, 2, 50), 261)), "0 to 260"),

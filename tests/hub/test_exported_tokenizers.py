@@ -208,7 +208,7 @@ def test_special_id_of_text_is_no_special_token(vocabulary_folder, tmp_path):
     save(model, tmp_path / "saved")
     assert "pad_token" not in json.loads((tmp_path / "saved" / "tokenizer_config.json").read_text())
     framed = replace(exports.pretrained("t5", "roberta", vocabulary_folder), special_ids={"eos_token_id": dot})
-    with pytest.raises(UserError, match=f"framed by id {dot}, which is a token of text"):
+    with pytest.raises(UserError, match=f"id {dot}, which is put around texts, is not a special token"):
         save(framed, tmp_path / "framed")
 
 

@@ -311,7 +311,7 @@ def test_empty_prompt_of_run_starts_from_trained_ids(make_workdir):
     assert lm.generate([""], max_new_tokens=5) == [lm.vocabulary.decode(want)]
     del lm.special_ids["eos_token_id"], lm.special_ids["separator_token_id"]
     lm.vocabulary.eos_id = None
-    with pytest.raises(UserError, match="cannot start from an empty prompt: pass a first word"):
+    with pytest.raises(UserError, match="cannot continue an empty prompt: pass a first word"):
         lm.generate([""])
 
 

@@ -39,7 +39,7 @@ def test_without_buckets_every_distance_has_a_row():
 
 @pytest.mark.parametrize(("length", "buckets"), [(512, 5), (5, 8)])
 def test_invalid_buckets_are_rejected(length, buckets):
-    with pytest.raises(UserError, match="set buckets to an even number, and length above half of it"):
+    with pytest.raises(UserError, match="set buckets to an even number, and length to more than buckets"):
         models.Disentangled(length, buckets)
 
 

@@ -185,5 +185,5 @@ def test_incremental_decoding_equals_full_pass(model):
 
 def test_parallel_blocks_are_rejected():
     """They would have no attention to the memory."""
-    with pytest.raises(UserError, match="'parallel' has no place for attention to a memory"):
+    with pytest.raises(UserError, match="'parallel' does not support cross-attention"):
         replace(small_encoder_decoder(), norm=models.NormConfig(placement="parallel"))

@@ -161,7 +161,7 @@ def test_stream_has_no_separator():
 
 
 def test_invalid_settings_are_rejected():
-    with pytest.raises(UserError, match=r"28 sentinels per row, the vocabulary has 2: set config.vocabulary.sent"):
+    with pytest.raises(UserError, match=r"28 sentinels per row, but the vocabulary has 2: set config.vocabulary.sent"):
         corrupt(568, special=objectives.Special(eos=1, sentinels=(9, 8)))
     with pytest.raises(UserError, match=r"set config.vocabulary.eos"):
         corrupt(20, special=objectives.Special(sentinels=(9, 8)))

@@ -275,7 +275,7 @@ def test_invalid_settings_are_rejected():
     for kind in (*KINDS, "full_lm", "decoder_prefix_lm", "decoder_text_to_text"):
         with pytest.raises(UserError, match="attend_across_documents to True"):
             objectives.get(kind, T5)({"tokens": np.arange(9), "segment_ids": np.ones(9)}, rng)
-    with pytest.raises(UserError, match=r"replace spans needs 89 sentinels per row, the vocabulary has 1: set"):
+    with pytest.raises(UserError, match=r"replace spans needs 89 sentinels per row, but the vocabulary has 1: set"):
         make("replace_spans", rng, range(511), objectives.Special(eos=1, sentinels=(9,)))
     with pytest.raises(UserError, match=r"mask tokens needs 1 sentinels per row"):
         make("mask_tokens", rng, special=objectives.Special(eos=1))

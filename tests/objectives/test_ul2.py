@@ -98,6 +98,6 @@ def test_invalid_settings_are_rejected():
             trees.parse(objectives.UL2, {"denoisers": [wrong]}, "config.objective")
     with pytest.raises(UserError, match="no rate above 0"):
         objectives.get("ul2", denoisers=(objectives.Denoiser(rate=0.0),))
-    with pytest.raises(UserError, match="needs 98 sentinels per row, the vocabulary has 3"):
+    with pytest.raises(UserError, match="needs 98 sentinels per row, but the vocabulary has 3"):
         few = objectives.Special(eos=1, sentinels=(9, 8, 7))
         objectives.get("ul2", few)({"tokens": np.arange(567)}, np.random.default_rng(0))

@@ -151,7 +151,7 @@ def test_row_without_words_has_no_target():
 def test_invalid_settings_are_rejected():
     objective = objectives.get("masked_lm", BERT, whole_words=1)
     assert objective.reads == ("word_starts",) and objectives.get("masked_lm", BERT).reads == ()
-    with pytest.raises(UserError, match="needs examples with `word_starts`"):
+    with pytest.raises(UserError, match="needs `word_starts` in each example"):
         objective({"tokens": np.arange(10, 20)}, np.random.default_rng(0))
     for wrong in ("whole_words", "duplicates"):
         with pytest.raises(UserError, match=rf"config.objective.{wrong} is -1: must be between 0 and"):

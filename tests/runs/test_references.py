@@ -194,7 +194,7 @@ LARGER = dataclasses.replace(STUDENT, embedding=dataclasses.replace(STUDENT.embe
     [
         ({"train": {"references": {}}}, r"needs a reference 'teacher': set config.train.references.teacher.source"),
         ({"train": {"loss": None}}, r"has 'teacher', which the loss does not read: leave it out"),
-        ({"model": LARGER}, r"the teacher has 272 tokens, config.model 300"),
+        ({"model": LARGER}, r"the teacher has 272 tokens, but config.model has 300"),
         ({"model": LARGER, "loss": losses.Distillation(alpha_ce=0.0)}, r"the teacher has 272 tokens"),
         ({"model": WIDE}, r"width of 32, those of config.model of 64: set config.train.loss.alpha_cos to 0"),
         ({"model": tiny_runs.MODEL, "objective": objectives.Causal()}, r"the teacher is a model of kind 'encoder'"),

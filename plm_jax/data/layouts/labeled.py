@@ -103,19 +103,19 @@ def _check_form(objective: objectives.LabeledObjective, num_texts: int, num_labe
     """Rejects examples with more or fewer texts or labels than the objective reads."""
     if isinstance(objective, objectives.MultipleChoice) and num_texts != 1 + objective.num_choices:
         raise UserError(
-            f"config.objective.num_choices is {objective.num_choices}, the source has form.number {num_texts - 1}: "
-            "make them equal"
+            f"config.objective.num_choices is {objective.num_choices}, but the source has form.number "
+            f"{num_texts - 1}: make them equal"
         )
     if isinstance(objective, objectives.MultiLabelClassification) and num_labels != objective.num_labels:
         raise UserError(
-            f"config.objective.num_labels is {objective.num_labels}, the source has {num_labels} form.labels: make "
+            f"config.objective.num_labels is {objective.num_labels}, but the source has {num_labels} form.labels: make "
             "them equal"
         )
     class_weights = getattr(objective, "class_weights", ())
     if class_weights and num_labels != len(class_weights):
         raise UserError(
-            f"config.objective.class_weights has {len(class_weights)} weights, the source {num_labels} form.labels: "
-            "give each label a weight"
+            f"config.objective.class_weights has {len(class_weights)} weights, but the source has {num_labels} "
+            "form.labels: set one weight for each label"
         )
     if num_texts < objective.min_texts:
         raise UserError("config.objective.both_orders is for pairs of texts: set form.pair of the source")

@@ -49,7 +49,7 @@ class Streams(Layout):
         super().check(objective, special, length, sources)
         check_one_source(sources)
         if None in (special.bos, special.eos):
-            raise UserError("streams frame documents: set config.vocabulary.bos and config.vocabulary.eos")
+            raise UserError("streams need special ids: set config.vocabulary.bos and config.vocabulary.eos")
 
     @override
     def blank(self, length: int, objective: objectives.BoundObjective, num_characters: int = 0) -> Example:

@@ -74,8 +74,8 @@ class Translations(Layout):
         if single := {name: source for name, source in sources.items() if not source.texts}:
             if self.text.num_texts > 1 or self.text.has_positions or not self.text.attend_across_documents:
                 raise UserError(
-                    f"rows of config.data.layout.text '{self.text.kind}' have other arrays than those of translations: "
-                    "use full_sentences, or blocks that attend across documents"
+                    f"rows of config.data.layout.text '{self.text.kind}' do not have the arrays of translations: set "
+                    "it to full_sentences, or blocks that attend across documents"
                 )
             self.text.check(objective, special, length, single)
 

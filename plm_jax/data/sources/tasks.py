@@ -142,7 +142,7 @@ def task(name: str, source: Source) -> seqio.Task:
     """
     task = registered(name, source)
     if "train" not in task.splits:
-        raise UserError(f"source '{name}' has no split 'train', only {', '.join(task.splits)}: choose another")
+        raise UserError(f"source '{name}' has no split 'train', only {', '.join(task.splits)}: use another source")
     return task
 
 
@@ -202,7 +202,7 @@ def rates(source: RegisteredSource) -> dict[str, float] | None:
                 f"mixture '{source.name}' has the rate {rates[name]} for task '{name}': use a finite rate of at least 0"
             )
     if not sum(rates.values()) > 0:
-        raise UserError(f"mixture '{source.name}' has no task with a split 'train' and a rate above 0: choose another")
+        raise UserError(f"mixture '{source.name}' has no task with a split 'train' and a rate above 0: add one")
     return rates
 
 
@@ -283,7 +283,7 @@ def download(builder: tfds.core.DatasetBuilder) -> Mapping[str, Any]:
     except Exception as error:
         reason = one_line(error, 160)
         raise UserError(
-            f"cannot download '{builder.info.full_name}' ({reason}): put it at {builder.data_dir}"
+            f"cannot download '{builder.info.full_name}' ({reason}): place the prepared data set in {builder.data_dir}"
         ) from error
     return builder.info.splits
 

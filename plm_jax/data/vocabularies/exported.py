@@ -230,7 +230,9 @@ def _post_processor(tree: Tree, template: Tree) -> Tree:
 def _template(frame: Frame, names: Mapping[int, str]) -> Tree:
     ids = {*frame.before, *frame.between, *frame.after}
     if text_ids := ids - names.keys():
-        raise UserError(f"texts are framed by id {min(text_ids)}, which is a token of text: save in format plm_jax")
+        raise UserError(
+            f"id {min(text_ids)}, which is put around texts, is not a special token: save in format plm_jax"
+        )
 
     def special(ids: Sequence[int], type_id: int) -> list[Tree]:
         return [{"SpecialToken": {"id": names[i], "type_id": type_id}} for i in ids]

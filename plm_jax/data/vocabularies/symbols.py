@@ -46,7 +46,7 @@ def check_not_text(path: str, specials: VocabularyConfig, text: Container[int]) 
     """Rejects special ids that are ids of tokens of text."""
     for name in SPECIALS:
         if (i := getattr(specials, name)) is not None and i in text:
-            raise UserError(f"config.vocabulary.{name} is {i}, a token of text in {path}: use the id of a special one")
+            raise UserError(f"config.vocabulary.{name} is {i}, a text token in {path}: use the id of a special token")
 
 
 def check_symbols(path: str, ids: dict[str, int], symbols: dict[str, str], specials: VocabularyConfig) -> None:

@@ -73,7 +73,7 @@ def train(texts: Iterable[str], specials: VocabularyConfig, show_progress: bool 
     kind = specials.train_kind or kinds[0]
     if kind not in kinds:
         known = " or ".join(filter(None, kinds)) or "no kinds"
-        raise UserError(f"config.vocabulary.train_kind is '{kind}', {scheme} has {known}: change or remove it")
+        raise UserError(f"config.vocabulary.train_kind is '{kind}', but {scheme} has {known}: change or remove it")
     for path, content in zip(paths, trainer(TrainingTask(texts, specials, kind, show_progress)), strict=True):
         storage.write(path, content)
 
@@ -130,7 +130,9 @@ def _words(task: TrainingTask) -> list[bytes]:
     """Returns special tokens and then the most frequent words, at most `train_size` in total."""
     symbols = {getattr(task.specials, name): symbol for name, symbol in WORD_SYMBOLS.items()}
     if symbols.keys() != set(range(len(symbols))):
-        raise UserError("a vocabulary of words begins with bos, eos and unk: set config.vocabulary to 0, 1 and 2")
+        raise UserError(
+            "a vocabulary of words begins with bos, eos and unk: set these ids in config.vocabulary to 0, 1 and 2"
+        )
     counts = collections.Counter(word for text in task.texts for word in text.split())
     for symbol in symbols.values():
         counts.pop(symbol, None)

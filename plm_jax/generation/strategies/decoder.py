@@ -66,5 +66,5 @@ class DecoderStrategy(Writer):
         if ids := self.eos_ids[:1] if self.text.separator is None else [self.text.separator]:
             return ids
         raise UserError(
-            "this model's texts had no first token, so it cannot start from an empty prompt: pass a first word"
+            "this model has no token that begins a text, so it cannot continue an empty prompt: pass a first word"
         )

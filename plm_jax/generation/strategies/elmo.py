@@ -31,7 +31,7 @@ class ElmoStrategy(Strategy):
     ) -> dict[str, np.ndarray]:
         # Words are ids [B, L], which the vocabulary converts to characters, or characters [B, L, C].
         if any(argument is not None for argument in (token_types, decoder_tokens, decoder_mask)):
-            raise UserError("an ELMo has only the inputs tokens and mask: leave out token_types and decoder_tokens")
+            raise UserError("an ELMo reads only tokens and mask: leave out token_types and decoder_tokens")
         tokens, length = inputs.integers("tokens", tokens), self.config.max_characters
         if tokens.ndim != 3:
             if self.text.vocabulary_path is None:

@@ -56,8 +56,8 @@ class Disentangled(Position):
     def __post_init__(self):
         if self.buckets and (self.buckets % 2 or self.length <= self.buckets // 2 + 1):
             raise UserError(
-                f"disentangled positions with {self.buckets} buckets for {self.length} distances: set buckets to an "
-                "even number, and length above half of it plus 1"
+                f"disentangled positions have {self.buckets} buckets and a length of {self.length}: set buckets to an "
+                "even number, and length to more than buckets / 2 + 1"
             )
         if len(set(self.terms)) < len(self.terms):
             raise UserError(f"disentangled positions with the terms {self.terms}: name each term once")

@@ -45,7 +45,7 @@ class Hashes:
         return minima.astype(np.uint32).reshape(self._bands, self._rows)
 
     def bands(self, text: str) -> list[bytes]:
-        """Returns a digest of 8 bytes per band. Two texts share it exactly if they agree in all rows of the band."""
+        """Returns a digest of 8 bytes per band. Two texts share it if and only if all rows of the band are equal."""
         rows = self.signature(text)
         mixed = mix(
             np.arange(self._bands, dtype=np.uint64)

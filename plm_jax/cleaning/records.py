@@ -23,7 +23,7 @@ def encode(page: Page) -> bytes:
 
 
 def decode(record: bytes) -> Page:
-    """Returns the page of `encode`."""
+    """Decodes a page that `encode` returned."""
     fields, position = [], _SIZES.size
     for size in _SIZES.unpack_from(record):
         fields.append(record[position : position + size].decode("utf-8"))
@@ -32,12 +32,12 @@ def decode(record: bytes) -> Page:
 
 
 def pages(slices: Iterable[parts.Slice]) -> Iterator[Page]:
-    """Iterates over the pages in parts of files."""
+    """Iterates over the pages in slices of files."""
     return map(decode, encoded_pages(slices))
 
 
 def encoded_pages(slices: Iterable[parts.Slice]) -> Iterator[bytes]:
-    """Iterates over the pages in parts of files, as bytes, which take less memory than text."""
+    """Iterates over the pages in slices of files, as bytes, which take less memory than text."""
     for part in slices:
         for block in parts.blocks(part):
             position = 0
@@ -53,7 +53,7 @@ class Row(NamedTuple):
     Attributes:
       name: path of the file, relative to the output.
       key: 16 bytes by which the lines of a file are sorted.
-      line: the line, with its end.
+      line: the line, including its line break.
     """
 
     name: str
@@ -68,7 +68,7 @@ def encode_row(row: Row) -> bytes:
 
 
 def rows(slices: Iterable[parts.Slice]) -> Iterator[Row]:
-    """Iterates over the rows in parts of files."""
+    """Iterates over the rows in slices of files."""
     for part in slices:
         for block in parts.blocks(part):
             position = 0

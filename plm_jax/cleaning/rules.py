@@ -27,7 +27,7 @@ class PageRule(Protocol):
     """Interface of the rules."""
 
     def __call__(self, page: Page, tally: Tally) -> Page | None:
-        """Returns the page, possibly changed, or None to drop it. Dropped text is tallied."""
+        """Returns the page, possibly changed, or None to drop it. Adds dropped text to the tally."""
 
 
 class MaxCharacters:
@@ -166,7 +166,7 @@ class LineFilter:
 
 
 class LangdetectFilter:
-    """Drops pages whose language is uncertain or another one. The results are deterministic."""
+    """Drops pages in other languages and pages whose language is uncertain. The results are deterministic."""
 
     def __init__(self, rule: settings.LangdetectConfig):
         from langdetect import detector_factory

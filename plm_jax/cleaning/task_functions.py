@@ -129,7 +129,7 @@ def _recency(page: Page) -> tuple[str, int, int]:
 def _write_pages(
     workspace: tasks.Workspace, pages: Iterable[Page], step: Pass, sink: Sink, counts: Tally
 ) -> dict[str, Any]:
-    """Applies rules to pages, and writes the rest: with its units for the next comparison, or as rows of files."""
+    """Applies rules to pages. Writes the remaining pages with units for the next comparison, or as rows of files."""
     rule, name, division = job_rules.config(workspace), workspace.task, sink.division
     pages = job_rules.apply(workspace, step.segments, pages, counts)
     if step.compared is None:

@@ -18,7 +18,7 @@ LEASE = "lease"
 
 @contextlib.contextmanager
 def exclusive(work: str, what: str) -> Iterator[None]:
-    """Context manager in which no other process uses a folder of jobs, which is removed at the end if it has no job.
+    """Context manager that locks a folder of jobs. At the end, a folder without jobs is removed.
 
     Args:
       what: use of the folder in error messages, as in "another process WHAT".
@@ -39,7 +39,7 @@ def exclusive(work: str, what: str) -> Iterator[None]:
 
 
 def begin(work: str, identity: str) -> tasks.Job:
-    """Returns the job of this identity and version, in a folder of its own. Removes the folders of others."""
+    """Returns the job of this identity and version, whose folder has a name of its own. Removes all other jobs."""
     version = package.version()
     name = hashlib.sha256(f"{identity} {version}".encode()).hexdigest()[:16]
     abandoned = [other for other in storage.names(work) if other not in (name, LEASE)]

@@ -85,7 +85,7 @@ def is_mine(folder: str) -> bool:
 
 
 def _is_mine(folder: str, number: int, mine: dict[str, Any]) -> bool:
-    """Whether a number is the newest and was taken by this process: others may reuse it if the folder was removed."""
+    """Whether a number is the newest and was taken by this process; if the folder was removed, numbers start again."""
     holder = _read(folder, number) if _newest(folder) == number else None
     return holder is not None and all(holder.get(name) == mine[name] for name in ("host", "pid", "process_start"))
 

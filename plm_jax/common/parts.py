@@ -4,7 +4,7 @@ A file consists of its parts, one after another. A part consists of frames: two 
 block before and after compression, and the block, compressed with zlib. A record is never divided among blocks. The
 offsets of the parts are not in the file; its writer returns them.
 
-Several consecutive parts may be stored as one, of which each record is preceded by two little-endian uint32: the number
+Several consecutive parts may be stored as one. Each of its records is preceded by two little-endian uint32: the number
 of its part, and its size.
 """
 

@@ -144,7 +144,7 @@ class Pool:
             worker.stop()
 
     def unordered(self, items: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
-        """Yields each item with its result, or with the error of the last of several processes that died.
+        """Yields each item with its result, or with an error if several processes died while working on it.
 
         Starts processes as needed. They remain for the next call.
         """

@@ -12,8 +12,8 @@ class Padding(NamedTuple):
     """Padding of rows.
 
     Attributes:
-      share: share of the tokens of rows, for an encoder-decoder of the targets, that are padding.
-      unpacked: the same share if each inner row of packed rows were a row; None if rows are not packed.
+      share: share of tokens that are padding; for an encoder-decoder, of the targets.
+      unpacked: share that rows would have without packing; None if they are not packed.
     """
 
     share: float

@@ -1,8 +1,8 @@
 """XLM-R (Conneau et al. 2020, Goyal et al. 2021) and CamemBERT (Martin et al. 2020) in Hugging Face's format.
 
-They are RoBERTa with another vocabulary: SentencePiece in `tokenizer.json`, whose ids differ from those in the files of
-SentencePiece by the special tokens at the beginning. XL and XXL have norms before the sub-layers and after the last
-layer, and none after the embeddings.
+They are RoBERTa models with another vocabulary, a SentencePiece model in `tokenizer.json`. Its ids are shifted relative
+to those of the SentencePiece file, because special tokens come first. XL and XXL have norms before the sub-layers and
+after the last layer, and none after the embeddings.
 """
 
 from dataclasses import replace

@@ -80,7 +80,7 @@ class Loss(Role):
           model: the Linen module.
           params: its parameters.
           batch: arrays [B, …].
-          rngs: keys `dropout` and `sample`; a missing key is not used. None outside of training.
+          rngs: keys `dropout` and `sample`, if the model or the loss needs them. None outside of training.
           carry: a tree of arrays [B, …], the recurrent state of each row; empty for most models.
 
         Returns:

@@ -24,7 +24,7 @@ class TaskLoss(Loss):
     [B, C], averaged over labels. `score`: squared error from `score` float32 [B]. `tags`: cross-entropy with `tags`
     int32 [B, L] at tokens whose tag is at least 0, averaged over these tokens. `span`: half the sum of the
     cross-entropies of `span_starts` and `span_ends` int32 [B] over all positions of a row, padding included, as in
-    BERT. Except for `tags`, terms are averaged over rows, without rows of padding.
+    BERT. Except for `tags`, terms are averaged over rows; rows of padding do not count.
 
     Attributes:
       lm_coefficient: coefficient of the term `lm`, GPT-1's λ: the cross-entropy of `targets` under `target_weights`,

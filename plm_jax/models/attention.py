@@ -1,4 +1,4 @@
-"""Attention over the sequence itself, a cache or a memory.
+"""Self-attention, optionally with a key/value cache, and cross-attention over a memory (the encoder's outputs).
 
 Shapes: B batch, L length, M length of the memory, Q queries, D width, N heads, G heads of keys and values, H head_dim.
 Scores and softmax are computed in float32.

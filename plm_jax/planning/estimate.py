@@ -1,4 +1,4 @@
-"""Lower bound of the time of a step, a roofline (Williams et al. 2009) of the work of its program, and its cost.
+"""Lower bound of the time of a step by a roofline model of its program (Williams et al. 2009), and the cost per token.
 
     seconds = max(compute, memory, network) + synchronous
 

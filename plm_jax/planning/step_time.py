@@ -1,4 +1,4 @@
-"""Time of a step by the timeline of its instructions: a bracket, its parts, and the changes that would save most."""
+"""Time of a step, simulated on a timeline of its instructions: a range, its parts, and the largest possible savings."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -26,9 +26,9 @@ class StepTime(NamedTuple):
     """Time of a step.
 
     Attributes:
-      optimistic: seconds with the constants at best.
+      optimistic: seconds with the constants OPTIMISTIC.
       middle: seconds with the fitted constants.
-      pessimistic: seconds with the constants at worst.
+      pessimistic: seconds with the constants PESSIMISTIC.
       clock: end of the simulation that gives `middle`; its seconds by kind add up to it.
     """
 
@@ -46,10 +46,10 @@ class Saving(NamedTuple):
 
 
 def time_step(model: CostModel, assumptions: Assumptions = MIDDLE) -> StepTime:
-    """Simulates a step at best, at worst and in between.
+    """Simulates a step with optimistic, fitted and pessimistic constants.
 
     Args:
-      assumptions: constants in between.
+      assumptions: the fitted constants.
     """
     scale = assumptions.products / MIDDLE.products
     best, worst = (extreme._replace(products=scale * extreme.products) for extreme in (OPTIMISTIC, PESSIMISTIC))
@@ -123,7 +123,7 @@ def ranking_seconds(estimate: dict[str, Any]) -> float:
 
 
 def differ(estimate: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether neither of two estimated times brackets the middle of the other; bounds always are."""
+    """Whether the middle of each estimated time is outside the range of the other; True if one has no middle."""
     first, second = estimate["seconds"], other["seconds"]
     if first["middle"] is None or second["middle"] is None:
         return True

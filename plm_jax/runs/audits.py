@@ -120,7 +120,7 @@ class CheckReplicas(Callback):
     """Compares the replicas of the parameters before each checkpoint. It precedes the callback that saves."""
 
     def __init__(self, settings: config.CheckpointConfig, telemetry: Telemetry | None):
-        """`telemetry` receives the report; it is None in every process except the first."""
+        """Prepares to compare; `telemetry` receives the report and is None in every process except the first."""
         self._settings, self._telemetry = settings, telemetry
         self._check: ReplicaCheck | None = None
 

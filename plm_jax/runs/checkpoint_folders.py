@@ -57,7 +57,7 @@ def finished(directory: epath.Path) -> list[int]:
 
 
 def newest(path: str) -> epath.Path:
-    """Returns the folder of the newest checkpoint of a run directory; a path of a checkpoint is returned itself.
+    """Returns the folder of the newest checkpoint of a run directory, or the folder itself if it is a checkpoint.
 
     Raises:
       UserError: there is none.

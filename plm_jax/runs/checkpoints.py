@@ -1,9 +1,13 @@
 """Checkpoints of a run: Orbax, asynchronous, sharded, restorable on any mesh, and sealed.
 
-A checkpoint holds `params` alone, so that a reader of weights need not know the optimizer; `average`, the moving
-average of the parameters, if there is one; `training` (the rest of the train state); `meta`: format, step, config, the
-identities of run, vocabulary and caches, the stages as they were read and the next example, phase, mesh, versions, the
-history of best weights; and the manifest of all its files (`common.sealing`).
+A checkpoint contains:
+
+    params     the parameters, so that a reader of weights need not know the optimizer
+    average    the moving average of the parameters, if there is one
+    training   the rest of the train state
+    meta       format, step, config, identities of run, vocabulary and caches, all phases of the run, next example,
+               current phase, mesh, versions, and the history of best weights
+    manifest   hashes of all files (`common.sealing`)
 """
 
 import contextlib

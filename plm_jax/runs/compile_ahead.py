@@ -31,7 +31,7 @@ class PhaseSteps:
     """
 
     def __init__(self, programs: Programs):
-        """`programs` are those of the run."""
+        """Stores the programs of a run; their steps are prepared later."""
         self._programs = programs
         self._compiles = COMPILES.get(programs.first.mesh.devices.flat[0].platform)
         self._phase: Phase | None = None

@@ -3,7 +3,7 @@
 The first process decides, by its clock and by the requests of the others, and announces the decision for two steps
 later. A process has read the losses of step k - 1, which every process has dispatched by then, before it asks for the
 decision after step k. No process is therefore more than a step ahead of another, and all learn of it in time. Messages
-go through the job's coordination service, which takes well below a millisecond and no device.
+go through the job's coordination service, which takes less than a millisecond and uses no device.
 """
 
 import json
@@ -37,7 +37,7 @@ class Coordinator:
     """Decisions of one run, the same in every process."""
 
     def __init__(self, settings: config.CheckpointConfig, name: str):
-        """`name` must be unique among the runs of the job."""
+        """Connects to the job's other processes; `name` must be unique among the runs of the job."""
         self._settings = settings
         self._service: _Messages = _Service(f"plm_jax/{name}") if jax.process_count() > 1 else _SingleProcess()
         self._ahead = _STEPS_AHEAD if jax.process_count() > 1 else 0

@@ -70,7 +70,7 @@ class Goodput:
     """
 
     def __init__(self, before: float = 0.0, clock: Callable[[], float] = time.monotonic):
-        """`before` are the seconds that the start has taken already; `clock` returns seconds."""
+        """Starts accounting, `before` seconds after the start of the run; `clock` returns seconds."""
         self.thread = threading.get_ident()
         self.slow: queue.SimpleQueue[SlowStep] = queue.SimpleQueue()
         self.saved = threading.Event()
@@ -87,7 +87,7 @@ class Goodput:
 
     @contextlib.contextmanager
     def measure(self, part: str) -> Iterator[None]:
-        """Accounts for the time within it as one of `PARTS`."""
+        """Context manager whose duration counts as one of `PARTS`."""
         before = self._turn(part)
         try:
             yield

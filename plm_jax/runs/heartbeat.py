@@ -68,7 +68,7 @@ class Heartbeat:
         process: int,
         num_processes: int,
     ):
-        """`began` is when the start did, in seconds since 1970; `process` is one of `num_processes`."""
+        """Prepares the thread; `began` is the time of the start in seconds since 1970, `process` an index from 0."""
         self._workdir, self._goodput, self._began = workdir, goodput, began
         self._stall_seconds = 60 * stall_minutes
         self._process, self._num_processes = process, num_processes

@@ -18,8 +18,9 @@ _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
 class Interruption:
-    """Within it, SIGTERM, SIGUSR1, Ctrl-C and a preemption notice request the run to stop; a second signal ends it.
+    """Context manager in which SIGTERM, SIGUSR1, Ctrl-C or a preemption notice requests the run to stop.
 
+    A second signal ends the process at once.
     The same signal within a second is ignored: some launchers send it to every process of a job, and one process may
     forward it to another.
 
@@ -28,7 +29,7 @@ class Interruption:
     """
 
     def __init__(self, grace_seconds: float):
-        """`grace_seconds` after the request the process ends, whether or not its step is saved."""
+        """Prepares the context; the process ends `grace_seconds` after a request, even if its step is not saved."""
         self.reason: str | None = None
         self._grace = grace_seconds
         self._over = threading.Event()

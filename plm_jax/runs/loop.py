@@ -159,7 +159,7 @@ def train(
       programs: compiled steps of the run.
       batches: global batches from the first step on, each with the seconds that this host waited for it.
       callbacks: called around every step, in their order.
-      compiling: entered, with the name of a step, around the first step of each phase.
+      compiling: returns a context manager for the first step of each phase, from the name of the step.
     """
     steps = PhaseSteps(programs)
     for phase in programs.phases:

@@ -69,13 +69,13 @@ class MetricsLogger(Callback):
 
     @contextlib.contextmanager
     def compiling(self, name: str) -> Iterator[None]:
-        """Accounts for the time within it as compilation, and reports it at the end."""
+        """Context manager whose duration counts as compilation and is reported at the end."""
         with self._goodput.measure("compile"), self._showing(f"compiling {name}", reports=True):
             yield
 
     @contextlib.contextmanager
     def auditing(self, compiles: bool) -> Iterator[None]:
-        """Accounts for the time within it as an audit, which rates do not include; `compiles` reports it at the end."""
+        """Context manager whose duration counts as an audit and not in rates; with `compiles`, it is reported."""
         began = time.perf_counter()
         with self._goodput.measure("audits"), self._showing("auditing the devices", reports=compiles):
             yield

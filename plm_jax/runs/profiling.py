@@ -17,7 +17,7 @@ class Profiler(Callback):
     """Tracing of the steps in `train.profile_steps` to `W/profile`; consecutive steps share a trace per process."""
 
     def __init__(self, steps: Sequence[int], workdir: str):
-        """`steps` are counted from 1."""
+        """Prepares to trace these steps, counted from 1."""
         self._steps = set(steps)
         self._target, self._local = os.path.join(workdir, FOLDER), None
 

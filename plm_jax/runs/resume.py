@@ -113,7 +113,7 @@ _NAMED = 5
 
 
 def meaning(field: str, optimizer: config.OptimizerConfig) -> Meaning:
-    """Returns the meaning of a change of a field, a dotted path, for a run that resumes with an optimizer."""
+    """Returns the effect that a change of a field, a dotted path, has on a run that resumes with an optimizer."""
     section, _, name = field.partition(".")
     if section == "optimizer" and name in optimizer.recipe:
         return "recipe"

@@ -195,7 +195,6 @@ def check(record: Record, error: UserError) -> None:
       record: modules that the settings were saved with.
       error: error of parsing.
 
-
     Raises:
       MissingCodeError: a module is not loaded.
     """
@@ -324,7 +323,7 @@ def _of_package(path: str) -> str | None:
 
 
 class _Loader(importlib.abc.Loader):
-    """Loads the one module of a file, whatever name it is imported by."""
+    """Returns the same module for a file under every name that it is imported by."""
 
     def __init__(self, path: str):
         self._path = path

@@ -1,9 +1,9 @@
 """Positions of bytes in a file of tokens, to fetch a part of the file.
 
-ArrayRecord files are Riegeli files, ours with one uncompressed record per chunk. A file is a signature followed by
-chunks, each a header, the size of the record and its bytes. Block headers interrupt the file every 64 KiB
+ArrayRecord files are Riegeli files; `writer.py` writes one uncompressed record per chunk. A file is a signature and
+chunks. A chunk is a header, the size of the record and its bytes. Block headers interrupt the file every 64 KiB
 (google/riegeli, doc/riegeli_records_file_format.md). The position of each byte of the records can thus be computed. The
-format has no hash of a part of a file.
+format itself cannot verify a part of a file.
 """
 
 import itertools

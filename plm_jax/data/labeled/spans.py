@@ -11,7 +11,7 @@ import numpy as np
 
 
 class AnswerWindow(NamedTuple):
-    """A row with a part of a context.
+    """Scores of a row that contains a part of a context.
 
     Attributes:
       starts, ends: [L], score of each position as the start and the end of the answer.

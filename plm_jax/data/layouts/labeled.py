@@ -220,7 +220,7 @@ class LabeledRows(Rows):
         return bytes(self.values("context_bytes", document)).decode("utf-8")
 
     def context_offsets(self, document: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the first character and the end of each token of an example's context, two [tokens]."""
+        """Returns the first character and the end of each token of an example's context, as two arrays [tokens]."""
         size = int(self.sizes[document, 1])
         return self.values("char_starts", document)[:size], self.values("char_ends", document)[:size]
 
@@ -282,7 +282,7 @@ class LabeledRows(Rows):
         return notes
 
     def _num_missing_answers(self) -> int:
-        """Counts the examples with an answer that is in no window as a whole."""
+        """Counts the examples with an answer that no window contains completely."""
         missing = 0
         for document in range(self.num_documents):
             if not len(self.values("answer_begins", document)):

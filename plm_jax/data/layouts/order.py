@@ -41,7 +41,7 @@ class RowOrder(abc.ABC):
         return k // self.num_items
 
     def shortage(self) -> str:
-        """Returns the part of an error about a source that has too little text for this order, and how to fix it."""
+        """Describes, for an error message, why a source has too little text for this order, and how to fix it."""
         return self.rows.shortage()
 
 

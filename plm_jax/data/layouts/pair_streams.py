@@ -9,11 +9,11 @@ that it can read A, the start of the next row's reused text, again with this mem
 
 A begins after the reused text and ends with a random sentence. B follows A. With probability 0.5, and if no sentence of
 A ends before the row is full, B is random text from the start of a sentence instead. Both are truncated at the end, the
-longer one first, until the row is full. A separator between documents is a sentence of its own. The source also stores
+longer one first, until the row is full. A separator between documents is a sentence. The original code also stores
 whether B follows A, but never reads this label, so rows omit it. Tokens at the end of the text that do not fill
 a row are not read.
 
-The source cuts the text into as many streams as a batch has rows, and draws B from the same stream. Here, rows of a
+The original code cuts the text into one stream per row of a batch, and draws B from the same stream. Here, rows of a
 batch continue with the next stream, and B comes from the same stretch of `STRETCH_TOKENS`, so that reads stay close
 together.
 """

@@ -71,7 +71,7 @@ class Rows(abc.ABC):
         raise UserError(f"{type(self).__name__} cannot find the rows of a document: implement `rows_with`")
 
     def shortage(self) -> str:
-        """Returns the part of an error about a split that has too little text for a row, and how to fix it."""
+        """Describes, for an error message, why a split has too little text for a row, and how to fix it."""
         return "has too little training text for a row: lower config.data.length or add more text"
 
     def notes(self, name: str) -> list[str]:

@@ -1,11 +1,11 @@
 """Pairs for next-sentence prediction (BERT) and for sentence-order prediction (ALBERT).
 
 The rules are those of `create_pretraining_data.py` in google-research/bert (Devlin et al. 2019, arXiv:1810.04805) and
-in google-research/albert (Lan et al. 2020, arXiv:1909.11942), where the second part is put before the first instead of
-being random, except in chunks of one sentence. RoBERTa's pairs of two single sentences (Liu et al. 2019,
-arXiv:1907.11692) are the same with chunks of two sentences. The start of an example depends on the one before it in its
-document, because sentences that a random second part displaces are put back. The index of a split (`index.py`) has
-these columns, for each pass:
+in google-research/albert (Lan et al. 2020, arXiv:1909.11942). In ALBERT, the two parts are swapped where BERT draws a
+random second part, except in chunks of one sentence. RoBERTa's pairs of two single sentences (Liu et al. 2019,
+arXiv:1907.11692) are BERT's with chunks of two sentences. The start of an example depends on the previous example of
+the document, because the sentences that a random second part replaces are used again. The index of a split (`index.py`)
+has these columns, for each pass:
 
     starts     first token of the first part
     lengths_a  number of tokens of the first part, before truncation

@@ -14,7 +14,7 @@ from plm_jax.objectives import similar_words
 
 
 def tokenize(path: str, vocabulary: vocabularies.Vocabulary) -> tuple[np.ndarray, int, int]:
-    """Tokenizes a file of similar words; each word as at the start of a text, and as after a space.
+    """Tokenizes a file of similar words, each word once without and once with a space before it.
 
     Similar words with another number of tokens than their word, words with unknown tokens, and words that equal each
     other after tokenization are left out. Lines of the same word are joined.

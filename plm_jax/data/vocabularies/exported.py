@@ -220,7 +220,7 @@ def _exempt_special_tokens(tree: Tree, lowercase: bool) -> None:
 
 
 def _post_processor(tree: Tree, template: Tree) -> Tree:
-    """Returns a template that, for tokens of bytes, follows the removal of spaces from offsets, as in RoBERTa."""
+    """Returns the template, preceded for byte-level tokens by the removal of spaces from offsets, as in RoBERTa."""
     if '"ByteLevel"' not in json.dumps(tree.get("pre_tokenizer")):
         return template
     trim = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
@@ -378,7 +378,7 @@ def _charsmap(charsmap: bytes, data: bytes) -> Iterator[Tree]:
     """Yields the normalization rules of a model, preceded by NFKC if the rules include it.
 
     Hugging Face's `Precompiled` applies only the shortest rule to a character with combining characters, so NFKC joins
-    them first. Characters that NFKC changes and the model does not are replaced by private ones during NFKC.
+    them first. Characters that NFKC changes and the model does not are replaced by private-use characters during NFKC.
     """
     processor = sentence_models.processor(data)
     nfkc = tokenizers.normalizers.NFKC()
@@ -395,7 +395,7 @@ def _charsmap(charsmap: bytes, data: bytes) -> Iterator[Tree]:
 
 
 def _cuts(pieces, byte_fallback: bool) -> Iterator[str]:
-    """Yields patterns that split text so that it never becomes a piece that is not text, such as `<0x41>` for a byte.
+    """Yields patterns at which to split text, so that it never matches a special piece such as `<0x41>` for a byte.
 
     Text is split only where no text piece and no run of unknown characters (a single token) spans the cut.
     """

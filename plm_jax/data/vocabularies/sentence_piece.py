@@ -96,9 +96,10 @@ class SentencePiece(Vocabulary):
     def encode_flat(self, texts: list[str]) -> Encoded:
         """Returns the tokens of whole texts.
 
-        The library's offsets cost more than its ids. "Ink" is text without white space. If the ink of the pieces equals
-        that of the text, which fails only if the normalizer changed it or a piece is unknown, the offset of a piece is
-        the ink before it. Offsets count folded text, and units measure spans of it.
+        Offsets are computed from the ids if possible, because the library is slower if it also returns offsets. "Ink"
+        is text without white space. If the ink of the pieces equals that of the text, the offset of a piece is the size
+        of the ink before it. It differs only if the normalizer changed the text or a piece is unknown. Offsets count
+        folded text, and units measure spans of it.
         """
         changed = [self.specials.lowercase and not text.isascii() for text in texts]
         texts = list(map(self._folded, texts))

@@ -14,9 +14,9 @@ from plm_jax.models.kernels.context import FIRST, Context, Queries
 def by_stream(attend: Callable[..., Queries], query_BNQH: Queries, context: Context) -> Queries:
     """Computes the attention of tokens and that of `Context.targets`, each by a call of `attend`: [B, N, Q, H].
 
-    A target is computed at its position in a row of L queries, so that kernels find the same distances along diagonals
-    of both streams; the other queries of this row see nothing. Targets at the same position get the result of the first
-    one.
+    The query of a target is moved to its position in a row of L queries, so that kernels find the same distances along
+    diagonals of both streams; the results of the other queries of this row are not used. Targets at the same position
+    get the result of the first one.
 
     Args:
       attend: a function of queries [B, N, L, H], their context, and the number `start` of the first one.

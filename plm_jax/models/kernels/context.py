@@ -89,8 +89,8 @@ class RelativeScores(struct.PyTreeNode):
 class Context(struct.PyTreeNode):
     """The masks, biases and other settings of an attention.
 
-    A stack sets `rotations`, `distance_bias`, `bias`, `tables`, `windows`, `rows`, `dropout`, `broadcast`, `kernel` and
-    `visible` itself, whatever their values.
+    A stack overwrites `rotations`, `distance_bias`, `bias`, `tables`, `windows`, `rows`, `dropout`, `broadcast`,
+    `kernel` and `visible`.
 
     Attributes:
       causal: whether queries attend only to keys up to their own position.
@@ -104,7 +104,7 @@ class Context(struct.PyTreeNode):
       source_positions: positions of the keys if these come from another source than the queries, int32 [B or 1, K].
       contiguous: whether the keys are the queries, except for `targets`, after any number of earlier tokens, with
         positions that count up or down by one.
-      targets: the last T queries are at the positions of these others, int32 [B, T]; None: there are no such queries.
+      targets: indices of the queries whose positions the last T queries have, int32 [B, T]; None: no such queries.
       block_positions: positions of these queries and keys within blanks, int32 [B, Q]; None: 0 everywhere.
       rotations: rotations of queries and of keys by their positions, as returned by `Position.rotation`, or None.
       distance_bias: bias of scores, float32 [N, Q + K - 1]: entry j is for pairs whose key position minus query

@@ -24,8 +24,8 @@ def tiles(
 ) -> tuple[jax.Array, jax.Array]:
     """Returns whether a tile of queries attends to any key of a tile, and to all: bool [B or 1, Q tiles, K tiles].
 
-    The first may be True and the second False although the opposite holds. A tile that exceeds the keys is never fully
-    visible.
+    The result is conservative: the first may be True although no key is visible, and the second False although all keys
+    are. A tile that extends beyond the keys is never fully visible.
 
     Args:
       query_tile, key_tile: lengths of the tiles.

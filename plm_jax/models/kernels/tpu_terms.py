@@ -30,7 +30,7 @@ _STRIP = 128
 
 
 def has_vectors(relative):
-    """Returns whether there are vectors by distance, for which tiles must be square."""
+    """Whether there are vectors by distance, for which tiles must be square."""
     return relative is not None and not (relative.key_vectors is None and relative.query_vectors is None)
 
 
@@ -106,7 +106,7 @@ def key_outputs(call, terms):
     """Returns the specifications and shapes of the gradients that a pass over keys computes.
 
     Raises:
-      UserError: those of bands, which stay in fast memory in two buffers, exceed it.
+      UserError: the gradients of bands, which need two buffers in VMEM, exceed it.
     """
     if 8 * sum(terms[name][0].size for name in BANDS if name in terms) > 0.75 * tiles.vmem_bytes(call.device_kind):
         raise UserError(

@@ -107,7 +107,7 @@ class Disentangled(Position):
 
     @override
     def score_tables(self, width, heads, head_dim, initializer):
-        """Returns `relative_embedding` [2 · reach, D] and, of its norm, `relative_norm_scale` and its bias [D]."""
+        """Returns `relative_embedding` [2 · reach, D] and the scale and bias of its norm, both [D]."""
         tables = {"relative_embedding": Table((2 * self.reach, width), (None, "embed"), initializer.table())}
         if self.norm:
             tables["relative_norm_scale"] = Table((width,), ("embed",), nn.initializers.ones)

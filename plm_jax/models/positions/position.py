@@ -125,7 +125,7 @@ class Position(Role):
         return None
 
     def score_tables(self, width: int, heads: int, head_dim: int, initializer: Initialization) -> dict[str, Table]:
-        """Returns the tables that all layers of a stack share, by parameter name: those of the biases of scores.
+        """Returns the tables for biases of scores, which all layers of a stack share, by parameter name.
 
         `width` is the model's, D.
         """

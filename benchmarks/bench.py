@@ -84,7 +84,7 @@ def fresh(call: Callable[..., Any], *arguments: Any, python: str = sys.executabl
 
 
 def verb(name: str, *flags: str, **options: Any) -> None:
-    """Runs a verb of plm_jax in a new process, with its output on stderr."""
+    """Runs a plm_jax command in a new process, with its output on stderr."""
     subprocess.run([sys.executable, "-m", "plm_jax", name, *flags], check=True, cwd=ROOT, stdout=sys.stderr, **options)
 
 

@@ -1,4 +1,4 @@
-"""Campaigns of faults (damage, hostile files, wrong values, kills, failing disks) and the outcomes with plm_jax.
+"""Fault injection (damage, hostile files, wrong values, kills, failing disks) and the outcomes with plm_jax.
 
     python benchmarks/faults.py [--full] [--seed=0] [--only=verbs] [--output=F.json]
 

@@ -1,4 +1,4 @@
-"""Runner of the campaigns of faults, and of single cases in child processes."""
+"""Runner of fault-injection campaigns, and of single cases in child processes."""
 
 import collections
 import contextlib
@@ -24,7 +24,7 @@ _WALL = 5
 
 
 class Campaign(NamedTuple):
-    """A campaign of faults.
+    """A fault-injection campaign.
 
     Attributes:
       name: name in the results.
@@ -101,7 +101,7 @@ def count(counts: collections.Counter, outcome: str, description: str) -> None:
 
 
 def child(do: Callable[[], None], seconds: float, log: pathlib.Path) -> tuple[str, str]:
-    """Runs a call in a child process, with errors handled as in a verb.
+    """Runs a call in a child process, with errors handled as in a command.
 
     Returns:
       The outcome (`ended`, `handled` if it ended with one error line, `traceback` or `hang`) and the output, or the

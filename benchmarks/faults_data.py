@@ -1,6 +1,6 @@
 """Damaged caches, and hostile or malformed corpora, and the outcome of reading each.
 
-A case is a forked child process that runs the real code on a damaged copy and ends as a verb does. It is `handled` if
+A case is a forked child process that runs the real code on a damaged copy and ends like a command. It is `handled` if
 it ended with one line and exit status 2, or read the same as from the undamaged copy; `silent` if it read something
 else; `hang` if it took more than its seconds; `traceback` otherwise: a crash, several lines, or more than 1 GB of
 memory. Every file of a cache is damaged, including the indices of layouts, before it is opened or while a run reads

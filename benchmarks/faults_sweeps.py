@@ -148,7 +148,7 @@ def _number_saved(workdir: pathlib.Path) -> int:
 
 
 def _forked(verb: str, *flags: str, log: pathlib.Path = pathlib.Path(os.devnull)) -> int:
-    """Forks a verb, whose libraries are already imported; its stderr goes to `log`."""
+    """Forks a command, whose libraries are already imported; its stderr goes to `log`."""
     log.write_text("")
     process = os.fork()
     if not process:

@@ -1,8 +1,8 @@
-"""Generators of wrong values for every verb and every file that it reads, and the runner of their commands.
+"""Generators of wrong values for every command and every file that it reads, and the runner of these cases.
 
 A generator copies valid files and corrupts one file or one flag. A case passes if the command exits with status 0, or
 with status 2 and one error line, takes at most 10 s longer than the valid command, and uses at most 1 GB more memory
-than at its start. Verbs run in children of a process that has imported the libraries.
+than at its start. Commands run in children of a process that has imported the libraries.
 """
 
 import functools
@@ -37,7 +37,7 @@ _PAGE = {"url": "http://a.org/1", "timestamp": "2019-04-01", "text": "All is wel
 
 
 class Command(NamedTuple):
-    """A verb with its arguments, a description of the fault, and whether status 0 would be wrong."""
+    """A command with its arguments, a description of the fault, and whether status 0 would be wrong."""
 
     what: str
     verb: str
@@ -49,7 +49,7 @@ Make = Callable[[pathlib.Path, random.Random], Command]
 
 
 def good(folder: pathlib.Path) -> dict[str, Command]:
-    """Returns a command of each verb that succeeds on good files."""
+    """Returns one call of each command that succeeds on good files."""
     at = str(folder)
     config, run = f"--config={at}/tiny.py", f"{at}/run"
     commands = {
@@ -73,7 +73,7 @@ def good(folder: pathlib.Path) -> dict[str, Command]:
 
 
 def make_base(folder: pathlib.Path) -> None:
-    """Writes the good files that are not made by verbs: configs, corpora, labeled rows, a sweep and a crawl."""
+    """Writes the good files that no command writes: configs, corpora, labeled rows, a sweep and a crawl."""
     folder.mkdir(parents=True)
     tiny.write(folder)
     moods.write(folder)
@@ -88,7 +88,7 @@ def make_base(folder: pathlib.Path) -> None:
 
 
 def finish_base(folder: pathlib.Path) -> None:
-    """Adds the files that verbs make: a cache, a run, its evaluation, a sweep of two runs, a conversion."""
+    """Adds the files that commands write: a cache, a run, its evaluation, a sweep of two runs, a conversion."""
     at = str(folder)
     for verb, arguments in (
         ("prepare", (f"--config={at}/tiny.py",)),
@@ -146,7 +146,7 @@ def is_handled(command: Command, ended: Ended) -> bool:
 
 
 class Base:
-    """The good files, made when cases need them, and the time of each verb's good command."""
+    """The good files, made when cases need them, and the time of each command on them."""
 
     def __init__(self, root: pathlib.Path):
         self.root, self.folder = root, root / "base"
@@ -172,7 +172,7 @@ class Base:
         return self.root / "models"
 
     def limit(self, verb: str) -> float:
-        """Returns the seconds that a case of a verb may take."""
+        """Returns the seconds that a case of a command may take."""
         if verb not in self._seconds:
             command = good(self.root / "good")[verb]
             folder = self.fresh("good", None if verb in _READS_RUN or verb == "sweep" else number)
@@ -270,7 +270,7 @@ _WORDS: dict[str, Callable[[pathlib.Path], Any]] = {
 
 
 def words(folder: pathlib.Path, rng: random.Random) -> Command:
-    """Makes a path that is not a run, for a verb that reads one."""
+    """Makes a path that is not a run, for a command that reads one."""
     at = {
         "model": "encoder",
         "config": "tiny.py",
@@ -423,19 +423,19 @@ def _reads_run(folder: pathlib.Path, rng: random.Random) -> Command:
 
 
 def run_config(folder: pathlib.Path, rng: random.Random) -> Command:
-    """Spoils the config.json of a run."""
+    """Corrupts the config.json of a run."""
     what = _spoiled_json(folder / "run/config.json", rng)
     return _reads_run(folder, rng)._replace(what=what)
 
 
 def sweep_json(folder: pathlib.Path, rng: random.Random) -> Command:
-    """Spoils a sweep.json, or the config.json of a sweep's run."""
+    """Corrupts a sweep.json, or the config.json of a sweep's run."""
     what = _spoiled_json(folder / rng.choice(("sweep/sweep.json", "sweep/sweep.json", "sweep/a/config.json")), rng)
     return good(folder)["report"]._replace(what=what)
 
 
 def manifest(folder: pathlib.Path, rng: random.Random) -> Command:
-    """Spoils a manifest or another small JSON file of a run, a cache or a conversion."""
+    """Corrupts a manifest or another small JSON file of a run, a cache or a conversion."""
     json_files = [
         path
         for root in ("run/checkpoints", "cache", "converted", "run/vocabulary")
@@ -451,7 +451,7 @@ def manifest(folder: pathlib.Path, rng: random.Random) -> Command:
 
 
 def rows(folder: pathlib.Path, rng: random.Random) -> Command:
-    """Spoils a line of a run's logs."""
+    """Corrupts a line of a run's logs."""
     path = folder / "run" / rng.choice(("metrics.jsonl", "evaluation.jsonl"))
     lines = path.read_bytes().splitlines(keepends=True)
     at = rng.randrange(len(lines))
@@ -491,7 +491,7 @@ def _spoiled_text(path: pathlib.Path, rng: random.Random) -> str:
 
 
 def corpus(folder: pathlib.Path, rng: random.Random) -> Command:
-    """Spoils a corpus, for `prepare` or for a run whose cache is then out of date."""
+    """Corrupts a corpus, for `prepare` or for a run whose cache is then out of date."""
     what = _spoiled_text(folder / "a.jsonl", rng)
     verb = rng.choice(("prepare", "prepare", "pretrain"))
     arguments = good(folder)[verb].arguments
@@ -502,7 +502,7 @@ def corpus(folder: pathlib.Path, rng: random.Random) -> Command:
 
 
 def labeled(folder: pathlib.Path, rng: random.Random) -> Command:
-    """Spoils labeled rows."""
+    """Corrupts labeled rows."""
     path = folder / rng.choice(("mood.jsonl", "held_out.jsonl"))
     if rng.random() < 0.5:
         what = _spoiled_text(path, rng)
@@ -546,7 +546,7 @@ def template(folder: pathlib.Path, rng: random.Random) -> Command:
 
 
 def prompts(folder: pathlib.Path, rng: random.Random) -> Command:
-    """Makes an unusual prompt, or spoils a file of prompts."""
+    """Makes an unusual prompt, or corrupts a file of prompts."""
     if rng.random() < 0.5:
         what = _spoiled_text(folder / "prompts.txt", rng)
         return good(folder)["generate"]._replace(what=what)
@@ -583,7 +583,7 @@ _CLEANING += ("limits", "lines.kind", "lines.min_words", "duplicates.span")
 
 
 def crawl(folder: pathlib.Path, rng: random.Random) -> Command:
-    """Spoils a file of a crawl, or a setting of cleaning."""
+    """Corrupts a file of a crawl, or a setting of cleaning."""
     arguments = good(folder)["clean"].arguments
     if rng.random() < 0.6:
         name, value = rng.choice(_CLEANING), _text(rng, *NUMBERS)
@@ -594,7 +594,7 @@ def crawl(folder: pathlib.Path, rng: random.Random) -> Command:
 
 
 def model(folder: pathlib.Path, rng: random.Random) -> Command:
-    """Spoils a file of another program's model."""
+    """Corrupts a file of another program's model."""
     case = rng.choice(files.CONFIGS)(folder.parent / "models", folder / "model", rng)
     verb = rng.choice(("convert", "generate", "evaluate"))
     format = rng.choice(("plm_jax", "huggingface"))
@@ -623,7 +623,7 @@ GENERATORS = (
     *(flag, words, number, override, code, module, run_config, sweep_json, manifest, rows, corpus, labeled),
     *(template, prompts, compressed, crawl, model),
 )
-# Generators that spoil only files that are not made by verbs.
+# Generators that corrupt only files that no command writes.
 _NEEDS_NO_RUN = (number, code, template, crawl)
 _NEEDS_MODELS = (model,)
 CAMPAIGNS = [Campaign(f"verbs: {make.__name__}", 60, Base, functools.partial(_case, make)) for make in GENERATORS]

@@ -106,7 +106,7 @@ def overrides(arguments) -> dict:
 
 
 def command(verb: str, arguments, *rest: str) -> list[str]:
-    """Returns the command line of a verb on the benchmark's config."""
+    """Returns the command line of a plm_jax command on the benchmark's config."""
     changed = (f"--config.{field}={value}" for field, value in overrides(arguments).items())
     return [sys.executable, "-m", "plm_jax", verb, "--config=configs/gpt2.py:small", *changed, *rest]
 

@@ -6,8 +6,8 @@
 The image is that of `launch/Dockerfile`. Each slice is a Job of the set with its own node pool, and each machine a pod.
 GKE sets their positions (TPU_WORKER_ID, MEGASCALE_SLICE_ID and so on), which jax reads. If a command ends with 75 (its
 step was saved after a signal) or a node is taken away, the set restarts at once. Exit status 2 ends the set; other
-failures restart it up to `--restarts` times. The job outlives this program: call it again in the same way to follow the
-job.
+failures restart it up to `--restarts` times. The job continues if this program ends: run it again with the same
+arguments to follow the job.
 
 Needs Python and a `kubectl` for the cluster, which needs JobSet 0.10 or newer; `--dry_run` prints the manifest.
 """
@@ -64,7 +64,7 @@ def slice_of(topology: str) -> tuple[str, str, int, int]:
 
 
 def manifest(arguments: argparse.Namespace, command: list[str]) -> dict[str, Any]:
-    """Returns the JobSet, https://jobset.sigs.k8s.io/docs/reference/jobset.v1alpha2/."""
+    """Returns the manifest of the JobSet (https://jobset.sigs.k8s.io/docs/reference/jobset.v1alpha2/)."""
     accelerator, shape, hosts, chips = slice_of(arguments.topology)
     # The first matching rule counts. Failures of a pod end its Job, which ends or restarts the set.
     is_mistake = {"onJobFailureMessagePatterns": [f"exit code {jobs.MISTAKE} matching"]}

@@ -84,7 +84,7 @@ class Progress:
 
 
 class Connection:
-    """A connection that may be lost some times in a row.
+    """Queries over a connection that may fail several times in a row.
 
     Attributes:
       failures: number of failures since the last success.

@@ -5,14 +5,14 @@
 
 Requests a queued resource, waits for it, installs this project's commit and its pinned packages on every worker, starts
 the command there, and shows the first worker's log. A preempted TPU is created again, and the same command resumes from
-its last checkpoint. The job outlives this program: call it again in the same way to follow the job. With `--node_count`
-the command runs on several slices, `NAME-0` and so on.
+its last checkpoint. The job continues if this program ends: run it again with the same arguments to follow the job.
+With `--node_count` the command runs on several slices, `NAME-0` and so on.
 
 A command that ends with 75 (its step was saved after a signal) restarts at once; one that a signal killed restarts up
 to `--restarts` times per hour; one that ends with 2 or fails otherwise does not. A reserved TPU is kept if the command
 failed. The last line reports everything that is left and may cost money.
 
-Needs Python, git and a `gcloud` that is logged in; `--dry_run` prints the commands of a run without trouble.
+Needs Python, git and a `gcloud` that is logged in; `--dry_run` prints the commands of a run without failures.
 """
 
 import argparse
@@ -292,7 +292,7 @@ def bundle_command(path: str) -> list[str]:
 
 
 def dry_run(tpu: Tpu, command: list[str]) -> None:
-    """Prints the commands of a run without trouble, in order; commands that wait are printed once."""
+    """Prints the commands of a run without failures, in order; commands that wait are printed once."""
     for line in (
         tpu.describe(),
         tpu.create(),

@@ -1,4 +1,4 @@
-"""Tasks that the models of an ablation are tuned on: published ones, or the film reviews that come with the package.
+"""Tasks for fine-tuning the models of an ablation: published ones, or the film reviews that come with the package.
 
 A run NAME-TASK starts from the weights of the run NAME, and its metrics count for NAME. The sweeps of this folder
 import this module; their base is a config of the parent folder.

@@ -5,7 +5,7 @@
 The runs `bert`, `gpt2`, `bart` and `elmo` pretrain on the speeches that come with the package. The other runs start
 from their weights: every form on the encoder, the reviews on all four, with at most 2,000 rows of each set. A run
 `NAME-random` is the same model with random weights. A run `NAME-fits`, of one seed, is tested on the 200 rows that it
-is trained on: learning them proves the form. The second table compares each run with a trivial predictor, with one
+is trained on, to show that the form works. The second table compares each run with a trivial predictor, with one
 without a network (logistic or ridge regression over words; the most frequent tag of each word; a regular expression for
 answers), and with random weights. After the first four runs the sweep should take less than an hour on two idle cores.
 

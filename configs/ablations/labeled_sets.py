@@ -1,4 +1,4 @@
-"""Labeled sets that ablations of fine-tuning read: their form, their split, and a baseline without a network.
+"""Labeled data sets for ablations of fine-tuning: their form, their split, and a baseline without a neural network.
 
 Rows are split by hashes, into files in `.cache/finetune` of the working directory. Rows that must not be on both sides
 share a key: the same text, or the same pair of choices in QuaRTz, whose twin questions have the other answer.
@@ -69,7 +69,7 @@ def vendored(name: str) -> Callable[[], Iterator[Row]]:
 
 
 def _has_no_role(row: Row) -> bool:
-    """Whether a row has none of ROLES, which a look-up would find."""
+    """Whether a row has none of ROLES, which a table of words would find."""
     return not set(ROLES) & set(row["tokens"])
 
 

@@ -4,7 +4,7 @@
     python -m plm_jax sweep --sweep=ablations/objectives_one_set:demo --workdir=runs/one-set-demo --seeds=0,1,2
 
 Their losses measure different things, so the models are compared on the tasks that they are tuned on, as in Du et al.
-2022, table 6, whose figures are not at hand.
+2022, table 6, whose figures are not listed here.
 """
 
 import dataclasses

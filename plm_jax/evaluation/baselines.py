@@ -1,4 +1,4 @@
-"""Trivial baselines that a model has to beat: predictors that look at no input."""
+"""Trivial baselines that a model has to beat: predictors that ignore the input."""
 
 from collections.abc import Mapping
 

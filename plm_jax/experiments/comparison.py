@@ -74,7 +74,7 @@ class Published(NamedTuple):
 
 
 class StandIn(NamedTuple):
-    """Metric of ours that is compared with a paper's result for another metric or task, as in a demo.
+    """Metric of our runs that stands in for another metric or task of a paper, as in a demo.
 
     The paper's differences do not predict the differences in our metric, so a run gets no verdict.
 

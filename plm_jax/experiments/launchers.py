@@ -55,7 +55,7 @@ class Launcher:
         raise NotImplementedError
 
     def report_progress(self) -> contextlib.AbstractContextManager:
-        """Returns a context in which the last new line of each active run is printed regularly."""
+        """Context manager in which the last line of output of each active run is printed regularly."""
         return progress.beating(self._report, _REPORT_SECONDS, lambda seconds: _REPORT_SECONDS)
 
     def _report(self, seconds: float) -> None:

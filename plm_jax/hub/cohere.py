@@ -1,4 +1,4 @@
-"""PaLM (Chowdhery et al. 2022) as a `CohereForCausalLM`, whose architecture it is with one head of keys and values.
+"""PaLM (Chowdhery et al. 2022) as a `CohereForCausalLM`, the same architecture if keys and values have one head.
 
 Attention and feed-forward layers read the same norm, and their outputs are added to the input of the block. Dense
 layers are torch's `Linear`, stored [out, in]. Queries and keys are ordered for rotation of neighboring dimensions.

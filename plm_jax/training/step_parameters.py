@@ -12,7 +12,7 @@ from plm_jax.training.trainable import Trainable
 
 
 class StepParameters(NamedTuple):
-    """Parameters of a step while it goes through its microbatches.
+    """Parameters in the form that the microbatches of a step use.
 
     Attributes:
       trained: trained parameters, with respect to which the loss is differentiated.

@@ -1,4 +1,4 @@
-"""Reading and writing by architecture: one strategy for each architecture, and one for decoders that fill blanks."""
+"""Inference by architecture: one strategy for each architecture, and one for decoders that fill blanks."""
 
 from typing import Any
 

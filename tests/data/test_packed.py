@@ -258,7 +258,7 @@ def test_bad_configs_are_rejected(packed_run, monkeypatch):
     assert_rejected("config.data.length is 11: documents need at least 12", run, data={"length": 11})
     with monkeypatch.context() as changes:
         changes.setattr(models.EncoderConfig, "inputs", ("tokens", "mask", "token_types", "positions"))
-        assert_rejected("need a model that reads `segment_ids`, model 'encoder' does not", run)
+        assert_rejected("need a model that reads `segment_ids`, but model 'encoder' does not", run)
     apply = objectives.MaskedLM.apply
     with monkeypatch.context() as changes:
         changes.setattr(objectives.MaskedLM, "apply", lambda *args: apply(*args) | {"order": np.zeros(LENGTH)})

@@ -169,7 +169,7 @@ def test_bad_vocabularies_are_rejected(trained, tmp_path):
         (specials("bytes", pad=0), "special id 0, which is a byte"),
         (specials(GPT2, eos=50257), r"vocabulary.eos is 50257"),
         (specials(GPT2, eos=0), r"eos is 0, a text token in .*vocab.json: use the id of a special token"),
-        (specials(GPT2, mask=50255), r"mask is 50255, a token of text"),
+        (specials(GPT2, mask=50255), r"mask is 50255, a text token"),
     ):
         with pytest.raises(UserError, match=message):
             vocabularies.load(vocabulary)

@@ -205,7 +205,7 @@ def test_invalid_settings_are_rejected(folder, verb, tmp_path):
             with_heads(models.ClassesHead(labels=tuple("abc"))),
         ),
         (
-            "heads.task.kind is tags, objective 'classification' trains a head of kind cl",
+            "heads.task.kind is tags, but objective 'classification' trains a head of kind cl",
             with_heads(models.TagsHead(labels=moods.LABELS)),
         ),
         (r"config\.data\.length is 3", {"data": {"length": 3}}),

@@ -45,7 +45,7 @@ def _parse(options: Sequence[str]) -> pipeline_options.PipelineOptions:
             all_options = parsed.get_all_options(retain_unknown_options=True)
     except SystemExit as stop:
         rejected = output.getvalue().strip().rpartition("error: ")[2] if stop.code else "--help"
-        raise UserError(f"options of the pipeline, {rejected}: see beam.apache.org/documentation/runners") from None
+        raise UserError(f"Beam rejects its options ({rejected}): see beam.apache.org/documentation/runners") from None
     if _is_local(parsed):
         known = pipeline_options.PipelineOptions([]).get_all_options()
         for name in all_options.keys() - known.keys():

@@ -181,5 +181,7 @@ def _awaited(part: str) -> bytes:
             return storage.read(part)
         except FileNotFoundError:
             if time.monotonic() > deadline:
-                raise UserError(f"{part} was not written by its process within {_PARTS_SECONDS:.0f} s") from None
+                raise UserError(
+                    f"another process has not written {part} within {_PARTS_SECONDS:.0f} s: see the output of the job"
+                ) from None
             time.sleep(0.05)

@@ -96,7 +96,7 @@ class Audit(Callback):
         if vote != Vote():
             raise UserError(
                 f"the audit after step {step} found a device that computes wrongly: {line}. Checkpoints since the last "
-                "audit without a finding may be wrong too; the same command resumes"
+                "audit without a finding may be wrong too. Run the same command again, without this device if possible"
             )
 
     def _build(self, context: TrainingContext) -> tuple[Callable[..., Mapping[str, jax.Array]], DeviceCheck]:
@@ -151,8 +151,8 @@ class CheckReplicas(Callback):
         if self._telemetry:
             self._telemetry.write({"step": context.step, "audit": line})
         raise UserError(
-            f"step {context.step} is not saved: {line}. The same command resumes from the last checkpoint; leave this "
-            "host out if it happens again"
+            f"step {context.step} is not saved: {line}. Run the same command again to resume from the last checkpoint, "
+            "without this host if it happens again"
         )
 
 

@@ -63,7 +63,7 @@ def test_bad_configs_are_rejected(write_source, make):
     needs_ids = "documents need special ids around them: set config.vocabulary.cls"
     assert_rejected(needs_ids, make(cls=None, bos=9))
     causal = make(objective=objectives.Causal())
-    assert_rejected("objective 'causal' adds its own special tokens, but documents", causal)
+    assert_rejected("objective 'causal' adds its own special tokens, but rows of documents", causal)
     write_source("a", {"train": [[7] * 9] * 5}, eos=None, **IDS)
     with pytest.raises(UserError, match="'a' has no training document of 10 tokens, most of them known"):
         open_reader(make())

@@ -264,7 +264,7 @@ def test_bad_configs_and_caches_are_rejected(open_rows):
         ("streams of pairs need at least 9", run.objective, run.vocabulary, 8, "a"),
         (r"set config\.vocabulary\.cls and", run.objective, config.VocabularyConfig("bytes", sep=2), 64, "a"),
         ("streams read one source", run.objective, run.vocabulary, 64, "ab"),
-        ("streams of pairs already contain special tokens", objectives.Causal(), run.vocabulary, 64, "a"),
+        ("rows of streams of pairs already have some", objectives.Causal(), run.vocabulary, 64, "a"),
     ):
         with pytest.raises(UserError, match=message):
             layout.check(objective, special, length, {name: config.TextFiles(name) for name in names})

@@ -103,7 +103,7 @@ def test_an_epoch_has_every_row_once_and_a_run_resumes_anywhere(write_sentences,
 
 
 def test_bad_configs_are_rejected(make):
-    adds_tokens = "objective 'causal' adds its own special tokens, but two segments"
+    adds_tokens = "objective 'causal' adds its own special tokens, but rows of two segments"
     assert_rejected(adds_tokens, make(token_types=0, objective=objectives.Causal(), eos=9))
     assert_rejected("config.data.length is 4: two segments need at least 5", make(length=4))
     assert_rejected("need special ids: set config.vocabulary.cls and config.vocabulary.sep", make(cls=None))

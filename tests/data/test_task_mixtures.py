@@ -178,7 +178,7 @@ def test_rates_are_multiplied_in_every_phase():
     with pytest.raises(UserError, match=r"'mix' is a mixture among other sources: set .* config.data.mixture"):
         config.expand_mixtures(changed(tiny.PLAIN, data=data | {"mixture": {}}), parts)
     clash = data | {"sources": {"mix-a": text, "mix": source()}, "mixture": {"mix-a": 1, "mix": 1}}
-    with pytest.raises(UserError, match=r"two sources have the name 'mix-a'"):
+    with pytest.raises(UserError, match=r"two sources or tasks of mixtures have the name 'mix-a'"):
         config.expand_mixtures(changed(tiny.PLAIN, data=clash), parts)
 
 

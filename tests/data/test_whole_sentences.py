@@ -183,7 +183,7 @@ def test_bad_configs_are_rejected(make):
     assert_rejected(needs_ids, make(True, ids={"cls": 1, "mask": 3}))
     assert_rejected("config.data.length is 2: full sentences need at least 3", make(True, length=2))
     causal = make(True, objective=objectives.Causal(), ids={"bos": 8, "eos": 9})
-    assert_rejected("'causal' adds its own special tokens, but full sentences", causal)
+    assert_rejected("'causal' adds its own special tokens, but rows of full sentences", causal)
 
 
 @pytest.mark.parametrize("cross", [True, False])

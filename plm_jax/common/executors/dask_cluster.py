@@ -28,7 +28,10 @@ class DaskExecutor:
         try:
             self._client = distributed.Client(self.scheduler, set_as_default=False, timeout="30s")
         except (OSError, ValueError, TimeoutError) as error:
-            raise UserError(f"cannot reach the Dask scheduler at {self.scheduler}: {one_line(error)}") from error
+            raise UserError(
+                f"cannot reach the Dask scheduler at {self.scheduler} ({one_line(error)}): start it, or pass the right "
+                "--scheduler after --"
+            ) from error
         return self
 
     def __exit__(self, *_: Any) -> None:

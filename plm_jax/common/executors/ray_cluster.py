@@ -28,7 +28,10 @@ class RayExecutor:
         try:
             ray.init(address=self.address, log_to_driver=False, logging_level="ERROR")
         except (ConnectionError, ValueError, RuntimeError) as error:
-            raise UserError(f"cannot reach a Ray cluster at {self.address}: {one_line(error)}") from error
+            raise UserError(
+                f"cannot reach a Ray cluster at {self.address} ({one_line(error)}): start it, or pass the right "
+                "--address after --"
+            ) from error
         return self
 
     def __exit__(self, *_: Any) -> None:

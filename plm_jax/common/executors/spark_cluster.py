@@ -37,7 +37,10 @@ class SparkExecutor:
         try:
             self._context = pyspark.SparkContext(conf=settings)
         except Exception as error:  # Errors of Java arrive as classes of the bridge to it.
-            raise UserError(f"cannot reach Spark at {self.master}: {one_line(error)}") from error
+            raise UserError(
+                f"cannot reach Spark at {self.master} ({one_line(error)}): start it, or pass the right --master "
+                "after --"
+            ) from error
         return self
 
     def __exit__(self, *_: Any) -> None:

@@ -188,8 +188,8 @@ class Layout(Role):
                 "bidirectional_lm, and only with it"
             )
         raise UserError(
-            f"objective '{objective.kind}' adds its own special tokens, but {self.plural} already contain special "
-            "tokens: use masked_lm, or blocks as config.data.layout"
+            f"objective '{objective.kind}' adds its own special tokens, but rows of {self.plural} already have some: "
+            "use masked_lm, or blocks as config.data.layout"
         )
 
 

@@ -119,7 +119,7 @@ def expanded(data: DataConfig, parts: Mapping[str, Parts]) -> DataConfig:
         tasks = {part: _task_source(source, task.task) for part, task in parts.get(name, {}).items()}
         for new in tasks or (name,):
             if new in sources:
-                raise UserError(f"two sources have the name '{new}', one is a task of a mixture: rename '{name}'")
+                raise UserError(f"two sources or tasks of mixtures have the name '{new}': rename source '{name}'")
         sources |= tasks or {name: source}
     sources = dict(sorted(sources.items()))  # A saved config is sorted too, and the order of sources decides example k.
     segmenters, token_types = (

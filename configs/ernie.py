@@ -11,8 +11,8 @@ warm-up. 1.0 read 173e6 sentences of Wikipedia, encyclopedias, news and forums.
 The three sources have the same text, the last two with a segmenter, and the mixture of each phase selects one of them.
 Lists of phrases and entities were not released: write a module `segmenters` with the functions `phrases` and
 `entities`, which split a text into units and single words. The shares of the stages were not published either; here
-they are thirds. Left out are dialogues (1.0) and, of the seven tasks of 2.0, all except masks and pairs. In the original
-code, the bias of the norm of the head starts at 1.
+they are thirds. Left out are dialogues (1.0) and, of the seven tasks of 2.0, all except masks and pairs. In the
+original code, the bias of the norm of the head starts at 1.
 
 Store your documents as JSON Lines ({"text": …}) at `data.sources.*.path`, and the vocabulary of
 nghuyong/ernie-1.0-base-zh (2.0: google-bert/bert-base-uncased; vocab.txt) at `vocabulary.spec`, or change these fields.

@@ -54,7 +54,7 @@ def test_a_changed_text_is_prepared_anew_but_not_under_a_run(trained, verb, tmp_
     assert runs.rows(workdir)[-1]["step"] == 2
 
 
-def test_texts_that_are_away_are_a_note_and_swapped_caches_are_told(trained, verb):
+def test_missing_texts_are_noted_and_swapped_caches_rejected(trained, verb):
     folder, workdir = trained
     for name in "ab":
         os.remove(folder / f"{name}.jsonl")

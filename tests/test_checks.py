@@ -138,7 +138,7 @@ def test_a_state_is_not_carried_over_shuffled_rows(run, said):
     assert "\n" not in str(raised.value)
 
 
-def test_a_state_is_carried_where_rows_follow_each_other_and_nothing_else_is_refused():
+def test_recurrent_models_need_consecutive_rows():
     mixed = remembering(layout=ONE, sources=TEXTS, mixture={"a": 1.0, "b": 0.0})
     for run in (remembering(layout=ONE), remembering(slots=0), mixed, RUNS["elmo"]):
         checks.check(run)

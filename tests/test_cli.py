@@ -16,7 +16,7 @@ from plm_jax import config
 from tests.support import tiny as tiny_config
 
 
-def test_relative_paths_in_overrides_count_from_where_the_user_stands(tmp_path, monkeypatch):
+def test_relative_paths_in_overrides_start_at_the_working_directory(tmp_path, monkeypatch):
     """Each kind of place; those of the file count from the file, and absolute and remote ones stay."""
     monkeypatch.chdir(tmp_path)
     tree = config.to_config_dict(tiny_config.PLAIN)

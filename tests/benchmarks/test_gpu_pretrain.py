@@ -13,7 +13,7 @@ from tests.support import xla
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-def test_a_run_is_interrupted_and_its_rows_are_told(tmp_path, verb):
+def test_run_is_interrupted_and_its_metrics_are_printed(tmp_path, verb):
     import gpu_pretrain
 
     corpus, cache = tmp_path / "corpus.jsonl.gz", tmp_path / "cache"

@@ -47,7 +47,7 @@ def assert_same_answers(figures, task):
     assert figures["requests"] >= 3 and not figures["metrics_differ"] and not figures["greedy_or_text_differs"], task
 
 
-def test_ours_answers_as_theirs_does(folder):
+def test_answers_equal_those_of_transformers(folder):
     import harness as bench
 
     bench.write_tasks(folder, rows=4)

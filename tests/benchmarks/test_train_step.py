@@ -136,7 +136,7 @@ def test_out_of_memory_halves_the_rows_and_other_errors_stay(monkeypatch):
     assert asked == [8, 4, 2] and result == {"rows": 2, "error": "ValueError: odd"}
 
 
-def test_what_was_measured_before_is_not_measured_again_and_errors_are(tmp_path, monkeypatch):
+def test_only_failed_measurements_are_repeated(tmp_path, monkeypatch):
     import on_gpu
 
     asked = []
@@ -163,7 +163,7 @@ def test_what_was_measured_before_is_not_measured_again_and_errors_are(tmp_path,
     assert result["models"]["bert_large"]["goals"]["sequences_per_second"] == 530
 
 
-def test_nothing_is_begun_after_the_time(monkeypatch):
+def test_no_measurement_starts_after_the_deadline(monkeypatch):
     import on_gpu
 
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("begun"))

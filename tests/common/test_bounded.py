@@ -9,7 +9,7 @@ from plm_jax.common import bounded
 
 
 @pytest.mark.parametrize("line", [b"\n", b" \t\n"])
-def test_no_more_than_so_many_blank_lines_in_a_row_are_read(line):
+def test_too_many_consecutive_blank_lines_are_rejected(line):
     endless = itertools.chain([b"a\n", *[b"\n"] * 9, b"b\n"], itertools.repeat(line))
 
     class File:

@@ -42,7 +42,7 @@ def test_a_child_is_asked_to_stop_when_its_parent_is_killed():
         assert parent.stdout.read() == "saved"
 
 
-def test_a_group_hears_what_its_processes_say_and_gives_their_status():
+def test_group_passes_on_output_and_exit_status():
     heard = []
     code = "import os, sys; print(os.environ['WORD']); print('low', file=sys.stderr); sys.exit(3)"
     status = children.Group().run([sys.executable, "-c", code], os.environ | {"WORD": "high"}, heard.append)
@@ -120,7 +120,7 @@ def test_a_call_in_the_background_returns_or_raises_as_it_would():
         children.in_background(lambda: {}[1]).result()
 
 
-def test_ctrl_c_while_a_verb_is_imported_is_one_line(tmp_path):
+def test_ctrl_c_during_imports_prints_one_line(tmp_path):
     (tmp_path / "absl").mkdir()
     (tmp_path / "absl" / "__init__.py").write_text("import os\nos.kill(os.getpid(), 2)\nimport time\ntime.sleep(9)\n")
     path = os.pathsep.join([str(tmp_path), os.getcwd()])

@@ -12,7 +12,7 @@ from plm_jax.common import command_line
 from plm_jax.common.errors import UserError
 
 
-def test_reads_that_fail_behind_the_first_are_kept_quiet():
+def test_only_the_first_failed_read_is_reported():
     program = """
 import asyncio, gc
 from plm_jax.common import command_line
@@ -30,7 +30,7 @@ command_line.run(verb)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_what_is_no_text_or_moves_a_terminal_is_told_on_the_one_line():
+def test_control_characters_in_errors_are_escaped():
     program = r"""
 from plm_jax.common import command_line
 from plm_jax.common.errors import UserError
@@ -56,7 +56,7 @@ command_line.run(lambda: print("line\\n" * 100_000))
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
 
 
-def test_only_what_tensorstore_cannot_tell_its_loop_is_kept_quiet():
+def test_only_tensorstore_errors_without_a_message_are_ignored():
     program = """
 import tensorstore
 from plm_jax.common import command_line
@@ -145,7 +145,7 @@ def test_a_process_is_lost_well_within_a_minute(monkeypatch):
 
 
 @pytest.mark.parametrize("place", [{"NUM_PROCESSES": "two", "PROCESS_ID": "0"}, {"NUM_PROCESSES": "2"}])
-def test_a_job_whose_place_cannot_be_read_is_one_line(place, monkeypatch):
+def test_invalid_process_index_is_a_one_line_error(place, monkeypatch):
     monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "127.0.0.1:1")
     for name, value in place.items():
         monkeypatch.setenv(f"JAX_{name}", value)
@@ -164,7 +164,7 @@ print(jax.config.jax_platforms)
 
 
 @pytest.mark.parametrize(("verb_name", "start"), [("convert", "start_jax_on_host"), ("plan", "start_jax_for_planning")])
-def test_verbs_that_need_no_accelerator_leave_it_alone(verb_name, start):
+def test_cpu_only_commands_do_not_use_accelerators(verb_name, start):
     """The flags of a verb import JAX, which reads JAX_PLATFORMS then."""
     environment = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
     command = [sys.executable, "-c", HOST, verb_name, start]

@@ -31,7 +31,7 @@ def holder(folder, **options) -> subprocess.Popen:
     )
 
 
-def test_of_many_at_once_one_has_it_and_the_others_say_who(tmp_path):
+def test_only_one_of_many_processes_gets_the_lease(tmp_path):
     processes = [holder(tmp_path / "lock") for _ in range(6)]
     lines = [process.stdout.readline().strip() for process in processes]
     assert lines.count("held") == 1
@@ -47,7 +47,7 @@ def test_of_many_at_once_one_has_it_and_the_others_say_who(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["", "[]", "[" * 9999, "{"])
-def test_what_is_damaged_is_waited_for_and_then_taken(content, tmp_path, monkeypatch):
+def test_damaged_lease_expires(content, tmp_path, monkeypatch):
     (tmp_path / "1.json").write_text(content)
     monkeypatch.setattr(leases, "_LEASE", 0.0)
     with leases.held(str(tmp_path), "works there"):
@@ -62,7 +62,7 @@ def elsewhere(monkeypatch):
         yield
 
 
-def test_of_another_machine_a_sign_of_life_says_that_it_lives(tmp_path, monkeypatch):
+def test_remote_holder_is_alive_while_its_heartbeat_changes(tmp_path, monkeypatch):
     folder = str(tmp_path)
     monkeypatch.setattr(leases, "_LEASE", 3.0)
     monkeypatch.setattr(leases, "_BEAT", 0.2)
@@ -77,7 +77,7 @@ def test_of_another_machine_a_sign_of_life_says_that_it_lives(tmp_path, monkeypa
         assert leases.taken(folder)["machine"] == "another boot"
 
 
-def test_who_stood_still_while_others_came_and_went_does_not_have_it(tmp_path, monkeypatch):
+def test_suspended_process_does_not_get_a_newer_lease(tmp_path, monkeypatch):
     """It creates a number that others have used and removed."""
     folder, create = str(tmp_path), storage.create
 
@@ -95,7 +95,7 @@ def test_who_stood_still_while_others_came_and_went_does_not_have_it(tmp_path, m
     assert os.listdir(folder) == ["3.json"]
 
 
-def test_a_bucket_is_held_by_one(monkeypatch):
+def test_lease_in_a_bucket_is_exclusive(monkeypatch):
     with bucket.Bucket() as store:
         for name, value in store.environment.items():
             monkeypatch.setenv(name, value)

@@ -161,7 +161,7 @@ def test_a_sweep_gives_values_of_python_in_the_same_way():
     assert tree == config.to_dict(PHASES)
 
 
-def test_what_a_kind_asks_stays_where_both_have_it_and_fits():
+def test_required_fields_keep_their_values_when_the_kind_changes():
     @dataclass(frozen=True)
     class Text:
         kind: ClassVar[str] = "text"
@@ -196,7 +196,7 @@ def test_what_a_kind_asks_stays_where_both_have_it_and_fits():
     assert made({"parts": [text["what"]]}, "parts.0.kind=number", "parts.0.name=b") == {"parts": [number]}
 
 
-def test_what_is_below_a_flag_is_read_as_absl_reads_flags(monkeypatch):
+def test_dotted_flags_are_parsed_like_absl_flags(monkeypatch):
     below = ["--config.a.b=c=d", "-config.e", "5", "--config.f", "-3", "--noconfig.g", "--config.h", "--config.i="]
     line = ["verb", "--config=page.py:size", *below, "--workdir", "w", "--", "--config.j=1"]
     monkeypatch.setattr("sys.argv", line)

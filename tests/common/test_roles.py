@@ -71,7 +71,7 @@ def test_an_unknown_kind_names_the_field_and_the_nearest_one():
         trees.parse(Drawing, {"first": {"kind": "circle", "spokes": 3}}, "drawing")
 
 
-def test_two_choices_of_a_kind_are_refused_and_a_page_read_again_is_not():
+def test_duplicate_kinds_are_rejected_but_reloading_a_config_file_is_not():
     with pytest.raises(UserError, match=r"Other has kind 'circle', and so does tests\.common\.test_roles\.Circle"):
 
         class Other(Shape):

@@ -28,7 +28,7 @@ def sealed(tmp_path_factory):
     return folder(tmp_path_factory.mktemp("sealed"))
 
 
-def test_what_is_as_it_was_sealed_says_what_it_is(sealed):
+def test_unchanged_folder_passes(sealed):
     manifest = sealing.verify(str(sealed))
     assert manifest["step"] == 7 and manifest["files"].keys() == FILES.keys()
 

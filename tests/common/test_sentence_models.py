@@ -48,13 +48,13 @@ def test_what_the_library_trains_is_taken(data):
         lambda model: setattr(model.pieces[9], "type", model.pieces[9].BYTE),
     ],
 )
-def test_pieces_that_are_none_are_told(data, change):
+def test_invalid_pieces_are_rejected(data, change):
     with pytest.raises(ValueError, match="piece"):
         sentence_models.parse(changed(data, change))
 
 
 @pytest.mark.parametrize("part", [b"", bytes(99), b"no model", b"\x0a\x00" * 5 * 10**6])
-def test_what_is_no_model_is_told(part):
+def test_non_model_files_are_rejected(part):
     with pytest.raises(ValueError, match=r"protocol buffer|pieces"):
         sentence_models.parse(part)
 
@@ -80,7 +80,7 @@ def unit(offset, label=0, has_leaf=False):
         (bytes(1020), b"a\0", "is truncated"),
     ],
 )
-def test_rules_that_lead_outside_are_told(trie, texts, says):
+def test_out_of_range_normalizer_rules_are_rejected(trie, texts, says):
     rules = len(trie).to_bytes(4, "little") + trie + texts
     if says is None:
         sentence_models.check_rules(rules)

@@ -27,7 +27,7 @@ def root(request, tmp_path):
     fsspec.filesystem("memory").store.clear()
 
 
-def test_what_is_written_is_read(root):
+def test_written_files_are_read_back(root):
     path = os.path.join(root, "deep", "a.bin")
     assert not storage.exists(path) and storage.names(root) == []
     storage.write(path, b"one")
@@ -69,7 +69,7 @@ def test_all_names_of_a_file_have_one_in_common(tmp_path, monkeypatch):
     assert storage.canonical("memory://b/a") == storage.canonical("memory:///b/a/") != storage.canonical("/b/a")
 
 
-def test_a_lock_that_cannot_be_made_is_told(tmp_path):
+def test_failure_to_lock_is_reported(tmp_path):
     (tmp_path / "file").write_text("")
     with (
         pytest.raises(UserError, match=r"cannot write .*file \(.*\): make it writable"),
@@ -156,7 +156,7 @@ def test_rows_are_in_the_bucket_at_each_sync_and_later_ones_are_dropped_on_resum
     assert len([name for name in storage.names(root) if "tfevents" in name]) >= 1
 
 
-def test_what_is_no_file_is_told_and_not_waited_for(tmp_path):
+def test_special_files_are_rejected_without_blocking(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
     (tmp_path / "device").symlink_to("/dev/zero")
@@ -212,7 +212,7 @@ def umask():
     return mask
 
 
-def test_of_a_link_the_link_alone_is_removed(tmp_path):
+def test_removing_a_link_keeps_its_target(tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "a").touch()
     (tmp_path / "link").symlink_to(tmp_path / "folder")
@@ -222,7 +222,7 @@ def test_of_a_link_the_link_alone_is_removed(tmp_path):
     assert not (tmp_path / "folder").exists()
 
 
-def test_what_a_killed_writer_left_is_removed_and_what_a_live_one_writes_is_not(tmp_path):
+def test_only_temporary_files_of_killed_writers_are_removed(tmp_path):
     path, left = str(tmp_path / "a"), f"{'0' * 16}.tmp"
     for name in (f"a.{left}", f"ab.{left}", "a.mine.tmp"):
         (tmp_path / name).write_bytes(b"x")

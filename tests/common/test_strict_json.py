@@ -8,7 +8,7 @@ from plm_jax.common import strict_json
 
 
 @pytest.mark.parametrize("tree", [{}, {"a": [1, -2.5, None, True, {"b": "é\n"}]}, "text", [[[[]]]], 10**40])
-def test_what_is_plain_is_read(tree):
+def test_valid_json_is_parsed(tree):
     assert strict_json.loads(json.dumps(tree).encode("utf-8")) == tree
     assert strict_json.loads(json.dumps(tree, ensure_ascii=False).encode("utf-8")) == tree
 
@@ -32,7 +32,7 @@ def test_what_is_plain_is_read(tree):
         (b"", "Expecting value"),
     ],
 )
-def test_what_is_not_is_told(data, says):
+def test_invalid_json_is_rejected(data, says):
     with pytest.raises(ValueError, match=says):
         strict_json.loads(data)
 

@@ -63,7 +63,7 @@ def digest(text):
     return code.digest(text.encode())
 
 
-def test_what_does_nothing_does_not_count_and_all_else_does():
+def test_hash_ignores_comments_and_docstrings_only():
     assert {digest(text) for text in SAME} == {digest(SOURCE)}
     assert len({digest(text) for text in [SOURCE, *OTHERS]}) == 1 + len(OTHERS)
     assert digest("def broken(:") != digest("def broken(::")  # Bytes that are not Python are hashed.
@@ -158,7 +158,7 @@ def test_imports_are_followed_within_the_folder_and_nothing_is_run(tmp_path):
     assert imports(folder) == before
 
 
-def test_of_installed_packages_the_files_own_alone_is_followed():
+def test_only_imports_from_the_own_folder_are_hashed():
     folder = pathlib.Path(absl.__file__).parents[1]
     digests = imports(folder, "absl/flags/__init__.py")
     assert {name.split("/")[0] for name in digests} == {"absl"}
@@ -237,7 +237,7 @@ def test_a_package_named_by_its_module_is_found_in_the_working_directory(own, tm
     assert list(changed) == [str(tmp_path / "kit/parts/tests_deeper.py")]
 
 
-def test_a_library_does_not_get_what_lies_beside_a_users_file(own, tmp_path, monkeypatch):
+def test_libraries_do_not_import_modules_next_to_user_files(own, tmp_path, monkeypatch):
     """A module next to a user's file is importable from that file, but not from a library that looks for it."""
     (tmp_path / "tests_optional.py").write_text("raise AssertionError('a library imported it')\n")
     (tmp_path / "library").mkdir()

@@ -54,7 +54,7 @@ def run(tmp_path, loaded_by_python):
     return run
 
 
-def test_verbs_list_and_print_without_what_lies_in_the_working_directory(run):
+def test_commands_do_not_import_from_the_working_directory(run):
     assert "pretrain" in run("-m", "plm_jax", "--help")
     assert "steps = 220" in run("-m", "plm_jax", "config", "--config=demo:gpt2")
 

@@ -35,7 +35,7 @@ def test_the_verb_lists_every_field_of_the_resolved_config(tiny, verb):
     assert f"  cache_dir = {tiny}/cache  # text: folder of the cache that `prepare` writes" in done.out
 
 
-def test_a_field_of_each_form_is_told():
+def test_fields_of_every_type_are_described():
     lines = list(description.lines(RUNS["everything"]))
     for line in (
         "    prng = threefry",

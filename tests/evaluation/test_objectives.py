@@ -155,7 +155,7 @@ def test_validation_and_evaluation_say_the_same_of_the_same_rows(cache_dir, name
     assert abs(metrics["loss"] - metrics["nll"]) > 0.1
 
 
-def test_a_loss_of_ones_own_that_tells_no_likelihoods_is_evaluated(cache_dir):
+def test_custom_loss_without_likelihoods_is_evaluated(cache_dir):
     @dataclass(frozen=True)
     class Square(losses.Loss):
         kind: ClassVar[str] = "square"

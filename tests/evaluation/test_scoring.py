@@ -25,7 +25,7 @@ CASES = [
 ]
 
 
-def test_windows_tell_each_token_once_and_read_all_that_fits():
+def test_windows_score_each_token_once_with_maximal_context():
     for context, stride, size in CASES:
         text = list(range(size))
         windows = list(scoring.windows(text, -1, context, stride))

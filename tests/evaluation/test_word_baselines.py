@@ -60,7 +60,7 @@ def test_a_word_has_the_tag_that_it_has_most_often():
     assert word_baselines.tags(train, test) == [[0, 2, 1, 0]]
 
 
-def test_the_right_choice_is_told_by_its_words():
+def test_bag_of_words_predicts_the_correct_choice():
     def questions(seed):
         rng = random.Random(seed)
         for _ in range(200):

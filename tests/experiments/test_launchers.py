@@ -149,7 +149,7 @@ def member(folder: pathlib.Path) -> members.Member:
     return members.Member("one", str(folder / "one"), {}, None)
 
 
-def test_what_runs_say_is_in_their_logs_and_their_last_lines_are_told(monkeypatch, tmp_path, capfd):
+def test_output_is_logged_and_last_lines_are_printed(monkeypatch, tmp_path, capfd):
     python(
         monkeypatch, "import sys; print('begun'); print('step 3\\r\\n', end=''); print(sys.argv[1], file=sys.stderr)"
     )

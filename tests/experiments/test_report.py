@@ -242,7 +242,7 @@ def harmful(folder, name, text):
     return page(folder, run, run.parent)
 
 
-def test_what_a_run_says_stands_on_the_page_as_text_and_the_page_may_load_nothing(tmp_path):
+def test_report_escapes_run_texts_and_loads_nothing(tmp_path):
     plain, hostile = harmful(tmp_path, "plain", "text"), harmful(tmp_path, "<b>&amp;$x_1$", MARKUP)
     assert plain.found == hostile.found
     assert "<script src=//x>a</script>" in hostile.text and "<b>&amp;$x_1$, step 2" in hostile.text

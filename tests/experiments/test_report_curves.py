@@ -60,7 +60,7 @@ def test_what_was_changed_on_the_way_makes_an_axis_unknown_where_it_counts(tmp_p
         assert isinstance(found, tuple) if is_known else found == f"{field} changed at step 7"
 
 
-def test_of_a_config_that_nobody_can_read_and_of_steps_without_times_it_is_said(tmp_path):
+def test_unreadable_config_and_missing_times_are_reported(tmp_path):
     path = logs.write(tmp_path / "run", [{"step": 1, "train/loss": 1.0}])
     (tmp_path / "run" / "config.json").write_text('{"config": {"objective": {"kind": "a_users_own"}}}')
     axes = report_curves.page_data([run_logs.read(path)], [])["runs"][0]["axes"]

@@ -18,7 +18,7 @@ NO_COMPILER = importlib.util.find_spec("jax_cuda13_plugin") is None
 
 
 @pytest.mark.parametrize("topology", ["gpu:h100", "gpu:b300:8", "gpu:h100:0", "gpu:h100:12", "gpu:h100:4x4"])
-def test_what_is_no_number_of_gpus_is_told_how_it_is_written(topology):
+def test_invalid_gpu_topology_is_rejected(topology):
     with pytest.raises(UserError, match=r"pass gpu:KIND:COUNT, such as gpu:h100:8, with KIND h100"):
         planning.slice_devices(topology)
 
@@ -44,7 +44,7 @@ def test_a_step_fits_what_jax_takes_of_a_gpu(monkeypatch, environment, share):
     assert planning._chip([v5e]) == flops.CHIPS["v5e"]
 
 
-def test_a_share_that_is_none_is_told(monkeypatch):
+def test_invalid_memory_fraction_is_rejected(monkeypatch):
     monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", "most")
     with pytest.raises(UserError, match=r"XLA_CLIENT_MEM_FRACTION=most: set the share"):
         gpus.memory_share()

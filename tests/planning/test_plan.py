@@ -168,7 +168,7 @@ def test_the_time_of_a_step_lies_above_its_bound_and_has_parts(without_tpu):
         ("no figure", None),
     ],
 )
-def test_what_a_step_asked_for_is_read_from_the_refusal(message, needed):
+def test_required_memory_is_parsed_from_the_compiler_error(message, needed):
     assert planning._requested_bytes(message) == needed
 
 

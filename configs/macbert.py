@@ -41,7 +41,7 @@ def get_config(size: str = "base"):
         evaluate_every=10_000,
         model=bert.model(of.layers, of.width, of.heads, VOCAB_SIZE),
         objective=objectives.MaskedLM(
-            mask_share=0.0, random_share=0.1, similar_share=0.8, whole_words=4, gram_weights=(0.4, 0.3, 0.2, 0.1)
+            mask_share=0.0, random_share=0.1, similar_share=0.8, whole_words=4, ngram_weights=(0.4, 0.3, 0.2, 0.1)
         ),
         vocabulary=config.VocabularyConfig(
             spec="wordpiece:../vocabularies/bert-chinese/vocab.txt", pad=0, unk=100, cls=101, sep=102, mask=103

@@ -39,7 +39,7 @@ ACCELERATORS = {
     "v6e": "tpu-v6e-slice",
     "tpu7x": "tpu7x",
 }
-CHIPS_A_HOST = 4
+CHIPS_PER_HOST = 4
 CONTAINER, LEADER = "main", "slice"
 # Prefix of the labels that distinguish the set's pods.
 JOBSET = "jobset.sigs.k8s.io"
@@ -59,7 +59,7 @@ def slice_of(topology: str) -> tuple[str, str, int, int]:
         raise LaunchError(str(error)) from error
     generation, _, shape = topology.partition(":")
     chips = math.prod(map(int, shape.split("x")))
-    a_host = min(CHIPS_A_HOST, chips)
+    a_host = min(CHIPS_PER_HOST, chips)
     return ACCELERATORS[generation], shape, chips // a_host, a_host
 
 

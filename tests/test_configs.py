@@ -253,7 +253,7 @@ RECIPES = {
     # Cui et al. 2020 §3; BERT's steps and optimizer.
     "macbert.py:base": """
         objective.rate=0.15 objective.mask_share=0.0 objective.similar_share=0.8 objective.random_share=0.1
-        objective.gram_weights=(0.4,0.3,0.2,0.1) objective.whole_words=4 data.layout.task=sentence_order
+        objective.ngram_weights=(0.4,0.3,0.2,0.1) objective.whole_words=4 data.layout.task=sentence_order
         train.init_from="hf:google-bert/bert-base-chinese" model.embedding.vocab_size=21_128
         optimizer.weight_decay=0.01 model.attention.position.length=512 model.dropout.residual=0.1
     """,

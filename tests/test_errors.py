@@ -242,7 +242,7 @@ def test_a_loss_that_diverges(tiny, verb, tmp_path):
     finished = verb(
         "pretrain", f"--config={tiny}/tiny.py", f"--workdir={workdir}",
         "--config.schedule.learning_rate=1e4", "--config.optimizer.clip_norm=0.0", "--config.checkpoint.save_every=1",
-        "--config.train.incidents.most_in_a_row=2", "--config.train.steps=12",
+        "--config.train.incidents.max_consecutive=2", "--config.train.steps=12",
     )  # fmt: skip
     assert_one_line(finished, "of step", "nan", "batch digest", "learning rate")
     last = runs.rows(workdir)[-1]["step"]

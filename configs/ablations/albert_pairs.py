@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from plm_jax import config, models, objectives
 from plm_jax.configs.ablations import downstream, objectives_demo
 from plm_jax.configs.ablations.skeleton import by_size, table, variants
-from plm_jax.experiments.comparison import Published, StandIn
+from plm_jax.experiments.comparison import Published, SubstituteMetric
 from plm_jax.experiments.setups import NOT_STATED, Setup
 
 base = by_size(paper="../albert.py:base", demo="../demo.py:bert")
@@ -134,6 +134,6 @@ published = table(
     TUNING,
 )
 compared = by_size(
-    paper=downstream.ENCODER_METRICS | {"MLM": "wikipedia/accuracy"}, demo={"MLM": StandIn("poems/accuracy")}
+    paper=downstream.ENCODER_METRICS | {"MLM": "wikipedia/accuracy"}, demo={"MLM": SubstituteMetric("poems/accuracy")}
 )
 compared_without_pairs = downstream.compared_encoders

@@ -15,7 +15,7 @@ from plm_jax.configs.tasks import glue, reading, sentiment
 from plm_jax.data import mixtures
 from plm_jax.data.sources import corpora
 from plm_jax.data.text_to_text import sizes
-from plm_jax.experiments.comparison import StandIn
+from plm_jax.experiments.comparison import SubstituteMetric
 from plm_jax.experiments.setups import NOT_STATED, Setup
 
 Changes = dict[str, Any]
@@ -28,7 +28,7 @@ ENCODER_METRICS = {
     "SST-2": "sst2/accuracy",
 }
 # Film reviews, which demos compare with a paper's task.
-REVIEWS = StandIn("sentiment/accuracy")
+REVIEWS = SubstituteMetric("sentiment/accuracy")
 # The `compared` of pages whose models are tuned by `tuned`.
 compared_encoders = by_size(paper=ENCODER_METRICS, demo={"SST-2": REVIEWS})
 # BERT's corpora, as changes of a config.

@@ -61,13 +61,13 @@ class IncidentsConfig:
         continues with the next batch. With `roll_back`, the host waits for each step.
       window: number of recent steps that a step is compared with.
       deviations: number of mean absolute deviations above the mean from which a step counts as a spike.
-      most_in_a_row: maximum number of consecutive steps whose update is skipped; the run fails at the next one.
+      max_consecutive: maximum number of consecutive steps whose update is skipped; the run fails at the next one.
     """
 
     spikes: Literal["record", "skip", "roll_back"] = "record"
     window: Annotated[int, ranges.Range(2, 10**6)] = 128
     deviations: ranges.Positive = 10.0
-    most_in_a_row: ranges.CountOrZero = 10
+    max_consecutive: ranges.CountOrZero = 10
 
 
 @dataclass(frozen=True)

@@ -148,7 +148,7 @@ class Reader:
                 rates[name] = phase.mixture[name]
                 continue
             rows = self.training_rows(name, phase)
-            rate = phase.mixture.get(name, 0.0) / rows.examples_a_row
+            rate = phase.mixture.get(name, 0.0) / rows.examples_per_row
             rates[name] = rate if phase.mixture else rows.num_rows
         return rates
 

@@ -73,7 +73,7 @@ class Published(NamedTuple):
     averages: Mapping[str, Collection[str]] = {}
 
 
-class StandIn(NamedTuple):
+class SubstituteMetric(NamedTuple):
     """Metric of our runs that stands in for another metric or task of a paper, as in a demo.
 
     The paper's differences do not predict the differences in our metric, so a run gets no verdict.
@@ -268,7 +268,7 @@ def compare_with_paper(
     results: Sequence[dict[str, Any]],
     published: Sequence[Published],
     name: str,
-    metric: Metric | StandIn,
+    metric: Metric | SubstituteMetric,
     is_primary: bool = True,
 ) -> list[PaperComparison]:
     """Compares runs with the results of a paper by one metric. The first published run is the reference.
@@ -284,7 +284,7 @@ def compare_with_paper(
     published = published or [Published(run, {}, "") for run in dict.fromkeys(result["name"] for result in results)]
     if not published:
         return []
-    is_stand_in, our_metric = isinstance(metric, StandIn), get_metric(metric)
+    is_stand_in, our_metric = isinstance(metric, SubstituteMetric), get_metric(metric)
     declared, results = _declared(our_metric), _joined(results, [row.run for row in published])
     rows = [_rows_of(results, row.run) for row in published]
     base, *samples = (_sample(run_rows, our_metric) for run_rows in rows)
@@ -363,7 +363,7 @@ def default_comparison(results: Sequence[dict[str, Any]]) -> dict[str, Metric]:
 def paper_table(
     results: Sequence[dict[str, Any]],
     published: Sequence[Published],
-    compared: Mapping[str, Metric | StandIn],
+    compared: Mapping[str, Metric | SubstituteMetric],
     name: str | None = None,
 ) -> Lines:
     """Returns a table of runs and the results of a paper for them.
@@ -402,17 +402,17 @@ def paper_table(
     return lines
 
 
-def get_metric(metric: Metric | StandIn) -> Metric:
+def get_metric(metric: Metric | SubstituteMetric) -> Metric:
     """Returns our metric of a comparison."""
-    return metric.metric if isinstance(metric, StandIn) else metric
+    return metric.metric if isinstance(metric, SubstituteMetric) else metric
 
 
-def to_json(metric: Metric | StandIn) -> Any:
+def to_json(metric: Metric | SubstituteMetric) -> Any:
     """Returns a compared metric in the form that a sweep's folder stores."""
-    return {"stand_in": metric.metric} if isinstance(metric, StandIn) else metric
+    return {"stand_in": metric.metric} if isinstance(metric, SubstituteMetric) else metric
 
 
-def title(name: str, metric: Metric | StandIn) -> str:
+def title(name: str, metric: Metric | SubstituteMetric) -> str:
     """Returns the name of a comparison."""
     our_name = metric_name(get_metric(metric))
     return our_name if our_name == name else f"{name} vs. our {our_name}"

@@ -70,7 +70,7 @@ class Sweep:
     base: dict
     baselines: Sequence[comparison.Baselines]
     published: Sequence[comparison.Published]
-    compared: Mapping[str, comparison.Metric | comparison.StandIn]
+    compared: Mapping[str, comparison.Metric | comparison.SubstituteMetric]
     setups: comparison.Lines
 
 
@@ -258,8 +258,8 @@ def _text(value: Any) -> str:
     return value
 
 
-def _compared(value: Any) -> comparison.Metric | comparison.StandIn:
-    return comparison.StandIn(_metric(value["stand_in"])) if isinstance(value, dict) else _metric(value)
+def _compared(value: Any) -> comparison.Metric | comparison.SubstituteMetric:
+    return comparison.SubstituteMetric(_metric(value["stand_in"])) if isinstance(value, dict) else _metric(value)
 
 
 def _metric(value: Any) -> comparison.Metric:

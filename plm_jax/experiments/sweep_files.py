@@ -18,7 +18,7 @@ run in `train.init_from` (`transfer.resolve`). The file may also define
                  all runs have (`comparison.default_comparison`); {} compares nothing
     published()  a list of `comparison.Published`, the results of a paper, which the third table then includes. The
                  first is the reference, and results of runs NAME-… count for NAME. A metric other than the paper's is a
-                 `comparison.StandIn`
+                 `comparison.SubstituteMetric`
 
 A sweep file for several sizes, `--sweep=FILE.py:SIZE`, takes the size in each function, including the base:
 `base(size)`, `overrides(size)`, `evaluations(size)`, `baselines(size)`, `compared(size)`. The default of the parameter

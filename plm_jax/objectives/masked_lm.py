@@ -50,7 +50,7 @@ class MaskedLM(Objective):
       whole_words: maximum number of neighboring words that are masked together; 0 masks single tokens; 1 masks all
         tokens of a word (BERT's whole-word masking); n masks up to n words, k of them with probability proportional to
         1/k (ALBERT has 3). Above 0, it needs `word_starts`.
-      gram_weights: relative frequency of n-grams of 1, 2, …, `whole_words` words, such as (0.4, 0.3, 0.2, 0.1) for
+      ngram_weights: relative frequency of n-grams of 1, 2, …, `whole_words` words, such as (0.4, 0.3, 0.2, 0.1) for
         MacBERT; empty: 1/k for k words.
       smoothing: exponent s of a weight count^-s, with which a token is drawn without replacement, so that rare tokens
         are predicted more often; 0: equal weights. Counts are those of the token in the training split of the row's
@@ -85,7 +85,7 @@ class MaskedLM(Objective):
     random_share: ranges.Share = 0.1
     similar_share: ranges.Share = 0.0
     whole_words: ranges.LengthOrZero = 0
-    gram_weights: tuple[ranges.MixtureRate, ...] = ()
+    ngram_weights: tuple[ranges.MixtureRate, ...] = ()
     smoothing: ranges.Scale = 0.0
     independent: bool = False
     duplicates: ranges.CountOrZero = 0
@@ -97,9 +97,9 @@ class MaskedLM(Objective):
                 f"config.objective.mask_share is {self.mask_share}, random_share {self.random_share} and similar_share "
                 f"{self.similar_share}: their sum must be at most 1"
             )
-        if self.gram_weights and (len(self.gram_weights) != self.whole_words or not sum(self.gram_weights) > 0):
+        if self.ngram_weights and (len(self.ngram_weights) != self.whole_words or not sum(self.ngram_weights) > 0):
             raise UserError(
-                f"config.objective.gram_weights is {self.gram_weights} and whole_words {self.whole_words}: set one "
+                f"config.objective.ngram_weights is {self.ngram_weights} and whole_words {self.whole_words}: set one "
                 "weight for each number of words up to whole_words, at least one of them above 0"
             )
         if self.independent and self.whole_words > 1:
@@ -266,7 +266,7 @@ class MaskedLM(Objective):
 
     @functools.cached_property
     def _cumulative_gram_weights(self) -> Float[np.ndarray, " words"]:
-        weights = self.gram_weights or 1 / np.arange(1, max(1, self.whole_words) + 1)
+        weights = self.ngram_weights or 1 / np.arange(1, max(1, self.whole_words) + 1)
         return np.cumsum(weights)
 
     def begins_words(

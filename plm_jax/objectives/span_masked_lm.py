@@ -43,8 +43,8 @@ class SpanMaskedLM(MaskedLM):
     replacement: Literal["span", "token"] = "span"
 
     def __post_init__(self):
-        if self.similar_share or self.gram_weights:
-            raise UserError("config.objective.similar_share and gram_weights do not apply to spans: leave them out")
+        if self.similar_share or self.ngram_weights:
+            raise UserError("config.objective.similar_share and ngram_weights do not apply to spans: leave them out")
         super().__post_init__()
         if self.whole_words:
             raise UserError("config.objective.whole_words does not apply to spans: set max_words instead")

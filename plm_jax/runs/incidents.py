@@ -90,7 +90,7 @@ class Incidents:
             incident["checkpoint"] = self._targets.pop(step)
         if report:
             self._write(step, metrics, incident, report)
-        if self._in_a_row > self._settings.most_in_a_row:
+        if self._in_a_row > self._settings.max_consecutive:
             raise UserError(
                 f"the {_values(metrics)} of step {step} (batch digest {digest_hex(metrics['digest'])}): it is step "
                 f"{self._in_a_row} in a row without an update, {self._folder} records the data of each: "

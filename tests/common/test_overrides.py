@@ -190,7 +190,7 @@ def test_required_fields_keep_their_values_when_the_kind_changes():
     with pytest.raises(UserError, match=r"part.what.kind is 'number', which has no default for name: set that too"):
         made(text, "what.kind=number")
     assert made({"what": None}, "what.kind=text", "what.size=1")["what"] == {"kind": "text", "size": 1, "name": "a"}
-    with pytest.raises(UserError, match=r"part.what is None, set part.what.kind too"):
+    with pytest.raises(UserError, match=r"part.what is None: set part.what.kind too"):
         made({"what": None}, "what.size=1")
     assert made(text, "what=None") == {"what": None}
     assert made({"parts": [text["what"]]}, "parts.0.kind=number", "parts.0.name=b") == {"parts": [number]}

@@ -56,7 +56,7 @@ def test_a_choice_sets_what_its_role_declares():
         kind: ClassVar[str] = "cube"
         sides: ClassVar[int] = 6
 
-    with pytest.raises(UserError, match="Ball does not set sides"):
+    with pytest.raises(UserError, match="Ball does not define sides"):
 
         class Ball(Solid):
             kind: ClassVar[str] = "ball"

@@ -81,7 +81,7 @@ def test_a_finished_phase_keeps_its_objective(run):
     reader = open_reader(later)
     np.testing.assert_equal(rows_of(open_reader(run), range(4)), rows_of(reader, range(4)))
     assert reader.batch(4, range(8))["targets"].shape[1] == 6
-    saved = dataclasses.replace(before[1], objective={"gram_weights": [0.5, 0.5], "whole_words": 2})
+    saved = dataclasses.replace(before[1], objective={"ngram_weights": [0.5, 0.5], "whole_words": 2})
     assert config.PhaseConfig(1.0, objective=dict(saved.objective)).objective == saved.objective
 
 
@@ -132,8 +132,8 @@ def test_other_fields_are_one_line(run):
 
 def test_flags_set_fields_of_a_phase_and_of_validation(run):
     tree = config.to_dict(run)
-    changes = [("train.phases.0.objective.rate", "0.3"), ("evaluation.objective.gram_weights", "(0.5, 0.5)")]
+    changes = [("train.phases.0.objective.rate", "0.3"), ("evaluation.objective.ngram_weights", "(0.5, 0.5)")]
     changes += [("evaluation.objective.whole_words", "2"), ("evaluation.objective.rate", "0.2")]
     after = config.from_dict(overrides.apply(tree, changes, config.Run))
     assert after.train.phases[0].objective == {"rate": 0.3}
-    assert config.in_validation(after).objective == objectives.MaskedLM(0.2, whole_words=2, gram_weights=(0.5, 0.5))
+    assert config.in_validation(after).objective == objectives.MaskedLM(0.2, whole_words=2, ngram_weights=(0.5, 0.5))

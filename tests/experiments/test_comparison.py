@@ -170,7 +170,7 @@ def test_no_mean_over_test_rows_varies_more_than_the_bound(limits):
 
 def compared(values, base, paper=2.0, paper_base=1.0, name="MNLI", metric="s/accuracy", more=None):
     """Returns the comparison of a run with a paper's figures and the reference, for these values of the seeds."""
-    leaf = metric.metric if isinstance(metric, comparison.StandIn) else metric
+    leaf = metric.metric if isinstance(metric, comparison.SubstituteMetric) else metric
     results = seeded({"b": values, "a": base}, leaf, **(more or {}))
     first, second = comparison.compare_with_paper(results, published(name, a=paper_base, b=paper), name, metric)
     assert (first.run, first.verdict, first.difference, first.paper_difference) == ("a", "", None, None)
@@ -251,7 +251,7 @@ def test_a_metric_is_declared_once():
 
 
 def test_a_stand_in_for_the_papers_metric_has_no_verdict_of_direction():
-    stand_in = comparison.StandIn("s/accuracy")
+    stand_in = comparison.SubstituteMetric("s/accuracy")
     assert verdict(HIGH, LOW, metric=stand_in) == comparison.OTHER_METRIC
     results = seeded({"a": LOW, "b": HIGH}, "s/accuracy")
     figures = [comparison.Published(name, {}, "") for name in "ab"]

@@ -14,7 +14,7 @@ from plm_jax.objectives.similar_words import SimilarWords, pack
 ROWS = 20_000
 # Few random ids are ids of the text, which are below 1,000.
 SPECIAL = objectives.Special(pad=0, unk=1, cls=2, sep=3, mask=4, vocab_size=10**7)
-MACBERT = {"mask_share": 0.0, "similar_share": 0.8, "whole_words": 4, "gram_weights": (0.4, 0.3, 0.2, 0.1)}
+MACBERT = {"mask_share": 0.0, "similar_share": 0.8, "whole_words": 4, "ngram_weights": (0.4, 0.3, 0.2, 0.1)}
 
 
 def row(sizes):
@@ -192,9 +192,9 @@ def test_rare_tokens_are_drawn_more_often(num, smoothing):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"gram_weights": (0.4, 0.3), "whole_words": 3}, "one weight for each number of words"),
-        ({"gram_weights": (0.0, 0.0), "whole_words": 2}, "at least one of them above 0"),
-        ({"gram_weights": (1.0,)}, "one weight for each number of words"),
+        ({"ngram_weights": (0.4, 0.3), "whole_words": 3}, "one weight for each number of words"),
+        ({"ngram_weights": (0.0, 0.0), "whole_words": 2}, "at least one of them above 0"),
+        ({"ngram_weights": (1.0,)}, "one weight for each number of words"),
         ({"independent": True, "whole_words": 2}, "set it to 1"),
         ({"smoothing": 0.7, "whole_words": 1}, "smoothing applies to single tokens"),
         ({"smoothing": 0.7, "independent": True}, "smoothing applies to single tokens"),
@@ -216,7 +216,7 @@ def test_smoothed_translation_lm_never_predicts_special_tokens():
 
 
 def test_spans_have_neither_weights_nor_independent_draws():
-    similar, grams = {"mask_share": 0.5, "similar_share": 0.1}, {"gram_weights": (1.0,)}
+    similar, grams = {"mask_share": 0.5, "similar_share": 0.1}, {"ngram_weights": (1.0,)}
     for settings in ({"smoothing": 0.7}, {"independent": True}, similar, grams):
         with pytest.raises(UserError, match="do not apply to spans"):
             objectives.get("span_masked_lm", SPECIAL, **settings)

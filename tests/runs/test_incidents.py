@@ -156,7 +156,7 @@ def test_differing_replay_is_reported(trained, verb, folder, tmp_path):
 
 
 def test_too_many_incidents_end_the_run(train, tmp_path):
-    arguments = ["--config.train.incidents.spikes=skip", "--config.train.incidents.most_in_a_row=0"]
+    arguments = ["--config.train.incidents.spikes=skip", "--config.train.incidents.max_consecutive=0"]
     finished = train(tmp_path / "run", *arguments)
     assert_one_line(finished, "loss nan", "of step", "batch digest", "1 in a row", f"{tmp_path}/run/incidents")
     (path,) = (tmp_path / "run/incidents").iterdir()

@@ -28,7 +28,7 @@ class InputsTargetsRows(Rows):
         self._split, self._rows, self._length = split, rows, length
         self._first = _pack(split, rows, length) if packed else range(split.num_documents + 1)
         self.num_rows = len(self._first) - 1
-        self.examples_a_row = split.num_documents / self.num_rows
+        self.examples_per_row = split.num_documents / self.num_rows
         self.pass_tokens = split.num_tokens
 
     @override

@@ -179,7 +179,7 @@ class LabeledRows(Rows):
         counts = objective.num_windows(self.sizes, length, special)
         self._first = np.append(0, np.cumsum(counts))
         self.num_rows, self.pass_tokens = int(self._first[-1]), split.num_tokens
-        self.examples_a_row = split.num_documents / self.num_rows
+        self.examples_per_row = split.num_documents / self.num_rows
         self._begins = np.repeat(documents[:-1], counts)
 
     @property

@@ -24,7 +24,7 @@ class Rows(abc.ABC):
     Attributes:
       num_rows: number of rows of the first pass, which are the whole split in order.
       pass_tokens: number of tokens by which the rows of a pass advance in total.
-      examples_a_row: mean number of examples per row, for a source with inputs and targets.
+      examples_per_row: mean number of examples per row, for a source with inputs and targets.
       is_finished: whether a model reads these rows unchanged, without an objective.
       constants: arrays that all rows have, unless `example` returns others of their names; set by the reader.
       packing: shapes of packed rows; None if a row is not packed.
@@ -32,7 +32,7 @@ class Rows(abc.ABC):
 
     num_rows: int
     pass_tokens: int
-    examples_a_row: float = 1.0
+    examples_per_row: float = 1.0
     is_finished: ClassVar[bool] = False
     constants: Mapping[str, np.ndarray] = MappingProxyType({})
     packing: objectives.PackedFormat | None = None

@@ -246,6 +246,14 @@ def test_a_hash_equal_to_the_threshold_is_the_first_that_is_added():
     assert counted.rule(0.5) == groups.HeldOutRule("top-up", 2**63 + 1)
 
 
+@pytest.mark.parametrize(("below", "expected"), [(19, ("top-up", 2**63 + 1)), (20, ("hash", 2**63))])
+def test_a_hash_equal_to_the_threshold_is_not_below_it(below, expected):
+    """Twenty rows below 2^63 settle the rule; with nineteen, the row at the threshold is the twentieth."""
+    counted = groups.Groups(rows=1000, smallest={7: below, 2**63: 1, 2**63 + 7: 1})
+    assert counted.rule(0.5) == groups.HeldOutRule(*expected)
+    assert counted.is_settled(0.5) == (below == 20)
+
+
 def test_a_vocabulary_is_trained_on_the_rows_that_are_not_held_out(run, tmp_path):
     """The first rows settle the rule if enough of them are below the threshold."""
     for number, fraction in ((30, 0.01), (400, 0.2), (3000, 0.5), (40, 0.0)):

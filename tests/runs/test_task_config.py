@@ -1,6 +1,7 @@
 """Configs that `finetune --train` writes for tables."""
 
 import json
+import pathlib
 
 import pytest
 
@@ -83,6 +84,18 @@ def test_form_and_objective_follow_from_the_table(name, tmp_path):
         write(tmp_path, columns, rows * 200)
     with pytest.raises(UserError, match=r"was written for another table or other flags, or edited: pass --config="):
         write(tmp_path, columns, [{**row, "t": "a longer text " * 9, "q": "why? " * 99} for row in rows], rows[:1])
+
+
+@pytest.mark.parametrize("validation", ["", "other.jsonl"])
+def test_paths_from_the_working_directory_are_written_as_absolute_paths(validation, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    columns, rows, *_ = TABLES["classes"]
+    for name in ("table.jsonl", "other.jsonl"):
+        pathlib.Path(name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task_config.write("configs.py", "table.jsonl", validation, columns, moods.pretrained(tiny.BERT), ())
+    source = config.from_dict(files.load("configs.py").config()).data.sources["table"]
+    assert source.path == str(tmp_path / "table.jsonl")
+    assert source.validation == (str(tmp_path / validation) if validation else "")
 
 
 @pytest.mark.parametrize(

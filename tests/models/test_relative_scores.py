@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from plm_jax import config
+from plm_jax import config, models
 from plm_jax.common.errors import UserError
 from plm_jax.models.attention import attend
 from plm_jax.models.kernels import Context, pick, plain, tiles
 from plm_jax.models.kernels.context import FIRST, RelativeScores
+from plm_jax.models.positions import SelfAttentionLayer
 from plm_jax.planning.plan import slice_devices
 from plm_jax.training import mesh
 from tests.models.test_gpu_kernel import sizes
@@ -47,6 +48,35 @@ def segments(queries, keys):
     """Returns two segments in each row, which begin elsewhere in the queries than in the keys."""
     of_queries = jnp.arange(queries) >= jnp.array([[3], [queries // 2]])
     return of_queries.astype(jnp.int32), (jnp.arange(keys) >= jnp.array([[7], [keys // 3]])).astype(jnp.int32)
+
+
+@pytest.mark.parametrize("signs", [(1,), (-1,), (1, -1)], ids=["forward", "backward", "by row"])
+@pytest.mark.parametrize("has_segments", [True, False])
+def test_scores_of_relative_sinusoids_equal_their_bias(signs, has_segments):
+    """Kernels get the scores in parts, whose sum is the bias that other attention gets; with a memory of five keys."""
+    position, queries, keys = models.RelativeSinusoids(9, segments=has_segments), 12, 17
+    tables = position.layer_tables(16, HEADS, HEAD_DIM, models.InitializerConfig())
+    sign = jnp.array(signs)[:, None]
+    of_queries, of_keys = segments(queries, keys)
+    layer = SelfAttentionLayer(
+        depth=0,
+        tables={name: normal(i, *table.shape) for i, (name, table) in enumerate(tables.items())},
+        shared_tables={},
+        project=lambda name, x: x,
+        drop=lambda x: x,
+        scale=0.3,
+        query_positions=sign * jnp.arange(keys - queries, keys),
+        key_positions=sign * jnp.arange(keys),
+        arrays={"query_segments": of_queries, "key_segments": of_keys},
+    )
+    query, key = normal(10, ROWS, HEADS, queries, HEAD_DIM), normal(11, ROWS, HEADS, keys, HEAD_DIM)
+    expected = plain_scores(query, key) + position.layer_bias(layer, query, key)
+    biased, relative = position.relative_scores(layer, query, key)
+    np.testing.assert_allclose(plain_scores(biased, key) + relative.expand(biased, key, None), expected, atol=1e-4)
+
+
+def plain_scores(query, key):
+    return jnp.einsum("bnqh,bnkh->bnqk", query, key)
 
 
 def by_kernel(name, context, window, tile):

@@ -97,6 +97,19 @@ def test_losses_equal_formula(kind):
 SIDES = ((0, "span_starts"), (1, "span_ends"))
 
 
+def test_smoothed_cross_entropy_with_z_loss_equals_formula():
+    """The smoothed labels are a mixture with the uniform distribution; z is the sum of the exponentials."""
+    rng, smoothing, z_loss = np.random.default_rng(1), 0.2, 0.1
+    logits, labels = rng.normal(size=(4, 3)).astype(np.float32), np.array([0, 2, 1, 1])
+    z = np.exp(logits).sum(1)
+    mixture = (1 - smoothing) * np.eye(3)[labels] + smoothing / 3
+    expected = -(mixture * np.log(np.exp(logits) / z[:, None])).sum(1) + z_loss * np.log(z) ** 2
+    loss = losses.get("task", label_smoothing=smoothing, z_loss=z_loss)
+    values, is_right = loss.cross_entropy(logits, labels)
+    np.testing.assert_allclose(values, expected, rtol=1e-5)
+    np.testing.assert_array_equal(is_right, logits.argmax(1) == labels)
+
+
 @pytest.mark.parametrize("kind", ["classes", "choice"])
 def test_auxiliary_language_model_is_mean_over_texts(kind):
     module, params = build(kind, tiny.MODEL)

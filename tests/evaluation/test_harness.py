@@ -77,3 +77,18 @@ def test_a_continuation_without_tokens_is_one_line(context, folder, tmp_path):
     model = harness.HarnessModel(saved("gpt2", "gpt2", folder, tmp_path), show_progress=False)
     with pytest.raises(UserError, match="a continuation adds no token to its context"):
         model.loglikelihood(requests([(context.rstrip(), "")]))
+
+
+@pytest.mark.parametrize(("family", "kind"), [("gpt2", "gpt2"), ("bart", "roberta")])
+def test_the_end_of_a_long_prompt_leaves_a_decoder_room_for_its_answer(family, kind, folder, tmp_path, monkeypatch):
+    """The answer of an encoder-decoder is not in the context of its prompt."""
+    lm = saved(family, kind, folder, tmp_path)
+    model, prompts = harness.HarnessModel(lm, show_progress=False), []
+    monkeypatch.setattr(model, "_generate", lambda encoded, *_: prompts.extend(encoded) or [""] * len(encoded))
+    text = "The state of the Union " * 300
+    model.generate_until(requests([(text, {"max_gen_toks": 5})]))
+    rest, tokens = {"gpt2": 5, "bart": 0}[family], lm.strategy.encode(text)
+    assert prompts == [tokens[rest - model.max_length :]] and 5 < model.max_length < len(tokens)
+    if rest:
+        with pytest.raises(UserError, match="lower max_gen_toks"):
+            model.generate_until(requests([("The state", {"max_gen_toks": model.max_length})]))

@@ -203,10 +203,10 @@ class TransformerConfig(ModelConfig):
         `attention` keeps the residuals of a flash kernel; `minimal` also keeps the sum after each sub-layer (MaxText's
         `minimal` keeps more); `dots` also keeps the results of dense layers. `offload` keeps only the input, in host
         memory.
-      pipeline_microbatches: maximum number of microbatches that the rows of a device are split into with pipeline
-        stages, or 0 for four per stage; the largest multiple of the number of stages that divides the rows is used.
-        There is at least one microbatch per stage. A stage is idle for (S - 1) / (M + S - 1) of the time, given S
-        stages and M microbatches.
+      pipeline_microbatches: maximum number of microbatches that the rows of a pipeline (one device per stage) are split
+        into, or 0 for four per stage; the largest multiple of the number of stages that divides the rows is used. There
+        is at least one microbatch per stage. A stage is idle for (S - 1) / (M + S - 1) of the time, given S stages and
+        M microbatches.
       heads: additional heads by name; losses and callers refer to these names. In a config, a mapping.
       attention_kernel: implementation of attention: `xla`; `flash`, the flash attention of this package for TPUs and
         NVIDIA GPUs (interpreted, and slow, on other devices); `cudnn` (NVIDIA Ampere or newer); `auto`, the best one

@@ -58,11 +58,12 @@ class BlankInfilling(Objective):
       max_span_length: maximum length of short spans.
       sentence_rate: share of rows whose blanks are full sentences, each replaced by the mask `smask`.
       document_rate: share of rows with a single long blank, replaced by the mask `gmask`.
-      document_min_share: minimum share of the text in a long blank; the longest one leaves two tokens.
+      document_min_share: minimum length of a long blank, as a share of the text; its maximum length is the text except
+        two tokens.
       document_end_share: probability that a long blank is at the end of the text; its targets then have no eop. In a
         row of several documents it always is at the end.
       block_mask_rate: share of the input tokens of short spans that are replaced by `dblock`; targets are unchanged.
-      short_probability: share of rows with a shortened text.
+      short_probability: share of rows that have only a random part of their text, at least 31 tokens long.
     """
 
     kind: ClassVar[str] = "blank_infilling"

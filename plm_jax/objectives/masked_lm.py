@@ -36,8 +36,8 @@ class MaskedLM(Objective):
     predictions at random, may mask the first token of a row, and draws no special tokens as random ids.
 
     Attributes:
-      rate: share of a row's tokens, including special tokens, that are predicted; at least one, unless
-        `independent`.
+      rate: number of predictions as a share of the tokens of a row, where special tokens count, too; at least one
+        prediction, unless `independent`.
       max_predictions: maximum number of predictions in a row; 0: the number that `rate` gives for a row without
         padding. BERT has 20 at length 128. It does not apply to `independent`.
       mask_share: share of the predicted tokens that are replaced by the mask.
@@ -61,7 +61,7 @@ class MaskedLM(Objective):
         number of predictions plus five standard deviations, where a word counts as four tokens. About one row in a
         million exceeds this; a random subset of its predictions is used. A packed row has the slots of one row of its
         length, and if its inner rows have more predictions together, the last ones are dropped.
-      windows: whether one n-gram is drawn from each window of n · floor(1 / `rate`) words.
+      windows: whether one n-gram, of a random size n, is drawn from each window of n · floor(1 / `rate`) words.
         The drawn words are predicted from left to right until the number of tokens reaches the budget. The last word
         may exceed the budget, but not `max_predictions`; if that is 0, the word is cut at the budget. With
         `whole_words` of 0, words are tokens. DeBERTa does so (microsoft/DeBERTa, mlm_task.py): it draws a sixth of the

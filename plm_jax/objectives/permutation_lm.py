@@ -39,9 +39,9 @@ class PermutationLM(Objective):
       span_unit: unit of the length of a span: `tokens`, as in the published code, or `words`, as in the paper. The code
         searches for the end of n words, but tests the token at the start of the span every time. Spans of words are
         shortened by words if they exceed the number of predictions.
-      perm_size: number of consecutive tokens that are permuted together; a longer half of a row is split into blocks of
-        this size, which all use the same permutation, and later blocks attend to earlier ones. 0, or more than half a
-        row: half a row, as published.
+      perm_size: number of consecutive tokens that are permuted together; if half a row is longer, it is split into
+        blocks of this size, which all use the same permutation, and later blocks attend to earlier ones. 0, or more
+        than half a row: half a row, as published.
     """
 
     kind: ClassVar[str] = "permutation_lm"

@@ -29,6 +29,7 @@ class SpanMaskedLM(MaskedLM):
     predicted, so that every span has two boundaries.
 
     Attributes:
+      rate: number of predictions as a share of the tokens of a row, where special tokens do not count; rounded up.
       geometric_p: parameter p of the distribution of span lengths in words: k words have a probability proportional to
         (1 - p) ** k; 0.2 gives a mean of 3.8.
       max_words: maximum number of words in a span.

@@ -46,8 +46,8 @@ class DataConfig:
         for languages without spaces, such as Chinese.
       similar_words: text file of similar words for an objective with `similar_share`, which `prepare` tokenizes: on
         each line a word and its similar words, separated by tabs. Empty: none.
-      token_types: by source, the token type of its tokens, such as the id of a language (XLM); for records, by name of
-        the text. Empty: the layout decides.
+      token_types: token type of all tokens of a source, by name of the source, such as the id of its language (XLM);
+        records have a token type for each of their texts, by name of the text. Empty: the layout decides.
       inputs_targets: rows of sources with inputs and targets.
       bad_rows: what `prepare` does with a bad row: `stop` with an error, or `skip` and report it, stopping only if more
         than 1 % of the rows of a source are bad. A bad row is a line that is not JSON, lacks a field that the source

@@ -48,8 +48,8 @@ class PairStreams(Layout):
     is 0 for the first half, A and its separator, 1 for B and its separator, and 2 for `cls`.
 
     Attributes:
-      bi_data: whether the second half of the rows of a batch reads the text backward, from its end to its start; rows
-        then have `positions`, which count down in these rows, and batches must be even.
+      bi_data: whether the rows in the second half of a batch read the text backward, from its end to its start; rows
+        then have `positions`, which count down in these rows, and the batch size must be even.
     """
 
     kind: ClassVar[str] = "pair_streams"

@@ -49,9 +49,9 @@ class SentencePairs(Layout):
     """Two spans of text per row; `pair_label` is 0 if the second follows the first in the text, otherwise 1.
 
     Attributes:
-      task: meaning of label 1, which half of the pairs have: `next_sentence`, the second span is from another document
-        (BERT); `sentence_order`, the two spans are swapped (ALBERT). With either, the second span is from another
-        document if only one sentence is left for both.
+      task: meaning of label 1, the label of about half of the pairs: `next_sentence`, the second span is from another
+        document (BERT); `sentence_order`, the two spans are swapped (ALBERT). With either, the second span is from
+        another document if only one sentence is left for both.
       parts: `segments` of several sentences that fill the row (BERT, and RoBERTa's SEGMENT-PAIR) or two single
         `sentences` (RoBERTa's SENTENCE-PAIR). Single sentences leave much of a row empty: a run reports the padding.
       short_probability: share of documents that are split into pairs shorter than a row; ignored for single sentences.

@@ -32,7 +32,7 @@ class Translations(Layout):
 
     Attributes:
       swapped: probability that the second text of a record comes first, drawn each time that a row is read; XLM: 0.5.
-      text: layout of sources of single texts, for a mixture of pairs and text of one language. Their positions do not
+      text: layout of the sources that are monolingual text, in a mixture with sources of pairs. Their positions do not
         restart.
     """
 

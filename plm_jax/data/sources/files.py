@@ -97,8 +97,8 @@ class TableSource(FileSource):
 
     Attributes:
       max_depth: maximum depth of nested lists and objects in a row; deeper rows are bad rows.
-      group: field with a string or integer, such as a document's id, by which rows are grouped. If the source has no
-        validation split, rows of one group stay in one split. If empty, rows with the same first text form a group,
+      group: field with a string or integer, such as a document's id; rows with the same value form a group, and if the
+        source has no validation split, whole groups are held out. If empty, rows with the same first text form a group,
         such as the questions about one context.
     """
 

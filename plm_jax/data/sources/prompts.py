@@ -19,8 +19,8 @@ class PromptConfig:
       question: template of the text before the answer.
       choices: templates of the answers that the model chooses from, in the order of the form's labels; if empty, the
         labels of the form or the choices of the row; if there are none of these, the model generates its answer.
-      answer: template of the correct answer: a choice, the index of a choice from 0, or every generated answer that is
-        accepted; if empty, the label of the form or the targets of the source.
+      answer: template of the correct answer: the text of a choice or its index from 0; without choices, a text, or a
+        field with a list of all accepted texts; if empty, the label of the form or the targets of the source.
       delimiter: text between question and answer; it is scored as part of the answer, but not counted in its length.
       separator: text after each example and after the introduction.
       introduction: text at the beginning of the prompt.

@@ -40,11 +40,11 @@ class _Tokens(NamedTuple):
 
 @dataclass(frozen=True)
 class TokenFiles(FileSource):
-    """Tokenized documents in `.npy` or `.bin` files: one array of token ids, in which an id ends each document.
+    """Tokenized documents in `.npy` or `.bin` files: one array of token ids, with a separator between documents.
 
     The header of a `.npy` file or of llm.c's `.bin` files decides the type of the ids. Other files have no header, such
-    as those of nanoGPT, OLMo and Megatron. The cache does not contain the id that ends documents. A document counts as
-    one sentence. The vocabulary must be the one that the documents were tokenized with.
+    as those of nanoGPT, OLMo and Megatron. The cache does not contain the separator. A document counts as one
+    sentence. The vocabulary must be the one that the documents were tokenized with.
 
     Attributes:
       path: path of the training files; may be a glob.
@@ -52,6 +52,7 @@ class TokenFiles(FileSource):
       dtype: type of the ids in files without a header, little-endian; use uint32 for int32.
       validation: path of the validation files; may be a glob; if empty, some of the training documents are held out.
       max_tokens: maximum number of tokens of a document; longer documents are bad rows.
+      max_characters: ignored, because the files contain no text; `max_tokens` applies instead.
     """
 
     kind: ClassVar[str] = "tokens"

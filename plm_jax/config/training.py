@@ -142,8 +142,8 @@ class TrainConfig:
       init_from: checkpoint, or model of the Hugging Face Hub (`hf:ORG/NAME`), from which the initial weights are
         loaded; empty: random initialization. If `init_names` is empty, the checkpoint only provides the model, if the
         config has none.
-      init_names: regular expressions; weights whose full name in `init_from` matches any of them are loaded. An entry
-        (expression, name) loads a weight under another name, which may contain groups, as in `re.sub`:
+      init_names: regular expressions; weights whose full name in `init_from` matches any of them are loaded; an entry
+        (expression, name) loads them under another name, which may contain groups, as in `re.sub`:
         `("decoder/(.*)", r"stack/\1")`. A weight that matches several entries is loaded under each of their names.
       init_layers: for each layer of a stack, the number of the layer of `init_from` from which it is loaded, counted
         from 0; empty: the same number. If layers share parameters (ALBERT), the numbers are those of the stored layers.
@@ -263,8 +263,8 @@ class EvaluationConfig:
         first of equal values wins. `common.metrics` declares the direction of each metric.
       patience: number of consecutive validations without a better value of `select` after which training ends; 0:
         train all steps. Runs of a sweep must have 0.
-      tasks: tasks, `SOURCE` or `SOURCE:SPLIT`, that `evaluate --watch` evaluates at each checkpoint, with samples of
-        generated text; this runs in a child process of the job's first process, on the CPU of that host.
+      tasks: tasks, `SOURCE` or `SOURCE:SPLIT`, that are evaluated at each checkpoint, with samples of generated text;
+        the run starts `evaluate --watch` for this, as a child of its first process, on the CPU of that host.
       decoding: default decoding settings of `evaluate` and `generate`.
     """
 

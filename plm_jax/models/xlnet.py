@@ -38,8 +38,8 @@ class XlnetConfig(EncoderConfig):
         such as `permutation_lm`); 0: no memory.
       reuse_length: number of tokens, from the start of a row, that the memory remembers; 0: all tokens.
       causal: whether tokens attend only to themselves and earlier tokens (`attn_type` "uni", as in Transformer-XL).
-      reverses_half: whether the second half of a batch's rows is read backward, so that its distances are negated
-        (`bi_data`); ignored if the batch has `positions`.
+      reverses_half: whether the rows in the second half of a batch are read backward, so that their distances are
+        negated (`bi_data`); ignored if the batch has `positions`.
     """
 
     kind: ClassVar[str] = "xlnet"
@@ -195,10 +195,10 @@ class Xlnet(Encoder):
           tokens: int32 [B, L].
           mask: [B, L], 1 for tokens, 0 for padding.
           token_types: int32 [B, L]; attention only compares them. None: scores do not depend on segments.
-          positions: int32 [B or 1, L], which count down in rows whose text runs backwards; by default from 0, and
-            negative in the second half of the rows with `reverses_half`. Only their differences within a segment
-            matter, which flash kernels take to be those of their indices, negated if the last position is below the
-            first.
+          positions: int32 [B or 1, L], counting down in rows whose text runs backward; by default 0, 1, 2, …, and with
+            `reverses_half` 0, -1, -2, … in the second half of the rows. Only their differences within a segment matter.
+            Flash kernels assume that the positions of a segment are consecutive, and that they count down if the last
+            position of the row is below the first.
           segment_ids: int32 [B, L]; tokens attend only to their own segment.
           order: int32 [B, L], rank of each token in the order of prediction: a token attends to itself and to tokens of
             the same rank or a lower one, a target's query to tokens of a lower rank. None: they attend to all tokens.

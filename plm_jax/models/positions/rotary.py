@@ -24,9 +24,10 @@ class RotaryScaling:
 
     Attributes:
       factor: divisor of low frequencies.
-      low_frequency_factor: number of rotations over `original_length` tokens up to which a frequency is divided by
-        `factor`.
-      high_frequency_factor: number of rotations over `original_length` tokens from which a frequency is unchanged.
+      low_frequency_factor: number of rotations over `original_length` tokens; frequencies with fewer rotations are
+        divided by `factor`.
+      high_frequency_factor: number of rotations over `original_length` tokens; frequencies with more rotations are
+        unchanged.
       original_length: number of tokens in a row of the original pretraining.
     """
 

@@ -174,7 +174,11 @@ class Module(Protocol):
         ...
 
     def features(self, **inputs: jax.Array) -> jax.Array:
-        """Returns the input of the heads [B, L, D] for `ModelConfig.inputs` and `deterministic` (no dropout)."""
+        """Returns the features [B, L, D] that the heads read.
+
+        Args:
+          inputs: the arrays named by `ModelConfig.inputs`, and `deterministic`, which is True for no dropout.
+        """
         ...
 
     def states(self, **inputs: jax.Array) -> jax.Array:

@@ -104,7 +104,7 @@ def block(inputs: Mapping[str, jax.Array]) -> jax.Array:
 
 
 def _product(x: Any, kernel: Any) -> jax.Array:
-    """Returns the product of the models' dense layers on one device."""
+    """Multiplies `x` by `kernel` as the dense layers of models do, on one device."""
     return jnp.asarray(layers.product(x, kernel, None))
 
 

@@ -250,7 +250,10 @@ def fitted(tree, like):
 
 
 def refitted(tree, like):
-    """Returns sharded arrays with the shapes and shardings of `like`, padded or truncated like those of `fitted`."""
+    """Pads or truncates sharded arrays to the shapes of `like`, as `fitted` does.
+
+    Arrays whose shape changes get the sharding of `like`; the others are returned unchanged.
+    """
 
     def fit(leaf, other):
         if leaf.shape == other.shape:

@@ -51,7 +51,13 @@ def realized(rate: float) -> float:
 
 
 def word(seed, row, head, position):
-    """Hashes a query's position with the first word of a seed, or a key's with the second, for `meet`; int32."""
+    """Returns the int32 hash of a query or of a key, for `meet`.
+
+    Args:
+      seed: one of the two words of the seed: the first for a query, the second for a key.
+      row, head: as for `keep`.
+      position: int32, position of the query or the key in the row.
+    """
     seed = seed if seed.dtype == jnp.int32 else jax.lax.bitcast_convert_type(seed, jnp.int32)
     return _mixed(_mixed(_mixed(seed ^ row) ^ head) ^ position)
 

@@ -81,7 +81,11 @@ def _by_program(call, x, tile):
 
 
 def specs(call, names, spec):
-    """Returns the block specifications of terms by name; `spec` as in `tpu._blocks`."""
+    """Returns the block specifications of the terms `names`, by name.
+
+    Args:
+      spec: function from a block's shape and a function `index(tile, i, j)` to a block specification.
+    """
     heads, size = call.program_heads, call.tile
     by_query = functools.partial(spec, index=lambda tile, i, j: (tile.program, i - j + call.key_tiles - 1, 0, 0))
     by_key = functools.partial(spec, index=lambda tile, i, j: (tile.program, _key_band(tile, i, j), 0, 0))

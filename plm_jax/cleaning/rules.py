@@ -196,7 +196,7 @@ class LangdetectFilter:
 
 
 class Cld3Filter:
-    """Sets the language of pages, `und` if it is uncertain, and drops pages in other languages."""
+    """Sets the language of pages, `und` if it is uncertain, and drops pages in languages that are not listed."""
 
     def __init__(self, rule: settings.Cld3Config):
         if "tensorflow" in sys.modules:

@@ -172,7 +172,10 @@ def keep(
     step: Pass,
     sink: Sink,
 ) -> dict[str, Any]:
-    """Removes from each page the units that other pages own, and writes the pages that pass the next rules."""
+    """Removes the units of each page that other pages own (`ownership`), and writes the pages that pass the next rules.
+
+    Units are lines, spans of sentences or MinHash bands; a page that does not own all of its bands is dropped.
+    """
     counts = Tally()
     kind, name = job_rules.comparison(job_rules.config(workspace), compared), compared.replace("_", "-")
     lost = ownership.by_key(records.digests(_located(workspace, lost_slices)))

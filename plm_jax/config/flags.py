@@ -57,7 +57,11 @@ class ConfigFlag:
         return command_line.dotted(self._config)
 
     def optional_run(self, may_lack_model: bool = False) -> Run | None:
-        """Returns `run`, or None without a config; raises `UserError` if flags override fields of no config."""
+        """Returns `run`, or None without a config.
+
+        Raises:
+          UserError: flags override fields of a config, but there is no config.
+        """
         if not self.is_given and (changes := self.changes):
             raise UserError(
                 f"--config.{changes[0][0]} overrides a field of a config, but --config is missing: pass both"

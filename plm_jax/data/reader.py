@@ -220,7 +220,7 @@ class Reader:
         return order
 
     def example(self, k: int) -> Example:
-        """Returns example k of the run, of its phase's length."""
+        """Returns example k of the run, with the row length of its phase."""
         return self._make(*self._draw(k))
 
     def _draw(self, k: int) -> tuple[objectives.BoundObjective, str, layouts.Rows, int, np.random.Generator]:

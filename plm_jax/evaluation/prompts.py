@@ -174,7 +174,11 @@ def example_builder(name: str, source: config.Source) -> Callable[[rows.SourceRo
 
 
 def _number(location: str, choice: str) -> float:
-    """Returns the value of a choice of a scored task."""
+    """Parses a choice as a number, if the rows of a task have scores instead of labels.
+
+    Raises:
+      BadRow: the choice is not a finite number.
+    """
     try:
         number = float(choice)
     except ValueError:

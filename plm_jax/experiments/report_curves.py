@@ -89,8 +89,8 @@ def page_data(runs: Sequence[RunLog], cards: Sequence[Card]) -> dict[str, Any]:
 
     Each run has `steps`, a list of delta-encoded lists of steps, and `curves` by metric. A curve is [index, values],
     where `index` is that of its list in `steps`, or [index, means, minima, maxima] if each point summarizes several
-    rows. Each of a run's `axes` is a list of steps and a list of their positions on the axis, between which the script
-    interpolates linearly, or the reason why the positions are unknown.
+    rows. Each run also has `axes` by name. An axis is [steps, positions on the axis], between which the script
+    interpolates linearly, or a text with the reason why the positions are unknown.
     """
     scales = {key: scale(key) for card in cards for keys in card.choices.values() for key in keys if key is not None}
     curves_of_runs = [{name: curve for name, curve in _all_curves(run) if name in scales} for run in runs]

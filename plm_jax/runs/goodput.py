@@ -181,7 +181,10 @@ class Goodput:
 
 
 class _Running:
-    """Time until which the devices had work. A thread waits for them, because the loop waits for the next batch."""
+    """Time at which the devices finished the dispatched steps.
+
+    A thread waits for the steps, because the training loop may be waiting for the next batch.
+    """
 
     def __init__(self, clock: Callable[[], float]):
         self._clock = clock

@@ -40,7 +40,7 @@ class Coordinate(Callback):
 
     @override
     def after_step(self, context: TrainingContext) -> None:
-        """Sets the decision after a step, the same in every process.
+        """Sets `context.decision`: whether to save the step and end the run, the same in every process.
 
         Raises:
           UserError: too many saves failed in a row.

@@ -336,7 +336,7 @@ class _Rows:
         """Returns the fields of the form that depend on the rows.
 
         Raises:
-          UserError: there are fewer than two labels or choices, or the labels are numbers to predict.
+          UserError: there are fewer than two labels or choices, or so many fractional numbers that they must be scores.
         """
         if self._kind == "choice":
             if self._num_choices < 2:

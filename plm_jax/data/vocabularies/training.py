@@ -170,8 +170,9 @@ def _wordpiece(task: TrainingTask) -> list[bytes]:
     """Trains BERT's word pieces: characters, then merged pieces, most frequent first.
 
     Characters that are too rare, or too many for the size, such as those of Chinese, become the unknown token. The
-    trainer of the library numbers letters in the order of a hash table, so its files differ from run to run. For this
-    reason words are trained as plain BPE, with a separate character for each letter that continues a word.
+    WordPiece trainer of the library numbers letters in the order of a hash table, so its files differ from run to run.
+    The BPE trainer is used instead. It reads each letter as a private character, one at the start of a word and a
+    different one after it.
     """
     if task.specials.unk is None:
         raise UserError("WordPiece needs an unk id: set config.vocabulary.unk")

@@ -26,7 +26,7 @@ _TOPOLOGY = flags.DEFINE_string(
     "without compiling (required)",
 )
 _SLICES = flags.DEFINE_integer("slices", 1, "number of TPU slices, connected by the data-center network")
-_SEARCH = flags.DEFINE_bool("search", False, "try other meshes, microbatches and rematerialization policies; slow")
+_SEARCH = flags.DEFINE_bool("search", False, "try other meshes, microbatches and values of model.remat; slow")
 _PRICE = flags.DEFINE_float("price", 0.0, "price in dollars per chip-hour, to estimate the cost per token; 0: unknown")
 _OUTPUT = flags.DEFINE_string("output", None, "JSON file for the estimates")
 

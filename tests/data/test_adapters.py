@@ -168,7 +168,7 @@ def test_sentences_of_any_vocabulary_are_permuted(kind):
     ("settings", "message"),
     [
         ({"smoothing": 0.7}, "need `token_counts`"),
-        ({"mask_share": 0.0, "similar_share": 0.8, "whole_words": 1}, "need `similar_words`"),
+        ({"mask_share": 0.0, "similar_share": 0.8, "whole_words": 1}, "need a table of similar words"),
     ],
 )
 def test_preprocessors_reject_missing_tables(settings, message):

@@ -512,7 +512,7 @@ def test_configs_that_do_not_fit_are_rejected(make, bert):
         ("form.kind span, but objective 'classification' reads form.kind classes", {"data": sources(ANSWER)}),
         ("source 'a' is not a labeled source", {"data": {"sources": {"a": config.TextTable("x")}}}),
         ("'classification' does not read config.data.layout 'blocks'", {"data": {"layout": config.Blocks()}}),
-        ("rows is encoder_decoder, config.model.kind is 'encoder'", {"objective": {"rows": "encoder_decoder"}}),
+        ("rows is encoder_decoder, but config.model.kind is 'encoder'", {"objective": {"rows": "encoder_decoder"}}),
         ("labeled examples need special ids around them", {"vocabulary": {"cls": None}}),
         (r"task has 3 labels \(no, yes, maybe\), .* 2 \(no, yes\)", {"model": heads(run, ("no", "yes", "maybe"))}),
         ("labels has 'yes' where form.labels of source 'a' has 'no'", {"model": heads(run, ("yes", "no"))}),

@@ -212,7 +212,7 @@ def test_a_teacher_of_another_vocabulary_is_rejected(tiny, teachers):
     vocabulary_id = setup.build(run, devices=jax.devices()[:1]).reader.vocabulary["id"]
     references.check_vocabularies(run, vocabulary_id)
     with pytest.raises(
-        UserError, match=r"'teacher' was trained with the vocabulary \w{12}, this run reads 000000000000"
+        UserError, match=r"'teacher' was trained with the vocabulary \w{12}, but this run reads 000000000000"
     ):
         references.check_vocabularies(run, "0" * 64)
 
@@ -225,7 +225,7 @@ def test_a_teacher_with_fewer_token_types_is_rejected(tiny, teachers, monkeypatc
     with_types = dataclasses.replace(described, model=typed(described.model, 2))
     monkeypatch.setattr(references.checkpoint_formats, "described", lambda source: with_types)
     assert references.describe(distilled(tiny, teachers / "first", model=typed(STUDENT, 2)))
-    with pytest.raises(UserError, match=r"reference 'teacher' has 2 token types, config.model 3"):
+    with pytest.raises(UserError, match=r"reference 'teacher' has 2 token types, but config.model has 3"):
         references.describe(distilled(tiny, teachers / "first", model=typed(STUDENT, 3)))
 
 

@@ -125,3 +125,5 @@ def test_llama_3_reads_tiktoken(tmp_path):
     assert list(lm.vocabulary.encode("the the")) == [257, 258]
     assert lm.vocabulary.vocab_size == 262, "the special tokens may be generated"
     assert lm.vocabulary.decode([259, 257, 258, 261]) == "the the"
+    saved = tokenizers.Tokenizer.from_file(str(tmp_path / "hf/tokenizer.json"))
+    assert [saved.id_to_token(i) for i in (259, 260)] == [BOS, EOS]

@@ -140,6 +140,20 @@ def test_a_remote_cache_is_the_local_one_and_is_fetched_in_pieces(remote, tmp_pa
     assert cache.open_source("memory://cache", "a").splits["train"].tokens(0, 96).tolist() == list(range(96))
 
 
+def test_the_manifest_is_uploaded_after_all_other_files(remote, monkeypatch):
+    """An upload that ends before its last file leaves no cache that could be opened."""
+    local, bucket = remote
+
+    def fail(*_):
+        raise UserError("cannot reach the bucket")
+
+    monkeypatch.setattr(storage, "copy", fail)
+    with pytest.raises(UserError, match="cannot reach"):
+        cache.upload(os.path.join(local, "a"), f"{bucket}/a", show_progress=False)
+    uploaded = {path.rpartition("/")[2] for path in fsspec.filesystem("memory").find("/cache/a")}
+    assert "tokens-00000.array_record" in uploaded and "manifest.json" not in uploaded
+
+
 def test_the_mirror_keeps_the_files_that_were_read_last(remote, tmp_path, monkeypatch):
     split = cache.open_source("memory://cache", "a").splits["train"]
     monkeypatch.setattr(mirror, "_MIRROR_FETCHES", 1)

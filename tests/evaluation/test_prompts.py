@@ -216,6 +216,7 @@ def test_a_score_is_the_number_of_a_choice(lm):
         (("bad", "good"), 1, 1),
         (("bad", "good"), "1", 1),
         (("2", "1"), 1, 1),
+        (("01", "1"), "01", 0),
         (("true", "false"), False, 1),
         (("1", "2"), 0, None),
         (("1e0", "2e0"), 1, None),

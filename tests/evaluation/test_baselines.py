@@ -1,9 +1,11 @@
+import types
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plm_jax.evaluation import baselines
+from plm_jax.evaluation import baselines, labeled
 
 # Few different ones, so that many are ties.
 SCORES = st.lists(st.tuples(st.integers(-8, 8).map(lambda i: i / 8), st.booleans()), min_size=1, max_size=40)
@@ -27,3 +29,17 @@ def test_a_constant_answer_says_the_more_frequent_label():
     labels = np.array([0, 0, 0, 1])
     want = max(np.mean(labels == answer) for answer in (0, 1))
     assert baselines.constant_accuracy(labels.mean()) == baselines.constant_accuracy(1 - labels.mean()) == want
+
+
+def test_a_constant_set_of_labels_has_those_of_most_rows(monkeypatch):
+    """Of four labels in three rows, the first is in all rows, the second in two, and the fourth in none."""
+    labels = [[0, 1], [0, 2], [0, 1]]
+    rows = types.SimpleNamespace(
+        objective=types.SimpleNamespace(form="labels"),
+        num_documents=3,
+        num_rows=3,
+        values=lambda _, document: np.array(labels[document]),
+    )
+    monkeypatch.setattr(labeled.metrics, "compute_metrics", lambda _, outputs, names: outputs)
+    outputs = labeled.trivial(rows, ("a", "b", "c", "d"))
+    np.testing.assert_array_equal(np.array(outputs) > 0, [[True, True, False, False]] * 3)

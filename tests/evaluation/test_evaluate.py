@@ -10,9 +10,9 @@ import pytest
 
 import plm_jax
 from plm_jax import config
-from plm_jax.evaluation import perplexity
+from plm_jax.evaluation import evaluate, perplexity
 from plm_jax.experiments import report, summary
-from plm_jax.runs import loop, train
+from plm_jax.runs import loop, train, transfer
 from tests.runs import test_validation
 from tests.runs.test_validation import by_hand
 from tests.support import tiny as tiny_runs
@@ -112,6 +112,16 @@ def test_a_single_source_run_drops_the_segmenters_of_other_sources():
     run = dataclasses.replace(run, data=dataclasses.replace(run.data, segmenters={"b": "jieba:lcut"}))
     only = perplexity.single_source_run(run, types.SimpleNamespace(config=run.model), "a", 16)
     assert (list(only.data.sources), only.data.segmenters, only.data.length) == (["a"], {}, 16)
+
+
+def test_a_config_reads_the_caches_of_a_model_if_one_of_them_exists(tmp_path, monkeypatch):
+    run = tiny_runs.PLAIN
+    of_model = dataclasses.replace(run, data=dataclasses.replace(run.data, cache_dir=str(tmp_path)))
+    monkeypatch.setattr(transfer, "resolve", lambda *_: of_model)
+    assert len(config.read_sources(of_model)) > 1
+    assert evaluate._with_caches_of(run, "model") is run
+    (tmp_path / next(iter(config.read_sources(of_model)))).mkdir()
+    assert evaluate._with_caches_of(run, "model") is of_model
 
 
 def test_caches_of_prepare_from_serve_a_run_and_its_export(workdir, tiny, verb, tmp_path):

@@ -41,11 +41,11 @@ def make(folder, mixture=None, max_batches=0, phases=(), length=32):
     return runs.make(folder, data=data, evaluation=evaluation, train={"phases": phases})
 
 
-def trained(run):
+def trained(run, devices=1):
     """A job, and random parameters."""
     rng = np.random.default_rng(1)
     params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32) / 4, registry.shapes(run.model))
-    return setup.build(run, devices=jax.devices()[:1]), params
+    return setup.build(run, devices=jax.devices()[:devices]), params
 
 
 def by_hand(run, params, name, length, num_rows=None):
@@ -99,6 +99,14 @@ def test_smallest_share_is_a_batch(folder):
         means = [by_hand(run, params, name, 32, rows) for name in "ab"]
         np.testing.assert_allclose([found["a/loss"], found["b/loss"]], means, rtol=1e-5)
         np.testing.assert_allclose(found["loss"], np.average(means, weights=whole), rtol=1e-5)
+
+
+def test_a_batch_over_eight_devices_has_the_next_multiple_of_eight_rows(folder):
+    run = make(folder, {"a": 1.0, "b": 1.0}, max_batches=2)
+    job, params = trained(run, devices=8)
+    metrics_of_sources = job.validation(params, job.programs.phases[0])
+    means = [by_hand(run, params, name, 32, 8) for name in "ab"]
+    np.testing.assert_allclose([metrics_of_sources[f"{name}/loss"] for name in "ab"], means, rtol=1e-5)
 
 
 def test_phases_are_validated_at_their_and_the_last_length(folder):

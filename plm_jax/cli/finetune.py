@@ -113,11 +113,13 @@ def _write_config(source: str, workdir: str) -> str | None:
     if storage.is_remote(workdir):
         raise UserError("--train needs a local --workdir, where it writes a config: use --config for a remote one")
     with progress.doing(f"reading {_TRAIN.value}"):
-        from plm_jax.runs import checkpoint_formats, task_config
+        from plm_jax.runs import checkpoint_formats, run_directory, task_config
 
         _CONFIG.modules.load()
         columns = task_config.Columns(texts, **{flag.name: flag.value for flag in column_flags})
         path = os.path.join(workdir, "finetune.py")
+        if run_directory.has_checkpoint(workdir) and not os.path.exists(path):
+            raise UserError(f"{workdir} contains another run: choose another --workdir")
         described = checkpoint_formats.described(source)
         lines = task_config.write(path, _TRAIN.value, _VALIDATION.value, columns, described, _CONFIG.changes)
     if lines and progress.is_first():

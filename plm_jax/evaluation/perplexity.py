@@ -105,8 +105,10 @@ def _evaluate(lm: LanguageModel, run: config.Run, task: str, length: int, show_p
     source = reader.sources[name]
     if split not in source.splits:
         if split in cache.SPLITS:
-            remedy = "name another split, or raise config.data.validation_fraction and prepare again"
-            raise NothingToPredictError(f"'{name}' has no validation data: {remedy}")
+            raise NothingToPredictError(
+                f"'{name}' has no validation data: name another split, or prepare again with "
+                "config.data.validation_fraction above 0 and a source of at least two documents"
+            )
         raise UserError(f"'{name}' has no split '{split}': {nearest(split, source.splits)}")
     check_vocabulary(lm, run, reader.vocabulary["id"], "run prepare --from=CHECKPOINT to make a cache")
     batches = reader.in_order(split, run.evaluation.batch_size)

@@ -22,7 +22,10 @@ def page(runs: Sequence[RunLog], sweeps: Sequence[Sweep]) -> str:
     remaining = f" and {len(names) - 3} more" if len(names) > 3 else ""
     title = html.escape("plm_jax: " + ", ".join(map(report_curves.label, names[:3])) + remaining)
     sections = [
-        *(("Comparison with the paper", report_tables.papers(sweep, runs)) for sweep in sweeps),
+        *(
+            (f"Comparison{' with the paper' if sweep.published else ''}", report_tables.papers(sweep, runs))
+            for sweep in sweeps
+        ),
         *(("Differences from the paper's setup", report_tables.setups(sweep)) for sweep in sweeps),
         ("Runs", report_tables.overview(runs) + report_tables.targets(runs)),
         ("Curves", '<div id="curves"><noscript><p>Enable JavaScript to see the curves.</p></noscript></div>'),

@@ -22,7 +22,7 @@ def lines(workdirs: Sequence[str], baselines: Mapping[str, float] | None = None)
     ]
     baselines = baselines or {}
     return [_line(name, [row[name] for row in validations], baselines.get(name)) for name in names] or [
-        "no validation metrics"
+        "no validation metrics: no rows were held out, or config.evaluation.every is 0"
     ]
 
 

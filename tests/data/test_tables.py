@@ -299,6 +299,11 @@ ODD_TEXT = [
     ("a.csv", b"text,label\n ,1\n", "a.csv:2 has no text"),
     ("a.TSV", b"text\tlabel\nx\n", "a.TSV:2 has 1 cells"),
     ("a.jsonl", b"text,label\nx,1\n", "a.jsonl:1 is not valid JSON"),
+    (
+        "a.txt",
+        b"Once upon a time\n",
+        "a.txt:1 is not valid JSON .* fix or remove .* plain text by a source of kind 'text'",
+    ),
     ("a.xlsx", b"PK", "cannot read .*a.xlsx: convert it to .jsonl, .csv, .tsv"),
     ("a.parquet.gz", gzip.compress(b"PAR1"), "cannot read .*a.parquet.gz: convert it"),
     ("a.parquet", b"", "a.parquet is empty: replace it with a Parquet file"),

@@ -218,6 +218,17 @@ def test_invalid_settings_are_rejected(folder, verb, tmp_path):
     assert given.status == 2 and "none does not exist" in given.errors[0]
 
 
+def test_a_table_is_not_fine_tuned_into_the_directory_of_another_run(folder, verb, tmp_path):
+    (tmp_path / "pretrained/checkpoints/8").mkdir(parents=True)
+    (tmp_path / "t.csv").write_text("text,label\nx,1\ny,0\n")
+    arguments = (f"--train={tmp_path}/t.csv", "--text=text", "--label=label", f"--checkpoint={folder}/encoder")
+    finished = verb("finetune", *arguments, f"--workdir={tmp_path}/pretrained")
+    assert finished.status == 2 and finished.errors == [
+        f"error: {tmp_path}/pretrained contains another run: choose another --workdir"
+    ]
+    assert [path.name for path in (tmp_path / "pretrained").iterdir()] == ["checkpoints"]
+
+
 def test_killed_run_ends_with_the_same_best_weights(folder, verb, tmp_path):
     def arguments(workdir):
         return [f"--config={folder}/moods.py", f"--checkpoint={folder}/encoder", f"--workdir={tmp_path / workdir}"]

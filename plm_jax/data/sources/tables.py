@@ -227,7 +227,10 @@ def _json_lines(path: str, limits: Limits, advance: Callable[[int], Any]) -> Ite
         for number, line in enumerate(bounded.lines(file, limits.max_characters), 1):
             if line is None or line.strip():
                 location = f"{path}:{number}"
-                yield TableRow(number, location, _json_object(location, line, limits))
+                row = _json_object(location, line, limits)
+                if number == 1 and isinstance(row, BadRow) and path.removesuffix(".gz").endswith(".txt"):
+                    row = BadRow(f"{row}, or read plain text by a source of kind 'text'")
+                yield TableRow(number, location, row)
 
 
 def _json_object(location: str, line: str | None, limits: Limits) -> dict[str, Any] | BadRow:

@@ -27,6 +27,7 @@ _RECIPE_SETTINGS = {"gpt1": "**recipes.RECIPES['gpt1'].objective"}
 _BATCH_SIZE = 32  # Of every recipe.
 _MAX_LABELS = 1000
 _MAX_FRACTIONS = 20  # More classes that are not whole numbers are scores.
+_MIN_EQUAL = 20  # Rows, of which two must have the same class.
 _MAX_SHOWN = 20  # Labels that are printed with their counts.
 # Rows whose texts are tokenized to choose the length, and the share of them that need not be truncated.
 _SAMPLE_ROWS, _SHARE_WHOLE = 2000, 0.99
@@ -353,6 +354,8 @@ class _Rows:
                 f"column '{column}' has {len(self._labels)} different numbers: pass --score={column} instead of "
                 "--label to predict numbers"
             )
+        if self._kind == "classes" and _MIN_EQUAL <= self._count == len(self._labels):
+            raise UserError(f"column '{self._columns.label}' has another value in every row: pass the column of labels")
         return {"labels": tuple(sorted(self._labels, key=_label_order))}
 
     def label_counts(self) -> str:

@@ -315,7 +315,7 @@ def table(results: dict[str, Any]) -> str:
         lines.append(
             f"| {name.replace('_', ' ')}{label} "
             f"| {row['topology']}, {row['rows']:,} × {row['length']:,}, {row['remat']} "
-            f"| {row['published_seconds']:.3g} s | {bracket} | {row['error']:+.0%} "
+            f"| {row['published_seconds']:.3g} s | {bracket} | {round(row['error'], 2) + 0.0:+.0%} "
             f"| {row['by_compilers_cycles']:.3g} s |"
         )
     return "\n".join(lines)

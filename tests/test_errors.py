@@ -52,7 +52,7 @@ CONFIG_MISTAKES = [
     ("--config.train.steps=0", ["config.train.steps is 0"]),
     ("--config.data.length=65", ["config.data.length is 65", "64 positions"]),
     ("--config.train.batch_size=9", ["train.batch_size 9 ", "8 shards of the mesh (stage × data"]),
-    ("--config.train.microbatches=3", ["batch of 8", "3 microbatches"]),
+    ("--config.train.microbatches=3", ["batch of 8 rows", "3 equal microbatches"]),
     (
         "--config.train.microbatches=4",
         ["batch_size 8", "microbatch of 2 rows", "8 shards of the mesh (stage × data"],

@@ -5,6 +5,7 @@ rows. A model thus has the same outputs here and in `evaluate`.
 """
 
 import dataclasses
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -35,6 +36,7 @@ from plm_jax.models.protocol import Module
 from plm_jax.models.task_heads import TaskHead
 from plm_jax.runs import model_text
 
+logger = logging.getLogger(__name__)
 # Length of rows of a question and a context in the question-answering pipeline of transformers.
 _SPAN_LENGTH = 384
 # More special tokens than any row has.
@@ -237,6 +239,14 @@ def _special(pretrained: Pretrained) -> objectives.Special:
     section = model_text.section(pretrained)
     special = objectives.Special.of(section, pretrained.model.vocab_size)
     run = pretrained.run
+    if pretrained.model.architecture == "encoder" and run is None and "begins_with" in pretrained.special_ids:
+        rows = objectives.RowFormat.labeled(special)
+        marks = {"begins_with": rows.before, "ends_with": rows.after, "separates_with": rows.between}
+        if any(tuple(pretrained.special_ids.get(name, ())) != ids for name, ids in marks.items()):
+            logger.warning(
+                "the tokenizer of this model puts other special tokens around texts than `predict`: outputs can differ "
+                "from those of transformers"
+            )
     if pretrained.model.architecture != "decoder" or (
         run is not None and isinstance(run.objective, objectives.LabeledObjective)
     ):

@@ -58,6 +58,20 @@ def export(pretrained: Pretrained, path):
     return plm_jax.load(path)
 
 
+@pytest.mark.parametrize(("family", "vocabulary_kind"), list(ENCODERS.items()))
+def test_rows_that_differ_from_those_of_the_tokenizer_are_reported(family, vocabulary_kind, folder, tmp_path, caplog):
+    export(with_head(family, vocabulary_kind, "classes", folder, LABELS), tmp_path / "first").predict("a")
+    assert "special tokens" not in caplog.text
+    (tmp_path / "second").mkdir()
+    for path in (tmp_path / "first").iterdir():
+        if path.name != "manifest.json":
+            (tmp_path / "second" / path.name).write_bytes(path.read_bytes())
+    tokenizer = tmp_path / "second/tokenizer.json"
+    tokenizer.write_text(json.dumps(json.loads(tokenizer.read_text()) | {"post_processor": None}))
+    plm_jax.load(tmp_path / "second").predict("a")
+    assert "puts other special tokens around texts than `predict`" in caplog.text
+
+
 def texts(count):
     """Returns lines of many scripts, an empty one, and one that is longer than every model."""
     lines = exports.lines(count - 2)

@@ -4,8 +4,8 @@ usage: plm_jax prepare --config=CONFIG [flags] [-- ENGINE_OPTIONS]
 
 The vocabulary is trained first if its files do not exist yet. Without --runner, the texts are tokenized by one process
 per core. With --runner, an engine divides the files of a source into tasks and runs them on this machine or a cluster.
-Running the same command again resumes them. The cache is byte-identical to the one written without --runner. The
-engines and their options after -- are those of clean: see plm_jax clean --help.
+Running the same command again skips the tasks that are complete. The cache is byte-identical to the one written without
+--runner. The engines and their options after -- are those of clean: see plm_jax clean --help.
 
 examples:
   plm_jax prepare --config=demo:bert

@@ -132,7 +132,7 @@ def blocks(part: Slice) -> Iterator[bytes]:
 def numbered_records(part: Slice) -> Iterator[tuple[int, bytes]]:
     """Iterates over the records of a stored part that contains several parts, each with the number of its part.
 
-    Records that were added together are together.
+    Records that were added by one call of `add` are yielded as one.
     """
     for block in blocks(part):
         position = 0

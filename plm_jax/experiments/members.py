@@ -169,7 +169,7 @@ def _metrics(member: Member) -> dict[str, float]:
 
 
 def _steps(member: Member) -> int:
-    """Returns the number of steps of a run. If it is given in epochs, the saved run defines it; it is 0 before that."""
+    """Returns the number of steps of a run; with `train.epochs`, the saved run's, or 0 before its first checkpoint."""
     if member.run.train.epochs is None:
         return member.run.train.steps
     return _saved_run(member.workdir).train.steps if run_directory.has_checkpoint(member.workdir) else 0

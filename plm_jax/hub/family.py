@@ -41,7 +41,10 @@ class Tensor:
 
 
 def kv_heads(model: models.TransformerConfig) -> int:
-    """Returns the number of key and value heads: the groups of a tensor with the queries, key and value of each."""
+    """Returns the number of heads of keys and values.
+
+    It is the `groups` of a tensor that has, for one such head after another, the queries, the key and the value.
+    """
     return model.attention.num_kv_heads
 
 

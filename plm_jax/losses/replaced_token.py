@@ -67,7 +67,7 @@ class ReplacedTokenLoss(Loss):
         """Runs the generator and samples the targets.
 
         Returns:
-          The generator's `vocabulary.head`; the samples, int32 [B, T].
+          The result of `vocabulary.head` for the generator; the samples, int32 [B, T].
         """
         generator, generator_params = electra.generator(model, params)
         keys = rngs or {"sample": jax.random.key(0)}

@@ -41,8 +41,8 @@ class TextRow(NamedTuple):
 class LabeledObjective(Objective):
     """The base of objectives that predict the label of an example.
 
-    Examples come from the layout `labeled`: `texts`, a list of arrays of tokens; `length` of the row; the label; for
-    an ELMo `spelling` [vocab_size, C], the characters of each word.
+    Examples come from the layout `labeled`. An example has `texts`, a list of arrays of tokens; `length`, the number of
+    tokens of a row; the label; and for an ELMo `spelling` [vocab_size, C], the characters of each word.
 
     Attributes:
       form: kind of the sources' labels, and of the model's head.

@@ -154,10 +154,11 @@ def draw_spans(
 def draw_order(
     is_ranked: Bool[np.ndarray, " length"], perm_size: int, rng: np.random.Generator
 ) -> Int[np.ndarray, " length"]:
-    """Returns the rank of each token of a row as a key, int32 [L].
+    """Returns the rank of each token of a row as a key of attention, int32 [L]: queries of higher ranks see it.
 
-    In each half, tokens that are not ranked have the lowest rank, and the others have different ranks in a random order
-    of `perm_size` consecutive tokens; 0: of all. All ranks of the second half exceed those of the first by at least 2.
+    In each half, tokens that are not ranked have the lowest rank. The others have different ranks: each block of
+    `perm_size` consecutive tokens (0: the half) is in a random order, and later blocks rank above earlier ones. All
+    ranks of the second half exceed those of the first by at least 2.
     """
     order = np.zeros(len(is_ranked), np.int32)
     for number, (start, stop) in enumerate(halves(len(is_ranked))):

@@ -106,7 +106,7 @@ class DecoderPrefixLM(Causal):
           the number of tokens in the prefix.
 
         Raises:
-          UserError: documents are kept apart.
+          UserError: the row has `segment_ids`, which keep its documents apart.
         """
         check_joined(example, "a prefix")
         row = super().apply(example, special, rng)

@@ -29,7 +29,7 @@ class StepTime(NamedTuple):
       optimistic: seconds with the constants OPTIMISTIC.
       middle: seconds with the fitted constants.
       pessimistic: seconds with the constants PESSIMISTIC.
-      clock: end of the simulation that gives `middle`; its seconds by kind add up to it.
+      clock: state at the end of the simulation that gives `middle`; the values of `by_kind` add up to `middle`.
     """
 
     optimistic: float

@@ -43,7 +43,7 @@ class Watch:
     def after(self, recent: jax.Array, values: jax.Array, limits: jax.Array) -> jax.Array:
         """Returns the window after a step with these values [2].
 
-        A spike is recorded as its limit; values that are not finite are not recorded.
+        A value above its limit is recorded as the limit. If a value is not finite, neither is recorded.
         """
         moved = jnp.concatenate([recent[:, 1:], jnp.minimum(values, limits)[:, None]], axis=1)
         return jnp.where(jnp.isfinite(values).all(), moved, recent)

@@ -96,7 +96,7 @@ def _walk(split: cache.DocumentTable, length: int, unk: int | None) -> Iterator[
 
 
 class DocumentRows(index.IndexedRows):
-    """`[CLS] document [SEP]` in rows of `length`, in one pass."""
+    """`[CLS] document [SEP]` in rows of `length`; there is a single pass over the split."""
 
     def __init__(self, rows: index.Index, request: RowRequest, layout: Documents):
         super().__init__(rows, request)

@@ -96,7 +96,7 @@ def in_first(sizes: list[int], target: int, rng: np.random.Generator) -> list[bo
 
 
 class SegmentRows(index.IndexedRows):
-    """`[CLS] first [SEP] second [SEP]` in rows of `length`, in one pass."""
+    """`[CLS] first [SEP] second [SEP]` in rows of `length`; there is a single pass over the split."""
 
     def __init__(self, rows: index.Index, request: RowRequest, layout: Segments):
         super().__init__(rows, request)

@@ -171,8 +171,8 @@ def _wordpiece(task: TrainingTask) -> list[bytes]:
 
     Characters that are too rare, or too many for the size, such as those of Chinese, become the unknown token. The
     WordPiece trainer of the library numbers letters in the order of a hash table, so its files differ from run to run.
-    The BPE trainer is used instead. It reads each letter as a private character, one at the start of a word and a
-    different one after it.
+    The BPE trainer is used instead, with each letter replaced by a private-use character: one where the letter begins a
+    word, and another one where it does not.
     """
     if task.specials.unk is None:
         raise UserError("WordPiece needs an unk id: set config.vocabulary.unk")

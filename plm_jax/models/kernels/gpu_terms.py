@@ -146,8 +146,8 @@ def _lower_gather(context, x, index, axis):
 def distance_kernel(name, rows, call, refs, ranges_ref, backward, gradient_ref):
     """Sums gradients by distance over `rows` of the batch and all pairs of tiles of a diagonal.
 
-    For a bias, these are gradients of scores [T, T], which have yet to be summed along diagonals; for vectors, those of
-    a band [2 T, H].
+    For a bias, the sum has the shape of a tile's scores, [T, T], and `along_diagonals` sums it by distance later. For
+    vectors, it has the shape of the band of vectors that a tile needs, [2 T, H].
     """
     diagonal, head, part = (pl.program_id(axis) for axis in range(3))
 

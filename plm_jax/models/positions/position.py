@@ -73,8 +73,8 @@ class Position(Role):
       limit: maximum number of positions; None for any number.
       skips_padding: whether a bidirectional stack counts non-padding tokens only, like a causal one.
       uses_absolute_positions: whether outputs depend on absolute positions, not only on distances between tokens.
-      counts_blanks: whether positions within a blank are counted separately; all tokens of a blank then have the
-        position of its mask in the text.
+      counts_blanks: whether a token has two positions, one in the text and one within its blank; in the text, all
+        tokens of a blank then have the position of its mask.
       score_terms: number of products that are summed to a score; without `attention.score_scale`, scores are divided by
         the square root of this number times head_dim.
       supports_kv_heads: whether heads may share keys and values (`attention.kv_heads`).
@@ -91,7 +91,7 @@ class Position(Role):
         """Raises `UserError` for a `head_dim` that the scheme does not support."""
 
     def default_positions(self, length: int, mask: Shaped[Any, "batch length"] | None) -> Integer[Array, "rows length"]:
-        """Returns positions int32 [B or 1, L] for a bidirectional stack with a mask [B, L], 0 for padding."""
+        """Returns positions int32 [B or 1, L] for a bidirectional stack; `mask` [B, L] is 0 at padding."""
         return jnp.arange(length)[None]
 
     def embedding_tables(self, width: int, initializer: Initialization) -> dict[str, Table]:

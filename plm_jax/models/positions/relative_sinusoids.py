@@ -42,7 +42,7 @@ class RelativeSinusoids(Position):
 
     @override
     def layer_tables(self, width, heads, head_dim, initializer):
-        """Returns the projection `distance` [D, N · H] and a bias [N, H] of queries for each part of a score.
+        """Returns the projection `distance` [D, N · H], and for each part of a score a bias [N, H] added to queries.
 
         With segments, also `segment` [2, N, H], the vectors of the same and of another segment.
         """

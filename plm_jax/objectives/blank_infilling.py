@@ -155,7 +155,7 @@ class BlankInfilling(Objective):
           `target_length(L)`, of part B. Unused slots are 0, unused tokens are pad.
 
         Raises:
-          UserError: the vocabulary lacks a special id, or documents are kept apart.
+          UserError: the vocabulary lacks a special id, or the row has `segment_ids`, which keep its documents apart.
         """
         self._check(example, special)
         tokens = np.asarray(example["tokens"], np.int32)

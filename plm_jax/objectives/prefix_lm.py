@@ -70,7 +70,7 @@ class FullLM(Objective):
           `decoder_tokens` [L] int32, the text shifted right after pad (0 if there is none).
 
         Raises:
-          UserError: the vocabulary has no eos, or documents are kept apart.
+          UserError: the vocabulary has no eos, or the row has `segment_ids`, which keep its documents apart.
         """
         if special.eos is None:
             raise UserError("full lm needs eos as the encoder's input: set config.vocabulary.eos")

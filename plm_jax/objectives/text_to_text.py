@@ -72,7 +72,7 @@ class TextToText(Objective):
           shifted right after pad (0 if there is none).
 
         Raises:
-          UserError: the vocabulary has no eos or too few sentinels, or documents are kept apart.
+          UserError: the vocabulary has no eos or too few sentinels, or the row has `segment_ids`.
         """
         tokens = np.asarray(example["tokens"], np.int32)
         self._check(example, special, len(tokens))

@@ -126,7 +126,7 @@ def walk(
 
 
 class SentenceRows(index.IndexedRows):
-    """`[CLS] sentences [SEP]`, with `[SEP]` between documents, in rows of `length` and in one pass.
+    """`[CLS] sentences [SEP]`, with `[SEP]` between documents, in rows of `length`; there is a single pass.
 
     Without a format, a row has no special tokens around the sentences.
     """

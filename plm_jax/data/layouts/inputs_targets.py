@@ -20,7 +20,7 @@ BLOCK_EXAMPLES = 2**18
 
 
 class InputsTargetsRows(Rows):
-    """Finished rows of examples, in one pass."""
+    """Finished rows of examples; there is a single pass over the split."""
 
     is_finished: ClassVar[bool] = True
 

@@ -150,7 +150,7 @@ def _check_same_labels(labels: Mapping[str, Sequence[str]]) -> None:
 
 
 class LabeledRows(Rows):
-    """Labeled examples and their windows, in one pass.
+    """Labeled examples and their windows; there is a single pass over the split.
 
     Attributes:
       objective: objective that makes the rows.

@@ -63,7 +63,7 @@ class Records(Layout):
 
 
 class RecordRows(Rows):
-    """Records of a split, in one pass."""
+    """Records of a split; there is a single pass over it."""
 
     def __init__(self, request: RowRequest):
         assert isinstance(request.split, cache.Split)

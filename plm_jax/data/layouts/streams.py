@@ -77,7 +77,7 @@ def check_one_source(sources: Mapping[str, Any]) -> None:
 
 
 class StreamRows(StridedRows):
-    """The words of a split in rows of `length`, in one pass."""
+    """The words of a split in rows of `length`; there is a single pass over the split."""
 
     def __init__(self, stream: Stream, length: int, bos: int, characters: np.ndarray):
         """Opens the rows; `stream` has an `eos`, and `characters` [vocab_size, C] are those of each word."""

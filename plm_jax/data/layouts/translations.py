@@ -102,7 +102,7 @@ def _row(row_format: objectives.RowFormat, texts: list[np.ndarray], length: int,
 
 
 class TranslationRows(RecordRows):
-    """`[CLS] text [SEP] [CLS] translation [SEP]` in rows of `length`, one per record and in one pass."""
+    """`[CLS] text [SEP] [CLS] translation [SEP]` in rows of `length`, one per record; there is a single pass."""
 
     def __init__(self, request: RowRequest, row_format: objectives.RowFormat, swapped: float):
         super().__init__(request)

@@ -346,8 +346,8 @@ class _Rows:
         if self._kind not in ("classes", "labels", "tags"):
             return {}
         if len(self._labels) < 2:
-            column = self._label_column
-            raise UserError(f"column '{column}' has {len(self._labels)} different labels: at least 2 are needed")
+            problem = "has only one label" if self._labels else "has no labels"
+            raise UserError(f"column '{self._label_column}' {problem}: at least 2 different ones are needed")
         if self._kind == "classes" and sum(map(_is_fraction, self._labels)) > _MAX_FRACTIONS:
             column = self._columns.label
             raise UserError(

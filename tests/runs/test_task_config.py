@@ -108,7 +108,7 @@ def test_paths_from_the_working_directory_are_written_as_absolute_paths(validati
         (Columns(("t",), answer="a", question="q"), "--answer needs --question and --context, and no --text"),
         (Columns(("t",), label="y", context="c"), "--question and --context need --answer"),
         (Columns(("t",), label="z"), "my-table.jsonl:1 has no column 'z': choose from: t, y"),
-        (Columns(("t",), label="t"), "column 't' has 1 different labels: at least 2 are needed"),
+        (Columns(("t",), label="t"), "column 't' has only one label: at least 2 different ones are needed"),
     ],
 )
 def test_mistakes_in_columns_are_reported(columns, message, tmp_path):

@@ -56,9 +56,8 @@ def papers(sweep: Sweep, runs: Sequence[RunLog]) -> str:
         content += f"<h3>Further results of the paper</h3>{_grid(lines, marks)}"
     if sweep.compared:
         counts = collections.Counter(verdicts)
-        summary = " ".join(
-            _verdict(verdict, f"{counts[verdict]} × {verdict}") for verdict in dict.fromkeys([*_VERDICTS, *counts])
-        )
+        listed = dict.fromkeys([*(_VERDICTS if sweep.published else ()), *counts])
+        summary = " ".join(_verdict(verdict, f"{counts[verdict]} × {verdict}") for verdict in listed)
         content = f'<p>{summary}</p><p class="note">{comparison.METHOD}</p>{content}'
     sources = dict.fromkeys(row.source for row in sweep.published if row.figures)
     return content + "".join(f'<p class="note">Source: {html.escape(source)}</p>' for source in sources)

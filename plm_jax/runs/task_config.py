@@ -355,7 +355,9 @@ class _Rows:
                 "--label to predict numbers"
             )
         if self._kind == "classes" and _MIN_EQUAL <= self._count == len(self._labels):
-            raise UserError(f"column '{self._columns.label}' has another value in every row: pass the column of labels")
+            raise UserError(
+                f"column '{self._columns.label}' has a different value in every row: pass the column of labels"
+            )
         return {"labels": tuple(sorted(self._labels, key=_label_order))}
 
     def label_counts(self) -> str:

@@ -32,7 +32,7 @@ def test_a_constant_answer_says_the_more_frequent_label():
 
 
 def test_a_constant_set_of_labels_has_those_of_most_rows(monkeypatch):
-    """Of four labels in three rows, the first is in all rows, the second in two, and the fourth in none."""
+    """The first of four labels is in all three rows, the second in two, the third in one, and the fourth in none."""
     labels = [[0, 1], [0, 2], [0, 1]]
     rows = types.SimpleNamespace(
         objective=types.SimpleNamespace(form="labels"),

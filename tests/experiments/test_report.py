@@ -176,6 +176,13 @@ def test_a_sweeps_folder_stands_for_its_runs_beside_the_paper(tmp_path):
     assert "all: train.steps = 6" in report_page.text and "a: same as the base" in report_page.text
 
 
+def test_a_sweep_without_published_results_mentions_no_paper(tmp_path):
+    assert "<h2>Comparison with the paper</h2>" in page(tmp_path, swept(tmp_path / "published")).raw
+    report_page = page(tmp_path, swept(tmp_path / "unpublished", published=[]))
+    assert "<h2>Comparison</h2>" in report_page.raw and "paper" not in report_page.text
+    assert set(report_page.table("Ours")) == {"a", "b", "late"}
+
+
 def test_what_is_not_the_papers_setup_is_on_the_page(tmp_path):
     rows = [["Run", "Setting", "Stated", "Here", "Reason", "Setup stated in"]]
     rows += [["a, b", "warmup", "not stated", "20", "BERT's <b>", "table 1"]]

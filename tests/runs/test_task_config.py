@@ -124,7 +124,7 @@ def test_numbers_are_not_classes(tmp_path):
 
 def test_texts_are_not_classes(tmp_path):
     rows = [{"t": f"text {number}", "y": number % 2} for number in range(20)]
-    with pytest.raises(UserError, match="column 't' has another value in every row: pass the column of labels"):
+    with pytest.raises(UserError, match="column 't' has a different value in every row: pass the column of labels"):
         write(tmp_path, Columns(("t",), label="t"), rows)
     assert write(tmp_path, Columns(("t",), label="t"), [*rows, rows[0]])[1]
 

@@ -77,7 +77,7 @@ def test_weights_are_loaded_under_other_names(tiny, teacher):
     ("train", "message"),
     [
         ({"init_layers": (0, 2, 4, 7, 9, 12)}, r"init_layers has layer 12, and stack/.* has the layers 0 to 11"),
-        ({"init_layers": (0, 2)}, r"init_layers has 2 layers, stack has 6: name one layer of"),
+        ({"init_layers": (0, 2)}, r"init_layers has 2 layers, but stack has 6: name one layer of"),
         ({"init_names": (("stack/(.*)", r"stakc/\1"),)}, r"maps 'stack/\(\.\*\)' to stakc/.*, which the model lacks"),
         ({"init_names": (("stack/(.*)", r"stack/\2"),)}, r"has a name 'stack/\\2' that is invalid"),
         ({"init_names": (".*", ("position.*", "token_embedding"))}, "to token_embedding: map them to different names"),

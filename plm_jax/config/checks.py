@@ -56,6 +56,7 @@ def check(run: Run) -> None:
     _words(run)
     _examples(run, phases)
     _references(run)
+    _unused(run, phases)
 
 
 def refuse_stand_in(run: Run) -> None:
@@ -71,19 +72,15 @@ def refuse_stand_in(run: Run) -> None:
         )
 
 
-def refuse_unused(run: Run) -> None:
-    """Rejects settings that a new run would ignore. A resumed run may have them, since older versions accepted them.
-
-    Raises:
-      UserError: a head is not trained, or settings have no effect.
-    """
+def _unused(run: Run, phases: Sequence[Phase]) -> None:
+    """Rejects a head that is not trained, and settings that have no effect."""
     if "sentence_pair" in run.model.named_heads and not run.data.layout.labels_pairs:
         raise UserError(
             f"config.data.layout '{run.data.layout.kind}' has no sentence pairs to train config.model.pooler "
             "on: set config.model.pooler.classes to 0 or config.model.pooler.kind to none, or choose "
             "sentence_pairs"
         )
-    if run.data.similar_words and not _replaces_words(run, resolve_phases(run)):
+    if run.data.similar_words and not _replaces_words(run, phases):
         raise UserError(
             "config.data.similar_words has no effect without config.objective.similar_share: set it, or leave out "
             "similar_words"

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from plm_jax import config
 from plm_jax.common import command_line, progress, users
-from plm_jax.config import checks
 from plm_jax.runs import loop, preparation, run_directory, transfer
 from plm_jax.runs.telemetry import read_lines
 
@@ -139,8 +138,6 @@ def _train(
 ) -> list[TrainResult]:
     """Trains the runs of a config, which differ only in their seeds, by their directories."""
     resumed = [workdir for workdir in runs if run_directory.has_checkpoint(workdir)]
-    if not resumed:
-        checks.refuse_unused(run)
     with _flags_of(run, config_flags) as flags:
         preparation.prepare_if_needed(run, flags, trained="" if allow_changes else ", ".join(resumed))
     with progress.doing("loading JAX"):

@@ -14,7 +14,7 @@ from plm_jax.data.reader import Reader
 from plm_jax.evaluation import labeled, perplexity
 from plm_jax.experiments import seeds
 from plm_jax.models.heads import TASK
-from plm_jax.runs import checkpoint_folders, run_directory
+from plm_jax.runs import checkpoint_folders, checkpoint_formats, run_directory
 from plm_jax.runs.train import TrainResult
 
 _OBJECTIVES = ("next_token", "masked_lm")
@@ -33,12 +33,14 @@ def lines(results: Sequence[TrainResult], seconds: float) -> list[str]:
     run = _saved_run(workdirs[0])
     best = [os.path.join(workdir, "checkpoints", checkpoint_folders.BEST) for workdir in workdirs]
     best = [checkpoint for checkpoint in best if storage.exists(checkpoint)]
+    model = (best or workdirs)[0]
+    format = checkpoint_formats.format_for_others(checkpoint_formats.described(model))
     return [
         f"{_heading(results)} ({duration})",
         *(f"  {line}" for line in seeds.lines(workdirs, _baselines(run))),
         *map(_best_line, best),
         "next:",
-        *(f"  {command}" for command in _commands(run, (best or workdirs)[0])),
+        *(f"  {command}" for command in _commands(run, model, format)),
     ]
 
 
@@ -67,15 +69,15 @@ def _saved_run(workdir: str) -> config.Run:
     return config.from_saved(described["config"], described.get("modules"))
 
 
-def _commands(run: config.Run, checkpoint: str) -> list[str]:
-    """Returns commands that use the trained model."""
+def _commands(run: config.Run, checkpoint: str, format: str) -> list[str]:
+    """Returns commands that use the trained model, which can be converted to `format`."""
     commands = [f"plm_jax evaluate --checkpoint={checkpoint}"]
     if isinstance(run.objective, objectives.LabeledObjective):
         commands.append(f"plm_jax predict --checkpoint={checkpoint} --input=FILE --output=predictions.jsonl")
     elif "vocabulary" in run.model.named_heads and run.model.architecture != "xlnet":
         prompt = "The [MASK] of" if run.model.architecture in ("encoder", "electra") else "The"
         commands.append(f'plm_jax generate --checkpoint={checkpoint} --prompt="{prompt}"')
-    return [*commands, f"plm_jax convert --source={checkpoint} --target=DIR --format=huggingface"]
+    return [*commands, f"plm_jax convert --source={checkpoint} --target=DIR --format={format}"]
 
 
 def _baselines(run: config.Run) -> dict[str, float]:

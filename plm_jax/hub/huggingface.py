@@ -118,14 +118,8 @@ def write(
     model, flat = pretrained.model, pretrained.flat()
     family = families.family_of(model, pretrained.family)
     assert isinstance(model, models.TransformerConfig)  # Every family's models are.
-    config = families.to_config(family, model) | {"dtype": str(files.common_type(flat.values()))}
-    special_ids = {name: pretrained.special_ids.get(name) for name in SPECIAL_IDS}
-    for name in config.keys() & special_ids.keys():  # Ids that the settings require.
-        if config[name] != special_ids[name]:
-            raise UserError(
-                f"Hugging Face's {family.name} requires {name} = {config[name]}, but this model has "
-                f"{special_ids[name]}: save it in format plm_jax"
-            )
+    config, special_ids = _config_of(pretrained, family)
+    config["dtype"] = str(files.common_type(flat.values()))
     original = hub_files.config_of(pretrained.hub_files)
     if original is None:
         config |= special_ids | _further_ids(family, pretrained.special_ids)
@@ -139,6 +133,25 @@ def write(
     if not hub_files.has_tokenizer(pretrained.hub_files):
         vocabulary_files.write(directory, family, pretrained, tokenizer)
     files.write_json(os.path.join(directory, CONFIG), config)
+
+
+def check(pretrained: Pretrained) -> None:
+    """Raises UserError if no Hugging Face family can hold a model. Its parameters may be missing."""
+    model, _ = families.published(pretrained.model)
+    _config_of(replace(pretrained, model=model), families.family_of(model, pretrained.family))
+
+
+def _config_of(pretrained: Pretrained, family: Family) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the settings of a model as in `config.json`, and those of its SPECIAL_IDS."""
+    config = families.to_config(family, pretrained.model)
+    special_ids = {name: pretrained.special_ids.get(name) for name in SPECIAL_IDS}
+    for name in config.keys() & special_ids.keys():  # Ids that the settings require.
+        if config[name] != special_ids[name]:
+            raise UserError(
+                f"Hugging Face's {family.name} requires {name} = {config[name]}, but this model has "
+                f"{special_ids[name]}: save it in format plm_jax"
+            )
+    return config, special_ids
 
 
 def _further_ids(family: Family, special_ids: Mapping[str, Any]) -> dict[str, Any]:

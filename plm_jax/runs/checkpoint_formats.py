@@ -151,6 +151,18 @@ def save(directory: str, pretrained: Pretrained, format: str, **pooling: Any) ->
         huggingface.write(directory, pretrained, tokenizer=model_text.tokenizer(pretrained))
 
 
+def format_for_others(pretrained: Pretrained) -> str:
+    """Returns the format in which other libraries can read a model; "plm_jax" if there is none."""
+    if pretrained.model.architecture == "elmo":
+        return "bilm"
+    try:
+        huggingface.check(pretrained)
+        model_text.tokenizer(pretrained)
+    except UserError:
+        return "plm_jax"
+    return "huggingface"
+
+
 @contextlib.contextmanager
 def converting(path: str, target: str, format: str, average: bool = False, **pooling: Any) -> Iterator[Pretrained]:
     """Context manager like `convert` that yields the model; if its body fails, the folder is removed."""

@@ -13,5 +13,7 @@ from plm_jax.experiments import summary
 )
 def test_prompts_fit_the_model(name, prompt):
     run = config.from_dict(config.to_dict(demo.RUNS[name]()))
-    suggested = [command for command in summary._commands(run, "runs/a") if command.startswith("plm_jax generate")]
+    suggested = [
+        command for command in summary._commands(run, "runs/a", "huggingface") if command.startswith("plm_jax generate")
+    ]
     assert suggested == ([f'plm_jax generate --checkpoint=runs/a --prompt="{prompt}"'] if prompt else [])

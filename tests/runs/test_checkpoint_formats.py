@@ -19,7 +19,7 @@ from plm_jax import config, models
 from plm_jax.common import sealing
 from plm_jax.common.errors import UserError
 from plm_jax.configs import demo
-from plm_jax.hub import families, files, tensor_layout
+from plm_jax.hub import families, files, huggingface, tensor_layout
 from plm_jax.hub.family import Family
 from plm_jax.hub.gpt2 import Gpt2Family
 from plm_jax.models import registry
@@ -391,11 +391,25 @@ def test_conversion_needs_a_fraction_of_the_memory_of_the_model(tmp_path):
         assert int(done.stdout) * 1024 < 0.4 * size, f"{form}: {int(done.stdout) / 1024:.0f} MiB of {size / 2**20:.0f}"
 
 
+def test_suggested_format_can_be_written(tmp_path):
+    roberta = huggingface.read(str(golden.FOLDER / "roberta"))
+    assert checkpoint_formats.format_for_others(roberta) == "huggingface"
+    # The positions of Hugging Face's RoBERTa start after the id of the padding token.
+    moved = replace(roberta, special_ids=roberta.special_ids | {"pad_token_id": 0})
+    assert checkpoint_formats.format_for_others(moved) == "plm_jax"
+    with pytest.raises(UserError, match="requires pad_token_id = 3, but this model has 0"):
+        checkpoint_formats.save(str(tmp_path / "moved"), moved, "huggingface")
+    elmo = replace(roberta, model=demo.elmo().model, family=None)
+    assert checkpoint_formats.format_for_others(elmo) == "bilm"
+
+
 @pytest.mark.parametrize(
     ("layout", "is_framed"), [(config.Blocks(), False), (config.Blocks(frames=True), True), (config.Documents(), True)]
 )
 def test_an_encoder_that_was_trained_without_special_tokens_is_reported(layout, is_framed, tmp_path, capsys):
     base = exports.pretrained("bert", "uncased", tmp_path)
+    params = {name: leaf for name, leaf in base.params.items() if name not in ("pooler", "classifier")}
+    base = replace(base, model=replace(base.model, pooler=models.NoHead()), params=params)
     run = demo.bert()
     data = replace(run.data, layout=layout)
     train = replace(run.train, phases=())

@@ -138,7 +138,8 @@ def _each(
             metrics[task] = evaluate_one(task)
         except perplexity.NothingToPredictError as error:
             metrics[task], failures[task] = {"tokens": 0}, str(error)
-        print_metrics(task, failures.get(task) or metrics[task], headings.get(task, task))
+        if task not in failures or len(tasks) > 1:  # If there is one task, the error says why it failed.
+            print_metrics(task, failures.get(task) or metrics[task], headings.get(task, task))
         if len(failures) < len(metrics):
             report(metrics)
     if len(failures) == len(tasks):

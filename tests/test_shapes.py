@@ -41,6 +41,36 @@ def test_wrong_shapes_and_types_are_rejected():
         Table(np.zeros(2))
 
 
+def test_calls_that_resemble_an_accepted_call_are_checked():
+    joined = checked(join)
+    ids = np.zeros((2, 3), np.int32)
+    for _ in range(2):
+        joined(ids, second=ids[:, 0])
+        with pytest.raises(TypeError, match="second"):
+            joined(ids, second=ids[0])
+        with pytest.raises(TypeError, match="first"):
+            joined(ids.astype(np.float32), second=ids[:, 0])
+    calls = []
+
+    def zeros(length: int) -> Float[np.ndarray, " {length}"]:
+        return np.zeros(max(length, 3))
+
+    zeros = checked(zeros)
+    assert (len(zeros(3)), len(zeros(4))) == (3, 4)
+    with pytest.raises(TypeError, match="return value"):
+        zeros(2)
+
+    def cut(values: Float[np.ndarray, " length"], size: int) -> Float[np.ndarray, " length"]:
+        calls.append(size)
+        return values[:size]
+
+    cut = checked(cut)
+    assert len(cut(np.zeros(3), 3)) == len(cut(np.zeros(3), 3)) == 3
+    with pytest.raises(TypeError, match="return value"):
+        cut(np.zeros(3), 2)
+    assert calls == [3, 3, 2]
+
+
 @pytest.mark.parametrize(
     ("function", "wrong"),
     [

@@ -29,9 +29,9 @@ def xlm_row(x, y, length):
 
 @pytest.fixture
 def pairs():
-    """5,000 pairs of texts, some too long for a row and some empty; no token is special."""
+    """20,000 pairs of texts, some too long for a row and some empty; no token is special."""
     rng = np.random.default_rng(0)
-    sizes = rng.integers(0, 16, (5_000, 2))
+    sizes = rng.integers(0, 16, (20_000, 2))
     return [[rng.integers(10, SIZE, size).tolist() for size in of_pair] for of_pair in sizes]
 
 
@@ -74,7 +74,7 @@ def test_rows_of_pairs_keep_the_laws_of_xlm(run, pairs):
     masked, special, replaced = [], [], []
     batches = open_reader(only_pairs).in_order("validation", 1000, name="pairs")
     rows = [row for batch in batches for row in unstack(batch)]
-    assert len(rows) == len(pairs) == 5_000
+    assert len(rows) == len(pairs) == 20_000
     for row, (x, y) in zip(rows, pairs, strict=True):
         tokens, positions, languages = xlm_row(list(x), list(y), LENGTH)
         size = len(tokens)

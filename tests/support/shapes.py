@@ -24,7 +24,56 @@ def install(packages: list[str]) -> None:
 
 def decorator(typechecker: Any) -> Callable[[Any], Any]:
     """Replaces `jaxtyping.jaxtyped`, and leaves functions and classes without arrays as they are."""
-    return lambda item: _jaxtyped(item, typechecker=typechecker) if _has_arrays(item) else item
+
+    def decorate(item: Any) -> Any:
+        if not _has_arrays(item):
+            return item
+        checked = _jaxtyped(item, typechecker=typechecker)
+        return checked if inspect.isclass(item) else _remembering(item, checked, typechecker)
+
+    return decorate
+
+
+def _remembering(function: Callable[..., Any], checked: Any, typechecker: Any) -> Callable[..., Any]:
+    """Returns `checked`, which does not repeat the check of a call whose arrays have the types and shapes of another.
+
+    The check takes longer than many functions of NumPy.
+    """
+    results: list[Any] = []
+
+    def pop_result(*args: Any, **kwargs: Any) -> Any:
+        del args, kwargs
+        return results.pop()
+
+    # jaxtyping looks up annotations in quotes among the globals.
+    closure = (pop_result.__code__, function.__globals__, function.__name__, None, pop_result.__closure__)
+    check_result = _jaxtyped(functools.wraps(function)(types.FunctionType(*closure)), typechecker=typechecker)
+    accepted: dict[Any, set[Any]] = {}
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        key = (*map(_described, args), *((name, _described(value)) for name, value in kwargs.items()))
+        if key not in accepted:
+            result = checked(*args, **kwargs)
+            accepted[key] = {_described(result)}
+            return result
+        result = function(*args, **kwargs)
+        if (described := _described(result)) not in accepted[key]:
+            results.append(result)
+            check_result(*args, **kwargs)
+            accepted[key].add(described)
+        return result
+
+    return call
+
+
+def _described(value: Any) -> Any:
+    """Returns what the checks depend on: types, shapes and dtypes of arrays, and integers, which may name sizes."""
+    if isinstance(value, int):
+        return type(value), value
+    if hasattr(value, "shape") and hasattr(value, "dtype") and not isinstance(value, type):
+        return type(value), tuple(value.shape), value.dtype
+    return type(value)
 
 
 def _has_arrays(item: Any) -> bool:

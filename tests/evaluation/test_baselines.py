@@ -43,3 +43,17 @@ def test_a_constant_set_of_labels_has_those_of_most_rows(monkeypatch):
     monkeypatch.setattr(labeled.metrics, "compute_metrics", lambda _, outputs, names: outputs)
     outputs = labeled.trivial(rows, ("a", "b", "c", "d"))
     np.testing.assert_array_equal(np.array(outputs) > 0, [[True, True, False, False]] * 3)
+
+
+def test_constant_answer_of_f1_is_the_second_class():
+    """A quarter of the rows is of the second class, so the F1 of predicting it always is 2 · 1/4 / (1 + 1/4)."""
+    rows = types.SimpleNamespace(
+        objective=types.SimpleNamespace(form="classes"),
+        num_documents=4,
+        num_rows=4,
+        document=lambda row: row,
+        values=lambda _, document: np.array([0, 0, 1, 0][document]),
+    )
+    figures = labeled.trivial(rows, ("negative", "positive"))
+    assert figures == {"accuracy": 0.75, "matthews": 0.0, "f1": pytest.approx(0.4)}
+    assert labeled.trivial(rows, ("a", "b", "c")).keys() == {"accuracy", "matthews"}

@@ -58,7 +58,7 @@ def split(text: str) -> list[str]:
 
 
 def has_sentences(texts: Sequence[str], number: int) -> bool:
-    """Whether texts, none of them blank, have at least `number` sentences. Stops as soon as that is known."""
+    """Whether texts, none of them blank, together have at least `number` sentences. Stops once that is known."""
     if len(texts) >= number:  # Each text has at least one.
         return True
     spans = itertools.chain.from_iterable(english().span_tokenize(text) for text in texts)

@@ -13,7 +13,8 @@ number of workers. Options after -- go to the engine of --runner:
   slurm   --elements=500                largest size of a job array, and options of sbatch, such as --partition=cpu
   beam    options of Apache Beam and its runner, such as --runner=DataflowRunner
 
-docs/cleaning.md describes the rules, and plm_jax/cleaning/settings.py defines every setting.
+docs/cleaning.md describes the rules, and plm_jax/cleaning/settings.py defines every setting. Most presets need a list
+of bad words: pass its path with --set=badwords.path=PATH, or leave out the rule with --set=badwords=None.
 
 examples:
   plm_jax clean --input='crawl/*.warc.wet.gz' --set=badwords=None --plan
@@ -46,7 +47,7 @@ _PART_BYTES = flags.DEFINE_integer(
 _PLAN = flags.DEFINE_bool(
     "plan",
     False,
-    "print the tasks, requests, bytes, memory and disk that a run needs, and write nothing",
+    "print the tasks, file requests, bytes, memory and disk that a run needs, and write nothing",
 )
 _SET = flags.DEFINE_multi_string("set", [], "override a setting, such as lines.min_words=4; may be repeated")
 

@@ -8,9 +8,9 @@ the same command again resumes the run. With --seeds=0,1,2, one model per seed i
 DIR/seed-2, and the mean ± standard deviation of their held-out metrics is printed.
 
 With --train, you need no config: `finetune` reads a table (.jsonl, .csv, .tsv, .parquet or a folder of
-`Dataset.save_to_disk`) and writes the config to DIR/finetune.py. The labels and the length of rows come from the table,
-and the recipe from the family of the model. The labels are printed with their counts. A label that occurs only in the
---validation table is an error. These flags name the columns:
+`Dataset.save_to_disk`) and writes the config to DIR/finetune.py. The labels and the maximum length of texts come from
+the table, and the hyperparameters from the family of the model. The labels are printed with their counts. A label that
+occurs only in the --validation table is an error. These flags name the columns:
 
   class of a text       --text=COLUMN --label=COLUMN       each distinct value is a class
   class of a pair       --text=COLUMN,COLUMN --label=COLUMN

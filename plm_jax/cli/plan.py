@@ -3,7 +3,7 @@
 usage: plm_jax plan --config=CONFIG --topology=TOPOLOGY [flags]
 
 Compiles the training step for a TPU slice or GPUs, which need not be attached to this machine, and prints whether it
-fits.
+fits in their memory. With --topology=none, nothing is compiled.
 
 examples:
   plm_jax plan --config=demo:gpt2 --topology=none

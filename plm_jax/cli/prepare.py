@@ -9,7 +9,7 @@ Running the same command again skips the tasks that are complete. The cache is b
 
 examples:
   plm_jax prepare --config=demo:bert
-  plm_jax prepare --config=bert.py:base --output=/shared/cache --runner=dask -- --scheduler=tcp://HOST:8786
+  plm_jax prepare --config=bert:base --output=/shared/cache --runner=dask -- --scheduler=tcp://HOST:8786
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ _CONFIG = ConfigFlag()
 _OUTPUT = flags.DEFINE_string("output", None, "directory of the cache (default: data.cache_dir of the config)")
 _FROM = flags.DEFINE_string("from", None, "model whose vocabulary is used, as in pretrain --from")
 _RUNNER = flags.DEFINE_enum(
-    "runner", None, list(engines.ENGINES), "engine that runs the tokenization (default: one pass on this machine)"
+    "runner", None, list(engines.ENGINES), "engine that tokenizes (default: none, one process per core on this machine)"
 )
 
 

@@ -28,7 +28,7 @@ _PARALLEL = flags.DEFINE_integer(
 _RUN = flags.DEFINE_string(
     "run",
     None,
-    "train only the run DIR/RUN, in this process; a run of the sweep that it starts from must be finished",
+    "train only the run DIR/RUN, in this process; if it starts from another run of the sweep, that must be finished",
 )
 _MODULES = ModulesFlag()
 

@@ -29,7 +29,7 @@ _SAFE_PATH = "PYTHONSAFEPATH"
 
 
 def command(name: str, *flags: str) -> list[str]:
-    """Returns the command line of a command, which imports nothing from the working directory."""
+    """Returns the arguments that start a command in a process that imports nothing from the working directory."""
     return [sys.executable, "-P", "-m", "plm_jax", name, *flags]
 
 

@@ -10,8 +10,8 @@ class Mixture:
     """Interleaving of sources in proportion to their rates.
 
     The first source takes its share of all examples, the second its share of the rest, and so on. A share q of n
-    examples is floor(n · q), computed with q in 32-bit fixed point and exact integers. It differs from n · q by less
-    than 1 for every n. `counts` and `locate` take one step per source.
+    examples is floor(n · q), computed exactly after q is rounded to 32-bit fixed point. `counts` and `locate` take one
+    step per source.
 
     Attributes:
       names: sources with a rate above 0.

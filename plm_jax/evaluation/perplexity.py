@@ -107,7 +107,7 @@ def _evaluate(lm: LanguageModel, run: config.Run, task: str, length: int, show_p
         if split in cache.SPLITS:
             raise NothingToPredictError(
                 f"'{name}' has no validation data: name another split, or prepare again with at least two documents "
-                "(in text files, document=\"paragraph\" or \"line\" makes more of them) and "
+                '(in text files, document="paragraph" or "line" makes more of them) and '
                 "config.data.validation_fraction above 0"
             )
         raise UserError(f"'{name}' has no split '{split}': {nearest(split, source.splits)}")

@@ -419,7 +419,7 @@ def title(name: str, metric: Metric | SubstituteMetric) -> str:
 
 
 def _readable(metric: declarations.Metric | None, *samples: Sequence[float]) -> declarations.Metric | None:
-    """Returns the declaration by which values are formatted, or None if any is out of its range."""
+    """Returns a metric, which says how to format values, or None if one of the values is outside of its range."""
     fits = metric is not None and all(declarations.fits(metric, value) for values in samples for value in values)
     return metric if fits else None
 

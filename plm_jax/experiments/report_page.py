@@ -12,7 +12,7 @@ from plm_jax.experiments.run_logs import RunLog, Sweep
 
 
 def page(runs: Sequence[RunLog], sweeps: Sequence[Sweep]) -> str:
-    """Returns the report of runs. Browsers execute only its own script and style, which its policy lists by hash."""
+    """Returns the report of runs. Its content security policy lists its script and style, so browsers use no others."""
     script, style = _asset("page_curves.js") + _asset("page.js"), _asset("page.css")
     curve_data = report_curves.page_data(runs, report_curves.cards(runs))
     data = json.dumps(curve_data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")

@@ -142,7 +142,7 @@ def read(workdir: str, prefix: str = "", variant: str = "") -> RunLog:
     """Reads a run directory.
 
     Args:
-      prefix: prefix of the name.
+      prefix: text before the run's name in the report.
       variant: variant of the run, if it is known.
 
     Raises:

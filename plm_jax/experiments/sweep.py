@@ -26,14 +26,14 @@ def run(path: str, workdir: str, seeds: Sequence[int] = (), launcher: Launcher |
     `table.md`.
 
     Args:
-      seeds: seeds of each run that does not set `train.seed`; default: the seed of its config. Runs with other seeds
-        are in NAME-seedSEED.
+      seeds: seeds of each run that does not set `train.seed`; default: the seed of its config. Runs whose seed is
+        not that of the config are in NAME-seedSEED.
       launcher: launcher of the runs; default: one after another on this machine.
 
     Raises:
-      UserError: the sweep file is invalid, `workdir` is not writable or used by another sweep, a run or its parent
-        failed, or a run directory contains a run with another config or with earlier weights of its parent. The other
-        runs are executed nevertheless.
+      UserError: the sweep file is invalid, or `workdir` is not writable or used by another sweep; after all other runs
+        were executed also if a run or its parent failed, or a run directory contains a run with another config or with
+        earlier weights of its parent.
       Interrupted: the sweep and its runs were stopped.
     """
     sweep = _Sweep(path, workdir, seeds)

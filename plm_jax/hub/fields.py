@@ -198,7 +198,7 @@ def activation(name: str, default: str, *also: str, names: Mapping[str, str] = A
 
 
 def initializer_range(name: str, *also: str) -> Field:
-    """Returns the field with the standard deviation of the initializer and of the settings `also`."""
+    """Returns the field of the initializer's standard deviation, whose value the settings `also` get too."""
     return Field(name, "initializer.std", 0.02, also=also)
 
 

@@ -29,7 +29,7 @@ class Loss(Role):
 
     Attributes:
       samples: whether it draws random samples in training, with a key `sample`.
-      heads: names of further `named_heads` of the model that the loss needs, apart from heads that add terms.
+      heads: names of the model's `named_heads` that the loss uses without adding a term for them.
       references: names of the `train.references` that it reads. If there are any, it is called with an argument
         `references`, a mapping from these names to (module, parameters).
       z_loss: factor of log(Z)² per token (Chowdhery et al. 2022 §5).
@@ -85,8 +85,8 @@ class Loss(Role):
 
         Returns:
           Sums of the terms, float32 []; sums of the metrics; the carry for the next batch. If a step makes several
-          updates (`train.updates`), the carry may have additional arrays [B, …] by name, which become entries of the
-          batch of later updates.
+          updates (`train.updates`), the carry may have additional named arrays [B, …], which are added to the batch of
+          later updates.
         """
         raise NotImplementedError
 

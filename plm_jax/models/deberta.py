@@ -87,8 +87,8 @@ def _shares_segment(segment_ids, half):
 class DebertaStack(Stack):
     """A stack with a convolution, a mask decoder, or both.
 
-    The decoder applies the last layer twice. Keys and values are the output of the layer before it. The first queries
-    are this output plus embeddings of absolute positions, the second queries are the first result.
+    The decoder applies the last layer twice. Both times, keys and values come from the output of the second-to-last
+    layer. Queries come first from this output plus embeddings of absolute positions, then from the first result.
 
     Attributes:
       convolution: the convolution after the first layer; None: no convolution.

@@ -101,7 +101,7 @@ class MixedLayers(Layers):
 
 
 def _numbers(layers: tuple[int, ...], states: int) -> tuple[int, ...]:
-    """Returns the numbers of layers, counted from the embeddings.
+    """Returns layers as indices from 0, the embeddings.
 
     Raises:
       UserError: the model has no such layer.

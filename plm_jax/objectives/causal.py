@@ -15,10 +15,10 @@ from plm_jax.objectives.special import Special
 class Causal(Objective):
     """Prediction of each token from the tokens before it (GPT, Radford et al. 2018).
 
-    Rows are full: documents follow one another, each after the previous one's eos, and a token attends to every token
-    before it, as described in the papers on GPT-2 and GPT-3 (their training code is not published), unless the layout
-    keeps documents apart. Consecutive rows share a token, so that each token except the very first is predicted once;
-    Hugging Face's example (run_clm.py) does not predict the first token of any row.
+    Rows have no padding: documents follow one another, separated by eos. A token attends to every token before it in
+    the row, also to those of other documents, unless the layout keeps documents apart. This follows the papers on GPT-2
+    and GPT-3, whose training code is not published. Consecutive rows share a token, so that each token except the very
+    first is predicted once; Hugging Face's example (run_clm.py) does not predict the first token of any row.
     """
 
     kind: ClassVar[str] = "causal"

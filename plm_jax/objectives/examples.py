@@ -232,7 +232,7 @@ class DecoderRows(ExampleRows):
 def _joined(
     parts: Sequence[Sequence[int]], length: int, pad: int
 ) -> tuple[Int[np.ndarray, " {length}"], Int[np.ndarray, " {length}"]]:
-    """Concatenates parts into a row [length] int32; also returns the part of each token from 1, 0 at padding."""
+    """Concatenates parts into a row [length] int32; also returns each token's part, from 1; padding: 0."""
     sizes = [len(part) for part in parts]
     row, numbers = np.full(length, pad, np.int32), np.zeros(length, np.int32)
     row[: sum(sizes)] = np.concatenate([np.asarray(part, np.int32) for part in parts])

@@ -2,11 +2,11 @@
 
     seconds = max(compute, memory, network) + synchronous
 
-`compute` is the FLOPs of matrix products at the chip's peak plus the time of kernels by the compiler's schedule,
-`memory` the bytes to and from HBM, `network` the bytes sent while other work runs (asynchronous collectives, rings),
-and `synchronous` the bytes that all other work waits for. Each is at the hardware's full speed, and the maximum over
-the whole program assumes that everything overlaps, which no step reaches: `step_time` gives about twice as long for
-BERT-large.
+All terms are times at the hardware's full speed. `compute` is that of the matrix products at the chip's peak, and of
+the kernels as the compiler schedules them; `memory` that of the traffic to and from HBM; `network` that of
+communication while other work runs (asynchronous collectives, rings); and `synchronous` that of communication during
+which all other work waits. The maximum over the whole program assumes that everything overlaps, which no step reaches:
+the more realistic estimate of `step_time` is about twice as long for BERT-large.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -72,7 +72,7 @@ def measure_work(jaxpr, module: hlo.HloModule, slice_of: Sequence[int], drops: b
 
 
 def kernel_flops_at_peak(device_kind: str, work: Work) -> float:
-    """Returns the time of the kernels, in FLOPs that the chip would execute at its peak in the same time."""
+    """Returns the time of the kernels multiplied by the chip's peak FLOP/s, so that other FLOPs can be added."""
     return sum(
         kernels.flops_at_peak(device_kind, name, product_flops, work.kernel_scores.get(name, 0.0), work.drops)
         for name, product_flops in work.kernel_flops.items()

@@ -78,7 +78,7 @@ def _wrapped(sizes: Sequence[int], is_flat: bool) -> list[bool]:
 
 
 def _parts(topology: str) -> tuple[str, tuple[int, ...]]:
-    """Parses `v5p:4x4x8` into ("v5p", (4, 4, 8)); without sizes if they are malformed."""
+    """Parses `v5p:4x4x8` into ("v5p", (4, 4, 8)); the sizes are () if they are malformed."""
     generation, _, dimensions = topology.partition(":")
     match = re.fullmatch(r"\d+(x\d+)+", dimensions)
     return generation, tuple(int(size) for size in dimensions.split("x")) if match else ()

@@ -226,7 +226,7 @@ def broadcast(value: Any) -> Any:
 
 
 def share() -> sealing.Share:
-    """Returns the files of a checkpoint that this process hashes; Orbax names the writing process in their paths."""
+    """Returns the files of a checkpoint that this process wrote and hashes; Orbax puts its number into their paths."""
 
     def owner(path: str) -> int:
         match = re.search(r"process_(\d+)(?:/|$)", path)

@@ -1,9 +1,9 @@
 """Agreement of the processes of a job on extra saves and on when to stop.
 
 The first process decides, by its clock and by the requests of the others, and announces the decision for two steps
-later. A process has read the losses of step k - 1, which every process has dispatched by then, before it asks for the
-decision after step k. No process is therefore more than a step ahead of another, and all learn of it in time. Messages
-go through the job's coordination service, which takes less than a millisecond and uses no device.
+later. Before a process asks for the decision after step k, it waits for the losses of step k - 1, which exist only once
+every process has started that step. Processes are therefore at most one step apart, and each learns of a decision in
+time. Messages go through the job's coordination service, which takes less than a millisecond and uses no device.
 """
 
 import json

@@ -182,7 +182,7 @@ class RollBack(Callback):
             context.state = self._roll_back(context)
 
     def find_target(self, step: int) -> int:
-        """Returns the step of the checkpoint that replaces the state after `step`; 0 is the initial state."""
+        """Returns the step of the checkpoint to roll back to from the state after `step`; 0 is the initial state."""
         multihost_utils.sync_global_devices("the checkpoint that is rolled back to")
         return rolled_back_to(folders.finished(self._folder), step, self._save_every)
 

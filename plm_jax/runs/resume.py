@@ -140,7 +140,7 @@ class Resumed:
       step: step of the checkpoint.
       meta: contents of its `meta`.
       saved_run: config of the run that saved it.
-      saved_phases: phases that the saved run read up to `step`, and those that it would have read after it.
+      saved_phases: phases of the saved run, those up to `step` and those that were still to come.
       damaged: reasons why newer checkpoints cannot be used, by step.
     """
 

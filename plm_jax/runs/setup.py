@@ -97,7 +97,7 @@ def starting_state(setup: TrainingSetup, read_state: ReadState) -> tuple[TrainSt
     """Returns the state to start from, and lines that report where it comes from.
 
     Raises:
-      UserError: a new run would leave a head as it was initialized.
+      UserError: a head of a new run would keep random weights: it is neither loaded nor trained.
     """
     if setup.resumed is None:
         _check_heads(setup)

@@ -136,7 +136,7 @@ def _train(
     config_flags: Sequence[str] | None,
     began: float | None,
 ) -> list[TrainResult]:
-    """Trains the runs of a config, which differ only in their seeds, by their directories."""
+    """Trains runs that differ only in their seeds; `runs` maps run directories to them."""
     resumed = [workdir for workdir in runs if run_directory.has_checkpoint(workdir)]
     with _flags_of(run, config_flags) as flags:
         preparation.prepare_if_needed(run, flags, trained="" if allow_changes else ", ".join(resumed))

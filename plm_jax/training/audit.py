@@ -43,7 +43,7 @@ def checksum(array: jax.Array, axes: Sequence[int] | None = None) -> jax.Array:
 
 
 def tensor_checksums(tree: Any) -> jax.Array:
-    """Returns the checksum of each tensor, uint32 [tensors], in the order of JAX's leaves; each layer counts."""
+    """Returns the checksum of each tensor, uint32 [tensors], in the order of `jax.tree.leaves`; one for each layer."""
 
     def of_leaf(path, leaf):
         if is_stacked(path):

@@ -16,10 +16,10 @@
 
 Documents have no special tokens. If the manifest sets `has_inputs_targets`, a document has two sentences, inputs and
 targets, either of which may have no tokens. Records and long vectors are read through small caches, and only a few
-token files are open at a time, so memory does not grow with the corpus. Each file of a remote cache is fetched when it
-is first read (`Mirror`), so the disk need not have room for the corpus either. Long vectors, and tokens if a process
-reads few of a file, are fetched by range. Everything that is read is compared with its checksum. The package needs only
-NumPy and array_record.
+token files are open at a time, so memory does not grow with the corpus. A remote cache is fetched as it is read
+(`Mirror`), so the disk need not have room for all of it. Long vectors, and token files of which a process reads a small
+part, are fetched by range, other files as a whole. Everything that is read is compared with its checksum. The package
+needs only NumPy and array_record.
 """
 
 from plm_jax.data.cache.checked import Vectors

@@ -30,7 +30,7 @@ _TOP_FILES = ("manifest.json", "word_initial.npy", "words.npy")
 
 
 class BlockChecksums:
-    """CRC-32 of each block of a stream of bytes. Many checksums wait in a temporary file, so memory is bounded.
+    """CRC-32 of each block of a stream of bytes. If there are many, they are kept in a temporary file, to save memory.
 
     Args:
       block_bytes: number of bytes of a block.

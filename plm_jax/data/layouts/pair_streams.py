@@ -100,7 +100,7 @@ class PairStreams(Layout):
 
 
 def split_length(length: int) -> tuple[int, int]:
-    """Returns the number of tokens of the reused half of a row, and that of both segments together."""
+    """Returns the number of tokens of the half of a row that is the end of the row before, and of A and B together."""
     reuse = length // 2
     return reuse, length - reuse - NUM_SPECIAL
 
@@ -172,7 +172,7 @@ class PairStreamRows(StridedRows):
 
     @override
     def rows_with(self, document: int) -> list[range]:
-        """Returns, for each pass, the rows near the document and the rows whose random segment may come from it."""
+        """Returns, for each pass, the rows that read the document in order and those that may draw from it."""
         rows = []
         for first, text in zip(self.passes[:-1], self._texts, strict=False):
             start, stop = text.in_stream(*self.text.span(document))

@@ -1,8 +1,8 @@
 """Metrics of the suite, each `fn(targets, predictions)` → {name: value}, as in tasks of seqio.
 
-Names and definitions are those of `t5/evaluation/metrics.py` in google-research/text-to-text-transfer-transformer. T5
-reports percentages; here shares and correlations are fractions, while BLEU and ROUGE are points from 0 to 100
-(`common.metrics`). ROUGE is the mean over the summaries; T5 reports the median of bootstrapped means.
+Names and definitions are those of `t5/evaluation/metrics.py` in google-research/text-to-text-transfer-transformer, with
+two differences. Accuracy, exact match, F1 and correlations are fractions, not percentages (BLEU and ROUGE are points
+from 0 to 100, as in T5). ROUGE is the mean over the summaries, not the median of bootstrapped means.
 """
 
 import collections

@@ -395,9 +395,9 @@ def _charsmap(charsmap: bytes, data: bytes) -> Iterator[Tree]:
 
 
 def _cuts(pieces, byte_fallback: bool) -> Iterator[str]:
-    """Yields patterns at which to split text, so that it never matches a special piece such as `<0x41>` for a byte.
+    """Yields patterns at which to split text, so that text such as `<0x41>` is not read as the special piece of a byte.
 
-    Text is split only where no text piece and no run of unknown characters (a single token) spans the cut.
+    No other token changes: no text piece, and no run of unknown characters (which is one token), contains a split.
     """
     texts = [piece.piece for piece in pieces if _is_text(piece)]
     joined, known = "\n".join(texts), set(texts)

@@ -61,7 +61,7 @@ def _load(vocabulary: VocabularyConfig | str, kinds: Mapping[str, Callable[..., 
 
 
 def check_lowercase(vocabulary: VocabularyConfig) -> None:
-    """Rejects `lowercase` for all schemes except SentencePiece; no other scheme folds text."""
+    """Rejects the setting `lowercase` for all schemes except SentencePiece, since no other scheme reads it."""
     scheme, _ = _parse(vocabulary.spec)
     if vocabulary.lowercase and scheme != "sentencepiece":
         instead = " and set train_kind to 'uncased'" if scheme == "wordpiece" else ""

@@ -58,7 +58,7 @@ def characters(words: Sequence[str], length: int) -> np.ndarray:
 
 
 def sentences(texts: Iterable[str], length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the characters of texts, split at white space and each framed by `<S>` and `</S>`.
+    """Returns the characters of the words of texts, which are split at white space and framed by `<S>` and `</S>`.
 
     Returns:
       Characters int32 [texts, longest, length] and a mask int32 [texts, longest], 1 for real words.

@@ -100,12 +100,13 @@ class Context(struct.PyTreeNode):
         only. None: a single segment.
       order: ranks in the order of prediction of the queries [B, Q] and of the keys [B, K]; queries attend only to keys
         of a lower rank. None: no order.
-      positions: positions of the queries, and of the new keys unless `source_positions` differ, int32 [B or 1, Q].
+      positions: positions of the queries, int32 [B or 1, Q]; without `source_positions` also those of the new keys.
       source_positions: positions of the keys if these come from another source than the queries, int32 [B or 1, K].
-      contiguous: whether the keys are the queries, except for `targets`, after any number of earlier tokens, with
-        positions that count up or down by one.
-      targets: indices of the queries whose positions the last T queries have, int32 [B, T]; None: no such queries.
-      block_positions: positions of these queries and keys within blanks, int32 [B, Q]; None: 0 everywhere.
+      contiguous: whether the keys are any number of earlier tokens followed by the tokens of the queries (without the
+        additional ones of `targets`), with positions that count up or down by one.
+      targets: int32 [B, T]: the last T queries are additional ones, each with the position of the query of this index;
+        None: there are none.
+      block_positions: positions of queries and keys within blanks, int32 [B, Q]; None: 0 everywhere.
       rotations: rotations of queries and of keys by their positions, as returned by `Position.rotation`, or None.
       distance_bias: bias of scores, float32 [N, Q + K - 1]: entry j is for pairs whose key position minus query
         position is j - (Q - 1), where the first query and the first key of this call have position 0; None: no bias.

@@ -8,6 +8,7 @@ import pytest
 
 from plm_jax import config, objectives
 from plm_jax.config import files as pages
+from plm_jax.config.checks import refuse_unused
 from plm_jax.data.reader import blank_batch
 from plm_jax.experiments import comparison, setups, sweep
 
@@ -46,6 +47,7 @@ def test_every_run_can_be_trained_and_compared(name, size, tmp_path, monkeypatch
         if member.parent == run.train.init_from and pathlib.Path(member.parent).name in by_name:
             parent = by_name[pathlib.Path(member.parent).name].run
             assert run.model.with_dropout(0.0) == parent.model.with_dropout(0.0)
+        refuse_unused(run)
         batch = blank_batch(config.reader_config(run), run.data.length)
         assert all(len(leaf) == 1 for leaf in batch.values())
     tables = sweep.load_comparisons(path, set(by_name))

@@ -68,13 +68,14 @@ UNUSED = [
 
 
 @pytest.mark.parametrize(("name", "changes", "said"), UNUSED, ids=[said for _, _, said in UNUSED])
-def test_unused_settings_are_rejected(name, changes, said):
+def test_unused_settings_are_rejected_before_training(name, changes, said):
     run = RUNS[name]
-    checks.check(run)
+    checks.refuse_unused(run)
     for section, change in changes.items():
         run = dataclasses.replace(run, **{section: dataclasses.replace(getattr(run, section), **change)})
+    assert config.from_saved(config.to_dict(run)) == run
     with pytest.raises(UserError, match=said):
-        checks.check(run)
+        checks.refuse_unused(run)
 
 
 @dataclasses.dataclass(frozen=True)

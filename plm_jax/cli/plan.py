@@ -16,6 +16,7 @@ import sys
 from absl import flags
 
 from plm_jax.common import command_line, progress, storage
+from plm_jax.config import checks
 from plm_jax.config.flags import ConfigFlag
 
 _CONFIG = ConfigFlag()
@@ -34,6 +35,7 @@ _OUTPUT = flags.DEFINE_string("output", None, "JSON file for the estimates")
 def main() -> None:
     """Compiles the step, prints a table and writes `--output`."""
     run, topology = _CONFIG.run(), command_line.required(_TOPOLOGY)
+    checks.refuse_unused(run)
     command_line.start_jax_for_planning()
     with progress.doing("loading JAX"):
         from plm_jax.planning import plan as planning

@@ -20,6 +20,7 @@ from plm_jax import config
 from plm_jax.common import command_line
 from plm_jax.common.errors import UserError
 from plm_jax.common.executors import engines
+from plm_jax.config import checks
 from plm_jax.config.flags import ConfigFlag
 
 _CONFIG = ConfigFlag()
@@ -41,6 +42,7 @@ def main() -> None:
         from plm_jax.runs import transfer
 
         run = transfer.resolve(run, _FROM.value)
+    checks.refuse_unused(run)
     from plm_jax.runs import preparation
 
     preparation.prepare(run, _OUTPUT.value, executor=executor)

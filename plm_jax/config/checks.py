@@ -56,7 +56,6 @@ def check(run: Run) -> None:
     _words(run)
     _examples(run, phases)
     _references(run)
-    _unused(run, phases)
 
 
 def refuse_stand_in(run: Run) -> None:
@@ -72,15 +71,19 @@ def refuse_stand_in(run: Run) -> None:
         )
 
 
-def _unused(run: Run, phases: Sequence[Phase]) -> None:
-    """Rejects a head that is not trained, and settings that have no effect."""
+def refuse_unused(run: Run) -> None:
+    """Rejects settings that training would ignore.
+
+    Raises:
+      UserError: a head is not trained, or settings have no effect.
+    """
     if "sentence_pair" in run.model.named_heads and not run.data.layout.labels_pairs:
         raise UserError(
             f"config.data.layout '{run.data.layout.kind}' has no sentence pairs to train config.model.pooler "
             "on: set config.model.pooler.classes to 0 or config.model.pooler.kind to none, or choose "
             "sentence_pairs"
         )
-    if run.data.similar_words and not _replaces_words(run, phases):
+    if run.data.similar_words and not _replaces_words(run, resolve_phases(run)):
         raise UserError(
             "config.data.similar_words has no effect without config.objective.similar_share: set it, or leave out "
             "similar_words"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from plm_jax import config
 from plm_jax.common import command_line, progress, users
+from plm_jax.config import checks
 from plm_jax.runs import loop, preparation, run_directory, transfer
 from plm_jax.runs.telemetry import read_lines
 
@@ -137,6 +138,7 @@ def _train(
     began: float | None,
 ) -> list[TrainResult]:
     """Trains runs that differ only in their seeds; `runs` maps run directories to them."""
+    checks.refuse_unused(run)
     resumed = [workdir for workdir in runs if run_directory.has_checkpoint(workdir)]
     with _flags_of(run, config_flags) as flags:
         preparation.prepare_if_needed(run, flags, trained="" if allow_changes else ", ".join(resumed))

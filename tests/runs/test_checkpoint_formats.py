@@ -408,8 +408,6 @@ def test_suggested_format_can_be_written(tmp_path):
 )
 def test_an_encoder_that_was_trained_without_special_tokens_is_reported(layout, is_framed, tmp_path, capsys):
     base = exports.pretrained("bert", "uncased", tmp_path)
-    params = {name: leaf for name, leaf in base.params.items() if name not in ("pooler", "classifier")}
-    base = replace(base, model=replace(base.model, pooler=models.NoHead()), params=params)
     run = demo.bert()
     data = replace(run.data, layout=layout)
     train = replace(run.train, phases=())

@@ -118,7 +118,7 @@ def write(
     model, flat = pretrained.model, pretrained.flat()
     family = families.family_of(model, pretrained.family)
     assert isinstance(model, models.TransformerConfig)  # Every family's models are.
-    config, special_ids = _config_of(pretrained, family)
+    config, special_ids = _config_of(family, model, pretrained.special_ids)
     config["dtype"] = str(files.common_type(flat.values()))
     original = hub_files.config_of(pretrained.hub_files)
     if original is None:
@@ -138,13 +138,17 @@ def write(
 def check(pretrained: Pretrained) -> None:
     """Raises UserError if no Hugging Face family can hold a model. Its parameters may be missing."""
     model, _ = families.published(pretrained.model)
-    _config_of(replace(pretrained, model=model), families.family_of(model, pretrained.family))
+    family = families.family_of(model, pretrained.family)
+    assert isinstance(model, models.TransformerConfig)
+    _config_of(family, model, pretrained.special_ids)
 
 
-def _config_of(pretrained: Pretrained, family: Family) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the settings of a model as in `config.json`, and those of its SPECIAL_IDS."""
-    config = families.to_config(family, pretrained.model)
-    special_ids = {name: pretrained.special_ids.get(name) for name in SPECIAL_IDS}
+def _config_of(
+    family: Family, model: models.TransformerConfig, special_ids: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the settings of a model as in `config.json`, and the ids of SPECIAL_IDS."""
+    config = families.to_config(family, model)
+    special_ids = {name: special_ids.get(name) for name in SPECIAL_IDS}
     for name in config.keys() & special_ids.keys():  # Ids that the settings require.
         if config[name] != special_ids[name]:
             raise UserError(

@@ -136,7 +136,7 @@ class TrainConfig:
       microbatches: number of microbatches that a batch is divided into; their gradients are accumulated.
       seed: seed of the initial weights, of dropout, and of the order and noise of the data; any signed 64-bit integer.
       log_every: number of steps between logged metrics.
-      stall_minutes: minutes without a finished step after which each host reports what it is waiting for; 0: never.
+      stall_minutes: minutes without a finished step after which each process reports what it is waiting for; 0: never.
         Steps that take at least ten times the median, and at least a second, are reported in any case.
       phases: phases of the run, in order; empty: a single phase with the values of the config.
       init_from: checkpoint, or model of the Hugging Face Hub (`hf:ORG/NAME`), from which the initial weights are

@@ -87,12 +87,13 @@ def test_a_missing_config_or_flag(verb_name, tiny, verb, tmp_path):
         assert_one_line(verb(verb_name, f"--config={tiny}/tiny.py"), "--workdir")
 
 
-def test_unused_settings_are_rejected_before_data_are_prepared(tiny, verb):
+def test_unused_settings_are_rejected_before_data_are_prepared(tiny, verb, tmp_path):
     before = contents(tiny)
-    for name, flags in (("prepare", ()), ("plan", ("--topology=none",))):
+    flags_of = {"prepare": [], "plan": ["--topology=none"], "pretrain": [f"--workdir={tmp_path}/run"]}
+    for name, flags in flags_of.items():
         finished = verb(name, f"--config={tiny}/tiny.py", "--config.train.init_layers=(0, 1)", *flags)
         assert_one_line(finished, "config.train.init_layers has no effect without config.train.init_from")
-    assert contents(tiny) == before
+    assert contents(tiny) == before and not contents(tmp_path)
 
 
 IMPORTS = "import sys; sys.path.insert(0, {folder!r}); from plm_jax import config\ndef get_config():\n"

@@ -1,6 +1,7 @@
 """Calls within tests fail if an array has another shape or type than its annotation; other functions cost nothing."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import numpy as np
@@ -50,25 +51,48 @@ def test_calls_that_resemble_an_accepted_call_are_checked():
             joined(ids, second=ids[0])
         with pytest.raises(TypeError, match="first"):
             joined(ids.astype(np.float32), second=ids[:, 0])
-    calls = []
 
     def zeros(length: int) -> Float[np.ndarray, " {length}"]:
         return np.zeros(max(length, 3))
 
     zeros = checked(zeros)
-    assert (len(zeros(3)), len(zeros(4))) == (3, 4)
-    with pytest.raises(TypeError, match="return value"):
-        zeros(2)
+    for number in (int, np.int64):
+        assert (len(zeros(number(3))), len(zeros(number(4)))) == (3, 4)
+        with pytest.raises(TypeError, match="return value"):
+            zeros(number(2))
 
-    def cut(values: Float[np.ndarray, " length"], size: int) -> Float[np.ndarray, " length"]:
-        calls.append(size)
-        return values[:size]
+
+def test_results_of_repeated_calls_are_checked_and_no_call_is_repeated():
+    calls = []
+
+    def cut(values: Float[np.ndarray, " length"], sizes: list[int]) -> Float[np.ndarray, " length"]:
+        calls.append(sizes[0])
+        return values[: sizes[0]]
 
     cut = checked(cut)
-    assert len(cut(np.zeros(3), 3)) == len(cut(np.zeros(3), 3)) == 3
+    assert len(cut(np.zeros(3), [3])) == len(cut(np.zeros(3), [3])) == 3
     with pytest.raises(TypeError, match="return value"):
-        cut(np.zeros(3), 2)
+        cut(np.zeros(3), [2])
     assert calls == [3, 3, 2]
+
+
+def test_accepted_calls_are_not_checked_again():
+    checks = []
+
+    def typechecker(function):
+        def check(*args, **kwargs):
+            checks.append(function.__name__)
+            return shapes.check(function)(*args, **kwargs)
+
+        return functools.wraps(function)(check)
+
+    joined = shapes.decorator(typechecker)(join)
+    joined(np.zeros((2, 3), np.int32))
+    number = len(checks)
+    joined(np.ones((2, 3), np.int32))
+    assert len(checks) == number > 0
+    joined(np.ones((2, 4), np.int32))
+    assert len(checks) == 2 * number
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def evaluate(lm: LanguageModel, run: config.Run, task: str, show_progress: bool 
     Returns:
       `examples`, their number; the metrics of `data.labeled.metrics`; and, with the prefix `trivial_`, the same
       metrics of a constant answer: the most frequent class, choice or tag, the labels that most examples have, the mean
-      score, or the whole context.
+      score, or the whole context; for the F1 of two classes, the second class.
 
     Raises:
       UserError: the source or split is unknown, the cache is missing or has another vocabulary, or the model lacks the
@@ -67,7 +67,7 @@ def _form(objective: objectives.Objective) -> str | None:
 
 
 def trivial(rows: LabeledRows, labels: Sequence[str] = ()) -> dict[str, float]:
-    """Returns the metrics of the best constant answer; for spans, of answering with the whole context."""
+    """Returns each metric of the best constant answer; for spans, of answering with the whole context."""
     form, documents = rows.objective.form, range(rows.num_documents)
     if form == "span":
         pairs = [(metrics.right_answers(rows, document), rows.context(document)) for document in documents]

@@ -29,7 +29,7 @@ class Loss(Role):
 
     Attributes:
       samples: whether it draws random samples in training, with a key `sample`.
-      heads: names of the model's `named_heads` that the loss uses without adding a term for them.
+      heads: names of the `named_heads` that the loss itself needs, apart from heads that add a `Term`.
       references: names of the `train.references` that it reads. If there are any, it is called with an argument
         `references`, a mapping from these names to (module, parameters).
       z_loss: factor of log(Z)² per token (Chowdhery et al. 2022 §5).

@@ -154,7 +154,7 @@ def save(directory: str, pretrained: Pretrained, format: str, **pooling: Any) ->
 def format_for_others(pretrained: Pretrained) -> str:
     """Returns the format in which other libraries can read a model; "plm_jax" if there is none."""
     if pretrained.model.architecture == "elmo":
-        return "bilm"
+        return "plm_jax" if getattr(pretrained.model, "heads", ()) else "bilm"  # bilm has no heads of tasks.
     try:
         huggingface.check(pretrained)
         model_text.tokenizer(pretrained)

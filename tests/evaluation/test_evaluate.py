@@ -72,8 +72,10 @@ def test_the_summary_of_training_has_the_baseline_of_evaluate(workdir):
     """Validation reads all rows here, so that both have the same targets."""
     lm, result = plm_jax.load(str(workdir)), train.TrainResult(str(workdir), 4, {})
     assert not lm.run.evaluation.max_batches
+    lines = summary.lines([result], 1.0)
+    assert lines[-1].endswith(f"convert --source={workdir} --target=DIR --format=huggingface")
     for name in "ab":
-        (line,) = (line for line in summary.lines([result], 1.0) if f"validation/{name}/nll " in line)
+        (line,) = (line for line in lines if f"validation/{name}/nll " in line)
         unigram_loss = perplexity.evaluate(lm, lm.run, name, show_progress=False)["unigram_loss"]
         assert float(line.rpartition(" ")[2].strip("()")) == pytest.approx(unigram_loss, abs=1e-4), line
 

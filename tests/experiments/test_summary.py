@@ -13,7 +13,7 @@ from plm_jax.experiments import summary
 )
 def test_prompts_fit_the_model(name, prompt):
     run = config.from_dict(config.to_dict(demo.RUNS[name]()))
-    suggested = [
-        command for command in summary._commands(run, "runs/a", "huggingface") if command.startswith("plm_jax generate")
-    ]
+    commands = summary._commands(run, "runs/a", "bilm")
+    suggested = [command for command in commands if command.startswith("plm_jax generate")]
+    assert commands[-1] == "plm_jax convert --source=runs/a --target=DIR --format=bilm"
     assert suggested == ([f'plm_jax generate --checkpoint=runs/a --prompt="{prompt}"'] if prompt else [])

@@ -401,6 +401,8 @@ def test_suggested_format_can_be_written(tmp_path):
         checkpoint_formats.save(str(tmp_path / "moved"), moved, "huggingface")
     elmo = replace(roberta, model=demo.elmo().model, family=None)
     assert checkpoint_formats.format_for_others(elmo) == "bilm"
+    tuned = replace(elmo, model=replace(elmo.model, heads=(("task", models.ClassesHead(labels=("a", "b"))),)))
+    assert checkpoint_formats.format_for_others(tuned) == "plm_jax"
 
 
 @pytest.mark.parametrize(

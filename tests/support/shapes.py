@@ -2,12 +2,14 @@
 
 import functools
 import inspect
+import threading
 import types
 import typing
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jaxtyping
+import numpy as np
 from jaxtyping import AbstractArray
 
 _jaxtyped = jaxtyping.jaxtyped
@@ -39,16 +41,18 @@ def _remembering(function: Callable[..., Any], checked: Any, typechecker: Any) -
 
     The check takes longer than many functions of NumPy.
     """
-    results: list[Any] = []
-
-    def pop_result(*args: Any, **kwargs: Any) -> Any:
-        del args, kwargs
-        return results.pop()
-
-    # jaxtyping looks up annotations in quotes among the globals.
-    closure = (pop_result.__code__, function.__globals__, function.__name__, None, pop_result.__closure__)
-    check_result = _jaxtyped(functools.wraps(function)(types.FunctionType(*closure)), typechecker=typechecker)
+    local = threading.local()
     accepted: dict[Any, set[Any]] = {}
+
+    def get_result(*args: Any, **kwargs: Any) -> Any:
+        del args, kwargs
+        return local.result
+
+    @functools.cache
+    def check_result() -> Any:
+        # jaxtyping looks up annotations in quotes among the globals.
+        parts = (get_result.__code__, function.__globals__, function.__name__, None, get_result.__closure__)
+        return _jaxtyped(functools.wraps(function)(types.FunctionType(*parts)), typechecker=typechecker)
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -59,8 +63,8 @@ def _remembering(function: Callable[..., Any], checked: Any, typechecker: Any) -
             return result
         result = function(*args, **kwargs)
         if (described := _described(result)) not in accepted[key]:
-            results.append(result)
-            check_result(*args, **kwargs)
+            local.result = result
+            check_result()(*args, **kwargs)
             accepted[key].add(described)
         return result
 
@@ -69,8 +73,8 @@ def _remembering(function: Callable[..., Any], checked: Any, typechecker: Any) -
 
 def _described(value: Any) -> Any:
     """Returns what the checks depend on: types, shapes and dtypes of arrays, and integers, which may name sizes."""
-    if isinstance(value, int):
-        return type(value), value
+    if isinstance(value, int | np.integer):
+        return type(value), int(value)
     if hasattr(value, "shape") and hasattr(value, "dtype") and not isinstance(value, type):
         return type(value), tuple(value.shape), value.dtype
     return type(value)

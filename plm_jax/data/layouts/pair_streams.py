@@ -100,7 +100,7 @@ class PairStreams(Layout):
 
 
 def split_length(length: int) -> tuple[int, int]:
-    """Returns the number of tokens of the half of a row that is the end of the row before, and of A and B together."""
+    """Returns the number of tokens of the reused text, with which a row begins, and that of A and B together."""
     reuse = length // 2
     return reuse, length - reuse - NUM_SPECIAL
 

@@ -212,6 +212,8 @@ def test_every_other_command_is_known():
                 assert {"plm_jax", "pretrain"} <= set(re.findall(r"- \"(.*)\"", dry_run("launch/gke.py", rest)))
             case ["docker", "build", "--file", file, "--tag", _, "."]:
                 assert (ROOT / file).exists()
+            case ["docker", "push", image]:
+                assert any(image in built for built in commands("docs/tpu-pods.md") if built[:2] == ["docker", "build"])
             case ["sbatch", _, script, *rest]:
                 subprocess.run(["bash", script, "--dry_run", *rest], cwd=ROOT, check=True, capture_output=True)
             case ["python", "launch/local.py", *rest]:

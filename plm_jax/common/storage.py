@@ -1,4 +1,4 @@
-"""Files on this machine or in a bucket: a path may be local, `gs://bucket/…`, or any other that fsspec opens.
+"""Files on this machine or in a bucket: a path may be local, `gs://bucket/…`, or any other path that fsspec opens.
 
 Writes are atomic: objects in a bucket appear completely or not at all, and local files are written under a temporary
 name and renamed. Objects in a bucket cannot be appended to or renamed.
@@ -49,12 +49,15 @@ def is_remote(path: str) -> bool:
 
 
 def is_repository(path: str) -> bool:
-    """Whether a path names a repository of the Hugging Face Hub; `hf://…` is a store that fsspec opens."""
+    """Whether a path names a repository of the Hugging Face Hub.
+
+    A path that begins with `hf://` does not name a repository, since fsspec opens it.
+    """
     return path.startswith(REPOSITORY) and not is_remote(path)
 
 
 def absolute(path: str) -> str:
-    """Returns the absolute path; the name of a repository is returned unchanged."""
+    """Returns the absolute path; a remote path and the name of a repository are returned unchanged."""
     return path if is_remote(path) or is_repository(path) else os.path.abspath(path)
 
 
@@ -79,7 +82,7 @@ def cache_folder(*names: str) -> str:
 
 @contextlib.contextmanager
 def reaching(path: str) -> Iterator[None]:
-    """Converts any failure of a remote path's store to a `UserError` that names the path; local errors pass.
+    """Converts errors of a remote path's store to a `UserError` that names the path; keeps errors of local paths.
 
     Raises:
       FileNotFoundError: the store reports that the path does not exist.
@@ -104,7 +107,7 @@ def _unreachable(path: str, error: Exception) -> UserError:
 
 @contextlib.contextmanager
 def _having(path: str) -> Iterator[None]:
-    """Converts failures like `reaching`, including that a remote file or its bucket does not exist."""
+    """Converts errors like `reaching`, and also a `FileNotFoundError` for a missing remote file or bucket."""
     try:
         with reaching(path):
             yield
@@ -119,13 +122,13 @@ def _system(path: str) -> Any:
 
 @functools.cache
 def _shared_system(root: str, process: int) -> Any:
-    """Returns a file system with connections that all threads of a process share; fsspec creates one per thread."""
+    """Returns a file system that all threads of a process share; fsspec would create one per thread."""
     del process
     return _system(root)
 
 
 def exists(path: str) -> bool:
-    """Whether there is a file or folder.
+    """Whether a path exists as a file or folder.
 
     Raises:
       UserError: the store cannot be reached.
@@ -153,13 +156,16 @@ def open_binary(path: str) -> BinaryIO:
 
 
 def _open_regular(path: str, flags: int) -> int:
-    """Opens a regular file; opening a pipe would wait for its other end, and a device may be endless."""
+    """Opens a regular file and rejects any other file.
+
+    Opening a pipe would wait for its other end, and a device may be endless.
+    """
     refuse_special(path)
     return os.open(path, flags | os.O_NONBLOCK, 0o666)  # It may have become a pipe meanwhile.
 
 
 def _open_own(path: str, flags: int) -> int:
-    """Opens a regular file that is not a link, since a link may lead to a file of someone else."""
+    """Opens a regular file and rejects a link, which may lead to another user's file."""
     if os.path.islink(path):
         raise UserError(f"refusing to write through the symbolic link {path}: remove the link")
     with contextlib.suppress(FileNotFoundError):
@@ -182,7 +188,12 @@ def refuse_special(path: str) -> None:
 
 
 def size(path: str) -> int:
-    """Returns the size of a file in bytes; raises the errors of `open_binary`."""
+    """Returns the size of a file in bytes.
+
+    Raises:
+      UserError: the store cannot be reached.
+      OSError: the file does not exist or cannot be accessed.
+    """
     if not is_remote(path):
         return os.path.getsize(path)
     with reaching(path):
@@ -232,7 +243,7 @@ def write(path: str, data: bytes) -> None:
     """Writes a file atomically and creates the folders above it.
 
     Raises:
-      UserError: the store cannot be reached, or there is no such bucket.
+      UserError: the store cannot be reached, there is no such bucket, or a local path is not a regular file.
       OSError: a local file cannot be written.
     """
     if is_remote(path):
@@ -270,8 +281,8 @@ def create(path: str, data: bytes) -> None:
 def writing(path: str) -> Iterator[BinaryIO]:
     """Opens a file of any size for writing; it is created only when the context ends without an error.
 
-    A remote file is uploaded at the end. Temporary files left by killed writers of the same file are removed. The
-    errors are those of `write`.
+    A remote file is uploaded at the end. Temporary files left by killed writers of the same file are removed. Raises
+    the errors of `write`.
     """
     if is_remote(path):
         with tempfile.TemporaryDirectory() as folder:
@@ -286,20 +297,25 @@ def writing(path: str) -> Iterator[BinaryIO]:
     with contextlib.suppress(FileNotFoundError):
         refuse_special(path)
     _remove_abandoned(path)
-    file = _temporary(path)
+    # Opened before the file exists: whoever waits for the file may then rename the folder.
+    entries = os.open(folder, os.O_RDONLY)
     try:
-        with file:
-            yield file
-            sync(file)
-            os.replace(file.name, path)
-    except BaseException:
-        remove(file.name)
-        raise
-    sync_folder(folder)
+        file = _temporary(path)
+        try:
+            with file:
+                yield file
+                sync(file)
+                os.replace(file.name, path)
+        except BaseException:
+            remove(file.name)
+            raise
+        os.fsync(entries)
+    finally:
+        os.close(entries)
 
 
 def _temporary(path: str) -> BinaryIO:
-    """Opens a new file next to a path, with a lock that shows other processes that its writer is running."""
+    """Opens and locks a new file next to a path. The lock shows other processes that the writer is running."""
     while True:
         # The name is unpredictable, so nobody can have created a link of this name.
         file = open(f"{path}.{secrets.token_hex(8)}.tmp", "xb")  # noqa: SIM115
@@ -322,7 +338,7 @@ def _remove_abandoned(path: str) -> None:
 
 
 def check_new_folder(folder: str) -> None:
-    """Rejects a folder for `writing_folder` that has files in it, except those that a killed process has left.
+    """Rejects a folder that has files in it, unless `writing_folder` has marked it as unfinished.
 
     Raises:
       UserError: the folder is not empty, or it is a file.
@@ -334,10 +350,10 @@ def check_new_folder(folder: str) -> None:
 
 @contextlib.contextmanager
 def writing_folder(folder: str) -> Iterator[None]:
-    """Marks a new folder as unfinished while its files are written; after an error, removes them.
+    """Marks a new folder as unfinished while its files are written; after an error, removes the files.
 
     Raises:
-      UserError: the errors of `check_new_folder`, or another process of this machine is writing the folder.
+      UserError: `check_new_folder` rejects the folder, or another process of this machine is writing to it.
     """
     was_there = exists(folder)
     check_new_folder(folder)
@@ -358,7 +374,7 @@ def writing_folder(folder: str) -> Iterator[None]:
 
 
 def _locked_marker(folder: str, marker: str) -> BinaryIO:
-    """Opens and locks the marker that a killed process has left, or a new one in an empty folder."""
+    """Opens and locks the marker that a killed process has left, or a new marker in an empty folder."""
     try:
         if not os.path.exists(marker):
             create(marker, b"")
@@ -407,20 +423,20 @@ def copy(source: str, target: str) -> None:
 
 
 def sync(file: Any) -> None:
-    """Writes everything in the buffers of a local file to the disk."""
+    """Flushes the buffers of a local file to the disk."""
     file.flush()
     os.fsync(file.fileno())
 
 
 def sync_folder(path: str) -> None:
-    """Writes the entries of a local folder to the disk."""
+    """Flushes the directory entries of a local folder to the disk."""
     folder = os.open(path, os.O_RDONLY)
     os.fsync(folder)
     os.close(folder)
 
 
 def replace_folder(temporary: str, final: str) -> None:
-    """Renames a local folder to `final`, replacing a folder of that name, and writes the names to the disk."""
+    """Renames a local folder to `final`, replacing a folder of that name, and flushes the change to the disk."""
     for folder, _, _ in os.walk(temporary):
         sync_folder(folder)
     replaced = temporary + ".replaced"
@@ -434,9 +450,10 @@ def replace_folder(temporary: str, final: str) -> None:
 
 @contextlib.contextmanager
 def locked(path: str) -> Iterator[None]:
-    """Holds a lock on this machine, which the system releases when the process ends, however it ends.
+    """Holds a lock on a file of this machine while the context is active.
 
-    The file and the folders above it are created; at the end, the file is removed.
+    The system releases the lock when the process ends, however it ends. The lock file and the folders above it are
+    created; the lock file is removed when the context ends.
 
     Raises:
       UserError: the file cannot be created.
@@ -466,7 +483,7 @@ def _made(path: str) -> BinaryIO:
 
 
 def _is_at(path: str, file: BinaryIO) -> bool:
-    """Whether a local open file is the one at a path."""
+    """Whether an open local file is still the file at a path."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(file.fileno()))
     except FileNotFoundError:
@@ -474,7 +491,9 @@ def _is_at(path: str, file: BinaryIO) -> bool:
 
 
 def names(folder: str) -> list[str]:
-    """Returns the sorted names in a folder; none if it does not exist, since buckets have no empty folders.
+    """Returns the sorted names in a folder.
+
+    Returns an empty list if the folder does not exist, since buckets have no empty folders.
 
     Raises:
       UserError: the store cannot be reached.
@@ -487,7 +506,7 @@ def names(folder: str) -> list[str]:
 
 
 def numbers(folder: str, suffix: str = "") -> list[int]:
-    """Returns the sorted numbers N for which a folder has an entry `N` + suffix; raises the errors of `names`."""
+    """Returns the sorted numbers N for which a folder has an entry N + `suffix`; raises the errors of `names`."""
     matches = (re.fullmatch(rf"(0|[1-9][0-9]*){re.escape(suffix)}", name) for name in names(folder))
     return sorted(int(match[1]) for match in matches if match)
 
@@ -507,7 +526,7 @@ class File(NamedTuple):
     Attributes:
       size: size in bytes.
       modified: modification time in ns, which any program may set. In a bucket, a hash, generation or time from the
-        store, or "" if it provides none.
+      store, or "" if the store provides none of these.
       changed: change time (ctime) in ns, which no program can set. In a bucket, the same as `modified`.
     """
 
@@ -580,7 +599,7 @@ def rename(source: str, target: str) -> None:
 
 
 def remove(path: str) -> None:
-    """Removes a file, or a folder with its contents, if it exists; of a link, only the link.
+    """Removes a file, or a folder with its contents, if it exists. Removes a link, but not its target.
 
     Raises:
       UserError: the store cannot be reached.
@@ -606,7 +625,7 @@ def download(source: str, target: str) -> None:
 
 
 def upload(folder: str, names: Sequence[str], remote: str, description: str | None = None) -> None:
-    """Copies files of any size from a local folder to a remote one; with a description, shows a progress bar.
+    """Copies files of any size from a local folder to a remote folder; with a description, shows a progress bar.
 
     Raises:
       UserError: the store cannot be reached, or there is no such bucket.

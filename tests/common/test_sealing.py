@@ -115,3 +115,18 @@ def test_each_process_hashes_its_own_and_the_first_one_puts_them_together(tmp_pa
     sealing.verify(str(tmp_path), share=share(0))  # Not its own.
     with pytest.raises(sealing.DamagedError, match="below/b is damaged"):
         sealing.verify(str(tmp_path), share=share(1))
+
+
+def test_the_folder_may_be_renamed_as_soon_as_the_last_part_exists(tmp_path, monkeypatch):
+    (tmp_path / "new").mkdir()
+    replace = os.replace
+
+    def replace_and_rename(source, target):
+        replace(source, target)
+        os.rename(tmp_path / "new", tmp_path / "final")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", replace_and_rename)
+        sealing.seal(str(tmp_path / "new"), {"step": 7}, sealing.Share(1, 2))
+    sealing.seal(str(tmp_path / "final"), {"step": 7}, sealing.Share(0, 2))
+    sealing.verify(str(tmp_path / "final"))

@@ -36,8 +36,9 @@ def rows(workdir) -> list[dict]:
 
 
 def column(workdir, name: str) -> dict[int, float]:
-    """Returns a metric by step. Asserts that no step has two rows."""
+    """Returns a metric by step. Asserts that no save failed and that no step has two rows."""
     metrics = rows(workdir)
+    assert not [row for row in metrics if "checkpoint/error" in row]
     assert len({row["step"] for row in metrics}) == len(metrics)
     return {row["step"]: row[name] for row in metrics if name in row}
 
@@ -61,7 +62,7 @@ def start(run: config.Run) -> tuple[states.TrainState, list[str]]:
 def copy_at(workdir: pathlib.Path, copy: pathlib.Path, step: int) -> pathlib.Path:
     """Copies a run directory as it was when its newest checkpoint was that of `step`. Returns the copy."""
     shutil.copytree(workdir, copy)
-    later = [path for path in (copy / "checkpoints").iterdir() if int(path.name) > step]
+    later = [path for path in (copy / "checkpoints").iterdir() if path.name.isdecimal() and int(path.name) > step]
     assert later and (copy / "checkpoints" / str(step)).exists()
     for path in later:
         shutil.rmtree(path)
@@ -93,10 +94,11 @@ def steps(run: config.Run, devices: int, params=None) -> tuple[list[float], dict
     return losses, before, flat(fitted(state, job.program.published_state).params), job, state
 
 
-def assert_eight_devices_equal_one(run: config.Run) -> None:
-    """Trains a run on one device and on a mesh of eight, and compares losses and parameters."""
+def assert_eight_devices_equal_one(run: config.Run) -> TrainingSetup:
+    """Trains a run on one device and on a mesh of eight, and compares losses and parameters. Returns the latter job."""
     expected = steps(run, 1)
     actual = steps(dataclasses.replace(run, mesh=config.MeshConfig(2, 2, 2)), 8, params=expected[1])
     np.testing.assert_allclose(actual[0], expected[0], rtol=1e-5)
     for name, leaf in expected[2].items():
         np.testing.assert_allclose(actual[2][name], leaf, atol=1e-5, err_msg=name)
+    return actual[3]

@@ -1,4 +1,4 @@
-"""Pretraining of language models in JAX: `plm_jax.load(path)` opens a trained one."""
+"""Pretraining of language models in JAX: `plm_jax.load(path)` opens a trained model."""
 
 import os
 import sys
@@ -11,8 +11,8 @@ TYPE_CHECKING = False  # Type checkers read it as true; `typing` is slow to impo
 def _drop_working_directory() -> None:
     """Removes the directory that `python -m plm_jax…` puts in front of `sys.path`, unless it holds this package.
 
-    A user's data folder may have a `json.py` or a `numpy.py` in it. This runs before any other import: the modules
-    above are loaded before Python looks at that directory.
+    A user's data folder may contain a `json.py` or a `numpy.py`, which would hide the real module. This function runs
+    before any further import; the modules that are imported above it are loaded before Python looks at that directory.
     """
     is_searching = _IS_PROGRAM and not sys.flags.safe_path
     names = (argument.removeprefix("-m").partition(".")[0] for argument in sys.orig_argv)

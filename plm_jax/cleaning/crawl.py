@@ -50,7 +50,7 @@ class Quarantined(NamedTuple):
 
     Attributes:
       file: name of the file.
-      position: byte in an archive, or line of a JSON Lines file.
+      position: byte in an archive, line of a JSON Lines file, or row of a Parquet file.
       reason: why it cannot be read.
       sample: beginning of the record.
     """
@@ -62,13 +62,14 @@ class Quarantined(NamedTuple):
 
 
 def files(patterns: list[str]) -> dict[str, CrawlFile]:
-    """Returns the files that match paths or globs, sorted by path.
+    """Returns a dict from path to file, sorted by path, for all files that match the paths or globs.
 
-    A file's name is its path from the folder that contains all of them, so that it does not change when the crawl is
-    moved.
+    The name of a file is its path relative to the folder that contains all files, so that the name stays the same when
+    the crawl is moved.
 
     Raises:
-      UserError: a pattern matches no file, a file has another format, a path is not UTF-8, or a store is unreachable.
+      UserError: a pattern matches no file, the format of a file is not supported, a path is not UTF-8, or a store is
+        unreachable.
     """
     sizes_and_versions: dict[str, tuple[int, str]] = {}
     for pattern in patterns:
@@ -90,13 +91,13 @@ def files(patterns: list[str]) -> dict[str, CrawlFile]:
 
 
 def _local_files(pattern: str) -> dict[str, tuple[int, str]]:
-    """Returns size and version of local files by path. Links are followed."""
+    """Returns a dict from the path of each local file to its size and version. Links are followed."""
     stats = {os.path.abspath(path): os.stat(path) for path in storage.glob(pattern)}
     return {path: (stat.st_size, str(stat.st_mtime_ns)) for path, stat in stats.items()}
 
 
 def _remote_files(pattern: str) -> dict[str, tuple[int, str]]:
-    """Returns size and version of files in a store by URL."""
+    """Returns a dict from the URL of each file in a store to its size and version."""
     with storage.reaching(pattern):
         system = fsspec.core.url_to_fs(pattern, use_listings_cache=False)[0]
         matches = system.glob(pattern, detail=True).items()
@@ -127,11 +128,11 @@ def _reader(path: str):
 def read(path: str, name: str, tally: Tally, limits: LimitsConfig = _LIMITS) -> Iterator[Page | Quarantined]:
     """Iterates over the pages of a file.
 
-    Records that exceed the limits or cannot be read are quarantined. Records without URL, text or time (in JSON Lines
-    and Parquet: without text) are only counted.
+    Records that exceed the limits or cannot be read are quarantined. Records without URL, text or time are skipped and
+    counted; in JSON Lines and Parquet, only the text is required.
 
-    A line of JSON Lines is an object with `text` and optionally `url` and `timestamp`; Parquet has columns of these
-    names. The file's `name` and the number of the line or row replace a missing URL.
+    A line of JSON Lines is an object with `text` and optionally `url` and `timestamp`; Parquet files have columns of
+    the same names. The file's `name` and the number of the line or row replace a missing URL.
 
     Raises:
       UserError: the file cannot be opened, or its store cannot be reached.
@@ -161,10 +162,10 @@ def _archive(name: str, file: BinaryIO, tally: Tally, limits: LimitsConfig) -> I
 
 
 def _members(file: BinaryIO) -> Iterator[tuple[int, bytes | Exception]]:
-    """Iterates over the members of a gzip file: their positions, and their contents or errors.
+    """Yields a pair per member of a gzip file: the member's position, and its content or its error.
 
-    Crawlers write one member per record. After a damaged member, the reader searches for the next one, until it has
-    read more than `_MAX_WASTED` bytes of damaged members.
+    Crawlers write one member per record. After a damaged member, the reader searches for the next member. It stops
+    after more than `_MAX_WASTED` bytes of damaged members.
     """
     start = wasted = 0
     while True:
@@ -188,7 +189,7 @@ def _members(file: BinaryIO) -> Iterator[tuple[int, bytes | Exception]]:
 
 
 def _member(file: BinaryIO) -> tuple[bytes | None, int]:
-    """Returns the content of the next gzip member, None at the end of the file, and its size in the file."""
+    """Returns a pair: the content of the next gzip member (None at the end of the file), and its compressed size."""
     stream, pieces, size, read = zlib.decompressobj(wbits=31), [], 0, 0
     while not stream.eof:
         chunk = file.read(_CHUNK)
@@ -204,7 +205,7 @@ def _member(file: BinaryIO) -> tuple[bytes | None, int]:
 
 
 def _next_member(file: BinaryIO, start: int) -> int:
-    """Returns the distance from `start` to the next possible gzip member, or 0 if there is none."""
+    """Returns the distance from `start` to the next possible gzip member, or 0 if no member follows."""
     file.seek(start + 1)
     before, passed = b"", 1
     while chunk := file.read(_CHUNK):
@@ -217,7 +218,7 @@ def _next_member(file: BinaryIO, start: int) -> int:
 
 
 def _records(name: str, start: int, file: BinaryIO, tally: Tally, limits: LimitsConfig) -> Iterator[Page | Quarantined]:
-    """Iterates over the pages of uncompressed WARC records. `start` is added to their positions."""
+    """Iterates over the pages of uncompressed WARC records. `start` is added to the positions of records."""
     from fastwarc.warc import ArchiveIterator, WarcRecordType
 
     record_types = WarcRecordType.conversion | WarcRecordType.response
@@ -271,7 +272,7 @@ def _html_text(record: Any, body: bytes, limits: LimitsConfig) -> str:
     """Returns the visible text of a page.
 
     Raises:
-      ValueError: its elements are nested too deeply.
+      ValueError: the elements of the page are nested too deeply.
     """
     from resiliparse.parse.encoding import bytes_to_str, detect_encoding, map_encoding_to_html5
 
@@ -283,7 +284,7 @@ def _html_text(record: Any, body: bytes, limits: LimitsConfig) -> str:
 
 
 def _tidy(text: str) -> str:
-    """Strips lines and removes those that are blank or that C4 treats as headers."""
+    """Strips lines, and removes blank lines and lines that C4 treats as headers."""
     lines = (line.strip() for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n"))
     return "\n".join(line for line in lines if line and not line.startswith(_HEADERS))
 
@@ -327,7 +328,11 @@ def _json_page(name: str, number: int, line: bytes, tally: Tally, limits: Limits
 
 
 def _row_page(name: str, number: int, row: Mapping[str, Any]) -> Page:
-    """Returns the page of a row; raises errors of its types if it is no page."""
+    """Returns the page of a row.
+
+    Raises:
+      AttributeError, TypeError, ValueError: the row is not a page.
+    """
     text, url, timestamp = (row.get(field) or "" for field in _ROW_FIELDS)
     page = Page(url.strip() or f"{name}:{number}", text, timestamp)
     "".join(page).encode("utf-8")

@@ -1,4 +1,4 @@
-"""Removal of pages that contain parts of evaluation sets: word n-grams, of which only hashes of 8 bytes are kept."""
+"""Removal of pages that share word n-grams with evaluation sets. Only 8-byte hashes of the n-grams are stored."""
 
 import functools
 import re
@@ -26,7 +26,7 @@ class EvaluationFile(NamedTuple):
 
     Attributes:
       num_examples: number of rows or paragraphs.
-      num_short: number of those whose texts are all too short to be searched for.
+      num_short: number of examples that are ignored because all their texts have fewer than `min_words` words.
     """
 
     path: str
@@ -35,7 +35,7 @@ class EvaluationFile(NamedTuple):
 
 
 def normalize(page: str) -> list[str]:
-    """Returns the words of a text, separated by white space, in lower case and reduced to letters and digits."""
+    """Splits a text into words at white space, in lower case and with letters and digits only."""
     return _OTHER.sub("", unicodedata.normalize("NFC", page).lower()).split()
 
 
@@ -46,7 +46,7 @@ def hash_words(page: str) -> np.ndarray:
 
 
 def hash_ngrams(words: np.ndarray, *sizes: int) -> np.ndarray:
-    """Returns a hash of each n-gram of any of the sizes in hashed words, uint64 [sum of len(words) - size + 1]."""
+    """Returns the hashes of all n-grams of these sizes, uint64 [n], from the hashes of the words of a text."""
     powers, inverses = _powers(len(words))
     sums = np.zeros(len(words) + 1, np.uint64)
     np.cumsum(words * powers, out=sums[1:])
@@ -59,7 +59,7 @@ def hash_ngrams(words: np.ndarray, *sizes: int) -> np.ndarray:
 
 
 def _powers(number: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the first powers of the base and of its inverse, uint64 [number] each."""
+    """Returns two arrays, uint64 [number]: the first powers of the base, and the first powers of its inverse."""
     powers, inverses = _power_table(max(number - 1, 0).bit_length())
     return powers[:number], inverses[:number]
 
@@ -137,7 +137,8 @@ def _texts(value: Any) -> Iterator[str]:
 class NoEvaluationText:
     """Drops pages that share an n-gram with an evaluation set.
 
-    Counts each page once per file (`evaluation FILE`) and once per example (`example LOCATION`) that it matches.
+    Counts each dropped page once per matching file (`evaluation FILE`) and once per matching example (`example
+    LOCATION`).
 
     Args:
       paths: files of the evaluation sets, as `files` returns them.
@@ -177,7 +178,7 @@ class NoEvaluationText:
         return None
 
     def _matching(self, page: str) -> np.ndarray:
-        """Returns the numbers of the examples that share an n-gram with a text."""
+        """Returns the indices of the examples that share an n-gram with a text."""
         words = hash_words(page)
         hashes = np.sort(hash_ngrams(words, *self._sizes))  # Sorted queries are found faster.
         first = np.searchsorted(self._hashes, hashes)

@@ -12,9 +12,10 @@ blockquote body br center code dd div dl dt em embed h1 h2 h3 h4 h5 h6 head hr i
 ruby s small span strong strike sub sup table tt u ul var b big font foreignobject desc title mi mo mn ms mtext
 annotation-xml
 """
-# Elements that never nest: void ones, and those that the next one or the end of the parent closes. Formatting elements,
-# which a parser reopens in the following elements if they are not closed. Elements whose content is not markup, except
-# in SVG and MathML. Elements that end SVG or MathML, or contain HTML in them.
+# `_FLAT`: elements that never nest: void ones, and those that the next one or the end of the parent closes.
+# `_FORMATTING`: elements that a parser reopens in the following elements if they are not closed.
+# `_RAW`: elements whose content is not markup, except in SVG and MathML.
+# `_HTML`: elements that end SVG or MathML, or contain HTML in them.
 _LINES = _NAMES.split("\n")
 _FLAT, _FORMATTING, _RAW, _HTML = (
     frozenset(" ".join(_LINES[first:last]).split()) for first, last in ((1, 3), (3, 4), (4, 5), (5, 8))
@@ -40,7 +41,8 @@ def text(html: str) -> str:
 def is_nested(html: str, limit: int) -> bool:
     """Whether elements are nested more than `limit` deep, or cost a parser as much time and memory as if they were.
 
-    The time is linear. An unclosed element counts with the largest depth that a parser may give it.
+    Runs in linear time. An element without an end tag counts as open until the end of the page, except for elements
+    that never nest (`_FLAT`).
     """
     if html.count("<") <= limit and len(html) <= _MAX_ATTRIBUTES:
         return False
@@ -72,7 +74,7 @@ def is_nested(html: str, limit: int) -> bool:
 
 
 def _end(html: str, name: str, tag: re.Match[str]) -> int:
-    """Returns the position of the end of a comment or of an element without markup, or -1."""
+    """Returns the position of the end tag of an element with raw content, or of the end of a comment; -1 if absent."""
     ending = re.compile(f"</{re.escape(name)}", re.IGNORECASE) if name else _COMMENT_END
     match = ending.search(html, tag.end() if name else tag.start() + len("<!"))
     return match.start() if match else -1

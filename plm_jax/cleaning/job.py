@@ -1,4 +1,4 @@
-"""A cleaning run: from the files of a crawl to a folder of cleaned pages and a report, which appears when complete."""
+"""A cleaning run, from the files of a crawl to a folder of cleaned pages and a report."""
 
 import dataclasses
 import hashlib
@@ -46,8 +46,8 @@ def clean(
       part_bytes: largest number of bytes of text that a task should hold in memory.
 
     Raises:
-      UserError: there is no input or no page in it, no page for training passes, a list is missing, tasks failed, the
-        output contains other files, or another run writes to it.
+      UserError: there is no input, the input has no page, no page for training passes, a list is missing, tasks failed,
+        the output contains other files, or another run writes to it.
     """
     for extra in ("clean", "report"):
         extras.require(extra)
@@ -87,7 +87,7 @@ def _finish(work: str, job_folder: str, output: str, identity: str, plan: stages
     """Writes the report and the manifest, and moves all files to the output. Returns the table of the report.
 
     Raises:
-      UserError: no page can be read, or none for training is left.
+      UserError: no page can be read, or no page for training is left.
     """
     rule, files, counts = plan.rule, plan.files, _counts(stages.tally(marks))
     written = dict(sorted(file for mark in marks["write"] for file in mark.result["files"].items()))
@@ -127,13 +127,13 @@ def _finish(work: str, job_folder: str, output: str, identity: str, plan: stages
 
 
 def _remove(work: str) -> None:
-    """Removes the folder of jobs, with this run's lease last."""
+    """Removes the folder of jobs; this run's lease is removed last."""
     jobs.clear(work)
     storage.remove(work)
 
 
 def _move(folder: str, output: str) -> None:
-    """Replaces a remote output by the files of a folder in it. A repeated call resumes."""
+    """Removes the earlier files of a remote output, and copies the files of `folder` to it. Can be repeated."""
     # The manifest first: an output without it counts as unfinished.
     storage.remove(os.path.join(output, _MANIFEST))
     names = storage.files_below(folder)
@@ -172,7 +172,7 @@ def _identity(files: Mapping[str, crawl.CrawlFile], rule: settings.CleaningConfi
 
 
 def _read_manifest(folder: str) -> dict[str, Any]:
-    """Returns the manifest of a finished run, empty if there is none."""
+    """Returns the manifest of a finished run, or an empty dict if there is no finished run."""
     try:
         manifest = json.loads(storage.read(os.path.join(folder, _MANIFEST)))
     except (OSError, ValueError, RecursionError):
@@ -208,7 +208,7 @@ def _hidden_path(output: str, ending: str) -> str:
 def _write_report(
     folder: str, rule: settings.CleaningConfig, files: Mapping[str, Any], counts: Any, table: str
 ) -> None:
-    """Writes files and counts as JSON, the table with examples, and the plot to a folder."""
+    """Writes three files to a folder: files and counts as JSON, the table with examples, and the plot."""
     content = json.dumps({"files": files, "counts": counts}, ensure_ascii=False, indent=1)
     page = f"# Text removed by cleaning\n\n{table}\n![Plot](report.svg)\n\n{report.examples(rule, counts)}"
     storage.write(os.path.join(folder, "report.json"), content.encode("utf-8"))

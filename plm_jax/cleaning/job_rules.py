@@ -1,4 +1,4 @@
-"""Settings and lists of a job: the driver writes them to the job's folder, and workers make the rules of them."""
+"""Settings and lists of a job: the driver writes them to the job's folder, and workers build the rules from them."""
 
 import functools
 import json
@@ -17,9 +17,9 @@ class _JobRules(NamedTuple):
     """Settings and lists of a job.
 
     Attributes:
-      domains: registered domain → allowed subdomains.
-      badwords: language → bad words.
-      evaluations: path → SHA-256 of files of evaluation sets.
+      domains: dict from a registered domain to its allowed subdomains.
+      badwords: dict from a language to its bad words.
+      evaluations: dict from the path of each file of the evaluation sets to its SHA-256.
     """
 
     rule: settings.CleaningConfig
@@ -55,13 +55,13 @@ def config(workspace: tasks.Workspace) -> settings.CleaningConfig:
 
 @functools.lru_cache(4)
 def comparison(rule: settings.CleaningConfig, compared: str) -> Any:
-    """Returns the comparison of pages in a field of the settings, `duplicates` or `near_duplicates`."""
+    """Returns the object that compares pages for the settings field `compared`: `duplicates` or `near_duplicates`."""
     section = getattr(rule, compared)
     return duplicates.KINDS[type(section)](section)
 
 
 def apply(workspace: tasks.Workspace, segments: Iterable[str], pages: Iterable[Page], counts: Tally) -> Iterator[Page]:
-    """Applies the rules of segments, which are `read`, `before` or `after`. Iterates over the remaining pages."""
+    """Yields the pages that pass some rules. A segment is a group of consecutive rules: `read`, `before` or `after`."""
     steps = [step for name in segments for step in _segment(workspace.folder, workspace.identity, name)]
     for page in pages:
         result: Page | None = page
@@ -76,7 +76,7 @@ def apply(workspace: tasks.Workspace, segments: Iterable[str], pages: Iterable[P
 
 @functools.lru_cache(8)
 def _segment(folder: str, identity: str, name: str) -> list[tuple[str, rules.PageRule]]:
-    """Returns the rules of a segment by step. Each process makes them once, because detectors of languages are slow."""
+    """Returns the name and the rule of each step of a segment. Cached, because making a language detector is slow."""
     known = _read(folder, identity)
     rule, result = known.rule, []
     if name == "read":

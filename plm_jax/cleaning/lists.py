@@ -15,13 +15,13 @@ _LANGUAGE = re.compile(r"([a-z]{2,3})(-[A-Za-z-]+)?")
 
 
 class Lists(NamedTuple):
-    """Lists of a run. Those that the settings do not use are empty.
+    """Lists of a run. Lists that the settings do not use are empty.
 
     Attributes:
-      domains: registered domain → allowed subdomains.
+      domains: dict from a registered domain to its allowed subdomains.
       url_files: paths of files with URLs.
-      badwords: language → bad words.
-      files: path → SHA-256 of each file.
+      badwords: dict from a language to its bad words.
+      files: dict from the path of each file to its SHA-256.
       evaluations: files of evaluation sets.
     """
 
@@ -55,10 +55,10 @@ def load(rule: settings.CleaningConfig) -> Lists:
 
 
 def check_unchanged(path: str, sha256: str, expected: str) -> None:
-    """Checks that a list that a task has read is the one that the command has read.
+    """Checks that a task has read the same version of a list as the command.
 
     Raises:
-      UserError: their hashes differ.
+      UserError: the hashes of the two versions differ.
     """
     if sha256 != expected:
         raise UserError(f"{path} has changed since the command read it: run the same command again")

@@ -1,4 +1,7 @@
-"""MinHash (Broder 1997): short signatures of sets. They agree in a share of positions equal to the sets' similarity."""
+"""MinHash (Broder 1997): short signatures of sets.
+
+The expected share of positions in which two signatures agree is the Jaccard similarity of the sets.
+"""
 
 import re
 import zlib
@@ -45,7 +48,7 @@ class Hashes:
         return minima.astype(np.uint32).reshape(self._bands, self._rows)
 
     def bands(self, text: str) -> list[bytes]:
-        """Returns a digest of 8 bytes per band. Two texts share it if and only if all rows of the band are equal."""
+        """Returns a digest of 8 bytes per band. Two texts have the same digest if all rows of the band are equal."""
         rows = self.signature(text)
         mixed = mix(
             np.arange(self._bands, dtype=np.uint64)

@@ -1,7 +1,7 @@
-"""Owners of units of text. Of all pages that contain a unit (a line, a span, a MinHash band), one owns it.
+"""Owners of units of text. Of all pages that contain a unit (a line, a span, a MinHash band), one page owns it.
 
-A record of a unit consists of the unit, the key of a page that contains it, each of 16 bytes, and the number of the
-task that wrote the page, a little-endian uint32.
+A record consists of a unit (16 bytes), the key of a page that contains it (16 bytes), and the number of the task that
+wrote the page (a little-endian uint32).
 """
 
 import itertools
@@ -24,7 +24,7 @@ _MERGED = 2**17
 
 
 def padded(unit: bytes) -> bytes:
-    """Returns a unit with 16 bytes."""
+    """Pads a unit to 16 bytes."""
     return unit.ljust(_KEY, b"\0")
 
 
@@ -36,10 +36,11 @@ def record(unit: bytes, key: bytes, task: int) -> bytes:
 def losses(slices: Sequence[parts.Slice]) -> Iterator[tuple[int, bytes]]:
     """Finds the owner of each unit, the page with the smallest key.
 
-    Reads the slices twice, so that memory depends only on the number of different units: some are on most pages.
+    Reads the slices twice, so that memory depends only on the number of distinct units, not on the number of pages.
 
     Yields:
-      Number of a task, and units with the keys of its pages that contain but do not own them.
+      A pair: the number of a task, and items of 32 bytes, concatenated. An item consists of a unit and the key of a
+      page. The task wrote this page; the page contains the unit but does not own it.
     """
     units, owners = _owners(slices)
     for block in _blocks(slices):
@@ -53,7 +54,7 @@ def losses(slices: Sequence[parts.Slice]) -> Iterator[tuple[int, bytes]]:
 
 
 def _owners(slices: Iterable[parts.Slice]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns all different units, sorted, and the smallest key of each."""
+    """Returns two arrays: all different units, sorted, and the smallest key of each unit."""
     units, owners = np.zeros(0, _DIGEST), np.zeros(0, _DIGEST)
     pending: list[np.ndarray] = []
     for block in _blocks(slices):
@@ -80,7 +81,7 @@ def _merge(units: np.ndarray, owners: np.ndarray, pending: Sequence[np.ndarray])
 
 
 def by_key(data: bytes) -> Callable[[bytes], Set[bytes]]:
-    """Indexes units and keys of `losses` by page. Returns a function from a key to the page's units that others own."""
+    """Indexes the output of `losses`. Returns a function from a page's key to the units that this page does not own."""
     words = np.frombuffer(data, ">u8").reshape(-1, 4)
     words = words[np.lexsort((words[:, 3], words[:, 2]))]
     keys, ordered = words[:, 2:].tobytes(), words[:, :2].tobytes()

@@ -45,7 +45,10 @@ def normalize_url(url: str) -> str:
 
 
 def url_hash(page: Page) -> int:
-    """Returns the MD5 of the normalized URL, 128 bits, which selects pages for validation and for soft filters."""
+    """Returns the MD5 of the normalized URL, 128 bits.
+
+    The hash selects the pages for validation. It also selects the pages to drop among the pages with bad words.
+    """
     return int.from_bytes(hashlib.md5(page.normalized_url.encode("utf-8")).digest(), "big")
 
 
@@ -54,8 +57,8 @@ class Count(NamedTuple):
 
     Attributes:
       number: number of pages or lines.
-      characters: number of their characters.
-      examples: up to `EXAMPLES` examples (key, URL, text): those with the smallest keys.
+      characters: number of characters of these pages or lines.
+      examples: up to `EXAMPLES` examples (key, URL, text) with the smallest keys.
     """
 
     number: int
@@ -64,16 +67,16 @@ class Count(NamedTuple):
 
 
 class Tally(dict[str, Count]):
-    """`Count` by reason. Adding and merging commute, so a tally does not depend on the workers."""
+    """Dict from a reason to its `Count`. Adding and merging commute, so a tally does not depend on the workers."""
 
     def add(self, reason: str, page: Page, texts: Iterable[str]) -> None:
-        """Counts pages or lines of `page`. The first of them may become an example."""
+        """Counts texts (a page, or some of its lines) under a reason. The first text may become an example."""
         texts = list(texts)
         example = (page.key, page.url, texts[0][:EXAMPLE_CHARACTERS])
         self._merge(reason, Count(len(texts), sum(map(len, texts)), (example,)))
 
     def count(self, reason: str, text: str) -> None:
-        """Counts a page without an example."""
+        """Counts a page with this text under a reason, without an example."""
         old = self.get(reason, Count(0, 0))
         self[reason] = Count(old.number + 1, old.characters + len(text), old.examples)
 
@@ -86,7 +89,7 @@ class Tally(dict[str, Count]):
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Tally":
-        """Returns the tally of `to_json`."""
+        """Converts a JSON value of `to_json` to a tally."""
         return cls(
             {
                 reason: Count(number, characters, tuple((bytes.fromhex(key), url, text) for key, url, text in examples))

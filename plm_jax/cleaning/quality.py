@@ -1,7 +1,7 @@
 """Gopher's and FineWeb's rules for single pages.
 
-Where the papers leave a choice open, the rules decide like the filters of `datatrove` 0.10.0, FineWeb's code: given the
-same words, the decisions are the same except for the differences that docs/cleaning.md lists.
+If the papers leave a choice open, the rules decide like the filters of `datatrove` 0.10.0, which is FineWeb's code.
+Given the same words, the decisions are the same, except for the differences that docs/cleaning.md lists.
 """
 
 import re

@@ -81,7 +81,7 @@ def rows(slices: Iterable[parts.Slice]) -> Iterator[Row]:
 
 
 def digests(slices: Iterable[parts.Slice]) -> bytes:
-    """Returns the concatenated blocks of records of fixed size, such as digests of URLs."""
+    """Returns the records in slices of files, concatenated. Records have a fixed size, such as digests of URLs."""
     return b"".join(block for part in slices for block in parts.blocks(part))
 
 
@@ -107,7 +107,7 @@ def page_row(page: Page, rule: settings.CleaningConfig) -> tuple[int, Row]:
 
 
 def num_files(rule: settings.CleaningConfig) -> int:
-    """Returns the number of files of both splits, for a single language."""
+    """Returns the number of training files plus the number of validation files, per language."""
     return rule.num_shards + _num_validation_shards(rule)
 
 

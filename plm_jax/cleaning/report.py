@@ -8,7 +8,7 @@ from plm_jax.cleaning import decontamination, settings
 
 
 def reasons(rule: settings.CleaningConfig) -> dict[str, tuple[str, str, str]]:
-    """Returns step, counted unit and description of the rule by reason, for the reasons that some settings can have."""
+    """Returns a dict from each possible reason for removal to its step, the counted unit and a description."""
     descriptions = {
         "quarantined": ("reading", "records", "cannot be read; saved in quarantine/"),
         "no_html": ("reading", "records", "a response that is not an HTML page"),
@@ -112,7 +112,7 @@ def _listed(phrases: tuple[str, ...]) -> str:
 
 
 def steps(counts: dict[str, Any]) -> dict[str, tuple[int, int]]:
-    """Returns the numbers of pages and characters after each step, in the order of the steps."""
+    """Returns a dict from each step, in order, to the numbers of pages and characters after the step."""
     names = (
         "length",
         "sites",

@@ -1,6 +1,6 @@
-"""Rules for single pages: each maps a page and a tally to the page, possibly changed, or to None.
+"""Rules for single pages. A rule returns the page, possibly changed, or None to drop it.
 
-The decisions are those of `tensorflow_datasets/text/c4_utils.py` (3.1.0), with less computation.
+The decisions are the same as in `tensorflow_datasets/text/c4_utils.py` (3.1.0), with less computation.
 """
 
 import re
@@ -45,10 +45,11 @@ class MaxCharacters:
 
 
 class InDomains:
-    """Drops pages of other sites.
+    """Drops pages of sites that are not listed.
 
     Args:
-      domains: registered domain (`bbc.co.uk`) → list of its allowed subdomains; any other value allows all.
+      domains: dict from a registered domain (`bbc.co.uk`) to the list of its allowed subdomains; a value that is not a
+        list allows all subdomains.
     """
 
     def __init__(self, domains: Mapping[str, Any]):
@@ -90,7 +91,7 @@ class LineFilter:
     """Drops lines that are not prose, and pages with placeholder text, code or too few sentences.
 
     Args:
-      has_sentences: whether lines, none of them blank, have at least a number of sentences.
+      has_sentences: function that returns whether nonblank lines together have at least the given number of sentences.
     """
 
     def __init__(
@@ -118,7 +119,7 @@ class LineFilter:
         return page._replace(text="\n".join(lines).strip())
 
     def _lines(self, text: str, dropped: dict[str, list[str]]) -> tuple[list[str], str | None]:
-        """Returns the good lines and the reason to drop the page or None. Adds the other lines to `dropped`."""
+        """Returns the good lines, and the reason to drop the page (or None). Adds the other lines to `dropped`."""
         rule, lines = self._rule, []
         suspicious = self._is_suspicious(text)
         for line in text.splitlines():
@@ -144,7 +145,7 @@ class LineFilter:
         return lines, None
 
     def _is_suspicious(self, text: str) -> bool:
-        """Whether a page contains any phrase; most pages do not, so that their lines are not searched one by one."""
+        """Whether a page contains a phrase. Most pages contain none, so their lines are not searched one by one."""
         text = _CITATIONS.sub("", text) if "[" in text else text
         lower = text.lower()
         return any(phrase in lower for phrase in (*self._placeholders, *self._scripts, *self._policies)) or any(
@@ -152,7 +153,7 @@ class LineFilter:
         )
 
     def _phrase(self, line: str) -> tuple[str | None, str | None]:
-        """Returns the reasons to drop the line and the whole page because of a phrase; None for those to keep."""
+        """Searches a line for phrases. Returns the reason to drop the line or None, and to drop the page or None."""
         lower = line.lower()
         if any(phrase in lower for phrase in self._placeholders):
             return None, "placeholder"
@@ -227,8 +228,8 @@ class NoBadWords:
     """Drops pages that contain a word on the list of their language.
 
     Args:
-      words: language → words and phrases in lower case.
-      fraction: share of those pages to drop.
+      words: dict from a language to its words and phrases, in lower case.
+      fraction: share of the pages with a listed word that is dropped.
     """
 
     def __init__(self, words: Mapping[str, set[str]], fraction: float):

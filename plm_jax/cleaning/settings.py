@@ -1,6 +1,6 @@
 """Settings of cleaning: rules with their thresholds, and flavors.
 
-The flavors are those of C4 (`tensorflow_datasets/text/c4.py`, 3.1.0) and FineWeb's.
+The flavors follow C4 (`tensorflow_datasets/text/c4.py`, 3.1.0) and FineWeb.
 """
 
 import dataclasses
@@ -61,20 +61,20 @@ class ParagraphsConfig:
 
 @dataclass(frozen=True)
 class CleanLinesConfig:
-    """C4's rules for lines, and for pages according to their lines (Raffel et al. 2020, section 2.2).
+    """C4's rules for lines, and for pages based on their lines (Raffel et al. 2020, section 2.2).
 
-    Sentences are those of NLTK's English Punkt. Phrases are compared in lower case, `code_marks` with case. A phrase
-    counts only in lines that pass the rules for words and ends.
+    NLTK's English Punkt splits lines into sentences. Phrases are compared in lower case, `code_marks` with case. A
+    phrase counts only in lines that pass the rules for words and ends.
 
     Attributes:
       max_word_characters: maximum length of a word; lines with a longer word are dropped.
       end_marks: strings that may end a line; lines with another end or with an ellipsis are dropped; empty: any end is
         accepted.
       min_words: minimum number of words of a line; shorter lines are dropped.
-      placeholder_phrases: phrases of placeholder text; pages with one of them are dropped.
-      script_phrases: phrases about scripts; lines with one of them are dropped.
-      code_marks: characters of program code; pages with one of them are dropped.
-      policy_phrases: phrases about policies; lines with one of them are dropped.
+      placeholder_phrases: phrases of placeholder text; pages with such a phrase are dropped.
+      script_phrases: phrases about scripts; lines with such a phrase are dropped.
+      code_marks: characters of program code; pages with such a character are dropped.
+      policy_phrases: phrases about policies; lines with such a phrase are dropped.
       min_sentences: minimum number of sentences of the remaining lines; pages with fewer are dropped.
     """
 
@@ -161,8 +161,9 @@ class BadWordsConfig:
     C4 uses the lists of github.com/LDNOOBW (CC BY 4.0), English at 25e679f and the other languages at 5faf2ba.
 
     Attributes:
-      path: lists, text files named by language with one word or phrase per line; may be a glob.
-      fraction: share of these pages to drop, selected by a hash of the URL.
+      path: path or glob of the lists, which are text files with one word or phrase per line. The name of each file is
+        its language.
+      fraction: share of the pages with a bad word that is dropped, selected by a hash of the URL.
     """
 
     kind: ClassVar[str] = "badwords"
@@ -279,7 +280,7 @@ class FineWebQualityConfig:
 class DecontaminationConfig:
     """Drops pages that share a word n-gram with an evaluation set (Brown et al. 2020, arXiv:2005.14165, appendix C).
 
-    Words are in lower case, without punctuation, and separated by white space, as in that paper. Unlike in the paper,
+    Words are in lower case, without punctuation, and separated by white space, as in the paper. Unlike in the paper,
     whole pages are dropped, and frequent n-grams count too.
 
     Attributes:
@@ -288,8 +289,8 @@ class DecontaminationConfig:
       fields: names of the fields that contain the texts of an example; empty: all fields. If a field is a list or an
         object, all texts in it are used.
       words: length n of the n-grams (published: 13).
-      min_words: minimum number of words of a text of an evaluation set; shorter texts are ignored (published: n-grams
-        of at least 8 words). Texts with fewer than `words` words are compared as a whole.
+      min_words: minimum number of words that a text of an evaluation set must have; shorter texts are ignored
+        (published: n-grams of at least 8 words). Texts with fewer than `words` words are compared as a whole.
     """
 
     kind: ClassVar[str] = "ngrams"
@@ -304,11 +305,12 @@ class LimitsConfig:
     """Maximum sizes of records; larger or more deeply nested records are quarantined with their position.
 
     Attributes:
-      line_bytes: maximum number of bytes of a line of JSON.
+      line_bytes: maximum number of bytes of a line of JSON, and of characters of the text in a row of a Parquet file.
       page_bytes: maximum number of bytes of the text in a record of a WET file.
       body_bytes: maximum decompressed number of bytes of the page in a record of a WARC file. Common Crawl truncates
         pages at the default.
-      depth: maximum nesting depth of HTML elements, and of lists and objects in JSON; the default is that of browsers.
+      depth: maximum nesting depth of HTML elements, and of lists and objects in JSON; the default is the limit of
+        browsers.
     """
 
     line_bytes: Annotated[int, ranges.Range(1, 2**31 - 1)] = 2**24
@@ -336,10 +338,10 @@ class CleaningConfig:
       badwords: removal of pages with words on a list.
       decontamination: removal of pages that contain parts of evaluation sets.
       near_duplicates: removal of near-duplicate pages.
-      validation_one_in: number n of pages of which about one, selected by a hash of its URL, goes to the validation
-        split.
+      validation_one_in: number n; about one page in n, selected by a hash of its URL, goes to the validation split.
       shards: number of files of the training split; None: one per 256 MiB of the crawl's files. A worker holds one file
-        in memory. The number of files for validation is proportional to it. Empty files are not written.
+        in memory. The number of validation files is proportional to the number of training files. Empty files are not
+        written.
       limits: maximum sizes of records.
     """
 

@@ -1,6 +1,6 @@
 """Stages of cleaning: tasks that read and write files, with the same output for any number and kind of workers.
 
-    read      pages of the crawl that pass the rules for length and site, by URL
+    read      pages of the crawl that pass the rules for length and site, divided by a hash of the URL
     newest    the newest page of each URL, then the rules up to the first step that compares pages
     duplicates-owners, near_duplicates-owners
               for each unit of text (a line, a span of sentences, a MinHash band), the page that owns it
@@ -8,13 +8,14 @@
               pages without the units that other pages own, then the next rules
     write     lines of each output file, sorted
 
-The stages of a comparison run only if the settings have it. After each stage but the last, stages with the suffixes
-`-split` and `-split-2` divide the outputs again if there are too many for a single step (`common/shuffle.py`).
+The stages of a comparison run only if the settings contain this comparison. Each stage except the last divides its
+outputs into parts for the tasks of a later stage. If there are too many parts, stages with the suffixes `-split` and
+`-split-2` follow, which divide the outputs further (`common/shuffle.py`).
 
-The order of the steps is that of `tensorflow_datasets/text/c4.py`: length, sites, newest copy, list of URLs,
-paragraphs, lines, duplicates, language, bad words. Gopher's rules (repetition, quality) see the text before any line is
-removed. FineWeb's rule sees it after C4's rules for lines, as in FineWeb. Decontamination sees the final text.
-Near-duplicates come last.
+The order of the steps follows `tensorflow_datasets/text/c4.py`: length, sites, newest copy, list of URLs, paragraphs,
+lines, duplicates, language, bad words. Gopher's rules (repetition, quality) see the text before any line is removed.
+FineWeb's rule sees it after C4's rules for lines, as in FineWeb. Decontamination sees the final text. Near-duplicates
+come last.
 """
 
 import dataclasses
@@ -44,8 +45,9 @@ class Plan:
       files: files of the crawl by path.
       rule: settings; the number of shards is set.
       lists: lists that the settings name.
-      part_bytes: largest number of bytes of text that a task should hold in memory. It holds more if the text has more
-        than 2^16 times that size. A task of `read` reads at most twice as many bytes, or one larger file.
+      part_bytes: largest number of bytes of text that a task should hold in memory. A task holds more if the text of
+        the crawl is larger than 2^16 times `part_bytes`. A task of `read` reads at most twice `part_bytes`, or a single
+        larger file.
     """
 
     files: Mapping[str, crawl.CrawlFile]
@@ -54,10 +56,12 @@ class Plan:
     part_bytes: int
 
     def divide(self, size: int, num_tasks: int, num_files: int = 1) -> shuffle.Division:
-        """Returns the division of the outputs of tasks, with `size` bytes in all, for tasks of `task_bytes` each.
+        """Returns the division of a stage's outputs into parts of about `task_bytes`, one per task of a later stage.
 
         Args:
-          num_files: the number of parts is a multiple of it.
+          size: number of bytes of all outputs.
+          num_tasks: number of tasks of the stage.
+          num_files: number of files; the number of parts is a multiple of this number.
         """
         num_parts = max(1, min(-(-size // self.task_bytes), shuffle.MOST_REQUESTS // _LEAST_STORED))
         return shuffle.divide(num_tasks, -(-num_parts // num_files) * num_files)
@@ -90,7 +94,7 @@ def passes(rule: settings.CleaningConfig) -> list[Pass]:
 
 
 def build(plan: Plan) -> list[tasks.Stage]:
-    """Returns the stages. Results of the last one have `files`: path → numbers of rows and characters."""
+    """Returns the stages. Results of the last one have `files`, a dict from path to numbers of rows and characters."""
     first, *later = passes(plan.rule)
     read = ("pages", "urls")
     stages = [

@@ -15,11 +15,11 @@ _KEY = records.KEY_BYTES
 
 
 class Pass(NamedTuple):
-    """Rules for single pages, and the step after them that compares pages.
+    """Rules for single pages, and the comparison of pages that follows the rules.
 
     Attributes:
       segments: names of groups of rules in `job_rules.apply`.
-      compared: field of the settings with the comparison, `duplicates` or `near_duplicates`; None at the end.
+      compared: settings field of the comparison, `duplicates` or `near_duplicates`; None in the last pass.
     """
 
     segments: tuple[str, ...]
@@ -27,11 +27,11 @@ class Pass(NamedTuple):
 
 
 class Sink(NamedTuple):
-    """Division of the output of a pass.
+    """Number of parts into which a pass splits its output.
 
     Attributes:
-      division: division of the units, or of the rows if the pass is the last one.
-      ranges: number of key ranges into which the rows of each output file are divided in the last pass; otherwise 0.
+      division: parts of the units to compare; in the last pass, parts of the rows of output files.
+      ranges: number of parts per output file in the last pass, one per range of keys; otherwise 0.
     """
 
     division: shuffle.Division
@@ -41,7 +41,7 @@ class Sink(NamedTuple):
 def read(
     workspace: tasks.Workspace, files: Sequence[tuple[str, str]], division: shuffle.Division, num_bad: int
 ) -> dict[str, Any]:
-    """Reads files of the crawl, and writes their pages by URL. Quarantined records go to `num_bad` parts."""
+    """Reads files of the crawl. Divides pages by a hash of the URL, and quarantined records into `num_bad` parts."""
     rule, counts = job_rules.config(workspace), Tally()
     bad_division = shuffle.Division(num_bad)
     by_url, bad, name = division.writer(), bad_division.writer(), workspace.task
@@ -129,7 +129,7 @@ def _recency(page: Page) -> tuple[str, int, int]:
 def _write_pages(
     workspace: tasks.Workspace, pages: Iterable[Page], step: Pass, sink: Sink, counts: Tally
 ) -> dict[str, Any]:
-    """Applies rules to pages. Writes the remaining pages with units for the next comparison, or as rows of files."""
+    """Applies rules. Writes the remaining pages and the units to compare; in the last pass, rows of output files."""
     rule, name, division = job_rules.config(workspace), workspace.task, sink.division
     pages = job_rules.apply(workspace, step.segments, pages, counts)
     if step.compared is None:
@@ -157,7 +157,7 @@ def _write_pages(
 def find_owners(
     workspace: tasks.Workspace, slices: Sequence[parts.Slice], division: shuffle.Division
 ) -> dict[str, Any]:
-    """Finds the owner of each unit. Writes the units of all other pages, by the task that wrote the page."""
+    """Finds the owner of each unit. Writes, for each task that wrote pages, the units that its pages do not own."""
     writer = division.writer()
     for task, data in ownership.losses(_located(workspace, slices)):
         writer.add(task, data)
@@ -196,7 +196,7 @@ def write(workspace: tasks.Workspace, ranges: Sequence[Sequence[parts.Slice]]) -
     """Writes rows to their output files, sorted by key.
 
     Args:
-      ranges: slices of each key range, in increasing order; they may contain rows of several files.
+      ranges: slices of each range of keys, in increasing order of keys. A range may contain rows of several files.
     """
     files: dict[str, gzip.GzipFile] = {}
     written: dict[str, list[int]] = {}

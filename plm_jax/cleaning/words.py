@@ -1,4 +1,4 @@
-"""Words as the rules of Gopher and FineWeb count them, and shares of repeated text."""
+"""Words as the rules of Gopher and FineWeb count them, and counts of repeated text."""
 
 import functools
 import itertools
@@ -28,7 +28,7 @@ def is_punctuation(word: str) -> bool:
 
 
 def repeated(items: Iterable[str]) -> tuple[int, int]:
-    """Returns the number of items that occur earlier, and the number of their characters."""
+    """Returns the number of items that equal an earlier item, and the number of their characters."""
     earlier: set[str] = set()
     number = characters = 0
     for item in items:
@@ -74,9 +74,10 @@ class NGrams:
         self._starts, self._ids = self._starts[is_repeated], self._ids[is_repeated]
 
     def most_frequent(self) -> int:
-        """Returns the characters in all occurrences of the most frequent n-gram, with a space between words.
+        """Returns the number of characters in all occurrences of the most frequent n-gram, including spaces.
 
-        Overlapping occurrences count in full. Of several equally frequent n-grams, the first one counts.
+        Words are separated by one space. Overlapping occurrences count in full. Of several equally frequent n-grams,
+        the first one counts.
         """
         if len(self._words) < self.size:
             return 0
@@ -87,7 +88,7 @@ class NGrams:
         return (int(self._ends[start + self.size] - self._ends[start]) + self.size - 1) * number
 
     def repeats(self) -> int:
-        """Returns the characters in n-grams that occur earlier, without white space.
+        """Returns the number of characters, without white space, in n-grams that equal an earlier n-gram.
 
         Reads from left to right and continues after each repeated n-gram, so that no character counts twice.
         """

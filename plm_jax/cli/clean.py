@@ -8,13 +8,13 @@ number of workers. Options after -- go to the engine of --runner:
 
   local   --workers=8                   number of processes (default: one per core)
   dask    --scheduler=tcp://HOST:8786
-  ray     --address=HOST:6379           default: the cluster of this machine
+  ray     --address=HOST:6379           default: the cluster that runs on this machine
   spark   --master=spark://HOST:7077    and settings of Spark, such as --spark.executor.memory=4g
-  slurm   --elements=500                largest size of a job array, and options of sbatch, such as --partition=cpu
+  slurm   --elements=500                largest size of a job array; also options of sbatch, such as --partition=cpu
   beam    options of Apache Beam and its runner, such as --runner=DataflowRunner
 
 docs/cleaning.md describes the rules, and plm_jax/cleaning/settings.py defines every setting. Most presets need a list
-of bad words: pass its path with --set=badwords.path=PATH, or leave out the rule with --set=badwords=None.
+of bad words: pass its path with --set=badwords.path=PATH, or disable the rule with --set=badwords=None.
 
 examples:
   plm_jax clean --input='crawl/*.warc.wet.gz' --set=badwords=None --plan

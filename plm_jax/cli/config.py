@@ -3,7 +3,7 @@
 usage: plm_jax config --config=CONFIG [--config.FIELD=VALUE ...]
 
 Every command that has the flag --config accepts overrides of the printed fields. --config.SECTION.kind=KIND selects
-another choice for a section.
+another variant of a section.
 
 example:
   plm_jax config --config=demo:bert --config.optimizer.kind=lamb

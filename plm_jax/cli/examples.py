@@ -4,7 +4,7 @@ usage: plm_jax examples --workdir=DIR --step=N [--row=N]
        plm_jax examples --workdir=DIR --document=SOURCE:NUMBER
 
 --step prints every array of each row, and the documents that the row comes from, as SOURCE:NUMBER. NUMBER is the index
-of the document in the training split, counted from 0. --document lists the steps so far that read any part of that
+of the document in the training split, counted from 0. --document lists the finished steps that read a part of the
 document.
 
 example:

@@ -37,7 +37,7 @@ _MODULES = ModulesFlag()
 
 
 def main() -> None:
-    """Prints each prompt with its continuation or its blanks filled in, or the answer of an encoder-decoder."""
+    """Prints the results: prompts with continuations, texts with their blanks filled in, or answers."""
     checkpoint = command_line.required(_CHECKPOINT)
     options = _DECODING.options()
     _MODULES.load()

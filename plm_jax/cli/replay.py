@@ -2,9 +2,9 @@
 
 usage: plm_jax replay DIR --step=N
 
-The check passes if the batch is the same, and loss and gradient norm match. With the same devices and software versions
-as the run, they must be bit-identical. Otherwise, they must agree within a tolerance, which is printed. The exit status
-is 0 if the check passes and 2 if it fails. DIR is not changed.
+The check passes if the batch is the same and the loss and the gradient norm match. With the same devices and software
+versions as the run, both numbers must be bit-identical. Otherwise, they must agree within a tolerance, which is
+printed. The exit status is 0 if the check passes and 2 if it fails. DIR is not changed.
 
 example:
   plm_jax replay runs/demo-bert-0 --step=10
@@ -21,7 +21,7 @@ _MODULES = ModulesFlag()
 
 
 def main(workdir: str) -> None:
-    """Computes the step and prints how it compares."""
+    """Recomputes the step and prints how the results compare with the recorded metrics."""
     if _STEP.value is None:
         raise UserError("--step is missing: set it")
     _MODULES.load()

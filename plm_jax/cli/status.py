@@ -2,7 +2,7 @@
 
 usage: plm_jax status DIR
 
-DIR may be in a bucket. Goodput is the share of the time since the first start that was spent on training steps. Steps
+DIR may be in a bucket. Goodput is the time spent on training steps, divided by the time since the first start. Steps
 that had to be repeated after a restart count only once. Exit status:
 
   0  the run is running or finished

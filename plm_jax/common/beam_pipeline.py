@@ -19,10 +19,11 @@ from plm_jax.common.errors import UserError, nearest, one_line
 def pipeline(options: Sequence[str]) -> apache_beam.Pipeline:
     """Returns an empty pipeline with the runner and the settings in `options`.
 
-    Without `--runner`, it runs on this machine in `--direct_num_workers` processes.
+    Without `--runner`, the pipeline runs on this machine in `--direct_num_workers` processes.
 
     Raises:
-      UserError: Beam or its runner rejects or would drop an option, or the runner is unknown or not installed.
+      UserError: Beam or the runner rejects an option, Beam would ignore an option, or the runner is unknown or not
+      installed.
     """
     parsed = _parse(options)
     runner = _runner(parsed)
@@ -33,7 +34,7 @@ def pipeline(options: Sequence[str]) -> apache_beam.Pipeline:
 
 
 def _parse(options: Sequence[str]) -> pipeline_options.PipelineOptions:
-    """Parses and checks the options, and adds those that this machine's runner needs."""
+    """Parses and checks the options. For this machine's runner, also sets the options that it needs."""
     for before, option in itertools.pairwise(["", *options]):
         if not option.startswith("--") and (not before.startswith("--") or "=" in before):
             raise UserError(f"'{option}' is not an option of the pipeline: write --name=value")  # Beam would drop it.
@@ -64,7 +65,11 @@ def _is_local(options: pipeline_options.PipelineOptions) -> bool:
 
 
 def _runner(options: pipeline_options.PipelineOptions) -> Any:
-    """Returns the runner; for this machine the one to which `DirectRunner` falls back if it cannot download another."""
+    """Returns the runner on which the pipeline runs.
+
+    A pipeline on this machine runs on Beam's `FnApiRunner`, which is written in Python. Beam's `DirectRunner` would
+    download another runner if it could.
+    """
     if not _is_local(options):
         return options.view_as(pipeline_options.StandardOptions).runner
     encoded = portable_runner.JobServiceHandle.encode_pipeline_options(options.get_all_options())

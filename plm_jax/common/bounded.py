@@ -12,11 +12,13 @@ MOST_BLANK_LINES = 2**20
 
 
 class BlankLinesError(ValueError):
-    """Raised when a file has more consecutive blank lines than any real text has."""
+    """Raised when a file has more than `MOST_BLANK_LINES` consecutive blank lines."""
 
 
 def lines(file: Any, limit: int) -> Iterator[Any | None]:
-    """Yields the lines of a file of text or bytes, and None for each line of more than `limit` characters or bytes.
+    """Yields the lines of a text or binary file; yields None in place of a line that is too long.
+
+    A line is too long if it has more than `limit` characters or bytes, not counting its newline.
 
     Raises:
       BlankLinesError: more than `MOST_BLANK_LINES` consecutive lines are blank.
@@ -36,7 +38,7 @@ def lines(file: Any, limit: int) -> Iterator[Any | None]:
 
 
 def is_nested(text: str, limit: int) -> bool:
-    """Whether a JSON text, complete or not, is nested more than `limit` levels deep."""
+    """Whether a JSON text, which may be incomplete, is nested more than `limit` levels deep."""
     if text.count("[") + text.count("{") <= limit:
         return False
     depth = 0

@@ -1,7 +1,7 @@
-"""Child processes that run commands and end with this process, however it ends.
+"""Child processes that run commands and end with this process, however this process ends.
 
-A child reads from a pipe whose other end only its parent holds. When the parent is gone, the read returns, and the
-child sends itself SIGTERM, so that a run saves its step.
+A child reads from a pipe. Only the parent holds the other end. When the parent is gone, the read returns, and the child
+sends itself SIGTERM, so that a training run saves its step.
 """
 
 import contextlib
@@ -45,12 +45,15 @@ def with_package(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def leave_working_directory() -> None:
-    """Keeps every Python process that this one, or a library in it, starts from importing the working directory."""
+    """Prevents Python child processes, including those of libraries, from importing files of the working directory."""
     os.environ.update(with_package(os.environ) | {_SAFE_PATH: "1"})
 
 
 def of_scripts() -> dict[str, str]:
-    """Returns this process's environment for a program that may be a Python script, with modules in its folder."""
+    """Returns this process's environment without `PYTHONSAFEPATH`.
+
+    A program that is a Python script can then import modules from its own folder.
+    """
     return {name: value for name, value in os.environ.items() if name != _SAFE_PATH}
 
 
@@ -102,9 +105,9 @@ def end_with_parent() -> None:
 
 
 def in_background(call: Callable[[], T]) -> futures.Future[T]:
-    """Starts a call in a thread that blocks Ctrl-C, as do the threads and processes that the call starts.
+    """Starts a call in a thread that blocks SIGINT. Threads and processes that the call starts also block SIGINT.
 
-    The interrupt is raised only in the caller. Otherwise, a library would print a traceback for each of its interrupted
+    Ctrl-C then interrupts only the caller. Otherwise, a library would print a traceback for each of its interrupted
     threads or worker processes. The thread ends with this process.
     """
     returned: futures.Future[T] = futures.Future()
@@ -121,7 +124,7 @@ def in_background(call: Callable[[], T]) -> futures.Future[T]:
 
 
 class Group:
-    """Processes that threads run, one each, until all are stopped."""
+    """Group of processes that can be stopped together. A different thread runs each process."""
 
     def __init__(self):
         self._lock, self._running, self._stopped = threading.Lock(), set(), False
@@ -130,10 +133,10 @@ class Group:
         """Runs a command to its end and returns its exit status.
 
         Args:
-          hear: called with the command's output as it arrives.
+          hear: function that is called with each piece of the command's output as it arrives.
 
         Raises:
-          Interrupted: all processes were stopped, and this one has ended.
+          Interrupted: `stop` was called. The process of this command has ended or was not started.
         """
         with self._lock:
             if self._stopped:
@@ -154,7 +157,7 @@ class Group:
         return process.returncode
 
     def stop(self, number: int = signal.SIGTERM) -> None:
-        """Sends a signal to all running processes and starts no new ones."""
+        """Sends a signal to all running processes, and prevents the start of further processes."""
         with self._lock:
             self._stopped = True
             for process in self._running:

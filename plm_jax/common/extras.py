@@ -1,4 +1,4 @@
-"""Extras of the package, as in `pip install '.[tasks]'`, and the optional modules that each installs."""
+"""Extras of the package, as in `pip install '.[tasks]'`, and the optional modules that each extra installs."""
 
 import contextlib
 import importlib.util
@@ -39,7 +39,7 @@ def require(extra: str) -> None:
 
 @contextlib.contextmanager
 def report_missing() -> Iterator[None]:
-    """Converts the failed import of a module that an extra installs to a `UserError` that names the extra."""
+    """Turns a failed import of a module that belongs to an extra into a `UserError` that names the extra."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -49,7 +49,7 @@ def report_missing() -> Iterator[None]:
 
 
 def missing(error: ModuleNotFoundError) -> UserError | None:
-    """Returns the error that names the extra of a missing module, or None if no extra installs it."""
+    """Returns the error that names the extra of a missing module, or None if no extra installs the module."""
     module = (error.name or "").partition(".")[0]
     for extra, modules in EXTRAS.items():
         if module in modules:

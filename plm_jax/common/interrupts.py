@@ -7,7 +7,7 @@ STOPPED = "stopped; run the same command again to resume"
 
 
 def end_at_interrupt() -> None:
-    """Makes Ctrl-C end this process with one line until `command_line.run` is called, such as during imports."""
+    """Makes Ctrl-C end this process with a message of one line until `command_line.run` is called."""
     if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:  # A job in the background ignores it.
         _signal.signal(_signal.SIGINT, _end)
 

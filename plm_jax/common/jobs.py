@@ -1,4 +1,6 @@
-"""Folders of jobs: one driver at a time works in a folder, and a job of another identity or version replaces it.
+"""Folders of jobs. One driver at a time works in a folder.
+
+A new job replaces jobs with another identity or version.
 
 WORK/lease/    lease of the driver (`leases.py`)
 WORK/HASH/     folder of the job (`tasks.py`)
@@ -18,10 +20,10 @@ LEASE = "lease"
 
 @contextlib.contextmanager
 def exclusive(work: str, what: str) -> Iterator[None]:
-    """Context manager that locks a folder of jobs. At the end, a folder without jobs is removed.
+    """Locks a folder of jobs while the context is active, and then removes the folder if it has no jobs.
 
     Args:
-      what: use of the folder in error messages, as in "another process WHAT".
+      what: text for WHAT in the error message "another process WHAT".
 
     Raises:
       UserError: another process uses the folder, or it cannot be written.
@@ -39,7 +41,10 @@ def exclusive(work: str, what: str) -> Iterator[None]:
 
 
 def begin(work: str, identity: str) -> tasks.Job:
-    """Returns the job of this identity and version, whose folder has a name of its own. Removes all other jobs."""
+    """Returns the job with this identity and the current version, and removes all other jobs.
+
+    The job's folder is named after a hash of the identity and the version.
+    """
     version = package.version()
     name = hashlib.sha256(f"{identity} {version}".encode()).hexdigest()[:16]
     abandoned = [other for other in storage.names(work) if other not in (name, LEASE)]
@@ -51,7 +56,7 @@ def begin(work: str, identity: str) -> tasks.Job:
 
 
 def clear(work: str) -> None:
-    """Removes all jobs of a folder, but not the lease, so that no other run begins meanwhile."""
+    """Removes all jobs of a folder. Keeps the lease, so that no other run begins meanwhile."""
     for name in storage.names(work):
         if name != LEASE:
             storage.remove(os.path.join(work, name))

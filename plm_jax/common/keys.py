@@ -1,4 +1,4 @@
-"""Keys of random numbers."""
+"""Keys for JAX's generators of random numbers."""
 
 import zlib
 
@@ -13,7 +13,7 @@ _GENERATORS = {"threefry": ("threefry2x32", 1), "rbg": ("rbg", 2)}
 
 
 def data(seed: int, prng: str = "threefry") -> np.ndarray:
-    """Returns the words of a seed's key, uint32, high word first.
+    """Returns the words of a seed's key as uint32; the high word of the seed comes first.
 
     `jax.random.key` drops the high word unless 64-bit types are enabled.
     """
@@ -34,5 +34,5 @@ def from_seed(seed: int, prng: str = "threefry") -> jax.Array:
 
 
 def named_key(parent: jax.Array, name: str) -> jax.Array:
-    """Returns the key of `name` under `parent`."""
+    """Derives a key from a parent key and a name."""
     return jax.random.fold_in(parent, zlib.crc32(name.encode()))

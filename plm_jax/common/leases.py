@@ -1,9 +1,10 @@
 """Leases of folders on a local disk, a shared disk or in a bucket: one process at a time may write to a folder.
 
-    FOLDER/NUMBER.json    the holder: host, pid, start time, time of the last heartbeat; or that the lease was released
+    FOLDER/NUMBER.json    the holder (host, pid, start time, time of the last heartbeat), or the time of the release
 
-The file with the highest number counts. Every store lets only one process create a file, and numbers are never reused.
-A holder on this machine is alive if its process runs; a holder on another machine, if its file changes.
+The file with the highest number counts. Every store lets only one process create a file, and numbers are not reused
+while the folder exists. A holder on this machine is alive if its process runs. A holder on another machine is alive if
+its file changes.
 """
 
 import contextlib
@@ -23,7 +24,7 @@ _BEAT, _LEASE = 10.0, 60.0
 
 
 def taken(folder: str) -> dict[str, Any] | None:
-    """Returns the recorded holder of a folder, alive or not; None if there is none.
+    """Returns the recorded holder of a folder, which may have died; None if the folder has no holder.
 
     Raises:
       UserError: the store cannot be reached.
@@ -34,7 +35,10 @@ def taken(folder: str) -> dict[str, Any] | None:
 
 
 def is_alive(folder: str, wait: float = _LEASE) -> bool:
-    """Whether the holder of a folder is alive; on another machine, whether it sends a heartbeat within `wait` s."""
+    """Whether the holder of a folder is alive.
+
+    A holder on another machine is alive if it sends a heartbeat within `wait` seconds.
+    """
     holder = taken(folder)
     if holder is None or not is_here(holder):
         return holder is not None and _changes(folder, _newest(folder), wait)
@@ -46,8 +50,8 @@ def held(folder: str, what: str, about: Callable[[], dict[str, Any]] = dict) -> 
     """Locks a folder while the context is active.
 
     Args:
-      what: use of the folder in error messages, as in "another process WHAT".
-      about: returns further fields for each heartbeat.
+      what: text for WHAT in the error message "another process WHAT".
+      about: function that returns further fields for the lease file; called at each heartbeat and at the release.
 
     Raises:
       UserError: another process holds the folder.
@@ -85,7 +89,10 @@ def is_mine(folder: str) -> bool:
 
 
 def _is_mine(folder: str, number: int, mine: dict[str, Any]) -> bool:
-    """Whether a number is the newest and was taken by this process; if the folder was removed, numbers start again."""
+    """Returns whether a lease number is the newest and its holder is this process.
+
+    The number alone does not identify the holder, because numbers start again at 1 if the folder was removed.
+    """
     holder = _read(folder, number) if _newest(folder) == number else None
     return holder is not None and all(holder.get(name) == mine[name] for name in ("host", "pid", "process_start"))
 
@@ -146,7 +153,7 @@ def _identity() -> dict[str, Any]:
 
 
 def _machine() -> str | None:
-    """Returns an id of this boot of the machine and of the namespace of process ids; None if the system has none."""
+    """Returns the machine's boot id and the PID namespace as one string; None if the system does not provide them."""
     with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
     return None

@@ -1,7 +1,8 @@
-"""Declarations of metrics: the unit of each, its direction, and the count of the rows that it is computed from.
+"""Declarations of metrics: the unit, the direction, and the names of the counts of test rows.
 
 Files store fractions from 0 to 1 and correlations from -1 to 1; reports show both in percent. Metrics that are defined
-on 0 to 100, such as BLEU, are declared as points and are 0 to 100 everywhere. Declare a metric of your own with:
+on 0 to 100, such as BLEU, are declared as points and have values from 0 to 100 everywhere. Declare a metric of your own
+with:
 
     from plm_jax.common import metrics
 
@@ -33,7 +34,8 @@ class Metric:
     """Declaration of a metric.
 
     Attributes:
-      better: whether larger or smaller values are better; empty for a figure that describes data or a baseline.
+      better: `more` or `less`: whether larger or smaller values are better. Empty for a figure that describes data or a
+        baseline.
       unit: `fraction` (0 to 1), `correlation` (-1 to 1), `points` (0 to 100), `nats`, `count`, or empty for any other.
       rows: names of counts that an evaluation reports next to the metric. The first one that is present is the number
         of test rows that the metric averages over.
@@ -57,7 +59,7 @@ class Metric:
 
     @property
     def is_share(self) -> bool:
-        """Whether reports show it in percent."""
+        """Whether reports show the metric in percent."""
         return self.unit in _SHARES
 
     @property
@@ -109,7 +111,7 @@ _DEVIATIONS = ("_deviation", "_stderr")
 
 
 def declare(name: str, metric: Metric) -> None:
-    """Declares a metric of your own, for every figure of this name in any source.
+    """Declares a metric of your own. The declaration applies to all figures of this name, whatever their source.
 
     Raises:
       UserError: the name already has another declaration.
@@ -119,9 +121,10 @@ def declare(name: str, metric: Metric) -> None:
 
 
 def declared(name: str) -> Metric | None:
-    """Returns the declaration of a figure, such as `SOURCE/accuracy` or `SOURCE/5_shots/accuracy`, or None.
+    """Returns the declaration of a figure such as `SOURCE/accuracy`; None if there is none.
 
-    A deviation, or a baseline (a name with one of the prefixes BASELINES), has the unit of its metric and no direction.
+    The source may be followed by a group, as in `SOURCE/5_shots/accuracy`. The deviation or a baseline of a metric has
+    the metric's unit and no direction. The names of baselines begin with one of the prefixes in `BASELINES`.
     """
     base = _base(name)
     if base in _DECLARED:
@@ -134,7 +137,7 @@ def declared(name: str) -> Metric | None:
 
 
 def of_users(names: Iterable[str]) -> dict[str, Metric]:
-    """Returns the declarations of these figures, except the built-in ones."""
+    """Returns a dict from metric to declaration for these figures, without built-in declarations."""
     bases = set(map(_base, names)) - _BUILT_IN
     return {name: metric for name, metric in _DECLARED.items() if name in bases}
 
@@ -145,7 +148,7 @@ def _base(name: str) -> str:
 
 
 def groups(name: str) -> list[str]:
-    """Returns the prefixes of related metrics, nearest first: `a/5_shots` and `a` for `a/5_shots/accuracy`."""
+    """Returns the prefixes of a figure's name, longest first: `a/5_shots` and `a` for `a/5_shots/accuracy`."""
     parts = name.split("/")[:-1]
     return ["/".join(parts[:n]) for n in range(len(parts), 0, -1)]
 
@@ -157,12 +160,18 @@ def fits(metric: Metric, value: float) -> bool:
 
 
 def percent(metric: Metric | None, values: Iterable[float]) -> int:
-    """Returns the factor that reports multiply these values by: 100 for shares in their range, else 1."""
+    """Returns 100 if reports show these values of the metric in percent, else 1.
+
+    Reports show the values in percent if the metric is a share and all values are in its range.
+    """
     return 100 if metric is not None and metric.is_share and all(fits(metric, value) for value in values) else 1
 
 
 def shown(name: str, value: float, digits: int = 4) -> str:
-    """Formats a figure for reports: shares in percent, whole numbers without decimals, others with `digits` digits."""
+    """Formats a figure for reports.
+
+    Shares are in percent. Whole numbers have no decimals, and other numbers have `digits` decimals.
+    """
     return shown_seeds(declared(name), [value], digits).removesuffix("." + "0" * digits)
 
 

@@ -1,11 +1,11 @@
 """Files of compressed records, divided into numbered parts that can be read separately.
 
-A file consists of its parts, one after another. A part consists of frames: two little-endian uint32 with the sizes of a
-block before and after compression, and the block, compressed with zlib. A record is never divided among blocks. The
-offsets of the parts are not in the file; its writer returns them.
+A file consists of its parts, one after another. A part consists of frames. A frame begins with two little-endian
+uint32, the sizes of a block before and after compression. The block follows, compressed with zlib. A record is never
+divided among blocks. The file does not contain the offsets of the parts; the writer of the file returns them.
 
-Several consecutive parts may be stored as one. Each of its records is preceded by two little-endian uint32: the number
-of its part, and its size.
+Several consecutive parts may be stored as one stored part. In it, two little-endian uint32 precede each record: the
+number of the record's part and the size of the record.
 """
 
 import array
@@ -31,9 +31,9 @@ class Slice(NamedTuple):
 
     Attributes:
       path: path of the file.
-      start: offset of its first byte.
-      stop: offset after its last byte.
-      size: number of its bytes before compression.
+      start: offset of the part's first byte in the file.
+      stop: offset after the part's last byte.
+      size: number of bytes of the part before compression.
     """
 
     path: str
@@ -43,16 +43,16 @@ class Slice(NamedTuple):
 
 
 class PartsWriter:
-    """Collects records by part, in any order, and writes them as one file.
+    """Writer that collects records by part, in any order, and writes them as one file.
 
-    Records wait in a temporary file of this machine, so memory is bounded for any number of stored parts up to about
-    2^14.
+    Records wait in a temporary file of this machine. This bounds the memory for up to about 2^14 stored parts.
 
     Args:
       num_parts: number of parts.
       width: number of consecutive parts that are stored as one.
       first: number of the first part.
-      buffer_bytes: bytes of records in memory. Blocks are small if it is small for the number of parts.
+      buffer_bytes: largest number of bytes of records in memory; 8 MiB by default. The fewer bytes there are per part,
+        the smaller the blocks.
 
     Attributes:
       sizes: number of bytes of each stored part before compression.
@@ -97,7 +97,11 @@ class PartsWriter:
         self._end += frame
 
     def write(self, file: BinaryIO) -> list[int]:
-        """Writes all stored parts, in order. Returns the offset of each one, and the size of the file at the end."""
+        """Writes all stored parts in order.
+
+        Returns:
+          The offset of each stored part, followed by the size of the file.
+        """
         for part in sorted(self._pending):
             self._flush(part)
         offsets, position = [0], 0
@@ -130,9 +134,9 @@ def blocks(part: Slice) -> Iterator[bytes]:
 
 
 def numbered_records(part: Slice) -> Iterator[tuple[int, bytes]]:
-    """Iterates over the records of a stored part that contains several parts, each with the number of its part.
+    """Yields pairs (number of the part, record) from a stored part that contains several parts.
 
-    Records that were added by one call of `add` are yielded as one.
+    Records that were added by a single call of `add` are yielded as one record.
     """
     for block in blocks(part):
         position = 0

@@ -6,12 +6,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Phase:
-    """A phase of a training run: steps [first_step, end_step), which read examples from `first_example` on.
+    """A phase of a training run: steps [first_step, end_step). These steps read examples from `first_example` on.
 
     Attributes:
-      mixture: rate of each source, in the order of the sources; empty where rates follow from the sizes of the sources.
+      mixture: rate of each source, in the order of the sources; empty if the rates follow from the sizes of the
+        sources.
       dropout: rate of every dropout layer; None keeps the rates of the model.
-      objective: values of fields of the objective, as in JSON, by name; other fields have those of the config.
+      objective: values of the objective's fields by name, as in JSON; other fields keep the values of the config.
     """
 
     first_step: int
@@ -31,5 +32,5 @@ class Phase:
 
     @property
     def end_example(self) -> int:
-        """Number of the example after the last one that the phase reads."""
+        """Exclusive end of the range of examples that the phase reads."""
         return self.first_example + self.num_steps * self.batch_size

@@ -16,7 +16,7 @@ SILENCE_SECONDS = 2.0
 
 
 def is_first() -> bool:
-    """Whether this is the first process of its job, by the environment variables of launchers, SLURM or GKE."""
+    """Whether this is the first process of its job, according to variables of launchers, SLURM or GKE."""
     ranks = [os.environ.get("JAX_PROCESS_ID") or os.environ.get("SLURM_PROCID", "0")]
     if os.environ.get("PLM_JAX_DISTRIBUTED") == "1" and "JAX_PROCESS_ID" not in os.environ:
         ranks += [os.environ.get(name, "0") for name in ("TPU_WORKER_ID", "MEGASCALE_SLICE_ID")]
@@ -24,15 +24,15 @@ def is_first() -> bool:
 
 
 def pause(seconds: float, terminal: bool) -> float:
-    """Returns the seconds between two messages about an operation that has taken `seconds`."""
+    """Returns the seconds until the next message about an operation that has taken `seconds` so far."""
     return 1.0 if terminal else 5.0 if seconds < 600 else 60.0
 
 
 @contextlib.contextmanager
 def beating(tick: Callable[[float], None], first: float, every: Callable[[float], float]) -> Iterator[None]:
-    """Calls `tick(seconds)` in a thread, with the seconds so far.
+    """Calls `tick(seconds)` repeatedly in a thread, where `seconds` is the time since the context was entered.
 
-    The first call is after `first` seconds, and each further one `every(seconds)` seconds after the call before it.
+    The first call comes after `first` seconds, and each further call `every(seconds)` seconds after the previous one.
     """
     began, over = time.monotonic(), threading.Event()
 
@@ -54,7 +54,7 @@ def beating(tick: Callable[[float], None], first: float, every: Callable[[float]
 
 @contextlib.contextmanager
 def doing(what: str) -> Iterator[None]:
-    """Reports an operation that takes long: its duration so far, and at the end its total duration."""
+    """Prints the duration so far of a long operation, and the total duration at its end."""
     if not is_first():
         yield
         return

@@ -2,7 +2,7 @@
 
     layers: Annotated[int, Range(1, 4096)]        rate: Share        windows: tuple[Length, ...]
 
-Limits are several times what any published model or run uses, and small enough for arithmetic in 64 bits.
+Limits are several times larger than in any published model or run, and small enough for arithmetic in 64 bits.
 """
 
 import reprlib
@@ -15,7 +15,7 @@ class Range(NamedTuple):
     """Accepted values of a number. NaN and infinities are always rejected.
 
     Attributes:
-      least, most: the limits, accepted by default.
+      least, most: limits of the range; each limit is accepted unless `above` or `below` is set.
       above: whether `least` itself is rejected.
       below: whether `most` itself is rejected.
       also: one more accepted value.
@@ -35,7 +35,7 @@ class Range(NamedTuple):
             raise UserError(f"{field} is {shown(value)}: must be {self.requirement()}")
 
     def requirement(self) -> str:
-        """Returns the range as it follows "must be", such as "between 0 and 1"."""
+        """Returns the text that follows "must be" in error messages, such as "between 0 and 1"."""
         also = "" if self.also is None else f", or {self.also}"
         if not (self.above or self.below):
             return f"between {_number(self.least)} and {_number(self.most)}{also}"

@@ -7,8 +7,8 @@
     class AdamW(Optimizer):
         kind: ClassVar[str] = "adamw"
 
-A role is an abstract base class. A dataclass that inherits from it and sets `kind` becomes a choice, in this package
-and in users' code alike. In a tree, a choice is represented by its fields and its `kind`.
+A role is an abstract base class. A dataclass that inherits from a role and sets `kind` becomes a choice of the role, in
+this package and in users' code alike. In a tree, a choice is represented by its fields and its `kind`.
 """
 
 import dataclasses
@@ -55,5 +55,5 @@ def _declared(choice: type[Role]) -> list[str]:
 
 
 def is_role(annotation: object) -> bool:
-    """Whether a type is a role, not a choice."""
+    """Whether a type is a role itself, and not a choice of a role."""
     return isinstance(annotation, type) and Role in annotation.__bases__

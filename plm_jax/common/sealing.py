@@ -1,8 +1,8 @@
-"""Manifests that detect changes in a folder: the SHA-256 of every file, written last.
+"""Manifests that detect changes in a folder. A manifest contains the SHA-256 of every file and is written last.
 
     manifest.json    {"sha256": hash of the rest, further fields, "files": {path: [bytes, SHA-256]}}
 
-If several processes write a folder, each hashes its own files, and the first one merges the hashes.
+If several processes write a folder, each process hashes its own files, and the first process merges the hashes.
 """
 
 import hashlib
@@ -31,7 +31,10 @@ _NAMED = 3
 
 
 class DamagedError(UserError):
-    """Raised when a folder was never sealed or has changed since; `reason` has no advice, the message may have."""
+    """Raised when a folder was never sealed, or has changed since it was sealed.
+
+    The message may include advice; `reason` does not.
+    """
 
     def __init__(self, reason: str, message: str = ""):
         super().__init__(message or reason)
@@ -43,9 +46,9 @@ class Share:
     """Share of a folder's files that a process of a job hashes.
 
     Attributes:
-      process: number of the process.
+      process: index of the process.
       processes: number of processes.
-      owner: returns the number of the process that wrote a path in the folder.
+      owner: function from the path of a file in the folder to the index of the process that wrote the file.
     """
 
     process: int = 0
@@ -58,10 +61,13 @@ class Share:
 
 
 def seal(folder: str, about: Mapping[str, Any], share: Share = Share()) -> None:
-    """Writes the manifest of a folder; every process of `share` calls it after it has written its files.
+    """Writes the manifest of a folder; every process of the job calls this function after writing its files.
+
+    Args:
+      about: further fields of the manifest.
 
     Raises:
-      UserError: the part of another process is missing, or the store cannot be reached.
+      UserError: another process has not written its hashes in time, or the store cannot be reached.
       OSError: a file cannot be read or written.
     """
     files = _hashed(folder, share.of(path for path in storage.files_below(folder) if not _NOT_SEALED.fullmatch(path)))
@@ -77,7 +83,7 @@ def seal(folder: str, about: Mapping[str, Any], share: Share = Share()) -> None:
 
 
 def is_sealed(folder: str) -> bool:
-    """Whether a folder has a manifest, possibly damaged, and not another file of that name."""
+    """Whether a folder has a manifest, which may be damaged. Other files named `manifest.json` do not count."""
     try:
         content = json.loads(storage.read(os.path.join(folder, MANIFEST)))
     except (OSError, ValueError, RecursionError):
@@ -122,7 +128,7 @@ def verify(
     Args:
       below: prefixes of the paths to compare.
       outside: prefixes of paths to skip.
-      accepts_links: whether links to files are treated as files, as in the cache of the Hugging Face Hub.
+      accepts_links: whether links to files are treated as files. The cache of the Hugging Face Hub contains links.
 
     Raises:
       DamagedError: a file is missing, was added or has changed; the message names it.
@@ -162,7 +168,10 @@ def _encoded(content: Mapping[str, Any]) -> bytes:
 
 
 def _hashed(folder: str, paths: Sequence[str], sizes: Mapping[str, int] | None = None) -> dict[str, list]:
-    """Returns [bytes, SHA-256] by path; the hash is None, and the file not read, if its size is not that in `sizes`."""
+    """Returns a dict from path to [bytes, SHA-256].
+
+    If the size of a file differs from `sizes`, the file is not read, and its hash is None.
+    """
 
     def entry(path: str) -> list:
         whole = os.path.join(folder, path)
@@ -174,7 +183,7 @@ def _hashed(folder: str, paths: Sequence[str], sizes: Mapping[str, int] | None =
 
 
 def _awaited(part: str) -> bytes:
-    """Returns the contents of a file that another process is about to write."""
+    """Waits for a file that another process writes, and returns its contents."""
     deadline = time.monotonic() + _PARTS_SECONDS
     while True:
         try:

@@ -54,11 +54,11 @@ def processor(data: bytes) -> Any:
 
 
 def check_rules(rules: bytes) -> None:
-    """Checks that a library does not read beyond the end of the rules of a normalizer when it applies them.
+    """Checks that a library can apply the rules of a normalizer without reading beyond the end of the rules.
 
-    The rules consist of a trie and of replacement texts, to which the values of the trie are offsets. The trie is a
-    double array (https://github.com/s-yata/darts-clone): the child of unit i by byte c is at i ^ offset(i) ^ c, which
-    the library reads whether the child exists or not.
+    The rules consist of a trie and replacement texts. The values of the trie are offsets into the texts. The trie is a
+    double array (https://github.com/s-yata/darts-clone): the child of unit i for byte c is unit i ^ offset(i) ^ c. The
+    library reads this unit whether or not the child exists.
 
     Raises:
       ValueError: an offset points outside the trie or the texts.

@@ -1,12 +1,16 @@
 """Division of the records of many tasks among many later tasks, with a bounded number of requests to the store.
 
-Each task of a stage writes one file with a slice for each task of a later stage. The number of slices is the product of
-the numbers of both tasks. If it exceeds `MOST_REQUESTS`, the first stage stores several parts as one, and a stage
-between them divides these again: each of its tasks reads one stored part from the outputs of a group of tasks, and
-writes a file with a slice for each part. With `N` tasks, `C` stored parts, `G` groups and `P` parts, there are `N C`
-slices before and `P G` slices after that stage. That bounds `C G`, the number of its tasks, by `MOST_REQUESTS`^2 over
-`N P`: if there are few of them, each would read very much, so a second such stage follows, and the first one divides a
-stored part into stored parts of fewer parts. The records of each part are the same as with a single step.
+Each task of a stage divides its records into parts, one for each task of a later stage, and writes one file with a
+slice for each part. The number of slices is the product of the numbers of tasks of the two stages. If it exceeds
+`MOST_REQUESTS`, the first stage stores several consecutive parts as one, and a stage in between divides these stored
+parts again: each of its tasks reads one stored part from the outputs of a group of tasks, and writes a file with a
+slice for each part.
+
+With `N` tasks, `C` stored parts, `G` groups and `P` parts, there are `N C` slices before the stage in between and `P G`
+slices after it. Neither number may exceed `MOST_REQUESTS`. The stage in between therefore has `C G` tasks, at most
+`MOST_REQUESTS`^2 / (`N P`). If this limit is small, each task would read too much. In this case, the stage divides each
+stored part into stored parts that contain fewer parts, and a second stage in between divides the new stored parts. The
+records of each part are the same as with one stage in between.
 """
 
 import collections
@@ -19,8 +23,8 @@ from plm_jax.common import parts, tasks
 MOST_REQUESTS = 2**20
 # Records in memory of a task that divides stored parts again.
 BUFFER_BYTES = 2**25
-# Stored parts of at least `_MOST_WIDTH` parts, about those that at most `MOST_REQUESTS / _MOST_WIDTH` tasks would
-# divide at once, are first divided into stored parts of `1 / _FRACTION` of their parts.
+# At most about `MOST_REQUESTS / _MOST_WIDTH` tasks could divide stored parts of at least `_MOST_WIDTH` parts at once.
+# These are first divided into stored parts of `1 / _FRACTION` of their parts.
 _MOST_WIDTH, _FRACTION = 2**10, 2**6
 # The outputs of a stage are divided again in groups: a few, so that the disk does not hold everything twice, or as many
 # as are necessary for tasks that read about `_TASK_BYTES`.
@@ -52,14 +56,14 @@ def divide(num_tasks: int, num_parts: int) -> Division:
 
 
 class Spread(NamedTuple):
-    """Output with parts, as it is in the result of a task.
+    """Description of an output that is divided into parts, for the result of a task.
 
     Attributes:
       output: index among the outputs of the task.
       division: division of the stage's outputs.
       first: number of the first stored part.
-      offsets: offset of each stored part, and the size of the file.
-      sizes: bytes of each stored part before compression.
+      offsets: offset of each stored part, followed by the size of the file.
+      sizes: number of bytes of each stored part before compression.
     """
 
     output: int
@@ -72,14 +76,14 @@ class Spread(NamedTuple):
 def write(
     workspace: tasks.Workspace, name: str, writer: parts.PartsWriter, division: Division, first: int = 0
 ) -> Spread:
-    """Writes an output of a task. Returns the value to be included in its result."""
+    """Writes an output of a task. Returns the output's description, which the task's result must include."""
     with workspace.writing(name) as file:
         offsets = writer.write(file)
     return Spread(len(workspace.outputs) - 1, division, first, offsets, list(writer.sizes))
 
 
 def read(mark: tasks.Mark, field: str) -> Spread | None:
-    """Returns the output that a field of a task's result describes; None if there is no such field."""
+    """Returns the description of an output in a field of a task's result; None if the result lacks the field."""
     if (value := mark.result.get(field)) is None:
         return None
     output, division, *rest = value
@@ -87,14 +91,22 @@ def read(mark: tasks.Mark, field: str) -> Spread | None:
 
 
 class Part(NamedTuple):
-    """Slices of a part, in the order of the tasks that wrote them, and the outputs that contain them."""
+    """Slices of a part, and the outputs that contain the slices.
+
+    Attributes:
+      slices: slices in the order of the tasks that wrote them.
+      outputs: for each slice, in the same order, the output that contains it.
+    """
 
     slices: tuple[parts.Slice, ...] = ()
     outputs: tuple[tasks.Output, ...] = ()
 
 
 def collect(marks: Iterable[tasks.Mark], field: str) -> dict[int, Part]:
-    """Returns the stored parts that are not empty, by number, from outputs that a field of the results describes."""
+    """Returns a dict from number to stored part, without empty parts.
+
+    The parts are read from the outputs that a field of the results describes.
+    """
     slices: dict[int, list[parts.Slice]] = collections.defaultdict(list)
     outputs: dict[int, list[tasks.Output]] = collections.defaultdict(list)
     for mark in marks:
@@ -110,18 +122,21 @@ def collect(marks: Iterable[tasks.Mark], field: str) -> dict[int, Part]:
 
 
 def num_parts(marks: Iterable[tasks.Mark], field: str) -> int:
-    """Returns the number of parts of the outputs that a field of the results describes; 0 if there are none."""
+    """Returns the number of parts of the outputs that a field of the results describes; 0 without outputs."""
     spreads = (read(mark, field) for mark in marks)
     return next((spread.division.num_parts for spread in spreads if spread is not None), 0)
 
 
 def size(marks: Iterable[tasks.Mark], field: str) -> int:
-    """Returns the bytes of the outputs that a field of the results describes, before compression."""
+    """Returns the size before compression, in bytes, of the outputs that a field of the results describes."""
     return sum(sum(spread.sizes) for mark in marks if (spread := read(mark, field)) is not None)
 
 
 def latest(marks: tasks.Marks, source: str, field: str) -> Sequence[tasks.Mark]:
-    """Returns the marks of the tasks that wrote the final parts: those of `source`, or of a stage of `splitting`."""
+    """Returns the marks of the tasks that wrote the final parts.
+
+    The tasks belong to the stage `source` or, if its outputs were divided again, to the last stage that divided them.
+    """
     for stage in reversed(_names(source)):
         if again := [mark for mark in marks.get(stage, ()) if field in mark.result]:
             return again
@@ -129,10 +144,12 @@ def latest(marks: tasks.Marks, source: str, field: str) -> Sequence[tasks.Mark]:
 
 
 def splitting(source: str, fields: Sequence[str]) -> list[tasks.Stage]:
-    """Returns the stages that divide outputs of the stage `source` again. They have no tasks if this is not necessary.
+    """Returns the stages that divide outputs of the stage `source` again.
+
+    The stages have no tasks if the outputs need not be divided again.
 
     Args:
-      fields: fields of the results that describe outputs. Outputs of a field are in a folder of the same name.
+      fields: fields of the results that describe outputs. The outputs of a field are in a folder named after the field.
     """
 
     def stage(before: str, name: str) -> tasks.Stage:
@@ -146,7 +163,7 @@ def splitting(source: str, fields: Sequence[str]) -> list[tasks.Stage]:
 
 
 def folders(source: str, fields: Sequence[str]) -> tuple[str, ...]:
-    """Returns the folders of outputs of the stage `source`, and of `splitting` after it."""
+    """Returns the output folders of the stage `source` and of the stages that `splitting` returns."""
     return tuple(f"{stage}/{field}" for stage in _names(source) for field in fields)
 
 
@@ -178,7 +195,7 @@ def _tasks(sources: Sequence[tasks.Mark], field: str) -> list[tasks.Task]:
 def split(
     workspace: tasks.Workspace, field: str, slices: Sequence[parts.Slice], division: Division, first: int, count: int
 ) -> Mapping[str, Any]:
-    """Divides stored parts of several outputs, with `count` parts from the number `first` on."""
+    """Divides one stored part, which consists of parts [first, first + count) and has slices in several outputs."""
     writer = parts.PartsWriter(count, division.width, first, BUFFER_BYTES)
     for each in slices:
         for number, records in parts.numbered_records(each._replace(path=workspace.path(each.path))):

@@ -8,7 +8,7 @@ from plm_jax.common.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class SpecialIds:
-    """Ids of a vocabulary's special tokens; None: the vocabulary does not have the token.
+    """Ids of a vocabulary's special tokens. An id is None if the vocabulary lacks the token.
 
     Attributes:
       pad: padding.
@@ -42,7 +42,7 @@ class SpecialIds:
         """Returns a special id.
 
         Raises:
-          UserError: the vocabulary has none of this name.
+          UserError: the vocabulary has no special token of this name.
         """
         special_id = getattr(self, name)
         if special_id is None:

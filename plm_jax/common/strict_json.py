@@ -1,4 +1,4 @@
-"""Parsing of untrusted JSON; rejects ambiguous files and files that need more memory or stack than any real one."""
+"""Parsing of untrusted JSON; rejects ambiguous files and files that need more memory or stack than any real file."""
 
 import json
 import math
@@ -23,8 +23,8 @@ def loads(data: bytes) -> Any:
     """Parses JSON.
 
     Raises:
-      ValueError: the data is not JSON in UTF-8, repeats a name within an object, has NaN, an infinity or a number that
-        no float holds, or exceeds the limits on bytes, values or depth.
+      ValueError: the data is not JSON in UTF-8, repeats a name within an object, contains NaN, an infinity or a number
+        beyond the range of floats, or exceeds the limits on bytes, values or depth.
     """
     if len(data) > MOST_BYTES:
         raise ValueError(f"{len(data):,} bytes of JSON, more than the limit of {MOST_BYTES:,}")
@@ -41,11 +41,12 @@ def loads(data: bytes) -> Any:
 
 
 def parse(text: str) -> Any:
-    """Parses JSON of any size and depth; rejects what is ambiguous, as `loads` does.
+    """Parses JSON of any size and depth; rejects ambiguous JSON like `loads`.
 
     Raises:
-      ValueError: the text is not JSON, repeats a name within an object, or has a number that no float holds.
-      RecursionError: it is nested too deeply for Python.
+      ValueError: the text is not JSON, repeats a name within an object, or contains a number beyond the range of
+        floats.
+      RecursionError: the text is nested too deeply for Python.
     """
     return json.loads(text, object_pairs_hook=_object, parse_constant=_refuse, parse_float=_finite)
 

@@ -5,14 +5,14 @@ workers share a folder on a disk or in a bucket:
 
     FOLDER/job.json             identity of the job and version of its code; tasks do not run once it is removed
     FOLDER/STAGE/NAME           outputs of the tasks of a stage
-    FOLDER/marks/STAGE/TASK     written when a task is complete: its identity, outputs and result
+    FOLDER/marks/STAGE/TASK     written when a task is complete: the task's identity, outputs and result
     FOLDER/failed/STAGE/TASK    message of a task that failed
     FOLDER/stages/STAGE         the marks of a complete stage
 
-A task may run twice, even at the same time or after the job has moved on. Outputs are therefore written atomically,
-with the same bytes each time, and the mark is written last. A task finds its inputs by the paths in earlier marks,
-never by listing outputs or by clocks. Task functions must not depend on the iteration order of a set of strings, which
-differs between processes.
+A task may run twice: two runs may overlap, and a late run may come after the job has moved on. Outputs are therefore
+written atomically, with the same bytes each time, and the mark is written last. A task finds its inputs by the paths in
+earlier marks, never by listing outputs or by clocks. Task functions must not depend on the iteration order of a set of
+strings, which differs between processes.
 """
 
 import contextlib
@@ -55,8 +55,8 @@ class Mark(NamedTuple):
     Attributes:
       task: name of the task.
       identity: SHA-256 of the job, the task and its inputs.
-      outputs: files that it wrote.
-      result: value that it returned, as JSON has it.
+      outputs: files that the task wrote.
+      result: value that the task returned, after conversion to JSON and back.
     """
 
     task: str
@@ -73,12 +73,12 @@ class Failure(NamedTuple):
 
 
 class Workspace:
-    """Folder of a job as a task sees it: writes outputs and notes their hashes.
+    """Access of one task to the folder of its job. Records the hash of every output that the task writes.
 
     Attributes:
       task: name of the task.
       identity: identity of the job.
-      outputs: outputs that are complete.
+      outputs: outputs that the task has completed.
     """
 
     def __init__(self, job: "Job", stage: str, task: str):
@@ -132,12 +132,13 @@ class Task:
 
     Attributes:
       name: name, unique in its stage.
-      function: function of a module, called with the workspace and the arguments. Its outputs and its result, a JSON
-        value, must depend on nothing but the arguments and the contents of files.
-      arguments: further arguments, which can be pickled and whose `ascii` is the same in every process.
-      inputs: outputs of earlier tasks that it reads.
-      subject: name shown in error messages, such as the path of a file; if empty, the name of the task. None: the
-        messages of the function say which file they are about.
+      function: module-level function, called with the workspace and the arguments. The function's outputs and its
+        result, which is a JSON value, must depend only on the arguments and on the contents of files.
+      arguments: further arguments of the function. They must be picklable, and their `ascii` representation must be the
+        same in every process.
+      inputs: outputs of earlier tasks that this task reads.
+      subject: name shown in error messages, such as the path of a file. If it is empty, messages show the name of the
+        task. None shows no name, since the messages of the function name the file.
     """
 
     name: str
@@ -167,14 +168,17 @@ class Stage:
 
 
 class TaskInputs:
-    """Inputs of the tasks of a stage, each of which is removed as soon as every task that reads it is complete."""
+    """Inputs of a stage's tasks. For each input, counts the tasks that read the input and are not complete."""
 
     def __init__(self, stage: Stage, tasks: Sequence[Task]):
         self._num_readers = Counter(output.path for task in tasks for output in task.inputs)
         self._removable = tuple(f"{name}/" for name in stage.removes)
 
     def unread_after(self, task: Task) -> Iterator[Output]:
-        """Counts a complete task. Iterates over the inputs to be removed."""
+        """Counts a task as complete, and yields its inputs that can be removed.
+
+        An input can be removed if the stage removes its folder and all tasks that read it are complete.
+        """
         for output in task.inputs:
             self._num_readers[output.path] -= 1
             if not self._num_readers[output.path] and output.path.startswith(self._removable):
@@ -186,10 +190,10 @@ class Job:
     """Job in a folder.
 
     Attributes:
-      folder: folder that the driver and all workers share, for this job alone: another identity or version needs
-        another folder, so that late tasks of an earlier job cannot write into it.
+      folder: folder that the driver and all workers share. A job with another identity or version needs another folder,
+        so that late tasks of an earlier job cannot write into the folder of a later job.
       identity: SHA-256 of everything on which the outputs depend, except the code.
-      version: version of the driver's code, which that of each worker must equal.
+      version: version of the driver's code; every worker must have the same version.
     """
 
     folder: str
@@ -198,7 +202,7 @@ class Job:
 
 
 class Executor(Protocol):
-    """Interface of engines that run tasks, from entering to leaving its context."""
+    """Interface of engines that run tasks. An executor is a context manager, and runs tasks only within the context."""
 
     def __enter__(self) -> Self: ...
 
@@ -252,7 +256,7 @@ def _content(job: Job) -> dict[str, str]:
 
 
 def _read_json(path: str) -> Any:
-    """Returns the contents of a JSON file; None if there is none, or it is damaged.
+    """Returns the contents of a JSON file; None if the file is missing or damaged.
 
     Raises:
       UserError: the store cannot be reached.
@@ -318,7 +322,7 @@ def _describe(stage: str, tasks: Mapping[str, Task], failures: Sequence[Failure]
 
 
 def _complete(job: Job, stage: str, tasks: Mapping[str, Task]) -> Iterator[Mark]:
-    """Iterates over the valid marks of a stage's tasks whose outputs exist."""
+    """Yields the valid mark of each task of a stage if all outputs in the mark exist."""
     for name in storage.names(os.path.join(job.folder, "marks", stage)):
         if name in tasks:
             mark = _valid_mark(job, stage, tasks[name])
@@ -391,8 +395,9 @@ def follow(
     """Yields the results of tasks as their marks appear, for engines that return nothing.
 
     Args:
-      is_running: returns whether the engine is still running; once it is not, tasks without marks fail.
-      reason: returns an error message of the engine, or an empty string.
+      is_running: function that returns whether the engine is still running. Once the engine has ended, tasks without
+        marks fail.
+      reason: function that returns an error message of the engine, or an empty string.
       seconds: interval between checks of the folder.
     """
     waiting = {task.name: task for task in tasks}
@@ -479,7 +484,10 @@ def _encoded(content: Any) -> bytes:
 
 
 def groups(items: Iterable[tuple[Any, int]], size: int) -> list[list[Any]]:
-    """Splits items into consecutive groups of at most `size` in total; a larger item is a group of its own."""
+    """Splits pairs (item, size) into groups of consecutive items with at most `size` in total.
+
+    An item that is larger than `size` forms a group of its own.
+    """
     result: list[list[Any]] = []
     total = 0
     for item, item_size in items:

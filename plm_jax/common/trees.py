@@ -1,7 +1,7 @@
 """Conversion between frozen dataclasses and trees for JSON and ConfigDicts, with errors that name the field.
 
-A field whose type is a role or a union of dataclasses is a tagged choice: a tree has its fields and its `kind`. A tuple
-of pairs of names and choices, which is hashable, is a mapping in a tree.
+A field whose type is a role or a union of dataclasses is a tagged choice. In a tree, a tagged choice is a dict of its
+fields and its `kind`. A tuple of pairs (name, choice), which is hashable, is a dict in a tree.
 """
 
 import dataclasses
@@ -23,7 +23,13 @@ ABSENT = "not there"
 
 
 class Difference(NamedTuple):
-    """Field that differs between two trees, by its dotted path, with both values; ABSENT if a tree lacks it."""
+    """Field that differs between two trees.
+
+    Attributes:
+      field: dotted path of the field.
+      was: value in the first tree; ABSENT if the tree lacks the field.
+      now: value in the second tree; ABSENT if the tree lacks the field.
+    """
 
     field: str
     was: Any
@@ -45,7 +51,7 @@ def to_dict(value: Any) -> Any:
 
 
 def to_config_dict(value: Any) -> ml_collections.ConfigDict:
-    """Converts a dataclass to a ConfigDict; tagged choices get their `kind`."""
+    """Converts a dataclass to a ConfigDict; a dataclass with a class attribute `kind` gets an entry of this name."""
     tree = ml_collections.ConfigDict({"kind": value.kind} if isinstance(getattr(value, "kind", None), str) else {})
     for f in dataclasses.fields(value):
         item = getattr(value, f.name)
@@ -64,16 +70,16 @@ def to_config_dict(value: Any) -> ml_collections.ConfigDict:
 
 
 def _with_dicts(value: Any) -> Any:
-    """Returns a value of nested tuples with the dataclasses in them as dictionaries."""
+    """Converts the dataclasses in nested tuples to dictionaries."""
     if isinstance(value, tuple):
         return tuple(map(_with_dicts, value))
     return to_dict(value) if dataclasses.is_dataclass(value) else value
 
 
 def choices(kind: Any) -> dict[str, type] | None:
-    """Returns the choices of a role or the tagged dataclasses of a union, by kind; None for any other type.
+    """Returns a dict from kind to choice, for a role or a union of tagged dataclasses; None for any other type.
 
-    For a base class of some of a role's choices, returns these.
+    For a subclass of a role that is not a choice itself, returns only the choices that inherit from the subclass.
     """
     if isinstance(kind, type) and issubclass(kind, Role) and not hasattr(kind, "kind"):
         return {name: choice for name, choice in kind.choices.items() if issubclass(choice, kind)}
@@ -106,7 +112,12 @@ def default(field: dataclasses.Field) -> Any:
 
 
 def values(kind: Any) -> Any:
-    """Returns the type of the values of a dict, or of a tuple of names and choices; None for any other type."""
+    """Returns the type of the values in a dict type, such as `T` for `dict[str, T]`.
+
+    For a type of tuples of pairs (name, choice), returns the type of the choices.
+
+    Returns None for any other type.
+    """
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     pair: tuple[Any, ...] = typing.get_args(args[0]) if origin is tuple and args[1:] == (...,) else ()
     is_named = len(pair) == 2 and pair[0] is str and is_role(pair[1])
@@ -117,8 +128,7 @@ def parse(kind: Any, value: Any, where: str) -> Any:
     """Converts a value of a tree to the annotated type `kind`; error messages refer to it as `where`.
 
     Raises:
-      UserError: an unknown field (the message suggests the nearest name), a missing one, or a value of the wrong type
-        or out of range.
+      UserError: a field is unknown or missing, or a value has the wrong type or is out of range.
     """
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin is Annotated:
@@ -203,7 +213,10 @@ def _parse_dataclass(kind: Any, value: Any, where: str) -> Any:
 
 
 def differences(was: Any, now: Any, path: str = "") -> list[Difference]:
-    """Returns the fields in which two trees differ, in order; a tagged choice of another kind is one difference."""
+    """Returns the fields in which two trees differ, in order.
+
+    If two dictionaries differ in `kind` and in the names of their fields, they count as a single difference.
+    """
     trees = isinstance(was, dict) and isinstance(now, dict)
     if not trees or (was.get("kind") != now.get("kind") and was.keys() != now.keys()):
         return [] if was == now else [Difference(path, was, now)]

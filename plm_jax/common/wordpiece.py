@@ -5,12 +5,12 @@ MOST_TOKENS = 2**22
 
 
 def read(data: bytes) -> list[str]:
-    """Returns the tokens of a vocab.txt, which has one per line in the order of ids; raises the errors of `lines`."""
+    """Returns the tokens of a vocab.txt: one token per line, in the order of ids. Raises the errors of `lines`."""
     return lines(data)
 
 
 def lines(data: bytes, errors: str = "strict") -> list[str]:
-    """Returns the lines of a file of tokens; `errors` is that of `bytes.decode`.
+    """Returns the lines of a file of tokens; `errors` is passed to `bytes.decode`.
 
     Raises:
       ValueError: the file is not UTF-8, has an empty line or a byte order mark, or more lines than any vocabulary.

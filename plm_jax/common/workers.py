@@ -1,7 +1,7 @@
 """Pools of worker processes that apply a function to items.
 
-Workers are fresh interpreters that import only the function's module, so that this process may have imported
-TensorFlow, run threads, or be a script without a main guard. They end when this process ends, for whatever reason.
+Workers are fresh interpreters that import only the function's module. This process may therefore have imported
+TensorFlow, run threads, or be a script without a main guard. Workers end when this process ends, for whatever reason.
 """
 
 import collections
@@ -35,12 +35,13 @@ def cores() -> int:
 
 
 def in_order(make: Callable[..., Callable], arguments: Sequence[Any], items: Iterable[Any], number: int) -> Generator:
-    """Yields the results of `make(*arguments)` for each item, computed in `number` processes.
+    """Applies the function that `make(*arguments)` returns to each item, and yields the results in order.
 
-    At most two items per process are in progress.
+    The function runs in `number` processes. At most two items per process are in progress.
 
     Raises:
-      UserError: a process raised it, or was killed.
+      UserError: the function raised a `UserError`, or a signal ended a process.
+      RuntimeError: a process exited, for example because the function raised another error.
     """
     with contextlib.ExitStack() as stack:
         # Exits in reverse: when the processes end, so do the threads that wait for them.
@@ -69,8 +70,8 @@ class Worker:
     """Process that applies a function to one item after another.
 
     Args:
-      make: function of a module that returns the function.
-      arguments: its arguments.
+      make: module-level function that returns the function to apply.
+      arguments: arguments of `make`.
     """
 
     def __init__(self, make: Callable[..., Callable], arguments: Sequence[Any]):
@@ -93,8 +94,8 @@ class Worker:
         """Returns the function's result for an item.
 
         Raises:
-          UserError: the function raised it, or the process was killed.
-          RuntimeError: the process ended.
+          UserError: the function raised a `UserError`, or a signal ended the process.
+          RuntimeError: the process exited, for example because the function raised another error.
         """
         self._send(item)
         try:
@@ -125,10 +126,10 @@ class Worker:
 
 
 class Pool:
-    """Processes that apply a function to items in any order. Those that die are replaced.
+    """Processes that apply a function to items in any order. Processes that die are replaced.
 
     Args:
-      make: function of a module that returns the function.
+      make: module-level function that returns the function to apply.
       number: largest number of processes.
     """
 
@@ -144,9 +145,10 @@ class Pool:
             worker.stop()
 
     def unordered(self, items: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
-        """Yields each item with its result, or with an error if several processes died while working on it.
+        """Yields each item with its result, or with the last error if all attempts failed.
 
-        Starts processes as needed. They remain for the next call.
+        An attempt fails if the function raises a `UserError` or its process dies. The next attempt uses a new process.
+        Processes are started as needed, and remain for the next call.
         """
         number = min(self._number, len(items))
         self._workers += [Worker(self._make, ()) for _ in range(number - len(self._workers))]

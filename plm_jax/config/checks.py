@@ -23,7 +23,7 @@ def check(run: Run) -> None:
     """Checks that the sections of a run fit each other; a run without a model is not checked.
 
     Raises:
-      UserError: they do not.
+      UserError: the sections do not fit each other.
     """
     if run.model.is_placeholder:
         return
@@ -59,7 +59,7 @@ def check(run: Run) -> None:
 
 
 def refuse_stand_in(run: Run) -> None:
-    """Rejects a run without a model, which needs a checkpoint to provide it.
+    """Rejects a run whose model is only a placeholder for the model of a checkpoint.
 
     Raises:
       UserError: the run has no model.
@@ -104,7 +104,7 @@ def _replaces_words(run: Run, phases: Sequence[Phase]) -> bool:
 
 
 def _same_arrays(run: Run, variant: Run, length: int) -> None:
-    """Rejects an objective of a phase or of validation whose rows do not have the arrays of the run's objective."""
+    """Rejects an objective of a phase or of validation if its rows have other arrays than rows of `run.objective`."""
     if variant.objective == run.objective:
         return
     if run.data.has_inputs_targets:
@@ -183,7 +183,7 @@ def _read(run: Run, phase: Phase) -> dict[str, Source]:
 
 
 def _pairs(run: Run) -> None:
-    """Rejects token types and positions of rows that the model does not read, and labels that no head predicts."""
+    """Rejects a layout whose token types or positions the model does not read, or whose labels no head predicts."""
     layout = run.data.layout
     if layout.labels_pairs and getattr(run.model.named_heads.get("sentence_pair"), "classes", 0) < 2:
         raise UserError(
@@ -203,7 +203,7 @@ def _pairs(run: Run) -> None:
 
 
 def _token_types(run: Run, phase: Phase) -> None:
-    """Rejects token types of sources that the model lacks or that do not apply, and sources without one."""
+    """Rejects `data.token_types` that the layout or the model does not support, or that omit a source of the phase."""
     types, layout = run.data.token_types, run.data.layout
     if not types:
         return
@@ -226,7 +226,7 @@ def _token_types(run: Run, phase: Phase) -> None:
 
 
 def _packed(run: Run) -> None:
-    """Rejects packed rows for a model that cannot keep inner rows apart."""
+    """Rejects rows of several separate texts if the model cannot keep the texts apart."""
     discriminator, layout = getattr(run.model, "discriminator", None), run.data.layout
     is_apart = isinstance(layout, Packed) or not layout.attend_across_documents
     if is_apart and getattr(discriminator, "adds_first", False):
@@ -244,7 +244,7 @@ def _packed(run: Run) -> None:
 
 
 def _labeled(run: Run) -> None:
-    """Rejects a model whose architecture, head or labels do not fit an objective of a task and its sources."""
+    """Rejects a model if its architecture, head or labels do not fit the objective of a task or the sources."""
     objective = run.objective
     if objective.task_head is None:
         return
@@ -321,13 +321,13 @@ def _tokens(phase: Phase, field: str, rows: int) -> None:
 
 
 def longest_text(run: Run, length: int) -> int:
-    """Returns the number of positions that a model needs for rows of `length`, including those of a decoder."""
+    """Returns the number of positions that a model needs for rows of `length`, the maximum over encoder and decoder."""
     longest = run.objective.num_positions(length)
     return max(longest, target_length(run, length)) if run.model.has_decoder else longest
 
 
 def _positions(run: Run, length: int) -> None:
-    """Rejects rows that are longer than the model has positions."""
+    """Rejects rows that need more positions than the model has."""
     longest, most = longest_text(run, length), run.model.num_positions
     if most is not None and longest > most:
         text = "" if longest == length else f" with texts of {longest}"
@@ -356,7 +356,7 @@ def _words(run: Run) -> None:
 
 
 def _examples(run: Run, phases: Sequence[Phase]) -> None:
-    """Checks the settings that sources with inputs and targets need, for a run with these phases.
+    """Checks the settings that sources with inputs and targets need, for a run with the phases `phases`.
 
     Raises:
       UserError: the objective does not train on inputs and targets, the length of the targets does not fit the rows,

@@ -17,10 +17,11 @@ def expand_mixtures(run: Run, parts: Mapping[str, task_mixtures.Parts] | None = 
     The tasks divide the rate of the mixture in proportion to their rates. Other sources are unchanged.
 
     Args:
-      parts: parts of each source that is a mixture; by default those that were prepared.
+      parts: parts of each source that is a mixture; by default the parts that the prepared caches record.
 
     Raises:
-      UserError: a task's source has the name of another one; there are other sources next to a mixture and no rates.
+      UserError: the source of a task has the name of another source, or there are other sources next to a mixture and
+        no rates.
     """
     parts = task_mixtures.prepared(run.data.cache_dir, read_sources(run)) if parts is None else parts
     if not parts:
@@ -36,5 +37,5 @@ def expand_mixtures(run: Run, parts: Mapping[str, task_mixtures.Parts] | None = 
         for phase in run.train.phases
     )
     train = dataclasses.replace(run.train, phases=phases)
-    # Checked, since what goes with one source need not go with several.
+    # Checked again, since settings that are valid for one source may be invalid for several.
     return from_dict(trees.to_dict(dataclasses.replace(run, data=task_mixtures.expanded(run.data, parts), train=train)))

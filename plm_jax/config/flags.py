@@ -15,7 +15,7 @@ from plm_jax.generation.decoding_config import PUBLISHED, DecodingConfig
 
 
 class ModulesFlag:
-    """Flag `--module`, of every command that opens a config, run or checkpoint that may use users' code."""
+    """Flag `--module` of every command that opens a config, run or checkpoint that may use users' code."""
 
     def __init__(self):
         self._modules = flags.DEFINE_multi_string(
@@ -57,7 +57,7 @@ class ConfigFlag:
         return command_line.dotted(self._config)
 
     def optional_run(self, may_lack_model: bool = False) -> Run | None:
-        """Returns `run`, or None without a config.
+        """Returns the result of `run`, or None if the command line has no config.
 
         Raises:
           UserError: flags override fields of a config, but there is no config.
@@ -92,7 +92,7 @@ class ConfigFlag:
         return run
 
     def arguments(self, default: str | None = None) -> list[str]:
-        """Returns the flags as arguments for another process; `default` is that of `run`."""
+        """Returns the flags as arguments for another process; `default` has the same meaning as in `run`."""
         changes = [f"--config.{path}={value}" for path, value in self.changes]
         return [f"--config={self._config.value or default}", *changes, *self.modules.arguments()]
 
@@ -111,7 +111,7 @@ class DecodingFlags:
         """Returns the settings that the command line sets; all settings if it names a published decoding.
 
         Raises:
-          UserError: a field does not accept its value.
+          UserError: a setting has an invalid value.
         """
         changes = [(name, text) for name, flag in self._fields.items() for text in flag.value or ()]
         published = dataclasses.asdict(PUBLISHED[self._published.value]) if self._published.value else {}

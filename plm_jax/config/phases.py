@@ -1,4 +1,4 @@
-"""Phases of a run, with the sources that each reads and the mesh that it is trained on."""
+"""Phases of a run, the sources that are read, and the mesh that each phase is trained on."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -51,7 +51,7 @@ def in_validation(run: Run) -> Run:
 
 
 def mesh_of(run: Run, phase: Phase) -> MeshConfig:
-    """Returns the mesh of a phase: that of the configured phase in which its last step is."""
+    """Returns the mesh of the configured phase that contains the last step of `phase`."""
     for settings, resolved in zip(_configured(run), resolve_phases(run), strict=True):
         if phase.end_step <= resolved.end_step:
             return dataclasses.replace(run.mesh, **settings.mesh or {})
@@ -59,7 +59,7 @@ def mesh_of(run: Run, phase: Phase) -> MeshConfig:
 
 
 def read_sources(run: Run) -> dict[str, Source]:
-    """Returns the sources of a run with a rate above 0 in some phase: those that are prepared and read."""
+    """Returns the sources with a rate above 0 in at least one phase; only these sources are prepared and read."""
     mixtures = [phase.mixture for phase in resolve_phases(run)]
     return {name: s for name, s in run.data.sources.items() if any(m.get(name, not m) > 0 for m in mixtures)}
 
@@ -68,8 +68,8 @@ def reader_config(run: Run, phases: Sequence[Phase] | None = None) -> ReaderConf
     """Returns the settings of a run's reader.
 
     Args:
-      phases: the phases that are read; those of the config by default. A run whose config has changed passes those that
-        it has read, and then those of its config.
+      phases: phases to read; by default the phases of the config. A run whose config has changed passes the phases that
+        it has already trained, followed by the remaining phases of its config.
     """
     return ReaderConfig(
         data=run.data,

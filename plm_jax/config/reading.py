@@ -1,4 +1,4 @@
-"""Conversion of trees from config files, the command line or run directories to runs."""
+"""Converts trees, read from config files, the command line or run directories, to `Run` objects."""
 
 import contextlib
 import dataclasses
@@ -43,21 +43,27 @@ def from_saved(tree: Any, modules: users.Record | None = None) -> Run:
       modules: the record of users' code in that directory; the code is not loaded.
 
     Raises:
-      UserError: as `from_dict`, or the run uses a user's code that is not loaded.
+      UserError: for the same reasons as `from_dict`, or the run uses a user's code that is not loaded.
     """
     with _reporting_missing(modules):
         return from_dict(tree)
 
 
 def model_from_saved(tree: Any, where: str, modules: users.Record | None = None) -> ModelConfig:
-    """Returns the settings of a converted directory's model, as `from_saved`; error messages refer to it as `where`."""
+    """Returns the settings of a converted directory's model; error messages refer to them as `where`.
+
+    The argument `modules` and the errors are those of `from_saved`.
+    """
     with _reporting_missing(modules):
         return trees.parse(ModelConfig, tree, where)
 
 
 @contextlib.contextmanager
 def _reporting_missing(modules: users.Record | None) -> Generator[None]:
-    """Names the modules to load if settings that are parsed within the context use users' code that is not loaded."""
+    """Context manager that explains an error in settings that use users' code.
+
+    If the code is not loaded, it raises an error that names the modules to load.
+    """
     try:
         yield
     except UserError as error:

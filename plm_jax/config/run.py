@@ -31,9 +31,9 @@ class Run:
 
     @property
     def updates(self) -> tuple[UpdateConfig, ...]:
-        """Updates of a step in order: `train.updates`, or the only one, whose name is empty."""
+        """Updates of a step in order: `train.updates`, or a single update with an empty name."""
         return self.train.updates or (UpdateConfig("", self.train.loss, self.train.trainable),)
 
     def optimizer_of(self, update: UpdateConfig) -> OptimizerConfig:
-        """Returns the settings of the optimizer of an update."""
+        """Returns the optimizer settings of an update."""
         return update.optimizer or self.optimizer

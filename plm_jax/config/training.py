@@ -16,7 +16,7 @@ from plm_jax.training.state import AverageConfig
 
 @dataclass(frozen=True)
 class PhaseConfig:
-    """Phase of a run, which ends at the fraction `until` of its steps; unset fields keep the values of the config.
+    """Phase of a run; it ends at the fraction `until` of the run's steps; unset fields keep the values of the config.
 
     Attributes:
       until: fraction of the run's steps at which the phase ends; 1 for the last phase.
@@ -25,8 +25,8 @@ class PhaseConfig:
       microbatches: number of microbatches that a batch is divided into.
       mixture: rate of each source.
       dropout: rate of every dropout layer.
-      objective: changed fields of the objective, such as `{"rate": 0.3}`; the batch must have the same arrays as in the
-        other phases, but their lengths may differ.
+      objective: fields of the objective that change, with their values, such as `{"rate": 0.3}`; the batch must have
+        the same arrays as in the other phases, but the arrays may have other lengths.
       mesh: sizes of mesh axes by name; the state is resharded at the beginning of the phase.
     """
 
@@ -50,10 +50,10 @@ class PhaseConfig:
 class IncidentsConfig:
     """Handling of steps with a spike, or with a loss or gradients that are not finite.
 
-    All of them are recorded in `incidents` in the run directory. A step that is not finite leaves the state unchanged,
-    and the run continues with the next batch. A spike is a loss or a gradient norm that exceeds the mean of the last
-    `window` steps of the same phase by more than `deviations` times their mean absolute deviation. This deviation is
-    taken to be at least 1 % of the mean and at least 0.001.
+    All such steps are recorded in the folder `incidents` of the run directory. A step that is not finite leaves the
+    state unchanged, and the run continues with the next batch. A spike is a loss or a gradient norm that exceeds its
+    mean over the last `window` steps of the same phase by more than `deviations` times the mean absolute deviation of
+    these steps. This deviation is taken to be at least 1 % of the mean and at least 0.001.
 
     Attributes:
       spikes: handling of spikes: `record` only records them; `skip` also leaves the state unchanged; `roll_back`
@@ -61,7 +61,7 @@ class IncidentsConfig:
         continues with the next batch. With `roll_back`, the host waits for each step.
       window: number of recent steps that a step is compared with.
       deviations: number of mean absolute deviations above the mean from which a step counts as a spike.
-      max_consecutive: maximum number of consecutive steps whose update is skipped; the run fails at the next one.
+      max_consecutive: maximum number of consecutive steps without an update; the run fails at the next one.
     """
 
     spikes: Literal["record", "skip", "roll_back"] = "record"
@@ -115,8 +115,8 @@ class UpdateConfig:
       loss: wrapper of the objective's loss, whose result the update minimizes; None: the objective's own loss.
       trainable: regular expressions, as in `train.trainable`, of the parameters that the update trains. Several updates
         may train a parameter, each with its own moments.
-      optimizer: optimizer of these parameters; None: that of the config. The learning rate is that of the config's
-        schedule.
+      optimizer: optimizer of these parameters; None: the optimizer of the config. The learning rate always comes from
+        the config's schedule.
     """
 
     name: str
@@ -130,7 +130,7 @@ class TrainConfig:
     """Length of training, batches, initial weights and logging.
 
     Attributes:
-      steps: number of training steps; if `epochs` is set, it is computed from that.
+      steps: number of training steps; if `epochs` is set, the number is computed from `epochs`.
       epochs: number of passes over all rows of all sources; None: train for `steps`.
       batch_size: number of rows in the global batch.
       microbatches: number of microbatches that a batch is divided into; their gradients are accumulated.
@@ -140,19 +140,19 @@ class TrainConfig:
         Steps that take at least ten times the median, and at least a second, are reported in any case.
       phases: phases of the run, in order; empty: a single phase with the values of the config.
       init_from: checkpoint, or model of the Hugging Face Hub (`hf:ORG/NAME`), from which the initial weights are
-        loaded; empty: random initialization. If `init_names` is empty, the checkpoint only provides the model, if the
-        config has none.
+        loaded; empty: random initialization. If `init_names` is empty, no weights are loaded, and the checkpoint only
+        provides the model of a config without one.
       init_names: regular expressions; weights whose full name in `init_from` matches any of them are loaded; an entry
         (expression, name) loads them under another name, which may contain groups, as in `re.sub`:
-        `("decoder/(.*)", r"stack/\1")`. A weight that matches several entries is loaded under each of their names.
-      init_layers: for each layer of a stack, the number of the layer of `init_from` from which it is loaded, counted
-        from 0; empty: the same number. If layers share parameters (ALBERT), the numbers are those of the stored layers.
+        `("decoder/(.*)", r"stack/\\1")`. A weight that matches several entries is loaded under each of their names.
+      init_layers: for each layer of a stack, the index (from 0) of the layer of `init_from` from which it is loaded;
+        empty: the same index. If layers share parameters (ALBERT), the indices count the stored layers.
       new_tokens: number of tokens at the end of the vocabulary that `init_from` lacks; their embeddings are drawn with
         a standard deviation of 0.02.
       reinitialize_top: number of layers at the top of each stack that are initialized randomly instead of from
         `init_from`.
-      trainable: regular expressions; parameters whose full name matches any of them are trained, and the others are
-        frozen. Layers of a stack are distinguished by their numbers, as in `stack/blocks/11/.*`.
+      trainable: regular expressions; parameters whose full name matches any of them are trained, and all other
+        parameters are frozen. Layers of a stack are distinguished by their numbers, as in `stack/blocks/11/.*`.
       references: frozen models that the loss reads, by name.
       loss: wrapper of the objective's loss in training, such as `distillation`; None: the objective's own loss.
         Validation always uses the objective's own loss.
@@ -231,10 +231,10 @@ class CheckpointConfig:
 
     Attributes:
       save_every: number of steps between checkpoints.
-      save_minutes: maximum number of minutes between the starts of two saves; 0: no limit. It may cause saves at steps
-        other than multiples of `save_every`.
+      save_minutes: maximum number of minutes between the starts of two saves; 0: no limit. This limit may cause saves
+        at steps that are not multiples of `save_every`.
       keep_last: number of newest checkpoints to keep.
-      keep_every: also keep checkpoints at multiples of this number of steps; 0: keep only those of `keep_last`.
+      keep_every: also keep checkpoints at multiples of this number of steps; 0: keep only the newest `keep_last`.
       grace_seconds: maximum number of seconds from a signal or a preemption notice to the end of the process.
       max_failures: number of consecutive failed saves after which the run fails; the time between attempts increases.
     """
@@ -249,20 +249,20 @@ class CheckpointConfig:
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    """Validation during training, at the row length of the current phase and, if it differs, also of the last phase.
+    """Validation during training, at the row length of the current phase and, if different, that of the last phase.
 
     Attributes:
       every: number of steps between validations; 0: never.
       batch_size: number of rows in a batch.
       max_batches: number of batches per validation, divided among the sources in proportion to the mixture, with at
-        least one per source; 0: all held-out rows. The loss is the mean of the losses of the sources, weighted by the
-        rates of the mixture as proportions of rows. Labeled examples are always read in full.
-      objective: values of fields of the objective in validation and in `evaluate`, by name, such as `{"rate": 0.15}`;
-        other fields have the values of `objective`, not those of a phase.
+        least one per source; 0: all held-out rows. The loss is the mean over the losses of the sources, weighted by the
+        rates of the mixture. Labeled examples are always read in full.
+      objective: fields of the objective that have other values in validation and `evaluate`, such as `{"rate": 0.15}`;
+        all remaining fields have the values of the run's `objective`, not the values of a phase.
       select: validation metric `SOURCE/METRIC` that selects the best weights, which are kept in `checkpoints/best`; the
         first of equal values wins. `common.metrics` declares the direction of each metric.
-      patience: number of consecutive validations without a better value of `select` after which training ends; 0:
-        train all steps. Runs of a sweep must have 0.
+      patience: number of consecutive validations without a better value of `select` after which training ends; 0: train
+        all steps. In a sweep, it must be 0.
       tasks: tasks, `SOURCE` or `SOURCE:SPLIT`, that are evaluated at each checkpoint, with samples of generated text;
         the run starts `evaluate --watch` for this, as a child of its first process, on the CPU of that host.
       decoding: default decoding settings of `evaluate` and `generate`.

@@ -1,4 +1,4 @@
-"""Layouts and objectives as seqio preprocessors, which run the same NumPy code as the trainer.
+"""Turns layouts and objectives into seqio preprocessors. They run the same NumPy code as the trainer.
 
     vocabulary = vocabularies.load(config.VocabularyConfig("bytes", bos=256, eos=257, mask=258))
     special = objectives.Special(bos=256, eos=257, mask=258, vocab_size=vocabulary.vocab_size)
@@ -48,8 +48,8 @@ class _Documents(cache.DocumentTable):
 
         Args:
           tokens: [num_tokens], the tokens of all documents.
-          documents: [num_documents + 1], first token of each document, and the end.
-          sentences: first token of each sentence, counted from the first token of its document.
+          documents: [num_documents + 1], index of the first token of each document, and then `num_tokens`.
+          sentences: index of the first token of each sentence, counted from the first token of its document.
           counts: [num_documents], number of sentences of each document.
         """
         self._tokens = tokens
@@ -71,13 +71,13 @@ class _Documents(cache.DocumentTable):
 
 
 def _ragged(batch: Any) -> tf.RaggedTensor:
-    """Returns a ragged batch; TensorFlow makes a dense one if it knows that all rows have the same length."""
+    """Converts a batch to a ragged tensor. TensorFlow makes a batch dense if all rows are known to have one length."""
     ragged: Any = tf.RaggedTensor
     return batch if isinstance(batch, ragged) else ragged.from_tensor(batch)
 
 
 def _check_tables(objective: objectives.BoundObjective, token_counts: np.ndarray | None) -> None:
-    """Rejects an objective that reads numbers of occurrences or similar words if there are none."""
+    """Rejects an objective that reads token counts or a table of similar words that the caller did not pass."""
     if "token_counts" in objective.reads and token_counts is None:
         raise UserError("objectives with smoothed masking need `token_counts`: pass them, or set smoothing to 0")
     if objective.settings.similar_share and objective.special.similar_words is None:
@@ -98,20 +98,21 @@ def preprocessor(
     identity: str = "",
     num_documents: int = 2**14,
 ) -> Preprocessor:
-    """Returns a seqio preprocessor that makes rows of `length` with noise and targets from tokenized documents.
+    """Returns a seqio preprocessor that turns tokenized documents into rows of `length` tokens, with noise and targets.
 
-    Documents, tokens [n] in `feature`, are laid out in memory in groups of `num_documents`. The rows of the first group
-    equal those of `Reader.in_order(split)` over the same documents: their noise is keyed by seed, split and index. The
-    noise of later groups is also keyed by the number of the group. Sentences begin at `sentence_starts` [s]; without
-    them each document is one sentence. Rows of streams come in the order of the text. For a batch of b rows that each
-    continue their own text, read b shards of the source and take one row from each.
+    A document is an array of tokens [n] in `feature`. Documents are laid out in memory in groups of `num_documents`.
+    The rows of the first group equal the rows that `Reader.in_order(split)` reads from the same documents, because
+    their noise is keyed by seed, split and row index. In later groups, the noise is also keyed by the index of the
+    group. Sentences begin at `sentence_starts` [s]; without this feature, each document is one sentence. Layouts of
+    streams yield consecutive rows of the text one after another. If each row of a batch must continue the same row of
+    the previous batch, read one shard of the source per row of the batch.
 
     Args:
-      word_initial: bool [vocab_size] of the vocabulary, for objectives that mask whole words.
+      word_initial: bool [vocab_size], whether each token begins a word, for objectives that mask whole words.
       token_counts: [vocab_size], number of occurrences of each token, for smoothed masking.
-      layout: choice of the tokens that make a row.
+      layout: layout, which decides the tokens of each row.
       characters: [vocab_size, C], characters of each word, for streams (`words.characters`).
-      identity: identity in the manifest of a cache, to draw the same pairs as from that cache.
+      identity: identity of a cache, from its manifest. Layouts then draw the same sentence pairs as from this cache.
       num_documents: number of documents per group. With larger groups, rows resemble those of training more closely;
         with smaller groups, the first row is available sooner.
     """

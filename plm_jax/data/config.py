@@ -19,8 +19,8 @@ class InputsTargetsConfig:
 
     Attributes:
       target_length: maximum number of target tokens, including eos; in an encoder-decoder, also the length of the
-        decoder's rows; None: the length that the objective sets. A decoder-only model needs it: its inputs get the rest
-        of the row.
+        decoder's rows; None: the length that the objective sets. A decoder-only model requires a value, because its
+        inputs get the rest of the row.
       packed: whether several examples are packed into a row, without attention between them; if not, one example per
         row.
     """
@@ -37,33 +37,33 @@ class DataConfig:
       cache_dir: folder of the cache that `prepare` writes and training reads, with a subfolder for each source.
       length: number of tokens in a row.
       sources: sources by name.
-      mixture: relative sampling rate of each source, in rows, or in examples if `inputs_targets.packed`; empty: rates
-        proportional to the numbers of tokens, or of rows if any source has inputs and targets. Packed rows count
-        examples because seqio mixes before it packs. `data.mixtures` has functions for common rates. If a seqio mixture
-        is one of several sources, `mixture` must not be empty.
-      layout: layout of rows.
-      segmenters: by source, a Python function `module:function` that splits a text into words, such as `jieba:lcut`;
-        for languages without spaces, such as Chinese.
-      similar_words: text file of similar words for an objective with `similar_share`, which `prepare` tokenizes: on
-        each line a word and its similar words, separated by tabs. Empty: none.
-      token_types: token type of all tokens of a source, by name of the source, such as the id of its language (XLM);
-        records have a token type for each of their texts, by name of the text. Empty: the layout decides.
+      mixture: relative sampling rate of each source. Rates are in rows. If `inputs_targets.packed`, rates are in
+        examples, because seqio mixes before it packs. If `mixture` is empty, rates are proportional to the numbers of
+        tokens, or to the numbers of rows if at least one source has inputs and targets. `data.mixtures` has functions
+        for common rates. If a seqio mixture is one of several sources, `mixture` must not be empty.
+      layout: layout, which decides the tokens of each row.
+      segmenters: dict from a source to the Python function `module:function` that splits its texts into words, such as
+        `jieba:lcut`. Segmenters are for languages without spaces, such as Chinese.
+      similar_words: path of a text file, for an objective with `similar_share`. Each line has a word and its similar
+        words, separated by tabs. `prepare` tokenizes the file. Empty: no file.
+      token_types: dict from a source to the token type of all its tokens, such as the id of its language (XLM). For
+        records, dict from the name of a text to the token type of this text. Empty: the layout decides.
       inputs_targets: rows of sources with inputs and targets.
       bad_rows: what `prepare` does with a bad row: `stop` with an error, or `skip` and report it, stopping only if more
         than 1 % of the rows of a source are bad. A bad row is a line that is not JSON, lacks a field that the source
         needs, or is not UTF-8. A damaged file always stops `prepare`.
       validation_fraction: fraction of the groups of rows that is held out if a source has no validation split; 0: none.
         If these groups have fewer than 20 rows in total, more groups are held out, up to 20 rows or 10 % of all rows.
-        At least one group is held out.
+        At least one group is held out, unless all rows belong to a single group.
       window_tokens: number of tokens of a shuffling window; the order of the windows and the rows within each window
         are shuffled.
-      threads: number of threads on each host that make batches. Two threads together make half as many batches as one,
-        because they compete for Python's global interpreter lock; more than one can help if the cache is remote,
-        because rows must be fetched.
+      threads: number of threads on each host that make batches. Two threads together make only half as many batches as
+        one thread, because they compete for Python's global interpreter lock. Several threads help only if the cache is
+        remote, because they fetch rows concurrently.
       prefetch: number of batches that each host makes ahead.
-      processes: number of processes on each host that make training batches, which helps if one core is too slow; 0:
-        threads of the training process make them. Each process makes at least `prefetch` batches ahead. The batches are
-        the same.
+      processes: number of processes on each host that make training batches, for when one core is too slow. 0: threads
+        of the training process make the batches. Each process makes at least `prefetch` batches ahead. The number of
+        processes does not affect the batches.
     """
 
     cache_dir: str
@@ -119,12 +119,12 @@ class ReaderConfig:
     """Settings that determine the batches of a run.
 
     Attributes:
-      objective: objective of training, of which phases may change fields.
+      objective: objective of training; each phase may change some of its fields.
       validation_objective: objective of validation and evaluation, in every phase.
       phases: phases to read; their mixtures may name sources that `data` no longer has.
       sources: names of the sources to read.
-      vocab_size: number of ids of the model, at least the vocabulary's.
-      max_characters: number of characters of a word, for layouts that read them.
+      vocab_size: number of token ids of the model, at least the size of the vocabulary.
+      max_characters: maximum number of characters of a word, for layouts that read characters.
     """
 
     data: DataConfig
@@ -139,7 +139,7 @@ class ReaderConfig:
 
     @property
     def all_objectives(self) -> list[objectives.Objective]:
-        """The objectives of all phases, and that of validation."""
+        """Objectives of all phases, and the validation objective."""
         return [*map(self.in_phase, self.phases), self.validation_objective]
 
     def in_phase(self, phase: Phase) -> objectives.Objective:
@@ -147,7 +147,10 @@ class ReaderConfig:
         return self.objective.with_fields(phase.objective, "config.train.phases.objective")
 
     def example_rows(self, special: objectives.Special) -> objectives.ExampleRows | None:
-        """Returns the rows of examples with inputs and targets; None if no source has any or the objective has none."""
+        """Returns the object that makes rows from inputs and targets.
+
+        Returns None if no source has inputs and targets, or if the objective does not support them.
+        """
         if not self.data.has_inputs_targets or self.objective.example_rows is None:
             return None
         layout, settings = self.data.layout, self.data.inputs_targets

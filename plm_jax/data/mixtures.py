@@ -25,7 +25,7 @@ class Mixture:
         self._shares = [*(min(max(round(share * _ONE), 1), _ONE - 1) for share in shares), _ONE]
 
     def counts(self, k: int) -> dict[str, int]:
-        """Returns the number of examples of each source among the first k."""
+        """Returns the number of examples of each source among the first k examples."""
         counts = {}
         for name, share in zip(self.names, self._shares, strict=True):
             counts[name] = k * share // _ONE
@@ -70,7 +70,9 @@ def proportional(
 
 
 def nested(*mixtures: tuple[Mapping[str, float], float]) -> dict[str, float]:
-    """Combines mixtures, each with a rate for the whole of it; a source in several mixtures gets the sum of its rates.
+    """Combines mixtures into one. Each argument is a pair of a mixture and its total rate.
+
+    If a source is in several mixtures, its rates are added.
 
     `nested(({"c4": 1.0}, 0.5), (proportional(GLUE, maximum=2**21), 0.5))` takes half of the examples from C4 and half
     from the tasks of GLUE.

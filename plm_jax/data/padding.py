@@ -1,4 +1,4 @@
-"""Padding of rows: its share in a phase, and its number of tokens in a batch."""
+"""Padding of rows: the share of padding in a phase, and the number of padding tokens in a batch."""
 
 from collections.abc import Iterable
 from typing import NamedTuple, Self
@@ -12,8 +12,8 @@ class Padding(NamedTuple):
     """Padding of rows.
 
     Attributes:
-      share: share of tokens that are padding; for an encoder-decoder, of the targets.
-      unpacked: share that rows would have without packing; None if they are not packed.
+      share: share of tokens that are padding; for an encoder-decoder, share of target tokens that are padding.
+      unpacked: share of padding that the rows would have without packing; None if the rows are not packed.
     """
 
     share: float
@@ -21,7 +21,10 @@ class Padding(NamedTuple):
 
     @classmethod
     def of(cls, examples: Iterable[Example], is_packed: bool) -> Self:
-        """Returns the padding of some examples. Noise does not shorten rows."""
+        """Returns the padding of some examples.
+
+        For an encoder-decoder, only the targets are counted, because noise also shortens the inputs.
+        """
         real, num_inner = [], 0
         for example in examples:
             has_targets = "decoder_tokens" in example and "target_weights" in example
@@ -30,7 +33,7 @@ class Padding(NamedTuple):
         return cls(1 - float(np.mean(real)), 1 - sum(real) / num_inner if is_packed else None)
 
     def describe(self, rows: int, length: int) -> str:
-        """Returns a description of the padding of a batch of `rows` rows of `length`."""
+        """Describes the padding of a batch that has `rows` rows of `length` tokens."""
         if self.unpacked is None:
             full_rows = f"{rows * (1 - self.share):.0f} full rows"
             return f"{rows} rows of {length} have only as many non-padding tokens as {full_rows}"
@@ -44,10 +47,11 @@ class Padding(NamedTuple):
 def count_padding(batch: Example) -> np.ndarray:
     """Returns the number of padding tokens of each example of a batch, uint32 [B].
 
-    An encoder-decoder has the padding of its inputs and of its targets. Rows that do not mark padding have none.
+    For an encoder-decoder, padding tokens of the inputs and of the targets are added. Rows that do not mark padding
+    count as rows without padding.
 
     Args:
-      batch: arrays [B, …] of an objective.
+      batch: batch as the reader yields it, with arrays [B, …].
     """
     count = len(next(iter(batch.values())))
     padding = np.zeros(count, np.int64)
@@ -58,7 +62,7 @@ def count_padding(batch: Example) -> np.ndarray:
 
 
 def _of_tokens(batch: Example) -> np.ndarray | None:
-    """Returns which tokens of an encoder's or a decoder's rows are padding, or None if that is unknown."""
+    """Returns which tokens of an encoder or of a decoder-only model are padding, or None if this is unknown."""
     for key in ("mask", "segment_ids"):
         if key in batch:
             return batch[key] == 0
@@ -80,7 +84,7 @@ def _of_tokens(batch: Example) -> np.ndarray | None:
 
 
 def _of_decoder(batch: Example) -> np.ndarray | None:
-    """Returns which tokens of the decoder of an encoder-decoder are padding, or None without such a decoder."""
+    """Returns which decoder tokens of an encoder-decoder are padding, or None if the batch does not mark them."""
     if "decoder_tokens" not in batch:
         return None
     key = next((key for key in ("decoder_segment_ids", "decoder_mask", "target_weights") if key in batch), None)

@@ -9,24 +9,26 @@ from plm_jax.common.special_ids import SpecialIds
 
 @dataclass(frozen=True)
 class VocabularyConfig(SpecialIds):
-    """Vocabulary and its special ids, which are None if the vocabulary lacks them.
+    """Vocabulary and its special ids. A special id is None if the vocabulary lacks it.
 
     Attributes:
       spec: files of the vocabulary: `sentencepiece:FILE`, `wordpiece:FILE`, `bpe:VOCAB,MERGES`, `tiktoken:FILE`,
         `json:tokenizer.json`, `words:FILE` or `bytes`; empty if the model comes from a checkpoint, which contains its
         vocabulary.
-      added: number of ids that are added to those of the file, for special tokens that it lacks.
-      train_size: number of tokens of a vocabulary (SentencePiece, WordPiece, BPE or tiktoken) that `prepare` trains on
-        the sources if its files are missing, or maximum number of words if a file of words is missing; 0: no training.
-        A vocabulary is rejected if none of the files of the sources was used to train it.
+      added: number of ids that are added to the ids of the file, for special tokens that the file lacks.
+      train_size: size of the vocabulary that `prepare` trains on the sources if the files of `spec` are missing; 0: no
+        training. The size is a number of tokens (SentencePiece, WordPiece, BPE or tiktoken) or the maximum number of
+        words of a file of words. If the size is above 0, `prepare` rejects an existing vocabulary that it trained with
+        other settings, or on none of the files of the sources.
       train_kind: kind of vocabulary to train: `unigram` (the default) or `bpe` for SentencePiece, `uncased` (the
-        default) or `cased` for WordPiece. It also sets whether text is lowercased for existing WordPiece files; if it
-        is empty, the letters in the file decide.
+        default) or `cased` for WordPiece. For existing WordPiece files, the kind sets whether text is lowercased; if
+        the kind is empty, the letters in the file decide.
       lowercase: whether SentencePiece reads lowercased text without accents, after NFKD normalization, in training and
         in encoding (ALBERT). Other kinds ignore it.
       sentinels: number of sentinel ids, which are added after all other ids and used in descending order, one for each
         span that an objective cuts out. T5's 32,000 pieces and 100 sentinels make 32,100 ids, and the first span gets
-        32,099. The number includes the sentinels at the end of a SentencePiece model itself, such as mT5's.
+        32,099. The number includes the sentinels that a SentencePiece model itself has at its end, such as the
+        sentinels of mT5.
     """
 
     spec: str = ""

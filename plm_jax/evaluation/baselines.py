@@ -7,8 +7,9 @@ import numpy as np
 from plm_jax.common import metrics as declarations
 
 # Baseline of each metric: the name of another metric, or a constant. The accuracy of a discriminator is left out: a
-# discriminator predicts "replaced" only where the probability exceeds one half. With one token in seven replaced, that
-# takes more than ranking replaced tokens above the others, which the area under the ROC curve measures.
+# discriminator predicts "replaced" only where the probability exceeds one half. If one token in seven is replaced, it
+# may rank replaced tokens above the others, which the area under the ROC curve measures, and still predict "replaced"
+# nowhere.
 _BASELINES = {
     "real_loss": "unigram_loss",
     "pair_accuracy": "pair_constant_accuracy",
@@ -25,7 +26,8 @@ def baseline_of(metrics: Mapping[str, float], name: str) -> str | float | None:
       name: name of the metric.
 
     Returns:
-      The name of the baseline in `metrics`, its value if it is a constant, or None if no baseline is known.
+      If `metrics` contains the baseline: its name. If the baseline is a constant: its value. If no baseline is known:
+      None.
     """
     metric = name.rpartition("/")[2]
     for group in declarations.groups(name):
@@ -40,22 +42,28 @@ def baseline_of(metrics: Mapping[str, float], name: str) -> str | float | None:
 
 
 def trivial_value(metrics: Mapping[str, float], name: str) -> float | None:
-    """Returns the value of `baseline_of`, or None if no baseline is known."""
+    """Returns the value of the baseline of a metric, or None if no baseline is known."""
     baseline = baseline_of(metrics, name)
     return metrics[baseline] if isinstance(baseline, str) else baseline
 
 
 def constant_accuracy(share: float) -> float:
-    """Returns the accuracy of always predicting the more frequent of two labels, given the share of either label."""
+    """Returns the accuracy of always predicting the more frequent of two labels.
+
+    Args:
+      share: share of one of the two labels.
+    """
     return max(share, 1.0 - share)
 
 
 def auc(scores: np.ndarray, positive: np.ndarray) -> float:
-    """Returns the area under the ROC curve: the probability that a positive scores above a negative. Ties count half.
+    """Returns the area under the ROC curve.
+
+    This is the probability that a positive item has a higher score than a negative item. Ties count half.
 
     Args:
       scores: scores such as logits, [n].
-      positive: whether each item is a positive, bool [n]; both values must occur.
+      positive: whether each item is positive, bool [n]; both values must occur.
     """
     values, at = np.unique(scores, return_inverse=True)
     positives, negatives = (np.bincount(at[positive == label], minlength=len(values)) for label in (True, False))

@@ -27,21 +27,22 @@ def evaluate(
     average: bool = False,
     report: Callable[[Metrics], None] | None = None,
 ) -> Metrics:
-    """Returns the metrics of each task, which are also printed and, for a run, added to its evaluation.jsonl.
+    """Prints and returns the metrics of each task. For the model of a run, also adds them to evaluation.jsonl.
 
     Args:
-      model: a loaded model, or the path of a run, a checkpoint, a converted or a Hugging Face directory.
-      tasks: names `SOURCE` (its validation split) or `SOURCE:SPLIT`; empty for all sources of the run.
-      run: run whose data the model is evaluated on; None for the run that trained the model. If `prepare --from` made
-        caches for the model at a path, they are read.
+      model: a loaded model; or the path of a run, a checkpoint, a converted model or a Hugging Face model.
+      tasks: names, either `SOURCE` (its validation split) or `SOURCE:SPLIT`; empty for all sources of the run.
+      run: run on whose data the model is evaluated; None for the run that trained the model. If `model` is a path and
+        `prepare --from` made caches for this model, these caches are read.
       texts: paths or patterns of text files. The model scores these files instead of tasks.
-      few_shot: presents rows to the model as prompts. Tasks may then be those of `configs/tasks`.
-      stride: number of tokens by which windows move over whole texts; None evaluates the rows of the caches, and files
-        of text in disjoint windows.
+      few_shot: settings of a zero- or few-shot evaluation, which presents rows to the model as prompts; None for other
+        evaluations. If it is set, `tasks` may also contain tasks of `configs/tasks`.
+      stride: number of tokens by which windows move over whole texts. None: tasks are evaluated on the rows of their
+        caches, and text files are scored in disjoint windows.
       limit: number of texts that are scored; None for all.
-      average: evaluates the moving average of the weights of a run or checkpoint; its metrics are not added to
-        evaluation.jsonl.
-      report: called with the metrics so far after each task.
+      average: whether to evaluate the moving average of the weights of a run or checkpoint. Its metrics are not added
+        to evaluation.jsonl.
+      report: called after each task with the metrics of all tasks so far.
 
     Raises:
       UserError: a task or source is unknown, has no cache, or does not fit the model.
@@ -77,7 +78,10 @@ def evaluate(
 
 
 def _with_caches_of(run: config.Run, model: str) -> config.Run:
-    """Returns a config with the vocabulary and the caches that `prepare --from=MODEL` made, if it made any."""
+    """Returns `run` with the vocabulary and the caches that `prepare --from=MODEL` made.
+
+    If there are no such caches, returns `run` unchanged.
+    """
     with contextlib.suppress(UserError):  # Without a vocabulary, there are no such caches.
         resolved = transfer.resolve(run, model)
         folders = (os.path.join(resolved.data.cache_dir, name) for name in config.read_sources(resolved))
@@ -105,7 +109,7 @@ def _check_options(
 
 
 def recorder(lm: LanguageModel, report: Callable[[Metrics], None] | None = None) -> Callable[[Metrics], None]:
-    """Returns a function that adds metrics to evaluation.jsonl if the model is from a run, and then reports them."""
+    """Returns a function that reports metrics and, if the model is from a run, first adds them to evaluation.jsonl."""
     log = None if lm.workdir is None or lm.step is None else perplexity.EvaluationLog(lm.workdir, lm.step)
 
     def record(metrics: Metrics) -> None:

@@ -32,14 +32,15 @@ class FewShotOptions:
     """Settings of a zero- or few-shot evaluation.
 
     Attributes:
-      shots: numbers of examples in the prompt; each yields one set of metrics.
+      shots: numbers of examples in the prompt, such as (0, 1, 5); each number yields one set of metrics.
       seeds: seeds with which the examples are drawn; metrics are means over the seeds.
-      normalize: how the log-probability of a choice is normalized: divided by its number of tokens (`token`),
-        characters (`character`) or UTF-8 bytes (`byte`); reduced by its log-probability after `prompt.condition` alone
-        (`unconditional`); or not at all (`sum`).
-      balanced: whether examples are drawn evenly over the choices; their numbers differ by at most one.
+      normalize: normalization of the log-probability of a choice. `token`, `character` and `byte` divide it by the
+        number of tokens, characters or UTF-8 bytes of the choice. `unconditional` subtracts the log-probability of the
+        choice after `prompt.condition` alone. `sum` does not normalize.
+      balanced: whether examples are drawn evenly over the choices, so that the numbers of examples per choice differ by
+        at most one.
       limit: number of rows that are evaluated; None for all. The rows are drawn at random, because files are often
-        sorted by label, and are the same for all models.
+        sorted by label. All models are evaluated on the same rows.
       show: number of prompts that are printed in full.
     """
 
@@ -69,17 +70,23 @@ def evaluate(
       task_name: name of the task.
 
     Returns:
-      `examples`, the number of rows.
-      For choices: `chance`, the accuracy of guessing; `chance_low` and `chance_high`, the 95 % range of guessers;
-      and, if all rows have the same choices, `trivial_accuracy`, that of the most frequent choice.
-      For generated answers: `trivial_exact_match`.
-      For K shots: `K_shots/accuracy`, for scores also `K_shots/pearson` and `K_shots/mse`; for generated answers
-      `K_shots/exact_match` and `K_shots/f1`. With several seeds these are means, and `K_shots/…_deviation` is the
-      standard deviation of the first metric. `K_shots/dropped` is the number of examples that did not fit into the
-      model's context, and `K_shots/cut` the number of questions that were cut; both are averages per seed.
+      A dict of metrics. Metrics with the prefix `K_shots/` are computed with K examples in each prompt.
+
+      - For all tasks: `examples`, the number of rows; `K_shots/dropped`, the number of examples that did not fit into
+        the model's context; and `K_shots/cut`, the number of questions that were cut.
+      - For choices: `K_shots/accuracy`; `chance`, the expected accuracy of guessing; `chance_low` and `chance_high`,
+        the range that contains the accuracies of 95 % of guessers; and, if all rows have the same choices,
+        `trivial_accuracy`, the accuracy of always answering with the most frequent choice.
+      - For choices, if rows have scores: `K_shots/pearson` and `K_shots/mse`.
+      - For generated answers: `K_shots/exact_match`, `K_shots/f1`, and `trivial_exact_match`, the exact match of always
+        giving the most frequent answer.
+
+      With several seeds, metrics of K shots are means over the seeds. `K_shots/accuracy_deviation` for choices, or
+      `K_shots/exact_match_deviation` for generated answers, is then the standard deviation over the seeds. Zero shots
+      use only the first seed.
 
     Raises:
-      UserError: the task cannot be loaded (`prompts.load_task`), has fewer training rows than shots, or the model
+      UserError: the task cannot be loaded (`prompts.load_task`), there are fewer training rows than shots, or the model
         cannot continue text.
     """
     lm.strategy.continuation_row([0], [0])  # Raises for such a model before any row is read.
@@ -104,7 +111,7 @@ def evaluate(
 
 
 def _without_model(task: prompts.PromptTask, tested: Sequence[prompts.PromptExample]) -> dict[str, float]:
-    """Returns the metrics of guessing and of always giving the most frequent answer."""
+    """Returns the metrics of two baselines without a model: guessing, and always giving the most frequent answer."""
     if not tested[0].choices:
         ((answer, _),) = collections.Counter(example.answers[0] for example in tested).most_common(1)
         matches = [metrics.exact_match(example.answers, answer) for example in tested]
@@ -137,7 +144,7 @@ class _FewShotEvaluator:
         self._unconditional: dict[str, float] = {}
 
     def evaluate(self, shots: int, seed: int, show: bool) -> dict[str, float]:
-        """Returns the metrics of all rows, each preceded by `shots` examples that are drawn with `seed`."""
+        """Returns the metrics over all rows. The prompt of each row has `shots` examples that are drawn with `seed`."""
         sample_shots = prompts.ShotSampler(self._task, shots, seed, self._options.balanced)
         is_generated = not self.tested[0].choices
         delimiter = self._task.prompt.delimiter
@@ -175,7 +182,10 @@ class _FewShotEvaluator:
             print(f"{delimiter}[{answers}]" + "".join(f" not [{choice}]" for choice in wrong_choices), flush=True)
 
     def _evaluate_choices(self, fitted_prompts: Sequence[prompts.FittedPrompt], description: str) -> dict[str, float]:
-        """Returns the accuracy of the most probable choices, and for scores their correlation and squared error."""
+        """Returns the accuracy of answering with the most probable choice.
+
+        If rows have scores, also returns the correlation and the squared error.
+        """
         prompt, rows = self._task.prompt, list(zip(fitted_prompts, self.tested, strict=True))
         pairs = [(fitted.context, choice) for fitted, example in rows for choice in example.choices]
         pair_scores = self._scores([(text, prompt.delimiter + choice) for text, choice in pairs], description)
@@ -203,7 +213,7 @@ class _FewShotEvaluator:
         return results
 
     def _scores(self, pairs: Sequence[tuple[str, str]], description: str) -> list[tuple[float, int]]:
-        """Returns the log-probability and number of tokens of each answer given its context."""
+        """Returns two numbers for each (context, answer): the answer's log-probability and its number of tokens."""
         rows = [self._strategy.text_continuation_row(*pair) for pair in pairs]
         with self._bar(description, len(rows), "answer") as progress_bar:
             scores = score_rows(self._strategy, rows, progress_bar.update)
@@ -219,7 +229,10 @@ class _FewShotEvaluator:
     def _evaluate_generated(
         self, fitted_prompts: Sequence[prompts.FittedPrompt], new_tokens: int, description: str
     ) -> dict[str, float]:
-        """Compares generated answers, decoded like the run and cut at the end of the line, with the correct ones."""
+        """Generates answers and compares them with the correct answers.
+
+        Generated answers are cut at the end of the line or at the separator between examples.
+        """
         strategy, room = self._strategy, self._context - (0 if self._lm.config.has_decoder else new_tokens)
         encoded = [strategy.encode(fitted.context)[-room:] for fitted in fitted_prompts]
         write = self._lm.writer(max_new_tokens=new_tokens, num_return_sequences=1)

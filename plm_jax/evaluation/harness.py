@@ -1,4 +1,4 @@
-"""Evaluation on the tasks of EleutherAI's lm-eval (lm_eval 0.4), with the rows of ids that `lm.score` also reads.
+"""Evaluation on the tasks of EleutherAI's lm-eval (lm_eval 0.4), with the scoring code of `LanguageModel.score`.
 
 Importing this module imports lm-eval, the extra `harness`, which needs neither torch nor transformers.
 """
@@ -38,13 +38,13 @@ def evaluate(
     batch_size: int = 32,
     show_progress: bool = True,
 ) -> dict[str, dict[str, float]]:
-    """Returns the metrics that lm-eval computes, by the name of the task or group of tasks; shares are 0 to 1.
+    """Returns a dict from each task or group of tasks to its metrics from lm-eval. Accuracies are from 0 to 1.
 
     Args:
-      tasks: names of lm-eval's own tasks, whose data it downloads, or of tasks defined in `include_path`.
+      tasks: names of lm-eval's own tasks, whose data lm-eval downloads, or of tasks defined in `include_path`.
       include_path: folder of YAML files with further tasks.
       limit: number of examples of each task; None for all.
-      batch_size: number of answers that are generated at a time.
+      batch_size: number of answers that are generated at the same time.
 
     Raises:
       UserError: a task is unknown or cannot be loaded, or the model is neither a decoder nor an encoder-decoder.
@@ -94,13 +94,16 @@ def _hint(name: str, manager: TaskManager) -> str:
 
 
 def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
-    """Selects the numbers among the results of a task, and renames `acc,none` to `acc`; `acc,FILTER` keeps its name."""
+    """Selects the numbers among the results of a task.
+
+    Names such as `acc,none` become `acc`; names such as `acc,FILTER` are unchanged.
+    """
     named = {name.removesuffix(",none"): value for name, value in metrics.items()}
     return {k: float(v) for k, v in named.items() if isinstance(v, numbers.Real) and not isinstance(v, bool)}
 
 
 class HarnessModel(LM):
-    """lm-eval interface of a decoder or an encoder-decoder; requests are lm-eval's `Instance`s."""
+    """Adapter of a decoder or an encoder-decoder to lm-eval. Requests are lm-eval's `Instance`s."""
 
     def __init__(self, lm: LanguageModel, batch_size: int = 32, show_progress: bool = True):
         super().__init__()
@@ -114,7 +117,11 @@ class HarnessModel(LM):
         return scoring.context_length(self._lm)
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Returns the log-probability of each continuation after its context, and whether it is the greedy one."""
+        """Returns a pair for each request.
+
+        The pair is the log-probability of the continuation after its context, and whether greedy decoding generates
+        this continuation.
+        """
         rows = [self._row(*request.args) for request in requests]
         scores = [scored.score for scored in self._score(rows, disable_tqdm)]
         return [(score.log_likelihood, score.is_greedy) for score in scores]
@@ -122,8 +129,8 @@ class HarnessModel(LM):
     def _row(self, context: str, continuation: str) -> ScoringRow:
         """Returns the row of a continuation, tokenized as lm-eval's `hf` model does.
 
-        An encoder-decoder scores the continuation without the bos that targets may begin with in training. It reads bos
-        or eos alone in place of an empty context.
+        In training, targets of an encoder-decoder may begin with bos; the continuation is scored without it. If the
+        context is empty, an encoder-decoder reads a single token instead: bos or, if there is no bos, eos.
         """
         if not self._lm.config.has_decoder:
             return self._strategy.text_continuation_row(context, continuation)
@@ -144,7 +151,7 @@ class HarnessModel(LM):
             return [score.log_likelihood for score in scoring.score_texts(self._lm, texts, advance=progress_bar.update)]
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """Returns the generated texts, cut at the first stop string; greedy unless a request sets `do_sample`."""
+        """Returns the generated texts, cut at the first stop string. Only requests with `do_sample` use sampling."""
         answers: dict[int, str] = {}
         with perplexity.progress_bar(
             "lm-eval: writing", len(requests), "answer", self._show and not disable_tqdm
@@ -157,7 +164,7 @@ class HarnessModel(LM):
         return [answers[i] for i in range(len(requests))]
 
     def _prompt(self, text: str, max_new_tokens: int) -> list[int]:
-        """Returns the last tokens of a prompt, so that a decoder has room for its answer."""
+        """Returns the last tokens of a prompt. In a decoder, these leave room for `max_new_tokens` new tokens."""
         room = self.max_length - (0 if self._lm.config.has_decoder else max_new_tokens)
         if room < 1:
             raise UserError(
@@ -175,7 +182,11 @@ class HarnessModel(LM):
 
 
 def _by_options(requests: Sequence[Any]) -> list[tuple[dict[str, Any], list[int]]]:
-    """Groups requests by their options: the arguments of `lm.writer` plus `stops`, and the indices of the requests."""
+    """Groups requests by their options.
+
+    Returns:
+      A pair for each group: its options (arguments of `lm.writer`, and `stops`), and the indices of its requests.
+    """
     groups: dict[str, tuple[dict[str, Any], list[int]]] = collections.OrderedDict()
     for index, request in enumerate(requests):
         arguments = dict(request.args[1])

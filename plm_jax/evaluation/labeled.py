@@ -1,4 +1,4 @@
-"""Metrics of a model on the labeled examples of a prepared split, next to those of the best constant answer."""
+"""Metrics of a model on the labeled examples of a prepared split, and the metrics of the best constant answer."""
 
 import functools
 from collections.abc import Sequence
@@ -24,9 +24,10 @@ def evaluate(lm: LanguageModel, run: config.Run, task: str, show_progress: bool 
     """Returns the metrics of a task of labeled examples: `SOURCE` (its validation split) or `SOURCE:SPLIT`.
 
     Returns:
-      `examples`, their number; the metrics of `data.labeled.metrics`; and, with the prefix `trivial_`, the same
-      metrics of a constant answer: the most frequent class, choice or tag, the labels that most examples have, the mean
-      score, or the whole context; for the F1 of two classes, the second class.
+      A dict: `examples`, the number of examples; the metrics of `data.labeled.metrics`; and, with the prefix
+      `trivial_`, the same metrics of a constant answer. For classes, choices and tags, the constant answer is the most
+      frequent one; only for the F1 of two classes, it is the second class. For labels, it is all labels that more than
+      half of the examples have. For scores, it is the mean score. For spans, it is the whole context.
 
     Raises:
       UserError: the source or split is unknown, the cache is missing or has another vocabulary, or the model lacks the
@@ -67,7 +68,7 @@ def _form(objective: objectives.Objective) -> str | None:
 
 
 def trivial(rows: LabeledRows, labels: Sequence[str] = ()) -> dict[str, float]:
-    """Returns each metric of the best constant answer; for spans, of answering with the whole context."""
+    """Returns the metrics of the constant answer that `evaluate` describes."""
     form, documents = rows.objective.form, range(rows.num_documents)
     if form == "span":
         pairs = [(metrics.right_answers(rows, document), rows.context(document)) for document in documents]

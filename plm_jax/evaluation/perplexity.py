@@ -1,4 +1,4 @@
-"""Loss, perplexity and accuracy of a model on a prepared split, next to those of a unigram baseline."""
+"""Loss, perplexity and accuracy of a model on a prepared split, and the loss of a unigram baseline."""
 
 import contextlib
 import dataclasses
@@ -36,7 +36,7 @@ class NothingToPredictError(UserError):
 
 
 def parse_task(run: config.Run, task: str) -> tuple[str, str]:
-    """Splits a task, `SOURCE` (its validation split) or `SOURCE:SPLIT`, into the names of its source and split.
+    """Splits a task, `SOURCE` or `SOURCE:SPLIT`, into the names of its source and split (default: validation).
 
     Raises:
       UserError: the source is unknown.
@@ -48,7 +48,10 @@ def parse_task(run: config.Run, task: str) -> tuple[str, str]:
 
 
 def row_lengths(lm: LanguageModel, run: config.Run) -> list[int]:
-    """Returns the row lengths for evaluation: that of the checkpoint's phase and, if it differs, of the last phase."""
+    """Returns the row length of the checkpoint's phase and, if it differs, the row length of the last phase.
+
+    For a `run` other than the model's own, returns only the row length of the last phase.
+    """
     phases = config.resolve_phases(run)
     step = lm.step if run is lm.run and lm.step is not None else run.train.steps
     current = next((phase for phase in phases if step <= phase.end_step), phases[-1])
@@ -58,36 +61,36 @@ def row_lengths(lm: LanguageModel, run: config.Run) -> list[int]:
 def evaluate(lm: LanguageModel, run: config.Run, task: str, show_progress: bool = True) -> dict[str, float]:
     """Returns the metrics of a task in the caches of `run.data`: `SOURCE` (its validation split) or `SOURCE:SPLIT`.
 
-    The targets are those of the run's objective over the whole split, in rows of the length of the checkpoint's phase
-    and with noise that depends on the row: every token after the first; the masked tokens; the spans with their
-    sentinels and end; or every word and end of a document in both directions, with the softmax over all words.
+    The targets are those of the run's objective over the whole split. For causal models: every token after the first.
+    For masked models: the masked tokens. For span corruption: the spans, their sentinels and the end. For ELMo: every
+    word and document end, in both directions, with the softmax over all words. Rows have the length of the checkpoint's
+    phase. Random choices, such as the masked tokens, depend only on the row.
 
     Returns:
-      All losses: `loss`, which training minimizes, and each of its terms, as `validation/…` in metrics.jsonl:
-      `masked_lm_loss` and `pair_loss` (nats per pair) with sentence pairs, `generator_loss` and `discriminator_loss`
-      (nats per input token) of an ELECTRA; further metrics of the loss; `length`, of a row.
+      A dict of metrics.
 
-      Losses with `nll`, nats per target: `perplexity`, its exponential; `accuracy`, a share; `tokens`, the number of
-      targets. Over the targets that are text, neither special tokens (unk counts as text) nor sentinels: `real_loss`,
-      `real_tokens`, and `unigram_loss`, the loss of a unigram model. It assigns the share of text among all targets to
-      text, divided among the tokens by their add-one frequencies in the training split.
+      - All losses: `loss`, which training minimizes; further metrics of the loss; and the row `length`. If the loss has
+        several terms, the mean of each: `masked_lm_loss` and `pair_loss` (nats per pair) with sentence pairs;
+        `generator_loss` and `discriminator_loss` (nats per input token) with ELECTRA.
+      - Losses with `nll`: `nll`, in nats per target; `perplexity`, the exponential of `nll`; `accuracy`, a share; and
+        `tokens`, the number of targets. Three metrics are computed only over targets that are text (special tokens
+        except unk, and sentinels, are not text): `real_loss`, in nats per target; `real_tokens`, the number of targets;
+        and `unigram_loss`, the loss of a unigram model. The unigram model assigns the share of text among all targets
+        to text. It divides this share among tokens by their add-one frequencies in the training split.
+      - Causal models: `bits_per_byte`, the bits of all targets, including document ends, divided by the number of UTF-8
+        bytes of the targets that are text.
+      - Sentence pairs: `pair_accuracy`; `pairs`, the number of pairs; and `pair_constant_accuracy`, the accuracy of the
+        better constant answer.
+      - ELECTRA, where the targets above are the generator's: `replaced`, the share of tokens that are replaced;
+        `discriminator_accuracy`; `discriminator_constant_accuracy`, the accuracy of the better constant answer; and, if
+        some tokens are replaced and some are not, `discriminator_auc`, the area under the ROC curve. Samples are drawn
+        with the same key for each batch of `evaluation.batch_size` rows.
 
-      Causal models: `bits_per_byte`, the bits of all targets, including ends of documents, divided by the UTF-8 bytes
-      of the targets that are text.
-
-      Sentence pairs: `pair_accuracy`, `pairs` (their number) and `pair_constant_accuracy`, that of the better constant
-      answer.
-
-      ELECTRA, where all targets above are the generator's: `discriminator_accuracy`; `discriminator_auc`, the area
-      under its ROC curve, if some tokens are replaced and some are not; `discriminator_constant_accuracy`; and
-      `replaced`, the share of tokens that are replaced. Samples are drawn with the same key for each batch of
-      `evaluation.batch_size` rows.
-
-      If the rows of the last phase have another LENGTH, the same metrics follow as `LENGTH/loss`, ….
+      If rows of the last phase have another length, LENGTH, the same metrics of these rows follow as `LENGTH/loss`, ….
 
     Raises:
       UserError: the source or split is unknown, the cache is missing or has another vocabulary than the model, or the
-        model is of another kind than the run's; `NothingToPredictError` if there are no targets.
+        model is of another kind than `run.model`; `NothingToPredictError` if there are no targets.
     """
     length, *last_lengths = row_lengths(lm, run)
     metrics = _evaluate(lm, run, task, length, show_progress)
@@ -146,7 +149,7 @@ def _evaluate(lm: LanguageModel, run: config.Run, task: str, length: int, show_p
 
 @contextlib.contextmanager
 def progress_bar(description: str, total: int | None, unit: str, show: bool) -> Generator[tqdm]:
-    """Shows a progress bar on stderr that is also refreshed while the first batch is compiled."""
+    """Shows a progress bar on stderr. The bar is also refreshed while the first batch is compiled."""
     every = functools.partial(progress.pause, terminal=sys.stderr.isatty())
     with (
         tqdm(None, description, total, unit=unit, disable=not show, file=sys.stderr) as bar,
@@ -170,9 +173,10 @@ class _Sums:
       tokens: number of targets.
       real_tokens: number of targets that are text.
       real_nll: negative log-likelihood of the targets that are text, in nats.
-      unigram: the same under the unigram model.
+      unigram: negative log-likelihood of the targets that are text under the unigram model, in nats.
       pair_labels: number of pairs with label 1.
-      decisions: scores [n] and labels, bool [n], of each batch, by the name of a term.
+      decisions: dict from the name of each binary classification in the loss to a list with a pair for each batch:
+        scores [n], and labels, bool [n].
     """
 
     total: losses.LossSums | None = None
@@ -215,8 +219,9 @@ def _add_up(
 def predicted_bytes(split: cache.Split, num_text_targets: float) -> int:
     """Returns the number of UTF-8 bytes of the targets of a split.
 
-    Every target follows a token. If no token marks the beginning of a document, the first token of the stream is not a
-    target; if attention does not cross documents, no document's first token is.
+    Every target follows a token. If documents begin with a special token, every token of text is therefore a target. If
+    not, the first token of the stream is not a target or, if attention does not cross documents, the first token of
+    each document is not a target.
 
     Args:
       num_text_targets: number of targets that are text.
@@ -234,19 +239,22 @@ def add_one_unigram(train: cache.Split) -> np.ndarray:
 
 
 def real_ids(special: objectives.Special) -> np.ndarray:
-    """Returns whether each id is text, bool [vocab_size]: neither a sentinel nor a special token except unk."""
+    """Returns a mask of the ids that are text, bool [vocab_size].
+
+    Sentinels are not text. Special tokens except unk are not text.
+    """
     ids = [getattr(special, name) for name in config.SPECIALS if name != "unk"] + list(special.sentinels)
     return ~np.isin(np.arange(special.vocab_size), [i for i in ids if i is not None])
 
 
 class EvaluationLog:
-    """Last line of a run directory's evaluation.jsonl, with `TASK/METRIC` keys, rewritten after each task."""
+    """Line of a run directory's evaluation.jsonl. Each call of `write` replaces the line; keys are `TASK/METRIC`."""
 
     def __init__(self, workdir: str, step: int):
         self._path, self._step, self._row = os.path.join(workdir, "evaluation.jsonl"), step, b""
 
     def write(self, metrics: dict[str, dict[str, float]]) -> None:
-        """Replaces the line that was written before with one for these tasks."""
+        """Appends a line with these metrics; replaces the line of an earlier call."""
         rows = storage.read(self._path) if storage.exists(self._path) else b""
         figures = {f"{task}/{name}": value for task, of_task in metrics.items() for name, value in of_task.items()}
         row = (json.dumps({"step": self._step} | figures) + "\n").encode("utf-8")
@@ -261,8 +269,8 @@ def _sum_batch(
     """Evaluates a batch.
 
     Returns:
-      Sums of the loss and of its metrics; sum of `nll` in nats over the targets with `real_weights`, which exclude
-      special tokens; recurrent state for the next batch.
+      Three results: the sums of the loss and of its metrics; the sum of `nll`, in nats, weighted by `real_weights`,
+      which are 0 for targets that are not text; and the recurrent state for the next batch.
     """
 
     def get_nll(sums: losses.LossSums) -> jax.Array:
@@ -298,7 +306,7 @@ def _check_model(lm: LanguageModel, run: config.Run, loss: losses.Loss) -> None:
 
 
 def single_source_run(run: config.Run, lm: LanguageModel, name: str, length: int) -> config.Run:
-    """Returns the run reduced to one source, for this model, in rows of `length` and without phases."""
+    """Returns the run with one source, this model, rows of `length` tokens, and no phases."""
     segmenters = {source: segmenter for source, segmenter in run.data.segmenters.items() if source == name}
     data = dataclasses.replace(
         run.data, length=length, sources={name: run.data.sources[name]}, mixture={}, segmenters=segmenters
@@ -310,9 +318,9 @@ def check_vocabulary(lm: LanguageModel, run: config.Run, expected: str, remedy: 
     """Checks that the model has the expected vocabulary.
 
     Args:
-      run: config whose special tokens frame documents.
-      expected: id of the vocabulary.
-      remedy: verb phrase of the error message, completed by "with the model's vocabulary".
+      run: config that defines the special tokens around documents.
+      expected: id of the expected vocabulary.
+      remedy: advice of the error message, a verb phrase that continues with "with the model's vocabulary".
 
     Raises:
       UserError: the model has another vocabulary.

@@ -1,4 +1,4 @@
-"""Evaluates a list of tasks: splits that a run or another config has prepared, prompts, or files of text."""
+"""Evaluates a list of tasks: prompts, text files, or splits that were prepared by a run or another config."""
 
 import os
 import types
@@ -17,10 +17,10 @@ Metrics = dict[str, dict[str, float]]
 
 
 def resolve_run(lm: LanguageModel, run: config.Run | None) -> config.Run:
-    """Returns the run on whose data a model is evaluated: `run`, or by default the run that trained the model.
+    """Returns the run on whose data a model is evaluated: `run` or, if it is None, the run that trained the model.
 
     Raises:
-      UserError: there is no such run.
+      UserError: `run` is None, and the run that trained the model is unknown.
     """
     if run is not None:
         return config.expand_mixtures(run)
@@ -33,9 +33,10 @@ def resolve_run(lm: LanguageModel, run: config.Run | None) -> config.Run:
 
 
 def resolve_tasks(run: config.Run, tasks: Sequence[str], are_cached: bool = True) -> list[str]:
-    """Returns the tasks, by default the validation splits of all sources, and checks that caches are up to date.
+    """Returns the names of tasks, and checks that their caches are up to date.
 
     Args:
+      tasks: names of tasks; empty for the validation splits of all sources.
       are_cached: whether the tasks read caches rather than the original texts.
 
     Raises:
@@ -55,10 +56,10 @@ def resolve_tasks(run: config.Run, tasks: Sequence[str], are_cached: bool = True
 
 
 def resolve_prompted_tasks(run: config.Run | None, tasks: Sequence[str]) -> list[str]:
-    """Returns the tasks, by default all sources of the run that have a prompt.
+    """Returns the names of tasks; if `tasks` is empty, the names of all sources of the run that have a prompt.
 
     Raises:
-      UserError: no source has a prompt.
+      UserError: `tasks` is empty, and no source has a prompt.
     """
     sources = {} if run is None else run.data.sources
     if prompted := list(tasks or (name for name, source in sources.items() if source.prompt is not None)):
@@ -73,21 +74,24 @@ def evaluate(
     report: Callable[[Metrics], None] = lambda metrics: None,
     **options: Any,
 ) -> Metrics:
-    """Evaluates tasks, prints the metrics of each and returns them; a task without targets has only `tokens: 0`.
+    """Prints and returns the metrics of each task. For a task without targets, the only metric is `tokens`, 0.
 
     Args:
-      report: called after each task with the metrics so far, once a task has any.
+      report: called after each task with the metrics of all tasks so far; not called before a task has targets.
       options: further arguments of `task_metrics.evaluate`.
 
     Raises:
-      UserError: the errors of `task_metrics.evaluate`, or no task has targets.
+      UserError: an error of `task_metrics.evaluate`, or no task has targets.
     """
     headings = {task: _heading(run, task) for task in tasks}
     return _each(tasks, lambda task: task_metrics.evaluate(lm, run, task, **options), report, headings)
 
 
 def _heading(run: config.Run, task: str) -> str:
-    """Returns the name of a task, followed by its validation files or split if its source has its own."""
+    """Returns the name of a task.
+
+    If the task is a validation split, and the source has the setting `validation`, the setting follows in parentheses.
+    """
     name, _, split = task.partition(":")
     validation = getattr(run.data.sources[name], "validation", "") if split in ("", "validation") else ""
     return f"{task} ({os.path.basename(validation.rstrip('/'))})" if validation else task
@@ -100,13 +104,13 @@ def evaluate_prompts(
     options: few_shot.FewShotOptions,
     report: Callable[[Metrics], None] = lambda metrics: None,
 ) -> Metrics:
-    """Returns the metrics of the model's answers to the prompts of tasks; otherwise like `evaluate`.
+    """Prints and returns the metrics of the model's answers to prompts, for each task. Otherwise like `evaluate`.
 
     Args:
-      run: run with the sources of the tasks; None for those of `configs/tasks`.
+      run: run whose sources the tasks may name; None if all tasks are from `configs/tasks`.
 
     Raises:
-      UserError: the errors of `few_shot.evaluate`.
+      UserError: an error of `few_shot.evaluate`.
     """
     return _each(tasks, lambda task: few_shot.evaluate(lm, run, task, options), report)
 
@@ -117,10 +121,10 @@ def evaluate_files(
     text_scoring: scoring.TextScoring,
     report: Callable[[Metrics], None] = lambda metrics: None,
 ) -> Metrics:
-    """Returns the perplexities of files of text by the patterns that match them; otherwise like `evaluate`.
+    """Prints and returns the perplexities of the text files that match each pattern. Otherwise like `evaluate`.
 
     Raises:
-      UserError: the errors of `scoring.evaluate_files`, or no pattern matches a file with text.
+      UserError: an error of `scoring.evaluate_files`, or no pattern matches a file with text.
     """
     return _each(patterns, lambda pattern: scoring.evaluate_files(lm, pattern, text_scoring), report)
 
@@ -148,7 +152,13 @@ def _each(
 
 
 def print_metrics(task: str, metrics: dict[str, float] | str, heading: str = "") -> None:
-    """Prints the metrics of a task as a table under a heading, by default its name, or why there are none."""
+    """Prints the metrics of a task as a table.
+
+    Args:
+      task: name of the task.
+      metrics: metrics by name, or a text that says why the task has no metrics.
+      heading: heading of the table; by default the name of the task.
+    """
     heading = heading or task
     print(
         f"{heading}: {metrics}" if isinstance(metrics, str) else "\n".join(_table(task, metrics, heading)), flush=True
@@ -156,7 +166,10 @@ def print_metrics(task: str, metrics: dict[str, float] | str, heading: str = "")
 
 
 def _table(task: str, metrics: Mapping[str, float], heading: str) -> list[str]:
-    """Returns a table of metrics with the columns value, trivial baseline and verdict; the last two only if needed."""
+    """Returns the lines of a table of metrics, with the columns value, trivial baseline and verdict.
+
+    Columns without entries are left out.
+    """
     metrics = {f"{task}/{name}": value for name, value in metrics.items()}
     shown_as_baselines = {baselines.baseline_of(metrics, name) for name in metrics}
     rows: list[tuple[str, ...]] = [(heading, "value", "trivial", "verdict")]
@@ -175,6 +188,6 @@ def _table(task: str, metrics: Mapping[str, float], heading: str) -> list[str]:
 
 
 def _aligned(cells: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
-    """Yields cells padded to widths: numbers, in the second and third columns, to the right."""
+    """Yields the cells of a row, padded to widths. The second and third cell are numbers, aligned to the right."""
     for index, (cell, width) in enumerate(zip(cells, widths, strict=True)):
         yield cell.rjust(width) if index in (1, 2) else cell.ljust(width)

@@ -1,4 +1,4 @@
-"""Prompts from rows: examples of the training split, the question of a row, and the answers to choose from.
+"""Prompts from rows: examples from the training split, the question of a row, and the answers to choose from.
 
 `config.PromptConfig` defines the templates. The examples before row i are a pure function of (seed, i, shots).
 """
@@ -28,7 +28,7 @@ class PromptExample(NamedTuple):
     Attributes:
       question: text before the answer.
       choices: answers to choose from; empty if the model generates the answer.
-      answers: correct answers; the correct choice if there are choices.
+      answers: correct answers; with choices, only the correct choice.
       right: index of the correct choice.
       value: score of the row, if the source has scores.
     """
@@ -46,9 +46,9 @@ class PromptTask(NamedTuple):
     Attributes:
       name: name of the source.
       prompt: templates.
-      train: rows from which examples are drawn; none of their questions occurs in `tested`.
+      train: rows from which examples are drawn. Questions of these rows do not occur in `tested`.
       tested: rows of the split that is evaluated.
-      is_scored: whether rows have a score instead of a label, so that the choices are numbers.
+      is_scored: whether rows have a score instead of a label. Choices are then numbers.
     """
 
     name: str
@@ -59,16 +59,19 @@ class PromptTask(NamedTuple):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Choices that all rows share; empty if they differ between rows."""
+        """Choices that all rows share; empty if the choices differ between rows."""
         choices = {example.choices for example in self.tested}
         return choices.pop() if len(choices) == 1 else ()
 
 
 def find_source(run: config.Run | None, name: str) -> tuple[config.Source, float]:
-    """Returns the source of a name, in the run or else in `configs/tasks`, and its share of validation data.
+    """Finds a source by its name, first in the run and then in `configs/tasks`.
+
+    Returns:
+      A pair: the source, and the fraction of its data that is used for validation.
 
     Raises:
-      UserError: neither has such a source.
+      UserError: neither the run nor `configs/tasks` has a source of this name.
     """
     if run is not None and name in run.data.sources:
         return run.data.sources[name], run.data.validation_fraction
@@ -96,7 +99,7 @@ def load_task(run: config.Run | None, task_name: str) -> PromptTask:
     prompt, make_example = _prompt_of(name, source), example_builder(name, source)
 
     def record(row: rows.SourceRow) -> Record:
-        """Returns the record that `prepare` makes of a row, or a record of its question if the row has no text."""
+        """Returns the record that `prepare` makes of a row or, if the row has no text, a record of its question."""
         if isinstance(source, config.TextTable | config.Tfds) and not isinstance(row.fields.get(source.field), str):
             question = templates.render(prompt.question, *row, "question")
             return Record(question, group=files.group(*row, source))
@@ -134,11 +137,11 @@ def _prompt_of(name: str, source: config.Source) -> config.PromptConfig:
 
 
 def example_builder(name: str, source: config.Source) -> Callable[[rows.SourceRow], PromptExample]:
-    """Returns a function that builds the example of a row.
+    """Returns a function that builds the `PromptExample` of a row.
 
     Raises:
-      UserError: the source has no prompt, or its prompt does not fit its form. The function raises it
-        if a row does not fit.
+      UserError: the source has no prompt, or the prompt does not fit the form of the source. The returned function also
+        raises a `UserError` if a row does not fit the prompt.
     """
     prompt, form = _prompt_of(name, source), getattr(source, "form", None)
     if isinstance(form, config.ClassForm) and prompt.choices and len(prompt.choices) != len(form.labels):
@@ -174,7 +177,7 @@ def example_builder(name: str, source: config.Source) -> Callable[[rows.SourceRo
 
 
 def _number(location: str, choice: str) -> float:
-    """Parses a choice as a number, if the rows of a task have scores instead of labels.
+    """Converts a choice to a number, for a task whose rows have scores.
 
     Raises:
       BadRow: the choice is not a finite number.
@@ -213,7 +216,7 @@ def _right(
 def _written(
     name: str, source: config.Source, prompt: config.PromptConfig, location: str, fields: Mapping[str, Any]
 ) -> tuple[str, ...]:
-    """Returns the correct answers of a row without choices; examples show the first one."""
+    """Returns the correct answers of a row without choices. Examples in prompts show the first answer."""
     form = getattr(source, "form", None)
     template = prompt.answer or getattr(source, "targets", "")
     if template:
@@ -248,10 +251,11 @@ class ShotSampler:
 
         Args:
           shots: number of examples before each row.
-          balanced: whether every choice gets the same number of examples; the numbers differ by at most one.
+          balanced: whether examples are drawn evenly over the choices, so that the numbers of examples per choice
+            differ by at most one.
 
         Raises:
-          UserError: the training split has too few rows, or `balanced` is set and rows do not share their choices.
+          UserError: the training split has too few rows, or `balanced` is set and choices differ between rows.
         """
         self._task, self._shots, self._seed = task, shots, seed
         self._groups = [range(len(task.train))]
@@ -272,7 +276,7 @@ class ShotSampler:
             )
 
     def __call__(self, number: int) -> list[PromptExample]:
-        """Returns the examples before row `number`, in order."""
+        """Returns the examples in the prompt of the row with index `number`, in order."""
         if not self._shots:
             return []
         rng, count = randomness.generator(self._seed, "shots", number, self._shots), len(self._groups)
@@ -283,18 +287,18 @@ class ShotSampler:
 
 
 def build_context(prompt: config.PromptConfig, shots: Sequence[PromptExample], question: str) -> str:
-    """Returns the text that precedes the answer."""
+    """Returns the text before the answer: the introduction, the examples and the question."""
     rendered = [f"{shot.question}{prompt.delimiter}{shot.answers[0]}" for shot in shots]
     return "".join(f"{part}{prompt.separator}" for part in (prompt.introduction, *rendered) if part) + question
 
 
 class FittedPrompt(NamedTuple):
-    """Prompt that fits into a model's context.
+    """Prompt with as many examples as fit into a model's context.
 
     Attributes:
       context: text that precedes the answer.
-      dropped: number of examples that were dropped from the front.
-      is_cut: whether the question alone is too long, so that its first tokens will be cut.
+      dropped: number of examples that were dropped from the front of the prompt.
+      is_cut: whether the prompt is too long even without examples, so that its first tokens will be cut.
     """
 
     context: str
@@ -309,7 +313,10 @@ def fit_prompt(
     count_tokens: Callable[[str], int],
     room: int,
 ) -> FittedPrompt:
-    """Builds a prompt of at most `room` tokens, dropping examples from the front."""
+    """Builds a prompt.
+
+    Drops examples from the front until the prompt has at most `room` tokens, or until no example is left.
+    """
     text = build_context(prompt, shots, question)
     dropped = 0
     while (num_tokens := count_tokens(text)) > room and dropped < len(shots):

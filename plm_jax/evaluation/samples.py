@@ -15,7 +15,10 @@ NUM_SAMPLES, _PROMPT_TOKENS, _NEW_TOKENS = 3, 16, 32
 
 
 def sample_task(lm: LanguageModel, run: config.Run, task: str) -> list[dict[str, str]]:
-    """Returns `prompt`, `answer` and `target` of a few examples; empty if the model cannot generate for this source."""
+    """Returns samples of a model, each with a `prompt`, an `answer` and a `target`.
+
+    The list is empty if the model cannot generate text for this source.
+    """
     name, split = perplexity.parse_task(run, task)
     source = run.data.sources[name]
     if isinstance(source, config.InputsTargetsSource):
@@ -38,7 +41,7 @@ def sample_task(lm: LanguageModel, run: config.Run, task: str) -> list[dict[str,
 
 
 def write(workdir: str, step: int, samples: dict[str, list[dict[str, str]]]) -> None:
-    """Writes the samples of a checkpoint to samples.jsonl, replacing those of the same step and task."""
+    """Writes the samples of a checkpoint to samples.jsonl. Replaces earlier samples of the same step and task."""
     path = os.path.join(workdir, "samples.jsonl")
     rows = [row for row in read_lines(path) if row["step"] != step or row["task"] not in samples]
     rows += [

@@ -1,4 +1,4 @@
-"""Perplexities of whole texts, scored in sliding windows by decoders or one masked token at a time by encoders."""
+"""Perplexities of whole texts. Decoders score sliding windows; encoders score one masked token at a time."""
 
 import itertools
 import math
@@ -27,7 +27,7 @@ class TextScoring(NamedTuple):
 
     Attributes:
       stride: number of tokens by which windows move; None for disjoint windows.
-      limit: number of texts that are scored, from the first; None for all.
+      limit: number of texts that are scored, beginning with the first text; None for all.
     """
 
     stride: int | None
@@ -35,23 +35,28 @@ class TextScoring(NamedTuple):
 
 
 class TextWindow(NamedTuple):
-    """Span of a text's tokens and the tokens that the model reads before it."""
+    """Span of the tokens of a text, with its context.
+
+    Attributes:
+      context: tokens that the model reads before the span.
+      tokens: tokens of the span.
+    """
 
     context: list[int]
     tokens: list[int]
 
 
 def windows(tokens: Sequence[int], prefix: int, context: int, stride: int) -> Iterator[TextWindow]:
-    """Yields windows of at most `context` tokens, in which each token of a text is scored once.
+    """Yields windows in which each token of a text is scored once.
 
-    In the first window, all tokens that fit are scored. In each further window, the next `stride` tokens are scored (in
-    the last window, the remaining ones), after as many earlier tokens as fit. The windows are those of lm-eval's
-    `get_rolling_token_windows`, with disjoint scored tokens.
+    In the first window, all tokens that fit are scored. In each later window, the next `stride` tokens are scored,
+    after as many earlier tokens as fit. In the last window, only the remaining tokens are scored. The windows are those
+    of lm-eval's `get_rolling_token_windows`, after `make_disjoint_window`.
 
     Args:
       prefix: id of the token that the model reads before a text.
-      context: number of tokens that the model reads.
-      stride: number of tokens by which windows move, 1 to `context`; larger ones would skip tokens.
+      context: maximum number of tokens that the model reads at once.
+      stride: number of tokens by which windows move, from 1 to `context`. A larger stride would skip tokens.
 
     Raises:
       UserError: the stride is out of range.
@@ -70,10 +75,12 @@ def evaluate(
 ) -> dict[str, float]:
     """Returns the perplexities of the documents of a task: `SOURCE` (its validation split) or `SOURCE:SPLIT`.
 
-    Each original text is read separately, so no cache is needed and models with different vocabularies can be compared.
+    Each original text is read separately, so no cache is needed, and models with different vocabularies can be
+    compared.
 
     Raises:
-      UserError: a source or split is unknown or has no documents, the stride is invalid, or the model scores no texts.
+      UserError: the source or split is unknown or has no documents, the stride is invalid, or the model cannot score
+        texts.
     """
     name, split = perplexity.parse_task(run, task)
     _check_stride(lm, text_scoring)
@@ -87,12 +94,12 @@ def evaluate(
 def evaluate_files(
     lm: LanguageModel, pattern: str, text_scoring: TextScoring, show_progress: bool = True
 ) -> dict[str, float]:
-    """Returns the perplexities of the files that a pattern matches. Each file is one text.
+    """Returns the perplexities of the files that match a pattern. Each file is one text.
 
     Files without text are skipped.
 
     Raises:
-      UserError: no file matches or has text, the stride is invalid, or the model does not score texts.
+      UserError: no file matches the pattern, no file has text, the stride is invalid, or the model cannot score texts.
     """
     _check_stride(lm, text_scoring)
     if not lm.strategy.is_masked:
@@ -111,7 +118,10 @@ def _check_stride(lm: LanguageModel, text_scoring: TextScoring) -> None:
 
 
 def _texts(name: str, run: config.Run, split: str) -> Iterator[str]:
-    """Returns the documents of a split; sources without validation data are split as `prepare` splits them."""
+    """Returns the documents of a split.
+
+    If a source has no validation data, its training data are split in the same way as by `prepare`.
+    """
     source = run.data.sources[name]
     if isinstance(source, config.LabeledSource | config.InputsTargetsSource):
         raise UserError(f"'{name}' has examples instead of documents: leave out --stride, or name another task")
@@ -133,13 +143,22 @@ def _texts(name: str, run: config.Run, split: str) -> Iterator[str]:
 
 
 def context_length(lm: LanguageModel) -> int:
-    """Returns how many tokens a model reads at once: its positions, its designed length or its run's row length."""
+    """Returns the number of tokens that a model reads at once.
+
+    This is the first known number in this list: the model's number of positions; the row length that its position
+    scheme is designed for; the row length of its run; `ANY_LENGTH`.
+    """
     known = lm.config.num_positions or lm.config.max_length
     return known or (ANY_LENGTH if lm.run is None else max(lm.run.data.length, 1))
 
 
 class TextScore(NamedTuple):
-    """Log-likelihood of a text in nats, and its number of tokens."""
+    """Score of a text.
+
+    Attributes:
+      log_likelihood: log-likelihood of the text, in nats.
+      tokens: number of tokens of the text.
+    """
 
     log_likelihood: float
     tokens: int
@@ -154,11 +173,11 @@ def score_texts(
     window, except the later pieces of the same word.
 
     Args:
-      stride: number of tokens by which windows move; None for their length, so that each token is read once.
+      stride: number of tokens by which windows move; None for disjoint windows.
       advance: called with the number of rows of each finished batch.
 
     Raises:
-      UserError: the stride is invalid, or the model is neither a decoder nor masked.
+      UserError: the stride is invalid, or the model is neither a decoder nor a masked model.
     """
     sums, counts = [0.0] * len(texts), [0] * len(texts)
     numbered_rows = ((i, row) for i, text in enumerate(texts) for row in _rows(lm, lm.tokenizer.encode(text), stride))
@@ -184,10 +203,10 @@ def _rows(lm: LanguageModel, tokens: Sequence[int], stride: int | None) -> Itera
 
 
 def perplexities(texts: Sequence[str], scores: Sequence[TextScore]) -> dict[str, float]:
-    """Returns perplexities per token, word and byte, and bits per byte.
+    """Returns perplexities per token, word and byte; bits per byte; and the numbers of texts, tokens, words and bytes.
 
-    Words are separated by white space, and bytes are those of UTF-8, as in lm-eval, so that vocabularies can be
-    compared.
+    As in lm-eval, words are separated by white space, and bytes are those of UTF-8. Models with different vocabularies
+    can be compared by their metrics per word or byte.
     """
     nats = -math.fsum(score.log_likelihood for score in scores)
     counts = {

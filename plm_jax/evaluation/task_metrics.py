@@ -1,7 +1,8 @@
-"""Metrics of a model on a task, including tasks of inputs and targets with metric functions of their own.
+"""Metrics of a model on a task, including tasks of inputs and targets that define their own metric functions.
 
-Answers are decoded with the settings in `evaluation.decoding`. A task's `postprocess_fn` and `metric_fns` are those of
-seqio. Functions of (targets, scores) receive the log-likelihood of each example's targets, as in rank classification.
+Answers are decoded with the settings in `evaluation.decoding`. The `postprocess_fn` and `metric_fns` of a task have the
+same meaning as in seqio. Metric functions with the arguments (targets, scores) receive the log-likelihood of each
+example's targets as its score.
 """
 
 import collections
@@ -41,17 +42,19 @@ def evaluate(
     """Returns the metrics of a task: `SOURCE` (its validation split) or `SOURCE:SPLIT` of `run.data`.
 
     Args:
-      text_scoring: settings for scoring the documents of a source as whole texts; None for rows of its cache.
+      text_scoring: settings for scoring the documents of a source as whole texts; None for scoring the rows of the
+        source's cache.
 
     Returns:
-      The metrics of `scoring.evaluate` for whole texts, of `perplexity.evaluate` for documents, and of
-      `labeled.evaluate` for labeled examples. For sources of inputs and targets: `examples`, their number; the metrics
-      of the task's metric functions, in the units of `common.metrics`; and, with the prefix `most_frequent_`, the
-      metrics of always answering with the most frequent target.
+      For whole texts, the metrics of `scoring.evaluate`; for documents in rows, of `perplexity.evaluate`; for labeled
+      examples, of `labeled.evaluate`. For sources of inputs and targets: `examples`, the number of examples; the
+      metrics of the task's metric functions, in the units of `common.metrics`; and, with the prefix `most_frequent_`,
+      the metrics of always answering with the most frequent target.
 
     Raises:
-      UserError: the errors of `perplexity.evaluate`; the task has no metric functions, or one that needs more than
-        targets and predictions or scores; a metric is outside its declared range; the split has no examples or labels.
+      UserError: an error of the functions above; the task has no metric functions; a metric function needs arguments
+        other than targets and predictions or scores; a metric is outside of its declared range; or the split has no
+        examples or no labels.
     """
     if text_scoring is not None:
         return scoring.evaluate(lm, run, task, text_scoring, show_progress)
@@ -96,7 +99,10 @@ def _evaluate_examples(lm: LanguageModel, run: config.Run, task: str, show_progr
 
 
 def answer_examples(lm: LanguageModel, run: config.Run, task: str, number: int) -> list[dict[str, str]]:
-    """Returns `prompt`, `answer` and `target` of the first examples of a task of inputs and targets."""
+    """Answers the first `number` examples of a task of inputs and targets.
+
+    Returns a dict of `prompt`, `answer` and `target` for each example.
+    """
     registered, split = _registered_task(run, task)
     examples = list(itertools.islice(_examples(registered, run, split), number))
     answers = _Answerer(lm, run, examples, task, show_progress=False).answers()
@@ -105,7 +111,7 @@ def answer_examples(lm: LanguageModel, run: config.Run, task: str, number: int) 
 
 
 def _registered_task(run: config.Run, task: str) -> tuple[Any, str]:
-    """Returns the seqio task of `SOURCE` or `SOURCE:SPLIT` and the name of its split."""
+    """Returns a pair: the seqio task of `SOURCE` or `SOURCE:SPLIT`, and the name of the split."""
     name, _, split = task.partition(":")
     registered = import_tasks().registered(name, run.data.sources[name], run.data.bad_rows)
     return registered, split or "validation"
@@ -135,7 +141,10 @@ def _check_model(lm: LanguageModel, run: config.Run) -> None:
 
 
 def _examples(task: Any, run: config.Run, split: str) -> Iterator[Any]:
-    """Yields the examples of a split; a task without validation split is split as `prepare` splits it."""
+    """Yields the examples of a split.
+
+    If a task has no validation split, its training split is split in the same way as by `prepare`.
+    """
     tasks = import_tasks()
     if split in cache.SPLITS and "train" in task.splits and "validation" not in task.splits:
         examples = list(tasks.examples(task, "train"))
@@ -160,9 +169,10 @@ def _is_unknown(target: Any) -> bool:
 
 
 def _values(function: Callable[..., dict[str, Any]], targets: Any, answers: Any, prefix: str = "") -> dict[str, float]:
-    """Returns the finite metrics of a metric function; the correlation of a constant answer is not finite.
+    """Returns the finite metrics that a metric function computes.
 
-    T5's own functions return percent, which is converted.
+    A metric may be infinite or NaN, for example the correlation of a constant answer. T5's own metric functions return
+    percentages, which are converted to the units of `common.metrics`.
 
     Raises:
       UserError: a metric is outside the range that is declared for its name.
@@ -214,7 +224,10 @@ class _Answerer:
         return [constraints.cut(text, decoding.stop_strings) for text in texts]
 
     def log_likelihoods(self) -> list[float]:
-        """Returns the log-likelihood of each example's targets given its inputs, both cut to the row, in nats."""
+        """Returns the log-likelihood of each example's targets given its inputs, in nats.
+
+        Inputs and targets are cut to the row length.
+        """
         rows = [self._rows.row([example], self._length) for example in self._examples]
 
         def score(batch: list[dict[str, np.ndarray]]) -> list[float]:
@@ -230,7 +243,10 @@ class _Answerer:
 
 @partial(jax.jit, static_argnames="model")
 def _log_likelihoods(model: Module, params: Any, batch: dict[str, Any]) -> Float[Array, " batch"]:
-    """Returns the log-probabilities of targets, weighted by `target_weights` and summed per row, float32 [B]."""
+    """Returns the log-likelihood of each row, float32 [B].
+
+    This is the sum of the targets' log-probabilities, weighted by `target_weights`.
+    """
     log_probs = jax.nn.log_softmax(model.apply({"params": params}, **model.model.read(batch)))
     target_log_probs = jnp.take_along_axis(log_probs, batch["targets"][..., None], axis=-1)[..., 0]
     return jnp.sum(target_log_probs * batch["target_weights"], axis=-1)

@@ -1,6 +1,8 @@
 """Continuous evaluation: evaluates each checkpoint of a run once, in order, until the run is finished.
 
-    W/evaluation.jsonl   one row per checkpoint, written when all its tasks are done
+Files in the run directory W:
+
+    W/evaluation.jsonl   one row per checkpoint, written after the checkpoint is evaluated on all tasks
     W/samples.jsonl      samples of each checkpoint (`samples`)
     W/evaluation/        the rows as TensorBoard events; TensorBoard reads only one events file per folder at a time
     W/watch/             lease of the watching process (`common.leases`)
@@ -34,18 +36,18 @@ def follow(
     tasks: Sequence[str] = (),
     report: Callable[[prepared.Metrics], None] = lambda metrics: None,
 ) -> None:
-    """Evaluates the current and future checkpoints of a run that are not evaluated yet, until the run is finished.
+    """Evaluates the checkpoints of a run that are not evaluated yet, including future ones, until the run is finished.
 
-    Waits while the run is stopped before its last step. Reports and skips checkpoints that are damaged, or that the run
-    removed before they were evaluated.
+    If the run stops before its last step, waits until it is started again. Reports and skips checkpoints that are
+    damaged, or that the run removed before they were evaluated.
 
     Args:
-      run: config whose data is used; None for the config of the watched run.
-      tasks: tasks, by default those of `prepared.resolve_tasks`.
+      run: config on whose data checkpoints are evaluated; None for the config of the watched run.
+      tasks: names of tasks; empty for the default tasks of `prepared.resolve_tasks`.
       report: called with the metrics of each checkpoint.
 
     Raises:
-      UserError: there is no run, another process watches it, or a task cannot be evaluated.
+      UserError: there is no run, another process watches the run, or a task cannot be evaluated.
     """
     if not {"lock", "heartbeat", "checkpoints"} & set(storage.names(workdir)):
         raise UserError(f"{workdir} has no run to watch: pass the --workdir of a started run as --checkpoint")
@@ -54,7 +56,7 @@ def follow(
 
 
 class _Watch:
-    """State of a watch: checkpoints that are evaluated or skipped."""
+    """State of a watch: the checkpoints that are evaluated or skipped."""
 
     def __init__(
         self,
@@ -108,7 +110,10 @@ class _Watch:
         return [step for step in steps if step not in self._done]
 
     def _expected_tasks(self) -> list[str]:
-        """Returns the names of the tasks; the run must have saved its config."""
+        """Returns the names of the tasks.
+
+        By default, these are the sources of the given config or of the config that the run saved.
+        """
         if self._tasks:
             return list(self._tasks)
         if self._run:
@@ -158,7 +163,7 @@ class _Watch:
 
 
 class _Events:
-    """Context manager that rewrites the rows of evaluation.jsonl as TensorBoard events and adds new ones."""
+    """Context manager that rewrites the rows of evaluation.jsonl as TensorBoard events, and adds further events."""
 
     def __init__(self, workdir: str):
         self._rows, self._folder = os.path.join(workdir, "evaluation.jsonl"), os.path.join(workdir, "evaluation")
@@ -180,7 +185,7 @@ class _Events:
         self._exit.close()
 
     def add(self, step: int, metrics: prepared.Metrics) -> None:
-        """Adds a checkpoint's metrics."""
+        """Adds the metrics of a checkpoint as events."""
         numbers = {
             f"{task}/{name}": value for task, task_metrics in metrics.items() for name, value in task_metrics.items()
         }

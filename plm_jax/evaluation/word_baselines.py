@@ -1,8 +1,8 @@
-"""Bag-of-words baselines of labeled examples, with which fine-tuned models are compared.
+"""Bag-of-words baselines for labeled examples, with which fine-tuned models are compared.
 
-Each is fitted to the training records of a labeled source (`data.sources.corpus.Record`) and predicts the test records:
-a linear model of weighted counts of words and word pairs, logistic regression for classes and choices and ridge
-regression for scores; for tags, the most frequent tag of each word.
+Each function fits a model to the training records of a labeled source (`data.sources.corpus.Record`) and predicts the
+test records. Classes and choices are predicted by logistic regression, scores by ridge regression. The features of
+these models are weighted counts of words and word pairs. Tags are predicted by the most frequent tag of each word.
 """
 
 import collections
@@ -33,7 +33,7 @@ def scores(train: Sequence[Record], test: Sequence[Record]) -> np.ndarray:
 
 
 def tags(train: Sequence[Record], test: Sequence[Record]) -> list[list[int]]:
-    """Predicts the most frequent tag of each word, and the most frequent tag overall for unknown words."""
+    """Predicts the most frequent tag of each word; for unknown words, the most frequent tag of all words."""
     counts_by_word: dict[str, collections.Counter[int]] = collections.defaultdict(collections.Counter)
     for record in train:
         for word, tag in zip(record.text.split(" "), record.values["tags"], strict=True):
@@ -46,7 +46,7 @@ def tags(train: Sequence[Record], test: Sequence[Record]) -> list[list[int]]:
 def choices(train: Sequence[Record], test: Sequence[Record]) -> np.ndarray:
     """Predicts the index of the correct choice of each record, int [test].
 
-    Logistic regression separates correct from wrong choices by their words and those of the context.
+    Logistic regression separates correct choices from wrong choices, by the words of the choice and of the context.
     """
     from sklearn.linear_model import LogisticRegression
 
@@ -61,7 +61,7 @@ def choices(train: Sequence[Record], test: Sequence[Record]) -> np.ndarray:
 
 
 def _counter(records: Sequence[Record]) -> Callable[[Sequence[Record]], Any]:
-    """Returns a function from records to a matrix [records, features] of weighted counts of words and word pairs."""
+    """Returns a function from records to weighted counts of words and word pairs, a matrix [records, features]."""
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     # Logarithmic counts and weak regularization did best on the movie reviews in the package.

@@ -39,7 +39,7 @@ def of_step(workdir: str, step: int, row: int | None = None) -> Iterator[str]:
 
 
 def of_document(workdir: str, document: str) -> Iterator[str]:
-    """Yields lines that list the steps of a run that read a training document, named `SOURCE:NUMBER`.
+    """Yields lines that list the steps at which a run reads a training document, named `SOURCE:NUMBER`.
 
     Raises:
       UserError: the run or document does not exist.
@@ -97,7 +97,7 @@ def _parse_document(reader: Reader, document: str) -> tuple[str, int]:
 
 
 class _Texts:
-    """Rows of a run's batches as text."""
+    """Converter of rows of a run's batches to text."""
 
     def __init__(self, run: config.Run, workdir: str):
         spec = vocabularies.within(run.vocabulary.spec, os.path.join(workdir, "vocabulary"))
@@ -106,7 +106,7 @@ class _Texts:
         self._special = {i: f"[{name}]" for name, i in reversed(special_ids.items()) if i is not None}
 
     def described(self, example: dict[str, np.ndarray], is_packed: bool) -> Iterator[str]:
-        """Yields the lines of an example, for a packed row those of each inner row."""
+        """Yields the lines that describe an example. For a packed row, describes each inner row."""
         inner_rows = packing.split(example) if is_packed else [example]
         for number, row in enumerate(inner_rows, start=1):
             if is_packed:
@@ -114,7 +114,7 @@ class _Texts:
             yield from self.lines(row)
 
     def lines(self, example: dict[str, np.ndarray]) -> Iterator[str]:
-        """Yields lines for every array of an example, token arrays both as ids and as text."""
+        """Yields lines for every array of an example. Token arrays are shown both as ids and as text."""
         for key in [key for key in _OF_TOKENS if key in example] + sorted(example.keys() - set(_OF_TOKENS)):
             for name, values in _rows(key, example[key]):
                 if key == "targets" and "target_positions" in example:
@@ -128,7 +128,7 @@ class _Texts:
                     yield f"  {name}: {_run_lengths(values)}"
 
     def _masked(self, example: dict[str, np.ndarray]) -> Iterator[str]:
-        """Yields a line for each target of an example with target positions: the input there and the target."""
+        """Yields a line with the input and the target, for each target position whose weight is not 0."""
         tokens = example["tokens"]
         for position, target, weight in zip(
             *(example[key].tolist() for key in ("target_positions", "targets", "target_weights")), strict=True
@@ -138,7 +138,7 @@ class _Texts:
                 yield f"  target at {position}: {self._text(read)!r} → {self._text(np.array([target]))!r} ({target})"
 
     def _text(self, ids: np.ndarray) -> str:
-        """Decodes ids; special tokens are written as `[name]`, and repeated ones as `[name ×5]`."""
+        """Decodes ids; special tokens are written as `[name]`, and repeated special tokens as `[name ×5]`."""
         pieces = []
         for special, group in itertools.groupby(ids.tolist(), lambda i: self._special.get(i)):
             span = list(group)

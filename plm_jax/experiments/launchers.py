@@ -1,7 +1,7 @@
 """Launchers of the runs of a sweep: on this machine, as SLURM jobs, or on slices of a Kubernetes cluster.
 
-`Local` and `Kubernetes` execute each run in a thread that waits for it; `Slurm` only queues jobs. A job executes the
-command `sweep … --run=NAME` in each of its processes.
+`Local` and `Kubernetes` execute each run in a thread, which waits until the run ends; `Slurm` only queues jobs. A job
+executes the command `sweep … --run=NAME` in each of its processes.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ _REPORT_SECONDS = 10.0
 
 
 class Launcher:
-    """Base class of launchers that train and evaluate runs and wait for them.
+    """Base class of launchers. A launcher trains and evaluates runs, and waits until they end.
 
     Attributes:
       parallel: number of runs at a time; None for all.
@@ -50,12 +50,12 @@ class Launcher:
 
         Raises:
           UserError: the run failed.
-          Interrupted: the processes were stopped, and the current one has ended.
+          Interrupted: the launcher's processes were stopped, and the process of this run has ended.
         """
         raise NotImplementedError
 
     def report_progress(self) -> contextlib.AbstractContextManager:
-        """Context manager in which the last line of output of each active run is printed regularly."""
+        """Prints the last line of output of each active run regularly while the returned context is active."""
         return progress.beating(self._report, _REPORT_SECONDS, lambda seconds: _REPORT_SECONDS)
 
     def _report(self, seconds: float) -> None:
@@ -71,7 +71,7 @@ class Launcher:
 class _Output:
     """Output of the processes of a run, appended to a log in the run's directory.
 
-    There is no log in a bucket, whose files cannot be appended to.
+    There is no log if the run's directory is in a bucket, since files in buckets cannot be appended to.
 
     Attributes:
       tail: last bytes of the output since `begin`.
@@ -82,7 +82,7 @@ class _Output:
 
         Args:
           echo: whether output is copied to stderr; otherwise its last line is stored in `lines`.
-          lines: last line of each run, by folder.
+          lines: dict from the folder name of each run to the last line of its output.
           logs: whether output is appended to the log.
         """
         self._folder, self._echo, self._lines, self.tail = member.folder, echo, lines, b""
@@ -115,7 +115,7 @@ class Local(Launcher):
     """Launcher on this machine: executes `parallel` runs at a time, each with its share of the GPUs or cores."""
 
     def __init__(self, parallel: int = 1):
-        """Raises `UserError` if there are fewer GPUs than parallel runs."""
+        """Raises `UserError` if the machine has GPUs, but fewer GPUs than `parallel`."""
         super().__init__()
         self.parallel, gpus = parallel, _gpus() if parallel > 1 else []
         if parallel > len(gpus) > 0:
@@ -156,11 +156,11 @@ class Here(Launcher):
 
 
 def _call(processes: children.Group, output: _Output, environment: Mapping[str, str], name: str, *flags: str) -> None:
-    """Runs a command until it ends, and again if it was stopped after saving its step.
+    """Runs a command to its end. Runs it again if it was stopped after saving its step.
 
     Raises:
-      UserError: the command failed; the message is the last line of its output.
-      Interrupted: the processes were stopped, and the current one has ended.
+      UserError: the command failed or was killed. If it failed, the message is the last line of its output.
+      Interrupted: `processes` was stopped, and the command has ended.
     """
     output.begin()
     status = processes.run(children.command(name, *flags), environment, output)
@@ -174,7 +174,10 @@ def _call(processes: children.Group, output: _Output, environment: Mapping[str, 
 
 
 class Kubernetes(Launcher):
-    """Launcher on slices of a Kubernetes cluster: starts a JobSet per run with `launch/gke.py` and waits for it."""
+    """Launcher on slices of a Kubernetes cluster.
+
+    Starts a JobSet for each run with `launch/gke.py`, and waits until the JobSet ends.
+    """
 
     def __init__(self, command: Sequence[str], options: Sequence[str], parallel: int | None):
         """Stores the command of the whole sweep and the options of `launch/gke.py` for every run."""
@@ -209,7 +212,7 @@ class Slurm:
         self._command, self._options = [*command], [*options]
 
     def queued(self) -> dict[str, str]:
-        """Returns the ids of this user's jobs, by name."""
+        """Returns a dict from name to id, for this user's jobs that are queued or running."""
         lines = self._output("squeue", "--me", "--noheader", "--format=%i %j").splitlines()
         return {name: job_id for job_id, _, name in (line.strip().partition(" ") for line in lines)}
 
@@ -264,7 +267,7 @@ def job_command(path: str, workdir: str, seeds: Sequence[int], modules: Sequence
     """Returns the arguments of `python` with which a job in the project's root runs this sweep.
 
     Args:
-      modules: flags that load users' code.
+      modules: `--module` flags that load users' code.
     """
     if path.partition(":")[0].endswith(".py"):
         path = (
@@ -293,7 +296,7 @@ def _digest(workdir: str) -> str:
 
 
 def _share(devices: Sequence[Any], index: int, parallel: int) -> list[Any]:
-    """Returns the devices of one of `parallel` runs; empty if there are fewer devices than runs."""
+    """Returns the share of the devices for run `index` of `parallel` runs; empty with fewer devices than runs."""
     return (
         [*devices[index * len(devices) // parallel : (index + 1) * len(devices) // parallel]]
         if len(devices) >= parallel

@@ -1,10 +1,11 @@
 """Runs of a sweep: their definition, their progress, and how they are trained and evaluated.
 
 Each run executes `pretrain` and then `evaluate` in separate processes. `attempts.json` in its run directory stores when
-it began and when its parent did (seconds since 1970), how long its attempts took (seconds), and the flags of its
-further evaluations.
+the run began and when its parent began (seconds since 1970), the total duration of the run's attempts (seconds), and
+the flags of its completed further evaluations.
 
-As a config file, this module returns the config of a run directory: `--config=plm_jax/experiments/members.py:WORKDIR`.
+This module is also a config file, which returns the config of a run directory:
+`--config=plm_jax/experiments/members.py:WORKDIR`.
 """
 
 import dataclasses
@@ -38,7 +39,8 @@ class Member:
       workdir: run directory.
       changes: changes to the base config, as JSON.
       run: resolved config.
-      parent: run directory of the sweep's run whose weights this run starts from; None if there is none.
+      parent: run directory of another run of the sweep whose weights this run reads, by `train.init_from` or
+        `train.references`; None if this run reads no other run.
       evaluations: flags of each further `evaluate`.
     """
 
@@ -66,7 +68,7 @@ def get_config(workdir: str):
 
 
 def is_finished(member: Member) -> bool:
-    """Whether a run with exactly this config has saved its last checkpoint and completed every evaluation of it."""
+    """Whether a run with exactly this config has saved its last checkpoint and completed all evaluations."""
     last = os.path.join(member.workdir, "checkpoints", str(_steps(member)))
     if not _metrics(member) or not storage.exists(last) or _mismatch(member):
         return False
@@ -103,9 +105,9 @@ def train(member: Member, call: Call) -> None:
 
 
 def train_as_follower(member: Member, call: Call) -> None:
-    """Pretrains in a further process of a job whose first process runs `train`, and waits for its evaluation.
+    """Pretrains in a process of a job that is not the first process, and waits until the run is finished.
 
-    Launchers treat the end of one process as the end of the job.
+    The first process runs `train`. Launchers treat the end of one process as the end of the job.
 
     Raises:
       UserError: the errors of `train`.
@@ -119,7 +121,10 @@ def train_as_follower(member: Member, call: Call) -> None:
 
 
 def result(member: Member, error: str | None, is_pending: bool) -> dict[str, Any]:
-    """Returns the result of a run as JSON; `minutes` covers all its attempts, including start-up and evaluation."""
+    """Returns the result of a run as JSON.
+
+    The value `minutes` covers all attempts of the run, including start-up and evaluation.
+    """
     has_result = error is None and not is_pending
     return {
         "name": member.name,
@@ -150,9 +155,9 @@ def _saved_run(workdir: str) -> config.Run:
 
 
 def _metrics(member: Member) -> dict[str, float]:
-    """Returns the metrics of the last checkpoint on the validation split of each source and in further evaluations.
+    """Returns the metrics of the last checkpoint: on the validation split of each source, and in further evaluations.
 
-    Empty if a source is not evaluated yet.
+    Returns an empty dict if a source is not evaluated yet.
     """
     logged = read_lines(os.path.join(member.workdir, "evaluation.jsonl"))
     steps = _steps(member)
@@ -169,14 +174,20 @@ def _metrics(member: Member) -> dict[str, float]:
 
 
 def _steps(member: Member) -> int:
-    """Returns the number of steps of a run; with `train.epochs`, the saved run's, or 0 before its first checkpoint."""
+    """Returns the number of steps of a run.
+
+    If the config sets `train.epochs`, the number comes from the saved run. It is 0 before the first checkpoint.
+    """
     if member.run.train.epochs is None:
         return member.run.train.steps
     return _saved_run(member.workdir).train.steps if run_directory.has_checkpoint(member.workdir) else 0
 
 
 def _resolved(member: Member) -> config.Run:
-    """Returns the run as it is trained: with the tasks of mixtures, and with the model of its checkpoint.
+    """Returns the config that the run is trained with.
+
+    Mixtures are replaced by their tasks. If the config has no model, the model of the checkpoint in `train.init_from`
+    is used.
 
     Raises:
       UserError: the checkpoint is missing or does not fit the config.
@@ -210,7 +221,7 @@ def _check_config(member: Member) -> None:
 
 
 def _mismatch(member: Member) -> str | None:
-    """Describes how the run in a run directory differs from the expected one; None if it does not."""
+    """Describes how the run in a run directory differs from the expected run; None if the two agree."""
     if not run_directory.has_checkpoint(member.workdir):
         return None
     try:
@@ -240,7 +251,7 @@ def _mismatch(member: Member) -> str | None:
 
 
 def _wait_for_killed_run(member: Member) -> None:
-    """Waits for the run of a killed sweep, which notices this, saves its step and ends."""
+    """Waits until a run that a killed sweep has left behind has saved its step and ended."""
     lock, deadline = workdir_lock.folder(member.workdir), time.monotonic() + member.run.checkpoint.grace_seconds
     while (holder := leases.taken(lock)) and leases.is_here(holder) and leases.is_alive(lock):
         if time.monotonic() > deadline:  # Another process trains there; `pretrain` will report it.

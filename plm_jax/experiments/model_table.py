@@ -1,7 +1,7 @@
 """Markdown table of the published models that `configs/` trains.
 
-A config file is included if it defines two constants: `PUBLISHED`, by size the number of parameters counted in the
-original and the number usually stated, and `SOURCE`, the publication.
+A config file is included if it defines two constants: `SOURCE`, the publication, and `PUBLISHED`, which maps each size
+to a pair: the number of parameters counted in the original, and the number that is usually stated.
 """
 
 import math
@@ -87,14 +87,14 @@ def _cells(entry: ModelEntry) -> list[str]:
 
 
 def join_phases(values: list[int]) -> str:
-    """Formats the values of a run's phases, without repeated ones."""
+    """Formats the value of each phase of a run. Equal values of consecutive phases are shown once."""
     return " → ".join(
         f"{value:,}" for previous, value in zip([None, *values], values, strict=False) if value != previous
     )
 
 
 def _hugging_face(model: models.ModelConfig) -> str:
-    """Returns the Hugging Face family as which a model, or a part of it, is read and written."""
+    """Returns the name of the Hugging Face family of a model or of its published part; a dash without a family."""
     if not isinstance(model, models.TransformerConfig):
         return "– (bilm-tf)"
     try:

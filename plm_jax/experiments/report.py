@@ -16,10 +16,10 @@ def write(workdirs: Sequence[str], output: str, png: str | None = None) -> None:
     Args:
       workdirs: run directories, or folders of sweeps or of several runs.
       output: path of the HTML file.
-      png: folder for plots, TITLE.png; None writes none.
+      png: folder for plots, which are named TITLE.png; None for no plots.
 
     Raises:
-      UserError: a folder is none of these, or is damaged.
+      UserError: a folder contains neither runs nor a sweep, a folder is damaged, or no run has started.
     """
     if png is not None:
         from plm_jax.experiments import report_pictures  # Raises before runs are read if the extra is missing.

@@ -30,7 +30,8 @@ class Card(NamedTuple):
     Attributes:
       title: title of the plot.
       unit: unit of the values.
-      choices: for the label of each plot, the metric of the solid curve and that of the dashed curve, or None.
+      choices: dict from the label of a plot to two metrics: the metric of the solid curve, and the metric of the dashed
+        curve, or None without a dashed curve.
       is_noisy: whether the curves can be smoothed.
     """
 
@@ -41,13 +42,13 @@ class Card(NamedTuple):
 
     @property
     def units(self) -> dict[str, str]:
-        """Units of the choices, by label."""
+        """Dict from the label of each choice to its unit."""
         percent = {label: scale(keys[0]) == 100 and not self.unit for label, keys in self.choices.items()}
         return {label: "%" if is_percent else self.unit for label, is_percent in percent.items()}
 
 
 def cards(runs: Sequence[RunLog]) -> list[Card]:
-    """Returns the plots for which some run has a curve.
+    """Returns the plots for which at least one run has a curve.
 
     Raises:
       UserError: the runs log too many metrics.
@@ -75,7 +76,7 @@ def cards(runs: Sequence[RunLog]) -> list[Card]:
 
 
 def _tasks(runs: Sequence[RunLog]) -> list[str]:
-    """Returns the metrics of evaluation.jsonl that some run has at several steps."""
+    """Returns the metrics of evaluation.jsonl that at least one run has at several steps."""
     return list(dict.fromkeys(key for run in runs for key, curve in run.evaluation.items() if len(curve.steps) > 1))
 
 
@@ -85,12 +86,15 @@ def _all_curves(run: RunLog) -> Iterator[tuple[str, Curve]]:
 
 
 def page_data(runs: Sequence[RunLog], cards: Sequence[Card]) -> dict[str, Any]:
-    """Returns the data that the page's script reads, which can be written as JSON: `cards`, `groups` and `runs`.
+    """Returns the data that the page's script reads, as a JSON value: `cards`, `groups` and `runs`.
 
-    Each run has `steps`, a list of delta-encoded lists of steps, and `curves` by metric. A curve is [index, values],
-    where `index` is that of its list in `steps`, or [index, means, minima, maxima] if each point summarizes several
-    rows. Each run also has `axes` by name. An axis is [steps, positions on the axis], between which the script
-    interpolates linearly, or a text with the reason why the positions are unknown.
+    Each run has the following data, among others:
+
+    - `steps` is a list of delta-encoded lists of steps.
+    - `curves` maps each metric to a curve. A curve is [index, values], or [index, means, minima, maxima] if each point
+      summarizes several rows. The steps of the curve are `steps[index]`.
+    - `axes` maps the name of each axis to [steps, positions of these steps], or to a text that says why the positions
+      are unknown. The script interpolates linearly between the positions.
     """
     scales = {key: scale(key) for card in cards for keys in card.choices.values() for key in keys if key is not None}
     curves_of_runs = [{name: curve for name, curve in _all_curves(run) if name in scales} for run in runs]
@@ -130,7 +134,7 @@ def scale(key: str) -> int:
 
 
 def axis(run: RunLog, name: str) -> tuple[list[int], Sequence[float]] | str:
-    """Returns steps of a run and their positions on an axis, or the reason why these are unknown."""
+    """Returns steps of a run and their positions on an axis, or the reason why the positions are unknown."""
     return _seconds(run) if name == SECONDS else _work(run, (TOKENS, FLOPS).index(name))
 
 
@@ -141,7 +145,10 @@ def label(text: str) -> str:
 
 
 def _few(curve: Curve, max_points: int) -> tuple[np.ndarray, ...]:
-    """Returns steps and values of at most `max_points` numbers; long curves become means, minima and maxima."""
+    """Returns the steps and the finite values of a curve, reduced to at most `max_points` values.
+
+    The values of a longer curve are replaced by the means, minima and maxima of groups of consecutive values.
+    """
     is_drawn = np.isfinite(curve.values)
     steps, values = curve.steps[is_drawn], curve.values[is_drawn]
     if len(steps) <= max_points:
@@ -161,7 +168,10 @@ def _short(value: float) -> float | int:
 
 
 def levels(run: RunLog) -> list[tuple[str, float]]:
-    """Returns the last losses on text of each task, of the model and of the add-one unigram model."""
+    """Returns at most eight pairs (name, loss): the last losses on the text of each task.
+
+    Each task has a loss of the model and a loss of an add-one unigram model.
+    """
     last = {name: float(curve.values[-1]) for name, curve in run.evaluation.items()}
     return [
         (label(name), _short(value))
@@ -171,7 +181,10 @@ def levels(run: RunLog) -> list[tuple[str, float]]:
 
 
 def _work(run: RunLog, index: int) -> tuple[list[int], list[int]] | str:
-    """Returns steps and the tokens (index 0) or model FLOPs (1) up to each, or the reason why they are unknown."""
+    """Returns steps and the work up to each step, or the reason why the work is unknown.
+
+    The unit of the work is tokens (`index` 0) or model FLOPs (`index` 1).
+    """
     try:
         resolved = config.from_saved(run.config["config"], run.config.get("modules"))
         phases = config.resolve_phases(resolved)
@@ -200,7 +213,7 @@ def _decides(field: str, run: config.Run) -> bool:
 
 
 def _seconds(run: RunLog) -> tuple[list[int], list[float]] | str:
-    """Returns steps and the seconds until the end of each, or the reason why they are unknown."""
+    """Returns steps and the seconds until the end of each step, or the reason why the seconds are unknown."""
     step_seconds = run.metrics.get("train/step_seconds")
     if step_seconds is None or not np.isfinite(step_seconds.values).all() or (step_seconds.values < 0).any():
         return "the duration of its steps is not logged"

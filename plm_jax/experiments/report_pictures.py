@@ -23,7 +23,10 @@ _PICTURES = (
 
 
 def pictures(runs: Sequence[RunLog]) -> Iterator[tuple[str, bytes]]:
-    """Yields the name and the PNG of each plot. Several seeds are drawn as their mean, with a band between extremes."""
+    """Yields a pair (name, PNG) for each plot.
+
+    Several seeds are drawn as their mean, with a band between the smallest and the largest value.
+    """
     validation_names = {name: None for run in runs for name in run.metrics if name.startswith("validation/")}
     source_losses = [name for name in validation_names if name.endswith("/loss") and name.count("/") > 1]
     plots: list[tuple[str, str, Sequence[str]]] = [*_PICTURES]

@@ -22,7 +22,7 @@ _CONFIG, _SWEEP = "config.json", "sweep.json"
 
 
 class Curve(NamedTuple):
-    """Logged values of a metric: ascending steps [n] and values [n], finite or NaN."""
+    """Logged values of a metric: ascending steps [n] and values [n]. Values are finite or NaN."""
 
     steps: np.ndarray
     values: np.ndarray
@@ -55,12 +55,12 @@ class Sweep:
 
     Attributes:
       name: name in the report.
-      prefix: prefix of the variants of its runs.
-      results: results as in `comparison.table`, each with its `workdir`.
+      prefix: text before the names of the sweep's variants in the report.
+      results: results in the format of `comparison.table`, each with its `workdir`.
       base: base config; {} if it is not stored.
       baselines: baselines of runs.
       published: results of a paper.
-      compared: our metrics by the paper's names; the first is the primary metric.
+      compared: dict from the paper's name of a metric to our metric; the first is the primary metric.
       setups: table of the settings that differ from the paper's, from `setups.table`.
     """
 
@@ -75,7 +75,11 @@ class Sweep:
 
 
 def gather(workdirs: Sequence[str]) -> tuple[list[RunLog], list[Sweep]]:
-    """Reads the runs of run directories and folders, grouped by variant, and the sweeps among the folders."""
+    """Reads runs and sweeps from run directories, folders of sweeps and folders of runs.
+
+    Returns:
+      A pair: the runs, grouped by variant, and the sweeps.
+    """
     runs: list[RunLog] = []
     sweeps: list[Sweep] = []
     for workdir in workdirs:
@@ -132,7 +136,7 @@ def _common(names: Sequence[str]) -> str:
 
 
 def _unused(name: str, used: set[str]) -> str:
-    """Returns the name, with a number if it is already used, and marks it as used."""
+    """Returns the name, with a number appended if the name is already used. Marks the result as used."""
     unused = next(candidate for n in range(1, 10**6) if (candidate := name if n == 1 else f"{name} ({n})") not in used)
     used.add(unused)
     return unused
@@ -146,7 +150,7 @@ def read(workdir: str, prefix: str = "", variant: str = "") -> RunLog:
       variant: variant of the run, if it is known.
 
     Raises:
-      UserError: it is not a run directory, or it is damaged.
+      UserError: the folder is not a run directory, or is damaged.
     """
     path = os.path.join(workdir, _CONFIG)
     try:
@@ -197,10 +201,10 @@ def _curve(values: Mapping[int, float]) -> Curve:
 
 
 def read_sweep(workdir: str, prefix: str = "") -> Sweep:
-    """Reads the sweep.json of a sweep's folder.
+    """Reads the sweep.json of a sweep's folder, and declares the metrics that the file lists.
 
     Raises:
-      UserError: the file is damaged.
+      UserError: the file is damaged, or a metric already has another declaration.
     """
     path = os.path.join(workdir, _SWEEP)
     try:
@@ -235,7 +239,7 @@ def read_sweep(workdir: str, prefix: str = "") -> Sweep:
 
 
 def _result(row: dict[str, Any]) -> dict[str, Any]:
-    """Checks the result of a run."""
+    """Returns the result of a run with checked types and only the metrics of tasks."""
     error = row["error"]
     return {
         "name": _text(row["name"]),

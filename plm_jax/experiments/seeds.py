@@ -12,7 +12,7 @@ def lines(workdirs: Sequence[str], baselines: Mapping[str, float] | None = None)
     """Returns a line for each metric of the runs' last validations: mean, standard deviation, values and baseline.
 
     Args:
-      baselines: metrics of a predictor that ignores the input, by the names of the metrics.
+      baselines: dict from the name of a metric to the value of a predictor that ignores the input.
     """
     validations = [_last_validation(workdir) for workdir in workdirs]
     names = [
@@ -44,7 +44,7 @@ def _is_duplicate(name: str, row: dict[str, float]) -> bool:
 
 
 def _last_validation(workdir: str) -> dict[str, float]:
-    """Returns the metrics of a run's last validation, or nothing if there was none."""
+    """Returns the metrics of a run's last validation, or an empty dict if there was no validation."""
     rows = read_lines(os.path.join(workdir, "metrics.jsonl"))
     of_validation = ({k: v for k, v in row.items() if k.startswith("validation/")} for row in reversed(rows))
     return next(filter(None, of_validation), {})

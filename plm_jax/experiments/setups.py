@@ -42,16 +42,17 @@ class Setup:
       source: sections, tables and pages that state the setup.
       objective: `kind` and other fields of `config.objective`. For a run on text-to-text examples only, `kind` is
         `inputs_targets`.
-      sources: names of the sources that are read; None if sources are not compared.
+      sources: names of the sources that the run reads; None if sources are not compared.
       batch_size: number of rows; if phases differ, (until, rows) for each phase.
       steps: number of updates; a run has either `steps` or `epochs`.
       learning_rate: peak learning rate.
       warmup: number of steps, or share of all steps.
       length: number of tokens in a row; if phases differ, (until, tokens) for each phase.
-      model: fields of `config.model`, not compared if the model comes from a checkpoint.
+      model: fields of `config.model`. They are not compared if the model comes from a checkpoint.
       rows: fields of `config.data.layout` and `config.data.inputs_targets`.
-      reasons: reasons by the name of a value, such as `steps` or `objective.rate`: why the config differs from the
-        paper, or, if the paper does not state the value, the origin of the config's value.
+      reasons: dict from the name of a value, such as `steps` or `objective.rate`, to a reason. The reason says why the
+        config differs from the paper. If the paper does not state the value, the reason says where the config's value
+        comes from.
     """
 
     source: str
@@ -74,13 +75,13 @@ class Setup:
 
 
 class SetupDifference(NamedTuple):
-    """A value of a config that differs from the paper's, or that the paper does not state.
+    """A value of a config that differs from the paper's value, or that the paper does not state.
 
     Attributes:
       name: name of the value, such as `steps` or `objective.rate`.
       paper: the paper's value.
-      ours: the config's value; None if it has none.
-      reason: reason from `Setup.reasons`, or empty.
+      ours: the config's value; None if the config has no such value.
+      reason: reason from `Setup.reasons`; empty if there is no reason.
     """
 
     name: str
@@ -105,7 +106,7 @@ def differences(setup: Setup, run: config.Run) -> list[SetupDifference]:
 
 
 def _stated(setup: Setup, run: config.Run) -> dict[str, Any]:
-    """Returns the values of a setup that a config is compared with, by name."""
+    """Returns a dict from name to value, for the values of a setup that a config is compared with."""
     stated: dict[str, Any] = {}
     sections = ("objective", "rows") if run.model.is_placeholder else ("objective", "rows", "model")
     for name in sections:
@@ -142,7 +143,10 @@ def _values(run: config.Run) -> dict[str, Any]:
 
 
 def _at(tree: Mapping[str, Any], path: str) -> Any:
-    """Returns the value at a dotted path of a tree: the kind for a whole section, None if the path does not exist."""
+    """Returns the value at a dotted path of a tree.
+
+    Returns the kind if the path is a section, and None if the path does not exist.
+    """
     value: Any = tree
     for name in path.split("."):
         value = value.get(name) if isinstance(value, Mapping) else None
@@ -192,7 +196,10 @@ def _with_tuples(value: Any) -> Any:
 
 
 def table(runs: Mapping[str, config.Run], setups: Mapping[str, Setup]) -> list[tuple[str, ...]]:
-    """Returns a table of the differences from the papers, SETUP_HEAD first; runs with the same difference share a row.
+    """Returns a table of the differences between configs and the papers.
+
+    The first row is SETUP_HEAD. Runs with the same difference share a row. The table is empty if there are no
+    differences.
 
     Args:
       runs: resolved configs by run name.
@@ -227,10 +234,13 @@ def _text(value: Any) -> str:
 
 
 def of_run(name: str, pretraining: Setup, tuning: Mapping[str, Setup]) -> dict[str, Setup]:
-    """Returns the setups of a run and the runs tuned from it by name; keys of `tuning` are suffixes, as in `-mnli`."""
+    """Returns a dict from name to setup, for a run and the runs tuned from it.
+
+    Keys of `tuning` are suffixes of the names of tuned runs, such as `-mnli`.
+    """
     return {name: pretraining} | {f"{name}{end}": setup for end, setup in tuning.items()}
 
 
 def by_run(published: Sequence[Any]) -> dict[str, Setup]:
-    """Returns the setups of the given `comparison.Published` by run name."""
+    """Returns a dict from run name to setup, collected from `comparison.Published` items."""
     return {run: setup for row in published for run, setup in row.setups.items()}

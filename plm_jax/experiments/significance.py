@@ -1,12 +1,13 @@
-"""Significance tests of the rows of a table against its reference, from their results with each seed.
+"""Significance tests of the rows of a table against a reference row, from the results with each seed.
 
 Each row is tested against the reference by Welch's t-test, and the tests of a table are corrected by Holm's method. If
 no row truly differs, at most one table in twenty shows a difference. Two further variances make tests with three seeds
 conservative:
 
-- Test set: all seeds share one sample. The mean over n rows of numbers in [low, high] has a variance of at most (mean -
-  low)(high - mean) / n, which is the binomial variance for accuracies. It is added to the variance of each run. Both
-  runs are tested on the same rows, so the variance of their difference is smaller than the sum of the variances.
+- Test set: all seeds are evaluated on the same test set. The mean over n rows of numbers in [low, high] has a variance
+  of at most (mean - low)(high - mean) / n, which is the binomial variance for accuracies. This bound is added to the
+  variance of each run. Both runs are tested on the same rows, so the variance of their difference is smaller than the
+  sum of the variances.
 - Spread of the table: three seeds may agree by chance, and discrete values often do. The variance of a row is at least
   the upper quartile of the variances of all rows.
 """
@@ -28,7 +29,7 @@ class Sample(NamedTuple):
 
     Attributes:
       values: value of the metric with each seed.
-      test_variance: variance of a value over test sets of this size; None if it is unknown.
+      test_variance: variance of a value over test sets of the same size; None if it is unknown.
     """
 
     values: Sequence[float]
@@ -36,7 +37,7 @@ class Sample(NamedTuple):
 
 
 class MeanDifference(NamedTuple):
-    """Difference of means with the limits of its 95 % interval; None if there are too few seeds or no spread."""
+    """Difference of means with its 95 % interval. The limits are None with too few seeds or without any spread."""
 
     mean: float
     low: float | None = None
@@ -54,7 +55,10 @@ def bounded_variance(mean: float, limits: tuple[float, float], rows: float) -> f
 
 
 def difference(values: Sample, reference: Sample | None = None, target: float = 0.0) -> MeanDifference:
-    """Returns the difference of a sample's mean to that of a reference, or to `target`, with Welch's interval."""
+    """Returns the difference between the mean of a sample and the mean of a reference, with Welch's interval.
+
+    Without a reference, `target` is subtracted from the mean.
+    """
     samples = [values] if reference is None else [values, reference]
     mean = statistics.fmean(values.values) - (target if reference is None else statistics.fmean(reference.values))
     if any(len(sample.values) < 2 for sample in samples):
@@ -90,7 +94,12 @@ def p_values(reference: Sample, rows: Sequence[Sample]) -> list[float | None]:
 
 
 def holm(values: Sequence[float | None], level: float = LEVEL) -> list[bool]:
-    """Returns whether Holm's step-down method rejects each hypothesis; `values` are p-values, None without a test."""
+    """Returns whether Holm's step-down method rejects each hypothesis.
+
+    Args:
+      values: p-value of each hypothesis, or None without a test.
+      level: largest probability of rejecting at least one true hypothesis.
+    """
     order = sorted((value, i) for i, value in enumerate(values) if value is not None)
     rejected = [False] * len(values)
     for rank, (value, i) in enumerate(order):
@@ -111,7 +120,7 @@ def _error(seeds: Sequence[float], samples: Sequence[Sample]) -> tuple[float, fl
     The variance of the test set is treated as known.
 
     Args:
-      seeds: variance of the mean of each sample, over its seeds.
+      seeds: for each sample, the variance of its mean over seeds.
     """
     total = sum(seeds) + sum(sample.test_variance or 0.0 for sample in samples)
     if not total:

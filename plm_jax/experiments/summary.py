@@ -23,11 +23,11 @@ _MOST_BATCHES = 64
 
 
 def lines(results: Sequence[TrainResult], seconds: float) -> list[str]:
-    """Returns the lines of a summary of runs that differ only in their seeds.
+    """Returns the lines of a summary of runs. The runs differ only in their seeds.
 
     Args:
       results: results of the runs, which are finished.
-      seconds: duration of this start.
+      seconds: duration of this execution of the command.
     """
     duration, workdirs = time.strftime("%H:%M:%S", time.gmtime(seconds)), [result.workdir for result in results]
     run = _saved_run(workdirs[0])
@@ -45,7 +45,7 @@ def lines(results: Sequence[TrainResult], seconds: float) -> list[str]:
 
 
 def _heading(results: Sequence[TrainResult]) -> str:
-    """Returns whether the runs were trained by this start, or were finished before it."""
+    """Returns the first line, which says how many of the runs were finished before the command started."""
     name = results[0].workdir if len(results) == 1 else f"{len(results)} runs"
     verb = "is" if len(results) == 1 else "are"
     finished = sum(not result.trained for result in results)
@@ -70,7 +70,7 @@ def _saved_run(workdir: str) -> config.Run:
 
 
 def _commands(run: config.Run, checkpoint: str, format: str) -> list[str]:
-    """Returns commands that use the trained model, which can be converted to `format`."""
+    """Returns commands that use the trained model. One of the commands converts the model to `format`."""
     commands = [f"plm_jax evaluate --checkpoint={checkpoint}"]
     if isinstance(run.objective, objectives.LabeledObjective):
         commands.append(f"plm_jax predict --checkpoint={checkpoint} --input=FILE --output=predictions.jsonl")
@@ -83,7 +83,7 @@ def _commands(run: config.Run, checkpoint: str, format: str) -> list[str]:
 def _baselines(run: config.Run) -> dict[str, float]:
     """Returns the metrics of predictors that ignore the input, by names such as `validation/SOURCE/accuracy`.
 
-    They are those of the best constant answer for labeled examples, and the loss of a unigram model for text.
+    The predictor is the best constant answer for labeled examples, and a unigram model for text.
     """
     try:
         reader = Reader(config.reader_config(run))
@@ -113,7 +113,7 @@ def _source_baselines(run: config.Run, reader: Reader, name: str) -> Mapping[str
 
 
 def _unigram_loss(run: config.Run, reader: Reader, name: str) -> float:
-    """Returns the `unigram_loss` of `evaluate`, over the targets of the batches that validation reads."""
+    """Returns the metric `unigram_loss` of `evaluate`, for at most `_MOST_BATCHES` batches of the validation."""
     batch_size = run.evaluation.batch_size
     rates = {other: rate for other, rate in reader.rates(config.resolve_phases(run)[-1]).items() if rate}
     limit = Mixture(rates).counts(run.evaluation.max_batches or _MOST_BATCHES).get(name, 0)

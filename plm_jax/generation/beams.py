@@ -18,15 +18,15 @@ NEVER = -1e9  # Lower than every score of a hypothesis.
 
 
 class Beams(NamedTuple):
-    """Hypotheses of a beam search, best first.
+    """Hypotheses of a beam search, sorted from best to worst.
 
     Attributes:
-      answers_BKN: the K best hypotheses that still grow.
-      scores_BK: their log-probabilities.
-      stops_BK: their states in the automaton of stop strings.
+      answers_BKN: the K best unfinished hypotheses.
+      scores_BK: log-probabilities of the unfinished hypotheses.
+      stops_BK: states of the unfinished hypotheses in the automaton of stop strings.
       finished_BKN: the K best finished hypotheses.
-      finished_scores_BK: their log-probabilities divided by the length penalty.
-      open_BK: [B, 1], whether the search for a prompt continues.
+      finished_scores_BK: log-probabilities of the finished hypotheses, divided by the length penalty.
+      open_BK: [B, 1], whether the search continues for each prompt.
     """
 
     answers_BKN: Integer[Array, "batch beams new"]
@@ -37,12 +37,12 @@ class Beams(NamedTuple):
     open_BK: Bool[Array, "batch 1"]
 
     def best(self, number: int) -> Integer[Array, "batch {number} new"]:
-        """Returns the best finished hypotheses."""
+        """Returns the `number` best finished hypotheses."""
         return self.finished_BKN[:, :number]
 
 
 def initial(batch: int, beams: int, max_new_tokens: int, ends: Ends) -> Beams:
-    """Returns the state before the first token. All beams are equal, so only the first one may be chosen."""
+    """Returns the state before the first token. All beams are equal, so only the first beam may be extended."""
     shape = batch, beams
     empty_BKN, never_BK = jnp.full((*shape, max_new_tokens), END), jnp.full(shape, NEVER)
     first_BK = never_BK.at[:, 0].set(0.0)
@@ -59,9 +59,9 @@ def extend(
     rules: Rules,
     ends: Ends,
 ) -> tuple[Beams, Integer[Array, "batch beams"], Integer[Array, "batch beams"]]:
-    """Searches one step. Returns the state, the next tokens, and the beam that each of them continues.
+    """Extends the hypotheses by one token. Returns the state, the next tokens, and the beam that each token continues.
 
-    A hypothesis finishes when its end ranks among the best K candidates, or with the last token.
+    A hypothesis is finished if it is among the best K candidates and either ends or has `max_new_tokens` tokens.
     `DecodingConfig.early_stopping` determines when the search for a prompt ends.
     """
     batch, beams, max_new_tokens = state.answers_BKN.shape
@@ -98,7 +98,17 @@ def _can_improve(
     length: Step,
     max_new_tokens: int,
 ) -> Bool[Array, "batch 1"]:
-    """Returns whether the best growing hypothesis, of this length, can become better than the worst finished one."""
+    """Returns whether the best unfinished hypothesis can still replace the worst finished hypothesis.
+
+    The result depends on `DecodingConfig.early_stopping`.
+
+    Args:
+      decoding: decoding settings.
+      best_B1: log-probability of the best unfinished hypothesis.
+      worst_B1: score of the worst finished hypothesis.
+      length: number of tokens of the unfinished hypotheses.
+      max_new_tokens: maximum number of tokens of a hypothesis.
+    """
     if decoding.early_stopping == "never" and decoding.length_penalty > 0:
         length = max_new_tokens
     can_B1 = best_B1 / decoding.penalty(length) > worst_B1

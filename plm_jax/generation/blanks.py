@@ -31,10 +31,10 @@ class FilledText(NamedTuple):
 
 
 def encode(vocabulary: Vocabulary, text: str, marks: Mapping[str, int]) -> list[int]:
-    """Returns the ids of a text in which each of `marks` becomes its id.
+    """Returns the ids of a text. Each key of `marks` in the text is encoded as the single id that `marks` gives.
 
-    Spaces before a mark are removed: they belong to the filling. The text after a mark is encoded as the middle of a
-    text, because vocabularies may treat the beginning of a text differently.
+    Spaces before a mark are removed, because they belong to the filling. The text after a mark is encoded as the middle
+    of a text, because vocabularies may treat the beginning of a text differently.
     """
     if not marks:
         return list(vocabulary.encode(text))
@@ -47,7 +47,7 @@ def encode(vocabulary: Vocabulary, text: str, marks: Mapping[str, int]) -> list[
 
 
 def encode_within(vocabulary: Vocabulary, text: str) -> list[int]:
-    """Returns the ids of a text that continues another one."""
+    """Returns the ids of a text that continues another text."""
     return list(vocabulary.encode("\n" + text)[len(vocabulary.encode("\n")) :])
 
 
@@ -58,7 +58,7 @@ def sentinel_ids(text: str, sentinels: Sequence[int]) -> dict[str, int]:
       sentinels: ids of the vocabulary's sentinels, in the order in which they are used.
 
     Raises:
-      UserError: the vocabulary has fewer sentinels.
+      UserError: the text contains a sentinel that the vocabulary lacks.
     """
     numbers = {match[0]: int(match[1]) for match in SENTINEL.finditer(text)}
     for mark, number in numbers.items():
@@ -80,7 +80,7 @@ def fill_masks(
     """Fills each mask of a text with the most probable token of the vocabulary.
 
     Args:
-      tokens: ids of the text; the logits may have further rows.
+      tokens: ids of the text. `logits_LV` may have more rows than there are ids.
       frame: ids that are left out of the text.
       top_k: number of candidates for each mask.
     """
@@ -97,7 +97,7 @@ def fill_masks(
 
 
 def fill_spans(tokens: Sequence[int], answer: Sequence[int], sentinels: Collection[int]) -> list[int]:
-    """Replaces each sentinel by the ids that follow it in `answer`; a sentinel that the answer lacks stays."""
+    """Replaces each sentinel by the ids that follow it in `answer`. A sentinel that `answer` lacks is not replaced."""
     spans: dict[int, list[int]] = {}
     span: list[int] = []
     for token in answer:

@@ -1,4 +1,4 @@
-"""Constraints of answers, as scores of the next tokens.
+"""Constraints on answers, which change the scores of the next tokens.
 
 Shapes: B prompts, K answers to each, P slots of the decoder's prompt, N new tokens, T tokens of a history, V
 vocabulary, S states.
@@ -19,11 +19,11 @@ Step = int | Integer[Array, ""]
 
 
 class Rules(NamedTuple):
-    """Constraints of answers, which are compile-time constants.
+    """Constraints on answers. All fields are compile-time constants.
 
     Attributes:
       max_new_tokens, min_new_tokens, no_repeat_ngram_size, forced_eos_token_id: fields of `DecodingConfig`.
-      forced: the first tokens of each answer.
+      forced: tokens with which each answer begins.
       eos_ids: tokens that end an answer.
       vocab_size: ids at or above this number are never chosen; None allows every id.
     """
@@ -43,12 +43,13 @@ class Rules(NamedTuple):
         prompt: Prompt,
         step: Step,
     ) -> Float[Array, "batch answers vocab"]:
-        """Returns the scores of the next tokens with forbidden ones at -inf and a forced one at 0.
+        """Returns the scores of the next tokens: -inf for forbidden tokens, and 0 for a forced token.
 
         Args:
           scores_BKV: logits or log-probabilities.
-          answers_BKN: the new tokens so far, of which there are `step`.
+          answers_BKN: the new tokens; only the first `step` tokens of each answer are set.
           prompt: tokens and mask of the decoder's prompt.
+          step: number of new tokens so far.
         """
         ids = jnp.arange(scores_BKV.shape[-1])
         if self.no_repeat_ngram_size:
@@ -70,7 +71,7 @@ class Rules(NamedTuple):
 def repeating(
     size: int, answers_BKN: Integer[Array, "batch answers new"], prompt: Prompt, step: Step, vocab_size: int
 ) -> Bool[Array, "batch answers {vocab_size}"]:
-    """Returns which tokens would repeat an n-gram of this size of the prompt or the answer."""
+    """Returns whether each token would complete an n-gram of this size that is already in the prompt or the answer."""
     prompt_BP, mask_BP = prompt
     batch, rows, new = answers_BKN.shape
     context = size - 1
@@ -95,24 +96,25 @@ def repeating(
 
 
 class Ends(NamedTuple):
-    """Ends of an answer.
+    """Conditions that end an answer.
 
     Attributes:
       eos: ids of end tokens, which are not part of the answer.
-      next_SV: automaton as `stops` returns it, whose last token is part of the answer; None without stop strings.
+      next_SV: automaton of stop strings, as returned by `stops`; None: no stop strings. The token that completes a stop
+        string is part of the answer.
     """
 
     eos: Integer[Array, " ends"]
     next_SV: Integer[Array, "states vocab"] | None
 
     def begin(self, shape: tuple[int, ...]) -> Int32[Array, "..."]:
-        """Returns the automaton's states before the first tokens."""
+        """Returns the states of the automaton before the first tokens."""
         return jnp.zeros(shape, jnp.int32)
 
     def after(
         self, states: Integer[Array, "*answers"], tokens: Integer[Array, "*answers"]
     ) -> tuple[Integer[Array, "*answers"], Bool[Array, "*answers"], Bool[Array, "*answers"]]:
-        """Returns the states after these tokens, whether each token is an end token, and whether its answer ends."""
+        """Returns a tuple: the new states, whether each token is an end token, and whether each answer ends."""
         is_eos = jnp.isin(tokens, self.eos)
         if self.next_SV is None:
             return states, is_eos, is_eos
@@ -123,16 +125,16 @@ class Ends(NamedTuple):
 def stops(
     texts: Sequence[str], token_text: Callable[[int], str], vocab_size: int
 ) -> Int32[np.ndarray, "states {vocab_size}"]:
-    """Returns an automaton over tokens that finds the first occurrence of any of some texts (Aho and Corasick 1975).
+    """Returns an automaton over tokens that finds the first occurrence of one of the texts (Aho and Corasick 1975).
 
     Args:
       texts: nonempty texts.
-      token_text: returns the text that a token adds. Incomplete characters match nothing.
+      token_text: function that returns the text that a token adds. Incomplete characters match nothing.
       vocab_size: number of tokens.
 
     Returns:
-      The state after each token. State 0 is the state before the first token. The last state, which no token leaves,
-      means that a text is complete.
+      The next state for each state and each token. State 0 is the state before the first token. The last state means
+      that a text is complete; no token leaves this state.
     """
     prefixes = sorted({text[:end] for text in texts for end in range(len(text))}, key=len)
     states, complete = {prefix: i for i, prefix in enumerate(prefixes)}, len(prefixes)
@@ -155,5 +157,5 @@ def stops(
 
 
 def cut(text: str, texts: Sequence[str]) -> str:
-    """Returns the part of a text before the first of some texts."""
+    """Returns the part of `text` before the first occurrence of one of `texts`."""
     return text[: min((at for at in map(text.find, filter(None, texts)) if at >= 0), default=len(text))]

@@ -1,9 +1,9 @@
 """Text generation: greedy decoding, sampling, and beam search, over a key/value cache.
 
 One jitted program reads the prompt in one call and then runs a loop of single tokens. A decoder reads left-padded
-prompts; an encoder-decoder encodes them and its decoder reads a start token. All answers to a prompt share one row of
-the model's batch and its cache: each call adds one slot per answer, and a mask marks the slots of each answer's own
-history, so that no beam's cache is ever moved or copied.
+prompts. In an encoder-decoder, the encoder reads the prompts, and the decoder reads a start token. All answers to a
+prompt share one row of the model's batch and of the cache. Each call adds one slot per answer, and a mask marks the
+slots that belong to the history of each answer. The cache of a beam is therefore never moved or copied.
 
 Shapes: B prompts, K answers or beams to each, P slots of the decoder's prompt, M encoder slots, N new tokens, S slots
 of the cache, V vocabulary.
@@ -53,20 +53,21 @@ def generate(
     Args:
       model: a decoder or encoder-decoder; `params` are its parameters.
       prompts: ids, at least one per prompt; lengths may differ.
-      decoding: settings. Their `forced_prefix` must be ids, and `stops` replaces their `stop_strings`.
+      decoding: decoding settings. `forced_prefix` must be ids. `stop_strings` is ignored in favor of `stops`.
       seed: seed of the samples.
       eos_ids: ids that end a continuation and are not part of it.
       start_id: first id of the decoder of an encoder-decoder (T5: pad), which is not part of the answer.
       vocab_size: ids at or above this number are never chosen; None allows every id.
-      marks: marks of a decoder that fills blanks. Its prompts have masks and end with the earlier fillings and sop.
+      marks: special ids of a decoder that fills blanks. Each prompt then contains masks, followed by the earlier
+        fillings and a sop at the end.
       has_prefix: whether the tokens of a prompt attend to each other in both directions.
-      stops: automaton of further ends, as `constraints.stops` returns it; the token that completes one is part of the
-        answer.
+      stops: automaton of stop strings, as returned by `constraints.stops`. The token that completes a stop string is
+        part of the answer.
       options: fields of `decoding` to replace.
 
     Returns:
-      The new ids of each prompt. With `num_return_sequences` above 1, a list of answers to each prompt, for beam
-      search in descending order of score.
+      A list with the new ids for each prompt. With `num_return_sequences` above 1, each entry is a list of answers.
+      Beam search sorts these answers by descending score.
 
     Raises:
       UserError: an argument is out of range, an id is outside the model's vocabulary, or prompt and new tokens exceed
@@ -95,7 +96,7 @@ def generate(
 
 
 def _padded_inputs(prompts: Sequence[Sequence[int]], start_id: int | None) -> tuple[_Padded | None, _Padded]:
-    """Returns ids and mask of the encoder, None without `start_id`, and ids and mask of the decoder."""
+    """Returns two pairs of ids and mask: for the encoder (None if `start_id` is None), and for the decoder."""
     slots = num_slots(max(map(len, prompts)))
     if start_id is None:
         return None, pad(prompts, slots, left=True)
@@ -114,7 +115,7 @@ def num_slots(length: int) -> int:
 def pad(
     rows: Sequence[Sequence[int]], length: int, left: bool = False
 ) -> tuple[Int32[np.ndarray, "rows length"], Int32[np.ndarray, "rows length"]]:
-    """Returns rows of ids padded with 0 to `length`, and their mask, 1 for tokens, 0 for padding."""
+    """Returns a pair: the rows padded with 0 to `length`, and a mask with 1 for tokens and 0 for padding."""
     tokens, mask = np.zeros((2, len(rows), length), np.int32)
     for i, row in enumerate(rows):
         real = slice(length - len(row), None) if left else slice(len(row))
@@ -123,7 +124,7 @@ def pad(
 
 
 def _static(decoding: DecodingConfig) -> DecodingConfig:
-    """Returns the settings that are compile-time constants, without traced settings and those in `Rules`."""
+    """Sets fields that `_generate` receives in other arguments to constants, so that programs are compiled once."""
     return dataclasses.replace(
         decoding,
         temperature=1.0 if decoding.is_sampled else None,
@@ -188,15 +189,15 @@ def _forward(
     memory: jax.Array | None = None,
     cache: Any = None,
 ) -> tuple[Float[Array, "batch steps vocab"], Any]:
-    """Returns logits, in the first call those of the last token only, and the new cache.
+    """Returns a pair: the logits, and the new cache. The first call returns only the logits of the last token.
 
     Args:
       tokens: inputs of the decoder.
-      visible: slots that hold a token after this call and that each token attends to.
-      positions: `positions` [B, L] and other inputs with the positions of the tokens.
+      visible: whether each cache slot is visible to all tokens [B, S], or to each token [B, L, S].
+      positions: dict with `positions` [B, L] and the model's other inputs that contain positions.
       index: first slot that this call fills.
       source_mask: [B, M] for an encoder-decoder; None for a decoder.
-      memory: [B, M, D] for an encoder-decoder in the first call.
+      memory: [B, M, D], only for an encoder-decoder in the first call.
       cache: cache after the previous call.
     """
 
@@ -215,7 +216,10 @@ def _forward(
 
 
 def _last_positions(positions: dict[str, jax.Array], slots: int, limit: int, rows: int) -> dict[str, jax.Array]:
-    """Returns the positions of the last token of each prompt, and for several answers the position of each slot."""
+    """Returns the position inputs of each prompt's last token.
+
+    With several answers per prompt, they include `slot_positions`, the position of each cache slot.
+    """
     last = {name: value[:, -1:] if value.ndim == 2 else value for name, value in positions.items()}
     if rows > 1:
         last["slot_positions"] = jnp.append(jnp.arange(slots), slots + jnp.repeat(jnp.arange(limit), rows))
@@ -237,7 +241,7 @@ def _generate(
     rules: Rules,
     has_prefix: bool,
 ) -> Integer[Array, "batch answers new"]:
-    """Returns new tokens, END from the end token on. `positions` are those of a decoder that fills blanks."""
+    """Returns new tokens, with END from the end token on. `positions` is None unless the decoder fills blanks."""
     tokens_BP, mask_BP = prompt
     batch, slots = tokens_BP.shape
     limit, rows = rules.max_new_tokens, max(decoding.num_beams, decoding.num_return_sequences)

@@ -10,27 +10,29 @@ from plm_jax.common.errors import UserError, nearest
 
 @dataclass(frozen=True)
 class DecodingConfig:
-    """Decoding settings, named as in Hugging Face transformers if it has the same setting.
+    """Decoding settings. Settings that also exist in Hugging Face transformers have the same names as there.
 
     Attributes:
-      max_new_tokens: maximum number of generated tokens, including the end token; None: 50 in `generate`, and
-        the length of the targets of the task in `evaluate`.
+      max_new_tokens: maximum number of generated tokens, including the end token. None: 50 in `generate`, and the
+        length of the task's targets in `evaluate`.
       min_new_tokens: minimum number of generated tokens before the end token.
       temperature: divisor of the logits in sampling; 0 or None: no sampling. Without sampling and beams, the most
-        probable token is chosen, or the one with the lowest id among equally probable tokens.
+        probable token is chosen; among equally probable tokens, the token with the lowest id.
       top_k: number of most probable tokens to sample from; None: all tokens.
-      top_p: probability mass to sample from (Holtzman et al. 2020): the smallest set of most probable tokens with at
-        least this total probability, after `top_k` is applied; None: all tokens.
+      top_p: probability mass to sample from (Holtzman et al. 2020); None: all tokens. After `top_k` is applied, tokens
+        are sampled from the smallest set of most probable tokens whose total probability is at least `top_p`.
       num_beams: number of beams of a beam search, as in transformers; 1: no beam search.
       length_penalty: exponent α of the length penalty, which divides the log-probability of a finished hypothesis;
         above 0, it favors long hypotheses.
-      length_penalty_form: formula of the length penalty, for a hypothesis of `length` tokens, including the end token:
-        `power`, length ** α (transformers, fairseq), or `gnmt`, ((5 + length) / 6) ** α (Wu et al. 2016, T5).
-      early_stopping: when beam search stops: True, once there are `num_beams` finished hypotheses; False, once the best
-        unfinished hypothesis, with the length penalty for its current length, is worse than `num_beams` finished ones;
-        "never", once no unfinished hypothesis, of any length, can become one of the best `num_beams`.
-      no_repeat_ngram_size: size of the n-grams that an answer never repeats; a decoder also never repeats those of its
-        prompt; 0: no limit.
+      length_penalty_form: formula of the length penalty. `power`: length ** α (transformers, fairseq). `gnmt`: ((5 +
+        length) / 6) ** α (Wu et al. 2016, T5). The length is the number of tokens of a hypothesis, including the end
+        token.
+      early_stopping: condition on which beam search stops. True: there are `num_beams` finished hypotheses. False:
+        `num_beams` finished hypotheses are better than the best unfinished hypothesis, whose score uses the length
+        penalty of its current length. "never": no unfinished hypothesis can become one of the best `num_beams`
+        hypotheses, whatever its final length.
+      no_repeat_ngram_size: size of the n-grams that an answer never repeats; 0: no limit. A decoder also never repeats
+        n-grams of the prompt.
       forced_bos_token_id: id that is forced as the first token of each answer.
       forced_eos_token_id: id that is forced as the last token of an answer that reaches `max_new_tokens` without an end
         token.
@@ -71,7 +73,9 @@ class DecodingConfig:
             )
 
     def changed(self, **options: Any) -> "DecodingConfig":
-        """Returns the settings with some fields replaced. Tuples may be lists, and `stop_strings` a single string.
+        """Returns the settings with some fields replaced.
+
+        A field that is a tuple may be passed as a list. `stop_strings` may also be a single string.
 
         Raises:
           UserError: a field does not exist, or a value is out of range.
@@ -91,10 +95,10 @@ class DecodingConfig:
         return bool(self.temperature)
 
     def penalty(self, length: Any) -> Any:
-        """Returns the length penalty of hypotheses, by which their log-probability is divided.
+        """Returns the length penalty, by which the log-probability of a hypothesis is divided.
 
         Args:
-          length: number of tokens, or an array of them.
+          length: number of tokens, or an array of numbers of tokens.
         """
         return (length if self.length_penalty_form == "power" else (5 + length) / 6) ** self.length_penalty
 

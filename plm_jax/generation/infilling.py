@@ -1,7 +1,7 @@
-"""GLM's blank infilling: positions, prompts and answers. The fillings of the blanks follow the text one by one.
+"""GLM's blank infilling: positions, prompts and answers. The fillings follow the text, one after the other.
 
-Part A is a prompt with masks. Each sop after it begins the filling of the next mask, as in the rows of
-`objectives.BlankInfilling`.
+Part A of a row is the prompt with its masks. After part A, each sop begins the filling of the next mask, as in the rows
+of `objectives.BlankInfilling`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +22,7 @@ Write = Callable[[list[list[int]]], list[list[int]]]
 
 
 class Marks(NamedTuple):
-    """Special ids of blank infilling: masks, and the begin and the end of a filling."""
+    """Special ids of blank infilling: the masks, and the ids that begin (sop) and end (eop) a filling."""
 
     masks: tuple[int, ...]
     sop: int
@@ -30,7 +30,10 @@ class Marks(NamedTuple):
 
 
 def marks(model: ModelConfig, special_ids: Mapping[str, Any]) -> Marks | None:
-    """Returns the marks of a decoder that fills blanks; None for another model or if one of the ids is unknown."""
+    """Returns the marks of a decoder that fills blanks, or None.
+
+    The result is None for other architectures, and for decoders that lack the id of sop, of eop, or of every mask.
+    """
     masks = tuple(special_ids[name] for name in MASKS.values() if name in special_ids)
     sop, eop = special_ids.get("sop_token_id"), special_ids.get("eop_token_id")
     if model.architecture != "decoder" or not masks or sop is None or eop is None:
@@ -41,16 +44,16 @@ def marks(model: ModelConfig, special_ids: Mapping[str, Any]) -> Marks | None:
 def positions(
     tokens: Integer[np.ndarray, "batch length"], mask: Integer[np.ndarray, "batch length"], marks: Marks
 ) -> dict[str, np.ndarray]:
-    """Returns the positions that the model reads with the tokens, as the objective makes them.
+    """Returns the position inputs of the model for rows of tokens, computed as in the objective.
 
     Args:
-      tokens: the k-th sop of a row fills its k-th mask. Further ones fill the last mask, or the end of a row without
-        masks.
+      tokens: ids of the rows. The k-th sop of a row begins the filling of the k-th mask. If a row has more sops than
+        masks, the remaining fillings belong to the last mask or, without masks, to the end of part A.
       mask: 1 for tokens, 0 for padding.
 
     Returns:
-      int32 `positions` and `block_positions` [B, L]; `prefix_lengths` [B], the index of the first sop. A row without
-      a sop is part A as a whole.
+      A dict of int32 arrays: `positions` and `block_positions` [B, L], and `prefix_lengths` [B], the index of the first
+      sop. A row without a sop consists of part A only.
     """
     real = mask > 0
     text_positions = np.maximum(real.cumsum(axis=1) - 1, 0)
@@ -74,9 +77,9 @@ def positions(
 
 
 def encode(vocabulary: Vocabulary, text: str, special_ids: Mapping[str, Any]) -> list[int]:
-    """Returns part A of a prompt. A prompt without a mask gets one at its end: gmask, or else mask.
+    """Returns part A of a prompt. If the prompt has no mask, gmask is appended, or mask if there is no gmask.
 
-    If the vocabulary has cls, the text is framed by cls and eos, without eos if it ends with gmask (THUDM/GLM,
+    If the vocabulary has cls, the text is framed by cls and eos, but eos is left out after a final gmask (THUDM/GLM,
     generate_samples.py). ChatGLM-6B has neither cls nor eos.
     """
     ids = {mask: special_ids[name] for mask, name in MASKS.items() if name in special_ids}
@@ -90,11 +93,11 @@ def encode(vocabulary: Vocabulary, text: str, special_ids: Mapping[str, Any]) ->
 
 
 def fill(prompts: Sequence[Sequence[int]], marks: Marks, write: Write) -> list[list[list[int]]]:
-    """Fills the masks of each prompt from the first to the last; later fillings see the earlier ones.
+    """Returns the fillings of each prompt's masks. Masks are filled in order, and a filling sees all earlier fillings.
 
     Args:
-      prompts: part A of each.
-      write: continues rows of ids, each up to its eop.
+      prompts: token ids of each prompt with its masks, which GLM calls part A.
+      write: function that continues each row of ids up to an eop.
     """
     rows: list[list[int]] = [[*prompt, marks.sop] for prompt in prompts]
     fillings: list[list[list[int]]] = [[] for _ in prompts]
@@ -125,6 +128,6 @@ def decode(
 
 
 def parts(prompt: Sequence[int], fillings: Sequence[Sequence[int]], marks: Marks) -> list[Sequence[int]]:
-    """Returns for each token of a prompt the token itself or, for a mask, its filling."""
+    """Returns a list of ids for each token of a prompt: the filling of a mask, or the token itself."""
     fillings_in_order = iter(fillings)
     return [next(fillings_in_order) if token in marks.masks else [token] for token in prompt]

@@ -9,7 +9,7 @@ from plm_jax.common.errors import UserError
 
 
 def integers(name: str, values: Any) -> Int32[np.ndarray, "..."]:
-    """Returns an int32 array of nested sequences or of an array of NumPy, JAX or another library; values may be bool.
+    """Converts nested sequences, or an array of NumPy, JAX or another library, to int32. Values may be bool.
 
     Raises:
       UserError: rows have different lengths, or a value is not an integer.
@@ -60,7 +60,7 @@ def prompts(values: Any) -> list[str] | list[list[int]]:
     """Returns prompts as a list of texts or a list of rows of ids; a single prompt becomes a list of one.
 
     Raises:
-      UserError: they are neither, or mixed.
+      UserError: a prompt is neither a text nor ids, or some prompts are texts and some are ids.
     """
     items = [values] if isinstance(values, str) else list(values)
     texts = [item for item in items if isinstance(item, str)]

@@ -16,7 +16,7 @@ END = -1  # Fills answers from the end token on.
 
 
 class Sampling(NamedTuple):
-    """Settings of sampling. Values other than None are traced, so changing one does not cause a compilation."""
+    """Settings of sampling. Values other than None are traced, so changing such a value causes no recompilation."""
 
     temperature: Any
     top_p: Any = None
@@ -52,7 +52,11 @@ def extend(
     top_k: int | None,
     key: jax.Array,
 ) -> tuple[SampledAnswers, Integer[Array, "batch answers"], None]:
-    """Adds a token to each open answer. Returns the state, the tokens, and None: each answer continues itself."""
+    """Adds a token to each open answer.
+
+    Returns a tuple: the state, the tokens, and None. `beams.extend` returns the continued beams in place of None, but
+    here each answer continues itself.
+    """
     scores_BKV = rules.apply(logits_BKV, state.answers_BKN, prompt, step)
     tokens_BK = next_tokens(scores_BKV, sampling, jax.random.fold_in(key, step), top_k)
     stops_BK, is_eos_BK, ends_BK = ends.after(state.stops_BK, tokens_BK)
@@ -66,8 +70,9 @@ def next_tokens(
 ) -> Integer[Array, "*answers"]:
     """Returns the most probable tokens (ties go to the lowest id), or samples if `sampling` is not None.
 
-    Samples are drawn from the `top_k` most probable tokens (None: from all), and among these from the fewest tokens
-    that together have probability `sampling.top_p`.
+    Samples are drawn from the `top_k` most probable tokens; None: from all tokens. If `sampling.top_p` is set, samples
+    are drawn only from the smallest set of most probable tokens, among the `top_k`, with at least this total
+    probability.
     """
     if sampling is None:
         return jnp.argmax(logits, axis=-1)

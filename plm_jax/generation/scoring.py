@@ -1,4 +1,4 @@
-"""Log-probabilities of target tokens. Rows of any lengths are grouped into batches of few shapes, one program each.
+"""Log-probabilities of target tokens. Batches have few different shapes, because each shape is compiled separately.
 
 Shapes: B rows, L tokens per row, T targets per row, D width, V vocabulary, C positions with logits in memory.
 """
@@ -25,14 +25,14 @@ TOKENS_AT_ONCE = 2**12
 
 
 class ContinuationScore(NamedTuple):
-    """Log-likelihood of a continuation in nats, and whether greedy decoding would produce it."""
+    """Log-likelihood of a continuation in nats, and whether greedy decoding would produce the continuation."""
 
     log_likelihood: float
     is_greedy: bool
 
 
 class TokenScores(NamedTuple):
-    """Log-probability of each target of a row, and whether no token is more probable."""
+    """Log-probability of each target of a row, and whether the target is the most probable token."""
 
     log_probabilities: Float[np.ndarray, " targets"]
     is_greedy: Bool[np.ndarray, " targets"]
@@ -61,7 +61,7 @@ def score_rows(
       The scores of each row, in the order of the rows.
 
     Raises:
-      UserError: a row has no targets, an id is outside the vocabulary, or the model has fewer positions.
+      UserError: a row has no targets or is longer than the model's position table, or an id is outside the vocabulary.
     """
     if not all(row.targets for row in rows):
         raise UserError("a continuation adds no token to its context: pass one that is not empty")
@@ -77,7 +77,13 @@ def score_rows(
 
 
 class _Shape(NamedTuple):
-    """Number of tokens per row, of decoder tokens (0 without a decoder) and of targets."""
+    """The shape of a row.
+
+    Attributes:
+      length: number of tokens.
+      decoder_length: number of decoder tokens; 0 without a decoder.
+      targets: number of targets.
+    """
 
     length: int
     decoder_length: int
@@ -85,7 +91,7 @@ class _Shape(NamedTuple):
 
 
 def _batches(strategy: Strategy, rows: Sequence[ScoringRow]) -> Iterator[tuple[_Shape, list[int]]]:
-    """Yields the shape of each batch and the numbers of its rows. A batch is filled up by repeating its first rows."""
+    """Yields pairs: the shape of a batch and its row indices. A batch is filled up by repeating its first rows."""
     limit = strategy.config.num_positions
 
     def slots(tokens: Sequence[int]) -> int:
@@ -111,7 +117,7 @@ def _power_below(number: int) -> int:
 
 
 def _score_batch(strategy: Strategy, batch: Sequence[ScoringRow], shape: _Shape) -> tuple[np.ndarray, np.ndarray]:
-    """Returns log-probabilities float32 [B, T] and whether each target is the most probable token, bool [B, T]."""
+    """Returns a pair of arrays [B, T]: log-probabilities, and whether each target is the most probable token."""
     tokens, mask = decoding.pad([row.tokens for row in batch], shape.length)
     if shape.decoder_length:
         decoder_inputs = decoding.pad([row.decoder_tokens for row in batch], shape.decoder_length)

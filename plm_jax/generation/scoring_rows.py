@@ -10,11 +10,13 @@ class ScoringRow(NamedTuple):
     """A row of tokens that a model reads, and the targets that it scores.
 
     Attributes:
-      tokens: input of the model; for an encoder-decoder that of the encoder.
-      positions: index of the feature that predicts each target, in `tokens` or in `decoder_tokens`.
-      targets: id at each position.
+      tokens: input of the model; for an encoder-decoder, the input of the encoder.
+      positions: index, for each target, of the token whose features predict the target. The index is a position in
+        `decoder_tokens` for an encoder-decoder, otherwise in `tokens`.
+      targets: ids that the model predicts at `positions`.
       decoder_tokens: input of the decoder of an encoder-decoder.
-      prefix: number of the first tokens that attend to each other in both directions, for a decoder trained this way.
+      prefix: number of tokens, at the beginning of the row, that attend to each other in both directions; 0 unless a
+        decoder was trained on prefixes.
     """
 
     tokens: Sequence[int]
@@ -27,12 +29,12 @@ class ScoringRow(NamedTuple):
 def continuation_row(
     context: Sequence[int], continuation: Sequence[int], max_length: int | None, has_prefix: bool = False
 ) -> ScoringRow:
-    """Returns the row in which a decoder predicts a continuation. The row keeps the last tokens of a long context.
+    """Returns the row in which a decoder predicts a continuation. A long context is cut to its last tokens.
 
     Args:
       context: at least one id.
       continuation: at least one id.
-      max_length: number of tokens that the decoder reads; None if it is unlimited.
+      max_length: maximum number of tokens that the decoder reads; None: no maximum.
       has_prefix: whether the tokens of the context attend to each other in both directions.
 
     Raises:
@@ -50,12 +52,12 @@ def continuation_row(
 def masked_rows(
     tokens: Sequence[int], begin: int, end: int, mask_id: int, word_numbers: Sequence[int] | None
 ) -> list[ScoringRow]:
-    """Returns one row for each token in `[begin, end)`, in which this token is masked and is the target.
+    """Returns a row for each position in `[begin, end)`. The token at this position is masked and is the target.
 
     Args:
       mask_id: id of the mask.
-      word_numbers: number of the word of each token. The later tokens of the target's word are masked too. None: only
-        the target is masked.
+      word_numbers: index of the word that each token belongs to; the later tokens of the target's word are masked too.
+        None: only the target is masked.
     """
     rows = []
     for position in range(begin, end):

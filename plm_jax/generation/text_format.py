@@ -13,7 +13,7 @@ VOCABULARY_FILES = (
 
 
 class MissingVocabularyError(UserError):
-    """A model without a vocabulary was asked to read or write text."""
+    """Error: a model without a vocabulary was asked to read or write text."""
 
     def __init__(self):
         super().__init__(f"the model has no vocabulary in its directory: copy its files there ({VOCABULARY_FILES})")
@@ -24,16 +24,17 @@ class TextFormat:
     """Format of the texts that a model was trained on.
 
     Attributes:
-      special_ids: known ids by name, such as `mask_token_id`; the names are those of
+      special_ids: known ids by name, such as `mask_token_id`, with the same names as in
         `hub.pretrained.Pretrained.special_ids`.
       before: ids before every text of an encoder or encoder-decoder.
       after: ids after every text of an encoder or encoder-decoder.
       begins_with: ids before every text of a decoder.
-      separator: id between the documents of a decoder; None if no such id is known, in which case eos separates them.
+      separator: id between the documents of a decoder; None: no such id is known, and eos separates the documents.
       has_prefix: whether a decoder was trained on prefixes, whose tokens attend to each other in both directions.
-      fills_blanks: whether a decoder that has the ids for blanks fills them; otherwise it continues its prompt.
+      fills_blanks: whether a decoder fills blanks, if it has the ids for blanks. If False, the decoder continues its
+        prompt.
       vocabulary_path: paths of the vocabulary's files, joined by commas; None if there are no files.
-      load_vocabulary: returns the vocabulary, which is loaded by the first call; None if there is no vocabulary.
+      load_vocabulary: function that returns the vocabulary and loads it in the first call; None: no vocabulary.
     """
 
     special_ids: Mapping[str, Any] = field(default_factory=dict)
@@ -83,6 +84,6 @@ class TextFormat:
 
     @property
     def sentinels(self) -> range:
-        """Ids of the sentinels, the last ones of the vocabulary, in the order in which they are used."""
+        """Ids of the sentinels in the order in which they are used; the sentinels are the vocabulary's last ids."""
         size = self.vocabulary.vocab_size
         return range(size - 1, size - 1 - self.special_ids.get("sentinels", 0), -1)

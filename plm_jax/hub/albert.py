@@ -1,7 +1,7 @@
-"""ALBERT (Lan et al. 2020) in Hugging Face's format: `AlbertForPreTraining` and all models that contain part of it.
+"""ALBERT (Lan et al. 2020) in Hugging Face's format: `AlbertForPreTraining` and classes that lack some of its heads.
 
-The embedding tables are narrower than the layers. The layers are those of BERT under other names, and groups of layers
-share their parameters.
+The embedding tables are narrower than the layers. The layers have the structure of BERT's layers, but other tensor
+names. The layers of a group share their parameters.
 """
 
 import warnings
@@ -96,12 +96,12 @@ class AlbertFamily(Family):
 
 
 def piece_ids(files: list[bytes]) -> dict[str, int]:
-    """Returns the ids of the pieces in spiece.model."""
+    """Returns a dict from the pieces in spiece.model to their ids."""
     return {piece.piece: i for i, piece in enumerate(_pieces(files))}
 
 
 def _is_uncased(files: list[bytes]) -> bool:
-    """Whether no piece of text in spiece.model has an upper-case letter."""
+    """Whether no piece of type NORMAL in spiece.model contains an upper-case letter."""
     return all(piece.piece == piece.piece.lower() for piece in _pieces(files) if piece.type == piece.NORMAL)
 
 

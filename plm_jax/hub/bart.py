@@ -1,7 +1,7 @@
-"""BART (Lewis et al. 2020) in Hugging Face's format: `BartForConditionalGeneration`, and `BartModel`.
+"""BART (Lewis et al. 2020) in Hugging Face's format: `BartForConditionalGeneration` and `BartModel`.
 
-Dense layers are torch's `Linear`, stored [out, in]. There, the bias of the head is a buffer, and it is 0 in the
-published models. It becomes a parameter of our model only if it is not 0.
+Dense layers are torch's `Linear`, stored [out, in]. In `transformers`, the bias of the head is a buffer. This buffer is
+0 in the published models. It becomes a parameter of our model only if it is not 0.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ OFFSET = 2
 
 
 def _stack(stack: str) -> tuple[Tensor, ...]:
-    """Returns the tensors of a stack and of its embeddings."""
+    """Returns the tensors of the encoder or the decoder, including its position table and its embedding norm."""
     layer, blocks = f"model.{stack}.layers.{{layer}}", f"{stack}/blocks"
     return (
         Tensor(f"model.{stack}.embed_positions.weight", (f"{stack}_position_embedding",)),
@@ -36,13 +36,13 @@ def _stack(stack: str) -> tuple[Tensor, ...]:
 
 
 def _decoder_head_dim(values: Mapping[str, Any]) -> int | None:
-    """Returns `decoder_head_dim`; None if the decoder has as many heads as the encoder."""
+    """Returns the setting `decoder_head_dim`, which is None if the decoder has as many heads as the encoder."""
     heads, decoder_heads = values["encoder_attention_heads"], values["decoder_attention_heads"]
     return None if decoder_heads == heads else quotient("d_model", "decoder_attention_heads")(values)
 
 
 class BartFamily(Family):
-    """BART. One dropout rate applies to embeddings and sub-layers."""
+    """BART. Embeddings and sub-layers have the same dropout rate."""
 
     kind = "bart"
     name = "BART"
@@ -73,7 +73,7 @@ class BartFamily(Family):
         Field("max_position_embeddings", "attention.position.length", 1024),
         initializer_range("init_std", "attention.position.init_std"),
         Field("scale_embedding", "embedding.scale_by_width", False),
-        # With false, `transformers` looks for a token table in each stack. Untied heads show in the tensors.
+        # With false, `transformers` looks for a token table in each stack. The tensors show whether a head is untied.
         Field("tie_word_embeddings", "head.tied", True, write=lambda model: True),
     )
     prefix = "model."

@@ -1,4 +1,4 @@
-"""BERT (Devlin et al. 2019) in Hugging Face's format: `BertForPreTraining` and all models that contain part of it.
+"""BERT (Devlin et al. 2019) in Hugging Face's format: `BertForPreTraining` and classes that lack some of its heads.
 
 Dense layers are torch's `Linear`, stored [out, in].
 """
@@ -15,7 +15,7 @@ from plm_jax.hub.fields import Derived, Field, Fixed, activation, initializer_ra
 
 
 def embeddings(prefix: str) -> tuple[Tensor, ...]:
-    """Returns the tensors of the embedding tables, under the names of BERT and its variants."""
+    """Returns the tensors of the embedding tables, with the names that BERT and its variants use."""
     return (
         Tensor(f"{prefix}.embeddings.word_embeddings.weight", ("token_embedding",)),
         Tensor(f"{prefix}.embeddings.position_embeddings.weight", ("position_embedding",)),
@@ -27,7 +27,7 @@ def embeddings(prefix: str) -> tuple[Tensor, ...]:
 def layers(
     prefix: str, attention_norm: str = "attention.output.LayerNorm", feed_forward_norm: str = "output.LayerNorm"
 ) -> tuple[Tensor, ...]:
-    """Returns the tensors of the blocks, under the names of BERT, RoBERTa and ELECTRA."""
+    """Returns the tensors of the blocks, with the names that BERT, RoBERTa and ELECTRA use."""
     layer, blocks = f"{prefix}.encoder.layer.{{layer}}", "stack/blocks"
     return (
         *attention(f"{layer}.attention", f"{blocks}/attention", "self.query", "self.key", "self.value", "output.dense"),
@@ -39,7 +39,10 @@ def layers(
 
 
 def encoder_tensors(prefix: str) -> tuple[Tensor, ...]:
-    """Returns the tensors of a model with both heads, under the names of BERT and ERNIE."""
+    """Returns the tensors of a model with a masked LM head and a pair classifier.
+
+    The tensors have the names that BERT and ERNIE use.
+    """
     return (
         *embeddings(prefix),
         *layers(prefix),
@@ -56,12 +59,13 @@ OTHER_HEADS = r"(pre_classifier|classifier|qa_outputs|sequence_summary)\..*"
 
 
 def encoder_tasks(rate: str, text: TaskLayout | None = None, **layouts: TaskLayout) -> dict[str, TaskLayout]:
-    """Returns the layouts of the task heads of an encoder.
+    """Returns the layouts of the task heads of an encoder, by kind of the head.
 
     Args:
-      rate: name of their dropout rate in `config.json`.
-      text: head of a whole text; by default a layer on the pooler.
-      layouts: other heads than the defaults, by kind.
+      rate: field of `config.json` that contains the dropout rate of the heads.
+      text: layout of the heads that read a whole text. By default, these heads have one dense layer that reads the
+        pooler.
+      layouts: layouts that replace the defaults, by kind of the head.
     """
     pooled = TaskLayout("classifier", {"feature": "pooler"}, rate=rate)
     tags, span = TaskLayout("classifier", rate=rate), TaskLayout("qa_outputs", default=0.0)
@@ -69,7 +73,7 @@ def encoder_tasks(rate: str, text: TaskLayout | None = None, **layouts: TaskLayo
 
 
 def transformed(activation: str, rate: str) -> TaskLayout:
-    """Returns a head of a whole text that has its own dense layer on the first token."""
+    """Returns the layout of a head that first applies a dense layer to the hidden state of the first token."""
     fields = {"feature": "first", "transform": activation}
     return TaskLayout("classifier.out_proj", fields, "classifier.dense", rate, drops_input=True)
 
@@ -93,7 +97,7 @@ def has_head(model: models.EncoderConfig) -> bool:
 
 
 def classifies_pairs(model: models.EncoderConfig) -> bool:
-    """Whether a model classifies pairs of sentences."""
+    """Whether a model has a head that classifies pairs of sentences."""
     return isinstance(model.pooler, models.Pooler) and model.pooler.classes > 0
 
 
@@ -102,10 +106,10 @@ SYMBOLS = {"cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 
 
 class WordPieceFamily(Family):
-    """Base of the families whose vocabulary is BERT's `vocab.txt`.
+    """Base of the families whose vocabulary has the format of BERT's `vocab.txt`.
 
     Attributes:
-      symbols: special tokens in the file, by name.
+      symbols: mapping from names of special tokens, such as `cls`, to their texts in the file.
     """
 
     symbols: ClassVar[Mapping[str, str]] = SYMBOLS

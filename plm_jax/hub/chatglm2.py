@@ -1,9 +1,10 @@
 """ChatGLM2, ChatGLM3 and GLM-4-9B (Zeng et al. 2024) in both published formats.
 
-They have the same architecture. `GlmFamily` reads Hugging Face's format: `GlmForCausalLM`, as in zai-org/glm-4-9b-hf.
-`ChatGlmFamily` reads that of the original repositories (THUDM/chatglm2-6b, chatglm3-6b, glm-4-9b), whose code comes
-with their weights: the projections of attention are one `Linear`, [queries; keys; values]. In both formats, the gate
-and the other half of the feed-forward are one `Linear`, [gate; up], and dense layers are stored [out, in].
+The three models have the same architecture. `GlmFamily` reads Hugging Face's format: `GlmForCausalLM`, as in
+zai-org/glm-4-9b-hf. `ChatGlmFamily` reads the format of the original repositories (THUDM/chatglm2-6b, chatglm3-6b,
+glm-4-9b), which contain code and weights. In the original format, one `Linear` holds the projections of attention,
+[queries; keys; values]. In both formats, one `Linear` holds the gate and the up projection of the feed-forward, [gate;
+up], and dense layers are stored [out, in].
 """
 
 from typing_extensions import override
@@ -22,7 +23,7 @@ BASE = llama.decoder_base(models.Rotary(fraction=0.5, interleaved=True))
 
 
 class GlmFamily(Family):
-    """GLM-4 in Hugging Face's format. `config.json` contains only the dropout rate of attention."""
+    """GLM-4 in Hugging Face's format. `config.json` has only one dropout rate, for the attention weights."""
 
     kind = "glm"
     name = "GLM-4"
@@ -63,7 +64,8 @@ class GlmFamily(Family):
 class ChatGlmFamily(Family):
     """ChatGLM2, ChatGLM3 and GLM-4-9B in the original format, for the code of THUDM/chatglm3-6b.
 
-    `rope_ratio` is a factor of theta, as in ChatGLM3 and GLM-4. (Only in ChatGLM2-6B-32K does it divide the positions.)
+    `rope_ratio` multiplies theta, as in the code of ChatGLM3 and GLM-4. The code of ChatGLM2-6B-32K divides the
+    positions by `rope_ratio` instead, so this family does not reproduce that model.
     """
 
     kind = "chatglm"
@@ -129,10 +131,11 @@ class ChatGlmFamily(Family):
 
     @override
     def special_ids(self, files, tokenizer_config):
-        """Returns the ids that every text begins with: `[gMASK] sop`.
+        """Returns the ids of `[gMASK] sop`, with which every text begins.
 
-        They come from `tokenizer_config.json`. Without it, they are the second and fourth id above those of
-        SentencePiece (THUDM/chatglm3-6b, tokenization_chatglm.py; glm-4-9b).
+        The ids come from `tokenizer_config.json`. If that file does not list both tokens, the ids follow from the
+        number of pieces in the SentencePiece model. They are then the number of pieces + 1 and the number of pieces + 3
+        (THUDM/chatglm3-6b, tokenization_chatglm.py; glm-4-9b). Without a SentencePiece model, no ids are returned.
         """
         added = tokenizer_config.get("added_tokens_decoder", {}).items()
         ids = {token.get("content"): int(number) for number, token in added}

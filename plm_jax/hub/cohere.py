@@ -1,7 +1,10 @@
-"""PaLM (Chowdhery et al. 2022) as a `CohereForCausalLM`, the same architecture if keys and values have one head.
+"""PaLM (Chowdhery et al. 2022) in the format of `CohereForCausalLM`.
 
-Attention and feed-forward layers read the same norm, and their outputs are added to the input of the block. Dense
-layers are torch's `Linear`, stored [out, in]. Queries and keys are ordered for rotation of neighboring dimensions.
+A Cohere model with a single key-value head has the architecture of PaLM.
+
+The attention and the feed-forward of a block read the output of the same norm, and their outputs are added to the input
+of the block. Dense layers are torch's `Linear`, stored [out, in]. The dimensions of queries and keys are ordered for
+rotation of neighboring dimensions.
 """
 
 from dataclasses import dataclass, replace
@@ -17,7 +20,7 @@ from plm_jax.hub.rope import RotaryFields
 
 @dataclass(frozen=True)
 class LogitScale(Entry):
-    """The factor of the logits: width ** -0.5 as in PaLM, or 1."""
+    """Factor by which the logits are multiplied: width ** -0.5 as in PaLM, or 1."""
 
     name: str = "logit_scale"
 
@@ -39,7 +42,7 @@ class LogitScale(Entry):
 
 
 class CohereFamily(LlamaFamily):
-    """Cohere's Command-R without norms of queries and keys, and PaLM."""
+    """Cohere's Command-R and PaLM. Models with norms of queries and keys are not supported."""
 
     kind = "cohere"
     name = "Cohere"

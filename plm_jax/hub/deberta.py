@@ -1,8 +1,10 @@
-"""DeBERTa v1 to v3 (He et al. 2021, 2023) in Hugging Face's format: `DebertaForMaskedLM`, `DebertaV2ForMaskedLM`.
+"""DeBERTa v1 to v3 (He et al. 2021, 2023) in Hugging Face's format: `DebertaForMaskedLM` and `DebertaV2ForMaskedLM`.
 
-`transformers` has neither the enhanced mask decoder nor the head of replaced token detection. Tensors of these have the
-names of Microsoft's checkpoints: `embeddings.position_embeddings` and `mask_predictions`. In `transformers`, the masked
-LM head is Microsoft's only with `legacy` set to False; the names of the other one are read, too.
+`transformers` has neither the enhanced mask decoder nor the head of replaced token detection. The tensors of these
+parts have the names of Microsoft's checkpoints: `embeddings.position_embeddings` and `mask_predictions`.
+
+Microsoft's checkpoints have a masked LM head, which `transformers` uses only if `legacy` is False. If `legacy` is True,
+`transformers` uses a head with other tensor names. This module reads both heads.
 """
 
 from collections.abc import Mapping
@@ -39,7 +41,7 @@ OLD_HEAD, TRANSFORM = "cls.predictions", ("dense.weight", "dense.bias", "LayerNo
 
 
 class RelativeAttention(Entry):
-    """The fields of the position scheme of DeBERTa v1."""
+    """The fields of `config.json` that define the position scheme of DeBERTa v1."""
 
     @override
     def values(self, config):
@@ -99,12 +101,17 @@ class RelativeAttention(Entry):
         }
 
     def scheme(self, values, **settings) -> models.Disentangled:
-        """Returns the position scheme with these settings."""
+        """Returns the position scheme.
+
+        Args:
+          values: values of the fields.
+          settings: settings of the scheme that the caller has derived from `values`.
+        """
         return models.Disentangled(buckets=0, shared=False, key_bias=False, norm=False, **settings)
 
 
 class BucketedAttention(RelativeAttention):
-    """The fields of the position scheme of DeBERTa v2 and v3."""
+    """The fields of `config.json` that define the position scheme of DeBERTa v2 and v3."""
 
     @override
     def values(self, config):
@@ -138,7 +145,10 @@ DEFAULTS = {"kernel_size": 0, "act": "tanh", "groups": 1}
 
 
 class ConvolutionFields(Entry):
-    """The fields of the convolution after the first layer; `transformers` assumes none if they are absent."""
+    """The fields of the convolution after the first layer.
+
+    If the fields are absent, `transformers` assumes that there is no convolution.
+    """
 
     @override
     def values(self, config):
@@ -189,7 +199,7 @@ TASKS = task_layouts(CONTEXT_POOLER, tags=TaskLayout("classifier"), span=TaskLay
 
 
 class DebertaFamily(Family):
-    """DeBERTa v1, without a bias of the keys. The defaults are those of `DebertaConfig`."""
+    """DeBERTa v1, whose keys have no bias. The defaults of the fields are those of `DebertaConfig`."""
 
     kind = "deberta"
     name = "DeBERTa"
@@ -280,12 +290,12 @@ class DebertaFamily(Family):
 
 
 def _symbols(ids: Mapping[str, int]) -> dict[str, Any]:
-    """Returns the special ids of a vocabulary, given the ids of its tokens."""
+    """Returns the special ids of a vocabulary, given a mapping from its tokens to their ids."""
     return {f"{name}_token_id": ids[symbol] for name, symbol in SYMBOLS.items() if symbol in ids}
 
 
 class DebertaV2Family(DebertaFamily):
-    """DeBERTa v2 and v3, and mDeBERTa. The defaults are those of `DebertaV2Config`."""
+    """DeBERTa v2, DeBERTa v3 and mDeBERTa. The defaults of the fields are those of `DebertaV2Config`."""
 
     kind = "deberta-v2"
     name = "DeBERTa-v2"

@@ -1,6 +1,6 @@
-"""DistilBERT (Sanh et al. 2019) in Hugging Face's format: `DistilBertForMaskedLM`, and `DistilBertModel`.
+"""DistilBERT (Sanh et al. 2019) in Hugging Face's format: `DistilBertForMaskedLM` and `DistilBertModel`.
 
-The model is BERT without token types and pooler, under other names.
+The model is a BERT without token types and without a pooler. The tensors have other names.
 """
 
 from dataclasses import replace

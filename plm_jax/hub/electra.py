@@ -1,7 +1,7 @@
 """ELECTRA (Clark et al. 2020) in Hugging Face's format: `ElectraForPreTraining` and `ElectraForMaskedLM`.
 
-A directory contains either a discriminator or a generator. Both are BERTs with other heads, and their embedding tables
-may be narrower than the layers.
+A directory contains either a discriminator or a generator. Both models are BERTs with other heads, and their embedding
+tables may be narrower than their layers.
 """
 
 from dataclasses import replace
@@ -15,7 +15,7 @@ from plm_jax.hub.fields import Field, activation, changed
 
 
 class ElectraFamily(bert.WordPieceFamily):
-    """ELECTRA. The head of a generator uses the exact GELU, whatever the activation of the layers."""
+    """ELECTRA. The generator's head always uses the exact GELU, even if the layers use another activation."""
 
     kind = "electra"
     name = "ELECTRA"

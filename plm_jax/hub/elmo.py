@@ -1,7 +1,7 @@
-"""ELMo (Peters et al. 2018) in the format of allenai/bilm-tf: `options.json`, weights in HDF5, one word per line.
+"""ELMo (Peters et al. 2018) in the format of allenai/bilm-tf: `options.json`, HDF5 weights, and a list of words.
 
-bilm-tf leaves the softmax out of its weights. `write` includes the softmax of a model that has one, under its name in
-bilm-tf's graph; bilm-tf and AllenNLP ignore it.
+The weights that bilm-tf saves do not include the softmax. If a model has a softmax, `write` saves it under the name
+that the softmax has in bilm-tf's graph. bilm-tf and AllenNLP ignore the saved softmax.
 """
 
 import io
@@ -24,16 +24,16 @@ from plm_jax.hub.pretrained import Pretrained
 OPTIONS, WEIGHTS, VOCABULARY = "options.json", "weights.hdf5", "vocabulary.txt"
 SOFTMAX = "softmax/W"
 _PREFIXES = ("char_embed", "CNN", "RNN", "softmax")
-# Largest accepted ratio of bytes to stored bytes. Published weights are not compressed.
+# Largest accepted ratio of a dataset's size in memory to its size in the file. Published weights are not compressed.
 _MAX_COMPRESSION = 100
 
 
 class ElmoTensor(NamedTuple):
-    """Dataset of a weights file: parts of parameters, joined along their first axis.
+    """Dataset in a weights file. It consists of parts of parameters, which are concatenated along their first axis.
 
     Attributes:
       shape: shape of the dataset.
-      parts: pairs (path, index) that stand for `parameters[path][index]`.
+      parts: pairs (path, index). Each pair stands for the part `parameters[path][index]`.
     """
 
     shape: tuple[int, ...]
@@ -41,10 +41,13 @@ class ElmoTensor(NamedTuple):
 
 
 def find(directory: str) -> tuple[str, str] | None:
-    """Returns the paths of the options and the weights in a folder, found by suffix; None if the folder has neither.
+    """Finds the options and the weights in a folder by the suffixes of the file names.
+
+    Returns:
+      A pair of paths (options, weights), or None if the folder has neither file.
 
     Raises:
-      UserError: one of them is missing, or there are several.
+      UserError: the folder has only one of the two files, or several options or weights files.
     """
     names = storage.names(directory)
     options, weights = ([name for name in names if name.endswith(ending)] for ending in (OPTIONS, WEIGHTS))
@@ -59,11 +62,13 @@ def find(directory: str) -> tuple[str, str] | None:
 
 
 def read(options_path: str, weights_path: str) -> Pretrained:
-    """Reads a model. The vocabulary is the file `…vocab….txt` in the folder of the options, if there is one.
+    """Reads a model.
+
+    If the folder of the options contains exactly one file with a name like `…vocab….txt`, that file is the vocabulary.
 
     Raises:
-      UserError: a file is missing or damaged, the options are not supported, or datasets are missing, have other shapes
-        or link to other files.
+      UserError: a file is missing or damaged, or the options are not supported. Or datasets are missing, have the wrong
+        shapes or link to other files.
     """
     vocabulary = _vocabulary(os.path.dirname(options_path))
     try:
@@ -82,11 +87,11 @@ def read(options_path: str, weights_path: str) -> Pretrained:
 
 
 def _datasets(weights: h5py.Group) -> dict[str, h5py.Dataset]:
-    """Returns the datasets of an open file by their names.
+    """Returns a dict from names to the datasets of an open file.
 
     Raises:
-      ValueError: the file has links, or the numbers of a dataset are missing, in other files, or compressed by more
-        than `_MAX_COMPRESSION`.
+      ValueError: the file contains a link or a group that contains itself. Or a dataset is empty, does not contain
+        floating-point numbers, is stored in another file, or is compressed by a factor of more than `_MAX_COMPRESSION`.
     """
     datasets: dict[str, h5py.Dataset] = {}
     groups, visited = [("", weights)], {weights.id.__hash__()}
@@ -112,7 +117,10 @@ def _datasets(weights: h5py.Group) -> dict[str, h5py.Dataset]:
 
 
 def write(directory: str, pretrained: Pretrained) -> None:
-    """Writes a model for `read`, bilm-tf and AllenNLP: options last. A warning names the heads that are left out."""
+    """Writes a model in a format that `read`, bilm-tf and AllenNLP can read. The options are written last.
+
+    A warning names the heads that are left out.
+    """
     model = pretrained.model
     assert isinstance(model, models.ElmoConfig)
     if model.heads:
@@ -133,7 +141,7 @@ def write(directory: str, pretrained: Pretrained) -> None:
 
 
 def layout(model: models.ElmoConfig) -> dict[str, ElmoTensor]:
-    """Returns the datasets of a model's weights file by their names."""
+    """Returns a dict from names to the datasets of a model's weights file."""
     shapes = tensor_layout.shapes_of(model)
     parts_of: dict[str, tuple[tuple[str, Any], ...]] = {"char_embed": (("embedding/characters", ...),)}
     for i in range(len(model.embedding.filters)):
@@ -158,7 +166,11 @@ def layout(model: models.ElmoConfig) -> dict[str, ElmoTensor]:
 
 
 def _shape(name: str, parts, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
-    """Returns the shape of a dataset: filters have an axis of height 1, and the gates of an LSTM are side by side."""
+    """Returns the shape of a dataset.
+
+    Convolution filters have an additional first axis of size 1. The four gates of an LSTM are concatenated along one
+    axis.
+    """
     path, index = parts[0]
     indexed = 0 if index is ... else 1 if isinstance(index, int) else len(index)
     first, *rest = shapes[path][indexed:]
@@ -170,7 +182,10 @@ def _shape(name: str, parts, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int
 
 
 def _gather(path: str, weights: Mapping[str, h5py.Dataset], model: models.ElmoConfig) -> dict[str, Any]:
-    """Returns the parameters, read from an open file once the names and shapes of all datasets are checked."""
+    """Reads the parameters from an open file.
+
+    The names and shapes of all datasets are checked first.
+    """
     expected = layout(model)
     missing = [name for name in expected if name not in weights]
     misshapen = [
@@ -199,7 +214,11 @@ def _vocabulary(folder: str) -> str | None:
 def _vocab_size_and_head(
     options: Mapping[str, Any], weights: Mapping[str, h5py.Dataset], vocabulary: str | None
 ) -> tuple[int, Any]:
-    """Returns the number of words, from the softmax, the options or the vocabulary, and the head."""
+    """Returns a pair: the number of words, and the head, which is `NoHead` if the weights have no softmax.
+
+    The softmax determines the number of words. Without a softmax, the options determine this number. If the options
+    lack it too, the number of words is the number of lines in the vocabulary.
+    """
     if SOFTMAX in weights:
         return len(weights[SOFTMAX]), models.Softmax()
     if "n_tokens_vocab" in options:
@@ -253,7 +272,10 @@ def to_settings(options: Mapping[str, Any], vocab_size: int, head: models.Softma
 
 
 def to_options(model: models.ElmoConfig) -> dict[str, Any]:
-    """Returns the options of a model for inference, for which bilm-tf counts 262 characters (261 in training)."""
+    """Returns the options of a model for inference.
+
+    bilm-tf requires `n_characters` to be 262 for inference, and 261 for training.
+    """
     embedding, lstm = model.embedding, model.lstm
     return {
         "bidirectional": True,

@@ -1,6 +1,7 @@
 """ERNIE 1.0, 2.0 and 3.0 of Baidu (Sun et al. 2019, 2020, 2021) in Hugging Face's format: `ErnieForPreTraining`.
 
-The models are BERT's with its heads, under other names. ERNIE 2.0 and 3.0 also have a table of tasks.
+The models have the architecture of BERT with both heads. The tensors have other names. ERNIE 2.0 and 3.0 also have an
+embedding table for tasks.
 """
 
 from typing_extensions import override
@@ -11,7 +12,11 @@ from plm_jax.hub.fields import Entry, check_size
 
 
 class TaskTypes(Entry):
-    """The fields `use_task_id` and `task_type_vocab_size`, the size of the table of tasks if there is one."""
+    """The fields `use_task_id` and `task_type_vocab_size`.
+
+    `use_task_id` is true if the model has an embedding table for tasks. `task_type_vocab_size` is the number of rows of
+    this table.
+    """
 
     @override
     def values(self, config):

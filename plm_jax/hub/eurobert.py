@@ -1,4 +1,4 @@
-"""EuroBERT (Boizard et al. 2025) in Hugging Face's format: a LLaMA whose tokens attend to all others."""
+"""EuroBERT (Boizard et al. 2025) in Hugging Face's format: a LLaMA with bidirectional attention."""
 
 from typing_extensions import override
 
@@ -15,7 +15,7 @@ TEXT = TaskLayout(
 
 
 class EuroBertFamily(LlamaFamily):
-    """EuroBERT. The bias of the vocabulary head is that of the feed-forward layers."""
+    """EuroBERT. The vocabulary head has a bias if the feed-forward layers have one."""
 
     kind = "eurobert"
     name = "EuroBERT"

@@ -1,4 +1,4 @@
-"""Registry of Hugging Face model families, and the choice of the family for a model."""
+"""Registry of Hugging Face model families, choice of a model's family, and conversion of its settings."""
 
 import dataclasses
 import re
@@ -59,16 +59,19 @@ NOT_STORED = ("dropout.", "initializer.", "attention.position.init_std", "scan_l
 
 
 def registered() -> dict[str, Family]:
-    """Returns the families by kind: those of this package, then those of imported files."""
+    """Returns a dict from kinds to families: the families of this package, then the families of imported files."""
     published = {family.kind: family for family in PUBLISHED}
     return {kind: Family.choices[kind]() for kind in dict.fromkeys([*published, *Family.choices])}
 
 
 def family_of(model: ModelConfig, preferred: str | None = None) -> Family:
-    """Returns a family whose `config.json` can describe a model: `preferred` if it can, or the first that can.
+    """Returns a family whose `config.json` can describe a model.
+
+    This is the family of the kind `preferred` if it can describe the model, otherwise the first registered family that
+    can.
 
     Raises:
-      UserError: there is none. The message names the nearest family and the values that it requires.
+      UserError: no family can describe the model. The message names the nearest family and the values that it requires.
     """
     families = [family for family in registered().values() if family.base.kind == model.kind]
     if not families or not isinstance(model, models.TransformerConfig):
@@ -85,7 +88,7 @@ def family_of(model: ModelConfig, preferred: str | None = None) -> Family:
 
 
 def to_settings(family: Family, config: Mapping[str, Any]) -> Transformer:
-    """Returns the settings, with all heads, that a `config.json` of a family describes.
+    """Returns the settings that a `config.json` of a family describes, with all heads.
 
     Raises:
       UserError: a value is missing, invalid or not supported.
@@ -94,14 +97,19 @@ def to_settings(family: Family, config: Mapping[str, Any]) -> Transformer:
 
 
 def to_config(family: Family, model: models.TransformerConfig) -> dict[str, Any]:
-    """Returns the contents of a model's `config.json`, except the special ids and settings that have no field there."""
+    """Returns the contents of a model's `config.json`, without the special ids.
+
+    Settings that have no field in `config.json` are left out.
+    """
     return family.to_config(model) | tasks.to_config(family, model)
 
 
 def unsupported_settings(family: Family, model: models.TransformerConfig) -> list[str]:
-    """Returns the settings that differ once a model is written for a family and read again, as `name must be value`.
+    """Returns the settings of a model that a family cannot store, each as a message `NAME must be VALUE`.
 
-    If the family has no such model, such as one whose number of heads does not divide its width, returns the reason.
+    The settings are converted to a `config.json` and back. VALUE is the value of a changed setting after this
+    conversion. If the settings cannot be converted, for example because the number of heads does not divide the width,
+    the only message is the reason.
     """
     shapes = tensor_layout.shapes_of(model)
     try:
@@ -121,10 +129,10 @@ def unsupported_settings(family: Family, model: models.TransformerConfig) -> lis
 
 
 def _canonical(model: models.TransformerConfig) -> models.TransformerConfig:
-    """Returns the settings in a canonical form, which is equal for models that compute the same function.
+    """Returns the settings in a canonical form.
 
-    Optional values that equal their defaults become None, layer patterns are as short as possible, and unused fields
-    have their defaults.
+    Models that compute the same function have the same canonical form. In this form, optional values that equal their
+    defaults are None, layer patterns are as short as possible, and unused fields have their defaults.
     """
     attention = _with_short_patterns(model.attention, max(stack.blocks for stack in model.stacks))
     model = replace(model, attention=attention)
@@ -151,7 +159,7 @@ def _canonical(model: models.TransformerConfig) -> models.TransformerConfig:
 
 
 def _with_short_patterns(attention: models.AttentionConfig, layers: int) -> models.AttentionConfig:
-    """Returns attention whose patterns of windows and of rotary bases are as short as possible."""
+    """Returns the attention settings, with the shortest equivalent patterns of windows and of rotary bases."""
 
     def shortened(pattern):
         return shortest_period([pattern[layer % len(pattern)] for layer in range(layers)]) if pattern else ()
@@ -166,7 +174,10 @@ def _with_short_patterns(attention: models.AttentionConfig, layers: int) -> mode
 
 
 def _flatten(settings: Any, prefix: str = "") -> dict[str, Any]:
-    """Returns settings by their dotted names, including the kind of each choice."""
+    """Returns a dict from dotted names to the values of settings.
+
+    If a group of settings has a kind, the dict also contains `GROUP.kind`.
+    """
     flat = {f"{prefix}kind": settings.kind} if hasattr(settings, "kind") else {}
     for field_ in dataclasses.fields(settings):
         value = getattr(settings, field_.name)
@@ -183,18 +194,21 @@ def _flatten(settings: Any, prefix: str = "") -> dict[str, Any]:
 def with_heads(
     family: Family, model: Transformer, names: Collection[str], is_untied: bool, has_bias: bool
 ) -> Transformer:
-    """Returns the settings without the heads whose tensors are missing. The tensors decide, not the config.
+    """Returns the settings that fit the stored tensors.
+
+    Heads whose tensors are missing are removed. The tensors also decide whether the vocabulary head is tied and has a
+    bias.
 
     Args:
       names: names of the stored tensors.
-      is_untied: whether the vocabulary head has its own matrix.
-      has_bias: whether the vocabulary head has a bias.
+      is_untied: whether the files contain a head matrix that differs from the token embedding table.
+      has_bias: whether the files contain a bias of the vocabulary head that is not 0.
     """
     model = tasks.drop_incomplete_head(family, model, names)
     if (task := tasks.head_of(model)) is not None:  # A vocabulary head may have tensors of the same names.
         names = set(names) - {tensor.name for tensor in tasks.tensors(family, task.kind)}
     head = model.head
-    assert isinstance(head, models.VocabularyHead)  # Every `config.json` describes one.
+    assert isinstance(head, models.VocabularyHead)  # Every `config.json` describes a vocabulary head.
     tied = head.tied and not is_untied
     vocabulary = replace(head, tied=tied, bias=head.bias or has_bias)
     if isinstance(head, models.MaskDecoderHead) and not _decodes_masks(family, model, names):
@@ -223,28 +237,32 @@ def with_heads(
 
 
 def _decodes_masks(family: Family, model: Transformer, names: Collection[str]) -> bool:
-    """Returns whether tensors contain the table of a mask decoder, in a model without absolute positions of its input.
+    """Whether a model has DeBERTa's mask decoder, which is recognized by its position table.
 
-    A discriminator has the table of its generator, and no decoder (DeBERTa-v3).
+    Two kinds of models have a tensor with the name of this table, but no mask decoder. One kind adds absolute positions
+    to the input. The other kind is the discriminator of DeBERTa-v3, which contains the table of its generator.
     """
     has_discriminator = name_in(family, "discriminator/kernel") in names
     return name_in(family, "stack/position_embedding") in names and not has_discriminator and not model.position_tables
 
 
 def layout_of(family: Family, model: models.TransformerConfig) -> dict[str, tensor_layout.TensorLayout]:
-    """Returns the layout of each tensor of a model."""
+    """Returns a dict from the names of a model's tensors to their layouts."""
     head = tasks.head_of(model)
     task_tensors = () if head is None else tasks.tensors(family, head.kind)
     return tensor_layout.layout((*family.tensors, *task_tensors), model)
 
 
 def name_in(family: Family, parameter: str) -> str | None:
-    """Returns the name of the tensor that holds only this parameter; None if the family has none."""
+    """Returns the name of the tensor that holds only this parameter, or None if the family has no such tensor."""
     return next((tensor.name for tensor in family.tensors if tensor.parameters == (parameter,)), None)
 
 
 def published(model: ModelConfig) -> tuple[ModelConfig, str | None]:
-    """Returns the part of a model that Hugging Face can store, and the name of the parameters that are left out."""
+    """Returns a pair: the model as it is exported to Hugging Face, and the name of the parameters to leave out.
+
+    The name is None if no parameters are left out.
+    """
     if isinstance(model, models.ElectraConfig):
         return model.discriminator_model, "generator"
     if isinstance(model, models.EncoderConfig) and isinstance(model.span_boundary, models.SpanBoundary):
@@ -256,10 +274,12 @@ def published(model: ModelConfig) -> tuple[ModelConfig, str | None]:
 
 
 def model_type_of(directory: str, config: Mapping[str, Any]) -> str:
-    """Returns the `model_type` of a directory whose `config.json` lacks it, by its `architectures` or else its tensors.
+    """Returns the `model_type` of a directory whose `config.json` lacks this field.
+
+    The classes in `architectures` determine the type. If they match no family, the names of the tensors determine it.
 
     Raises:
-      UserError: neither determines one.
+      UserError: the classes or the tensor names do not match exactly one family.
     """
     classes = [str(name) for name in config.get("architectures") or ()]
     stems = {re.sub(r"(For[A-Z]\w*|(LMHead|DoubleHeads|PreTrained)?Model)$", "", name).lower() for name in classes}
@@ -285,7 +305,7 @@ def model_type_of(directory: str, config: Mapping[str, Any]) -> str:
 
 
 def _accepts(family: Family, tensors: Mapping[str, files.StoredTensor]) -> bool:
-    """Whether the names of all tensors are possible in a family."""
+    """Whether a model of this family can have tensors of all these names."""
     patterns = (re.sub(r"\\\{\w+\\\}", r"\\d+", re.escape(tensor.name)) for tensor in family.tensors)
     known = re.compile("|".join([*patterns, *map(re.escape, family.copies)]))
     ignored = re.compile(f"{family.buffers}|{family.unused}|{family.other_heads}")
@@ -294,7 +314,10 @@ def _accepts(family: Family, tensors: Mapping[str, files.StoredTensor]) -> bool:
 
 
 def by_full_name(tensors: Mapping[str, files.StoredTensor], family: Family) -> dict[str, files.StoredTensor]:
-    """Returns the tensors by their current full names, whether or not the files use old names or omit the prefix."""
+    """Returns a dict from current full names to the tensors.
+
+    The tensors may be stored under old names or under names without the family's prefix.
+    """
     names = {tensor.name for tensor in family.tensors} | family.copies.keys()
     heads = {name for name in names if not name.startswith(family.prefix)} | tasks.names(family)
     stored = {}

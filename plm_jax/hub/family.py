@@ -16,19 +16,24 @@ class Tensor:
     The parameters are joined, transposed, reshaped and increased by `plus`, in this order.
 
     Attributes:
-      name: full name. `{layer}` is replaced by the number of the block; the parameters are then stacked [layers, ...].
-        If layers have several blocks or share parameters, `{group}` and `{inner}` are the numbers of the group and of
-        the block in it.
-      parameters: paths of the parameters, joined by `/`. Several are concatenated along the last axis.
+      name: full name. `{layer}` stands for the index of a block. There is then one tensor per block, and the parameters
+        are stacked over the blocks, [layers, ...]. If layers have several blocks or share parameters, the name contains
+        `{group}` and `{inner}` instead. `{group}` stands for the index of a group of blocks, `{inner}` for the index of
+        a block in this group.
+      parameters: paths of the parameters, with parts joined by `/`. If there are several parameters, they are
+        concatenated along the last axis.
       transposed: whether the tensor is stored [out, in], like the weight of torch's `Linear`.
-      groups: number of parts of equal width into which each parameter is cut along its last axis, given the model. The
-        tensor has the first part of each parameter, then the second part of each, and so on. None: whole parameters.
-      shape: shape of the tensor, given the model; one size may be -1, as in NumPy. None: the shape of the matrix or
-        vector.
-      plus: constant that is added to the parameters, which are read as float32 if the tensor has a smaller type. With
-        -1, float32 parameters from 0.5 to 2 ** 24 are written and read again without a change. Other parameters and
-        small values of a tensor may be rounded the first time, and do not change from then on.
-      applies: whether a model with these parameters has the tensor, provided that it has `parameters`.
+      groups: function that takes the model and returns the number of equal parts into which each parameter is cut along
+        its last axis. The tensor contains the first part of each parameter, then the second part of each parameter, and
+        so on. None: the parameters are not cut.
+      shape: function that takes the model and returns the shape of the tensor. One size may be -1, as in NumPy. None:
+        the tensor is not reshaped.
+      plus: constant that is added to the parameters. If it is not 0, the parameters are read as float32 even if the
+        tensor has a smaller type. With -1, float32 parameters from 0.5 to 2 ** 24 do not change when they are written
+        and read again. Other parameters, and small values of a tensor, may be rounded by the first conversion. Later
+        conversions do not change them.
+      applies: function that takes the paths of a model's parameters and returns whether the model has the tensor. It is
+        called only if the model has all `parameters`.
     """
 
     name: str
@@ -41,9 +46,10 @@ class Tensor:
 
 
 def kv_heads(model: models.TransformerConfig) -> int:
-    """Returns the number of heads of keys and values.
+    """Returns the number of key-value heads.
 
-    It is the `groups` of a tensor that has, for one such head after another, the queries, the key and the value.
+    This function is the value of `groups` for a fused tensor that is ordered by key-value heads. For each key-value
+    head, the tensor contains the queries, the key and the value of this head.
     """
     return model.attention.num_kv_heads
 
@@ -51,30 +57,40 @@ def kv_heads(model: models.TransformerConfig) -> int:
 def dense(
     name: str, *paths: str, transposed: bool = True, groups: Callable[[Any], int] | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Returns the weight and the bias of a `Linear` of torch that holds one or several dense layers.
+    """Returns the weight and the bias of a torch `Linear` that holds one or several dense layers.
 
-    Without `transposed`, it is a `Conv1D`, which is stored [in, out]. A layer without a bias has no such tensor.
+    If `transposed` is False, the torch layer is a `Conv1D`, which is stored [in, out]. The bias is skipped for a model
+    whose dense layers have no bias.
     """
     weights, biases = (tuple(f"{path}/{leaf}" for path in paths) for leaf in ("kernel", "bias"))
     return Tensor(f"{name}.weight", weights, transposed, groups), Tensor(f"{name}.bias", biases, groups=groups)
 
 
 def attention(name: str, path: str, query: str, key: str, value: str, out: str) -> tuple[Tensor, ...]:
-    """Returns the tensors of an attention layer whose four projections have these names."""
+    """Returns the tensors of an attention layer.
+
+    Args:
+      name: first part of the tensor names.
+      path: path of the layer in the parameters.
+      query: name of the query projection in `transformers`.
+      key: name of the key projection.
+      value: name of the value projection.
+      out: name of the output projection.
+    """
     names = {"query": query, "key": key, "value": value, "out": out}
     return tuple(tensor for ours, theirs in names.items() for tensor in dense(f"{name}.{theirs}", f"{path}/{ours}"))
 
 
 def norm(name: str, path: str) -> tuple[Tensor, Tensor]:
-    """Returns the tensors of torch's `LayerNorm`."""
+    """Returns the weight and the bias of a torch `LayerNorm`."""
     return Tensor(f"{name}.weight", (f"{path}/scale",)), Tensor(f"{name}.bias", (f"{path}/bias",))
 
 
 def unembedding(name: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the tensors of a vocabulary head, whose bias is stored both in its `decoder` and next to it.
+    """Returns the tensors of a vocabulary head, whose bias is stored twice: as `NAME.bias` and as `NAME.decoder.bias`.
 
-    An untied head uses the bias of the `decoder`. For a tied head, `Family.copies` must contain the bias of the
-    `decoder`.
+    An untied head reads its bias from `NAME.decoder.bias`. A tied head reads its bias from `NAME.bias`. For a tied
+    head, `Family.copies` must map `NAME.decoder.bias` to `NAME.bias`.
     """
     return (
         Tensor(f"{name}.decoder.weight", ("head",)),
@@ -85,18 +101,18 @@ def unembedding(name: str) -> tuple[Tensor, Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class TaskLayout:
-    """Format of a task head of `models.task_heads` in a family.
+    """Format in which the models of a family store a task head of `models.task_heads`.
 
     Attributes:
-      output: name of the tensors of the last layer.
+      output: first part of the names of the output layer's tensors.
       fields: settings of the head, except labels and dropout rates.
-      transform: name of the tensors of the transform; None if the head has none.
-      rate: field of the dropout rate in `config.json`; None if there is none.
-      default: dropout rate if `config.json` has none; None for that of the model's sub-layers.
-      drops_input: whether dropout of that rate is also applied before the transform.
-      norm: name of the tensors of the norm after the transform; None if there is none.
+      transform: first part of the names of the transform's tensors; None if the head has no transform.
+      rate: field of `config.json` that contains the dropout rate; None if there is no such field.
+      default: dropout rate if `config.json` does not contain one. None: the rate of the model's sub-layers.
+      drops_input: whether dropout of the same rate is also applied before the transform.
+      norm: first part of the tensor names of the norm after the transform; None if the head has no such norm.
       entries: entries of `config.json` for settings of the head that differ from `fields`.
-      form: ending of the name of the model's class; by default as in `tasks.FORMS`.
+      form: ending of the name of the model's class. Empty: the ending in `tasks.FORMS`.
     """
 
     output: str
@@ -113,7 +129,7 @@ class TaskLayout:
 def task_layouts(
     text: TaskLayout, tags: TaskLayout | None = None, span: TaskLayout | None = None, choice: TaskLayout | None = None
 ) -> dict[str, TaskLayout]:
-    """Returns `Family.tasks` for a family that uses one layout for everything that is predicted of a text."""
+    """Returns `Family.tasks` for a family whose heads for classes, labels and scores of texts have the same layout."""
     layouts = {"classes": text, "labels": text, "score": text, "tags": tags, "span": span, "choice": choice}
     return {kind: layout for kind, layout in layouts.items() if layout}
 
@@ -124,30 +140,32 @@ class Family(Role):
     A subclass that sets `kind` is registered when its module is imported.
 
     Attributes:
-      kind: name of the family of this package, and by default its `model_type` in `config.json`.
+      kind: name of the family in this package. By default, it is also the `model_type` in `config.json`.
       name: name of the family in messages.
-      base: settings that the models have in common. The fields set the remaining ones.
-      fields: entries of `config.json`, in the order in which they are written. Their values are those of the model with
-        all its heads.
-      tensors: names of the tensors of a model with all its heads. Tensors of parameters that a model lacks are skipped.
-      model_type: `model_type` in `config.json`, unless it is `kind`.
-      prefix: first part of tensor names, such as `bert.`, which files of models without a head leave out.
-      buffers: regular expression that matches the names, without the prefix, of tensors that are not weights.
-      unused: regular expression that matches the names, without the prefix, of weights that a model may have without
-        using them. They are left out with a warning.
-      vocabulary_files: vocabulary file names for each scheme of `vocabularies.load`, such as `wordpiece`.
-      unsupported_vocabulary: vocabulary files of a tokenizer that this package does not have. A directory that has no
-        other files of a vocabulary is loaded without one, with a warning.
-      tokenizer_class: name of the class of the tokenizer in `transformers`; empty if it is not written.
-      token_types_are_of_texts: whether token types distinguish the texts of a pair, so that tokenizers return them.
-      start: special id at the beginning of a decoder's input, in an encoder-decoder.
-      copies: names under which a file may repeat another tensor → that tensor's name.
-      old_endings: endings of names in old files → current endings.
-      ids: further special ids in `config.json` that not every family has, as our name → the name of the field.
-      tasks: layouts of the heads of fine-tuned models, by kind of the head.
-      task_class: beginning of the names of these models' classes.
-      other_heads: regular expression that matches the names, without the prefix, of heads of fine-tuned models. Such
-        tensors are ignored when a model is loaded, unless they are all tensors of a head that `tasks` describes.
+      base: settings that the models of the family have in common. `fields` sets the other settings.
+      fields: entries of `config.json`, in the order in which they are written. They describe a model with all heads.
+      tensors: tensors of a model with all heads. If a model lacks the parameters of a tensor, the tensor is skipped.
+      model_type: `model_type` in `config.json`; empty if it equals `kind`.
+      prefix: first part of tensor names, such as `bert.`. Files of models without a head leave this prefix out.
+      buffers: regular expression for tensors that are not weights. It matches their names without the prefix.
+      unused: regular expression for weights that a model may contain but does not use. It matches their names without
+        the prefix. Such weights are left out with a warning.
+      vocabulary_files: mapping from schemes of `vocabularies.load`, such as `wordpiece`, to names of vocabulary files.
+      unsupported_vocabulary: names of vocabulary files that this package cannot read. If a directory has no other
+        vocabulary files, it is loaded without a vocabulary, with a warning.
+      tokenizer_class: class name of the tokenizer in `transformers`; empty if no class name is written.
+      token_types_are_of_texts: whether token types distinguish the two texts of a pair. If they do, tokenizers return
+        token types.
+      start: key in `Pretrained.special_ids`, such as `pad_token_id`, of the token that begins a decoder's input. None:
+        the models are not encoder-decoders.
+      copies: mapping from the name of a copy, which a file may contain, to the name of the copied tensor.
+      old_endings: mapping from endings of tensor names in old files to the current endings.
+      ids: mapping from keys of `Pretrained.special_ids` to fields of `config.json`, for ids that not every family has.
+      tasks: mapping from kinds of task heads to their layouts.
+      task_class: beginning of the class names of models with a task head, such as `Bert`.
+      other_heads: regular expression for tensors of the heads of fine-tuned models. It matches their names without the
+        prefix. Such tensors are ignored with a warning, unless they form a complete head that `tasks` describes and
+        `config.json` names.
     """
 
     name: ClassVar[str]
@@ -171,11 +189,11 @@ class Family(Role):
     other_heads: ClassVar[str] = "(?!)"
 
     def architecture(self, model: Any) -> str:
-        """Returns the transformers class of a model without a task head, for `architectures` in `config.json`."""
+        """Returns the class of a model without a task head, as in `architectures` of `config.json`."""
         raise NotImplementedError
 
     def to_settings(self, config: Mapping[str, Any]) -> Any:
-        """Returns the settings of the model that a `config.json` describes, with all its heads.
+        """Returns the settings that a `config.json` describes, with all heads of the model.
 
         Raises:
           UserError: a value is missing, invalid or not supported.
@@ -183,21 +201,31 @@ class Family(Role):
         return with_settings(self.base, read(self.fields, config))
 
     def to_config(self, model: Any) -> dict[str, Any]:
-        """Returns the `config.json` of a model of the family's kind, without the special ids.
+        """Returns the contents of a model's `config.json`, without the special ids.
 
-        Settings that have no field are left out.
+        Settings that have no field in `config.json` are left out. The model must have the same kind as `base`.
         """
         named = {"architectures": [self.architecture(model)], "model_type": self.model_type or self.kind}
         return named | write(self.fields, model)
 
     def reads(self, config: Mapping[str, Any]) -> bool:
-        """Whether a `config.json` is of this family although its `model_type` is another family's `kind`."""
+        """Whether a `config.json` belongs to this family although its `model_type` is the `kind` of another family."""
         return False
 
     def tokenizer_config(self, files: list[bytes], special_ids: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the fields of `tokenizer_config.json` that `transformers` needs, given a vocabulary's files."""
+        """Returns the fields of `tokenizer_config.json` that `transformers` needs.
+
+        Args:
+          files: contents of the vocabulary files.
+          special_ids: `Pretrained.special_ids` of the model.
+        """
         return {"tokenizer_class": self.tokenizer_class} if self.tokenizer_class else {}
 
     def special_ids(self, files: list[bytes], tokenizer_config: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the special ids that only a vocabulary's files and `tokenizer_config.json` contain."""
+        """Returns the special ids that `config.json` does not contain.
+
+        Args:
+          files: contents of the vocabulary files.
+          tokenizer_config: contents of `tokenizer_config.json`.
+        """
         return {}

@@ -29,13 +29,16 @@ ACTIVATIONS = {
 
 
 class Entry:
-    """Base of the entries of a table. An entry covers one or more fields, some settings, or both."""
+    """Base of the entries of a table.
+
+    An entry describes one or more fields of `config.json`, one or more settings, or both.
+    """
 
     def values(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the checked values of its fields.
+        """Returns the checked values of the fields that the entry describes.
 
         Args:
-          config: fields of a `config.json`, with the values of earlier entries.
+          config: fields of a `config.json`. The fields of earlier entries have their checked values.
 
         Raises:
           UserError: a value cannot be read.
@@ -43,11 +46,20 @@ class Entry:
         return {}
 
     def settings(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns settings by their dotted paths, such as `embedding.width`, from the values of all entries."""
+        """Returns a dict from dotted paths, such as `embedding.width`, to settings.
+
+        Args:
+          values: fields of a `config.json`, with the checked values of all entries.
+        """
         return {}
 
     def fields(self, model: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the fields that describe a model, given those of earlier entries."""
+        """Returns the fields of `config.json` that describe a model.
+
+        Args:
+          model: settings of the model.
+          fields: fields that earlier entries returned for this model.
+        """
         return {}
 
 
@@ -57,17 +69,20 @@ class Field(Entry):
 
     Attributes:
       name: name in `config.json`.
-      path: dotted path of the setting. With several paths, the setting is a tuple.
-      default: value that `transformers` assumes if the field is absent, or a function that computes it from earlier
-        fields.
-      also: paths of further settings with the same value, which are not written.
-      choices: values of the field → settings. The first of several values for a setting is written.
-      divides: field whose value must be a multiple of this one's.
-      same_as: field whose value is used where the setting is None.
-      read: converts the value to the setting.
-      write: computes the value from a model. By default, the value is the setting, or `default` if a model lacks it.
-      value_type: int for a positive integer, float for a number of at least 0, bool or str. None: type of `default`, or
-        int if `default` is a function.
+      path: dotted path of the setting. If there are several paths, the field holds a tuple of settings.
+      default: value that `transformers` assumes if the field is absent, or a function that computes this value from
+        earlier fields.
+      also: paths of further settings that get the same value. They are ignored when the field is written.
+      choices: mapping from values of the field to settings. If several values map to the same setting, the first of
+        these values is written.
+      divides: another field whose value must be a multiple of this field's value.
+      same_as: another field. The setting is None if both fields have the same value. A setting of None is written as
+        the value of the other field.
+      read: function that converts the value to the setting.
+      write: function that computes the value from a model. By default, the value is the setting. If a model lacks the
+        setting, the value is `default`.
+      value_type: int for a positive integer, float for a number of at least 0, bool or str. None: the type of
+        `default`, or int if `default` is a function.
     """
 
     name: str
@@ -137,11 +152,11 @@ class Field(Entry):
 
 @dataclass(frozen=True)
 class Fixed(Entry):
-    """A field with only one value that can be read.
+    """A field for which only one value can be read.
 
     Attributes:
       name: name in `config.json`.
-      value: the value. If it is false, null and 0 are accepted, too.
+      value: the only accepted value. If it is false, 0 or null, all three of these values are accepted.
       default: value that `transformers` assumes if the field is absent. None: `value`.
       is_written: whether the field is written.
     """
@@ -177,11 +192,11 @@ class Written(Entry):
 
 @dataclass(frozen=True)
 class Derived(Entry):
-    """A setting that follows from fields and has no field itself.
+    """A setting that follows from fields and has no field of its own.
 
     Attributes:
       path: dotted path of the setting.
-      compute: function from the values of the fields to the setting.
+      compute: function that takes the values of the fields and returns the setting.
     """
 
     path: str
@@ -193,17 +208,17 @@ class Derived(Entry):
 
 
 def activation(name: str, default: str, *also: str, names: Mapping[str, str] = ACTIVATIONS) -> Field:
-    """Returns the field with the activation of the feed-forward layers and of the settings `also`."""
+    """Returns the field `name`, which sets the activation of the feed-forward layers and the settings `also`."""
     return Field(name, "feed_forward.activation", default, also=also, choices=names)
 
 
 def initializer_range(name: str, *also: str) -> Field:
-    """Returns the field of the initializer's standard deviation, whose value the settings `also` get too."""
+    """Returns the field `name`, which sets the standard deviation of the initializer and the settings `also`."""
     return Field(name, "initializer.std", 0.02, also=also)
 
 
 def quotient(width: str, number: str) -> Callable[[Mapping[str, Any]], int]:
-    """Returns a function that computes the quotient of two fields.
+    """Returns a function that divides the value of the field `width` by the value of the field `number`.
 
     The function raises a `UserError` if `number` does not divide `width`.
     """
@@ -218,13 +233,13 @@ def quotient(width: str, number: str) -> Callable[[Mapping[str, Any]], int]:
 def changed(
     entries: tuple[Entry, ...], *new: Entry, without: tuple[str, ...] = (), **defaults: Any
 ) -> tuple[Entry, ...]:
-    """Returns a table with other fields.
+    """Returns a copy of a table with some entries or defaults changed.
 
     Args:
       entries: the table.
-      new: entries that replace those of the same name, or are appended.
+      new: new entries. A new entry replaces the entry of the same name. If there is no such entry, it is appended.
       without: names of fields to leave out.
-      defaults: other defaults of fields, by name.
+      defaults: new defaults, by name of the field.
     """
     by_name: dict[Any, Any] = {getattr(entry, "name", entry): entry for entry in entries}
     by_name |= {name: replace(by_name[name], default=default) for name, default in defaults.items()}
@@ -233,7 +248,10 @@ def changed(
 
 
 def read(entries: tuple[Entry, ...], config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings by their dotted paths that a table reads from a `config.json`.
+    """Reads a `config.json` with the entries of a table.
+
+    Returns:
+      A dict from dotted paths to settings.
 
     Raises:
       UserError: a value is missing, invalid or not supported.
@@ -245,7 +263,7 @@ def read(entries: tuple[Entry, ...], config: Mapping[str, Any]) -> dict[str, Any
 
 
 def write(entries: tuple[Entry, ...], model: Any) -> dict[str, Any]:
-    """Returns the fields of the `config.json` that a table writes for a model, in the order of its entries."""
+    """Returns the fields of a model's `config.json`, in the order of the table's entries."""
     fields: dict[str, Any] = {}
     for entry in entries:
         fields |= entry.fields(model, fields)
@@ -253,7 +271,11 @@ def write(entries: tuple[Entry, ...], model: Any) -> dict[str, Any]:
 
 
 def with_settings(part: Any, settings: Mapping[str, Any]) -> Any:
-    """Returns the dataclass `part` with other values at dotted paths."""
+    """Returns a copy of the dataclass `part` with some settings replaced.
+
+    Args:
+      settings: new values by dotted path.
+    """
     values: dict[str, Any] = {}
     nested: dict[str, dict[str, Any]] = {}
     for path, value in settings.items():
@@ -267,19 +289,22 @@ def with_settings(part: Any, settings: Mapping[str, Any]) -> Any:
 
 
 def shortest_period(items: Sequence[Item]) -> tuple[Item, ...]:
-    """Returns the shortest beginning of a sequence that, repeated, begins with the sequence."""
+    """Returns the shortest prefix whose repetition yields the sequence.
+
+    The last repetition may be cut off.
+    """
     sizes = range(1, len(items) + 1)
     size = next(size for size in sizes if all(item == items[i % size] for i, item in enumerate(items)))
     return tuple(items[:size])
 
 
 def check_size(name: str, value: Any) -> None:
-    """Raises a `UserError` unless the value of a field is a positive integer that can be a size."""
+    """Raises a `UserError` unless the value of a field is a positive integer below 2 ** 31."""
     check(name, value, type(value) is int and 0 < value < 2**31, "a positive integer")
 
 
 def check_divides(number: str, size: str, values: Mapping[str, Any]) -> None:
-    """Raises a `UserError` unless one field divides another."""
+    """Raises a `UserError` unless the value of the field `number` divides the value of the field `size`."""
     if values[size] % values[number]:
         raise UserError(
             f"config.json: {number} {values[number]} does not divide {size} {values[size]}: change {number} or {size}"
@@ -287,12 +312,19 @@ def check_divides(number: str, size: str, values: Mapping[str, Any]) -> None:
 
 
 def check(name: str, value: Any, is_accepted: bool, accepted: str) -> None:
-    """Raises a `UserError` that names the accepted values of a field unless `is_accepted`."""
+    """Raises a `UserError` unless `is_accepted` is true.
+
+    Args:
+      name: name of the field.
+      value: value of the field.
+      is_accepted: whether the value is accepted.
+      accepted: description of the accepted values, for the message.
+    """
     if not is_accepted:
         raise UserError(f"config.json: {name} is {repr(value)[:100]}: must be {accepted}")
 
 
 def known(name: str, value: Any, choices: Mapping[Any, Any]) -> None:
-    """Raises a `UserError` unless the value of a field is one of the choices."""
+    """Raises a `UserError` unless the value of the field `name` is one of the choices."""
     if value not in choices:
         raise UserError(f"config.json: {name} is '{value}': {nearest(str(value), choices)}")

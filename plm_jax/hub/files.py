@@ -1,8 +1,9 @@
-"""Files of a model directory, local or in a bucket: JSON and safetensors, read and written one tensor at a time.
+"""Files of a model directory, which may be local or in a bucket: JSON files, vocabulary files and safetensors.
 
 A safetensors file consists of the length of its header (8 bytes, little-endian), the header (JSON: type, shape and byte
-offsets of each tensor) and the bytes of the tensors, without gaps. A model is one such file, or several and an index
-from tensors to files (https://github.com/huggingface/safetensors). Files that violate the format are rejected.
+offsets of each tensor) and the bytes of the tensors, without gaps. The weights of a model are either one such file, or
+several such files and an index that maps tensor names to file names (https://github.com/huggingface/safetensors). Files
+that violate the format are rejected. Tensors are read and written one at a time.
 """
 
 import contextlib
@@ -43,7 +44,10 @@ _BITS |= {"F6_E2M3": 6, "F6_E3M2": 6, "F4": 4}
 
 
 class LazyArray:
-    """Array that is read from files when it is indexed: whole by `...`, one slice of the first axis by an integer."""
+    """Array that is read from files when it is indexed.
+
+    The index `...` reads the whole array. An integer reads one slice along the first axis.
+    """
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -55,16 +59,19 @@ class LazyArray:
         return np.asarray(self[...], dtype)
 
     def parts(self) -> Iterator[np.ndarray]:
-        """Iterates over the content in C order: a stacked array layer by layer, other arrays whole."""
+        """Iterates over the content in C order.
+
+        An array with more than two axes is read in slices along the first axis. Other arrays are read as a whole.
+        """
         return (self[i] for i in range(self.shape[0])) if len(self.shape) > 2 else iter([self[...]])
 
 
 class StoredTensor(LazyArray):
-    """Tensor in an open safetensors file. A slice reads some rows of the first axis.
+    """Tensor in an open safetensors file. If it is indexed with a slice, only the rows in the slice are read.
 
     Attributes:
-      name: name in the file.
-      code: name of its type in the file. `dtype` is defined only for those in FLOATS.
+      name: name of the tensor in the file.
+      code: name of the tensor's type in the file, such as `F32`. `dtype` is defined only if the code is in FLOATS.
     """
 
     def __init__(self, file: BinaryIO, path: str, name: str, code: str, shape: tuple[int, ...], begin: int):
@@ -95,7 +102,10 @@ class StoredTensor(LazyArray):
         return np.frombuffer(data, self.dtype).reshape(shape)
 
     def equals(self, other: "StoredTensor") -> bool:
-        """Whether both tensors have types in FLOATS and equal numbers. Only a few rows are in memory at a time."""
+        """Whether both tensors have types in FLOATS, the same shape and equal elements.
+
+        Only a few rows are in memory at a time.
+        """
         if self.shape != other.shape or not {self.code, other.code} <= FLOATS.keys():
             return False
         if not self.shape:
@@ -106,7 +116,13 @@ class StoredTensor(LazyArray):
 
 
 class Content(NamedTuple):
-    """Content of a tensor to write: its shape, its type, and its numbers in C order, in parts."""
+    """Content of a tensor to write.
+
+    Attributes:
+      shape: shape of the tensor.
+      dtype: type of the elements.
+      parts: function that returns the elements in C order, as one array or as several arrays in sequence.
+    """
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -114,22 +130,24 @@ class Content(NamedTuple):
 
     @classmethod
     def of(cls, array: Any) -> "Content":
-        """Returns the content of an array in files or in memory."""
+        """Returns the content of an array, which may be a `LazyArray`."""
         return cls(array.shape, array.dtype, array.parts if isinstance(array, LazyArray) else lambda: [array])
 
 
 def common_type(arrays: Iterable[Any]) -> np.dtype:
-    """Returns the smallest type that can represent the numbers of all arrays."""
+    """Returns the smallest type that can represent the elements of all arrays."""
     return functools.reduce(np.promote_types, {array.dtype for array in arrays})
 
 
 @contextlib.contextmanager
 def opened(folder: str) -> Iterator[dict[str, StoredTensor]]:
-    """Context manager that yields the tensors of a model by their names. They can be read until it exits.
+    """Context manager that yields a dict from names to the tensors of a model.
+
+    The tensors can be read until the context exits.
 
     Raises:
-      UserError: a file is missing or damaged, a tensor is not in exactly the file that the index names, or the weights
-        are a pickle.
+      UserError: a file is missing or damaged, the tensors are not in the files that the index names, or the weights are
+        a pickle.
     """
     shards, names = _shards(folder)
     with contextlib.ExitStack() as stack:
@@ -149,7 +167,10 @@ def opened(folder: str) -> Iterator[dict[str, StoredTensor]]:
 
 
 def _shards(folder: str) -> tuple[list[str], dict[str, str]]:
-    """Returns the file names, and a mapping from tensor names to file names, which is empty without an index file."""
+    """Returns a pair: the names of the weight files, and a dict from tensor names to file names.
+
+    The dict comes from the index. It is empty if the folder contains `model.safetensors`, which is then the only file.
+    """
     if storage.exists(os.path.join(folder, WEIGHTS)):
         return [WEIGHTS], {}
     index = os.path.join(folder, INDEX)
@@ -191,11 +212,11 @@ def _open(path: str, stack: contextlib.ExitStack) -> dict[str, StoredTensor]:
 
 
 def _tensors(file: BinaryIO, path: str, header: Any, begin: int, size: int) -> dict[str, StoredTensor]:
-    """Returns the tensors of a parsed header.
+    """Returns a dict from names to the tensors that a parsed header describes.
 
     Raises:
-      ValueError: the header violates the format, which requires the tensors to cover each byte from `begin` to the end
-        of the file exactly once.
+      ValueError: the header violates the format. For example, the tensors do not cover each byte from `begin` to the
+        end of the file exactly once.
     """
     if not isinstance(header, dict):
         raise ValueError("its header is not a JSON object")
@@ -230,7 +251,7 @@ def _tensors(file: BinaryIO, path: str, header: Any, begin: int, size: int) -> d
 
 
 def _are_sizes(value: Any) -> bool:
-    """Whether a value is a list of integers that can be sizes in a file. Arrays have at most 32 axes."""
+    """Whether a value is a list of at most 32 integers from 0 to 2 ** 63 - 1. Arrays have at most 32 axes."""
     return isinstance(value, list) and len(value) <= 32 and all(type(i) is int and 0 <= i < 2**63 for i in value)
 
 
@@ -244,9 +265,9 @@ def unreadable(path: str, error: OSError) -> UserError:
 
 
 def write(folder: str | os.PathLike[str], tensors: Mapping[str, Content], shard_bytes: int = SHARD_BYTES) -> None:
-    """Writes the tensors to one file, or to shards of at most `shard_bytes` and an index.
+    """Writes the tensors to one file, or to several shards of at most `shard_bytes` each and an index.
 
-    A tensor larger than `shard_bytes` gets its own shard. Existing weights of another model are removed.
+    A tensor larger than `shard_bytes` gets its own shard. Weight files of another model in the folder are removed.
     """
     shards = _divide(tensors, shard_bytes)
     names = [f"model-{number + 1:05}-of-{len(shards):05}.safetensors" for number in range(len(shards))]
@@ -268,7 +289,7 @@ def _num_bytes(content: Content) -> int:
 
 
 def _divide(tensors: Mapping[str, Content], shard_bytes: int) -> list[list[str]]:
-    """Returns the names of the tensors of each shard, in order."""
+    """Divides the tensors among shards. Returns a list of tensor names for each shard."""
     shards, free = [[]], shard_bytes
     for name, content in tensors.items():
         size = _num_bytes(content)
@@ -300,7 +321,12 @@ def _write_file(path: str, tensors: Mapping[str, Content]) -> None:
 
 
 def refuse_misfits(summary: str, misfits: Mapping[str, Iterable[str]]) -> None:
-    """Raises a `UserError` that begins with `summary` and lists the misfits of each sort, if there are any."""
+    """Raises a `UserError` if there are any misfits.
+
+    Args:
+      summary: beginning of the message.
+      misfits: mapping from a description of a problem to the names of the tensors that have this problem.
+    """
     problems = [
         f"{sort}: {', '.join(n[:200] for n in names[:5])}{f' and {len(names) - 5} more' if len(names) > 5 else ''}"
         for sort, names in ((sort, sorted(names)) for sort, names in misfits.items())
@@ -311,7 +337,7 @@ def refuse_misfits(summary: str, misfits: Mapping[str, Iterable[str]]) -> None:
 
 
 def write_json(path: str, tree: Mapping[str, Any] | list[Any]) -> None:
-    """Writes a JSON object or list, indented."""
+    """Writes a JSON object or list to a file, with indentation."""
     storage.write(path, (json.dumps(tree, indent=2) + "\n").encode("utf-8"))
 
 
@@ -335,10 +361,13 @@ def read_json(path: str) -> dict[str, Any]:
 
 
 def contents(vocabulary: str) -> dict[str, bytes]:
-    """Reads the files of a vocabulary's spec. Returns their contents by name, in order.
+    """Reads the vocabulary files that a spec lists.
+
+    Returns:
+      A dict from file names to the contents of the files, in the order of the spec.
 
     Raises:
-      UserError: a file is missing, cannot be read or is larger than any vocabulary.
+      UserError: a file is missing, cannot be read or is too large for a vocabulary file.
     """
     data = {}
     for path in filter(None, vocabulary.partition(":")[2].split(",")):

@@ -1,11 +1,12 @@
 """GLM (Du et al. 2022) and ChatGLM-6B under the tensor names of THUDM/GLM and THUDM/chatglm-6b.
 
-Their code comes with their weights. Later models use the same `model_type`: "glm" is GLM-4 in `transformers`, and
-ChatGLM2 is "chatglm", too. Only the `config.json` of the original two has `max_sequence_length`, by which they are
-recognized.
+The original repositories contain code and weights. Later models use the same `model_type`: "glm" is GLM-4 in
+`transformers`, and ChatGLM2 also uses "chatglm". GLM and ChatGLM-6B are recognized by the field `max_sequence_length`
+of `config.json`, which the later models lack.
 
-Dense layers are torch's `Linear`, stored [out, in]. One `Linear` holds query, key and value: one after the other in
-GLM, head by head in ChatGLM-6B. GLM's feed-forward uses the tanh form of GELU, like the training code in THUDM/GLM.
+Dense layers are torch's `Linear`, stored [out, in]. One `Linear` holds the query, key and value projections. In GLM,
+the three projections follow one another. In ChatGLM-6B, the query, the key and the value of each head are adjacent.
+GLM's feed-forward uses the tanh form of GELU, like the training code in THUDM/GLM.
 """
 
 from collections.abc import Callable
@@ -47,7 +48,7 @@ def _base(position: models.BlockPositions | models.Rotary2D, **fields: Any) -> m
 class _OriginalFamily(Family):
     """Base of the families in the format of the original repositories.
 
-    Later models with the same `model_type` use another format.
+    Later models with the same `model_type` have another format.
     """
 
     @override

@@ -1,7 +1,8 @@
-"""GPT-1 (Radford et al. 2018) in Hugging Face's format: `OpenAIGPTLMHeadModel`, and `OpenAIGPTModel`.
+"""GPT-1 (Radford et al. 2018) in Hugging Face's format: `OpenAIGPTLMHeadModel` and `OpenAIGPTModel`.
 
-Dense layers are `Conv1D`, stored [in, out] like ours, with query, key and value fused along the last axis. The
-vocabulary is read only from `tokenizer.json`, which splits words like BERT. The paper used spaCy instead.
+Dense layers are `Conv1D`, stored [in, out] like ours. Query, key and value are fused along the last axis. The
+vocabulary is read only from `tokenizer.json`, which splits text into words like BERT's tokenizer. The paper used spaCy
+instead.
 """
 
 from typing_extensions import override
@@ -11,12 +12,12 @@ from plm_jax.hub.family import Family, Tensor
 from plm_jax.hub.fields import Derived, Field, activation, initializer_range, quotient
 from plm_jax.hub.gpt2 import blocks
 
-# `afn` → activation. Its "gelu" is the tanh form.
+# Mapping from values of the field `afn` to activations. The value "gelu" stands for the tanh form.
 ACTIVATIONS = {"gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"}
 
 
 class Gpt1Family(Family):
-    """GPT-1. Its feed-forward is always four times as wide as the model."""
+    """GPT-1. The feed-forward layers are always four times as wide as the model."""
 
     kind = "openai-gpt"
     name = "GPT-1"

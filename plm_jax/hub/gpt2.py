@@ -1,6 +1,7 @@
-"""GPT-2 (Radford et al. 2019) in Hugging Face's format: `GPT2LMHeadModel`, and `GPT2Model` without the prefix.
+"""GPT-2 (Radford et al. 2019) in Hugging Face's format: `GPT2LMHeadModel` and `GPT2Model`.
 
-Dense layers are `Conv1D`, stored [in, out] like ours, with query, key and value fused along the last axis.
+Dense layers are `Conv1D`, stored [in, out] like ours. Query, key and value are fused along the last axis. The tensor
+names in files of `GPT2Model` have no prefix.
 """
 
 from typing_extensions import override
@@ -11,7 +12,7 @@ from plm_jax.hub.fields import Derived, Field, Fixed, activation, initializer_ra
 
 
 def blocks() -> tuple[Tensor, ...]:
-    """Returns the tensors of the blocks, as in GPT-1 and GPT-2."""
+    """Returns the tensors of the blocks, which have the same names in GPT-1 and GPT-2."""
     layer, ours = "transformer.h.{layer}", "stack/blocks"
     fused = (f"{ours}/attention/{name}" for name in ("query", "key", "value"))
     return (
@@ -25,7 +26,7 @@ def blocks() -> tuple[Tensor, ...]:
 
 
 class Gpt2Family(Family):
-    """GPT-2. `config.json` contains only the standard deviation of the initializer."""
+    """GPT-2. The only setting of the initializer in `config.json` is the standard deviation."""
 
     kind = "gpt2"
     name = "GPT-2"

@@ -1,7 +1,7 @@
-"""Files of a Hugging Face directory that conversions copy unchanged, so that `transformers` reads them as before.
+"""Files of a Hugging Face directory that conversions copy unchanged, so that `transformers` reads the same files.
 
-They contain more than the settings and the vocabulary: added tokens, special tokens around texts, the chat template,
-generation settings, and fields of `config.json` that have no counterpart in this package.
+In addition to the settings and the vocabulary, these files contain added tokens, special tokens around texts, the chat
+template, generation settings, and fields of `config.json` that have no counterpart in this package.
 """
 
 import os
@@ -27,10 +27,14 @@ TOKENIZER = (
 
 
 def find(directory: str | os.PathLike[str], family: Family) -> dict[str, str]:
-    """Returns the paths of the files to copy, by name; `directory` may itself be a copy.
+    """Finds the files to copy. Returns a dict from their names to their paths.
 
-    The files of a tokenizer are included if there is a `tokenizer.json`. If there is none, `vocabulary_files.write`
-    makes a `tokenizer.json`, because `transformers` does not always read a vocabulary file as this package does.
+    The tokenizer's files are included only if there is a `tokenizer.json`. Otherwise, `vocabulary_files.write` writes a
+    new `tokenizer.json`, because `transformers` does not always read a vocabulary file as this package does.
+
+    Args:
+      directory: Hugging Face directory, or a folder into which these files were copied.
+      family: family of the model.
     """
     present, names = set(storage.names(os.fspath(directory))), {CONFIG, GENERATION}
     if tokenizer_json.NAME in present:
@@ -40,16 +44,21 @@ def find(directory: str | os.PathLike[str], family: Family) -> dict[str, str]:
 
 
 def copy(hub_files: Mapping[str, str], folder: str) -> None:
-    """Copies files into a folder under their names."""
+    """Copies files into a folder.
+
+    Args:
+      hub_files: dict from the names of the copies to the paths of the files.
+      folder: folder that receives the copies.
+    """
     for name, path in hub_files.items():
         storage.copy(path, os.path.join(folder, name))
 
 
 def config_of(hub_files: Mapping[str, str]) -> dict[str, Any] | None:
-    """Returns the original `config.json`, or None for a model that is not from Hugging Face."""
+    """Returns the original `config.json`, or None if the model is not from Hugging Face."""
     return files.read_json(hub_files[CONFIG]) if CONFIG in hub_files else None
 
 
 def has_tokenizer(hub_files: Mapping[str, str]) -> bool:
-    """Whether the files include a tokenizer."""
+    """Whether the files include a `tokenizer.json`."""
     return tokenizer_json.NAME in hub_files

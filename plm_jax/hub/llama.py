@@ -1,7 +1,8 @@
-"""LLaMA 1 to 3.2 (Touvron et al. 2023) in Hugging Face's format: `LlamaForCausalLM`, and `LlamaModel`.
+"""LLaMA 1 to 3.2 (Touvron et al. 2023) in Hugging Face's format: `LlamaForCausalLM` and `LlamaModel`.
 
-Dense layers are torch's `Linear`, stored [out, in]. Queries and keys are ordered for rotation by halves, like ours.
-Meta's files (consolidated.*.pth), ordered for rotation of neighboring dimensions, are not read.
+Dense layers are torch's `Linear`, stored [out, in]. The dimensions of queries and keys are ordered for rotation by
+halves, as in this package. Meta's files (consolidated.*.pth), which are ordered for rotation of neighboring dimensions,
+cannot be read.
 """
 
 from collections.abc import Mapping
@@ -23,7 +24,7 @@ EMBEDDINGS = (
 
 
 def norms(layer: str) -> tuple[Tensor, Tensor]:
-    """Returns the tensors of the norms of a block, which have no bias."""
+    """Returns the tensors of the norms of a block. These norms have no bias."""
     return (
         Tensor(f"{layer}.input_layernorm.weight", (f"{BLOCKS}/attention_norm/scale",)),
         Tensor(f"{layer}.post_attention_layernorm.weight", (f"{BLOCKS}/feed_forward_norm/scale",)),
@@ -46,7 +47,7 @@ def _num_heads(fields: Mapping[str, Any]) -> int:
 
 
 class LlamaFamily(Family):
-    """LLaMA. `config.json` contains only the dropout rate of attention."""
+    """LLaMA. `config.json` has only one dropout rate, for the attention weights."""
 
     kind = "llama"
     name = "LLaMA"

@@ -1,4 +1,4 @@
-"""ModernBERT (Warner et al. 2024) in Hugging Face's format: `ModernBertForMaskedLM` and its relatives.
+"""ModernBERT (Warner et al. 2024) in Hugging Face's format: `ModernBertForMaskedLM` and the other ModernBERT classes.
 
 Dense layers are torch's `Linear`, stored [out, in]. The first layer has no norm before its attention.
 """
@@ -30,9 +30,11 @@ THETAS = {GLOBAL: ("global_rope_theta", 160_000.0), LOCAL: ("local_rope_theta", 
 
 @dataclass(frozen=True)
 class LayerTypes(Entry):
-    """The layers with local attention, their window, and the base of the rotary frequencies of each kind of layer.
+    """The fields that describe global and local attention.
 
-    transformers 5 lists the kind of each layer; before, every `global_attn_every_n_layers`-th was global.
+    They define the layers with local attention, the window of these layers, and the base of the rotary frequencies of
+    each kind of layer. transformers 5 lists the kind of each layer in `layer_types`. In earlier versions, every
+    `global_attn_every_n_layers`-th layer has global attention, and the other layers have local attention.
     """
 
     name: str = "layer_types"
@@ -80,7 +82,7 @@ class LayerTypes(Entry):
 
 
 def _theta(config: Mapping[str, Any], kind: str) -> float:
-    """Returns the base of the frequencies of a kind of layer."""
+    """Returns the base of the rotary frequencies for a kind of layer."""
     name, default = THETAS[kind]
     parameters = config.get("rope_parameters") or {}
     check("rope_parameters", parameters, isinstance(parameters, Mapping), f"a mapping of '{GLOBAL}' and '{LOCAL}'")
@@ -110,7 +112,7 @@ def _task(*entries: Entry) -> TaskLayout:
 
 
 class ModernBertFamily(Family):
-    """ModernBERT. In `config.json`, a single dropout rate applies to attention weights and to the attention output."""
+    """ModernBERT. In `config.json`, one dropout rate applies to both the attention weights and the attention output."""
 
     kind = "modernbert"
     name = "ModernBERT"

@@ -1,6 +1,7 @@
-"""MPNet (Song et al. 2020) in Hugging Face's format: `MPNetForMaskedLM`, and `MPNetModel`.
+"""MPNet (Song et al. 2020) in Hugging Face's format: `MPNetForMaskedLM` and `MPNetModel`.
 
-The model is RoBERTa without token types, with a bias of scores by distance that all layers share.
+The model is a RoBERTa without token types. A relative position bias is added to the attention scores. All layers share
+this bias.
 """
 
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ LAYER, BLOCKS = "mpnet.encoder.layer.{layer}", "stack/blocks"
 
 @dataclass(frozen=True)
 class PositionsAfterFirstRows(roberta.PositionsAfterPadding):
-    """Number of rows of the position table, of which the first two are not for positions."""
+    """Number of rows of the position table. The first two rows do not belong to any position."""
 
     @override
     def values(self, config):
@@ -26,7 +27,7 @@ class PositionsAfterFirstRows(roberta.PositionsAfterPadding):
 
 
 class MpnetFamily(bert.WordPieceFamily):
-    """MPNet. The head uses the exact GELU, whatever the activation of the layers."""
+    """MPNet. The masked LM head always uses the exact GELU, even if the layers use another activation."""
 
     kind = "mpnet"
     name = "MPNet"

@@ -12,7 +12,7 @@ def _count_sentinels(files: list[bytes]) -> int:
 
 
 class Mt5Family(T5Family):
-    """mT5. Its head is never scaled."""
+    """mT5. The output of the decoder is never scaled before the vocabulary head."""
 
     kind = "mt5"
     name = "mT5"

@@ -1,4 +1,4 @@
-"""Record of a trained model: its settings, its parameters and their origin."""
+"""Record of a trained model, with its settings, its parameters and its origin."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,21 +17,27 @@ class Pretrained:
 
     Attributes:
       model: settings of the model.
-      params: parameters: arrays, or `files.LazyArray`, which are read on access.
-      special_ids: known special ids and how texts are framed. `NAME_token_id` for the names of `common.special_ids` (an
-        integer; several for `eos` if there are several), `decoder_start_token_id`, `sentinels` (their number),
-        `lowercase` (whether WordPiece or SentencePiece drops case and accents), `begins_with_bos` (whether every text
-        begins with `bos`) or `begins_with` (ids at the beginning of every text), `ends_with` (ids at the end of every
-        text), `separates_with` (ids between the texts of a pair), `separator_token_id` (id between the documents of a
-        decoder), and `max_length` (the largest number of tokens to which the tokenizer truncates a text).
-      vocabulary: spec for `vocabularies.load`; None if there are no files of a vocabulary.
-      family: kind of the Hugging Face family that the model was read as; None for other formats.
-      run: config of the run that trained the model, which this package does not read; None for other models.
-      workdir: directory of that run; None for other models.
-      step: step of the checkpoint; None for other models.
-      vocabulary_id: recorded id of the vocabulary that the model was trained with, or None.
-      hub_files: files of its Hugging Face directory, as paths by name, that `hub.hub_files` copies unchanged; empty for
-        other models.
+      params: tree of parameters. The leaves are arrays or `files.LazyArray`, which are read on access.
+      special_ids: known special ids, and other facts about the tokenizer. The possible keys are:
+        - `NAME_token_id` for each name in `common.special_ids`: an id, or a list of ids if there are several `eos`.
+        - `decoder_start_token_id`: id at the beginning of a decoder's input.
+        - `separator_token_id`: id between the documents of a decoder.
+        - `begins_with_bos`: whether every text begins with `bos`.
+        - `begins_with`: list of ids at the beginning of every text. It has priority over `begins_with_bos`.
+        - `ends_with`: list of ids at the end of every text.
+        - `separates_with`: list of ids between the texts of a pair.
+        - `sentinels`: number of sentinels.
+        - `lowercase`: whether WordPiece or SentencePiece drops case and accents.
+        - `max_length`: number of tokens to which the tokenizer truncates a text.
+      vocabulary: spec for `vocabularies.load`; None if there are no vocabulary files.
+      family: kind of the Hugging Face family with which the model was read; None for other formats.
+      run: config of the plm_jax run that trained the model; None if there is no such run. `plm_jax.hub` does not read
+        it.
+      workdir: directory of the run, or None.
+      step: step of the checkpoint, or None.
+      vocabulary_id: recorded id of the vocabulary with which the model was trained, or None.
+      hub_files: files of the Hugging Face directory that `hub.hub_files` copies unchanged, as a mapping from names to
+        paths. The mapping is empty if the model is not from such a directory.
     """
 
     model: ModelConfig
@@ -47,12 +53,18 @@ class Pretrained:
 
     @property
     def max_length(self) -> int | None:
-        """Number of tokens to which texts are truncated, the smaller of the limits of tokenizer and model, or None."""
+        """Number of tokens to which texts are truncated.
+
+        This is the smaller one of the tokenizer's limit and the model's limit, or None if there is no limit.
+        """
         limits = self.special_ids.get("max_length"), self.model.max_length or self.model.num_positions
         return min((limit for limit in limits if limit), default=None)
 
     def flat(self) -> dict[str, Any]:
-        """Returns the parameters by path, joined by `/`. Parameters on devices are fetched."""
+        """Returns a dict from paths to parameters. The parts of a path are joined by `/`.
+
+        Parameters on devices are copied to host memory.
+        """
         flat = traverse_util.flatten_dict(self.params, sep="/")
         return {path: np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf for path, leaf in flat.items()}
 

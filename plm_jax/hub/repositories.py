@@ -1,4 +1,4 @@
-"""Repositories of the Hugging Face Hub: `hf:ORG/NAME[@REVISION]` is downloaded, and a model directory is uploaded.
+"""Repositories of the Hugging Face Hub: downloads from `hf:ORG/NAME[@REVISION]`, and uploads of model directories.
 
 `huggingface_hub` keeps downloads in its cache and reads HF_HOME, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE.
 """
@@ -20,22 +20,27 @@ _LOG_IN = "set HF_TOKEN, or run `hf auth login`"
 
 
 class Repository(NamedTuple):
-    """Name of a repository, and a branch, tag or commit in it; None for the main branch."""
+    """A repository and a revision.
+
+    Attributes:
+      name: name of the repository, ORG/NAME.
+      revision: branch, tag or commit; None for the main branch.
+    """
 
     name: str
     revision: str | None
 
     @property
     def is_pinned(self) -> bool:
-        """Whether the revision is the hash of a commit."""
+        """Whether the revision is a full commit hash."""
         return self.revision is not None and _COMMIT.fullmatch(self.revision) is not None
 
 
 def parse(source: str) -> Repository:
-    """Splits `hf:ORG/NAME[@REVISION]`.
+    """Splits `hf:ORG/NAME[@REVISION]` into the name and the revision.
 
     Raises:
-      UserError: the source has another form.
+      UserError: the source does not have this form.
     """
     match = re.fullmatch(rf"{storage.REPOSITORY}({_NAME})(?:@(.+))?", source)
     if match is None:
@@ -44,14 +49,14 @@ def parse(source: str) -> Repository:
 
 
 def download(source: str) -> str:
-    """Downloads the model of a repository, except files that are in the cache already.
+    """Downloads the model of a repository. Files that are in the cache already are not downloaded again.
 
     Returns:
-      Its folder in the cache, whose name is the hash of the commit.
+      The folder of the model in the cache. The name of this folder is the commit hash.
 
     Raises:
       UserError: `huggingface_hub` is not installed, the Hub does not provide the repository or the revision, or the
-        repository has no weights that plm_jax reads.
+        repository has no weights that plm_jax can read.
     """
     repository = parse(source)
     with _reporting_errors(repository) as hub:
@@ -65,10 +70,12 @@ def download(source: str) -> str:
 
 
 def pin(source: str) -> str:
-    """Returns a source with the hash of the commit that its revision currently names; downloads the model.
+    """Resolves the revision of a source to a commit hash. Returns `hf:ORG/NAME@COMMIT`.
+
+    Downloads the model, unless the source contains a commit hash already.
 
     Raises:
-      UserError: the errors of `download`.
+      UserError: the source is invalid, or `download` fails.
     """
     repository = parse(source)
     if repository.is_pinned:
@@ -77,9 +84,9 @@ def pin(source: str) -> str:
 
 
 def upload(folder: str, name: str, private: bool) -> str:
-    """Uploads a model directory in one commit to the main branch, and creates the repository if it does not exist.
+    """Uploads a model directory to the main branch in one commit. Creates the repository if it does not exist.
 
-    Model files in the repository that the folder does not have are deleted, since they belong to a previous model.
+    Model files of the repository that are not in the folder are deleted, because they belong to a previous model.
 
     Args:
       folder: local directory.
@@ -87,11 +94,11 @@ def upload(folder: str, name: str, private: bool) -> str:
       private: whether the repository must be private.
 
     Returns:
-      The address of the commit.
+      The URL of the commit.
 
     Raises:
       UserError: the name is not ORG/NAME, `huggingface_hub` is not installed, the Hub rejects the upload, or the
-        repository is public although `private` is set.
+        repository is public although `private` is true.
     """
     repository = parse(f"{storage.REPOSITORY}{name}")
     with _reporting_errors(repository, uploads=True) as hub:
@@ -114,7 +121,7 @@ def upload(folder: str, name: str, private: bool) -> str:
 
 
 def _model_files() -> set[str]:
-    """Returns patterns of the names of the files that plm_jax reads from a model directory of any format."""
+    """Returns glob patterns of the file names that plm_jax reads from model directories of any format."""
     registered = families.registered().values()
     schemes = (tokenizer_json.FILES, *map(vocabulary_files.files_of, registered))
     return {
@@ -127,13 +134,13 @@ def _model_files() -> set[str]:
 
 
 def _is_model_file(path: str) -> bool:
-    """Whether plm_jax could read a file; `*` in patterns does not stand for a folder."""
+    """Whether a path matches a pattern in `_model_files`. A `*` in a pattern does not match `/`."""
     depth = path.count("/")
     return any(fnmatch.fnmatch(path, pattern) and depth == pattern.count("/") for pattern in _model_files())
 
 
 def _missing_weights(source: str, repository: Repository, names: list[str]) -> UserError:
-    """Returns the error for a repository without weights that plm_jax reads."""
+    """Returns the error for a repository without weights that plm_jax can read."""
     if any(name in files.PICKLES for name in names):
         return UserError(
             f"{source} has pickles ({files.PICKLES[0]}), which are not read because they could run any code, and no "
@@ -148,10 +155,10 @@ def _missing_weights(source: str, repository: Repository, names: list[str]) -> U
 
 @contextlib.contextmanager
 def _reporting_errors(repository: Repository, uploads: bool = False) -> Iterator[Any]:
-    """Context manager that yields `huggingface_hub` and converts its errors to a `UserError`.
+    """Context manager that yields the module `huggingface_hub` and converts its errors to a `UserError`.
 
     Args:
-      uploads: whether the repository is written.
+      uploads: whether the caller uploads to the repository.
     """
     with extras.report_missing():
         import huggingface_hub
@@ -189,7 +196,7 @@ def _reporting_errors(repository: Repository, uploads: bool = False) -> Iterator
 
 
 def _refusal(repository: Repository, error: Any, uploads: bool) -> UserError:
-    """Returns the error for an answer of the Hub with a status that is not success."""
+    """Returns the `UserError` for a response of the Hub whose HTTP status is an error."""
     status, name = error.response.status_code, repository.name
     if status in (401, 403, 404) and uploads:
         return UserError(f"the Hub does not let you write to {name}: {_LOG_IN}, with a token that may write there")

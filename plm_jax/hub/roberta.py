@@ -1,6 +1,7 @@
-"""RoBERTa (Liu et al. 2019) in Hugging Face's format: `RobertaForMaskedLM`, and `RobertaModel`.
+"""RoBERTa (Liu et al. 2019) in Hugging Face's format: `RobertaForMaskedLM` and `RobertaModel`.
 
-The layers are those of BERT. Positions skip padding and start at the row after the id of the padding token.
+The layers have the structure and the tensor names of BERT's layers. Padding tokens are not counted as positions. In the
+position table, the index of the first position's row is the id of the padding token + 1.
 """
 
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ LENGTH = 512
 
 @dataclass(frozen=True)
 class PositionsAfterPadding(Entry):
-    """Number of rows of the position table. The rows up to the id of the padding token are unused.
+    """Number of rows of the position table. Rows with an index up to the id of the padding token are unused.
 
     Attributes:
       default: number of rows that `transformers` assumes if the field is absent.
@@ -49,7 +50,10 @@ class PositionsAfterPadding(Entry):
 
 
 def special_ids(files: list[bytes]) -> dict[str, Any]:
-    """Returns the id of the mask in `vocab.json`. `config.json` has those of the tokens around a text."""
+    """Returns the id of the mask token, which is in `vocab.json`.
+
+    The ids of the tokens around a text are not returned, because they are in `config.json`.
+    """
     try:
         ids = strict_json.loads(files[0])
     except ValueError as error:
@@ -67,7 +71,7 @@ HEADS = (
 
 
 class RobertaFamily(Family):
-    """RoBERTa. The head uses the exact GELU, whatever the activation of the layers."""
+    """RoBERTa. The masked LM head always uses the exact GELU, even if the layers use another activation."""
 
     kind = "roberta"
     name = "RoBERTa"

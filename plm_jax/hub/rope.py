@@ -1,4 +1,7 @@
-"""Rotary positions in a `config.json`: `rope_parameters` in transformers 5, `rope_theta` and `rope_scaling` before."""
+"""Fields of `config.json` for rotary positions.
+
+transformers 5 has the field `rope_parameters`. transformers 4 has the fields `rope_theta` and `rope_scaling`.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,11 +25,14 @@ SCALING = (
 
 @dataclass(frozen=True)
 class RotaryFields(Entry):
-    """The frequencies of rotary positions, for transformers 4 and 5. Other positions have no such fields.
+    """The fields with the frequencies of rotary positions, in the formats of transformers 4 and 5.
+
+    The fields are not written for models with other positions.
 
     Attributes:
-      fraction: rotated share of a head if the file does not contain it. Unless it is 1, the field is always written.
-      theta: base of the frequencies if the file does not contain it.
+      fraction: rotated fraction of the dimensions of a head, if the file does not contain it. If this default is not 1,
+        `partial_rotary_factor` is always written.
+      theta: base of the frequencies, if the file does not contain it.
     """
 
     fraction: float = 1.0

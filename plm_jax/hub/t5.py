@@ -1,6 +1,7 @@
-"""T5 (Raffel et al. 2020), 1.0 and 1.1, in Hugging Face's format: `T5ForConditionalGeneration`, and `T5Model`.
+"""T5 (Raffel et al. 2020), 1.0 and 1.1, in Hugging Face's format: `T5ForConditionalGeneration` and `T5Model`.
 
-Dense layers are torch's `Linear`, stored [out, in]. The relative bias of a stack is stored in its first block.
+Dense layers are torch's `Linear`, stored [out, in]. The first block of a stack contains the relative position bias of
+the whole stack.
 """
 
 from typing_extensions import override
@@ -12,7 +13,12 @@ from plm_jax.hub.fields import ACTIVATIONS, Field, Written
 
 
 def _stack(stack: str, feed_forward: int) -> tuple[Tensor, ...]:
-    """Returns the tensors of a stack whose feed-forward is the sub-layer number `feed_forward`."""
+    """Returns the tensors of the encoder or the decoder.
+
+    Args:
+      stack: `encoder` or `decoder`.
+      feed_forward: index of the feed-forward sub-layer in a block.
+    """
     layer, blocks = f"{stack}.block.{{layer}}.layer", f"{stack}/blocks"
     wide, gate = f"{layer}.{feed_forward}.DenseReluDense", f"{blocks}/feed_forward/gate/kernel"
     up = (f"{blocks}/feed_forward/up/kernel",)
@@ -42,7 +48,7 @@ ENCODER_ONLY = "T5EncoderModel"
 
 
 class T5Family(Family):
-    """T5. There is one dropout rate, and `config.json` does not describe the initializer."""
+    """T5. `config.json` has only one dropout rate and does not describe the initializer."""
 
     kind = "t5"
     name = "T5"

@@ -1,6 +1,7 @@
 """Task heads in Hugging Face's format: `BertForSequenceClassification` and similar classes.
 
-`architectures` in `config.json` determines the head of a directory, because several heads have the same tensor names.
+`architectures` in `config.json` determines the task head of a directory. The tensor names cannot determine it, because
+several heads have the same tensor names.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -33,23 +34,23 @@ PATH = f"heads_{TASK}"
 Transformer = TypeVar("Transformer", bound=models.TransformerConfig)
 # More labels than any task has, except prediction of a vocabulary's tokens.
 _MAX_LABELS = 2**20
-# Labels of a score without a name in transformers.
+# Labels in `transformers` of a score that has no name.
 _UNNAMED = ("LABEL_0",)
 
 
 def head_of(model: ModelConfig) -> TaskHead | None:
-    """Returns the task head of a model, or None."""
+    """Returns the task head of a model, or None if the model has no task head."""
     head = dict(model.heads).get(TASK)
     return head if isinstance(head, TaskHead) else None
 
 
 def class_name(family: Family, kind: str) -> str:
-    """Returns the name of the class of a family's models with a kind of head."""
+    """Returns the name of the `transformers` class for models of a family with a task head of this kind."""
     return family.task_class + (family.tasks[kind].form or FORMS[kind])
 
 
 def tensors(family: Family, kind: str) -> tuple[Tensor, ...]:
-    """Returns the tensors of a head by its kind; empty if the family has no such head."""
+    """Returns the tensors of a task head of this kind, or no tensors if the family has no such head."""
     if kind not in family.tasks:
         return ()
     layout = family.tasks[kind]
@@ -60,18 +61,19 @@ def tensors(family: Family, kind: str) -> tuple[Tensor, ...]:
 
 
 def names(family: Family) -> set[str]:
-    """Returns the names of the tensors of all task heads of a family."""
+    """Returns the tensor names of all task heads of a family."""
     return {tensor.name for kind in family.tasks for tensor in tensors(family, kind)}
 
 
 def to_settings(family: Family, config: Mapping[str, Any], model: Transformer) -> Transformer:
-    """Returns the model with the task head that a `config.json` names.
+    """Returns the settings of the model with the task head that a `config.json` names.
 
-    Returns the model unchanged if there is no such head, or if it predicts several numbers per text, which is not
-    supported.
+    The settings are returned unchanged if the file names no task head. They are also unchanged if the head predicts
+    several numbers per text, because such heads are not supported.
 
     Raises:
-      UserError: the labels are not numbered from 0, or a dropout rate is not a number of at least 0.
+      UserError: the ids of the labels are not consecutive numbers from 0, or the value of another field of the head is
+        not supported.
     """
     classes = {str(name) for name in config.get("architectures") or ()}
     kinds = [kind for kind in family.tasks if class_name(family, kind) in classes]
@@ -111,10 +113,12 @@ def _with(model: Transformer, head: TaskHead) -> Transformer:
 
 
 def labels_of(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns the labels of a `config.json` in the order of their ids; by default LABEL_0, LABEL_1, …
+    """Returns the labels of a `config.json` in the order of their ids.
+
+    Without `id2label`, the labels are LABEL_0, LABEL_1, …
 
     Raises:
-      UserError: they are not numbered from 0.
+      UserError: the ids are not consecutive numbers from 0, or `num_labels` is not a number of labels.
     """
     names = config.get("id2label")
     if not names:
@@ -128,7 +132,10 @@ def labels_of(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def to_config(family: Family, model: ModelConfig) -> dict[str, Any]:
-    """Returns the fields of a model's task head in `config.json`: class, labels, dropout rate."""
+    """Returns the fields of `config.json` that describe the task head of a model, such as its class and its labels.
+
+    Returns no fields if the model has no task head, or if the family has no task head of this kind.
+    """
     head = head_of(model)
     if head is None or head.kind not in family.tasks:
         return {}
@@ -144,7 +151,7 @@ def to_config(family: Family, model: ModelConfig) -> dict[str, Any]:
 
 
 def drop_incomplete_head(family: Family, model: Transformer, stored: Collection[str]) -> Transformer:
-    """Returns the model without its task head if a tensor of the head is not stored."""
+    """Returns the settings without the task head if a tensor of the task head is not stored."""
     head = head_of(model)
     if head is None or {tensor.name for tensor in _tensors_of(family, model, head)} <= set(stored):
         return model
@@ -152,7 +159,7 @@ def drop_incomplete_head(family: Family, model: Transformer, stored: Collection[
 
 
 def _tensors_of(family: Family, model: models.TransformerConfig, head: TaskHead) -> tuple[Tensor, ...]:
-    """Returns the tensors of a model's head and of the pooler that it reads."""
+    """Returns the tensors of a model's task head, and the weight of the pooler if the head reads the pooler."""
     reads = ("pooler/kernel",) if getattr(head, "feature", None) == "pooler" else ()
     pooler = tuple(tensor for tensor in family.tensors if tensor.parameters == reads)
     of_head = tensors(family, head.kind)
@@ -165,14 +172,17 @@ def _tensors_of(family: Family, model: models.TransformerConfig, head: TaskHead)
 
 
 def new(kind: str, model: ModelConfig, labels: Sequence[str] = (), family: Family | None = None) -> TaskHead:
-    """Returns a task head in the form that the family uses, with the model's dropout rate.
+    """Returns a new task head.
 
-    Without a family, or if the family has no such head, a head of a whole text reads the first token of an encoder or
-    the last token of a decoder, after a dense layer with tanh unless the model has only a decoder. Heads of single
-    tokens read them directly.
+    If the family has a task head of this kind, the new head has the same layout. Its dropout rate is the default of
+    this layout or, if the layout has no default, the rate of the model's sub-layers.
+
+    Otherwise, a head of a whole text reads the first token of an encoder or the last token of another model. It has a
+    dense layer with tanh before the output, except in decoder-only models. Heads of tags and spans have only the output
+    layer. The dropout rate is the rate of the model's sub-layers, or 0 for spans.
 
     Raises:
-      UserError: there is no head of this kind.
+      UserError: there is no task head of this kind.
     """
     if kind not in FORMS:
         raise UserError(f"there is no task head of kind '{kind}': use one of {', '.join(FORMS)}")

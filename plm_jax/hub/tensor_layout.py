@@ -1,4 +1,4 @@
-"""Mapping between a model's parameters and Hugging Face's tensors, from a family's table of tensors."""
+"""Mapping between a model's parameters and Hugging Face's tensors, derived from a family's table of tensors."""
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,11 +18,11 @@ from plm_jax.training import trainable
 
 @dataclass(frozen=True)
 class TensorPiece:
-    """Parameter, or a layer of one, that is a part of a Hugging Face tensor.
+    """A part of a Hugging Face tensor: a parameter, or one layer of a stacked parameter.
 
     Attributes:
       path: path of the parameter.
-      index: index of the part, so that it is `parameters[path][index]`.
+      index: index into the parameter. The part is `parameters[path][index]`.
       shape: shape of the part.
     """
 
@@ -33,13 +33,14 @@ class TensorPiece:
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """The form of a Hugging Face tensor in a model of known sizes.
+    """Layout of a Hugging Face tensor in a model with known sizes.
 
     Attributes:
-      pieces: parameters that it consists of.
+      pieces: pieces of the tensor, in the order in which they are concatenated.
       shape: shape of the tensor.
-      transposed: whether it is stored [out, in].
-      groups: number of groups in which parts of the pieces alternate.
+      transposed: whether the tensor is stored [out, in].
+      groups: number of equal parts into which each piece is cut. The tensor contains the first part of each piece, then
+        the second part of each piece, and so on.
       plus: constant that is added to the parameters.
     """
 
@@ -51,7 +52,13 @@ class TensorLayout:
 
     @classmethod
     def of(cls, tensor: Tensor, pieces: Sequence[TensorPiece], model: TransformerConfig) -> "TensorLayout":
-        """Returns the layout of a tensor of a family that consists of these pieces."""
+        """Returns the layout of a tensor in a model.
+
+        Args:
+          tensor: entry of the family's table.
+          pieces: pieces of the tensor.
+          model: settings of the model.
+        """
         groups = tensor.groups(model) if tensor.groups else 1
         shape = _joined_shape(pieces)[:: -1 if tensor.transposed else 1]
         if tensor.shape:  # NumPy infers a size of -1.
@@ -70,7 +77,11 @@ class TensorLayout:
         return [part.reshape(piece.shape) for part, piece in zip(parts, self.pieces, strict=True)]
 
     def join(self, flat: Mapping[str, Any]) -> np.ndarray:
-        """Joins the pieces, given the parameters by path, into the stored tensor; the inverse of `split`."""
+        """Joins the pieces into the stored tensor; the inverse of `split`.
+
+        Args:
+          flat: parameters by path.
+        """
         parts = [flat[piece.path][piece.index] for piece in self.pieces]
         if len(parts) > 1:
             grouped = [part.reshape(*part.shape[:-1], self.groups, -1) for part in parts]
@@ -81,34 +92,38 @@ class TensorLayout:
         return stored + self.plus if self.plus else stored
 
     def content(self, flat: Mapping[str, Any]) -> files.Content:
-        """Returns the content of the stored tensor, given the parameters by path."""
+        """Returns the content of the stored tensor.
+
+        Args:
+          flat: parameters by path.
+        """
         dtype = files.common_type(flat[piece.path] for piece in self.pieces)
         return files.Content(self.shape, dtype, lambda: [self.join(flat)])
 
     def parameter_type(self, stored: np.dtype) -> np.dtype:
-        """Returns the type of the parameters in a tensor of a type."""
+        """Returns the type of the parameters, given the type of the stored tensor."""
         return np.promote_types(stored, np.float32) if self.plus else stored
 
 
 def _joined_shape(pieces: Sequence[TensorPiece]) -> tuple[int, ...]:
-    """Returns the shape of the pieces after concatenation along the last axis."""
+    """Returns the shape of the pieces after they are concatenated along the last axis."""
     return (*pieces[0].shape[:-1], sum(piece.shape[-1] for piece in pieces))
 
 
 class Parameter(files.LazyArray):
-    """Parameter in open files. It consists of one piece of a tensor, or one per layer."""
+    """Parameter in open files. It consists of one piece of a tensor, or of one piece per layer."""
 
     def __init__(self, shape: tuple[int, ...]):
         self.shape = shape
         self._pieces: dict[Any, tuple[files.StoredTensor, TensorLayout, int]] = {}
 
     def add(self, tensor: files.StoredTensor, layout: TensorLayout, number: int) -> None:
-        """Adds the piece `layout.pieces[number]` of a tensor."""
+        """Adds the piece `layout.pieces[number]` of a tensor to the parameter."""
         self._pieces[layout.pieces[number].index] = tensor, layout, number
 
     @property
     def dtype(self) -> np.dtype:
-        """NumPy type of the elements: the common type of the layers."""
+        """NumPy type of the elements, which is the common type of all pieces."""
         types = (layout.parameter_type(tensor.dtype) for tensor, layout, _ in self._pieces.values())
         return functools.reduce(np.promote_types, types)
 
@@ -127,14 +142,14 @@ class Parameter(files.LazyArray):
 
 
 def layout(tensors: Sequence[Tensor], model: TransformerConfig) -> dict[str, TensorLayout]:
-    """Returns the layout of each tensor of a model, by the tensor's name.
+    """Returns a dict from the names of a model's tensors to their layouts.
 
     Args:
-      tensors: table of a family.
+      tensors: the family's table of tensors.
       model: settings of the model.
     """
     layouts, shapes, inner = {}, shapes_of(model), model.stack.inner
-    # The layers of a leaf that only some layers have are a part of its path.
+    # If only some layers have a parameter, the path of the parameter contains these layers.
     names = {path: trainable.split_name(path) for path in shapes}
     paths = {"/".join([*before, *after]): path for path, (before, _, after) in names.items()}
     for tensor in tensors:
@@ -156,6 +171,6 @@ def layout(tensors: Sequence[Tensor], model: TransformerConfig) -> dict[str, Ten
 
 @functools.lru_cache(maxsize=8)
 def shapes_of(model: ModelConfig) -> Mapping[str, tuple[int, ...]]:
-    """Returns the shapes of a model's parameters by path."""
+    """Returns a mapping from the paths of a model's parameters to their shapes."""
     flat: dict[str, Any] = traverse_util.flatten_dict(registry.shapes(model), sep="/")
     return {path: leaf.shape for path, leaf in flat.items()}

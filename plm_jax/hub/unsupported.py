@@ -1,4 +1,7 @@
-"""Errors about models of unknown families: the nearest family, and the parts of the model that it lacks."""
+"""Error messages for models of unknown families.
+
+The messages name the nearest family, and the fields and tensors of the model that this family lacks.
+"""
 
 import contextlib
 import re
@@ -28,7 +31,7 @@ MOST_NAMES = 4
 
 
 def refusal(directory: str, config: Mapping[str, Any]) -> UserError:
-    """Returns the error for a directory whose `model_type` no family has."""
+    """Returns the error for a directory whose `model_type` belongs to no family."""
     kind = str(config.get("model_type"))[:100]
     candidates = [family for family in families.registered().values() if family.base.kind == _architecture(config)]
     candidates = candidates or list(families.registered().values())
@@ -52,14 +55,17 @@ def refusal(directory: str, config: Mapping[str, Any]) -> UserError:
 
 
 def _architecture(config: Mapping[str, Any]) -> str | None:
-    """Returns the kind of model of a `config.json`, by the name of its class; None if it is unknown."""
+    """Returns the kind of a model, such as `decoder`, from its class name in `config.json`.
+
+    Returns None if the class name is unknown.
+    """
     classes = [str(name) for name in config.get("architectures") or ()]
     kinds = (kind for ending, kind in ARCHITECTURES.items() if any(name.endswith(ending) for name in classes))
     return next(kinds, None)
 
 
 def _overlap(names: set[str], known: set[str]) -> float:
-    """Returns the share of names that two sets have in common."""
+    """Returns the number of common names of two sets, divided by the number of names in their union."""
     return len(names & known) / max(len(names | known), 1)
 
 
@@ -86,6 +92,6 @@ def _tensor_names(directory: str) -> Iterable[str]:
 
 
 def _pattern(name: str) -> str:
-    """Returns a tensor's name without the name of the model, with `N` for numbers of layers."""
+    """Returns the name of a tensor without the prefix for the model, and with `N` in place of layer indices."""
     parts = ["N" if part.isdigit() or part.startswith("{") else part for part in name.split(".")]
     return ".".join(parts[1:] if len(parts) > 2 and "N" not in parts[:1] else parts)

@@ -1,4 +1,4 @@
-"""Vocabulary files of a Hugging Face directory: finding them, reading special ids, and writing."""
+"""Vocabulary files of a Hugging Face directory: functions that find them, read their special ids, and write them."""
 
 import os
 import re
@@ -11,7 +11,7 @@ from plm_jax.hub.family import Family
 from plm_jax.hub.pretrained import Pretrained
 
 TOKENIZER = "tokenizer_config.json"
-# Settings of the texts of a model of sentence-transformers.
+# Settings of sentence-transformers, such as the maximum length of a text.
 SENTENCES = "sentence_bert_config.json"
 # Folder of a run directory or a converted directory that holds the files of its vocabulary.
 FOLDER = "vocabulary"
@@ -19,7 +19,16 @@ _RANK = re.compile(rb"[0-9A-Za-z+/]+=* \d+\r?\n")  # First line of a tiktoken fi
 
 
 def find(folder: str, family: Family, tokenizer: Mapping[str, Any]) -> str | None:
-    """Returns the spec of the files that plm_jax wrote, else of the family's files, else of `tokenizer.json`."""
+    """Returns the spec of a directory's vocabulary, or None if there are no vocabulary files.
+
+    The files that plm_jax wrote have priority over the files of the family. The files of the family have priority over
+    `tokenizer.json`.
+
+    Args:
+      folder: Hugging Face directory.
+      family: family of the model.
+      tokenizer: contents of `tokenizer_config.json`.
+    """
     scheme, _, names = str(tokenizer.get(tokenizer_json.OURS, "")).partition(":")
     recorded = (
         {scheme: tuple(map(os.path.basename, filter(None, names.split(","))))} if scheme in tokenizer_json.FILES else {}
@@ -32,7 +41,17 @@ def find(folder: str, family: Family, tokenizer: Mapping[str, Any]) -> str | Non
 
 
 def read_special_ids(folder: str, family: Family, vocabulary: str, tokenizer: Mapping[str, Any]) -> dict[str, Any]:
-    """Reads the special ids from the vocabulary files of the family, otherwise from `tokenizer.json`."""
+    """Reads the special ids of a vocabulary.
+
+    The ids come from the vocabulary files if the family has files for the vocabulary's scheme, otherwise from
+    `tokenizer.json`.
+
+    Args:
+      folder: Hugging Face directory.
+      family: family of the model.
+      vocabulary: spec of the vocabulary.
+      tokenizer: contents of `tokenizer_config.json`.
+    """
     path = os.path.join(folder, tokenizer_json.NAME)
     if vocabulary.partition(":")[0] in family.vocabulary_files:
         special_ids = family.special_ids(list(files.contents(vocabulary).values()), tokenizer)
@@ -46,11 +65,14 @@ def read_special_ids(folder: str, family: Family, vocabulary: str, tokenizer: Ma
 
 
 def read_max_length(folder: str, tokenizer: Mapping[str, Any]) -> int | None:
-    """Returns the number of tokens to which sentence-transformers or the tokenizer truncates a text, or None."""
+    """Returns the number of tokens to which texts are truncated, or None if there is no limit.
+
+    A limit of sentence-transformers has priority over a limit of the tokenizer.
+    """
     path = os.path.join(folder, SENTENCES)
     limit = files.read_json(path).get("max_seq_length") if storage.exists(path) else None
     limit = tokenizer.get("model_max_length") if limit is None else limit
-    # Tokenizers without a limit have 10^30.
+    # Tokenizers without a limit have a `model_max_length` of 10^30.
     return int(limit) if isinstance(limit, int | float) and 0 < limit < 2**31 else None
 
 
@@ -59,7 +81,7 @@ def _contents(tokenizer_path: str) -> list[bytes]:
 
 
 def write(directory: str, family: Family, pretrained: Pretrained, tokenizer: tokenizer_json.Tokenizer | None) -> None:
-    """Writes the vocabulary's own files, which plm_jax reads, and the tokenizer's, which `transformers` prefers."""
+    """Writes the vocabulary files, which plm_jax reads, and the tokenizer files, which `transformers` prefers."""
     scheme, described = (pretrained.vocabulary or "").partition(":")[0], {}
     names = files_of(family).get(scheme) or (tokenizer_json.FILES.get(scheme) if tokenizer else None)
     if names is None or pretrained.vocabulary is None:
@@ -80,12 +102,18 @@ def write(directory: str, family: Family, pretrained: Pretrained, tokenizer: tok
 
 
 def files_of(family: Family) -> dict[str, tuple[str, ...]]:
-    """Returns the vocabulary files of a family by scheme, including `tokenizer.json`, which every family may have."""
+    """Returns a dict from schemes to the names of a family's vocabulary files.
+
+    It always includes `tokenizer.json`, which every family may have.
+    """
     return {**family.vocabulary_files, tokenizer_json.SCHEME: tokenizer_json.FILES[tokenizer_json.SCHEME]}
 
 
 def _is_of(scheme: str, path: str) -> bool:
-    """Whether a file fits a scheme. SentencePiece and tiktoken share file names, but tiktoken's files are text."""
+    """Whether the content of a file fits a scheme.
+
+    SentencePiece and tiktoken use the same file names, but only the files of tiktoken are text.
+    """
     is_tiktoken = scheme == "tiktoken"
     if not is_tiktoken and scheme != "sentencepiece":
         return True

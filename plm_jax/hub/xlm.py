@@ -1,8 +1,9 @@
-"""XLM (Conneau & Lample 2019) in Hugging Face's format: `XLMWithLMHeadModel`, and `XLMModel`.
+"""XLM (Conneau & Lample 2019) in Hugging Face's format: `XLMWithLMHeadModel` and `XLMModel`.
 
-The model is BERT without token types of texts, pooler and head transform, under other names. The id of a token's
-language, `langs` in transformers, is its token type. Without `langs`, transformers adds no language embedding; models
-of this package then add that of language 0.
+The model is a BERT without a pooler, without a head transform, and without token types that distinguish texts. The
+tensors have other names. The token type of a token is the id of its language. `transformers` calls these ids `langs`.
+If `langs` is absent, `transformers` adds no language embedding, whereas models of this package add the embedding of
+language 0.
 """
 
 from dataclasses import replace
@@ -18,7 +19,10 @@ BLOCKS = "stack/blocks"
 
 
 class Languages(Entry):
-    """Number of languages. A model of one language, or with `use_lang_emb` false, has no language embeddings."""
+    """Number of languages.
+
+    A model has no language embeddings if it has only one language or if `use_lang_emb` is false.
+    """
 
     name = "n_langs"
 
@@ -39,7 +43,7 @@ class Languages(Entry):
 
 
 class XlmFamily(Family):
-    """XLM. The defaults are those of `XLMConfig`."""
+    """XLM. The defaults of the fields are those of `XLMConfig`."""
 
     kind = "xlm"
     name = "XLM"
@@ -108,7 +112,7 @@ class XlmFamily(Family):
 
     @override
     def to_settings(self, config):
-        # The name in files of transformers 4 and of the published models, which transformers prefers to the new one.
+        # The old name, in files of transformers 4 and of the published models. transformers prefers it to the new name.
         if "n_words" in config:
             config = {**config, "vocab_size": config["n_words"]}
         return super().to_settings(config)

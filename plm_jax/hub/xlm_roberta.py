@@ -1,8 +1,8 @@
 """XLM-R (Conneau et al. 2020, Goyal et al. 2021) and CamemBERT (Martin et al. 2020) in Hugging Face's format.
 
-They are RoBERTa models with another vocabulary, a SentencePiece model in `tokenizer.json`. Its ids are shifted relative
-to those of the SentencePiece file, because special tokens come first. XL and XXL have norms before the sub-layers and
-after the last layer, and none after the embeddings.
+The models are RoBERTas with another vocabulary: a SentencePiece model in `tokenizer.json`. The ids in `tokenizer.json`
+are shifted relative to the ids in the SentencePiece file, because the special tokens come first. The sizes XL and XXL
+have norms before the sub-layers and after the last layer, and no norm after the embeddings.
 """
 
 from dataclasses import replace
@@ -14,7 +14,7 @@ from plm_jax.hub.roberta import HEADS, RobertaFamily
 
 
 class XlmRobertaFamily(RobertaFamily):
-    """XLM-R, base and large."""
+    """XLM-R in the sizes base and large."""
 
     kind = "xlm-roberta"
     name = "XLM-R"
@@ -24,7 +24,7 @@ class XlmRobertaFamily(RobertaFamily):
 
 
 class XlmRobertaXlFamily(XlmRobertaFamily):
-    """XLM-R, XL and XXL."""
+    """XLM-R in the sizes XL and XXL."""
 
     kind = "xlm-roberta-xl"
     name = "XLM-R XL"

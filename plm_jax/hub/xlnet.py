@@ -1,6 +1,7 @@
-"""XLNet (Yang et al. 2019) in Hugging Face's format: `XLNetLMHeadModel`, and `XLNetModel`.
+"""XLNet (Yang et al. 2019) in Hugging Face's format: `XLNetLMHeadModel` and `XLNetModel`.
 
-Projections have an axis of heads. `XLNetForQuestionAnswering`, whose head searches with beams, is not supported.
+The attention projections are stored with a separate axis for the heads. `XLNetForQuestionAnswering` is not supported,
+because its head uses beam search.
 """
 
 import warnings
@@ -21,14 +22,14 @@ LAYER, BLOCKS = "transformer.layer.{layer}", "stack/blocks"
 
 @dataclass(frozen=True)
 class Length(Entry):
-    """A length, which null, 0 and negative numbers leave out.
+    """A field that holds a length. Null, 0 and negative numbers mean that there is no length.
 
     Attributes:
       name: name in `config.json`.
-      path: path of the setting.
+      path: dotted path of the setting.
       default: value that `transformers` assumes if the field is absent.
-      without: setting without a length.
-      null: value that is written without a length.
+      without: value of the setting if there is no length.
+      null: value that is written to `config.json` if there is no length.
     """
 
     name: str
@@ -59,7 +60,10 @@ class Length(Entry):
 
 
 def heads_of(model: models.TransformerConfig) -> tuple[int, ...]:
-    """Returns the shape of XLNet's projections, [embed, heads, head_dim]."""
+    """Returns the shape of XLNet's projections, [embed, heads, head_dim].
+
+    The first size is -1, so that NumPy infers it.
+    """
     return -1, model.attention.heads, model.attention.head_dim
 
 
@@ -72,7 +76,7 @@ def _tables(**names):
 
 
 class XlnetFamily(Family):
-    """XLNet. The defaults are those of `XLNetConfig`."""
+    """XLNet. The defaults of the fields are those of `XLNetConfig`."""
 
     kind = "xlnet"
     name = "XLNet"

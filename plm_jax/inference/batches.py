@@ -1,4 +1,4 @@
-"""Batches of one size from items of any length, shortest first, so that few programs are compiled."""
+"""Batches of equal size from items of different lengths, sorted by length, so that few programs are compiled."""
 
 import itertools
 import math
@@ -7,12 +7,12 @@ from typing import Any
 
 from plm_jax.generation.scoring import ignore_progress
 
-# Rows are padded to multiples of a power of two, at least of 8, that is at most an eighth of their length.
+# Rows are padded to a multiple of 8, or of the largest power of two up to an eighth of their length if it is larger.
 _LEAST_MULTIPLE = 8
 
 
 def padded_length(size: int, limit: int | None = None) -> int:
-    """Returns the length to which rows of `size` tokens are padded, so that few programs are compiled."""
+    """Rounds a number of tokens up to one of a few lengths, at most `limit`, so that few programs are compiled."""
     size = max(1, size)
     multiple = max(_LEAST_MULTIPLE, 2 ** (math.floor(math.log2(size)) - 3))
     padded = -(-size // multiple) * multiple
@@ -20,7 +20,7 @@ def padded_length(size: int, limit: int | None = None) -> int:
 
 
 def fitting_size(batch_size: int, number: int) -> int:
-    """Returns the size of the batches of `number` items: `batch_size`, or a smaller power of two that holds them."""
+    """Returns the batch size for `number` items: `number` rounded up to a power of two, but at most `batch_size`."""
     return min(batch_size, 2 ** math.ceil(math.log2(max(1, number))))
 
 

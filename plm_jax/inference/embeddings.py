@@ -29,11 +29,11 @@ def embed(
     batch_size: int = 32,
     advance: Callable[[int], Any] = ignore_progress,
 ) -> Float32[np.ndarray, "texts width"]:
-    """Returns the embeddings of texts; the arguments are those of `LanguageModel.embed`.
+    """Returns the embeddings of texts. The other arguments are the same as for `LanguageModel.embed`.
 
     Args:
-      strategy: strategy of the model, which has a vocabulary.
-      limit: largest number of tokens of a row; None for no limit.
+      strategy: strategy of a model with a vocabulary.
+      limit: maximum number of tokens in a row; None: no limit.
     """
     check_pooling(pooling)
     for number, text in enumerate(texts):
@@ -60,7 +60,7 @@ def embed(
 
 
 def check_text(number: int, text: Any) -> None:
-    """Raises a `UserError` if an item is not a text."""
+    """Raises a `UserError` if the item at index `number` is not a text."""
     if not isinstance(text, str):
         raise UserError(f"text {number} is a {type(text).__name__}: pass texts")
 
@@ -72,13 +72,13 @@ def check_pooling(pooling: str) -> None:
 
 
 def similarity(first: Float[np.ndarray, "n width"], second: Float[np.ndarray, "m width"]) -> Float32[np.ndarray, "n m"]:
-    """Returns the cosine similarity of each pair of vectors; that of a vector of zeros is 0."""
+    """Returns the cosine similarity of each pair of vectors; 0 if one of the vectors is zero."""
     first, second = (each / np.maximum(np.linalg.norm(each, axis=1, keepdims=True), 1e-12) for each in (first, second))
     return (first @ second.T).astype(np.float32)
 
 
 def _encoder(strategy: Strategy, limit: int | None) -> Callable[[str], list[Any]]:
-    """Returns the function that turns a text into the ids of a row, or into the words of an ELMo's row."""
+    """Returns the function that converts a text to a row: words for an ELMo, ids for other models."""
     if strategy.config.max_characters:
         return lambda text: [words.BOS, *text.split(), words.EOS]
     vocabulary, (before, after) = strategy.text.vocabulary, strategy.frame
@@ -111,7 +111,7 @@ def _arrays(strategy: Strategy, rows: Sequence[Sequence[Any]], length: int) -> d
 def _pool(
     states: Float[Array, "rows length width"], mask: Int[Array, "rows length"], pooling: Pooling, normalize: bool
 ) -> Float32[Array, "rows width"]:
-    """Reduces the states of non-padding tokens to one vector per row, a vector of zeros if there are none."""
+    """Reduces the states of non-padding tokens to one vector per row. A row without tokens gets a vector of zeros."""
     states, real = states.astype(jnp.float32), (mask > 0)[..., None]
     size = mask.sum(1)
     if pooling == "mean":

@@ -36,7 +36,7 @@ Prompts = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]] | Intege
 
 
 class LanguageModel:
-    """A trained model with its parameters and, if it has one, its vocabulary.
+    """A trained model with its parameters and, if there is one, its vocabulary.
 
     Attributes:
       config: settings of the model.
@@ -61,7 +61,7 @@ class LanguageModel:
         self.vocabulary_id, self.special_ids = self._origin.vocabulary_id, dict(self._origin.special_ids)
 
     def __repr__(self) -> str:
-        """Returns the family, size, vocabulary, heads and origin of the model."""
+        """Returns a string with the family, size, vocabulary, heads and origin of the model."""
         family = self._origin.family or self.config.kind
         heads = []
         for name, head in self.config.named_heads.items():
@@ -90,7 +90,7 @@ class LanguageModel:
 
     @property
     def strategy(self) -> Strategy:
-        """Strategy of the model's architecture, which reads ids and writes text."""
+        """Strategy that runs inference with the model's architecture."""
         decoding = DecodingConfig() if self.run is None else self.run.evaluation.decoding
         return strategies.build(self.model, self.params, self.text_format, decoding)
 
@@ -116,7 +116,7 @@ class LanguageModel:
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        """Vocabulary that is also a `seqio.Vocabulary`. The first access loads it and imports TensorFlow.
+        """Vocabulary that is also a `seqio.Vocabulary`. The first access loads the vocabulary and imports TensorFlow.
 
         Raises:
           UserError: there is no vocabulary, or it has more tokens than the model.
@@ -140,7 +140,7 @@ class LanguageModel:
 
     @property
     def has_vocabulary(self) -> bool:
-        """Whether there is a vocabulary. Ids do not need one."""
+        """Whether there is a vocabulary. Methods that read and return ids do not need one."""
         return self._origin.vocabulary is not None or "vocabulary" in vars(self)
 
     @property
@@ -174,32 +174,35 @@ class LanguageModel:
     ) -> Float32[Array, "batch ..."]:
         """Returns the logits of a head of the model.
 
-        By default these are the logits of the next tokens for a decoder, of the tokens at each position for an encoder,
-        and of the decoder's next tokens for an encoder-decoder. A decoder that fills blanks attends to the whole row up
-        to its first sop.
+        By default, a decoder and an encoder-decoder return logits for the next token after each (decoder) position, and
+        an encoder for the token at each position. In a decoder that fills blanks (GLM), all tokens attend to every
+        token before the first `sop` (start of piece) of the row, or to the whole row if the row has no `sop`.
 
         Args:
           tokens: ids below the model's vocabulary size, [B, L]; for an encoder-decoder, the input of the encoder. An
-            ELMo also accepts the characters of words, [B, L, C], as returned by `characters`, which need no vocabulary.
-            For a task head, [B, N, L] are N texts per row, such as choices; all other inputs then have the same axes.
+            ELMo also accepts characters of words, [B, L, C], as returned by `characters`; they need no vocabulary. A
+            task head also accepts [B, N, L] with N texts per row, such as choices; all other inputs then also have an
+            axis of texts.
           mask: 1 for tokens, 0 for padding on either side, [B, L]; None if there is no padding.
-          token_types: segment of a pair that each token belongs to, [B, L], for models with token types; None for 0.
-          decoder_tokens: input of the decoder of an encoder-decoder, [B, L']. For a task head, the default is `tokens`
-            after the start id.
+          token_types: [B, L], such as 0 for the first text of a pair and 1 for the second; only for models with token
+            types. None: 0 everywhere.
+          decoder_tokens: input of the decoder of an encoder-decoder, [B, L']. For a task head, the default is the start
+            id followed by `tokens` without the last token.
           decoder_mask: mask of `decoder_tokens`, [B, L'].
-          head: None for the head for tokens (in an ELECTRA, that of the generator), "sentence_pair" for the classes of
-            a pair, "discriminator" for the detection of replaced tokens, "backward" for an ELMo's logits of the word
-            before each position given the words from this position on, or "task" for the task of a fine-tuned model.
+          head: name of the head. None: prediction of tokens (in an ELECTRA, by the generator). "sentence_pair": classes
+            of a pair. "discriminator": detection of replaced tokens. "backward": an ELMo's prediction of the word
+            before each position from the words at and after this position. "task": the task of a fine-tuned model.
 
         Returns:
           float32 [B, L, V], for an encoder-decoder [B, L', V]. Values at padding are meaningless. For "sentence_pair",
-          [B, 2]: whether the second sentence follows the first or not (BERT), or whether the sentences are in order or
-          swapped (ALBERT). For "discriminator", [B, L], above 0 if a token was probably replaced. For "task": classes
-          [B, C], a score [B, 1], tags [B, L, C], first and last token of a span [B, L, 2], or choices [B, N].
+          [B, 2] with the logits of two classes: the second sentence follows the first or does not (BERT), or the
+          sentences are in order or are swapped (ALBERT). For "discriminator", [B, L], above 0 for tokens that were
+          probably replaced. For "task": classes or labels [B, C], a score [B, 1], tags [B, L, C], first and last token
+          of a span [B, L, 2], or choices [B, N].
 
         Raises:
-          UserError: an id is outside the vocabulary, there are more tokens than positions, rows have different lengths,
-            shapes do not match, an input is missing or not supported, or the model lacks the head.
+          UserError: an id is outside the vocabulary, a row has more tokens than the model has positions, rows have
+            different lengths, shapes do not match, an input is missing or not supported, or the model lacks the head.
         """
         strategy = self.strategy
         name = strategy.head(head)
@@ -214,12 +217,12 @@ class LanguageModel:
         decoder_tokens: Any = None,
         decoder_mask: Any = None,
     ) -> Float32[Array, "states batch length width"]:
-        """Returns the embeddings, then the output of each block, the last after the final norm.
+        """Returns the embeddings and the output of each layer. The final norm is applied to the last output.
 
-        There are layers + 1 states. For an encoder-decoder, they are the states of the decoder if `decoder_tokens` are
-        given, and the states of the encoder if not. For an ELMo, they are the concatenated forward and backward states,
-        [layers + 1, B, L, 2 D]. The first state has the word vectors twice. The LSTMs start from zeros. The arguments
-        and errors are those of `logits`.
+        There are layers + 1 states. An encoder-decoder returns the states of the decoder if `decoder_tokens` is passed,
+        otherwise the states of the encoder. An ELMo returns concatenated forward and backward states, [layers + 1, B,
+        L, 2 D]; the first state contains the word vectors twice, and the LSTMs start from zeros. The arguments and
+        errors are the same as for `logits`.
         """
         strategy = self.strategy
         return strategy.hidden_states(strategy.read(tokens, mask, token_types, decoder_tokens, decoder_mask))
@@ -232,7 +235,7 @@ class LanguageModel:
         Every text is framed by `<S>` and `</S>`.
 
         Returns:
-          The characters of each word, also of words that the vocabulary lacks, and a mask.
+          A pair: the characters of each word, including words that the vocabulary lacks, and a mask.
         """
         if not self.config.max_characters:
             raise UserError("this model has no characters as inputs: pass token ids")
@@ -245,10 +248,11 @@ class LanguageModel:
         seed: int = 0,
         **options: Any,
     ) -> list[Any]:
-        """Answers each prompt: texts with texts, ids with ids.
+        """Generates an answer to each prompt: a text for a text, ids for ids.
 
-        A decoder returns the continuation without the prompt. Before the prompt, it reads the ids that began its texts
-        in training. An empty prompt starts from these ids or, if there were none, from the separator of documents.
+        A decoder returns the continuation without the prompt. Before the prompt, the decoder reads the ids with which
+        texts began in training. An empty prompt is replaced by these ids or, if training texts began without such ids,
+        by the separator of documents.
 
         A decoder that was trained to fill blanks (`[MASK]`, `[sMASK]` or `[gMASK]`) returns the prompt with every blank
         filled, or the continuation of a prompt without blanks.
@@ -256,23 +260,23 @@ class LanguageModel:
         An encoder returns the prompt with the most probable token in place of each `[MASK]` or `<mask>`, like `fill`.
 
         An encoder-decoder returns its answer. If the prompt has blanks (`<extra_id_0>`, `<extra_id_1>` …), it returns
-        the prompt with its answers in them. If it was trained to restore texts, its answer is the whole text, and
+        the prompt with the blanks filled. If the model was trained to restore texts, its answer is the whole text, and
         `[MASK]` or `<mask>` in the prompt represents missing text.
 
-        Ids, as lists or an array [B, L], are read without further ids around them and need no vocabulary. A decoder
-        returns the ids that follow. An encoder-decoder returns the ids of its answer, without the ids that begin or end
-        an answer. A model that fills blanks returns the prompt's ids with every mask replaced; there must be at least
-        one.
+        Prompts of ids are lists or an array [B, L]. They need no vocabulary, and no further ids are added around them.
+        A decoder returns the ids that follow. An encoder-decoder returns the ids of its answer, without the ids that
+        begin or end an answer. A model that fills blanks returns the prompt's ids with every mask replaced; the prompt
+        must contain at least one mask.
 
         Args:
           prompts: texts or ids.
           seed: seed of the samples.
           options: fields of `config.DecodingConfig` such as `max_new_tokens`, `temperature` and `num_beams`; the
-            defaults are those of the run's `evaluation.decoding`. An encoder takes none.
+            defaults are the values in the run's `evaluation.decoding`. An encoder accepts no options.
 
         Returns:
-          One answer to each prompt, a text or ids like the prompt. With `num_return_sequences` above 1, a list of
-          answers to each prompt, for beam search in descending order of score.
+          A list with one answer per prompt, a text or ids like the prompt. With `num_return_sequences` above 1, each
+          entry is a list of answers. Beam search sorts these answers by descending score.
 
         Raises:
           UserError: a prompt or an option does not fit the model.
@@ -282,7 +286,10 @@ class LanguageModel:
         return self.strategy.generate(checked, in_text, seed=seed, **options)
 
     def writer(self, **options: Any) -> Callable[..., list[Any]]:
-        """Returns a function from rows of ids to the ids that continue or answer each; options as in `generate`."""
+        """Returns a function that continues or answers rows of ids.
+
+        The function returns ids for each row. The options are the same as for `generate`.
+        """
         return self.strategy.writer(**options)
 
     def score(
@@ -292,18 +299,19 @@ class LanguageModel:
     ) -> list[ContinuationScore]:
         """Scores each continuation of a context by the sum of its tokens' log-probabilities, in nats.
 
-        For texts, a decoder tokenizes context and continuation together, and scores the tokens after those of the
-        context. White space at the end of the context belongs to the continuation. An empty context means the ids that
-        preceded texts in training. An encoder-decoder reads the context as a prompt and scores the continuation as its
-        answer, without the ids that begin or end one. No special tokens are added around ids. If a context is too long,
-        the model reads its last tokens.
+        For texts, a decoder tokenizes context and continuation together, and scores the tokens after the tokens of the
+        context. White space at the end of the context belongs to the continuation. An empty context is replaced by the
+        ids that preceded texts in training. An encoder-decoder reads the context as a prompt and scores the
+        continuation as its answer; the ids that begin or end an answer are not scored. Contexts and continuations that
+        are passed as ids get no special tokens. A context that is too long is cut to its last tokens.
 
         Returns:
-          The log-likelihood of each continuation, and whether greedy decoding would produce it.
+          A list with the log-likelihood of each continuation, and whether greedy decoding would produce the
+          continuation.
 
         Raises:
-          UserError: contexts and continuations do not match, a continuation has no tokens or more than the model has
-            positions, or the model does not continue text.
+          UserError: contexts and continuations differ in number or kind, a continuation has no tokens or too many
+            tokens, or the model does not continue text.
         """
         rows_before, rows_after = inputs.prompts(contexts), inputs.prompts(continuations)
         if len(rows_before) != len(rows_after):
@@ -325,12 +333,13 @@ class LanguageModel:
     def pseudo_log_likelihoods(
         self, texts: str | Sequence[str], word_l2r: bool = False
     ) -> list[Float[np.ndarray, " tokens"]]:
-        """Returns the log-probability in nats, by a masked model, of each token of each text given all other tokens.
+        """Returns a masked model's log-probability, in nats, of each token given all other tokens of its text.
 
-        Their sum is the text's pseudo-log-likelihood (Salazar et al. 2020). The model runs once per token.
+        The sum over the tokens of a text is the text's pseudo-log-likelihood (Salazar et al. 2020). The model runs once
+        per token.
 
         Args:
-          word_l2r: whether the later pieces of the token's word are masked too (Kauf and Ivanova 2023); otherwise long
+          word_l2r: whether the later pieces of the token's word are masked too (Kauf and Ivanova 2023). If False, long
             words seem too probable.
 
         Raises:
@@ -347,7 +356,7 @@ class LanguageModel:
         return [text_scores(len(text_rows), scores) for text_rows in rows]
 
     def fill(self, texts: str | Sequence[str], top_k: int = 5) -> list[FilledText]:
-        """Fills each `[MASK]` of each text with a masked model's most probable token, all masks of a text at once.
+        """Fills each `[MASK]` with a masked model's most probable token. All masks of a text are filled at once.
 
         Args:
           texts: texts with at least one `[MASK]` or `<mask>` each.
@@ -368,21 +377,22 @@ class LanguageModel:
         batch_size: int = 32,
         advance: Callable[[int], Any] = scoring.ignore_progress,
     ) -> Float32[np.ndarray, "texts width"] | Float32[np.ndarray, " width"]:
-        """Returns a vector for each text, from the hidden states of its tokens; for a single text, one vector.
+        """Returns one vector per text, computed from the hidden states of its tokens. A single text gives one vector.
 
-        Texts have the special tokens of training around them, which count as tokens, and are truncated to the model's
-        length. An encoder-decoder returns states of its encoder. A text without tokens gets zeros.
+        Special tokens are added around each text as in training, and count as tokens. Texts are truncated to the
+        model's length. For an encoder-decoder, the hidden states come from the encoder. A text without tokens gets a
+        vector of zeros.
 
         Args:
           texts: a text, or a sequence of texts.
-          pooling: "mean" or "max" over tokens, "cls" for the first token, or "last" for the last one.
-          layer: number of the layer; 0 is the embeddings, -1 the last layer.
+          pooling: "mean" or "max" over tokens, "cls" for the first token, or "last" for the last token.
+          layer: index of the layer: 0 for the embeddings, -1 for the last layer.
           normalize: whether vectors are divided by their Euclidean norm.
           batch_size: number of texts in a batch.
           advance: called with the number of texts in each finished batch.
 
         Raises:
-          UserError: there is no vocabulary, or no such pooling or layer.
+          UserError: there is no vocabulary, or `pooling` or `layer` does not exist.
         """
         several, limit = [texts] if isinstance(texts, str) else texts, self._pretrained.max_length
         vectors = embeddings.embed(self.strategy, limit, several, pooling, layer, normalize, batch_size, advance)
@@ -391,7 +401,7 @@ class LanguageModel:
     def similarity(
         self, first: str | Sequence[str], second: str | Sequence[str], **options: Any
     ) -> Float32[np.ndarray, "first second"]:
-        """Returns the cosine similarity of the embeddings of each pair of texts; `options` are those of `embed`."""
+        """Returns the cosine similarity of the embeddings of each pair of texts; `options` are arguments of `embed`."""
         return embeddings.similarity(*(np.atleast_2d(self.embed(texts, **options)) for texts in (first, second)))
 
     def predict(
@@ -403,22 +413,23 @@ class LanguageModel:
     ) -> Any:
         """Returns a prediction for each example; for a single example, one prediction.
 
-        A model with a task head predicts what it was fine-tuned for. Other models fill the blanks of each text,
-        continue it or answer it, as `generate` does. Texts that are too long are truncated; contexts of questions are
-        split into windows, as in `evaluate`.
+        A model with a task head performs the task that it was fine-tuned for. Other models fill the blanks of each
+        text, continue the text or answer it, like `generate`. Texts that are too long are truncated; contexts of
+        questions are split into windows instead, as in `evaluate`.
 
         Args:
-          examples: an example, or a list of examples. A text or a pair of texts for classes, labels and scores; a text
-            or a list of words for tags; a question and a context for answers; a question and a list of texts for
-            choices. Pairs are tuples, or dicts with two entries in this order; dicts with `question` and `context`
-            or `choices` may have any order. A single list of words must be in another list.
+          examples: an example, or a list of examples. An example is a text or a pair of texts for classes, labels and
+            scores; a text or a list of words for tags; a question and a context for answers; a question and a list of
+            texts for choices. A pair is a tuple, or a dict with two entries in the order of the pair. A dict with
+            `question` and `context` or `choices` may have any order. To tag one list of words, pass `[words]`.
           batch_size: number of rows in a batch.
           advance: called with the number of rows in each finished batch.
 
         Returns:
-          A list with one prediction per example, or the prediction of a single example, of the class in
-          `plm_jax.inference.predictions` for the task: `ClassPrediction`, `LabelsPrediction`, `ScorePrediction`,
-          `TagPrediction`, `AnswerPrediction`, `ChoicePrediction` or, without a task head, `TextPrediction`.
+          A list with one prediction per example, or one prediction for a single example. The class of a prediction, in
+          `plm_jax.inference.predictions`, depends on the task: `ClassPrediction`, `LabelsPrediction`,
+          `ScorePrediction`, `TagPrediction`, `AnswerPrediction`, `ChoicePrediction` or, without a task head,
+          `TextPrediction`.
 
         Raises:
           UserError: there is no vocabulary, or an example does not fit the task.
@@ -449,10 +460,11 @@ class LanguageModel:
         """Writes the model and its vocabulary so that `plm_jax.load` opens it.
 
         Args:
-          directory: local or in a bucket.
-          format: "huggingface", for `transformers`, including its AutoTokenizer; "sentence-transformers", whose
-            embeddings equal those of `embed`, without the heads of an encoder; "plm_jax", which preserves every setting
-            and the run of a model that plm_jax trained; or "bilm", for bilm-tf and AllenNLP (ELMo only).
+          directory: local directory, or directory in a bucket.
+          format: format of the files. "huggingface": for `transformers`, including its AutoTokenizer.
+            "sentence-transformers": for embeddings that equal the result of `embed`; the heads of an encoder are left
+            out. "plm_jax": preserves every setting and, if plm_jax trained the model, the run. "bilm": for bilm-tf and
+            AllenNLP (ELMo only).
           pooling, normalize: arguments of `embed`, for sentence-transformers.
 
         Raises:
@@ -465,13 +477,14 @@ class LanguageModel:
 def load(
     path: str | os.PathLike[str] | tuple[str, str], modules: Sequence[str] = (), *, average: bool = False
 ) -> LanguageModel:
-    """Loads a run directory, one of its checkpoints, a converted, Hugging Face or bilm-tf directory, or `hf:ORG/NAME`.
+    """Loads a model from a run or another directory, or from a repository of the Hugging Face Hub.
 
     Args:
-      path: directory, whose format is recognized by its files; repository of the Hugging Face Hub, `hf:ORG/NAME` or
-        `hf:ORG/NAME@REVISION`, which is downloaded; or the paths of an ELMo's options and weights.
+      path: a run directory, one of its checkpoints, a converted model, or a directory in the format of Hugging Face or
+        bilm-tf; the files of the directory determine the format. Or a repository of the Hugging Face Hub, which is
+        downloaded, as `hf:ORG/NAME` or `hf:ORG/NAME@REVISION`. Or a pair: the paths of an ELMo's options and weights.
       modules: Python files or modules with the user's classes that the model uses.
-      average: whether to load the moving average of the weights (`train.average`) of a run or checkpoint.
+      average: whether to load the moving average of the weights (`train.average`), which a run or checkpoint may have.
 
     Raises:
       UserError: the path does not exist or contains no model, a repository cannot be downloaded, a file is missing or

@@ -1,4 +1,4 @@
-"""Predictions of models that were fine-tuned for a task, one class for each kind of task head."""
+"""Predictions of models: one dataclass for each kind of task head, and one for models without a task head."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -11,10 +11,10 @@ PREFIX = "predicted_"
 
 @dataclass(frozen=True)
 class Prediction:
-    """The base of predictions, one for each example."""
+    """Base class of predictions. A prediction belongs to one example."""
 
     def columns(self) -> dict[str, Any]:
-        """Returns the fields as JSON values by the names of their columns, such as `predicted_label`."""
+        """Returns a dict from column names, such as `predicted_label`, to the fields as JSON values."""
         return {f"{PREFIX}{name}": value for name, value in dataclasses.asdict(self).items()}
 
 
@@ -25,7 +25,7 @@ class ClassPrediction(Prediction):
     Attributes:
       label: name of the most probable class.
       probability: probability of this class.
-      probabilities: probability of each class by its name.
+      probabilities: dict from the name of each class to its probability.
     """
 
     label: str
@@ -35,11 +35,12 @@ class ClassPrediction(Prediction):
 
 @dataclass(frozen=True)
 class LabelsPrediction(Prediction):
-    """The labels of a text or of a pair of texts, any number of them.
+    """The predicted labels of a text or of a pair of texts; there may be none.
 
     Attributes:
       labels: names of the labels whose probability is above 0.5.
-      probabilities: probability of each label by its name; the labels are independent, so these need not add up to 1.
+      probabilities: dict from the name of each label to its probability; the labels are independent, so the
+        probabilities need not add up to 1.
     """
 
     labels: tuple[str, ...]
@@ -64,9 +65,9 @@ class Entity:
     Attributes:
       label: type of the entity, without `B-` and `I-`.
       text: text of the entity.
-      start: first character in the text.
-      end: end in the text, exclusive.
-      score: mean probability of the tags of its words.
+      start: index of the first character in the text.
+      end: index of the end in the text, exclusive.
+      score: mean, over the words of the entity, of the probability of the predicted tag.
     """
 
     label: str
@@ -83,7 +84,7 @@ class TagPrediction(Prediction):
     Attributes:
       words: the words.
       tags: tag of each word.
-      entities: consecutive words of one type; words tagged `O` are left out.
+      entities: groups of consecutive words of one type; words tagged `O` are in no entity.
     """
 
     words: tuple[str, ...]
@@ -97,10 +98,11 @@ class AnswerPrediction(Prediction):
 
     Attributes:
       answer: text of the span; empty if the context has no answer.
-      start: first character of the span in the context; None if there is no answer.
-      end: end of the span, exclusive; None if there is no answer.
-      score: product of the probabilities of the first and the last token. Each is a probability among the tokens of the
-        context in the same window and the token for "no answer".
+      start: index of the first character of the span in the context; None if there is no answer.
+      end: index of the end of the span in the context, exclusive; None if there is no answer.
+      score: product of the probability of the first token and the probability of the last token. Both probabilities are
+        normalized over the context tokens of one window and the token for "no answer". If there is no answer, the token
+        for "no answer" counts as the first and the last token.
     """
 
     answer: str
@@ -129,8 +131,8 @@ class TextPrediction(Prediction):
     """The text that a model without a task head writes.
 
     Attributes:
-      text: text with its blanks filled for a masked model, the continuation for a decoder, or the answer of an
-        encoder-decoder.
+      text: for a masked model, the input text with its blanks filled; for a decoder, the continuation of the input
+        text; for an encoder-decoder, the answer.
     """
 
     text: str

@@ -1,4 +1,4 @@
-"""Reads prompts from a file, answers them in batches, and writes them with their answers."""
+"""Reads prompts from a file, answers the prompts in batches, and writes a file of prompts and answers."""
 
 import itertools
 import json
@@ -38,17 +38,19 @@ class TextGenerator(Protocol):
     """A model that answers prompts, such as a `LanguageModel`."""
 
     def generate(self, prompts: Sequence[str], *, seed: int, **options: Any) -> list[Any]:
-        """Returns one answer to each prompt, or a list of answers."""
+        """Returns a list with one answer, or one list of answers, per prompt."""
         ...
 
 
 def answer(
     lm: TextGenerator, prompts: Sequence[str], batch_size: int, seed: int, **options: Any
 ) -> Iterator[PromptAnswers]:
-    """Yields each prompt with its answers. The last batch is padded with prompts, so that few programs are compiled.
+    """Yields each prompt with its answers.
+
+    If there are several batches, the last batch is padded by repeating its prompts, so that few programs are compiled.
 
     Args:
-      seed: seed of the first batch, from which those of the other batches follow.
+      seed: seed of the first batch; the seeds of the other batches are derived from it.
       options: options of `LanguageModel.generate`.
     """
     batches = range(0, len(prompts), batch_size)
@@ -64,7 +66,7 @@ def answer(
 
 
 def write(path: str, answers: Iterable[PromptAnswers]) -> None:
-    """Writes one JSON line {"prompt": …, "answers": […]} per prompt. The file appears when all are written."""
+    """Writes one JSON line {"prompt": …, "answers": […]} per prompt. The file appears when all lines are written."""
     with storage.writing(path) as file:
         for prompt, texts in answers:
             line = json.dumps({"prompt": prompt, "answers": texts}, ensure_ascii=False)

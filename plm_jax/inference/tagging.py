@@ -1,4 +1,4 @@
-"""Words of texts to be tagged, and entities from the probabilities of tags."""
+"""Words of the texts that are tagged, and entities that are derived from tag probabilities."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,10 +16,11 @@ _CONTINUATION = "##"
 def word_begins(
     example: str | Sequence[str], vocabulary: Vocabulary, table: cache.MemoryTable, document: int
 ) -> np.ndarray:
-    """Returns the offset at which each word of a text begins, or each of several words joined by spaces.
+    """Returns the index of the first character of each word, in a text or in a list of words joined by spaces.
 
-    The words of a text are those of transformers' token classification pipeline: tokens of WordPiece that do not
-    continue a word, so that punctuation marks are words; for other vocabularies, text between spaces.
+    A text has the same words as in transformers' token classification pipeline. With a WordPiece vocabulary, a word
+    begins at each token that does not continue a word, so punctuation marks are separate words. With other
+    vocabularies, words are separated by spaces.
     """
     if not isinstance(example, str):
         return np.cumsum([0, *(len(word) + 1 for word in example)])[:-1]
@@ -39,7 +40,7 @@ def predict(
 ) -> TagPrediction:
     """Returns the tags and entities of an example.
 
-    Words that do not fit into the row get `O`, or the first label, and are in no entity.
+    Words that do not fit into the row belong to no entity and get the tag `O`, or the first label if there is no `O`.
 
     Args:
       probabilities: probability of each label for the tokens of the row [L, C].
@@ -73,7 +74,7 @@ def predict(
 
 
 def _word_spans(rows: LabeledRows, document: int, text: str) -> list[tuple[int, int]]:
-    """Returns the first character and the end of each word."""
+    """Returns a pair for each word: the index of its first character, and its end, exclusive."""
     begins = rows.values("word_begins", document).tolist()
     starts, ends = (rows.values(name, document) for name in ("char_starts", "char_ends"))
     limits = starts.searchsorted([*begins, np.iinfo(np.int64).max]).tolist()

@@ -38,10 +38,10 @@ __all__ = [
 
 
 def get(kind: str, **settings: Any) -> Loss:
-    """Returns a loss, as in `get("masked_lm", z_loss=1e-4)`.
+    """Returns the loss of a kind, for example `get("masked_lm", z_loss=1e-4)`.
 
     Raises:
-      UserError: an unknown kind or setting, or a value that is out of range.
+      UserError: the kind or a setting is unknown, or a value is out of range.
     """
     if kind not in Loss.choices:
         raise UserError(f"there is no loss '{kind}': {nearest(kind, Loss.choices)}")

@@ -1,4 +1,4 @@
-"""Prediction of each word from the words before it, and from the words after it."""
+"""Two predictions of each word: from the words before it, and from the words after it."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,13 +13,13 @@ from plm_jax.losses.sampled_softmax import sampled_softmax
 
 @dataclass(frozen=True)
 class BidirectionalLMLoss(Loss):
-    """Cross-entropy of streams [B, 2, L], averaged over the two directions; `carry` is the state of the LSTMs.
+    """Cross-entropy of `targets` [B, 2, L], averaged over the two directions. `carry` is the state of the LSTMs.
 
-    Gradients do not flow into earlier batches: the carried state is an input.
+    Gradients do not flow into earlier batches, because the state is an input of each batch.
 
     Attributes:
-      negative_samples: number of words drawn for `sampled_softmax` in training, which then reports no metrics; 0 uses
-        the full softmax.
+      negative_samples: number of words drawn for `sampled_softmax` in training; 0 uses the full softmax. With a sampled
+        softmax, training reports no metrics.
     """
 
     kind: ClassVar[str] = "bidirectional_lm"

@@ -20,10 +20,13 @@ LOGITS_AT_ONCE = 2**25
 
 
 class CrossEntropySums(NamedTuple):
-    """Sums over target tokens: the loss to minimize, the plain negative log-likelihood (nats) and correct predictions.
+    """Weighted sums over target tokens.
 
-    A prediction is correct if the target's logit is strictly above all others; with a tie it is not, so that constant
-    logits predict nothing correctly.
+    Attributes:
+      loss: the loss to minimize.
+      nll: the negative log-likelihood in nats, without the other terms of the loss.
+      correct: number of correct predictions. A prediction is correct if the target's logit is strictly above all other
+        logits. Constant logits therefore predict nothing correctly.
     """
 
     loss: Float[Array, ""]
@@ -32,7 +35,7 @@ class CrossEntropySums(NamedTuple):
 
 
 class VocabularyShard(NamedTuple):
-    """The part of a vocabulary whose logits a device computes.
+    """The shard of a vocabulary whose logits a device computes.
 
     Attributes:
       layout: sharding of a vocabulary over a mesh; None if it is not sharded.
@@ -45,13 +48,16 @@ class VocabularyShard(NamedTuple):
     axes: tuple[str, ...]
 
     def logits(self, features: jax.Array, matrix: jax.Array, bias: jax.Array | None) -> jax.Array:
-        """Returns features [b, C, D] @ matrix.T [D, v] + bias, float32 [b, C, v]; -inf for rows of padding."""
+        """Returns the logits features [b, C, D] @ matrix.T [D, v] + bias, float32 [b, C, v].
+
+        Rows of the matrix that are padding have logits of -inf.
+        """
         logits = jnp.einsum("bcd,vd->bcv", features, matrix, preferred_element_type=jnp.float32)
         logits = logits if bias is None else logits + bias
         return logits if self.layout is None else self.layout.without_padding(logits, self.vocab_size)
 
     def log_softmax(self, logits: jax.Array) -> jax.Array:
-        """Returns the logarithm of the softmax over the whole vocabulary of this shard's logits [b, C, v]."""
+        """Returns the log-softmax over the whole vocabulary, for the logits [b, C, v] of this shard."""
         largest = jax.lax.pmax(logits.max(-1), self.axes) if self.axes else logits.max(-1)
         shifted = logits - largest[..., None]
         return shifted - jnp.log(jax.lax.psum(jnp.exp(shifted).sum(-1), self.axes))[..., None]
@@ -60,17 +66,17 @@ class VocabularyShard(NamedTuple):
 def sum_over_vocabulary(
     compute: Callable, features: Features, unembedding: Matrix, bias: Bias | None, tokens, shared, logits_at_once: int
 ) -> Any:
-    """Returns sums over tokens of the logits features @ unembedding.T + bias without holding all logits in memory.
+    """Returns the sums of `compute` over all tokens without holding all logits in memory.
 
-    Each device processes its own tokens in chunks. Under differentiation, the forward pass computes the gradients in
-    place of the logits, so nothing is computed twice.
+    The logits are features @ unembedding.T + bias. Each device processes its own tokens in chunks. Under
+    differentiation, the forward pass computes gradients and does not keep the logits, so nothing is computed twice.
 
     Args:
-      compute: hashable function `(shard, logits [b, C, v], shared, with_gradients, *tokens) → (sums, d_logits)` of a
-        chunk. The sums have a field `loss`, which is differentiated; `d_logits` is its gradient, None without
-        `with_gradients`.
+      compute: hashable function `(shard, logits [b, C, v], shared, with_gradients, *tokens) → (sums, d_logits)`, which
+        is called for each chunk. The field `loss` of the sums is differentiated. `d_logits` is the gradient of `loss`
+        with respect to the logits, or None without `with_gradients`.
       features: [B, L, D].
-      unembedding: [V, D], or a `tables.GatheredTable` of it.
+      unembedding: [V, D], or a `tables.GatheredTable` of this matrix.
       bias: float32 [V], or None.
       tokens: arrays [B, L, …] that are split into chunks like the features; they have no gradient.
       shared: arrays [V, …] or None, sharded like the vocabulary; they have no gradient.
@@ -106,13 +112,15 @@ _on_one_device.defvjp(_forward, _backward)
 
 
 def _of_device(arrays, settings, with_gradients, layout=None, vocab_size=None):
-    """Returns the sums of a device's tokens, and the gradients of features, matrix [v, D] and bias [v].
+    """Returns a pair: the sums over a device's tokens, and the gradients of features, matrix [v, D] and bias [v].
+
+    Without `with_gradients`, the second result is None.
 
     Args:
-      arrays: features; matrix [v, D], the device's shard of the vocabulary, in the dtype of the features; bias;
-        tokens; shared.
-      layout: the `tables.TableSharding` of a vocabulary sharded over a mesh; None if it is not sharded.
-      vocab_size: V; None stands for v.
+      arrays: tuple of features, matrix, bias, tokens and shared. The matrix [v, D] is the device's shard of the
+        unembedding, in the dtype of the features.
+      layout: the `tables.TableSharding` of a vocabulary that is sharded over a mesh; None if it is not sharded.
+      vocab_size: V; None: v.
     """
     features, matrix, bias, tokens, shared = arrays
     compute, logits_at_once = settings
@@ -138,7 +146,11 @@ _over_mesh.defvjp(_forward_over_mesh, _backward)
 
 
 def _of_devices(features, table, bias, tokens, shared, settings, *, with_gradients):
-    """Runs `_of_device` on each device; returns the sums and the gradients of features, table [S, V, D] and bias."""
+    """Runs `_of_device` on each device.
+
+    Returns:
+      A pair: the sums, and the gradients of features, table [S, V, D] and bias (None without `with_gradients`).
+    """
     layout, rows = table.layout, table.rows
     of_tokens, repeats = layout.spec(features.shape[:2]), layout.repeats(features.shape[:2])
     of_features, of_bias = PartitionSpec(*of_tokens, None), PartitionSpec(layout.vocab)
@@ -170,7 +182,7 @@ def _walk(function: Callable, chunk: int, *arrays) -> tuple[Any, Any]:
     """Applies `function` to `chunk` positions [b, chunk, …] of arrays [b, L, …] at a time.
 
     Returns:
-      Sums of its first results; its second results joined to [b, L, …].
+      A pair: the sum of the first results of `function`, and its second results joined to [b, L, …].
     """
     rows, length = arrays[0].shape[:2]
     padding = -length % chunk
@@ -191,8 +203,8 @@ def _walk(function: Callable, chunk: int, *arrays) -> tuple[Any, Any]:
 def _chunk(compute, shard, matrix, bias, shared, with_gradients, features_BCD, *tokens) -> tuple[tuple[Any, Any], Any]:
     """Returns ((sums, (d loss / d matrix [v, D], d loss / d bias [v])), d loss / d features [b, C, D]) of one chunk.
 
-    `matrix` and `bias` are the device's shard of the vocabulary. Results are reduced over the shards here, except the
-    gradient of the features.
+    `matrix` and `bias` are the device's shards. `compute` has already reduced the sums over all shards of the
+    vocabulary. The gradient of the features is not reduced yet.
     """
     logits = shard.logits(features_BCD, matrix, bias)
     sums, d_logits = compute(shard, logits, shared, with_gradients, *tokens)
@@ -207,18 +219,20 @@ def _chunk(compute, shard, matrix, bias, shared, with_gradients, features_BCD, *
 
 
 class CrossEntropy(NamedTuple):
-    """Cross-entropy with `targets` int32 [B, L] under `weights` float32 [B, L], for `sum_over_vocabulary`.
+    """Cross-entropy, as the argument `compute` of `sum_over_vocabulary`.
+
+    The arrays `tokens` are the targets, int32 [B, L], and their weights, float32 [B, L].
 
     Attributes:
-      z_loss: factor of log(Z)² per token (Chowdhery et al. 2022 §5).
-      label_smoothing: share of the target's mass spread evenly over the vocabulary.
+      z_loss: coefficient of the term log(Z)² of each token (Chowdhery et al. 2022 §5).
+      label_smoothing: share of the target's probability that is spread evenly over the vocabulary.
     """
 
     z_loss: float = 0.0
     label_smoothing: float = 0.0
 
     def __call__(self, shard: VocabularyShard, logits, shared, with_gradients: bool, targets_BC, weights_BC):
-        """Returns the sums, and the gradient of the loss with respect to the logits [b, C, v] or None."""
+        """Returns a pair: the sums, and the gradient of the loss with respect to the logits, [b, C, v], or None."""
         z_loss, label_smoothing, local_size, vocab = *self, logits.shape[-1], shard.axes
         ids_BC: Any = shard.layout.local_ids(targets_BC, local_size) if shard.layout else targets_BC
         # An argmax would cost as much as the softmax on a CPU.
@@ -248,9 +262,9 @@ class CrossEntropy(NamedTuple):
 def target_and_largest_other(
     logits: Float[Any, "*rows vocab"], targets: Integer[Any, "*rows"]
 ) -> tuple[Float[Array, "*rows"], Float[Array, "*rows"]]:
-    """Returns the logits of the targets [...] and the largest of the other logits [...], from logits [..., V].
+    """Returns a pair from logits [..., V]: the logit of each target, and the largest of the other logits, both [...].
 
-    If a target is outside [0, V), its logit is arbitrary, and the largest of all V logits is returned as the other one.
+    If a target is outside of [0, V), its logit is arbitrary, and the second result is the largest of all V logits.
     """
     is_target = jnp.arange(logits.shape[-1]) == targets[..., None]
     target_logits = jnp.take_along_axis(logits, targets[..., None], axis=-1, mode="clip")[..., 0]
@@ -258,6 +272,9 @@ def target_and_largest_other(
 
 
 def chunk_length(rows: int, length: int, vocab_size: int, logits_at_once: int) -> int:
-    """Returns the number of positions in each even chunk of [rows, length], for about `logits_at_once` logits."""
+    """Returns the number of positions per chunk of an array [rows, length].
+
+    Chunks have about equal lengths and at most about `logits_at_once` logits.
+    """
     chunks = -(-rows * length * vocab_size // logits_at_once)
     return -(-length // min(chunks, length))

@@ -22,19 +22,20 @@ _TEACHER = "teacher"
 
 @dataclass(frozen=True)
 class Distillation(LossWrapper):
-    """The objective's own loss, and agreement with the reference `teacher` in predictions and last hidden states.
+    """The objective's own loss plus two terms that compare the trained model with the reference `teacher`.
 
-    The teacher reads the same noised row as the trained model, without dropout. The defaults are DistilBERT's (Sanh et
-    al. 2019; huggingface/transformers, research_projects/distillation, README).
+    One term compares predictions, and the other compares last hidden states. The teacher reads the same noised row as
+    the trained model, without dropout. The defaults are those of DistilBERT (Sanh et al. 2019;
+    huggingface/transformers, research_projects/distillation, README).
 
     Attributes:
-      alpha_ce: coefficient of T² · KL(teacher ‖ student) between the softmaxes of the logits divided by the temperature
-        T, averaged over non-padding tokens.
+      alpha_ce: coefficient of T² · KL(teacher ‖ student), averaged over non-padding tokens. The distributions are the
+        softmaxes of the logits divided by the temperature T.
       alpha_lm: coefficient of the objective's own loss.
-      alpha_cos: coefficient of 1 - cosine of the last hidden states of teacher and student, averaged like `alpha_ce`;
-        above 0, both must have the same width.
-      temperature: T.
-      only_targets: whether the divergence is averaged over the targets of the objective only, such as masked tokens.
+      alpha_cos: coefficient of 1 - cosine similarity of the last hidden states of teacher and student, averaged over
+        non-padding tokens; above 0, both models must have the same width.
+      temperature: temperature T, which divides the logits of both models.
+      only_targets: whether the divergence is averaged only over the targets of the objective, such as masked tokens.
     """
 
     kind: ClassVar[str] = "distillation"
@@ -63,7 +64,7 @@ class Distillation(LossWrapper):
 
 @dataclass(frozen=True)
 class DistillationLoss(Loss):
-    """The loss of `Distillation`: the terms of the objective's own loss, `divergence` and `cosine`.
+    """The loss of `Distillation`: the terms of the objective's own loss, and the terms `divergence` and `cosine`.
 
     Attributes:
       base: loss of the objective.
@@ -126,7 +127,7 @@ class DistillationLoss(Loss):
 
     @override
     def __call__(self, model, params, batch, rngs, carry, references: Mapping[str, Reference] = {}):
-        """Returns the sums; `references` has the teacher."""
+        """Returns the results of `Loss.__call__`. `references` contains the module and parameters of `teacher`."""
         features = vocabulary.features_of(model, params, batch, rngs)
         terms, metrics = self.base.of_features(model, params, features, batch)
         teacher, teacher_params = references[_TEACHER]
@@ -149,15 +150,15 @@ class DistillationLoss(Loss):
 
 
 def linear_divergence(student_head, teacher_head, weights, temperature: float, logits_at_once: int):
-    """Returns the weighted sum of KL(teacher ‖ student) over tokens without holding all logits in memory.
+    """Returns the weighted sum over tokens of KL(teacher ‖ student) without holding all logits in memory.
 
     Only the student's head has a gradient.
 
     Args:
       student_head, teacher_head: results of `vocabulary.head`.
       weights: float32 [B, L].
-      temperature: number that the logits of both are divided by.
-      logits_at_once: approximate number of logits per device and chunk, of either model.
+      temperature: number that divides the logits of both models.
+      logits_at_once: approximate number of logits of each model per device and chunk.
     """
     features, unembedding, bias = student_head
     teacher_features, teacher_matrix, teacher_bias = teacher_head
@@ -168,16 +169,16 @@ def linear_divergence(student_head, teacher_head, weights, temperature: float, l
 
 
 class DivergenceSums(NamedTuple):
-    """Sum over tokens of the divergence, in nats."""
+    """Weighted sum of the divergence over tokens, in nats."""
 
     loss: Float[Array, ""]
 
 
 class Divergence(NamedTuple):
-    """KL(teacher ‖ student) of a chunk, for `sum_over_vocabulary`.
+    """KL(teacher ‖ student), as the argument `compute` of `sum_over_vocabulary`.
 
     Attributes:
-      temperature: number that the logits are divided by.
+      temperature: number that divides the logits of both models.
     """
 
     temperature: float
@@ -185,14 +186,14 @@ class Divergence(NamedTuple):
     def __call__(
         self, shard: VocabularyShard, logits, shared, with_gradients: bool, teacher_features_BCE, weights_BC
     ) -> tuple[DivergenceSums, jax.Array | None]:
-        """Returns the sum, and its gradient with respect to the student's logits [b, C, v].
+        """Returns a pair: the sum over a chunk, and the gradient of the sum with respect to the student's logits.
 
         Args:
-          shard: part of the vocabulary.
+          shard: shard of the vocabulary.
           logits: the student's logits [b, C, v].
-          shared: the teacher's matrix [v, E], and its bias [v] or None.
-          with_gradients: whether to return the gradient.
-          teacher_features_BCE: inputs of the teacher's matrix.
+          shared: pair of the teacher's matrix [v, E] and the teacher's bias [v] or None.
+          with_gradients: whether to return the gradient, [b, C, v], instead of None.
+          teacher_features_BCE: features that the teacher's matrix is multiplied by.
           weights_BC: weights of the tokens.
         """
         student = shard.log_softmax(logits / self.temperature)
@@ -207,7 +208,7 @@ class Divergence(NamedTuple):
 
 
 def _cosine(x, y):
-    """Returns the cosine of vectors [..., D], float32 [...]."""
+    """Returns the cosine similarity of vectors [..., D], float32 [...]."""
     x, y = x.astype(jnp.float32), y.astype(jnp.float32)
     squares = jnp.sum(x * x, -1) * jnp.sum(y * y, -1)
     return jnp.sum(x * y, -1) * jax.lax.rsqrt(jnp.maximum(squares, 1e-24))

@@ -1,4 +1,4 @@
-"""The interface of losses: named terms, each a sum over the batch with the weight that divides it."""
+"""The interface of losses: each named term is a sum over the batch, which is divided by the weight of the term."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,17 +23,18 @@ Metrics = dict[str, dict[str, jax.Array]]
 class Loss(Role):
     """A training loss: a pure function `(model, params, batch, rngs, carry) → (terms, metrics, carry)`.
 
-    Training minimizes the sum over the terms of coefficient × sum / weight. Terms and metrics are sums, so they can be
-    added over microbatches, batches and hosts; each is divided by the weight of its term. Weights depend on the batch
-    but not on the parameters, so the weights of a whole batch are known before its microbatches are processed.
+    Training minimizes coefficient × sum / weight, summed over all terms. Terms and metrics are returned as sums, which
+    can be added over microbatches, batches and hosts. Each sum is then divided by the weight of its term. Weights
+    depend on the batch but not on the parameters, so the weights of a whole batch are known before its microbatches
+    are processed.
 
     Attributes:
-      samples: whether it draws random samples in training, with a key `sample`.
-      heads: names of the `named_heads` that the loss itself needs, apart from heads that add a `Term`.
-      references: names of the `train.references` that it reads. If there are any, it is called with an argument
-        `references`, a mapping from these names to (module, parameters).
-      z_loss: factor of log(Z)² per token (Chowdhery et al. 2022 §5).
-      label_smoothing: share of a target's mass spread evenly over the vocabulary.
+      samples: whether the loss draws random samples in training, with the key `sample`.
+      heads: names of the `named_heads` that the loss itself needs, without heads that add a `Term`.
+      references: names of the `train.references` that the loss reads. If there are any, the loss is called with an
+        argument `references`, a mapping from these names to (module, parameters).
+      z_loss: coefficient of the term log(Z)² of each token (Chowdhery et al. 2022 §5).
+      label_smoothing: share of a target's probability that is spread evenly over the vocabulary.
       logits_at_once: approximate number of vocabulary logits that each device holds at a time.
     """
 
@@ -46,7 +47,7 @@ class Loss(Role):
 
     @property
     def coefficients(self) -> dict[str, float]:
-        """Coefficients by the name of the term; a term that is missing has coefficient 1."""
+        """Coefficients by name of the term. Terms that are not listed have the coefficient 1."""
         return {}
 
     def check_references(self, model: Any, references: Mapping[str, Any]) -> None:
@@ -57,13 +58,14 @@ class Loss(Role):
           references: settings of each reference, by name.
 
         Raises:
-          UserError: one does not fit.
+          UserError: a reference does not fit the trained model.
         """
 
     def weights(self, model: Any, batch: Batch) -> dict[str, jax.Array]:
-        """Returns the weight of each term, float32 []: the number of items in the batch that the term is averaged over.
+        """Returns a dict from each term to its weight, float32 [].
 
-        Rows of zeros, which fill up a batch, must not count.
+        The weight is the number of items in the batch over which the term is averaged. Rows of zeros, which fill up a
+        batch, must not count.
 
         Args:
           model: the module; only its settings may be read.
@@ -78,24 +80,24 @@ class Loss(Role):
 
         Args:
           model: the Linen module.
-          params: its parameters.
+          params: parameters of the module.
           batch: arrays [B, …].
           rngs: keys `dropout` and `sample`, if the model or the loss needs them. None outside of training.
           carry: a tree of arrays [B, …], the recurrent state of each row; empty for most models.
 
         Returns:
-          Sums of the terms, float32 []; sums of the metrics; the carry for the next batch. If a step makes several
-          updates (`train.updates`), the carry may have additional named arrays [B, …], which are added to the batch of
-          later updates.
+          Three results: the sums of the terms, float32 []; the sums of the metrics; and the carry for the next batch.
+          If a step makes several updates (`train.updates`), the carry may also contain named arrays [B, …]. They are
+          added to the batch of later updates.
         """
         raise NotImplementedError
 
     def scores(self, model: Any, params: Any, batch: Batch) -> dict[str, tuple[jax.Array, jax.Array, jax.Array]]:
-        """Returns the scores of each binary term, from which evaluation computes ROC curves; by default none.
+        """Returns the scores of each binary term, from which evaluation computes ROC curves.
 
         Returns:
-          By the name of the term, three arrays of one shape: scores, above 0 for a positive prediction; labels, bool;
-          whether an item counts, bool.
+          A dict from the name of each binary term to three arrays of the same shape: scores, which are above 0 for a
+          positive prediction; labels, bool; and whether each item counts, bool. By default, the dict is empty.
         """
         return {}
 
@@ -105,7 +107,7 @@ class LossWrapper(Role):
 
     Attributes:
       references: names of the `train.references` that the wrapped loss reads.
-      needs_updates: whether it can only be the loss of one of several updates (`train.updates`).
+      needs_updates: whether the wrapped loss can only be used for one of several updates per step (`train.updates`).
     """
 
     references: ClassVar[tuple[str, ...]] = ()
@@ -124,24 +126,24 @@ class LossWrapper(Role):
 class Term(Role):
     """A term that a head of the model adds to a loss, computed from the same features as the loss.
 
-    `kind` is the name of the term, and the value of `loss` of its heads.
+    `kind` is the name of the term. A head whose field `loss` has the same value adds the term.
 
     Attributes:
-      reads: names of the batch's arrays that it needs; batches that lack one of them do not have this term.
-      head: name of its head among the model's `named_heads`.
+      reads: names of the arrays that the term needs; batches that lack one of these arrays do not have this term.
+      head: name of the term's head among the model's `named_heads`.
     """
 
     reads: ClassVar[tuple[str, ...]]
     head: str
 
     def weight(self, model: Any, batch: Batch) -> jax.Array:
-        """Returns the weight of the term, as in `Loss.weights`."""
+        """Returns the weight of the term, as defined in `Loss.weights`."""
         raise NotImplementedError
 
     def __call__(
         self, loss: Loss, model: Any, params: Any, features: jax.Array, batch: Batch
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """Returns the sum of the term and the sums of its metrics.
+        """Returns a pair: the sum of the term, and the sums of its metrics.
 
         Args:
           loss: the loss that the term is added to.
@@ -151,7 +153,9 @@ class Term(Role):
 
 
 def terms_of(model: Any, batch: Batch) -> list[Term]:
-    """Returns the terms of a module's heads whose arrays are in a batch.
+    """Returns the terms that a module's heads add to the loss of a batch.
+
+    Terms whose arrays are not in the batch are left out.
 
     Raises:
       UserError: a head names an unknown loss, or two heads name the same term.
@@ -169,7 +173,10 @@ def terms_of(model: Any, batch: Batch) -> list[Term]:
 
 
 def untrained_heads(loss: Loss, model: Any, batch: Batch) -> list[str]:
-    """Returns the names of a module's heads that `loss` does not train on `batch`, which may consist of shapes."""
+    """Returns the names of a module's heads that `loss` does not train on `batch`.
+
+    The batch may consist of shapes instead of arrays.
+    """
     terms = jax.eval_shape(lambda batch: loss.weights(model, batch), batch)
     known = {None, loss.kind, *terms}
     heads = model.model.named_heads.items()
@@ -177,5 +184,5 @@ def untrained_heads(loss: Loss, model: Any, batch: Batch) -> list[str]:
 
 
 def num_targets(batch: Batch) -> jax.Array:
-    """Returns the weight of a mean over targets."""
+    """Returns the sum of `target_weights`, which is the weight of a mean over targets."""
     return batch["target_weights"].sum()

@@ -19,13 +19,13 @@ class LossSums(NamedTuple):
 
 
 def sums(loss: Loss, model: Any, params: Any, batch: Batch, carry: Any) -> tuple[LossSums, Any]:
-    """Returns the sums of a whole batch outside of training, and the carry for the next batch."""
+    """Evaluates a whole batch outside of training; returns its sums and the carry for the next batch."""
     terms, metrics, carry = loss(model, params, batch, None, carry)
     return LossSums(terms, metrics, loss.weights(model, batch)), carry
 
 
 def unit(weights: Mapping[str, jax.Array]) -> jax.Array:
-    """Returns the weight of the first term, by which results of `in_units` are still to be divided."""
+    """Returns the weight of the first term, or 1 if it is 0. Results of `in_units` must be divided by this number."""
     return _divisor(next(iter(weights.values())))
 
 
@@ -36,8 +36,9 @@ def _divisor(weight):
 def in_units(loss: Loss, terms: Terms, weights: Mapping[str, jax.Array]) -> jax.Array:
     """Returns the contribution of a microbatch to the loss, multiplied by `unit(weights)`.
 
-    The first term, usually the only one, has the factor 1 here. Its gradients are those of a plain sum, so bfloat16
-    gradients have no rounding error from a factor. The caller divides them by `unit(weights)` once, in float32.
+    The first term, usually the only term, is multiplied only by its coefficient. If the coefficient is 1, the gradients
+    of this term are those of a plain sum, so bfloat16 gradients have no rounding error from a factor. The caller
+    divides the gradients by `unit(weights)` once, in float32.
 
     Args:
       terms: sums of the microbatch.
@@ -50,9 +51,9 @@ def in_units(loss: Loss, terms: Terms, weights: Mapping[str, jax.Array]) -> jax.
 
 
 def means(loss: Loss, sums: LossSums) -> dict[str, Any]:
-    """Returns `loss`, the value that is minimized, and the means of the metrics.
+    """Returns a dict with `loss`, the value that is minimized, and the mean of each metric.
 
-    With several terms, the mean of each is returned as NAME_loss. A term with weight 0 has the mean 0.
+    With several terms, it also contains the mean of each term as NAME_loss. A term with weight 0 has the mean 0.
     """
     divisors = {name: _divisor(weight) for name, weight in sums.weights.items()}
     terms = {name: value / divisors[name] for name, value in sums.terms.items()}
@@ -63,13 +64,16 @@ def means(loss: Loss, sums: LossSums) -> dict[str, Any]:
 
 
 def add(total: LossSums | None, sums: LossSums) -> LossSums:
-    """Adds the sums of a batch to a total in double precision; a total of None is empty."""
+    """Adds the sums of a batch to a total, in double precision. A total of None counts as 0."""
     sums = jax.tree.map(float, sums)
     return sums if total is None else jax.tree.map(operator.add, total, sums)
 
 
 def of_total(loss: Loss, total: LossSums | None) -> dict[str, float]:
-    """Returns the `means` of a total over batches, without the terms whose weight is 0; empty if there are none."""
+    """Returns the mean of each term over batches, from the sums over these batches.
+
+    Terms whose total weight is 0 are left out. If all weights are 0, the dict is empty.
+    """
     if total is None or not any(total.weights.values()):
         return {}
     counted = [name for name, weight in total.weights.items() if weight]

@@ -1,4 +1,4 @@
-"""Prediction of each next token, or of some tokens of a row, together with the terms of the model's other heads."""
+"""Losses of predicting the next tokens or masked tokens of a row, plus the terms of the model's other heads."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -12,9 +12,10 @@ from plm_jax.losses.loss import Loss, num_targets, terms_of
 
 @dataclass(frozen=True)
 class NextTokenLoss(Loss):
-    """Cross-entropy of `targets` at each position of `decoder_tokens`, or of `tokens` if there are none.
+    """Cross-entropy of `targets` at each position of a row.
 
-    The terms of the model's other heads are added if the batch has their arrays.
+    The row is `decoder_tokens` for an encoder-decoder, and otherwise `tokens`. The terms of the model's other heads are
+    added if the batch has their arrays.
     """
 
     kind: ClassVar[str] = "next_token"
@@ -32,7 +33,7 @@ class NextTokenLoss(Loss):
         return *self.of_features(model, params, features, batch), carry
 
     def of_features(self, model, params, features, batch):
-        """Returns the sums of the terms and of the metrics from the model's features [B, L, D]."""
+        """Returns a pair from the model's features [B, L, D]: the sums of the terms, and the sums of the metrics."""
         head = vocabulary.head(model, params, self.predicting(features, batch))
         sums = {self.kind: vocabulary.sums(self, *head, batch)}
         sums |= {term.kind: term(self, model, params, features, batch) for term in terms_of(model, batch)}
@@ -40,11 +41,14 @@ class NextTokenLoss(Loss):
         return losses, metrics
 
     def predicting(self, features, batch):
-        """Selects the features [B, T, D] that predict the targets from features [B, L, D]."""
+        """Selects the features that predict targets, [B, L, D] → [B, T, D]."""
         return features
 
     def real_tokens(self, batch):
-        """Returns 1 for each position that is not padding, float32 [B, L]; here, each position with a target."""
+        """Returns a mask of the positions that are not padding, float32 [B, L].
+
+        In this class, these are the positions with a target.
+        """
         return (batch["target_weights"] > 0).astype(jnp.float32)
 
 

@@ -11,9 +11,9 @@ from plm_jax.losses.loss import Loss, num_targets
 
 @dataclass(frozen=True)
 class PermutationLMLoss(Loss):
-    """Cross-entropy of `targets` by the queries at `target_positions`; `carry` is the memory of the layers.
+    """Cross-entropy of `targets`, which the queries at `target_positions` predict.
 
-    Gradients do not flow into earlier batches.
+    `carry` is the memory of the layers. Gradients do not flow into earlier batches.
     """
 
     kind: ClassVar[str] = "permutation_lm"

@@ -23,15 +23,17 @@ _SAMPLED = "sampled"
 
 @dataclass(frozen=True)
 class ReplacedTokenLoss(Loss):
-    """The generator's cross-entropy at `target_positions` plus the discriminator's at all non-padding tokens (ELECTRA).
+    """The loss of the generator plus the loss of the discriminator (ELECTRA, Clark et al. 2020 §3.1).
 
-    The discriminator reads the text with each target replaced by a sample of the generator, drawn with the key
-    `sample`, and predicts which tokens differ from the text; a sample may equal the target (Clark et al. 2020 §3.1). No
-    gradient passes through the samples. If no keys are passed, as in validation, every batch uses a
-    constant key.
+    The generator's loss is its cross-entropy at `target_positions`. The discriminator reads the text with each target
+    replaced by a sample of the generator, and predicts which tokens differ from the original text. A sample may equal
+    the target. The discriminator's loss is its binary cross-entropy at all non-padding tokens. Samples are drawn with
+    the key `sample`, and no gradient passes through them. If no keys are passed, as in validation, the samples of all
+    batches are drawn with the same key.
 
     Attributes:
-      discriminator_weight: factor of the discriminator's mean over tokens, relative to the generator's over targets.
+      discriminator_weight: coefficient of the discriminator's mean loss over tokens; the generator's mean loss over
+        targets has the coefficient 1.
     """
 
     kind: ClassVar[str] = "replaced_token"
@@ -50,7 +52,10 @@ class ReplacedTokenLoss(Loss):
 
     @override
     def __call__(self, model, params, batch, rngs, carry):
-        """Returns the sums; the metric `replaced` is the share of tokens that differ from the text."""
+        """Returns the results of `Loss.__call__`.
+
+        The metric `replaced` counts the tokens that differ from the original text.
+        """
         head, sampled = self._generate(model, params, batch, rngs)
         generator, of_generator = vocabulary.sums(self, *head, batch)
         discriminator, of_discriminator = self._sum_discriminator(model, params, batch, sampled, rngs)
@@ -64,10 +69,10 @@ class ReplacedTokenLoss(Loss):
         return {"discriminator": (logits, replaced > 0, batch["mask"] > 0)}
 
     def _generate(self, model, params, batch, rngs):
-        """Runs the generator and samples the targets.
+        """Runs the generator and samples a token for each target.
 
         Returns:
-          The result of `vocabulary.head` for the generator; the samples, int32 [B, T].
+          A pair: the result of `vocabulary.head` for the generator, and the samples, int32 [B, T].
         """
         generator, generator_params = electra.generator(model, params)
         keys = rngs or {"sample": jax.random.key(0)}
@@ -83,7 +88,7 @@ class ReplacedTokenLoss(Loss):
         """Runs the discriminator on a text whose targets are replaced by `sampled` [B, T].
 
         Returns:
-          Logits [B, L]; `replaced` float32 [B, L], 1 where a token differs from the text.
+          A pair: the logits [B, L], and a mask of the tokens that differ from the original text, float32 [B, L].
         """
         keys = rngs or {"sample": jax.random.key(0)}
         text, corrupted = _filled(batch, batch["targets"]), _filled(batch, sampled)
@@ -92,7 +97,7 @@ class ReplacedTokenLoss(Loss):
         return model.apply({"params": params}, features, "discriminator", method="head_output"), replaced
 
     def _sum_discriminator(self, model, params, batch, sampled, rngs):
-        """Returns the sum of the discriminator's loss over non-padding tokens, and the sums of its metrics."""
+        """Returns a pair: the sum of the discriminator's loss over non-padding tokens, and the sums of its metrics."""
         logits, replaced = self._discriminate(model, params, batch, sampled, rngs)
         mask = batch["mask"].astype(jnp.float32)
         metrics = {
@@ -104,10 +109,10 @@ class ReplacedTokenLoss(Loss):
 
 @dataclass(frozen=True)
 class ReplacedTokenTerm(LossWrapper):
-    """One of the two terms of replaced token detection, as the loss of one update of a step (`train.updates`).
+    """One of the two terms of replaced token detection, for one of several updates per step (`train.updates`).
 
-    The generator is updated first, and then the discriminator on the samples of the generator, as in DeBERTaV3 (He et
-    al. 2023 §3.3; microsoft/DeBERTa, apps/tasks/rtd_task.py).
+    The first update trains the generator. The second update trains the discriminator on the samples of the generator,
+    as in DeBERTaV3 (He et al. 2023 §3.3; microsoft/DeBERTa, apps/tasks/rtd_task.py).
 
     Attributes:
       term: term that the update minimizes.
@@ -130,7 +135,9 @@ class ReplacedTokenTerm(LossWrapper):
 
 @dataclass(frozen=True)
 class ReplacedTokenTermLoss(ReplacedTokenLoss):
-    """The loss of `ReplacedTokenTerm`; the carry passes the generator's samples `sampled` [B, T] to the discriminator.
+    """The loss of `ReplacedTokenTerm`.
+
+    The array `sampled` [B, T] of the carry passes the generator's samples to the update of the discriminator.
 
     Attributes:
       term: name of the only term.
@@ -145,10 +152,10 @@ class ReplacedTokenTermLoss(ReplacedTokenLoss):
 
     @override
     def __call__(self, model, params, batch, rngs, carry):
-        """Returns the sums of the term.
+        """Returns the results of `Loss.__call__`, with only the term `term`.
 
         Raises:
-          UserError: the discriminator's update comes before the generator's.
+          UserError: the discriminator is updated before the generator.
         """
         if self.term == "generator":
             head, sampled = self._generate(model, params, batch, rngs)
@@ -164,9 +171,10 @@ class ReplacedTokenTermLoss(ReplacedTokenLoss):
 
 
 def _sample(features, unembedding, bias, key, chunk):
-    """Samples from the softmax of features [B, T, E] @ unembedding.T + bias, int32 [B, T], `chunk` of T at a time.
+    """Samples tokens from the softmax of features [B, T, E] @ unembedding.T + bias; returns int32 [B, T].
 
-    Each of the T slots has its own key, so that neither the chunk size nor the mesh changes the samples.
+    The T slots are processed in chunks of `chunk` slots. Each slot has its own key, so neither the chunk size nor the
+    mesh changes the samples.
     """
     matrix = unembedding.astype(features.dtype)
 

@@ -14,7 +14,7 @@ def log_uniform(ids, vocab_size: int):
 
 @functools.cache
 def expected_draws(vocab_size: int, samples: int) -> float:
-    """Returns the expected number of log-uniform draws until `samples` different words have been drawn."""
+    """Returns the number of log-uniform draws after which the expected number of distinct words is `samples`."""
     log_not_drawn = np.log1p(-np.log1p(1 / np.arange(1.0, vocab_size + 1)) / np.log(vocab_size + 1))
 
     def different(draws):
@@ -30,20 +30,19 @@ def expected_draws(vocab_size: int, samples: int) -> float:
 
 
 def sampled_softmax(features, unembedding, bias, targets, weights, key, samples: int):
-    """Returns the cross-entropy of the targets among `samples` sampled words (Jean et al. 2015 §3).
+    """Returns the weighted sum of cross-entropies with a sampled softmax (Jean et al. 2015 §3).
 
-    The words are shared by the whole batch and drawn log-uniformly without replacement. Each logit is corrected by the
-    logarithm of the expected count of its word, as in TensorFlow's `sampled_softmax_loss`. Samples that equal the
-    target are ignored.
+    Each softmax is over the target and `samples` sampled words. The whole batch shares the sampled words, which are
+    drawn log-uniformly without replacement. The logarithm of the expected count of a word is subtracted from its logit,
+    as in TensorFlow's `sampled_softmax_loss`. Samples that equal the target are ignored.
 
     Args:
       features: [B, T, D].
-      unembedding, bias: [V, D] and float32 [V].
-      targets, weights: int32 and float32 [B, T].
-      samples: number of words, less than V.
-
-    Returns:
-      The weighted sum of the losses.
+      unembedding: [V, D].
+      bias: float32 [V].
+      targets: int32 [B, T].
+      weights: float32 [B, T].
+      samples: number of sampled words, less than V.
     """
     vocab_size = unembedding.shape[0]
     shares_V = log_uniform(jnp.arange(vocab_size), vocab_size)

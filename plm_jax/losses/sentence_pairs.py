@@ -15,9 +15,9 @@ from plm_jax.losses.loss import Term
 class SentencePairsLoss(Term):
     """Cross-entropy of a pair classifier, with targets `pair_label` (Devlin et al. 2019 §3.1; Lan et al. 2020 §3.1).
 
-    Without packing, `pair_label` is [B], one pair per row. A packed row has up to S pairs: `pair_label`,
-    `pair_positions`, the position of the first token of each pair, and `pair_weights`, 0 for unused slots, are [B, S].
-    The mean is over pairs, without rows of padding.
+    Without packing, each row has one pair, and `pair_label` is [B]. With packing, each row has up to S pairs, and three
+    arrays are [B, S]: `pair_label`; `pair_positions`, the position of the first token of each pair; and `pair_weights`,
+    0 for unused slots. The mean is over pairs. Rows of padding and unused slots do not count.
     """
 
     kind: ClassVar[str] = "pair"
@@ -39,7 +39,7 @@ class SentencePairsLoss(Term):
 
 
 def _real(batch):
-    """Returns the weight of each pair, float32 [pairs]: 0 for a row of padding or an unused slot, otherwise 1."""
+    """Returns the weight of each pair, float32 [pairs]: 0 for rows of padding and for unused slots, otherwise 1."""
     if "pair_weights" in batch:
         return batch["pair_weights"].reshape(-1)
     return batch["mask"].astype(jnp.float32).max(1)

@@ -13,7 +13,8 @@ from plm_jax.losses.loss import Term
 class SpanBoundaryLoss(Term):
     """Cross-entropy of each target, predicted from the two boundaries of its span (SpanBERT, Joshi et al. 2020 §3.2).
 
-    Targets beyond the head's number of positions are left out; the mean is over the others.
+    A target is left out if its index in the span is at least `positions` of the head. The mean is over the remaining
+    targets.
     """
 
     kind: ClassVar[str] = "boundary"
@@ -33,5 +34,5 @@ class SpanBoundaryLoss(Term):
         return boundary_loss, {"boundary_accuracy": metrics["accuracy"]}
 
     def _counted(self, model, batch):
-        """Returns the weights of the targets [B, T], 0 beyond the head's positions."""
+        """Returns the weights of the targets [B, T], with 0 for targets that are left out."""
         return batch["target_weights"] * (batch["target_offsets"] < model.model.named_heads[self.head].positions)

@@ -1,4 +1,4 @@
-"""The loss of fine-tuning: that of a task's head, optionally with a language modeling loss."""
+"""The loss of fine-tuning: the loss of a task's head, optionally plus a language modeling loss."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -18,17 +18,21 @@ from plm_jax.models.heads import TASK
 
 @dataclass(frozen=True)
 class TaskLoss(Loss):
-    """The loss of the model's head "task"; its term is named after the kind of the head.
+    """The loss of the model's head "task". The name of the term is the `kind` of this head.
 
-    `classes` and `choice`: cross-entropy with `label` int32 [B]. `labels`: binary cross-entropies with `labels` float32
-    [B, C], averaged over labels. `score`: squared error from `score` float32 [B]. `tags`: cross-entropy with `tags`
-    int32 [B, L] at tokens whose tag is at least 0, averaged over these tokens. `span`: half the sum of the
-    cross-entropies of `span_starts` and `span_ends` int32 [B] over all positions of a row, padding included, as in
-    BERT. Except for `tags`, terms are averaged over rows; rows of padding do not count.
+    - `classes`, `choice`: cross-entropy with `label`, int32 [B].
+    - `labels`: mean of the binary cross-entropies with `labels`, float32 [B, C].
+    - `score`: squared difference from `score`, float32 [B].
+    - `tags`: cross-entropy with `tags`, int32 [B, L], averaged over tokens whose tag is at least 0.
+    - `span`: mean of the cross-entropies with `span_starts` and with `span_ends`, both int32 [B]. Each softmax is over
+      all positions of a row, including padding, as in BERT.
+
+    All terms except `tags` are averaged over rows. Rows of padding do not count.
 
     Attributes:
-      lm_coefficient: coefficient of the term `lm`, GPT-1's λ: the cross-entropy of `targets` under `target_weights`,
-        both of the shape of `tokens`, averaged over a text's targets, then over texts (Radford et al. 2018 §3.2).
+      lm_coefficient: coefficient of the term `lm`, λ in GPT-1 (Radford et al. 2018 §3.2). The term is the cross-entropy
+        of `targets`, weighted by `target_weights`; both arrays have the shape of `tokens`. The term is averaged first
+        over the targets of each text and then over texts.
       class_weights: factor of the loss of each class; empty: 1 for every class.
     """
 
@@ -38,7 +42,7 @@ class TaskLoss(Loss):
 
     @property
     def heads(self) -> tuple[str, ...]:
-        """Names of the heads; the vocabulary head is needed for the term `lm` only."""
+        """Names of the heads that the loss needs. The vocabulary head is only needed for the term `lm`."""
         return (TASK, "vocabulary") if self.lm_coefficient else (TASK,)
 
     @property
@@ -56,10 +60,10 @@ class TaskLoss(Loss):
 
     @override
     def __call__(self, model, params, batch, rngs, carry):
-        """Returns the sums.
+        """Returns the results of `Loss.__call__`.
 
-        `accuracy` is the number of correct classes, tags or choices, of texts whose labels are all correct, or of spans
-        that are correct at both ends.
+        The metric `accuracy` is the number of correct predictions. For `labels`: texts whose labels are all correct.
+        For `span`: spans whose start and end are correct. For `score`: no such metric.
         """
         head = _head(model)
         output, features = task_heads.output(model, params, batch, vocabulary.dropout_keys(rngs))
@@ -78,7 +82,12 @@ class TaskLoss(Loss):
         return vocabulary.sums(self, *vocabulary.head(model, params, features), flat)[0]
 
     def cross_entropy(self, logits, labels):
-        """Returns the losses of logits [..., C] with labels int32 [...], and whether a label's logit is the largest."""
+        """Returns a pair: the losses, and whether the logit of each label is the largest.
+
+        Args:
+          logits: [..., C].
+          labels: int32 [...].
+        """
         label_logits, largest_others = target_and_largest_other(logits, labels)
         log_z = jax.nn.logsumexp(logits, axis=-1)
         smoothed = self.label_smoothing * (label_logits - logits.mean(-1))
@@ -126,7 +135,7 @@ def _head(model):
 
 
 def _counted(model, head, batch):
-    """Returns 1 for the rows [B] or tokens [B, L] that count, float32."""
+    """Returns a mask of the rows [B] or, for `tags`, of the tokens [B, L] that count, float32."""
     mask = batch["decoder_mask" if model.model.has_decoder else "mask"]
     if head.kind == "tags":
         return ((mask > 0) & (batch["tags"] >= 0)).astype(jnp.float32)

@@ -1,4 +1,4 @@
-"""Features of a batch, and the sums of the vocabulary head from features."""
+"""Features of a batch, and losses of the vocabulary head that are computed from features."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,24 +15,28 @@ Sum = Float[Array, ""]
 
 
 def dropout_keys(rngs: Keys) -> dict[str, jax.Array]:
-    """Returns the key `dropout` of `rngs` as Linen expects it; empty if there is none."""
+    """Returns a dict with the key `dropout` of `rngs`, as Linen expects it; an empty dict without this key."""
     return {name: key for name, key in (rngs or {}).items() if name == "dropout"}
 
 
 def features_of(model: Any, params: Any, batch: Batch, rngs: Keys) -> Float[Array, "batch length *dims"]:
-    """Returns the model's features [B, L, D] of a batch; without a key `dropout` in `rngs` there is no dropout."""
+    """Returns the model's features of a batch, [B, L, D]. Without a key `dropout` in `rngs`, there is no dropout."""
     keys = dropout_keys(rngs)
     inputs = model.model.read(batch)
     return model.apply({"params": params}, **inputs, deterministic=not keys, rngs=keys, method="features")
 
 
 def at_targets(features: Float[Any, "batch length dim"], batch: Batch) -> Float[Array, "batch targets dim"]:
-    """Gathers features [B, L, D] at `target_positions`: [B, T, D]."""
+    """Gathers the features at `target_positions`, [B, L, D] → [B, T, D]."""
     return jnp.take_along_axis(features, batch["target_positions"][..., None], axis=1)
 
 
 def head(model: Any, params: Any, features: Features) -> tuple[Float[Any, "batch targets columns"], Any, Bias | None]:
-    """Returns the inputs of the unembedding [B, T, E] for features [B, T, D], its matrix [V, E] and its bias [V]."""
+    """Returns the inputs, the matrix and the bias of the unembedding, for features [B, T, D].
+
+    Returns:
+      Inputs [B, T, E]; matrix [V, E]; bias [V] or None.
+    """
     features = model.apply({"params": params}, features, method="head_features")
     matrix, bias = model.apply({"params": params}, method="unembedding")
     return features, matrix, bias
@@ -41,7 +45,9 @@ def head(model: Any, params: Any, features: Features) -> tuple[Float[Any, "batch
 def sums(
     loss: Loss, features: Features, unembedding: Any, bias: Bias | None, batch: Batch
 ) -> tuple[Sum, dict[str, Sum]]:
-    """Returns the cross-entropy of a head with `targets` [B, T] under `target_weights`, and `nll` and `accuracy`.
+    """Returns a pair: the cross-entropy of a head with `targets` [B, T], and the metrics `nll` and `accuracy`.
+
+    All results are sums over targets, weighted by `target_weights`.
 
     Args:
       loss: the loss whose `z_loss`, `label_smoothing` and `logits_at_once` apply.

@@ -1,7 +1,7 @@
 """Models: settings, and the Linen modules that they build.
 
 Settings are small nested frozen dataclasses. A field that accepts one of several dataclasses is a tagged choice: a
-config file has the fields of the chosen class and its `kind`, so that a field of one choice cannot be set on another.
+config file sets the `kind` and the fields of the chosen class, and fields of the other classes are rejected.
 """
 
 from plm_jax.models.deberta import ConvolutionConfig

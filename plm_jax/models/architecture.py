@@ -1,4 +1,4 @@
-"""The base of the transformer architectures: embedding tables before the stacks, heads after them."""
+"""Base class of the transformer architectures: creates the embedding tables and the heads around the stacks."""
 
 from typing import Any, ClassVar
 
@@ -16,13 +16,13 @@ from plm_jax.models.transformer import TransformerConfig
 
 
 class Architecture(VocabularyModule):
-    """The base of `Decoder`, `Encoder` and `EncoderDecoder`.
+    """Base class of `Decoder`, `Encoder` and `EncoderDecoder`.
 
     Attributes:
       model: settings.
       dtype: dtype of activations.
-      last_stack: name of the stack whose output are the features.
-      prefixes: prefixes of the names of the modules that exist once per text (encoder and decoder).
+      last_stack: name of the stack that returns the features.
+      prefixes: prefixes of parameter names. Each prefix has its own position tables and embedding norm.
     """
 
     prefixes: ClassVar[tuple[str, ...]] = ("",)
@@ -34,8 +34,9 @@ class Architecture(VocabularyModule):
 
         Parameters: `token_embedding` [V, E], the position scheme's tables [P, E], `token_type_embedding` [T, E],
         `task_type_embedding` [K, E], `head` [V, E], `head_bias` [V]. Modules: `embedding_norm`, `embedding_projection`
-        [E, D], `head_transform` [D, E], `head_norm`, `heads_NAME`. E is the width of the tables, by default D. Position
-        tables and the norm of embeddings exist once for each of `prefixes`.
+        [E, D], `head_transform` [D, E], `head_norm`, `heads_NAME`. E is the width of the tables, by default D. P, T and
+        K are the numbers of positions, token types and tasks. Position tables and `embedding_norm` exist once per
+        prefix in `prefixes`.
         """
         embedding, head = self.model.embedding, self.model.vocabulary_head
 
@@ -79,7 +80,7 @@ class Architecture(VocabularyModule):
 
     @property
     def tables(self) -> dict[str, str | None]:
-        """Returns the logical axis of the rows of each parameter that may be a `GatheredTable`."""
+        """Returns a dict from names of parameters that may be `GatheredTable`s to the logical axes of their rows."""
         of_positions = self.model.position_tables
         positions = {
             f"{prefix}{name}": table.axes[0] for prefix in self.prefixes for name, table in of_positions.items()
@@ -95,11 +96,11 @@ class Architecture(VocabularyModule):
         Args:
           tokens: [B, L].
           positions: [B or 1, L].
-          token_types: [B, L], None for 0 everywhere.
-          block_positions: positions within blanks [B, L], None for 0 everywhere.
+          token_types: [B, L]; None: 0 everywhere.
+          block_positions: positions within blanks [B, L]; None: 0 everywhere.
           prefix: one of `prefixes`.
-          deterministic: no dropout.
-          source: outputs of a source encoder [B, L, E], which replace the embeddings of the tokens.
+          deterministic: whether dropout is disabled.
+          source: outputs of a source encoder [B, L, E], which replace the token embeddings.
         """
         embedding, position = self.model.embedding, self.model.attention.position
         x = look_up(self.token_embedding, tokens, self.dtype) if source is None else source
@@ -121,8 +122,8 @@ class Architecture(VocabularyModule):
     def states(self, *args, **kwargs):
         """Returns the embeddings and the output of each layer of the last stack, [layers + 1, B, L, D].
 
-        The last one is after the final norm. The collection `intermediates` must be mutable. Arguments are those of
-        `features`.
+        The final norm is applied to the last output. The collection `intermediates` must be mutable. The arguments are
+        the same as for `features`.
         """
         features = self.features(*args, **kwargs)
         (embedded,) = self.get_variable("intermediates", "embedded")
@@ -148,7 +149,7 @@ class Architecture(VocabularyModule):
 
     @override
     def head_output(self, features: Stream, name: str, **inputs: Any) -> Any:
-        """Returns the output of one of the settings' `named_heads`; for "vocabulary" the logits.
+        """Returns the output of one of the settings' `named_heads`. The output of "vocabulary" is the logits.
 
         Args:
           features: [B, L, D].
@@ -158,7 +159,10 @@ class Architecture(VocabularyModule):
         return self.logits(features) if name == "vocabulary" else self.head_module(name)(features, **inputs)
 
     def __call__(self, *args, **kwargs):
-        """Returns logits, float32 [B, L, V], or without a vocabulary head the features; arguments as `features`."""
+        """Returns logits, float32 [B, L, V], or the features if there is no vocabulary head.
+
+        The arguments are the same as for `features`.
+        """
         features = self.features(*args, **kwargs)
         if self.is_initializing():
             for name, head in self.model.named_heads.items():

@@ -27,7 +27,11 @@ from plm_jax.models.transformer import TransformerConfig
 def causal_positions(
     length: int, mask: Shaped[Any, "batch slots"] | None = None, cache_index: Integer[Array, ""] | int | None = None
 ) -> Integer[Array, "rows length"]:
-    """Returns positions [B or 1, length] in a causal stack: cumsum(mask) - 1; with a cache or no mask, slot numbers."""
+    """Returns the positions of tokens in a causal stack, [B or 1, length].
+
+    With a cache, the positions count up from `cache_index`. Without a cache, they are cumsum(mask) - 1, but at least 0,
+    or arange(length) without a mask.
+    """
     if mask is None or cache_index is not None:
         return (0 if cache_index is None else cache_index) + jnp.arange(length)[None]
     return jnp.maximum(jnp.cumsum(mask, axis=1) - 1, 0)
@@ -37,7 +41,7 @@ class Attention(nn.Module):
     """Multi-head attention of x [B, Q, D] over itself, over a key/value cache, or over a memory.
 
     Attributes:
-      reads_memory: whether it attends to a memory, whose keys have no positions.
+      reads_memory: whether the module attends to a memory. The keys of a memory have no positions.
     """
 
     model: TransformerConfig
@@ -50,11 +54,11 @@ class Attention(nn.Module):
         """Returns the output of the attention [B, Q, D].
 
         Args:
-          x: [B, Q, D], source of the queries.
-          source: source of keys and values: x or another sequence [B, K, D]; None uses the keys cached by an earlier
-            call.
+          x: [B, Q, D], from which the queries are computed.
+          source: [B, K, D], from which keys and values are computed: x or another sequence. None: use the keys and
+            values that an earlier call cached.
           context: the `Context` of this attention.
-          depth: number of this block, from 0.
+          depth: index of this block, from 0.
         """
         attention, initializer = self.model.attention, self.model.initializer
         scale = attention.score_scale or (attention.head_dim * attention.position.score_terms) ** -0.5
@@ -70,7 +74,7 @@ class Attention(nn.Module):
         projections = {name: dense(name) for name in heads_of}
 
         def project(name, x, normalize=None, scale: Any = 1.0):
-            """Returns [B, N, L, H]."""
+            """Projects x [B, L, D] to heads [B, N, L, H]."""
             heads, projected = heads_of[name], projections[name](x)
             # If the number of heads is not divisible by the number of devices, XLA would compute wrong gradients for
             # fractions of heads, so each device computes all heads.
@@ -108,7 +112,10 @@ class Attention(nn.Module):
         return Dense(x.shape[-1], ("heads", "embed"), attention.bias_after, init, self.dtype, name="out")(mixed)
 
     def _with_layer_bias(self, query_BNQH, key_BGKH, context, depth, scale, project):
-        """Adds the bias or the relative scores of the position scheme for this layer to the queries and a context."""
+        """Returns a pair: the queries, and the context with the position scheme's bias for this layer.
+
+        For a flash kernel, the bias is a `RelativeScores`, and the scheme may also add a vector to the queries.
+        """
         attention, position = self.model.attention, self.model.attention.position
         width, initializer = self.model.embedding.width, self.model.initializer
         declared = position.layer_tables(width, attention.heads, attention.head_dim, initializer)
@@ -165,8 +172,8 @@ def attend(
     Args:
       query_BNQH: scaled queries.
       context: the context, with a kernel.
-      depth: number of the layer from 0, which selects its window.
-      seed: uint32 [2], seed of the dropout of attention weights; None disables dropout.
+      depth: index of the layer, from 0; selects the window of the layer.
+      seed: uint32 [2], seed for the dropout of attention weights; None: no dropout.
     """
     if seed is not None and context.dropout >= 1:
         return jnp.zeros_like(query_BNQH)
@@ -177,7 +184,7 @@ def attend(
 def _attend_by_kernel(
     query_BNQH: Queries, key_BGKH: Keys, value_BGKH: Keys, context: Context, window: Window | None, seed: Seed | None
 ) -> Queries:
-    """Runs a kernel on each device, for its own rows and heads."""
+    """Runs the context's kernel on each device, for the rows and heads of that device."""
     arrays = query_BNQH, key_BGKH, value_BGKH
     if context.kernel == "cudnn":
         # With a prefix, the dense mask includes causality.

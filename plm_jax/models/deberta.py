@@ -24,10 +24,10 @@ from plm_jax.models.transformer import TransformerConfig
 
 @dataclass(frozen=True)
 class ConvolutionConfig:
-    """A convolution of the embeddings, which is added to the output of the first layer (DeBERTa-v2 xlarge).
+    """A convolution over the embeddings; the result is added to the output of the first layer (DeBERTa-v2 xlarge).
 
     Attributes:
-      width: number of neighboring positions that are combined, an odd number.
+      width: width of the convolution in positions; must be odd.
       activation: activation of the convolution.
     """
 
@@ -48,9 +48,9 @@ class Convolution(nn.Module):
 
     @nn.compact
     def __call__(self, embedded: Stream, x: Stream, context: Context, *, deterministic: bool) -> Stream:
-        """Returns norm(x + activation(convolution of `embedded`)), 0 at padding, [B, L, D].
+        """Returns norm(x + activation(convolution(embedded))) [B, L, D], with 0 at padding.
 
-        Tokens of other segments and padding count as 0.
+        The convolution reads 0 in place of padding and of tokens of other segments.
 
         Args:
           embedded: input of the stack [B, L, D].
@@ -73,13 +73,13 @@ class Convolution(nn.Module):
 
 
 def _real(context: Context, x: Stream) -> Bool[Array, "batch length"]:
-    """Returns whether each token is real. With a mask per query, tokens that no query sees count as padding."""
+    """Returns whether each token is not padding. With a mask [B, Q, L], a token is padding if no query sees it."""
     mask = jnp.ones(x.shape[:2], jnp.int32) if context.mask is None else context.mask
     return (mask if mask.ndim == 2 else mask.max(axis=1)) != 0
 
 
 def _shares_segment(segment_ids, half):
-    """Returns whether each token and each of its `half` neighbors on both sides share a segment, [B, L, 2 half + 1]."""
+    """Returns whether each token shares a segment with each neighbor at distance up to `half`, [B, L, 2 half + 1]."""
     padded, length = jnp.pad(segment_ids, ((0, 0), (half, half)), constant_values=-1), segment_ids.shape[1]
     return jnp.stack([padded[:, shift : shift + length] == segment_ids for shift in range(2 * half + 1)], axis=-1)
 
@@ -87,12 +87,13 @@ def _shares_segment(segment_ids, half):
 class DebertaStack(Stack):
     """A stack with a convolution, a mask decoder, or both.
 
-    The decoder applies the last layer twice. Both times, keys and values come from the output of the second-to-last
-    layer. Queries come first from this output plus embeddings of absolute positions, then from the first result.
+    The mask decoder applies the last layer twice. Both times, keys and values come from the output of the
+    second-to-last layer. In the first application, queries come from the same output plus embeddings of absolute
+    positions. In the second application, queries come from the result of the first application.
 
     Attributes:
       convolution: the convolution after the first layer; None: no convolution.
-      positions: number of absolute positions of the decoder; 0: no decoder.
+      positions: number of absolute positions of the mask decoder; 0: no mask decoder.
     """
 
     convolution: ConvolutionConfig | None = None
@@ -100,7 +101,7 @@ class DebertaStack(Stack):
 
     @override
     def setup(self):
-        """Creates the parameters of a stack, `convolve`, and `position_embedding` [positions, D] of the decoder."""
+        """Creates `convolve`, the mask decoder's `position_embedding` [positions, D], and the parameters of `Stack`."""
         super().setup()
         if self.convolution is not None:
             self.convolve = Convolution(self.model, self.convolution, self.dtype)

@@ -1,4 +1,4 @@
-"""The decoder architecture: embeddings, a causal stack, the vocabulary head."""
+"""The decoder architecture: embeddings, a causal stack, and the vocabulary head."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -20,7 +20,7 @@ class DecoderConfig(TransformerConfig):
     """A causal language model: GPT, LLaMA, GLM and related models.
 
     Attributes:
-      head: prediction of the next token; `none` for features only.
+      head: head that predicts the next token; `none`: the model returns features only.
     """
 
     kind: ClassVar[str] = "decoder"
@@ -45,7 +45,7 @@ class Decoder(Architecture):
     model: DecoderConfig
 
     def setup(self):
-        """Modules besides those of `Architecture`: `stack`."""
+        """Creates `stack` and the modules of `Architecture`."""
         super().setup()
         self.stack = Stack(self.model, self.dtype)
 
@@ -66,15 +66,19 @@ class Decoder(Architecture):
 
         Args:
           tokens: int32 [B, L].
-          mask: [B, L], 0 for padding; with a cache [B, slots], 1 for slots filled once this call is done, or
-            [B, L, slots], 1 for the slots that each token attends to.
-          positions: int32 [B, L]; by default arange, or cumsum(mask) - 1 where there is a mask and no cache.
+          mask: without a cache, [B, L] with 0 for padding. With a cache, either [B, slots] with 1 for every slot in
+            use, including the slots that this call fills, or [B, L, slots] with 1 for the slots that each token attends
+            to.
+          positions: int32 [B, L]; required with a cache. By default, cumsum(mask) - 1, or arange(L) without a mask.
           segment_ids: int32 [B, L]; tokens attend only to their own segment.
-          cache_index: the first slot this call fills (with the `cache` collection mutable); None: no cache.
-          slot_positions: int32 [slots], position in the text of each slot of the cache; by default they are in order.
-          block_positions: int32 [B, L], the position within a blank, from 1; by default 0, outside all blanks.
-          prefix_lengths: int32 [B], number of leading positions (or cache slots) visible to all tokens; by default 0.
-          deterministic: no dropout.
+          cache_index: index of the first slot that this call fills; None: no cache. With a cache, the collection
+            `cache` must be mutable.
+          slot_positions: int32 [slots], position in the text of each cache slot; by default the index of the slot.
+          block_positions: int32 [B, L], the position of each token within its blank, counted from 1, and 0 for tokens
+            outside blanks. By default, 0 everywhere.
+          prefix_lengths: int32 [B], number of leading positions that all tokens attend to; by default 0. With a
+            cache, the number of leading slots.
+          deterministic: whether dropout is disabled.
         """
         length = tokens.shape[1]
         if positions is None:

@@ -1,7 +1,7 @@
 """The ELECTRA architecture: a discriminator and a generator that share embedding tables (Clark et al. 2020).
 
-With gradient-disentangled sharing (DeBERTaV3, He et al. 2023, arXiv:2111.09543 §3.3), the tables of the discriminator
-are those of the generator, without a gradient, plus trained differences.
+With gradient-disentangled sharing (DeBERTaV3, He et al. 2023, arXiv:2111.09543 §3.3), each table of the discriminator
+is the generator's table, without a gradient, plus a trained difference.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ class GeneratorConfig:
     Attributes:
       width: width of hidden states; if the embedding tables have another width, a dense layer projects to this width,
         and the transform of the head projects back.
-      heads: number of attention heads.
+      heads: number of attention heads; also the number of key and value heads.
       head_dim: dimension of each head.
       feed_forward: width of feed-forward layers.
       layers: number of layers.
@@ -50,9 +50,10 @@ class ElectraConfig(EncoderConfig):
 
     Attributes:
       generator: sizes of the generator.
-      sharing: sharing of embeddings: `all`, both models have the same tables and the same norm of embeddings;
-        `disentangled`, the discriminator adds trained differences to the tables of the generator, and the norms are
-        separate (DeBERTaV3). The differences start at 0, and the discriminator does not change the generator's tables.
+      sharing: kind of embedding sharing. `all`: both models use the same tables and the same embedding norm.
+        `disentangled`: the discriminator adds trained differences to the tables of the generator, and each model has
+        its own embedding norm (DeBERTaV3). The differences start at 0. The loss of the discriminator does not change
+        the generator's tables.
     """
 
     kind: ClassVar[str] = "electra"
@@ -72,13 +73,13 @@ class ElectraConfig(EncoderConfig):
     @property
     @override
     def num_positions(self):
-        """Maximum number of positions of both models; None for any number."""
+        """Maximum number of positions that both models support; None: no maximum."""
         limits = super().num_positions, self.generator_model.num_positions
         return min((limit for limit in limits if limit is not None), default=None)
 
     @property
     def shared_tables(self) -> set[str]:
-        """Names of the shared tables of embeddings."""
+        """Names of the embedding tables that both models share."""
         return {"token_embedding", "token_type_embedding", "task_type_embedding", *self.position_tables}
 
     @functools.cached_property
@@ -134,7 +135,7 @@ class ElectraConfig(EncoderConfig):
         return sum(model.macs(length, targets) for model in (self.generator_model, self.discriminator_model))
 
     def with_discriminator_tables(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns parameters with the discriminator's tables of embeddings in place of the shared ones.
+        """Returns parameters with the discriminator's embedding tables in place of the shared tables.
 
         Args:
           params: parameters of the discriminator, with or without the generator.
@@ -150,15 +151,15 @@ DIFFERENCE = "_difference"
 
 
 class Electra(Encoder):
-    """The discriminator of `ElectraConfig`, as an `Encoder`; the function `generator` returns the generator."""
+    """The discriminator of an `ElectraConfig`, as an `Encoder`. The function `generator` returns the generator."""
 
     model: ElectraConfig
 
     def setup(self):
-        """Creates the parameters of the discriminator and, in `generator`, the generator's that are not shared.
+        """Creates the parameters of the discriminator and, under `generator`, the unshared parameters of the generator.
 
-        If the embeddings are disentangled, the shared tables are the generator's, and the discriminator's differences
-        have the same names with the suffix `_difference`.
+        With disentangled sharing, the shared tables belong to the generator. The discriminator's trained differences
+        have the names of these tables with the suffix `_difference`.
         """
         super().setup()
         if self.is_initializing():
@@ -177,7 +178,7 @@ class Electra(Encoder):
         return tables | {name + DIFFERENCE: axis for name, axis in tables.items() if name != "head"}
 
     def _add_difference(self, name, shared):
-        """Returns a shared table without a gradient plus the difference of the discriminator."""
+        """Returns a shared table, without a gradient, plus the discriminator's trained difference."""
         name += DIFFERENCE
         difference = self.get_variable("params", name)
         if isinstance(difference, GatheredTable):
@@ -188,13 +189,13 @@ class Electra(Encoder):
 
 
 def generator(module: Electra, params) -> tuple[Encoder, dict]:
-    """Returns the generator as an `Encoder`, and its parameters; `params` are those of generator and discriminator."""
+    """Returns a pair: the generator as an `Encoder`, and its parameters. `params` are the parameters of both models."""
     shared = {name: params[name] for name in _shared_names(module.model) if name in params}
     return Encoder(module.model.generator_model, module.dtype), {**shared, **params["generator"]}
 
 
 def _shared_names(model: ElectraConfig) -> set[str]:
-    """Returns the names of the parameters of both models, as in google-research/electra, modeling.py."""
+    """Returns the names of the parameters that both models share, as in google-research/electra, modeling.py."""
     return model.shared_tables | ({"embedding_norm"} if model.sharing == "all" else set())
 
 

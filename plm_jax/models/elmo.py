@@ -1,9 +1,8 @@
-"""ELMo's bidirectional language model (Peters et al. 2018) as in allenai/bilm-tf, and the mix of its layers.
+"""ELMo's bidirectional language model (Peters et al. 2018), as in allenai/bilm-tf.
 
-Shapes: B batch, S the two directions (forward, backward), L length, C characters of a word, D width, M units of an
-LSTM's memory, N filters, V vocabulary. Parameters are float32 and cast to `dtype` where they are used; the LSTMs'
-gates and states stay float32. The parameters of all LSTMs, and of all highway layers, are stacked on a leading `layers`
-axis.
+Shapes: B batch, S = 2 directions (forward, backward), L length, C characters per word, D width, M units of an LSTM's
+memory, N filters, V vocabulary. Parameters are float32 and cast to `dtype` where they are used; the LSTMs' gates and
+states stay float32. The parameters of all LSTMs, and of all highway layers, are stacked on a leading `layers` axis.
 """
 
 from dataclasses import dataclass
@@ -33,7 +32,7 @@ SIDES = ("batch", None, "length", "embed")
 
 @dataclass(frozen=True)
 class CharacterCNNConfig:
-    """Embeddings of words made from their characters by a CNN (Kim et al. 2016), as in allenai/bilm-tf.
+    """A CNN that computes word embeddings from characters (Kim et al. 2016), as in allenai/bilm-tf.
 
     Attributes:
       vocab_size: number of words that the head can predict; 0 if there is no head and the number is unknown.
@@ -117,9 +116,10 @@ class ElmoConfig(ModelConfig):
     Attributes:
       embedding: word embeddings.
       lstm: sizes of the LSTMs.
-      head: prediction of words; `none` for features only.
+      head: head that predicts words; `none`: the model returns features only.
       dropout: dropout rates.
-      heads: additional heads by name, as in `TransformerConfig`; they read the concatenation of both directions.
+      heads: additional heads by name, as in `TransformerConfig`. These heads read the concatenated states of both
+        directions.
       scan_layers: whether one layer is compiled and run in a loop, as in `TransformerConfig`.
       remat: rematerialization, as in `TransformerConfig`.
     """
@@ -151,24 +151,24 @@ class ElmoConfig(ModelConfig):
     @property
     @override
     def max_characters(self) -> int:
-        """Maximum number of characters of a word, its begin and end included."""
+        """Maximum number of characters of a word, including the markers of its beginning and end."""
         return self.embedding.max_characters
 
     @property
     @override
     def named_heads(self) -> dict[str, Head]:
-        """Heads by name: the softmax of each direction, and the heads in `heads`."""
+        """Heads by name: the softmax as "vocabulary" (forward) and "backward", and the heads in `heads`."""
         names = () if isinstance(self.head, NoHead) else ("vocabulary", "backward")
         return dict.fromkeys(names, self.head) | dict(self.heads)
 
     @property
     def num_states(self) -> int:
-        """Number of hidden states: the words' vectors and each layer."""
+        """Number of hidden states: the word vectors and the output of each layer."""
         return self.lstm.layers + 1
 
     @property
     def state_width(self) -> int:
-        """Width of a hidden state, both directions included."""
+        """Width of a hidden state, which concatenates both directions."""
         return 2 * self.embedding.width
 
     @override
@@ -200,14 +200,14 @@ class ElmoConfig(ModelConfig):
 
 
 class CharacterCNN(nn.Module):
-    """A CNN from the characters of words to vectors of words."""
+    """A CNN that computes word vectors from characters."""
 
     model: ElmoConfig
     dtype: Any
 
     @nn.compact
     def __call__(self, characters: Integer[Array, "*words characters"]) -> Float[Array, "*words dim"]:
-        """Returns the vectors [..., D] of words given as characters, int32 [..., C]."""
+        """Returns the word vectors [..., D] for the characters int32 [..., C] of words."""
         embedding = self.model.embedding
         activation = ACTIVATIONS[embedding.activation]
         table = partitioned(recurrent.uniform(1.0), (None, None))
@@ -231,7 +231,7 @@ class CharacterCNN(nn.Module):
 
 
 def _largest(x_WCE, of_width, dtype):
-    """Returns the maximum of each filter over the positions where it fits, [words, filters]."""
+    """Returns the maximum of each filter over the positions where the filter fits, [words, filters]."""
     kernel, bias = of_width["kernel"].astype(dtype), of_width["bias"].astype(dtype)
     convolved = jax.lax.conv_general_dilated(x_WCE, kernel, (1,), "VALID", dimension_numbers=("NWC", "WIO", "NWC"))
     return convolved.max(1) + bias
@@ -259,7 +259,7 @@ def _init_highway(key, layers, width):
 
 
 class Lstm(nn.Module):
-    """The LSTMs of both directions. Each reads from left to right: callers reverse the text for the backward one."""
+    """The LSTMs of both directions. All read from left to right; callers reverse the text for the backward LSTMs."""
 
     model: ElmoConfig
     dtype: Any
@@ -277,12 +277,12 @@ class Lstm(nn.Module):
 
         Args:
           x: [B, S, L, D], a sequence for each direction.
-          carry: the state before them, as returned by `new_carry` and this function.
-          mask: [B, S, L], 1 for real words; others leave the state as it is.
-          deterministic: no dropout.
+          carry: the state before the first word, as returned by `new_carry` or by this function.
+          mask: [B, S, L], 1 for words, 0 for padding. Padding does not change the state.
+          deterministic: whether dropout is disabled.
 
         Returns:
-          [layers, B, S, L, D], the output of each layer, and the final state.
+          A pair: the output of each layer, [layers, B, S, L, D], and the final state.
         """
         lstm, dropout = self.model.lstm, self.model.dropout
         blocks = self.param("blocks", _init_lstm, self.model)
@@ -329,15 +329,18 @@ class Elmo(nn.Module):
     """A bidirectional language model of `ElmoConfig`.
 
     Attributes:
-      model: its settings.
-      dtype: of activations.
+      model: settings.
+      dtype: dtype of activations.
     """
 
     model: ElmoConfig
     dtype: Any = jnp.float32
 
     def setup(self):
-        """Modules `embedding`, `lstm`, `heads_NAME`; parameters of a softmax `head` [V, D], `head_bias` [V]."""
+        """Creates the modules `embedding`, `lstm` and `heads_NAME`.
+
+        A model with a softmax also has the parameters `head` [V, D] and `head_bias` [V].
+        """
         self.embedding = CharacterCNN(self.model, self.dtype)
         self.lstm = Lstm(self.model, self.dtype)
         self.heads = {name: HeadModule(head, self.model, self.dtype) for name, head in self.model.heads}
@@ -352,15 +355,15 @@ class Elmo(nn.Module):
     def streams(
         self, characters: Integer[Array, "batch sides length characters"], carry: Any, *, deterministic: bool = True
     ) -> tuple[Float[Array, "batch sides length dim"], Any]:
-        """Returns the input of the head for streams of both directions that continue from batch to batch.
+        """Returns the input of the head for text that continues from batch to batch, in both directions.
 
         Args:
           characters: int32 [B, S, L, C], the words in the order in which each direction reads them.
-          carry: the state after the previous batch.
-          deterministic: no dropout.
+          carry: the LSTM state after the previous batch.
+          deterministic: whether dropout is disabled.
 
         Returns:
-          [B, S, L, D] and the state after this batch.
+          A pair: the input of the head [B, S, L, D], and the LSTM state after this batch.
         """
         x = constrain(self.embedding(characters), *SIDES)
         hidden, carry = self.lstm(x, carry, deterministic=deterministic)
@@ -373,9 +376,10 @@ class Elmo(nn.Module):
         *,
         deterministic: bool = True,
     ) -> Float[Array, "states batch length width"]:
-        """Returns both directions of `layers` concatenated, [layers + 1, B, L, 2 D]; the words' vectors occur twice.
+        """Returns the states of `layers` with both directions concatenated, [layers + 1, B, L, 2 D].
 
-        There is no dropout: the states are read from a trained model.
+        The first state contains the word vectors twice. The method ignores `deterministic` and applies no dropout,
+        because the states are read from a trained model.
         """
         return jax.vmap(_side_by_side)(self.layers(characters, mask)[0])
 
@@ -389,12 +393,13 @@ class Elmo(nn.Module):
 
         Args:
           characters: int32 [B, L, C].
-          mask: [B, L], 1 for real words.
-          carry: the initial state; None: zeros. bilm-tf keeps the state of the previous batch.
+          mask: [B, L], 1 for words, 0 for padding.
+          carry: initial LSTM state; None: zeros. In bilm-tf, the initial state is the final state of the previous
+            batch.
 
         Returns:
-          States [layers + 1, B, S, L, D], beginning with the word vectors, which are the same for both directions; LSTM
-          state after the last word.
+          A pair: the states [layers + 1, B, S, L, D], and the LSTM state after the last word that each direction reads.
+          The first of the layers + 1 states is the word vectors, which are the same for both directions.
         """
         x = self.embedding(characters)
         both = self._turned(jnp.stack([x, x], axis=1))
@@ -405,7 +410,7 @@ class Elmo(nn.Module):
         return self._turned(jnp.concatenate([both[None], hidden])), carry
 
     def _turned(self, x):
-        """Reverses the sequence of the second direction of [..., S, L, D]."""
+        """Reverses the backward direction of `x` [..., S, L, D] along L."""
         return jnp.stack([x[..., 0, :, :], x[..., 1, ::-1, :]], axis=-3)
 
     def features(
@@ -415,7 +420,7 @@ class Elmo(nn.Module):
         *,
         deterministic: bool = True,
     ) -> Float[Array, "batch sides length dim"]:
-        """Returns the input of the head [B, S, L, D], the last of `layers`; there is no dropout."""
+        """Returns the input of the head [B, S, L, D], which is the last state of `layers`, without dropout."""
         return self.layers(characters, mask)[0][-1]
 
     def head_features(self, features: Float[Array, "*rows dim"]) -> Float[Array, "*rows dim"]:
@@ -432,13 +437,13 @@ class Elmo(nn.Module):
         return constrain(logits + bias, "batch", "length", "vocab")
 
     def logits(self, features: Float[Array, "batch sides length dim"]) -> Float[Array, "batch length vocab"]:
-        """Scores the word after each position given the words up to it: [B, S, L, D] → float32 [B, L, V]."""
+        """Returns logits of the word after each position: [B, S, L, D] → float32 [B, L, V]."""
         return self._logits(features[:, 0])
 
     def backward_logits(self, features: Float[Array, "batch sides length dim"]) -> Float[Array, "batch length vocab"]:
-        """Scores the word before each position: [B, S, L, D] → float32 [B, L, V].
+        """Returns logits of the word before each position: [B, S, L, D] → float32 [B, L, V].
 
-        It is predicted from the word at the position and all later words.
+        The prediction depends on the word at the position and on all later words.
         """
         return self._logits(features[:, 1])
 
@@ -448,9 +453,10 @@ class Elmo(nn.Module):
         name: str,
         **inputs: Any,
     ) -> Any:
-        """Returns the logits of a direction, "vocabulary" or "backward", or the output of another head for both.
+        """Returns the output of a head; "vocabulary" returns the forward logits, "backward" the backward logits.
 
-        Other heads read features [B, S, L, D] or one layer of `states`, [B, L, 2 D], and `inputs`.
+        All other heads read both directions: either features [B, S, L, D], or one layer of `states` [B, L, 2 D]. They
+        also read `inputs`.
         """
         directions = {"vocabulary": self.logits, "backward": self.backward_logits}
         if name in directions:
@@ -469,12 +475,12 @@ class Elmo(nn.Module):
 
 
 def _side_by_side(x):
-    """Concatenates the directions, [B, S, L, D] → [B, L, S · D]."""
+    """Concatenates the two directions, [B, S, L, D] → [B, L, S · D]."""
     return jnp.concatenate([x[:, 0], x[:, 1]], axis=-1)
 
 
 def new_carry(model: ElmoConfig, rows: int):
-    """Returns the state of the LSTMs before the first word, zeros [rows, layers, S, …], boxed with its logical axes."""
+    """Returns the LSTM state before the first word: zeros [rows, layers, S, …], boxed with logical axes."""
 
     def zeros(size, axis):
         return nn.LogicallyPartitioned(jnp.zeros((rows, model.lstm.layers, 2, size)), ("batch", "layers", None, axis))

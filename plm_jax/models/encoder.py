@@ -35,7 +35,7 @@ class EncoderConfig(TransformerConfig):
     """A bidirectional transformer with optional heads: BERT and related models.
 
     Attributes:
-      head: masked LM head; `none` for features only.
+      head: masked LM head; `none`: the model returns features only.
       pooler: dense layer on the first token, with an optional classifier of sentence pairs.
       discriminator: ELECTRA's detection of replaced tokens.
       span_boundary: SpanBERT's prediction of spans from their boundaries.
@@ -91,12 +91,12 @@ class EncoderConfig(TransformerConfig):
     @property
     @override
     def named_heads(self) -> dict[str, Head]:
-        """Heads by name: those that are fields and those in `heads`."""
+        """Heads by name: the heads that are fields of these settings, and the heads in `heads`."""
         return {**super().named_heads, **self.own_heads}
 
     @override
     def with_task(self, head):
-        """Returns these settings with the task's head only, and with a pooler if that head reads it."""
+        """Returns these settings with only the task's head, and with a pooler if the task's head reads one."""
         pooler = Pooler(0) if getattr(head, "feature", None) == "pooler" else NoHead()
         fields = {"head": NoHead(), "discriminator": NoHead(), "span_boundary": NoHead(), "pooler": pooler}
         return dataclasses.replace(self, heads=((TASK, head),), **fields)
@@ -106,7 +106,7 @@ class EncoderConfig(TransformerConfig):
         """Returns an `Encoder`.
 
         Raises:
-          UserError: there are other heads than that of a mask decoder, or it replaces the layer before a convolution.
+          UserError: a model with a mask decoder has other heads, or has a convolution and only one layer.
         """
         if isinstance(self.head, MaskDecoderHead):
             self._check_mask_decoder()
@@ -150,15 +150,17 @@ class Encoder(Architecture):
     """A bidirectional model of `EncoderConfig`.
 
     Attributes:
-      stack_class: class of its stack.
+      stack_class: class of the module `stack`, unless the settings need a `DebertaStack`.
     """
 
     stack_class: ClassVar[type[Stack]] = Stack
     model: EncoderConfig
 
     def setup(self):
-        """Creates the modules in addition to those of `Architecture`: `stack`, `pooler` [D, D], `classifier`
-        [D, classes], `discriminator_transform` [D, D], `discriminator` [D, 1], `span_boundary`.
+        """Creates the modules of `Architecture`, the stack, and the heads that the settings ask for.
+
+        Modules: `stack`, `pooler` [D, D], `classifier` [D, classes], `discriminator_transform` [D, D], `discriminator`
+        [D, 1], `discriminator_norm`, `span_boundary`.
         """
         super().setup()
         head, convolution = self.model.head, self.model.convolution
@@ -188,10 +190,10 @@ class Encoder(Architecture):
         Args:
           tokens: int32 [B, L].
           mask: [B, L], 1 for tokens, 0 for padding.
-          token_types: int32 [B, L], the part of a pair that each token belongs to; by default all 0.
-          positions: int32 [B, L]; by default as the position scheme's `default_positions`.
+          token_types: int32 [B, L], such as 0 for the first text of a pair and 1 for the second; by default 0.
+          positions: int32 [B, L]; by default, the result of the position scheme's `default_positions`.
           segment_ids: int32 [B, L]; tokens attend only to their own segment.
-          deterministic: no dropout.
+          deterministic: whether dropout is disabled.
         """
         if positions is None:
             positions = self.model.attention.position.default_positions(tokens.shape[1], mask)
@@ -208,7 +210,7 @@ class Encoder(Architecture):
 
     @override
     def head_output(self, features, name, **inputs):
-        """Computes the output of a head; a task's head may read the pooler."""
+        """Computes the output of a head. If the head reads the pooler, the pooler is added to its inputs."""
         if getattr(self.model.named_heads.get(name), "feature", None) == "pooler":
             inputs["pool"] = functools.partial(self.pair_head, classify=False)
         return super().head_output(features, name, **inputs)
@@ -224,10 +226,12 @@ class Encoder(Architecture):
         Float[Array, "vocab columns"] | GatheredTable,
         Float[Array, " vocab"],
     ]:
-        """Applies the vocabulary head that predicts the tokens of spans; arguments as in `SpanBoundary.compute`.
+        """Returns the input and the parameters of the unembedding that predicts the tokens of spans.
+
+        The arguments are the same as for `SpanBoundary.compute`.
 
         Returns:
-          The input of its matrix [B, T, E], the matrix [V, E] and the bias [V].
+          A tuple: the features of the targets [B, T, E], the matrix [V, E] and the bias [V].
         """
         features, bias = self.span_boundary(features, left=left, right=right, offsets=offsets)
         return features, self.token_embedding, bias

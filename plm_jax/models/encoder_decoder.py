@@ -1,4 +1,4 @@
-"""The encoder-decoder architecture: a bidirectional stack, a causal one that attends to it, the vocabulary head."""
+"""The encoder-decoder architecture: a bidirectional encoder, a causal decoder with cross-attention, and a head."""
 
 import dataclasses
 import functools
@@ -30,10 +30,11 @@ class SourceEncoderConfig:
     """A new encoder whose outputs replace the token embeddings of a pretrained encoder.
 
     BART is fine-tuned for translation in this way (Lewis et al. 2020 §3.4). The new encoder has its own token table and
-    shares no parameters with the model. Except for the number of layers, its settings are those of the model's encoder.
+    shares no parameters with the model. Except for the number of layers, its settings are the same as for the model's
+    encoder.
 
     Attributes:
-      layers: number of layers; 6 in the paper about BART.
+      layers: number of layers; 6 in the BART paper.
     """
 
     kind: ClassVar[str] = "source_encoder"
@@ -44,18 +45,19 @@ class SourceEncoderConfig:
 class EncoderDecoderConfig(TransformerConfig):
     """An encoder-decoder transformer, such as T5 or BART.
 
-    Encoder and decoder share one table of token embeddings. Each has its own learned positions and norm of embeddings.
+    Encoder and decoder share one table of token embeddings. Each of them has its own embedding norm and, if positions
+    are learned, its own position table.
 
     Attributes:
-      decoder_stack: stack of the decoder; `stack` is that of the encoder.
-      decoder_heads: number of heads in the decoder's self- and cross-attention; None: as in `attention`.
-      decoder_head_dim: dimension of heads in the decoder's self- and cross-attention; None: as in `attention`.
-      decoder_feed_forward: width of the decoder's feed-forward layers; None: as in `feed_forward`.
-      tie_encoder_decoder: whether encoder and decoder share all parameters except those of cross-attention (the
-        "shared" encoder-decoder of Raffel et al. 2020 §3.2.2; as in its code, norms and the relative bias are also
-        shared).
+      decoder_stack: stack of the decoder; `stack` is the stack of the encoder.
+      decoder_heads: number of heads in the decoder's self- and cross-attention; None: the value in `attention`.
+      decoder_head_dim: dimension of heads in the decoder's self- and cross-attention; None: the value in `attention`.
+      decoder_feed_forward: width of the decoder's feed-forward layers; None: the width in `feed_forward`.
+      tie_encoder_decoder: whether encoder and decoder share all parameters, including norms and the relative bias,
+        except the parameters of cross-attention. This is the "shared" encoder-decoder of Raffel et al. 2020 §3.2.2, as
+        implemented in the paper's code.
       source_encoder: new encoder whose outputs replace the token embeddings of the encoder; None: no such encoder.
-      head: prediction of the decoder's next token; `none` for features only.
+      head: head that predicts the decoder's next token; `none`: the model returns features only.
     """
 
     kind: ClassVar[str] = "encoder_decoder"
@@ -117,14 +119,14 @@ class EncoderDecoderConfig(TransformerConfig):
     @property
     @override
     def stacks(self):
-        """Stacks of the encoder and the decoder (one stack if they are tied), and of the source encoder."""
+        """Stacks of the encoder (unless it is tied to the decoder), the decoder and the source encoder, if any."""
         stacks = (self.decoder_stack,) if self.tie_encoder_decoder else (self.stack, self.decoder_stack)
         return stacks if self.source_model is None else (*stacks, self.source_model.stack)
 
     @property
     @override
     def stack_paths(self):
-        """Path of each of `stacks` in the parameter tree."""
+        """Path in the parameter tree of each stack in `stacks`."""
         paths = ("decoder",) if self.tie_encoder_decoder else ("encoder", "decoder")
         return (*paths, *(() if self.source_encoder is None else ("source_encoder/stack",)))
 
@@ -141,7 +143,7 @@ class EncoderDecoderConfig(TransformerConfig):
 
     @override
     def macs(self, length, targets, decoder_length=0, samples=0):
-        """Counts the multiply-accumulate operations of both stacks, of the attention between them and of the heads."""
+        """Counts the multiply-accumulate operations of all stacks, including cross-attention, and of the heads."""
         stacks = self.stack_macs(length, causal=False)
         if self.source_model is not None:
             stacks += self.source_model.macs(length, 0)
@@ -150,7 +152,7 @@ class EncoderDecoderConfig(TransformerConfig):
 
 
 class EncoderDecoder(Architecture):
-    """A text-to-text model of `EncoderDecoderConfig`. M is the encoder's length, L the decoder's."""
+    """A text-to-text model of `EncoderDecoderConfig`. M is the encoder's length, and L is the decoder's length."""
 
     model: EncoderDecoderConfig
 
@@ -159,11 +161,11 @@ class EncoderDecoder(Architecture):
     @property
     @override
     def prefixes(self):
-        """Prefixes of the encoder and the decoder; only the decoder's if they are tied."""
+        """Prefixes of the encoder and the decoder; only the decoder's prefix if encoder and decoder are tied."""
         return ("decoder_",) if self.model.tie_encoder_decoder else ("encoder_", "decoder_")
 
     def setup(self):
-        """Creates the stacks `decoder` and, unless they are tied, `encoder`, and possibly a `source_encoder`."""
+        """Creates `decoder`, `encoder` (the same stack as `decoder` if tied) and, if configured, `source_encoder`."""
         super().setup()
         if self.model.source_model is not None:
             self.source_encoder = Encoder(self.model.source_model, self.dtype)
@@ -173,7 +175,10 @@ class EncoderDecoder(Architecture):
     def encode(
         self, tokens: Source, mask: Mask | None = None, segment_ids: Source | None = None, *, deterministic: bool = True
     ) -> Memory:
-        """Encodes tokens [B, M] into the memory [B, M, D]; arguments as `Encoder.features`; sows `encoder_embedded`."""
+        """Encodes tokens [B, M] into the memory [B, M, D], and sows `encoder_embedded`.
+
+        The arguments are the same as for `Encoder.features`.
+        """
         positions = self.model.attention.position.default_positions(tokens.shape[1], mask)
         source = None
         if self.model.source_encoder is not None:
@@ -202,16 +207,18 @@ class EncoderDecoder(Architecture):
 
         Args:
           decoder_tokens: int32 [B, L].
-          memory: [B, M, D]; None: with a cache, the memory of the previous call.
-          mask, segment_ids: [B, M], the memory's.
-          decoder_mask: [B, L], 0 for padding; with a cache [B, slots], 1 for slots filled once this call is done,
-            or [B, L, slots], 1 for the slots that each token attends to.
-          decoder_positions: int32 [B, L]; by default arange, or cumsum(decoder_mask) - 1 with a mask and no cache.
-          decoder_segment_ids: int32 [B, L]; tokens attend only to their own segment, also in the memory.
-          cache_index: the first slot this call fills (with the `cache` collection mutable); None: no cache. With one,
-            `mask` must be given.
-          slot_positions: int32 [slots], position in the text of each slot of the cache; by default they are in order.
-          deterministic: no dropout.
+          memory: [B, M, D]; None: use the keys and values of the memory that an earlier call cached.
+          mask, segment_ids: [B, M], mask and segment ids of the tokens that the memory encodes.
+          decoder_mask: without a cache, [B, L] with 0 for padding. With a cache, either [B, slots] with 1 for every
+            slot in use, including the slots that this call fills, or [B, L, slots] with 1 for the slots that each token
+            attends to.
+          decoder_positions: int32 [B, L]. With a cache, the default counts up from `cache_index`. Without a cache, the
+            default is cumsum(decoder_mask) - 1, or arange(L) without a mask.
+          decoder_segment_ids: int32 [B, L]; tokens attend only to their own segment, in the decoder and in the memory.
+          cache_index: index of the first slot that this call fills; None: no cache. With a cache, `mask` is required,
+            and the collection `cache` must be mutable.
+          slot_positions: int32 [slots], position in the text of each cache slot; by default the index of the slot.
+          deterministic: whether dropout is disabled.
         """
         length = decoder_tokens.shape[1]
         if decoder_positions is None:
@@ -229,7 +236,14 @@ class EncoderDecoder(Architecture):
     def features(
         self, tokens: Source, decoder_tokens: Tokens, mask: Mask | None = None, *, deterministic=True, **decoder: Any
     ) -> Stream:
-        """Encodes and decodes: [B, L, D]; `decoder` are further arguments of `decode`."""
+        """Encodes, decodes and returns the input of the head [B, L, D].
+
+        Args:
+          tokens, mask: as for `encode`.
+          decoder_tokens: int32 [B, L].
+          deterministic: whether dropout is disabled.
+          decoder: further arguments of `decode`.
+        """
         segment_ids = decoder.get("segment_ids")
         memory = self.encode(tokens, mask, segment_ids, deterministic=deterministic)
         return self.decode(decoder_tokens, memory, mask, deterministic=deterministic, **decoder)

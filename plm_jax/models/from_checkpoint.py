@@ -15,10 +15,10 @@ class FromCheckpointConfig(ModelConfig):
     """A placeholder for the model of `finetune --checkpoint`; fields that are None keep the checkpoint's values.
 
     Attributes:
-      dropout: rate of every dropout layer, including those of the task's head.
-      heads: heads by name; `task` is the head of the task. By default, it is the checkpoint's head if that has the kind
-        and labels of the objective. If not, it is the default head of the model's family. If labels are not set, they
-        are the labels of the sources.
+      dropout: rate of every dropout layer, including the dropout layers of the task's head.
+      heads: heads by name; `task` is the head of the task. Without `task`, the checkpoint's task head is kept if its
+        kind and its labels fit the objective and the sources. Otherwise, the default head of the model's family is
+        created. A task head without labels gets the labels of the sources.
       source_encoder: new source encoder for an encoder-decoder.
       scan_layers: whether one block is compiled and run in a loop, as in `TransformerConfig`.
       remat: rematerialization, as in `TransformerConfig`.

@@ -25,7 +25,7 @@ TASK = "task"
 
 @runtime_checkable
 class TableSizes(Protocol):
-    """Sizes of a model's tables of embeddings."""
+    """Sizes of a model's embedding tables."""
 
     @property
     def vocab_size(self) -> int:
@@ -39,7 +39,7 @@ class TableSizes(Protocol):
 
     @property
     def width(self) -> int:
-        """Width of the model that reads them."""
+        """Width of the model that reads the tables."""
         ...
 
 
@@ -49,7 +49,7 @@ class HeadedModel(Protocol):
 
     @property
     def embedding(self) -> TableSizes:
-        """Sizes of the tables of embeddings."""
+        """Sizes of the embedding tables."""
         ...
 
     @property
@@ -59,7 +59,7 @@ class HeadedModel(Protocol):
 
     @property
     def norm(self) -> NormConfig:
-        """The norm of the model."""
+        """Settings of the model's norms."""
         ...
 
     @property
@@ -74,12 +74,12 @@ class HeadedModel(Protocol):
 
 
 class HeadModule(nn.Module):
-    """A head over a model's features: its parameters, and the layers that most heads use.
+    """A Linen module that owns the parameters of a head and provides the layers that most heads use.
 
     Attributes:
-      head: its settings, whose `compute` defines the computation.
+      head: settings of the head; the method `compute` of the settings defines the computation.
       model: the settings of the model that the head belongs to.
-      dtype: of activations.
+      dtype: dtype of activations.
     """
 
     head: "Head"
@@ -99,11 +99,11 @@ class HeadModule(nn.Module):
         axes: tuple[str | None, str | None] = ("embed", None),
         bias: bool = True,
     ) -> Float[Array, "*rows outputs"]:
-        """Applies a dense layer, [..., in] → [..., features]; `axes` are the logical axes of its matrix."""
+        """Applies a dense layer, [..., in] → [..., features]; `axes` are the logical axes of the matrix."""
         return Dense(features, axes, bias, self.model.initializer.matrix(), self.dtype, name=name)(x)
 
     def dropout(self, x: Stream, rate: float, shared: bool, deterministic: bool) -> Stream:
-        """Applies dropout to [B, L, features]; `shared`: drops the same features at each position."""
+        """Applies dropout to x [B, L, features]. If `shared`, the same features are dropped at each position."""
         return Dropout(rate, shared)(x, deterministic=deterministic)
 
     def mixed(
@@ -113,7 +113,7 @@ class HeadModule(nn.Module):
         mask: Shaped[Array, "batch length"] | None,
         layer_norm: bool,
     ) -> Stream:
-        """Applies a `ScalarMix` to layers [S, B, L, D]: [B, L, D]."""
+        """Applies a `ScalarMix` over S hidden states, [S, B, L, D] → [B, L, D]."""
         return ScalarMix(layer_norm, name=name)(layers, mask).astype(self.dtype)
 
     def recurrent(
@@ -137,45 +137,50 @@ class HeadModule(nn.Module):
         return self.param(name, init, (rows, width)).astype(self.dtype)
 
     def bias(self, name: str, size: int, axis: str | None = None) -> Float[Array, " size"]:
-        """Creates a trained vector float32 [size], initialized to zeros."""
+        """Creates a trained float32 vector [size], initialized to zeros."""
         return self.param(name, partitioned(nn.initializers.zeros, (axis,)), (size,))
 
 
 class Head(Role):
-    """Base class of heads: frozen dataclasses of settings with the computation.
+    """Base class of heads: frozen dataclasses that hold the settings of a head and define its computation.
 
     Attributes:
-      loss: kind of the loss, or of the term of one, that trains it, in `losses/`; None: the loss of an objective names
-        the head.
-      drops: whether it has dropout of a rate above 0.
+      loss: `kind` of the `Loss` or `Term` in `losses/` that trains the head; None if losses refer to the head by its
+        name (`Loss.heads`).
+      drops: whether the head has dropout with a rate above 0.
     """
 
     loss: str | None = None
     drops = False
 
     def with_dropout(self, rate: float) -> "Head":
-        """Returns the same head with this rate for all its dropout."""
+        """Returns this head with every dropout rate set to `rate`."""
         return self
 
     def compute(self, module: HeadModule, features: Stream, **inputs: Any) -> Any:
         """Computes the output of the head from features [B, L, D].
 
         Args:
-          module: the owner of the parameters; this function creates them with Linen modules and `module.param`, as a
-            `compact` method does.
+          module: module that owns the parameters. This function creates the parameters with Linen modules and
+            `module.param`, like a `compact` method.
           features: the output of the model.
           inputs: further inputs of the head, by name.
         """
         raise NotImplementedError
 
     def init_inputs(self, features: Float[Array, "batch length *dims"]) -> dict[str, jax.Array]:
-        """Returns the inputs, in addition to the features, that initialize the parameters."""
+        """Returns the inputs that `compute` needs in addition to the features to initialize the parameters."""
         return {}
 
     def macs(self, model: HeadedModel, length: int, targets: int) -> int:
-        """Counts the forward multiplications by its matrices for a row of `length` tokens and `targets` targets.
+        """Counts the multiplications by the head's matrices in a forward pass over one row.
 
-        Computations done once per row are not counted.
+        Computations that run once per row are not counted.
+
+        Args:
+          model: settings of the model.
+          length: number of tokens in the row.
+          targets: number of targets in the row.
         """
         return 0
 
@@ -200,8 +205,8 @@ class VocabularyHead(Head):
     Attributes:
       tied: whether the projection is the transposed token table.
       scale_by_width: whether features are multiplied by width ** -0.5 before the projection (T5 with a tied head).
-      transform: activation of a dense layer, followed by a norm, before the projection (BERT's masked LM head); None:
-        no such layer.
+      transform: activation of a dense layer before the projection; a norm follows the activation (BERT's masked LM
+        head). None: no dense layer and no norm.
       transform_bias: whether the dense layer of the transform has a bias.
       bias: whether the projection has a bias [vocab_size].
     """
@@ -215,7 +220,7 @@ class VocabularyHead(Head):
 
     @override
     def macs(self, model, length, targets):
-        """Counts the products at targets only."""
+        """Counts the multiplications at targets only."""
         embedding = model.embedding
         transform = embedding.width * embedding.columns if self.transform else 0
         return targets * (embedding.columns * embedding.vocab_size + transform)
@@ -225,7 +230,7 @@ class VocabularyHead(Head):
 class MaskDecoderHead(VocabularyHead):
     """A vocabulary head after DeBERTa's enhanced mask decoder, which adds absolute positions (He et al. 2021 §3.2).
 
-    The decoder replaces the last layer of the stack; a task's model has the layer itself.
+    The decoder replaces the last layer of the stack. A model that is fine-tuned for a task uses that layer as usual.
 
     Attributes:
       positions: number of absolute positions.
@@ -237,7 +242,7 @@ class MaskDecoderHead(VocabularyHead):
 
 @dataclass(frozen=True)
 class Pooler(Head):
-    """A dense layer with tanh on the first token, and optionally a classifier of the text on top of it.
+    """A dense layer with tanh on the features of the first token, optionally followed by a classifier of the text.
 
     Attributes:
       classes: number of classes that are predicted from the pooled features; 0: features only.
@@ -249,7 +254,7 @@ class Pooler(Head):
     @property
     @override
     def loss(self) -> str | None:
-        """Kind of the loss of pairs; None if there are no classes."""
+        """Kind of the loss for sentence pairs; None if there are no classes."""
         return "pair" if self.classes else None
 
     @override
@@ -263,12 +268,12 @@ class Pooler(Head):
 
 @dataclass(frozen=True)
 class Discriminator(Head):
-    """ELECTRA's head: a dense layer and one logit per token for whether it was replaced (Clark et al. 2020 §2).
+    """ELECTRA's head: a dense layer and, for each token, the logit of being replaced (Clark et al. 2020 §2).
 
     Attributes:
       activation: activation of the dense layer.
-      adds_first: whether the features of the first token are added to those of each token, and the sums normalized,
-        before the dense layer (DeBERTaV3; microsoft/DeBERTa, replaced_token_detection_model.py).
+      adds_first: whether, before the dense layer, the first token's features are added to every token's features and
+        the sums are normalized (DeBERTaV3; microsoft/DeBERTa, replaced_token_detection_model.py).
     """
 
     kind: ClassVar[str] = "discriminator"
@@ -286,7 +291,7 @@ class Discriminator(Head):
 
     @override
     def macs(self, model, length, targets):
-        """Counts the products at all tokens."""
+        """Counts the multiplications at all tokens."""
         width = model.embedding.width
         return length * (width * width + width)
 
@@ -295,10 +300,10 @@ class Discriminator(Head):
 class SpanBoundary(Head):
     """SpanBERT's head, which predicts the tokens of a span from the two tokens next to it (Joshi et al. 2020 §3.2).
 
-    The defaults are those of the command in facebookresearch/SpanBERT, pretraining/README.md.
+    The defaults are the values in the command of facebookresearch/SpanBERT, pretraining/README.md.
 
     Attributes:
-      positions: maximum number of tokens of a span that are predicted, starting from the first.
+      positions: maximum number of predicted tokens per span; in a longer span, only the first tokens are predicted.
       width: width of the embeddings of positions in a span.
       activation: activation of the two dense layers before the projection to the vocabulary; each is followed by a
         norm.
@@ -319,12 +324,12 @@ class SpanBoundary(Head):
         right: Integer[Array, "batch targets"],
         offsets: Integer[Array, "batch targets"],
     ) -> tuple[Float[Array, "batch targets columns"], Float[Array, " vocab"]]:
-        """Returns the features of T targets [B, T, E] from features [B, L, D], and the bias [V] of the unembedding.
+        """Returns a pair: the features of the targets [B, T, E], and the bias [V] of the unembedding.
 
         Args:
-          module: the owner of the parameters.
+          module: module that owns the parameters.
           features: [B, L, D].
-          left, right: int32 [B, T], the positions before and after the span of each target.
+          left, right: int32 [B, T], the positions directly before and directly after each target's span.
           offsets: int32 [B, T], the index of each target in its span.
         """
         embedding = module.model.embedding
@@ -344,7 +349,7 @@ class SpanBoundary(Head):
 
     @override
     def macs(self, model, length, targets):
-        """Counts the products at targets only."""
+        """Counts the multiplications at targets only."""
         width, columns = model.embedding.width, model.embedding.columns
         return targets * (columns * model.embedding.vocab_size + (2 * width + self.width) * width + width * columns)
 

@@ -48,23 +48,23 @@ class InitializerConfig:
         return self.normal(self.std)
 
     def unembedding(self) -> Initializer:
-        """Returns the initializer of a vocabulary head's own matrix."""
+        """Returns the initializer of the matrix of a vocabulary head that is not tied to the embeddings."""
         return self.table()
 
     def score_bias(self) -> Initializer:
-        """Returns the initializer of a table of biases on scores, [rows, heads]."""
+        """Returns the initializer of a table [rows, heads] of biases that are added to attention scores."""
         return self.normal(self.std)
 
 
 @dataclass(frozen=True)
 class FanInConfig:
-    """Initialization scaled by the number of inputs of each weight matrix: variance 1 / inputs, and 1 for embeddings.
+    """Initialization with variance 1 / inputs for each weight matrix [inputs, outputs], and 1 for embeddings.
 
     The defaults are T5's (google-research/t5x, examples/t5/layers.py).
 
     Attributes:
       unscaled_scores: whether the projection to queries has variance 1 / (inputs · head_dim), for attention that does
-        not scale its scores (T5). If not, it is initialized like the other matrices (PaLM).
+        not scale its scores (T5). If False, this projection is initialized like the other matrices (PaLM).
     """
 
     kind: ClassVar[str] = "fan_in"
@@ -92,11 +92,11 @@ class FanInConfig:
         return self.normal(1.0)
 
     def unembedding(self) -> Initializer:
-        """Returns the initializer of a vocabulary head's own matrix."""
+        """Returns the initializer of the matrix of a vocabulary head that is not tied to the embeddings."""
         return initializers.variance_scaling(1.0, "fan_in", "truncated_normal", in_axis=1, out_axis=0)
 
     def score_bias(self) -> Initializer:
-        """Returns the initializer of a table of biases on scores, [rows, heads]."""
+        """Returns the initializer of a table [rows, heads] of biases that are added to attention scores."""
         return initializers.variance_scaling(1.0, "fan_avg", "uniform")
 
 
@@ -131,11 +131,11 @@ class TorchLinearConfig:
         return initializers.variance_scaling(1.0, "fan_in", "normal", in_axis=1, out_axis=0)
 
     def unembedding(self) -> Initializer:
-        """Returns the initializer of a vocabulary head's own matrix."""
+        """Returns the initializer of the matrix of a vocabulary head that is not tied to the embeddings."""
         return initializers.variance_scaling(1 / 3, "fan_in", "uniform", in_axis=1, out_axis=0)
 
     def score_bias(self) -> Initializer:
-        """Returns the initializer of a table of biases on scores, [rows, heads]."""
+        """Returns the initializer of a table [rows, heads] of biases that are added to attention scores."""
         return initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 
 

@@ -34,8 +34,8 @@ Activation = Literal["gelu_tanh", "gelu_exact", "relu", "silu", "tanh"]
 def _gelu_tanh(x):
     """Returns x · (1 + tanh(z)) / 2 with z = sqrt(2 / π) · (x + 0.044715 · x³).
 
-    The backward pass computes the derivative from x, by 2 · sigmoid(2 · z) = 1 + tanh(z): if both passes had the same
-    function, XLA would keep the result of tanh in memory.
+    The backward pass recomputes the result as x · sigmoid(2 · z), which is mathematically equal. If both passes used
+    tanh, XLA would keep the result of tanh in memory.
     """
     return nn.gelu(x, approximate=True)
 
@@ -60,10 +60,10 @@ ACTIVATIONS = {
 
 
 class Dropout(nn.Module):
-    """Dropout in which the mask of a row depends on the number of the row in the batch, but not on the other rows.
+    """Dropout whose mask for a row depends on the index of the row in the batch, but not on the other rows.
 
-    The mask is computed by a hash, as in attention (`kernels.dropout`), because drawing it with threefry would take a
-    considerable part of a step.
+    A hash computes the mask, as in attention (`kernels.dropout`). Drawing the mask with threefry would take a
+    considerable part of a training step.
 
     Attributes:
       broadcast: whether the same features are dropped at all positions.
@@ -76,7 +76,7 @@ class Dropout(nn.Module):
     def __call__(
         self, x: Float[Any, "batch length dim"], rows: Integer[Any, " batch"] | None = None, *, deterministic: bool
     ) -> Float[Array, "batch length dim"]:
-        """Applies dropout to x [B, length, features]; `rows`, int32 [B], are its row numbers, by default from 0."""
+        """Applies dropout to x [B, L, D]. `rows`, int32 [B], are the indices of the rows, by default arange(B)."""
         if self.rate == 0 or deterministic:
             return x
         if self.rate == 1:  # x / 0 and its gradient are NaN.
@@ -89,7 +89,7 @@ class Dropout(nn.Module):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _drop(rate, x, seed, rows, positions):
-    """Returns x [B, L, features] after dropout; rows [B, 1, 1] and positions [L or 1, 1]."""
+    """Applies dropout to x [B, L, D]. `rows` has shape [B, 1, 1], and `positions` has shape [L or 1, 1]."""
     mask = keep(seed, rows, 0, positions, jnp.arange(x.shape[2]), rate)
     return jnp.where(mask, x / (1 - rate), 0)
 
@@ -124,16 +124,17 @@ def product(
     """Returns x [rows, ..., in] @ kernel [in, out] in the dtype of x; the kernel's gradient has the kernel's dtype.
 
     Args:
-      spec: sharding of the kernel, in which its gradient is computed so that no device holds the whole gradient; None
-        on a single device.
-      of_rows: mesh axes that shard the rows of x, over which the gradient is reduced with an explicit reduce-scatter;
-        () if XLA uses a reduce-scatter anyway, or if an axis other than `tensor` shards other dimensions of x.
+      spec: sharding of the kernel; None on a single device. The gradient is computed with the same sharding, so that no
+        device holds the whole gradient.
+      of_rows: mesh axes that shard the rows of x. The gradient is reduced over these axes with an explicit
+        reduce-scatter. () if XLA uses a reduce-scatter anyway, or if a mesh axis other than `tensor` shards another
+        dimension of x.
     """
     return x @ kernel.astype(x.dtype)
 
 
 def _axes_of_rows(shape: tuple[int, ...], spec: PartitionSpec) -> tuple[str, ...]:
-    """Returns the `of_rows` of a `product` with a kernel of this shape and sharding on the current mesh."""
+    """Returns the argument `of_rows` of `product` for a kernel of this shape and sharding on the current mesh."""
     kind = device().device_kind
     shards = [size // _devices(axes_of(cut)) for size, cut in zip(shape, spec, strict=True) if cut]
     has_rings = min(shards, default=0) >= least_ring_rows(kind)
@@ -179,10 +180,10 @@ def _outer(x, y, dtype):
 
 
 def _scattered(x, d_y, dtype, of_rows, dimension, cut):
-    """Computes `_outer` with each device's sums scattered over the axes `cut` along a dimension of the result.
+    """Computes `_outer` and reduce-scatters the sums over the mesh axes `cut` along a dimension of the result.
 
-    XLA's TPU backend would all-reduce sums whose shards are not whole tiles on every device and slice them afterwards;
-    with the shards on a leading axis it does not.
+    The shards are put on a separate leading axis. Without this axis, if the shards are not whole tiles, XLA's TPU
+    backend would all-reduce the sums and then slice them.
     """
     other_axes = tuple(axis for axis in of_rows if axis not in cut)
 
@@ -197,7 +198,7 @@ def _scattered(x, d_y, dtype, of_rows, dimension, cut):
 
 
 class Dense(nn.Module):
-    """x [..., in] @ kernel [in, out] + bias [out]."""
+    """A dense layer: x [..., in] @ kernel [in, out] + bias [out]."""
 
     features: int
     axes: tuple[str | None, str | None]
@@ -230,15 +231,15 @@ class NormConfig:
     Attributes:
       epsilon: constant added to the variance or the mean square.
       kind: `layer`: LayerNorm; `rms`: RMSNorm.
-      placement: `pre`: before each sub-layer and after the stack; `post`: after each residual addition; `deep`: like
-        `pre`, except that a sub-layer's output is added to sqrt(2 · layers) times its normalized input instead of its
-        input (ChatGLM-6B's variant of Wang et al. 2022); `parallel`: like `pre`, except that both sub-layers read the
-        input of the block, and their outputs are added to it (GPT-J, PaLM).
+      placement: positions of the norms. `pre`: before each sub-layer and after the stack. `post`: after each residual
+        addition. `deep`: like `pre`, but the output of a sub-layer is added to sqrt(2 · layers) times the normalized
+        input of the sub-layer (ChatGLM-6B's variant of Wang et al. 2022). `parallel`: like `pre`, but both sub-layers
+        read the input of the block, and both outputs are added to this input (GPT-J, PaLM).
       scale: whether norms have a trained scale.
       bias: whether a LayerNorm has a trained bias; RMSNorm has none.
       shared: whether the two sub-layers of a `parallel` block share one norm.
-      first: whether the attention of the first layer has a norm, with placement `pre`. ModernBERT's has none, because
-        its embeddings are normalized (Warner et al. 2024).
+      first: whether the attention of the first layer has a norm, with placement `pre`. In ModernBERT it has no norm,
+        because the embeddings are already normalized (Warner et al. 2024).
     """
 
     epsilon: ranges.Share = 1e-5
@@ -260,7 +261,7 @@ class Norm(nn.Module):
     """Normalization of the last axis with float32 statistics; parameters `scale` [D] and, for LayerNorm, `bias`.
 
     Attributes:
-      config: kind of norm, its epsilon, and which parameters it has.
+      config: settings of the norm.
       axis: logical name of the last axis.
     """
 
@@ -283,9 +284,9 @@ class Norm(nn.Module):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def _normalize(epsilon, centers, dtype, x, scale, bias):
-    """Returns (x - mean) / sqrt(variance + epsilon) · scale + bias, computed in float32, without mean for RMSNorm.
+    """Returns (x - mean) / sqrt(variance + epsilon) · scale + bias, computed in float32; RMSNorm uses a mean of 0.
 
-    The gradient needs one pass over x for the sums of each row, and a second one for its result.
+    The backward pass reads x twice: once to sum over each row, and once to compute the gradient.
     """
     return _normalize_forward(epsilon, centers, dtype, x, scale, bias)[0]
 
@@ -327,13 +328,13 @@ def look_up(
     dtype: Any,
     rows: int | None = None,
 ) -> Float[Array, "batch length dim"]:
-    """Returns the rows of a table [V, E] for ids [B, L]: [B, L, E], with a gradient in the dtype of the table.
+    """Returns the rows [B, L, E] of a table [V, E] for ids [B, L]. The gradient has the dtype of the table.
 
     Args:
       table: embeddings.
       ids: int32 [B, L], or [1, L] if all rows have the same ids.
       dtype: dtype of the result.
-      rows: B; None: the number of rows of the ids.
+      rows: batch size B; None: the number of rows of `ids`.
     """
     rows = len(ids) if rows is None else rows
     if isinstance(table, GatheredTable):
@@ -355,7 +356,7 @@ class ScalarMix(nn.Module):
     def __call__(
         self, layers: Float[Any, "layers batch length *rest"], mask: Shaped[Any, "batch length"] | None = None
     ) -> Float[Array, "batch length *rest"]:
-        """Mixes [layers, B, L, ...] into [B, L, ...]; `mask` [B, L] marks the positions that the norm counts."""
+        """Mixes [layers, B, L, ...] into [B, L, ...]; `mask` [B, L] is 1 at the positions that the norm includes."""
         weights = nn.softmax(self.param("weights", nn.initializers.zeros, (len(layers),)))
         scale = self.param("scale", nn.initializers.ones, ())
         if self.layer_norm:

@@ -20,13 +20,14 @@ PADDED = ("vocab", "tensor")
 def partition_spec(
     shape: Sequence[int], axes: Sequence[str | None], rules: Rules, mesh_shape: Mapping[str, int]
 ) -> PartitionSpec:
-    """Returns the sharding of an array by rules (logical axis, mesh axis).
+    """Returns the sharding of an array according to rules, which are pairs (logical axis, mesh axis).
 
-    Each rule, in order, shards the first dimension with the logical axis over the mesh axis, if the size of the
-    dimension is divisible by the number of devices along all mesh axes that shard it.
+    The rules are applied in order. A rule shards the first dimension that has its logical axis over its mesh axis. The
+    rule is skipped if the size of the dimension is not divisible by the number of devices along all mesh axes that
+    shard the dimension. A vocabulary, however, is always sharded over `tensor`; if its size is not divisible, its last
+    shard is smaller.
 
-    A dimension may have several mesh axes; a mesh axis is used once per array. Dimensions that are not divisible stay
-    whole, except a vocabulary sharded over `tensor`, whose last shard is smaller.
+    Several mesh axes may shard one dimension, but each mesh axis shards at most one dimension of an array.
     """
     assigned: list[list[str]] = [[] for _ in shape]
     used: set[str] = set()
@@ -44,12 +45,12 @@ def partition_spec(
 
 
 def partitioned(init: Callable[..., Any], axes: Sequence[str | None]) -> Callable[..., Any]:
-    """Returns an initializer of parameters that carry the logical names of their axes."""
+    """Wraps an initializer so that its parameters carry the logical names of their axes."""
     return nn.with_logical_partitioning(init, tuple(axes))
 
 
 def current_rules() -> Rules:
-    """Returns the current sharding rules: (logical axis, mesh axis)."""
+    """Returns the current sharding rules as pairs (logical axis, mesh axis)."""
     return [(logical, axis) for logical, axis in nn.get_logical_axis_rules() if isinstance(axis, str)]
 
 
@@ -87,7 +88,7 @@ def is_spread() -> bool:
 
 
 def mesh_axes(axis: str) -> dict[str, int]:
-    """Returns the mesh axes, with sizes above 1, that shard a logical axis under the current sharding rules."""
+    """Returns a dict from mesh axis to size for the axes of size above 1 that currently shard a logical axis."""
     mesh = jax.sharding.get_abstract_mesh()
     sizes = {} if mesh.empty else dict(mesh.shape)
     named = dict.fromkeys(name for logical, name in current_rules() if logical == axis)
@@ -101,14 +102,18 @@ _RING_ROWS = {"v5 lite": 128, "v5e": 128, "v6": 256}
 
 
 def least_ring_rows(device_kind: str) -> int:
-    """Returns the fewest rows of a shard of a weight matrix for which XLA's rings are efficient, 0 without rings."""
+    """Returns the minimum number of rows per weight shard at which ring-based matrix products are efficient.
+
+    Returns 0 for a device on which XLA does not use rings by default.
+    """
     return next((rows for part, rows in _RING_ROWS.items() if part in device_kind), 0)
 
 
 def device() -> Any:
-    """Returns a device of the current mesh, or the first device.
+    """Returns the `AbstractDevice` of the current mesh or, without a mesh, the first JAX device.
 
-    It has a `platform` and a `device_kind`. A host may compile for a mesh without having its devices.
+    The result has the attributes `platform` and `device_kind`. A mesh may have devices that this host lacks, because a
+    host can compile for other hosts.
     """
     return jax.sharding.get_abstract_mesh().abstract_device or jax.devices()[0]
 

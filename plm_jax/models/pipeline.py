@@ -21,14 +21,15 @@ from plm_jax.models.transformer import StackConfig, TransformerConfig
 
 
 def stage_axes() -> dict[str, int]:
-    """Returns the mesh axes, with sizes above 1, that split layers into stages."""
+    """Returns a dict from mesh axis to size for the axes of size above 1 that split layers into stages."""
     return partitioning.mesh_axes("layers")
 
 
 def cuts(model: ModelConfig, stages: int) -> bool:
-    """Returns whether every stack of a model splits into equal stages without splitting layers that share parameters.
+    """Returns whether every stack of a model splits into equal stages.
 
-    With more stages than groups of such layers, each stage has the parameters of its group.
+    If groups of layers share parameters, either each stage must consist of whole groups, or each group must consist of
+    whole stages. In the second case, all stages of a group have the parameters of the group.
     """
 
     def divides(stack):
@@ -41,21 +42,23 @@ def cuts(model: ModelConfig, stages: int) -> bool:
 def num_microbatches(limit: int, stages: int, rows: int) -> int:
     """Returns the number of microbatches of a pipeline.
 
-    This is the largest multiple of `stages` up to `limit` (0: four per stage) that divides `rows`, and at least
-    `stages`.
+    The number is the largest multiple of `stages` that divides `rows` and is at most `limit`. A `limit` of 0 means four
+    microbatches per stage, and a `limit` below `stages` means `stages`.
     """
     largest = max(limit or 4 * stages, stages)
     return max(count for count in range(stages, largest + 1, stages) if rows % count == 0)
 
 
 class _Pipelines(NamedTuple):
-    """The splits of rows and layers over pipelines and their stages; a pipeline has one device of each stage.
+    """Layout of pipelines on a mesh. Each pipeline processes a share of the rows and has one device per stage.
+
+    Shapes: B rows of the batch, R rows of a pipeline, b rows of a microbatch.
 
     Attributes:
       axes: mesh axes of the stages.
       batch_axes: mesh axes of the pipelines.
       stages: number of stages.
-      pipelines: number of pipelines, the parts that rows are split into.
+      pipelines: number of pipelines, over which the rows are split.
       microbatches: number of microbatches of each pipeline.
     """
 
@@ -66,11 +69,14 @@ class _Pipelines(NamedTuple):
     microbatches: int
 
     def is_stage(self, stage, leaf):
-        """Returns a mask of one stage for a leaf [stages, …]."""
+        """Returns a mask that selects one stage of a leaf [stages, …]."""
         return (jnp.arange(self.stages) == stage).reshape(-1, *[1] * (leaf.ndim - 1))
 
     def inputs(self, leaf):
-        """Returns the input of the first stage at each tick, zeros for other stages, [R, …] → [ticks, stages, b, …]."""
+        """Returns the input of the first stage at each tick, and zeros for all other stages.
+
+        The shape changes from [R, …] to [ticks, stages, b, …].
+        """
         leaf = _constrain(_split(leaf, self.microbatches), self.axes)[:, None]
         leaf = _constrain(jnp.where(self.is_stage(0, leaf[0]), leaf, jnp.zeros_like(leaf)), None, self.axes)
         return jnp.pad(leaf, [(0, self.stages - 1)] + [(0, 0)] * (leaf.ndim - 1))
@@ -82,22 +88,29 @@ class _Pipelines(NamedTuple):
         return leaf.reshape(-1, *leaf.shape[2:])
 
     def advance(self, old, new):
-        """Moves each stage's microbatch to the next stage, and a new one to the first."""
+        """Moves each stage's microbatch to the next stage, and a new microbatch to the first stage."""
         moved = jnp.pad(old, [(1, 0)] + [(0, 0)] * (old.ndim - 1))[:-1]
         return _constrain(jnp.where(self.is_stage(0, old), new, moved), self.axes)
 
     def split_rows(self, leaf):
-        """Splits [B, …] into [pipelines, B / pipelines, …]; no row moves, as rows are sharded by stages first."""
+        """Splits [B, …] into [pipelines, R, …].
+
+        Rows are sharded by stages first, so no row moves between devices.
+        """
         leaf = leaf.reshape(self.stages, self.pipelines, -1, *leaf.shape[1:]).swapaxes(0, 1)
         return leaf.reshape(self.pipelines, -1, *leaf.shape[3:])
 
     def join_rows(self, leaf):
-        """Joins rows; the inverse of `split_rows`."""
+        """Joins [pipelines, R, …] into [B, …]; the inverse of `split_rows`."""
         leaf = leaf.reshape(self.pipelines, self.stages, -1, *leaf.shape[2:]).swapaxes(0, 1)
         return leaf.reshape(-1, *leaf.shape[3:])
 
     def split_layers(self, groups, leaf):
-        """Splits [layers, …] into [pipelines, stages, layers per stage, …], repeating `groups` fewer than stages."""
+        """Splits [layers, …] into [pipelines, stages, layers per stage, …].
+
+        If there are fewer `groups` of shared layers than stages, all stages of a group get copies of the group's
+        parameters.
+        """
         parts = min(self.stages, groups or self.stages)
         leaf = jnp.repeat(_split(leaf, parts), self.stages // parts, axis=0)
         return _constrain(jnp.broadcast_to(leaf, (self.pipelines, *leaf.shape)), self.batch_axes, self.axes)
@@ -114,18 +127,18 @@ def _pipelines(model: TransformerConfig, rows: int) -> _Pipelines:
 
 
 def pipelined(model: TransformerConfig, stack: StackConfig, through: Callable, x, of_rows, layers):
-    """Returns `through(stack, x, of_rows, layers)[0]`, computed by stages.
+    """Returns `through(stack, x, of_rows, layers)[0]`, computed by pipeline stages.
 
-    At tick t stage s processes microbatch t - s. Before its first and after its last microbatch it processes zeros,
-    whose results are discarded and have no gradient. During a step, the devices of a stage hold its weights unsharded
-    over the axes of the batch: they are gathered once, and their gradients are accumulated in place and reduced once.
+    At tick t, stage s processes microbatch t - s. Before its first microbatch and after its last microbatch, a stage
+    processes zeros; the results are discarded and have no gradient. During a training step, the devices of a stage hold
+    its weights unsharded over the batch axes. The weights are gathered once per step. Their gradients are accumulated
+    in place and reduced once per step.
 
     Args:
       model: settings with the number of microbatches.
-      through: a pure function of x [b, L, D] with any number of rows, the arrays of these rows, and the layers of a
-        stack.
+      through: pure function that accepts any number of rows b: x [b, L, D] and `of_rows` [b, …].
       x: [B, L, D].
-      of_rows: a tree of arrays [B, …] that belong to the rows.
+      of_rows: tree of arrays [B, …] with one entry per row.
       layers: as in `stack.through_layers`.
     """
     pipelines = _pipelines(model, len(x))
@@ -160,7 +173,7 @@ def _split(leaf, parts: int):
 
 
 def _constrain(leaf, *axes):
-    """Shards the first dimensions over these mesh axes if they are divisible; the compiler shards the others."""
+    """Shards the leading dimensions over these mesh axes if the sizes are divisible, and lets XLA shard the rest."""
     mesh = jax.sharding.get_abstract_mesh()
     cut = [
         names if names and size % math.prod(mesh.shape[name] for name in names) == 0 else None

@@ -25,31 +25,31 @@ from plm_jax.models.partitioning import constrain
 
 
 class ModelConfig(Role):
-    """The base of models' settings.
+    """Base class of model settings.
 
     Attributes:
       kind: name in configs.
-      architecture: name by which objectives list the models that they train: `kind`, or for a variant of another model,
-        the `kind` of that model.
+      architecture: name by which objectives list the models that they train. By default the `kind`; for a variant of
+        another model, the `kind` of that model.
       inputs: names of the arrays of a batch that `Module.features` reads.
       vocab_size: number of tokens, or words, that the model distinguishes; may be larger than the vocabulary.
-      num_positions: maximum number of tokens in a row; None for any number.
+      num_positions: maximum number of tokens in a row; None: no maximum.
       max_length: number of tokens in a row that the model was designed for; None if unknown.
       max_characters: maximum number of characters of a word, for a model that reads characters; 0 for a model that
         reads tokens.
-      token_types: number of token types; 0 for none.
+      token_types: number of token types; 0: no token types.
       attention_heads: number of attention heads, which `mesh.tensor` should divide; 0 without attention.
       any_order: whether the positions of a row are computed in parallel, so that `mesh.context` can shard them.
       uses_absolute_positions: whether outputs depend on absolute positions, not only on distances between tokens.
       remat_levels: values of the field `remat`, from the least recomputation to the most; ("none",) without this field.
-      stacks: `transformer.StackConfig` of each stack of layers; () if there is none.
+      stacks: `transformer.StackConfig` of each stack of layers; () for a model without stacks.
       has_stages: whether pipeline stages can split the stacks.
       is_placeholder: whether these settings are a placeholder in a config for a model loaded from a checkpoint.
-      stack_paths: path of each of `stacks` in the parameter tree, such as `encoder`.
+      stack_paths: path in the parameter tree of each stack in `stacks`, such as `encoder`.
       pipeline_microbatches: as in `TransformerConfig`.
       num_states: number of hidden states [B, L, state_width] that task heads can read: the embeddings and each layer.
-      heads: heads by name, except heads that have a separate field; () if the model cannot have any.
-      dropout: dropout rates, with `rates` and `all_at` as in `DropoutConfig`; None without dropout.
+      heads: heads by name, except heads that have a separate field; () if the model does not support such heads.
+      dropout: dropout rates, an object with `rates` and `all_at` as in `DropoutConfig`; None: no dropout.
     """
 
     architecture: ClassVar[str]
@@ -80,15 +80,15 @@ class ModelConfig(Role):
         super().__init_subclass__(**arguments)
 
     def module(self, dtype: Any) -> "Module":
-        """Returns the Linen module of these settings, with activations of a dtype."""
+        """Returns the Linen module of these settings; its activations have the given dtype."""
         raise NotImplementedError
 
     def init_inputs(self) -> dict[str, Any]:
-        """Returns the smallest inputs of the module, all zeros, which initialize its parameters."""
+        """Returns inputs of the smallest shapes, all zeros, with which the module can be initialized."""
         return {"tokens": jnp.zeros((1, 1), jnp.int32)}
 
     def new_carry(self, rows: int) -> Any:
-        """Returns the initial carry of a loss, a tree of boxed arrays [rows, …]; empty for most models."""
+        """Returns the initial recurrent state of the rows, a tree of boxed arrays [rows, …]; empty for most models."""
         return {}
 
     @property
@@ -99,15 +99,16 @@ class ModelConfig(Role):
         return bool(jax.tree.leaves(jax.eval_shape(lambda: self.new_carry(1))))
 
     def macs(self, length: int, targets: int, decoder_length: int = 0, samples: int = 0) -> float:
-        """Returns the multiply-accumulate operations in the matrix products of the forward pass of a row.
+        """Returns the number of multiply-accumulate operations in the matrix products of a forward pass over a row.
 
-        Causal attention counts half, look-ups count nothing.
+        Causal attention counts half as much as bidirectional attention. Embedding look-ups do not count.
 
         Args:
           length: number of tokens of the row.
-          targets: number of predicted tokens, of the decoder if there is one; the head is applied only to them.
+          targets: number of predicted tokens, in the decoder if there is one. The head is applied only to predicted
+            tokens.
           decoder_length: number of tokens of the decoder, for a model with `decoder_tokens` among its inputs.
-          samples: number of words that a target is compared with in training; 0 for all.
+          samples: number of other words with which a target is compared in training (sampled softmax); 0: all words.
         """
         raise NotImplementedError
 
@@ -117,12 +118,12 @@ class ModelConfig(Role):
 
     @property
     def named_heads(self) -> Mapping[str, Head]:
-        """Heads by the names that losses and callers use; by default only the vocabulary head, `Module.logits`."""
+        """Heads by the names that losses and callers use; by default only "vocabulary", the head of `Module.logits`."""
         return {"vocabulary": VocabularyHead(tied=False)}
 
     @property
     def has_decoder(self) -> bool:
-        """Whether a second text answers the first one: the inputs are `tokens` and `decoder_tokens`."""
+        """Whether the model is an encoder-decoder, which reads `decoder_tokens` in addition to `tokens`."""
         return "decoder_tokens" in self.inputs
 
     @property
@@ -132,7 +133,10 @@ class ModelConfig(Role):
         return model_drops or any(head.drops for _, head in self.heads)
 
     def with_task(self, head: Head) -> "ModelConfig":
-        """Returns the settings for training on a task: with this head, called "task", and a vocabulary head if any.
+        """Returns the settings for training on a task.
+
+        In the result, `heads` contains only this head, with the name "task". This base class keeps a vocabulary head,
+        but some subclasses remove it.
 
         Raises:
           UserError: the model does not support heads of tasks.
@@ -142,12 +146,12 @@ class ModelConfig(Role):
         return dataclasses.replace(self, heads=((TASK, head),))
 
     def with_speed(self, **fields: Any) -> Self:
-        """Returns these settings with other values of fields such as `scan_layers`, ignoring those it does not have."""
+        """Returns these settings with some fields replaced, such as `scan_layers`. Ignores unknown fields."""
         names = {field.name for field in dataclasses.fields(self)}
         return dataclasses.replace(self, **{name: value for name, value in fields.items() if name in names})
 
     def with_dropout(self, rate: float) -> Self:
-        """Returns these settings with all dropout at this rate."""
+        """Returns these settings with every dropout rate set to `rate`."""
         if self.dropout is None:
             return self
         changed: dict[str, Any] = {"dropout": self.dropout.all_at(rate)}
@@ -158,7 +162,7 @@ class ModelConfig(Role):
 
 @runtime_checkable
 class Module(Protocol):
-    """The interface of the Linen module of a `ModelConfig`, besides `init` and `apply`.
+    """The interface of the Linen module of a `ModelConfig`.
 
     Shapes: B batch, L length, T targets, D width, E the columns of the unembedding, V vocabulary.
     """
@@ -177,14 +181,14 @@ class Module(Protocol):
         """Returns the features [B, L, D] that the heads read.
 
         Args:
-          inputs: the arrays named by `ModelConfig.inputs`, and `deterministic`, which is True for no dropout.
+          inputs: the arrays named by `ModelConfig.inputs`, and `deterministic`, which disables dropout if it is True.
         """
         ...
 
     def states(self, **inputs: jax.Array) -> jax.Array:
         """Returns the embeddings and the output of each layer, [layers + 1, B, L, D], for heads of tasks.
 
-        Arguments as `features`. The collection `intermediates` must be mutable.
+        The arguments are the same as for `features`. The collection `intermediates` must be mutable.
         """
         ...
 
@@ -214,7 +218,7 @@ class Module(Protocol):
 
 
 class VocabularyModule(nn.Module):
-    """The base of modules that predict tokens; subclasses implement `features` and `unembedding`.
+    """Base class of modules that predict tokens; subclasses implement `features` and `unembedding`.
 
     Attributes:
       model: settings.
@@ -241,5 +245,5 @@ class VocabularyModule(nn.Module):
         return {"vocabulary": self.logits}[name](features)
 
     def __call__(self, *args: Any, **kwargs: Any) -> jax.Array:
-        """Returns logits; arguments as `features`."""
+        """Returns logits. The arguments are the same as for `features`."""
         return self.logits(self.features(*args, **kwargs))

@@ -1,7 +1,7 @@
 """Bidirectional LSTMs.
 
-Shapes: B batch, S the two directions (forward, backward), L length, D width, M units of an LSTM's memory. Gates and
-states are float32.
+Shapes: B batch, S = 2 directions (forward, backward), L length, D width, M units of an LSTM's memory. Gates and states
+are float32.
 """
 
 import functools
@@ -27,7 +27,7 @@ def uniform(limit: float):
 
 
 def parameters(key, leaves):
-    """Returns boxed parameters by name, given (initializer, logical axes, shape) of each."""
+    """Returns boxed parameters for a tree whose leaves are tuples (initializer, logical axes, shape)."""
     leaves, structure = jax.tree.flatten(leaves, is_leaf=lambda leaf: isinstance(leaf, tuple))
     keyed = zip(jax.random.split(key, len(leaves)), leaves, strict=True)
     values = [partitioned(init, axes)(leaf_key, shape) for leaf_key, (init, axes, shape) in keyed]
@@ -38,11 +38,12 @@ def run(block, x_BSLD, state, steps_LBS, lstm, dtype):
     """Runs one layer over all steps; returns its outputs [B, S, L, D] and the final state.
 
     Args:
-      block: parameters of the layer, with those of a projection only if `lstm` is set.
+      block: parameters of the layer; they include a projection only if `lstm` is set.
       x_BSLD: [B, S, L, D].
       state: the initial `cell` and `hidden`, [B, S, …].
-      steps_LBS: 0 at steps that leave the state unchanged, such as padding, otherwise 1. None: 1 everywhere.
-      lstm: the `elmo.LstmConfig` with clipping and a projection; None: neither.
+      steps_LBS: 1 at steps that update the state, 0 at steps that leave the state unchanged, such as padding. None: 1
+        everywhere.
+      lstm: `elmo.LstmConfig` for LSTMs with clipping and a projection; None: LSTMs without clipping and projection.
       dtype: dtype of activations.
     """
     gates_LBSGM = jnp.einsum(
@@ -57,10 +58,10 @@ def run(block, x_BSLD, state, steps_LBS, lstm, dtype):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _over_steps(lstm, dtype, kernels, gates_LBSGM, state, steps_LBS):
-    """Returns the output of each step, [L, B, S, D], and the final state.
+    """Returns a pair: the output of each step [L, B, S, D], and the final state.
 
-    The gradients of the kernels are products over all steps at once, in the dtype and sharding of the kernels: summed
-    step by step, they would be read and written at each.
+    The backward pass computes the gradient of each kernel by one product over all steps, in the dtype and sharding of
+    the kernel. If it summed the gradients step by step, every step would read and write the gradients.
     """
     return _forward(lstm, dtype, kernels, gates_LBSGM, state, steps_LBS)[0]
 
@@ -137,7 +138,7 @@ class BiLstmConfig:
     dropout: ranges.ShareBelowOne = 0.0
 
     def macs(self, width: int) -> int:
-        """Returns the multiplications per position for inputs of a width."""
+        """Returns the number of multiplications per position for inputs of width `width`."""
         inputs = [width] + [2 * self.cell] * (self.layers - 1)
         return sum(2 * 4 * self.cell * (size + self.cell) for size in inputs)
 
@@ -161,7 +162,7 @@ class BiLstm(nn.Module):
         *,
         deterministic: bool,
     ) -> Float[Array, "batch length units"]:
-        """Returns [B, L, 2 M] for x [B, L, D]; positions where the mask [B, L] is 0 are ignored."""
+        """Returns [B, L, 2 M] for x [B, L, D]; the LSTMs skip positions where the mask [B, L] is 0."""
         cell = self.lstm.cell
         steps_LBS = None if mask is None else jnp.moveaxis(jnp.stack([mask, mask[:, ::-1]], axis=1), -1, 0)
         zeros = jnp.zeros((len(x), 2, cell))

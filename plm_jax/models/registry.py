@@ -1,4 +1,4 @@
-"""Functions from settings to modules and parameters."""
+"""Functions that create modules and parameters from settings."""
 
 import functools
 from typing import Any
@@ -17,8 +17,8 @@ def build(model: ModelConfig, dtype: Any = jnp.float32, device: Any = None) -> M
     Args:
       model: settings.
       dtype: dtype of activations.
-      device: device that the module will run on, for which an `attention_kernel` of `auto` is resolved now; None
-        resolves it when the module is traced.
+      device: device for which an `attention_kernel` of "auto" is resolved; None: it is resolved when the module is
+        traced.
     """
     setting = getattr(model, "attention_kernel", None)
     if device is not None and setting == "auto":
@@ -32,13 +32,13 @@ def init_params(module: Module, key: jax.Array) -> Any:
 
 
 def new_carry(module: Module, rows: int) -> Any:
-    """Returns the initial carry of a loss, a tree of boxed arrays [rows, ...]; empty for most models."""
+    """Returns the initial recurrent state of the rows, a tree of boxed arrays [rows, ...]; empty for most models."""
     return module.model.new_carry(rows)
 
 
 @functools.cache
 def boxed_shapes(model: ModelConfig) -> Any:
-    """Returns the shapes and dtypes of the parameters, `jax.ShapeDtypeStruct`s in the boxes of `init_params`."""
+    """Returns the shapes and dtypes of the parameters as `jax.ShapeDtypeStruct`s, boxed as in `init_params`."""
     return jax.eval_shape(lambda: init_params(build(model), jax.random.key(0)))
 
 

@@ -55,12 +55,12 @@ logger = logging.getLogger(__name__)
 
 
 def is_stacked(path: Sequence[Any]) -> bool:
-    """Returns whether the parameter at a path, as in `jax.tree_util`, stacks layers on its first axis."""
+    """Returns whether the parameter at a `jax.tree_util` path has layers stacked on its first axis."""
     return any(getattr(entry, "key", None) == STACKED for entry in path)
 
 
 class FeedForward(nn.Module):
-    """Two dense layers around an activation, or three with a gated one."""
+    """Two dense layers around an activation, or three dense layers with a gated activation."""
 
     model: TransformerConfig
     dtype: Any
@@ -68,7 +68,7 @@ class FeedForward(nn.Module):
 
     @nn.compact
     def __call__(self, x: Stream, rows: Integer[Array, " batch"] | None = None) -> Stream:
-        """Returns [B, L, D]; `rows` as in `Dropout`."""
+        """Returns the output [B, L, D]; `rows` are the row indices for `Dropout`."""
         feed_forward, initializer = self.model.feed_forward, self.model.initializer
 
         def widen(name):
@@ -86,7 +86,7 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, attention to a memory if there is one, and feed-forward, each with a norm and a residual."""
+    """Self-attention, optional attention to a memory, and feed-forward, each with a norm and a residual connection."""
 
     model: TransformerConfig
     dtype: Any
@@ -106,11 +106,11 @@ class Block(nn.Module):
 
         Args:
           x: [B, L, D].
-          depth: number of this block, from 0.
+          depth: index of this block, from 0.
           context: context of the self-attention.
-          source: source of the keys and values of the self-attention [B, K, D]; None: x.
-          memory: [B, M, D], or None if its keys are cached.
-          memory_context: context of the attention to the memory; None without this attention.
+          source: [B, K, D], from which the self-attention computes keys and values; None: x.
+          memory: [B, M, D]; None if its keys and values are cached.
+          memory_context: context of the attention to the memory; None: no such attention.
         """
         config = self.model.norm
 
@@ -162,14 +162,14 @@ def _except_first(normalize: Callable[[Stream], Stream], depth: Depth) -> Callab
 
 
 class Stack(nn.Module):
-    """A stack of blocks, scanned or unrolled over the same parameters `blocks` [layers, ...], and the norm after it.
+    """A stack of blocks and a final norm. The blocks have the parameters `blocks` [layers, ...].
 
-    With shared layers, `blocks` are the stored ones, [groups · inner, ...]. Parameters that the first layer lacks are
-    in `blocks/1:LAYERS`, [layers - 1, ...]. Blocks are pure functions of a slice of the stacked parameters, so that a
-    scanned and an unrolled program have the same parameters and dropout keys.
+    If layers share parameters, `blocks` contains only the stored blocks, [groups · inner, ...]. Parameters that the
+    first layer lacks are in `blocks/1:LAYERS`, [layers - 1, ...]. Each block is a pure function of a slice of the
+    stacked parameters, so a scanned and an unrolled program have the same parameters and dropout keys.
 
     Attributes:
-      crosses: whether its blocks have attention to a memory, which is skipped in calls without a memory.
+      crosses: whether the blocks have attention to a memory. Calls without `memory_context` skip this attention.
     """
 
     model: TransformerConfig
@@ -203,9 +203,9 @@ class Stack(nn.Module):
         Args:
           x: [B, L, D].
           context: context of the self-attention.
-          memory: [B, M, D], or None if its keys are cached.
+          memory: [B, M, D]; None if its keys and values are cached.
           memory_context: context of the attention to the memory; None: no such attention.
-          deterministic: no dropout.
+          deterministic: whether dropout is disabled.
         """
         stack, batch = self.model.stack, len(x)
         wants_hidden = self.is_mutable_collection("intermediates")
@@ -257,22 +257,23 @@ class Stack(nn.Module):
         *,
         deterministic: bool,
     ) -> Stream:
-        """Computes the blocks from `first` up to but excluding `last`, without the final norm: [B, Q, D].
+        """Applies the blocks in `[first, last)`, without the final norm, and returns [B, Q, D].
 
-        With it, an architecture can change the hidden states between layers, or apply a layer to queries that are not
-        the source of its keys, such as the second stream of XLNet and the mask decoder of DeBERTa. It sows no `hidden`,
-        and a mesh with stages does not pipeline it.
+        With this method, an architecture can change the hidden states between layers, or apply a layer to queries that
+        are not the source of its keys, as in the mask decoder of DeBERTa. This method sows no `hidden` and does not use
+        pipeline stages.
 
         Args:
           x: [B, Q, D].
           context: context of the self-attention.
-          first: number of the first block, from 0.
-          last: number of the block after the last one.
-          source: source of the keys and values [B, K, D]; None: x, and in later blocks the output of the previous one.
-          deterministic: no dropout.
+          first: index of the first block, from 0.
+          last: index of the last block plus 1.
+          source: [B, K, D], from which every block computes keys and values; None: every block uses its own input.
+          deterministic: whether dropout is disabled.
 
         Raises:
-          ValueError: there are no such blocks, or the positions of the source are unknown or not supported.
+          ValueError: blocks share parameters, the stack lacks some of these blocks, or the positions of x or of the
+            source are unknown or not supported.
         """
         stack = self.model.stack
         if stack.stored_blocks < stack.blocks:
@@ -298,7 +299,13 @@ class Stack(nn.Module):
         return loop(scan)(recomputed(apply, self.model.remat, scan), x, layers)[0]
 
     def _check_source(self, x, context, source):
-        """Rejects a source whose positions are unknown, or with masks and biases that count positions from 0."""
+        """Checks that the context has positions if they are needed, and that the attention supports the source.
+
+        Causal masks, windows and biases by distance are only supported if the source has the same positions as x.
+
+        Raises:
+          ValueError: positions are missing, or the attention does not support the source.
+        """
         attention, position = self.model.attention, self.model.attention.position
         if context.positions is None and type(position).rotation is not Position.rotation:
             raise ValueError(f"positions of kind '{position.kind}' need Context.positions")
@@ -311,13 +318,13 @@ class Stack(nn.Module):
             raise ValueError("causal attention, windows and biases by distance need a source with the positions of x")
 
     def finish(self, x: Stream, *, deterministic: bool) -> Stream:
-        """Applies the norm after the last layer, if there is one, and the dropout of the output: [B, L, D]."""
+        """Applies the final norm, if there is one, and the output dropout to x [B, L, D]."""
         if self.model.norm.placement != "post":
             x = self.final_norm(x)
         return self.output_dropout(x, deterministic=deterministic)
 
     def _block_params(self):
-        """Returns the parameters of the blocks, in which every leaf has a row for each stored block."""
+        """Returns the parameters of the blocks; every leaf has one entry per stored block."""
         params = nn.unbox(self.get_variable("params", "blocks"))
         coverage = f"1:{self.model.stack.stored_blocks}"
         if coverage not in params:
@@ -327,9 +334,9 @@ class Stack(nn.Module):
         return {name: leaf for name, leaf in params.items() if name != coverage} | later
 
     def _with_kernel(self, attention, context, x, source, deterministic):
-        """Adds the kernel and the bias to the context of an attention of x [B, Q, D] to a source [B, K, D].
+        """Returns the context with the kernel and the bias for attention from x [B, Q, D] to a source [B, K, D].
 
-        With a cache the kernel is always `xla`: other kernels do not help with a few queries per call.
+        With a cache, the kernel is always `xla`, because other kernels are not faster for a few queries per call.
         """
         queries, keys = _lengths(context, x, source)
         rate = 0.0 if deterministic else self.model.dropout.attention
@@ -351,7 +358,7 @@ class Stack(nn.Module):
         return context.replace(kernel=kernel)
 
     def _prepare(self, context, x, source):
-        """Adds the rotary rotations of its positions, and the mask that its kernel needs, to a context."""
+        """Returns the context with rotary rotations for its positions, and with the mask that its kernel needs."""
         if context.positions is not None:
             position, head_dim = self.model.attention.position, self.model.attention.head_dim
             of_keys = of_queries = position.rotation(head_dim, context.positions, context.block_positions)
@@ -361,7 +368,7 @@ class Stack(nn.Module):
         return context.with_kernel(context.kernel, *_lengths(context, x, source))
 
     def _bias(self, context, queries, keys):
-        """Returns the `distance_bias` and the `bias` of the position scheme, and its `tables`."""
+        """Returns a dict of the context fields that the position scheme sets: `distance_bias`, `bias` and `tables`."""
         attention, position, tables = self.model.attention, self.model.attention.position, dict(self.tables)
         of_queries, of_keys = context.token_positions(queries, keys)
         of_model = attention.heads, context.causal
@@ -373,9 +380,10 @@ class Stack(nn.Module):
         return {"distance_bias": by_distance, "bias": bias, "tables": tables}
 
     def _bias_out_of_order(self, context, tables, bias, queries, keys):
-        """Returns the bias [1, N, Q, K] of slots that are not in the order of their positions.
+        """Returns the bias [1, N, Q, K] for cache slots that are not sorted by position.
 
-        The scores of a diagonal then have different distances, so the bias is computed for every pair of slots.
+        The bias is computed for every pair of a query and a slot, because the distance is not constant along a diagonal
+        of the scores.
         """
         position, of_model = self.model.attention.position, (self.model.attention.heads, context.causal)
         distances = -context.distances_back(queries, keys).reshape(-1)
@@ -387,10 +395,10 @@ def recomputed(layer: Callable, remat: str, scan_layers: bool, staged: bool = Fa
     """Returns a layer whose backward pass recomputes activations according to `remat`.
 
     Args:
-      layer: a function of a carry and one layer's parameters.
+      layer: function of a carry and the parameters of one layer.
       remat: as in `TransformerConfig`.
-      scan_layers: whether it is called in a compiled loop.
-      staged: whether it is part of a pipeline stage.
+      scan_layers: whether the layer is called in a compiled loop.
+      staged: whether the layer is part of a pipeline stage.
     """
     if remat == "none":
         return layer
@@ -408,7 +416,7 @@ def recomputed(layer: Callable, remat: str, scan_layers: bool, staged: bool = Fa
 
 
 def loop(scan_layers: bool) -> Callable:
-    """Returns `jax.lax.scan`, or `unrolled`."""
+    """Returns `jax.lax.scan` if `scan_layers` is True, otherwise `unrolled`."""
     return jax.lax.scan if scan_layers else unrolled
 
 
@@ -422,7 +430,7 @@ def unrolled(function, carry, stacked):
 
 
 def unstack_layers(stacked):
-    """Returns a tree for each layer of a tree of arrays with a leading axis of layers."""
+    """Splits a tree of arrays with a leading axis of layers into one tree per layer."""
     leaves, structure = jax.tree.flatten(stacked)
     # Split rather than indexed: the transpose of one split is one concatenation of all layers' gradients.
     columns = [leaf if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else _split(leaf) for leaf in leaves]
@@ -436,8 +444,8 @@ def _split(leaf):
 def through_unrolled(stack: StackConfig, layer: Callable, x, layers):
     """Computes `through_layers` without a loop and with a separate cache for each layer.
 
-    In a loop over tokens, a separate cache is updated in place, whereas a stacked one would be copied for each token.
-    Slices of stacked parameters would be copied, too, so parameters may be passed as the result of `unstack_layers`.
+    In a loop over tokens, a separate cache is updated in place, whereas a stacked cache would be copied for each token.
+    Slices of stacked parameters would also be copied, so callers may pass the result of `unstack_layers` as parameters.
     """
     params, (_, caches, keys) = layers
     params = params if isinstance(params, tuple) else unstack_layers(params)
@@ -454,10 +462,10 @@ def through_unrolled(stack: StackConfig, layer: Callable, x, layers):
 
 
 def through_layers(model: TransformerConfig, stack: StackConfig, layer: Callable, x, layers):
-    """Computes `jax.lax.scan(layer, x, layers)` with `layers` = (parameters, other arrays of the layers).
+    """Computes `jax.lax.scan(layer, x, layers)`, where `layers` is a pair (parameters, other arrays).
 
-    Parameters are those of the stored blocks, other arrays those of all blocks. Within a group of layers, its
-    parameters are constants of the loop, so that they are not stored once per layer.
+    The parameters have one entry per stored block, and the other arrays have one entry per block. The parameters that a
+    group of layers shares are constants of the loop over the group, so the loop does not store a copy per layer.
     """
     go = loop(model.scan_layers)
     layer = recomputed(layer, model.remat, model.scan_layers, staged=stack.layers < model.stack.layers)
@@ -482,7 +490,7 @@ def through_layers(model: TransformerConfig, stack: StackConfig, layer: Callable
 def unstack(params: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a model's parameters with a separate tree for each block of its stacks, for calls with a cache.
 
-    Stacks with leaves that some layers lack are unchanged.
+    A stack is left unchanged if some of its layers lack a parameter that other layers have.
     """
 
     def of(name, value):
@@ -494,13 +502,13 @@ def unstack(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _lengths(context, x, source):
-    """Returns the numbers of queries and keys of an attention of x [B, Q, D] to a source [B, K, D] or to a cache."""
+    """Returns a pair: the number of queries in x [B, Q, D], and the number of keys in a source [B, K, D] or a cache."""
     return x.shape[1], source.shape[1] if context.cache_index is None else context.mask.shape[-1]
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 4))  # Traced once, although Flax asks for the shapes in every call.
 def _stacked_init(key, block, layers, x, crosses):
-    """Initializes `layers` blocks with a leading axis of that name; x [1, 1, D] has the width of the model."""
+    """Initializes the parameters of blocks, stacked on a leading axis `layers`; x [1, 1, D] has the model's width."""
     context = Context()
 
     def init_one(key):

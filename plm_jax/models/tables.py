@@ -1,10 +1,10 @@
 """Vocabulary matrices [V, E] that a train step gathers once for all its microbatches.
 
-Otherwise XLA gathers the matrix and reduces its gradient over all devices at each use, which is most of the
-communication of a model with a large vocabulary. A step gathers the matrix once, each device sums the gradient of its
-tokens in float32, and these sums are reduced once, after the last microbatch.
+By default, XLA gathers the matrix and reduces its gradient over all devices at each use. In a model with a large
+vocabulary, this is most of the communication. With a `GatheredTable`, a step gathers the matrix once, each device sums
+the gradient over its own tokens in float32, and the sums are reduced over devices once, after the last microbatch.
 
-Shapes: B batch, L length, V vocabulary, E columns, S the devices that tokens are sharded over.
+Shapes: B batch, L length, V vocabulary, E columns, S shards of the tokens.
 """
 
 import functools
@@ -21,14 +21,15 @@ from plm_jax.models.partitioning import axes_of, constrain, current_rules, parti
 
 @struct.dataclass
 class GatheredTable:
-    """A matrix with all rows on each device, or a shard of them if a mesh axis shards the vocabulary.
+    """A matrix that is sharded by rows over the mesh axes that shard the vocabulary, and replicated over other axes.
 
     Attributes:
       matrix: [V, E], in the dtype of activations; it has no gradient.
-      gradient: float32 [S, V, E], zeros; the gradient with respect to them is that of the matrix for each of the S
-        shards of the tokens.
-      rows: V, as published; the arrays are padded with rows of zeros if it does not divide over the devices.
-      axis: logical axis of V, which mesh axes that do not shard tokens may shard.
+      gradient: zeros, float32 [S, V, E]. The gradient with respect to these zeros is the gradient of the matrix,
+        separately for each of the S shards of the tokens.
+      rows: number of rows without padding. The arrays are padded with rows of zeros to a multiple of the number of
+        vocabulary shards.
+      axis: logical axis of V. Mesh axes that shard the batch do not shard this axis.
     """
 
     matrix: jax.Array | Any
@@ -42,23 +43,28 @@ class GatheredTable:
         return layout(self.rows, self.axis)
 
     def look_up(self, ids: jax.Array, rows: int) -> jax.Array:
-        """Returns the rows of the matrix for ids [B, L]: [B, L, E]; ids [1, L] are used for all B `rows`."""
+        """Returns the matrix rows [B, L, E] for ids [B, L], or for ids [1, L], which are repeated for B = `rows`."""
         return _rows(self, ids, rows)
 
     def __jax_array__(self) -> jax.Array:
-        """Converts to `array`, for uses that do not handle a `GatheredTable`."""
+        """Returns `array(self)`, for code that does not handle a `GatheredTable`."""
         return array(self)
 
     def __getitem__(self, ids):
         return array(self)[ids]
 
     def astype(self, dtype: Any) -> jax.Array:
-        """Returns `array` in another dtype."""
+        """Returns `array(self)` in another dtype."""
         return array(self).astype(dtype)
 
 
 class TableSharding(NamedTuple):
-    """The axes of the current mesh that shard tokens, and those that shard a vocabulary."""
+    """The mesh axes that shard a table and the tokens that read it.
+
+    Attributes:
+      tokens: axes of the current mesh that shard tokens.
+      vocab: axes of the current mesh that shard the rows of the table.
+    """
 
     tokens: tuple[str, ...]
     vocab: tuple[str, ...]
@@ -69,11 +75,11 @@ class TableSharding(NamedTuple):
         return partition_spec(shape, ("batch", "length"), rules, _sizes())
 
     def repeats(self, shape: tuple[int, ...]) -> int:
-        """Returns the number of devices with the same shard of tokens [B, L], which not all axes may divide."""
+        """Returns the number of devices that hold each shard of tokens [B, L]; 1 if all axes in `tokens` shard them."""
         return math.prod(_sizes()[axis] for axis in self.tokens if axis not in axes(self.spec(shape)))
 
     def padding(self, rows: int) -> int:
-        """Returns the number of padding rows in the shards of a vocabulary of `rows`."""
+        """Returns the number of padding rows that a vocabulary of `rows` needs so that its shards are equal."""
         return -rows % math.prod(_sizes()[axis] for axis in self.vocab)
 
     def on_each_device(self, function, in_specs, out_specs):
@@ -83,11 +89,11 @@ class TableSharding(NamedTuple):
         return jax.shard_map(function, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
     def local_ids(self, ids: jax.Array | int, rows: int) -> jax.Array | int:
-        """Returns ids relative to this device's first row; they are out of range if another device has the row."""
+        """Returns ids relative to this device's first row. An id whose row is on another device is out of range."""
         return ids - rows * jax.lax.axis_index(self.vocab) if self.vocab else ids
 
     def without_padding(self, logits: jax.Array, rows: int) -> jax.Array:
-        """Returns the logits [..., v] of this device's shard of a vocabulary of `rows`, -inf for padding rows."""
+        """Returns the logits [..., v] for this device's shard of a vocabulary of `rows`, with -inf for padding rows."""
         if not self.padding(rows):
             return logits
         size = logits.shape[-1]
@@ -105,7 +111,7 @@ def layout(size: int, axis: str | None = "vocab") -> TableSharding:
 
 
 def gathered(table: jax.Array, dtype: Any, axis: str | None = "vocab") -> jax.Array:
-    """Returns a table [V, E] as `GatheredTable.matrix`."""
+    """Returns a table [V, E] in the form of `GatheredTable.matrix`."""
     if not _sizes():
         return table.astype(dtype)
     of = layout(len(table), axis)
@@ -114,7 +120,7 @@ def gathered(table: jax.Array, dtype: Any, axis: str | None = "vocab") -> jax.Ar
 
 
 def no_gradient(shape: tuple[int, ...], axis: str | None = "vocab") -> jax.Array:
-    """Returns zeros as `GatheredTable.gradient` for a matrix of this shape."""
+    """Returns zeros in the form of `GatheredTable.gradient` for a matrix of this shape."""
     if not _sizes():
         return jnp.zeros((1, *shape))
     of, (rows, columns) = layout(shape[0], axis), shape
@@ -123,7 +129,7 @@ def no_gradient(shape: tuple[int, ...], axis: str | None = "vocab") -> jax.Array
 
 
 def reduced(gradient: jax.Array, rows: int, axis: str | None = "vocab") -> jax.Array:
-    """Reduces the gradients of all devices [S, V, E] to that of the parameter [V, E], V = `rows`, sharded like it."""
+    """Reduces the gradients of all devices [S, V, E] to the gradient [rows, E], sharded like the parameter."""
     if not _sizes():
         return gradient[0]
     of = layout(rows, axis)
@@ -148,7 +154,7 @@ def reduced(gradient: jax.Array, rows: int, axis: str | None = "vocab") -> jax.A
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def whole(table: jax.Array, dtype: Any) -> GatheredTable:
-    """Gathers a parameter [V, E]; its backward pass reduces the gradient of the table over devices."""
+    """Gathers a parameter [V, E]; the backward pass reduces the gradient of the table over devices."""
     return GatheredTable(gathered(table, dtype), no_gradient(table.shape), len(table))
 
 
@@ -203,7 +209,7 @@ _rows.defvjp(lambda table, ids, rows: (_rows(table, ids, rows), (table, ids)), _
 def array(table: jax.Array | GatheredTable) -> jax.Array:
     """Returns a table as an array [V, E].
 
-    The gradient with respect to a `GatheredTable` is then reduced over devices each time that the array is used.
+    If the table is a `GatheredTable`, every use of the array reduces its gradient over devices.
     """
     return _matrix(table) if isinstance(table, GatheredTable) else table
 

@@ -25,13 +25,19 @@ class Layers(Role):
     """The layers of a model that a task's head reads.
 
     Attributes:
-      reads_states: whether `read` reads the states [S, B, L, D], or only the last layer's features [B, L, D].
+      reads_states: whether `read` reads all hidden states [S, B, L, D] or only the last layer's features [B, L, D].
     """
 
     reads_states = True
 
     def read(self, module: HeadModule, states: jax.Array, mask: jax.Array | None) -> jax.Array:
-        """Returns the input of the head [B, L, D'] from [S, B, L, D], or from [B, L, D] without `reads_states`."""
+        """Returns the input of the head [B, L, D'].
+
+        Args:
+          module: module of the head, which owns the parameters.
+          states: hidden states [S, B, L, D] if `reads_states`, otherwise the last layer's features [B, L, D].
+          mask: [B, L], 1 for tokens, 0 for padding; None: no padding.
+        """
         raise NotImplementedError
 
     def width(self, model: HeadedModel) -> int:
@@ -53,10 +59,10 @@ class LastLayer(Layers):
 
 @dataclass(frozen=True)
 class ConcatenatedLayers(Layers):
-    """Several layers concatenated, by default BERT's last four (Devlin et al. 2019 §5.3).
+    """The concatenation of several layers, by default of the last four, as for BERT (Devlin et al. 2019 §5.3).
 
     Attributes:
-      layers: numbers of the layers; 0 is the embeddings, -1 the last layer.
+      layers: indices of the layers: 0 for the embeddings, -1 for the last layer.
     """
 
     kind: ClassVar[str] = "concatenated"
@@ -76,10 +82,11 @@ class MixedLayers(Layers):
     """A trained weighted sum of layers, as in ELMo (Peters et al. 2018, equation 1).
 
     Attributes:
-      layers: numbers of the layers, as in `ConcatenatedLayers`; empty: all layers.
+      layers: indices of the layers, as in `ConcatenatedLayers`; empty: all layers.
       layer_norm: whether each layer is first normalized over all non-padding tokens and channels of a text. AllenNLP's
-        `do_layer_norm` normalizes over all texts of a batch instead, so that a result depends on the other texts.
-      words: whether the words' context-free vectors x (layer 0) are concatenated with the sum: [x; ELMo].
+        `do_layer_norm` normalizes over all texts of a batch instead, so that the result for a text depends on the other
+        texts.
+      words: whether the context-free word vectors x (layer 0) are concatenated with the weighted sum: [x; ELMo].
     """
 
     kind: ClassVar[str] = "mixed"
@@ -101,7 +108,7 @@ class MixedLayers(Layers):
 
 
 def _numbers(layers: tuple[int, ...], states: int) -> tuple[int, ...]:
-    """Returns layers as indices from 0, the embeddings.
+    """Converts layer indices, which may be negative, to indices from 0 (the embeddings).
 
     Raises:
       UserError: the model has no such layer.
@@ -114,15 +121,15 @@ def _numbers(layers: tuple[int, ...], states: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class TaskHead(Head):
-    """The base of heads of tasks, whose output layer is dense.
+    """Base class of task heads with a dense output layer.
 
     Attributes:
       per_token: whether each token has an output.
       layers: layers of the model that the head reads.
-      recurrent: bidirectional LSTM on top of these layers; None: no LSTM.
+      recurrent: bidirectional LSTM that reads the layers; None: no LSTM.
       transform: activation of a dense layer before the output layer; None: no such layer.
-      transform_bias: whether this dense layer, if there is one, has a bias.
-      transform_norm: whether the model's norm follows the activation.
+      transform_bias: whether the dense layer of `transform` has a bias.
+      transform_norm: whether the model's norm follows the activation `transform`.
       bias: whether the output layer has a bias.
       dropout: dropout rate before the output layer.
       input_dropout: dropout rate before the transform.
@@ -159,13 +166,13 @@ class TaskHead(Head):
         """Returns the output of the head in the shape of the task, float32.
 
         Args:
-          module: as in `Head`.
+          module: module that owns the parameters.
           features: [B · N, L, D], the features of the model.
           mask: [B · N, L], 1 for tokens, 0 for padding; None: no padding.
-          states: [S, B · N, L, D], for heads that read other layers than the last.
+          states: [S, B · N, L, D], hidden states for heads that read other layers than the last layer.
           pool: the pooler of the model, a function [B · N, 1, D] → [B · N, D].
-          texts: N.
-          deterministic: no dropout.
+          texts: number of texts per row N.
+          deterministic: whether dropout is disabled.
         """
         if not self.layers.reads_states:
             states = features
@@ -213,7 +220,7 @@ class TaskHead(Head):
         return x
 
     def combine_texts(self, x: jax.Array) -> jax.Array:
-        """Combines the texts of a row."""
+        """Combines the features of a row's texts; by default, returns them unchanged."""
         return x
 
     def shape_output(self, x: jax.Array) -> jax.Array:
@@ -235,7 +242,7 @@ class TaskHead(Head):
 
 @dataclass(frozen=True)
 class _LabelsHead(TaskHead):
-    """The base of heads that predict one of several labels.
+    """Base class of heads with one output per label.
 
     Attributes:
       labels: names of the labels, in the order of their ids.
@@ -258,7 +265,7 @@ class TagsHead(_LabelsHead):
 
 @dataclass(frozen=True)
 class SpanHead(TaskHead):
-    """Prediction of a span: float32 [B, L, 2], the scores of each token as the first and the last of the span."""
+    """Prediction of a span: float32 [B, L, 2], each token's scores as the first and as the last token of the span."""
 
     kind: ClassVar[str] = "span"
 
@@ -270,14 +277,15 @@ class SpanHead(TaskHead):
 
 @dataclass(frozen=True)
 class TextHead(TaskHead):
-    """The base of heads that predict something about a text, or about several texts by the sum of their features.
+    """Base class of heads that make one prediction for a text, or for the summed features of several texts.
 
     GPT-1 reads a pair of texts in both orders this way (Radford et al. 2018 §3.3).
 
     Attributes:
-      feature: features of a text, from its tokens except padding: `pooler`, the model's pooler (a dense layer with
-        tanh) on the first token; `first` or `last`, those of the first or last token; `mean` or `max`, over all
-        tokens; `late`, the mean over all tokens of the outputs of the transform (EuroBERT).
+      feature: features of a text, computed from its non-padding tokens. `pooler`: output of the model's pooler (a dense
+        layer with tanh) for the first token. `first` or `last`: features of the first or last token. `mean` or `max`:
+        mean or maximum of the features of all tokens. `late`: mean over all tokens after the transform is applied to
+        each token (EuroBERT).
     """
 
     per_token = False
@@ -296,7 +304,7 @@ class TextHead(TaskHead):
 
     @override
     def combine_texts(self, x):
-        """Sums over texts, [B, N, D] → [B, 1, D]."""
+        """Sums the features of a row's texts, [B, N, D] → [B, 1, D]."""
         return x.sum(1, keepdims=True)
 
     @override
@@ -305,7 +313,10 @@ class TextHead(TaskHead):
 
 
 def _pool_tokens(x, mask, feature):
-    """Reduces [B, L, D] to [B, D] over non-padding tokens; a row of padding, which does not count, uses all tokens."""
+    """Reduces [B, L, D] to [B, D] over non-padding tokens.
+
+    A row that contains only padding uses all its positions, so that the result is finite.
+    """
     real = jnp.ones(x.shape[:2], bool) if mask is None else mask > 0
     real = real | ~real.any(1, keepdims=True)
     if feature == "max":
@@ -326,7 +337,7 @@ class ClassesHead(TextHead, _LabelsHead):
 
 @dataclass(frozen=True)
 class MultiLabelHead(TextHead, _LabelsHead):
-    """Prediction of any number of labels of a text: float32 [B, C], the logit of each label."""
+    """Prediction of zero or more labels of a text: float32 [B, C], the logit of each label."""
 
     kind: ClassVar[str] = "labels"
 
@@ -336,7 +347,7 @@ class ScoreHead(TextHead):
     """Regression of the score of a text: float32 [B, 1].
 
     Attributes:
-      labels: name of the score; empty if it has none.
+      labels: name of the score; empty: no name.
     """
 
     kind: ClassVar[str] = "score"
@@ -375,14 +386,14 @@ def output(
     keys: Mapping[str, jax.Array] | None = None,
     name: str = TASK,
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the output of a task's head for a batch, and the features [B · N, L, D] for other heads.
+    """Returns a pair: the output of a task's head, and the features [B · N, L, D], which other heads may read.
 
     Args:
       module: module of a model with the head.
-      params: its parameters.
-      batch: inputs of the model, each [B, L], or [B, N, L] with several texts per row; other arrays are ignored.
-        `mask`, or `decoder_mask` for an encoder-decoder, is 0 for padding; without it there is no padding.
-      keys: key `dropout`, or none.
+      params: parameters of the module.
+      batch: inputs of the model, each [B, L], or [B, N, L] with several texts per row; other arrays are ignored. `mask`
+        (`decoder_mask` for an encoder-decoder) is 0 for padding; without this array, there is no padding.
+      keys: dict with the random key `dropout`; None or an empty dict: no dropout.
       name: name of the head.
     """
     model, keys = module.model, dict(keys or {})
@@ -400,7 +411,10 @@ def output(
 
 
 def flatten_texts(model: ModelConfig, inputs: Mapping[str, jax.Array]) -> tuple[dict[str, jax.Array], int]:
-    """Returns a model's inputs with each text as a row, [B, N, …] → [B · N, …], and N, which is 1 if rows are texts."""
+    """Returns a pair: a model's inputs with one row per text, [B · N, …], and the number of texts per row N.
+
+    Inputs that already have one text per row are unchanged, and N is 1.
+    """
     name, one = next(iter(model.init_inputs().items()))
     if inputs[name].ndim == one.ndim:
         return dict(inputs), 1

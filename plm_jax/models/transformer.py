@@ -22,11 +22,13 @@ class EmbeddingConfig:
     Attributes:
       vocab_size: number of rows of the token table; at least the size of the vocabulary.
       width: width of the hidden states of the model.
-      token_types: number of token types (BERT's segments), which have a second table; 0: none.
-      task_types: number of tasks (ERNIE 2.0), which have a third table; every token has task 0; 0: none.
+      token_types: number of token types (BERT's segments), which have a separate table; 0: no token types.
+      task_types: number of tasks (ERNIE 2.0), which have a separate table; 0: no tasks. Every token gets the embedding
+        of task 0.
       norm: whether the sum of the embeddings is normalized.
-      embedding_size: width of the embedding tables if it differs from `width`: a dense layer with a bias projects the
-        normalized sum of the embeddings to `width`, and the transform of the head projects back (Lan et al. 2020 §3.1).
+      embedding_size: width of the embedding tables; None: equal to `width`. If it is set, a dense layer with a bias
+        projects the normalized sum of the embeddings to `width`, and the transform of the head projects back (Lan et
+        al. 2020 §3.1).
       scale_by_width: whether token embeddings are multiplied by width ** 0.5 before other embeddings are added.
     """
 
@@ -59,10 +61,10 @@ class AttentionConfig:
         with disentangled positions, whose scores are sums of n terms.
       scale_by_inverse_depth: whether the scores of layer i, counted from 0, are also divided by i + 1.
       out_bias: whether the output projection has a bias; None: equal to `bias`.
-      windows: sizes of sliding windows: layer i attends to keys at distances less than windows[i % len(windows)]; 0:
-        all keys. If empty, all layers attend to all keys.
-      qk_norm: whether the queries and keys of each head are normalized before they are rotated, by norms over head_dim
-        that all heads share (Qwen3).
+      windows: sizes of sliding windows. Layer i attends to keys at distances less than windows[i % len(windows)], or to
+        all keys if this size is 0. If `windows` is empty, all layers attend to all keys.
+      qk_norm: whether the queries and keys of each head are normalized over head_dim before the rotary rotation
+        (Qwen3). All heads share the parameters of these norms.
       key_bias: whether `bias` also applies to the projection to keys; False in DeBERTa v1.
     """
 
@@ -123,7 +125,7 @@ class FeedForwardConfig:
 
 @dataclass(frozen=True)
 class StackConfig:
-    """The number of layers of a stack, and the sharing of their parameters.
+    """The number of layers of a stack, and the sharing of parameters between layers.
 
     Attributes:
       layers: number of layers.
@@ -159,7 +161,7 @@ class DropoutConfig:
       embedding: rate on the sum of the embeddings.
       attention: rate on attention probabilities, rounded to a multiple of 2^-16.
       residual: rate on the output of each sub-layer, before the residual addition.
-      attention_output: rate on the output of attention instead of `residual`; None: `residual`.
+      attention_output: rate on the output of attention, instead of `residual`; None: equal to `residual`.
       feed_forward: rate on the activations of the feed-forward layer.
       output: rate on the output of a stack.
       broadcast: whether the same units are dropped at every position of a row (T5).
@@ -197,20 +199,22 @@ class TransformerConfig(ModelConfig):
       dropout: dropout rates.
       initializer: initialization of parameters.
       scan_layers: whether one block is compiled and run in a loop; if not, all blocks are unrolled. Parameters are
-        stacked on a `layers` axis either way.
-      remat: rematerialization: `none` keeps all activations of a block for the backward pass, `full` only its input,
-        and the others keep some of them; activations that are not kept are recomputed. In addition to the input,
-        `attention` keeps the residuals of a flash kernel; `minimal` also keeps the sum after each sub-layer (MaxText's
-        `minimal` keeps more); `dots` also keeps the results of dense layers. `offload` keeps only the input, in host
-        memory.
-      pipeline_microbatches: maximum number of microbatches that the rows of a pipeline (one device per stage) are split
-        into, or 0 for four per stage; the largest multiple of the number of stages that divides the rows is used. There
-        is at least one microbatch per stage. A stage is idle for (S - 1) / (M + S - 1) of the time, given S stages and
-        M microbatches.
-      heads: additional heads by name; losses and callers refer to these names. In a config, a mapping.
-      attention_kernel: implementation of attention: `xla`; `flash`, the flash attention of this package for TPUs and
-        NVIDIA GPUs (interpreted, and slow, on other devices); `cudnn` (NVIDIA Ampere or newer); `auto`, the best one
-        for the device. If a kernel does not support an attention layer, the next one is used, and finally XLA.
+        stacked on a `layers` axis in both cases.
+      remat: rematerialization. The backward pass recomputes the activations of a block that are not kept. `none` keeps
+        all activations. `full` keeps only the input of the block. `offload` keeps only the input of the block, in host
+        memory. `attention` keeps the input and the residuals of a flash kernel. `minimal` keeps the same as `attention`
+        and the sum after each sub-layer (MaxText's `minimal` keeps more). `dots` keeps the same as `minimal` and the
+        results of dense layers.
+      pipeline_microbatches: maximum number of microbatches into which the rows of a pipeline (one device per stage) are
+        split; 0: four per stage. The number of microbatches is the largest multiple of the number of stages, up to this
+        maximum, that divides the number of rows. There is at least one microbatch per stage. With S stages and M
+        microbatches, a stage is idle for (S - 1) / (M + S - 1) of the time.
+      heads: additional heads, as pairs (name, head); in a config file, a mapping from names to heads. Losses and
+        callers refer to a head by its name.
+      attention_kernel: implementation of attention. `xla`: plain XLA operations. `flash`: the flash attention of this
+        package for TPUs and NVIDIA GPUs; on other devices, it is interpreted, which is slow. `cudnn`: cuDNN's attention
+        (NVIDIA Ampere or newer). `auto`: the best kernel for the device. If a kernel does not support an attention
+        layer, the best kernel that supports it is used, and XLA as the last resort.
     """
 
     embedding: EmbeddingConfig
@@ -245,12 +249,12 @@ class TransformerConfig(ModelConfig):
     @property
     @override
     def num_positions(self) -> int | None:
-        """Maximum number of positions of the position scheme; None for any number."""
+        """Maximum number of positions of the position scheme; None: no maximum."""
         return self.attention.position.limit
 
     @property
     def vocabulary_head(self) -> VocabularyHead | NoHead:
-        """The vocabulary head, the field `head` if there is one."""
+        """Vocabulary head: the field `head`, or `NoHead` for settings without this field."""
         return getattr(self, "head", NoHead())
 
     @property
@@ -286,7 +290,7 @@ class TransformerConfig(ModelConfig):
     @property
     @override
     def named_heads(self) -> dict[str, Head]:
-        """Heads by name: the vocabulary head, if there is one, and those in `heads`."""
+        """Heads by name: the vocabulary head, if there is one, and the heads in `heads`."""
         head = self.vocabulary_head
         return ({} if isinstance(head, NoHead) else {"vocabulary": head}) | dict(self.heads)
 
@@ -301,11 +305,11 @@ class TransformerConfig(ModelConfig):
         return self.embedding.width
 
     def heads_macs(self, length: int, targets: int) -> int:
-        """Returns the multiply-accumulates of a row with the matrices of all heads."""
+        """Returns the number of multiply-accumulate operations of all heads per row."""
         return sum(head.macs(self, length, targets) for head in self.named_heads.values())
 
     def stack_macs(self, length: int, causal: bool, memory_length: int = 0) -> float:
-        """Returns the multiply-accumulates of a row in the stack, those of attention to a memory included."""
+        """Returns the number of multiply-accumulate operations of the stack per row, with attention to a memory."""
         width, attention, blocks = self.embedding.width, self.attention, self.stack.blocks
         joined, joined_keys = attention.heads * attention.head_dim, attention.num_kv_heads * attention.head_dim
         feed_forward = (3 if self.feed_forward.gated else 2) * width * self.feed_forward.width
@@ -321,7 +325,7 @@ class TransformerConfig(ModelConfig):
         return blocks * products
 
     def projection_macs(self, length: int) -> int:
-        """Returns the multiply-accumulates of the projection from the tables' width to the model's, if there is one."""
+        """Returns the number of multiply-accumulate operations per row in `embedding_projection`; 0 without it."""
         embedding = self.embedding
         return 0 if embedding.embedding_size is None else length * embedding.columns * embedding.width
 
@@ -344,6 +348,6 @@ def _check_heads(model: TransformerConfig) -> None:
 
 
 def _mean_keys(window: int, length: int) -> float:
-    """Returns the mean number of keys over `length` queries at distances less than `window` (0: any distance)."""
+    """Returns the number of keys at distances less than `window` (0: any distance), averaged over `length` queries."""
     window = min(window or length, length)
     return 2 * window - 1 - window * (window - 1) / length

@@ -29,17 +29,17 @@ Memory = Float[Array, "batch layers memory dim"]
 
 @dataclass(frozen=True, kw_only=True)
 class XlnetConfig(EncoderConfig):
-    """An encoder with two streams: content, and queries that predict targets without their tokens.
+    """An encoder with two streams: the content, and queries that predict targets without reading the target tokens.
 
-    A task's model has the content stream only, and no memory.
+    A model that is fine-tuned for a task has only the content stream, and no memory.
 
     Attributes:
-      memory_length: number of positions that each layer remembers from earlier batches (the recurrent state of a loss
-        such as `permutation_lm`); 0: no memory.
-      reuse_length: number of tokens, from the start of a row, that the memory remembers; 0: all tokens.
+      memory_length: number of positions that each layer remembers from earlier batches; 0: no memory. The memory is the
+        recurrent state of a loss such as `permutation_lm`.
+      reuse_length: number of tokens at the start of each row that the memory stores; 0: all tokens.
       causal: whether tokens attend only to themselves and earlier tokens (`attn_type` "uni", as in Transformer-XL).
-      reverses_half: whether the rows in the second half of a batch are read backward, so that their distances are
-        negated (`bi_data`); ignored if the batch has `positions`.
+      reverses_half: whether the rows in the second half of a batch contain text that runs backward (`bi_data`); the
+        distances between their tokens are then negated. Ignored if the batch has `positions`.
     """
 
     kind: ClassVar[str] = "xlnet"
@@ -67,7 +67,7 @@ class XlnetConfig(EncoderConfig):
     @property
     @override
     def token_types(self) -> int:
-        """Number of token types: two texts, and the token that classifies them."""
+        """Number of token types: one for each of two texts, and one for the classification token."""
         return 3 if getattr(self.attention.position, "segments", False) else self.embedding.token_types
 
     @property
@@ -106,7 +106,7 @@ class XlnetConfig(EncoderConfig):
 
 
 class TwoStreamStack(Stack):
-    """A stack whose keys come from a memory and from the first of its queries."""
+    """A stack for the tokens of a row and additional queries. Keys come from the tokens and from a memory."""
 
     model: XlnetConfig
 
@@ -119,14 +119,14 @@ class TwoStreamStack(Stack):
         *,
         deterministic: bool,
     ) -> tuple[Stream, Memory | None]:
-        """Returns the output [B, Q, D], and the memory after this batch; sows no `hidden`.
+        """Returns a pair: the output [B, Q, D], and the memory after this batch. Sows no `hidden`.
 
         Args:
-          x: [B, Q, D], the tokens of a row and the queries at its targets.
+          x: [B, Q, D], the L tokens of a row followed by the queries at its targets.
           context: context of the self-attention, with the positions of Q queries and K keys.
-          length: L, number of positions of `x` that are keys.
+          length: number of tokens L; the first L positions of `x` are also keys.
           memory: inputs of the layers in earlier batches; None: no memory.
-          deterministic: no dropout.
+          deterministic: whether dropout is disabled.
         """
         model = self.model
         remembered = model.reuse_length or length
@@ -164,14 +164,14 @@ class Xlnet(Encoder):
     model: XlnetConfig
 
     def setup(self):
-        """Creates the modules of `Encoder` and `query_embedding` [D], the embedding of every target."""
+        """Creates the modules of `Encoder` and `query_embedding` [D], the initial query of every target."""
         super().setup()
         table = Table((self.model.embedding.width,), ("embed",), self.model.initializer.table())
         self.query_embedding = table.declare(self, "query_embedding")
 
     @override
     def features(self, tokens, *inputs, deterministic=True, **named_inputs):
-        """Returns the features of `streams` without a memory."""
+        """Returns the features that `streams` computes without a memory."""
         return self.streams({}, tokens, *inputs, deterministic=deterministic, **named_inputs)[0]
 
     def streams(
@@ -187,23 +187,27 @@ class Xlnet(Encoder):
         *,
         deterministic: bool = True,
     ) -> tuple[Float[Array, "batch queries dim"], dict[str, Any]]:
-        """Returns the features of the targets [B, T, D], without targets those of the tokens [B, L, D], and the carry.
+        """Returns a pair: the features, and the new carry.
+
+        The features belong to the targets, [B, T, D], or, if there are no targets, to the tokens, [B, L, D].
 
         Args:
-          carry: `memory` [B, layers, M, D] after the previous batch, whose positions have token type 0 and are visible
-            to all; empty: no memory.
+          carry: dict with the `memory` [B, layers, M, D] after the previous batch; empty: no memory. The positions of
+            the memory have token type 0 and are visible to all queries.
           tokens: int32 [B, L].
           mask: [B, L], 1 for tokens, 0 for padding.
-          token_types: int32 [B, L]; attention only compares them. None: scores do not depend on segments.
-          positions: int32 [B or 1, L], counting down in rows whose text runs backward; by default 0, 1, 2, …, and with
-            `reverses_half` 0, -1, -2, … in the second half of the rows. Only their differences within a segment matter.
-            Flash kernels assume that the positions of a segment are consecutive, and that they count down if the last
-            position of the row is below the first.
+          token_types: int32 [B, L]. Attention uses only whether two tokens have the same type. None: scores do not
+            depend on segments.
+          positions: int32 [B or 1, L], which count down in rows whose text runs backward. By default, 0, 1, 2, …; with
+            `reverses_half`, 0, -1, -2, … in the second half of the rows. Only differences between positions of a
+            segment matter. Flash kernels assume that the positions of a segment are consecutive. If the last position
+            of a row is below the first position, they assume that all segments of the row count down.
           segment_ids: int32 [B, L]; tokens attend only to their own segment.
-          order: int32 [B, L], rank of each token in the order of prediction: a token attends to itself and to tokens of
-            the same rank or a lower one, a target's query to tokens of a lower rank. None: they attend to all tokens.
-          target_positions: int32 [B, T].
-          deterministic: no dropout.
+          order: int32 [B, L], rank of each token in the order of prediction. A token attends to tokens of its own rank
+            or a lower rank. The query of a target attends to tokens of a lower rank than the target. None: tokens and
+            queries attend to all tokens.
+          target_positions: int32 [B, T], indices of the targets in the row.
+          deterministic: whether dropout is disabled.
         """
         memory, length = carry.get("memory"), tokens.shape[1]
         if positions is None:

@@ -71,10 +71,10 @@ __all__ = [
 
 
 def get(name: str, special: Special | None = None, **settings: Any) -> BoundObjective:
-    """Returns an objective, as in `get("causal")`.
+    """Returns the objective of this kind, for example `get("causal")`.
 
     Raises:
-      UserError: an unknown kind or setting.
+      UserError: the kind or a setting is unknown.
     """
     if name not in Objective.choices:
         raise UserError(f"there is no objective '{name}': {nearest(name, Objective.choices)}")

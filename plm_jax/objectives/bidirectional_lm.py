@@ -14,16 +14,17 @@ from plm_jax.objectives.special import Special
 
 @dataclass(frozen=True)
 class BidirectionalLM(Objective):
-    """Prediction of each word from the words before it and from the words after it (ELMo, Peters et al. 2018,
-    arXiv:1802.05365).
+    """Prediction of each word from the words before it and from the words after it.
+
+    This is the objective of ELMo (Peters et al. 2018, arXiv:1802.05365).
 
     The loss is the mean over both directions. The layout of streams reads text as allenai/bilm-tf does, except that
     characters are numbered from 0; bilm-tf reserves 0 for padding.
 
     Attributes:
-      negative_samples: number of words drawn per batch for a sampled softmax in training; 0: full softmax. Words are
-        drawn log-uniformly by id, so ids must be sorted by decreasing frequency. Validation always uses the full
-        softmax.
+      negative_samples: number of words drawn per batch for a sampled softmax in training; 0 trains with the full
+        softmax. Words are drawn log-uniformly by id, so ids must be sorted by decreasing frequency. Validation always
+        uses the full softmax.
     """
 
     kind: ClassVar[str] = "bidirectional_lm"
@@ -41,14 +42,14 @@ class BidirectionalLM(Objective):
         """Adds target weights to an example of the layout of streams, without randomness.
 
         Args:
-          example: `targets` [2, L] and `characters` [2, L, C], forward and backward; optionally `mask` [L], 0 at
-            padding.
+          example: `targets` [2, L] and `characters` [2, L, C], for the forward and the backward direction; optionally
+            `mask` [L], 0 at padding.
 
         Returns:
           `characters` and `targets` int32, `target_weights` [2, L] float32.
 
         Raises:
-          UserError: the example is not of the layout of streams.
+          UserError: the example does not come from the layout of streams.
         """
         if "characters" not in example:
             raise UserError("bidirectional language modeling reads streams: set config.data.layout to streams")

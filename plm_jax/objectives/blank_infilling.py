@@ -25,10 +25,10 @@ class _Blanks(NamedTuple):
     """Spans cut out of a text.
 
     Attributes:
-      starts, lengths: the spans, sorted.
+      starts, lengths: starts and lengths of the spans, sorted by start.
       mask: id that replaces each span.
-      closed: whether eop follows each span.
-      short: whether these are short spans.
+      closed: whether each span is followed by eop.
+      short: whether the spans are short spans, not sentences or one long blank.
     """
 
     starts: np.ndarray
@@ -43,13 +43,15 @@ class BlankInfilling(Objective):
     """Autoregressive filling of blanks in a text, in random order (GLM, Du et al. 2022, arXiv:2103.10360).
 
     Part A of a row is the text, after cls if the vocabulary has one, with each cut span replaced by a mask. Part B is
-    the spans in random order, each after sop; its targets are the tokens of each span and eop. Part A attends to
-    itself, part B to part A and to the tokens before. Every token has two positions: its position in part A, which for
-    part B is that of the span's mask, and its position within the span, counted from 1 at sop and 0 in part A.
+    the spans in random order, each after sop; its targets are the tokens of each span and eop. Tokens of part A attend
+    to part A; tokens of part B attend to part A and to earlier tokens of part B. Every token has two positions. The
+    first one is its position in part A; tokens of part B have the position of their span's mask. The second one is the
+    position within the span, which is 0 in part A and 1 at sop.
 
     Rules and defaults are those of `blocklm_utils.py` in THUDM/GLM, with these differences: the kind of blanks is drawn
-    per row, not per batch; all placements of short spans are equally likely; a shortened text is alone in its row,
-    begins at any token and may end within a sentence; boundaries of sentences come from the cache.
+    per row, not per batch; all placements of short spans are equally likely; boundaries of sentences come from the
+    cache. A shortened text (`short_probability`) is alone in its row, begins at an arbitrary token and may end within a
+    sentence.
 
     Attributes:
       rate: share of the text's tokens that is cut out as short spans or sentences, rounded down.
@@ -58,12 +60,12 @@ class BlankInfilling(Objective):
       max_span_length: maximum length of short spans.
       sentence_rate: share of rows whose blanks are full sentences, each replaced by the mask `smask`.
       document_rate: share of rows with a single long blank, replaced by the mask `gmask`.
-      document_min_share: minimum length of a long blank, as a share of the text; its maximum length is the text except
-        two tokens.
-      document_end_share: probability that a long blank is at the end of the text; its targets then have no eop. In a
-        row of several documents it always is at the end.
+      document_min_share: minimum length of a long blank, as a share of the text. The maximum length of a long blank is
+        the length of the text minus two tokens.
+      document_end_share: probability that a long blank is at the end of the text. The targets of a blank at the end
+        have no eop. In a row of several documents, a long blank is always at the end.
       block_mask_rate: share of the input tokens of short spans that are replaced by `dblock`; targets are unchanged.
-      short_probability: share of rows that have only a random part of their text, at least 31 tokens long.
+      short_probability: share of rows that have only a random part, of at least 31 tokens, of their text.
     """
 
     kind: ClassVar[str] = "blank_infilling"
@@ -94,9 +96,9 @@ class BlankInfilling(Objective):
         return ("sentence_starts",) if self.sentence_rate else ()
 
     def text_length(self, length: int) -> int:
-        """Returns how many tokens of text, cls included, fit in a row of `length` with masks, sop and eop added.
+        """Returns the number of text tokens, cls included, that fit in a row of `length` together with masks and sop.
 
-        For example, it is 512 for a `length` of 592.
+        For example, a row of 592 has room for 512 text tokens.
 
         Raises:
           UserError: no number of tokens makes such a row.
@@ -105,17 +107,17 @@ class BlankInfilling(Objective):
 
     @override
     def input_length(self, length: int) -> int:
-        """Returns the number of tokens of a row without cls: 511 for a row of 592."""
+        """Returns the number of text tokens without cls, for example 511 for a row of 592."""
         return self.text_length(length) - 1
 
     @override
     def num_positions(self, length: int) -> int:
-        """Returns the number of tokens of the text: tokens of part B have the positions of their masks."""
+        """Returns the number of tokens of the text, because tokens of part B have the positions of their masks."""
         return self.text_length(length)
 
     @override
     def target_length(self, length: int) -> int:
-        """Returns the number of slots for part B: 154 in a row of 592 with short spans only."""
+        """Returns the number of slots for part B, for example 154 in a row of 592 with short spans only."""
         return self._lengths(self.text_length(length))[1]
 
     def _lengths(self, num_tokens: int) -> tuple[int, int]:
@@ -132,8 +134,8 @@ class BlankInfilling(Objective):
     def _spans(self, num_tokens: int) -> int:
         """Returns the maximum number of spans in a text of `num_tokens`.
 
-        It is six standard deviations above the mean number of short spans, by the renewal theorem, so that in practice
-        rows never reach it.
+        The maximum is six standard deviations above the mean number of short spans (by the renewal theorem), so rows
+        practically never reach it.
         """
         budget, (mean, variance) = self._budget(num_tokens), _moments(self.mean_span_length, self.max_span_length)
         return min(budget, math.ceil(budget / mean + 6 * math.sqrt(budget * variance / mean**3)))
@@ -145,14 +147,14 @@ class BlankInfilling(Objective):
         """Cuts blanks out of the text and appends their contents.
 
         Args:
-          example: `tokens` [input_length(L)], without cls, with eos after each document that ends in the row;
-            optionally `mask` of that shape, 0 at padding after the text; optionally `sentence_starts` [s], indices of
-            the first tokens of sentences. A document without any counts as one sentence.
+          example: `tokens` [input_length(L)], without cls, and with eos after each document that ends in the row.
+            Optionally `mask` of the same shape, 0 at padding after the text. Optionally `sentence_starts` [s], the
+            indices of the first tokens of sentences; a document without sentence starts counts as one sentence.
 
         Returns:
-          `tokens`, `positions` and `block_positions` [L] int32, part A and then part B; `prefix_lengths` [] int32, the
-          length of part A. `targets` and `target_positions` [T] int32 and `target_weights` [T] float32, T =
-          `target_length(L)`, of part B. Unused slots are 0, unused tokens are pad.
+          `tokens`, `positions` and `block_positions` [L] int32: part A and then part B. `prefix_lengths` [] int32: the
+          length of part A. `targets` and `target_positions` [T] int32 and `target_weights` [T] float32: the targets of
+          part B, with T = `target_length(L)`. Unused tokens are pad; everything else that is unused is 0.
 
         Raises:
           UserError: the vocabulary lacks a special id, or the row has `segment_ids`, which keep its documents apart.
@@ -223,7 +225,11 @@ class BlankInfilling(Objective):
         return self._short(text, begins, ends, special, rng)
 
     def _long(self, text: Int[np.ndarray, " length"], end: int, special: Special, rng: np.random.Generator) -> _Blanks:
-        """Draws one blank at the end of the text, or within its first document, up to `end`, if it is the only one."""
+        """Draws one long blank at the end of the text or, if the text is a single document, possibly elsewhere.
+
+        Args:
+          end: end of the first document, exclusive.
+        """
         least = max(1, int(self.document_min_share * len(text)))
         length = int(rng.integers(min(least, len(text) - 2), len(text) - 1))
         if end < len(text) - 1 or rng.random() < self.document_end_share:
@@ -278,15 +284,15 @@ class BlankInfilling(Objective):
 def _share(
     lengths: Int[np.ndarray, " spans"], rooms: Int[np.ndarray, " documents"], rng: np.random.Generator
 ) -> tuple[list[int], list[list[int]]]:
-    """Distributes spans among documents, with probability proportional to the free room where a span fits.
+    """Distributes spans among documents, with probability proportional to the remaining room of a document.
 
     Args:
       lengths: lengths of the spans.
-      rooms: number of tokens plus one of each document.
+      rooms: for each document, its number of tokens plus one.
 
     Returns:
-      The remaining room of each document and the lengths of its spans. A span that fits nowhere is cut to the largest
-      room, or dropped if there is none.
+      A pair of lists: the remaining room of each document, and the lengths of the spans in each document. A span that
+      fits in no document is cut to the largest remaining room, or dropped if no document has room.
     """
     if len(rooms) == 1 and (left := int(rooms[0] - lengths.sum()) - len(lengths)) > 0:
         return [left], [lengths.tolist()]
@@ -309,7 +315,7 @@ _TOKEN, _POSITION, _BLOCK_POSITION, _TARGET = range(4)
 def _parts(
     text: Int[np.ndarray, " length"], blanks: _Blanks, special: Special, rng: np.random.Generator
 ) -> tuple[Int[np.ndarray, " part_a"], Int[np.ndarray, "4 part_b"]]:
-    """Returns part A [a], and part B [4, b]: its tokens, both positions and targets."""
+    """Returns part A [a], and part B [4, b]; the rows of part B are its tokens, both positions, and its targets."""
     order = rng.permutation(len(blanks.starts))
     starts, lengths = blanks.starts[order], blanks.lengths[order]
     sizes = lengths + 1
@@ -335,7 +341,7 @@ def _parts(
 
 @functools.cache
 def _text_length(settings: BlankInfilling, length: int) -> int:
-    """Returns `BlankInfilling.text_length`."""
+    """Computes `BlankInfilling.text_length`."""
     num_tokens = bisect.bisect_left(range(length), length, key=lambda n: settings._lengths(n)[0])
     nearest = settings._lengths(num_tokens)[0]
     if num_tokens < 3 or nearest != length:
@@ -347,7 +353,7 @@ def _text_length(settings: BlankInfilling, length: int) -> int:
 
 @functools.cache
 def _cumulative(mean: float, most: int) -> Float[np.ndarray, " {most}"]:
-    """Returns the cumulative probabilities of lengths 1 to `most` under a Poisson distribution truncated to them."""
+    """Returns the cumulative probabilities of a Poisson distribution that is truncated to the lengths 1 to `most`."""
     logs = [k * math.log(mean) - math.lgamma(k + 1) for k in range(1, most + 1)]
     weights = np.exp(np.array(logs) - max(logs))
     cumulative = weights.cumsum() / weights.sum()

@@ -16,9 +16,9 @@ class Causal(Objective):
     """Prediction of each token from the tokens before it (GPT, Radford et al. 2018).
 
     Rows have no padding: documents follow one another, separated by eos. A token attends to every token before it in
-    the row, also to those of other documents, unless the layout keeps documents apart. This follows the papers on GPT-2
-    and GPT-3, whose training code is not published. Consecutive rows share a token, so that each token except the very
-    first is predicted once; Hugging Face's example (run_clm.py) does not predict the first token of any row.
+    the row, including tokens of other documents, unless the layout keeps documents apart. This follows the papers on
+    GPT-2 and GPT-3, whose training code is not published. Consecutive rows share a token, so that each token except the
+    very first is predicted once; Hugging Face's example (run_clm.py) does not predict the first token of any row.
     """
 
     kind: ClassVar[str] = "causal"
@@ -45,13 +45,13 @@ class Causal(Objective):
         """Shifts the tokens by one.
 
         Args:
-          example: `tokens` [L + 1]; optionally `mask` [L + 1], 0 at padding; `segment_ids` [L + 1], the number of each
-            token's document from 1, only if attention does not cross documents.
+          example: `tokens` [L + 1]; optionally `mask` [L + 1], 0 at padding; `segment_ids` [L + 1], only if attention
+            does not cross documents: the number of each token's document, counted from 1.
 
         Returns:
-          `tokens`, `targets` [L] int32 and `target_weights` [L] float32, 0 for a target that is padding or in another
-          document than its input. With `segment_ids` in the example also `segment_ids` and `positions` [L], counted
-          from the first token of the document in this row.
+          `tokens` and `targets` [L] int32. `target_weights` [L] float32: 0 for a target that is padding or belongs to
+          another document than its input, else 1. If the example has `segment_ids`, also `segment_ids` [L], and
+          `positions` [L], which count from the first token of the document in this row.
         """
         tokens = np.asarray(example["tokens"], np.int32)
         mask = example.get("mask")

@@ -17,9 +17,10 @@ class _TextsObjective(LabeledObjective):
     """The base of objectives with one label for a text or a pair of texts.
 
     Attributes:
-      label, dtype: key of the label in examples and rows, and its type in rows.
-      both_orders: whether a decoder reads a pair of texts in both orders, one row each, in symmetric tasks such as
-        similarity (Radford et al. 2018 §3.3).
+      label: key of the label in examples and rows.
+      dtype: type of the label in rows.
+      both_orders: whether a decoder reads a pair of texts in both orders, one row for each order. This suits symmetric
+        tasks such as similarity (Radford et al. 2018 §3.3).
     """
 
     architectures: ClassVar[tuple[str, ...]] = ("encoder", "decoder", "encoder_decoder", "elmo", "xlnet")
@@ -51,7 +52,7 @@ class _TextsObjective(LabeledObjective):
 
     @override
     def apply(self, example: dict[str, Any], special: Special, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Returns the row of `LabeledObjective.make_row`, or the rows of both orders stacked, and the label []."""
+        """Returns the row of `LabeledObjective.make_row` (with `both_orders`, the stacked rows) and the label []."""
         texts = example["texts"]
         if self.both_orders:
             row = stacked([self.make_row(order, example, special).row for order in (texts, texts[::-1])])
@@ -69,8 +70,8 @@ class Classification(_TextsObjective):
     """Classification of a text or a pair of texts (Devlin et al. 2019 §4.1; Radford et al. 2018 §3.3).
 
     Attributes:
-      class_weights: factor of the loss of each class, in the order of `form.labels`, as `class_weight` in Keras; empty:
-        1 for every class.
+      class_weights: factor of the loss of each class, in the order of `form.labels`, like `class_weight` in Keras. If
+        empty, every class has the factor 1.
     """
 
     kind: ClassVar[str] = "classification"
@@ -98,7 +99,7 @@ class MultiLabelClassification(_TextsObjective):
     """Prediction of any number of labels of a text or a pair of texts, each with its own sigmoid.
 
     Attributes:
-      num_labels: number of labels; must equal the number of the sources' `form.labels`.
+      num_labels: number of labels; must equal the number of labels in `form.labels` of the sources.
     """
 
     kind: ClassVar[str] = "multi_label_classification"
@@ -114,7 +115,7 @@ class MultiLabelClassification(_TextsObjective):
 
     @override
     def _target(self, label: Any) -> np.ndarray:
-        """Returns 1 for each label of the example, otherwise 0, [num_labels]."""
+        """Returns an array [num_labels]: 1 for each label that the example has, otherwise 0."""
         target = np.zeros(self.num_labels, self.dtype)
         target[np.asarray(label, np.int64)] = 1
         return target

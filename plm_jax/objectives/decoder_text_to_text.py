@@ -21,12 +21,12 @@ class DecoderTextToText(Objective):
     """A text-to-text objective for a decoder, which reads the inputs and continues with the targets.
 
     As in Raffel et al. 2020 §3.2.1, inputs and targets each end with eos and share a row; only the targets are
-    predicted. Rows have the largest lengths that `TextToText.lengths` allows; shorter ones end with padding.
+    predicted. Rows are padded to the maximum length that follows from `TextToText.lengths`.
 
     Attributes:
       noise: text-to-text objective that turns a text into inputs and targets.
-      prefix: whether attention within the inputs is bidirectional (the "prefix LM" in table 2 of Raffel et al. 2020)
-        instead of causal.
+      prefix: whether attention within the inputs is bidirectional instead of causal (the "prefix LM" in table 2 of
+        Raffel et al. 2020).
     """
 
     kind: ClassVar[str] = "decoder_text_to_text"
@@ -59,12 +59,12 @@ class DecoderTextToText(Objective):
     def apply(
         self, example: dict[str, np.ndarray], special: Special, rng: np.random.Generator
     ) -> dict[str, np.ndarray]:
-        """Returns the row of an example as in `TextToText.apply`.
+        """Returns the row of an example; `example` is the same as in `TextToText.apply`.
 
         Returns:
-          `tokens`, `targets` [L] int32: inputs, eos, targets, eos and padding, with `targets` shifted left by one.
-          `target_weights` [L] float32, 1 at targets and their eos. With `prefix`, `prefix_lengths` [] int32, the number
-          of inputs including their eos.
+          `tokens` and `targets` [L] int32: inputs, eos, targets, eos and padding; `targets` are shifted left by one.
+          `target_weights` [L] float32: 1 at the targets and the eos after them, else 0. If `prefix`, also
+          `prefix_lengths` [] int32: the number of input tokens including eos.
         """
         length = _row_length(self.noise, len(example["tokens"]))
         noised = self.noise.apply(example, special, rng)
@@ -82,7 +82,7 @@ class DecoderTextToText(Objective):
 
 
 def _row_length(noise: TextToText, num_tokens: int) -> int:
-    """Returns the length of a row: inputs and targets, each with eos, without the last eos, which is only a target."""
+    """Returns the length of a row: inputs and targets, each with eos, minus the last eos, which is only a target."""
     return sum(noise.lengths(num_tokens)) - 1
 
 

@@ -46,7 +46,7 @@ class TokenDeletion:
 
 @dataclass(frozen=True)
 class TextInfilling:
-    """Replacement of spans of words by one mask each; a span of no words inserts a mask.
+    """Replacement of each of several spans of words by one mask; a span of no words inserts a mask.
 
     Attributes:
       rate: share of the words that are in spans.
@@ -60,7 +60,7 @@ class TextInfilling:
 
 @dataclass(frozen=True)
 class NoNoise:
-    """No noise on tokens; sentences may still be permuted, masks inserted and the text rotated."""
+    """No noise on tokens. Sentences may still be permuted, masks may be inserted, and the text may be rotated."""
 
     kind: ClassVar[str] = "none"
 
@@ -73,19 +73,21 @@ class Denoising(Objective):
     applied to tokens or words, masks are inserted, the text is rotated. The defaults are the recipe of BART, which
     differs from fairseq's defaults.
 
-    Counts of tokens, words and sentences are shares rounded up, drawn without replacement. As in fairseq, spans may
-    overlap: the overlap is cut once, and the mask of a span that begins within another one is dropped. There are three
-    differences. Sentences begin where the cache says, for any vocabulary; fairseq ends them at GPT-2's full stop or,
-    with another tokenizer, at eos. A random id may be any id, and inserted masks are replaced with the same probability
-    as others; fairseq never draws 0, and replaces a fixed share of the inserted masks. A rotation begins at each token
-    with equal probability; fairseq leaves the text unchanged twice as often.
+    Tokens, words and sentences are drawn without replacement. The number that is drawn is the configured share of the
+    tokens, words or sentences in the text, rounded up. As in fairseq, spans may overlap. The mask of a span that begins
+    within another span is then dropped. There are four differences from fairseq. Sentence boundaries come from the
+    cache for every vocabulary; fairseq ends sentences at GPT-2's full stop or, with another tokenizer, at eos. A mask
+    that is replaced by a random id (`random_share`) may get each id of the vocabulary; fairseq never draws id 0.
+    Inserted masks are replaced with the same probability as other masks; fairseq replaces a fixed share of the inserted
+    masks. A rotation begins at each token with equal probability; in fairseq, the rotation that leaves the text
+    unchanged is twice as likely as each other rotation.
 
     Attributes:
       permute_sentences: share of the sentences that are permuted.
       noise: noise on tokens or words.
       insert: number of masks that are inserted at random positions, as a share of the number of tokens.
       rotate: probability that the text is rotated to begin at a random token.
-      random_share: probability that a mask, including inserted masks, is replaced by a random id of the vocabulary.
+      random_share: probability that a mask is replaced by a random id of the vocabulary. Inserted masks are included.
     """
 
     kind: ClassVar[str] = "denoising"
@@ -108,9 +110,9 @@ class Denoising(Objective):
 
     @override
     def input_length(self, length: int) -> int:
-        """Returns the maximum number of tokens that fit an encoder row of `length` with bos, eos and inserted masks.
+        """Returns the maximum number of tokens that fit in an encoder row of `length` with bos, eos and inserted masks.
 
-        One slot may stay free.
+        If masks are inserted, one slot of the row may remain unused.
 
         Raises:
           UserError: no token fits.
@@ -124,7 +126,7 @@ class Denoising(Objective):
 
     @override
     def target_length(self, length: int) -> int:
-        """Returns the length of the decoder's row for an encoder row of `length`: the whole text, bos and eos."""
+        """Returns the length of the decoder's row for an encoder row of `length`: the text, bos and eos."""
         return self.input_length(length) + 2
 
     @override
@@ -134,22 +136,23 @@ class Denoising(Objective):
         """Adds the noise.
 
         Args:
-          example: `tokens` [input_length(L)]; optionally `mask` of that shape, 0 at padding after the text. Optionally
-            `sentence_starts` and `word_starts`, sorted indices of the first tokens of sentences and words; by default
-            the text is one sentence, and each token is a word. `segment_ids` of that shape, the number of each token's
-            document from 1, only if attention does not cross documents: noise is then applied to each document
+          example: `tokens` [input_length(L)]. Optionally `mask` of the same shape, 0 at padding after the text.
+            Optionally `sentence_starts` and `word_starts`, the sorted indices of the first tokens of sentences and
+            words; by default, the text is one sentence, and each token is a word. Optionally `segment_ids` of the same
+            shape, the number of each token's document, counted from 1; the noise is then applied to each document
             separately.
 
         Returns:
-          `tokens` and `mask` [L] int32: bos, the noised text, eos; a text that is too long, as after many spans of no
-          words in a short text, is cut before eos. `targets` [T] int32 and `target_weights` [T] float32, T =
-          `target_length(L)`: bos, the text, eos. `decoder_tokens` [T] int32: the targets shifted right after eos. With
-          `segment_ids` in the example, bos belongs to the first document and eos to the last; `segment_ids` [L] and
-          `decoder_segment_ids` [T] int32, 0 at padding; the decoder starts each document from eos, at position 0 of
-          `decoder_positions` [T] int32.
+          `tokens` and `mask` [L] int32: bos, the noised text and eos. A text that many empty spans have made too long
+          is cut before eos. `targets` [T] int32 and `target_weights` [T] float32: bos, the text and eos, with T =
+          `target_length(L)`. `decoder_tokens` [T] int32: the targets shifted right by one, with eos as the first token.
+          If the example has `segment_ids`, the row also has `segment_ids` [L] and `decoder_segment_ids` [T] int32: the
+          number of each token's document, counted from 1, or 0 at padding. The first bos belongs to the first document,
+          and the last eos belongs to the last document. The row then also has `decoder_positions` [T] int32, which
+          restart at 0 in each document; at position 0, the decoder reads eos.
 
         Raises:
-          UserError: the vocabulary has no bos, eos or mask.
+          UserError: the vocabulary lacks bos or eos, or lacks mask although the noise writes masks.
         """
         tokens = np.asarray(example["tokens"], np.int32)
         self._check(special)
@@ -188,7 +191,7 @@ class Denoising(Objective):
         special: Special,
         rng: np.random.Generator,
     ) -> list[Int[np.ndarray, " _"]]:
-        """Applies the noise to each document in the tokens [n] of a row; `begins` are the positions of their starts."""
+        """Applies the noise to each document in the tokens [n] of a row; documents begin at the positions `begins`."""
         if len(begins) == 1:
             return [self._noised(tokens, example, special, rng)]
         ends, documents = np.append(begins[1:], len(tokens)), []
@@ -251,13 +254,13 @@ def _framed(text: Integer[np.ndarray, " _"], length: int, special: Special, pad:
 
 
 def _numbered(sizes: Int[np.ndarray, " _"], num_tokens: int, length: int) -> Int[np.ndarray, " {length}"]:
-    """Returns the document of each token, counted from 1, in a framed row [length] of documents of these sizes."""
+    """Returns the number of each token's document, from 1, in a framed row [length] of documents of these sizes."""
     ids = np.repeat(np.arange(1, len(sizes) + 1), sizes)[:num_tokens]
     return rows.padded(np.concatenate([[1], ids, [len(sizes)]]), num_tokens + 2, length)
 
 
 def _is_start(starts: Integer[np.ndarray, " _"] | None, num_tokens: int) -> Bool[np.ndarray, " {num_tokens}"] | None:
-    """Returns a bool array [num_tokens], True at the indices `starts` that are not padding; None without `starts`."""
+    """Returns a bool array [num_tokens] that is True at `starts` before padding; returns None if `starts` is None."""
     if starts is None:
         return None
     is_start = np.zeros(num_tokens, np.bool_)
@@ -282,7 +285,7 @@ def _permuted(
 
 
 def _span_lengths(budget: int, mean: float, rng: np.random.Generator) -> Int[np.ndarray, " spans"]:
-    """Draws Poisson lengths until they sum to `budget`; the last one is cut to match it exactly."""
+    """Draws Poisson lengths until their sum reaches `budget`; the last length is cut, so that the sum is exact."""
     ends = np.zeros(0, np.int64)
     while not len(ends) or ends[-1] < budget:
         drawn = rng.poisson(mean, int(budget / mean) + 8)
@@ -300,7 +303,7 @@ def _infilled(
     masks: Masks,
     rng: np.random.Generator,
 ) -> Int[np.ndarray, " noised"]:
-    """Replaces spans of words, or of tokens if `is_start` is None, by one mask each."""
+    """Replaces each drawn span of words (of tokens if `is_start` is None) by one mask."""
     num_tokens = len(tokens)
     starts = np.arange(num_tokens) if is_start is None else np.flatnonzero(is_start)
     budget = math.ceil(rate * len(starts))
@@ -321,11 +324,11 @@ def _continues_span(
     first_words: Int[np.ndarray, " spans"],
     lengths: Int[np.ndarray, " spans"],
 ) -> Bool[np.ndarray, " {num_tokens}"]:
-    """Returns whether a token is in a span without being its first token, bool [num_tokens].
+    """Returns whether each token is in a span without being the first token of the span, bool [num_tokens].
 
     Args:
       starts: indices of the first tokens of words.
-      first_words, lengths: spans, in words.
+      first_words, lengths: index of the first word and number of words of each span.
     """
     begins, ends = starts[first_words], np.append(starts, num_tokens)[np.minimum(first_words + lengths, len(starts))]
     changes = np.bincount(begins + 1, minlength=num_tokens + 1) - np.bincount(ends, minlength=num_tokens + 1)
@@ -335,7 +338,7 @@ def _continues_span(
 def _inserted(
     tokens: Int[np.ndarray, " length"], count: int, masks: Masks, rng: np.random.Generator
 ) -> Int[np.ndarray, " noised"]:
-    """Inserts `count` masks among the tokens; all ways to merge the two are equally likely."""
+    """Inserts `count` masks at random positions among the tokens; all results are equally likely."""
     if not count:
         return tokens
     row = np.empty(len(tokens) + count, np.int32)

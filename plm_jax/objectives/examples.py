@@ -19,14 +19,14 @@ Counts = Integer[np.ndarray, " examples"]
 
 @dataclass(frozen=True)
 class ExampleRows:
-    """The base of rows of examples, each with inputs and targets.
+    """The base of rows that are made of examples with inputs and targets.
 
     Attributes:
       objective: objective whose rows have the same keys and shapes.
-      target_length: maximum number of target tokens, eos included; for an encoder-decoder the length of the decoder's
-        row, where None is the objective's length.
+      target_length: maximum number of target tokens, eos included. For an encoder-decoder, it is also the length of the
+        decoder's row. If None, the objective decides the length.
       segmented: whether rows have segment ids, so that several examples can share a row.
-      begin: special ids at the start of a decoder's texts, and so of its inputs.
+      begin: special ids before the inputs in a decoder's row; the layout puts the same ids before a document.
     """
 
     objective: Objective
@@ -36,23 +36,23 @@ class ExampleRows:
     begin: Sequence[int] = ()
 
     def lengths(self, length: int) -> tuple[int, int]:
-        """Returns the lengths of the row of inputs and the row of targets for a row of `length`."""
+        """Returns a pair: the length of the row of inputs, and the length of the row of targets."""
         raise NotImplementedError
 
     def sizes(self, num_inputs: Counts, num_targets: Counts, length: int) -> tuple[Counts, Counts]:
-        """Returns the room that each example needs in the row of inputs and in that of targets.
+        """Returns two arrays: the number of tokens of each example in the row of inputs, and in the row of targets.
 
         Args:
-          num_inputs, num_targets: numbers of tokens of the examples [n].
+          num_inputs, num_targets: number of input tokens and of target tokens of each example [n].
         """
         raise NotImplementedError
 
     def are_truncated(self, num_inputs: Counts, num_targets: Counts, length: int) -> Bool[np.ndarray, " examples"]:
-        """Returns whether inputs or targets of each example are truncated, bool [n]."""
+        """Returns whether the inputs or the targets of each example are truncated, bool [n]."""
         raise NotImplementedError
 
     def prompt(self, inputs: Tokens, length: int) -> list[int]:
-        """Returns the ids that a model reads for `inputs` in a row of `length`, with special tokens."""
+        """Returns the ids, including special tokens, that a model reads for `inputs` in a row of `length`."""
         raise NotImplementedError
 
     def row(self, examples: Sequence[Example], length: int) -> dict[str, np.ndarray]:
@@ -60,13 +60,13 @@ class ExampleRows:
         raise NotImplementedError
 
     def align(self, row: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Pads an objective's row of plain text and adds its missing keys, so that it fits rows of examples."""
+        """Pads an objective's row of plain text and adds missing keys, to match the rows that `row` returns."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class EncoderDecoderRows(ExampleRows):
-    """Rows with inputs in the encoder and targets in the decoder, each followed by eos (Raffel et al. 2020 §2.4).
+    """Rows with inputs in the encoder and targets in the decoder; eos follows both (Raffel et al. 2020 §2.4).
 
     With a denoising objective, inputs and targets also begin with bos, and the decoder's input begins with eos, as in
     BART. Long texts are truncated at the end, before eos, like T5's `append_eos_after_trim`.
@@ -112,9 +112,10 @@ class EncoderDecoderRows(ExampleRows):
         """Packs examples into a row, one after another; they must fit according to `sizes`.
 
         Returns:
-          `tokens` and `mask` [length], `decoder_tokens` and `targets` [target_length] int32, `target_weights` float32.
-          If `segmented`, `segment_ids` and `decoder_segment_ids`, the number of the example from 1, 0 at padding, and
-          `decoder_positions`, counted from its first token.
+          `tokens` and `mask` [length] int32; `decoder_tokens` and `targets` [target_length] int32; `target_weights`
+          [target_length] float32. If `segmented`, the row also has `segment_ids` and `decoder_segment_ids`, the number
+          of each token's example, counted from 1, or 0 at padding; and `decoder_positions`, which count from the first
+          token of each example.
         """
         pad, limits = self.special.pad or 0, self.lengths(length)
         (tokens, segment_ids), (targets, decoder_segment_ids) = (
@@ -158,9 +159,9 @@ class EncoderDecoderRows(ExampleRows):
 class DecoderRows(ExampleRows):
     """Rows in which a decoder reads the inputs and predicts the targets and eos.
 
-    With a prefix LM, attention within the inputs is bidirectional. Empty inputs without `begin` are replaced by eos.
-    Inputs are truncated to the room that `target_length` leaves in a row, regardless of their targets, so that a prompt
-    at inference is the same as in training.
+    With a prefix LM, attention within the inputs is bidirectional. If `begin` and the inputs are empty, the decoder
+    reads eos instead. Inputs are truncated to the room that `target_length` leaves in a row, however long the targets
+    are, so that prompts at inference are the same as in training.
     """
 
     def __post_init__(self):
@@ -178,12 +179,12 @@ class DecoderRows(ExampleRows):
 
     @override
     def lengths(self, length: int) -> tuple[int, int]:
-        """Returns the length of the row twice: inputs and targets share it."""
+        """Returns the length of the row twice, because inputs and targets share the row."""
         return length, length
 
     @override
     def sizes(self, num_inputs: Counts, num_targets: Counts, length: int) -> tuple[Counts, Counts]:
-        """Returns the room that each example takes in the shared row, twice."""
+        """Returns the same array twice: the number of tokens of each example in the shared row."""
         inputs = np.clip(num_inputs + len(self.begin), 1, length + 1 - self._num_targets)
         size = inputs + np.minimum(num_targets, self._num_targets - 1)
         return size, size
@@ -199,12 +200,12 @@ class DecoderRows(ExampleRows):
 
     @override
     def row(self, examples: Sequence[Example], length: int) -> dict[str, np.ndarray]:
-        """Packs examples into a row, one after another, each as inputs and targets; they must fit according to `sizes`.
+        """Packs examples into a row, each as inputs and targets; the examples must fit according to `sizes`.
 
         Returns:
-          `tokens` and `targets` [length] int32, `target_weights` float32, 1 at targets and eos; with a prefix LM
-          `prefix_lengths` [] int32. If `segmented`, `segment_ids`, the number of the example from 1, 0 at padding, and
-          `positions`, counted from its first token.
+          `tokens` and `targets` [length] int32; `target_weights` [length] float32, 1 at targets and eos; for a prefix
+          LM also `prefix_lengths` [] int32. If `segmented`, the row also has `segment_ids`, the number of each token's
+          example, counted from 1, or 0 at padding; and `positions`, which count from the first token of each example.
         """
         prompts = [self.prompt(inputs, length) for inputs, _ in examples]
         answers = [[*targets[: self._num_targets - 1], self.special.required("eos")] for _, targets in examples]
@@ -232,7 +233,7 @@ class DecoderRows(ExampleRows):
 def _joined(
     parts: Sequence[Sequence[int]], length: int, pad: int
 ) -> tuple[Int[np.ndarray, " {length}"], Int[np.ndarray, " {length}"]]:
-    """Concatenates parts into a row [length] int32; also returns each token's part, from 1; padding: 0."""
+    """Returns a row [length] int32 of concatenated parts, and the number of each token's part (0 at padding)."""
     sizes = [len(part) for part in parts]
     row, numbers = np.full(length, pad, np.int32), np.zeros(length, np.int32)
     row[: sum(sizes)] = np.concatenate([np.asarray(part, np.int32) for part in parts])

@@ -2,7 +2,7 @@
 
 encoder          BERT's [CLS] A [SEP] B [SEP] with token types; without cls and sep RoBERTa's <s> A </s></s> B </s>
 decoder          GPT-1's start A delimiter B extract (Radford et al. 2018 §3.3): bos, sep and cls
-encoder_decoder  BART's (Lewis et al. 2020 §3): the same row in both, the decoder's shifted right after eos
+encoder_decoder  BART's (Lewis et al. 2020 §3): the decoder reads eos and then the encoder's row
 elmo             <S> words </S>, and their characters
 xlnet            A <sep> B <sep> <cls> with token types (Yang et al. 2019)
 """
@@ -42,13 +42,14 @@ class LabeledObjective(Objective):
     """The base of objectives that predict the label of an example.
 
     Examples come from the layout `labeled`. An example has `texts`, a list of arrays of tokens; `length`, the number of
-    tokens of a row; the label; and for an ELMo `spelling` [vocab_size, C], the characters of each word.
+    tokens of a row; and the label. For ELMo, an example also has `spelling` [vocab_size, C], the characters of each
+    word.
 
     Attributes:
       form: kind of the sources' labels, and of the model's head.
       rows: architecture of the model, which decides the format of rows.
-      lm_coefficient: coefficient of a decoder's auxiliary language modeling loss (λ of Radford et al. 2018). Above 0,
-        rows have `targets` and `target_weights` for every token except padding and the first.
+      lm_coefficient: coefficient of a decoder's auxiliary language modeling loss (λ of Radford et al. 2018). If it is
+        above 0, rows have `targets` and `target_weights` for every token except the first token and padding.
     """
 
     form: ClassVar[str]
@@ -92,16 +93,16 @@ class LabeledObjective(Objective):
         return length if self.lm_coefficient or self.rows == "encoder_decoder" else 0
 
     def special_tokens(self, num_texts: int) -> tuple[str, ...]:
-        """Returns the names in a config's `vocabulary` of the special ids that a decoder's rows need; none for others.
+        """Returns the fields of `config.vocabulary` with the special ids that the rows of a decoder need.
 
-        Other architectures have the special ids of their pretraining.
+        The result is empty for other architectures, which have the special ids of their pretraining.
         """
         if self.rows != "decoder":
             return ()
         return ("bos", "sep", "cls") if num_texts > 1 else ("bos", "cls")
 
     def row_format(self, special: Special) -> RowFormat:
-        """Returns the special tokens of its rows."""
+        """Returns the format of the rows, including their special tokens."""
         if self.rows == "decoder" and special.frame is not None:
             return RowFormat(*special.frame, pad=special.pad or 0)
         if self.rows == "decoder":
@@ -114,7 +115,7 @@ class LabeledObjective(Objective):
     def num_windows(
         self, sizes: Integer[np.ndarray, "examples texts"], length: int, special: Special
     ) -> Int[np.ndarray, " examples"]:
-        """Returns the number of rows of each example [n], from the numbers of tokens of its texts [n, texts]."""
+        """Returns the number of rows of each example [n]; `sizes` are the numbers of tokens of its texts [n, texts]."""
         return np.ones(len(sizes), np.int64)
 
     def are_truncated(
@@ -123,7 +124,7 @@ class LabeledObjective(Objective):
         """Returns whether each example is truncated, bool [n].
 
         Args:
-          sizes: numbers of tokens of the texts [n, texts].
+          sizes: [n, texts], number of tokens of each text of each example.
         """
         if self.rows == "decoder":
             return np.any(sizes > self._decoder_room(length, sizes.shape[1], special), axis=1)
@@ -132,15 +133,16 @@ class LabeledObjective(Objective):
     def make_row(
         self, texts: Sequence[Integer[np.ndarray, " _"]], example: dict[str, Any], special: Special
     ) -> TextRow:
-        """Returns the row for one or two texts, which are truncated to the `length` of the example.
+        """Returns the row for one or two texts, which are truncated to fit into the `length` of the example.
 
         For an encoder, the longer of two texts is truncated first, like `longest_first` in Hugging Face's tokenizers;
-        for a decoder, each text has half of the row.
+        for a decoder, each of two texts gets half of the row.
 
         Returns:
-          `tokens` and `mask` [L] int32. For rows of BERT and XLNet also `token_types`; for an encoder-decoder
-          `decoder_tokens` and `decoder_mask` [L]; for an ELMo `characters` [L, C] int32; with `lm_coefficient` above 0
-          `targets` [L] int32 and `target_weights` [L] float32.
+          A `TextRow`, whose row has `tokens` and `mask` [L] int32. Rows of BERT and XLNet also have `token_types` [L].
+          Rows of an encoder-decoder also have `decoder_tokens` and `decoder_mask` [L]. Rows of ELMo also have
+          `characters` [L, C] int32. If `lm_coefficient` is above 0, rows also have `targets` [L] int32 and
+          `target_weights` [L] float32.
         """
         length, row_format = example["length"], self.row_format(special)
         if self.rows == "decoder":
@@ -162,9 +164,9 @@ class LabeledObjective(Objective):
         return TextRow(row, row_format.text_starts(sizes), sizes)
 
     def _decoder_room(self, length: int, num_texts: int, special: Special) -> int:
-        """Returns the maximum tokens per text of a decoder.
+        """Returns the maximum number of tokens of each text in a decoder's row.
 
-        For two texts it is `n_ctx // 2 - 2` (openai/finetune-transformer-lm).
+        For two texts, the maximum is `length // 2 - 2`, like `n_ctx // 2 - 2` in openai/finetune-transformer-lm.
         """
         return self.row_format(special).room(length) if num_texts == 1 else length // 2 - 2
 
@@ -172,8 +174,8 @@ class LabeledObjective(Objective):
 def truncate_longest(sizes: Sequence[int], room: int) -> list[int]:
     """Returns the sizes of one or two texts truncated to `room` tokens in total, the longer one first.
 
-    If both are truncated and `room` is odd, the longer text gets one token more than the other; if they are equally
-    long, the second text does.
+    If both texts are truncated and `room` is odd, the longer text gets one token more than the shorter text. If both
+    texts are equally long, the second text gets one token more.
     """
     if len(sizes) == 1:
         return [min(sizes[0], room)]

@@ -27,48 +27,51 @@ class MaskedLM(Objective):
     """Prediction of masked tokens from all other tokens (BERT, Devlin et al. 2019, arXiv:1810.04805).
 
     By default, masks are drawn again each time an example is read. The defaults are those of
-    `create_pretraining_data.py` in google-research/bert. Whole words fill the budget as they do there: in random order,
-    skipping words that would exceed it. A word with more tokens than the budget is therefore never masked, and a row of
-    such words has no target; `count_unmaskable` counts them. N-grams of words follow the same file in
-    google-research/albert (Lan et al. 2020, arXiv:1909.11942), with these rules: an n-gram that would exceed the budget
-    or the row is shortened; an n-gram that overlaps another one is skipped; the words before and after a separator are
-    treated as adjacent. RoBERTa (Liu et al. 2019, arXiv:1907.11692) differs slightly: fairseq rounds the number of
-    predictions at random, may mask the first token of a row, and draws no special tokens as random ids.
+    `create_pretraining_data.py` in google-research/bert. The budget of a row is the number of tokens to predict. Whole
+    words fill the budget as in BERT's code: words are visited in random order, and words that would exceed the budget
+    are skipped. A word with more tokens than the budget is therefore never masked, and a row that has only such words
+    has no target; `count_unmaskable` counts the tokens of such words. N-grams of words follow the file of the same name
+    in google-research/albert (Lan et al. 2020, arXiv:1909.11942). An n-gram that would exceed the budget or the row is
+    shortened. An n-gram that overlaps another n-gram is skipped. The words before and after a separator are treated as
+    adjacent. RoBERTa (Liu et al. 2019, arXiv:1907.11692) differs slightly: fairseq rounds the number of predictions at
+    random, may mask the first token of a row, and draws no special tokens as random ids.
 
     Attributes:
-      rate: number of predictions as a share of the tokens of a row, where special tokens count, too; at least one
+      rate: number of predictions as a share of the tokens of a row, special tokens included. A row has at least one
         prediction, unless `independent`.
       max_predictions: maximum number of predictions in a row; 0: the number that `rate` gives for a row without
-        padding. BERT has 20 at length 128. It does not apply to `independent`.
+        padding. BERT has 20 at length 128. Ignored if `independent`.
       mask_share: share of the predicted tokens that are replaced by the mask.
       random_share: share of the predicted tokens that are replaced by a random id; the remaining predicted tokens
         are unchanged.
       similar_share: share of the predicted words that are replaced by a similar word with the same number of tokens,
         drawn from `data.similar_words` (MacBERT, Cui et al. 2020, arXiv:2004.13922, has 0.8); a word without similar
-        words is replaced by random ids. Above 0, all shares are of words instead of tokens, and `whole_words` is
-        needed.
+        words is replaced by random ids. If `similar_share` is above 0, all shares are shares of words instead of
+        tokens, and `whole_words` must be above 0.
       whole_words: maximum number of neighboring words that are masked together; 0 masks single tokens; 1 masks all
-        tokens of a word (BERT's whole-word masking); n masks up to n words, k of them with probability proportional to
-        1/k (ALBERT has 3). Above 0, it needs `word_starts`.
+        tokens of a word (BERT's whole-word masking); n masks 1 to n words, where the probability of k words is
+        proportional to 1/k (ALBERT has 3). If it is above 0, examples need `word_starts`.
       ngram_weights: relative frequency of n-grams of 1, 2, …, `whole_words` words, such as (0.4, 0.3, 0.2, 0.1) for
         MacBERT; empty: 1/k for k words.
-      smoothing: exponent s of a weight count^-s, with which a token is drawn without replacement, so that rare tokens
-        are predicted more often; 0: equal weights. Counts are those of the token in the training split of the row's
-        source. DistilBERT has 0.7, but draws from a batch instead of a row; XLM has 0.5.
-      independent: whether each token, or with `whole_words` of 1 each word, is predicted with probability `rate`,
-        independently of the others, so that the number of predictions varies and can be 0. ModernBERT does so, with
-        special tokens among the candidates, and ERNIE with units such as words or phrases. A row has slots for the mean
-        number of predictions plus five standard deviations, where a word counts as four tokens. About one row in a
-        million exceeds this; a random subset of its predictions is used. A packed row has the slots of one row of its
-        length, and if its inner rows have more predictions together, the last ones are dropped.
-      windows: whether one n-gram, of a random size n, is drawn from each window of n · floor(1 / `rate`) words.
-        The drawn words are predicted from left to right until the number of tokens reaches the budget. The last word
-        may exceed the budget, but not `max_predictions`; if that is 0, the word is cut at the budget. With
-        `whole_words` of 0, words are tokens. DeBERTa does so (microsoft/DeBERTa, mlm_task.py): it draws a sixth of the
-        words and predicts 15 % of the tokens, so that the end of a full row is rarely predicted. Masks and unknown
-        tokens are not predicted.
-      duplicates: number of different maskings of each row, one per epoch, before they repeat (static masking: BERT's
-        files, RoBERTa's comparison with 10); 0: a new masking every time.
+      smoothing: exponent s: tokens are drawn without replacement with weight count^-s, so that rare tokens are
+        predicted more often; 0: equal weights. The count is the number of occurrences of the token in the training
+        split of the row's source. DistilBERT has 0.7, but draws from a batch instead of a row; XLM has 0.5.
+      independent: whether each token is predicted with probability `rate`, independently of other tokens, so that the
+        number of predictions varies and can be 0. If `whole_words` is 1, words are drawn instead of tokens. ModernBERT
+        draws tokens in this way, including special tokens; ERNIE draws units such as words or phrases in this way. A
+        row has slots for the mean number of predictions plus five standard deviations, where a word counts as four
+        tokens. About one row in a million has more predictions than slots; a random subset of its predictions is used.
+        A packed row has as many slots as a single row of its length; if its inner rows together have more predictions,
+        the last predictions are dropped.
+      windows: whether one n-gram, of a random size n, is drawn from each window of n · floor(1 / `rate`) words. The
+        drawn words are predicted from left to right until the number of tokens reaches the budget. The last word may
+        exceed the budget, but not `max_predictions`. If `max_predictions` is 0, the last word is cut at the budget.
+        With `whole_words` of 0, words are tokens. DeBERTa masks in this way (microsoft/DeBERTa, mlm_task.py). It draws
+        a sixth of the words but predicts only 15 % of the tokens, so the end of a full row is rarely predicted. Masks
+        and unknown tokens are not predicted.
+      duplicates: number of different maskings of each row. Each epoch uses one of the maskings, and then the maskings
+        repeat (static masking, as in BERT's files, and in RoBERTa's comparison with 10 maskings). 0: a new masking each
+        time a row is read.
     """
 
     kind: ClassVar[str] = "masked_lm"
@@ -141,7 +144,7 @@ class MaskedLM(Objective):
         return 0 if self.independent else min(self.target_length(num_tokens), self.budget(num_tokens))
 
     def budget(self, num_tokens: int) -> int:
-        """Returns the number of predictions for `num_tokens`, a share of `rate`.
+        """Returns the number of predictions for `num_tokens` tokens: the share `rate` of the tokens.
 
         The number is rounded, halves to even, and is at least 1, as in BERT's code.
         """
@@ -154,14 +157,14 @@ class MaskedLM(Objective):
         """Masks tokens, except special tokens that begin or end a row or document.
 
         Args:
-          example: `tokens` [L]; optionally `mask` [L], 0 at padding; for whole words `word_starts`, the sorted indices
-            of the first tokens of words, where tokens after an unmaskable token always begin a word; for `smoothing`
-            `token_counts` [L], the number of occurrences of each token.
+          example: `tokens` [L]; optionally `mask` [L], 0 at padding. For whole words, also `word_starts`, the sorted
+            indices of the first tokens of words; a token after an unmaskable token always begins a word. For
+            `smoothing`, also `token_counts` [L], the number of occurrences of each token.
 
         Returns:
-          `tokens` and `mask` [L] int32; `targets` and `target_positions` [P] int32, sorted by position, and
-          `target_weights` [P] float32, with P = `target_length(L)` and 0 in unused slots; `token_types`, `segment_ids`,
-          `positions` and `pair_label` unchanged.
+          `tokens` and `mask` [L] int32; `targets` and `target_positions` [P] int32, sorted by position; and
+          `target_weights` [P] float32, with P = `target_length(L)`. Unused slots are 0. The keys `token_types`,
+          `segment_ids`, `positions` and `pair_label` of the example are unchanged.
 
         Raises:
           UserError: the vocabulary has no mask, or `word_starts` or `token_counts` are missing.
@@ -200,8 +203,8 @@ class MaskedLM(Objective):
         """Prepares a row for masking.
 
         Returns:
-          A copy of `tokens` and `mask` [L] int32; whether each token up to the last real one may be predicted, bool;
-          the number of tokens to predict, at most if they are independent.
+          A copy of `tokens` [L] int32; `mask` [L] int32; a bool array, whether each token up to the last non-padding
+          token may be predicted; and the number of tokens to predict (if `independent`, the maximum number).
         """
         tokens = np.array(example["tokens"], np.int32)
         mask = np.asarray(example["mask"], np.int32) if "mask" in example else np.ones(len(tokens), np.int32)
@@ -214,13 +217,13 @@ class MaskedLM(Objective):
         return tokens, mask, maskable, num
 
     def num_rated(self, tokens: Int[np.ndarray, " real"], mask: Int[np.ndarray, " real"], special: Special) -> int:
-        """Returns the number of tokens that `rate` is a share of: all non-padding tokens, special tokens included."""
+        """Returns the number of tokens that is multiplied by `rate`: all tokens except padding."""
         return int(np.count_nonzero(mask))
 
     def is_maskable(
         self, tokens: Int[np.ndarray, " real"], mask: Int[np.ndarray, " real"], special: Special
     ) -> Bool[np.ndarray, " real"]:
-        """Returns whether each token of a row up to the last real one may be predicted, bool [n]."""
+        """Returns whether each token of a row, up to the last non-padding token, may be predicted, bool [n]."""
         excluded = (special.mask, special.unk) if self.windows else ()
         is_text = _is_text(special.bos, special.eos, special.cls, special.sep, *excluded)
         return is_text.take(tokens, mode="clip") & (mask > 0)
@@ -233,9 +236,9 @@ class MaskedLM(Objective):
         special: Special,
         rng: np.random.Generator,
     ) -> Int[np.ndarray, " positions"]:
-        """Chooses the positions of `num` maskable tokens, sorted; fewer if whole words do not fill the budget.
+        """Chooses the sorted positions of `num` maskable tokens, or fewer if whole words do not fill the budget.
 
-        Independent draws choose any number of tokens up to `num`.
+        If `independent`, the number of chosen tokens is random and at most `num`.
         """
         (candidates,) = maskable.nonzero()
         if not num:
@@ -272,7 +275,7 @@ class MaskedLM(Objective):
     def begins_words(
         self, candidates: Int[np.ndarray, " candidates"], example: dict[str, np.ndarray]
     ) -> Bool[np.ndarray, " candidates"]:
-        """Returns whether each candidate, a sorted position in the row, begins a word, bool [n]."""
+        """Returns whether each candidate begins a word, bool [n]; `candidates` are sorted positions in the row."""
         if "word_starts" not in example:
             raise UserError("whole-word masking needs `word_starts` in each example: add them, or set whole_words to 0")
         starts = np.zeros(len(example["tokens"]), np.bool_)
@@ -285,9 +288,12 @@ class MaskedLM(Objective):
     def draw_replacements(
         self, positions: Int[np.ndarray, " positions"], example: dict[str, np.ndarray], rng: np.random.Generator
     ) -> tuple[Float[np.ndarray, " positions"], dict[str, np.ndarray]]:
-        """Draws a number in [0, 1) per position, which decides its replacement; also returns more arrays of targets.
+        """Draws a number in [0, 1) for each position, which decides the replacement at this position.
 
         All tokens of a word have the same number if words are replaced by similar words.
+
+        Returns:
+          A pair: the numbers, and a dict of arrays with one value per target, which are added to the row.
         """
         if not self.similar_share or not len(positions):
             return rng.random(len(positions)), {}
@@ -303,7 +309,7 @@ class MaskedLM(Objective):
         special: Special,
         rng: np.random.Generator,
     ) -> Num[np.ndarray, " positions"]:
-        """Returns the ids that replace `targets`, the tokens at `positions`, as their `draws` decide."""
+        """Returns the ids that replace `targets`, the tokens at `positions`; `draws` decide what replaces them."""
         vocab_size, mask = special.vocab_size, special.mask
         if self.similar_share and mask is not None:  # Then random ids are never the mask.
             replaced = rng.random(len(targets)) * (vocab_size - 1)
@@ -324,7 +330,7 @@ class MaskedLM(Objective):
 
 @functools.lru_cache(16)
 def _is_text(*fixed: int | None) -> Bool[np.ndarray, " ids"]:
-    """Returns a table, bool [largest of these ids + 2], of whether an id is not among `fixed`.
+    """Returns a table, bool [max(fixed) + 2], which is False at the ids in `fixed` and True elsewhere.
 
     The last entry applies to all larger ids.
     """
@@ -339,11 +345,11 @@ def _independent(
 ) -> Int[np.ndarray, " chosen"]:
     """Chooses each unit with probability `rate`; returns the sorted indices of the tokens of the chosen units.
 
-    If these have more than `most` tokens, keeps units in random order while their total is at most `most`, and drops
-    the rest.
+    If the chosen units have more than `most` tokens, units are kept in random order while their total is at most
+    `most`, and the remaining units are dropped.
 
     Args:
-      units: number of the unit of each token, consecutive from 0.
+      units: index of the unit of each token, consecutive from 0.
     """
     chosen = rng.random(units[-1] + 1) < rate
     (tokens,) = chosen[units].nonzero()
@@ -362,12 +368,12 @@ def _from_windows(
     cumulative_weights: Float[np.ndarray, " words"],
     rng: np.random.Generator,
 ) -> Int[np.ndarray, " chosen"]:
-    """Draws an n-gram of words from each window of `size` · n words; returns the sorted indices of the chosen tokens.
+    """Draws an n-gram of words from each window of `size` · n words; returns the sorted indices of chosen tokens.
 
-    Of the drawn words, the first ones are chosen, up to the one with which the budget is reached.
+    The drawn words are chosen from left to right, up to and including the word that reaches the budget.
 
     Args:
-      begins: whether each token begins a word, bool [n]; the first one does.
+      begins: bool [n], whether each token begins a word; True for the first token.
       cumulative_weights: cumulative weights of n-grams of 1, 2, … words.
     """
     (first,) = begins.nonzero()
@@ -392,10 +398,10 @@ def _whole_words(
     cumulative_weights: Float[np.ndarray, " words"],
     rng: np.random.Generator,
 ) -> Int[np.ndarray, " chosen"]:
-    """Chooses n-grams of words with at most `budget` tokens; returns their sorted token indices.
+    """Chooses n-grams of words with at most `budget` tokens in total; returns the sorted indices of their tokens.
 
     Args:
-      begins: whether each token begins a word, bool [n]; the first one does.
+      begins: bool [n], whether each token begins a word; True for the first token.
       cumulative_weights: cumulative weights of n-grams of 1, 2, … words.
     """
     (first,) = begins.nonzero()

@@ -17,7 +17,7 @@ class MultipleChoice(LabeledObjective):
     """Choice of the correct one of several texts, each in a row with the context (Devlin et al. 2019 §4.4).
 
     Attributes:
-      num_choices: number of choices; must equal the sources' `form.number`.
+      num_choices: number of choices; must equal `form.number` of the sources.
     """
 
     kind: ClassVar[str] = "multiple_choice"
@@ -53,7 +53,7 @@ class MultipleChoice(LabeledObjective):
 
     @override
     def apply(self, example: dict[str, Any], special: Special, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Returns a row of the context with each choice, stacked on a first axis, and `label` [] int32."""
+        """Returns the rows of the context with each choice, stacked along a new first axis, and `label` [] int32."""
         context, *choices = example["texts"]
         rows = [self.make_row([context, choice], example, special).row for choice in choices]
         return stacked(rows) | {"label": number(example["label"])}

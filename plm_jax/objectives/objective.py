@@ -15,38 +15,42 @@ from plm_jax.objectives.special import Special
 class Objective(Role):
     """A pretraining or fine-tuning objective: the noise, the targets, and the shapes of its rows.
 
-    A subclass defines `kind`, `architectures`, `targets` and `apply`, and `loss` unless it is the next token's. The
-    other defaults suit an objective whose rows are as long as their text.
+    A subclass defines `kind`, `architectures`, `targets` and `apply`, and also `loss` if the loss is not `next_token`.
+    All other defaults suit an objective whose rows are as long as their text.
 
     Attributes:
-      architectures: kinds of the models that it trains.
+      architectures: kinds of the models that the objective trains.
       loss: kind of the loss that is minimized, in `losses/`.
-      loss_fields: names of its fields that are also fields of the loss.
+      loss_fields: names of the objective's fields that are also fields of the loss.
       targets: description of the targets, for reports.
-      reads: columns that it needs besides tokens: `word_starts`, the sorted indices of the first tokens of words,
-        `sentence_starts`, those of sentences, or `token_counts`, the number of occurrences of each token in the
-        training split of its source.
-      inputs: forms of examples that it accepts: `text`, consecutive documents without special tokens around them;
-        `row`, a row with special tokens and padding, which stay in place; `stream`, an example of ELMo's streams;
-        `labeled`, the texts of an example and its label; `record`, the named texts and numbers of a record.
-      frames: whether it adds the special tokens that begin and end a row to a text of up to `input_length` tokens.
-      allows_begin: whether texts may begin with special ids chosen by the layout.
-      has_prefix: whether rows begin with a prefix with bidirectional attention, of `prefix_lengths`.
+      reads: columns that the objective needs in addition to tokens. `word_starts` and `sentence_starts` are the sorted
+        indices of the first tokens of words and of sentences. `token_counts` are the numbers of occurrences of each
+        token in the training split of its source.
+      inputs: forms of examples that the objective accepts. `text`: consecutive documents without special tokens around
+        the row. `row`: a row with special tokens and padding, which the objective does not move. `stream`: an example
+        of ELMo's streams. `labeled`: the texts of an example and its label. `record`: the named texts and numbers of a
+        record.
+      frames: whether the objective adds special tokens at the beginning and the end of a row to a text of up to
+        `input_length` tokens.
+      allows_begin: whether the layout may put special ids before texts.
+      has_prefix: whether rows begin with a prefix of `prefix_lengths` tokens, within which attention is bidirectional.
       fills_blanks: whether rows are a text with blanks followed by their contents.
       marks_spans: whether rows have the span of each target: `target_left`, `target_right`, `target_offsets`.
-      is_likelihood: whether each token of a text but the first is a target once and is predicted from the tokens before
-        it, so that the loss measures the bits of the text.
-      carries_state: whether the recurrent state of a model that has one is carried from a row to the same row of the
-        next batch. If False, each row begins with a fresh state.
+      is_likelihood: whether each token of a text, except the first, is a target exactly once and is predicted from the
+        tokens before it. The loss then measures the bits of the text.
+      carries_state: whether a model with a recurrent state carries the state from a row to the same row of the next
+        batch. If False, each row begins with a fresh state.
       example_rows: class of `objectives.examples` that makes rows of examples with inputs and targets; None if examples
         are not supported.
-      separators: names of the special ids that may follow each document of a stream; the first that the vocabulary has
-        is written.
-      duplicates: number of draws of each row, one per epoch, after which they repeat; 0 draws again every time.
-      negative_samples: number of sampled words that a target is compared with in training; 0 compares with all.
-      whole_words: maximum number of words masked together; 0 masks single tokens.
-      similar_share: share of the predicted words that are replaced by similar words; above 0, it needs
-        `Special.similar_words`.
+      separators: names of the special ids that may follow each document of a stream. The first one that the vocabulary
+        has is used.
+      duplicates: number of different draws of each row. Each epoch uses one draw, and then the draws repeat; 0 draws
+        again every time.
+      negative_samples: number of sampled words with which a target is compared in training; 0 compares it with all
+        words.
+      whole_words: maximum number of words that are masked together; 0 masks single tokens.
+      similar_share: share of the predicted words that are replaced by similar words. If it is above 0,
+        `Special.similar_words` is needed.
     """
 
     architectures: ClassVar[tuple[str, ...]]
@@ -71,17 +75,17 @@ class Objective(Role):
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """Names of the texts of a record that it reads; `apply` gets the tokens of each, [n]."""
+        """Names of the texts of a record that the objective reads; `apply` gets the tokens [n] of each text."""
         return ()
 
     @property
     def numbers(self) -> tuple[str, ...]:
-        """Names of the numbers of a record that it reads; `apply` gets each as float32 []."""
+        """Names of the numbers of a record that the objective reads; `apply` gets each number as float32 []."""
         return ()
 
     @property
     def task_head(self) -> str | None:
-        """Kind of the task head that it trains, in the model's heads as `task`; None if it trains no such head."""
+        """Kind of the head `task` of the model that the objective trains; None if it does not train this head."""
         return None
 
     @property
@@ -90,7 +94,7 @@ class Objective(Role):
         return {name: getattr(self, name) for name in self.loss_fields}
 
     def with_fields(self, fields: Mapping[str, Any], where: str) -> Self:
-        """Returns the objective with other values of some fields, named `where` in errors.
+        """Returns the objective with new values of some fields; `where` is the path of the fields in error messages.
 
         Raises:
           UserError: a field does not exist, its value is invalid, or it is a field of the loss.
@@ -135,8 +139,8 @@ class Objective(Role):
     def max_targets(self, num_tokens: int) -> int:
         """Returns the maximum number of targets in a row with `num_tokens` tokens other than padding.
 
-        0 means that this number varies so much that rows are packed by their numbers of tokens alone. Targets that
-        exceed the slots of a packed row are then dropped.
+        0 means that the number of targets varies too much to be considered when rows are packed. Targets that exceed
+        the slots of a packed row are then dropped.
         """
         return self.target_length(num_tokens)
 
@@ -160,7 +164,7 @@ class BoundObjective:
 
     @property
     def separator(self) -> int | None:
-        """Id that follows each document of a stream, or None."""
+        """Id that follows each document of a stream; None if no id follows."""
         ids = (getattr(self.special, name) for name in self.settings.separators)
         return next((token for token in ids if token is not None), None)
 
@@ -171,12 +175,12 @@ class BoundObjective:
 
     @property
     def frames(self) -> bool:
-        """Whether it adds special tokens around a text."""
+        """Whether the objective adds special tokens around a text."""
         return self.settings.frames
 
     @property
     def duplicates(self) -> int:
-        """Number of draws of each row; 0 draws again every time."""
+        """Number of different draws of each row; 0 draws again every time."""
         return self.settings.duplicates
 
     def input_length(self, length: int) -> int:
@@ -184,7 +188,7 @@ class BoundObjective:
         return self.settings.input_length(length)
 
     def stride(self, length: int) -> int:
-        """Returns the number of tokens by which the inputs of consecutive rows advance."""
+        """Returns the number of tokens between the starts of consecutive rows."""
         return self.settings.stride(length)
 
     def __call__(self, example: dict[str, np.ndarray], rng: np.random.Generator) -> dict[str, np.ndarray]:

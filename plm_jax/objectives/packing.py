@@ -38,15 +38,16 @@ class PackedFormat:
         """Joins rows that fit into a packed row, one after another, without their padding and unused slots.
 
         Args:
-          rows: rows of an objective with `INNER_KEYS`, padded at the end. Targets beyond `num_targets`, the
-            last ones of the packed row, are dropped.
+          rows: rows of an objective, which have keys in `INNER_KEYS` and are padded at the end. If they have more than
+            `num_targets` targets together, the last targets are dropped.
 
         Returns:
-          The same keys, with positions of targets counted from the first token of the packed row; `segment_ids`
-          [length] int32, the number of each token's inner row from 1, 0 at padding; `positions` [length] int32,
-          counted from the first token of the inner row if inner rows have none. For rows with a `pair_label`: this
-          label, `pair_positions` int32, the first token of each inner row, and `pair_weights` float32, 1 for an inner
-          row and 0 in unused slots; all [num_rows].
+          A row with the same keys, in which the positions of targets are counted from the first token of the packed
+          row, and with two more keys. `segment_ids` [length] int32 are the number of each token's inner row, counted
+          from 1, or 0 at padding. `positions` [length] int32 are the positions of the inner rows or, if inner rows have
+          no positions, count from the first token of each inner row. If inner rows have a `pair_label`, the packed row
+          has three arrays [num_rows]: `pair_label` int32; `pair_positions` int32, the first token of each inner row;
+          and `pair_weights` float32, 1 for an inner row and 0 in unused slots.
         """
         sizes = [int(np.count_nonzero(row["mask"])) for row in rows]
         starts = [0, *itertools.accumulate(sizes[:-1])]
@@ -70,9 +71,10 @@ class PackedFormat:
 
 
 def split(packed: Row) -> list[Row]:
-    """Returns the inner rows of a packed row, the inverse of `PackedFormat.join`.
+    """Returns the inner rows of a packed row. This is the inverse of `PackedFormat.join`.
 
-    They have no padding, no unused slots, no `mask`, and no `positions` if these count all tokens from 0.
+    The inner rows have no padding, no unused slots and no `mask`. They have no `positions` if the positions are 0, 1,
+    2, and so on.
     """
     rows = []
     used = packed["target_weights"] > 0

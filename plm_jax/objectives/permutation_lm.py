@@ -23,25 +23,27 @@ _COPIED_KEYS = ("token_types", "segment_ids", "positions")
 
 @dataclass(frozen=True)
 class PermutationLM(Objective):
-    """Prediction of spans in a random order, each token from all other text and earlier targets (XLNet, Yang et al.
-    2019, arXiv:1906.08237).
+    """Prediction of spans in a random order (XLNet, Yang et al. 2019, arXiv:1906.08237).
+
+    Each target is predicted from text that is not predicted and from earlier targets.
 
     The rules are those of `data_utils.py` in zihangdai/xlnet. Each half of a row has its own targets and its own random
-    order. The second half sees all of the first, the first half nothing of the second. Text that is not predicted is
-    seen from everywhere in its half and sees neither targets nor `sep` and `cls`. Spans of n tokens with probability
-    proportional to 1/n, n up to 5, begin at the start of a word at a random position within a context of 6 n tokens.
-    At the end of a half, single random tokens fill up the number of predictions. Tokens drawn at `sep` and `cls` are
-    dropped, so that a row has a few unused slots. Words begin where the vocabulary says; the source's list of pieces
-    that begin a word lacks digits and letters outside of English.
+    order. The second half attends to the whole first half, and the first half does not attend to the second half.
+    Within a half, all tokens attend to text that is not predicted, and this text attends neither to targets nor to
+    `sep` and `cls`. The length n of a span is at most 5, with probability proportional to 1/n. A span begins at the
+    start of a word, at a random position within a context of 6 n tokens. When no further span fits in a half, random
+    single tokens fill up the number of predictions. Predictions of `sep` and `cls` are
+    dropped, so a row has a few unused slots. One rule differs from the published code: the vocabulary decides which
+    pieces begin a word. The published code has a list of these pieces, which lacks digits and non-English letters.
 
     Attributes:
-      num_predict: number of predictions in a row; 0: a sixth of its length, such as 85 of 512.
-      span_unit: unit of the length of a span: `tokens`, as in the published code, or `words`, as in the paper. The code
-        searches for the end of n words, but tests the token at the start of the span every time. Spans of words are
-        shortened by words if they exceed the number of predictions.
-      perm_size: number of consecutive tokens that are permuted together; if half a row is longer, it is split into
-        blocks of this size, which all use the same permutation, and later blocks attend to earlier ones. 0, or more
-        than half a row: half a row, as published.
+      num_predict: number of predictions in a row; 0: a sixth of the length of the row, such as 85 of 512.
+      span_unit: unit of the length of a span: `tokens`, as in the published code, or `words`, as in the paper. The
+        published code means to count words, but checks for the beginning of a word only at the first token of the span,
+        so it counts tokens. A span of words that exceeds the number of predictions is shortened by whole words.
+      perm_size: number of consecutive tokens that are permuted together. If half a row is longer, the half is split
+        into blocks of this size. All blocks of a half use the same permutation, and later blocks attend to earlier
+        blocks. If it is 0 or exceeds half a row, the half is one block, as in the published code.
     """
 
     kind: ClassVar[str] = "permutation_lm"
@@ -65,17 +67,18 @@ class PermutationLM(Objective):
         """Draws targets and their order; tokens are unchanged.
 
         Args:
-          example: `tokens` [L]; `word_starts`, the sorted indices of the first tokens of words; optionally `mask` [L],
-            0 at padding at the end; `positions` [L], which count down if the text is in reverse; `token_types` and
-            `segment_ids` [L].
+          example: `tokens` [L] and `word_starts`, the sorted indices of the first tokens of words. Optionally `mask`
+            [L], 0 at the padding at the end; `positions` [L], which count down if the text is in reverse; `token_types`
+            [L]; and `segment_ids` [L].
 
         Returns:
-          `tokens` and `mask` [L] int32; `order` [L] int32; `targets` and `target_positions` [T] int32, sorted by
-          position, and `target_weights` [T] float32, with T = `target_length(L)` and 0 in unused slots; `token_types`,
-          `segment_ids` and `positions` unchanged.
+          `tokens`, `mask` and `order` [L] int32; `targets` and `target_positions` [T] int32, sorted by position; and
+          `target_weights` [T] float32, with T = `target_length(L)`. Unused slots are 0. The keys `token_types`,
+          `segment_ids` and `positions` of the example are unchanged.
 
-          `order` is the rank of each token as a key. A query of rank r sees the keys of lower ranks. Rank `order + 1`
-          of a token's own query lets it see itself, rank `order` of a query that predicts the token does not.
+          `order` is the rank of each token as a key. A query of rank r sees the keys of lower ranks. The query of the
+          token itself has rank `order + 1`, so it sees the token. The query that predicts the token has rank `order`,
+          so it does not see the token.
         """
         tokens = np.asarray(example["tokens"], np.int32)
         mask = np.asarray(example["mask"], np.int32) if "mask" in example else np.ones(len(tokens), np.int32)
@@ -103,14 +106,14 @@ class PermutationLM(Objective):
 
 
 def halves(length: int) -> list[tuple[int, int]]:
-    """Returns the tokens [start, stop) of both halves of a row; the second one is longer if `length` is odd."""
+    """Returns the spans [start, stop) of both halves of a row; the second half is longer if `length` is odd."""
     return [(0, length // 2), (length // 2, length)]
 
 
 def draw_targets(
     starts: Bool[np.ndarray, " tokens"], num: int, by_words: bool, is_backward: bool, rng: np.random.Generator
 ) -> Bool[np.ndarray, " tokens"]:
-    """Draws `num` tokens of half a row, in spans and then one by one.
+    """Draws `num` tokens of half a row, first in spans and then one by one; returns whether each token is drawn.
 
     Args:
       starts: whether each token begins a word.
@@ -129,11 +132,11 @@ def draw_targets(
 def draw_spans(
     starts: Bool[np.ndarray, " tokens"], num: int, by_words: bool, draws: Float[np.ndarray, "num 2"]
 ) -> list[tuple[int, int]]:
-    """Returns spans [start, stop) with at most `num` tokens together, each within a context, from left to right.
+    """Returns spans [start, stop), from left to right, with at most `num` tokens in total.
 
     Args:
       starts: whether each token begins a word.
-      draws: numbers in [0, 1) for the length of each span and its offset in the context.
+      draws: numbers in [0, 1) that decide the length of each span and the offset of the span in its context.
     """
     spans, position, start_bytes = [], 0, starts.tobytes()
     for draw, offset in draws.tolist():
@@ -154,11 +157,11 @@ def draw_spans(
 def draw_order(
     is_ranked: Bool[np.ndarray, " length"], perm_size: int, rng: np.random.Generator
 ) -> Int[np.ndarray, " length"]:
-    """Returns the rank of each token of a row as a key of attention, int32 [L]: queries of higher ranks see it.
+    """Returns the rank of each token of a row as a key of attention, int32 [L]; queries of higher rank see the key.
 
-    In each half, tokens that are not ranked have the lowest rank. The others have different ranks: each block of
-    `perm_size` consecutive tokens (0: the half) is in a random order, and later blocks rank above earlier ones. All
-    ranks of the second half exceed those of the first by at least 2.
+    In each half, tokens that are not ranked have the lowest rank. Ranked tokens have different ranks: each block of
+    `perm_size` consecutive tokens (0: the whole half) is in a random order, and later blocks rank above earlier blocks.
+    All ranks of the second half exceed all ranks of the first half by at least 2.
     """
     order = np.zeros(len(is_ranked), np.int32)
     for number, (start, stop) in enumerate(halves(len(is_ranked))):
@@ -170,7 +173,7 @@ def draw_order(
 
 
 def _is_any(tokens: Int[np.ndarray, " length"], *ids: int | None) -> Bool[np.ndarray, " length"]:
-    """Returns whether each token is one of these ids, except None."""
+    """Returns whether each token is one of `ids`; ids that are None are ignored."""
     result = np.zeros(len(tokens), np.bool_)
     for special_id in ids:
         if special_id is not None:
@@ -179,12 +182,12 @@ def _is_any(tokens: Int[np.ndarray, " length"], *ids: int | None) -> Bool[np.nda
 
 
 def _span_end(starts: bytes, start: int, gram: int, most: int | None) -> int:
-    """Returns the end of a span, or the number of tokens if it does not end before the last one.
+    """Returns the end of a span, exclusive. If the span does not fit, the result is at least the number of tokens.
 
     Args:
       starts: 1 for each token that begins a word, else 0.
       gram: number of tokens, or number of words if `most` is set.
-      most: largest number of tokens; words that exceed it are left out.
+      most: maximum number of tokens of the span; words that would exceed it are left out.
     """
     if most is None:
         return start + gram

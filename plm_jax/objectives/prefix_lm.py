@@ -16,7 +16,7 @@ from plm_jax.objectives.text_to_text import TextToText, decoder
 
 
 def _prefix_length(num_tokens: int, rng: np.random.Generator) -> int:
-    """Draws a length from 1 on that leaves a token; 0 for a single token."""
+    """Draws the length of a prefix from 1 to `num_tokens` - 1; for a single token, the length is 0."""
     return int(rng.integers(min(1, num_tokens - 1), num_tokens))
 
 
@@ -24,8 +24,8 @@ def _prefix_length(num_tokens: int, rng: np.random.Generator) -> int:
 class PrefixLM(TextToText):
     """Prefix language modeling: the decoder continues a text that the encoder reads up to a random position.
 
-    As in T5's `prefix_lm` (Raffel et al. 2020 §3.2.3, 3.3.1), all positions are equally likely, both parts end with
-    eos, and a row of length 512 has room for 512 tokens of each part.
+    As in T5's `prefix_lm` (Raffel et al. 2020 §3.2.3, 3.3.1), all positions are equally likely, and both parts end with
+    eos. For a length of 512, the encoder's and the decoder's row have 512 tokens each.
     """
 
     kind: ClassVar[str] = "prefix_lm"
@@ -44,7 +44,8 @@ class PrefixLM(TextToText):
 class FullLM(Objective):
     """Language modeling with the decoder of an encoder-decoder; the encoder reads only eos (T5's `full_lm`).
 
-    Documents end with eos, rows do not. `config.data.length` is the decoder's; the encoder's row has length 1.
+    Documents end with eos, but rows do not. `config.data.length` is the length of the decoder's row; the encoder's row
+    has length 1.
     """
 
     kind: ClassVar[str] = "full_lm"
@@ -67,7 +68,8 @@ class FullLM(Objective):
 
         Returns:
           `tokens` and `mask` [1] int32, eos; `targets` [L] int32, the text; `target_weights` [L] float32;
-          `decoder_tokens` [L] int32, the text shifted right after pad (0 if there is none).
+          `decoder_tokens` [L] int32, the text shifted right by one, with pad as the first token (0 if the vocabulary
+          has no pad).
 
         Raises:
           UserError: the vocabulary has no eos, or the row has `segment_ids`, which keep its documents apart.
@@ -83,11 +85,11 @@ class FullLM(Objective):
 
 @dataclass(frozen=True)
 class DecoderPrefixLM(Causal):
-    """Causal language modeling after a prefix, which has bidirectional attention and is not predicted.
+    """Causal language modeling after a prefix. The prefix has bidirectional attention and is not predicted.
 
-    For a decoder: the "prefix LM" of Raffel et al. 2020 §3.2.1, and of UniLM (Dong et al. 2019, arXiv:1905.03197). All
-    prefixes that leave a token are equally likely, as in T5's `prefix_lm`; eos follows documents only, while T5 puts
-    one after each of the two parts.
+    The objective trains decoders, like the "prefix LM" of Raffel et al. 2020 §3.2.1 and UniLM (Dong et al. 2019,
+    arXiv:1905.03197). All lengths of the prefix that leave at least one token to predict are equally likely, as in T5's
+    `prefix_lm`. T5 puts an eos after the prefix and after the rest of the text; here, eos only follows documents.
     """
 
     kind: ClassVar[str] = "decoder_prefix_lm"
@@ -102,8 +104,8 @@ class DecoderPrefixLM(Causal):
         """Shifts the tokens by one, like `Causal.apply`, and draws a prefix.
 
         Returns:
-          The row of `Causal.apply`, with `target_weights` 0 for targets in the prefix, and `prefix_lengths` [] int32,
-          the number of tokens in the prefix.
+          The row of `Causal.apply`, in which `target_weights` are 0 for targets in the prefix, with `prefix_lengths` []
+          int32, the number of tokens in the prefix.
 
         Raises:
           UserError: the row has `segment_ids`, which keep its documents apart.

@@ -11,13 +11,13 @@ from plm_jax.objectives.masked_lm import MaskedLM
 class ReplacedToken(MaskedLM):
     """Detection of tokens replaced by a generator (ELECTRA, Clark et al. 2020, arXiv:2003.10555).
 
-    Rows are those of the generator, a masked language model; its samples are drawn on the device and compared with the
-    text there (`losses.replaced_token`). As in google-research/electra (pretrain/pretrain_helpers.py), 85 % of the
-    tokens to predict are masked and the generator sees the others; the paper masks all of them. The source may draw a
-    position twice, this implementation does not.
+    Rows are the rows of the generator, a masked language model. The samples of the generator are drawn on the device
+    and compared with the text on the device (`losses.replaced_token`). As in google-research/electra
+    (pretrain/pretrain_helpers.py), 85 % of the tokens to predict are masked, and the generator sees the remaining 15 %;
+    the paper masks all of them. The source may draw a position twice; this implementation does not.
 
     Attributes:
-      discriminator_weight: factor of the discriminator's loss relative to the generator's.
+      discriminator_weight: factor of the discriminator's loss; the generator's loss has the factor 1.
     """
 
     kind: ClassVar[str] = "replaced_token"

@@ -12,14 +12,14 @@ from plm_jax.objectives.special import Special
 
 @dataclass(frozen=True)
 class RowFormat:
-    """The special tokens of a row: `before` the first text, `between` texts and `after` the last.
+    """The special tokens of a row: `before` the first text, `between` two texts, and `after` the last text.
 
     For BERT's `[CLS] A [SEP] B [SEP]`, `before` is (cls,), and `between` and `after` are (sep,).
 
     Attributes:
       has_types: whether rows have `token_types`, the index of each token's text; a special token has the type of the
         text before it.
-      last_type: type of the last special token; None: that of the text before it.
+      last_type: token type of the last special token; None: the token type of the text before it.
     """
 
     before: tuple[int, ...]
@@ -31,7 +31,7 @@ class RowFormat:
 
     @classmethod
     def of(cls, special: Special, has_types: bool = False) -> "RowFormat":
-        """Returns the format of a vocabulary: cls and sep, or bos and eos if it lacks one of these."""
+        """Returns the format of a vocabulary: cls and sep, or bos and eos if the vocabulary lacks cls or sep."""
         names = ("cls", "sep") if None not in (special.cls, special.sep) else ("bos", "eos")
         begin, end = map(special.required, names)
         return cls((begin,), (end,), (end,), special.pad or 0, has_types)
@@ -40,8 +40,8 @@ class RowFormat:
     def labeled(cls, special: Special) -> "RowFormat":
         """Returns the format of labeled texts.
 
-        It is BERT's, with types, or without cls and sep that of RoBERTa and BART, `<s> A </s></s> B </s>`, without
-        types.
+        If the vocabulary has cls and sep, this is BERT's format, with token types. Otherwise, it is the format of
+        RoBERTa and BART, `<s> A </s></s> B </s>`, without token types.
         """
         row_format = cls.of(special, has_types=True)
         if row_format.before == (special.cls,):
@@ -50,16 +50,16 @@ class RowFormat:
 
     @classmethod
     def xlnet(cls, sep_id: int, cls_id: int, pad: int = 0) -> "RowFormat":
-        """Returns the format of XLNet, `A <sep> B <sep> <cls>`, in which the last token has a type of its own."""
+        """Returns the format of XLNet, `A <sep> B <sep> <cls>`, in which the last token has its own token type."""
         return cls((), (sep_id,), (sep_id, cls_id), pad, has_types=True, last_type=2)
 
     @property
     def classifies_last(self) -> bool:
-        """Whether the token that classifies a row is its last one, as in XLNet."""
+        """Whether a row is classified at its last token, as in XLNet."""
         return self.last_type is not None
 
     def room(self, length: int, num_texts: int = 1) -> int:
-        """Returns the number of tokens of `num_texts` texts that fit into a row of `length`."""
+        """Returns the number of tokens that `num_texts` texts together can have in a row of `length`."""
         return length - len(self.before) - len(self.after) - (num_texts - 1) * len(self.between)
 
     @functools.cached_property
@@ -67,7 +67,12 @@ class RowFormat:
         return tuple(np.array(marks, np.int32) for marks in (self.before, self.between, self.after))
 
     def row(self, texts: Sequence[Integer[np.ndarray, " _"]], length: int) -> dict[str, np.ndarray]:
-        """Joins texts that fit into a row of `length`: `tokens`, `mask` (0 at padding), and `token_types` if any."""
+        """Joins texts, which must fit, into a row of `length`.
+
+        Returns:
+          `tokens` [length] int32; `mask` [length] int32, 0 at padding; and `token_types` [length] int32, if
+          `has_types`.
+        """
         before, between, after = self._marks
         tokens = np.full(length, self.pad, np.int32)
         token_types = np.zeros(length, np.int32) if self.has_types else None
@@ -87,7 +92,7 @@ class RowFormat:
         return row if token_types is None else row | {"token_types": token_types}
 
     def text_starts(self, sizes: Sequence[int]) -> list[int]:
-        """Returns the index of the first token of each text in a row, for texts of these sizes."""
+        """Returns the index in the row of the first token of each text, for texts with these numbers of tokens."""
         starts, start = [], len(self.before)
         for size in sizes:
             starts.append(start)

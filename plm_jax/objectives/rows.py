@@ -1,4 +1,4 @@
-"""Helpers of objectives: random subsets and padded rows, in few NumPy calls, as each costs about a microsecond."""
+"""Helpers of objectives: random subsets and padded rows, with few NumPy calls (each takes about a microsecond)."""
 
 import numpy as np
 from jaxtyping import Float, Int, Num
@@ -18,7 +18,8 @@ def subset(
     """Draws `size` of the numbers 0 to `total` - 1 without replacement, and returns them sorted.
 
     Args:
-      weights: relative weight of each number, above 0, among those that are not drawn yet; equal weights by default.
+      weights: relative weight, above 0, with which each number is drawn among the numbers not yet drawn; by default,
+        all weights are equal.
     """
     if not size:
         return np.zeros(0, np.int64)

@@ -12,10 +12,11 @@ Tokens = tuple[int, ...]
 
 
 class SimilarWords:
-    """Words with the same number of tokens and a similar meaning, found by the tokens of a word.
+    """Similar words of each word. A similar word has as many tokens as the word; words are looked up by their tokens.
 
-    The table is one vector, int32 [n], of entries: the number of tokens of a word, the number of its similar words, the
-    tokens of the word, and those of each similar word. `pack` makes such a vector.
+    The table is one vector, int32 [n], of entries. An entry consists of the number of tokens of a word, the number of
+    its similar words, the tokens of the word, and the tokens of each similar word. `pack` returns a vector of this
+    form.
     """
 
     def __init__(self, table: Integer[np.ndarray, " table"]):
@@ -40,7 +41,7 @@ class SimilarWords:
         return len(self._entries)
 
     def draw(self, word: Int[np.ndarray, " tokens"], rng: np.random.Generator) -> Int[np.ndarray, " tokens"] | None:
-        """Draws one of the similar words of a word, uniformly; None if there are none."""
+        """Draws a similar word of a word uniformly; returns None if the word has no similar words."""
         first, count = self._entries.get(word.astype(np.int32).tobytes(), (0, 0))
         if not count:
             return None
@@ -49,7 +50,7 @@ class SimilarWords:
 
 
 def pack(words: Mapping[Tokens, Sequence[Tokens]]) -> Int[np.ndarray, " table"]:
-    """Returns the table of words with their similar words, each with the same number of tokens as the word."""
+    """Returns the table of words and their similar words; similar words must have as many tokens as the word."""
     values: list[int] = []
     for word, similar in words.items():
         values += len(word), len(similar), *word, *itertools.chain.from_iterable(similar)

@@ -17,10 +17,11 @@ from plm_jax.objectives.text_to_text import TextToText, weave
 class SpanCorruption(TextToText):
     """Prediction of the spans that sentinels replace in the input (T5, Raffel et al. 2020, arXiv:1910.10683).
 
-    The defaults are those of `span_corruption` in google-research/text-to-text-transfer-transformer. As there, the
-    probability that a token is noise depends on its position: a row begins with clean text and ends with noise. The
-    numbers of tokens, noise tokens and spans of a row are fixed: 568 tokens become rows of 512 and 114. T5 cuts its
-    texts from 128 joined documents, at most 65,536 tokens of each; here the layout decides.
+    The defaults are those of `span_corruption` in google-research/text-to-text-transfer-transformer. As in this code,
+    the probability that a token is noise depends on its position: a row begins with clean text and ends with noise. The
+    number of tokens, the number of noise tokens and the number of spans of a row are fixed: 568 tokens become an
+    encoder's row of 512 and a decoder's row of 114 tokens. T5 cuts its texts from 128 joined documents, with at most
+    65,536 tokens of each document; here, the layout decides.
 
     Attributes:
       noise_density: share of tokens that are cut out.
@@ -33,7 +34,7 @@ class SpanCorruption(TextToText):
     mean_span_length: Annotated[float, ranges.Range(1, 1e9)] = 3.0
 
     def _counts(self, num_tokens: int) -> tuple[int, int]:
-        """Returns the numbers of noise tokens and of spans; Python's `round`, halves to even, as in T5."""
+        """Returns the number of noise tokens and the number of spans, both rounded with halves to even, as in T5."""
         noise = max(1, min(round(num_tokens * self.noise_density), num_tokens - 1))
         return noise, max(1, min(round(noise / self.mean_span_length), num_tokens - noise))
 
@@ -50,7 +51,7 @@ class SpanCorruption(TextToText):
     def corrupt(
         self, tokens: Integer[np.ndarray, " length"], special: Special, rng: np.random.Generator
     ) -> tuple[Integer[np.ndarray, " inputs"], Integer[np.ndarray, " targets"]]:
-        """Returns the clean spans, each followed by a sentinel, and the sentinels, each followed by its noise span."""
+        """Returns a pair: clean spans, each followed by a sentinel, and noise spans, each preceded by a sentinel."""
         noise, spans = self._counts(len(tokens))
         clean_ends, noise_ends = _partition(len(tokens) - noise, spans, rng), _partition(noise, spans, rng)
         noise_starts = np.zeros_like(noise_ends)
@@ -62,7 +63,7 @@ class SpanCorruption(TextToText):
 
 
 def _partition(total: int, parts: int, rng: np.random.Generator) -> Int[np.ndarray, " {parts}"]:
-    """Splits `total` tokens into non-empty parts, all partitions equally likely; returns the ends [parts]."""
+    """Splits `total` tokens into non-empty parts and returns the ends [parts]; all partitions are equally likely."""
     ends = np.full(parts, total)
     ends[:-1] = rows.subset(total - 1, parts - 1, rng) + 1
     return ends

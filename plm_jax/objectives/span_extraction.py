@@ -16,9 +16,9 @@ class ContextWindow(NamedTuple):
     """The part of a context in a row.
 
     Attributes:
-      first: its first token in the context.
+      first: index in the context of the first token of the window.
       size: number of tokens.
-      offset: index in the row of its first token.
+      offset: index in the row of the first token of the window.
       null: index in the row of the token that stands for "no answer".
     """
 
@@ -32,17 +32,18 @@ class ContextWindow(NamedTuple):
 class SpanExtraction(LabeledObjective):
     """Prediction of the start and end of the answer to a question in a context (Devlin et al. 2019 §4.2).
 
-    A context too long for a row is split into windows, one row each. A window without the whole answer has the first
-    token of the row as its target, or XLNet's `cls`, the last one.
+    A context that is too long for a row is split into windows, with one row for each window. If a window does not
+    contain the whole answer, its target is the first token of the row or, for XLNet, the last token `cls`.
 
     Attributes:
-      stride: number of context tokens that a window shares with the previous one, like `--doc_stride` in Hugging Face's
-        run_qa.py (in BERT's own code it is the step between windows).
-      question_length: maximum number of tokens of the question; longer ones are truncated.
+      stride: number of context tokens that a window shares with the previous window, like `--doc_stride` in Hugging
+        Face's run_qa.py. In BERT's own code, `doc_stride` is the step between windows.
+      question_length: maximum number of tokens of a question; longer questions are truncated.
       answer_length: maximum number of tokens of an answer.
       n_best: number of highest-scoring starts and ends from which the answer is chosen.
-      unanswerable: whether questions may have no answer; "no answer" is predicted if its score exceeds that of the best
-        answer by more than `null_threshold`. Its score is that of the first token of the row, or of XLNet's `cls`.
+      unanswerable: whether questions may have no answer. "No answer" is predicted if its score exceeds the score of the
+        best answer by more than `null_threshold`. The score of "no answer" is the score of the first token of the row
+        or, for XLNet, of `cls`.
       null_threshold: difference of scores above which "no answer" is predicted.
     """
 
@@ -67,7 +68,7 @@ class SpanExtraction(LabeledObjective):
         return {"answer": None, "window": 0}
 
     def room(self, question: Any, length: int, special: Special) -> Any:
-        """Returns the context tokens that fit in a row with a question of `question` tokens, a number or an array."""
+        """Returns the number of context tokens that fit in a row with `question` question tokens (integer or array)."""
         return self.row_format(special).room(length, 2) - np.minimum(question, self.question_length)
 
     @override
@@ -81,11 +82,11 @@ class SpanExtraction(LabeledObjective):
     def are_truncated(
         self, sizes: Integer[np.ndarray, "examples texts"], length: int, special: Special
     ) -> Bool[np.ndarray, " examples"]:
-        """Returns whether the question of each example is truncated, bool [n]; contexts never are."""
+        """Returns whether the question of each example is truncated, bool [n]; contexts are never truncated."""
         return sizes[:, 0] > self.question_length
 
     def window(self, question: int, context: int, length: int, special: Special, number: int) -> ContextWindow:
-        """Returns window `number` of an example whose question and context have these numbers of tokens."""
+        """Returns window `number` of an example with `question` question tokens and `context` context tokens."""
         room = int(self.room(question, length, special))
         first = number * (room - self.stride)
         row_format, size = self.row_format(special), min(room, context - first)
@@ -98,8 +99,8 @@ class SpanExtraction(LabeledObjective):
         """Returns the row of a window, and `span_starts` and `span_ends` [] int32, indices in the row.
 
         Args:
-          example: `texts`, question and context; `window`, its number; `answer`, the first and the last token of the
-            answer in the context, or None.
+          example: `texts`, the question and the context; `window`, the index of the window; `answer`, the indices in
+            the context of the first and the last token of the answer, or None.
         """
         question, context = example["texts"]
         window = self.window(len(question), len(context), example["length"], special, example["window"])

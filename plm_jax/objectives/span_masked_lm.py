@@ -18,20 +18,22 @@ from plm_jax.objectives.special import Special
 
 @dataclass(frozen=True)
 class SpanMaskedLM(MaskedLM):
-    """Prediction of spans of words from all other tokens and from their boundaries (SpanBERT, Joshi et al. 2020,
-    arXiv:1907.10529).
+    """Prediction of spans of words (SpanBERT, Joshi et al. 2020, arXiv:1907.10529).
 
-    The rules are those of facebookresearch/SpanBERT, masking.py: a span starts with the word of a random unmasked token
-    and continues for a number of words, or until the text of the row or the budget ends, within a word if necessary;
-    adjacent spans are merged. The budget is a share of the text without special tokens. The defaults are those of the
-    command in its pretraining/README.md; the defaults of the code are 0.3 and "token". The source draws random tokens
-    from the text, this implementation from the vocabulary, like BERT. The first and last token of a row are never
-    predicted, so that every span has two boundaries.
+    A span is predicted from all other tokens and from its two boundaries.
+
+    The rules are those of facebookresearch/SpanBERT, masking.py. A span starts with the word of a random unmasked token
+    and has a random number of words. It ends earlier if the text of the row or the budget ends, within a word if
+    necessary. Adjacent spans are merged. The budget is a share of the text without special tokens. The defaults are
+    those of the command in SpanBERT's pretraining/README.md; the defaults of its code are 0.3 for `geometric_p` and
+    "token" for `replacement` ("word_piece" in the code). The source draws random tokens from the text; this
+    implementation draws them from the vocabulary, like BERT. The first and last token of a row are never predicted, so
+    that every span has two boundaries.
 
     Attributes:
-      rate: number of predictions as a share of the tokens of a row, where special tokens do not count; rounded up.
-      geometric_p: parameter p of the distribution of span lengths in words: k words have a probability proportional to
-        (1 - p) ** k; 0.2 gives a mean of 3.8.
+      rate: number of predictions as a share of the tokens of a row without special tokens, rounded up.
+      geometric_p: parameter p of the distribution of span lengths in words: a span of k words has a probability
+        proportional to (1 - p) ** k. With 0.2, the mean is 3.8 words.
       max_words: maximum number of words in a span.
       replacement: whether the kind of replacement (mask, random ids or none) is drawn once per span or for each token.
     """
@@ -68,11 +70,12 @@ class SpanMaskedLM(MaskedLM):
         """Masks spans, except special tokens that begin or end a row or document.
 
         Args:
-          example: as for `MaskedLM.apply`; without `word_starts`, each token is a word.
+          example: the same as for `MaskedLM.apply`; without `word_starts`, each token is a word.
 
         Returns:
-          The row of `MaskedLM.apply`, and for each target `target_left` and `target_right`, the positions before and
-          after its span, and `target_offsets`, its index in the span; [P] int32, 0 in unused slots.
+          The row of `MaskedLM.apply` with three more arrays [P] int32, which are 0 in unused slots: `target_left` and
+          `target_right`, the positions before and after the span of each target, and `target_offsets`, the index of
+          each target in its span.
         """
         return super().apply(example, special, rng)
 
@@ -143,6 +146,6 @@ class SpanMaskedLM(MaskedLM):
 
 @functools.cache
 def _cumulative(p: float, longest: int) -> tuple[float, ...]:
-    """Returns the probabilities of at most 1, 2, …, `longest` - 1 under a truncated geometric distribution."""
+    """Returns the probabilities of lengths of at most 1, 2, …, `longest` - 1 for a truncated geometric distribution."""
     chances = (1 - p) ** np.arange(longest)
     return tuple((np.cumsum(chances)[:-1] / chances.sum()).tolist())

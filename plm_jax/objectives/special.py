@@ -8,13 +8,14 @@ from plm_jax.objectives.similar_words import SimilarWords
 
 @dataclass(frozen=True, kw_only=True)
 class Special(SpecialIds):
-    """Special ids of a vocabulary, None for those it lacks.
+    """Special ids of a vocabulary; None for ids that the vocabulary lacks.
 
     Attributes:
       sentinels: ids of sentinels in the order of their use.
       vocab_size: number of ids, sentinels included; random tokens are drawn from all of them.
-      frame: ids before, between and after the texts of a decoder's labeled rows; None for bos, sep and cls.
-      similar_words: words that can replace a word, if `prepare` has tokenized a file of them.
+      frame: three tuples of ids, which are before, between and after the texts of a decoder's labeled rows; None: bos,
+        sep and cls.
+      similar_words: similar words that can replace a word; None if `prepare` has tokenized no file of similar words.
     """
 
     sentinels: tuple[int, ...] = ()
@@ -24,7 +25,10 @@ class Special(SpecialIds):
 
     @classmethod
     def of(cls, ids: SpecialIds, vocab_size: int = 0, num_sentinels: int = 0) -> "Special":
-        """Returns the ids of a vocabulary whose last `num_sentinels` ids are sentinels, used from the last one down."""
+        """Returns the special ids of a vocabulary, in which the last `num_sentinels` ids are sentinels.
+
+        The sentinels are used in descending order of their ids.
+        """
         sentinels = tuple(range(vocab_size - 1, vocab_size - 1 - num_sentinels, -1))
         special_ids = {name: getattr(ids, name) for name in NAMES}
         return cls(**special_ids, sentinels=sentinels, vocab_size=vocab_size)

@@ -28,7 +28,8 @@ class Tagging(LabeledObjective):
         """Returns the row, and `tags` [L] int32: the tag of each word at its first token, -1 elsewhere.
 
         Args:
-          example: `tags` [words]; `word_tokens` [words], the index in the text of each word's first token, or -1.
+          example: `texts` and `length`; `tags` [words], the tag of each word; `word_tokens` [words], the index in the
+            text of each word's first token, or -1 for a word without tokens.
         """
         row, (start,), (size,) = self.make_row(example["texts"], example, special)
         tokens = np.asarray(example["word_tokens"])

@@ -1,8 +1,8 @@
 """The base of text-to-text objectives: lengths of rows, sentinels, and the rows of an encoder and a decoder.
 
 The noise follows Raffel et al. 2020 (arXiv:1910.10683) and `preprocessors.py` of
-google-research/text-to-text-transfer-transformer: a mask marks noise tokens, one rule makes the inputs from tokens and
-mask, another one the targets.
+google-research/text-to-text-transfer-transformer: a mask marks noise tokens; one rule makes the inputs from the tokens
+and the mask, and another rule makes the targets.
 """
 
 import bisect
@@ -30,11 +30,11 @@ class TextToText(Objective):
     separators: ClassVar[tuple[str, ...]] = ()  # T5 joins documents without one.
 
     def lengths(self, num_tokens: int) -> tuple[int, int]:
-        """Returns the lengths of the encoder's and the decoder's row for `num_tokens`, each with eos."""
+        """Returns the lengths of the encoder's row and of the decoder's row for `num_tokens` tokens, both with eos."""
         return num_tokens + 1, num_tokens + 1
 
     def num_sentinels(self, num_tokens: int) -> int:
-        """Returns the number of sentinels that a row of `num_tokens` needs."""
+        """Returns the number of sentinels that a text of `num_tokens` tokens needs."""
         return 0
 
     @override
@@ -64,12 +64,12 @@ class TextToText(Objective):
         """Returns the encoder's and the decoder's row.
 
         Args:
-          example: `tokens` [input_length(L)]; optionally `mask` of that shape, 0 at padding after the text.
+          example: `tokens` [input_length(L)]; optionally `mask` of the same shape, 0 at padding after the text.
 
         Returns:
-          `tokens` and `mask` [L] int32: the inputs and eos. `targets` [T] int32 and `target_weights` [T] float32, T =
-          `target_length(L)`: the targets, truncated if too long, and eos. `decoder_tokens` [T] int32: the targets
-          shifted right after pad (0 if there is none).
+          `tokens` and `mask` [L] int32: the inputs and eos. `targets` [T] int32 and `target_weights` [T] float32: the
+          targets, truncated if they are too long, and eos, with T = `target_length(L)`. `decoder_tokens` [T] int32: the
+          targets shifted right by one, with pad as the first token (0 if the vocabulary has no pad).
 
         Raises:
           UserError: the vocabulary has no eos or too few sentinels, or the row has `segment_ids`.
@@ -120,7 +120,10 @@ def _ended(
 def decoder(
     targets: Int[np.ndarray, " length"], weights: Float[np.ndarray, " length"], special: Special
 ) -> dict[str, np.ndarray]:
-    """Returns the decoder's part of a row: `targets`, `target_weights` and `decoder_tokens`, shifted after pad."""
+    """Returns the decoder's part of a row: `targets`, `target_weights` and `decoder_tokens`.
+
+    `decoder_tokens` are the targets shifted right by one. The first token is pad, or 0 if the vocabulary has no pad.
+    """
     decoder_tokens = np.full_like(targets, special.pad or 0)
     decoder_tokens[1:] = targets[:-1]
     return {"decoder_tokens": decoder_tokens, "targets": targets, "target_weights": weights}
@@ -129,7 +132,7 @@ def decoder(
 def with_sentinels(
     tokens: Integer[np.ndarray, " length"], cut: Bool[np.ndarray, " length"], special: Special
 ) -> Int[np.ndarray, " row"]:
-    """Replaces each run of `cut` tokens, a mask [n], by its own sentinel."""
+    """Replaces each run of tokens at which `cut` is True by one sentinel; runs have different sentinels."""
     first = cut.copy()
     first[1:] &= ~cut[:-1]
     (starts,) = first.nonzero()

@@ -13,13 +13,14 @@ from plm_jax.objectives.special import Special
 
 @dataclass(frozen=True)
 class TranslationLM(MaskedLM):
-    """Masked language modeling of pairs of translations, and of texts of one language (XLM, Conneau and Lample 2019,
-    arXiv:1901.07291).
+    """Masked language modeling of pairs of translations and of monolingual texts.
+
+    This is the objective of XLM (Conneau and Lample 2019, arXiv:1901.07291).
 
     The layout `translations` makes rows of pairs, in which a masked token can be predicted from its own sentence and
-    from the translation. As in `mask_out` of facebookresearch/XLM (xlm/trainer.py), each token is predicted with
-    probability `rate`, special tokens included, except the first token of a row. With `smoothing`, special tokens are
-    never predicted, since their scores are 0 (xlm/data/loader.py).
+    from the translation. As in `mask_out` of facebookresearch/XLM (xlm/trainer.py), each token except the first token
+    of a row is predicted with probability `rate`; this includes special tokens. With `smoothing`, special tokens are
+    never predicted, because their scores are 0 in XLM (xlm/data/loader.py).
     """
 
     kind: ClassVar[str] = "translation_lm"

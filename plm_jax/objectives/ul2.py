@@ -24,7 +24,7 @@ class Denoiser(SpanCorruption):
     """One kind of span corruption in a mixture.
 
     Attributes:
-      mode: mode token of its inputs: regular (R), sequential (S) or extreme (X).
+      mode: mode token at the start of the inputs: regular (R), sequential (S) or extreme (X).
       rate: share of the rows, relative to the rates of the other denoisers.
     """
 
@@ -34,18 +34,20 @@ class Denoiser(SpanCorruption):
 
 @dataclass(frozen=True)
 class UL2(TextToText):
-    """Span corruption of several kinds, each with a mode token at the start of its inputs (UL2, Tay et al. 2022,
-    arXiv:2205.05131).
+    """Mixture of several kinds of span corruption (UL2, Tay et al. 2022, arXiv:2205.05131).
+
+    The inputs of each kind begin with a mode token.
 
     The denoisers are those of table 1: regular, sequential (the last quarter of the text, after one sentinel) and
-    extreme. The table has no rates; §4.5 recommends a fifth of sequential rows, and the rest is split evenly here
-    between regular and extreme ones. The last three sentinels are the mode tokens R, S and X; the tokenizer of the
-    released model splits its `[NLU]`, `[S2S]` and `[NLG]` into pieces. All rows have the number of tokens that fits the
-    denoiser with the longest rows, so rows of other denoisers have padding; the paper's listing fills each row. Its
-    sequential rows are a prefix LM cut anywhere; those here are the table's.
+    extreme. The table has no rates. §4.5 recommends that a fifth of the rows are sequential; here, the remaining rows
+    are split evenly between regular and extreme rows. The last three sentinels are the mode tokens R, S and X; the
+    tokenizer of the released model splits the mode tokens `[NLU]`, `[S2S]` and `[NLG]` into pieces. All texts have the
+    number of tokens that fits the denoiser with the longest rows, so the rows of the other denoisers have padding; the
+    listing in the paper fills each row. In the listing, a sequential row is a prefix LM with a random length of the
+    prefix; here, sequential rows follow the table.
 
     Attributes:
-      denoisers: the denoisers of the mixture.
+      denoisers: denoisers of the mixture, with their rates.
     """
 
     kind: ClassVar[str] = "ul2"
@@ -66,7 +68,7 @@ class UL2(TextToText):
 
     @functools.cached_property
     def _cumulative_rates(self) -> np.ndarray:
-        """Cumulative rates."""
+        """Cumulative sums of the rates of the denoisers."""
         return np.cumsum([denoiser.rate for denoiser in self.denoisers])
 
     @override
@@ -76,7 +78,7 @@ class UL2(TextToText):
 
     @override
     def num_sentinels(self, num_tokens: int) -> int:
-        """Returns the maximum number of spans of any denoiser plus the number of modes."""
+        """Returns the number of modes plus the maximum number of sentinels that a denoiser needs."""
         return max(denoiser.num_sentinels(num_tokens) for denoiser in self.denoisers) + len(MODES)
 
     @override

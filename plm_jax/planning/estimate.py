@@ -2,11 +2,16 @@
 
     seconds = max(compute, memory, network) + synchronous
 
-All terms are times at the hardware's full speed. `compute` is that of the matrix products at the chip's peak, and of
-the kernels as the compiler schedules them; `memory` that of the traffic to and from HBM; `network` that of
-communication while other work runs (asynchronous collectives, rings); and `synchronous` that of communication during
-which all other work waits. The maximum over the whole program assumes that everything overlaps, which no step reaches:
-the more realistic estimate of `step_time` is about twice as long for BERT-large.
+All terms are times at the hardware's full speed:
+
+- `compute`: matrix products at the chip's peak, and kernels as the compiler schedules them.
+- `memory`: traffic to and from HBM.
+- `network`: communication while other work runs (asynchronous collectives, rings).
+- `synchronous`: communication during which all other work waits.
+
+With several slices, communication between slices is another argument of the maximum. The bound assumes that all work of
+the program overlaps. Real steps take longer: for BERT-large, the more realistic estimate of `step_time` is about twice
+as long.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,9 +31,9 @@ class Work:
       hbm_bytes: bytes read from and written to HBM.
       overlapped: bytes sent within the slice while other work runs.
       synchronous: bytes sent within the slice while other work waits.
-      between_slices: bytes sent to other slices, in any form.
-      kernel_flops: FLOPs of each Pallas kernel, from `flops.kernels`.
-      kernel_scores: scores of each Pallas kernel, from `flops.scores`.
+      between_slices: bytes sent to other slices, whether or not other work runs.
+      kernel_flops: FLOPs by name of the Pallas kernel, from `flops.kernels`.
+      kernel_scores: numbers of attention scores by name of the Pallas kernel, from `flops.scores`.
       drops: whether attention weights are dropped.
     """
 
@@ -43,7 +48,7 @@ class Work:
 
 
 def measure_work(jaxpr, module: hlo.HloModule, slice_of: Sequence[int], drops: bool = False) -> Work:
-    """Returns one device's share of the work of a traced and compiled step.
+    """Returns the work of one device in a step that was traced and compiled.
 
     Args:
       jaxpr: traced program.
@@ -72,7 +77,10 @@ def measure_work(jaxpr, module: hlo.HloModule, slice_of: Sequence[int], drops: b
 
 
 def kernel_flops_at_peak(device_kind: str, work: Work) -> float:
-    """Returns the time of the kernels multiplied by the chip's peak FLOP/s, so that other FLOPs can be added."""
+    """Returns the time of all kernels as FLOPs: the time multiplied by the chip's peak FLOP/s.
+
+    The result can be added to the FLOPs of other operations.
+    """
     return sum(
         kernels.flops_at_peak(device_kind, name, product_flops, work.kernel_scores.get(name, 0.0), work.drops)
         for name, product_flops in work.kernel_flops.items()
@@ -80,11 +88,12 @@ def kernel_flops_at_peak(device_kind: str, work: Work) -> float:
 
 
 def estimate(device_kind: str, work: Work) -> dict[str, Any]:
-    """Returns the lower bound as a tree for JSON.
+    """Returns the lower bound of a step's time, in a form that can be written as JSON.
 
     Returns:
-      `seconds`, with the key `optimistic`, if everything overlaps; `bound`, the longest part; `seconds_alone`, by part.
-      There is no MFU, because the bound would overstate it.
+      A dict with three entries: `seconds`, a dict in which `optimistic` is the lower bound; `bound`, the name of the
+      longest part of the bound; and `seconds_alone`, the seconds of each part. The MFU is not included, because the
+      bound would overstate it.
     """
     chip = flops.chip(device_kind)
     assert chip is not None  # Every device kind with a compiler is known.
@@ -105,5 +114,12 @@ def estimate(device_kind: str, work: Work) -> dict[str, Any]:
 
 
 def dollars_per_token(seconds: float, chips: float, tokens: int, price: float) -> float:
-    """Returns the cost of a token, from the seconds and tokens of a step and the hourly price of a chip in dollars."""
+    """Returns the cost of a token in dollars.
+
+    Args:
+      seconds: time of a step.
+      chips: number of chips.
+      tokens: number of tokens in a step.
+      price: dollars per hour of a chip.
+    """
     return seconds * chips * price / 3600 / tokens

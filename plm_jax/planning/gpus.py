@@ -24,7 +24,7 @@ _TARGETS = pathlib.Path(__file__).parent / "targets"
 
 
 def devices(topology: str, slices: int = 1) -> list[Any]:
-    """Returns GPUs in hosts of eight, or in one host with fewer.
+    """Returns abstract GPUs: several hosts of eight GPUs, or one host of at most eight GPUs.
 
     Args:
       topology: `gpu:KIND:COUNT`, such as `gpu:h100:8`.
@@ -54,10 +54,10 @@ def devices(topology: str, slices: int = 1) -> list[Any]:
 
 
 def memory_share() -> float:
-    """Returns the share of a GPU's memory that JAX uses, as set in the environment.
+    """Returns the share of a GPU's memory that JAX uses: the value of an environment variable, or JAX's default.
 
     Raises:
-      UserError: the variable is not a share.
+      UserError: the variable is not a number above 0 and at most 1.
     """
     names = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
     name, value = next(((name, os.environ[name]) for name in names if os.environ.get(name)), ("", MEMORY_SHARE))

@@ -32,7 +32,13 @@ _NAMED = re.compile(r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(((?:[^()]
 
 
 class Array(NamedTuple):
-    """Array parsed from a shape; `in_hbm` is false if its layout names another memory space."""
+    """Array parsed from a shape.
+
+    Attributes:
+      dtype: HLO's name of the dtype.
+      dimensions: length of each dimension.
+      in_hbm: whether the array is in HBM; False if the layout names another memory space.
+    """
 
     dtype: str
     dimensions: tuple[int, ...]
@@ -45,7 +51,7 @@ class Array(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Number of bytes, without padding of tiles."""
+        """Number of bytes, without the padding of tiles."""
         bits = _BITS.get(self.dtype) or int(re.sub(r"\D*(\d+).*", r"\1", self.dtype))
         return math.prod(self.dimensions) * bits // 8
 
@@ -59,7 +65,7 @@ def _arrays(text: str) -> list[Array]:
 
 @dataclass(frozen=True)
 class Instruction:
-    """Instruction of a line `%name = shape opcode(operands), attributes`."""
+    """Instruction parsed from a line `%name = shape opcode(operands), attributes`."""
 
     name: str
     shape: str
@@ -73,12 +79,12 @@ class Instruction:
 
     @property
     def number(self) -> int:
-        """Value of a constant, or index of a parameter."""
+        """Value if the instruction is a constant; index if the instruction is a parameter."""
         return int(self.rest.partition(")")[0])
 
     @property
     def elements(self) -> list[str]:
-        """Shapes of a tuple's elements, or the shape of an array."""
+        """Shapes of the elements if the result is a tuple; otherwise only the shape of the result."""
         if not self.shape.startswith("("):
             return [self.shape]
         depth, elements = 0, [""]
@@ -92,7 +98,7 @@ class Instruction:
 
     @property
     def arrays(self) -> list[Array]:
-        """Arrays of the result."""
+        """Arrays in the result."""
         return _arrays(self.shape)
 
     @property
@@ -115,7 +121,15 @@ class Instruction:
 
 
 class Step(NamedTuple):
-    """Instruction with its computation, the number of times it runs, and the instruction that calls the computation."""
+    """Instruction that is reached through one call of its computation.
+
+    Attributes:
+      instruction: the instruction.
+      computation: name of the computation that contains the instruction.
+      times: number of times that the instruction runs.
+      caller: instruction that calls the computation; None for the entry computation.
+      fused: whether the instruction is in a fusion.
+    """
 
     instruction: Instruction
     computation: str
@@ -128,13 +142,15 @@ class Collective(NamedTuple):
     """Collective of a program.
 
     Attributes:
-      kind: one of COLLECTIVES; a ring of permutes counts as the collective that it implements.
+      kind: one of COLLECTIVES. A ring of permutes has the kind of the collective that it implements.
       form: one of FORMS.
-      arrays: results on each device.
-      sent: bytes that a device sends each time.
-      times: number of times it starts in a step.
-      groups: first group of devices that communicate; each pair for a permute; empty between slices.
-      source: operation of the traced program from which it was compiled, with its loops (`…/stack/while/body/…`).
+      arrays: results of the collective on each device.
+      sent: bytes that a device sends each time the collective runs.
+      times: number of times that the collective starts in a step.
+      groups: devices that communicate: the first group of devices or, for a permute, all pairs of devices. Empty for
+        transfers between slices.
+      source: operation of the traced program from which the collective was compiled, including the loops around the
+        operation (`…/stack/while/body/…`).
     """
 
     kind: str
@@ -171,7 +187,7 @@ class HloModule:
         return self._computations[computation]
 
     def steps(self) -> Iterator[Step]:
-        """Yields every instruction that the program reaches, once per call site."""
+        """Yields every instruction that the program reaches, once for each call of its computation."""
         return self._walk(self._entry, 1, None, False)
 
     def _walk(self, name: str, times: int, caller: Instruction | None, fused: bool) -> Iterator[Step]:
@@ -183,7 +199,10 @@ class HloModule:
                 yield from self._walk(called, inner, instruction, within)
 
     def trips(self, loop: Instruction) -> int:
-        """Returns the trip count of a loop from 0 to a constant in steps of 1 or, if unrolled, of another constant."""
+        """Returns the trip count of a loop.
+
+        The loop counts from 0 to a constant. The increment is 1 or, if the loop is unrolled, another constant.
+        """
         if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.rest):
             return int(known[1])
         condition, body = (
@@ -200,7 +219,11 @@ class HloModule:
     def _computed(
         self, computation: dict[str, Instruction], instruction: Instruction
     ) -> tuple[Instruction, list[Instruction]]:
-        """Looks through copies and a fusion (GPUs fuse those of loops), and returns the operation and its operands."""
+        """Returns the operation that computes the value of an instruction, and the operands of this operation.
+
+        If the instruction is a copy or a fusion, the operation is the one whose result it copies or returns. On GPUs,
+        the comparison and the increment of a loop are in fusions.
+        """
         while instruction.opcode == "copy":
             instruction = computation[instruction.operands[0]]
         operands = [computation[name] for name in instruction.operands if name in computation]
@@ -212,7 +235,10 @@ class HloModule:
         return root, [operands[int(i.rest.partition(")")[0])] if i.opcode == "parameter" else i for i in root_operands]
 
     def collectives(self) -> list[Collective]:
-        """Returns the collectives of the program; parts of an asynchronous one, which share a channel, count once."""
+        """Returns the collectives of the program.
+
+        The parts of an asynchronous collective share a channel and are returned as one collective.
+        """
         parts: dict[str, list[Step]] = {}
         for step in self.steps():
             if step.instruction.opcode.removesuffix("-start") in COLLECTIVES or _between_slices(step.instruction):
@@ -228,7 +254,10 @@ class HloModule:
         return collectives
 
     def started(self, step: Step) -> list[Collective]:
-        """Returns the collectives that an instruction outside of fusions starts or performs each time it runs."""
+        """Returns the collectives that an instruction starts or performs each time the instruction runs.
+
+        The instruction must not be in a fusion.
+        """
         instruction = step.instruction
         steps = [step]
         if instruction.opcode in ("fusion", "call-start", "async-start"):
@@ -246,7 +275,7 @@ class HloModule:
         return sum(s.times * self.traffic(s) for s in self.steps() if not s.fused)
 
     def traffic(self, step: Step) -> int:
-        """Estimates the bytes that an instruction reads from and writes to a device's memory each time it runs."""
+        """Estimates the bytes that one run of an instruction reads from and writes to a device's memory."""
         instruction = step.instruction
         if instruction.opcode in _NO_TRAFFIC or instruction.opcode.endswith("-done"):
             return 0
@@ -267,9 +296,10 @@ class HloModule:
         return read + max(sum(a.nbytes for a in results) - buffers, 0) + updates
 
     def _touched(self, step: Step) -> tuple[dict[int, list[Array]], list[Array]]:
-        """Returns the arrays in HBM of an instruction's operands, by index, and of its results.
+        """Returns a pair: the arrays in HBM of each operand, by index of the operand; and the result's arrays in HBM.
 
-        Fusions that continue an asynchronous collective pass its arrays on without reading them.
+        A fusion that continues an asynchronous collective passes on the collective's arrays without reading them, so
+        these arrays are left out.
         """
         instruction, here = step.instruction, self._computations[step.computation]
         operands = dict(enumerate(here[name].shape for name in instruction.operands if name in here))
@@ -285,8 +315,10 @@ class HloModule:
         """Returns the memory traffic of slices and in-place updates in a fusion.
 
         Returns:
-          Bytes read from each parameter that is only sliced or updated in place, by its index; bytes in HBM of the
-          arrays that are updated; bytes of the updates.
+          Three results. The first is a dict with the number of bytes read from each parameter, by index of the
+          parameter; it contains only parameters that are sliced or updated in place, and never read as a whole. The
+          second is the size in bytes of all arrays in HBM that are updated in place. The third is the size in bytes of
+          all updates.
         """
         fusion = self._computations[name]
         users: dict[str, list[Instruction]] = {}
@@ -295,10 +327,9 @@ class HloModule:
                 users.setdefault(operand, []).append(instruction)
 
         def read(name: str) -> int | None:
-            """Returns the number of bytes of an array that the instructions that use it read through slices.
+            """Returns the number of bytes that instructions read from an array through slices.
 
-            Returns:
-              None if one of these instructions reads the whole array, or if the array is an output of the computation.
+            Returns None if an instruction reads the whole array, or if the array is an output of the computation.
             """
             total = 0
             if name not in users:
@@ -358,12 +389,15 @@ def _in_hbm(shape: str) -> list[Array]:
 
 
 def _moved(start: Instruction) -> int:
-    """Returns the bytes that an asynchronous copy, slice or permute moves: the smaller of source and destination."""
+    """Returns the number of bytes that an asynchronous copy, slice or permute moves.
+
+    This is the size of the source or of the destination, whichever is smaller.
+    """
     return min(sum(array.nbytes for array in _arrays(element)) for element in start.elements[:2])
 
 
 def _is_continuation(step: Step) -> bool:
-    """Whether a collective continues one that an earlier fusion has started."""
+    """Whether a step is the continuation of a collective that an earlier fusion started."""
     ends = step.caller is not None and step.caller.name.startswith(ENDS)
     return ends or step.computation.startswith(CONTINUES)
 
@@ -374,7 +408,10 @@ def _between_slices(instruction: Instruction) -> bool:
 
 
 def _transfer(step: Step) -> Collective:
-    """Returns a transfer to other slices, whose number follows from `_xla_megascale_target="{1,2}x{0:7}"`."""
+    """Returns the transfer between slices that a step starts.
+
+    In `_xla_megascale_target="{1,2}x{0:7}"`, the first braces list the slices.
+    """
     instruction = step.instruction
     (kind,) = re.findall(r'_xla_megascale_transfer_type="(\w+)"', instruction.rest)
     (targets,) = re.findall(r'_xla_megascale_target="\{([\d,]+)\}', instruction.rest)
@@ -410,10 +447,10 @@ def _collective(step: Step, devices: int) -> Collective:
 
 
 def _groups(text: str, devices: int) -> tuple[tuple[int, ...], ...]:
-    """Returns the devices of the first group of a collective, or the pairs of a permute.
+    """Returns the first group of devices of a collective or, for a permute, all pairs of devices.
 
-    Groups are written as `{{0,1},{2,3}}`, `[2,2]<=[2,2]T(1,0)` or `mesh['a'=2,'b'=2], device_ids=([2,2]T(1,0)) {'b'}`;
-    for a group of all devices they are `{}` or missing.
+    Groups are written as `{{0,1},{2,3}}`, `[2,2]<=[2,2]T(1,0)` or `mesh['a'=2,'b'=2], device_ids=([2,2]T(1,0)) {'b'}`.
+    If all devices form one group, the groups are written as `{}` or missing.
     """
     if pairs := re.search(r"source_target_pairs=\{(\{[\d,{}]*\})\}", text):
         return tuple(_numbers(pair) for pair in re.findall(r"\{([\d,]+)\}", pairs[1]))
@@ -433,7 +470,11 @@ def _groups(text: str, devices: int) -> tuple[tuple[int, ...], ...]:
 
 
 def _device_ids(text: str) -> np.ndarray:
-    """Returns all devices in an order written as `[2,4]T(1,0)` (a transposed array of these sizes) or as a list."""
+    """Returns the ids of devices in the order that `text` describes.
+
+    The text is a list of ids, or sizes such as `[2,4]T(1,0)`. Sizes describe an array of all ids in ascending order;
+    `T` transposes this array.
+    """
     if counted := re.fullmatch(r"\[([\d,]+)\](?:T\(([\d,]+)\))?", text):
         sizes = _numbers(counted[1])
         ids = np.arange(math.prod(sizes)).reshape(sizes)

@@ -1,15 +1,15 @@
-"""Time of Pallas kernels by the compilers' schedules."""
+"""Time of Pallas kernels, estimated from the compilers' schedules."""
 
 from typing import NamedTuple
 
 
 class KernelCost(NamedTuple):
-    """Time of a kernel, in FLOPs that the chip would execute at its peak in the same time.
+    """Time of a kernel in FLOPs: the time in seconds multiplied by the chip's peak FLOP/s.
 
     Attributes:
-      score: time per score of attention, for any head_dim.
+      score: time per attention score, for any head_dim.
       product: time per FLOP of the matrix products.
-      dropout: additional time per score with dropout of attention weights.
+      dropout: additional time per attention score if attention weights are dropped.
     """
 
     score: float
@@ -48,11 +48,11 @@ OTHER_KERNELS = 0.375
 
 
 def flops_at_peak(device_kind: str, name: str, product_flops: float, scores: float, drops: bool) -> float:
-    """Returns the time of a kernel, in FLOPs that the chip would execute at its peak in the same time.
+    """Returns the time of a kernel in FLOPs: the time in seconds multiplied by the chip's peak FLOP/s.
 
     Args:
       name: name of the kernel.
-      product_flops: FLOPs of its matrix products.
+      product_flops: FLOPs of the kernel's matrix products.
       scores: number of attention scores.
       drops: whether attention weights are dropped.
     """

@@ -1,9 +1,15 @@
-"""Time of each instruction of a compiled TPU program, from the compiler's cycle counts and the bytes that it moves.
+"""Time of each instruction of a compiled TPU program, from the compiler's cycle count and the bytes moved.
 
-At best, an instruction takes the longest of three times: its matrix products, filled up to the size of the matrix
-unit, at the rate that large ones reach by the compiler's cycles; its vector operations and stores at the full rate; and
-its bytes. A Pallas kernel takes the bundles of its schedule or its bytes. The compiler's own count of cycles is the
-worst case: it is right for large products, and too large where vector code is part of an instruction.
+At best, an instruction takes the longest of three times:
+
+- the time of its matrix products, padded to the size of the matrix unit, at the rate that large products reach
+  according to the compiler's cycle counts;
+- the time of its vector operations and stores, at the full rate;
+- the time of its traffic with HBM.
+
+A Pallas kernel takes the longer of two times: the time of its schedule, and the time of its traffic with HBM. The
+compiler's own cycle count of an instruction is the worst case. This count is right for large products, and too large if
+the instruction contains vector code.
 """
 
 import re
@@ -20,11 +26,13 @@ class Core(NamedTuple):
     """Rates of the cores of a device.
 
     Attributes:
-      flops_per_cycle: FLOPs of matrix products at the peak; with the peak in FLOP/s, they give the clock.
-      vector_operations: 32-bit operations per cycle, in four units of 8 × 128 lanes per core.
-      product_share: share of the peak that a bfloat16 product of 8192 × 8192 matrices reaches by the compiler's cycles.
-      links: links to other chips of a slice.
-      unit: rows and columns of a matrix unit.
+      flops_per_cycle: FLOPs of matrix products per cycle at the peak. The clock rate is the peak in FLOP/s divided by
+        this number.
+      vector_operations: 32-bit vector operations per cycle. Each core has four vector units of 8 × 128 lanes.
+      product_share: share of the peak that a bfloat16 product of two 8192 × 8192 matrices reaches, according to the
+        compiler's cycle count.
+      links: number of links between a chip and other chips of its slice.
+      unit: number of rows, and of columns, of a matrix unit.
     """
 
     flops_per_cycle: int
@@ -69,18 +77,18 @@ _OPERATIONS_OF_FUNCTION = 12
 
 
 class OperationCost(NamedTuple):
-    """Seconds of an instruction by the unit that spends them; different units work at the same time.
+    """Seconds for which an instruction occupies each unit of a device; different units work at the same time.
 
     Attributes:
       kind: one of KINDS.
-      core: time of the core at best.
-      core_at_worst: time of the core by the compiler's count.
-      memory: traffic with HBM.
-      network: transfers within the slice.
-      slices: transfers between slices.
-      product_flops: FLOPs of matrix products, outside of kernels.
-      is_kernel: whether it is a Pallas kernel.
-      is_asynchronous: whether the core continues with the next instruction.
+      core: seconds of the core at best.
+      core_at_worst: seconds of the core by the compiler's cycle count.
+      memory: seconds of traffic with HBM.
+      network: seconds of transfers within the slice.
+      slices: seconds of transfers between slices.
+      product_flops: FLOPs of matrix products outside of Pallas kernels.
+      is_kernel: whether the instruction is a Pallas kernel.
+      is_asynchronous: whether the core continues with the next instruction meanwhile.
     """
 
     kind: str
@@ -95,7 +103,7 @@ class OperationCost(NamedTuple):
 
 
 def core_of(device_kind: str) -> Core | None:
-    """Returns the rates of a kind of device, or None if its instructions cannot be timed."""
+    """Returns the rates of a kind of device, or None if instructions of this kind of device cannot be timed."""
     return next((core for part, core in CORES.items() if part in device_kind), None)
 
 
@@ -118,8 +126,8 @@ class CostModel:
           device_kind: name of a device with an entry in CORES.
           slice_of: index of each device's slice, in the order of the mesh.
           drops: whether attention weights are dropped.
-          rings: whether the last chip of each dimension of a slice is linked to the first one; if not, collectives
-            have half of the bandwidth.
+          rings: whether, along each dimension of a slice, the last chip is linked to the first chip. If not,
+            collectives have half of the bandwidth.
         """
         chip, core = flops.chip(device_kind), core_of(device_kind)
         assert chip is not None and core is not None
@@ -130,7 +138,7 @@ class CostModel:
         self._fusions: dict[str, tuple[float, float, float]] = {}
 
     def cost(self, step: hlo.Step) -> OperationCost:
-        """Returns the cost of an instruction outside of fusions each time that it runs."""
+        """Returns the cost of one run of an instruction that is not in a fusion."""
         key = step.computation, step.instruction.name
         if key not in self.costs:
             self.costs[key] = self._cost(step)
@@ -158,7 +166,7 @@ class CostModel:
         return OperationCost(kind, at_best, at_worst, memory, network, product_flops=product_flops)
 
     def _transfers(self, step: hlo.Step) -> tuple[float, float]:
-        """Returns the seconds of the collectives that an instruction starts, within the slice and between slices."""
+        """Returns the seconds of the collectives that an instruction starts: within a slice, and between slices."""
         within = between = 0.0
         for collective in self.module.started(step):
             if hlo.crosses_slices(collective, self._slice_of):
@@ -179,8 +187,11 @@ class CostModel:
         return kernels.flops_at_peak(self._device_kind, name, product_flops, scores, self._drops) / self.chip.flops
 
     def _arithmetic(self, step: hlo.Step) -> tuple[float, float, float]:
-        """Returns FLOPs of matrix products, the same with what the matrix units are not filled with, and the number of
-        vector operations of an instruction.
+        """Counts the arithmetic of an instruction.
+
+        Returns:
+          Three counts: the FLOPs of matrix products; the FLOPs of the same products with padding to the size of the
+          matrix unit; and the vector operations.
         """
         if step.instruction.opcode == "fusion":
             return self._fused(step.instruction.called[0])
@@ -212,7 +223,7 @@ class CostModel:
 
 
 def _kind(instruction: hlo.Instruction, is_product: bool) -> str:
-    """Returns the kind of a synchronous instruction, by its place in the traced program."""
+    """Returns the kind of a synchronous instruction, based on its source in the traced program."""
     match = _SOURCE.search(instruction.rest)
     source = match[1] if match else ""
     in_stack = "/stack/" in source

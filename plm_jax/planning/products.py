@@ -14,12 +14,12 @@ _LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
 def filled_share(convolution: hlo.Instruction, instructions: dict[str, hlo.Instruction], size: int) -> float:
     """Returns the share of a square matrix unit that a convolution fills.
 
-    The unit holds `size` × `size` weights, and rows of the other operand pass in groups of 8; either operand can be the
-    one that it holds.
+    The unit holds `size` × `size` entries of one operand; rows of the other operand pass through the unit in groups of
+    8. Either operand may be held, and the better choice is assumed.
 
     Args:
-      instructions: instructions of its computation by name.
-      size: rows and columns of the unit.
+      instructions: instructions, by name, of the computation that contains the convolution.
+      size: number of rows, and of columns, of the unit.
     """
     weights = instructions[convolution.operands[1]].arrays[0].dimensions
     result = convolution.arrays[0]
@@ -39,7 +39,7 @@ def _filled(length: int, group: int) -> float:
 
 
 def _labels(convolution: hlo.Instruction) -> tuple[str, str, str]:
-    """Returns the meaning of the axes of data, weights and result."""
+    """Returns the labels of the axes of three arrays: the data, the weights and the result."""
     match = _LABELS.search(convolution.rest)
     assert match is not None  # Every convolution has them.
     data, weights, result = match.groups()
@@ -47,10 +47,10 @@ def _labels(convolution: hlo.Instruction) -> tuple[str, str, str]:
 
 
 def convolution_flops(convolution: hlo.Instruction, instructions: dict[str, hlo.Instruction]) -> float:
-    """Returns the FLOPs of a convolution; positions of the window outside of the array or within gaps do not count.
+    """Returns the FLOPs of a convolution. Window positions outside of the array or in gaps are not counted.
 
     Args:
-      instructions: instructions of its computation by name.
+      instructions: instructions, by name, of the computation that contains the convolution.
     """
     data, weights = (instructions[name].arrays[0].dimensions for name in convolution.operands[:2])
     (result,) = (array.dimensions for array in convolution.arrays)
@@ -64,7 +64,7 @@ def convolution_flops(convolution: hlo.Instruction, instructions: dict[str, hlo.
 
 
 def _window(convolution: hlo.Instruction) -> dict[str, list[int]]:
-    """Returns the size, padding, stride and dilations of a window along each axis."""
+    """Returns a dict with the size, padding, stride and dilations of a window; each is a list over axes."""
     match = _WINDOW.search(convolution.rest)
     fields = dict(field.split("=") for field in match[1].split()) if match else {"size": ""}
     axes = [int(size) for size in fields["size"].split("x") if size]
@@ -77,7 +77,7 @@ def _window(convolution: hlo.Instruction) -> dict[str, list[int]]:
 
 
 def _pairs(data: int, result: int, size: int, padding: int, stride: int, gaps: int, spread: int) -> int:
-    """Counts the multiplications along one axis: pairs of a result and a window position that is on a data element.
+    """Counts the multiplications along one axis: the pairs of a result and a window position on a data element.
 
     Window positions in the padding, or in the gaps between data elements, are not counted.
     """

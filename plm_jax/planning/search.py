@@ -1,7 +1,7 @@
 """Meshes, microbatches and levels of recomputation for a run on some devices, ranked by a closed-form estimate.
 
-The estimate is cheap and rough: it selects the candidates that are compiled, and the compiled programs decide. All
-figures are those of one device.
+The estimate is cheap and rough. It only selects the candidates to compile; the compiled programs decide. All figures
+are per device.
 """
 
 import dataclasses
@@ -26,14 +26,25 @@ LARGEST_TENSOR = 16
 
 
 class CostEstimate(NamedTuple):
-    """Estimated seconds of a step and bytes of memory of a device."""
+    """Estimated cost of a step.
+
+    Attributes:
+      seconds: seconds of a step.
+      memory: bytes of memory of a device.
+    """
 
     seconds: float
     memory: float
 
 
 class MeshCandidate(NamedTuple):
-    """Run with changed settings, these settings by config field, and its estimated cost."""
+    """A run with changed settings.
+
+    Attributes:
+      settings: changed settings by config field.
+      run: the changed run.
+      cost: estimated cost of a step of the changed run.
+    """
 
     settings: dict[str, Any]
     run: config.Run
@@ -43,7 +54,15 @@ class MeshCandidate(NamedTuple):
 def candidates(
     run: config.Run, phase: config.Phase, parameters: int, chip: flops.Chip, devices: int
 ) -> list[MeshCandidate]:
-    """Returns the candidates that divide the rows of a phase and may fit the memory, fastest estimate first."""
+    """Returns changes of the mesh, microbatches and recomputation of a run, in ascending order of estimated time.
+
+    The number of shards of each candidate divides the batch size of the phase. Candidates with an estimated memory of
+    more than 1.2 times the memory of a device are left out, because the estimate is rough.
+
+    Args:
+      parameters: number of parameters.
+      devices: number of devices.
+    """
     ranked = []
     for sizes in _meshes(run, phase, devices):
         shards = math.prod(sizes[axis] for axis in ("data", "fsdp", "stage") if axis in sizes)
@@ -69,13 +88,13 @@ def with_settings(
     """Changes the mesh, the number of microbatches and the level of recomputation of a run.
 
     Args:
-      phase: phase of the run that gets `microbatches`. Each other phase gets as few microbatches as possible without
-        more tokens in one.
-      sizes: sizes of mesh axes that change.
-      shards: number of shards of the rows of a batch.
+      phase: phase of the run that gets `microbatches` microbatches. Every other phase gets the smallest number of
+        microbatches for which a microbatch has at most as many tokens as a microbatch of `phase`.
+      sizes: new sizes of the mesh axes that change.
+      shards: number of shards over which the rows of a batch are divided.
 
     Returns:
-      Numbers of microbatches by config field, such as `train.phases.0.microbatches`; the changed run.
+      A pair: the numbers of microbatches by config field, such as `train.phases.0.microbatches`; and the changed run.
     """
     run = dataclasses.replace(run, mesh=dataclasses.replace(run.mesh, **sizes), model=run.model.with_speed(remat=remat))
     tokens = phase.batch_size // microbatches * phase.length
@@ -105,8 +124,9 @@ def estimate_cost(
 ) -> CostEstimate:
     """Estimates the cost of a step in closed form.
 
-    Time is the longest of computation, memory traffic and communication plus a tenth of the others, since overlap is
-    imperfect. Memory is the state, the weights of two layers and the stored activations.
+    The time is the longest of three times (computation, memory traffic and communication), plus a tenth of the two
+    other times, because overlap is imperfect. The memory is the sum of the state, the weights of two layers and the
+    stored activations.
     """
     data, fsdp, tensor = sizes["data"], sizes["fsdp"], sizes["tensor"]
     context, pipeline_stages = sizes.get("context", 1), sizes.get("stage", 1)
@@ -136,7 +156,10 @@ def estimate_cost(
 
 
 def _shape(run: config.Run, tokens: int) -> tuple[int, int, int]:
-    """Returns the width, the number of layers, and the activations per token that a layer's backward pass reads."""
+    """Returns three numbers: the width, the number of layers, and the number of activations per token and layer.
+
+    Only activations that the backward pass of a layer reads are counted.
+    """
     model = run.model
     if not isinstance(model, TransformerConfig):
         return 1024, 1, 8 * 1024
@@ -148,7 +171,10 @@ def _shape(run: config.Run, tokens: int) -> tuple[int, int, int]:
 
 
 def _meshes(run: config.Run, phase: config.Phase, devices: int) -> Iterator[dict[str, int]]:
-    """Yields plausible meshes: `tensor` divides the heads, and `context` is used for long rows only."""
+    """Yields plausible meshes, as dicts from axes to sizes.
+
+    The size of `tensor` divides the number of heads. The axis `context` is only used for long rows.
+    """
     model = run.model
     heads = model.attention.num_kv_heads if isinstance(model, TransformerConfig) else 1
     tensors = [size for size in _powers(min(LARGEST_TENSOR, devices)) if heads % size == 0]

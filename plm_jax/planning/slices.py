@@ -17,10 +17,10 @@ GENERATIONS = ("v4", "v5e", "v5p", "v6e", "tpu7x")
 
 
 def check(topology: str) -> None:
-    """Checks that Google offers a slice; the compiler accepts any.
+    """Checks that Google offers a slice. The compiler would also accept other slices.
 
     Raises:
-      UserError: there is no such slice; the message names the nearest one.
+      UserError: Google offers no such slice. The message names the nearest slice.
     """
     generation, sizes = _parts(topology)
     if generation not in GENERATIONS or not sizes:
@@ -39,7 +39,7 @@ def check(topology: str) -> None:
 
 
 def available_slices(generation: str) -> list[tuple[int, ...]]:
-    """Returns the slices of a generation, as numbers of chips along each dimension."""
+    """Returns the slices of a generation. Each slice is a tuple of the numbers of chips along its dimensions."""
     if generation not in _LARGEST:
         return list(_FLAT)
     cubes = _LARGEST[generation] // 64
@@ -52,10 +52,10 @@ def available_slices(generation: str) -> list[tuple[int, ...]]:
 
 
 def wraps(topology: str) -> tuple[bool, ...]:
-    """Returns, for each of three dimensions, whether the last chip of a slice is linked to the first one.
+    """Returns, for each of three dimensions, whether a slice wraps around: the last chip is linked to the first chip.
 
-    All dimensions of a v4, v5p or TPU7x slice wrap around if all their sizes are multiples of 4. A dimension of a v5e
-    or v6e slice wraps around if its size is 16.
+    A v4, v5p or TPU7x slice wraps around in all dimensions if all sizes are multiples of 4, and otherwise in no
+    dimension. A v5e or v6e slice wraps around in each dimension of size 16.
 
     Source: the pages on slice configurations at docs.cloud.google.com/tpu/docs.
     """
@@ -64,10 +64,10 @@ def wraps(topology: str) -> tuple[bool, ...]:
 
 
 def has_rings(sizes: Sequence[int]) -> bool:
-    """Whether all dimensions of a slice with more than one chip wrap around.
+    """Whether a slice wraps around in every dimension with more than one chip.
 
     Args:
-      sizes: numbers of chips along x, y and z; slices of v5e and v6e have one along z.
+      sizes: numbers of chips along x, y and z. Slices of v5e and v6e have one chip along z.
     """
     wrapped = _wrapped(sizes, sizes[2] == 1)
     return all(wrap for size, wrap in zip(sizes, wrapped, strict=True) if size > 1)
@@ -78,7 +78,7 @@ def _wrapped(sizes: Sequence[int], is_flat: bool) -> list[bool]:
 
 
 def _parts(topology: str) -> tuple[str, tuple[int, ...]]:
-    """Parses `v5p:4x4x8` into ("v5p", (4, 4, 8)); the sizes are () if they are malformed."""
+    """Parses a topology: `v5p:4x4x8` becomes ("v5p", (4, 4, 8)). Malformed sizes become ()."""
     generation, _, dimensions = topology.partition(":")
     match = re.fullmatch(r"\d+(x\d+)+", dimensions)
     return generation, tuple(int(size) for size in dimensions.split("x")) if match else ()

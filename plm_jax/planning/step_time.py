@@ -1,4 +1,4 @@
-"""Time of a step, simulated on a timeline of its instructions: a range, its parts, and the largest possible savings."""
+"""Estimated time of a step, from a simulation of its instructions: a range, the parts, and possible savings."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -26,10 +26,10 @@ class StepTime(NamedTuple):
     """Time of a step.
 
     Attributes:
-      optimistic: seconds with the constants OPTIMISTIC.
+      optimistic: seconds with the constants OPTIMISTIC, but at least `middle` / MOST.
       middle: seconds with the fitted constants.
-      pessimistic: seconds with the constants PESSIMISTIC.
-      clock: state at the end of the simulation that gives `middle`; the values of `by_kind` add up to `middle`.
+      pessimistic: seconds with the constants PESSIMISTIC, but at most `middle` · MOST.
+      clock: state at the end of the simulation with the fitted constants; the values of `by_kind` add up to `middle`.
     """
 
     optimistic: float
@@ -39,14 +39,19 @@ class StepTime(NamedTuple):
 
 
 class Saving(NamedTuple):
-    """Change of a run, and the seconds that it could save at most."""
+    """Change of a run that could save time.
+
+    Attributes:
+      seconds: largest possible saving per step.
+      text: description of the time that is lost, and of the change.
+    """
 
     seconds: float
     text: str
 
 
 def time_step(model: CostModel, assumptions: Assumptions = MIDDLE) -> StepTime:
-    """Simulates a step with optimistic, fitted and pessimistic constants.
+    """Simulates a step three times: with optimistic, with fitted, and with pessimistic constants.
 
     Args:
       assumptions: the fitted constants.
@@ -63,7 +68,7 @@ def time_step(model: CostModel, assumptions: Assumptions = MIDDLE) -> StepTime:
 
 
 def describe(time: StepTime, model: CostModel, model_flops: float, recomputed: float) -> dict[str, Any]:
-    """Describes the time of a step as a tree for JSON.
+    """Returns the time of a step and possible savings, in a form that can be written as JSON.
 
     Args:
       model_flops: model FLOPs of a step on one device.
@@ -80,12 +85,17 @@ def describe(time: StepTime, model: CostModel, model_flops: float, recomputed: f
 
 
 def savings(time: StepTime, model: CostModel, recomputed: float) -> list[Saving]:
-    """Returns changes that could save time, with the largest saving first."""
+    """Returns changes that could save time, in descending order of the possible saving."""
     share, clock = model.core.product_share, time.clock
     at_share = share * model.chip.flops
 
     def lost(*kinds: str, least: Callable[[OperationCost], float]) -> tuple[float, str]:
-        """Returns the seconds that operations take beyond the `least`, and the result of the one that loses most."""
+        """Returns the seconds that operations of some kinds lose: their time minus `least`.
+
+        Returns:
+          A pair: the total loss in seconds; and a text such as `f32[8,128]`. The text describes the largest result of
+          the operation that loses the most time.
+        """
         losses = {}
         for (kind, computation, name), seconds in clock.by_operation.items():
             if kind in kinds:
@@ -117,13 +127,17 @@ def savings(time: StepTime, model: CostModel, recomputed: float) -> list[Saving]
 
 
 def ranking_seconds(estimate: dict[str, Any]) -> float:
-    """Returns the middle of the estimated time of a step or, where it is unknown, the lower bound."""
+    """Returns the seconds of a step by which plans are ranked: `middle` or, if it is None, the lower bound."""
     seconds = estimate["seconds"]
     return seconds["optimistic"] if seconds["middle"] is None else seconds["middle"]
 
 
 def differ(estimate: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether the middle of each estimated time is outside the range of the other; True if one has no middle."""
+    """Whether two estimated times differ clearly: `middle` of each estimate is outside of the range of the other.
+
+    The range of an estimate is from `optimistic` to `pessimistic`. If `middle` of an estimate is None, the result is
+    True.
+    """
     first, second = estimate["seconds"], other["seconds"]
     if first["middle"] is None or second["middle"] is None:
         return True
@@ -134,7 +148,7 @@ def differ(estimate: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 def rows(estimate: dict[str, Any]) -> dict[str, str]:
-    """Returns the rows of a table about the time of a step."""
+    """Returns the rows of a table about the time of a step, as a dict from labels to text."""
     seconds, bound, table = estimate["seconds"], estimate["bound_seconds"], {}
     if seconds["middle"] is None:
         table["time per step"] = "unknown: the cycles of this device are not counted; see the lower bound"

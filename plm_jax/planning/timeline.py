@@ -1,8 +1,8 @@
-"""Time of a compiled TPU program: its instructions in their order, with transfers that run meanwhile.
+"""Time of a compiled TPU program, simulated: instructions run in their order, and transfers run meanwhile.
 
-The core runs one instruction after the other. An asynchronous transfer takes its turn on HBM or the network and delays
-the core only if it has not ended when its result is needed. A loop is timed for its first iteration and for the
-second one, which stands for the others.
+The core runs one instruction after the other. An asynchronous transfer starts as soon as HBM or the network is free. It
+delays the core only if it has not ended when its result is needed. Two iterations of a loop are simulated; each later
+iteration is assumed to take as long as the second iteration.
 """
 
 import copy
@@ -18,14 +18,20 @@ _PASSES = {"bitcast", "copy", "opt-barrier", "optimization-barrier", "custom-cal
 
 
 class Transfer(NamedTuple):
-    """Asynchronous transfer: the number of its start, when it ends, and its kind."""
+    """Asynchronous transfer.
+
+    Attributes:
+      number: index of the transfer, from 1, in the order in which transfers start.
+      end: time in seconds at which the transfer ends.
+      kind: kind of the operation that starts the transfer.
+    """
 
     number: int
     end: float
     kind: str
 
 
-# Transfers in flight of which a value waits: by index of a tuple's element, None for a whole value.
+# Transfers in flight that a value waits for, by index of the tuple element; the key None stands for the whole value.
 Pending = dict[int | None, tuple[Transfer, ...]]
 
 
@@ -33,10 +39,10 @@ class Assumptions(NamedTuple):
     """Constants of a simulation.
 
     Attributes:
-      vector: where the time of vector code lies between its best case (0) and the compiler's count (1).
-      products: time of matrix products and kernels, as a multiple of the compiler's count.
-      memory: time of traffic with HBM, as a multiple of that at the nominal bandwidth.
-      network: time of collectives, as a multiple of that at `operations.NETWORK_SHARE`.
+      vector: position of the core's time between its best case (0) and the compiler's cycle count (1).
+      products: factor that multiplies the core's time for matrix products and kernels.
+      memory: time of traffic with HBM, divided by the time at the nominal bandwidth.
+      network: time of transfers over the network, divided by the time that `CostModel` estimates.
     """
 
     vector: float = 0.0
@@ -50,11 +56,11 @@ class Clock:
     """State of a simulation.
 
     Attributes:
-      now: the time.
-      free: when each unit ends what it has begun.
+      now: seconds since the start of the program.
+      free: dict from the name of each unit to the time, in seconds, at which the unit is free again.
       by_kind: seconds by kind of operation.
-      by_operation: seconds by kind, computation and instruction, which may also wait for transfers.
-      runs: number of runs by computation and instruction.
+      by_operation: seconds by (kind, computation, instruction); waits of the instruction for transfers are included.
+      runs: number of runs by (computation, instruction).
       transfers: number of transfers that have started.
     """
 
@@ -67,16 +73,16 @@ class Clock:
 
     @property
     def counters(self) -> tuple[defaultdict[Any, float], ...]:
-        """Quantities that grow with each iteration of a loop."""
+        """Dicts whose values grow with each iteration of a loop."""
         return self.by_kind, self.by_operation, self.runs
 
     def occupy(self, unit: str, seconds: float) -> float:
-        """Uses a unit as soon as it is free, and returns when it is free again."""
+        """Occupies a unit as soon as it is free; returns the time at which the unit is free again."""
         self.free[unit] = max(self.now, self.free.get(unit, 0.0)) + seconds
         return self.free[unit]
 
     def spend(self, until: float, kind: str, operation: tuple[str, str]) -> None:
-        """Advances the time."""
+        """Advances `now` to `until`, but never backwards, and adds the difference to `by_kind` and `by_operation`."""
         seconds = max(until - self.now, 0.0)
         self.by_kind[kind] += seconds
         self.by_operation[kind, *operation] += seconds
@@ -90,13 +96,20 @@ class Timeline:
         self._model, self._module, self._assumptions = model, model.module, assumptions
 
     def run(self) -> Clock:
-        """Returns the clock at the end of the program."""
+        """Simulates the program; returns the clock at the end."""
         clock = Clock()
         self._computation(self._module.entry, clock, {}, None)
         return clock
 
     def _computation(self, name: str, clock: Clock, parameter: Pending, caller: hlo.Instruction | None) -> Pending:
-        """Runs a computation whose parameter waits for some transfers; returns what its result waits for."""
+        """Runs a computation.
+
+        Args:
+          parameter: transfers that the computation's parameter waits for.
+
+        Returns:
+          The transfers that the computation's result waits for.
+        """
         pending: dict[str, Pending] = {}
         result: Pending = {}
         for instruction in self._module.instructions(name).values():
@@ -157,7 +170,7 @@ class Timeline:
             clock.spend(clock.occupy("network", cost.network * self._assumptions.network), "collectives", operation)
 
     def _branches(self, instruction: hlo.Instruction, clock: Clock) -> Pending:
-        """Runs the slowest branch."""
+        """Runs all branches of a conditional, and keeps the clock of the slowest branch."""
         ends: list[Clock] = []
         for branch in instruction.called:
             ends.append(copy.deepcopy(clock))

@@ -1,4 +1,4 @@
-"""Audits of a run for silent data corruption, at regular intervals and at incidents, and the check of replicas."""
+"""Callbacks that check a run for silent data corruption: audits of the devices, and a comparison of replicas."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -18,10 +18,11 @@ from plm_jax.training.audit import DeviceCheck, ReplicaCheck, Vote
 
 
 class Audit(Callback):
-    """Audits the devices every `audits.every` steps and at incidents. It does not change the state.
+    """Callback that audits the devices every `audits.every` steps and after incidents; it does not change the state.
 
-    The incident of a step is read after the next step was dispatched, so that the devices do not wait for the host. An
-    audit of it computes the gradients of its batch at the parameters of that moment.
+    The loop reads whether a step was an incident only after it has dispatched the next step, so that the devices do not
+    wait for the host. The audit of an incident therefore computes the gradients of that step's batch at the current
+    parameters.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class Audit(Callback):
 
     @override
     def after_step(self, context: TrainingContext) -> None:
-        """Audits the devices if the incident of the step before or the number of this step asks for it.
+        """Audits the devices if the previous step was an incident, or if an audit is due at this step.
 
         Raises:
           UserError: a device computes wrongly.
@@ -100,7 +101,7 @@ class Audit(Callback):
             )
 
     def _build(self, context: TrainingContext) -> tuple[Callable[..., Mapping[str, jax.Array]], DeviceCheck]:
-        """Returns the checks of the gradients of the phase and of the devices."""
+        """Returns a pair: the function that computes the checksums of gradients, and the check of the devices."""
         program, audits = context.program, self._settings.audits
         options = compiler.audit_options(program.mesh.devices.flat[0].device_kind, audits.libtpu_checker)
         return program.phase_gradients(context.phase, options), DeviceCheck(program.mesh, program.precision.compute)
@@ -117,7 +118,10 @@ class Audit(Callback):
 
 
 class CheckReplicas(Callback):
-    """Compares the replicas of the parameters before each checkpoint. It precedes the callback that saves."""
+    """Callback that compares the replicas of the parameters before each checkpoint.
+
+    It must precede the callback that saves.
+    """
 
     def __init__(self, settings: config.CheckpointConfig, telemetry: Telemetry | None):
         """Prepares to compare; `telemetry` receives the report and is None in every process except the first."""
@@ -130,10 +134,10 @@ class CheckReplicas(Callback):
 
     @override
     def after_step(self, context: TrainingContext) -> None:
-        """Compares the replicas if the step is saved.
+        """Compares the replicas if a checkpoint of this step is due.
 
         Raises:
-          UserError: they differ.
+          UserError: the replicas differ.
         """
         is_due = context.is_last_step or context.decision.save or context.step % self._settings.save_every == 0
         if not is_due or context.program.mesh.size == 1:
@@ -159,14 +163,17 @@ class CheckReplicas(Callback):
 def describe_audit(
     differing: Sequence[int] | np.ndarray, names: Sequence[str], vote: Vote, devices: Sequence[Any], is_incident: bool
 ) -> str:
-    """Returns the finding of an audit as a line; empty if there is none and it was not made because of an incident.
+    """Returns the findings of an audit as one line.
+
+    Without findings, returns a line that says that the incident was not reproduced, or "" if no incident caused the
+    audit.
 
     Args:
       differing: indices of the tensors whose gradients differed between two computations.
       names: names of the tensors.
-      vote: comparison of the devices by the fixed block.
-      devices: devices of the mesh, in order.
-      is_incident: whether an incident was the reason of the audit.
+      vote: comparison of the results of the devices, each of which computed the same block of a transformer.
+      devices: devices of the mesh, in the order of `mesh.devices.flat`.
+      is_incident: whether an incident caused the audit.
     """
     lines = []
     if len(differing):
@@ -194,7 +201,7 @@ def describe_audit(
 
 
 def describe_replicas(votes: Mapping[str, Vote], devices: Sequence[Any]) -> str:
-    """Returns the finding of a comparison of replicas as a line."""
+    """Returns one line that describes the parameters whose replicas differ, and the devices that hold them."""
     named = sorted({index for vote in votes.values() for index in vote.differing})
     undecided = sorted({index for vote in votes.values() for index in vote.undecided} - set(named))
     line = f"the replicas of {len(votes)} parameters differ, such as {next(iter(votes))}"
@@ -204,7 +211,7 @@ def describe_replicas(votes: Mapping[str, Vote], devices: Sequence[Any]) -> str:
 
 
 def _name_devices(devices: Sequence[Any], indices: Sequence[int]) -> str:
-    """Returns the names of devices with their processes, as in `device 5 of process 1 (TPU v5e)`."""
+    """Returns the names of devices with their processes, such as `device 5 of process 1 (TPU v5e)`."""
     return ", ".join(
         f"device {devices[index].id} of process {devices[index].process_index} ({devices[index].device_kind})"
         for index in indices

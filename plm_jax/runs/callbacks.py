@@ -1,4 +1,4 @@
-"""Callbacks of the training loop, and the context that it shares with them."""
+"""Callbacks of the training loop, and the context that the loop shares with the callbacks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -67,7 +67,10 @@ class Callback:
 
 
 class Stop(Callback):
-    """Ends the run after the step for which the processes agreed to stop. It comes after the callback that saves."""
+    """Callback that ends the run after the step at which the processes agreed to stop.
+
+    It must follow the callback that saves.
+    """
 
     @override
     def after_step(self, context: TrainingContext) -> None:

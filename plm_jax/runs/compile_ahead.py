@@ -16,18 +16,19 @@ from plm_jax.runs.callbacks import TrainingContext
 from plm_jax.runs.programs import Programs
 from plm_jax.training import mesh as meshes
 
-# Whether a step is compiled ahead, or only traced and lowered, by the platform of the devices. XLA measures kernels on
-# a GPU while it compiles for it: steps of the current phase would distort these measurements and share the memory, and
-# the processes of a job wait for each other's measurements. On a CPU, the current phase needs the cores itself.
+# Whether a step is compiled ahead (True) or only traced and lowered (False), by the platform of the devices. While XLA
+# compiles for a GPU, it measures kernels on that GPU: steps of the current phase would distort these measurements and
+# share the memory, and the processes of a job wait for each other's measurements. On a CPU, no step is prepared: the
+# current phase needs the cores.
 COMPILES = {"tpu": True, "gpu": False}
 
 
 class PhaseSteps:
-    """Train steps of the phases of a run, which a thread prepares ahead of their phase.
+    """Train steps of the phases of a run; a thread prepares each step before its phase begins.
 
-    The thread only fills the caches of the function that `step` returns. Errors in it are ignored, because the first
-    step of the phase raises them again. A process that ends waits for the thread, since Python cannot end a thread that
-    compiles; commands that stop early do not.
+    The thread only fills the caches of the function that `step` returns. Errors in the thread are ignored, because the
+    first step of the phase raises them again. Python cannot end a thread that compiles, so a process that ends normally
+    waits for the thread. A command that fails or is interrupted does not wait, because it ends with `os._exit`.
     """
 
     def __init__(self, programs: Programs):
@@ -41,7 +42,7 @@ class PhaseSteps:
         self._prepared: Any = None
 
     def step(self, phase: Phase) -> Callable[..., Any]:
-        """Returns the step of a phase; waits until it is prepared if that has begun."""
+        """Returns the step of a phase; if the preparation of the step has begun, waits until it is complete."""
         if self._thread is None or self._phase != phase:
             return self._programs.at(phase).phase_step(phase)
         self._thread.join()
@@ -69,9 +70,10 @@ class PhaseSteps:
 
 
 def step_inputs(programs: Programs, phase: Phase) -> tuple[Any, ...]:
-    """Returns the inputs of a phase's step; arrays are shapes, types and shardings only, except the key and the rate.
+    """Returns inputs from which the step of a phase can be compiled.
 
-    Compiled steps do not depend on the values of key and rate.
+    Most of the inputs are only shapes, dtypes and shardings. The key and the learning rate are arrays, but their values
+    do not matter.
     """
     run, program = programs.run, programs.at(phase)
 

@@ -1,9 +1,10 @@
 """Agreement of the processes of a job on extra saves and on when to stop.
 
-The first process decides, by its clock and by the requests of the others, and announces the decision for two steps
-later. Before a process asks for the decision after step k, it waits for the losses of step k - 1, which exist only once
-every process has started that step. Processes are therefore at most one step apart, and each learns of a decision in
-time. Messages go through the job's coordination service, which takes less than a millisecond and uses no device.
+The first process decides, by its clock and by the requests of the other processes. It announces a decision two steps
+before the decision takes effect. Before a process asks for the decision after a step, it waits for the losses of the
+previous step, which exist only once every process has started that step. Processes are therefore at most one step
+apart, and each of them learns of a decision in time. Messages go through the job's coordination service, which takes
+less than a millisecond and uses no device.
 """
 
 import json
@@ -23,9 +24,9 @@ class Decision(NamedTuple):
     """Agreed action of every process after a step.
 
     Attributes:
-      save: whether to save the step.
+      save: whether to save a checkpoint of the step.
       stop: reason to end the run, or None.
-      failed: reason why saves fail, if that ends the run.
+      failed: error message with which the run ends if too many saves in a row have failed; otherwise None.
     """
 
     save: bool = False
@@ -50,7 +51,7 @@ class Coordinator:
         self._coming: list | None = None
 
     def request_stop(self, reason: str) -> None:
-        """Requests that the run stops."""
+        """Requests that the run stop."""
         self._service.put(f"stop/{self._process}", reason)
 
     def begin_save(self) -> None:
@@ -104,7 +105,7 @@ class _Messages(Protocol):
 
 
 class _SingleProcess:
-    """Messages of a job of one process."""
+    """Messages of a job with a single process."""
 
     def __init__(self):
         self._values: dict[str, str] = {}
@@ -120,7 +121,7 @@ class _SingleProcess:
 
 
 class _Service:
-    """Messages through the job's coordination service, below a path of the run."""
+    """Messages through the job's coordination service; `root` is the prefix of the run's paths."""
 
     def __init__(self, root: str):
         # JAX has no public access to the service that `jax.distributed` starts.

@@ -1,4 +1,4 @@
-"""`train.epochs`: a length of training in epochs, converted to steps."""
+"""Conversion of `train.epochs`, a length of training in epochs, to a number of steps."""
 
 import dataclasses
 import math
@@ -12,10 +12,11 @@ _MANY = 2**30
 
 
 def resolve_steps(run: config.Run) -> config.Run:
-    """Returns the run with the steps in which it reads the training rows of all sources together `train.epochs` times.
+    """Returns the run with `train.steps` computed from `train.epochs`, if that is set.
 
-    A mixture with rates reads some sources more often and others less often. Phases of different lengths or batch sizes
-    have different numbers of steps per epoch; each has its share of all steps.
+    An epoch reads as many rows as all sources have together. A mixture with rates reads some sources more often and
+    others less often. If phases differ in row length or batch size, an epoch takes a different number of steps in each;
+    every phase keeps its share of all steps.
 
     Raises:
       UserError: a cache is missing, or does not fit the config.

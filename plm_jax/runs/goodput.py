@@ -1,4 +1,4 @@
-"""Accounting of the time of a run: the current part of its loop, and the seconds of each part."""
+"""Time accounting of a run: the part that the loop is currently in, and the seconds spent in each part."""
 
 import contextlib
 import queue
@@ -9,19 +9,27 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-# Start and end of a run, compilation, batches for which the devices wait, steps, and saves, validations and audits for
-# which the loop waits.
+# Parts of a run: its start and end, compilation, waiting for data while the devices are idle, training steps, and the
+# saves, validations and audits for which the loop waits.
 PARTS = ("start", "compile", "data", "steps", "saves", "validation", "audits")
-# Number of recent steps whose median is computed, and the smallest number for which it is.
+# Number of recent steps whose median duration is computed, and the minimum number of steps for a median.
 _RECENT, _MIN_STEPS = 101, 5
-# Number of marks; those of the last saves are exact. A run resumes from one of them unless checkpoints were removed.
+# Maximum number of marks. Above it, every second mark of the older half is dropped, so that the marks of recent saves,
+# from which a run normally resumes, are kept.
 _MARKS = 64
 # A step is slow if it takes this many times the median and at least this many seconds.
 SLOW_FACTOR, _MIN_SLOW_SECONDS = 10, 1.0
 
 
 class SlowStep(NamedTuple):
-    """A step that took many times the median; `data` is the time that it waited for data, in seconds."""
+    """A step that took many times the median duration.
+
+    Attributes:
+      step: number of the step.
+      seconds: duration of the step.
+      median: median duration of the recent steps, in seconds.
+      data: seconds that the step waited for data.
+    """
 
     step: int
     seconds: float
@@ -33,15 +41,15 @@ class GoodputSnapshot(NamedTuple):
     """Time accounting at one moment, in seconds.
 
     Attributes:
-      part: part in which the loop is.
-      seconds: seconds of each part so far.
+      part: what the loop is doing, one of `PARTS`.
+      seconds: seconds spent so far in each of `PARTS`.
       first_step: step from which the run started or resumed, or None before its loop begins.
       step: last step that the devices finished.
       worked: seconds spent in the part `steps` up to the end of `step`.
-      marks: [step, worked] of the last saves.
-      median: median of the last steps, or None if there are too few.
-      since: time since the last step, without saves, validations and compilation.
-      idle: time since the last step or, before the first one, since the start.
+      marks: one pair [step, worked] per save; pairs of older saves may be missing.
+      median: median duration of the recent steps, or None if there are too few steps.
+      since: time spent in the parts `steps` and `data` since the last finished step.
+      idle: time since the last finished step; before the first step, time since the start.
     """
 
     part: str
@@ -56,7 +64,7 @@ class GoodputSnapshot(NamedTuple):
 
     @property
     def slow_at(self) -> float | None:
-        """Seconds after which a step is slow, or None if there are too few steps."""
+        """Duration above which a step is slow, in seconds; None if there are too few steps for a median."""
         return None if self.median is None else max(SLOW_FACTOR * self.median, _MIN_SLOW_SECONDS)
 
 
@@ -66,7 +74,7 @@ class Goodput:
     Attributes:
       thread: identity of the loop's thread.
       slow: slow steps that are still to be reported.
-      saved: event that is set when a save began.
+      saved: event that wakes the thread of the heartbeat; set at the beginning of each save.
     """
 
     def __init__(self, before: float = 0.0, clock: Callable[[], float] = time.monotonic):
@@ -87,7 +95,7 @@ class Goodput:
 
     @contextlib.contextmanager
     def measure(self, part: str) -> Iterator[None]:
-        """Context manager whose duration counts as one of `PARTS`."""
+        """Context manager whose duration is added to the seconds of `part`, one of `PARTS`."""
         before = self._turn(part)
         try:
             yield
@@ -95,17 +103,20 @@ class Goodput:
             self._turn(before)
 
     def begin(self, step: int) -> None:
-        """Notes that the loop begins after a step."""
+        """Records that the loop begins after step `step`."""
         with self._lock:
             self._first_step = self._step = step
             self._step_at = self._clock()
 
     def add_dispatched(self, result: Any) -> None:
-        """Notes that a step was dispatched; `result.block_until_ready()` returns once the devices have finished it."""
+        """Records a dispatched step; `result.block_until_ready()` returns once the devices have finished the step."""
         self._running.add(result)
 
     def measure_batches(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Yields batches; accounts for the time that each takes while the devices are idle as `data`."""
+        """Yields batches, and accounts for the time of waiting for them.
+
+        The time counts as `data` while the devices are idle, and as `steps` while they are busy.
+        """
         batches = iter(batches)
         while True:
             with self.measure("data"):
@@ -123,7 +134,7 @@ class Goodput:
             yield batch
 
     def finish_step(self, step: int) -> None:
-        """Notes that the devices have finished a step."""
+        """Records that the devices have finished a step."""
         with self._lock:
             self._add()
             seconds = self._seconds["steps"] + self._seconds["data"] - self._worked - self._data
@@ -201,7 +212,7 @@ class _Running:
         self._results.put(result)
 
     def until(self, now: float) -> float:
-        """Returns when the devices had finished every dispatched step, or `now` if they have not."""
+        """Returns the time when the devices finished the last dispatched step, or `now` if they are still busy."""
         done, at = self._done, self._done_at
         return at if done == self._dispatched else now
 

@@ -1,10 +1,11 @@
 """Heartbeats of a run.
 
-    W/heartbeat/NUMBER.json            one per start: when it began, when it was last alive, how it ended, its steps,
+    W/heartbeat/NUMBER.json            per start: when it began, when it was last alive, how it ended, its steps,
                                        its current part, and its seconds by part (`goodput.PARTS`)
-    W/heartbeat/stalled-PROCESS.json   what a process waits for whose steps have stopped
+    W/heartbeat/stalled-PROCESS.json   while a process finishes no steps: what it is waiting for
 
-A thread writes them. It neither delays the loop nor fails if they cannot be written. `run_status` reads them.
+A thread writes these files. It does not delay the loop, and it ignores files that cannot be written. `run_status` reads
+the files.
 """
 
 import contextlib
@@ -37,7 +38,7 @@ _DOING = {
     "validation": "validating",
     "audits": "auditing the devices",
 }
-# How many frames of this package a line about a stall names.
+# Number of stack frames of this package that a line about a stall names.
 _FRAMES = 3
 
 
@@ -47,17 +48,24 @@ def folder(workdir: str) -> str:
 
 
 def numbers(workdir: str) -> list[int]:
-    """Returns the numbers of the starts of a run, ascending; raises the errors of `storage.names`."""
+    """Returns the sorted numbers of the starts of a run; each start or resume has a number.
+
+    Raises:
+      UserError: the store cannot be reached.
+    """
     return storage.numbers(folder(workdir), ".json")
 
 
 def path(workdir: str, number: int) -> str:
-    """Returns the path of the file of a start."""
+    """Returns the path of the heartbeat file of a start."""
     return os.path.join(folder(workdir), f"{number}.json")
 
 
 class Heartbeat:
-    """Writes the time accounting of a run to files, and reports stalls; a context manager in every process of a job."""
+    """Thread that writes the time accounting of a run to files, and reports stalls.
+
+    It is a context manager, which every process of a job enters. Only the first process writes heartbeats.
+    """
 
     def __init__(
         self,
@@ -68,14 +76,23 @@ class Heartbeat:
         process: int,
         num_processes: int,
     ):
-        """Prepares the thread; `began` is the time of the start in seconds since 1970, `process` an index from 0."""
+        """Prepares the thread.
+
+        Args:
+          goodput: time accounting of the run.
+          began: time of the start, in seconds since 1970.
+          stall_minutes: minutes without a finished step after which a stall is reported; 0: never.
+          process: index of this process, from 0.
+          num_processes: number of processes of the job.
+        """
         self._workdir, self._goodput, self._began = workdir, goodput, began
         self._stall_seconds = 60 * stall_minutes
         self._process, self._num_processes = process, num_processes
         self._number: int | None = None
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
-        # Last finished step of a reported stall, as a tuple of one, and the seconds after which it is reported again.
+        # Last finished step before a reported stall, in a tuple of one item (None: no stall is reported), and the
+        # seconds after which the stall is reported again.
         self._stalled_after: tuple[int | None] | None = None
         self._report_at = 0.0
 
@@ -108,7 +125,7 @@ class Heartbeat:
             self._goodput.saved.wait(_CHECK)
 
     def write(self, error: BaseException | None = None, ended: bool = False) -> None:
-        """Writes a heartbeat, the last one if the start has `ended`; ignores failures."""
+        """Writes a heartbeat, and ignores failures; with `ended`, the heartbeat also records how the start ended."""
         if self._process:
             return
         state = self._goodput.snapshot()
@@ -194,7 +211,7 @@ def _describe_slow(slow: SlowStep) -> str:
 
 
 def _describe_calls(thread: int) -> str:
-    """Describes the innermost call of a thread, and the innermost ones of this package."""
+    """Describes the innermost call of a thread, and the innermost calls that are in this package."""
     frame = sys._current_frames().get(thread)
     if frame is None:
         return ""

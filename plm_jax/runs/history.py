@@ -17,7 +17,8 @@ class History(NamedTuple):
 
     Attributes:
       run: config of the run.
-      phases: phases that it had read up to a checkpoint near the step, followed by those of the config.
+      phases: phases that the run had trained up to a checkpoint near the step, followed by the remaining phases of the
+        config.
       computed_with: `versions`, `mesh`, `devices`, users' `modules` and hashes of `references`, as far as they were
         recorded.
       saved: steps of the finished checkpoints, ascending.
@@ -37,10 +38,13 @@ class History(NamedTuple):
 
 
 def read_history(workdir: str, step: int) -> History:
-    """Reads the state of a run at a step from the first checkpoint from that step on, or from its config.json.
+    """Reads the state of a run at a step.
+
+    The config comes from the first checkpoint at or after the step. If there is no such checkpoint, it comes from
+    config.json.
 
     Raises:
-      UserError: it is no run directory, or has no such step.
+      UserError: `workdir` is not a run directory, or the run has no such step.
     """
     with storage.reaching(workdir):
         folder = folders.of_run(workdir)

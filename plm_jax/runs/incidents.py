@@ -1,8 +1,8 @@
 """Incidents: steps with non-finite values or a spike. They are written to `W/incidents/STEP.json` and counted.
 
-The step itself decides whether its update is skipped (`training.spikes`). This module reports it and, if the config
-says so, replaces the state after a spike by the state of an earlier checkpoint. Everything that this depends on is in
-checkpoints or follows from the number of a step, so that an interrupted run does the same as an uninterrupted one.
+The step itself decides whether its update is skipped (`training.spikes`). This module reports incidents and, with
+`roll_back`, replaces the state after a spike by the state of an earlier checkpoint. All of this depends only on
+checkpoints and step numbers, so that an interrupted run does the same as an uninterrupted one.
 """
 
 import json
@@ -33,7 +33,8 @@ FOLDER = "incidents"
 # In incident files and rows of metrics, a step with non-finite values is called "lost".
 _KINDS = {spikes.LOST: "lost", spikes.SPIKE: "spike"}
 _DONE = {"record": "recorded", "skip": "skipped", "roll_back": "rolled back"}
-# Limit on the files of a run in which every other step is a spike; rows of metrics report further incidents.
+# Maximum number of incident files of a run, since every other step may be a spike; rows of metrics report further
+# incidents.
 _MAX_FILES = 1000
 
 
@@ -48,11 +49,11 @@ class Incidents:
         names: Sequence[str],
         saved: Mapping[str, Any],
     ):
-        """Continues from a checkpoint.
+        """Continues the counts of a checkpoint.
 
         Args:
           names: names of the trained tensors, by layer.
-          saved: what `state` returned for the checkpoint; empty for a new run.
+          saved: result of `state` that the checkpoint recorded; empty for a new run.
         """
         self._settings, self._reader, self._names = settings, reader, names
         self._folder = os.path.join(workdir, FOLDER)
@@ -60,7 +61,7 @@ class Incidents:
         self._targets: dict[int, int] = {}
 
     def state(self, recent: jax.Array) -> dict[str, Any]:
-        """Returns what a checkpoint records, for JSON; `recent` is that of the train state."""
+        """Returns the state that a checkpoint records, as JSON values; `recent` comes from the train state."""
         values = [[float(value) for value in row if np.isfinite(value)] for row in np.asarray(recent)]
         return {"skipped": self._skipped, "in_a_row": self._in_a_row, "recent": values}
 
@@ -72,7 +73,7 @@ class Incidents:
         """Counts a step if it is an incident; writes and reports it if `report` is given.
 
         Returns:
-          Entries for the step's row of metrics; empty for a step that is no incident.
+          Entries for the step's row of metrics; empty if the step is no incident.
 
         Raises:
           UserError: too many steps in a row were skipped.
@@ -99,7 +100,7 @@ class Incidents:
         return {"incident": f"{kind}, {action}", "train/skipped": self._skipped}
 
     def norms(self, metrics: Mapping[str, Any]) -> dict[str, float]:
-        """Returns the norms by layer for a row of metrics; empty if they are not logged."""
+        """Returns the norms by layer for a row of metrics; empty if these norms are not logged."""
         by_kind = metrics.get("norms", ())
         if len(by_kind) <= 1:
             return {}
@@ -123,7 +124,7 @@ class Incidents:
             report(f"{line}: {path}")
 
     def _describe(self, step: int, metrics: Mapping[str, Any], incident: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns everything about a step that helps to find the cause."""
+        """Returns the contents of an incident file: everything that helps to find the cause of the incident."""
         scalars = {
             name: _number(value) for name, value in metrics.items() if np.ndim(value) == 0 and name != "incident"
         }
@@ -145,10 +146,10 @@ class Incidents:
 
 
 class RollBack(Callback):
-    """Restores the state of an earlier checkpoint after a spike, except the step and the window of recent losses.
+    """Callback that restores the state of an earlier checkpoint after a spike, except the step and the recent losses.
 
-    The checkpoint is the last one at a multiple of `checkpoint.save_every`. If there is none, it is the last one at any
-    step, and without checkpoints, the initial state of the run is restored.
+    The checkpoint is the last one at a multiple of `checkpoint.save_every`. If there is no such checkpoint, it is the
+    last checkpoint at any step. If there are no checkpoints at all, the initial state of the run is restored.
 
     Attributes:
       workdir: run directory of the checkpoints.
@@ -168,8 +169,8 @@ class RollBack(Callback):
         Args:
           incidents: incidents of the run.
           program: program whose state `load_state` returns.
-          load_state: function from a checkpoint, or None, to its state or the initial state.
-          wait: function that returns once the save under way has finished.
+          load_state: function that returns the state of a checkpoint, or the initial state if its argument is None.
+          wait: function that returns once the current save has finished.
         """
         self._incidents, self._program, self._folder = incidents, program, folder
         self.workdir = str(folder.parent)
@@ -182,7 +183,7 @@ class RollBack(Callback):
             context.state = self._roll_back(context)
 
     def find_target(self, step: int) -> int:
-        """Returns the step of the checkpoint to roll back to from the state after `step`; 0 is the initial state."""
+        """Returns the step of the checkpoint to which a run at `step` rolls back; 0 for the initial state."""
         multihost_utils.sync_global_devices("the checkpoint that is rolled back to")
         return rolled_back_to(folders.finished(self._folder), step, self._save_every)
 
@@ -204,15 +205,15 @@ class RollBack(Callback):
 def rolled_back_to(saved: Sequence[int], step: int, save_every: int) -> int:
     """Returns the step of the checkpoint that a run restores after a spike; 0 for the initial state.
 
-    A signal or the clock may have caused saves at other steps than multiples of `save_every`. An uninterrupted run may
-    lack them, so they count only if there is no other checkpoint.
+    A signal or the clock may have caused saves at steps that are not multiples of `save_every`. An uninterrupted run
+    may lack these checkpoints, so they count only if there is no other checkpoint.
     """
     earlier = [other for other in saved if other < step]
     return max((other for other in earlier if other % save_every == 0), default=max(earlier, default=0))
 
 
 def read(workdir: str, step: int) -> dict[str, Any] | None:
-    """Returns the file of an incident, or None if it does not exist or is damaged."""
+    """Returns the contents of the file of an incident, or None if it does not exist or is damaged."""
     try:
         return json.loads(storage.read(os.path.join(workdir, FOLDER, f"{step}.json")))
     except (OSError, ValueError, RecursionError):
@@ -220,7 +221,7 @@ def read(workdir: str, step: int) -> dict[str, Any] | None:
 
 
 def window(saved: Mapping[str, Any], size: int) -> np.ndarray:
-    """Returns the window of the train state, float32 [2, size], from what `Incidents.state` returned."""
+    """Returns `TrainState.recent`, float32 [2, size], as recorded in `saved`, a result of `Incidents.state`."""
     recent = np.full((2, size), np.nan, np.float32)
     for row, values in zip(recent, saved.get("recent", ()), strict=False):
         values = values[-size:]

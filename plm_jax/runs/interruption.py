@@ -18,11 +18,10 @@ _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
 class Interruption:
-    """Context manager in which SIGTERM, SIGUSR1, Ctrl-C or a preemption notice requests the run to stop.
+    """Context manager in which SIGTERM, SIGUSR1, Ctrl-C or a preemption notice asks the run to stop.
 
-    A second signal ends the process at once.
-    The same signal within a second is ignored: some launchers send it to every process of a job, and one process may
-    forward it to another.
+    A second signal ends the process at once. However, the same signal within a second is ignored, because some
+    launchers send it to every process of a job, and one process may forward it to another.
 
     Attributes:
       reason: cause of the request, such as `SIGTERM`, or None.

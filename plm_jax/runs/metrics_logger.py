@@ -19,12 +19,12 @@ from plm_jax.runs.phase_costs import PhaseCosts
 from plm_jax.runs.telemetry import Telemetry
 from plm_jax.training import flops
 
-# Metrics of a step that are not single numbers of a row.
+# Metrics of a step that are not written to a row as single numbers.
 _NOT_SCALAR = ("digest", "norms", "incident", "limits")
 
 
 class MetricsLogger(Callback):
-    """Reads metrics one step late, so that the device never waits for the host, and writes the rows."""
+    """Callback that reads metrics one step late, so that the devices never wait for the host, and writes the rows."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class MetricsLogger(Callback):
 
         Args:
           count_costs: function from a phase to the costs of its steps, from which rates are computed.
-          telemetry: files of metrics, or None in every process except the first, which writes no rows.
+          telemetry: files of metrics; None in every process except the first, since only the first process writes rows.
         """
         self._log_every, self._count_costs = log_every, count_costs
         self._telemetry, self._goodput, self._incidents = telemetry, goodput, incidents
@@ -51,14 +51,17 @@ class MetricsLogger(Callback):
 
     @override
     def begin_phase(self, context: TrainingContext) -> None:
-        """Prepares the rates of a phase, which leave out its first step because it compiles."""
+        """Resets the rates for a phase.
+
+        The rates leave out the first step of the phase, because it includes compilation.
+        """
         self._costs, self._num_steps = self._count_costs(context.phase), context.num_steps
         self._since, self._waited, self._steps = None, 0.0, 0
         self._has_validated = False
 
     @override
     def after_step(self, context: TrainingContext) -> None:
-        """Reads the metrics of the step before, and keeps those of the step that was just dispatched."""
+        """Reads the metrics of the previous step, and stores the metrics of the step that was just dispatched."""
         self._goodput.add_dispatched(context.metrics["loss"])
         self.flush()
         self._pending = context.step, context.metrics, context.data_wait_seconds
@@ -69,13 +72,13 @@ class MetricsLogger(Callback):
 
     @contextlib.contextmanager
     def compiling(self, name: str) -> Iterator[None]:
-        """Context manager whose duration counts as compilation and is reported at the end."""
+        """Context manager for a compilation, whose duration is measured and reported."""
         with self._goodput.measure("compile"), self._showing(f"compiling {name}", reports=True):
             yield
 
     @contextlib.contextmanager
     def auditing(self, compiles: bool) -> Iterator[None]:
-        """Context manager whose duration counts as an audit and not in rates; with `compiles`, it is reported."""
+        """Context manager for an audit; rates exclude its duration, which is reported if `compiles` is set."""
         began = time.perf_counter()
         with self._goodput.measure("audits"), self._showing("auditing the devices", reports=compiles):
             yield
@@ -83,12 +86,12 @@ class MetricsLogger(Callback):
             self._since += time.perf_counter() - began
 
     def flush(self, validate: Callable[[], dict[str, float]] | None = None) -> dict[str, float]:
-        """Waits for the pending metrics, validates, and writes a row with both if one is due.
+        """Waits for the pending metrics, calls `validate`, and writes all metrics as a row if a row is due.
 
         Rates in the row, such as tokens per second, do not include the time of validation.
 
         Returns:
-          What `validate` returned; empty without it, or if no metrics are pending.
+          Result of `validate`; empty if `validate` is None or no metrics are pending.
         """
         if self._pending is None:
             return {}
@@ -128,7 +131,7 @@ class MetricsLogger(Callback):
 
     @contextlib.contextmanager
     def _validating(self) -> Iterator[None]:
-        """Accounts for the time of a validation; the first one of a phase compiles."""
+        """Context manager that accounts for the time of a validation; the first validation of a phase compiles."""
         name = "validating" if self._has_validated else "compiling validation, and validating"
         is_first, self._has_validated = not self._has_validated, True
         with self._goodput.measure("validation"), self._showing(name, reports=is_first):
@@ -160,5 +163,5 @@ class MetricsLogger(Callback):
 
 
 def _finite(prefix: str, numbers: Mapping[str, float]) -> dict[str, float]:
-    """Returns the numbers that JSON can represent, as PREFIX/NAME."""
+    """Returns the finite numbers, which JSON can represent, under the names PREFIX/NAME."""
     return {f"{prefix}/{name}": value for name, value in numbers.items() if math.isfinite(value)}

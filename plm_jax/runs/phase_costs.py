@@ -37,7 +37,12 @@ def num_tokens(run: config.Run, phase: Phase) -> int:
 
 
 def row_lengths(run: config.Run, phase: Phase) -> tuple[int, int, int]:
-    """Returns the numbers of tokens, of target positions, and of decoder tokens (counted among the tokens) of a row."""
+    """Returns three lengths of a row.
+
+    Returns:
+      A tuple: number of tokens, including the tokens of a decoder; number of target positions; number of decoder
+      tokens, 0 without a decoder.
+    """
     run = config.in_phase(run, phase)
     targets = config.target_length(run, phase.length)
     decoder_length = targets if run.model.has_decoder else 0

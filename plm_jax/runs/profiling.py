@@ -14,7 +14,7 @@ FOLDER = "profile"
 
 
 class Profiler(Callback):
-    """Tracing of the steps in `train.profile_steps` to `W/profile`; consecutive steps share a trace per process."""
+    """Callback that traces the steps in `train.profile_steps` to `W/profile`; consecutive steps share a trace."""
 
     def __init__(self, steps: Sequence[int], workdir: str):
         """Prepares to trace these steps, counted from 1."""
@@ -23,7 +23,7 @@ class Profiler(Callback):
 
     @override
     def before_step(self, context: TrainingContext) -> None:
-        """Begins a trace if the step is to be traced and the one before was not."""
+        """Begins a trace if the step is to be traced and no trace is running."""
         if context.step + 1 in self._steps and self._local is None:
             # The profiler writes to no buckets except Google's.
             self._local = tempfile.mkdtemp() if storage.is_remote(self._target) else self._target

@@ -34,9 +34,8 @@ class Programs:
       phases: phases of the run.
       first: program of the first phase that is still to be trained.
       reference_hashes: hash of the parameters of each reference, by name, after `load_references`.
-      batch_shards: number of rows such that any batch whose size is a multiple of it can be sharded on the mesh of
-        every phase. It includes finished phases, so that a resumed run validates in the same batches as an
-        uninterrupted run.
+      batch_shards: a batch whose number of rows is a multiple of this number can be sharded on the mesh of every phase.
+        Finished phases are included, so that a resumed run validates in the same batches as an uninterrupted run.
     """
 
     def __init__(
@@ -49,8 +48,8 @@ class Programs:
         """Builds the program of the first phase, and checks that the run fits the devices, without tracing the model.
 
         Args:
-          devices: all by default.
-          phases: those of the config by default.
+          devices: devices to train on; all by default.
+          phases: phases of the run; by default the phases of the config.
           first_step: number of finished steps.
 
         Raises:
@@ -75,7 +74,7 @@ class Programs:
         self.batch_shards = math.lcm(*(_batch_shards(mesh, num_devices) for mesh in of_phases))
 
     def at(self, phase: Phase) -> Program:
-        """Returns the program of a phase; phases that have the same mesh share one."""
+        """Returns the program of a phase; phases that have the same mesh share a program."""
         sizes = self._sizes(phase)
         if sizes not in self._programs:
             mesh, batch_size = self._meshes[sizes], self._batch_sizes[sizes]
@@ -112,7 +111,7 @@ class Programs:
             self._references = self.first, params
 
     def _references_of(self, program: Program) -> dict[str, Any]:
-        """Returns the parameters of the references over the mesh of a program; shapes if they are not loaded."""
+        """Returns the references' parameters on the mesh of a program; only their shapes if they are not loaded."""
         if self._references is None:
             return program.reference_shapes
         loaded_by, params = self._references
@@ -122,10 +121,10 @@ class Programs:
         return params
 
     def inputs(self, step: int) -> tuple[Any, ...]:
-        """Returns the inputs of a compiled step after the state and the batch.
+        """Returns the inputs that a compiled step takes after the state and the batch.
 
-        These are the run's key, the learning rate and, if there are references, their parameters by name, or only their
-        shapes before `load_references`.
+        These are the run's key, the learning rate and, if there are references, a dict from their names to their
+        parameters. Before `load_references`, this dict contains only shapes.
 
         Args:
           step: number of finished steps.
@@ -140,7 +139,7 @@ class Programs:
         return key, rate, self._references_of(self.at(phase))
 
     def notes(self) -> list[str]:
-        """Returns lines that report which parameters are trained, unless all are, and which layers share a rate."""
+        """Returns lines that report which parameters are trained (if not all) and which layers share a rate."""
         model, lines = self.run.model, []
         for settings, update in zip(self.run.updates, self.first.updates, strict=True):
             notes = [
@@ -159,7 +158,7 @@ class Programs:
 
 
 def _references() -> Any:
-    """Imports the module that reads references: it needs orbax, which programs without references do not."""
+    """Imports and returns the module `references`, which imports Orbax; only called for programs with references."""
     return importlib.import_module("plm_jax.runs.references")
 
 
@@ -195,7 +194,7 @@ def build(run: config.Run, mesh: Mesh, batch_size: int, reference_models: Mappin
 
 
 def _shard_rows(run: config.Run, mesh: Mesh) -> int | None:
-    """Returns the fewest rows or columns of a shard of a weight matrix of the layers, or None if none is sharded."""
+    """Returns the minimum number of rows or columns in a shard of the layers' kernels; None if no kernel is sharded."""
     shapes = meshes.stored(registry.boxed_shapes(run.model), mesh, run.mesh.rules)
     sizes = [
         shard
@@ -222,12 +221,12 @@ def _build_optimizer(run: config.Run, update: config.UpdateConfig) -> optax.Grad
 
 
 def build_optimizer(run: config.Run) -> optax.GradientTransformationExtraArgs:
-    """Returns the optimizer of a run, whose state is that of all updates of a step."""
+    """Returns the optimizer of a run; its state contains the optimizer states of all updates of a step."""
     return joined({update.name: _build_optimizer(run, update) for update in run.updates})
 
 
 def build_loss(objective: objectives.Objective, model: ModelConfig, mesh: Mesh, **settings: Any) -> losses.Loss:
-    """Returns the loss of an objective; `settings` are further fields of it.
+    """Returns the loss of an objective; `settings` are further fields of the loss.
 
     Raises:
       UserError: the model lacks a head that the loss needs.
@@ -246,9 +245,9 @@ def build_loss(objective: objectives.Objective, model: ModelConfig, mesh: Mesh, 
 
 
 def _batch_shards(mesh: config.MeshConfig, num_devices: int) -> int:
-    """Returns the number of shards of a batch; 1 if the mesh does not fit the devices.
+    """Returns the number of shards of a batch on a mesh; 1 if the mesh does not fit the devices.
 
-    Such a mesh is allowed for finished phases.
+    Finished phases may have a mesh that does not fit the devices.
     """
     try:
         sizes = meshes.resolved(mesh, num_devices)
@@ -258,7 +257,7 @@ def _batch_shards(mesh: config.MeshConfig, num_devices: int) -> int:
 
 
 def _check_divides(model: ModelConfig, phase: Phase, length: int, mesh: Mesh) -> None:
-    """Rejects a mesh that does not divide the rows of a phase or their length; the error names the nearest one."""
+    """Rejects a mesh that cannot divide the rows of a phase, their length or the layers of the model."""
     rows = phase.batch_size // phase.microbatches
     shards, sizes, over = meshes.batch_shards(mesh), dict(mesh.shape), " × ".join(meshes.BATCH_AXES)
     nearest_mesh = functools.partial(_nearest_mesh, model, rows, length, mesh)
@@ -303,7 +302,7 @@ def _check_divides(model: ModelConfig, phase: Phase, length: int, mesh: Mesh) ->
 
 
 def _nearest_mesh(model: ModelConfig, rows: int, length: int, mesh: Mesh) -> str:
-    """Returns the advice to use the nearest mesh of this number of devices that divides the rows and their length."""
+    """Returns advice to use the nearest mesh with the same number of devices that fits the rows and the model."""
 
     def fits(sizes):
         return (

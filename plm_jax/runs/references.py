@@ -24,7 +24,7 @@ from plm_jax.training.trainable import named
 
 
 def describe(run: config.Run) -> dict[str, ReferenceModel]:
-    """Returns the model of each reference by name, without reading its weights.
+    """Returns a dict from the name of each reference to its model, without reading the weights.
 
     Raises:
       UserError: a source has no model, or its model does not support the rows or the mesh of the run.
@@ -60,10 +60,11 @@ def _check(run: config.Run, name: str, model: ModelConfig) -> None:
 def check_vocabularies(run: config.Run, vocabulary_id: str) -> None:
     """Checks that the references were trained with the vocabulary of the run.
 
-    If a reference does not record its vocabulary, its files are compared; prints a warning if they cannot be.
+    If a reference does not record the identity of its vocabulary, its vocabulary files are compared. If they cannot be
+    compared, a warning is printed.
 
     Raises:
-      UserError: one was trained with another vocabulary.
+      UserError: a reference was trained with another vocabulary.
     """
     for name, reference in run.train.references.items():
         described = checkpoint_formats.described(reference.source)
@@ -81,7 +82,10 @@ def check_vocabularies(run: config.Run, vocabulary_id: str) -> None:
 
 
 def _identity_of_files(pretrained: Pretrained, run: config.Run) -> str | None:
-    """Returns the identity of a model's vocabulary with the special ids of a run, None for files of another kind."""
+    """Returns the identity of the vocabulary that a model's files and the special ids of a run define together.
+
+    The result is None if the kind of the model's vocabulary differs from the kind of the run's vocabulary.
+    """
     scheme = run.vocabulary.spec.partition(":")[0]
     if pretrained.vocabulary is None or pretrained.vocabulary.partition(":")[0] != scheme:
         return None
@@ -96,7 +100,7 @@ def load(references: Mapping[str, config.ReferenceConfig], program: Program) -> 
     """Reads the parameters of the references onto the mesh of a program.
 
     Returns:
-      The parameters, and the SHA-256 of the float32 parameters, by name.
+      A pair of dicts by the names of the references: parameters, and SHA-256 hashes of the parameters in float32.
 
     Raises:
       UserError: a reference cannot be read.

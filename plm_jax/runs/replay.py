@@ -1,4 +1,4 @@
-"""Replay: a step of a run computed again from the checkpoint before it, and compared with what the run recorded."""
+"""Replay of a step: computes it again from the checkpoint before it, and compares the result with the run's records."""
 
 import contextlib
 import dataclasses
@@ -30,10 +30,10 @@ _COMPARED = {"train/loss": "loss", "train/grad_norm": "grad_norm"}
 
 
 def replay(workdir: str, step: int, report: Callable[[str], None]) -> None:
-    """Computes a step of a run again, and reports how loss, gradient norm and digest compare with the recorded ones.
+    """Computes a step of a run again, and reports how loss, gradient norm and digest compare with the recorded values.
 
     Raises:
-      UserError: they differ, or the step was not recorded.
+      UserError: the results differ by more than the tolerance, or the step was not recorded.
     """
     history = read_history(workdir, step)
     recorded = _recorded(workdir, step, history)
@@ -65,7 +65,7 @@ def replay(workdir: str, step: int, report: Callable[[str], None]) -> None:
 
 
 def _recorded(workdir: str, step: int, history: History) -> dict[str, Any]:
-    """Returns the row of a step.
+    """Returns the row of metrics of a step.
 
     Numbers that are not finite, which rows leave out, come from the incident file of the step.
 
@@ -88,7 +88,7 @@ def _recorded(workdir: str, step: int, history: History) -> dict[str, Any]:
 
 
 def _on_these_devices(run: config.Run) -> config.Run:
-    """Returns the run, with the most similar mesh that fits these devices if its mesh does not fit them."""
+    """Returns the run; if its mesh does not fit these devices, the most similar mesh that fits replaces it."""
     count = jax.device_count()
     try:
         for phase in config.resolve_phases(run):
@@ -104,7 +104,7 @@ def _on_these_devices(run: config.Run) -> config.Run:
 
 
 def _compute(run: config.Run, workdir: str, first_step: int, step: int) -> tuple[dict[str, Any], TrainingSetup]:
-    """Returns the metrics of a step, computed from the state after `first_step`, and what computed them."""
+    """Returns the metrics of a step, computed from the state after `first_step`, and the setup that computed them."""
     folder, save_every = folders.of_run(workdir), run.checkpoint.save_every
 
     def read_state(step: int, abstract: TrainState) -> TrainState:
@@ -126,7 +126,10 @@ def _compute(run: config.Run, workdir: str, first_step: int, step: int) -> tuple
 
 
 class _ReplayRollBack(RollBack):
-    """Rolls back to the checkpoint to which the run rolled back, if there still is one."""
+    """Callback that rolls back to the same checkpoint as the run did.
+
+    `find_target` raises `UserError` if that checkpoint no longer exists.
+    """
 
     @override
     def after_step(self, context: TrainingContext) -> None:
@@ -151,7 +154,7 @@ def _is_close(value: float, other: float, tolerance: float = 0.0) -> bool:
 
 
 def _differences(computed_with: dict[str, Any], job: TrainingSetup) -> list[str]:
-    """Returns how devices, mesh, versions, code and references differ from those with which a step was computed."""
+    """Returns a line per difference in devices, mesh, versions, code and references from the recorded computation."""
     code = users.changed(computed_with.get("modules", {}), job.run)
     mesh = dict(job.program.mesh.shape)
     here = {"devices": run_directory.devices(), "mesh": mesh, "versions": run_directory.versions()}

@@ -89,7 +89,7 @@ FIELDS: dict[str, Meaning] = {
     "train.incidents": "recipe",
     "train.label_smoothing": "recipe",
     "train.loss": "recipe",
-    "train.references": "recipe",  # Unless the hash of the parameters of one changes.
+    "train.references": "recipe",  # Rejected if the hash of a reference's parameters changes.
     "train.log_every": "free",
     "train.log_norms": "free",
     "train.microbatches": "recipe",  # Each microbatch draws its own dropout.
@@ -113,7 +113,12 @@ _NAMED = 5
 
 
 def meaning(field: str, optimizer: config.OptimizerConfig) -> Meaning:
-    """Returns the effect that a change of a field, a dotted path, has on a run that resumes with an optimizer."""
+    """Returns the effect that a change of a field has on a run that resumes.
+
+    Args:
+      field: dotted path of the field.
+      optimizer: optimizer of the run; its `recipe` lists the fields of the optimizer that may change.
+    """
     section, _, name = field.partition(".")
     if section == "optimizer" and name in optimizer.recipe:
         return "recipe"
@@ -123,7 +128,14 @@ def meaning(field: str, optimizer: config.OptimizerConfig) -> Meaning:
 
 
 class Change(NamedTuple):
-    """A field that differs, and whether the change is rejected without `--allow_changes`."""
+    """A difference between the saved run and the run that resumes.
+
+    Attributes:
+      field: dotted path, or a description such as `the vocabulary`.
+      was: value in the saved run.
+      now: value in the run that resumes.
+      refused: whether the change is rejected without `--allow_changes`.
+    """
 
     field: str
     was: Any
@@ -138,9 +150,9 @@ class Resumed:
     Attributes:
       workdir: run directory of the checkpoint.
       step: step of the checkpoint.
-      meta: contents of its `meta`.
-      saved_run: config of the run that saved it.
-      saved_phases: phases of the saved run, those up to `step` and those that were still to come.
+      meta: contents of the checkpoint's `meta`.
+      saved_run: config of the run that saved the checkpoint.
+      saved_phases: all phases of the saved run: the phases up to `step`, and the phases that were still to be trained.
       damaged: reasons why newer checkpoints cannot be used, by step.
     """
 
@@ -152,7 +164,7 @@ class Resumed:
     damaged: Mapping[int, str]
 
     def plan(self, phases: Sequence[config.Phase]) -> tuple[config.Phase, ...]:
-        """Returns the phases that were read up to the checkpoint, followed by those of a config."""
+        """Returns the phases that were trained up to the checkpoint, followed by the remaining phases of a config."""
         return plan_phases(self.saved_phases, phases, self.step)
 
     def changes(
@@ -163,11 +175,11 @@ class Resumed:
         mesh: Mapping[str, int],
         references: Mapping[str, str] = {},
     ) -> list[Change]:
-        """Returns every difference between a run and the one that saved the checkpoint.
+        """Returns every difference between a run and the run that saved the checkpoint.
 
         Args:
           caches: identities of the caches, by source.
-          mesh: sizes of the axes of the mesh at the step of the checkpoint.
+          mesh: sizes of the mesh axes in the phase that contains the checkpoint's step.
           references: hashes of the parameters of the references, by name.
         """
         was, now = config.to_dict(self.saved_run), config.to_dict(run)
@@ -216,7 +228,7 @@ class Resumed:
             )
 
     def notes(self, run: config.Run, changes: Sequence[Change]) -> list[str]:
-        """Returns lines that report damaged checkpoints, changes, and a change of the learning rates to come."""
+        """Returns lines that report damaged checkpoints, changes, and the step from which the learning rate changes."""
         lines = [
             f"checkpoint {step} is damaged ({reason}): it is kept as {step}{folders.DAMAGED}; using an earlier one"
             for step, reason in self.damaged.items()
@@ -254,7 +266,8 @@ def find_latest_checkpoint(workdir: str, num_steps: int, refuse_damaged: bool = 
       refuse_damaged: whether a damaged newest checkpoint is an error.
 
     Raises:
-      UserError: every checkpoint is damaged, the newest one is with `refuse_damaged`, or its step is beyond the last.
+      UserError: every checkpoint is damaged, the newest one is damaged and `refuse_damaged` is set, or the newest
+        intact one is of a later step than `num_steps`.
     """
     with storage.reaching(workdir):
         newest = folders.newest_intact(folders.of_run(workdir), refuse_damaged)
@@ -272,7 +285,7 @@ def find_latest_checkpoint(workdir: str, num_steps: int, refuse_damaged: bool = 
 def from_meta(
     workdir: str, meta: Mapping[str, Any], damaged: Mapping[int, str] = types.MappingProxyType({})
 ) -> Resumed:
-    """Returns the checkpoint of a run directory that a `meta` describes."""
+    """Returns the `Resumed` that the `meta` of a checkpoint in a run directory describes."""
     saved_run = config.from_saved(meta["config"], meta.get("modules"))
     saved_phases = config.resolve_phases(saved_run)
     if "stages" in meta:
@@ -282,10 +295,12 @@ def from_meta(
 
 
 def set_damaged_aside(resumed: Resumed | None, workdir: str) -> None:
-    """Renames the damaged checkpoints of a run directory that this job has locked; all its processes call it.
+    """Renames the damaged checkpoints of a run directory, which this job must have locked.
+
+    All processes of the job must call this function.
 
     Raises:
-      UserError: another job has trained in it since `find_latest_checkpoint`.
+      UserError: another job has trained in `workdir` since `find_latest_checkpoint`.
     """
     steps = folders.finished(folders.of_run(workdir))
     expected = [] if resumed is None else [resumed.step, *sorted(resumed.damaged)]
@@ -297,7 +312,10 @@ def set_damaged_aside(resumed: Resumed | None, workdir: str) -> None:
 
 
 def plan_phases(saved: Sequence[config.Phase], phases: Sequence[config.Phase], step: int) -> tuple[config.Phase, ...]:
-    """Returns the phases of `saved` up to a step, and the rest of `phases`, which continues at the next example."""
+    """Returns the phases of `saved` up to a step, followed by the phases of `phases` after that step.
+
+    The first phase after the step begins with the first example that `saved` has not read.
+    """
     planned = [dataclasses.replace(s, end_step=min(s.end_step, step)) for s in saved if s.first_step < step]
     for phase in phases:
         if phase.end_step <= max(step, phase.first_step):

@@ -1,4 +1,4 @@
-"""Saves of a run: when they are due, and what happens to those that fail."""
+"""Saves of a run: when a save is due, and what happens if it fails."""
 
 import time
 from collections.abc import Callable
@@ -25,7 +25,7 @@ from plm_jax.training.state import TrainState
 
 
 class Coordinate(Callback):
-    """Watches for failed saves and for requests to stop, on which the processes decide together."""
+    """Callback with which the processes of a job agree on how to react to failed saves and to requests to stop."""
 
     def __init__(
         self,
@@ -34,13 +34,15 @@ class Coordinate(Callback):
         interruption: Interruption,
         telemetry: Telemetry | None,
     ):
-        """`telemetry` reports failures; it is None in every process except the first."""
+        """Prepares to watch; `telemetry` reports failures and is None in every process except the first."""
         self._coordinator, self._checkpoints = coordinator, checkpoints
         self._interruption, self._telemetry = interruption, telemetry
 
     @override
     def after_step(self, context: TrainingContext) -> None:
-        """Sets `context.decision`: whether to save the step and end the run, the same in every process.
+        """Sets `context.decision`: whether to save after this step, and whether to end the run.
+
+        The decision is the same in all processes.
 
         Raises:
           UserError: too many saves failed in a row.
@@ -60,7 +62,10 @@ class Coordinate(Callback):
 
 
 class Save(Callback):
-    """Saves the checkpoints and the best weights of a run; a failed save is retried while the run continues."""
+    """Callback that saves the checkpoints and the best weights of a run.
+
+    A failed save is retried while the run continues.
+    """
 
     def __init__(
         self,
@@ -77,10 +82,10 @@ class Save(Callback):
         """Prepares to save.
 
         Args:
-          logger: writes the row of a step before its checkpoint begins.
+          logger: writes the row of metrics of a step before the checkpoint of this step is saved.
           selection: best weights, or None if the run selects none.
           describe: function from the context to the `meta` of a checkpoint.
-          tasks: evaluation that scores what is saved.
+          tasks: evaluation that scores the saved checkpoints.
           telemetry: files of metrics, or None in every process except the first.
         """
         self._settings, self._checkpoints, self._coordinator = settings, checkpoints, coordinator
@@ -109,10 +114,10 @@ class Save(Callback):
                 self.save(step, published, meta, waits=context.is_last_step or bool(decision.stop))
 
     def save(self, step: int, state: TrainState, meta: dict[str, Any], waits: bool) -> None:
-        """Begins to save; with `waits` it returns when the save has finished.
+        """Begins to save; if `waits` is set, returns only when the save has finished.
 
         Raises:
-          UserError: the save failed too often.
+          UserError: `waits` is set, and the save failed too often.
         """
         self._coordinator.begin_save()
         self._sync(step)

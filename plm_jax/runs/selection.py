@@ -1,9 +1,10 @@
 """The best weights of a run by `evaluation.select`, in `checkpoints/best`.
 
-Every checkpoint of the run, `best` included, records the step and value of each new best. A run that resumes from a
-checkpoint therefore knows which weights `best` must contain. If `best` is damaged, missing or has other weights, the
-best recorded value still counts, so that worse weights never replace better ones that were lost. Values count only for
-the validation that measured them: if another metric, objective or other rows are validated, the selection starts again.
+Every checkpoint of the run, `best` included, records the history of the best values: the step and the value of each
+improvement. A run that resumes from a checkpoint therefore knows which weights `best` must contain. If `best` is
+damaged, missing or has other weights, the best recorded value still counts, so that worse weights are not saved as
+`best` after better weights were lost. Values are comparable only within the same validation: if the metric, the
+objective or the rows change, the selection starts again.
 """
 
 import hashlib
@@ -33,8 +34,8 @@ class Start(NamedTuple):
 
     Attributes:
       validation_hash: `hash_validation` of the run.
-      history: history of the steps so far.
-      is_saved: whether `checkpoints/best` has the last weights of the history.
+      history: history of the best values up to the current step.
+      is_saved: whether `checkpoints/best` contains the weights of the last entry of the history.
       damaged: folder of best weights that cannot be used, or None.
       notes: lines to print.
     """
@@ -68,7 +69,9 @@ def hash_validation(run: config.Run, reader: Reader) -> str:
 def read_start(
     select: str, workdir: str, resumed: Resumed | None, validation_hash: str, refuse_damaged: bool = False
 ) -> Start:
-    """Compares `checkpoints/best` with the checkpoint that the run resumes from; all processes of a job call it.
+    """Compares `checkpoints/best` with the checkpoint that the run resumes from.
+
+    All processes of a job must call this function.
 
     Args:
       select: `evaluation.select` of the run.
@@ -111,14 +114,17 @@ def read_start(
 
 
 def set_aside(start: Start) -> list[str]:
-    """Renames best weights that cannot be used; returns lines to print. All processes of a job call it."""
+    """Renames best weights that cannot be used; returns lines to print.
+
+    All processes of a job must call this function.
+    """
     if start.damaged is None or jax.process_index():
         return []
     return [f"the damaged checkpoints/best is kept as {folders.set_aside(start.damaged).name}"]
 
 
 def has_stopped(settings: config.EvaluationConfig, step: int, history: BestHistory) -> bool:
-    """Whether training ends at a step because no validation of the last `evaluation.patience` was better."""
+    """Whether training ends at a step because the last `evaluation.patience` validations did not improve the metric."""
     if not settings.patience or not history:
         return False
     return step - int(history[-1][0]) >= settings.patience * settings.every
@@ -155,7 +161,7 @@ class Selection:
     def state(self) -> dict[str, Any]:
         """Returns the state that each checkpoint records.
 
-        It has the metric, its best value so far, the history, and the hash of the validation that measured them.
+        It contains the metric, the best value so far, the history of best values, and the hash of the validation.
         """
         value = self._history[-1][1] if self._history else None
         history, validation = list(self._history), self._validation_hash

@@ -1,4 +1,4 @@
-"""Setup of a run: the compiled step, the data, and the state that training starts from."""
+"""Setup of a run: its programs, the data, and the state that training starts from."""
 
 import dataclasses
 import time
@@ -34,11 +34,11 @@ class TrainingSetup:
 
     Attributes:
       run: config of the run.
-      programs: compiled steps, of each phase over its mesh.
+      programs: programs of the phases, one per mesh.
       reader: training data.
       validation: held-out data and its metrics.
       resumed: checkpoint that the run resumes from, or None.
-      changes: differences between the run and that checkpoint.
+      changes: differences between this run and the run that saved `resumed`.
     """
 
     run: config.Run
@@ -94,10 +94,10 @@ def build(
 
 
 def starting_state(setup: TrainingSetup, read_state: ReadState) -> tuple[TrainState, list[str]]:
-    """Returns the state to start from, and lines that report where it comes from.
+    """Returns a pair: the state to start from, and lines that report where the state comes from.
 
     Raises:
-      UserError: a head of a new run would keep random weights: it is neither loaded nor trained.
+      UserError: the run is new, and the model has a head that no update trains.
     """
     if setup.resumed is None:
         _check_heads(setup)
@@ -106,7 +106,7 @@ def starting_state(setup: TrainingSetup, read_state: ReadState) -> tuple[TrainSt
 
 
 def initial_state(setup: TrainingSetup) -> tuple[TrainState, list[str]]:
-    """Returns the state before the first step, and lines that report where its weights come from."""
+    """Returns a pair: the state before the first step, and lines that report where its weights come from."""
     run, program = setup.run, setup.program
     with progress.doing("drawing the parameters"):
         state = program.new_state(run.train.seed)
@@ -121,7 +121,7 @@ def initial_state(setup: TrainingSetup) -> tuple[TrainState, list[str]]:
 def restored_state(
     setup: TrainingSetup, checkpoint: resume.Resumed, read_state: ReadState
 ) -> tuple[TrainState, list[str]]:
-    """Returns the state of a checkpoint, and lines that report what was restored."""
+    """Returns a pair: the state of a checkpoint, and lines that report what was restored."""
     program, saved_run = setup.program, checkpoint.saved_run
     # The recurrent state has the batch size of the checkpoint, and the moments belong to the optimizer of the
     # checkpoint.
@@ -145,17 +145,20 @@ def restored_state(
 
 
 def _moments(run: config.Run) -> list[tuple[str, str, tuple[str, ...]]]:
-    """Returns, for each update, what its moments depend on: name, kind of optimizer and patterns of parameters."""
+    """Returns a triple per update: name, kind of optimizer, patterns of parameters.
+
+    Saved moments are restored only if the triples of the saved run are the same.
+    """
     return [(update.name, run.optimizer_of(update).kind, update.trainable) for update in run.updates]
 
 
 def _with_average(state: TrainState, run: config.Run) -> TrainState:
-    """Returns a state whose average, if the run has one, begins with its parameters."""
+    """Returns a state whose average is a copy of the parameters; unchanged if the run has no average."""
     return state.replace(average=jax.tree.map(jnp.copy, state.params)) if run.train.average else state
 
 
 def new_incidents(setup: TrainingSetup, workdir: str) -> Incidents:
-    """Returns the incidents of a run, which continue from the checkpoint that it resumes from."""
+    """Returns the `Incidents` of a run; their counts continue from the checkpoint that the run resumes from."""
     saved = setup.resumed.meta.get("incidents", {}) if setup.resumed else {}
     return Incidents(setup.run.train.incidents, workdir, setup.reader, setup.program.tensor_names(), saved)
 
@@ -179,7 +182,7 @@ def global_batches(programs: Programs, reader: Reader, first_step: int) -> Itera
 
 
 def load_state(setup: TrainingSetup, read_state: ReadState, checkpoint: resume.Resumed | None) -> TrainState:
-    """Returns the state of a checkpoint of the run, or the initial state if it is None."""
+    """Returns the state of a checkpoint of the run, or the initial state if `checkpoint` is None."""
     state, _ = restored_state(setup, checkpoint, read_state) if checkpoint else initial_state(setup)
     return state
 
@@ -221,7 +224,7 @@ def _local_rows(mesh: jax.sharding.Mesh, batch_size: int) -> np.ndarray:
 
 
 def _check_heads(setup: TrainingSetup) -> None:
-    """Raises `UserError` if the loss of a new run does not train one of the model's heads."""
+    """Raises `UserError` if the model of a new run has a head that no update trains."""
     program, objective = setup.program, setup.run.objective
     phase = setup.programs.phases[0]
     blank = blank_batch(config.reader_config(config.in_phase(setup.run, phase)), phase.length)
@@ -243,5 +246,5 @@ def _have_equal_shapes(tree: Any, other: Any) -> bool:
 
 
 def _cast(tree: Any, like: Any) -> Any:
-    """Returns the arrays of a tree in the types of those of another."""
+    """Casts the arrays of a tree to the dtypes of `like`."""
     return jax.tree.map(lambda leaf, other: leaf if leaf.dtype == other.dtype else leaf.astype(other.dtype), tree, like)

@@ -1,4 +1,4 @@
-"""`evaluation.tasks`: `evaluate --watch` in a separate process next to a run, on the host's CPU.
+"""Evaluation of `evaluation.tasks` by `evaluate --watch`, in a separate process next to a run, on the host's CPU.
 
 The process evaluates each checkpoint of the run while training continues. Only that process imports TensorFlow.
 """
@@ -17,7 +17,7 @@ from plm_jax.common.errors import UserError, nearest
 
 
 class TaskEvaluation:
-    """Scores the checkpoints of a run; a context manager that waits at the end of a run until every one is scored.
+    """Evaluation of a run's checkpoints; a context manager whose exit waits until every checkpoint is scored.
 
     An error that ends the run also ends the evaluation. The next start of the run continues the evaluation.
     """
@@ -31,7 +31,7 @@ class TaskEvaluation:
           module_flags: flags that load the users' code that the run needs.
 
         Raises:
-          UserError: a task names no source.
+          UserError: a task names an unknown source.
         """
         for task in tasks:
             name = task.partition(":")[0]
@@ -59,7 +59,7 @@ class TaskEvaluation:
             self._process.wait()
 
     def start(self, report: Callable[[str], None]) -> None:
-        """Starts the process unless it runs, and reports if it has failed before; call it when a save has begun."""
+        """Starts the process unless it is running, and reports an earlier failure; call this when a save has begun."""
         if not self._is_needed or (self._process and self._process.poll() is None):
             return
         if died := self._died():
@@ -72,7 +72,7 @@ class TaskEvaluation:
         )
 
     def _died(self) -> str | None:
-        """Returns a line about a process that has ended before the run, or None."""
+        """Returns a line if the process has failed, or None; call this after the process has ended."""
         if self._process is None or self._process.returncode == 0:
             return None
         self._output.seek(0, os.SEEK_END)

@@ -1,4 +1,4 @@
-"""Telemetry of a run: metrics.jsonl, TensorBoard events, a progress bar.
+"""Telemetry of a run: metrics.jsonl, TensorBoard events and a progress bar.
 
 Objects in a bucket cannot be appended to. The files of a remote run directory therefore grow on this machine's disk and
 are uploaded whole, before every checkpoint and about every minute; a million steps take about 30 MB.
@@ -97,7 +97,7 @@ class Telemetry:
             self.say(f"{activity}: {time.monotonic() - began:.1f} s")
 
     def _tick(self, terminal: bool, seconds: float) -> None:
-        """Draws the bar again if it was not drawn for long."""
+        """Draws the bar again if it has not been drawn for a while."""
         now = time.monotonic()
         if now - self._bar.drawn < progress.pause(seconds, terminal) - 0.5:
             return
@@ -106,7 +106,7 @@ class Telemetry:
         self._bar.refresh()
 
     def add_writer(self, write: Callable[[dict], None], close: Callable[[], None]) -> None:
-        """Also passes each later row to `write`, and calls `close` at the end."""
+        """Registers a writer: every later row is also passed to `write`, and `close` is called at the end."""
         self._writers.append(write)
         self._exit.callback(close)
 
@@ -131,7 +131,7 @@ class Telemetry:
         self._bar.write(line, file=sys.stderr)
 
     def sync(self) -> None:
-        """Returns once every row is on disk, or in the bucket.
+        """Writes every row to disk, or uploads it to the bucket, before it returns.
 
         Raises:
           UserError: the store cannot be reached.
@@ -145,7 +145,7 @@ class Telemetry:
 
 
 class _Rows:
-    """A .jsonl file that never contains a part of a row: rows that could not be written wait for the next call."""
+    """A .jsonl file that never contains an incomplete row; rows that could not be written wait for the next call."""
 
     def __init__(self, path: str):
         self._file = open(path, "r+b", buffering=0)  # noqa: SIM115
@@ -178,9 +178,10 @@ class _Rows:
 
 
 class Events:
-    """TensorBoard's file.
+    """Writer of TensorBoard's event file.
 
-    The caller's thread writes it, so that a failed write raises an error there; a thread of its own would lose it.
+    It writes in the thread of the caller, so that the caller gets the error of a failed write. tensorboardX's own
+    writer uses a background thread, which would lose the error.
     """
 
     def __init__(self, folder: str, purge_step: int | None):
@@ -213,8 +214,8 @@ class Events:
 class _Bar(tqdm):
     """A tqdm bar that records when it was last drawn.
 
-    The rate and the remaining time are computed over all steps after the first one of this process, without
-    compilation.
+    The rate and the remaining time are computed over all steps after the first step of this process, without the time
+    of compilation.
     """
 
     drawn = 0.0
@@ -231,12 +232,12 @@ class _Bar(tqdm):
         self.update(step - self.n)
 
     def leave_out(self, seconds: float) -> None:
-        """Leaves a time since the last step out of the rate."""
+        """Excludes `seconds` of the time since the last step from the rate."""
         self._left_out += seconds
 
     @property
     def format_dict(self) -> dict[str, Any]:
-        """Values to draw; a rate of 0 is unknown."""
+        """Values that tqdm draws; a rate of 0 means that it is unknown."""
         rate = self._timed_steps / self._timed_seconds if self._timed_seconds > 0 else 0
         return {**super().format_dict, "rate": rate}
 
@@ -258,7 +259,10 @@ class _Lines:
 
 @contextlib.contextmanager
 def report_logs(report: Callable[[str], None]) -> Iterator[None]:
-    """Reports the log messages of the package, each line once, because a step may be traced more than once."""
+    """Context manager that reports the log messages of the package.
+
+    Each message is reported once, because a step may be traced more than once.
+    """
     lines: set[str] = set()
 
     class Handler(logging.Handler):
@@ -283,10 +287,10 @@ def report_logs(report: Callable[[str], None]) -> Iterator[None]:
 
 
 def _read_rows(workdir: str, first_step: int, logged_every: int) -> tuple[list[dict], list[str]]:
-    """Returns the rows of metrics.jsonl up to the step that a run resumes from, and lines to report.
+    """Returns a pair: the rows of metrics.jsonl up to the step that a run resumes from, and lines to report.
 
     Raises:
-      UserError: the file is not that of a run.
+      UserError: the file is not the log of a run.
     """
     path = os.path.join(workdir, "metrics.jsonl")
     if not storage.exists(path):
@@ -310,10 +314,10 @@ def _read_rows(workdir: str, first_step: int, logged_every: int) -> tuple[list[d
 
 
 def read_lines(path: str) -> list[dict]:
-    """Returns the rows of a log of a run, objects with a `step`; skips an incomplete last line.
+    """Returns the rows of a run's log, each of which has a `step`; skips an incomplete last line.
 
     Raises:
-      UserError: another line is damaged.
+      UserError: a line other than the last one is damaged.
     """
     if not storage.exists(path):
         return []

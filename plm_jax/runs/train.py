@@ -56,21 +56,22 @@ def pretrain(
     config_flags: Sequence[str] | None = None,
     began: float | None = None,
 ) -> TrainResult:
-    """Trains a run in a run directory; the same call resumes. Missing caches are prepared first.
+    """Trains a run in a run directory, after preparing missing caches; repeating the call resumes the run.
 
     Args:
-      run: what to train. Relative paths count from the working directory.
+      run: config of the run. Relative paths are relative to the working directory.
       workdir: run directory, local or in a bucket.
       source: trained model that provides the model and the vocabulary: a run, a checkpoint, a converted or a Hugging
         Face directory, or `hf:ORG/NAME[@REVISION]`.
       allow_changes: whether to resume although data, seed or optimizer differ from those of the saved run.
-      refuse_damaged: whether a damaged newest checkpoint is an error; if not, the run resumes from the checkpoint
-        before it.
-      config_flags: flags with which `plm_jax prepare` reads the same config; None writes `run` to a config file.
-      began: start of this command in seconds since 1970; None for now.
+      refuse_damaged: whether a damaged newest checkpoint is an error; if not, the run resumes from the newest intact
+        one.
+      config_flags: flags with which `plm_jax prepare` reads the config of `run`; None: `run` is written to a temporary
+        config file, and flags for this file are used.
+      began: time when this command started, in seconds since 1970; None: now.
 
     Raises:
-      UserError: the config, a cache or a checkpoint does not fit.
+      UserError: the config, a cache or a checkpoint is invalid, or they do not fit each other.
       Interrupted: a signal ended the run, and its last step is saved.
     """
     run, config_flags = _resolved(run, source, config_flags, [workdir])
@@ -89,20 +90,20 @@ def finetune(
     config_flags: Sequence[str] | None = None,
     began: float | None = None,
 ) -> list[TrainResult]:
-    """Trains a pretrained model for the task of a config; the same call resumes.
+    """Trains a pretrained model for the task of a config; repeating the call resumes the run.
 
     Args:
-      run: everything but the model, the vocabulary and the special ids, which come from `source`.
-      source: a run, a checkpoint, a converted or a Hugging Face directory, or `hf:ORG/NAME[@REVISION]`.
-      workdir: run directory; with `seeds` the folder of the run directories `seed-0` and so on.
-      seeds: one run per seed; empty for the seed of the config.
-      allow_changes, refuse_damaged, config_flags, began: the arguments of `pretrain`.
+      run: config of the run; its model, vocabulary and special ids are replaced by those of `source`.
+      source: trained model: a run, a checkpoint, a converted or a Hugging Face directory, or `hf:ORG/NAME[@REVISION]`.
+      workdir: run directory; with `seeds`, the folder that contains the run directories `seed-0` and so on.
+      seeds: seeds of the runs, one run per seed; empty: a single run with the seed of the config.
+      allow_changes, refuse_damaged, config_flags, began: same as in `pretrain`.
 
     Returns:
       The result of each run.
 
     Raises:
-      UserError: the config, a cache or a checkpoint does not fit.
+      UserError: the config, a cache or a checkpoint is invalid, or they do not fit each other.
       Interrupted: a signal ended the run, and its last step is saved.
     """
     workdirs = [os.path.join(workdir, f"seed-{seed}") for seed in seeds] or [workdir]
@@ -114,7 +115,7 @@ def finetune(
 def _resolved(
     run: config.Run, source: str | None, config_flags: Sequence[str] | None, workdirs: Sequence[str]
 ) -> tuple[config.Run, Sequence[str] | None]:
-    """Returns the run with the model of `source`, and the flags with which `prepare` reads it."""
+    """Returns the run with the model of `source`, and the flags with which `prepare` reads that run."""
     if config_flags is None:
         run = config.resolve(config.to_dict(run), os.path.abspath("run.py"), replaces_model=source is not None)
     if source is None:
@@ -137,7 +138,7 @@ def _train(
     config_flags: Sequence[str] | None,
     began: float | None,
 ) -> list[TrainResult]:
-    """Trains runs that differ only in their seeds; `runs` maps run directories to them."""
+    """Trains runs that differ only in their seeds; `runs` maps each run directory to its run."""
     checks.refuse_unused(run)
     resumed = [workdir for workdir in runs if run_directory.has_checkpoint(workdir)]
     with _flags_of(run, config_flags) as flags:

@@ -1,4 +1,4 @@
-"""Validation of a run during training, of each source and of all sources with the weights of the mixture."""
+"""Validation during training: metrics of each source, and their means weighted by the rates of the mixture."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +30,7 @@ AVERAGE = "average_of_weights"
 
 
 class Validation:
-    """Losses on the held-out rows of a run's sources: the same rows in the same order each time.
+    """Losses on the held-out rows of a run's sources; each validation reads the same rows in the same order.
 
     A batch has rows of one source. `evaluation.max_batches` is divided among the sources in proportion to the rates of
     the phase; each source has at least one batch and at most all of its held-out rows.
@@ -57,11 +57,12 @@ class Validation:
         """Returns the metrics of a phase that are logged as `validation/…`; empty if there are no held-out rows.
 
         Returns:
-          Over rows of the phase's length: `loss`, in nats, and the other metrics of the loss, for all sources together,
-          and as SOURCE/loss, … for each source. If the last phase has another row length, also the metrics over rows of
-          this LENGTH, as LENGTH/loss, LENGTH/SOURCE/loss, ….
+          A dict from name to value. `loss`, in nats, and the other metrics of the loss are computed over all sources,
+          for rows of the phase's length. Names such as SOURCE/loss are the same metrics of a single source. If the last
+          phase has another row LENGTH, names such as LENGTH/loss and LENGTH/SOURCE/loss are the same metrics for rows
+          of that length.
 
-          A metric of a source is a mean over all of its targets, rows or tokens, depending on the metric. A metric of
+          A metric of a source is a mean over all of its targets, rows or tokens, depending on the metric. A metric over
           all sources is the mean over the sources that have held-out rows, weighted by the rates of the phase. For
           labeled examples, the metrics of `evaluate` are added; they replace metrics of the same name.
         """
@@ -81,7 +82,7 @@ class Validation:
         return all_means
 
     def notes(self) -> list[str]:
-        """Returns lines that report sources with no held-out rows, or with fewer than their rates require."""
+        """Returns lines that report sources with no held-out rows, or with fewer rows than their rates require."""
         if not self._settings.every:
             return []
         pairs = ((phase, length) for phase in self._programs.phases for length in self._lengths(phase))
@@ -105,18 +106,18 @@ class Validation:
         return lines
 
     def _lengths(self, phase: config.Phase) -> list[int]:
-        """Returns the lengths of the phase and of the last phase."""
+        """Returns the row lengths of the phase and of the last phase, without duplicates."""
         return list(dict.fromkeys([phase.length, self._programs.phases[-1].length]))
 
     def _limits(self, rates: dict[str, float]) -> dict[str, int]:
-        """Returns the largest number of batches of each source; empty if there is no limit."""
+        """Returns the maximum number of batches of each source; empty if there is no limit."""
         max_batches = self._settings.max_batches
         if self._is_labeled or not (max_batches and rates):
             return {}
         return {name: max(1, number) for name, number in Mixture(rates).counts(max_batches).items()}
 
     def _shares(self, phase: config.Phase, length: int) -> dict[str, tuple[float, int]]:
-        """Returns the share and the number of batches of each source with held-out rows."""
+        """Returns a dict from each source with held-out rows to a pair: its share of the rates, its batch count."""
         rates = self._reader.rates(phase)
         available: dict[str, int] = {}
         for name in rates:
@@ -128,7 +129,7 @@ class Validation:
         }
 
     def _means(self, program: Program, params: Any, name: str, length: int, num_batches: int) -> Means:
-        """Returns the means of the loss over batches of a source, without terms whose weight is zero."""
+        """Returns the metrics of a source over `num_batches` batches, without loss terms whose weight is zero."""
         rows = meshes.local_rows(meshes.batch_sharding(program.mesh), self._batch_size)
         total, outputs = None, []
         carry = program.new_carry(self._batch_size)
@@ -151,7 +152,11 @@ class Validation:
         return build_loss(self._objective, self._model, program.mesh)
 
     def _compile(self, program: Program) -> Callable:
-        """Returns the jitted function from a batch to its sums, the new carry, and the output of a task head."""
+        """Returns the jitted function `(params, batch, carry) → (sums, carry, output)` of a program.
+
+        The results are the sums of the loss, the carry to the next batch, and the output of the task head (empty
+        without labeled examples).
+        """
         loss, model = self._loss(program), program.module()
         published = program.published_state.params
 
@@ -211,15 +216,15 @@ class Validation:
         return values[select]
 
     def is_better(self, value: float, than: float) -> bool:
-        """Whether one value of `evaluation.select` is better than another."""
+        """Whether the value `value` of `evaluation.select` is better than the value `than`."""
         return _sign(self._settings.select) * (value - than) > 0
 
 
 class Validate(Callback):
-    """Validates a run every `evaluation.every` steps and after its last step."""
+    """Callback that validates a run every `evaluation.every` steps and after its last step."""
 
     def __init__(self, validation: Validation, every: int, logger: MetricsLogger):
-        """`logger` writes the metrics into the row of the step."""
+        """Prepares to validate; `logger` writes the metrics into the row of the step."""
         self._validation, self._every, self._logger = validation, every, logger
 
     @override
@@ -229,7 +234,7 @@ class Validate(Callback):
             context.validation = self._logger.flush(functools.partial(self._validate, context))
 
     def _validate(self, context: TrainingContext) -> Means:
-        """Returns the metrics of the parameters, and those of their moving average with the prefix `AVERAGE`."""
+        """Returns the metrics of the parameters, and the metrics of their moving average with the prefix `AVERAGE`."""
         means = self._validation(context.state.params, context.phase)
         if context.program.average:
             of_average = self._validation(context.state.average, context.phase)
@@ -238,13 +243,13 @@ class Validate(Callback):
 
 
 def _sign(metric: str) -> int:
-    """Returns 1 if larger values of a metric are better, -1 if smaller ones are, 0 if no direction is declared."""
+    """Returns 1 if larger values of a metric are better, -1 if smaller values are better, 0 if neither is declared."""
     declared = declarations.declared(metric)
     return declared.sign if declared else 0
 
 
 def _weighted_means(means: dict[str, Means], weights: dict[str, float]) -> Means:
-    """Returns the mean of each metric by the weights of the sources that have it."""
+    """Returns the weighted mean of each metric over the sources that have it."""
     result = {}
     for metric in dict.fromkeys(metric for of_source in means.values() for metric in of_source):
         names = [name for name, of_source in means.items() if metric in of_source]

@@ -1,4 +1,4 @@
-"""`train.init_from`: weights of another checkpoint, whole or by name."""
+"""Initial weights from another checkpoint (`train.init_from`): all of its weights, or weights selected by name."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -30,12 +30,12 @@ from plm_jax.training.trainable import (
 def load_weights(params, train: config.TrainConfig, model: ModelConfig):
     """Replaces leaves of `params` by weights of the checkpoint `train.init_from`.
 
-    `train.init_names` selects the weights, and may rename them; each replaces the leaf of its name. The last
-    `train.reinitialize_top` layers of each stack of the model keep the values in `params`.
+    `train.init_names` selects the weights, and may rename them; each weight replaces the leaf with the same name. The
+    last `train.reinitialize_top` layers of each stack of the model keep the values in `params`.
 
     Returns:
-      The parameters, with the same sharding, and lines that report which were loaded, which are new, and which
-      parameters of the checkpoint the model lacks.
+      A pair: the parameters, with unchanged shardings; and lines that report the loaded parameters, the new parameters,
+      and the weights of the checkpoint that the model lacks.
 
     Raises:
       UserError: a pattern matches nothing, two weights have the same name, a leaf has another shape, or there are too
@@ -82,8 +82,8 @@ def load_weights(params, train: config.TrainConfig, model: ModelConfig):
 def _stored(pretrained: Pretrained, train: config.TrainConfig, model: ModelConfig) -> Mapping[str, Any]:
     """Returns the weights of a checkpoint.
 
-    If only the checkpoint is an ELECTRA, returns those of its generator if `train.init_names` reads it, and otherwise
-    those of its discriminator.
+    If the checkpoint is an ELECTRA and the model is not, the shared embedding tables are replaced by those of the
+    discriminator, unless `train.init_names` has a pattern that begins with `generator/`.
 
     Raises:
       UserError: both models are ELECTRAs with different values of `sharing`.
@@ -106,7 +106,7 @@ def _stored(pretrained: Pretrained, train: config.TrainConfig, model: ModelConfi
 def _selected(
     stored: Sequence[tuple[str, Any]], train: config.TrainConfig, names: set[str]
 ) -> dict[str, tuple[str, Any]]:
-    """Returns the name in the checkpoint and the leaf of each weight that `train.init_names` select, by the new name.
+    """Returns the weights that `train.init_names` selects: a dict from new name to (name in the checkpoint, leaf).
 
     Args:
       stored: (name, leaf) of every weight of the checkpoint.
@@ -140,7 +140,7 @@ def _selected(
 
 
 def _renamed(match: re.Match[str], template: str) -> str:
-    """Returns a template with the groups of a match.
+    """Returns a template filled with the groups of a match.
 
     Raises:
       UserError: the template is invalid.
@@ -152,7 +152,7 @@ def _renamed(match: re.Match[str], template: str) -> str:
 
 
 def _depths(params: Any) -> dict[str, int]:
-    """Returns the number of stored layers of each stack, by its path."""
+    """Returns a dict from the path of each stack to its number of stored layers."""
     depths: dict[str, int] = {}
     for name, leaf in named(params):
         numbers = layer_numbers(name, leaf)
@@ -161,7 +161,11 @@ def _depths(params: Any) -> dict[str, int]:
 
 
 def _sources(name: str, selected: dict[str, tuple[str, Any]], train: config.TrainConfig) -> dict[str, tuple[str, Any]]:
-    """Returns the selected weights for a parameter; with `train.init_layers`, they may cover other layers."""
+    """Returns the selected weights from which a parameter is loaded.
+
+    The names of the weights equal the name of the parameter. If `train.init_layers` is set, the names may list other
+    layers.
+    """
     if train.init_layers and split_name(name)[0]:
         return {key: source for key, source in selected.items() if whole_name(key) == whole_name(name)}
     return {name: selected[name]} if name in selected else {}
@@ -170,7 +174,7 @@ def _sources(name: str, selected: dict[str, tuple[str, Any]], train: config.Trai
 def _with_layers(
     name: str, leaf: Any, sources: dict[str, tuple[str, Any]], train: config.TrainConfig, depths: dict[str, int]
 ) -> np.ndarray:
-    """Returns the values for a leaf; if it is stacked, they are those of `train.init_layers`, if these are set."""
+    """Returns the values for a leaf; `train.init_layers`, if set, selects the source layers of a stacked leaf."""
     numbers = layer_numbers(name, leaf)
     stored = [(source_name, float32(source)) for source_name, source in sources.values()]
     if not train.init_layers or not numbers:
@@ -193,14 +197,18 @@ def _with_layers(
 
 
 def _with_new_rows(taken: np.ndarray, train: config.TrainConfig, name: str) -> np.ndarray:
-    """Appends rows for new tokens to a matrix or bias of the vocabulary; those of a bias are zeros."""
+    """Appends rows for new tokens to a matrix or bias of the vocabulary; new rows of a bias are zeros."""
     rng = layouts.generator(train.seed, f"new tokens/{name}", 0)
     rows = rng.normal(0.0, 0.02, (train.new_tokens, *taken.shape[1:])) if taken.ndim > 1 else np.zeros(train.new_tokens)
     return np.concatenate([taken, rows.astype(np.float32)])
 
 
 def _tops(model: ModelConfig, layers: int) -> dict[str, int]:
-    """Returns the first stored block of the last layers of each stack, by the path of the stack."""
+    """Returns a dict from the path of each stack to the index of its first stored block to reinitialize.
+
+    Args:
+      layers: number of layers to reinitialize at the top of each stack; 0: the dict is empty.
+    """
     if layers and not model.stacks:
         raise UserError(f"a model of kind '{model.kind}' has no stack for config.train.reinitialize_top: leave it out")
     first_blocks = {}
@@ -217,7 +225,7 @@ def _tops(model: ModelConfig, layers: int) -> dict[str, int]:
 
 
 def _with_top(taken: jax.Array, fresh: jax.Array, top: int) -> jax.Array:
-    """Replaces the last `top` blocks of a stacked leaf by those of a fresh one."""
+    """Replaces the last `top` blocks of a stacked leaf by the last blocks of the leaf `fresh`."""
     if not top:
         return taken
     join = jax.jit(lambda old, new: jnp.concatenate([old[:-top], new[-top:]]), out_shardings=fresh.sharding)

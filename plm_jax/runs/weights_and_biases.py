@@ -1,4 +1,4 @@
-"""Metrics in Weights & Biases, next to the files of the run directory; failures there do not end the run."""
+"""Metrics in Weights & Biases, in addition to the files of the run directory; failures do not end the run."""
 
 import os
 import tempfile
@@ -11,9 +11,9 @@ from plm_jax.common.errors import one_line
 
 
 class WandbWriter:
-    """Writes rows of metrics to the project `train.wandb_project`.
+    """Writer of rows of metrics to the Weights & Biases project `train.wandb_project`.
 
-    The first failure is reported, and the writer stops. `WANDB_MODE=offline` keeps every row on this machine.
+    At the first failure, it reports the reason and stops. `WANDB_MODE=offline` keeps every row on this machine.
     """
 
     def __init__(self, run: config.Run, workdir: str, report: Callable[[str], None]):

@@ -19,11 +19,13 @@ def folder(workdir: str) -> str:
 
 @contextlib.contextmanager
 def lock(workdir: str, about: Callable[[], dict[str, Any]] = dict) -> Iterator[None]:
-    """Locks a run directory; every process of a job calls it, and every one fails if the first one does.
+    """Context manager that locks a run directory.
+
+    Every process of a job must enter it. If the first process cannot lock the directory, every process fails.
 
     Raises:
-      UserError: another job trains in it.
-      OSError: it cannot be written.
+      UserError: another job trains in the directory.
+      OSError: the lock cannot be written.
     """
     with contextlib.ExitStack() as stack:
         failure: Exception | None = None

@@ -23,7 +23,7 @@ from plm_jax.training.optimizers import (
 
 @dataclass(frozen=True)
 class LambConfig(OptimizerConfig):
-    """AdamW with each tensor's update scaled to the tensor's norm, except norms and biases (You et al. 2020).
+    """AdamW that scales the update of each tensor, except biases and scales of norms, to its L2 norm (You et al. 2020).
 
     The defaults are ALBERT's (google-research/albert, lamb_optimizer.py). You et al. use bias correction.
 
@@ -55,11 +55,11 @@ class LambConfig(OptimizerConfig):
 
 @dataclass(frozen=True)
 class StableAdamWConfig(OptimizerConfig):
-    """AdamW with smaller updates of tensors whose gradients outgrow their second moments (Wortsman et al. 2023).
+    """AdamW with smaller updates for tensors whose gradients are unusually large (Wortsman et al. 2023).
 
-    The learning rate of each tensor is divided by max(1, RMS), where RMS is the root of the mean of
-    `g² / max(v, epsilon²)`, so gradients need no clipping. The defaults are ModernBERT's (Warner et al. 2024), whose
-    weight decay of 1e-5 per step at a peak rate of 8e-4 is a `weight_decay` of 0.0125.
+    The learning rate of each tensor is divided by max(1, RMS), where RMS is the root of the mean of `g² / max(v,
+    epsilon²)`, so gradients need no clipping. The defaults are ModernBERT's (Warner et al. 2024), whose weight decay of
+    1e-5 per step at a peak rate of 8e-4 corresponds to a `weight_decay` of 0.0125.
 
     Attributes:
       b1: decay rate of the first moment.
@@ -101,7 +101,7 @@ class StableAdamWConfig(OptimizerConfig):
 
 @dataclass(frozen=True)
 class LionConfig(OptimizerConfig):
-    """Lion: the sign of an interpolation of gradient and momentum (Chen et al. 2023).
+    """Lion, whose update is the sign of an interpolation between gradient and momentum (Chen et al. 2023).
 
     Attributes:
       b1: weight of the momentum in the interpolation whose sign is the update.

@@ -5,9 +5,10 @@ A spike does not reveal such a device: a relative error of 1e-3 on one of eight 
 
 - the gradients of a batch, computed twice by the same program: a difference is a transient error;
 - a fixed block of a transformer, which each device computes alone: a device that differs from the majority is faulty;
-- the replicas of the parameters, which are equal unless a device changed its own.
+- the replicas of the parameters, which are equal unless a device has corrupted its own replica.
 
-All of them compare checksums, sums of the bits of an array modulo 2^32. Integer sums do not depend on their order.
+All three compare checksums. The checksum of an array is the sum, modulo 2^32, of its elements, whose bits are read as
+unsigned integers. A sum of integers does not depend on the order of its terms.
 """
 
 import functools
@@ -35,7 +36,11 @@ _HEAD_DIM = 64
 
 
 def checksum(array: jax.Array, axes: Sequence[int] | None = None) -> jax.Array:
-    """Returns the sum of the bits of an array over axes (by default all), read as unsigned integers, uint32."""
+    """Returns a checksum, uint32: the sum of an array's elements, whose bits are read as unsigned integers.
+
+    Args:
+      axes: axes over which the elements are summed; None: all axes.
+    """
     bits = array
     if not jnp.issubdtype(array.dtype, jnp.unsignedinteger):
         bits = jax.lax.bitcast_convert_type(array, _UNSIGNED[array.dtype.itemsize])
@@ -43,7 +48,10 @@ def checksum(array: jax.Array, axes: Sequence[int] | None = None) -> jax.Array:
 
 
 def tensor_checksums(tree: Any) -> jax.Array:
-    """Returns the checksum of each tensor, uint32 [tensors], in the order of `jax.tree.leaves`; one for each layer."""
+    """Returns one checksum per tensor, uint32 [tensors], in the order of JAX's leaves.
+
+    Each layer of a stacked leaf counts as a tensor.
+    """
 
     def of_leaf(path, leaf):
         if is_stacked(path):
@@ -61,14 +69,14 @@ def summarize_gradients(
     batch: Mapping[str, jax.Array],
     *arguments: Any,
 ) -> dict[str, jax.Array]:
-    """Returns checksums, losses and norms of the gradients of a step's updates, all at the same parameters.
+    """Returns the losses of a step's updates, and checksums and norms of their gradients, all at the same parameters.
 
     Args:
-      updates: loss and `step.batch_gradients` of each update, in order.
-      arguments: further arguments of `step.batch_gradients`.
+      updates: a pair (loss, function that `step.batch_gradients` returned) for each update, in order.
+      arguments: further arguments of the functions that `step.batch_gradients` returned.
 
     Returns:
-      `checksums`, uint32 [tensors]; `loss` and `grad_norm`, [updates].
+      A dict: `checksums`, uint32 [tensors]; `loss` and `grad_norm`, each with one value per update.
     """
     batch = {key: array for key, array in batch.items() if key != "digest"}
     checksums, losses, norms = [], [], []
@@ -85,7 +93,7 @@ def block(inputs: Mapping[str, jax.Array]) -> jax.Array:
     """Computes a block of a transformer, forward and backward; returns the checksums of its results, uint32 [results].
 
     Args:
-      inputs: `x` [tokens, width], `d_y` like it, and the kernels, as `block_inputs` returns them.
+      inputs: result of `block_inputs`: `x` [tokens, width], the gradient `d_y` of the output, and the kernels.
     """
     kernels = {name: array for name, array in inputs.items() if name not in ("x", "d_y")}
 
@@ -121,7 +129,7 @@ def block_inputs(dtype: Any, platform: str) -> dict[str, np.ndarray]:
 
 
 class DeviceCheck:
-    """The fixed block, which each device of a mesh computes alone."""
+    """Check of the devices of a mesh, each of which computes the fixed block alone."""
 
     def __init__(
         self, mesh: Mesh, dtype: Any = jnp.float32, compute: Callable[[Mapping[str, jax.Array]], jax.Array] = block
@@ -130,7 +138,7 @@ class DeviceCheck:
 
         Args:
           dtype: dtype of the block.
-          compute: function of the inputs of one device that returns checksums; it must not communicate.
+          compute: function from the inputs of one device to checksums; it must not communicate with other devices.
         """
         self._inputs = block_inputs(dtype, mesh.devices.flat[0].platform)
         self._mesh, self._compute = mesh, compute
@@ -140,7 +148,7 @@ class DeviceCheck:
         """Returns the checksums of each device in the order of `mesh.devices.flat`, uint32 [devices, results].
 
         Args:
-          per_device: further inputs of `compute`, [devices, ...], of which each device receives its own [1, ...].
+          per_device: further inputs of `compute`, [devices, ...]; each device receives only its own row, [1, ...].
         """
         sharding = meshes.replicated(self._mesh)
         inputs = {name: meshes.place(array, sharding) for name, array in self._inputs.items()}
@@ -161,7 +169,7 @@ class ReplicaCheck:
     """Comparison of the replicas of a tree of arrays over a mesh."""
 
     def __init__(self, mesh: Mesh, tree: Any):
-        """Prepares to check trees like `tree`, whose leaves have shapes and shardings over the mesh."""
+        """Prepares to check trees with the structure, shapes and shardings of `tree`."""
         self.names = [name for name, _ in trainable.named(tree)]
         leaves = jax.tree.leaves(tree)
         self._shards = [_shards(leaf.sharding, leaf.shape, mesh) for leaf in leaves]
@@ -175,7 +183,7 @@ class ReplicaCheck:
         self._run = jax.jit(run, out_shardings=meshes.replicated(mesh))
 
     def __call__(self, tree: Any) -> "dict[str, Vote]":
-        """Returns the votes of the leaves whose replicas differ, by name."""
+        """Returns the votes on the leaves whose replicas differ, by the name of the leaf."""
         checksums = np.asarray(self._run(jax.tree.leaves(tree)))
         votes = {}
         for name, shards, values in zip(self.names, self._shards, checksums.T, strict=True):
@@ -194,8 +202,8 @@ class Vote(NamedTuple):
     """Result of a comparison of devices.
 
     Attributes:
-      differing: indices of the devices that differ from more than half of all.
-      undecided: indices of all devices if they differ and no result is that of more than half.
+      differing: indices of the devices whose results differ from a result that more than half of the devices share.
+      undecided: indices of all devices if no result is shared by more than half of them; otherwise empty.
     """
 
     differing: tuple[int, ...] = ()
@@ -203,7 +211,7 @@ class Vote(NamedTuple):
 
 
 def count_votes(results: np.ndarray) -> Vote:
-    """Compares the results of devices, [devices, results]."""
+    """Returns the vote on the results of devices, [devices, results]."""
     rows = [row.tobytes() for row in np.ascontiguousarray(results)]
     ((most_common, count),) = Counter(rows).most_common(1)
     if count == len(rows):

@@ -1,8 +1,8 @@
 """Presets of XLA's compiler options, by kind of device.
 
-`config.mesh.compiler_preset` names a preset; `auto` chooses that of the device. `config.mesh.compiler_options` are
-applied after it. The effects of the options were read from compiled programs: `python -m plm_jax plan` prints the bytes
-that are gathered, scattered and reduced, and how many of them overlap with other work.
+`config.mesh.compiler_preset` names a preset; `auto` chooses the preset of the device. `config.mesh.compiler_options`
+are applied after the preset. The effects of the options were read from compiled programs: `python -m plm_jax plan`
+prints the bytes that are gathered, scattered and reduced, and how many of them overlap with other work.
 """
 
 import contextlib
@@ -113,13 +113,13 @@ def options(
     overrides: dict[str, str] | None = None,
     shard_rows: Callable[[], int | None] = lambda: None,
 ) -> dict[str, str]:
-    """Returns XLA's options for a program over a mesh, by name.
+    """Returns a dict from the names of XLA's options for a program over a mesh to their values.
 
     Args:
       preset: `config.mesh.compiler_preset`.
       overrides: `config.mesh.compiler_options`, applied after the preset.
-      shard_rows: function that returns the fewest rows or columns of a shard of a weight matrix, None if no matrix is
-        sharded. It is only called for devices on which XLA uses rings.
+      shard_rows: function that returns the minimum number of rows or columns in a shard of a weight matrix; None if no
+        matrix is sharded. It is only called with the preset `auto`, for devices on which XLA uses rings.
 
     Raises:
       UserError: there is no such preset.
@@ -151,7 +151,7 @@ def audit_options(device_kind: str, libtpu_checker: bool) -> dict[str, str]:
 
 @contextlib.contextmanager
 def option_errors() -> Iterator[None]:
-    """Raises `UserError` for an option, or a value of one, that this XLA does not have."""
+    """Context manager that raises `UserError` if XLA rejects an option or its value."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
@@ -161,7 +161,7 @@ def option_errors() -> Iterator[None]:
 
 
 def preset_of(device_kind: str) -> str:
-    """Returns the preset of a kind of device."""
+    """Returns the name of the preset for a kind of device."""
     return next((preset for part, preset in _OF_DEVICES.items() if part in device_kind), "none")
 
 
@@ -169,7 +169,7 @@ def jit_inference(function: Function, **arguments: Any) -> Function:
     """Returns a function that is compiled for inference on the default device.
 
     Args:
-      function: function of arrays; no compiled function may call it.
+      function: function of arrays. The returned function must not be called within another compiled function.
       arguments: further arguments of `jax.jit`.
     """
 

@@ -61,11 +61,12 @@ CHIPS = {
 def per_step(
     model: ModelConfig, rows: int, length: int, targets: int, decoder_length: int = 0, samples: int = 0
 ) -> int:
-    """Returns the FLOPs of one training step on `rows` × `length` tokens; other arguments as in `ModelConfig.macs`.
+    """Returns the FLOPs of one training step on `rows` × `length` tokens.
 
-    Counts the matrix products of the forward pass × 3. Causal attention counts half, attention with a window counts the
-    keys within it, and the head counts at target positions only. Recomputation, embedding look-ups and the
-    forward passes of references such as a teacher do not count.
+    The FLOPs are three times those of the matrix products in the forward pass. Causal attention counts half, attention
+    with a window counts only the keys within the window, and the head counts only target positions. Recomputation,
+    embedding look-ups and the forward passes of references such as a teacher do not count. The other arguments are
+    those of `ModelConfig.macs`.
     """
     return int(3 * 2 * rows * model.macs(length, targets, decoder_length, samples))
 
@@ -73,9 +74,9 @@ def per_step(
 def of_program(jaxpr) -> int:
     """Returns the FLOPs of the matrix products of a traced program, on all devices together.
 
-    Every iteration of a loop is counted, and so is recomputation. For a Pallas kernel, the FLOPs are those of its
-    `cost_estimate` or, without one, those of the products in its body times the number of cells of its grid. For
-    cuDNN's attention, they are computed from the shapes, and halved if it is causal.
+    Every iteration of a loop is counted, and so is recomputation. The FLOPs of a Pallas kernel come from its
+    `cost_estimate` or, without one, are the FLOPs of the products in its body times the number of cells in its grid.
+    The FLOPs of cuDNN's attention are computed from the shapes, and halved if the attention is causal.
     """
     return sum(times * _products(equation) for equation, times in equations(jaxpr))
 
@@ -86,7 +87,10 @@ def kernels(jaxpr) -> dict[str, int]:
 
 
 def scores(jaxpr) -> dict[str, int]:
-    """Returns the number of attention scores of Pallas kernels, by name: the exponentials in their cost estimates."""
+    """Returns a dict from the name of each Pallas kernel to its number of attention scores.
+
+    The number is that of transcendental operations in the kernel's cost estimate, one per score.
+    """
     return _by_kernel(jaxpr, lambda kernel: getattr(kernel.params["cost_estimate"], "transcendentals", 0))
 
 
@@ -100,7 +104,7 @@ def _by_kernel(jaxpr, counted: Callable[[core.JaxprEqn], int]) -> dict[str, int]
 
 
 def equations(jaxpr, times: int = 1) -> Iterator[tuple[core.JaxprEqn, int]]:
-    """Yields the equations of a traced program and how often each runs, on all devices together.
+    """Yields pairs: an equation of a traced program, and the number of times that it runs on all devices together.
 
     Only the costliest branch of a `cond` counts.
     """
@@ -129,7 +133,7 @@ def _shards(params) -> int:
 
 
 def _products(equation: core.JaxprEqn) -> int:
-    """Returns the FLOPs of an equation without inner programs."""
+    """Returns the FLOPs of an equation that contains no inner programs."""
     name, params = equation.primitive.name, equation.params
     if name == "dot_general":
         ((contracted, _), _) = params["dimension_numbers"]

@@ -27,7 +27,7 @@ BATCH_AXES: tuple[str, ...] = ("stage", "data", "fsdp")
 
 @dataclass(frozen=True)
 class MeshConfig:
-    """The device mesh: the number of devices along each axis, one of which may be -1 for the rest, and sharding rules.
+    """The device mesh and its sharding rules; one axis may have size -1, which means all remaining devices.
 
     Attributes:
       data: number of devices that split the rows of a batch and replicate the parameters.
@@ -36,15 +36,15 @@ class MeshConfig:
       context: number of devices that split the positions of a row, and the parameters.
       stage: number of pipeline stages that the layers are split into; `model.pipeline_microbatches` sets their
         microbatches.
-      rules: sharding rules (logical axis, mesh axis), in order of priority; a rule shards the dimension with this
-        logical axis over this mesh axis if the size of the mesh axis divides that of the dimension. An array uses each
-        mesh axis once.
-      gather: when sharded weights are gathered: `layer`, one layer at a time, in the forward and the backward pass of
-        every microbatch; `step`, all weight matrices once, before the first microbatch, which needs memory for a full
-        copy in the dtype `precision.gradients`.
+      rules: sharding rules (logical axis, mesh axis), in order of priority; a rule shards a dimension with its logical
+        axis over its mesh axis, if the size of the mesh axis divides the size of the dimension. An array uses each mesh
+        axis at most once.
+      gather: when sharded weights are gathered; `layer`: one layer at a time, in the forward and the backward pass of
+        every microbatch; `step`: all weight matrices at once, before the first microbatch. A full copy of the matrices
+        in the dtype `precision.gradients` must then fit in memory.
       compiler_preset: preset of XLA options: `none`, `tpu`, `tpu_without_rings`, `tpu_overlap` or `cuda`; `auto`
-        chooses one for the devices and the shards of the weights. `training/compiler.py` lists the options and their
-        effects.
+        chooses a preset for the devices and the shards of the weights. `training/compiler.py` lists the options and
+        their effects.
       compiler_options: further XLA options by name, which override those of the preset.
     """
 
@@ -87,10 +87,10 @@ def build(mesh: MeshConfig, devices=None) -> Mesh:
     Over several TPU slices, only the axes `stage` and `data` cross from one slice to another.
 
     Args:
-      devices: all by default.
+      devices: devices of the mesh; all by default.
 
     Raises:
-      UserError: the axes do not multiply to the number of devices, or do not divide over the slices.
+      UserError: the axes do not multiply to the number of devices, or cannot be divided among the slices.
     """
     devices = jax.devices() if devices is None else devices
     return Mesh(_arranged(list(resolved(mesh, len(devices)).values()), devices), AXES)
@@ -100,7 +100,7 @@ def resolved(mesh: MeshConfig, num_devices: int) -> dict[str, int]:
     """Returns the sizes of the axes of a `MeshConfig` over `num_devices` devices.
 
     Raises:
-      UserError: they do not multiply to the number of devices.
+      UserError: the sizes do not multiply to the number of devices.
     """
     asked = dict(zip(AXES, sizes(mesh), strict=True))
     resolved_sizes = list(asked.values())
@@ -136,7 +136,7 @@ def _arranged(sizes: list[int], devices) -> np.ndarray:
 
 
 def num_slices(devices) -> int:
-    """Returns the number of TPU slices of the devices; the network between slices is slower than that within one."""
+    """Returns the number of TPU slices of the devices; the network is slower between slices than within a slice."""
     if devices[0].platform != "tpu":  # A slice of GPUs is a host, and meshes may cross hosts.
         return 1
     # Devices of one slice that are described without hardware have no `slice_index`.
@@ -144,7 +144,7 @@ def num_slices(devices) -> int:
 
 
 def describe(sizes: Mapping[str, int]) -> str:
-    """Returns the axes of a mesh as settings, without those of size 1."""
+    """Returns the sizes of a mesh's axes as settings, such as `mesh.fsdp=8`; leaves out axes of size 1."""
     return " ".join(f"mesh.{axis}={size}" for axis, size in sizes.items() if size != 1) or "mesh.data=1"
 
 
@@ -153,7 +153,8 @@ def nearest(
 ) -> dict[str, int] | None:
     """Returns the mesh of `num_devices` devices that is nearest to `sizes` and that `fits` accepts, or None.
 
-    The nearest mesh needs the fewest doublings and halvings, and then changes the fewest axes; -1 matches any size.
+    The nearest mesh is reached with the fewest doublings and halvings of sizes. If there are several, the one that
+    changes the fewest axes is chosen. A size of -1 matches any size.
     """
 
     def distance(candidate):
@@ -167,7 +168,7 @@ def nearest(
 
 
 def _factored(axes: Sequence[str], number: int) -> Iterator[dict[str, int]]:
-    """Yields all sizes of the axes whose product is the number, those with a large first axis first."""
+    """Yields all sizes of the axes whose product is `number`, in decreasing order of the first axis."""
     if len(axes) == 1:
         yield {axes[0]: number}
         return
@@ -183,7 +184,7 @@ def batch_shards(mesh: Mesh) -> int:
 def batch_sharding(mesh: Mesh, row: Sequence[int] = ()) -> NamedSharding:
     """Returns the sharding of an array of the batch [B, *row].
 
-    Rows are split over `BATCH_AXES`, and their positions over `context` if it divides them.
+    Rows are split over `BATCH_AXES`. Positions are split over `context` if its size divides the row length.
     """
     is_cut = mesh.shape["context"] > 1 and row and row[0] % mesh.shape["context"] == 0
     return NamedSharding(mesh, PartitionSpec(BATCH_AXES, *(["context"] if is_cut else [])))
@@ -203,20 +204,24 @@ def place(values: np.ndarray, sharding: NamedSharding) -> jax.Array:
 
 
 def whole_over_tokens(rules: Rules) -> list[tuple[str, str]]:
-    """Returns the rules without the axes that split tokens; `tensor` stays, since it splits matrix products too."""
+    """Returns the sharding rules, except the rules for mesh axes that split the tokens of a batch.
+
+    Rules for `tensor` stay, because this axis also splits matrix products, and so do rules for the logical axis
+    `layers`.
+    """
     return [rule for rule in rules if rule[1] not in (*BATCH_AXES, "context") or rule[0] == "layers"]
 
 
 def stored(boxed, mesh: Mesh, rules: Rules, *, padded: bool = True):
     """Returns the shapes, types and shardings of a boxed tree as a run stores it.
 
-    Vectors (biases, scales of norms) are not split over the axes that split tokens, since gathering one takes longer
-    than it saves.
+    Vectors (biases, scales of norms) are not split over the axes that split tokens, since gathering a vector takes
+    longer than its sharding saves.
 
     Args:
       boxed: tree of shapes whose parameters have logical axes (`nn.Partitioned`).
-      padded: whether a vocabulary that the mesh does not divide is padded. Otherwise shapes are the published ones, as
-        in checkpoints, and every device holds such a vocabulary whole.
+      padded: whether a vocabulary that the mesh does not divide is padded. Otherwise, arrays have their published
+        shapes, as in checkpoints, and every device holds such a vocabulary whole.
     """
 
     for_vectors = whole_over_tokens(rules)
@@ -238,7 +243,7 @@ def stored(boxed, mesh: Mesh, rules: Rules, *, padded: bool = True):
 
 
 def fitted(tree, like):
-    """Returns a tree whose arrays have the shapes of `like`: each axis is padded with zeros or truncated at its end."""
+    """Pads the axes of arrays in `tree` with zeros, or truncates them, at the end, to the shapes of `like`."""
 
     def fit(leaf, shape):
         if leaf.shape == shape:
@@ -252,7 +257,7 @@ def fitted(tree, like):
 def refitted(tree, like):
     """Pads or truncates sharded arrays to the shapes of `like`, as `fitted` does.
 
-    Arrays whose shape changes get the sharding of `like`; the others are returned unchanged.
+    Arrays whose shape changes get the sharding of `like`; other arrays are returned unchanged.
     """
 
     def fit(leaf, other):
@@ -269,13 +274,19 @@ def _refit(like: jax.ShapeDtypeStruct) -> Callable:
 
 
 def local_rows(sharding: NamedSharding, batch_size: int) -> np.ndarray:
-    """Returns the rows of the global batch that the devices of this process hold, sorted."""
+    """Returns the sorted indices of the rows of the global batch that the devices of this process hold."""
     indices = sharding.addressable_devices_indices_map((batch_size,)).values()
     return np.unique(np.concatenate([np.arange(batch_size)[index] for index in indices]))
 
 
 def to_global(batch: dict[str, np.ndarray], rows: np.ndarray, batch_size: int, mesh: Mesh):
-    """Returns one global array per key, with `batch_sharding`, from the `rows` of this process."""
+    """Returns a dict of global arrays with `batch_sharding`, from the rows of this process.
+
+    Args:
+      batch: arrays of this process's rows, by name.
+      rows: sorted indices of these rows in the global batch.
+      batch_size: number of rows in the global batch.
+    """
 
     def to_array(local):
         def shard(index):
@@ -291,7 +302,7 @@ def to_global(batch: dict[str, np.ndarray], rows: np.ndarray, batch_size: int, m
 def jit(
     function: Callable, mesh: Mesh, rules: Rules, options: Mapping[str, str] | None = None, **arguments: Any
 ) -> Callable:
-    """Returns a function that is compiled for a mesh, with its rules for logical axes active.
+    """Returns a function that is compiled for a mesh, with the sharding rules for logical axes active.
 
     Args:
       options: options of XLA.

@@ -1,4 +1,4 @@
-"""Muon: momentum whose update of a matrix is orthogonalized (Jordan et al. 2024; Liu et al. 2025, arXiv:2502.16982)."""
+"""Muon: momentum with orthogonalized updates of matrices (Jordan et al. 2024; Liu et al. 2025, arXiv:2502.16982)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 @dataclass(frozen=True)
 class MuonConfig(OptimizerConfig):
-    """Muon, for the matrices of a model's layers; use it in `groups` of an optimizer for the other parameters.
+    """Muon, for the matrices of a model's layers; set it in the `groups` of an optimizer for all other parameters.
 
     Attributes:
       momentum: decay rate of the momentum.
@@ -74,7 +74,10 @@ class MuonConfig(OptimizerConfig):
 
 
 def orthogonalize(matrix: Float[Array, "n m"], steps: int = 5, epsilon: float = 1e-7) -> Float[Array, "n m"]:
-    """Returns approximately U Vᵀ of a matrix U S Vᵀ, by Newton-Schulz iterations of its smaller side, in float32."""
+    """Returns an approximation of U Vᵀ, where U S Vᵀ is the singular value decomposition of `matrix`.
+
+    A tall matrix is transposed before the Newton-Schulz iterations, so that their Gram matrix has the smaller size.
+    """
     is_tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.T if is_tall else matrix
     x = x / jnp.maximum(jnp.sqrt(jnp.sum(x**2)), epsilon)

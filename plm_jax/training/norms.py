@@ -20,7 +20,7 @@ def by_layer(names: Sequence[str], values: np.ndarray) -> dict[str, float]:
 
 
 def rows(names: Sequence[str], values: np.ndarray) -> Mapping[str, float]:
-    """Returns the metrics of norms [3, tensors], with keys such as `train/norms/gradients/stack/blocks/3`."""
+    """Returns metrics for norms [3, tensors]; their keys look like `train/norms/gradients/stack/blocks/3`."""
     return {
         f"train/norms/{kind}/{layer}": value
         for kind, kind_values in zip(("gradients", "parameters", "updates"), values, strict=True)

@@ -1,8 +1,8 @@
-"""Optimizers: their settings, and the optax transformations that these describe.
+"""Optimizers: their settings, and the optax transformations that the settings describe.
 
-Parameters under `blocks` hold all layers of a stack on their first axis (models/stack.py). Whatever an optimizer
-computes per tensor, such as a norm, it computes for each layer. An attention kernel is stored, and treated, as a matrix
-[embed, heads × head_dim].
+Parameters under `blocks` hold all layers of a stack on their first axis (models/stack.py). If an optimizer computes
+something per tensor, such as a norm, it does so separately for each layer. An attention kernel is stored and treated as
+a matrix [embed, heads × head_dim].
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ from plm_jax.training.trainable import Trainable, compiled, named, unmatched
 
 # Pattern of the names of the matrices within layers, such as `stack/blocks/attention/query/kernel`.
 HIDDEN_MATRICES = r".*/blocks/.*/kernel"
-# Axes that fields of a state with these names lack; the shapes of a square matrix would be ambiguous.
+# Axis of the parameter that a field `rows` or `columns` of a state lacks. Shapes are ambiguous for square matrices.
 _ABSENT = {"rows": (-1,), "columns": (-2,)}
 
 
@@ -39,13 +39,13 @@ class OptimizerConfig(Role):
       recipe: names of the fields that a resumed run may change, because the optimizer's state does not depend on them;
         changes of other fields are rejected.
       clip_norm: maximum global norm of the gradients, which are scaled down if their norm is larger; 0: no clipping.
-      layer_decay: learning rate of a layer divided by that of the layer above it, for fine-tuning (ELECTRA:
-        google-research/electra, model/optimization.py); 1: the same rate for all layers. In a stack of n layers,
-        parameters at depth d have the rate `rate · layer_decay ** (n + 2 - d)`: d is 0 for embeddings, i + 1 for layer
-        i (from 0), n + 1 for a final norm and n + 2 for heads. A convolution has the rate of the first layer, the
-        positions of a mask decoder that of heads. Layers that share parameters have the rate of the last of them. If a
-        model has several stacks, such as an encoder and a decoder, n and d refer to the stack of the parameter; for
-        embeddings, n is that of the deepest stack.
+      layer_decay: ratio of a layer's learning rate to the learning rate of the layer above it, for fine-tuning
+        (ELECTRA: google-research/electra, model/optimization.py); 1: the same rate for all layers. In a stack of n
+        layers, parameters at depth d have the rate `rate · layer_decay ** (n + 2 - d)`: d is 0 for embeddings, i + 1
+        for layer i (from 0), n + 1 for a final norm and n + 2 for heads. A convolution has the rate of the first layer.
+        The positions of a mask decoder have the rate of heads. Layers that share parameters have the rate of the last
+        of them. If a model has several stacks, such as an encoder and a decoder, n and d refer to the stack of the
+        parameter; for embeddings, n is the number of layers of the deepest stack.
       groups: other optimizers for some of the parameters, as (pattern, optimizer, factor on the learning rate); the
         pattern is a regular expression for whole names of parameters, such as `config.HIDDEN_MATRICES`
         (".*/blocks/.*/kernel", the matrices of the layers). The first pattern that matches a parameter decides; this
@@ -80,12 +80,13 @@ def build(
     """Returns an optimizer as an optax transformation.
 
     Its `update(grads, state, params, learning_rate=…, grad_norm=None)` needs the learning rate of this update, and
-    accepts the global norm of the gradients if the caller has it. Both are passed to those of the optimizer's own
+    accepts the global norm of the gradients, if the caller has computed it. Both are passed on to the optimizer's
     transformations that accept extra arguments.
 
     Args:
-      part: the trained part of the parameters, of which gradients, updates and the state are trees; None: all of them.
-      model: model of the parameters, whose stacks `layer_decay` needs.
+      part: selection of the parameters that are trained; None: all of them. Gradients, updates and the state are trees
+        of the selected parameters only.
+      model: settings of the model that has the parameters; `layer_decay` needs its stacks.
     """
     whole = optax.chain(
         _clip(optimizer.clip_norm) if optimizer.clip_norm else optax.identity(),
@@ -118,7 +119,7 @@ def check_groups(optimizer: OptimizerConfig, shapes: Any, field: str = "config.o
       field: name of the optimizer in messages.
 
     Raises:
-      UserError: no parameter belongs to a group.
+      UserError: a group has no parameters.
     """
     names = [name for name, _ in named(shapes)]
     numbers = [_group(optimizer, name) for name in names]
@@ -147,7 +148,10 @@ def _grouped(optimizer: OptimizerConfig) -> Sequence[optax.GradientTransformatio
 
 
 def _at_factor(transformation: optax.GradientTransformation, factor: float) -> optax.GradientTransformationExtraArgs:
-    """Returns a transformation at `factor` times the learning rate, which scales its updates later."""
+    """Returns a transformation that runs at `factor` times the learning rate, and scales its updates by `factor`.
+
+    The updates are multiplied by the unscaled learning rate later.
+    """
     inner = optax.with_extra_args_support(transformation)
 
     def update(updates, state, params=None, **extra_args):
@@ -159,7 +163,7 @@ def _at_factor(transformation: optax.GradientTransformation, factor: float) -> o
 
 
 def _group(optimizer: OptimizerConfig, name: str) -> int:
-    """Returns the number of the group of a parameter; the number of groups if it is in none."""
+    """Returns the index of the group of a parameter, or `len(optimizer.groups)` if it is in no group."""
     matching = (number for number, group in enumerate(optimizer.groups) if compiled(group[0]).fullmatch(name))
     return next(matching, len(optimizer.groups))
 
@@ -181,8 +185,8 @@ def _boxed(state, params):
     """Returns an optimizer's state, boxed with the logical axes of the parameters if the parameters are boxed.
 
     A leaf belongs to the parameter whose path is a suffix of the leaf's path (dict keys only). A leaf with the shape of
-    the parameter has the axes of the parameter. A leaf whose shape lacks one axis has the other axes. Any other leaf
-    has no axes and is replicated on every device.
+    the parameter has the axes of the parameter. A leaf whose shape lacks one axis of the parameter has the remaining
+    axes. Any other leaf has no axes and is replicated on every device.
     """
     boxes = {tuple(entry.key for entry in path): leaf for path, leaf in _leaves_with_path(params) if _is_boxed(leaf)}
 
@@ -206,12 +210,12 @@ def _leaves_with_path(params):
 
 
 def _without(items: tuple, axis: int) -> tuple:
-    """Returns the items without the one at a negative index."""
+    """Returns the items without the item at `axis`, a negative index."""
     return (*items[:axis], *items[axis:][1:])
 
 
 def _scale_by_learning_rate() -> optax.GradientTransformationExtraArgs:
-    """Like `optax.scale_by_learning_rate`, but with the rate as an argument of `update`; counts steps."""
+    """Returns a variant of `optax.scale_by_learning_rate` whose `update` receives the rate; its state counts steps."""
 
     def update(updates, state, params=None, **extra_args):
         rate = extra_args["learning_rate"]
@@ -238,7 +242,7 @@ def later(state, steps: jax.Array | int):
 
 
 def unless_skipped(taken: jax.Array, new, old):
-    """Returns the `new` state of `build` if the update is `taken`, otherwise the `old` one with the new step counts."""
+    """Returns the state `new` if the update is `taken`, otherwise the state `old` with the step counts of `new`."""
 
     def choose(new, old):
         return new if isinstance(new, optax.ScaleByScheduleState) else jnp.where(taken, new, old)
@@ -249,15 +253,16 @@ def unless_skipped(taken: jax.Array, new, old):
 def global_norm(tree: Any) -> Float[Array, ""]:
     """Returns the Euclidean norm of all leaves together.
 
-    Computed with dot products: XLA's CPU backend would write the squares of `optax.global_norm` to memory.
+    It is computed with dot products, because XLA's CPU backend would write the squares of `optax.global_norm` to
+    memory.
     """
     return jnp.sqrt(sum(jnp.tensordot(x, x, x.ndim, precision="highest") for x in jax.tree.leaves(tree)))
 
 
 def squared_norms(tree: Any) -> Float[Array, " tensors"]:
-    """Returns the squared Euclidean norm of each tensor, in the order of JAX's leaves; each layer of a stack counts.
+    """Returns the squared Euclidean norm of each tensor, in the order of JAX's leaves.
 
-    Computed with dot products, as in `global_norm`.
+    Each layer of a stacked leaf counts as a tensor. Like `global_norm`, the norms are computed with dot products.
     """
 
     def square(path, leaf):
@@ -268,13 +273,13 @@ def squared_norms(tree: Any) -> Float[Array, " tensors"]:
     return jnp.concatenate(jax.tree.leaves(jax.tree.map_with_path(square, tree)))
 
 
-# Names of biases, and of scales of norms; the last ones are tables of `positions.Disentangled`.
+# Names of biases, and of scales of norms; the names on the second line are tables of `positions.Disentangled`.
 _NOT_DECAYED = {"bias", "head_bias", "scale", "relative_norm_bias", "relative_norm_scale"}
 _NOT_DECAYED |= {"distance_key_bias", "distance_query_bias"}
 
 
 def decays(params):
-    """Returns a tree that is False for biases and scales of normalization layers, which LAMB and decay exclude."""
+    """Returns a tree of booleans: False for biases and scales of norms, which LAMB and weight decay exclude."""
 
     def decides(path, _):
         return not any(getattr(entry, "key", None) in _NOT_DECAYED for entry in path)
@@ -283,7 +288,7 @@ def decays(params):
 
 
 def map_tensors(function: Callable, tree: Any, *rest: Any) -> Any:
-    """Like `jax.tree.map`, but applies the function to each layer of a stacked leaf separately."""
+    """Maps a function over trees like `jax.tree.map`, but calls it separately for each layer of a stacked leaf."""
 
     def of_leaf(path, *leaves):
         return (jax.vmap(function) if is_stacked(path) else function)(*leaves)
@@ -340,18 +345,18 @@ class AdamWConfig(OptimizerConfig):
 
 @dataclass(frozen=True)
 class AdafactorConfig(OptimizerConfig):
-    """Adafactor (Shazeer & Stern 2018); the defaults are those of t5x, without momentum.
+    """Adafactor (Shazeer & Stern 2018); the defaults are those of t5x and include no momentum.
 
     Attributes:
-      decay_exponent: exponent of the decay rate of second moments, which is 1 - t ** -decay_exponent at update t.
+      decay_exponent: exponent in the decay rate of second moments; the rate is 1 - t ** -decay_exponent at update t.
       clipping_threshold: maximum root mean square of a tensor's update, before it is scaled by the parameter and the
         learning rate.
       min_dim_size_to_factor: minimum size of both dimensions of a matrix whose second moments are stored as row and
         column means only.
       epsilon: constant added to squared gradients.
-      multiply_by_parameter_scale: whether updates are multiplied by the root mean square of the parameter tensor, at
-        least `parameter_epsilon`.
-      parameter_epsilon: minimum scale of a parameter tensor in `multiply_by_parameter_scale`.
+      multiply_by_parameter_scale: whether updates are multiplied by the root mean square of the parameter tensor, but
+        at least by `parameter_epsilon`.
+      parameter_epsilon: minimum factor of `multiply_by_parameter_scale`.
       b1: decay rate of the momentum, a running mean of the updates (PaLM: 0.9); 0: no momentum.
       squared_rate_decay: coefficient of weight decay, which is multiplied by the square of the learning rate (PaLM: 1).
     """
@@ -450,7 +455,7 @@ class SgdConfig(OptimizerConfig):
 def scale_by_adam(
     b1: float, b2: float, epsilon: float, bias_correction: bool, first_moment: str
 ) -> optax.GradientTransformation:
-    """Returns Adam's transformation; without bias correction, as in BERT (google-research/bert, optimization.py)."""
+    """Returns Adam's transformation; BERT omits the bias correction (google-research/bert, optimization.py)."""
     adam = optax.scale_by_adam(b1, b2, epsilon)
 
     def uncorrected(updates, state, params=None):
@@ -493,7 +498,10 @@ def _mean_of_scaled_updates(decay: float) -> optax.GradientTransformationExtraAr
 
 
 def _decay_by_squared_rate(coefficient: float) -> optax.GradientTransformationExtraArgs:
-    """Adds parameters times the learning rate; the sum is later multiplied by it again (Chowdhery et al. 2022 §5)."""
+    """Adds `coefficient` times the learning rate times the parameters to the updates (Chowdhery et al. 2022 §5).
+
+    The sum is later multiplied by the learning rate, so that the decay is proportional to the squared rate.
+    """
 
     def update(updates, state, params=None, **extra_args):
         factor = coefficient * jnp.asarray(extra_args["learning_rate"], jnp.float32)
@@ -503,14 +511,14 @@ def _decay_by_squared_rate(coefficient: float) -> optax.GradientTransformationEx
 
 
 class _Factored(NamedTuple):
-    """The second moments of a matrix's rows and columns."""
+    """Second moments of a matrix: the mean of each row, and the mean of each column."""
 
     rows: Any
     columns: Any
 
 
 class _AdafactorState(NamedTuple):
-    """Finished updates, and a `_Factored` or an array for each parameter."""
+    """Number of finished updates, and the second moments of each parameter: a `_Factored` or an array."""
 
     count: jax.Array
     second_moments: Any

@@ -1,4 +1,4 @@
-"""The train step over a mesh, and the state that it updates."""
+"""The train step over a mesh, and the state that the step updates."""
 
 import dataclasses
 import functools
@@ -55,7 +55,7 @@ class ReferenceModel:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Program:
-    """The train step over a mesh, and the state that it updates.
+    """The train step over a mesh, and the state that the step updates.
 
     A vocabulary that the mesh does not divide is padded in the state, and has its published size in checkpoints and
     within the step.
@@ -64,13 +64,13 @@ class Program:
       model: settings of the model.
       updates: updates of a step, in order; usually one.
       mesh: devices.
-      batch_size: rows of a batch, for models that carry state from batch to batch.
+      batch_size: number of rows in a batch, for models that carry state from batch to batch.
       rules: sharding rules: (logical axis, mesh axis).
-      gathers_once: whether weights are gathered once a step, not layer by layer.
+      gathers_once: whether weights are gathered once per step instead of layer by layer.
       compiler_options: options of XLA.
-      precision: types of activations and gradients.
-      watch: definition of spikes of the loss and the gradient norm; None detects none.
-      log_norms: whether the metrics hold norms of parameters and updates.
+      precision: dtypes of activations and gradients.
+      watch: definition of spikes of the loss and the gradient norm; None: spikes are not detected.
+      log_norms: whether the metrics contain norms of parameters and updates.
       prng: generator of random numbers.
       references: models that the loss reads, by name.
       average: moving average of the parameters; None: no average.
@@ -94,8 +94,8 @@ class Program:
     def phase_step(self, phase: Phase) -> Callable[..., tuple[states.TrainState, dict[str, jax.Array]]]:
         """Returns the compiled train step of a phase: `(state, batch, key, learning_rate) → (state, metrics)`.
 
-        The buffers of the given state are donated. `key` holds the words of the run's key, see `keys.data`. If the
-        program has references, the last argument is their parameters by name, like `reference_shapes`.
+        The buffers of `state` are donated. `key` is the result of `keys.data`. If the program has references, the step
+        takes one more argument: their parameters by name, a tree like `reference_shapes`.
         """
         watch = self.watch and dataclasses.replace(self.watch, first_step=phase.first_step)
         step = self._step_of(self.updates[0], phase, watch=watch, average=self.average)
@@ -113,16 +113,17 @@ class Program:
         return self.jit(padded_step, in_shardings=inputs, out_shardings=(self.shardings, replicated), donate_argnums=0)
 
     def phase_gradients(self, phase: Phase, options: Mapping[str, str] = {}) -> Callable[..., dict[str, jax.Array]]:
-        """Returns the compiled function `(state, batch, key) → metrics` that checks the gradients of a phase's batch.
+        """Returns the compiled function `(state, batch, key) → metrics` with which audits check gradients.
 
-        The state is not donated. If the program has references, the last argument is their parameters by name.
+        The state is not donated. If the program has references, the function takes one more argument: their parameters
+        by name.
 
         Args:
-          options: options of XLA that are added to those of the program.
+          options: options of XLA that are added to the options of the program.
 
         Returns:
-          Metrics: `checksums`, uint32 [tensors], of the gradients of `tensor_names`, and, for each update, its `loss`
-          and `grad_norm`, [updates].
+          A function whose metrics are: `checksums`, uint32 [tensors], one checksum per gradient, in the order of
+          `tensor_names`; `loss` and `grad_norm`, [updates], one value per update.
         """
         updates = [(each.loss, steps.batch_gradients(**self._gradient_arguments(each, phase))) for each in self.updates]
 
@@ -162,13 +163,13 @@ class Program:
         }
 
     def _step_of(self, update: Update, phase: Phase, **arguments: Any) -> Callable:
-        """Returns the step of one update in a phase; `arguments` are further ones of `step.train_step`."""
+        """Returns the step of one update in a phase; `arguments` are further arguments of `step.train_step`."""
         arguments |= self._gradient_arguments(update, phase)
         return steps.train_step(optimizer=update.optimizer, log_norms=self.log_norms, **arguments)
 
     @functools.cached_property
     def optimizer(self) -> optax.GradientTransformationExtraArgs:
-        """Optimizer whose state is that of all updates."""
+        """Optimizer whose state contains the states of all updates."""
         return joined({update.name: update.optimizer for update in self.updates})
 
     def tensor_names(self) -> list[str]:
@@ -177,7 +178,7 @@ class Program:
         return [name for update in self.updates for name in update.tensor_names(shapes)]
 
     def jit(self, function: Callable, **arguments: Any) -> Callable:
-        """Returns a function compiled for the mesh; `arguments` are those of `jax.jit`."""
+        """Returns a function compiled for the mesh; `arguments` are further arguments of `jax.jit`."""
         return meshes.jit(function, self.mesh, self.rules, self.compiler_options, **arguments)
 
     def module(self, dropout: float | None = None) -> Module:
@@ -220,7 +221,7 @@ class Program:
 
     @functools.cached_property
     def gathered_shardings(self) -> Any:
-        """Shardings of the parameters that are gathered over every axis that cuts batches or rows."""
+        """Shardings of gathered parameters, which are not split over the mesh axes that split the tokens of a batch."""
         rules = meshes.whole_over_tokens(self.rules)
         return _shardings(meshes.stored(registry.boxed_shapes(self.model), self.mesh, rules))
 
@@ -235,7 +236,7 @@ class Program:
 
         Args:
           batch_size: number of rows of the carry.
-          optimizer: transformation whose state it holds; by default that of the program.
+          optimizer: optimizer whose state is included; by default the optimizer of the program.
           padded: whether vocabularies are padded.
         """
         make = functools.partial(self._state_of, batch_size=batch_size, optimizer=optimizer or self.optimizer)
@@ -243,7 +244,7 @@ class Program:
         return meshes.stored(boxed, self.mesh, self.rules, padded=padded)
 
     def new_state(self, seed: int) -> states.TrainState:
-        """Returns a fresh state, made on the mesh."""
+        """Returns a fresh state, created on the mesh."""
         return self._make(self._init, keys.data(seed, self.prng))
 
     def new_carry(self, batch_size: int) -> Any:
@@ -251,14 +252,14 @@ class Program:
         return self._make(functools.partial(registry.new_carry, self.module(), batch_size))
 
     def new_moments(self, seed: int, step: jax.Array) -> Any:
-        """Returns the optimizer's state before its first update if `step` steps are finished, made on the mesh."""
+        """Returns a fresh state of the optimizer whose step counts are `step`, created on the mesh."""
         fresh = self._make(lambda key: self._init(key).optimizer, keys.data(seed, self.prng))
         return optimizers.later(fresh, step)
 
     def place(self, state: states.TrainState, before: "Program", batch_size: int) -> states.TrainState:
-        """Reshards a state of the program `before`, over the same devices, for this program.
+        """Reshards a state of another program `before`, which has the same devices, for this program.
 
-        The buffers of the given state are donated. If the batch size differs, the carry is initialized again.
+        The buffers of `state` are donated. If the batch size differs, the carry is initialized again.
         """
         if not all(len(leaf) == batch_size for leaf in jax.tree.leaves(state.carry)):
             state = state.replace(carry=self.new_carry(batch_size))
@@ -294,7 +295,10 @@ class Program:
 
 
 def fitted(state: states.TrainState, like: states.TrainState, fit: Callable = meshes.fitted) -> states.TrainState:
-    """Returns a state whose arrays `fit` gives the shapes of `like`; the carry does not depend on the vocabulary."""
+    """Pads or truncates the arrays of a state to the shapes of `like`, using the function `fit(tree, like)`.
+
+    The carry is unchanged, because it does not depend on the vocabulary.
+    """
     return state.replace(**{n: fit(getattr(state, n), getattr(like, n)) for n in ("params", "optimizer", "average")})
 
 

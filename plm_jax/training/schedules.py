@@ -27,7 +27,7 @@ def at(rate: Rate, step: int) -> np.float32:
     A rate that uses JAX runs on the host's CPU, so that it does not wait for the accelerator's current step.
 
     Args:
-      rate: any function of the step, which is a NumPy integer.
+      rate: any function of the step; the step is passed as a NumPy integer.
 
     Raises:
       UserError: the rate does not return a finite number.
@@ -55,7 +55,7 @@ class Schedule(Role):
     """The learning rate as a function of the step.
 
     Attributes:
-      learning_rate: peak learning rate or, for the `rsqrt` kinds, the factor in their formula.
+      learning_rate: peak learning rate; for `rsqrt` and `rsqrt_warmup`, the factor in the formula.
     """
 
     learning_rate: Annotated[float, ranges.Range(0, 1e4)]
@@ -125,7 +125,8 @@ class DecayingSchedule(RampedSchedule):
       decay_counts_warmup: whether the decay starts at step 0 instead of at the end of the warm-up; the rate then drops
         slightly when the warm-up ends, as in BERT (google-research/bert, optimization.py).
       by_tokens: whether warm-up and decay progress with the number of tokens read instead of the number of steps, so
-        that the rate does not fall too early if the batch size grows (GPT-3). The ends of both are still set in steps.
+        that the rate does not fall too early if the batch size grows (GPT-3). The end of the warm-up and the end of the
+        decay are still set in steps.
     """
 
     decay_steps: ranges.StepsOrZero = 0
@@ -162,7 +163,7 @@ class WsdSchedule(RampedSchedule):
 
     Attributes:
       cooldown_steps: number of steps at the end of the run in which the rate falls.
-      cooldown_fraction: length of this decay as a fraction of all steps, as an alternative to `cooldown_steps`.
+      cooldown_fraction: length of the cooldown as a fraction of all steps, as an alternative to `cooldown_steps`.
       shape: shape of the decay: `linear`, or `sqrt` for 1 − √progress (Hägele et al. 2024; ModernBERT).
       final_fraction: final rate as a fraction of the peak.
       by_tokens: whether warm-up and decay progress with the number of tokens read instead of the number of steps.
@@ -238,7 +239,7 @@ class RsqrtWarmupSchedule(Schedule):
 
 
 def _decaying(schedule: DecayingSchedule, total_steps: int, phases: Sequence[Phase], shape: Callable) -> Rate:
-    """Returns a rate that decays like `shape(progress)`, a function from progress in [0, 1] to values from 1 to 0."""
+    """Returns a rate that decays like `shape(progress)`, which falls from 1 to 0 while progress rises from 0 to 1."""
     clock, floor = _clock(schedule, phases), schedule.final_fraction
     begin = 0 if schedule.decay_counts_warmup else clock(schedule.warmup(total_steps))
     decay = clock(schedule.decay_steps or total_steps) - begin
@@ -261,9 +262,10 @@ def _warmed_up(schedule: RampedSchedule, total_steps: int, clock: Callable, fact
 
 
 def _clock(schedule: ConstantSchedule | DecayingSchedule | WsdSchedule, phases: Sequence[Phase]) -> Callable:
-    """Returns a function from steps, a number or an array, to the steps or tokens that warm-up and decay count.
+    """Returns the clock of a schedule: a function that converts steps to tokens if `by_tokens` is set.
 
-    Tokens after the end of the last phase are counted as if it continued.
+    Without `by_tokens`, the function returns the number of steps. It also accepts an array. A step after the end of the
+    last phase has as many tokens as a step of the last phase.
     """
     if not schedule.by_tokens:
         return np.float32

@@ -1,7 +1,7 @@
 """Spikes of the loss and of the gradient norm: values far above the values at the preceding steps.
 
-They are detected on the device. The window of preceding steps is part of the train state, and detection is a pure
-function of it, so a resumed run detects the same spikes as one that was never interrupted.
+Spikes are detected on the device. The window of preceding steps is part of the train state, and detection is a pure
+function of the state, so a resumed run detects the same spikes as an uninterrupted run.
 """
 
 from dataclasses import dataclass
@@ -19,12 +19,13 @@ NONE, LOST, SPIKE = 0, 1, 2
 
 @dataclass(frozen=True)
 class Watch:
-    """Definition of a spike, and whether its update is skipped.
+    """Definition of a spike, and whether the update of a step with a spike is skipped.
 
     Attributes:
-      deviations: distance above the mean of the window, in mean absolute deviations.
-      skips: whether the update of a spike is skipped.
-      first_step: step at which the window is emptied, since the losses of another phase differ.
+      deviations: a value is a spike if it exceeds the mean of the window by more than this number of mean absolute
+        deviations.
+      skips: whether the update of a step with a spike is skipped.
+      first_step: step at which the window is emptied, because losses of different phases are not comparable.
       window: number of steps that a step is compared with.
     """
 
@@ -34,23 +35,27 @@ class Watch:
     window: int = 128
 
     def limits(self, recent: jax.Array) -> jax.Array:
-        """Returns the loss and gradient norm above which a step is a spike, [2]; infinite until the window is full."""
+        """Returns the loss and gradient norm above which a step is a spike, [2].
+
+        Both limits are infinite until the window is full.
+        """
         mean = recent.mean(1)
         distance = jnp.abs(recent - mean[:, None]).mean(1)
         limit = mean + self.deviations * jnp.maximum(distance, jnp.maximum(_LEAST_SHARE * jnp.abs(mean), _LEAST))
         return jnp.where(jnp.isnan(limit), jnp.inf, limit)
 
     def after(self, recent: jax.Array, values: jax.Array, limits: jax.Array) -> jax.Array:
-        """Returns the window after a step with these values [2].
+        """Returns the window after a step with the loss and gradient norm `values`, [2].
 
-        A value above its limit is recorded as the limit. If a value is not finite, neither is recorded.
+        A value above its limit is recorded as the limit. If one of the values is not finite, neither of them is
+        recorded.
         """
         moved = jnp.concatenate([recent[:, 1:], jnp.minimum(values, limits)[:, None]], axis=1)
         return jnp.where(jnp.isfinite(values).all(), moved, recent)
 
 
 def window(size: int) -> jax.Array:
-    """Returns an empty window, float32 [2, size]: losses and gradient norms, newest last, NaN where there is none."""
+    """Returns an empty window, float32 [2, size], filled with NaN: losses and gradient norms, newest last."""
     return jnp.full((2, size), jnp.nan, jnp.float32)
 
 
@@ -71,7 +76,7 @@ class Verdict(NamedTuple):
 
 
 def judge(watch: Watch | None, recent: Any, step: jax.Array, values: jax.Array) -> Verdict:
-    """Classifies a step by its loss and gradient norm, `values` [2]; without a watch, finds non-finite values only."""
+    """Classifies a step by its loss and gradient norm, `values` [2]; without `watch`, only finds non-finite values."""
     is_lost = ~jnp.isfinite(values).all()
     if watch is None:
         return Verdict(jnp.where(is_lost, LOST, NONE), ~is_lost, jnp.full(2, jnp.inf), recent)

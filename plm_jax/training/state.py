@@ -17,10 +17,10 @@ from plm_jax.training import spikes
 
 @dataclass(frozen=True)
 class AverageConfig:
-    """Exponential moving average of the parameters, in float32, updated by each step that is not skipped.
+    """Exponential moving average of the parameters, in float32; each step that is not skipped updates it.
 
     Attributes:
-      decay: decay rate: average = decay · average + (1 - decay) · parameters.
+      decay: decay rate; each update sets average = decay · average + (1 - decay) · parameters.
       warmup_steps: number of steps at the beginning during which the average equals the parameters.
     """
 
@@ -28,7 +28,13 @@ class AverageConfig:
     warmup_steps: ranges.StepsOrZero = 0
 
     def update(self, average: Any, params: Any, step: jax.Array) -> Any:
-        """Returns the average after a step, from the parameters after it and the number of steps before it."""
+        """Returns the average after a step.
+
+        Args:
+          average: average before the step.
+          params: parameters after the step.
+          step: number of finished steps before the step.
+        """
         # In this form the average of a constant is exactly that constant.
         after_warmup = step >= self.warmup_steps
         return jax.tree.map(
@@ -40,12 +46,13 @@ class TrainState(struct.PyTreeNode):
     """The state of training: everything that a step changes.
 
     Attributes:
-      step: int32, finished steps.
+      step: number of finished steps, int32.
       params: parameters, float32.
       optimizer: the optimizer's state.
       carry: state that a loss passes from batch to batch, [B, ...], such as ELMo's LSTM state; empty for most losses.
       average: moving average of the parameters, float32; empty if there is none.
-      recent: losses and gradient norms of the last steps, see `spikes.window`; empty where none are watched.
+      recent: window of the losses and gradient norms of the last steps (`spikes.window`); empty if no spikes are
+        detected.
     """
 
     step: jax.Array
@@ -62,6 +69,12 @@ def init_params(model: Module, root: jax.Array) -> Any:
 
 
 def new_state(params: Any, optimizer: optax.GradientTransformation, carry: Any = None, window: int = 0) -> TrainState:
-    """Returns the state before the first step; `carry` is empty by default, `window` steps are watched for spikes."""
+    """Returns the state before the first step.
+
+    Args:
+      optimizer: optimizer that initializes its state from `params`.
+      carry: initial carry; empty by default.
+      window: number of steps in the window for detecting spikes; 0: no window.
+    """
     step, recent = jnp.zeros((), jnp.int32), spikes.window(window) if window else ()
     return TrainState(step=step, params=params, optimizer=optimizer.init(params), carry=carry or {}, recent=recent)

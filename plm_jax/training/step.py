@@ -36,24 +36,27 @@ def train_step(
 ) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
     """Returns the pure step `(state, batch, root, learning_rate[, frozen]) → (state, metrics)`.
 
-    `root` is the run's key, `learning_rate` a float32, `frozen` the parameters of the references by name. If the loss
-    or the gradients are not finite, the update is skipped: only the step changes.
+    `root` is the run's key, `learning_rate` a float32, `frozen` the parameters of the references by name. The update is
+    skipped if the loss or the gradients are not finite, or if `watch` skips a spike. The new state then differs only in
+    `step`, in the step counts of the optimizer and in `recent`.
 
     Args:
       loss: function that is minimized.
       optimizer: transformation of the gradients into updates of `part`; it receives `learning_rate` and `grad_norm`.
       microbatches: number of microbatches, whose gradients are added up.
-      dropout: whether the loss is given a key `dropout`.
+      dropout: whether the loss gets a PRNG key named `dropout`.
       part: selection of the parameters that are trained; None for all of them.
-      watch: definition of spikes, compared with the state's `recent`; None detects none.
-      log_norms: whether `norms` includes those of parameters and updates.
+      watch: definition of spikes; None: spikes are not detected.
+      log_norms: whether the metric `norms` includes norms of parameters and updates.
       average: moving average of the parameters in the state; None: no average.
       references: modules of the references that the loss reads, by name.
       holding: further arguments of `step_parameters.build`.
 
     Returns:
-      Metrics: `losses.means`, `grad_norm`, `learning_rate`; `digest`, the sum of the batch's [B, 3]; `norms` [1 or 3,
-      tensors], of gradients and, with `log_norms`, parameters and updates; `incident` of `spikes`; its `limits` [2].
+      The step; its metrics are the means of the loss (`losses.means`); `grad_norm`; `learning_rate`; `digest` [3], the
+      sum of the batch's `digest` [B, 3]; `norms` [1 or 3, tensors], of the gradients and, with `log_norms`, of the
+      parameters and updates; `incident`, a value in `spikes`; `limits` [2], the loss and gradient norm above which a
+      step is a spike.
     """
     # Not every optax transformation accepts extra arguments.
     optimizer = optax.with_extra_args_support(optimizer)
@@ -81,9 +84,9 @@ def train_step(
 def batch_gradients(
     loss: Loss, model: Module, microbatches: int, dropout: bool, part: Trainable | None, references: Any, **holding: Any
 ) -> Callable[..., tuple[Any, LossSums, Any]]:
-    """Returns the pure function `(params, step, carry, batch, root[, frozen])` that returns what `sum_gradients` does.
+    """Returns a pure function `(params, step, carry, batch, root[, frozen])` with the results of `sum_gradients`.
 
-    Args are those of `train_step`; `batch` has no digest.
+    Its arguments are described in `train_step`, but its batch must not have a digest.
     """
     names = [name for name, needed in (("dropout", dropout), ("sample", loss.samples)) if needed]
 
@@ -104,10 +107,11 @@ def _norms(squared_norms: jax.Array, unit: jax.Array, trees: Sequence[Any]) -> j
 
 
 def _update(optimizer, state: TrainState, grads: Any, unit: jax.Array, learning_rate: jax.Array):
-    """Applies the optimizer to `grads`, which are sums over the batch: the mean gradients are `grads / unit`.
+    """Applies the optimizer to the mean gradients `grads / unit`, where `grads` are sums over the batch.
 
     Returns:
-      Updates; state of the optimizer; squared norms of `grads` by tensor; norm of the mean gradients.
+      A tuple: updates; state of the optimizer; squared norm of each tensor of `grads`; global norm of the mean
+      gradients.
     """
     # XLA fuses a multiplication into the optimizer, but would store the results of a division.
     squared_norms = optimizers.squared_norms(grads)
@@ -123,11 +127,15 @@ def _update(optimizer, state: TrainState, grads: Any, unit: jax.Array, learning_
 def next_state(
     state: TrainState, params: Any, optimizer_state: Any, carry: Any, verdict: Verdict, average: AverageConfig | None
 ) -> TrainState:
-    """Returns the state after a step that leads to these parameters, unless the step is skipped.
+    """Returns the state after a step.
+
+    If the update is skipped, it differs from `state` only in `step`, in the step counts of the optimizer and in
+    `recent`.
 
     Args:
       state: state before the step.
-      carry: carry after the step. It may have more arrays than `state.carry`, which later updates of the step read.
+      carry: carry after the step. It may have arrays that `state.carry` lacks, which later updates of the same step
+        read.
     """
 
     def unless_skipped(new, old):
@@ -160,7 +168,7 @@ def sum_gradients(
       number: number of microbatches.
 
     Returns:
-      Gradients, float32, times `means.unit(counts)`; sums of the loss; carry to the next batch.
+      A tuple: mean gradients times `means.unit(counts)`, float32; sums of the loss; carry to the next batch.
     """
 
     def objective(trained, rows, microbatch, carry):
@@ -179,11 +187,15 @@ def sum_gradients(
 
 
 def _accumulate(differentiate: Callable, zeros: Any, batch: Any, carry: Any, microbatches: int) -> tuple[Any, Any]:
-    """Returns the sums of `((gradients, terms, metrics), carry)` over the microbatches of a batch, one after another.
+    """Computes the microbatches of a batch one after another.
 
     Args:
-      differentiate: function of rows, the number of the microbatch and the carry.
-      zeros: gradients to begin with.
+      differentiate: function from rows, the index of the microbatch and its part of the carry to `((gradients, terms,
+        metrics), carry)`.
+      zeros: initial value of the sum of the gradients.
+
+    Returns:
+      A pair: sums of `(gradients, terms, metrics)` over the microbatches; carry of all rows.
     """
     rows, carries = split_microbatches((batch, carry), microbatches)
 
@@ -200,7 +212,10 @@ def _accumulate(differentiate: Callable, zeros: Any, batch: Any, carry: Any, mic
 
 
 def rngs(root: jax.Array, step: ArrayLike, microbatch: ArrayLike, names: Sequence[str]) -> dict[str, jax.Array] | None:
-    """Returns the keys of a microbatch: fold_in(root, step), then microbatch, then name; None without names."""
+    """Returns the keys of a microbatch by name; None without names.
+
+    `root` is folded with the step, then with the microbatch, then with the name.
+    """
     if not names:
         return None
     of_microbatch = jax.random.fold_in(jax.random.fold_in(root, step), microbatch)

@@ -1,4 +1,4 @@
-"""Parameters in the form in which a step's microbatches use them, and the reduction of their gradients."""
+"""Prepares parameters for the microbatches of a step, and reduces the gradients of the prepared parameters."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -31,13 +31,13 @@ class StepParameters(NamedTuple):
 def build(
     model: Any, params: Any, gradients: Any = jnp.float32, layouts: Any = None, part: Trainable | None = None
 ) -> StepParameters:
-    """Returns the parameters of a step: tables gathered if they are sharded, kernels in the type of their gradients.
+    """Prepares parameters for a step: gathers sharded embedding tables, and casts kernels to `gradients`.
 
     Args:
-      model: the module; its `tables` names the parameters that it reads as gathered tables.
-      params: its parameters.
+      model: the module; `model.tables` names the parameters that are gathered.
+      params: parameters of the module.
       gradients: dtype to which kernels are cast, and in which their gradients are computed and reduced.
-      layouts: shardings of all parameters, applied to kernels; None keeps theirs.
+      layouts: shardings of all parameters; only those of kernels are applied; None: kernels keep their shardings.
       part: selection of the parameters that are trained; None for all of them.
     """
     gathered = getattr(model, "tables", {}) if is_spread() else {}
@@ -47,10 +47,11 @@ def build(
 
 
 def _gather(model, params, gradients, layouts, part, gathered) -> StepParameters:
-    """Builds the parameters of a step if they differ from those of the state; arguments as `build`.
+    """Implements `build` if parameters must be gathered, cast or resharded, or if only some of them are trained.
 
     Args:
-      gathered: logical axis of the rows of each gathered table, by parameter.
+      gathered: dict from the name of each table to gather to the logical axis of its rows. All other arguments are
+        those of `build`.
     """
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), params)
     axes = {name: axis for name, axis in gathered.items() if name in params}

@@ -1,13 +1,13 @@
-"""Selection of the parameters that a run trains (`train.trainable`); the others have no gradients and no moments.
+"""Selection of the parameters that a run trains (`train.trainable`); frozen ones have no gradients and no moments.
 
 One leaf holds all layers of a stack on its first axis, but patterns can select single layers: layer 0 of the leaf
 `stack/blocks/attention/query/kernel` has the name `stack/blocks/0/attention/query/kernel`. A pattern that matches the
 name of the leaf, with or without the layers that it covers, selects all of its layers. If layers share parameters, the
-numbers are those of the stored layers.
+numbers count the stored layers.
 
-A leaf that only some layers have has fewer rows. The name after `blocks` lists the layers that it covers, as numbers
-and ranges like Python's slices: `stack/blocks/1:12/attention_norm/scale` has 11 rows, for all of 12 layers except the
-first, and `stack/blocks/0,2:12:2/...` has 6 rows, for layers 0, 2, 4, 6, 8 and 10.
+If only some layers have a leaf, the leaf has fewer rows. Its name then lists the layers that it covers after `blocks`,
+as numbers and ranges like Python's slices: `stack/blocks/1:12/attention_norm/scale` has 11 rows, for all of 12 layers
+except the first, and `stack/blocks/0,2:12:2/...` has 6 rows, for layers 0, 2, 4, 6, 8 and 10.
 """
 
 import functools
@@ -31,7 +31,7 @@ _EVERYTHING = (".*",)
 
 
 def named(params: Any) -> list[tuple[str, Any]]:
-    """Returns (name such as `stack/blocks/attention/query/kernel`, leaf) for every leaf."""
+    """Returns a pair (name, leaf) for every leaf; names look like `stack/blocks/attention/query/kernel`."""
     leaves = jax.tree_util.tree_leaves_with_path(params)
     return [("/".join(key.key for key in path), leaf) for path, leaf in leaves]
 
@@ -51,7 +51,7 @@ def layer_numbers(name: str, leaf: Any) -> list[int]:
 
 
 def covered_layers(coverage: str) -> list[int]:
-    """Returns the layer numbers that a part of a name such as `1:12` or `0,2:12:2` lists."""
+    """Returns the layer numbers in `coverage`, a part of a leaf's name such as `1:12` or `0,2:12:2`."""
     ranges = ([int(number) for number in part.split(":")] for part in coverage.split(","))
     return [number for bounds in ranges for number in (range(*bounds) if len(bounds) > 1 else bounds)]
 
@@ -69,7 +69,10 @@ def layer_of(name: str) -> str:
 
 
 def split_name(name: str) -> tuple[list[str], str, list[str]]:
-    """Splits a name into the parts up to `blocks` (empty if not stacked), the layers that it covers, and the rest."""
+    """Splits a name into three: the parts up to `blocks`, the layers that the name lists, and the remaining parts.
+
+    For a leaf that is not stacked, the first is empty. For a name that lists no layers, the second is empty.
+    """
     parts = name.split("/")
     end = parts.index(STACKED) + 1 if STACKED in parts else 0
     before, after = parts[:end], parts[end:]
@@ -85,7 +88,7 @@ def whole_name(name: str) -> str:
 
 
 def with_coverage(name: str, coverage: str) -> str:
-    """Returns the name of a leaf that covers some layers; the inverse of `whole_name` for a stacked leaf."""
+    """Inserts `coverage` into the name of a stacked leaf, the inverse of `whole_name`; keeps names of other leaves."""
     before, _, after = split_name(name)
     return "/".join([*before, coverage, *after]) if before else name
 
@@ -94,12 +97,13 @@ def check_layers(model: ModelConfig, stages: int) -> None:
     """Rejects stacked leaves whose rows do not match the layers that they cover.
 
     Args:
-      model: model whose leaves are checked. A leaf of its `stacks` must cover all stored layers, or name those that it
-        covers.
-      stages: `mesh.stage`; above 1, each leaf must cover all layers, because stages are alike.
+      model: model whose leaves are checked. A leaf of its `stacks` must cover all stored layers, or its name must list
+        the layers that it covers.
+      stages: `mesh.stage`; if it is above 1, each leaf must cover all layers, because all stages have the same
+        parameters.
 
     Raises:
-      UserError: rows do not match, or a leaf covers only some layers in a mesh with stages.
+      UserError: the rows of a leaf do not match its layers, or a leaf covers only some layers in a mesh with stages.
     """
     stored = {path: stack.stored_blocks for path, stack in zip(model.stack_paths, model.stacks, strict=True)}
     for name, leaf in named(registry.shapes(model)):
@@ -134,10 +138,10 @@ def unmatched(patterns: Sequence[str], names: Sequence[str]) -> str | None:
 
 @functools.cache
 def compiled(pattern: str) -> re.Pattern[str]:
-    """Compiles a regular expression of the user.
+    """Compiles a regular expression from a config.
 
     Raises:
-      UserError: it is not a valid regular expression.
+      UserError: `pattern` is not a valid regular expression.
     """
     try:
         return re.compile(pattern)
@@ -180,7 +184,7 @@ class Trainable:
         return self.patterns == _EVERYTHING
 
     def check(self, shapes: Any, stages: int, field: str = "config.train.trainable") -> None:
-        """Checks the patterns, which are those of a field of the config.
+        """Checks the patterns, which come from the field `field` of the config.
 
         Raises:
           UserError: a pattern matches nothing, or selects only some layers in a mesh with stages.
@@ -195,10 +199,10 @@ class Trainable:
             )
 
     def notes(self, shapes: Any, scans: bool) -> list[str]:
-        """Returns lines that report how much is trained; none if all is.
+        """Returns lines that report how many parameters are trained; empty if all are.
 
         Args:
-          scans: whether a loop computes the layers.
+          scans: whether the layers are scanned instead of unrolled.
         """
         if self.is_all:
             return []
@@ -214,7 +218,10 @@ class Trainable:
         return lines
 
     def names(self, shapes: Any) -> list[str]:
-        """Returns the names of the selected leaves, or of the layers of stacked ones, in JAX's order of leaves."""
+        """Returns the names of the selected tensors, in JAX's order of leaves.
+
+        Each selected layer of a stacked leaf has a name of its own.
+        """
         chosen, names = self._chosen(shapes), []
         for name, leaf in named(shapes):
             runs, layer_names = chosen.get(tuple(name.split("/")), []), layers(name, leaf)
@@ -223,12 +230,12 @@ class Trainable:
         return names
 
     def cuts(self, shapes: Any) -> list[str]:
-        """Returns the names of the stacked leaves that have both selected and other layers."""
+        """Returns the names of the stacked leaves that are only partly selected."""
         flat = traverse_util.flatten_dict(shapes)
         return ["/".join(path) for path, runs in self._chosen(shapes).items() if not _is_whole(runs, flat[path])]
 
     def _chosen(self, params: Any) -> dict[Path, list[tuple[int, int]]]:
-        """Returns the selected runs [begin, end) of the first axis of each selected leaf, by path."""
+        """Returns a dict from the path of each selected leaf to the selected ranges [begin, end) of its first axis."""
         flat = traverse_util.flatten_dict(params)
         runs_of_leaves = {path: self._runs("/".join(path), leaf) for path, leaf in flat.items()}
         return {path: runs for path, runs in runs_of_leaves.items() if runs}

@@ -25,9 +25,9 @@ class Update:
     """One of the updates of a step.
 
     Attributes:
-      loss: function that it minimizes.
+      loss: function that the update minimizes.
       optimizer: transformation of the gradients into updates of the trained parameters.
-      trained: selection of the parameters that it trains.
+      trained: selection of the parameters that the update trains.
       name: name in metrics and messages; empty for the only update of a step.
     """
 
@@ -65,12 +65,13 @@ def joined(optimizers: Mapping[str, optax.GradientTransformationExtraArgs]) -> o
 def in_sequence(
     steps: Mapping[str, Callable], watch: spikes.Watch | None, average: AverageConfig | None
 ) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
-    """Returns the step that makes several updates, one after another, as one function like `step.train_step`.
+    """Returns a step like that of `step.train_step`, which makes several updates one after another.
 
     Each update starts from the parameters that the previous one returns, and from the carry before the step; the carry
     of the last update is kept. If a loss adds arrays to the carry, they become entries of the batch of later updates.
-    If a loss or a gradient of any update is not finite, or the sum of the losses or the norm of all gradients is a
-    spike that is to be skipped, no update is applied.
+
+    If a loss or a gradient of any update is not finite, no update is applied. If `watch` skips spikes, a spike of the
+    sum of the losses or of the norm of all gradients also prevents all updates.
 
     Args:
       steps: `step.train_step` of each update by name, without watch and average.
@@ -78,9 +79,9 @@ def in_sequence(
       average: moving average of the parameters after the last update.
 
     Returns:
-      Metrics: `loss`, the sum of the losses; `grad_norm`, the norm of all gradients together; every metric of an update
-      with the name of the update, such as `loss/discriminator`; the others as in `step.train_step`, with `norms` of the
-      tensors of all updates in order.
+      The step; its metrics are `loss`, the sum of the losses; `grad_norm`, the norm of all gradients together; every
+      metric of an update with the name of the update, such as `loss/discriminator`; and the other metrics of
+      `step.train_step`, where `norms` has the tensors of all updates in order.
     """
 
     def step(state: TrainState, batch: Mapping[str, jax.Array], *arguments):
@@ -101,7 +102,7 @@ def in_sequence(
 
 
 def _join_metrics(by_update: Mapping[str, Mapping[str, jax.Array]]) -> dict[str, jax.Array]:
-    """Returns the metrics of a step, except those of its verdict, from the metrics of its updates."""
+    """Returns the metrics of a step, except `incident` and `limits`, from the metrics of its updates."""
     each = list(by_update.values())
     named = {
         f"{key}/{name}": value

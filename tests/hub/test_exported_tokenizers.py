@@ -1,6 +1,6 @@
 """Saved tokenizers produce plm_jax's ids in `tokenizers`, for each family and each kind of vocabulary.
 
-All of one with all of the other are in test_auto_tokenizers.py, which needs transformers.
+Further pairs are in test_auto_tokenizers.py, which needs transformers.
 """
 
 import io

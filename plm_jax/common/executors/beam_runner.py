@@ -13,7 +13,7 @@ from plm_jax.common.tasks import Failure, Job, Mark, Task, follow, run_task
 
 @dataclasses.dataclass
 class BeamExecutor:
-    """Executor on a runner of Apache Beam. Each stage is a pipeline.
+    """Executor on a runner of Apache Beam. Each stage runs as a pipeline.
 
     Attributes:
       options: options of Beam and its runner, such as `--runner=DataflowRunner`.

@@ -23,8 +23,8 @@ ENGINES = {
 def make(engine: str, options: Sequence[str]) -> Executor:
     """Returns the executor of an engine with options such as `--workers=8`.
 
-    Options named after a field of the executor set that field. Others are passed to the engine if the executor has a
-    field `options`, and rejected otherwise.
+    Options named after a field of the executor set that field. Other options are passed to the engine if the executor
+    has a field `options`, and rejected otherwise.
 
     Raises:
       UserError: the engine is unknown or not installed, or an option is wrong.

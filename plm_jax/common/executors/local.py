@@ -10,10 +10,10 @@ from plm_jax.common.tasks import Failure, Job, Mark, Task, run_task
 
 @dataclasses.dataclass
 class LocalExecutor:
-    """Executor on worker processes of this machine, which live as long as its context.
+    """Executor on worker processes of this machine. The processes end when the executor's context exits.
 
     Attributes:
-      workers: number of processes; 0: one per core.
+      workers: number of processes; 0 for one process per core.
     """
 
     kind: ClassVar[str] = "local"

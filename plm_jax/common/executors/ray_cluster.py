@@ -18,7 +18,7 @@ class RayExecutor:
     """Executor on a Ray cluster.
 
     Attributes:
-      address: address of the cluster, such as `10.0.0.1:6379`, or `auto` for that of this machine.
+      address: address of the cluster, such as `10.0.0.1:6379`, or `auto` for the cluster of this machine.
     """
 
     kind: ClassVar[str] = "ray"

@@ -1,4 +1,4 @@
-"""Executor on a SLURM cluster: each stage is a job array, and each element of the array runs some of its tasks."""
+"""Executor on a SLURM cluster: each stage is a job array, and each element of the array runs some tasks."""
 
 import dataclasses
 import os
@@ -19,7 +19,7 @@ class SlurmExecutor:
     """Executor on a SLURM cluster.
 
     Attributes:
-      elements: largest number of elements of an array; SLURM's default limit is 1,001.
+      elements: largest number of elements in a job array; SLURM's default limit is 1,001.
       options: options of `sbatch`, such as `--partition=cpu` or `--mem=3G`.
     """
 

@@ -1,13 +1,14 @@
-"""Users' own code: their Python files as modules, and records of the code that settings use.
+"""Users' own code: loads users' Python files as modules, and records the code that settings use.
 
-A file is always the same module, whether it is loaded as a config file, with `--module=FILE` or by an import from a
-file next to it, so that a class in it exists once. The name of the module is below that of this package, so that child
-processes can unpickle settings with its classes; their environment lists the files. A package next to a file keeps its
-name, and the environment lists its folder. Only users' code imports modules from its own folder: a library that looks
-for an optional `torch` never imports a user's `torch.py`.
+A file is always the same module, so that each class in the file exists once. This holds whether the file is loaded as a
+config file, with `--module=FILE` or by an import from a file next to it. The module is named as a submodule of
+`plm_jax.common.users`, so that child processes can unpickle settings with the module's classes. An environment variable
+lists the files for child processes. A package next to a file keeps its name, and the variable lists the package's
+folder. Only users' code imports modules from the folder of a user's file: a library that looks for an optional `torch`
+never imports a user's `torch.py`.
 
-Settings may name a module of tasks or of a segmenter. It is imported only if the command line or the user's own config
-names it. A checkpoint, which may come from anyone, runs no code.
+Settings may name a module of tasks or of a segmenter. The module is imported only if the command line or the user's own
+config names it. Loading a checkpoint, which may come from anyone, runs no code.
 """
 
 import contextlib
@@ -81,7 +82,7 @@ def trust(names: Iterable[str]) -> None:
 
 
 def imported(name: str) -> ModuleType:
-    """Imports a module that settings, possibly those of a checkpoint, name; only trusted modules are imported.
+    """Imports a module named in settings, which may come from a checkpoint; rejects modules that are not trusted.
 
     Raises:
       MissingCodeError: neither the command line nor the user's own config names the module.
@@ -98,7 +99,7 @@ def imported(name: str) -> ModuleType:
 def module(path: str) -> ModuleType:
     """Returns a Python file as a module, which is the same at each call until the file changes.
 
-    A file of this package, and a file that was imported by name, is returned as the module of that name.
+    A file of `plm_jax`, or a file that was imported by name, is returned as the module of that name.
 
     Raises:
       UserError: its code fails; the message names the line.
@@ -143,9 +144,9 @@ def _compiled(source: bytes, path: str) -> CodeType:
 
 
 def used(settings: Any) -> dict[str, dict[str, Any]]:
-    """Returns the `Record` of the users' modules that define kinds in the settings, by file or name.
+    """Returns the `Record` of the users' modules that define the kinds in settings.
 
-    Modules in packages are listed by name, others by file; `--module` accepts either.
+    The key of a module in a package is its name, and the key of any other module is its file. `--module` accepts both.
     """
     record: dict[str, dict[str, Any]] = {}
     for path, part in _parts(settings, ""):
@@ -170,7 +171,9 @@ def flags(settings: Any) -> list[str]:
 
 
 def digests(name: str) -> list[str]:
-    """Returns the hashes of a module's code and of what it imports from its folder; empty if it is not installed here.
+    """Returns the hashes of a module's code and of the files that it imports from its folder.
+
+    Returns an empty list if the module is not installed here.
 
     The module is not imported, so its name may come from an untrusted checkpoint.
     """
@@ -189,11 +192,11 @@ def digests(name: str) -> list[str]:
 
 
 def check(record: Record, error: UserError) -> None:
-    """Raises an error that names the flags to add, if settings could not be parsed because of missing modules.
+    """Raises an error that names the flags to add if modules of saved settings are not loaded.
 
     Args:
       record: modules that the settings were saved with.
-      error: error of parsing.
+      error: error raised when the settings were parsed; becomes the cause.
 
     Raises:
       MissingCodeError: a module is not loaded.
@@ -210,9 +213,10 @@ def check(record: Record, error: UserError) -> None:
 
 
 def changed(record: Record, settings: Any) -> dict[str, tuple[str, str]]:
-    """Returns the recorded and current short hashes of the files whose code has changed, by path or name.
+    """Returns a dict from path or name to (recorded hash, current hash), for files whose code has changed.
 
-    Covers the files of modules that the settings use now, and their imports. The hash of a missing file is "none".
+    Covers the modules that the settings use now, and the files that these modules import. The hashes are shortened. The
+    hash of an import that is missing before or now is "none".
     """
     was = {path: one for one in record.values() for path in one["kinds"]}
     changes: dict[str, tuple[str, str]] = {}
@@ -260,7 +264,7 @@ def _module_flag(name: str) -> str:
 
 
 def _folder(name: str) -> str:
-    """Returns the folder that a module's absolute imports are relative to, which is outside of its package."""
+    """Returns the folder that contains a module or its top-level package; absolute imports are relative to it."""
     file = _file(name)
     levels = 0 if name.startswith(f"{__name__}.") else name.count(".") + (os.path.basename(file) == "__init__.py")
     return os.path.normpath(os.path.join(os.path.dirname(file), *[os.pardir] * levels))
@@ -294,7 +298,7 @@ def _read(file: str) -> bytes:
 
 
 def _list(path: str) -> None:
-    """Adds a file or a package's folder to the list of what this process and its children have loaded."""
+    """Adds a file or a package's folder to the list of code that this process and its children have loaded."""
     os.environ[_ENVIRONMENT] = json.dumps(list(dict.fromkeys([*_listed(_ENVIRONMENT), os.path.abspath(path)])))
 
 
@@ -307,12 +311,12 @@ def _stem(path: str) -> str:
 
 
 def _name(path: str) -> str:
-    """Returns the name of a file's module, which no other file has."""
+    """Returns the name of a file's module. The name is unique to the file."""
     return f"{__name__}.{_stem(path)}_{zlib.crc32(os.path.realpath(path).encode()):08x}"
 
 
 def _of_package(path: str) -> str | None:
-    """Returns the name of a module of this package by its file; None for any other file."""
+    """Returns the name of the module of `plm_jax` that a file defines; None for any other file."""
     real = os.path.realpath(path)
     configs = os.path.join(package.FOLDER, "configs")
     for name, folder in (("plm_jax.configs", configs), ("plm_jax", package.FOLDER)):
@@ -323,7 +327,7 @@ def _of_package(path: str) -> str | None:
 
 
 class _Loader(importlib.abc.Loader):
-    """Returns the same module for a file under every name that it is imported by."""
+    """Loader that returns the same module for a file, whatever name it is imported by."""
 
     def __init__(self, path: str):
         self._path = path
@@ -337,9 +341,10 @@ class _Loader(importlib.abc.Loader):
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds users' files by the names of their modules, and modules next to a loaded file by their own names.
+    """Finder of users' files, and of modules next to a loaded file.
 
-    Modules that Python's other finders locate come first.
+    A user's file is found by the name of its module in this package. A module next to a loaded file is found by its own
+    name. A module that `import` finds elsewhere takes precedence over a module next to a loaded file.
     """
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
@@ -349,7 +354,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def _find(name: str) -> importlib.machinery.ModuleSpec | None:
-    """Returns the spec of a user's file by the name of its module, or of a module next to a loaded file."""
+    """Returns the spec of the user's file named `name`, or of a module of this name next to a loaded file, or None."""
     files = _listed(_ENVIRONMENT)
     if name.startswith(f"{__name__}."):
         file = next((file for file in files if _name(file) == name), None)
@@ -378,7 +383,10 @@ def _importer() -> str:
 
 
 def _searched(importer: str, files: Sequence[str]) -> list[str]:
-    """Returns the folders to search: a user's file searches its own folder, this module the folders of all files."""
+    """Returns the folders to search for a module that the file `importer` imports.
+
+    A user's file searches its own folder. This module searches the folders of all loaded files.
+    """
     folders = [os.path.dirname(file) for file in files]
     if importer == __file__:
         return folders

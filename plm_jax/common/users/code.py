@@ -1,4 +1,4 @@
-"""Hashes of users' code: of a file, and of every file that it imports from its folder.
+"""Hashes of a user's file and of every file that it imports from its own folder.
 
 Imports are read from the syntax tree, so no user code runs. The hash covers the tree without comments, docstrings and
 positions, and is the same on every Python version from 3.11 on.
@@ -28,7 +28,7 @@ def digest(source: bytes, without: str = "") -> str:
     """Returns the SHA-256 of a file's syntax tree, or of its bytes if they are not valid Python.
 
     Args:
-      without: name of a function in the file to leave out.
+      without: name of a function that the hash leaves out.
     """
     tree = _parse(source, without)
     if tree is None:
@@ -40,7 +40,9 @@ def digest(source: bytes, without: str = "") -> str:
 
 
 def imports(path: str, source: bytes, root: str, read: Callable[[str], bytes], without: str = "") -> dict[str, str]:
-    """Returns the hashes of the files below `root` that a file imports, directly or indirectly, by path from `root`.
+    """Returns a dict from path to hash, for files below `root` that a file imports directly or indirectly.
+
+    Paths are relative to `root`.
 
     Imports that resolve to the standard library, to an installed module or to a file outside `root` are not followed.
 
@@ -48,8 +50,8 @@ def imports(path: str, source: bytes, root: str, read: Callable[[str], bytes], w
       path: the file, below `root`.
       source: bytes of the file.
       root: the folder that absolute imports are relative to.
-      read: returns the bytes of another file.
-      without: name of a function in the file to leave out.
+      read: function that returns the bytes of an imported file.
+      without: name of a function in the file whose imports are ignored.
     """
     # In a folder of installed packages, only the file's own package is followed.
     packages = {os.path.relpath(path, root).split(os.sep)[0].removesuffix(".py")} if _is_installed(root) else None
@@ -73,7 +75,7 @@ def beside(name: str, folder: str) -> importlib.machinery.ModuleSpec | None:
     """Finds a top-level module or package in a folder.
 
     Returns:
-      None if there is none, or if `import` would find a module of the same name elsewhere first.
+      The spec; None if the folder has no such module, or if `import` would find a module of this name elsewhere first.
     """
     if name in sys.stdlib_module_names or not name.isidentifier():
         return None
@@ -138,7 +140,10 @@ def _words(tree: ast.Module) -> Iterator[str]:
 
 
 def _with_effect(node: ast.AST, value: object) -> object:
-    """Returns a field of a node without parts that have no effect: docstrings, `pass`, empty parts of an f-string."""
+    """Returns the value of a node's field without items that have no effect.
+
+    These items are docstrings, other constants as statements, `pass`, and empty parts of an f-string.
+    """
     if not isinstance(value, list):
         return value
     if isinstance(node, ast.JoinedStr):  # Python 3.12 adds such parts.
@@ -151,7 +156,7 @@ def _with_effect(node: ast.AST, value: object) -> object:
 
 
 def _imported(tree: ast.Module, folder: str) -> Iterator[Sequence[str]]:
-    """Yields the parts of each dotted name that a file may import; `folder` is the file's, relative to the root."""
+    """Yields the parts of each dotted name that a file in `folder` may import; `folder` is relative to the root."""
     package = [] if folder == os.curdir else folder.split(os.sep)
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -177,7 +182,7 @@ def _files(parts: Sequence[str], root: str) -> Iterator[str]:
 def specs(
     spec: importlib.machinery.ModuleSpec | None, parts: Sequence[str]
 ) -> Iterator[importlib.machinery.ModuleSpec]:
-    """Yields the spec of a package and of each nested module that `parts` name, until one does not exist."""
+    """Yields the spec of a package and of each nested module in `parts`, up to the first that does not exist."""
     for part in [*parts, ""]:
         if spec is None:
             return

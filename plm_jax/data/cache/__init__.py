@@ -3,7 +3,7 @@
     columns.py      columns of documents, each with a name, a type and a kind
     file_format.py  names and sizes of the files, and the manifest
     vectors.py      .npy files, written piece by piece and checked block by block
-    sorted_ids.py   long vectors, read page by page, and search in sorted ones
+    sorted_ids.py   long vectors, read page by page, and search in sorted vectors
     checked.py      vectors of a folder, compared with their checksums
     shards.py       positions of tokens in the bytes of their files
     writer.py       writes splits, publishes and uploads a cache
@@ -11,15 +11,15 @@
     memory.py       documents in memory with the interface of a split
     source.py       opens and verifies a cache
     similar_words.py  table of similar words next to the caches
-    mirror.py       folder of a cache, and local copies of the files of a remote cache
+    mirror.py       folder of a local cache, and local copies of the files of a remote cache
     staleness.py    comparison of a cache with the source in a config
 
-Documents have no special tokens. If the manifest sets `has_inputs_targets`, a document has two sentences, inputs and
-targets, either of which may have no tokens. Records and long vectors are read through small caches, and only a few
-token files are open at a time, so memory does not grow with the corpus. A remote cache is fetched as it is read
-(`Mirror`), so the disk need not have room for all of it. Long vectors, and token files of which a process reads a small
-part, are fetched by range, other files as a whole. Everything that is read is compared with its checksum. The package
-needs only NumPy and array_record.
+Documents have no special tokens. If the manifest sets `has_inputs_targets`, a document has two sentences: the first one
+is the inputs and the second one is the targets. Each may have no tokens. Records and long vectors are read through
+small caches, and only a few token files are open at a time, so memory does not grow with the corpus. A remote cache is
+fetched as it is read (`Mirror`), so the disk need not have room for the whole cache. Long vectors are fetched by range,
+and so are token files if a process reads only a small part of them. Other files are fetched whole. Everything that is
+read is compared with its checksum. The package imports neither JAX nor TensorFlow.
 """
 
 from plm_jax.data.cache.checked import Vectors

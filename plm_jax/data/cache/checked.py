@@ -1,4 +1,7 @@
-"""Vectors of a folder, compared with their checksums when they are read: short ones whole, long ones page by page."""
+"""Vectors of a folder, compared with their checksums when they are read.
+
+Short vectors are read whole, and long vectors page by page.
+"""
 
 import functools
 import zlib
@@ -33,10 +36,10 @@ class Vectors:
 
         Args:
           root: folder that contains `folder`.
-          folder: name of the folder of the files.
-          blocks: number of checksums of each file, in the order of the files.
+          folder: name of the folder that contains the files.
+          blocks: dict from the name of each file to its number of checksums, in the order of the checksums.
           crc32: CRC-32 of all checksums.
-          share: share of the rows that this process reads.
+          share: share of the rows of a batch that this process reads, between 0 and 1.
         """
         self._root, self._folder, self._share = root, folder, share
         self._blocks, self._crc32 = blocks, crc32
@@ -58,7 +61,10 @@ class Vectors:
 
     @functools.cached_property
     def _all_checksums(self) -> np.ndarray | PagedVector:
-        """Checksums of all files. A long vector of them is not checked itself, because wrong ones match no block."""
+        """Checksums of all files.
+
+        A long vector of checksums is not checked itself, because a wrong checksum matches no block.
+        """
         length = sum(self._blocks.values())
         return self.verified_checksums() if is_short(4 * length) else self._paged(CHECKSUMS, length, "<u4")
 
@@ -66,7 +72,7 @@ class Vectors:
         """Reads and checks the checksums of all files.
 
         Raises:
-          UserError: their file is missing or damaged.
+          UserError: the file of checksums is missing or damaged.
         """
         path = self.path(CHECKSUMS)
         checksums = load(path, sum(self._blocks.values()), "<u4")
@@ -77,21 +83,21 @@ class Vectors:
     def open(
         self, name: str, length: int, dtype: Any, limit: int | None = None, milestones: np.ndarray | None = None
     ) -> np.ndarray | PagedVector:
-        """Opens a vector: reads a short one, and returns a long one as a vector that is read page by page.
+        """Opens a vector: reads a short vector whole, and returns a long vector as a `PagedVector`.
 
         Args:
-          limit: maximum of a vector that must be sorted and not negative; None for vectors that need not be sorted.
-          milestones: milestones of a sorted vector, to search in it.
+          limit: maximum value of a vector that must be sorted and not negative; None if it need not be sorted.
+          milestones: milestones of a sorted vector, needed to search in it.
 
         Raises:
-          UserError: its file is missing or damaged.
+          UserError: the file of the vector is missing or damaged.
         """
         if is_short(length * np.dtype(dtype).itemsize):
             return self.whole(name, length, dtype, limit)
         return self._paged(name, length, dtype, self.checksums(name), limit, milestones)
 
     def whole(self, name: str, length: int, dtype: Any, limit: int | None = None) -> np.ndarray:
-        """Reads and checks a whole vector, with the arguments of `open`; a long one is memory-mapped."""
+        """Reads and checks a whole vector; a long vector is memory-mapped. The arguments are the same as for `open`."""
         path = self.path(name)
         checksums = self.checksums(name)
         return load(path, length, dtype, checksums, functools.partial(check_sorted, path, limit=limit))

@@ -1,4 +1,4 @@
-"""Columns of a cache: values of its documents, each column with a name, a type and a kind."""
+"""Columns of a cache, which hold values of its documents. A column has a name, a type and a kind."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,10 +16,11 @@ class Column:
     """Column of a cache.
 
     Attributes:
-      name: name of its files, by which objectives read it.
-      dtype: NumPy type of its values, little-endian.
-      kind: number of values per document: `token`, one for each token; `start`, the sorted positions, relative to its
-        first token, at which its sentences or words begin; `value`, any number of values; `document`, one value.
+      name: name, used in file names and by the objectives that read the column.
+      dtype: NumPy type of the values, little-endian.
+      kind: number and meaning of the values of a document. `token`: one value for each token. `start`: the sorted
+        positions at which sentences or words begin, counted from the first token of the document. `value`: an arbitrary
+        number of values. `document`: one value.
     """
 
     name: str
@@ -31,7 +32,7 @@ class Values(NamedTuple):
     """Values of a column for several documents.
 
     Attributes:
-      flat: values of one document after another.
+      flat: values of all documents, one document after another.
       sizes: int64 [num_documents], number of values of each document; None for the kind `document`.
     """
 
@@ -54,7 +55,7 @@ _RESERVED = ("tokens", "documents", "unigram", "checksums")
 
 
 def check(additional: Sequence[Column], standard: Sequence[Column]) -> None:
-    """Rejects additional columns of a source whose name is invalid or not unique, or whose type is not numeric."""
+    """Rejects additional columns whose name is invalid or not unique, or whose type is not numeric."""
     names = {*_RESERVED, *(column.name for column in standard)}
     for column in additional:
         if not column.name.isidentifier() or column.name in names:
@@ -73,7 +74,7 @@ def tokens(vocab_size: int) -> Column:
 
 
 def origin(file: int, row: int) -> int:
-    """Packs a file number, counted from 0, and the number of a line or record, counted from 1, into one integer."""
+    """Packs the index of a file, from 0, and the number of a line or record, from 1, into one integer."""
     return file << 32 | row
 
 
@@ -81,7 +82,7 @@ def gather(column: Column, documents: Sequence[Any]) -> Values:
     """Returns the values of a column.
 
     Args:
-      documents: value of each document for the kind `document`, or sequence of values of each document.
+      documents: one value per document if the kind is `document`; otherwise one sequence of values per document.
     """
     if column.kind == "document":
         return Values(np.array(documents, column.dtype))
@@ -91,10 +92,10 @@ def gather(column: Column, documents: Sequence[Any]) -> Values:
 
 
 def describe(columns: Sequence[Column]) -> list[dict[str, str]]:
-    """Returns the list of columns in a manifest."""
+    """Returns the entry `columns` of a manifest."""
     return [{"name": column.name, "dtype": column.dtype, "kind": column.kind} for column in columns]
 
 
 def read(listed: Sequence[Mapping[str, str]]) -> tuple[Column, ...]:
-    """Returns the columns that `describe` listed."""
+    """Returns the columns of a cache, from the entry `columns` of its manifest."""
     return tuple(Column(entry["name"], entry["dtype"], cast(Kind, entry["kind"])) for entry in listed)

@@ -1,17 +1,18 @@
 """Format of a cache on disk: file names, sizes and the manifest.
 
     CACHE_DIR/SOURCE/manifest.json         format, identity, source, vocabulary, columns, counts of each split;
-                                           `validation`: the rule that chose the held-out rows, and their overlap
-                                           with the training rows
+                                           `validation`: the rule that chose the validation rows, and the overlap
+                                           of these rows with the training rows
     CACHE_DIR/SOURCE/files.json            files from which the cache was made (`staleness`)
     CACHE_DIR/SOURCE/word_initial.npy      bool [vocab_size]: whether a token begins a word
     CACHE_DIR/SOURCE/SPLIT/tokens-00000.array_record, …   tokens of all documents, RECORD_TOKENS per
                                            record, SHARD_RECORDS records per file
-    CACHE_DIR/SOURCE/SPLIT/documents.npy   int64 [documents + 1]: first token of each document, and the end
+    CACHE_DIR/SOURCE/SPLIT/documents.npy   int64 [documents + 1]: first token of each document, and the
+                                           number of tokens
     CACHE_DIR/SOURCE/SPLIT/COLUMN.npy      values of a column, one document after another; values of the kind `start`
                                            are int64 and count from the split's first token
     CACHE_DIR/SOURCE/SPLIT/COLUMN.offsets.npy   for the kind `value`, int64 [documents + 1]: first value of each
-                                           document, and the end
+                                           document, and the number of values
     CACHE_DIR/SOURCE/SPLIT/COLUMN.milestones.npy   for `documents` and the kind `start`, int64: number of values below
                                            token 0, MILESTONE_TOKENS, … and the split's end
     CACHE_DIR/SOURCE/SPLIT/unigram.npy     int64 [vocab_size]: number of occurrences of each token
@@ -67,8 +68,8 @@ class Counts:
       documents: number of documents.
       tokens: number of tokens.
       bytes: UTF-8 bytes of the documents' text.
-      sizes: number of values of each column except the tokens.
-      blocks: number of checksums of each file.
+      sizes: dict from the name of each column except the tokens to its number of values.
+      blocks: dict from the name of each file to its number of checksums.
       crc32: CRC-32 of all checksums.
     """
 
@@ -85,7 +86,7 @@ class Manifest:
     """Description of a cache, as stored in its manifest.
 
     Attributes:
-      word_initial: checksums of the file `word_initial.npy`.
+      word_initial: checksums of the blocks of the file `word_initial.npy`.
     """
 
     identity: str
@@ -99,12 +100,12 @@ class Manifest:
 
 
 def shard_name(number: int) -> str:
-    """Returns the name of the file with a split's records from `number * SHARD_RECORDS` on."""
+    """Returns the name of a token file of a split; its first record is record `number * SHARD_RECORDS` of the split."""
     return f"tokens-{number:05d}.array_record"
 
 
 def offsets_name(column: str) -> str:
-    """Returns the name of the vector of the first value of each document in a column."""
+    """Returns the name of the vector with the index of each document's first value in a column."""
     return f"{column}.offsets"
 
 
@@ -186,12 +187,12 @@ def _check(manifest: Manifest) -> None:
 
 
 def sizes() -> dict[str, int]:
-    """Returns the sizes of the units of a cache in tokens or records, as the manifest lists them."""
+    """Returns the fields of the manifest with the sizes of records, token files and milestones."""
     return {"record_tokens": RECORD_TOKENS, "shard_records": SHARD_RECORDS, "milestone_tokens": MILESTONE_TOKENS}
 
 
 def token_block_bytes(item_bytes: int) -> int:
-    """Returns the number of bytes of a token file that each checksum covers: BLOCK_BYTES, but at most one record.
+    """Returns the number of bytes of tokens that a checksum covers: BLOCK_BYTES, but at most one record.
 
     Args:
       item_bytes: number of bytes of a token.
@@ -203,13 +204,13 @@ def files_json(rows: Mapping[str, Any]) -> bytes:
     """Returns the contents of `files.json`.
 
     Args:
-      rows: for each split a list of its files, each a list that begins with the name.
+      rows: dict from each split to the list of its files; a file is a list that begins with its name.
     """
     return json.dumps(dict(rows) | {"crc32": crc32(rows)}).encode("utf-8")
 
 
 def read_files(folder: str) -> dict[str, list[Any]] | None:
-    """Reads the files of each split from `files.json`; None if it is missing or damaged."""
+    """Reads the files of each split from `files.json`; returns None if `files.json` is missing or damaged."""
     try:
         rows = json.loads(storage.read(os.path.join(folder, FILES)))
         checksum = rows.pop("crc32", None)  # Older files have none.
@@ -222,7 +223,7 @@ def read_files(folder: str) -> dict[str, list[Any]] | None:
 def _is_file(row: Any) -> bool:
     """Whether an entry is [name, size, modification time, change time, SHA-256].
 
-    Files in a store have their version in place of both times.
+    For a file in a bucket, its version replaces each of the two times.
     """
     types = str, int, int | str, int | str, str
     return isinstance(row, list) and len(row) == len(types) and all(map(isinstance, row, types))

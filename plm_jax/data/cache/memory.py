@@ -16,8 +16,8 @@ class MemoryTable(DocumentTable):
         """Initializes the table.
 
         Args:
-          values: values of each column, and `tokens`.
-          columns: columns except the tokens. Starts count from the first token of their document.
+          values: dict from the name of each column, and from `tokens`, to the values.
+          columns: columns except the tokens. Starts are counted from the first token of their document.
         """
         tokens = values["tokens"]
         assert tokens.sizes is not None, "tokens have no sizes"
@@ -43,7 +43,7 @@ class MemoryTable(DocumentTable):
         return flat + np.repeat(self.documents[:-1], sizes)
 
     def of_document(self, name: str, number: int) -> np.ndarray:
-        """Returns the values of a column for one document, as `Split.of_document` does."""
+        """Returns the values of a column for one document, in the form of `Split.of_document`."""
         flat, sizes = self._values[name]
         if sizes is None:
             return flat[number]

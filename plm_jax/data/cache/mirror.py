@@ -1,4 +1,4 @@
-"""Files of a cache: in a folder of this machine, or in a bucket with local copies of the files that are read."""
+"""Files of a cache, either in a local folder or in a bucket with local copies of the files that are read."""
 
 import contextlib
 import glob
@@ -34,11 +34,11 @@ class Folder:
         return os.path.join(self.folder, *names)
 
     def origin(self, *names: str) -> str:
-        """Returns the path of a file in the cache itself, which may be remote."""
+        """Returns the path of a file in the cache itself; the path may be remote."""
         return os.path.join(self.folder, *names)
 
     def has(self, *names: str) -> bool:
-        """Whether a file is on this machine."""
+        """Returns whether the file with these path components is on this machine."""
         return os.path.exists(os.path.join(self.folder, *names))
 
     def read(self, start: int, stop: int, *names: str) -> bytes:
@@ -82,7 +82,8 @@ class Mirror(Folder):
         """Reads bytes [start, stop) of a remote file without copying it.
 
         Raises:
-          UserError: the file cannot be read, or another cache has replaced this one, which is noticed within a minute.
+          UserError: the file cannot be read, or another cache has replaced this one. A replacement is noticed within a
+            minute.
         """
         data = storage.read_range(self.origin(*names), start, stop)
         if time.monotonic() > self._checked_at + _CHECK_SECONDS:
@@ -90,7 +91,11 @@ class Mirror(Folder):
         return data
 
     def _check_identity(self) -> None:
-        """Checks that the files fetched so far belong to this cache; replacing a cache removes its manifest first."""
+        """Checks that the remote manifest still belongs to this cache.
+
+        When a cache is replaced, its manifest is removed first. If the manifest is unchanged, all files fetched before
+        the check belong to this cache.
+        """
         self._checked_at = time.monotonic()
         if read_manifest(self._remote)["identity"] != self._identity:
             raise UserError(f"another cache has replaced {self._remote}: run the same command again")
@@ -109,7 +114,7 @@ class Mirror(Folder):
 
 
 def prune(folder: str, limit: int) -> None:
-    """Removes the least recently read token files below `folder` until they have at most `limit` bytes in total."""
+    """Removes token files below `folder`, least recently read first, until `limit` bytes or one file remain."""
     shards = []
     for path in glob.iglob(os.path.join(glob.escape(folder), "*", "*", "tokens-*")):
         with contextlib.suppress(FileNotFoundError):  # Other processes prune too.

@@ -1,9 +1,9 @@
-"""Positions of bytes in a file of tokens, to fetch a part of the file.
+"""Positions of bytes in a token file, used to fetch a part of the file.
 
-ArrayRecord files are Riegeli files; `writer.py` writes one uncompressed record per chunk. A file is a signature and
-chunks. A chunk is a header, the size of the record and its bytes. Block headers interrupt the file every 64 KiB
-(google/riegeli, doc/riegeli_records_file_format.md). The position of each byte of the records can thus be computed. The
-format itself cannot verify a part of a file.
+ArrayRecord files are Riegeli files; `writer.py` writes one uncompressed record per chunk. A file consists of a
+signature and chunks. A chunk consists of a header, the size of the record and the bytes of the record. Block headers
+interrupt the file every 64 KiB (google/riegeli, doc/riegeli_records_file_format.md). The position of each byte of the
+records can thus be computed. The format itself cannot verify a part of a file.
 """
 
 import itertools
@@ -23,8 +23,8 @@ class Shard(NamedTuple):
 
     Attributes:
       fetch: function that returns bytes [start, stop) of the file.
-      record_bytes: size of each record except the last, which may be shorter.
-      num_bytes: total size of the records.
+      record_bytes: number of bytes of each record; the last record may be shorter.
+      num_bytes: total number of bytes of the records.
     """
 
     fetch: Fetch
@@ -49,9 +49,9 @@ class Shard(NamedTuple):
         return min(self.record_bytes, self.num_bytes - record * self.record_bytes)
 
     def _begin(self, record: int) -> int:
-        """Returns the position of a record's first byte, without block headers.
+        """Returns the position of a record's first byte, not counting block headers.
 
-        The signature of a file is as long as the header of a chunk.
+        The signature of the file, which is as long as the header of a chunk, precedes the first chunk.
         """
         header = _CHUNK_HEADER_BYTES
         chunk = header + len(_prefix(self.record_bytes)) + self.record_bytes
@@ -68,14 +68,15 @@ class Shard(NamedTuple):
 
 
 def _position(byte: int) -> int:
-    """Returns the position in the file of a byte that would be at `byte` without block headers."""
+    """Converts a position that does not count block headers to a position in the file."""
     return byte + _BLOCK_HEADER * (byte // _PAYLOAD + 1)
 
 
 def _prefix(size: int) -> bytes:
-    """Returns the first bytes of a chunk's data: no compression, then the length of its list of sizes and the size.
+    """Returns the first bytes of the data of a chunk with one record of `size` bytes.
 
-    Both numbers are varints.
+    These bytes are the type of compression (none), the length in bytes of the list of sizes, and the list, which has
+    only `size`. The length and `size` are varints.
     """
     digits = []
     while size >= 0x80:

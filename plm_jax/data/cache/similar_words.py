@@ -1,7 +1,8 @@
 """Table of similar words next to the caches of a run, made from a text file by `prepare`.
 
-CACHE_DIR/similar_words/manifest.json   identity, `file` (SHA-256 of the text file), `vocabulary` (its identity),
-                                        `values` (length of the table) and `checksums` of its blocks
+CACHE_DIR/similar_words/manifest.json   identity, `file` (SHA-256 of the text file), `vocabulary` (identity of
+                                        the vocabulary), `values` (length of the table) and `checksums` of the
+                                        blocks of the table
 CACHE_DIR/similar_words/words.npy       int32 [values]: entries of `objectives.similar_words`
 """
 
@@ -23,7 +24,7 @@ _AGAIN = "run `python -m plm_jax prepare --config=…` again"
 
 
 def identity(file: str, vocabulary_id: str) -> str:
-    """Returns the identity of the table of a text file for a vocabulary, a SHA-256."""
+    """Returns the SHA-256 that identifies the table of a text file and a vocabulary."""
     return hashlib.sha256(f"{storage.sha256(file)} {vocabulary_id}".encode()).hexdigest()
 
 
@@ -43,7 +44,9 @@ def save(folder: str, file: str, vocabulary_id: str, table: np.ndarray) -> None:
 
 
 def is_current(cache_dir: str, file: str) -> bool:
-    """Whether the table next to the caches was made from this text file; True if the file does not exist here.
+    """Whether the table next to the caches was made from this text file.
+
+    Returns True if the file does not exist on this machine.
 
     Raises:
       UserError: there is no table, or its manifest is damaged.
@@ -53,10 +56,10 @@ def is_current(cache_dir: str, file: str) -> bool:
 
 
 def load(cache_dir: str, file: str, vocabulary_id: str) -> tuple[str, SimilarWords]:
-    """Reads the table next to the caches; returns its identity and the table.
+    """Reads the table next to the caches; returns a pair of its identity and the table.
 
     Raises:
-      UserError: it is missing or damaged, or was made from another file or with another vocabulary.
+      UserError: the table is missing or damaged, or was made from another file or with another vocabulary.
     """
     folder = os.path.join(cache_dir, NAME)
     manifest = file_format.read_manifest(folder)

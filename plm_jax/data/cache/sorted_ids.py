@@ -1,8 +1,8 @@
-"""Long vectors that are read page by page, and search in sorted ones, such as the first tokens of documents.
+"""Long vectors that are read page by page, and search in sorted vectors, such as the starts of documents.
 
-Each sorted vector of token positions comes with milestones, the number of its values below 0, MILESTONE_TOKENS, and so
-on. Milestones are few and fit in memory, while the vector stays on disk or in a bucket. Nothing is memory-mapped,
-because truncating a mapped file would kill the process.
+Each sorted vector of token positions comes with milestones. Milestone i is the number of values below i times
+MILESTONE_TOKENS. Milestones are few and fit in memory, while the vector stays on disk or in a bucket. Pages are not
+memory-mapped, because truncating a mapped file would kill the process.
 """
 
 import functools
@@ -35,7 +35,7 @@ class Search:
     """Search in the sorted values `values[i] + slope * i`; can be used from several threads."""
 
     def __init__(self, values: "np.ndarray | PagedVector", milestones: np.ndarray, slope: int = 0):
-        """Creates the search from the milestones of `values`."""
+        """Creates the search; `milestones` are the milestones of `values`."""
         self._values, self._slope = values, slope
         self._counts = np.append(milestones, len(values))
         self._edges = np.arange(len(milestones)) * file_format.MILESTONE_TOKENS + slope * np.asarray(milestones)
@@ -57,11 +57,11 @@ class Search:
         return self._values[low:high] + self._slope * np.arange(low, high)
 
     def _interpolate(self, values: "PagedVector", limit: int, low: int, high: int, edges: tuple[int, int]) -> int:
-        """Returns `count` by interpolation search over pages.
+        """Computes `count` by interpolation search, to read few pages.
 
         Args:
-          low, high: bounds of the count.
-          edges: approximate values at `low` and `high`.
+          low, high: lower and upper bound of the count.
+          edges: approximate values at the indices `low` and `high`.
         """
         tries = 0
         while low < high:
@@ -112,7 +112,7 @@ class PagedVector:
           dtype: type of the values.
           page: minimum number of values of a page.
           checksums: checksums of the file's blocks.
-          limit: maximum of a vector that must be sorted and not negative; None for vectors that need not be sorted.
+          limit: maximum value of a vector that must be sorted and not negative; None if it need not be sorted.
           milestones: milestones of a sorted vector, for `searchsorted`.
 
         Raises:
@@ -139,13 +139,13 @@ class PagedVector:
         return np.array(self._whole, dtype, copy=copy)
 
     def page(self, index: int) -> tuple[int, np.ndarray]:
-        """Returns the page that contains the value at `index`, read-only, preceded by the index of its first value."""
+        """Returns a pair: the first index of the page that contains `index`, and the values of this page, read-only."""
         number = index // self.page_size
         page = self._pages.get(number)  # Without the lock, because most pages are in memory.
         return number * self.page_size, self._load_page(number) if page is None else page
 
     def _load_page(self, number: int) -> np.ndarray:
-        """Fetches a page, once for all threads that wait for it; the oldest page is dropped."""
+        """Fetches a page once for all threads that wait for it; drops the oldest page if there are too many."""
         with self._lock:
             if number in self._pages:
                 return self._pages[number]
@@ -199,7 +199,7 @@ class PagedVector:
         return np.concatenate(parts)
 
     def searchsorted(self, values: Any, side: str = "left") -> Any:
-        """Returns the indices that `np.searchsorted` returns for the whole array; `values` must be integers."""
+        """Returns the same indices as `np.searchsorted` for the whole vector; `values` must be integers."""
         if isinstance(values, int):
             return self._count(values - (side == "left"))
         indices = [self._count(int(value) - (side == "left")) for value in np.ravel(values)]
@@ -218,7 +218,7 @@ class PagedVector:
 class MilestonesWriter:
     """Writer of the milestones of a sorted vector that is written piece by piece.
 
-    The milestones are the numbers of values below each multiple of MILESTONE_TOKENS.
+    A milestone is the number of values below a multiple of MILESTONE_TOKENS.
     """
 
     def __init__(self, append: Callable[[np.ndarray], None]):

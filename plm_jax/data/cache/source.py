@@ -20,15 +20,16 @@ class CachedSource:
     """Opened cache of a source.
 
     Attributes:
-      folder: local folder of the cache or of its copies, in which further files can be written.
+      folder: local folder of the cache, or of the local copies of a remote cache. Further files can be written to it.
       path: folder of the cache itself, which may be remote.
-      vocabulary: `id`, `size`, `pad`, `bos`, `eos`, `unk`, `cls`, `sep`, `mask` (None if absent), `sentinels`, `kind`
-        and `files` from the manifest, and `lowercase` if it is true.
-      splits: `train`, and `validation` if there is one.
+      vocabulary: entry of the vocabulary in the manifest: `id`, `size`, `kind`, `files` and `sentinels`, the special
+        ids `pad`, `bos`, `eos`, `unk`, `cls`, `sep` and `mask` (None if the vocabulary lacks an id), and `lowercase` if
+        it is true.
+      splits: dict with `train`, and with `validation` if the cache has this split.
       word_initial: bool [vocab_size], whether a token begins a word.
-      segmenter: name of the function that split the texts into words, if any.
+      segmenter: name of the function that has split the texts into words; None if there was no such function.
       has_inputs_targets: whether the two sentences of each document are inputs and targets.
-      texts: names of the sentences of each document, if it is a record of named texts.
+      texts: names of the sentences of each document if documents are records of named texts; otherwise empty.
     """
 
     folder: str
@@ -42,9 +43,10 @@ class CachedSource:
     texts: tuple[str, ...] = ()
 
     def origin(self, split: str, document: int) -> tuple[str, int] | None:
-        """Returns the file (or the part of another kind of source) of a document, and the line or record in it, from 1.
+        """Returns the file of a document, and the number of its line or record in the file, counted from 1.
 
-        Returns None if the cache has no origins, because `prepare` did not write it.
+        For a source without files, the name of a part, such as `part 0`, is returned instead of a file. Returns None if
+        the cache has no origins, because it was not written by `prepare`.
         """
         opened = self.splits[split]
         if not opened.has("origin"):
@@ -60,7 +62,8 @@ def open_source(cache_dir: str, name: str, cached_tokens: int = 3 * 2**21, share
 
     Args:
       cached_tokens: approximate number of tokens of each split that are held in memory.
-      share: share of the rows of each batch that this process reads; it fetches little more of a remote cache.
+      share: share of the rows of each batch that this process reads. From a remote cache, the process fetches little
+        more than this share.
 
     Raises:
       UserError: the cache is missing, damaged or has another format.

@@ -28,7 +28,7 @@ class DocumentTable(abc.ABC):
     """Interface of tokenized documents with columns, which layouts read.
 
     Attributes:
-      documents: int64 [num_documents + 1], first token of each document, and the end.
+      documents: int64 [num_documents + 1], first token of each document, followed by the number of tokens.
     """
 
     documents: np.ndarray | PagedVector
@@ -41,29 +41,29 @@ class DocumentTable(abc.ABC):
 
     @abc.abstractmethod
     def has(self, name: str) -> bool:
-        """Whether the documents have a column `name`, which is not the tokens."""
+        """Returns whether the documents have a column `name`; the tokens do not count as a column."""
 
     @abc.abstractmethod
     def column(self, name: str) -> np.ndarray | PagedVector:
-        """Returns a whole column, one document after another; starts count from the first token of all documents."""
+        """Returns the values of all documents in a column; starts are counted from the first document's first token."""
 
     @functools.cached_property
     def milestones(self) -> np.ndarray:
-        """Index of the first document at or after every MILESTONE_TOKENS-th token; narrows searches."""
+        """Milestones of `documents`, which make searches faster (`sorted_ids.milestones`)."""
         return sorted_ids.milestones(self.documents, self.num_tokens)
 
     def span(self, document: int) -> tuple[int, int]:
-        """Returns the tokens [start, stop) of a document."""
+        """Returns the span [start, stop) of a document's tokens."""
         start, stop = self.documents[document : document + 2].tolist()
         return start, stop
 
     def numbers(self, start: int, stop: int) -> range:
-        """Returns the numbers of the documents that contain tokens [start, stop)."""
+        """Returns the range of the documents that contain the tokens [start, stop)."""
         first, last = self.documents.searchsorted((start, stop - 1), side="right").tolist()
         return range(first - 1, last)
 
     def search(self, extra: int = 0) -> sorted_ids.Search:
-        """Returns a search for documents by position.
+        """Returns a `Search` in the starts of the documents, which finds the document at a position.
 
         Args:
           extra: additional positions that each document occupies, such as 1 for a separator.
@@ -76,7 +76,11 @@ class DocumentTable(abc.ABC):
         return self.column("sentence_starts")
 
     def starts(self, name: str, start: int, stop: int) -> np.ndarray:
-        """Returns the values of a column of starts that are in [start, stop), counted from `start`."""
+        """Returns the starts of sentences or words among the tokens [start, stop), counted from `start`.
+
+        Args:
+          name: column that has the starts, such as `word_starts`.
+        """
         column = self.column(name)
         begin, end = column.searchsorted((start, stop))
         return column[begin:end] - start
@@ -85,20 +89,20 @@ class DocumentTable(abc.ABC):
 class Split(DocumentTable):
     """Opened split of a source; can be read from several threads.
 
-    Short vectors are read whole, long ones page by page. If this process reads few tokens of a remote cache, it fetches
-    them by range. Everything that is read is compared with its checksums.
+    Short vectors are read whole, and long vectors page by page. If this process reads only a small share of a remote
+    cache, tokens are fetched by range. Everything that is read is compared with its checksums.
 
     Attributes:
-      columns: columns except the tokens, by name.
+      columns: dict from the name of each column except the tokens to the column.
     """
 
     def __init__(self, root: Folder, name: str, manifest: file_format.Manifest, cached_tokens: int, share: float = 1.0):
         """Opens the split.
 
         Args:
-          root: folder of the source, with a folder `name` for the split.
+          root: folder of the source, which contains the folder `name` of the split.
           cached_tokens: approximate number of tokens that are held in memory.
-          share: share of the rows that this process reads.
+          share: share of the rows of a batch that this process reads, between 0 and 1.
         """
         counts = manifest.splits[name]
         self._root, self._name, self._share, self._manifest = root, name, share, manifest
@@ -127,7 +131,7 @@ class Split(DocumentTable):
         return self._vectors.whole(milestones, *self._shape(milestones))
 
     def _shape(self, name: str) -> tuple[int, str, int | None]:
-        """Returns the length and dtype of a vector, and its maximum value if it must be sorted (otherwise None)."""
+        """Returns the length, dtype and maximum of a vector; the maximum is None if the vector need not be sorted."""
         vector, _, suffix = name.rpartition(".")
         if name == "documents":
             return self.num_documents + 1, "<i8", self.num_tokens
@@ -153,8 +157,8 @@ class Split(DocumentTable):
     def check(self) -> None:
         """Checks the files of the split without reading all of them.
 
-        Reads short vectors and both ends of long ones, lists the files of tokens and opens the first and the last of
-        them. The rest is checked when it is read.
+        Reads short vectors whole, and the header and the last page of long vectors. Lists the token files and opens the
+        first and the last token file. Everything else is checked when it is read.
 
         Raises:
           UserError: a file is missing or damaged.
@@ -200,8 +204,8 @@ class Split(DocumentTable):
     def of_document(self, name: str, number: int) -> np.ndarray:
         """Returns the values of a column for one document.
 
-        A column of the kind `document` has a single value; values of the kind `start` count from the document's first
-        token.
+        A column of the kind `document` has a single value. Values of the kind `start` are counted from the document's
+        first token.
         """
         kind, (start, stop) = self.columns[name].kind, self.span(number)
         if kind == "start":
@@ -265,7 +269,12 @@ class Split(DocumentTable):
         return b"".join(parts)
 
     def _fetch_of_shard(self, number: int, begin: int, end: int, size: int) -> bytes:
-        """Fetches and checks bytes [begin, end) of the tokens in a remote file, which has `size` bytes of tokens."""
+        """Fetches and checks bytes [begin, end) of the tokens in a remote file.
+
+        Args:
+          number: index of the file.
+          size: number of bytes of all tokens in the file.
+        """
         name, checksums, item = file_format.shard_name(number), self._token_checksums, self._dtype.itemsize
         shard = Shard(
             lambda *bounds: self._root.read(*bounds, self._name, name), file_format.RECORD_TOKENS * item, size
@@ -280,7 +289,7 @@ class Split(DocumentTable):
         return data[begin - first : end - first]
 
     def _read(self, index: int, check_all: bool = False) -> np.ndarray:
-        """Reads a record, and its blocks' checksums at both ends or, with `check_all`, everywhere."""
+        """Reads a record and compares its first and last block (with `check_all`, every block) with their checksums."""
         shard, position = divmod(index, file_format.SHARD_RECORDS)
         reader, path = self._reader(shard), self._root(self._name, file_format.shard_name(shard))
         try:

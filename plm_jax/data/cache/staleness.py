@@ -1,13 +1,13 @@
 """Comparison of a cache with its source: checks whether the source has changed since `prepare` recorded it.
 
-    CACHE_DIR/SOURCE/manifest.json   `source`: its name, its task definition, the share that is held out, `bad_rows`;
-                                     `segmenter`: its name and the hashes of its code;
-                                     `fingerprint`: SHA-256 of `Corpus.fingerprint`, for a user's own source
+    CACHE_DIR/SOURCE/manifest.json   `source`, an object with the fields `name`, `task` (its definition),
+                                     `validation_fraction`, `bad_rows`, `segmenter` (its name and the hashes of its
+                                     code) and, for a user's own source, `fingerprint` (SHA-256 of `Corpus.fingerprint`)
     CACHE_DIR/SOURCE/files.json      for a source of files, in each split: name, size, modification time, change time
                                      and SHA-256 of each file
 
-The manifest depends on the texts alone; the times of the files also depend on the machine. This module does not import
-TensorFlow. A file is read only if its size is unchanged, but its name or one of its times has changed.
+The times of files are not in the manifest, because they depend on the machine. This module does not import TensorFlow.
+A file is read only if its size is unchanged, but its name or one of its times has changed.
 """
 
 import contextlib
@@ -36,8 +36,8 @@ class Comparison(NamedTuple):
     """Result of a comparison of a cache with its source.
 
     Attributes:
-      changed: difference between them; None if they are equal.
-      unseen: reason why they could not be compared; None if they were.
+      changed: difference between the cache and its source; None if no difference was found.
+      unseen: reason why the cache and its source could not be compared; None if they were compared.
     """
 
     changed: str | None = None
@@ -49,7 +49,7 @@ class Origin(NamedTuple):
 
     Attributes:
       contents: result of `Corpus.fingerprint`.
-      listed: listing of the files before they were read; empty for sources without files.
+      listed: files of each split, listed before the files were read; empty for sources without files.
     """
 
     contents: list[str]
@@ -61,7 +61,7 @@ def describe(data: DataConfig, name: str, has_validation: bool, contents: Sequen
 
     Args:
       has_validation: whether the source has its own validation split.
-      contents: fingerprint of the source, recorded only if neither `FileCorpus` nor TensorFlow reads it.
+      contents: fingerprint of the source; ignored unless the source opens a user's own corpus.
     """
     source = data.sources[name]
     described = {
@@ -76,13 +76,15 @@ def describe(data: DataConfig, name: str, has_validation: bool, contents: Sequen
 
 
 def segmenter(data: DataConfig, name: str) -> list[str]:
-    """Returns the segmenter of a source, followed by the hashes of its code if it is installed here."""
+    """Returns the name of a source's segmenter, followed by the hashes of its code if it is installed here."""
     function = data.segmenters[name]
     return [function, *users.digests(function.partition(":")[0])]
 
 
 def read_origin(source: Any, fingerprint: Callable[[], list[str]]) -> Origin:
-    """Returns the current contents of a source. Files are listed before they are read, so later changes are noticed.
+    """Returns the current contents of a source.
+
+    Files are listed before they are read, so that changes during reading are noticed.
 
     Raises:
       UserError: the fingerprint is not a list of strings.
@@ -99,7 +101,7 @@ def read_origin(source: Any, fingerprint: Callable[[], list[str]]) -> Origin:
 
 
 def record_files(folder: str, source: Any, origin: Origin) -> None:
-    """Writes the `files.json` of a source of files, unless it is the same."""
+    """Writes `files.json` for a source of files, unless this file is unchanged."""
     if not origin.listed:
         return
     hashes = iter([value for value in origin.contents if value not in origin.listed])
@@ -117,7 +119,9 @@ def record_files(folder: str, source: Any, origin: Origin) -> None:
 
 
 def compare(data: DataConfig, name: str) -> Comparison:
-    """Compares a source with its cache; reads the files whose modification times changed, and shows progress if slow.
+    """Compares a source with its cache.
+
+    Reads only files whose name or times have changed. Shows progress if reading is slow.
 
     Raises:
       UserError: the cache is missing or damaged.
@@ -156,7 +160,7 @@ def _is_of_files(source: Source) -> TypeGuard[files.FileSource]:
 
 
 def _is_users(source: Any) -> bool:
-    """Whether a source opens a user's own corpus, not files or a corpus that needs TensorFlow."""
+    """Whether a source opens a user's own corpus, instead of files or a corpus that needs TensorFlow."""
     return not (_is_of_files(source) or isinstance(source, TaskSource))
 
 
@@ -184,14 +188,14 @@ def _listing(source: files.FileSource) -> Listing:
 
 
 def _settle(listed: Listing) -> None:
-    """Waits until any further change of the listed files would give them a new time."""
+    """Waits until a later write to a listed file would certainly change one of the times of the file."""
     times = [file.changed for split in listed.values() for file in split if isinstance(file.changed, int)]
     if 0 <= time.time_ns() - max(times, default=0) < _TIME_UNIT_NS:
         time.sleep(_TIME_UNIT_NS / 1e9)
 
 
 def _compare_files(folder: str, source: files.FileSource, listed: Listing) -> Comparison:
-    """Compares the recorded files of a cache with the present ones; records the new times of files that are equal."""
+    """Compares the recorded files of a cache with the present files; records new times if all files are equal."""
     recorded = file_format.read_files(folder)
     if recorded is None:
         return Comparison("it has no record of the files it was made of")

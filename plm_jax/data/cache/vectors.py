@@ -30,7 +30,9 @@ _TOP_FILES = ("manifest.json", "word_initial.npy", "words.npy")
 
 
 class BlockChecksums:
-    """CRC-32 of each block of a stream of bytes. If there are many, they are kept in a temporary file, to save memory.
+    """CRC-32 of each block of a stream of bytes.
+
+    If there are many checksums, they are kept in a temporary file, to save memory.
 
     Args:
       block_bytes: number of bytes of a block.
@@ -85,16 +87,16 @@ def crc32s(data: bytes | memoryview, block_bytes: int) -> list[int]:
 
 
 class Checksums:
-    """CRC-32 of each block of a file's values, to compare with the bytes that are read."""
+    """CRC-32 of each block of a file's values, used to check bytes that are read from the file."""
 
     def __init__(self, values: Any, first: int, number: int, block_bytes: int):
         """Creates the checksums `values[first : first + number]` of blocks of `block_bytes` bytes."""
         self._values, self._first, self._number, self.block_bytes = values, first, number, block_bytes
 
     def match(self, start: int, data: bytes | memoryview) -> bool:
-        """Whether `data` equals the bytes of the file that begin at byte `start`.
+        """Whether `data` matches the checksums of the file's values from byte `start` on.
 
-        `data` must consist of whole blocks or reach the end of the file.
+        `start` must be the beginning of a block, and `data` must consist of whole blocks or reach the end of the file.
         """
         checksums = crc32s(data, self.block_bytes)
         first = start // self.block_bytes
@@ -103,13 +105,13 @@ class Checksums:
         return checksums == self._values[self._first + first : self._first + first + len(checksums)].tolist()
 
     def covering(self, start: int, stop: int, end: int) -> tuple[int, int]:
-        """Returns the range of bytes of the blocks that contain bytes [start, stop) of `end` bytes."""
+        """Returns the byte range of the blocks that contain bytes [start, stop); the last block ends at `end`."""
         size = self.block_bytes
         return start - start % size, min(-(-stop // size) * size, end)
 
 
 class NpyAppender:
-    """Writes a vector of unknown length to a .npy file, piece by piece.
+    """Writer of a vector of unknown length to a .npy file, piece by piece.
 
     Attributes:
       checksums: CRC-32 of each block, complete after `close`.
@@ -123,7 +125,7 @@ class NpyAppender:
         self._write_header()
 
     def _write_header(self) -> None:
-        """Writes or rewrites the header; NumPy pads it so that the length can grow in place."""
+        """Writes or rewrites the header. NumPy pads the header, so that it has room for a longer length."""
         self._file.seek(0)
         header = {"descr": self._dtype.str, "fortran_order": False, "shape": (self._length,)}
         np.lib.format.write_array_header_1_0(self._file, header)
@@ -180,10 +182,13 @@ def load(
     checksums: Checksums | None = None,
     check: Callable[[np.ndarray], None] = lambda values: None,
 ) -> np.ndarray:
-    """Returns a vector of a local .npy file after checking all of it: a short one in memory, a long one memory-mapped.
+    """Returns the vector in a local .npy file after checking the whole vector.
+
+    A short vector is read into memory, and a long vector is memory-mapped.
 
     Args:
-      check: called with the values, a long vector in several parts; raises an error if they are invalid.
+      check: function that is called with the values, in several parts for a long vector. It raises an error if the
+        values are invalid.
 
     Raises:
       UserError: the file is missing or damaged.
@@ -217,7 +222,11 @@ def is_short(num_bytes: int) -> bool:
 
 
 def check_sorted(path: str, values: np.ndarray, limit: int | None) -> None:
-    """Raises a `UserError` unless values of a file are sorted and in [0, `limit`]; checks nothing if it is None."""
+    """Checks that a file's values are sorted and in [0, `limit`]; if `limit` is None, nothing is checked.
+
+    Raises:
+      UserError: the values are not sorted or not in [0, `limit`].
+    """
     if limit is None or not len(values):
         return
     if values[0] < 0 or values[-1] > limit or (values[1:] < values[:-1]).any():
@@ -228,7 +237,7 @@ def save_checksums(folder: str, checksums: Mapping[str, BlockChecksums]) -> tupl
     """Writes the checksums of the files of a folder.
 
     Returns:
-      Number of checksums of each file; CRC-32 of all checksums.
+      A pair: a dict from the name of each file to its number of checksums, and the CRC-32 of all checksums.
     """
     file, crc32 = NpyAppender(os.path.join(folder, f"{CHECKSUMS}.npy"), np.uint32), 0
     for part in itertools.chain.from_iterable(crcs.parts() for crcs in checksums.values()):

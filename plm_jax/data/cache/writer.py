@@ -22,7 +22,7 @@ class SplitWriter:
     """Writer of the files of a split into a new folder."""
 
     def __init__(self, folder: str, vocab_size: int, columns: Sequence[Column] = (SENTENCE_STARTS, FIRST_BYTES)):
-        """Creates the folder and its files; `columns` are the columns except the tokens."""
+        """Creates the folder and its files; `columns` are all columns except the tokens."""
         os.makedirs(folder)
         self._folder = folder
         self._columns = tuple(columns)
@@ -49,8 +49,9 @@ class SplitWriter:
         """Adds whole documents.
 
         Args:
-          documents: `tokens` and each of the columns; starts count from the first token of their document.
-          num_bytes: size of their text in UTF-8.
+          documents: dict from `tokens`, and from the name of each column, to the values of the documents. Starts are
+            counted from the first token of their document.
+          num_bytes: number of UTF-8 bytes of the documents' text.
         """
         flat, sizes = documents["tokens"]
         assert sizes is not None
@@ -158,7 +159,7 @@ class _TokensWriter:
 
 
 def describe(vocab_size: int, columns: Sequence[Column], word_initial: np.ndarray, folder: str) -> dict[str, Any]:
-    """Writes `word_initial.npy`, and returns the description of this file and of the columns for the manifest.
+    """Writes `word_initial.npy`; returns the manifest fields that describe this file and the columns.
 
     Args:
       columns: columns of all splits, except the tokens.
@@ -180,7 +181,7 @@ def publish(temporary: str, final: str, manifest: Mapping[str, Any]) -> None:
 def upload(folder: str, remote: str, show_progress: bool = True) -> None:
     """Copies a published cache to a remote folder, replacing an older cache.
 
-    It removes the old manifest first and writes the new one last.
+    The old manifest is removed first, and the new manifest is written last.
 
     Raises:
       UserError: the store is unreachable.

@@ -2,5 +2,5 @@
 
 spans.py    answers from the scores of start and end tokens
 tags.py     entities from tags
-metrics.py  metrics of each form
+metrics.py  metrics of each kind of label
 """

@@ -2,8 +2,8 @@
 
 `common.metrics` declares their units and directions.
 
-classes   accuracy, matthews; with two classes also f1 of the second one
-labels    f1_micro, over all labels of all examples; f1_macro, the mean over labels; accuracy, all labels correct
+classes   accuracy, matthews; with two classes also f1 of the second class
+labels    f1_micro, over all examples and labels; f1_macro, mean over labels; accuracy, examples with all labels correct
 score     pearson, spearman, mse; the correlations of constant scores are 0
 tags      token_accuracy, over words; precision, recall and f1 of entities, and strict_… for strict IOB2
 span      exact_match and f1 of answers, each compared with the closest correct answer
@@ -34,8 +34,8 @@ def compute_metrics(rows: LabeledRows, outputs: Outputs, labels: Sequence[str] =
     """Returns the metrics of all rows.
 
     Args:
-      outputs: output of the head for each row: [C] for classes, [1] for scores, [L, C] for tags, [L, 2] for starts and
-        ends of answers, [choices] for choices.
+      outputs: output of the head for each row: [C] for classes and labels, [1] for scores, [L, C] for tags, [L, 2] for
+        starts and ends of answers, [choices] for choices.
       labels: names of the classes or tags.
     """
     return _METRICS[rows.objective.form](rows, outputs, labels)
@@ -93,12 +93,12 @@ def _ranks(values: Sequence[float] | np.ndarray) -> np.ndarray:
 
 
 def exact_match(right: Sequence[str], predicted: str) -> bool:
-    """Whether an answer equals a correct one after SQuAD's normalization, or is empty if there is no correct one."""
+    """Whether an answer equals a correct answer after SQuAD's normalization; without correct answers, "" is correct."""
     return any(answer_words(answer) == answer_words(predicted) for answer in right or [""])
 
 
 def answer_f1(right: Sequence[str], predicted: str) -> float:
-    """Returns the largest F1, 0 to 1, of the words of an answer and a correct answer; 1 if both are empty."""
+    """Returns the F1 of words, 0 to 1, between an answer and the closest correct answer; 1 if both are empty."""
     return max(word_f1(answer_words(answer), answer_words(predicted)) for answer in right or [""])
 
 
@@ -158,7 +158,7 @@ def _score(rows: LabeledRows, outputs: Outputs, labels: Sequence[str]) -> Figure
 
 
 def predict_tags(rows: LabeledRows, item: int, output: np.ndarray, labels: Sequence[str]) -> list[str]:
-    """Returns the predicted tag of each word of an example; words outside of the row get `O` or the first label."""
+    """Returns the predicted tag of each word. Words that did not fit in the row get `O`, or else the first label."""
     missing = "O" if "O" in labels else labels[0]
     positions = rows.word_positions(rows.document(item)).tolist()
     return [labels[int(np.argmax(output[position]))] if position >= 0 else missing for position in positions]
@@ -200,7 +200,11 @@ def answer_windows(rows: LabeledRows, outputs: Outputs, document: int) -> list[s
 def _window(
     rows: LabeledRows, document: int, part: objectives.ContextWindow, output: np.ndarray, has_most: np.ndarray
 ) -> spans.AnswerWindow:
-    """Returns the window of a row; `has_most` [part.size] is whether it has more context than any other window."""
+    """Returns a row's part of a context with the scores of its tokens.
+
+    Args:
+      has_most: bool [part.size], whether each token has more context in this window than in any other.
+    """
     in_row, in_context = slice(part.offset, part.offset + part.size), slice(part.first, part.first + part.size)
     begins, stops = np.full((2, rows.length), -1)
     begins[in_row], stops[in_row] = (offsets[in_context] for offsets in rows.context_offsets(document))

@@ -1,7 +1,7 @@
 """Answers from the scores of start and end tokens, over the windows of a context.
 
-The rules are those of `utils_qa.py` in huggingface/transformers' question-answering example and of `run_squad.py` in
-google-research/bert: the best starts and ends of each window are combined into valid pairs, best first.
+The best starts and ends of each window are combined into valid pairs, best first. The rules follow `utils_qa.py` in the
+question-answering example of huggingface/transformers, and `run_squad.py` in google-research/bert.
 """
 
 from collections.abc import Sequence
@@ -14,10 +14,12 @@ class AnswerWindow(NamedTuple):
     """Scores of a row that contains a part of a context.
 
     Attributes:
-      starts, ends: [L], score of each position as the start and the end of the answer.
-      begins, stops: [L], first character and end of each position in the context; -1 for positions outside of it.
-      may_start: bool [L], whether answers may start here: this window has more context around the token than any other.
-      null: position that stands for no answer.
+      starts: [L], score of each position as the start of the answer.
+      ends: [L], score of each position as the end of the answer.
+      begins: [L], index in the context of the first character of each token; -1 at positions outside of the context.
+      stops: [L], index in the context after the last character of each token; -1 at positions outside of the context.
+      may_start: bool [L], whether an answer may start at each position: true where this window has the most context.
+      null: position whose scores stand for "no answer".
     """
 
     starts: np.ndarray
@@ -29,7 +31,7 @@ class AnswerWindow(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Characters [begin, stop) of a context, and the sum of the scores of its start and end."""
+    """Candidate answer: characters [begin, stop) of a context, and the sum of the start score and the end score."""
 
     begin: int
     stop: int
@@ -40,9 +42,10 @@ class Answer(NamedTuple):
     """Predicted answer to a question.
 
     Attributes:
-      text: text of the answer; empty if there is none.
-      null_difference: score of "no answer" minus the score of the best answer, which counts as 0 if no answer is valid.
-      spans: best answers, best first.
+      text: text of the answer; empty if there is no answer.
+      null_difference: score of "no answer" minus the score of the best span. If no span is valid, the score of the best
+        span counts as 0.
+      spans: best spans, best first.
     """
 
     text: str
@@ -79,7 +82,8 @@ def answer(
     """Returns the best answer.
 
     With `unanswerable`, the answer is empty if the null score exceeds the score of the best answer by more than
-    `null_threshold`. The null score is the lowest of those of the windows, since every window must reject an answer.
+    `null_threshold`. The null score is the lowest null score of all windows, because every window must reject an
+    answer.
     """
     spans = best(windows, n_best, answer_length)
     null = min(float(window.starts[window.null]) + float(window.ends[window.null]) for window in windows)
@@ -90,10 +94,10 @@ def answer(
 
 
 def most_context(parts: Sequence[tuple[int, int]]) -> list[np.ndarray]:
-    """Returns, for each part of a context, which tokens have more context in it than in any other, bool [tokens].
+    """Returns one array per part of a context, bool [tokens]: whether each token has the most context in this part.
 
-    The amount of context is the smaller of the numbers of tokens before and after, plus a hundredth of the size of the
-    part. The first part wins ties.
+    The context of a token in a part is the smaller of two numbers, the part's tokens before the token and after it,
+    plus a hundredth of the part's size. The first part wins ties.
 
     Args:
       parts: first token and number of tokens of each part.

@@ -11,10 +11,10 @@ def has_entities(labels: Sequence[str]) -> bool:
 
 
 def entities(tags: Sequence[str], strict: bool = False) -> list[Entity]:
-    """Returns the type, the first and the last word of each entity of a sentence.
+    """Returns three values per entity of a sentence: its type, and the indices of its first and last word.
 
-    An `I-` after `O` or after another type begins an entity, as in conlleval and by default in seqeval. If `strict`, it
-    does not, as in seqeval with `mode="strict"` and the scheme IOB2.
+    An `I-` after `O` or after another type begins an entity, as in conlleval and by default in seqeval. If `strict`,
+    such an `I-` begins no entity, as in seqeval with `mode="strict"` and the scheme IOB2.
     """
     spans: list[Entity] = []
     open_type: str | None = None
@@ -34,7 +34,7 @@ def entities(tags: Sequence[str], strict: bool = False) -> list[Entity]:
 def scores(
     truth: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]], strict: bool = False
 ) -> dict[str, float]:
-    """Returns precision, recall and F1 of the entities of all sentences, 0 if there are none."""
+    """Returns precision, recall and F1 of the entities of all sentences; a metric that would divide by 0 is 0."""
     num_correct, num_true, num_predicted = 0, 0, 0
     for true_tags, predicted_tags in zip(truth, predicted, strict=True):
         true_entities, predicted_entities = (set(entities(tags, strict)) for tags in (true_tags, predicted_tags))

@@ -1,10 +1,12 @@
-"""Layouts, which decide the tokens of each row of a batch. A row can be read by its number, without reading others.
+"""Layouts, which decide the tokens of each row of a batch.
+
+A row can be read by its index, without reading other rows.
 
     layout.py     the role `Layout`, which opens a split
     rows.py       rows of an opened split
-    order.py      order of rows: windows permuted by a seed, and rows permuted within each
+    order.py      order of rows: windows permuted by a seed, and rows permuted within each window
     stream.py     a split as one stream of tokens, with special ids around documents
-    index.py      starts of rows on disk, for layouts in which a row starts where the one before ends
+    index.py      starts of rows, read from disk, for layouts in which they depend on the previous rows
     formats.py    padding, mask and segment ids of a row
     noising.py    a row with the noise and targets of an objective
 

@@ -1,10 +1,10 @@
-"""Rows of one document each, DistilBERT's (Sanh et al. 2019, arXiv:1910.01108).
+"""Rows of one document each, as in DistilBERT (Sanh et al. 2019, arXiv:1910.01108).
 
 The rules are those of huggingface/transformers, research_projects/distillation (`scripts/binarized_data.py`, where a
 document is a line, and `lm_seqs_dataset.py`): each document is framed by `[CLS]` and `[SEP]`. If a framed document is
 longer than a row, it is cut into pieces that are two tokens shorter than a row, and missing special tokens are added to
-each piece. Rows of at most 11 tokens are dropped, and so are rows with at least half unknown tokens. The index of a
-split (`index.py`) has these columns:
+each piece. Rows of at most 11 tokens are dropped, and so are rows in which at least half of the tokens are unknown. The
+index of a split (`index.py`) has these columns:
 
     starts   first text token of each row
     lengths  number of text tokens of each row
@@ -30,10 +30,10 @@ TOO_SHORT, TOO_UNKNOWN = 11, 0.5
 
 @dataclass(frozen=True)
 class Documents(Layout):
-    """One document per row, between `cls` and `sep` (or `bos` and `eos`); longer documents are split (DistilBERT).
+    """One document per row, between `cls` and `sep` (or `bos` and `eos`); long documents are split (DistilBERT).
 
-    Rows of 11 tokens or fewer, special tokens included, are dropped, and so are rows with at least half unknown tokens.
-    Short documents leave much of a row empty: a run reports the share of padding.
+    Rows of at most 11 tokens, special tokens included, are dropped, and so are rows in which at least half of the
+    tokens are unknown. Short documents leave much of a row empty; a run reports the padding.
     """
 
     kind: ClassVar[str] = "documents"
@@ -53,13 +53,13 @@ class Documents(Layout):
 
 
 def cut(documents: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cuts documents into pieces for rows of `length`.
+    """Cuts documents into pieces for rows of `length` tokens.
 
     Args:
-      documents: [d + 1], first token of each document, and the end.
+      documents: [d + 1], position of the first token of each document, followed by the end of the last document.
 
     Returns:
-      First token and end of each piece, which may be empty.
+      A pair of arrays: the first token of each piece and its end, exclusive. A piece may be empty.
     """
     step = length - 2
     sizes = np.diff(documents) + 2
@@ -73,7 +73,11 @@ def cut(documents: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _blocks(split: cache.DocumentTable) -> Iterator[np.ndarray]:
-    """Yields, for about BLOCK_TOKENS tokens at a time, where documents begin and where the last one ends."""
+    """Yields the documents of a split in blocks of about BLOCK_TOKENS tokens.
+
+    Yields:
+      The first token of each document of the block, followed by the end of the last document.
+    """
     first, starts = 0, np.asarray(split.documents)
     while first < split.num_documents:
         edge = int(starts[first]) + BLOCK_TOKENS
@@ -96,7 +100,7 @@ def _walk(split: cache.DocumentTable, length: int, unk: int | None) -> Iterator[
 
 
 class DocumentRows(index.IndexedRows):
-    """`[CLS] document [SEP]` in rows of `length`; there is a single pass over the split."""
+    """Rows `[CLS] document [SEP]` of `length` tokens; there is a single pass over the split."""
 
     def __init__(self, rows: index.Index, request: RowRequest, layout: Documents):
         super().__init__(rows, request)

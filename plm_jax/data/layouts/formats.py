@@ -10,12 +10,13 @@ def make_row(tokens: np.ndarray, begins: np.ndarray, length: int, separate: bool
 
     Args:
       tokens: at most `length` tokens.
-      begins: sorted positions at which further documents begin; the first document begins at 0.
+      begins: sorted positions at which the documents after the first document begin; the first document begins at 0.
       separate: whether the row has segment ids.
 
     Returns:
-      `tokens` [length]. If `separate`, `segment_ids` [length], the numbers of documents from 1 on, 0 at padding. If
-      there is padding, `mask` [length], 0 at padding and 1 elsewhere.
+      A dict with `tokens` [length]. If `separate`, the dict also has `segment_ids` [length]: the number of each token's
+      document, counted from 1, or 0 at padding. If there is padding, the dict also has `mask` [length]: 0 at padding
+      and 1 elsewhere.
     """
     num_real = len(tokens)
     padding = (0, length - num_real)

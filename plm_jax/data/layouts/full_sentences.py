@@ -1,12 +1,12 @@
-"""Rows of full sentences, RoBERTa's FULL-SENTENCES and DOC-SENTENCES (Liu et al. 2019, arXiv:1907.11692).
+"""Rows of full sentences, as in RoBERTa's FULL-SENTENCES and DOC-SENTENCES (Liu et al. 2019, arXiv:1907.11692).
 
 As in fairseq's `TokenBlockDataset` (`complete` and `complete_doc`), a row ends before the first sentence that does not
 fit, so the start of a row depends on the previous row. BART's rows are the same (Lewis et al. 2020, arXiv:1910.13461),
-but have no separator between documents, and the noising adds the special tokens around a row.
+with two exceptions: they have no separator between documents, and the objective adds the special tokens around a row.
 
-The index of a split (`index.py`) has the columns `starts` and `ends`: tokens [start, end) of each row, in the stream of
-documents and the separators after them, if any. Documents are indexed in blocks of about 262,144 sentences, and a row
-always ends at the end of a block.
+The index of a split (`index.py`) has the columns `starts` and `ends`: a row has the tokens [start, end) of the stream
+of documents. If rows have separators, each document of the stream is followed by a separator. Documents are indexed in
+blocks of about 262,144 sentences, and a row always ends at the end of a block.
 """
 
 from collections.abc import Iterator
@@ -29,17 +29,19 @@ from plm_jax.data.layouts.stream import Stream
 class FullSentences(Layout):
     """Rows of as many full sentences as fit, in order, between `cls` and `sep` (or `bos` and `eos`).
 
-    Rows of RoBERTa's formats without pairs (Liu et al. 2019 §4.2), of BART and of SpanBERT. The separator `sep`
-    (RoBERTa's `</s>`) is placed between documents and at the end of a row, never between sentences of one document.
+    These are the rows of RoBERTa's formats without pairs (Liu et al. 2019 §4.2), of BART and of SpanBERT. The separator
+    `sep` (RoBERTa's `</s>`) is placed between documents and at the end of a row, never between sentences of one
+    document.
 
     Attributes:
-      cross_documents: whether a row continues with the next document, after an extra `sep` (FULL-SENTENCES; without
-        `sep` in denoising); if not, it is padded (DOC-SENTENCES; fairseq's default for BART). RoBERTa then enlarges a
-        batch until it has as many tokens; here a batch has `train.batch_size` rows, and a run reports how many rows
-        would compensate for the padding.
-      drop_long_sentences: whether sentences that are longer than a row are dropped, instead of split into several rows.
-        The current row ends at such a sentence, as in SpanBERT's `BlockDataset` (which also drops that row if the
-        sentence is the last of its document).
+      cross_documents: whether a row continues with the next document (FULL-SENTENCES). The documents are separated by
+        `sep`, except in rows for denoising. If False, a row ends with its document and is padded (DOC-SENTENCES;
+        fairseq's default for BART). For DOC-SENTENCES, RoBERTa adds rows to a batch until it has about as many tokens
+        as a batch of FULL-SENTENCES. Here, a batch always has `train.batch_size` rows, and a run reports the number of
+        full rows with the same number of tokens.
+      drop_long_sentences: whether sentences that are longer than a row are dropped instead of split into several rows.
+        The current row ends before a dropped sentence, as in SpanBERT's `BlockDataset`. `BlockDataset` also drops the
+        current row if the dropped sentence is the last sentence of its document.
     """
 
     kind: ClassVar[str] = "full_sentences"
@@ -91,14 +93,15 @@ def walk(
     """Finds the rows of some documents. If `separated`, each document is followed by a separator.
 
     Args:
-      sentences: [s + 1], the first token of each sentence, and the end.
-      documents: [d + 1], the first sentence of each document, and the end.
-      room: tokens of a row, separators between documents included.
-      cross_documents: whether a row continues in the next document.
+      sentences: [s + 1], position of the first token of each sentence, followed by the end of the last sentence.
+      documents: [d + 1], index of the first sentence of each document, followed by the number of sentences.
+      room: maximum number of tokens of a row, including separators between documents.
+      cross_documents: whether a row continues with the next document.
       drop_long_sentences: whether sentences of more than `room` tokens are dropped.
 
     Returns:
-      First token and end of each row, two [rows]. Positions count from the first document, separators included.
+      Two arrays [rows]: the first token and the end of each row. They are positions in a stream in which a separator
+      follows each of these documents if `separated`. Separators of earlier documents are not counted.
     """
     sizes = np.diff(sentences)
     dropped = (sizes > room).nonzero()[0] if drop_long_sentences else np.zeros(0, np.int64)
@@ -126,9 +129,9 @@ def walk(
 
 
 class SentenceRows(index.IndexedRows):
-    """`[CLS] sentences [SEP]`, with `[SEP]` between documents, in rows of `length`; there is a single pass.
+    """Rows `[CLS] sentences [SEP]` of `length` tokens, with `[SEP]` between documents; every epoch has the same rows.
 
-    Without a format, a row has no special tokens around the sentences.
+    If `row_format` is None, rows have no special tokens.
     """
 
     def __init__(

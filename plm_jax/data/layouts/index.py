@@ -1,10 +1,12 @@
-"""Indexes of rows, for layouts where each row depends on the one before: computed once, then read from disk.
+"""Indexes of rows, computed once and then read from disk, for layouts in which a row depends on the previous row.
 
-An index is computed in one walk over the documents of a split and stored in the cache or its local copy:
+Each pass of an index is computed in one walk over the split. The index is stored in the cache or its local copy:
 
-    CACHE_DIR/SOURCE/index/KEY/index.json    `key`; `passes`, the first row of each pass, and the end; `blocks` and
-                                             `checksums`, like those of a split of a cache; `crc32` of the others
-    CACHE_DIR/SOURCE/index/KEY/COLUMN.npy    a number for each row
+    CACHE_DIR/SOURCE/index/KEY/index.json    `key`; `passes`, the first row of each pass and the number of all rows;
+                                             `types` of the columns; `blocks`, the number of checksums of each
+                                             column; `checksums`, the CRC-32 of all checksums; `crc32`, the CRC-32
+                                             of the other fields
+    CACHE_DIR/SOURCE/index/KEY/COLUMN.npy    one value per row
     CACHE_DIR/SOURCE/index/KEY/checksums.npy CRC-32 of each block of the columns
 
 KEY is a hash of everything that decides the rows.
@@ -40,7 +42,12 @@ _BLOCK_ROWS = 2**20
 
 
 class RowBlock(NamedTuple):
-    """Rows made from a block of documents: the number of these documents, and the values of each column."""
+    """Rows made from a block of documents.
+
+    Attributes:
+      num_documents: number of documents in the block.
+      columns: one array per column of the index, with one value per row.
+    """
 
     num_documents: int
     columns: Sequence[np.ndarray]
@@ -50,8 +57,8 @@ class Index(NamedTuple):
     """Rows of a split.
 
     Attributes:
-      passes: the first row of each pass over the split, and the end.
-      columns: columns by name, each [passes[-1]].
+      passes: first row of each pass over the split, followed by the number of rows of all passes.
+      columns: dict from the name of each column to its values [passes[-1]].
     """
 
     passes: list[int]
@@ -77,12 +84,14 @@ def open_index(
     walk: Callable[[int], Iterator[RowBlock]],
     num_passes: int = 1,
 ) -> Index:
-    """Opens an index and computes it if it is missing; if several processes compute it at once, the first one wins.
+    """Opens an index, after computing it if it is missing.
+
+    If several processes compute the index, the result of the process that finishes first is used.
 
     Args:
       settings: everything that decides the rows, except for the split itself.
-      columns: type of each column.
-      walk: function from the number of a pass to its rows.
+      columns: dict from the name of each column to its NumPy type.
+      walk: function that takes the index of a pass and yields the rows of this pass in blocks.
 
     Raises:
       UserError: the index is damaged or cannot be written.
@@ -157,7 +166,7 @@ def _read_metadata(folder: str) -> _Metadata:
 
 
 def _open(folder: str) -> tuple[cache.Vectors, list[int]]:
-    """Returns the columns of an index, and the first row of each of its passes, followed by the number of rows."""
+    """Returns a pair: the columns of an index, and the first row of each pass followed by the number of all rows."""
     metadata, parent = _read_metadata(folder), cache.Folder(os.path.dirname(folder))
     vectors = cache.Vectors(parent, os.path.basename(folder), metadata.blocks, metadata.checksums)
     return vectors, list(metadata.passes)
@@ -178,7 +187,8 @@ def blocks(split: cache.DocumentTable) -> Iterator[tuple[np.ndarray, np.ndarray]
     """Yields the sentences of whole documents, about BLOCK_SENTENCES at a time.
 
     Yields:
-      [s + 1], the first token of each sentence, and the end; [d + 1], the first sentence of each document, and the end.
+      A pair of arrays: the first token of each sentence, followed by the end of the last sentence [s + 1]; and the
+      index of the first sentence of each document, followed by the number of sentences [d + 1].
     """
     starts, firsts = np.asarray(split.documents), np.asarray(split.sentences)
     edges = np.searchsorted(starts, firsts[::BLOCK_SENTENCES])
@@ -190,7 +200,7 @@ def blocks(split: cache.DocumentTable) -> Iterator[tuple[np.ndarray, np.ndarray]
 
 
 def follow(following: np.ndarray) -> np.ndarray:
-    """Returns the indices 0, `following[0]`, `following[following[0]]`, and so on, up to the end of `following`."""
+    """Returns the indices 0, `following[0]`, `following[following[0]]`, …, and stops at the first out of range."""
     steps, visited, current = following.tolist(), [], 0
     while current < len(steps):
         visited.append(current)
@@ -199,18 +209,24 @@ def follow(following: np.ndarray) -> np.ndarray:
 
 
 def next_fit(sizes: np.ndarray, limit: int) -> np.ndarray:
-    """Returns for each item the first later item that does not fit into a row of `limit` which begins with it."""
+    """Returns, for each item, the end (exclusive) of the longest row that begins with this item.
+
+    The sizes of the items in a row have a sum of at most `limit`.
+    """
     ends = np.concatenate([[0], sizes.cumsum()])
     return ends.searchsorted(ends[:-1] + limit, side="right") - 1
 
 
 def window_edges(num_tokens: int, window_tokens: int) -> np.ndarray:
-    """Returns the first token of each window of `window_tokens`, and the end of the last window."""
+    """Returns the first token of each window of `window_tokens` tokens, followed by the end of the last window."""
     return np.arange(-(-num_tokens // window_tokens) + 1, dtype=np.int64) * window_tokens
 
 
 def first_from(starts: np.ndarray | cache.PagedVector, first: int, end: int, edges: np.ndarray) -> np.ndarray:
-    """Returns for each edge the first row in [first, end) that starts at or after it; `edges` and starts are sorted."""
+    """Returns, for each edge, the first row in [first, end) that starts at or after the edge, or `end`.
+
+    Both `edges` and `starts[first:end]` must be sorted.
+    """
     rows, done = np.full(len(edges), end), 0
     for begin in range(first, end, _BLOCK_ROWS):
         block = starts[begin : min(begin + _BLOCK_ROWS, end)]
@@ -223,11 +239,12 @@ def first_from(starts: np.ndarray | cache.PagedVector, first: int, end: int, edg
 class IndexedRows(SpanRows):
     """Rows of an index whose column `starts` holds the first token of each row.
 
-    By default, a row ends where the next one begins. Rows have the columns of the split that the objective `reads`.
+    By default, a row ends where the next row begins. A row includes each column in the objective's `reads` that the
+    split has.
     """
 
     def __init__(self, index: Index, request: RowRequest, stream: Stream | None = None):
-        """Opens the rows; `stream` is the text whose tokens the index counts, by default the split itself."""
+        """Opens the rows; `starts` holds positions in `stream` or, if `stream` is None, in the split."""
         self._split, self._passes, self._starts = request.split, index.passes, index.columns["starts"]
         self._length = request.length
         self._reads = [name for name in request.objective.reads if self._split.has(name)]
@@ -261,7 +278,12 @@ class IndexedRows(SpanRows):
     def _with_starts(
         self, row: Example, spans: Sequence[tuple[int, int]], sizes: Sequence[int], row_format: objectives.RowFormat
     ) -> Example:
-        """Adds the columns that the objective reads to a row whose texts, of these sizes, are spans of the split."""
+        """Adds the columns that the objective reads to a row of texts.
+
+        Args:
+          spans: for each text, its span [start, stop) of tokens in the split.
+          sizes: number of tokens of each text; the size of the last text is not used.
+        """
         if self._reads:
             located = list(zip(row_format.text_starts(sizes), spans, strict=True))
             for name in self._reads:

@@ -1,8 +1,9 @@
-"""Rows of examples with inputs and targets: one example per row or, if packed, as many as fit.
+"""Rows of examples with inputs and targets: one example per row or, if rows are packed, as many examples as fit.
 
-In the cache of such a source, a document is an example, and its two sentences are its inputs and its targets. Either
-may have no tokens. Packed rows follow from the lengths of examples, in the order of the cache, which `prepare`
-shuffled. Examples are packed in blocks of BLOCK_EXAMPLES, and a row always ends at the end of a block.
+In the cache of a source with inputs and targets, a document is an example. The first sentence of the document is the
+inputs, and the second sentence is the targets; each may have no tokens. Consecutive examples are packed in the order of
+the cache, which `prepare` has shuffled. Examples are packed in blocks of BLOCK_EXAMPLES, and a row always ends at the
+end of a block.
 """
 
 from typing import ClassVar
@@ -20,7 +21,7 @@ BLOCK_EXAMPLES = 2**18
 
 
 class InputsTargetsRows(Rows):
-    """Finished rows of examples; there is a single pass over the split."""
+    """Rows of examples that a model reads unchanged; there is a single pass over the split."""
 
     is_finished: ClassVar[bool] = True
 
@@ -68,7 +69,7 @@ class InputsTargetsRows(Rows):
 
 
 def _lengths(split: cache.DocumentTable, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the numbers of tokens of the inputs and targets of examples [first, last)."""
+    """Returns two arrays: the number of input tokens and of target tokens of each of the examples [first, last)."""
     documents, targets = np.asarray(split.documents)[first : last + 1], np.asarray(split.sentences)
     targets = targets[2 * first + 1 : 2 * last : 2]
     return targets - documents[:-1], documents[1:] - targets

@@ -78,7 +78,7 @@ class LabeledLayout(Layout):
 
 
 def _labeled(objective: objectives.Objective) -> objectives.LabeledObjective:
-    """Returns the objective; raises `UserError` if it is not one of labeled examples."""
+    """Returns the objective; raises `UserError` if it does not read labeled examples."""
     if not isinstance(objective, objectives.LabeledObjective):
         raise UserError(
             f"objective '{objective.kind}' does not read labeled examples: choose another config.data.layout or "
@@ -88,7 +88,7 @@ def _labeled(objective: objectives.Objective) -> objectives.LabeledObjective:
 
 
 def _form(name: str, source: Any, objective: objectives.LabeledObjective) -> Any:
-    """Returns the form of a source; raises `UserError` if the objective reads another form."""
+    """Returns the setting `form` of a source; raises `UserError` if the objective reads another `form.kind`."""
     form = getattr(source, "form", None)
     if form is None or form.kind != objective.form:
         actual = "is not a labeled source" if form is None else f"has form.kind {form.kind}"
@@ -155,7 +155,7 @@ class LabeledRows(Rows):
     Attributes:
       objective: objective that makes the rows.
       length: length of a row in tokens.
-      sizes: number of tokens of each text [examples, texts], with the texts in the order of a row.
+      sizes: number of tokens of each text [examples, texts]. Texts are in the order in which a row has them.
     """
 
     def __init__(
@@ -196,7 +196,7 @@ class LabeledRows(Rows):
         return [self._begins.searchsorted(index.window_edges(self.pass_tokens, window_tokens))]
 
     def document(self, item: int) -> int:
-        """Returns the number of the example that a row belongs to."""
+        """Returns the index of the example that a row belongs to."""
         return int(self._first.searchsorted(item, side="right")) - 1
 
     def rows_of(self, document: int) -> range:
@@ -204,7 +204,7 @@ class LabeledRows(Rows):
         return range(int(self._first[document]), int(self._first[document + 1]))
 
     def window(self, item: int) -> objectives.ContextWindow:
-        """Returns the part of the context that a row has."""
+        """Returns the part of the context that a row contains."""
         assert isinstance(self.objective, objectives.SpanExtraction)
         document = self.document(item)
         number = item - int(self._first[document])
@@ -220,24 +220,30 @@ class LabeledRows(Rows):
         return bytes(self.values("context_bytes", document)).decode("utf-8")
 
     def context_offsets(self, document: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the first character and the end of each token of an example's context, as two arrays [tokens]."""
+        """Returns two arrays [tokens]: the first character and the end of each token of an example's context."""
         size = int(self.sizes[document, 1])
         return self.values("char_starts", document)[:size], self.values("char_ends", document)[:size]
 
     def word_tokens(self, document: int) -> np.ndarray:
-        """Returns the first token of each word of an example [words], -1 for a word without tokens."""
+        """Returns the index of the first token of each word of an example [words], or -1 for a word without tokens."""
         begins, starts = self.values("word_begins", document), self.values("char_starts", document)
         edges = starts.searchsorted(np.append(begins, np.iinfo(np.int64).max))
         return np.where(edges[:-1] < edges[1:], edges[:-1], -1)
 
     def word_positions(self, document: int) -> np.ndarray:
-        """Returns the position in a row of the first token of each word [words], -1 if it has none or is cut off."""
+        """Returns the position in the example's row of the first token of each word [words].
+
+        The position is -1 for a word without tokens, or if the row is too short for the token.
+        """
         tokens, row_format = self.word_tokens(document), self.objective.row_format(self._special)
         is_in_row = (tokens >= 0) & (tokens < row_format.room(self.length))
         return np.where(is_in_row, row_format.text_starts([0])[0] + tokens, -1)
 
     def answer(self, document: int) -> tuple[int, int] | None:
-        """Returns the first and the last context token of an example's first answer, or None if there is no answer."""
+        """Returns the indices in the context of the first and the last token of an example's first answer.
+
+        Returns None if the example has no answer, or if no token overlaps the answer.
+        """
         begins, ends = self.values("answer_begins", document), self.values("answer_ends", document)
         if not len(begins):
             return None
@@ -282,7 +288,7 @@ class LabeledRows(Rows):
         return notes
 
     def _num_missing_answers(self) -> int:
-        """Counts the examples with an answer that no window contains completely."""
+        """Counts the examples whose first answer is not completely in any window."""
         missing = 0
         for document in range(self.num_documents):
             if not len(self.values("answer_begins", document)):

@@ -21,20 +21,21 @@ Form = Literal["text", "row", "stream", "labeled", "record"]
 
 @dataclass(frozen=True)
 class RowRequest:
-    """A split to open, and the rows to make of it.
+    """Split to open, and settings of the rows to make from the split.
 
     Attributes:
-      split: the documents.
+      split: documents of the split.
       name: `train` or `validation`.
-      identity: identity of the cache.
+      identity: hash that identifies the contents of the cache.
       folder: local folder that holds indexes of rows.
       length: tokens of a row.
       objective: the objective that reads the rows.
-      seed: seed of the rows that are drawn when a split is opened.
-      characters: characters of each word [vocab_size, C], for layouts that read them.
+      seed: seed for the choices that are drawn when the split is opened.
+      characters: characters of each word [vocab_size, C], for layouts that read characters.
       texts: names of the texts of a record, for a source of records.
-      token_types: token types by the names of sources and texts; empty if the layout decides them.
-      fixed_sizes: whether a row has the same number of tokens each time it is read, so that it can be packed.
+      token_types: dict from the names of sources and texts to token types; empty if the layout decides the token types.
+      fixed_sizes: whether a row must have the same number of tokens each time it is read, so that the row can be
+        packed.
     """
 
     split: cache.DocumentTable
@@ -68,20 +69,22 @@ class RowRequest:
 class Layout(Role):
     """Rule that makes rows of a batch from the tokens of a split.
 
-    Subclasses are frozen dataclasses of settings that define `kind`, `plural` and `open`; the rest has defaults.
+    A subclass is a frozen dataclass whose fields are settings. It must define `kind`, `plural` and `open`; all other
+    members have defaults.
 
     Attributes:
-      plural: name of the rows in errors.
-      num_texts: number of texts between special ids in a row, such as 2 for `[CLS] A [SEP] B [SEP]`; 0 for rows without
-        special ids of their own.
+      plural: plural noun for the rows in error messages.
+      num_texts: number of texts in a row that are framed by special ids, such as 2 for `[CLS] A [SEP] B [SEP]`; 0 if
+        the layout frames no texts.
       num_token_types: number of token types of rows with several texts.
-      least_length: smallest length of a row in tokens.
-      attend_across_documents: whether a token sees earlier documents of its row; if not, rows have segment ids.
-      begin: the special ids before each document, by their names in a config's `vocabulary`.
-      continues_rows: whether a row of a batch continues the same row of the previous batch, and so the recurrent state
-        of a model.
-      labels_pairs: whether its rows are pairs with a `pair_label`.
-      has_positions: whether batches have `positions`; in rows that lack them, they count from 0.
+      least_length: minimum length of a row in tokens.
+      attend_across_documents: whether a token attends to earlier documents in the same row; if not, rows have segment
+        ids.
+      begin: fields of `config.vocabulary` with the special ids that precede each document.
+      continues_rows: whether row r of each batch continues row r of the previous batch, so that a model keeps its
+        recurrent state.
+      labels_pairs: whether rows are pairs with a `pair_label`.
+      has_positions: whether batches have `positions`. If the layout makes no `positions` for a row, they count from 0.
     """
 
     plural: ClassVar[str]
@@ -107,7 +110,10 @@ class Layout(Role):
         return Order(rows, window_tokens, seed, name)
 
     def form(self, objective: objectives.Objective) -> Form:
-        """Returns the form of the rows that an objective reads, one of its `inputs`."""
+        """Returns the form of the rows, such as `text`; `Objective.inputs` describes the forms.
+
+        `check` rejects a form that is not in the objective's `inputs`.
+        """
         return "row" if self.num_texts else "text"
 
     def reads_characters(self, objective: objectives.Objective) -> bool:
@@ -116,14 +122,14 @@ class Layout(Role):
 
     @property
     def is_full(self) -> bool:
-        """Whether only the last row of a split is padded; if not, a run reports the share of padding."""
+        """Whether only the last row of a split is padded; if not, a run reports the padding."""
         return not self.num_texts
 
     def blank(self, length: int, objective: objectives.BoundObjective, num_characters: int = 0) -> Example:
         """Returns a row without text that has the keys, shapes and types of real rows.
 
         Args:
-          num_characters: number of characters of a word, for layouts that read them.
+          num_characters: number of characters of a word, for layouts that read characters.
         """
         if self.form(objective.settings) == "row":
             texts = [np.zeros(1, np.int32)] * self.num_texts
@@ -140,7 +146,10 @@ class Layout(Role):
         return None
 
     def row_format(self, special: objectives.Special) -> objectives.RowFormat:
-        """Returns the special ids of a row; pairs have `token_types`, 0 up to the first `[SEP]` and 1 after it."""
+        """Returns the special ids of a row.
+
+        Rows of pairs have `token_types`: 0 up to and including the first `[SEP]`, and 1 after it.
+        """
         return objectives.RowFormat.of(special, has_types=self.num_texts > 1)
 
     def check(
@@ -151,7 +160,7 @@ class Layout(Role):
         Args:
           special: the special ids of the vocabulary.
           length: tokens of a row.
-          sources: settings of the sources that are read.
+          sources: dict from the name of each source that is read to its settings.
 
         Raises:
           UserError: the objective does not read these rows, or a setting is missing.

@@ -19,9 +19,9 @@ def make(
     word_initial: np.ndarray | None,
     token_counts: np.ndarray | None = None,
 ) -> Example:
-    """Returns a row with noise and targets; the arguments are those of `read`.
+    """Returns a row with noise and targets; the arguments are the same as for `read`.
 
-    The objective acts on each inner row of a packed row.
+    If the row is packed, the objective acts on each of its inner rows.
     """
     inner = rows.inner_rows(item, rng)
     examples = [objective(read(objective, *row, word_initial, token_counts), row[-1]) for row in inner]
@@ -36,7 +36,7 @@ def read(
     word_initial: np.ndarray | None,
     token_counts: np.ndarray | None = None,
 ) -> Example:
-    """Returns a row, which is not packed, with everything that the objective reads.
+    """Returns a row that is not packed, with everything that the objective reads.
 
     Args:
       word_initial: bool [vocab_size], whether a token begins a word; needed by whole-word masking if the split does not
@@ -63,8 +63,9 @@ def blank(
     """Returns an example without text that has the keys, shapes and types of examples from `make`.
 
     Args:
-      layout, length, objective, num_characters: as for `Layout.blank`.
-      constants: arrays that all rows have, as in `Rows`.
+      layout: layout of the rows.
+      length, objective, num_characters: arguments of `layout.blank`.
+      constants: arrays that all rows have (`Rows.constants`).
     """
     row = {**constants, **layout.blank(length, objective, num_characters)}
     row |= {name: np.zeros(len(row["tokens"]) if name == "token_counts" else 1, np.int64) for name in objective.reads}

@@ -17,7 +17,7 @@ class RowOrder(abc.ABC):
     """An order in which training reads rows: a pure function of the position.
 
     Attributes:
-      rows: the rows.
+      rows: rows that are read in this order.
       num_items: number of positions before rows repeat; 0 if the text is too short.
     """
 
@@ -26,18 +26,24 @@ class RowOrder(abc.ABC):
 
     @abc.abstractmethod
     def item(self, k: int) -> int:
-        """Returns the row at position k; positions continue over epochs."""
+        """Returns the index of the row at position k; positions are counted across epochs."""
 
     @abc.abstractmethod
     def positions(self, rows: Sequence[int] | np.ndarray, first: int, last: int) -> np.ndarray:
-        """Returns the sorted positions in [first, last), int64, at which these rows are read; the inverse of `item`."""
+        """Returns the sorted positions in [first, last), int64, at which the rows with these indices are read."""
 
     @abc.abstractmethod
     def resume(self, k: int, before: Self) -> int:
-        """Returns the position that corresponds to position k of `before`, whose rows may have another length."""
+        """Returns the position of this order that corresponds to position k of the order `before`.
+
+        The rows of the two orders may have different lengths.
+        """
 
     def epoch(self, k: int) -> int:
-        """Returns the epoch of position k, counted over all passes."""
+        """Returns the epoch of position k, counted from 0.
+
+        If passes are read one after another, each pass is an epoch.
+        """
         return k // self.num_items
 
     def shortage(self) -> str:
@@ -46,9 +52,9 @@ class RowOrder(abc.ABC):
 
 
 class Order(RowOrder):
-    """Random order of rows; each epoch reads one pass, and passes repeat.
+    """Random order of rows, in which each epoch reads one pass; after the last pass, the first pass is read again.
 
-    Every epoch permutes the windows of `window_tokens` and the rows within each window.
+    Every epoch permutes the windows of `window_tokens` tokens and the rows within each window.
     """
 
     def __init__(self, rows: Rows, window_tokens: int, seed: int, name: str):
@@ -62,13 +68,13 @@ class Order(RowOrder):
         self._items = functools.lru_cache(8)(self._permute_items)
 
     def _permute_windows(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the windows in the order of an epoch, and the number of items up to the end of each."""
+        """Returns the windows in the order of an epoch, and the cumulative number of rows at the end of each window."""
         sizes = np.diff(self._first[epoch % len(self._first)])
         order = generator(self._seed, f"windows/{self._name}", epoch).permutation(len(sizes))
         return order, np.cumsum(sizes[order])
 
     def _permute_items(self, epoch: int, window: int) -> np.ndarray:
-        """Returns the items of a window in the order of an epoch."""
+        """Returns the row indices of a window in the order of an epoch."""
         first = self._first[epoch % len(self._first)]
         order = generator(self._seed, f"blocks/{self._name}", epoch, window)
         return order.permutation(np.arange(first[window], first[window + 1]))
@@ -112,7 +118,11 @@ class Order(RowOrder):
 
     @override
     def resume(self, k: int, before: Self) -> int:
-        """Returns the position after the same number of tokens of the same epoch."""
+        """Returns the position of this order that corresponds to position k of the order `before`.
+
+        The two positions are in the same epoch, and the same number of tokens of this epoch precedes them. The result
+        is rounded up to a whole row.
+        """
         epoch, offset = before._locate(k)
         cycle, number = divmod(epoch, len(self._passes))
         old, new = (int(order._first[number][-1]) - order._passes[number] for order in (before, self))

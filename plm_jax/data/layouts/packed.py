@@ -1,9 +1,9 @@
 """Packed rows: several rows of another layout, the inner rows, in one row.
 
 Inner rows are joined in the order of the text by next fit: a row ends before the first inner row that does not fit. The
-index of a split (`index.py`) has one column, in which the rows of a pass follow those of the pass before:
+index of a split (`index.py`) has one column, in which the rows of a pass follow the rows of the previous pass:
 
-    starts   first inner row of each row, which ends where the next one begins
+    starts   first inner row of each packed row; a packed row ends where the next packed row begins
 """
 
 import bisect
@@ -35,10 +35,10 @@ class Packed(Layout):
     """Rows that pack as many rows of another layout (the inner rows) as fit, without padding between them.
 
     A token attends only to its own inner row, and positions restart there. The objective acts on each inner row as if
-    it were alone in a row of the same length; no inner row is cut.
+    this inner row were alone in a row of `config.data.length` tokens. No inner row is cut.
 
     Attributes:
-      inner: layout of the inner rows, one with special tokens around texts, such as documents or sentence_pairs.
+      inner: layout of the inner rows. It must put special tokens around texts, like `documents` and `sentence_pairs`.
     """
 
     kind: ClassVar[str] = "packed"
@@ -76,7 +76,11 @@ class Packed(Layout):
 
     @override
     def target_length(self, objective: objectives.Objective, length: int) -> int:
-        """Returns the number of slots that suffices for inner rows of `inner.least_length` or more tokens."""
+        """Returns the number of target slots of a packed row.
+
+        No target is dropped if each inner row has at least `inner.least_length` tokens and the objective's
+        `max_targets` does not return 0.
+        """
         sizes = range(min(self.inner.least_length, length), length + 1)
         largest = max(length * objective.max_targets(size) // size for size in sizes)
         return largest or objective.target_length(length)
@@ -140,17 +144,17 @@ def pack(sizes: np.ndarray, packing: objectives.PackedFormat, max_targets: np.nd
 
     Args:
       sizes: maximum number of tokens of each inner row.
-      max_targets: maximum number of targets of an inner row of each size.
+      max_targets: maximum number of targets of an inner row, indexed by the number of tokens of the inner row.
 
     Returns:
-      Index of the first inner row of each row.
+      Index of the first inner row of each packed row.
     """
     limits = (sizes, packing.length), (max_targets[sizes], packing.num_targets), (np.ones_like(sizes), packing.num_rows)
     return index.follow(np.minimum.reduce([index.next_fit(*limit) for limit in limits]))
 
 
 class PackedRows(Rows):
-    """Packed rows, in the passes of the inner rows."""
+    """Packed rows, with as many passes as the inner rows have."""
 
     packing: objectives.PackedFormat
 
@@ -171,13 +175,13 @@ class PackedRows(Rows):
         return [index.first_from(self._starts, first, end, inner) for first, end, inner in passes]
 
     def numbers(self, item: int) -> range:
-        """Returns the indices of the inner rows of row `item`."""
+        """Returns the indices of the inner rows of packed row `item`."""
         is_last = item + 1 == self._passes[-1]
         return range(int(self._starts[item]), self._inner.passes[-1] if is_last else int(self._starts[item + 1]))
 
     @override
     def inner_rows(self, item: int, rng: np.random.Generator) -> list[tuple[Rows, int, np.random.Generator]]:
-        """Returns the inner rows; each has a generator with a seed that `rng` draws."""
+        """Returns the inner rows of packed row `item`, each with a generator whose seed is drawn from `rng`."""
         numbers, self._inner.constants = self.numbers(item), self.constants
         seeds = rng.integers(2**63, size=len(numbers)).tolist()
         return [

@@ -1,21 +1,22 @@
-"""Streams of pairs: rows of text that continue the previous batch, followed by a pair of segments.
+"""Streams of pairs: each row begins with text that continues the previous batch, and ends with a pair of segments.
 
 The rules are those of `data_utils.py` in zihangdai/xlnet (Yang et al. 2019, arXiv:1906.08237). A row of `length` is
 
     reused text   A [SEP] B [SEP] [CLS]
 
-and one begins every `length // 2` tokens of the text, the number of reused tokens. The memory of a model spans them, so
-that it can read A, the start of the next row's reused text, again with this memory.
+A row begins every `length // 2` tokens of the text, which is the size of the reused text. A model adds only the reused
+text of a row to its memory. The reused text of the next row begins with A, so the model reads A again, now with this
+memory.
 
-A begins after the reused text and ends with a random sentence. B follows A. With probability 0.5, and if no sentence of
-A ends before the row is full, B is random text from the start of a sentence instead. Both are truncated at the end, the
-longer one first, until the row is full. A separator between documents is a sentence. The original code also stores
-whether B follows A, but never reads this label, so rows omit it. Tokens at the end of the text that do not fill
-a row are not read.
+A begins after the reused text and ends at the end of a random sentence. B follows A, or with probability 0.5 is random
+text that begins with a sentence. B is also random if no sentence of A ends before the row is full. A and B are
+truncated at the end, the longer one first, until both fit into the row. A separator between documents counts as a
+sentence. The original code also stores whether B follows A, but never reads this label, so rows here have no label.
+Tokens at the end of the text that do not fill a row are not read.
 
-The original code cuts the text into one stream per row of a batch, and draws B from the same stream. Here, rows of a
-batch continue with the next stream, and B comes from the same stretch of `STRETCH_TOKENS`, so that reads stay close
-together.
+The original code cuts the text into one stream per row of a batch, and draws a random B from the stream of its row.
+Here, a row of a batch that reaches the end of its stream continues with the next stream. A random B comes from the same
+stretch of `STRETCH_TOKENS` tokens as the start of its row, so that the tokens of a row are close together in the cache.
 """
 
 from collections.abc import Iterable, Mapping
@@ -44,12 +45,13 @@ _NEAR = 256
 class PairStreams(Layout):
     """Rows for XLNet: the first half continues the text of the previous batch, the second half is a pair of segments.
 
-    Example k also depends on the batch size, so each change of the batch size begins with a new memory. The token type
-    is 0 for the first half, A and its separator, 1 for B and its separator, and 2 for `cls`.
+    The order of the rows depends on the batch size, so training begins with a new memory after each change of the batch
+    size. Token types are 0 for the reused text, A and the separator after A; 1 for B and the separator after B; and 2
+    for `cls`.
 
     Attributes:
-      bi_data: whether the rows in the second half of a batch read the text backward, from its end to its start; rows
-        then have `positions`, which count down in these rows, and the batch size must be even.
+      bi_data: whether the rows in the second half of a batch read the text backward, from its end to its start. If
+        True, all rows have `positions`, which count down in the backward rows, and the batch size must be even.
     """
 
     kind: ClassVar[str] = "pair_streams"
@@ -100,7 +102,7 @@ class PairStreams(Layout):
 
 
 def split_length(length: int) -> tuple[int, int]:
-    """Returns the number of tokens of the reused text, with which a row begins, and that of A and B together."""
+    """Returns a pair: the number of tokens of the reused text, and the number of tokens of A and B together."""
     reuse = length // 2
     return reuse, length - reuse - NUM_SPECIAL
 
@@ -108,11 +110,11 @@ def split_length(length: int) -> tuple[int, int]:
 def make_row(
     texts: Iterable[np.ndarray], special: objectives.Special, has_positions: bool, is_backward: bool = False
 ) -> Example:
-    """Returns a row of three texts: the reused half, A and B.
+    """Makes a row of three texts: the reused half, A and B.
 
     Returns:
-      `tokens`, `mask` and `token_types` int32 [length]; with `has_positions` also `positions`, which count down if the
-      row is read backward.
+      A dict of arrays, int32 [length]: `tokens`, `mask` and `token_types`, and also `positions` if `has_positions`.
+      Positions count down if `is_backward`.
     """
     reused, first, second = texts
     sep, cls = ([special.required(name)] for name in ("sep", "cls"))
@@ -172,7 +174,7 @@ class PairStreamRows(StridedRows):
 
     @override
     def rows_with(self, document: int) -> list[range]:
-        """Returns, for each pass, the rows that read the document in order and those that may draw from it."""
+        """Returns, for each pass, a range that contains every row that may have text of a document."""
         rows = []
         for first, text in zip(self.passes[:-1], self._texts, strict=False):
             start, stop = text.in_stream(*self.text.span(document))
@@ -191,7 +193,7 @@ class PairStreamRows(StridedRows):
         return text, [(start, middle), *pair]
 
     def _stretch(self, token: int) -> tuple[int, int]:
-        """Returns the stretch [start, stop) of the text from which the random segment of a row at `token` comes."""
+        """Returns the stretch [start, stop) of the text from which a row that begins at `token` draws a random B."""
         last = max(0, self.text.num_tokens // STRETCH_TOKENS - 1)
         number = min(token // STRETCH_TOKENS, last)
         stop = self.text.num_tokens if number == last else (number + 1) * STRETCH_TOKENS
@@ -199,14 +201,14 @@ class PairStreamRows(StridedRows):
 
 
 class _DirectedText:
-    """A stream of tokens in reading order, forward or backward; positions count in that order."""
+    """Stream of tokens that is read forward or backward; positions count in reading order."""
 
     def __init__(self, stream: Stream, has_separator: bool, is_backward: bool):
         self._stream, self._has_separator, self.is_backward = stream, has_separator, is_backward
         self.num_tokens = stream.num_tokens
 
     def in_stream(self, start: int, stop: int) -> tuple[int, int]:
-        """Returns the span of the stream that is [start, stop) in reading order; the inverse of itself."""
+        """Converts a span [start, stop) from reading order to the order of the stream, or vice versa."""
         return (self.num_tokens - stop, self.num_tokens - start) if self.is_backward else (start, stop)
 
     def tokens(self, start: int, stop: int) -> np.ndarray:
@@ -215,12 +217,15 @@ class _DirectedText:
         return tokens[::-1] if self.is_backward else tokens
 
     def word_starts(self, start: int, stop: int) -> np.ndarray:
-        """Returns the positions in tokens [start, stop), sorted, of the first tokens of words of the stream."""
+        """Returns the sorted positions, counted from `start`, of the first tokens of words in [start, stop).
+
+        The first token of a word is the first one in the order of the stream, even if the text is read backward.
+        """
         starts = self._stream.starts("word_starts", *self.in_stream(start, stop))
         return (stop - start - 1 - starts)[::-1] if self.is_backward else starts
 
     def edges(self, start: int, stop: int) -> np.ndarray:
-        """Returns the positions in [start, stop), sorted, at which a sentence begins or the text ends."""
+        """Returns the sorted positions in [start, stop) at which a sentence begins or the text ends."""
         if self.is_backward:
             return (self.num_tokens - self._edges(self.num_tokens - stop + 1, self.num_tokens - start + 1))[::-1]
         return self._edges(start, stop)
@@ -236,7 +241,7 @@ class _DirectedText:
         return np.unique(np.concatenate([np.zeros(0, np.int64), *edges]))
 
     def edge_before(self, position: int, first: int) -> int:
-        """Returns the last edge in [first, position], or `first` if there is none."""
+        """Returns the last edge in [first, position], or `first` if there is no edge in this range."""
         size = _NEAR
         while True:
             start = max(first, position + 1 - size)
@@ -245,7 +250,7 @@ class _DirectedText:
             size *= 8
 
     def edge_from(self, first: int, last: int) -> int:
-        """Returns the first edge in [first, last], or `last` if there is none."""
+        """Returns the first edge in [first, last], or `last` if there is no edge in this range."""
         edges = self.edges(first, last + 1)
         return int(edges[0]) if len(edges) else last
 
@@ -257,8 +262,9 @@ def draw_pair(
 
     Args:
       start: first token of A; more than `room` tokens of the text follow it.
-      stretch: part [start, stop) of the text that contains a random B.
-      rng: generator of three numbers: whether B is random, where A ends, and a token of a random B.
+      stretch: part [start, stop) of the text from which a random B comes.
+      rng: generator. Its next three numbers decide whether B is random, where A ends, and which token a random B
+        contains.
 
     Returns:
       The spans [start, stop) of A and B.

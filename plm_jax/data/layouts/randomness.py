@@ -22,7 +22,7 @@ class _Key(ISeedSequence):
 
     @override
     def generate_state(self, n_words, dtype=np.uint32):
-        """Returns the two 64-bit words of the key, as Philox requests."""
+        """Returns the key: the two 64-bit words that Philox requests."""
         return self._words
 
 
@@ -32,7 +32,11 @@ def _key(seed: int, stream: str) -> _Key:
 
 
 def generator(seed: int, stream: str, *counter: int) -> np.random.Generator:
-    """Returns a Philox generator with the key (seed, stream), started at `counter`, up to three counts."""
+    """Returns a Philox generator with the key (seed, stream).
+
+    Args:
+      counter: start of the generator's counter, at most three numbers.
+    """
     start = np.array([0, *counter, *[0] * (3 - len(counter))], np.uint64)
     key = _key(seed, stream)
     return np.random.Generator(np.random.Philox(key, counter=start))  # pyright: ignore[reportArgumentType]

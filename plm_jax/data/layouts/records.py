@@ -20,8 +20,8 @@ from plm_jax.data.layouts.rows import Rows
 class Records(Layout):
     """Records of the source `record_table`, for objectives that read named texts and numbers.
 
-    An example has the tokens of each text that the objective reads, each number, and `length`, the length of a row. The
-    objective adds special tokens and truncates.
+    An example has the tokens of each text and the value of each number that the objective reads, and the `length` of a
+    row. The objective adds special tokens and truncates the texts.
     """
 
     kind: ClassVar[str] = "records"
@@ -63,7 +63,7 @@ class Records(Layout):
 
 
 class RecordRows(Rows):
-    """Records of a split; there is a single pass over it."""
+    """Records of a split; there is a single pass over the split."""
 
     def __init__(self, request: RowRequest):
         assert isinstance(request.split, cache.Split)

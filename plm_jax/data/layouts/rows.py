@@ -16,18 +16,19 @@ from plm_jax.data.layouts.stream import Stream
 
 
 class Rows(abc.ABC):
-    """Rows of a split, as an opened layout returns them; safe to read from several threads.
+    """Rows of a split, returned by `Layout.open`; can be read from several threads.
 
-    Rows are numbered in the order of the text. Numbers continue over passes, which are different ways to read the whole
-    split.
+    Rows are numbered in the order of the text. A pass reads the whole split once. If there are several passes, for
+    example with different sentence pairs, row numbers continue from one pass to the next.
 
     Attributes:
-      num_rows: number of rows of the first pass, which are the whole split in order.
-      pass_tokens: number of tokens by which the rows of a pass advance in total.
-      examples_per_row: mean number of examples per row, for a source with inputs and targets.
+      num_rows: number of rows of the first pass, which covers the whole split in order.
+      pass_tokens: number of tokens that a pass covers; where rows overlap, tokens count once.
+      examples_per_row: mean number of examples per row: above 1 if examples with inputs and targets are packed, below
+        1 if a labeled example has several windows.
       is_finished: whether a model reads these rows unchanged, without an objective.
-      constants: arrays that all rows have, unless `example` returns others of their names; set by the reader.
-      packing: shapes of packed rows; None if a row is not packed.
+      constants: arrays that the reader adds to every row for which `example` returns no array of the same name.
+      packing: shapes of packed rows; None if rows are not packed.
     """
 
     num_rows: int
@@ -44,30 +45,37 @@ class Rows(abc.ABC):
 
     @abc.abstractmethod
     def windows(self, window_tokens: int) -> list[np.ndarray]:
-        """Returns for each pass the first row of each window, and the end [windows + 1].
+        """Returns, for each pass, the first row of each window and the end of the last window [windows + 1].
 
-        A row belongs to the window of `window_tokens` in which it starts, so windows have the same tokens for every
-        length of rows.
+        A row belongs to the window of `window_tokens` tokens in which the row starts, so the tokens of a window do not
+        depend on the length of rows.
         """
 
     @abc.abstractmethod
     def example(self, item: int, rng: np.random.Generator) -> Example:
-        """Returns row `item` in the form that an objective reads; `rng` draws its random parts."""
+        """Returns row `item` in the form that an objective reads; `rng` draws everything random in the row."""
 
     def inner_rows(self, item: int, rng: np.random.Generator) -> Sequence[tuple["Rows", int, np.random.Generator]]:
-        """Returns the inner rows of a packed row, as opened rows, number and generator; by default the row itself."""
+        """Returns the inner rows of row `item`; by default, the row itself is the only one.
+
+        Returns:
+          For each inner row, a triple: the `Rows` that contain it, its index in these `Rows`, and a generator for it.
+        """
         return [(self, item, rng)]
 
     def max_sizes(self, first: int, stop: int) -> np.ndarray:
-        """Returns an upper bound of the number of tokens, without padding, of each of the rows [first, stop)."""
+        """Returns, for each of the rows [first, stop), an upper bound of its number of tokens without padding."""
         raise UserError(f"{type(self).__name__} cannot be packed: implement `max_sizes`, or leave out packed rows")
 
     def documents(self, item: int, rng: np.random.Generator) -> Iterable[int]:
-        """Returns the numbers of the documents in row `item`, drawn by `rng` as `example` draws; empty if unknown."""
+        """Returns the indices of the documents in the row that `example` returns for the same arguments.
+
+        The result is empty if the documents are unknown.
+        """
         return ()
 
     def rows_with(self, document: int) -> Iterable[np.ndarray | range]:
-        """Returns the rows of each pass that may have text of a document; check them with `documents`."""
+        """Returns, for each pass, the rows that may have text of a document; check each row with `documents`."""
         raise UserError(f"{type(self).__name__} cannot find the rows of a document: implement `rows_with`")
 
     def shortage(self) -> str:
@@ -80,21 +88,21 @@ class Rows(abc.ABC):
 
 
 class SpanRows(Rows):
-    """Rows that are each a span of tokens of one text.
+    """Rows that each consist of consecutive tokens of `text`.
 
     Attributes:
-      text: the split, or its stream of tokens with special ids around documents.
+      text: the split, or a stream of its tokens with special ids around documents.
     """
 
     text: cache.DocumentTable | Stream
 
     @abc.abstractmethod
     def span(self, item: int) -> tuple[int, int]:
-        """Returns the tokens [start, stop) of row `item`."""
+        """Returns the span [start, stop) of tokens that row `item` consists of."""
 
     @abc.abstractmethod
     def rows_within(self, start: int, stop: int) -> list[range]:
-        """Returns the rows of each pass that contain any of the tokens [start, stop)."""
+        """Returns, for each pass, the rows that contain at least one of the tokens [start, stop)."""
 
     @override
     def documents(self, item: int, rng: np.random.Generator) -> range:
@@ -106,7 +114,7 @@ class SpanRows(Rows):
 
 
 class StridedRows(SpanRows):
-    """Rows of a stream: one of `length` tokens begins every `stride` tokens; the last may be shorter.
+    """Rows of a stream: a row of `length` tokens begins every `stride` tokens, and the last row may be shorter.
 
     Attributes:
       num_whole: number of rows without padding.

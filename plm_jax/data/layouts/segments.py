@@ -1,10 +1,10 @@
-"""Rows of two segments of a document without a label, ELECTRA's (Clark et al. 2020, arXiv:2003.10555).
+"""ELECTRA's rows of two segments of a document, without a pair label (Clark et al. 2020, arXiv:2003.10555).
 
 The rules are those of `build_pretraining_dataset.py` in google-research/electra. Sentences of one document are added to
 a row until it has its target number of tokens, so the start of a row depends on the previous row. The index of a split
 (`index.py`) has these columns:
 
-    starts   first token of each row, which ends where the next one begins
+    starts   first token of each row; a row ends where the next row begins
     targets  target number of tokens of each row
 
 The sentences of the first segment are drawn each time that a row is read.
@@ -33,9 +33,10 @@ SHORTEST = 5
 class Segments(Layout):
     """Sentences of one document in two segments, `[CLS] first [SEP] second [SEP]`, without a label (ELECTRA).
 
-    A row has sentences until it is full or the document ends; tokens beyond its length are cut off. Sentences up to
-    about half of the row are the first segment, and the others are the second. In a tenth of the rows, every sentence
-    is in the first. Segments are drawn again in each epoch; the starts of rows are fixed.
+    Sentences are added to a row until the row is full or the document ends; tokens beyond the length of the row are cut
+    off. The sentences of about the first half of the row are the first segment, and the remaining sentences are the
+    second segment. In a tenth of the rows, every sentence is in the first segment. Segments are drawn again in each
+    epoch; the starts of rows are fixed.
 
     Attributes:
       short_probability: share of rows whose target length is drawn uniformly from 5 to the length of a row.
@@ -66,12 +67,12 @@ def walk(sentences: np.ndarray, documents: np.ndarray, targets: np.ndarray) -> t
     """Finds the rows of some documents.
 
     Args:
-      sentences: [s + 1], the first token of each sentence, and the end.
-      documents: [d + 1], the first sentence of each document, and the end.
-      targets: [s], target number of tokens of a row that begins at each sentence.
+      sentences: [s + 1], position of the first token of each sentence, followed by the end of the last sentence.
+      documents: [d + 1], index of the first sentence of each document, followed by the number of sentences.
+      targets: [s], for each sentence, the target number of tokens of a row that begins at this sentence.
 
     Returns:
-      First token and target number of tokens of each row.
+      A pair of arrays: the first token of each row, and the target number of tokens of each row.
     """
     last = np.repeat(documents[1:], np.diff(documents))
     path = index.follow(np.minimum(np.searchsorted(sentences, sentences[:-1] + targets), last))
@@ -96,7 +97,7 @@ def in_first(sizes: list[int], target: int, rng: np.random.Generator) -> list[bo
 
 
 class SegmentRows(index.IndexedRows):
-    """`[CLS] first [SEP] second [SEP]` in rows of `length`; there is a single pass over the split."""
+    """Rows `[CLS] first [SEP] second [SEP]` of `length` tokens; there is a single pass over the split."""
 
     def __init__(self, rows: index.Index, request: RowRequest, layout: Segments):
         super().__init__(rows, request)

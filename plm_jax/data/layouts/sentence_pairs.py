@@ -1,21 +1,21 @@
 """Pairs for next-sentence prediction (BERT) and for sentence-order prediction (ALBERT).
 
 The rules are those of `create_pretraining_data.py` in google-research/bert (Devlin et al. 2019, arXiv:1810.04805) and
-in google-research/albert (Lan et al. 2020, arXiv:1909.11942). In ALBERT, the two parts are swapped where BERT draws a
-random second part, except in chunks of one sentence. RoBERTa's pairs of two single sentences (Liu et al. 2019,
-arXiv:1907.11692) are BERT's with chunks of two sentences. The start of an example depends on the previous example of
-the document, because the sentences that a random second part replaces are used again. The index of a split (`index.py`)
-has these columns, for each pass:
+in google-research/albert (Lan et al. 2020, arXiv:1909.11942). Where BERT draws a random second part, ALBERT swaps the
+two parts, except if a pair has only one sentence. RoBERTa's pairs of two single sentences (Liu et al. 2019,
+arXiv:1907.11692) follow BERT's rules, applied to two sentences at a time. The start of an example depends on the
+previous example of the document, because the sentences that a random second part replaces are used again. The index of
+a split (`index.py`) has these columns, for each pass:
 
     starts     first token of the first part
     lengths_a  number of tokens of the first part, before truncation
-    lengths_b  number of tokens of the second part, which follows the first; if negative, the smallest number of tokens
-               of a random second part
-    starts_b   first token of the second part, for rows of fixed size; `lengths_b` is then the exact number of tokens,
-               negative for a random second part
+    lengths_b  number of tokens of the second part, which follows the first part; for a random second part, -1 times
+               its minimum number of tokens
+    starts_b   first token of the second part; only for rows of fixed size. For a random second part, `lengths_b` is
+               then -1 times its exact number of tokens.
 
-Partners of random pairs, swaps and truncation are drawn each time that an example is read; for rows of fixed size, the
-index has the partners.
+Random second parts, swaps and truncation are drawn each time that an example is read. For rows of fixed size, the
+index stores the random second parts.
 """
 
 import functools
@@ -46,16 +46,19 @@ _COLUMNS = {"starts": "<i8", "lengths_a": "<i4", "lengths_b": "<i4"}
 
 @dataclass(frozen=True)
 class SentencePairs(Layout):
-    """Two spans of text per row; `pair_label` is 0 if the second follows the first in the text, otherwise 1.
+    """Two spans of text per row; `pair_label` is 0 if the second span follows the first span in the text, else 1.
 
     Attributes:
-      task: meaning of label 1, the label of about half of the pairs: `next_sentence`, the second span is from another
-        document (BERT); `sentence_order`, the two spans are swapped (ALBERT). With either, the second span is from
-        another document if only one sentence is left for both.
-      parts: `segments` of several sentences that fill the row (BERT, and RoBERTa's SEGMENT-PAIR) or two single
-        `sentences` (RoBERTa's SENTENCE-PAIR). Single sentences leave much of a row empty: a run reports the padding.
-      short_probability: share of documents that are split into pairs shorter than a row; ignored for single sentences.
-      duplicates: number of different passes over the documents, one per epoch, before they repeat.
+      task: meaning of label 1, which about half of the pairs have. `next_sentence`: the second span is from another
+        document (BERT). `sentence_order`: the two spans are swapped (ALBERT). For either task, the second span is from
+        another document if the first sentence of a pair is the last sentence of its document or fills the row alone.
+      parts: `segments`: each part is one or more sentences, and the two parts fill the row (BERT, and RoBERTa's
+        SEGMENT-PAIR). `sentences`: each part is a single sentence (RoBERTa's SENTENCE-PAIR). Single sentences leave
+        much of a row empty; a run reports the padding.
+      short_probability: share of documents that are split into pairs shorter than a row; ignored if `parts` is
+        `sentences`.
+      duplicates: number of different passes over the documents. Each epoch reads one pass; after the last pass, the
+        first pass is read again.
     """
 
     kind: ClassVar[str] = "sentence_pairs"
@@ -114,19 +117,20 @@ def walk(
     random_next: float = RANDOM_NEXT,
     single: bool = False,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Finds the pairs of some documents, each document from its first sentence to its last.
+    """Finds the pairs of some documents.
 
     Args:
-      sentences: [s + 1], the first token of each sentence, and the end.
-      documents: [d + 1], the first sentence of each document, and the end.
-      targets: [d], for each document, the target number of tokens of its pairs.
-      draws: [s, 2], uniform in [0, 1), for the pair that begins at a sentence: the first decides where it is cut, the
-        second whether its second part is random.
-      random_next: probability of a random second part if the document has a second part.
+      sentences: [s + 1], position of the first token of each sentence, followed by the end of the last sentence.
+      documents: [d + 1], index of the first sentence of each document, followed by the number of sentences.
+      targets: [d], target number of tokens of the pairs of each document.
+      draws: [s, 2], two random numbers in [0, 1) for the pair that begins at each sentence. The first number decides
+        where the pair is cut in two parts, and the second number decides whether the second part is random.
+      random_next: probability of a random second part. If a pair has a single sentence, its second part is always
+        random.
       single: whether each part is one sentence, regardless of the target.
 
     Returns:
-      `starts`, `lengths_a` and `lengths_b` of the index, in order.
+      Three arrays: the columns `starts`, `lengths_a` and `lengths_b` of the index.
     """
     counts = np.diff(documents)
     target, last = np.repeat(targets, counts), np.repeat(documents[1:], counts)
@@ -144,13 +148,13 @@ def walk(
 
 
 def truncate(num_a: int, num_b: int, room: int) -> tuple[int, int]:
-    """Shortens the longer of two lengths, B if they are equal, by one until both fit into `room`; returns both."""
+    """Returns both lengths after reducing the longer one (B if they are equal) by 1 until they fit into `room`."""
     kept_a = min(num_a, max(room - room // 2, room - num_b))
     return kept_a, min(num_b, room - kept_a)
 
 
 class PairRows(index.IndexedRows):
-    """`[CLS] A [SEP] B [SEP]` in rows of `length`."""
+    """Rows `[CLS] A [SEP] B [SEP]` of `length` tokens."""
 
     def __init__(self, rows: index.Index, request: RowRequest, layout: SentencePairs):
         super().__init__(rows, request)
@@ -191,7 +195,7 @@ class PairRows(index.IndexedRows):
 
     @override
     def rows_with(self, document: int) -> Iterator[np.ndarray]:
-        """Returns the rows of the document itself, and those whose random second part it may be."""
+        """Yields the rows of the document, and the rows whose random second part may come from the document."""
         documents = self._split.documents
         begin, end = documents[document : document + 2].tolist()
         for first, last in itertools.pairwise(self._passes):
@@ -206,7 +210,10 @@ class PairRows(index.IndexedRows):
 
     @functools.cached_property
     def _lonely(self) -> list[int]:
-        """Returns the stretches in which only one document begins; its partners come from the whole split."""
+        """Returns the stretches in which a single document begins.
+
+        The random second parts of the pairs of this document come from the whole split.
+        """
         edges = np.arange(-(-self._split.num_tokens // STRETCH_TOKENS) + 1) * STRETCH_TOKENS
         firsts = np.minimum(self._split.documents.searchsorted(edges), self._split.num_documents)
         return (np.diff(firsts) == 1).nonzero()[0].tolist()
@@ -219,20 +226,25 @@ class PairRows(index.IndexedRows):
 
 
 class _Partners:
-    """Random second parts of pairs, from documents that begin in the same stretch of STRETCH_TOKENS tokens."""
+    """Random second parts of pairs.
+
+    A random second part comes from a document that begins in the same stretch of STRETCH_TOKENS tokens as the document
+    of the first part.
+    """
 
     def __init__(self, split: cache.DocumentTable):
         self._split = split
         self._near = functools.lru_cache(16)(self._documents_of)
 
     def draw(self, start: int, least: int, rng: np.random.Generator) -> tuple[int, int]:
-        """Draws consecutive sentences of another document with at least `least` tokens, unless the document ends first.
+        """Draws consecutive sentences of another document: at least `least` tokens, unless the document ends first.
 
-        The document begins in the same stretch as the document of the token `start`, or anywhere if no other document
-        begins in it. If PARTNER_TRIES draws yield the same document, it is used.
+        The other document begins in the same stretch as the document that contains the token `start`. If no other
+        document begins in this stretch, it is drawn from the whole split. If PARTNER_TRIES draws all yield the document
+        that contains `start`, the sentences come from this document.
 
         Returns:
-          First token and number of tokens.
+          A pair: the first token and the number of tokens of these sentences.
         """
         documents, sentences = self._split.documents, self._split.sentences
         excluded = int(documents.searchsorted(start, side="right")) - 1
@@ -243,7 +255,11 @@ class _Partners:
     def fix(
         self, starts: np.ndarray, lengths_a: np.ndarray, lengths_b: np.ndarray, rng: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Draws the second part of each random pair of an index, as `draw` does, and returns the columns with it."""
+        """Draws the random second parts of all pairs by the rules of `draw`.
+
+        Returns:
+          Four arrays: the columns `starts`, `lengths_a`, `lengths_b` and `starts_b` of the index.
+        """
         documents, sentences = np.asarray(self._split.documents), np.asarray(self._split.sentences)
         starts_b, lengths_b = starts + lengths_a, lengths_b.copy()
         (random,) = (lengths_b < 0).nonzero()
@@ -255,7 +271,10 @@ class _Partners:
         return starts, lengths_a, lengths_b, starts_b
 
     def _documents_of(self, stretch: int) -> tuple[int, int]:
-        """Returns the range of documents that begin in a stretch, or of every document if there is only one."""
+        """Returns the first document that begins in a stretch, and the end of the range of these documents.
+
+        If fewer than two documents begin in the stretch, the range contains all documents of the split.
+        """
         edges = stretch * STRETCH_TOKENS, (stretch + 1) * STRETCH_TOKENS
         first, end = np.minimum(self._split.documents.searchsorted(edges), self._split.num_documents).tolist()
         return (first, end) if end - first > 1 else (0, self._split.num_documents)
@@ -269,12 +288,12 @@ def _draw_partners(
     Args:
       documents: first token of each document, and the end.
       sentences: first token of each sentence.
-      excluded: number of the document of the first part.
-      choices: range of documents to draw from.
+      excluded: index of the document of the first part.
+      choices: first document and end of the range of documents to draw from.
       least: minimum number of tokens, unless the document ends first.
 
     Returns:
-      First token and end.
+      A pair: the first token and the end of the second part, or arrays of them.
     """
     document = rng.integers(*choices)
     for _ in range(PARTNER_TRIES - 1):

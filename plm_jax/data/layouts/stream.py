@@ -1,4 +1,4 @@
-"""Stream of the tokens of a split: its documents one after another, with special ids around each."""
+"""Stream of the tokens of a split: the documents one after another, with special ids around each document."""
 
 from collections.abc import Sequence
 
@@ -28,31 +28,37 @@ class Stream:
         self._search = split.search(self._extra)
 
     def _starts(self, documents: slice) -> np.ndarray:
-        """Returns the starts of documents; number `num_documents` stands for the end of the stream."""
+        """Returns the starts of documents in the stream; index `num_documents` stands for the end of the stream."""
         numbers = np.arange(*documents.indices(self._split.num_documents + 1))
         return self._split.documents[documents] + self._extra * numbers
 
     def _starts_until(self, document: int, stop: int) -> np.ndarray:
-        """Returns the starts of documents from `document` up to the first one at or after `stop`, or some more."""
+        """Returns the starts of `document` and later documents, at least up to the first start at or after `stop`."""
         count = _FEW
         while len(starts := self._starts(slice(document, document + count))) == count and starts[-1] < stop:
             count *= _FEW
         return starts
 
     def _first_document(self, token: int) -> int:
-        """Returns the last document that starts at or before `token`."""
+        """Returns the index of the last document that starts at or before `token`."""
         return min(self._search.count(token), self._split.num_documents) - 1
 
     def _text(self, document: int, start: int, token: int) -> int:
-        """Returns the number of text tokens before `token` of the document that begins at `start` in the stream."""
+        """Counts the text tokens, without special ids, that precede a token of the stream.
+
+        Args:
+          document: document that contains the token.
+          start: first token of this document in the stream.
+          token: position in the stream.
+        """
         return start - self._extra * document + max(0, token - start - self._begin)
 
     def read(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """Reads tokens [start, stop).
 
         Returns:
-          Tokens, int32; positions in [0, stop - start) at which a document begins, except for the document of the first
-          token.
+          A pair: the tokens, int32 [stop - start]; and the sorted positions, counted from `start`, at which documents
+          begin, except for the document of the first token.
         """
         first, size = self._first_document(start), stop - start
         starts = self._starts_until(first, stop)
@@ -69,28 +75,32 @@ class Stream:
         return tokens, starts[1 : starts.searchsorted(size)]
 
     def numbers(self, start: int, stop: int) -> range:
-        """Returns the documents that have text among tokens [start, stop)."""
+        """Returns the range of the documents that have text among the tokens [start, stop)."""
         first, last = self._first_document(start), self._first_document(stop - 1) + 1
         _, text_end = self._text_of(first)
         text_begin, _ = self._text_of(last - 1)
         return range(first + (start >= text_end), last - (stop <= text_begin))
 
     def _text_of(self, document: int) -> tuple[int, int]:
-        """Returns the tokens [start, stop) of a document without its special ids."""
+        """Returns the span [start, stop) of a document in the stream without its special ids."""
         start, stop = self.span(document)
         return start + self._begin, stop - (self._extra - self._begin)
 
     def span(self, document: int) -> tuple[int, int]:
-        """Returns the tokens [start, stop) of a document and the special ids around it."""
+        """Returns the span [start, stop) of a document in the stream, including its special ids."""
         start, stop = self._starts(slice(document, document + 2)).tolist()
         return start, stop
 
     def has(self, name: str) -> bool:
-        """Whether the split has a column."""
+        """Returns whether the split has a column `name`."""
         return self._split.has(name)
 
     def starts(self, name: str, start: int, stop: int) -> np.ndarray:
-        """Returns the positions in tokens [start, stop) at which sentences or words of a column begin."""
+        """Returns the starts of sentences or words among the tokens [start, stop), counted from `start`.
+
+        Args:
+          name: column of the split that has the starts, such as `word_starts`.
+        """
         parts, documents = self._split.column(name), self._split.documents
         first, last = self._first_document(start), self._first_document(stop - 1)
         edges = [
@@ -104,12 +114,12 @@ class Stream:
         return starts[starts < stop - start]
 
     def documents(self, start: int, stop: int) -> np.ndarray:
-        """Returns the start of each document that overlaps tokens [start, stop), and the end of the last of them."""
+        """Returns the starts of the documents that overlap tokens [start, stop), and the end of the last document."""
         first = self._first_document(start)
         begins = self._starts_until(first, stop)
         return begins[: begins.searchsorted(stop) + 1]
 
     def example(self, start: int, length: int, separate: bool) -> dict[str, np.ndarray]:
-        """Returns the row of `length` tokens that begins at token `start`, as `formats.make_row` makes it."""
+        """Returns the row of `length` tokens that begins at token `start`, in the form of `formats.make_row`."""
         tokens, begins = self.read(start, start + min(length, self.num_tokens - start))
         return formats.make_row(tokens, begins, length, separate, self._pad)

@@ -1,9 +1,10 @@
 """ELMo's contiguous streams: a row of a batch begins where the same row of the previous batch ended.
 
-Each document is framed by `<S>` and `</S>`, so n words make n + 1 positions. At position k, the forward direction reads
-word k - 1 (first `<S>`) and predicts word k (last `</S>`). The backward direction does the same with the words in
-reverse, from `</S>` to `<S>`. Both directions read the documents in the same order, so their recurrent states always
-come from the same preceding documents (allenai/bilm-tf, bilm/data.py, where a line is a document).
+Each document is framed by `<S>` and `</S>`, so n words make n + 1 positions. At position k, counted from 0, the forward
+direction reads word k - 1 (`<S>` at position 0) and predicts word k (`</S>` at position n). The backward direction does
+the same with the words in reverse, from `</S>` to `<S>`. Both directions read the documents in the same order, so their
+recurrent states always come from the same preceding documents (allenai/bilm-tf, bilm/data.py, where a line is a
+document).
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,9 +26,10 @@ from plm_jax.data.layouts.stream import Stream
 
 @dataclass(frozen=True)
 class Streams(Layout):
-    """Rows that continue the same row of the previous batch, with its recurrent state (ELMo).
+    """Rows for ELMo: row r of a batch continues the text and the recurrent state of row r of the previous batch.
 
-    Example k also depends on the batch size, so each change of the batch size begins with a new state.
+    The order of the rows depends on the batch size, so training begins with a new state after each change of the batch
+    size.
     """
 
     kind: ClassVar[str] = "streams"
@@ -71,7 +73,7 @@ class Streams(Layout):
 
 
 def check_one_source(sources: Mapping[str, Any]) -> None:
-    """Rejects rows of several sources, which could not continue each other."""
+    """Rejects several sources, whose rows could not continue each other."""
     if len(sources) != 1:
         raise UserError("streams read one source: set one in config.data.sources, with several files if necessary")
 
@@ -80,7 +82,12 @@ class StreamRows(StridedRows):
     """The words of a split in rows of `length`; there is a single pass over the split."""
 
     def __init__(self, stream: Stream, length: int, bos: int, characters: np.ndarray):
-        """Opens the rows; `stream` has an `eos`, and `characters` [vocab_size, C] are those of each word."""
+        """Opens the rows.
+
+        Args:
+          stream: stream with an `eos` after each document.
+          characters: [vocab_size, C], characters of each word.
+        """
         super().__init__(stream, length, length)
         self.pass_tokens = stream.num_tokens
         self._bos = bos
@@ -92,7 +99,7 @@ class StreamRows(StridedRows):
 
     @override
     def example(self, item: int, rng: np.random.Generator) -> Example:
-        """Returns `characters` int32 [2, length, C] and `targets` int32 [2, length], forward and backward.
+        """Returns `characters` int32 [2, length, C] and `targets` int32 [2, length]; forward first, then backward.
 
         If the row is padded, `mask` [length] is 0 at padding and 1 elsewhere.
         """
@@ -117,7 +124,7 @@ class StreamRows(StridedRows):
 
         Args:
           positions: positions in the stream.
-          begin: start of the document of each position, where the word before is bos.
+          begin: for each position, the start of its document. The word before this start is bos.
         """
         first = max(0, int(positions.min()) - 1)
         tokens, _ = self._stream.read(first, int(positions.max()) + 1)
@@ -128,9 +135,9 @@ class StreamRows(StridedRows):
 class StreamOrder(RowOrder):
     """Order of rows of streams: row r of every batch reads its own share of the text in order.
 
-    After the end of its share, a row continues with the next share, and after the end of the text with its beginning,
-    so batches run across epochs. If rows have several passes, each is read by as many rows of a batch, the first pass
-    by the first ones.
+    After the end of its share, a row continues with the next share; after the end of the text, it continues with the
+    beginning of the text. If there are several passes, the rows of a batch are divided evenly among the passes: the
+    first rows read the first pass, and so on.
     """
 
     rows: StridedRows
@@ -174,6 +181,9 @@ class StreamOrder(RowOrder):
 
     @override
     def resume(self, k: int, before: Self) -> int:
-        """Returns the position after the same number of tokens, rounded up to the start of a batch."""
+        """Returns the position of this order that corresponds to position k of the order `before`.
+
+        The same number of tokens precedes the two positions. The result is rounded up to the start of a batch.
+        """
         num_tokens = k * before.rows.stride
         return -(-num_tokens // (self._batch_size * self.rows.stride)) * self._batch_size

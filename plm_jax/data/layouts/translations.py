@@ -1,4 +1,4 @@
-"""Rows of a text and its translation, XLM's (Conneau and Lample 2019, arXiv:1901.07291)."""
+"""Rows of a text and its translation, as in XLM (Conneau and Lample 2019, arXiv:1901.07291)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -25,15 +25,17 @@ NUM_SPECIAL = 4
 class Translations(Layout):
     """A text and its translation per row, `[CLS] text [SEP] [CLS] translation [SEP]`, from records of two texts.
 
-    XLM has `</s>` at all four places: set cls and sep in `vocabulary` to its id. Positions restart at the second
-    `[CLS]`. Each half has the token type of its text in `data.token_types`, such as the id of its language; without
-    them, rows have no token types. Of a pair that is too long, the longer text is truncated at its end to the length of
-    the other one, and then both are truncated alike.
+    In XLM, all four special tokens are `</s>`; to reproduce this, set `cls` and `sep` in `config.vocabulary` to the id
+    of `</s>`. Positions restart at the second `[CLS]`. Each half of a row has the token type that `data.token_types`
+    sets for its text, such as the id of the language. If `data.token_types` is empty, rows have no token types. If a
+    pair is too long, the longer text is truncated at its end until the pair fits or both texts have the same length; if
+    necessary, both texts are then truncated equally.
 
     Attributes:
-      swapped: probability that the second text of a record comes first, drawn each time that a row is read; XLM: 0.5.
-      text: layout of the sources that are monolingual text, in a mixture with sources of pairs. Their positions do not
-        restart.
+      swapped: probability that the second text of a record comes first (0.5 in XLM). The order is drawn each time a row
+        is read.
+      text: layout for sources of monolingual text that are mixed with sources of pairs. Positions do not restart within
+        rows of monolingual text.
     """
 
     kind: ClassVar[str] = "translations"
@@ -91,7 +93,7 @@ class Translations(Layout):
 
 
 def _row(row_format: objectives.RowFormat, texts: list[np.ndarray], length: int, types: tuple[int, ...]) -> Example:
-    """Returns a row of two texts that fit into it; without `types`, it has no token types."""
+    """Returns a row of two texts, which must fit; if `types` is empty, the row has no token types."""
     row = row_format.row(texts, length)
     positions = np.arange(length, dtype=np.int32)
     second = row_format.text_starts([len(text) for text in texts])[1] - len(row_format.before)
@@ -102,7 +104,7 @@ def _row(row_format: objectives.RowFormat, texts: list[np.ndarray], length: int,
 
 
 class TranslationRows(RecordRows):
-    """`[CLS] text [SEP] [CLS] translation [SEP]` in rows of `length`, one per record; there is a single pass."""
+    """Rows `[CLS] text [SEP] [CLS] translation [SEP]` of `length` tokens, one per record, in a single pass."""
 
     def __init__(self, request: RowRequest, row_format: objectives.RowFormat, swapped: float):
         super().__init__(request)

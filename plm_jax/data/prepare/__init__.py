@@ -7,7 +7,7 @@
     groups.py      held-out rows, and rows that are in both splits
     tokenizing.py  tokens and columns of batches of documents, with a process per core (`workers.py`)
     shuffle.py     files of tokenized documents, chosen by a hash, from which the cache is written
-    stages.py      the same on an engine, as tasks over files (`common/tasks.py`)
+    stages.py      tokenization on an engine, as tasks over files (`common/tasks.py`)
 
 Documents stream from the source, are tokenized in batches and written to `shuffle.NUM_SHARDS` files chosen by a hash.
 Then the held-out groups are known, and each of these files is read, sorted by the hash and written to the cache. The

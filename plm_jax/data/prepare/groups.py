@@ -1,14 +1,14 @@
 """Groups of rows that are held out together, and the rows that training and validation share.
 
-Rows form a group if their source declares the same group for them, such as a document's id. If the source declares no
-groups, rows with the same first text form a group; it is the context of a question, the premise of a pair, or the
-inputs of an example. Groups are compared after Unicode NFC normalization with white space collapsed.
+The source may declare the group of each row, such as a document's id. Otherwise, rows with the same first text form a
+group. The first text is the context of a question, the premise of a pair, or the inputs of an example. Groups are
+compared after Unicode NFC normalization with white space collapsed.
 
-If a source has no validation split, the groups whose 64-bit hash is below `data.validation_fraction` of all hashes are
-held out. If these groups have fewer than MIN_ROWS rows in total, more groups are added in the order of their hashes
+If a source has no validation split, the groups whose 64-bit hash is below `data.validation_fraction` * 2^64 are held
+out. If these groups have fewer than MIN_ROWS rows in total, more groups are added in the order of their hashes
 until MIN_ROWS rows are held out, or until the next group would raise the held-out rows above 1 / MAX_SHARE of all rows.
-At least one group is held out, whatever its size. The split is thus a single bound on the hash, which depends on the
-rows alone: not on their order, the number of workers or shards, or the runner.
+At least one group is held out, whatever its size, unless all rows belong to a single group. The split is thus a single
+bound on the hash, which depends only on the rows, not on their order, the number of workers or shards, or the runner.
 """
 
 import hashlib
@@ -47,12 +47,14 @@ def keys(
     groups: Sequence[str | None],
     validates: Sequence[bool],
 ) -> np.ndarray:
-    """Returns the hashes of rows at each level of LEVELS, and whether they validate, as an array of dtype KEYS.
+    """Returns an array [rows] of dtype KEYS.
+
+    Each row has `validates` and three hashes: of its texts, of its normalized texts, and of its group.
 
     Args:
       texts: first text of each row.
-      further_texts: texts of each row after the first; None if rows are documents of one text.
-      groups: group of each row; None for the first text.
+      further_texts: texts of each row after the first; None if rows are documents, which have one text.
+      groups: group of each row; None stands for the row's first text.
       validates: whether each row is in the source's own validation split.
     """
     hashes = []
@@ -68,7 +70,7 @@ def keys(
 
 
 def _hash(text: str, *further_texts: str) -> int:
-    """Returns a 64-bit hash. The lengths of several texts are hashed too, so that texts cannot run into each other."""
+    """Returns a 64-bit hash of texts. With several texts, it covers their lengths, which show where each text ends."""
     parts = [part.encode("utf-8") for part in (text, *further_texts)]
     lengths = b"".join(len(part).to_bytes(8, "little") for part in parts) if further_texts else b""
     return int.from_bytes(hashlib.blake2b(lengths + b"".join(parts), digest_size=8).digest(), "big")
@@ -78,9 +80,9 @@ class HeldOutRule(NamedTuple):
     """Rule that chooses the held-out rows.
 
     Attributes:
-      name: `source` for the source's own split, `hash` for the bound that the fraction sets, `top-up` for a higher
-        bound that reaches MIN_ROWS, `none` if nothing is held out.
-      bound: groups with a hash below it are held out; 0 for `source` and `none`.
+      name: `source` for the source's own validation split, `hash` for the bound that the fraction sets, `top-up` for a
+        higher bound that reaches MIN_ROWS, `none` if nothing is held out.
+      bound: groups with a hash below this bound are held out; 0 for `source` and `none`.
     """
 
     name: str
@@ -89,12 +91,12 @@ class HeldOutRule(NamedTuple):
 
 @dataclass
 class Groups:
-    """Row counts that decide which groups are held out; counts of the parts of a source can be added.
+    """Row counts that decide which groups are held out. Counts of several parts of a source can be added.
 
     Attributes:
       rows: number of rows.
-      smallest: number of rows in each group, by its hash, for the MIN_ROWS groups with the smallest hashes. More groups
-        are not needed, because each has at least one row.
+      smallest: dict from the hash of a group to its number of rows, for the MIN_ROWS groups with the smallest hashes.
+        More groups are not needed, because each group has at least one row.
     """
 
     rows: int = 0
@@ -114,7 +116,7 @@ class Groups:
         self.rows += more.rows
 
     def _rows_below(self, threshold: int) -> int:
-        """Returns the number of rows in groups with a hash below the threshold, exact if it is less than MIN_ROWS."""
+        """Returns the number of rows in groups with a hash below the threshold, exact if below MIN_ROWS."""
         return sum(number for group, number in self.smallest.items() if group < threshold)
 
     def is_settled(self, fraction: float) -> bool:
@@ -136,7 +138,7 @@ class Groups:
 
 
 def _threshold(fraction: float) -> int:
-    """Returns the bound on 64-bit hashes that a fraction of them is below."""
+    """Returns the bound below which a fraction of all 64-bit hashes lies."""
     return math.ceil(fraction * 2**64)
 
 
@@ -152,7 +154,8 @@ class Overlap(NamedTuple):
 
     Attributes:
       validation: number of held-out rows.
-      shared: number of rows that are also in the other split, by level (`LEVELS`) and split.
+      shared: `shared[level][split]` is the number of rows of a split that equal a row of the other split. The levels
+        are `exact` (equal texts), `normalized` (equal texts after `normalize`) and `group` (equal groups).
     """
 
     validation: int
@@ -160,7 +163,7 @@ class Overlap(NamedTuple):
 
 
 def overlap(path: str, rule: HeldOutRule) -> Overlap:
-    """Counts the rows of a file of KEYS that are in both splits, in memory that does not grow with the file."""
+    """Counts the rows in both splits, from a file of dtype KEYS. Memory does not grow with the size of the file."""
     num_validation = sum(int(is_validation.sum()) for _, is_validation in _blocks(path, rule))
     shared = {level: {"train": 0, "validation": 0} for level in LEVELS}
     num_parts = -(-num_validation // _PART_ROWS)
@@ -170,7 +173,7 @@ def overlap(path: str, rule: HeldOutRule) -> Overlap:
 
 
 def _add_shared(path: str, rule: HeldOutRule, part: int, num_parts: int, shared: dict[str, dict[str, int]]) -> None:
-    """Adds the shared rows whose hash modulo `num_parts` is `part` to `shared`."""
+    """Adds to `shared` the numbers of shared rows whose hash modulo `num_parts` is `part`."""
 
     def hashes(level: str, rows: np.ndarray, is_in_split: np.ndarray) -> np.ndarray:
         of_split = rows[level][is_in_split]
@@ -195,7 +198,7 @@ def _add_shared(path: str, rule: HeldOutRule, part: int, num_parts: int, shared:
 
 
 def _blocks(path: str, rule: HeldOutRule) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields blocks of rows from a file of KEYS, and whether each row is held out."""
+    """Yields a pair per block of a file of dtype KEYS: the block's rows, and whether each row is held out."""
     with open(path, "rb") as file:
         while len(rows := np.fromfile(file, KEYS, _BLOCK_ROWS)):
             yield rows, are_held_out(rows, rule)

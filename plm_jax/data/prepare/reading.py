@@ -1,4 +1,4 @@
-"""Documents of a run's sources: their order, the held-out ones, and the identity of the cache made from them."""
+"""Documents of a run's sources: their order, which documents are held out, and the identity of a source's cache."""
 
 import hashlib
 import itertools
@@ -25,11 +25,11 @@ class Document(NamedTuple):
 
     Attributes:
       text: text of a document, or first text of an example.
-      validates: whether it is in the source's own validation split.
+      validates: whether the document is in the source's own validation split.
       further_texts: texts of an example after the first; None for a document.
       values: values of each of the `source_columns`.
-      group: group of its `Record`.
-      tokens: tokens of its `Record`.
+      group: `Record.group` of the document.
+      tokens: `Record.tokens` of the document.
     """
 
     number: int
@@ -46,14 +46,14 @@ class Document(NamedTuple):
 
 
 class SourcePiece(NamedTuple):
-    """Part of a source that one worker reads: a split or a shard of it."""
+    """Part of a source that one worker reads: a split or a shard of a split."""
 
     split: str
     shard: Any
 
 
 def pieces(name: str, source: Source, most: int = 1) -> list[SourcePiece]:
-    """Returns the parts of a source, in order, up to `most` per split if the source can be cut anywhere."""
+    """Returns the parts of a source, in order. A source that can be cut anywhere has up to `most` parts per split."""
     corpus = source.open(name)
     splits = [split for split in file_format.SPLITS if split in corpus.splits]
     return [SourcePiece(split, shard) for split in splits for shard in corpus.shards(split, most)]
@@ -87,8 +87,8 @@ def documents(
     """Yields the documents of a piece, numbered from `first`.
 
     Args:
-      skipped: counts the bad rows, if `data.bad_rows` is "skip".
-      advance: called with the amount that was read since the last call.
+      skipped: counter of bad rows, if `data.bad_rows` is "skip".
+      advance: called with the amount that was read since the last call, in the unit of `Corpus.progress`.
     """
     corpus = data.sources[name].open(name)
     skipped = (skipped or Skipped()) if data.bad_rows == "skip" else None
@@ -114,7 +114,7 @@ def documents_of(
     skipped: Skipped | None = None,
     advance: Callable[[int], Any] = ignore,
 ) -> Iterator[Document]:
-    """Yields the documents of pieces, one piece after another; the arguments are those of `documents`."""
+    """Yields the documents of several pieces, one piece after another. Other arguments are as in `documents`."""
     number = first
     for piece in pieces:
         for document in documents(data, name, piece, number, skipped, advance):
@@ -125,7 +125,7 @@ def documents_of(
 def key(number: int, text: bytes) -> int:
     """Returns the 64-bit hash that sets a document's position in the cache.
 
-    It covers the number too, so that equal texts do not end up next to each other.
+    The hash also covers the document's number, so that equal texts do not end up next to each other.
     """
     digest = hashlib.blake2b(number.to_bytes(8, "little"), digest_size=8)
     digest.update(text)
@@ -133,7 +133,7 @@ def key(number: int, text: bytes) -> int:
 
 
 def rule(data: DataConfig, name: str) -> groups.HeldOutRule:
-    """Returns the rule that chooses the held-out documents of a source, reading as few documents as it needs."""
+    """Returns the rule that chooses the held-out documents of a source. Reads only as many documents as necessary."""
     if "validation" in splits(name, data.sources[name]):
         return groups.HeldOutRule("source")
     fraction, counted = data.validation_fraction, groups.Groups()
@@ -149,7 +149,11 @@ def _key(row: Document | Record) -> int:
 
 
 def hold_out(records: Sequence[Record], fraction: float) -> list[bool]:
-    """Returns whether `prepare` holds out each record; `records` is all of a source without a validation split."""
+    """Returns whether `prepare` holds out each record.
+
+    Args:
+      records: all records of a source that has no validation split.
+    """
     keys = [None if record.is_empty else _key(record) for record in records]
     bound = groups.Groups.of([key for key in keys if key is not None]).rule(fraction).bound
     return [key is not None and key < bound for key in keys]
@@ -160,8 +164,8 @@ def identity(
 ) -> str:
     """Returns the identity of a source's cache, a SHA-256.
 
-    It covers the contents of the source, its task definition and columns, the vocabulary, the settings that affect the
-    tokens of the cache, and the code of a segmenter.
+    The hash covers the contents, definition and columns of the source, the vocabulary, the format of the cache, the
+    settings that affect documents and splits, and the code of a segmenter.
 
     Args:
       contents: `Corpus.fingerprint` of the source; computed if None.

@@ -13,11 +13,12 @@ _SPACE = re.compile(r"\s*")
 def load(name: str) -> Callable[[str], list[int]]:
     """Loads the segmenter `module:function`, a function that splits a text into words, in order.
 
-    The words may omit white space and nothing else. White space belongs to the word that follows it.
+    Joined, the words must be the text, except for white space. White space in the text counts as the start of the next
+    word.
 
     Returns:
-      Function from a text to the characters at which words other than the first begin, sorted, as in
-      `sentences.boundaries`. It raises a `UserError` if the words do not join to the text.
+      Function from a text to the sorted character offsets at which words begin, without the first word, as in
+      `sentences.boundaries`. The function raises a `UserError` if the words do not add up to the text.
 
     Raises:
       UserError: there is no such function.
@@ -43,7 +44,7 @@ def _after_space(text: str, begin: int) -> int:
 
 
 def boundaries(text: str, words: Any, name: str) -> list[int]:
-    """Returns the characters at which words other than the first begin; `name` names the segmenter in errors."""
+    """Returns the offsets at which words begin, without the first word; `name` names the segmenter in errors."""
     words = list(words) if isinstance(words, Iterable) else [words]
     if not all(isinstance(word, str) for word in words):
         raise UserError(f"the segmenter {name} returns {repr(words)[:40]}: return a list of strings")

@@ -1,9 +1,10 @@
-"""Shuffle of tokenized documents: files chosen by a hash, which also orders the documents in the cache.
+"""Shuffle of tokenized documents. A hash chooses the file of each document, and the document's place in the cache.
 
-Next to the shards is a file of the hashes that decide the split of each row and find shared rows (`groups.KEYS`).
+A file next to the shards has the hashes of each row (`groups.KEYS`), which reveal the rows that are in both splits.
 
-A shard consists of blocks of documents. A block has the number of documents and of values of each column, a row for
-each document, and the values of the columns, one document after another. Each part is padded to eight bytes.
+A shard consists of blocks of documents. A block consists of its number of documents, its number of values of each
+column in `Shuffle.several`, a row for each document, and the values of each of these columns, one document after
+another. The numbers, the rows and the values of each column are padded to multiples of eight bytes.
 """
 
 import contextlib
@@ -34,8 +35,8 @@ class Shuffled(NamedTuple):
 
     Attributes:
       documents: number of documents with tokens.
-      groups: groups of all rows, also of those without tokens.
-      fetch: returns the path of one of the FILES on this machine.
+      groups: groups of all rows, including rows without tokens.
+      fetch: function from a name in FILES to the path of this file on this machine.
     """
 
     documents: int
@@ -46,8 +47,9 @@ class Shuffled(NamedTuple):
 class Shuffle:
     """Format of the shuffled documents.
 
-    A document's row has its `key`, the hash; `bytes`, the size of its text; `group` and `validates`, which decide its
-    split; the number of values of each column of `several`; and the value of each other column.
+    The row of a document has these fields: `key` is the document's hash, and `bytes` the size of its text. `group` and
+    `validates` decide the document's split. For each column in `several`, a field has the number of the document's
+    values. For each other column, a field has the value itself.
 
     Attributes:
       columns: columns of the documents, the tokens first.
@@ -66,7 +68,7 @@ class Shuffle:
     def rows(
         self, keys: Sequence[int], num_bytes: np.ndarray, group_keys: np.ndarray, values: Mapping[str, Values]
     ) -> np.ndarray:
-        """Returns the rows of documents; `group_keys` are their `groups.KEYS`."""
+        """Returns the rows of documents; `group_keys` is an array [documents] of dtype `groups.KEYS`."""
         rows = np.zeros(len(keys), self.row)
         rows["key"], rows["bytes"] = keys, num_bytes
         rows["group"], rows["validates"] = group_keys["group"], group_keys["validates"]
@@ -79,7 +81,7 @@ class Shuffle:
         return rows
 
     def shards(self, rows: np.ndarray, values: Mapping[str, Values], chosen: np.ndarray) -> list[bytes]:
-        """Returns a block for each shard, of the documents with the numbers `chosen`."""
+        """Returns one block per shard. The blocks contain the documents with the indices `chosen`."""
         order = chosen[np.argsort(rows["key"][chosen], kind="stable")]
         starts = np.searchsorted(rows["key"][order] >> _SHARD_SHIFT, np.arange(NUM_SHARDS + 1))
         return [self._block(rows, values, order[a:b]) for a, b in itertools.pairwise(starts.tolist())]
@@ -134,7 +136,7 @@ class ShuffleShard:
         }
 
     def read(self, documents: np.ndarray) -> dict[str, Values]:
-        """Returns all columns of the documents with these numbers."""
+        """Returns all columns of the documents with these indices."""
         rows, by_column = self.rows[documents], {}
         for column in self._shuffle.columns:
             if column.kind == "document":
@@ -161,7 +163,7 @@ def write_shards(
     """Passes the shuffled documents to the writers of their splits, in the order of their hashes.
 
     Args:
-      fetch: `fetch` of `Shuffled`; each file is removed after it is read.
+      fetch: `Shuffled.fetch`; each file is removed after it is read.
     """
     for name in FILES[:NUM_SHARDS]:
         path = fetch(name)

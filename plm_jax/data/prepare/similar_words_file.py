@@ -16,14 +16,14 @@ from plm_jax.objectives import similar_words
 def tokenize(path: str, vocabulary: vocabularies.Vocabulary) -> tuple[np.ndarray, int, int]:
     """Tokenizes a file of similar words, each word once without and once with a space before it.
 
-    Similar words with another number of tokens than their word, words with unknown tokens, and words that equal each
-    other after tokenization are left out. Lines of the same word are joined.
+    Words with unknown tokens are left out. A similar word must have as many tokens as the word that it replaces, and
+    not the same tokens; otherwise, it is left out too. Lines with the same word are merged.
 
     Returns:
-      The table of `SimilarWords`, int32 [n]; the number of words in it; the number of lines.
+      Three values: the table of `SimilarWords`, int32 [n]; the number of entries in the table; and the number of lines.
 
     Raises:
-      UserError: the file is missing, is not UTF-8, or has a line without a word and a similar word.
+      UserError: the file is missing, is not UTF-8, or has a line that lacks a word or its similar words.
     """
     words: dict[similar_words.Tokens, dict[similar_words.Tokens, None]] = {}
     num_lines = 0
@@ -39,7 +39,7 @@ def tokenize(path: str, vocabulary: vocabularies.Vocabulary) -> tuple[np.ndarray
 
 
 def _lines(path: str) -> Iterator[list[str]]:
-    """Yields the word of each line and its similar words, without white space around them."""
+    """Yields a list per line: the word and then its similar words, without surrounding white space."""
     try:
         text = storage.read(path).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -55,6 +55,6 @@ def _lines(path: str) -> Iterator[list[str]]:
 
 
 def _encode(vocabulary: vocabularies.Vocabulary, text: str) -> similar_words.Tokens:
-    """Returns the tokens of a word; none if one of them is unknown."""
+    """Returns the tokens of a word; an empty tuple if a token is unknown."""
     tokens = tuple(map(int, vocabulary.encode(text)))
     return () if vocabulary.unk_id in tokens else tokens

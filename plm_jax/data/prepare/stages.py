@@ -1,12 +1,12 @@
 """Tokenization of a source as tasks over files, on an engine. The cache has the same bytes as without an engine.
 
-    SOURCE-count       number of documents in consecutive pieces of the source, since the position of a document in the
-                       cache depends on its number
-    SOURCE-tokenize    documents of these pieces in one file, with a part for each file of the shuffle
+    SOURCE-count       counts the documents in each group of consecutive pieces of the source. The counts give each
+                       document its number, on which the position of the document in the cache depends.
+    SOURCE-tokenize    tokenizes each group of pieces into one file, with a part for each file of the shuffle
 
-Then the process that writes the cache fetches one file of the shuffle after another: its parts, in the order of the
-pieces. The cache is written in this one process, because the records of tokens continue from one file of the shuffle
-to the next.
+Then the process that writes the cache fetches the files of the shuffle one after another. It joins the parts of each
+file in the order of the pieces. A single process writes the cache, because the tokens of two files of the shuffle may
+share a record of the cache.
 """
 
 import dataclasses
@@ -34,12 +34,12 @@ _FETCHES = 16
 
 
 class Engine(NamedTuple):
-    """Engine that runs tasks.
+    """Executor of tasks (such as a cluster), and the folder of its jobs.
 
     Attributes:
-      executor: executor, inside its context.
-      work: folder of jobs (`common/jobs.py`) that this process has for itself and the workers can access, next to a
-        copy of the vocabulary.
+      executor: executor whose context manager is already entered.
+      work: folder of jobs (`common/jobs.py`), locked by this process and accessible to the workers. A copy of the
+        vocabulary is next to it.
     """
 
     executor: tasks.Executor
@@ -62,7 +62,7 @@ def tokenize(
       name: name of the source.
       identity: hash of everything that the tokens depend on, except the code; if empty, the job does not resume.
       target: existing folder on this machine for fetched files.
-      skipped: counts of bad rows, to which this adds.
+      skipped: counts of rows and bad rows, which this function increases.
 
     Raises:
       UserError: the source has an error, too many rows are bad, or tasks failed.
@@ -111,7 +111,7 @@ def _count(workspace: tasks.Workspace, start: int, stop: int) -> dict[str, Any]:
 
 
 def _skipped(marks: Iterable[tasks.Mark]) -> Skipped:
-    """Returns the bad rows that were counted."""
+    """Returns the sum of the rows and bad rows that the tasks counted."""
     total = Skipped()
     for mark in marks:
         total.add(Skipped(**mark.result["skipped"]))
@@ -129,7 +129,7 @@ def _tokenize_tasks(name: str, count: str, marks: tasks.Marks) -> list[tasks.Tas
 
 
 def _tokenize(workspace: tasks.Workspace, start: int, stop: int, first: int, number: int) -> dict[str, Any]:
-    """Writes the tokens of consecutive pieces, whose documents have the numbers from `first`."""
+    """Writes the tokens of consecutive pieces, whose documents are numbered from `first`."""
     settings = _settings(workspace.folder, workspace.identity)
     documents = reading.documents_of(settings.data, settings.source, settings.pieces[start:stop], first, Skipped())
     num_documents, all_groups, writer = 0, groups.Groups(), parts.PartsWriter(len(shuffle.FILES))
@@ -148,7 +148,7 @@ def _tokenize(workspace: tasks.Workspace, start: int, stop: int, first: int, num
 
 
 class _Settings(NamedTuple):
-    """Settings of a job, as the workers read them from its folder, and the pieces of its source."""
+    """Settings of a job, which workers read from the job's folder, and the pieces of the job's source."""
 
     data: DataConfig
     vocabulary: VocabularyConfig
@@ -176,7 +176,7 @@ def _encoder(folder: str, identity: str) -> Callable[[tokenizing.Batch], tokeniz
 
 
 def _fetch(folder: str, marks: Sequence[tasks.Mark], target: str, name: str) -> str:
-    """Joins the parts of a file of the shuffle. Returns its path in the folder `target`.
+    """Joins the parts of a file of the shuffle. Returns the path of the joined file in the folder `target`.
 
     Raises:
       UserError: a file of a task is gone or damaged.

@@ -35,7 +35,7 @@ class Batch(NamedTuple):
       further_texts: texts of each example after the first; None for documents.
       groups: `group` of each document.
       validates: `validates` of each document.
-      values: values of all documents, by column of the source.
+      values: dict from a column of the source to the values of all documents.
       tokens: tokens of each document of a tokenized source; None for texts.
     """
 
@@ -69,7 +69,7 @@ class TokenizingTask(NamedTuple):
     """Settings with which a worker tokenizes the documents of a source.
 
     Attributes:
-      segmenter: name of the function that splits texts into words, if the vocabulary does not mark them.
+      segmenter: name of the function that splits texts into words; None if the source has no segmenter.
       source_columns: columns whose values come from the source.
       keeps_offsets: whether the cache stores the characters of each token.
     """
@@ -110,7 +110,7 @@ def encode(
     """Tokenizes a batch; documents without tokens are dropped.
 
     Args:
-      rules: functions that find the starts of parts of a text, by the column for these starts.
+      rules: dict from a column of starts to the function that finds these starts in a text, such as word starts.
     """
     if batch.tokens is not None:
         batch = batch._replace(texts=_decode(batch.tokens, vocabulary))
@@ -158,7 +158,7 @@ def _decode_whole(document: np.ndarray, vocabulary: vocabularies.Vocabulary) -> 
 
 
 def _gather_tokens(documents: list[np.ndarray], vocabulary: vocabularies.Vocabulary) -> dict[str, Values]:
-    """Returns the columns of tokenized documents, each of which is one sentence."""
+    """Returns the columns of tokenized documents. Each document is one sentence."""
     firsts = [len(vocabulary.decode(document[:1]).encode("utf-8")) for document in documents]
     return {
         "tokens": columns.gather(columns.tokens(vocabulary.vocab_size), documents),
@@ -168,7 +168,7 @@ def _gather_tokens(documents: list[np.ndarray], vocabulary: vocabularies.Vocabul
 
 
 def _encode_texts(texts: list[str], vocabulary: vocabularies.Vocabulary, rules: dict[str, Rule]) -> dict[str, Values]:
-    """Returns the tokens of texts, and the starts of the parts of each text."""
+    """Returns the columns of texts, such as their tokens and the starts of sentences."""
     ids, ends, starts, first_bytes = vocabulary.encode_parts(texts, list(rules.values()))
     values = {"tokens": Values(ids, np.diff(ends)), "first_bytes": Values(np.array(first_bytes))}
     for name, flat in zip(rules, starts, strict=True):
@@ -179,9 +179,9 @@ def _encode_texts(texts: list[str], vocabulary: vocabularies.Vocabulary, rules: 
 def encode_examples(
     firsts: list[str], further_texts: list[tuple[str, ...]], vocabulary: vocabularies.Vocabulary, keeps_offsets: bool
 ) -> dict[str, Values]:
-    """Returns the tokens of examples, each as a document whose sentences are the texts of the example.
+    """Returns the columns of examples. An example is a document, and the texts of the example are its sentences.
 
-    A text without tokens also has a start.
+    The column of sentence starts includes texts without tokens.
     """
     texts = [text for first, rest in zip(firsts, further_texts, strict=True) for text in (first, *rest)]
     counts = np.array([1 + len(rest) for rest in further_texts])
@@ -203,18 +203,18 @@ def encode_examples(
 
 
 def _within_documents(starts: np.ndarray, sizes: np.ndarray, ends: np.ndarray) -> Values:
-    """Returns starts counted from the first token of their document.
+    """Converts offsets in a batch to offsets in the documents.
 
     Args:
-      starts: starts counted from the first token of all documents.
-      sizes: number of starts of each document.
-      ends: first token of each document, and the end of the last one.
+      starts: sorted offsets from the first token of the batch.
+      sizes: number of offsets in each document.
+      ends: index of the first token of each document, and then the total number of tokens.
     """
     return Values(starts - np.repeat(ends[:-1], sizes), sizes)
 
 
 def in_batches(documents: Iterable[Document]) -> Iterator[Batch]:
-    """Yields batches of documents, whose numbers must be consecutive."""
+    """Groups documents with consecutive numbers into batches."""
     for batch in batches(documents, _BATCH_CHARACTERS, _num_characters):
         numbers, texts, validates, further_texts, values, group_names, tokens = map(list, zip(*batch, strict=True))
         by_column = {name: [document[name] for document in values] for name in values[0]}
@@ -231,14 +231,14 @@ def in_batches(documents: Iterable[Document]) -> Iterator[Batch]:
 
 
 def _num_characters(document: Document) -> int:
-    """Returns the size of a document: its number of tokens if it is tokenized, otherwise of characters."""
+    """Returns the size of a document: its number of tokens if it is tokenized, otherwise its number of characters."""
     if document.tokens is not None:
         return len(document.tokens)
     return sum(map(len, (document.text, *(document.further_texts or ()))))
 
 
 def batches(items: Iterable[Item], limit: int, size: Callable[[Item], int]) -> Iterator[list[Item]]:
-    """Yields items in lists, each of which ends when the sizes of its items reach `limit` in total."""
+    """Yields lists of consecutive items. A list ends as soon as the total size of its items reaches `limit`."""
     batch, total = [], 0
     for item in items:
         batch.append(item)
@@ -261,7 +261,7 @@ def tokenize(documents: Iterable[Document], task: TokenizingTask, folder: str) -
     Results are written in the order of the documents, so the number of processes makes no difference.
 
     Returns:
-      Number of documents with tokens; groups of all documents.
+      A pair: the number of documents with tokens, and the groups of all documents.
     """
     num_documents, all_groups, remaining = 0, groups.Groups(), in_batches(documents)
     head = list(itertools.islice(remaining, _INLINE_BATCHES))

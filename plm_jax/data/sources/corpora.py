@@ -2,9 +2,10 @@
 
     data = config.DataConfig(cache_dir="../.cache/bert", length=128, **corpora.mixture("bert"))
 
-Corpora that TensorFlow Datasets provides are read from there. The others were not released, or may not be
-redistributed. For these you provide files with one JSON object {"text": …} per line, at `../corpora/NAME/*.jsonl.gz`
-relative to the config file or at `data.sources.NAME.path`. A source with a rate of 0 is neither prepared nor read.
+Corpora that TensorFlow Datasets provides are read from there. Other corpora were not released, or may not be
+redistributed. For these corpora, you provide files with one JSON object {"text": …} per line, at
+`../corpora/NAME/*.jsonl.gz` relative to the config file or at `data.sources.NAME.path`. A source with a rate of 0 is
+neither prepared nor read.
 """
 
 from dataclasses import dataclass
@@ -23,8 +24,8 @@ class PublishedCorpus:
 
     Attributes:
       source: source of the documents.
-      size: amount of text, according to `reference`.
-      reference: a paper.
+      size: amount of text with its unit, such as `745 GB`, according to `reference`.
+      reference: paper that describes the corpus.
     """
 
     source: Source
@@ -118,7 +119,7 @@ def sources(*names: str) -> dict[str, Source]:
     """Returns the sources of corpora; `c4_multilingual:sw` is the Swahili part of mC4.
 
     Raises:
-      UserError: an unknown corpus.
+      UserError: a corpus is unknown.
     """
     return {name.replace(":", "_"): _source(name) for name in names}
 
@@ -136,7 +137,7 @@ def mixture(name: str) -> dict[str, Any]:
     """Returns the fields `sources` and `mixture` of `config.DataConfig` for one of MIXTURES.
 
     Raises:
-      UserError: an unknown mixture.
+      UserError: the mixture is unknown.
     """
     if name not in MIXTURES:
         raise UserError(f"there is no mixture '{name}': {nearest(name, MIXTURES)}")

@@ -1,4 +1,4 @@
-"""Sources of files of text and of tables: settings, reading and fingerprints."""
+"""Sources of text files and tables: settings, reading and fingerprints."""
 
 import collections
 import dataclasses
@@ -65,14 +65,15 @@ class FileSource(PathSource):
         return FileCorpus(self)
 
     def records(self, path: str, advance: Callable[[int], Any]) -> Iterator[tuple[int, ReadRecord]]:
-        """Yields the rows of a file that are not blank.
+        """Yields the rows of a file, without blank lines.
 
         Args:
           advance: called with the number of bytes that were read since the last call, before decompression.
 
         Yields:
-          Number of the row, or of its first line in a text file, counted from 1; a function that returns its record, or
-          None if the source skips the row, and raises `BadRow` if the row does not fit the source.
+          A pair: the number of the row (in a text file, the number of its first line), counted from 1, and a function.
+          The function returns the record of the row, or None if the source skips the row. It raises `BadRow` if the row
+          does not fit the source.
 
         Raises:
           UserError: the file cannot be read, is damaged or does not fit the source.
@@ -87,7 +88,7 @@ class FileSource(PathSource):
         """Rejects files in formats that the source cannot read, with a `UserError`."""
 
     def digest(self, path: str) -> str:
-        """Returns the SHA-256 of a file of the source, with whatever else decides its records."""
+        """Returns the SHA-256 of a file of the source, together with anything else that decides the file's records."""
         return sha256(path)
 
 
@@ -108,7 +109,7 @@ class TableSource(FileSource):
 
     @property
     def fields(self) -> set[str] | None:
-        """Names of the fields that the records are made of; None if they are unknown, so that all are read."""
+        """Names of the fields that a record needs. If None, the names are unknown and all fields are read."""
         return None
 
     @override
@@ -252,7 +253,8 @@ def read(
     """Yields the non-blank documents of a source of files, in the order of the files' paths.
 
     Args:
-      index, number: reads shard `index` of `number` shards, each with about the same number of files.
+      index: index of the shard to read.
+      number: number of shards, which have about the same number of files.
       skipped: counter of rows and of bad rows, which are skipped. None: a bad row is an error.
       advance: called with the number of bytes that were read since the last call, before decompression.
 
@@ -278,7 +280,7 @@ class FileCorpus(Corpus):
 
     @override
     def shards(self, split: str, most: int = 1) -> list[tuple[int, int]]:
-        """Returns `(index, number)` of each shard, a range of consecutive files."""
+        """Returns the arguments `(index, number)` of `read` for each shard. A shard is a range of consecutive files."""
         number = min(most, len(paths(for_split(self._source, split))))
         return [(index, number) for index in range(number)]
 
@@ -291,7 +293,7 @@ class FileCorpus(Corpus):
 
     @override
     def fingerprint(self) -> list[str]:
-        """Returns the digest of each file."""
+        """Returns the digests of the training files, the name of the validation split, and the digests of its files."""
         hashes = []
         for split in self.splits:
             digests = map(self._source.digest, paths(for_split(self._source, split)))
@@ -308,7 +310,7 @@ def paths(source: FileSource) -> list[str]:
     """Returns the sorted files that a source's path or glob matches.
 
     Raises:
-      UserError: there are none.
+      UserError: no file matches.
     """
     files = [file.path for file in source.list_files()]
     if not files:
@@ -329,11 +331,11 @@ def for_split(source: Files, split: str) -> Files:
 
 
 def _documents(path: str, source: TextFiles, advance: Callable[[int], Any]) -> Iterator[tuple[int, str, str | None]]:
-    """Yields the non-blank documents of a text file.
+    """Yields the documents of a text file. Skips blank lines, but yields a blank file if each file is a document.
 
     Yields:
-      Number of the first line, counted from 1; location, `FILE` or `FILE:LINE`; text, None if it is longer than the
-      source's `max_characters`.
+      Three values: the number of the document's first line, counted from 1; its location, `FILE` or `FILE:LINE`; and
+      its text, or None if the text is longer than `max_characters` of the source.
     """
     limit = source.max_characters
     with text.open_text(path, advance) as file:
@@ -350,14 +352,14 @@ def _documents(path: str, source: TextFiles, advance: Callable[[int], Any]) -> I
 
 
 def _document_record(location: str, document: str | None, limit: int) -> Record:
-    """Returns the record of a document's text, which is None if it has more than `limit` characters."""
+    """Returns the record of a document. `document` is None if the text has more than `limit` characters."""
     if document is None:
         raise text.too_long(location, limit)
     return Record(text.check_utf8(location, document))
 
 
 def _paragraphs(lines: Iterable[str | None], limit: int) -> Iterator[tuple[int, str | None]]:
-    """Yields the number of the first line of each paragraph, counted from 1, and its text, None if above `limit`."""
+    """Yields a pair per paragraph: the number of its first line, counted from 1, and its text (None if too long)."""
     begin, paragraph, size = 1, [], 0
     for number, line in enumerate(itertools.chain(lines, [""]), 1):
         if line is None or line.strip():
@@ -388,7 +390,7 @@ def group(location: str, row: dict[str, Any], source: Source) -> str | None:
 
 
 def is_taken(location: str, row: dict[str, Any], source: TableSource) -> bool:
-    """Whether a source reads a row, according to its field `only`.
+    """Whether a source reads a row, according to the field of the row that the setting `only` names.
 
     Raises:
       BadRow: the field is missing or not a boolean.
@@ -425,7 +427,7 @@ def check(name: str, source: Source) -> None:
 
 
 def _no_files(name: str, path: str, setting: str) -> UserError:
-    """Returns the error for a path without files, with advice by what is near it."""
+    """Returns the error for a path without files, with advice based on the files nearby."""
     if not path:
         return UserError(f"{setting} is empty: set it to the path of the documents of '{name}'")
     if pattern := _pattern_of_folder(path):
@@ -441,7 +443,7 @@ def _no_files(name: str, path: str, setting: str) -> UserError:
 
 
 def _pattern_of_folder(path: str) -> str | None:
-    """Returns the glob with the most common extension in a folder, or below it; None if there are no files."""
+    """Returns a glob with the most common extension in a folder or its subfolders; None if there are no files."""
     for pattern in ("*", "**/*"):
         files = storage.glob(os.path.join(glob.escape(path), pattern))
         names = [name for name in map(os.path.basename, files) if not name.startswith("_")]  # Not Spark's `_SUCCESS`.

@@ -1,10 +1,11 @@
-"""Sources of labeled examples: the fields of a row, and the texts and columns of the cache that they become.
+"""Sources of labeled examples: the fields of a row, and the texts and columns that the cache stores for them.
 
     config.LabeledTable("train.jsonl", config.ClassForm(("negative", "positive"), text="sentence"), "test.jsonl")
 
-An example is a document of the cache, and its texts are the sentences of the document: a text and its pair; words,
-joined by spaces; a context and the question about it; a context and its choices. The first text decides whether the
-example is held out. Each form has its own columns:
+An example is a document of the cache, and its texts are the sentences of the document. For classes, labels and scores,
+the texts are one text or a pair of texts; for tags, the words joined by spaces; for spans, a context and a question;
+for choices, a context and its endings. The first text decides whether the example is held out. Each form has its own
+columns:
 
     classes   label          id of the class
     labels    labels         ids of the labels, sorted
@@ -249,8 +250,8 @@ def label_index(value: Any, names: Sequence[str]) -> int | None:
     """Returns the index of a label among the names of a task's classes, or None if it is not a label.
 
     Args:
-      value: a JSON value: a name; true, false or a number whose JSON text is a name; or, if no name looks like a
-        number, the index itself. Nothing else is a label: null is not the class "None".
+      value: a JSON value. A label is a name, or true, false or a number whose JSON text is a name. If no name looks
+        like a number, an index is also a label. No other value is a label; for example, null is not the class "None".
     """
     name = json.dumps(value) if isinstance(value, bool | int | float) else value
     if isinstance(name, str) and name in names:
@@ -273,7 +274,7 @@ def _label(location: str, field: str, value: Any, labels: tuple[str, ...]) -> in
 
 
 def _one_or_two(form: ClassForm | LabelsForm | ScoreForm, location: str, row: Row) -> tuple[str, tuple[str, ...]]:
-    """Returns the first text of a row and its further texts, at most one."""
+    """Returns a pair: the first text of a row, and a tuple of further texts (none or one)."""
     return row_fields.text(location, row, form.text), (row_fields.text(location, row, form.pair),) if form.pair else ()
 
 
@@ -335,7 +336,7 @@ def _span(form: AnswerForm, location: str, row: Row) -> Record:
 
 
 def _answers(location: str, field: str, answers: Any) -> list[tuple[str, int]]:
-    """Returns the text of each answer and the offset of its first character."""
+    """Returns a pair per answer: its text and the offset of its first character."""
     if isinstance(answers, Mapping):
         texts, starts = answers.get("text"), answers.get("answer_start")
     elif isinstance(answers, list) and all(isinstance(answer, Mapping) for answer in answers):

@@ -14,7 +14,7 @@ from plm_jax.data.tensorflow_side import tfds
 
 
 class TfdsCorpus(Corpus):
-    """Labeled examples of the splits of a builder, in its order."""
+    """Labeled examples of a TFDS builder, in the order of the builder."""
 
     skips_bad_rows = True
 
@@ -67,7 +67,7 @@ def open_rows(source: TfdsSource) -> RowReader:
 
 
 def rows(builder: tfds.core.DatasetBuilder, name: str, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields the rows of a builder's split in its order: name of the row in errors, and its fields as JSON values."""
+    """Yields a pair per row of a builder's split: the row's name in errors, and the row's fields as JSON values."""
     reading = tfds.ReadConfig(interleave_cycle_length=1)  # Reads one file after another.
     as_dataset: Any = builder.as_dataset  # Its decorator hides its arguments.
     examples: Any = tfds.as_numpy(as_dataset(split, shuffle_files=False, read_config=reading))

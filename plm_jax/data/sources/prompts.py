@@ -12,16 +12,19 @@ class PromptConfig:
     """Format of few-shot prompts: an introduction, examples with answers, and the question of a row.
 
     In a template `{name}` stands for a field of the row, as in `{question}` or `{choices[0]}`. If the source's form has
-    tags, `{text}` is the words joined by spaces. A template that is only a field with a list of texts stands for every
-    text of the list.
+    tags, `{text}` stands for the words joined by spaces. A template that is only a field with a list of texts stands
+    for every text of the list.
 
     Attributes:
       question: template of the text before the answer.
       choices: templates of the answers that the model chooses from, in the order of the form's labels; if empty, the
-        labels of the form or the choices of the row; if there are none of these, the model generates its answer.
-      answer: template of the correct answer: the text of a choice or its index from 0; without choices, a text, or a
-        field with a list of all accepted texts; if empty, the label of the form or the targets of the source.
-      delimiter: text between question and answer; it is scored as part of the answer, but not counted in its length.
+        model chooses from the labels of the form or the choices of the row. If the source has neither labels nor
+        choices, the model generates its answer.
+      answer: template of the correct answer. With choices, the answer is the text of a choice or the index of a choice
+        from 0. Without choices, the answer is a text, or a field with a list of all accepted texts. If the template is
+        empty, the answer is the label of the form or the targets of the source.
+      delimiter: text between question and answer. The score of an answer includes the delimiter, but the length of the
+        answer does not.
       separator: text after each example and after the introduction.
       introduction: text at the beginning of the prompt.
       condition: text that replaces the question when `--normalize=unconditional` scores a choice without the question.

@@ -25,7 +25,7 @@ def raw(location: str, row: Row, name: str) -> Any:
 
 
 def value(location: str, row: Row, name: str) -> Any:
-    """Returns a field that need not be text; raises `BadRow` if the row lacks it."""
+    """Returns a field of any type, with cells of CSV files parsed; raises `BadRow` if the row lacks it."""
     return cell_value(raw(location, row, name))
 
 
@@ -55,7 +55,7 @@ def number(location: str, row: Row, name: str) -> int | float:
 
 
 def brief(content: Any) -> str:
-    """Returns a value as JSON for errors; of a long one the beginning, with an ellipsis and the closing quote."""
+    """Returns a value as JSON for errors. A long value is cut and ends in an ellipsis; a text also ends in a quote."""
     text = json.dumps(content, ensure_ascii=False, default=str)
     if len(text) <= _MAX_BRIEF:
         return text

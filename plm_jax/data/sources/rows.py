@@ -11,7 +11,7 @@ from plm_jax.data.sources.source import Source, SourceRow
 def splits(
     name: str, source: Source, split: str, fraction: float, record: Callable[[SourceRow], Record]
 ) -> tuple[list[SourceRow], list[SourceRow]]:
-    """Returns the rows of `train` and those of another split.
+    """Returns the rows of `train` and the rows of another split.
 
     If the source has no validation split, `train` is divided as `prepare` divides it.
 
@@ -19,10 +19,12 @@ def splits(
       name: name of the source in the config.
       split: name of the other split.
       fraction: fraction of the rows that are held out if the source has no validation split.
-      record: returns the record that `prepare` reads for a row, which decides whether the row is held out.
+      record: function from a row to the record that `prepare` reads for the row; the record decides whether the row is
+        held out.
 
     Raises:
-      UserError: the rows of the source have no fields, there is no such split, or a row does not fit the source.
+      UserError: the rows of the source have no fields, there is no such split, no row is held out, or a row does not
+        fit the source.
     """
     read, splits = source.open_rows(name)
     if split not in (*splits, "validation"):

@@ -10,7 +10,7 @@ from plm_jax.data.sources.prompts import PromptConfig
 
 
 class SourceRow(NamedTuple):
-    """A row's fields by name, and its name in errors."""
+    """A row of a source: its fields by name, and the name of the row in errors."""
 
     location: str
     fields: dict[str, Any]
@@ -20,7 +20,7 @@ class RowReader(NamedTuple):
     """Reader of the rows of a source with their fields.
 
     Attributes:
-      read: returns the rows of a split.
+      read: function from the name of a split to the rows of the split.
       splits: names of the splits.
     """
 
@@ -32,10 +32,11 @@ class Source(Role):
     """A source of text: a corpus, or a task with inputs and targets.
 
     Attributes:
-      location_fields: names of the fields with paths to the data, which do not change its contents. Relative paths
-        count from the config file.
+      location_fields: names of the settings with the location of the data; they do not affect the contents of the
+        source. Relative paths are relative to the folder of the config file.
       prompt: prompt format for `evaluate --shots`; None: the rows cannot be evaluated as prompts.
-      texts, numbers: names of the texts and of the numbers of a record, for sources of records; empty for others.
+      texts: names of the fields of a record that are texts; empty for sources without records.
+      numbers: names of the fields of a record that are numbers; empty for sources without records.
     """
 
     location_fields: ClassVar[tuple[str, ...]] = ()
@@ -66,7 +67,7 @@ class Source(Role):
 
         Args:
           location: name of the row in errors.
-          row: its fields.
+          row: fields of the row.
 
         Raises:
           BadRow: the row does not fit the source.
@@ -97,7 +98,7 @@ class TfdsSource(TaskSource):
 
 
 class RegisteredSource(TaskSource):
-    """A source in seqio's registry; its name is the name of a task or of a mixture."""
+    """A source in seqio's registry. `name` is the name of a task or a mixture."""
 
     name: str
     module: str

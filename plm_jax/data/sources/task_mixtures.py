@@ -1,7 +1,7 @@
-"""Sources that name a mixture in seqio's registry. Each is replaced by one source per task, with the mixture's rates.
+"""Parts of mixtures. A source that names a mixture in seqio's registry is replaced by its parts, one source per task.
 
-    CACHE_DIR/NAME/manifest.json   `source`, like any cache; `parts`: task and rate of the source of each task
-    CACHE_DIR/NAME-TASK/…          cache of each task, like that of any source
+    CACHE_DIR/NAME/manifest.json   `source`, as in every cache; `parts`: task and rate of each part
+    CACHE_DIR/NAME-TASK/…          cache of each part, in the same format as other caches
 
 `prepare` writes the manifest last. Only `prepare` calls seqio: this module imports neither seqio nor TensorFlow.
 """
@@ -29,7 +29,7 @@ _UNSAFE = re.compile(r"[^\w-]", re.ASCII)
 
 
 class MixtureTask(NamedTuple):
-    """A task of a mixture, and its rate in examples."""
+    """A part of a mixture: the name of a task in seqio's registry, and the task's rate in examples."""
 
     task: str
     rate: float
@@ -39,10 +39,10 @@ Parts = dict[str, MixtureTask]  # Keys are the names of the sources of tasks.
 
 
 def name_parts(name: str, rates: Mapping[str, float]) -> Parts:
-    """Returns a part for each task of a mixture, given the rate of each task; `name` is the mixture's source.
+    """Returns a dict from the name of each part of a mixture to its task, given the rate of each task.
 
-    Parts are named NAME-TASK, with _ instead of characters that are unsafe in folder names. Tasks whose names would
-    then be equal get a hash as a suffix.
+    Parts are named NAME-TASK, where NAME is the name of the mixture's source, with _ instead of characters that are
+    unsafe in folder names. Tasks whose names would then be equal get a hash as a suffix.
     """
     plain = {task: f"{name}-{_UNSAFE.sub('_', task)}" for task in rates}
     shared = {part for part, number in collections.Counter(plain.values()).items() if number > 1}
@@ -57,7 +57,7 @@ def registered(sources: Mapping[str, Source]) -> dict[str, Parts]:
 
 
 def manifest(data: DataConfig, name: str, parts: Parts, has_validation: bool) -> dict[str, Any]:
-    """Returns the manifest of a mixture; `has_validation` is whether each of its tasks has a validation split."""
+    """Returns the manifest of a mixture; `has_validation` says whether every task has a validation split."""
     described = {
         "source": staleness.describe(data, name, has_validation),
         "parts": {part: task._asdict() for part, task in parts.items()},
@@ -103,14 +103,14 @@ def expanded_rates(rates: Mapping[str, float], names: Iterable[str], parts: Mapp
 def expanded(data: DataConfig, parts: Mapping[str, Parts]) -> DataConfig:
     """Returns the config with a source for each task of a mixture, in place of the mixture.
 
-    The tasks divide the rate of the mixture in proportion to their rates, and use its segmenter and token type. Other
-    sources are unchanged.
+    The rate of the mixture is divided among the tasks in proportion to their rates. Each task has the segmenter and
+    token type of the mixture. Other sources are unchanged.
 
     Args:
       parts: parts of each source that is a mixture.
 
     Raises:
-      UserError: a task's source has the name of another one.
+      UserError: a task's source has the name of another source.
     """
     if not parts:
         return data

@@ -32,7 +32,7 @@ _VERSION = re.compile(r"/(\d+\.\d+\.\d+)$")
 
 
 class TaskExample(NamedTuple):
-    """Texts of the inputs and targets of an example, and every feature of its row as NumPy arrays and bytes."""
+    """An example: its inputs and targets as texts, and all features of its row as NumPy arrays and bytes."""
 
     inputs: str
     targets: str
@@ -90,7 +90,7 @@ class _FileSource(seqio.DataSource):
 
 
 class _TfdsTexts(seqio.TfdsDataSource):
-    """Documents of a TFDS builder, which do not depend on each other."""
+    """Documents of a TFDS builder. No document depends on another document."""
 
 
 class TaskCorpus(Corpus):
@@ -147,7 +147,7 @@ def task(name: str, source: Source) -> seqio.Task:
 
 
 def registered(name: str, source: Source, bad_rows: str = "stop") -> seqio.Task:
-    """Returns the seqio task of a source, as `task` does, but also of a source without a `train` split, for evaluation.
+    """Returns the seqio task of a source like `task`, but accepts a source without a `train` split, for evaluation.
 
     Args:
       bad_rows: `stop` or `skip`, as in `DataConfig`; for sources of files.
@@ -256,7 +256,7 @@ def builder(source: TfdsSource) -> tfds.core.DatasetBuilder:
     """Returns the TFDS builder of a source.
 
     Raises:
-      UserError: an unknown builder, or one without the source's field.
+      UserError: the builder is unknown or lacks the source's field.
     """
     try:
         builder = tfds.builder(_VERSION.sub(r":\1", source.name), data_dir=source.data_dir or None)
@@ -273,7 +273,7 @@ def builder(source: TfdsSource) -> tfds.core.DatasetBuilder:
 
 
 def download(builder: tfds.core.DatasetBuilder) -> Mapping[str, Any]:
-    """Returns the splits of a builder, which are unknown before it is downloaded and prepared.
+    """Downloads and prepares a builder if necessary. Returns its splits, which are unknown before the download.
 
     Raises:
       UserError: the builder cannot be downloaded.
@@ -303,8 +303,8 @@ def download_splits(source: TfdsSource, builder: tfds.core.DatasetBuilder) -> Ma
 def shards(source: Source, task: seqio.Task, split: str) -> list[seqio.ShardInfo | None]:
     """Returns the shards of a split, which can be read in parallel: one per file for files and TFDS builders.
 
-    Files of TFDS are never joined, since reading a whole split would interleave them. A task of seqio's registry is a
-    single shard, since its examples may depend on each other, unless `register_tfds` registered it.
+    Files of TFDS are never combined into one shard, since TFDS would interleave their examples. A task of seqio's
+    registry is a single shard, since its examples may depend on each other, unless `register_tfds` registered it.
     """
     if isinstance(source, RegisteredSource) and not isinstance(task.source, _TfdsTexts):
         return [None]
@@ -313,10 +313,10 @@ def shards(source: Source, task: seqio.Task, split: str) -> list[seqio.ShardInfo
 
 
 def texts(task: seqio.Task, split: str, field: str = "text", shard: seqio.ShardInfo | None = None) -> Iterator[str]:
-    """Yields the documents of a split or of a shard of it, in the order of the source.
+    """Yields the documents of a split, or of one shard of the split, in the order of the source.
 
     Raises:
-      UserError: the examples of the task lack `field`, or the errors of `files.read`.
+      UserError: the examples of the task lack `field`, or `files.read` raises this error.
     """
     rows = _dataset(task, split, (field,), shard)
     with _source_errors(task):
@@ -326,10 +326,10 @@ def texts(task: seqio.Task, split: str, field: str = "text", shard: seqio.ShardI
 
 
 def examples(task: seqio.Task, split: str, shard: seqio.ShardInfo | None = None) -> Iterator[TaskExample]:
-    """Yields the examples of a split or of a shard of it, in the order of the source.
+    """Yields the examples of a split, or of one shard of the split, in the order of the source.
 
     Raises:
-      UserError: the examples lack inputs or targets, or the errors of `files.read`.
+      UserError: the examples lack inputs or targets, or `files.read` raises this error.
     """
     rows = _dataset(task, split, _PARTS, shard)
     with _source_errors(task):
@@ -368,7 +368,8 @@ def _source_errors(task: seqio.Task) -> Iterator[None]:
 def _text(task: seqio.Task, row: dict[str, Any], name: str) -> str:
     """Returns a feature of a row as text.
 
-    A feature of tokens is read from `{name}_pretokenized`, where seqio usually stores its text, or else decoded.
+    If the feature is tokens, returns the feature `{name}_pretokenized`, in which seqio usually stores the text. If the
+    row lacks this feature, decodes the tokens.
     """
     value = row.get(f"{name}_pretokenized", row[name])
     if isinstance(value, bytes):
@@ -385,9 +386,9 @@ def accuracy(targets: list[str], predictions: list[str]) -> dict[str, float]:
 def fingerprint(source: Source, task: seqio.Task) -> list[str]:
     """Returns strings to hash that change whenever the contents of a seqio task change.
 
-    These are the SHA-256 of each file, or for a TFDS builder, whose files may have terabytes, its version and sizes. A
-    registered task adds the hashes of its module's code, of the modules that it imports from its folder, and of the
-    files that its data source lists in `code`.
+    For files, the strings are the SHA-256 of each file. For a TFDS builder, whose files may have terabytes, they are
+    the version and the sizes of the splits. For a registered task, hashes of code are added: of the task's module, of
+    the modules that the task's module imports from its folder, and of the files that the data source lists in `code`.
     """
     paths, sizes, code = [], [], []
     if isinstance(source, RegisteredSource):

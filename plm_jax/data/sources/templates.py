@@ -19,7 +19,7 @@ _NAME = re.compile(r"[^.\[]*")
 
 
 class _Template(string.Formatter):
-    """Formats like `str.format`, but accepts only texts and numbers, and writes booleans as JSON does.
+    """Formatter like `str.format` that accepts only texts and numbers, and writes booleans as JSON does.
 
     Widths and precisions of more than three digits are rejected, so that a row's text is about as long as its fields.
     """
@@ -44,7 +44,7 @@ class _Template(string.Formatter):
 
 
 def _with_values(field_name: str, row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns a row in which the cell that a replacement field looks into, as `choices[0]` does, is its value."""
+    """Returns a row whose cell is parsed if `field_name` reads a part of the cell, such as `choices[0]`."""
     name = _name(field_name)
     return {**row, name: cell_value(row[name])} if name != field_name and isinstance(row.get(name), Cell) else row
 
@@ -93,7 +93,7 @@ def render_all(template: str, location: str, row: Mapping[str, Any], template_na
 
 
 def _raise_bad_row(function: Callable[[], Any], location: str, row: Mapping[str, Any], template_name: str) -> Any:
-    """Returns the result of a function that formats a row, with its errors raised as `BadRow`."""
+    """Calls a function that formats a row, converts its errors to `BadRow`, and returns its result."""
     try:
         return function()
     except KeyError as error:

@@ -116,13 +116,13 @@ class SeqioSource(RegisteredSource):
 class SeqioTask(SeqioSource):
     """Documents of a task, or of a mixture of tasks, that a module registers with seqio.
 
-    Each task of a mixture is prepared and read as a source SOURCE-TASK, under which it appears in the run's config.json
-    and in its `validation/…` metrics. The tasks divide the rate of SOURCE in proportion to seqio's rates, which
-    `prepare` computes.
+    Each task of a mixture is prepared and read as a source named SOURCE-TASK. The run's config.json and its
+    `validation/…` metrics use this name. The rate of SOURCE is divided among the tasks in proportion to seqio's rates,
+    which `prepare` computes.
 
     Attributes:
       name: name of the task or mixture.
-      module: Python module that registers it.
+      module: Python module that registers the task or mixture.
       field: feature with the text of a document.
     """
 
@@ -141,12 +141,12 @@ class SeqioTask(SeqioSource):
 class SeqioInputsTargets(SeqioSource, InputsTargetsSource):
     """Examples with inputs and targets of a task, or of a mixture of tasks, that a module registers with seqio.
 
-    Inputs and targets may be texts or tokens. The text of tokens is `inputs_pretokenized`, or decoded by the task's
-    vocabulary. Mixtures are read like those of `SeqioTask`.
+    Inputs and targets may be texts or tokens. The text of tokens is read from `inputs_pretokenized` and
+    `targets_pretokenized`, or else decoded by the task's vocabulary. Mixtures are read as in `SeqioTask`.
 
     Attributes:
       name: name of the task or mixture.
-      module: Python module that registers it.
+      module: Python module that registers the task or mixture.
     """
 
     kind: ClassVar[str] = "seqio_inputs_targets"

@@ -1,4 +1,4 @@
-"""Text files: opening, also of compressed files, and checks of their encoding."""
+"""Opening of text files, including compressed ones, and checks of their encoding."""
 
 import contextlib
 import gzip

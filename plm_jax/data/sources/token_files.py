@@ -30,7 +30,7 @@ class _Tokens(NamedTuple):
 
     Attributes:
       start: position of the first byte.
-      number: number of tokens; None if the file does not contain it.
+      number: number of tokens according to the header; None without a header.
     """
 
     dtype: np.dtype
@@ -42,13 +42,14 @@ class _Tokens(NamedTuple):
 class TokenFiles(FileSource):
     """Tokenized documents in `.npy` or `.bin` files: one array of token ids, with a separator between documents.
 
-    The header of a `.npy` file or of llm.c's `.bin` files decides the type of the ids. Other files have no header, such
-    as those of nanoGPT, OLMo and Megatron. The cache does not contain the separator. A document counts as one
+    The header of a `.npy` file or of llm.c's `.bin` files decides the type of the ids. Other files, such as the files
+    of nanoGPT, OLMo and Megatron, have no header. The cache does not contain the separator. A document counts as one
     sentence. The vocabulary must be the one that the documents were tokenized with.
 
     Attributes:
       path: path of the training files; may be a glob.
-      document_end: id that separates documents, at their end or their start, such as 50256 for GPT-2's `<|endoftext|>`.
+      document_end: id that separates documents, at the end or the start of each document, such as 50256 for GPT-2's
+        `<|endoftext|>`.
       dtype: type of the ids in files without a header, little-endian; use uint32 for int32.
       validation: path of the validation files; may be a glob; if empty, some of the training documents are held out.
       max_tokens: maximum number of tokens of a document; longer documents are bad rows.
@@ -105,7 +106,7 @@ def _arrays(path: str, dtype: np.dtype, advance: Callable[[int], Any]) -> Iterat
     """Yields the tokens of a file in arrays [n], without reading the file as a whole.
 
     Raises:
-      UserError: the file cannot be read or is damaged, or its array does not have one dimension or integers.
+      UserError: the file cannot be read or is damaged, or its array is not a one-dimensional array of integers.
     """
     with _opened(path) as file:
         num_bytes = file.seek(0, os.SEEK_END)
@@ -134,7 +135,7 @@ def _opened(path: str) -> Iterator[BinaryIO]:
 
 
 def _read_header(path: str, file: BinaryIO, dtype: np.dtype) -> _Tokens:
-    """Returns where the tokens of a file are; `dtype` is their type if there is no header."""
+    """Returns the position and type of the tokens in a file; `dtype` is the type if the file has no header."""
     file.seek(0)
     begin = file.read(_LLMC_HEADER_BYTES)
     file.seek(0)
@@ -148,7 +149,7 @@ def _read_header(path: str, file: BinaryIO, dtype: np.dtype) -> _Tokens:
 
 
 def _read_numpy_header(path: str, file: BinaryIO) -> _Tokens:
-    """Returns where the tokens of a `.npy` file are."""
+    """Returns the position and type of the tokens in a `.npy` file."""
     try:
         version = np.lib.format.read_magic(file)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0

@@ -40,12 +40,12 @@ _WSC_CORRECTIONS = {
 
 
 def labeled(task: str, fields: Sequence[str], labels: Sequence[str], columns: Sequence[str] = ()) -> Format:
-    """Returns the format `TASK FIELD: text FIELD: text …` → name of the label.
+    """Returns the format with the inputs `TASK FIELD: text FIELD: text …` and the name of the label as targets.
 
     Args:
       fields: names of the fields in order; T5 sorts them by name, except in MultiRC and WiC.
       labels: name of each value of the row's `label`.
-      columns: keys of the fields in a row, if they differ from their names.
+      columns: keys of the fields in a row, if the keys differ from `fields`.
     """
 
     def examples(row: Row) -> list[Example]:
@@ -60,14 +60,14 @@ def _label(label: Any, labels: Sequence[str]) -> str:
 
 
 def _checked(label: Any, count: int) -> int:
-    """Returns a label after a check that it is one of `count`, or -1 for none."""
+    """Returns a label after a check that it is in [0, `count`), or -1, which means that the row has no label."""
     if label not in range(-1, count):
         raise UserError(f"label {label!r}: expected 0 to {count - 1}, or -1 for none")
     return int(label)
 
 
 def _text(row: Row, name: str) -> str:
-    """Returns a field after a check that it is text; formatting would turn null into `None`."""
+    """Returns a field after a check that the field is text; formatting would turn null into `None`."""
     if not isinstance(value := row[name], str):
         raise UserError(f"'{name}' is {repr(value)[:40]}: expected text")
     return value
@@ -94,14 +94,14 @@ _multirc = labeled("multirc", ("question", "answer", "paragraph"), BOOLEAN)
 
 
 def multirc(row: Row) -> list[Example]:
-    """Converts a row of MultiRC like `labeled`, without HTML; answers to one question share parts of `idx/…`."""
+    """Converts a row of MultiRC like `labeled`, without HTML tags; `idx/…` identifies the question and the answer."""
     [example] = _multirc(row)
     example["inputs"] = re.sub("</?b>", "", example["inputs"].replace("<br>", " "))
     return [example | _group(row, "paragraph", "question", "answer")]
 
 
 def record(row: Row) -> list[Example]:
-    """Converts a row of ReCoRD to one example per answer; highlights become sentences of the passage."""
+    """Converts a row of ReCoRD to one example per answer. The passage's `@highlight` lines become sentences."""
     passage = re.sub(r"([.?!\"'])\n@highlight\n", r"\1 ", _text(row, "passage")).replace("\n@highlight\n", ". ")
     entities, answers = ", ".join(_texts(row, "entities")), _texts(row, "answers")
     inputs = f"record query: {_text(row, 'query')} entities: {entities} passage: {passage}"
@@ -110,7 +110,7 @@ def record(row: Row) -> list[Example]:
 
 
 def _group(row: Row, *parts: str) -> dict[str, np.int64]:
-    """Returns parts of the row's `idx`, which identify a group of examples, as 64-bit integers like TFDS."""
+    """Returns these parts of the row's `idx`, which identify a group of examples. They are int64, as in TFDS."""
     return {f"idx/{part}": np.int64(int(row["idx"][part])) for part in parts}
 
 
@@ -118,7 +118,7 @@ def wsc(row: Row) -> list[Example]:
     """Converts a row of WSC: `wsc: … *pronoun* …` → the candidate noun, which is correct if `label` is 1.
 
     Raises:
-      UserError: the word at `span2_index` is not `span2_text`, or is the first.
+      UserError: the word at `span2_index` is not `span2_text`, or is the first word.
     """
     text, index, pronoun = _text(row, "text"), row["span2_index"], _text(row, "span2_text")
     words, blanked = text.split(" "), _WSC_CORRECTIONS.get(text)
@@ -145,7 +145,7 @@ def _resolution(text: str, noun: str, label: Any) -> Example:
 
 
 def definite_pronoun(row: Row) -> list[Example]:
-    """Converts a row of DPR: `wsc: … *pronoun* …` → the correct candidate; marks the pronoun only once."""
+    """Converts a row of DPR: `wsc: … *pronoun* …` → the correct candidate. Marks only the first occurrence."""
     pronoun = re.escape(_text(row, "pronoun"))
     marked = re.sub(rf" ({pronoun})([ .,])", r" *\1*\2", _text(row, "sentence"), count=1)
     return [{"inputs": f"wsc: {marked}", "targets": _label(row["label"], _texts(row, "candidates"))}]

@@ -1,6 +1,6 @@
 """Metrics of the suite, each `fn(targets, predictions)` → {name: value}, as in tasks of seqio.
 
-Names and definitions are those of `t5/evaluation/metrics.py` in google-research/text-to-text-transfer-transformer, with
+Names and definitions come from `t5/evaluation/metrics.py` in google-research/text-to-text-transfer-transformer, with
 two differences. Accuracy, exact match, F1 and correlations are fractions, not percentages (BLEU and ROUGE are points
 from 0 to 100, as in T5). ROUGE is the mean over the summaries, not the median of bootstrapped means.
 """
@@ -99,8 +99,8 @@ def mean_over_groups(metric: Metric) -> Metric:
 def squad(targets: Sequence[Sequence[str]], predictions: Sequence[str]) -> dict[str, float]:
     """Returns exact match and F1 of words, each for the closest correct answer, after SQuAD's normalization.
 
-    The F1 of two empty answers is 0, as in T5 and in the script of SQuAD 1.1. In that of SQuAD 2.0 and in
-    `data.labeled.metrics`, it is 1.
+    The F1 of two empty answers is 0, as in T5 and in the script of SQuAD 1.1. In the script of SQuAD 2.0 and in
+    `data.labeled.metrics`, this F1 is 1.
     """
     exact, f1 = [], []
     for answers, prediction in zip(targets, predictions, strict=True):
@@ -111,7 +111,7 @@ def squad(targets: Sequence[Sequence[str]], predictions: Sequence[str]) -> dict[
 
 
 def rouge(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, float]:
-    """Returns the F1 of ROUGE-1, ROUGE-2 and ROUGE-Lsum, whose sentences end at ` . ` or at the end of a line."""
+    """Returns the F1 of ROUGE-1, ROUGE-2 and ROUGE-Lsum. For ROUGE-Lsum, sentences end at ` . ` or at a line break."""
     scorer = rouge_scorer.RougeScorer(_ROUGE)
     lines = ([text.replace(" . ", " .\n") for text in texts] for texts in (targets, predictions))
     scores = [scorer.score(target, prediction) for target, prediction in zip(*lines, strict=True)]

@@ -17,12 +17,12 @@ _DETERMINERS = frozenset({*_ARTICLES, *_POSSESSIVES, *_DEMONSTRATIVES, *_QUANTIF
 
 
 def label_index(output: str, labels: Sequence[str], **_: Any) -> int:
-    """Returns the index of the label, or -1 for any other text."""
+    """Returns the index of the output in `labels`, or -1 if the output is not a label."""
     return labels.index(output) if output in labels else -1
 
 
 def number(output: str, **_: Any) -> float:
-    """Returns the output as a number, or -1 if it is not one."""
+    """Returns the output as a number, or -1 if it is not a number."""
     try:
         return float(output)
     except ValueError:
@@ -30,13 +30,16 @@ def number(output: str, **_: Any) -> float:
 
 
 def multirc(output: str, example: Example, is_target: bool = False) -> dict[str, Any]:
-    """Returns the index of the label; for a target also the question that the answer belongs to."""
+    """Returns a dict. `value` is the index of the label; for a target, `group` identifies the question."""
     value: dict[str, Any] = {"value": label_index(output, ("False", "True"))}
     return value | _group(example, is_target, "paragraph", "question")
 
 
 def record(output: str, example: Example, is_target: bool = False) -> dict[str, Any]:
-    """Returns the answer; for a target all correct answers and the query that they belong to."""
+    """Returns a dict. `value` is the answer.
+
+    For a target, `value` has all correct answers, and `group` identifies the query.
+    """
     value = {"value": answers(output, example, is_target)}
     return value | _group(example, is_target, "passage", "query")
 
@@ -46,15 +49,15 @@ def _group(example: Example, is_target: bool, *parts: str) -> dict[str, tuple[in
 
 
 def answers(output: str, example: Example, is_target: bool = False) -> str | list[str]:
-    """Returns the answer; for a target all correct answers."""
+    """Returns the answer; for a target, all correct answers."""
     return [_text(answer) for answer in example["answers"]] if is_target else output
 
 
 def referent(output: str, example: Example, is_target: bool = False) -> int:
-    """Returns 1 if the output is the candidate noun, 0 if not, -1 if it is empty; for a target, its label.
+    """Returns 1 if the output is the candidate noun, -1 if it is empty, otherwise 0; for a target, returns the label.
 
-    Nouns are compared in lower case and without determiners. They are equal if every word of one is in the other, and
-    both or neither are possessive.
+    Nouns are compared in lower case and without determiners. Two nouns are equal if one of them contains every word of
+    the other, and if both or neither are possessive.
     """
     if is_target:
         return int(example["label"])

@@ -1,9 +1,9 @@
-"""Numbers of training examples of each task: the rates of T5's mixtures before limit and temperature.
+"""Numbers of training examples of each task: the rates of T5's mixtures before the limit and temperature are applied.
 
-Sizes are those of `t5/data/glue_utils.py` and `mixtures.py` in google-research/text-to-text-transfer-transformer. Sizes
-outside GLUE and SuperGLUE are those of the training splits in the catalog of TFDS, for WMT15 and WMT16 in that of
-Hugging Face. Tasks that are only evaluated are not listed. T5 excludes WNLI, trains WSC only on rows with the correct
-noun, and adds definite pronoun resolution.
+The sizes in GLUE and SuperGLUE come from `t5/data/glue_utils.py` and `mixtures.py` in
+google-research/text-to-text-transfer-transformer. Other sizes are the sizes of training splits in the catalog of TFDS
+or, for WMT15 and WMT16, in the catalog of Hugging Face. Tasks that are only evaluated are not listed. T5 excludes WNLI,
+trains WSC only on rows with the correct noun, and adds definite pronoun resolution.
 """
 
 GLUE = {

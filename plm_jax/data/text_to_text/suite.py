@@ -35,12 +35,13 @@ class SuiteTask:
     Attributes:
       tfds: name of the data set in TFDS, with its configuration and version.
       examples: format of rows, which converts a row of plain Python or JSON values to `inputs`, `targets` and `fields`.
-      lengths: T5's numbers of tokens of inputs and targets, including the end (`t5/models/gin/sequence_lengths`).
+      lengths: T5's maximum numbers of tokens of inputs and of targets, including eos
+        (`t5/models/gin/sequence_lengths`).
       metric_fns: metrics; empty if there are no labels to evaluate with.
-      postprocess: postprocessor for the metrics; None if they compare texts.
-      fields: types of the further fields of a batch of examples.
-      splits: splits of the data set that the task has; if empty, all.
-      trained: format of the split `train`, if it differs from that of the other splits.
+      postprocess: function of `postprocessors` that makes the values to compare; None if the metrics compare texts.
+      fields: types of the fields of a batch of examples besides `inputs` and `targets`.
+      splits: splits of the task, a subset of the data set's splits; if empty, all splits of the data set.
+      trained: format of the rows of the split `train`, if it differs from `examples`.
     """
 
     tfds: str
@@ -59,7 +60,11 @@ class SuiteTask:
 
 @dataclass(frozen=True)
 class FromTfds:
-    """Rows of TensorFlow Datasets, downloaded to `data_dir`, by default that of TFDS, when they are first read."""
+    """Rows of TensorFlow Datasets, downloaded when they are first read.
+
+    Attributes:
+      data_dir: folder of the prepared data; if empty, the default of TensorFlow Datasets.
+    """
 
     kind: ClassVar[str] = "tfds"
     data_dir: str = ""
@@ -67,7 +72,7 @@ class FromTfds:
 
 @dataclass(frozen=True)
 class FromJsonLines:
-    """Rows of JSONL files, one per line, with the fields of the TFDS data set and classes as integers.
+    """Rows of JSONL files. Each line is a row with the fields of the TFDS data set; classes are integers.
 
     Attributes:
       paths: path or glob of each split; files may be `.gz`.
@@ -104,7 +109,13 @@ def _labeled(
     columns: Sequence[str] = (),
     splits: tuple[str, ...] = (),
 ) -> SuiteTask:
-    """Returns a task whose target is a label; `prefix` and `columns` override the names of TFDS in the inputs."""
+    """Returns a task whose target is a label.
+
+    Args:
+      fields: names of the fields in the inputs.
+      prefix: name of the task in the inputs, if it is not `name`.
+      columns: names of the fields in TFDS, if they are not `fields`.
+    """
     examples = formats.labeled(prefix or name, fields, labels, columns)
     postprocess = functools.partial(postprocessors.label_index, labels=labels)
     return SuiteTask(f"{suite}/{name}:{version}", examples, lengths, metric_fns, postprocess, splits=splits)
@@ -216,8 +227,8 @@ def register(
 ) -> seqio.Task:
     """Registers a task of the suite with seqio, without reading its data, and returns it.
 
-    Rows that do not fit the task raise `UserError` when they are read. TensorFlow hides this error, so it is also the
-    attribute `source.error` of the task.
+    Rows that do not fit the task raise `UserError` when they are read. TensorFlow hides this error; the attribute
+    `source.error` of the task has it.
 
     Args:
       vocabulary: vocabulary that tokenizes `inputs` and `targets`, each truncated to its `sequence_length` and followed
@@ -308,7 +319,7 @@ def _examples(
     """Returns the examples of the rows of a split.
 
     Args:
-      rows: yields the location of each row, for errors, and the row.
+      rows: function that yields a pair per row: the location of the row for errors, and the row itself.
     """
     make = task.format_of(split)
     signature = {"inputs": _STRINGS, "targets": _STRINGS, **task.fields}

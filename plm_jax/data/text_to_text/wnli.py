@@ -1,7 +1,7 @@
-"""WNLI as pronoun resolution: finds the pronoun of the premise that the hypothesis replaces, and the noun.
+"""WNLI as pronoun resolution: finds the pronoun in the premise, and the noun that replaces it in the hypothesis.
 
-Raffel et al. 2020 (arXiv:1910.10683, appendix B) use this form for evaluation only; the search is that of `wnli_simple`
-in google-research/text-to-text-transfer-transformer, `t5/data/preprocessors.py`.
+Raffel et al. 2020 (arXiv:1910.10683, appendix B) use this form for evaluation only; the search follows `wnli_simple` in
+google-research/text-to-text-transfer-transformer, `t5/data/preprocessors.py`.
 """
 
 import re
@@ -15,12 +15,13 @@ _PUNCTUATION = (".", ",", "?", "!")
 
 
 def resolve(premise: str, hypothesis: str) -> tuple[str, str]:
-    """Returns the premise with its pronoun between asterisks, and the noun as it is written in the hypothesis.
+    """Returns the premise with its pronoun between asterisks, and the noun that replaces the pronoun in the hypothesis.
 
-    The pronoun is the one with the most neighboring words of the premise in the hypothesis.
+    The noun is spelled as in the hypothesis. If the premise has several pronouns, chooses the pronoun with the most
+    neighboring words that are also in the hypothesis.
 
     Raises:
-      UserError: the premise has no pronoun, or the noun is not in the hypothesis.
+      UserError: the premise has no pronoun, or no noun can be found in the hypothesis.
     """
     words, claim = _words(premise), _words(hypothesis)
     pronouns = [i for i, word in enumerate(words) if word in _PRONOUNS]
@@ -37,7 +38,7 @@ def _words(text: str) -> list[str]:
 
 
 def _matches(words: Sequence[str], pronoun: int, claim: Sequence[str]) -> tuple[int, int]:
-    """Returns the numbers of consecutive words directly before and after the pronoun that are also in the claim."""
+    """Returns how many consecutive words directly before, and directly after, the pronoun are also in the claim."""
     return _shared(words[:pronoun][::-1], claim[::-1]), _shared(words[pronoun + 1 :], claim)
 
 
@@ -49,7 +50,12 @@ def _shared(words: Sequence[str], claim: Sequence[str]) -> int:
 
 
 def _noun(words: Sequence[str], pronoun: int, claim: Sequence[str]) -> str:
-    """Returns the text of the claim between the pronoun's neighbors, or before the later or after the earlier ones."""
+    """Returns the text of the claim that stands for the pronoun, or "" if none of the pronoun's neighbors match.
+
+    The pronoun's neighbors are the words before and after it that are also in the claim. Returns the text of the claim
+    between the neighbors. If there is none, returns the text before the neighbors that follow the pronoun, or else the
+    text after the neighbors that precede it.
+    """
     before, after = _matches(words, pronoun, claim)
     if not before + after:
         return ""
@@ -64,7 +70,7 @@ def _noun(words: Sequence[str], pronoun: int, claim: Sequence[str]) -> str:
 def _as_written(noun: str, hypothesis: str) -> str:
     """Returns a noun phrase, starting at its last article, as it is written in the hypothesis.
 
-    It has the upper and lower case of the hypothesis, but no punctuation or `'s` at its end.
+    The result has the upper and lower case of the hypothesis, but no punctuation or `'s` at its end.
     """
     words = noun.split(" ")
     words = words[max((words.index(article) for article in _ARTICLES if article in words), default=0) :]

@@ -1,7 +1,7 @@
 """Vocabularies, with the interface of `seqio.Vocabulary`: SentencePiece, WordPiece, BPE, words, bytes, tokenizer.json.
 
 Special ids come from the section `vocabulary` of the config. Text never becomes a special token: `<|endoftext|>` in a
-document is encoded as ordinary pieces. `load` imports seqio and TensorFlow, `load_plain` does not.
+document is encoded as ordinary pieces. `load` imports seqio and TensorFlow; `load_plain` imports neither.
 """
 
 from plm_jax.data.vocabularies.loading import KINDS, check_lowercase, copy, files, load, load_plain, within

@@ -1,7 +1,10 @@
-"""Export of vocabularies as Hugging Face's `tokenizer.json`, checked to give the same ids for the same text.
+"""Export of vocabularies as Hugging Face's `tokenizer.json`.
 
-There is one intended difference: Hugging Face reads special tokens in text, so that `[MASK]` in a prompt is the mask,
-as its users expect. With `split_special_tokens=True` it encodes them as text, like this package.
+The export checks that the `tokenizer.json` and the vocabulary give the same ids for the same text.
+
+There is one intended difference: Hugging Face's tokenizers find special tokens in text, so that `[MASK]` in a prompt
+becomes the mask token, as their users expect. With `split_special_tokens=True`, they encode special tokens as text,
+like this package.
 """
 
 import base64
@@ -67,7 +70,7 @@ class Frame(NamedTuple):
       between: ids between the two texts of a pair.
       after: ids after a text or the second text of a pair.
       types: whether the second text has token type 1.
-      last_type: token type of the last id after a text; None: that of the text.
+      last_type: token type of the last id in `after`; None: the token type of the text before it.
     """
 
     before: Sequence[int] = ()
@@ -78,20 +81,21 @@ class Frame(NamedTuple):
 
 
 def export(vocabulary: Vocabulary, special_ids: Mapping[str, int], frame: Frame | None) -> tuple[Tree, dict[str, Any]]:
-    """Returns a `tokenizer.json` with the same ids as a vocabulary, and the fields of `tokenizer_config.json`.
+    """Returns a pair: a `tokenizer.json` with the same ids as a vocabulary, and the fields of `tokenizer_config.json`.
 
-    The ids are the same with two exceptions. SentencePiece adds scores in float32 and Hugging Face in float64, so a
-    unigram model trained elsewhere may split a text differently if two splits are equally good (one text in thousands).
-    Models that this package trains have scores whose sums are exact in both. If a model normalizes text, combining
-    characters after a character that it replaces may be lost (Hugging Face's `Precompiled` reads them as one
-    character).
+    The ids are the same with two exceptions. First, SentencePiece adds scores in float32 and Hugging Face adds them in
+    float64. A unigram model from another trainer may thus split a text differently if two splits are equally good (one
+    text in thousands). Models trained by this package have scores whose sums are exact in both types. Second, if a
+    model normalizes text, combining characters may be lost after a character that the model replaces, because Hugging
+    Face's `Precompiled` reads a character and its combining characters as one unit.
 
     Args:
-      special_ids: special ids by their names in SPECIALS; ids that are tokens of text are ignored.
-      frame: special ids that `add_special_tokens` puts around texts; None for those of the vocabulary's tokenizer.json.
+      special_ids: dict from names in SPECIALS to special ids; ids of text tokens are ignored.
+      frame: special ids that `add_special_tokens` puts around texts. None keeps the post-processor of the vocabulary's
+        own `tokenizer.json`, if it has one.
 
     Raises:
-      UserError: a text of PROBES, or a user-defined symbol of the vocabulary, gets other ids.
+      UserError: the ids of a text in PROBES, or of a user-defined symbol of the vocabulary, differ.
     """
     scheme = vocabulary.specials.spec.partition(":")[0]
     tree, tokens, probes = _BUILDERS[scheme](vocabulary)
@@ -119,7 +123,7 @@ def export(vocabulary: Vocabulary, special_ids: Mapping[str, int], frame: Frame 
 
 
 def check(vocabulary: Vocabulary, tree: Tree, texts: Sequence[str]) -> None:
-    """Checks that a `tokenizer.json` gives the same ids as a vocabulary for each text, reading special tokens as text.
+    """Checks that a `tokenizer.json`, reading special tokens as text, gives the ids of a vocabulary for each text.
 
     Raises:
       UserError: the ids of a text differ.
@@ -138,7 +142,7 @@ def check(vocabulary: Vocabulary, tree: Tree, texts: Sequence[str]) -> None:
 def _select_special_ids(
     vocabulary, scheme: str, tokens: Sequence[str], special_ids: Mapping[str, int]
 ) -> dict[str, int]:
-    """Selects the special ids that text never becomes, including the unknown token."""
+    """Selects the special ids that no text is encoded to, and the id of the unknown token."""
     unknown = vocabulary.specials.unk
     if unknown is None and scheme in _UNKNOWN:
         unknown = _UNKNOWN[scheme](vocabulary, tokens)
@@ -153,7 +157,7 @@ def _select_special_ids(
 
 
 def _names(vocabulary, scheme: str, tokens: Sequence[str], special_ids: Mapping[str, int]) -> dict[int, str]:
-    """Returns the names of special tokens and of every id above the file, sorted by id."""
+    """Returns a dict, sorted by id, from ids to names: all special ids, and all ids above the ids of the file."""
     used, names = set(tokens), {}
     added_names = _ADDED_NAMES | (_ADDED_TIKTOKEN_NAMES if scheme == "tiktoken" else {})
     if special_ids.get("bos") == special_ids.get("eos"):
@@ -179,7 +183,7 @@ def _names(vocabulary, scheme: str, tokens: Sequence[str], special_ids: Mapping[
 
 
 def _added(tree: Tree, names: Mapping[int, str], special_ids: Mapping[str, int], vocabulary, normalized: bool):
-    """Returns the `added_tokens` of a `tokenizer.json`: existing ones and special tokens, sorted by id."""
+    """Returns the `added_tokens` of a `tokenizer.json`: existing tokens and special tokens, sorted by id."""
     blanks = {special_ids[name] for name in _BLANKS & special_ids.keys()}
     blanks |= {i for i, name in names.items() if name.startswith("<extra_id_")}
     existing = tree.get("added_tokens") or []
@@ -201,15 +205,16 @@ def _added(tree: Tree, names: Mapping[int, str], special_ids: Mapping[str, int],
 
 
 def _has_prefix(tree: Tree) -> bool:
-    """Whether the tree adds a space before a text, as `_sentencepiece` does."""
+    """Whether a `tokenizer.json` adds a space before a text, like those of `_sentencepiece`."""
     return _PREFIX in ((tree.get("normalizer") or {}).get("normalizers") or [])
 
 
 def _exempt_special_tokens(tree: Tree, lowercase: bool) -> None:
-    """Makes the tree add no space before the names of special tokens.
+    """Changes the normalizer of a `tokenizer.json` to add no space before the names of special tokens.
 
-    Special tokens are searched in text that already has the space, so text after one does not count as the beginning
-    of a text. If text is folded, their names are folded, too.
+    Hugging Face normalizes the names and searches for them in normalized text. In text, a space is added only at the
+    beginning of the whole text, so a name with an added space would not be found elsewhere. A normalizer that folds
+    text also folds the names.
     """
     names = (token["content"] for token in tree["added_tokens"])
     names = "|".join(re.escape(folding.fold(name) if lowercase else name) for name in names)
@@ -220,7 +225,10 @@ def _exempt_special_tokens(tree: Tree, lowercase: bool) -> None:
 
 
 def _post_processor(tree: Tree, template: Tree) -> Tree:
-    """Returns the template, preceded for byte-level tokens by the removal of spaces from offsets, as in RoBERTa."""
+    """Returns a post-processor that applies the template.
+
+    For byte-level tokens, a step before the template removes spaces from offsets, as in RoBERTa.
+    """
     if '"ByteLevel"' not in json.dumps(tree.get("pre_tokenizer")):
         return template
     trim = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
@@ -309,7 +317,12 @@ def _replace(pattern: Mapping[str, str], content: str) -> Tree:
 
 
 def _sentencepiece(vocabulary) -> tuple[Tree, list[str], list[str]]:
-    """Builds the tree of a SentencePiece model; the further texts to check have its user-defined symbols."""
+    """Converts a SentencePiece model to a `tokenizer.json`.
+
+    Returns:
+      Three values: the `tokenizer.json`, the pieces of the model, and texts for `check` that contain the user-defined
+      symbols of the model.
+    """
     (path,) = loading.files(vocabulary.specials.spec)
     data = storage.read(path)
     model = sentence_models.parse(data)
@@ -354,7 +367,10 @@ _LAST_SIGMA = r"(?<=\p{Cased}|\p{Cased}\p{Case_Ignorable})Σ(?!\p{Case_Ignorable
 
 
 def _folding() -> Iterator[Tree]:
-    """Yields the normalizers of `folding.fold`; Hugging Face's `StripAccents` drops more, such as vowels in Hindi."""
+    """Yields the normalizers of `folding.fold`.
+
+    Hugging Face's `StripAccents` is not used, because it drops more characters, such as vowels in Hindi.
+    """
     yield {"type": "NFKD"}
     yield _replace({"Regex": folding.combining()}, "")
     yield _replace({"Regex": _LAST_SIGMA}, "ς")
@@ -375,10 +391,11 @@ def _normalizers(spec, data: bytes) -> Iterator[Tree]:
 
 
 def _charsmap(charsmap: bytes, data: bytes) -> Iterator[Tree]:
-    """Yields the normalization rules of a model, preceded by NFKC if the rules include it.
+    """Yields the normalization rules of a model, preceded by NFKC if the rules include NFKC with few exceptions.
 
-    Hugging Face's `Precompiled` applies only the shortest rule to a character with combining characters, so NFKC joins
-    them first. Characters that NFKC changes and the model does not are replaced by private-use characters during NFKC.
+    Hugging Face's `Precompiled` applies only the shortest rule to a character with combining characters, so NFKC first
+    joins the character and its combining characters. Characters for which NFKC would change the result are replaced by
+    private-use characters during NFKC.
     """
     processor = sentence_models.processor(data)
     nfkc = tokenizers.normalizers.NFKC()
@@ -395,9 +412,10 @@ def _charsmap(charsmap: bytes, data: bytes) -> Iterator[Tree]:
 
 
 def _cuts(pieces, byte_fallback: bool) -> Iterator[str]:
-    """Yields patterns at which to split text, so that text such as `<0x41>` is not read as the special piece of a byte.
+    """Yields patterns at which text is split, so that text such as `<0x41>` is not read as the piece of a byte.
 
-    No other token changes: no text piece, and no run of unknown characters (which is one token), contains a split.
+    No other token changes, because a split is never within a text piece or a run of unknown characters (which is one
+    token).
     """
     texts = [piece.piece for piece in pieces if _is_text(piece)]
     joined, known = "\n".join(texts), set(texts)
@@ -430,7 +448,7 @@ def _unigrams(pieces, trained) -> Tree:
 
 
 def _merges(pieces, trained) -> Tree:
-    """Builds a BPE model that merges two neighbors if their concatenation is a piece, best score first."""
+    """Builds a BPE model that merges two neighbors if their concatenation is a piece, the best-scored piece first."""
     ids = {piece.piece: i for i, piece in enumerate(pieces)}
     scores = {piece.piece: piece.score for piece in pieces if piece.type == piece.NORMAL}
     merges = []

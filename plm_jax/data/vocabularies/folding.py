@@ -1,7 +1,8 @@
 """Removal of case and accents before encoding, as in ALBERT (google-research/albert, tokenization.py).
 
-Text is normalized to NFKD, stripped of combining characters and lowercased. Folding a part of a text gives the same
-result as in the whole text, except for the form of a final sigma, so the sizes of parts are the same.
+Text is normalized to NFKD, stripped of combining characters and lowercased. Folding a part of a text alone gives the
+same result as folding the whole text, except for the form of a final sigma. The size of a folded part is therefore the
+same in both cases.
 """
 
 import functools
@@ -19,14 +20,14 @@ _MAY_COMBINE = re.compile("[^\0-\u02ff]+")
 
 @functools.cache
 def combining() -> str:
-    """Returns a character class of a regular expression for the dropped characters."""
+    """Returns a character class, for regular expressions, of the characters that folding drops."""
     codes = (i for i in range(sys.maxunicode + 1) if unicodedata.combining(chr(i)))
     ranges = (list(group) for _, group in itertools.groupby(enumerate(codes), lambda pair: pair[1] - pair[0]))
     return "[" + "".join(f"{chr(group[0][1])}-{chr(group[-1][1])}" for group in ranges) + "]"
 
 
 def fold(text: str) -> str:
-    """Returns the text as an uncased vocabulary reads it."""
+    """Returns the folded text, which an uncased vocabulary reads."""
     if text.isascii():
         return text.lower()
     return _MAY_COMBINE.sub(_without_combining, unicodedata.normalize("NFKD", text)).lower()
@@ -37,7 +38,7 @@ def _without_combining(match: re.Match) -> str:
 
 
 def original_offsets(text: str, offsets: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Returns for byte offsets in the folded text the offsets of their characters in the original text, in bytes."""
+    """Converts byte offsets in the folded text to byte offsets of the same characters in the original text."""
     if text.isascii():
         return np.asarray(offsets, np.int64)
     letters, indices = np.unique(np.frombuffer(text.encode("utf-32-le"), np.uint32), return_inverse=True)
@@ -47,9 +48,10 @@ def original_offsets(text: str, offsets: Sequence[int] | np.ndarray) -> np.ndarr
 
 
 def character(text: str, offset: int, size: Callable[[str], int]) -> int:
-    """Returns the index of the character of a text at an offset in the folded text.
+    """Returns the index of the character in a text that is at an offset in the folded text.
 
-    A character of size 0 that is not dropped, such as white space in some units, belongs to the following text.
+    Characters that folding drops belong to the text before them. Other characters of size 0, such as white space if
+    `size` does not count it, belong to the text after them.
 
     Args:
       size: function from a character to its size in the folded text.

@@ -25,5 +25,8 @@ class _InGraphs(Vocabulary):
 
 @functools.cache
 def seqio_class(kind: type[Vocabulary]) -> type[Vocabulary]:
-    """Returns a subclass that is also a `seqio.Vocabulary`; it keeps the name, which enters the identity."""
+    """Returns a subclass that is also a `seqio.Vocabulary`.
+
+    The subclass has the same name, because the name is a part of a vocabulary's identity.
+    """
     return type(kind.__name__, (_InGraphs, kind, seqio.Vocabulary), {"__doc__": kind.__doc__})

@@ -1,4 +1,4 @@
-"""Loading of vocabularies by their spec, `SCHEME:FILES`."""
+"""Loading of vocabularies from a spec, `SCHEME:FILES`."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -33,7 +33,7 @@ _FILES = {
 
 
 def load(vocabulary: VocabularyConfig | str) -> Vocabulary:
-    """Loads a vocabulary like `load_plain`, as a `seqio.Vocabulary`."""
+    """Loads the same vocabulary as `load_plain`, but as a `seqio.Vocabulary`."""
     from plm_jax.data.vocabularies import for_seqio  # Takes seconds, which tokenization alone does not need.
 
     return _load(vocabulary, {scheme: for_seqio.seqio_class(kind) for scheme, kind in KINDS.items()})
@@ -47,7 +47,7 @@ def load_plain(vocabulary: VocabularyConfig | str) -> Vocabulary:
         `tiktoken:FILE`, `json:tokenizer.json`, `words:FILE` or `bytes`.
 
     Raises:
-      UserError: an unknown scheme, a missing or damaged file, or special ids that do not fit it.
+      UserError: the scheme is unknown, a file is missing or damaged, or special ids do not fit the files.
     """
     return _load(vocabulary, KINDS)
 
@@ -61,7 +61,7 @@ def _load(vocabulary: VocabularyConfig | str, kinds: Mapping[str, Callable[..., 
 
 
 def check_lowercase(vocabulary: VocabularyConfig) -> None:
-    """Rejects the setting `lowercase` for all schemes except SentencePiece, since no other scheme reads it."""
+    """Rejects the setting `lowercase` for all schemes except SentencePiece, the only scheme that reads this setting."""
     scheme, _ = _parse(vocabulary.spec)
     if vocabulary.lowercase and scheme != "sentencepiece":
         instead = " and set train_kind to 'uncased'" if scheme == "wordpiece" else ""
@@ -88,7 +88,7 @@ def files(spec: str) -> list[str]:
 
 
 def within(spec: str, folder: str) -> str:
-    """Returns the spec with its files in `folder`, where `copy` puts them."""
+    """Returns the spec with its files in `folder`, the folder to which `copy` copies them."""
     scheme, paths = _parse(spec)
     return ":".join([scheme, *([",".join(os.path.join(folder, os.path.basename(p)) for p in paths)] if paths else [])])
 

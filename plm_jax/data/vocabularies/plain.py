@@ -16,7 +16,8 @@ from plm_jax.data.vocabulary_config import VocabularyConfig
 class Words(Vocabulary):
     """Whole words from a file with one word per line, as in allenai/bilm-tf; other words are `<UNK>`.
 
-    Text is split at white space only, so it must be tokenized like the file, with punctuation separated from words.
+    Text is split at white space only, so the text must be tokenized like the words of the file, with punctuation
+    separated from words.
     """
 
     byte_offsets = False
@@ -51,7 +52,10 @@ class Words(Vocabulary):
 
 
 class Bytes(Vocabulary):
-    """UTF-8 bytes, whose ids are their values; special ids are 256 or more, and sentinels follow the last of them."""
+    """UTF-8 bytes, whose ids are their values.
+
+    Special ids are at least 256, and sentinels follow the last special id.
+    """
 
     byte_offsets = True
 

@@ -89,17 +89,18 @@ class SentencePiece(Vocabulary):
         return [piece.begin for piece in self._pieces(text)]
 
     def _pieces(self, text: str) -> Sequence[Any]:
-        """Returns the library's pieces of folded text, with their offsets."""
+        """Returns the pieces, with their offsets, into which the library splits folded text."""
         data = self.processor.encode(text, out_type="serialized_proto")
         return _PROTOCOL.SentencePieceText.FromString(data).pieces
 
     def encode_flat(self, texts: list[str]) -> Encoded:
         """Returns the tokens of whole texts.
 
-        Offsets are computed from the ids if possible, because the library is slower if it also returns offsets. "Ink"
-        is text without white space. If the ink of the pieces equals that of the text, the offset of a piece is the size
-        of the ink before it. It differs only if the normalizer changed the text or a piece is unknown. Offsets count
-        folded text, and units measure spans of it.
+        Offsets are computed from the ids if possible, because the library is slower if it also returns offsets. The
+        "ink" of a text is the text without white space. If the ink of the pieces equals the ink of the text, the offset
+        of a piece is the size of the ink before it. Otherwise, for example if a piece is unknown or the normalizer has
+        changed the text, the library computes the offsets. Offsets are offsets in the folded text. Each function in
+        `units` returns the size of a part of the text after folding.
         """
         changed = [self.specials.lowercase and not text.isascii() for text in texts]
         texts = list(map(self._folded, texts))
@@ -128,7 +129,7 @@ _SPACES = bytes(i for i in range(128) if chr(i).isspace())
 
 
 def _ink(text: str) -> bytes:
-    """Returns the UTF-8 of a text without white space."""
+    """Returns the UTF-8 of a text without ASCII white space."""
     return text.encode("utf-8").translate(None, _SPACES)
 
 
@@ -149,7 +150,7 @@ _FOLDED = {num_bytes: _num_folded_bytes, _num_ink: _num_folded_ink}
 
 
 def _piece_ink(piece: Any) -> bytes:
-    """Returns the ink of a SentencePiece piece, or a byte that no text contains if the piece is not text."""
+    """Returns the ink of a piece, or a byte that no text contains if the piece is not text or ends in white space."""
     if piece.type == piece.BYTE:
         return bytes([int(piece.piece[1:-1], 16)]).translate(None, _SPACES)
     is_text = piece.type in (piece.NORMAL, piece.USER_DEFINED)

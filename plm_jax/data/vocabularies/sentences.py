@@ -22,7 +22,7 @@ _BLANK_LINE = re.compile(r"\n[^\S\n]*+\n\s*+")
 
 
 def boundaries(text: str) -> list[int]:
-    """Returns the sorted offsets, in characters, at which sentences other than the first begin.
+    """Returns the sorted offsets, in characters, at which all sentences except the first begin.
 
     A sentence ends at a run of . ! ? … 。！？ with its closing quotes and brackets in these cases:
 
@@ -31,8 +31,8 @@ def boundaries(text: str) -> list[int]:
     - The run contains ! or ?, and Chinese, Japanese or Korean text follows directly (`Hi!你好`).
     - The run is a single full stop between Chinese, Japanese or Korean text (`来了.我走`, but not `3.5版` or `Dr.王`).
 
-    A sentence also ends at a blank line. White space between two sentences belongs to the later one. The rule is simple
-    and also ends a sentence after an abbreviation. No sentence begins at the end of the text.
+    A sentence also ends at a blank line. White space between two sentences belongs to the later sentence. The rules are
+    simple and also end a sentence after an abbreviation. No sentence begins at the end of the text.
     """
     cuts = {match.end() for match in _END.finditer(text)}
     for match in _BLANK_LINE.finditer(text):

@@ -19,7 +19,7 @@ class _Tokenizer(Vocabulary):
     """A vocabulary based on a `tokenizers.Tokenizer`.
 
     Attributes:
-      separable: whether the spans between spaces can be tokenized separately, as in `word_spans`.
+      separable: whether the spans between spaces can be tokenized separately (`word_spans`).
     """
 
     byte_offsets = False
@@ -69,7 +69,10 @@ class BytePairs(_Tokenizer):
 
 
 class TikToken(_Tokenizer):
-    """LLaMA 3's byte-level BPE, from a tiktoken file; its special ids are above those of the file (`added`)."""
+    """LLaMA 3's byte-level BPE, from a tiktoken file.
+
+    Special ids are above the ids of the file; the setting `added` is their number.
+    """
 
     def __init__(self, path: str, specials: VocabularyConfig):
         data = symbols.read(path)
@@ -121,9 +124,9 @@ class WordPiece(_Tokenizer):
     """BERT's vocab.txt, one token per line, with `##` before word continuations (Devlin et al. 2019, arXiv:1810.04805).
 
     Text is cleaned and split at white space, at punctuation and around each Chinese character. A word is split greedily
-    into its longest pieces from left to right, or is unknown. An uncased vocabulary lowercases text and strips accents.
-    `train_kind` decides whether a vocabulary is uncased; if it is not set, a vocabulary is uncased if no token except
-    those in brackets has an uppercase letter.
+    from left to right into the longest pieces; if this is impossible, the word is unknown. An uncased vocabulary
+    lowercases text and strips accents. `train_kind` decides whether a vocabulary is uncased. If `train_kind` is not
+    set, a vocabulary is uncased if no token has an uppercase letter, except tokens in brackets.
     """
 
     def __init__(self, path: str, specials: VocabularyConfig):

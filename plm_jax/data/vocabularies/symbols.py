@@ -21,7 +21,7 @@ SYMBOLS = {
     "dblock": "[dBLOCK]",
 }
 WORDPIECE_SYMBOLS = {"pad": "[PAD]", "unk": "[UNK]", **SYMBOLS}
-# Those of MPNet, whose file has BERT's as well; they begin and end texts as in RoBERTa.
+# Symbols of MPNet, whose file also has BERT's; <s> and </s> begin and end texts, as in RoBERTa.
 MPNET_SYMBOLS = {"bos": "<s>", "pad": "<pad>", "eos": "</s>", "unk": "[UNK]", "mask": "<mask>"}
 WORD_SYMBOLS = {"bos": words.BOS, "eos": words.EOS, "unk": words.UNK}
 
@@ -30,7 +30,7 @@ def num_sentinels(path: str, tokens: Sequence[str], specials: VocabularyConfig) 
     """Returns the number of sentinels at the end of a file, or 0 if the config has no sentinels.
 
     Raises:
-      UserError: the config has another number of sentinels, or ids above those of the file.
+      UserError: the config has another number of sentinels, or adds ids to a file with sentinels.
     """
     number = sum("<extra_id_" in token for token in tokens) if specials.sentinels else 0
     if number and specials.sentinels != number:
@@ -43,14 +43,17 @@ def num_sentinels(path: str, tokens: Sequence[str], specials: VocabularyConfig) 
 
 
 def check_not_text(path: str, specials: VocabularyConfig, text: Container[int]) -> None:
-    """Rejects special ids that are ids of tokens of text."""
+    """Rejects special ids that are ids of text tokens."""
     for name in SPECIALS:
         if (i := getattr(specials, name)) is not None and i in text:
             raise UserError(f"config.vocabulary.{name} is {i}, a text token in {path}: use the id of a special token")
 
 
 def check_symbols(path: str, ids: dict[str, int], symbols: dict[str, str], specials: VocabularyConfig) -> None:
-    """Rejects special ids that are neither those of their symbols in a file nor above the file."""
+    """Rejects special ids that differ from the ids of their symbols in a file.
+
+    If the file lacks a symbol, the special id must be above the ids of the file.
+    """
     for name, symbol in symbols.items():
         actual, expected = ids.get(symbol), getattr(specials, name)
         is_added = actual is None and expected is not None and expected >= len(ids)
@@ -72,5 +75,5 @@ def read(path: str) -> bytes:
 
 
 def unreadable(path: str, error: OSError) -> UserError:
-    """Returns the error about a file of a vocabulary that cannot be read."""
+    """Returns the error for a file of a vocabulary that cannot be read."""
     return UserError(f"cannot read the vocabulary's {path} ({error.strerror}): fix config.vocabulary.spec")

@@ -37,7 +37,8 @@ _HIDDEN = "\U0010ffff"
 def byte_characters() -> list[str]:
     """Returns the character of each byte in byte-level BPE (GPT-2).
 
-    Bytes of printable Latin-1 characters are represented by these characters, all others by characters from 256 upward.
+    A byte that is a printable Latin-1 character is represented by this character; all other bytes are represented by
+    characters from 256 upward.
     """
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     unused = itertools.count(256)
@@ -55,11 +56,11 @@ def byte_level(model: tokenizers.models.BPE, split: str = "") -> tokenizers.Toke
 
 
 def byte_pairs(vocab: bytes, merges: bytes, specials: VocabularyConfig) -> tuple[dict[str, int], list[tuple[str, ...]]]:
-    """Returns the ids of a vocab.json and the pairs of a merges.txt in their order.
+    """Returns the ids of the tokens in a vocab.json, and the ordered pairs of a merges.txt.
 
     Raises:
-      ValueError: the files have another format, ids are not 0 to size - 1, or merges are missing: a token of text is
-        neither a byte nor the result of a merge.
+      ValueError: the files have another format, ids are not 0 to size - 1, or a text token is neither a byte nor the
+        result of a merge.
     """
     ids, text = strict_json.loads(vocab), merges.decode("utf-8")
     if not isinstance(ids, dict) or not all(type(i) is int for i in ids.values()):
@@ -106,9 +107,12 @@ def check_ids(tree: dict[str, Any], ids: dict[str, int]) -> None:
 
 
 def tiktoken(data: bytes) -> tuple[list[str], tokenizers.Tokenizer]:
-    """Returns the tokens, in the characters of byte-level BPE, and the tokenizer of a file with lines `BASE64 RANK`.
+    """Reads a tiktoken file, which has lines `BASE64 RANK`.
 
-    The id of a token is its rank. Two neighbors are merged if their concatenation is a token, lowest rank first.
+    The id of a token is its rank. Two neighbors are merged if their concatenation is a token, the lowest rank first.
+
+    Returns:
+      A pair: the tokens, written in the characters of byte-level BPE, and the tokenizer.
 
     Raises:
       ValueError: the file has another format, or lacks a rank or a byte.
@@ -147,12 +151,12 @@ def bert(ids: dict[str, int], lowercase: bool) -> tokenizers.Tokenizer:
 
 
 def hugging_face(tree: dict[str, Any]) -> tuple[tokenizers.Tokenizer, tokenizers.Tokenizer]:
-    """Returns two tokenizers of a `tokenizer.json`, for encoding, which reads special tokens as text, and for decoding.
+    """Returns two tokenizers of a `tokenizer.json`: one for encoding and one for decoding.
 
-    Neither of them adds special tokens, truncates or pads.
+    The tokenizer for encoding reads special tokens as text. Neither tokenizer adds special tokens, truncates or pads.
 
     Raises:
-      Exception: the tree is not a valid `tokenizer.json`; the library has no narrower type.
+      Exception: the tree is not a valid `tokenizer.json`. The library raises no narrower type.
     """
     tree = tree | dict.fromkeys(("post_processor", "truncation", "padding"))
     for rules in _rules(tree.get("normalizer")):
@@ -166,7 +170,10 @@ def hugging_face(tree: dict[str, Any]) -> tuple[tokenizers.Tokenizer, tokenizers
 
 
 def _rules(normalizer: Any) -> Iterator[str]:
-    """Yields the SentencePiece rules in a normalizer and its parts; the library crashes if they are malformed."""
+    """Yields the SentencePiece rules in a normalizer and its parts.
+
+    The rules must be checked before use, because the library crashes if they are malformed.
+    """
     if isinstance(normalizer, dict):
         if normalizer.get("type") == "Precompiled":
             yield normalizer["precompiled_charsmap"]
@@ -180,13 +187,13 @@ def _added(tree: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def special_ids(tree: dict[str, Any], ids: dict[str, int]) -> set[int | None]:
-    """Returns the ids of tokens of a `tokenizer.json` that no text is encoded to, and the id of the unknown token."""
+    """Returns the ids of the special tokens of a `tokenizer.json`, and the id of the unknown token."""
     unknown = {ids.get(tree["model"].get("unk_token")), tree["model"].get("unk_id")}
     return unknown | {token["id"] for token in _added(tree) if token["special"]}
 
 
 def _hide(tree: dict[str, Any], special: set[str]) -> dict[str, Any]:
-    """Returns the tree with other names for special tokens in the model, since some models find them in text."""
+    """Returns the tree with other names for special tokens, since some models find special tokens in text."""
     model, added = dict(tree["model"]), [dict(token) for token in _added(tree)]
 
     def hide(token: str) -> str:
@@ -209,7 +216,7 @@ def _hide(tree: dict[str, Any], special: set[str]) -> dict[str, Any]:
 def begins_words(tree: dict[str, Any], tokens: list[str]) -> list[bool]:
     """Returns whether each token of a `tokenizer.json` begins a word.
 
-    If tokens have no mark for it, every token counts as the beginning of a word.
+    If the tokens do not mark beginnings of words, every token counts as the beginning of a word.
     """
     model = tree["model"]
     if model.get("type") == "WordPiece":
@@ -235,7 +242,7 @@ def sentencepiece_begins_words(pieces: list[str]) -> list[bool]:
 
 
 def byte_counts(tree: dict[str, Any], tokens: list[str]) -> dict[int, int]:
-    """Returns the number of text bytes of each token of a `tokenizer.json` for which it does not depend on context."""
+    """Returns the number of text bytes of tokens, as a dict from ids; omits tokens for which the number may vary."""
     added, model = {token["content"] for token in _added(tree)}, tree["model"]
     if model.get("byte_fallback"):
         return {i: 1 for i, token in enumerate(tokens) if _BYTE.fullmatch(token) and token not in added}

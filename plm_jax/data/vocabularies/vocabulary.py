@@ -22,9 +22,9 @@ class Encoded(NamedTuple):
 
     Attributes:
       ids: [n], ids of the tokens.
-      offsets: [n], start of each token in its text, in the units of the text; sorted within a text.
+      offsets: [n], start of each token in its text, in the units of this text; sorted within a text.
       sizes: [texts], number of tokens of each text.
-      units: function for each text that returns the length of a part of the text in the units of `offsets`.
+      units: one function per text, which returns the length of a part of this text in the units of `offsets`.
     """
 
     ids: np.ndarray
@@ -34,7 +34,7 @@ class Encoded(NamedTuple):
 
 
 class TokenSpans(NamedTuple):
-    """Tokens of a text, and the span [begin, end) of the text that each token represents; all arrays are [n]."""
+    """Tokens of a text, and the span [begin, end) of text that each token stands for. All arrays are [n]."""
 
     ids: np.ndarray
     begins: np.ndarray
@@ -57,16 +57,16 @@ class Vocabulary(abc.ABC):
       byte_offsets: whether `spans` and `encode_offsets` count UTF-8 bytes instead of characters.
       specials: section of the config, with special ids and the number of sentinels.
       table: JSON value that decides the ids: tokens, with scores or merges, and normalizer.
-      word_initial: bool [vocab_size], whether a token begins a word; sentinels do not.
+      word_initial: bool [vocab_size], whether a token begins a word; False for sentinels.
     """
 
     byte_offsets: ClassVar[bool]
     table: Any
 
     def __init__(self, specials: VocabularyConfig, word_initial: np.ndarray):
-        """Initializes the vocabulary; `word_initial` is bool [size], without the ids that `specials.added` adds."""
+        """Initializes the vocabulary; `word_initial` is bool [size], without added ids and sentinels."""
         self.specials = specials
-        # Numbers of text bytes of tokens for which it does not depend on context.
+        # Number of text bytes of each token for which it is the same in every text.
         self._byte_counts: Mapping[int, int] = {}
         word_initial = np.pad(word_initial, (0, specials.added))
         self._size = size = len(word_initial)
@@ -110,7 +110,10 @@ class Vocabulary(abc.ABC):
         return self._encode(s)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Decodes ids up to the first eos; sentinel k, counted from 0, becomes `<extra_id_k>` between spaces."""
+        """Decodes ids, up to and including the first eos.
+
+        Sentinel k, counted from 0, becomes `<extra_id_k>` between spaces.
+        """
         ids = [int(i) for i in ids]
         if self.eos_id in ids:
             ids = ids[: ids.index(self.eos_id) + 1]
@@ -136,10 +139,10 @@ class Vocabulary(abc.ABC):
         return [(ids, begins) for ids, begins, _ in self.spans(texts)]
 
     def encode_spans(self, texts: list[str]) -> list[TokenSpans]:
-        """Returns the tokens of each text with their spans in characters, without white space around a token.
+        """Returns the tokens of each text with their spans in characters, without the white space around tokens.
 
-        If several tokens make one character, each spans the whole character. A token of white space or of no text has
-        an empty span.
+        If one character consists of several tokens, each of these tokens spans the whole character. A token of white
+        space or of no text has an empty span.
         """
         encoded = []
         for text, (ids, begins, ends) in zip(texts, self.spans(texts), strict=True):
@@ -159,7 +162,7 @@ class Vocabulary(abc.ABC):
         return encoded
 
     def encode_sentences(self, texts: list[str]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Returns the ids [n] of each whole text, and the first token of each of its sentences."""
+        """Returns, for each text, its ids [n] and the indices of the first tokens of its sentences."""
         ids, ends, (starts,), _ = self.encode_parts(texts, [sentences.boundaries])
         return [(ids[a:b], starts[(starts >= a) & (starts < b)] - a) for a, b in itertools.pairwise(ends.tolist())]
 
@@ -176,17 +179,18 @@ class Vocabulary(abc.ABC):
     def encode_parts(
         self, texts: list[str], rules: Sequence[Callable[[str], list[int]]]
     ) -> tuple[np.ndarray, np.ndarray, list[np.ndarray], list[int]]:
-        """Encodes whole texts and finds the first tokens of parts of them, such as sentences or words.
+        """Encodes whole texts and finds the first tokens of their parts, such as sentences or words.
 
         Args:
-          rules: functions from a text to the sorted offsets, in characters, at which parts other than the first begin;
-            no part begins with white space.
+          rules: functions that return, for a text, the sorted offsets, in characters, at which all parts except the
+            first begin. White space between two parts belongs to the later part.
 
         Returns:
-          Ids [n], one text after another; first token of each text, and the end [texts + 1]; for each rule the sorted
-          first tokens of parts, including the first part of each text with tokens; for each text, the number of UTF-8
-          bytes before its second token, or, if its first two tokens are parts of one character, the number of bytes of
-          its first token.
+          Four values. First, the ids [n], one text after another. Second, the index of the first token of each text,
+          followed by the number of tokens [texts + 1]. Third, for each rule, the sorted indices of the first tokens of
+          parts, including the first part of each text that has tokens. Fourth, for each text, the number of UTF-8 bytes
+          before its second token; if its first two tokens are parts of one character, the number of bytes of its first
+          token.
         """
         ids, token_offsets, sizes, units = self.encode_flat(texts)
         ends = np.append(0, np.cumsum(sizes))
@@ -212,7 +216,7 @@ class Vocabulary(abc.ABC):
         return ids, ends, starts, first_bytes
 
     def _first_bytes(self, text: str, ids: np.ndarray, offsets: np.ndarray, unit: Callable[[str], int]) -> int:
-        """Returns the number of UTF-8 bytes of the first token of a text, from at most two tokens."""
+        """Returns the number of UTF-8 bytes of the first token of a text; `ids` has the first one or two tokens."""
         if not len(ids):
             return 0
         if (count := self._byte_counts.get(int(ids[0]))) is not None:
@@ -225,7 +229,7 @@ class Vocabulary(abc.ABC):
         return num_bytes(text[: self._character(text, second, unit)])
 
     def _character(self, text: str, offset: int, unit: Callable[[str], int]) -> int:
-        """Returns the index of the character at an offset in units other than bytes."""
+        """Returns the index of the character at an offset in units; `unit(text)` is the length of a text in units."""
         return offset if unit is len else next(i for i in range(len(text)) if unit(text[:i]) >= offset)
 
     def __eq__(self, other):
@@ -236,7 +240,7 @@ class Vocabulary(abc.ABC):
 
 
 def _measure(text: str, cuts: list[int], unit: Callable[[str], int]) -> list[int]:
-    """Converts sorted offsets in characters to units of the text."""
+    """Converts sorted offsets in characters to offsets in units; `unit(text)` is the length of a text in units."""
     if unit is len or not cuts or (unit is num_bytes and text.isascii()):
         return cuts
     parts = zip([0, *cuts], cuts, strict=False)

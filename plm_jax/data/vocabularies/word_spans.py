@@ -1,8 +1,8 @@
-"""Tokenization of texts by the spans between their spaces, with a cache of spans.
+"""Tokenization of the spans between the spaces of a text, with a cache of tokenized spans.
 
-The tokenizers of BERT, GPT-2 and LLaMA 3 first split text into words. Their words have a space only at the beginning,
-and the last white space of a run belongs to the text that follows. So a text can be split before a space that has a
-character other than white space on at least one side, and the tokens stay the same.
+The tokenizers of BERT, GPT-2 and LLaMA 3 first split text into words. These words have a space only at the beginning,
+and the last character of a run of white space belongs to the text that follows. A text can thus be split, without
+changing its tokens, before each space that is next to a character other than white space.
 """
 
 import re
@@ -27,7 +27,7 @@ class _Table(NamedTuple):
     Attributes:
       ids: ids of tokens.
       offsets: first character of each token in its span.
-      ends: edges of spans: the tokens of span i are [ends[i], ends[i + 1]).
+      ends: edges of spans; span i has the tokens [ends[i], ends[i + 1]).
       lengths: number of characters of each span.
     """
 
@@ -46,7 +46,7 @@ class SpanTokenizer:
     def __init__(
         self, encode: Callable[[list[str]], list[tuple[Sequence[int] | np.ndarray, Sequence[int] | np.ndarray]]]
     ):
-        """Creates an empty cache; `encode` returns the ids of texts and the first character of each token."""
+        """Creates an empty cache; `encode` returns, for each text, its ids and the first character of each token."""
         self._encode = encode
         self._rows: dict[str, int] = {}
         self._table = _EMPTY
@@ -56,7 +56,8 @@ class SpanTokenizer:
         """Tokenizes texts.
 
         Returns:
-          Ids of all texts [n]; first character of each token in its text [n]; number of tokens of each text [texts].
+          Three arrays: the ids of all texts [n], the first character of each token in its text [n], and the number of
+          tokens of each text [texts].
         """
         spans, counts = [], []
         for text in texts:
@@ -78,7 +79,7 @@ class SpanTokenizer:
         )
 
     def _look_up(self, spans: list[str]) -> tuple[np.ndarray, _Table]:
-        """Returns the rows of spans, and the table that has these rows; caches the short spans."""
+        """Returns the index of each span in a table, and this table; caches the short spans."""
         if len(self._table.ids) > _MAX_TOKENS:
             self._halve()
         rows = list(map(self._rows.get, spans))
@@ -97,7 +98,7 @@ class SpanTokenizer:
         return row_numbers, self._extend(self._table, long)
 
     def _halve(self) -> None:
-        """Keeps the half of the cached spans that was used most since the last call."""
+        """Drops the half of the cached spans that was used least since the last call."""
         rows = np.sort(np.argsort(-self._uses, kind="stable")[: len(self._uses) // 2])
         spans, table, sizes = list(self._rows), self._table, np.diff(self._table.ends)[rows]
         tokens = ranges(table.ends[rows], sizes)
@@ -107,7 +108,7 @@ class SpanTokenizer:
         self._uses = np.zeros(len(rows), np.int64)
 
     def _extend(self, table: _Table, spans: list[str]) -> _Table:
-        """Returns the table with more spans."""
+        """Returns the table with additional spans."""
         if not spans:
             return table
         texts = [span[1:] if span.startswith(_FIRST) else " " + span for span in spans]

@@ -1,7 +1,7 @@
 """Whole words and the ids of their characters, numbered as in allenai/bilm-tf (bilm/data.py). NumPy only.
 
-A character is a UTF-8 byte of the word, 0 to 255, or one of the special ids below. bilm-tf adds one to every id, since
-0 stands for padded words (262 ids instead of 261); here a mask marks padded words.
+A character is a UTF-8 byte of the word, 0 to 255, or one of the special ids below. bilm-tf adds 1 to every id and
+reserves 0 for padded words, so it has 262 ids instead of 261; here, a mask marks padded words.
 """
 
 import os
@@ -23,7 +23,7 @@ def read(path: str) -> list[str]:
     """Reads the words of a file with one word per line.
 
     Raises:
-      UserError: a line without a word, or a duplicate word.
+      UserError: a line has no word, or a word is duplicated.
       OSError: the file cannot be read.
     """
     try:
@@ -38,10 +38,10 @@ def read(path: str) -> list[str]:
 
 
 def characters(words: Sequence[str], length: int) -> np.ndarray:
-    """Returns the characters of words, uint16 [words, length]: beginning of word, bytes, end of word, padding.
+    """Returns the characters of words, uint16 [words, length]: `BEGIN_WORD`, bytes, `END_WORD` and `PADDING`.
 
-    Words are truncated to `length` - 2 bytes. `<S>` and `</S>` have their own characters; unknown words and `<UNK>` are
-    spelled out.
+    Words are truncated to `length` - 2 bytes. `<S>` and `</S>` each have a special character instead of bytes; unknown
+    words and `<UNK>` are spelled out.
     """
     encoded = [b" " if word in _BOUNDARIES else word.encode("utf-8", "replace")[: length - 2] for word in words]
     sizes = np.array([len(letters) for letters in encoded], np.int64)
@@ -58,10 +58,11 @@ def characters(words: Sequence[str], length: int) -> np.ndarray:
 
 
 def sentences(texts: Iterable[str], length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the characters of the words of texts, which are split at white space and framed by `<S>` and `</S>`.
+    """Splits texts at white space, adds `<S>` and `</S>` to each text, and returns the characters of the words.
 
     Returns:
-      Characters int32 [texts, longest, length] and a mask int32 [texts, longest], 1 for real words.
+      A pair: the characters, int32 [texts, words, length], and a mask, int32 [texts, words], which is 1 for words and 0
+      for padding. Texts are padded to the number of words of the longest text.
     """
     framed = [[BOS, *text.split(), EOS] for text in texts]
     sizes = np.array([len(text) for text in framed])
@@ -72,7 +73,7 @@ def sentences(texts: Iterable[str], length: int) -> tuple[np.ndarray, np.ndarray
 
 
 def spelling(cache_dir: str, vocabulary: dict[str, Any], length: int) -> np.ndarray:
-    """Returns the characters of a cache's words, uint16 [vocab_size, length], from the file in the cache's folder.
+    """Returns the characters of the words in the vocabulary of a cache, uint16 [vocab_size, length].
 
     Args:
       vocabulary: entry of the vocabulary in the manifest.

@@ -58,10 +58,10 @@ class DecoderStrategy(Writer):
 
     @property
     def _separator(self) -> list[int]:
-        """Id between documents: the separator or else eos.
+        """List with the id between documents: the separator, or eos if there is no separator.
 
         Raises:
-          UserError: the model has neither.
+          UserError: the model has no separator and no eos.
         """
         if ids := self.eos_ids[:1] if self.text.separator is None else [self.text.separator]:
             return ids

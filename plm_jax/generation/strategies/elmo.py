@@ -61,7 +61,7 @@ class ElmoStrategy(Strategy):
 
 @functools.lru_cache(maxsize=2)
 def _spelling(path: str, length: int) -> Integer[np.ndarray, "words characters"]:
-    """Returns the characters of a file's words."""
+    """Returns the characters of each word of a vocabulary file."""
     return words.characters(words.read(path), length)
 
 

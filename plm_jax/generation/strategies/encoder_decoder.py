@@ -26,7 +26,7 @@ class EncoderDecoderStrategy(Writer):
         return super().logits(arrays, head)
 
     def _shifted_inputs(self, tokens: np.ndarray, mask: np.ndarray | None) -> dict[str, np.ndarray]:
-        """Returns decoder inputs [..., L]: the start id followed by the encoder's tokens, as in BART's task models."""
+        """Returns decoder inputs [..., L]: the start id, then all encoder tokens but the last (BART's task models)."""
         mask = np.ones_like(tokens) if mask is None else mask
         padding = [(0, 0)] * (tokens.ndim - 1) + [(1, 0)]
         shifted, follows = np.pad(tokens, padding)[..., :-1], np.pad(mask, padding)[..., :-1]
@@ -62,7 +62,7 @@ class EncoderDecoderStrategy(Writer):
         return self._answer_row(self.encode(context), answer, [self.text.start_id, *self.text.before])
 
     def _answer_row(self, context: Sequence[int], answer: Sequence[int], start: Sequence[int]) -> ScoringRow:
-        """Returns a row in which the encoder reads the last tokens of a context that fit, and the decoder the answer.
+        """Returns a row in which the encoder reads a context, cut to its last tokens, and the decoder reads an answer.
 
         Args:
           start: ids that the decoder reads before the answer.

@@ -29,7 +29,7 @@ class Strategy:
 
     Attributes:
       model: the Linen module.
-      params: its parameters.
+      params: parameters of the module.
       config: the model's settings.
       text: format of the model's texts.
       default_decoding: decoding settings that the options of a call override.
@@ -47,7 +47,7 @@ class Strategy:
         decoder_tokens: Any = None,
         decoder_mask: Any = None,
     ) -> dict[str, np.ndarray]:
-        """Returns the module's inputs by name. The arguments and errors are those of `LanguageModel.logits`."""
+        """Returns the module's inputs by name. The arguments and errors are the same as for `LanguageModel.logits`."""
         arrays = inputs.ids("tokens", tokens, self.config.vocab_size)
         arrays |= inputs.mask("mask", mask, "tokens", arrays["tokens"])
         if token_types is not None:
@@ -86,7 +86,7 @@ class Strategy:
         return {name: array.reshape(*batch, *array.shape[1:]) for name, array in self.read(*flat).items()}
 
     def with_positions(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Returns the inputs with the positions of their tokens, for a model that does not count them itself."""
+        """Returns the inputs, with the positions of the tokens added if the model does not compute positions itself."""
         return arrays
 
     def num_positions(self, arrays: dict[str, np.ndarray]) -> int:
@@ -100,7 +100,7 @@ class Strategy:
         return {name for name, head in named.items() if type(head).init_inputs is Head.init_inputs}
 
     def head(self, name: str | None) -> str:
-        """Returns the name of a head after checking that the model has it; for None, that of the head for tokens.
+        """Checks that the model has a head, and returns the name of the head. None means the head for tokens.
 
         Raises:
           UserError: no model has such a head, or this model lacks it.
@@ -124,7 +124,7 @@ class Strategy:
         return hidden_states(self.model, self.params, arrays, "features", "embedded", "stack")
 
     def last_states(self, arrays: dict[str, np.ndarray]) -> Float[Array, "batch length width"]:
-        """Returns the last of `hidden_states`, without computing the others."""
+        """Returns the last state of `hidden_states`, without collecting the other states."""
         return features(self.model, self.params, arrays, "features")
 
     def encode(self, text: str) -> list[int]:
@@ -132,7 +132,10 @@ class Strategy:
         raise UserError(f"a model of kind '{self.config.kind}' does not read prompts: use `hidden_states` or `logits`")
 
     def generate(self, prompts: list[Any], in_text: bool, seed: int, **options: Any) -> list[Any]:
-        """Answers prompts, texts or ids; the options are those of `LanguageModel.generate`."""
+        """Answers prompts, which are texts if `in_text` is true and ids otherwise.
+
+        The options are the same as for `LanguageModel.generate`.
+        """
         raise UserError(f"a model of kind '{self.config.kind}' does not generate text: use `hidden_states` or `logits`")
 
     def to_text(self, prompt: Sequence[int], answer: Sequence[int]) -> str:
@@ -144,18 +147,18 @@ class Strategy:
         raise UserError("this is not a masked model, or its vocabulary has no mask: use `generate`")
 
     def continuation_row(self, context: Sequence[int], continuation: Sequence[int]) -> ScoringRow:
-        """Returns the row in which the model predicts a continuation of a context, both ids."""
+        """Returns the row in which the model predicts a continuation of a context. Both are ids."""
         raise UserError(f"a model of kind '{self.config.kind}' does not continue text: use `pseudo_log_likelihoods`")
 
     def text_continuation_row(self, context: str, continuation: str) -> ScoringRow:
-        """Returns the row in which the model predicts a continuation of a context, both texts.
+        """Returns the row in which the model predicts a continuation of a context. Both are texts.
 
         White space at the end of the context belongs to the continuation.
         """
         raise UserError(f"a model of kind '{self.config.kind}' does not continue text: use `pseudo_log_likelihoods`")
 
     def masked_rows(self, tokens: Sequence[int], begin: int, word_l2r: bool) -> list[ScoringRow]:
-        """Returns a row for each token of a text from `begin` on, in which this token is masked.
+        """Returns a row for each token of a text from index `begin` on. The token is masked in this row.
 
         Args:
           word_l2r: whether the later tokens of the same word are masked too.
@@ -180,7 +183,7 @@ class Strategy:
 
     @property
     def token_model(self) -> tuple[Module, Any]:
-        """Module that predicts tokens, and its parameters."""
+        """Pair: the module that predicts tokens, and the parameters of this module."""
         self.head(None)
         return self.model, self.params
 
@@ -194,10 +197,10 @@ class Strategy:
         return self.default_decoding.changed(**options)
 
     def writer(self, settings: DecodingConfig | None = None, seed: int = 0, **options: Any) -> Callable[..., list[Any]]:
-        """Returns a function from rows of ids to the ids that continue or answer each: `decoding.generate`.
+        """Returns a function that answers rows of ids: `decoding.generate` with this model and these settings.
 
         Args:
-          settings: decoding settings; None for the default ones.
+          settings: decoding settings; None: the default settings.
           seed: seed of the samples.
           options: fields of the decoding settings to replace.
 
@@ -229,7 +232,7 @@ class Strategy:
         return list(self.text.vocabulary.encode(text))
 
     def token_text(self, token: int) -> str:
-        """Returns the text that a token adds inside a text."""
+        """Returns the text that a token adds to the text before it."""
         vocabulary = self.text.vocabulary
         before = vocabulary.encode("a")
         return vocabulary.decode([*before, token])[len(vocabulary.decode(before)) :]
@@ -241,7 +244,7 @@ class Strategy:
 
     @property
     def frame(self) -> tuple[list[int], list[int]]:
-        """Ids before and after a text."""
+        """Pair: the ids before a text, and the ids after a text."""
         return list(self.text.before), list(self.text.after)
 
 
@@ -303,7 +306,7 @@ def features(
 def hidden_states(
     model: Module, params: Any, inputs: dict[str, Any], method: Literal["features", "encode"], embedded: str, stack: str
 ) -> Float[Array, "states batch length width"]:
-    """Returns the embeddings, the output of each layer except the last, and the output of a method of a module.
+    """Returns the embeddings, the output of each layer except the last layer, and the output of `method`, stacked.
 
     Args:
       embedded: name under which the module sows the embeddings.

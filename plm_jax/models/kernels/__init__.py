@@ -1,8 +1,8 @@
 """Attention: its masks and biases (`context`), the choice of a kernel (`choice`), and the kernels.
 
-`plain` is XLA and supports everything. `tpu` (Pallas) and `gpu` (Pallas, Triton) are flash attention for two kinds of
-devices, `cudnn` is NVIDIA's: they never hold all scores, and skip tiles that are not visible. Dropout masks (`dropout`)
-are the same in all kernels but `cudnn`, which is not used with dropout.
+`plain` is compiled by XLA and supports everything. The other kernels are flash attention, which never stores all scores
+and skips tiles that are not visible: `tpu` (Pallas), `gpu` (Pallas with Triton) and `cudnn` (NVIDIA's library).
+`plain`, `tpu` and `gpu` draw equal dropout masks (module `dropout`). Attention with dropout never uses `cudnn`.
 
 Shapes: B batch, Q queries, K keys, N heads, G groups (key/value heads; each serves N / G consecutive heads), H
 head_dim. Softmax is computed in float32.

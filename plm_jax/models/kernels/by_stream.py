@@ -1,4 +1,4 @@
-"""Attention of two streams by a kernel whose queries are at consecutive positions.
+"""Attention of two streams (tokens and targets) with kernels that assume queries at consecutive positions.
 
 Shapes: B batch, N heads, L tokens, T targets, Q = L + T queries, K keys, H head_dim.
 """
@@ -12,14 +12,15 @@ from plm_jax.models.kernels.context import FIRST, Context, Queries
 
 
 def by_stream(attend: Callable[..., Queries], query_BNQH: Queries, context: Context) -> Queries:
-    """Computes the attention of tokens and that of `Context.targets`, each by a call of `attend`: [B, N, Q, H].
+    """Computes the attention of both streams, [B, N, Q, H], with one call of `attend` for each stream.
 
-    The query of a target is moved to its position in a row of L queries, so that kernels find the same distances along
-    diagonals of both streams; the results of the other queries of this row are not used. Targets at the same position
-    get the result of the first one.
+    The first L queries are tokens, the last T queries are `Context.targets`. For the second call, the query of each
+    target is moved to the target's position in a row of L queries, so that the positions are consecutive in both calls.
+    Results at positions without a target are not used. If several targets have the same position, all of them get the
+    result of the first of these targets.
 
     Args:
-      attend: a function of queries [B, N, L, H], their context, and the number `start` of the first one.
+      attend: a function of queries [B, N, L, H], their context, and `start`, the index of the first query (default 0).
     """
     assert context.targets is not None
     num_targets = context.targets.shape[1]
@@ -53,7 +54,7 @@ def by_stream(attend: Callable[..., Queries], query_BNQH: Queries, context: Cont
 
 
 def _of_tokens(context: Context, length: int, num_targets: int) -> Context:
-    """Returns the context of the first `length` queries, without those of targets."""
+    """Returns the context of the tokens: the first `length` queries, without the `num_targets` queries of targets."""
 
     def first(pair):
         return None if pair is None else (pair[0][:, :length], pair[1])

@@ -1,4 +1,4 @@
-"""The choice of a kernel for an attention: the device's own if it supports the attention."""
+"""Choice of the attention kernel: a preferred kernel of the platform if it supports the attention, otherwise XLA."""
 
 import logging
 from typing import Any
@@ -16,13 +16,20 @@ PREFERRED = {"tpu": ("flash",), "cuda": ("cudnn", "flash")}
 
 
 def platform(device: Any = None) -> str:
-    """Returns the platform of a device, by default of the current mesh: `tpu`, `cuda` or JAX's name for another."""
+    """Returns the platform of a device: `tpu`, `cuda`, or JAX's name of any other platform.
+
+    Args:
+      device: the device; by default a device of the current mesh.
+    """
     device = device or partitioning.device()
     return "cuda" if device.platform == "gpu" and "nvidia" in device.device_kind.lower() else device.platform
 
 
 def resolve(setting: str, platform: str) -> str:
-    """Returns the setting for a platform: `auto` is replaced by its kernel, unless the platform has several."""
+    """Resolves the setting `auto` to the preferred kernel of a platform; returns any other setting unchanged.
+
+    If the platform has several preferred kernels, `auto` is also returned unchanged.
+    """
     preferred = PREFERRED.get(platform, ("xla",))
     return preferred[0] if setting == "auto" and len(preferred) == 1 else setting
 
@@ -44,18 +51,18 @@ def choose(
     by_query: bool = False,
     cut: bool = False,
 ) -> tuple[str, str]:
-    """Returns the kernel, and the reason why it is not the requested one, or "".
+    """Returns a kernel and a warning, which is "" if the kernel is the requested one and is not interpreted.
 
     Args:
       setting: `TransformerConfig.attention_kernel`; `auto` requests the best kernel of the platform.
-      platform: result of `platform`.
       dtype: dtype of queries, keys and values.
-      distance_bias, bias: whether scores have a bias by distance or `RelativeScores`, or another bias.
-      dense: whether there is padding, or segments.
+      distance_bias: whether scores have a bias by distance or `RelativeScores`.
+      bias: whether scores have any other bias.
+      dense: whether the attention has a mask, segments or an order of prediction.
       prefix: whether a causal stack has a prefix that all queries attend to.
-      dropout: whether attention weights are dropped.
-      windows, cut: whether some layers have a window, and whether the queries of a row are sharded over devices.
-      by_query: whether each query has a mask of its own.
+      windows: whether some layers have a window.
+      by_query: whether each query has its own mask.
+      cut: whether the queries of a row are sharded over devices.
     """
     flash = {
         "flash supports only a bias that depends on distances": bias,
@@ -101,9 +108,15 @@ def pick(
     keys: int,
     layer_bias: bool,
 ) -> str:
-    """Returns the kernel of an attention and logs it, as a warning if it is not the requested one.
+    """Selects the kernel of an attention with `choose`, logs it, and returns its name.
 
-    `layer_bias` is whether layers will add their own biases to the scores; the other arguments are those of `choose`.
+    The log message is a warning if `choose` returns a warning. Arguments without an entry here are passed to `choose`.
+
+    Args:
+      name: name of the attention in the log.
+      context: masks and biases of the attention.
+      groups: number of key/value heads.
+      layer_bias: whether layers add a bias that must be expanded to all scores.
     """
     kernel, reason = choose(
         setting,

@@ -19,15 +19,15 @@ Window = Integer[Array, ""]
 Seed = UInt32[Array, "2"]
 # Name in `jax.checkpoint` policies of the output of a flash kernel and the sums of its softmax.
 RESIDUALS = "attention"
-# Rank in the order of prediction below that of any token.
+# Rank in the order of prediction that is below the ranks of all tokens.
 FIRST = jnp.iinfo(jnp.int32).min
 # Score of keys that are not visible in flash kernels: finite, so that differences are not NaN; its exponential is 0
-# relative to any other.
+# relative to every other score.
 UNSEEN = -1e30
 
 
 def split_heads(x_BLD: Shaped[Array, "batch length dim"], heads: int) -> Shaped[Array, "batch heads length head_dim"]:
-    """Returns the heads of vectors in which they are concatenated."""
+    """Splits vectors of concatenated heads into heads."""
     return x_BLD.reshape(*x_BLD.shape[:-1], heads, -1).swapaxes(1, 2)
 
 
@@ -37,19 +37,21 @@ def join_heads(x_BNLH: Shaped[Array, "batch heads length head_dim"]) -> Shaped[A
 
 
 class RelativeScores(struct.PyTreeNode):
-    """Terms of the scores of one layer that depend on its queries and keys; each is optional.
+    """Terms of the scores of one layer that depend on the layer's queries and keys. Each term is optional.
 
-    Entry j of vectors is for pairs whose key position minus query position is j - (Q - 1), as in
-    `Context.distance_bias`.
+    In arrays of vectors by distance, entry j of axis 1 is for pairs whose key index minus query index is j - (Q - 1),
+    as in `Context.distance_bias`.
 
     Attributes:
-      key_vectors: [N, Q + K - 1, H], vectors that each query is multiplied with.
-      query_vectors: [N, Q + K - 1, H], vectors that each key is multiplied with.
-      key_bias: float32 [B, N, K].
-      segment_scores: float32 [B, N, Q, 2], scores of keys in the segment of the query, and in others.
-      segments: segments of the queries, int32 [B, Q], and of the keys, int32 [B, K], for `segment_scores`.
-      reverse_key_vectors: [N, Q + K - 1, H], in place of `key_vectors` in rows whose text runs backwards.
-      reverse: 1 for these rows, otherwise 0, int32 [B]; required with `reverse_key_vectors`.
+      key_vectors: [N, Q + K - 1, H], vectors by distance that act as keys. The term is query · vector.
+      query_vectors: [N, Q + K - 1, H], vectors by distance that act as queries. The term is key · vector.
+      key_bias: float32 [B, N, K], the term of each key.
+      segment_scores: float32 [B, N, Q, 2]: for each query, the term of keys in the query's segment, and the term of
+        keys in other segments.
+      segments: pair of arrays for `segment_scores`: the segments of the queries, int32 [B, Q], and the segments of the
+        keys, int32 [B, K].
+      reverse_key_vectors: [N, Q + K - 1, H], vectors that replace `key_vectors` in rows whose text runs backwards.
+      reverse: int32 [B], 1 for rows whose text runs backwards, otherwise 0. Required with `reverse_key_vectors`.
     """
 
     key_vectors: jax.Array | None = None
@@ -61,7 +63,7 @@ class RelativeScores(struct.PyTreeNode):
     reverse: jax.Array | None = None
 
     def expand(self, query_BNQH: Queries, key_BGKH: Keys, bias: jax.Array | None) -> jax.Array:
-        """Adds the terms to a bias, float32 [B, N, Q, K]; queries are scaled."""
+        """Returns the sum of the terms and `bias`, float32 [B, N, Q, K]. `query_BNQH` are scaled queries."""
         queries, keys = query_BNQH.shape[2], key_BGKH.shape[2]
         entry_QK = jnp.arange(keys) - jnp.arange(queries)[:, None] + queries - 1
         product, terms = functools.partial(jnp.einsum, preferred_element_type=jnp.float32), [bias]
@@ -94,38 +96,41 @@ class Context(struct.PyTreeNode):
 
     Attributes:
       causal: whether queries attend only to keys up to their own position.
-      mask: [B, K], or [B, Q, K] for a mask per query, 0 for padding; None: no padding. Required with a cache, where
-        K are the slots.
-      segment_ids: nonnegative ids of the queries [B, Q] and of the keys [B, K]; queries attend to their own segment
-        only. None: a single segment.
-      order: ranks in the order of prediction of the queries [B, Q] and of the keys [B, K]; queries attend only to keys
-        of a lower rank. None: no order.
-      positions: positions of the queries, int32 [B or 1, Q]; without `source_positions` also those of the new keys.
-      source_positions: positions of the keys if these come from another source than the queries, int32 [B or 1, K].
-      contiguous: whether the keys are any number of earlier tokens followed by the tokens of the queries (without the
-        additional ones of `targets`), with positions that count up or down by one.
-      targets: int32 [B, T]: the last T queries are additional ones, each with the position of the query of this index;
-        None: there are none.
-      block_positions: positions of queries and keys within blanks, int32 [B, Q]; None: 0 everywhere.
-      rotations: rotations of queries and of keys by their positions, as returned by `Position.rotation`, or None.
-      distance_bias: bias of scores, float32 [N, Q + K - 1]: entry j is for pairs whose key position minus query
-        position is j - (Q - 1), where the first query and the first key of this call have position 0; None: no bias.
-      bias: bias of scores, float32 [B or 1, N, Q, K]; None: no bias.
-      relative: further terms of the scores of a layer; None: no terms.
-      tables: tables that the layers of a stack share, for `Position.layer_bias`.
-      arrays: arrays of the rows that the model passes to `Position.layer_bias`, [B, ...] by name.
-      windows: in layer i queries attend to keys at distances less than windows[i % len(windows)]; 0 means all keys.
-        Empty: all keys in all layers.
-      cache_index: slot of the cache for the first key of this call; None without a cache.
-      slot_positions: int32 [K], position in the text of each slot of a cache; None: they are in order.
-      prefix_lengths: [B], number of leading keys that all queries of a causal stack attend to; None: no prefix.
-      rows: numbers of the rows in the batch, int32 [B], for their dropout masks; consecutive on each device. None: from
-        0.
-      dropout: rate of dropout of attention weights in a call with a seed.
+      mask: [B, K], or [B, Q, K] if each query has its own mask; 0 for keys that are not visible, such as padding.
+        None: no mask. Required with a cache; K is then the number of slots.
+      segment_ids: pair of arrays with nonnegative ids: the segments of the queries, [B, Q], and the segments of the
+        keys, [B, K]. Queries attend only to keys of their own segment. None: a single segment.
+      order: pair of arrays with ranks in the order of prediction: the ranks of the queries, [B, Q], and the ranks of
+        the keys, [B, K]. Queries attend only to keys of a lower rank. None: no order.
+      positions: int32 [B or 1, Q], positions of the queries. Without `source_positions`, keys that are computed in this
+        call have the same positions.
+      source_positions: int32 [B or 1, K], positions of the keys if the keys come from another source than the queries.
+      contiguous: whether the keys belong to consecutive tokens, whose positions increase or decrease by one, and the
+        last of these tokens are the tokens of the queries. The queries of `targets` have no keys.
+      targets: int32 [B, T], indices of tokens. The queries of the tokens are followed by T additional queries, which
+        have the positions of these tokens. None: no additional queries.
+      block_positions: int32 [B, Q], positions of queries and keys within their blanks. None: 0 everywhere.
+      rotations: pair of functions from `Position.rotation`: the first rotates the queries by their positions, the
+        second rotates the keys. Each function may be None.
+      distance_bias: float32 [N, Q + K - 1], bias of scores by distance: entry j is for pairs whose key index minus
+        query index is j - (Q - 1). Both indices count from 0 in this call. None: no bias by distance.
+      bias: float32 [B or 1, N, Q, K], any other bias of scores. None: no other bias.
+      relative: further terms of the scores of one layer. None: no further terms.
+      tables: tables by name that the layers of a stack share, for `Position.layer_bias`.
+      arrays: arrays [B, ...] by name that the model passes to `Position.layer_bias`.
+      windows: windows by layer: in layer i, queries attend to keys at distances less than windows[i % len(windows)].
+        A window of 0 contains all keys. An empty tuple means all keys in all layers.
+      cache_index: slot of the cache for the first key of this call. None: no cache.
+      slot_positions: int32 [K], position in the text of each slot of a cache. None: slot i has position i.
+      prefix_lengths: [B], number of leading keys of each row that all queries of a causal stack attend to. None: no
+        prefix.
+      rows: int32 [B], indices of the rows in the batch, which select dropout masks. The indices are consecutive on each
+        device. None: the indices count from 0.
+      dropout: dropout rate of attention weights; used in calls with a seed.
       broadcast: whether all queries share a dropout mask.
-      kernel: the kernel that computes the attention; see `with_kernel`.
-      visible: dense mask of causality, mask, segments and order, as far as the kernel needs one, bool
-        [B or 1, 1, Q or 1, K].
+      kernel: name of the kernel that computes the attention; set by `with_kernel`.
+      visible: bool [B or 1, 1, Q or 1, K], dense mask that combines causality, `mask`, `segment_ids` and `order`,
+        without the parts that the kernel computes by itself. None: no dense mask.
     """
 
     causal: bool = struct.field(pytree_node=False, default=False)
@@ -154,14 +159,17 @@ class Context(struct.PyTreeNode):
     visible: jax.Array | None = None
 
     def by_row(self, rows: int) -> dict[str, Any]:
-        """Returns the fields that have an entry for each of `rows` rows."""
+        """Returns a dict of the fields whose arrays have an entry for each of `rows` rows."""
         names = ("mask", "segment_ids", "order", "positions", "source_positions", "block_positions", "prefix_lengths")
         fields = {name: getattr(self, name) for name in (*names, "arrays", "rows")}
         leaves = {name: jax.tree.leaves(field) for name, field in fields.items()}
         return {name: field for name, field in fields.items() if leaves[name] and len(leaves[name][0]) == rows}
 
     def with_kernel(self, kernel: str, queries: int, keys: int) -> "Context":
-        """Returns this context for a kernel, with the dense mask and bias that it needs, once for all layers."""
+        """Returns this context with a kernel, and with the dense mask and the bias that the kernel needs.
+
+        The mask and the bias are computed once for all layers.
+        """
         if kernel == "flash":
             return self.replace(kernel=kernel)
         dense = self._dense_masks()
@@ -177,28 +185,31 @@ class Context(struct.PyTreeNode):
         return self.replace(kernel=kernel, visible=visible, distance_bias=None, bias=bias)
 
     def token_positions(self, queries: int, keys: int) -> tuple[jax.Array, jax.Array]:
-        """Returns the positions of the queries, int32 [Q], and of the keys, int32 [K], or of the slots of a cache."""
+        """Returns a pair: the positions of the queries, int32 [Q], and the positions of the keys, int32 [K].
+
+        With a cache, the keys are the slots of the cache.
+        """
         first = 0 if self.cache_index is None else self.cache_index
         if self.slot_positions is None:
             return first + jnp.arange(queries), jnp.arange(keys)
         return jax.lax.dynamic_slice_in_dim(self.slot_positions, first, queries), self.slot_positions
 
     def positions_by_row(self, queries: int, keys: int) -> tuple[jax.Array, jax.Array]:
-        """Returns the positions of the queries, int32 [B or 1, Q], and of the keys, int32 [B or 1, K]."""
+        """Returns a pair: the positions of the queries, int32 [B or 1, Q], and of the keys, int32 [B or 1, K]."""
         of_queries, of_keys = (positions[None] for positions in self.token_positions(queries, keys))
         if self.cache_index is not None or self.positions is None:
             return of_queries, of_keys
         return self.positions, self.positions if self.source_positions is None else self.source_positions
 
     def distances_back(self, queries: int, keys: int) -> jax.Array:
-        """Returns the distance of each key before each query, int32 [Q, K]."""
+        """Returns the position of each query minus the position of each key, int32 [Q, K]."""
         of_queries, of_keys = self.token_positions(queries, keys)
         return of_queries[:, None] - of_keys
 
     def numbers(self, query: jax.Array) -> jax.Array:
-        """Returns the numbers of queries for their dropout masks, [1, 1, Q, 1] → [B, 1, Q, 1].
+        """Returns the indices of queries for dropout masks, int32 [B, 1, Q, 1]; `query` is [1, 1, Q, 1].
 
-        Those of targets, which follow the others, depend on the positions of the targets.
+        The index of a token is from 0 to L - 1. The index of a target is L plus the index of the target's token.
         """
         assert self.targets is not None
         length = query.shape[2] - self.targets.shape[1]
@@ -206,13 +217,14 @@ class Context(struct.PyTreeNode):
         return jnp.concatenate([tokens, length + self.targets], axis=1)[:, None, :, None]
 
     def window(self, depth: jax.Array | int) -> jax.Array | None:
-        """Returns the window of a layer, numbered from 0, int32 []; None if no layer has a window."""
+        """Returns the window of layer `depth` (from 0), int32 [], or None if no layer has a window."""
         return jnp.array(self.windows, jnp.int32)[depth % len(self.windows)] if self.windows else None
 
     def ids(self, batch: int, queries: int, keys: int) -> tuple[jax.Array, jax.Array] | tuple[None, None]:
-        """Combines segments and padding into ids of queries [B, Q] and keys [B, K], int32; None if all are visible.
+        """Combines segments and padding into a pair of int32 arrays: ids of queries [B, Q] and ids of keys [B, K].
 
-        Queries attend to keys with their own id; keys with id -1 are never visible.
+        Queries attend to keys with the same id; keys with id -1 are never visible. Without segments and padding,
+        returns (None, None).
         """
         if self.mask is None and self.segment_ids is None:
             return None, None
@@ -235,14 +247,14 @@ class Context(struct.PyTreeNode):
 
 
 def expand_distance_bias(distance_bias: jax.Array, queries: int) -> jax.Array:
-    """Expands a `Context.distance_bias` [N, Q + K - 1] to [N, Q, K]: row q is the K entries from Q - 1 - q.
+    """Expands a `Context.distance_bias` [N, Q + K - 1] to [N, Q, K]. Row q has the K entries that begin at Q - 1 - q.
 
-    No indices are used, so that the gradient is a sum and not a scatter: a repeated vector, reshaped to rows one
-    shorter than its period, shifts by one in each row.
+    The vector is padded by one entry, repeated, and reshaped to rows without this entry. Each row is thus shifted by
+    one entry compared with the previous row. No indices are used, so the gradient is a sum and not a scatter.
     """
     heads, distances = distance_bias.shape
     period = jnp.pad(distance_bias, ((0, 0), (0, 1)))
     repeated = jnp.broadcast_to(period[:, None], (heads, queries, distances + 1)).reshape(heads, -1)
-    # Row r starts at entry -r: that of the last query at entry 0, that of the first at Q - 1.
+    # Row r starts at entry -r, so its last K entries start at entry Q - 1 - r.
     rows = repeated[:, : queries * distances].reshape(heads, queries, distances)
     return rows[:, :, queries - 1 :]

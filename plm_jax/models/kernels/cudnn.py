@@ -14,12 +14,12 @@ def attend(
     causal: bool,
     visible: Bool[Array, "rows 1 queries keys"] | None = None,
 ) -> Float[Array, "batch heads queries head_dim"]:
-    """Returns the attention [B, N, Q, H] of a device's rows and heads.
+    """Returns the attention [B, N, Q, H] of the rows and heads of one device.
 
     Args:
       query_BNQH: scaled queries.
-      causal: whether queries attend to no later keys.
-      visible: bool [B or 1, 1, Q, K], further mask; None: no mask.
+      causal: whether each query attends only to keys up to its own position.
+      visible: bool [B or 1, 1, Q, K], an additional mask; None: no additional mask.
 
     Raises:
       UserError: jax finds no cuDNN, or the cuDNN that it finds is too old.

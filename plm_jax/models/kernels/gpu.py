@@ -1,11 +1,12 @@
-"""Flash attention on NVIDIA GPUs (Pallas, Triton): no array of all scores, forward or backward.
+"""Flash attention on NVIDIA GPUs (Pallas, Triton). Neither the forward nor the backward pass stores all scores.
 
-A program holds one tile of queries and loops over the tiles of keys that are visible to them, or the other way around.
-Without atomic operations, the same inputs give the same bits. Heads are concatenated in a row, as in the projections
-before and after attention, and nothing is transposed in memory.
+A program holds one tile of queries and loops over the tiles of keys that are visible to these queries, or it holds one
+tile of keys and loops over tiles of queries. No atomic operations are used, so the same inputs give the same bits. The
+heads of a position are concatenated in memory, as in the projections before and after attention, so nothing is
+transposed.
 
 Shapes: B batch, Q queries, K keys, N heads, G groups (key/value heads; each serves N / G consecutive heads), H
-head_dim, T length of a tile, D diagonals of tiles, C parts of the batch.
+head_dim, T length of a tile, D diagonals of tiles.
 """
 
 import dataclasses
@@ -33,7 +34,7 @@ _PROGRAMS = 512
 
 
 class Mask(NamedTuple):
-    """Arguments of `flash` for masks and dropout: int32 and uint32 arrays, or their refs in a kernel."""
+    """Arguments of `flash` for masks and dropout: int32 and uint32 arrays, or the refs of these arrays in a kernel."""
 
     offsets: Any
     query_ids: Any
@@ -46,7 +47,7 @@ class Mask(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """Inputs of the attention: arrays, or their refs in a kernel."""
+    """Inputs of the attention: arrays, or the refs of these arrays in a kernel."""
 
     query_BQNH: Any
     key_BKGH: Any
@@ -57,13 +58,13 @@ class Inputs(NamedTuple):
 
 
 class BackwardInputs(NamedTuple):
-    """Further inputs of the backward pass.
+    """Additional inputs of the backward pass.
 
     Attributes:
       cotangent_BQNH: cotangent of the output.
-      log_sums_BNQ: log of the sum of exponentials.
+      log_sums_BNQ: log of the sum of exponentials of each query.
       products_BNQ: sums of output · cotangent over H.
-      words_BNQ: hashes of the queries for dropout masks; None: the kernel computes them.
+      words_BNQ: hashes of the queries for dropout masks; None: the kernel computes the hashes.
     """
 
     cotangent_BQNH: Any
@@ -92,9 +93,9 @@ def flash(
     seed=None,
     offsets,
 ) -> Float[Array, "batch heads queries head_dim"]:
-    """Computes softmax(query · key + bias) · value over visible keys, [B, N, Q, H]; arguments as `tpu.flash`.
+    """Computes softmax(query · key + terms) · value over the keys visible to each query, [B, N, Q, H].
 
-    A query without visible keys gets zeros, and has no gradients.
+    A query without visible keys gets zeros and has no gradients. The arguments are those of `tpu.flash`.
     """
     window = None if window is None else jnp.reshape(window, 1)
     mask = Mask(offsets, query_ids, key_ids, query_order, key_order, prefix_lengths, window, seed)
@@ -155,7 +156,7 @@ class GpuCall:
       keys: K, number of keys.
       repeats: number of query heads per key head.
       head_dim: H, dimension of a head; tiles are padded with zeros to the next power of 2.
-      query_axis: axis of the queries in a tile of scores.
+      query_axis: axis of the queries in a tile of scores, 0 or 1.
     """
 
     options: GpuOptions
@@ -177,32 +178,37 @@ class GpuCall:
         return pl.cdiv(self.keys, self.tile.keys)
 
     def load_query(self, ref, row, head, start):
-        """Loads a tile of queries from [B, Q, N, H] or [B, N, Q], zeros past its end."""
+        """Loads a tile of queries from [B, Q, N, H] or [B, N, Q]; entries past the end of the array are 0."""
         if len(ref.shape) == 3:
             return load(ref, (row, head, pl.ds(start, self.tile.queries)), self.inside(start, 0))
         index = row, pl.ds(start, self.tile.queries), head, slice(None)
         return load(ref, index, self.inside(start, 0, ref.shape[-1]))
 
     def load_key(self, ref, row, head, start):
-        """Loads a tile of keys from [B, K, G, H] for a head of queries, zeros past its end."""
+        """Loads a tile of keys for a query head from [B, K, G, H]; entries past the end of the array are 0."""
         index = row, pl.ds(start, self.tile.keys), jax.lax.div(head, self.repeats), slice(None)
         return load(ref, index, self.inside(start, 1, ref.shape[-1]))
 
     def store(self, ref, row, head, start, values, axis):
-        """Stores a tile of [B, Q, N, H] (axis 0) or of [B, K, G, H] (axis 1)."""
+        """Stores a tile in an array [B, Q, N, H] (axis 0) or [B, K, G, H] (axis 1)."""
         index = row, pl.ds(start, values.shape[0]), head, slice(None)
         triton.store(ref.at[index], values.astype(ref.dtype), mask=self.inside(start, axis, ref.shape[-1]))
 
     def store_row(self, ref, row, head, start, values, axis):
-        """Stores a tile of [B, N, Q] (axis 0) or of [B, N, K] (axis 1)."""
+        """Stores a tile in an array [B, N, Q] (axis 0) or [B, N, K] (axis 1)."""
         index = row, head, pl.ds(start, values.shape[0])
         triton.store(ref.at[index], values, mask=self.inside(start, axis))
 
     def inside(self, start, axis, width=None):
-        """Returns which entries of a tile of queries (axis 0) or keys (axis 1) are within the array.
+        """Returns a mask of the entries of a tile that are within the array.
+
+        Args:
+          start: index of the first query or key of the tile.
+          axis: 0 for a tile of queries, 1 for a tile of keys.
+          width: number of features of the tile, including padding of H; None for a tile without features.
 
         Returns:
-          bool [T], or [T, width] if `width` is set; None if all entries are.
+          A bool array that broadcasts to the tile, [T] or [T, width]. None if all entries are within the array.
         """
         tile, length = self.tile[axis], (self.queries, self.keys)[axis]
         inside = start + jnp.arange(tile) < length if length % tile else None
@@ -215,25 +221,31 @@ class GpuCall:
         return inside & features
 
     def of_queries(self, vector):
-        """Broadcasts a vector over the tile's queries to its scores."""
+        """Reshapes a vector with an entry per query so that it broadcasts to the tile's scores."""
         return jnp.expand_dims(vector, 1 - self.query_axis)
 
     def of_keys(self, vector):
-        """Broadcasts a vector over the tile's keys to its scores."""
+        """Reshapes a vector with an entry per key so that it broadcasts to the tile's scores."""
         return jnp.expand_dims(vector, self.query_axis)
 
     def product(self, of_queries, of_keys):
-        """Multiplies queries' [T, H] and keys' [T, H], contracting H: float32 over the tile's scores."""
+        """Multiplies queries [T, H] and keys [T, H] over H; returns float32 in the shape of a tile of scores."""
         left, right = (of_queries, of_keys) if self.query_axis == 0 else (of_keys, of_queries)
         return dot(left, right, 1)
 
     def indices(self, starts):
-        """Returns the indices of queries and of keys in this call, each along its axis."""
+        """Returns a pair: the indices of the tile's queries in this call, and the indices of its keys.
+
+        Both broadcast to the tile's scores.
+        """
         queries, keys = starts[0] + jnp.arange(self.tile.queries), starts[1] + jnp.arange(self.tile.keys)
         return self.of_queries(queries), self.of_keys(keys)
 
     def scores(self, refs, query, key, row, head, starts, masked):
-        """Returns query · key + terms; if `masked`, `UNSEEN` for keys that are not visible."""
+        """Returns a tile of scores, query · key + terms.
+
+        If `masked`, keys that are not visible have the score `UNSEEN`.
+        """
         scores, (queries, keys) = self.product(query, key), self.indices(starts)
         if refs.bias_NR is not None:
             scores += refs.bias_NR[head, keys - queries + (self.query_tiles * self.tile.queries - 1)]
@@ -263,7 +275,11 @@ class GpuCall:
             yield self.of_queries(of_queries) > self.of_keys(of_keys)
 
     def keep_mask(self, mask, row, head, starts, words_BNQ=None):
-        """Returns the dropout mask, bool over the tile's scores, or over its keys; hashes of queries may be passed."""
+        """Returns the dropout mask of a tile of scores, bool. If all queries share a mask, the query axis has size 1.
+
+        Args:
+          words_BNQ: hashes of the queries; None: this method computes the hashes.
+        """
         first_row, first_head, first_query, first_key = (mask.offsets[i] for i in range(4))
         indices = first_row + row, first_head + head
         # Axes of scores: those of keys are blocks of 16, the two keys of a word, and the words of a block.
@@ -283,7 +299,10 @@ class GpuCall:
         return keep_mask.reshape(*(query.size, self.tile.keys)[:: -1 if self.query_axis else 1])
 
     def derivative(self, refs, backward, query, key, value, cotangent, row, head, starts, masked):
-        """Returns (weights after dropout, cotangent of the scores), float32, both without the factor 1 / (1 - rate)."""
+        """Returns a pair of float32 tiles: the weights after dropout, and the cotangent of the scores.
+
+        Both tiles lack the factor 1 / (1 - rate).
+        """
         log_sums = self.load_query(backward.log_sums_BNQ, row, head, starts[0])
         products = self.load_query(backward.products_BNQ, row, head, starts[0]) * (1 - self.options.rate)
         scores = self.scores(refs, query, key, row, head, starts, masked)
@@ -296,7 +315,10 @@ class GpuCall:
         return dropped, weights * (of_weights - self.of_queries(products))
 
     def over(self, ranges_ref, mask, row, program, body, carry):
-        """Loops over a program's tiles, given by `tile_mask.ranges`, with `body(masked, tile, carry)`."""
+        """Loops over the tiles of a program with `body(masked, tile, carry)`; returns the last carry.
+
+        `ranges_ref` contains the result of `tile_mask.ranges`. `masked` is False for tiles that are fully visible.
+        """
         first, begin, end, last = (ranges_ref[row if ranges_ref.shape[0] > 1 else 0, program, i] for i in range(4))
         by_pair = any(array is not None for array in (mask.window, mask.query_ids, mask.query_order))
         if not self.options.causal and not by_pair and self.keys % self.tile.keys == 0:
@@ -307,7 +329,7 @@ class GpuCall:
 
 
 def _exponential(scores, shift, interpret):
-    """Returns exp(scores) · 2^shift in float32 with two instructions, where Triton would use seven."""
+    """Returns exp(scores) · 2^shift in float32, with two instructions instead of the seven that Triton would use."""
     shift = jnp.broadcast_to(shift, scores.shape)
     if interpret:
         return jnp.exp2(scores * _LOG2E + shift)
@@ -322,9 +344,10 @@ def _exponential(scores, shift, interpret):
 
 
 def _dropped(weights, keep_mask, interpret):
-    """Returns the weights or 0.
+    """Returns the weights, with 0 where `keep_mask` is False.
 
-    LLVM would select among numbers in bfloat16 and unpack and pack pairs of them, with two instructions more.
+    Uses inline assembly, because LLVM would select after the conversion to bfloat16, which takes two more instructions
+    to unpack and pack pairs.
     """
     if interpret:
         return jnp.where(keep_mask, weights, 0.0)
@@ -440,7 +463,7 @@ def _forward(options, inputs):
 
 @_WHOLE
 def _query_gradient(options, inputs, backward):
-    """Returns the gradients of the queries, and of segment scores or None."""
+    """Returns a pair: the gradient of the queries, and the gradient of the segment scores or None."""
     batch, queries, heads, _ = inputs.query_BQNH.shape
     call, ranges = _prepared("triton_dq", options, inputs)
     of_segments = None
@@ -453,7 +476,7 @@ def _query_gradient(options, inputs, backward):
 
 @_WHOLE
 def _key_value_gradients(options, inputs, backward):
-    """Returns the gradients of the keys and the values, and of the bias of keys or None."""
+    """Returns three gradients: of the keys, of the values, and of the bias of keys (None without this bias)."""
     batch, _, groups, _ = inputs.key_BKGH.shape
     call, ranges = _prepared("triton_dkv", options, inputs)
     if options.rate and not options.broadcast:
@@ -471,9 +494,12 @@ def _key_value_gradients(options, inputs, backward):
 
 @functools.partial(jax.jit, static_argnums=(0, 3))
 def _distance_gradient(options, inputs, backward, name):
-    """Returns the gradient of the bias [N, Q + K - 1], or of one of the vectors [N, Q + K - 1, H], by name.
+    """Returns the gradient of a bias by distance [N, Q + K - 1], or of vectors by distance [N, Q + K - 1, H].
 
-    The kernel sums over each diagonal of tiles, XLA along the diagonals within tiles.
+    The kernel sums over the tiles of each diagonal of tiles; XLA computes the remaining sums.
+
+    Args:
+      name: "bias" for the bias, or the name of the vectors in `RelativeScores`.
     """
     batch, queries, heads, head_dim = inputs.query_BQNH.shape
     kernel = "triton_dbias" if name == "bias" else f"triton_d{name}"
@@ -491,7 +517,7 @@ def _distance_gradient(options, inputs, backward, name):
 
 
 def _prepared(name, options, inputs):
-    """Returns a kernel's `GpuCall`, and the ranges of tiles of its programs, from `tile_mask.ranges`."""
+    """Returns a pair: the `GpuCall` of a kernel, and the result of `tile_mask.ranges` for the kernel's programs."""
     (_, queries, heads, head_dim), (_, keys, groups, _) = inputs.query_BQNH.shape, inputs.key_BKGH.shape
     tile = tiles.on_gpu(gpu_terms.tile_name(name, inputs.relative), head_dim)
     call = GpuCall(options, tile, queries, keys, heads // groups, head_dim, query_axis=int(name == "triton_dkv"))
@@ -520,7 +546,7 @@ def _run(name, body, call, grid, outputs, inputs, ranges, *backward):
     arguments = inputs, ranges, *backward
 
     def spec(array):
-        """Returns a block with the whole array, with H padded to a power of 2."""
+        """Returns the specification of a block that is the whole array, with H padded to a power of 2."""
         *most, last = array.shape
         block = (*most, gpu_terms.padded_width(last)) if array.ndim == 4 else array.shape
         return pl.BlockSpec(block, lambda *_: (0,) * array.ndim)
@@ -546,7 +572,7 @@ def _run(name, body, call, grid, outputs, inputs, ranges, *backward):
 
 
 def _visited(call, mask):
-    """Returns the number of scores computed per head; only causality is considered, with both offsets 0."""
+    """Estimates the number of scores computed per head. Ignores all masks except causality; assumes offsets of 0."""
     tiles_of_keys = [call.key_tiles] * call.query_tiles
     if call.options.causal and mask.prefix_lengths is None:
         last = ((i + 1) * call.tile.queries - 1 for i in range(call.query_tiles))

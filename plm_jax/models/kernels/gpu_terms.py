@@ -1,9 +1,11 @@
-"""Terms that the GPU kernels add to the products of queries and keys: those of `RelativeScores`.
+"""Terms of `RelativeScores`, which the GPU kernels add to the products of queries and keys.
 
-A tile of scores needs a band of 2 T vectors by distance: entry x is for a key that is x - (T - 1) further into its tile
-than the query. Products with a band have 2 T columns, of which each row needs T others: they are gathered.
+A tile of scores needs a band of 2 T vectors by distance. Entry x of the band is for pairs with k - q = x - (T - 1),
+where k is the index of the key within its tile, and q is the index of the query within its tile. The product of queries
+or keys with a band has 2 T columns. Each row of the product needs a different range of T columns, so these columns are
+gathered.
 
-Shapes as in `gpu`; tiles are square if there are vectors.
+Shapes are those of `gpu`. Tiles are square if there are vectors.
 """
 
 import jax
@@ -20,17 +22,17 @@ VECTORS = ("key_vectors", "query_vectors", "reverse_key_vectors")
 
 
 def tile_name(kernel: str, relative: RelativeScores | None) -> str:
-    """Returns the kernel whose tile sizes a kernel has, for `tiles.on_gpu`."""
+    """Returns the name under which `tiles.on_gpu` lists the tile sizes of a kernel."""
     if relative is None or all(getattr(relative, name) is None for name in VECTORS):
         return kernel
     return "triton_dvectors" if kernel.endswith("vectors") else "triton_relative"
 
 
 def padded(call, relative, dtype):
-    """Returns the terms in the shapes that kernels read, vectors in `dtype`.
+    """Returns the terms in the shapes that kernels read, with vectors in `dtype`.
 
-    Vectors are [(D + 1) · T, N, H], with H padded to a power of 2, followed by those of rows in reverse, and
-    `segment_scores` a pair of arrays [B, N, Q].
+    Vectors are [(D + 1) · T, N, H], with H padded to a power of 2. `reverse_key_vectors` are appended to `key_vectors`.
+    `segment_scores` are a pair of arrays [B, N, Q]: for keys in the same segment, and for keys in other segments.
     """
     beyond = call.query_tiles * call.tile.queries - call.queries, call.key_tiles * call.tile.keys - call.keys + 1
     for name in VECTORS:
@@ -68,7 +70,7 @@ def add(call, refs, scores, query, key, row, head, starts):
 
 
 def _is_same_segment(call, relative, row, starts):
-    """Returns whether the query and the key of each score are in one segment."""
+    """Returns a mask of the scores whose query and key are in the same segment."""
     of_queries, of_keys = (
         load(ref, (row, pl.ds(start, length)), call.inside(start, axis), -1)
         for axis, (ref, start, length) in enumerate(zip(relative.segments, starts, call.tile[:2], strict=True))
@@ -77,7 +79,10 @@ def _is_same_segment(call, relative, row, starts):
 
 
 def add_vectors(call, relative, name, gradient, of_scores, row, head, starts):
-    """Adds what vectors contribute to the gradient [T, H] of queries or keys, which are the rows of the scores."""
+    """Adds the contribution of the vectors `name` to a gradient [T, H] of queries or keys.
+
+    `of_scores` is the gradient of a tile of scores. The rows of the tile are these queries or keys.
+    """
     if relative is None or getattr(relative, name) is None:
         return gradient
     vectors = _band(call, relative, name, row, head, starts)
@@ -85,7 +90,10 @@ def add_vectors(call, relative, name, gradient, of_scores, row, head, starts):
 
 
 def add_by_segment(call, relative, sums, of_scores, row, starts):
-    """Adds gradients of scores, whose rows are queries, to two sums over keys: in the query's segment and in others."""
+    """Adds the gradients of a tile of scores to two sums per query; the rows of the tile are queries.
+
+    The first sum is over keys in the query's segment, the second over keys in other segments.
+    """
     if sums is None:
         return None
     is_same = _is_same_segment(call, relative, row, starts)
@@ -93,7 +101,7 @@ def add_by_segment(call, relative, sums, of_scores, row, starts):
 
 
 def products(name, relative):
-    """Returns the number of multiplications of a tile's size times head_dim that the terms add to a kernel."""
+    """Returns the number of matrix products, of queries × keys × head_dim, that the terms add per tile."""
     if relative is None:
         return 0
     of_keys, of_queries = (getattr(relative, vectors) is not None for vectors in ("key_vectors", "query_vectors"))
@@ -102,7 +110,7 @@ def products(name, relative):
 
 
 def _band(call, relative, name, row, head, starts):
-    """Loads the vectors by distance that a tile needs, [2 T, H]."""
+    """Loads the band of vectors that a tile needs, [2 T, H]."""
     start = starts[1] - starts[0] + (call.query_tiles - 1) * call.tile.queries
     if name == "key_vectors" and relative.reverse is not None:
         start += relative.reverse[row] * ((call.query_tiles + call.key_tiles) * call.tile.queries)
@@ -110,7 +118,13 @@ def _band(call, relative, name, row, head, starts):
 
 
 def _gathered_product(call, vectors, band, axis):
-    """Multiplies vectors [T, H] along an axis of the scores with the entries of a band [2 T, H] for their distances."""
+    """Returns, for each score of a tile, the product of its query or key with the band's entry for its distance.
+
+    Args:
+      vectors: queries or keys of the tile, [T, H].
+      band: [2 T, H].
+      axis: axis of `vectors` in the tile of scores.
+    """
     size = call.tile.queries
     entry = call.of_keys(jnp.arange(size)) - call.of_queries(jnp.arange(size)) + size - 1
     product = dot(vectors, band, 1) if axis == 0 else dot(band, vectors, 1)
@@ -118,7 +132,10 @@ def _gathered_product(call, vectors, band, axis):
 
 
 def _by_entry(call, of_scores, axis):
-    """Moves gradients of scores to the entries of a band, [T, 2 T] or [2 T, T]: that of `_gathered_product`."""
+    """Moves gradients of scores to the entries of a band, [T, 2 T] or [2 T, T].
+
+    This reverses the gather in `_gathered_product`.
+    """
     size = call.tile.queries
     vector, entry = jnp.expand_dims(jnp.arange(size), 1 - axis), jnp.expand_dims(jnp.arange(2 * size), axis)
     past = entry - (size - 1)
@@ -129,7 +146,7 @@ def _by_entry(call, of_scores, axis):
 
 
 def _gather(x, index, axis, interpret):
-    """Returns `jnp.take_along_axis`, which the Triton backend of Pallas does not have."""
+    """Computes `jnp.take_along_axis`, which the Triton backend of Pallas does not support."""
     return jnp.take_along_axis(x, index, axis) if interpret else _gather_p.bind(x, index, axis=axis)
 
 
@@ -144,10 +161,10 @@ def _lower_gather(context, x, index, axis):
 
 
 def distance_kernel(name, rows, call, refs, ranges_ref, backward, gradient_ref):
-    """Sums gradients by distance over `rows` of the batch and all pairs of tiles of a diagonal.
+    """Sums gradients by distance over `rows` rows of the batch and over all pairs of tiles of a diagonal.
 
-    For a bias, the sum has the shape of a tile's scores, [T, T], and `along_diagonals` sums it by distance later. For
-    vectors, it has the shape of the band of vectors that a tile needs, [2 T, H].
+    For a bias, the sum has the shape [T, T] of a tile of scores; `along_diagonals` sums it by distance later. For
+    vectors, the sum has the shape [2 T, H] of the band of vectors that a tile needs.
     """
     diagonal, head, part = (pl.program_id(axis) for axis in range(3))
 
@@ -174,7 +191,10 @@ def distance_kernel(name, rows, call, refs, ranges_ref, backward, gradient_ref):
 
 
 def along_diagonals(tiles_NDTT):
-    """Sums tiles along their diagonals, [N, D, 2 T]: key x of a tile and its query y contribute to T - 1 + x - y."""
+    """Sums tiles along their diagonals: [N, D, T, T] → [N, D, 2 T].
+
+    The entry of query y and key x of a tile is added to entry T - 1 + x - y of the result.
+    """
     heads, diagonals, length, _ = tiles_NDTT.shape
     # Rows in reverse order, padded and reshaped so that each begins one entry later than the previous: [D, T, 2 T - 1].
     rows = jnp.pad(tiles_NDTT[:, :, ::-1], ((0, 0), (0, 0), (0, 0), (0, length)))
@@ -183,7 +203,10 @@ def along_diagonals(tiles_NDTT):
 
 
 def joined(bands):
-    """Adds bands [N, D, 2 T, …], each of which begins T entries after the previous one, [N, (D + 1) · T, …]."""
+    """Adds overlapping bands: [N, D, 2 T, …] → [N, (D + 1) · T, …].
+
+    Each band begins T entries after the previous band.
+    """
     left, right = jnp.split(bands, 2, axis=2)
     beyond = [(0, 0)] * (bands.ndim - 2)
     total = jnp.pad(left, ((0, 0), (0, 1), *beyond)) + jnp.pad(right, ((0, 0), (1, 0), *beyond))
@@ -191,15 +214,15 @@ def joined(bands):
 
 
 def padded_width(head_dim):
-    """Returns H in kernels: a power of 2."""
+    """Returns H rounded up to a power of 2, at least 16."""
     return max(16, pl.next_power_of_2(head_dim))
 
 
 def load(ref, index, inside, other=0):
-    """Loads a block, with another value outside of a mask."""
+    """Loads a block; entries outside of the mask `inside` have the value `other`."""
     return triton.load(ref.at[index], mask=inside, other=None if inside is None else other)
 
 
 def dot(left, right, axis):
-    """Multiplies two matrices over the last axis of the first and `axis` of the second, in float32."""
+    """Multiplies two matrices over the last axis of `left` and over `axis` of `right`; returns float32."""
     return jax.lax.dot_general(left, right, (((1,), (axis,)), ((), ())), preferred_element_type=jnp.float32)

@@ -1,6 +1,6 @@
 """Attention kernels over the current mesh: each device computes some rows, heads and queries.
 
-The compiler cannot partition a kernel by itself. Shapes as in the package.
+The compiler cannot partition a kernel by itself. Shapes are those of the package `kernels`.
 """
 
 import math
@@ -41,14 +41,14 @@ _AXES = {
 def over_mesh(
     kernel, query, key, value, *, length: str | None = None, causal: bool = False, start: int = 0, **arrays
 ) -> jax.Array:
-    """Runs `kernel(query, key, value, **arrays)` on each device, for its own rows and heads.
+    """Runs `kernel(query, key, value, **arrays)` on each device, for the device's rows and heads.
 
     Args:
-      length: logical axis of the queries' positions, to shard them: each device has some queries, and all keys. The
-        kernel then has an argument `offsets`, int32 [4]: the numbers of its first row, head, query and key.
-      causal: whether late queries attend to more keys; each device then computes two parts of a row, at equal distances
-        from its beginning and its end.
-      start: number of the first query.
+      length: logical axis of positions over which queries are sharded, or None. If set, each device has all keys, and
+        the kernel gets an argument `offsets`, int32 [4]: the indices of the device's first row, head, query and key.
+      causal: whether later queries attend to more keys. If so, and if queries are sharded, each device computes two
+        parts of a row, as far from its beginning as from its end, so that all devices have equal work.
+      start: index of the first query.
     """
     mesh = jax.sharding.get_abstract_mesh()
     shape, rules = {} if mesh.empty else dict(mesh.shape), current_rules()
@@ -72,7 +72,7 @@ def over_mesh(
             row = rows[0]
 
         def compute(queries, first):
-            """Runs the kernel for queries [B, N, q, H] from position `first` of the row."""
+            """Runs the kernel for queries [B, N, q, H] that begin at position `first` of the row."""
             size = queries.shape[2]
             local = arrays | {"offsets": jnp.stack([jnp.int32(offset) for offset in (row, head, start + first, 0)])}
             if parts > 1:
@@ -101,7 +101,7 @@ def over_mesh(
 
 
 def shards_queries(groups: int, queries: int) -> bool:
-    """Returns whether the current mesh shards the queries of a row if a kernel's `length` is "length"."""
+    """Returns whether the current mesh shards the queries of a row if `over_mesh` is called with length="length"."""
     mesh = jax.sharding.get_abstract_mesh()
     # 0 rows: every axis divides them.
     shape, axes = (0, groups, queries), ("batch", "heads", "length")
@@ -110,11 +110,12 @@ def shards_queries(groups: int, queries: int) -> bool:
 
 
 def _balanced(compute, query, axes, parts):
-    """Runs `compute` on queries [B, N, q, H] exchanged between devices so that all have equally many visible keys.
+    """Runs `compute` on queries [B, N, q, H], which devices exchange so that all of them have equal work.
 
-    Of the 2 · parts halves of the devices' queries, in the order of their positions, device d computes halves d and 2 ·
-    parts - 1 - d. One of them is even and one is odd, as are its query two, so that each exchange is a permutation. The
-    results are moved back.
+    The queries of each device are split into two halves. All halves are numbered from 0 to 2 · parts - 1 in the order
+    of their positions. Device d has halves 2 d and 2 d + 1, and computes halves d and 2 · parts - 1 - d. Each of these
+    pairs contains one even and one odd number. One permutation of the devices therefore moves all even halves, and
+    another permutation moves all odd halves. The results are moved back.
     """
     device, mixed = jax.lax.axis_index(axes), []
     for odd, half in enumerate(jnp.split(query, 2, axis=2)):
@@ -126,7 +127,7 @@ def _balanced(compute, query, axes, parts):
 
 
 def _index(cut, shape):
-    """Returns the number of this device along the axes of one dimension of a PartitionSpec."""
+    """Returns the index of this device along the mesh axes of one dimension of a PartitionSpec."""
     index = 0
     for axis in axes_of(cut):
         index = index * shape[axis] + jax.lax.axis_index(axis)
@@ -134,7 +135,7 @@ def _index(cut, shape):
 
 
 def _slice_queries(arrays, first, queries, size):
-    """Returns those of a kernel's arrays that depend on queries, for `size` of the queries from position `first`."""
+    """Returns a dict of the kernel arguments that depend on queries, for `size` queries from position `first`."""
 
     def by_query(x, axis):
         return None if x is None else jax.lax.dynamic_slice_in_dim(x, first, size, axis)

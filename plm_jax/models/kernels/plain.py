@@ -1,6 +1,6 @@
 """Attention by XLA, with all scores in memory; supports every field of a `Context`.
 
-Outside of training, a CPU computes scores that exceed its caches for one row of the batch at a time.
+Outside of training, scores that exceed the caches of a CPU are computed for one row of the batch at a time.
 
 Shapes: B batch, Q queries, K keys, N heads, G groups (key/value heads; each serves N / G consecutive heads), H
 head_dim.
@@ -22,7 +22,10 @@ SCORES_AT_ONCE = 2**23
 def attend(
     query_BNQH: Queries, key_BGKH: Keys, value_BGKH: Keys, context: Context, window: Window | None, seed: Seed | None
 ) -> Queries:
-    """Returns the attention [B, N, Q, H], with a float32 softmax; arguments as `attention.attend`, for one layer."""
+    """Returns the attention [B, N, Q, H], with a softmax in float32.
+
+    The arguments are those of `attention.attend`, except that the window of the layer replaces the depth.
+    """
     num_scores = query_BNQH[..., 0].size * key_BGKH.shape[2]
     if num_scores > SCORES_AT_ONCE and seed is None and platform() == "cpu" and not is_spread():
         return _attend_by_row(query_BNQH, key_BGKH, value_BGKH, context, window)
@@ -51,7 +54,7 @@ def _attend(query_BNQH, key_BGKH, value_BGKH, context, window, seed=None):
 
 @jax.custom_vjp
 def _attend_by_row(query_BNQH, key_BGKH, value_BGKH, context, window):
-    """Computes `_attend` for one row of the batch at a time; if a gradient is needed, for all rows at once."""
+    """Computes `_attend` for one row of the batch at a time or, if a gradient is needed, for all rows at once."""
     if context.relative is not None:
         context = context.replace(bias=context.relative.expand(query_BNQH, key_BGKH, context.bias), relative=None)
     batch = len(query_BNQH)

@@ -22,13 +22,15 @@ def tiles(
     prefix_lengths=None,
     window=None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns whether a tile of queries attends to any key of a tile, and to all: bool [B or 1, Q tiles, K tiles].
+    """Returns two masks of pairs of tiles, bool [B or 1, Q tiles, K tiles].
 
-    The result is conservative: the first may be True although no key is visible, and the second False although all keys
-    are. A tile that extends beyond the keys is never fully visible.
+    The first mask is True if the tile of queries attends to some key of the tile of keys; the second is True if it
+    attends to all keys of the tile. Both are conservative: the first may be True although no key is visible, and the
+    second may be False although all keys are visible. A tile that extends beyond the last key is never fully visible.
 
     Args:
-      query_tile, key_tile: lengths of the tiles.
+      query_tile: number of queries in a tile.
+      key_tile: number of keys in a tile.
       causal, offsets, …: as in `tpu.flash`.
     """
 
@@ -63,17 +65,24 @@ def tiles(
 
 
 def _extremes(ids_BL, tile):
-    """Returns the smallest and largest value of each tile, int32 [B, tiles]; the last tile is padded with its last."""
+    """Returns a pair: the smallest and the largest value of each tile, both int32 [B, tiles].
+
+    The last tile is padded with its last value.
+    """
     ids_BL = jnp.pad(ids_BL, ((0, 0), (0, -ids_BL.shape[1] % tile)), mode="edge")
     ids_BTL = ids_BL.reshape(ids_BL.shape[0], -1, tile)
     return ids_BTL.min(-1), ids_BTL.max(-1)
 
 
 def ranges(some: jax.Array, every: jax.Array) -> jax.Array:
-    """Returns the range of tiles of each program, bool [..., programs, tiles] → int32 [..., programs, 4].
+    """Returns ranges of tiles for each program, bool [..., programs, tiles] → int32 [..., programs, 4].
 
-    Tiles from the first number up to the last are partly visible; those from the second up to the third, in between,
-    are fully visible.
+    The four numbers a, b, c, d define two ranges. The range [a, d) begins with the first visible tile and ends with the
+    last visible tile. The range [b, c) within [a, d) is the first sequence of fully visible tiles.
+
+    Args:
+      some: mask of tiles with some visible key.
+      every: mask of fully visible tiles.
     """
     tiles = some.shape[-1]
     sees = some.any(-1)
@@ -86,7 +95,10 @@ def ranges(some: jax.Array, every: jax.Array) -> jax.Array:
 
 
 def diagonals(visible: jax.Array) -> jax.Array:
-    """Rearranges [B, Q tiles, K tiles] to [B, D, Q tiles]; entry [b, d, i] is tile (i, i + d - (Q tiles - 1))."""
+    """Rearranges a mask of tiles by diagonals: [B, Q tiles, K tiles] → [B, D, Q tiles].
+
+    Entry [b, d, i] is the entry of tile (i, i + d - (Q tiles - 1)), or False if this tile does not exist.
+    """
     of_queries, of_keys = visible.shape[1:]
     query = jnp.arange(of_queries)
     key = query + jnp.arange(of_queries + of_keys - 1)[:, None] - (of_queries - 1)

@@ -1,6 +1,7 @@
 """Tile sizes of attention kernels on TPUs and GPUs.
 
-Tiles of TPUs are chosen by the bundles in the compiler's schedules, as counted by benchmarks/kernel_bundles.py.
+TPU tiles were chosen by the number of instruction bundles in the compiler's schedules. benchmarks/kernel_bundles.py
+counts these bundles.
 """
 
 from typing import NamedTuple
@@ -11,12 +12,18 @@ _VMEM_BYTES = {"v4": 14 * 2**20, "": 48 * 2**20}
 
 
 def vmem_bytes(device_kind: str) -> int:
-    """Returns the memory budget of a kernel in a core's VMEM."""
+    """Returns the number of bytes of a core's VMEM that a kernel may use."""
     return next(size for part, size in _VMEM_BYTES.items() if part in device_kind)
 
 
 class Tile(NamedTuple):
-    """Tile of a TPU program: numbers of queries, of keys and of key heads."""
+    """Tile of a TPU program.
+
+    Attributes:
+      queries: number of queries.
+      keys: number of keys.
+      groups: number of key heads.
+    """
 
     queries: int
     keys: int
@@ -24,14 +31,14 @@ class Tile(NamedTuple):
 
 
 def choose(groups: int, repeats: int, head_dim: int, queries: int, keys: int, biased: bool) -> Tile:
-    """Returns the tile for G key heads, each of which serves `repeats` heads of queries.
+    """Returns the tile for `groups` key heads, each of which serves `repeats` query heads.
 
-    Larger tiles take fewer cycles per score, but skip less of a causal row. Small tiles have several heads at a time,
-    to amortize the start of a program; with very many heads they are smaller, as the size of the program grows with its
-    heads.
+    Larger tiles take fewer cycles per score, but skip less of a causal row. A program with small tiles has several key
+    heads, to amortize the cost of its start. If a key head serves more than 8 query heads, tiles are smaller, because
+    the size of a program grows with its number of heads.
 
     Args:
-      biased: whether tiles must be square.
+      biased: whether scores have a bias or vectors by distance. Tiles must then be square.
     """
     of_queries, of_keys = (_tile_length(length, many=repeats > 8) for length in (queries, keys))
     if biased:
@@ -44,21 +51,40 @@ def choose(groups: int, repeats: int, head_dim: int, queries: int, keys: int, bi
 
 
 def _tile_length(length: int, many: bool) -> int:
-    """Returns the tile length with the fewest cycles per row, padding and the overhead of small tiles included.
+    """Returns the tile length with the fewest cycles per row, including padding and the overhead of small tiles.
 
-    A tile of length t takes about 1 + 128 / t times the cycles per score of a large one.
+    Per score, a tile of length t takes about 1 + 128 / t times as many cycles as a large tile.
+
+    Args:
+      length: number of queries or keys in a row.
+      many: whether a key head serves more than 8 query heads.
     """
     largest = 256 if many else 640 if length <= 640 else 512
     return min(range(128, largest + 1, 128), key=lambda tile: -(-length // tile) * tile * (1 + 128 / tile))
 
 
 def queries_fit(queries: int, lanes: int, itemsize: int, device_kind: str) -> bool:
-    """Returns whether the gradients of a row's queries fit in VMEM: once in float32, twice in the output's dtype."""
+    """Returns whether the gradients of a row's queries fit in half of the VMEM that a kernel may use.
+
+    The gradients are stored once in float32 and twice in the dtype of the output.
+
+    Args:
+      queries: number of queries in a row.
+      lanes: number of query heads in a program times head_dim.
+      itemsize: bytes per element of the output.
+    """
     return queries * lanes * (4 + 2 * itemsize) <= vmem_bytes(device_kind) // 2
 
 
 class GpuTile(NamedTuple):
-    """Tile of a GPU program: numbers of queries and of keys, and Triton's numbers of warps and stages."""
+    """Tile of a GPU program.
+
+    Attributes:
+      queries: number of queries.
+      keys: number of keys.
+      warps: number of warps, for Triton.
+      stages: number of pipeline stages, for Triton.
+    """
 
     queries: int
     keys: int

@@ -1,12 +1,13 @@
-"""Flash attention on TPUs (Pallas, Mosaic): no array of all scores, forward or backward.
+"""Flash attention on TPUs (Pallas, Mosaic). Neither the forward nor the backward pass stores all scores.
 
-A program computes a tile of scores, keys × queries, for several heads. The maximum and the sum of a query are then
-reductions over rows, the cheap direction, and values per query (its sum, its position) lie along lanes, as in memory.
-Heads are concatenated in a row, as in the projections before and after attention, so that neither the kernel nor XLA
-transposes anything, unless the model computes with separate heads, as for rotary positions.
+A program computes a tile of scores for several heads. The rows of the tile are keys, and its columns are queries. The
+maximum and the sum over the scores of a query are thus reductions over rows, which is the cheap direction. Values per
+query, such as sums and positions, are along lanes, as in memory. The heads of a position are concatenated in memory, as
+in the projections before and after attention. Neither the kernel nor XLA therefore transposes anything, unless the
+model computes with separate heads, for example for rotary positions.
 
 Shapes: B batch, Q queries, K keys, N heads, G groups (key/value heads; each serves N / G consecutive heads), H
-head_dim, P programs next to one another (each with n heads, N = P · n), T length of a tile.
+head_dim, P programs that share the heads (n heads each; P · n is at least N), T length of a tile.
 """
 
 import functools
@@ -48,22 +49,22 @@ def flash(
 ) -> Float[Array, "batch heads queries head_dim"]:
     """Computes softmax(query · key + terms) · value over the keys visible to each query, [B, N, Q, H].
 
-    A query without visible keys gets zeros, and has no gradients.
+    A query without visible keys gets zeros and has no gradients.
 
     Args:
       query_BNQH: scaled queries.
-      causal: whether queries attend to no later keys.
-      rate, broadcast: dropout rate of the weights, if there is a seed, and whether all queries share a mask.
-      interpret: whether to interpret the kernel, on any device, slowly.
-      query_ids, key_ids: int32 [B, Q] and [B, K]: equal ids see each other, keys of -1 are hidden; None: all are seen.
-      query_order, key_order: int32 [B, Q] and [B, K]: queries see keys of a lower rank; None: of any rank.
+      causal: whether each query attends only to keys up to its own position.
+      rate, seed: dropout rate of the weights, and seed of the dropout mask, uint32 [2]; without a seed, no dropout.
+      broadcast: whether all queries share a dropout mask.
+      interpret: whether to interpret the kernel, which works on any device but is slow.
+      query_ids, key_ids: int32 [B, Q] and [B, K]; queries attend only to keys with the same id, and never to id -1.
+      query_order, key_order: int32 [B, Q] and [B, K], ranks; queries attend only to keys of a lower rank.
       prefix_lengths: int32 [B], if causal: keys before this position are visible to all queries.
-      window: int32 []; keys at distances less than this are visible; 0: at any distance.
+      window: int32 []; queries attend only to keys at distances less than this. 0: no limit.
       distance_bias: float32 [N, Q + K - 1], bias of scores: entry j is for keys j - (Q - 1) positions after the query.
       relative: further terms of scores.
-      seed: uint32 [2], seed of the dropout mask.
-      offsets: int32 [4], numbers of this call's first row, head, query and key (a multiple of 16) in the attention.
-      tile: tile sizes; None: those of `tiles.choose`.
+      offsets: int32 [4], indices of this call's first row, head, query and key; the last is a multiple of 16.
+      tile: tile sizes; None: the sizes from `tiles.choose`.
     """
     batch, heads, queries, head_dim = query_BNQH.shape
     groups, keys = key_BGKH.shape[1:3]
@@ -88,7 +89,11 @@ def flash(
 
 
 def _padded_ids(call, ids, order, relative):
-    """Returns ids, ranks and segments by name, those that exist, [B, 1, Q] and [B, 1, K]."""
+    """Pads the ids, ranks and segments that exist to whole tiles.
+
+    Returns:
+      A dict from names to arrays [B, 1, Q] or [B, 1, K].
+    """
     pairs = {"ids": (*ids, 0), "order": (*order, FIRST), "segments": (None, None, 0)}
     if relative is not None and relative.segments is not None:
         pairs["segments"] = *relative.segments, 0
@@ -118,10 +123,12 @@ def _padded(x, axis, tile, value=0):
 
 
 def _numbers(call, seed, offsets, window, prefix_lengths, relative, ids):
-    """Returns all scalars that programs read, concatenated: int32 [7 + at least 1 per row].
+    """Returns all scalars that programs read, concatenated in an int32 vector.
 
-    Those of a row: its prefix, whether it is in reverse, then the smallest and the largest id of each tile of queries
-    and of keys, and likewise of ranks.
+    The first seven are the seed, the offsets and the window. The scalars of each row follow: the prefix length; whether
+    the text runs backwards; and, first for ids and then for ranks, the minima of the tiles of queries, the maxima of
+    the tiles of queries, the minima of the tiles of keys, and the maxima of the tiles of keys. Scalars of arguments
+    that are None are left out.
     """
     seed = jnp.zeros(2, jnp.int32) if seed is None else jax.lax.bitcast_convert_type(seed, jnp.int32)
     window = jnp.zeros((), jnp.int32) if window is None else window
@@ -140,7 +147,10 @@ def _numbers(call, seed, offsets, window, prefix_lengths, relative, ids):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attention(call, query, key, value, terms, numbers, ids):
-    """Returns [B, Q, N · H] from queries [B, Q, N · H], keys and values [B, K, G · H], padded to whole tiles."""
+    """Returns the attention [B, Q, N · H] of queries [B, Q, N · H] over keys and values [B, K, G · H].
+
+    All of these arrays are padded to whole tiles.
+    """
     return _forward(call, query, key, value, terms, numbers, ids)[0]
 
 
@@ -159,7 +169,7 @@ _attention.defvjp(_attention_forward, _attention_backward)
 
 
 def _scores(tile, blocks, head, visible):
-    """Returns the scores of a head [keys, queries], float32; `visible` is a mask or None."""
+    """Returns a tile of scores of a head, float32 [keys, queries]; `visible` is a mask or None."""
     of_head, of_group = tile.lanes(head)
     scores = dot(blocks["key"][0, :, of_group], blocks["query"][0, :, of_head], (1, 1))
     scores = tpu_terms.add(tile, blocks, head, scores)
@@ -167,7 +177,7 @@ def _scores(tile, blocks, head, visible):
 
 
 def _blocks(call, arrays, query_major):
-    """Returns the block specifications of a program's inputs, by name; arguments as in `_run`."""
+    """Returns a dict from the names of a program's inputs to block specifications; arguments are those of `_run`."""
     size, heads, groups = call.tile, call.program_heads, call.tile.groups
 
     def spec(shape, index):
@@ -201,12 +211,13 @@ def _arrays(query, key, value, terms, ids, **others):
 
 
 def _run(call, name, kernel, numbers, arrays, out_specs, out_shape, scratch_shapes, query_major, products):
-    """Runs a kernel over P programs × B rows × tiles; the last two with queries in the outer loop, or keys.
+    """Runs a kernel over a grid of P programs, B rows, and tiles of queries and of keys.
 
     Args:
-      kernel: a function of a `ScoreTile`, the blocks of `arrays` by name, those of the outputs, and the scratch memory.
-      query_major: whether the outer loop is over queries.
-      products: number of products of a tile's size and head_dim per head, for the cost estimate.
+      kernel: a function of a `ScoreTile`, the blocks of `arrays` by name, the blocks of the outputs, and the scratch
+        memory.
+      query_major: whether the outer loop is over tiles of queries and the inner loop over tiles of keys.
+      products: number of matrix products, of queries × keys × head_dim, per tile and head; for the cost estimate.
     """
     outer, inner = call.query_tiles, call.key_tiles
     if not query_major:
@@ -246,7 +257,10 @@ def _run(call, name, kernel, numbers, arrays, out_specs, out_shape, scratch_shap
 # jax never removes a bare kernel whose results are not used, for example because rematerialization has saved them.
 @functools.partial(jax.jit, static_argnums=0)
 def _forward(call, query, key, value, terms, numbers, ids):
-    """Returns the output [B, Q, N · H], and the log of the sum of exponentials per query, float32 [B, P, n, Q]."""
+    """Returns a pair: the output [B, Q, N · H], and the log of each query's sum of exponentials.
+
+    The second result is float32 [B, P, n, Q].
+    """
     arrays = _arrays(query, key, value, terms, ids)
     size, heads, lanes = call.tile, call.program_heads, call.program_heads * call.head_dim
     sums = jax.ShapeDtypeStruct((call.batch, call.programs, heads, query.shape[1]), jnp.float32)
@@ -320,7 +334,7 @@ def _forward_kernel(tile, blocks, out, sums, tops, totals, mixed):
 def _backward(call, query, key, value, terms, numbers, ids, out, sums, gradient):
     """Returns the gradients of query, key, value and terms.
 
-    One pass is used if the gradients of all queries of a row fit in VMEM, otherwise two.
+    One pass over the scores is used if the gradients of all queries of a row fit in VMEM, otherwise two passes.
     """
     arrays = _arrays(query, key, value, terms, ids, out=out, gradient=gradient, sums=sums)
     size, lanes, group_lanes = call.tile, call.program_heads * call.head_dim, call.tile.groups * call.head_dim
@@ -364,15 +378,15 @@ def _key_kernel(tile, blocks, *for_keys):
 
 
 def _gradients(tile, blocks, for_queries, for_keys):
-    """Accumulates a tile's contribution to the gradients of its queries, of its keys and values, or of all.
+    """Adds a tile's contribution to the gradients of its queries, of its keys and values, or of all three.
 
-    For o = Σ w v with w = w' keep / (1 - rate) and w' = softmax(s), the gradient of s is
+    For o = Σ w v with w = w' keep / (1 - rate), w' = softmax(s), and the gradient g of o, the gradient of s is
     w' (keep (g · v) / (1 - rate) - g · o). Sums in scratch memory lack the factor 1 / (1 - rate) until they are
     complete.
 
     Args:
-      for_queries: references of the gradients of queries and of terms by name, and the scratch memory; or None.
-      for_keys: references of the gradients of keys, values and terms by name, and the scratch memory; or None.
+      for_queries: references to the gradients of queries, of terms by name, and to scratch memory; or None.
+      for_keys: references to the gradients of keys, of values, of terms by name, and to scratch memory; or None.
     """
     call, i, j = tile.call, tile.query_tile, tile.key_tile
     share = 1 - call.rate
@@ -421,7 +435,7 @@ def _gradients(tile, blocks, for_queries, for_keys):
 
 
 def _add_gradients(tile, blocks, for_queries, for_keys, masked):
-    """Adds the gradients of one tile of scores to the sums of its queries and its keys, and of terms by name."""
+    """Adds the contributions of one tile of scores to the sums for its queries, keys and values, and for the terms."""
     call, share = tile.call, 1 - tile.call.rate
     visible = tile.visible(blocks) if masked else None
     query, key, gradient = (blocks[name][0].T for name in ("query", "key", "gradient"))
@@ -446,7 +460,7 @@ def _add_gradients(tile, blocks, for_queries, for_keys, masked):
 
 
 def _when(condition, function):
-    """Calls a function, under a branch unless the condition is True."""
+    """Calls a function if a condition holds. If the condition is the constant True, no branch is needed."""
     if condition is True:
         function()
     else:

@@ -1,15 +1,17 @@
 """Terms that the TPU kernel adds to the products of queries and keys: a bias by distance, and `RelativeScores`.
 
-Arrays and blocks of terms have these names and shapes. A diagonal is a pair of a tile of queries and a tile of keys at
-the same distance; D of them have each a band of the distances within its tiles.
+The pairs of a tile of queries and a tile of keys that have a given distance from each other form a diagonal. Each of
+the D diagonals has a band: an array whose entries are ordered by the distance between a query and a key of the two
+tiles. Let q be the index of a query within its tile, and k the index of a key within its tile. Arrays and blocks of
+terms have these names and shapes:
 
-- `bias_bands` [P, D, n, 2 T] and `query_bands` [P, D, n · H, 2 T]: entry x of the band is for a query x - (T - 1)
-  further into its tile than the key.
-- `key_bands` [P, D, n · H, 2 T]: entry x is for a key x - (T - 1) further into its tile than the query. With other
-  vectors for rows in reverse, [P, 2 D, n · H, 2 T].
-- `key_bias` [B, P, n, K], and `segment_scores` [B, P, 2 n, Q], two rows for each head.
+- `bias_bands` [P, D, n, 2 T] and `query_bands` [P, D, n · H, 2 T]: entry x of a band is for q - k = x - (T - 1).
+- `key_bands` [P, D, n · H, 2 T]: entry x of a band is for k - q = x - (T - 1). If there are vectors for rows whose text
+  runs backwards, the bands of these vectors follow: [P, 2 D, n · H, 2 T].
+- `key_bias` [B, P, n, K].
+- `segment_scores` [B, P, 2 n, Q]: two rows for each head, for keys in the query's segment and for other keys.
 
-Shapes as in `tpu`.
+Shapes are those of `tpu`.
 """
 
 import functools
@@ -23,19 +25,19 @@ from plm_jax.common.errors import UserError
 from plm_jax.models.kernels import tiles
 from plm_jax.models.kernels.tpu_tile import column
 
-# Terms whose gradients are sums over rows; those of the two others have an entry per row.
+# Terms whose gradients are sums over rows. The gradients of the two other terms have an entry per row.
 BANDS = ("bias_bands", "query_bands", "key_bands")
 # Number of rows that are shifted at once: rows this far apart differ by a shift of whole registers.
 _STRIP = 128
 
 
 def has_vectors(relative):
-    """Whether there are vectors by distance, for which tiles must be square."""
+    """Whether there are vectors by distance. They need square tiles."""
     return relative is not None and not (relative.key_vectors is None and relative.query_vectors is None)
 
 
 def arrays(call, distance_bias, relative):
-    """Returns the terms in blocks, float32, by name; arguments as in `tpu.flash`."""
+    """Returns a dict from the names of the terms to float32 arrays; the arguments are those of `tpu.flash`."""
     terms = {}
     if distance_bias is not None:
         terms["bias_bands"] = _bands(call, distance_bias, reverse=True)
@@ -57,10 +59,12 @@ def arrays(call, distance_bias, relative):
 
 
 def _bands(call, rows, reverse):
-    """Returns the bands of rows [N or N · H, Q + K - 1], whose entry j is for keys j - (Q - 1) after the query.
+    """Returns the bands of `rows` [N or N · H, Q + K - 1].
 
     Args:
-      reverse: whether entries are in the order of the position of the query minus that of the key.
+      rows: entries by distance: entry j is for keys that are j - (Q - 1) positions after the query.
+      reverse: whether the entries of a band are ordered by query position minus key position. If not, they are ordered
+        by key position minus query position.
     """
     size, both = call.tile.keys, call.query_tiles + call.key_tiles
     before, after = size * call.query_tiles - call.queries, size * call.key_tiles - call.keys
@@ -74,17 +78,18 @@ def _bands(call, rows, reverse):
 
 
 def _by_program(call, x, tile):
-    """Pads x [B, N or 2 N, L] to whole programs and tiles, [B, P, n or 2 n, L]."""
+    """Pads x to whole programs and tiles: [B, N or 2 N, L] → [B, P, n or 2 n, L]."""
     extra = (call.programs * call.program_heads - call.heads) * (x.shape[1] // call.heads)
     x = jnp.pad(x, ((0, 0), (0, extra), (0, -x.shape[2] % tile)))
     return x.reshape(call.batch, call.programs, -1, x.shape[2])
 
 
 def specs(call, names, spec):
-    """Returns the block specifications of the terms `names`, by name.
+    """Returns a dict from the names of terms to block specifications.
 
     Args:
-      spec: function from a block's shape and a function `index(tile, i, j)` to a block specification.
+      spec: function that takes the shape of a block and a function `index(tile, i, j)`, and returns a block
+        specification.
     """
     heads, size = call.program_heads, call.tile
     by_query = functools.partial(spec, index=lambda tile, i, j: (tile.program, i - j + call.key_tiles - 1, 0, 0))
@@ -101,16 +106,19 @@ def specs(call, names, spec):
 
 
 def _key_band(tile, query_tile, key_tile):
-    """Returns the index in `key_bands` of a pair of tiles."""
+    """Returns the index of the band in `key_bands` for a pair of tiles."""
     call = tile.call
     return key_tile - query_tile + call.query_tiles - 1 + tile.reverse * (call.query_tiles + call.key_tiles - 1)
 
 
 def key_outputs(call, terms):
-    """Returns the specifications and shapes of the gradients that a pass over keys computes.
+    """Returns the outputs of a pass over keys: the gradients of all terms except segment scores.
+
+    Returns:
+      A pair of dicts by name of the term: the block specifications, and the shapes.
 
     Raises:
-      UserError: the gradients of bands, which need two buffers in VMEM, exceed it.
+      UserError: the gradients of bands do not fit in VMEM, with two buffers for each gradient.
     """
     if 8 * sum(terms[name][0].size for name in BANDS if name in terms) > 0.75 * tiles.vmem_bytes(call.device_kind):
         raise UserError(
@@ -126,10 +134,14 @@ def key_outputs(call, terms):
 
 
 def query_outputs(call, terms, length, index):
-    """Returns the specifications and shapes of the gradients that a pass over queries computes.
+    """Returns the outputs of a pass over queries: the gradients of segment scores, if there are any.
 
     Args:
-      length, index: length of the block of queries, and its number as a function of that of the tile.
+      length: number of queries in a block.
+      index: function from the index of a tile of queries to the index of its block.
+
+    Returns:
+      A pair of dicts by name of the term: the block specifications, and the shapes.
     """
     if "segment_scores" not in terms:
         return {}, {}
@@ -141,13 +153,13 @@ def query_outputs(call, terms, length, index):
 
 
 def products(call, names):
-    """Returns the number of products of a tile's size and head_dim that terms take in a forward pass."""
+    """Returns the number of matrix products, of queries × keys × head_dim, per tile for the terms in a forward pass."""
     size = call.tile.keys
     return sum(name in names for name in ("query_bands", "key_bands")) * (1 + min(_STRIP, size) / size)
 
 
 def add(tile, blocks, head, scores):
-    """Adds the terms of a head to its scores [keys, queries], float32."""
+    """Adds the terms of a head to a tile of its scores, float32 [keys, queries]."""
     of_head, of_group = tile.lanes(head)
     if "bias_bands" in blocks:
         scores = scores + _bias(blocks["bias_bands"][0, 0, head : head + 1], tile.call.tile.keys)
@@ -164,13 +176,14 @@ def add(tile, blocks, head, scores):
 
 
 def add_gradients(tile, blocks, head, of_scores, query, key, for_queries, for_keys):
-    """Adds the gradients of the terms of a head, and what the terms add to those of its queries and keys.
+    """Adds the gradients of a head's terms, and the contributions of the terms to the gradients of queries and keys.
 
     Args:
-      of_scores: gradient of the scores [keys, queries], float32, without the factor 1 / (1 - rate).
-      query, key: queries and keys of the program's heads, [lanes, T].
-      for_queries: references of the sums for queries [lanes, T] and for terms by name, or None.
-      for_keys: references of the sums for keys and for values [lanes, T], and for terms by name, or None.
+      of_scores: gradient of the scores, float32 [keys, queries], without the factor 1 / (1 - rate).
+      query, key: queries and keys of the program's heads, both [lanes, T].
+      for_queries: references to two sums: for queries, [lanes, T], and for terms, by name. None: neither is computed.
+      for_keys: references to three sums: for keys and for values, both [lanes, T], and for terms, by name. None: none
+        of them is computed.
     """
     (of_head, of_group), row, share = tile.lanes(head), slice(head, head + 1), 1 - tile.call.rate
     of_query, by_query = for_queries or (None, {})
@@ -198,12 +211,15 @@ def add_gradients(tile, blocks, head, of_scores, query, key, for_queries, for_ke
 
 
 def _same_segment(blocks):
-    """Returns whether keys and queries are in the same segment, bool [keys, queries]."""
+    """Returns a mask of the pairs in the same segment, bool [keys, queries]."""
     return column(blocks["key_segments"][0]) == blocks["query_segments"][0]
 
 
 def _shifted_product(vectors, band):
-    """Multiplies vectors [T, H] with a band [H, 2 T]: row r, column c is a product with entry c - r + T - 1, [T, T]."""
+    """Multiplies vectors [T, H] by a band [H, 2 T]; returns [T, T].
+
+    Entry [r, c] of the result is the product of vector r and entry c - r + T - 1 of the band.
+    """
     strips = []
     for rows, entries in _strips(vectors.shape[0]):
         length = rows.stop - rows.start
@@ -213,12 +229,15 @@ def _shifted_product(vectors, band):
 
 
 def _add_product_gradients(of_product, band, vectors, of_vectors, of_band, share):
-    """Adds the gradients of `_shifted_product` to references, each of which may be None.
+    """Adds the gradients of `_shifted_product` to `of_vectors` and `of_band`.
 
     Args:
-      of_product: gradient of the product [T, T], float32.
+      of_product: gradient of the product, float32 [T, T].
+      band: [H, 2 T].
       vectors: [H, T].
-      of_vectors, of_band: gradients [H, T], without the factor 1 / share, and [H, 2 T].
+      of_vectors: reference to the gradient of the vectors, [H, T], without the factor 1 / share; or None.
+      of_band: reference to the gradient of the band, [H, 2 T], including the factor 1 / share; or None.
+      share: 1 - rate.
     """
     for rows, entries in _strips(vectors.shape[1]):
         moved = _unshifted(of_product[rows]).astype(vectors.dtype)
@@ -229,21 +248,21 @@ def _add_product_gradients(of_product, band, vectors, of_vectors, of_band, share
 
 
 def _strips(size):
-    """Iterates over strips of rows of a tile [T, T], and the entries of its band that these need, as slices."""
+    """Yields pairs of slices: a strip of rows of a tile [T, T], and the entries of the band that these rows need."""
     length = min(_STRIP, size)
     for first in range(0, size, length):
         yield slice(first, first + length), slice(size - length - first, 2 * size - first)
 
 
 def _bias(band, size):
-    """Returns the bias [T, T] of a tile from a band [1, 2 T]: row j, column i is entry i - j + T - 1."""
+    """Returns the bias [T, T] of a tile: row j, column i is entry i - j + T - 1 of the band [1, 2 T]."""
     rows = min(_STRIP, size)
     rolled = pltpu.roll(jnp.broadcast_to(band, (rows, 2 * size)), 1, 1, stride=1, stride_axis=0)
     return jnp.concatenate([rolled[:, size - at : 2 * size - at] for at in range(0, size, rows)], axis=0)
 
 
 def _band(tile):
-    """Sums a tile [T, T] along its diagonals, [1, 2 T]: the gradient of `_bias`."""
+    """Sums a tile along its diagonals, [T, T] → [1, 2 T]. This is the gradient of `_bias`."""
     size = tile.shape[0]
     rows = min(_STRIP, size)
     parts = [jnp.pad(tile[at : at + rows], ((0, 0), (size - at, at))) for at in range(0, size, rows)]
@@ -254,14 +273,17 @@ def _band(tile):
 
 
 def _unshifted(strip):
-    """Moves entries of a strip [R, T] so that column c of row r becomes c - r + R - 1, [R, T + R]; others are 0."""
+    """Moves the entries of a strip within their rows, [R, T] → [R, T + R].
+
+    Column c of row r becomes column c - r + R - 1. All other entries of the result are 0.
+    """
     rows = strip.shape[0]
     moved = jnp.pad(strip, ((0, 0), (rows, 0)))
     return jnp.concatenate([_rotate_left(moved[at : at + 8], at + 1) for at in range(0, rows, 8)], axis=0)
 
 
 def _rotate_left(x, count):
-    """Rotates row r of x [8, L] to the left by count + r."""
+    """Rotates row r of x [8, L] to the left by `count` + r columns."""
     # `pltpu.roll` can rotate later rows more only to the right, so that the rows are reversed meanwhile.
     reverse = 7 - jax.lax.broadcasted_iota(jnp.int32, x.shape, 0)
     rotated = pltpu.roll(jnp.take_along_axis(x, reverse, 0), x.shape[1] - count - 7, 1, stride=1, stride_axis=0)
@@ -269,6 +291,6 @@ def _rotate_left(x, count):
 
 
 def dot(a, b, contract=(1, 0)):
-    """Multiplies two matrices over the dimensions `contract`, float32."""
+    """Multiplies two matrices over dimension contract[0] of `a` and contract[1] of `b`; returns float32."""
     dimensions = ((contract[:1], contract[1:]), ((), ()))
     return jax.lax.dot_general(a, b, dimensions, preferred_element_type=jnp.float32)

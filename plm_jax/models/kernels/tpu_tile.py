@@ -1,6 +1,6 @@
-"""One tile of scores of the TPU kernel: the static arguments of a call, the indices of a tile, and its masks.
+"""One tile of scores of the TPU kernel: the static arguments of a call, and the indices and masks of a tile.
 
-Shapes as in `tpu`.
+Shapes are those of `tpu`.
 """
 
 import dataclasses
@@ -25,8 +25,8 @@ class TpuCall:
       queries, keys: Q and K before padding to whole tiles.
       tile: tile sizes.
       causal, rate, broadcast, interpret: as in `flash`.
-      has_ids, has_order, has_prefix, has_window, has_reverse: whether these optional arrays exist.
-      device_kind: jax's name of the device.
+      has_ids, has_order, has_prefix, has_window, has_reverse: whether the call has these optional arrays.
+      device_kind: JAX's name of the kind of device.
     """
 
     batch: int
@@ -59,17 +59,17 @@ class TpuCall:
 
     @property
     def repeats(self) -> int:
-        """Number of heads of queries that a key head serves."""
+        """Number of query heads that a key head serves."""
         return self.heads // self.groups
 
     @property
     def program_heads(self) -> int:
-        """Number of heads of queries in a program."""
+        """Number of query heads in a program."""
         return self.tile.groups * self.repeats
 
     @property
     def programs(self) -> int:
-        """Number of programs next to one another, P."""
+        """P, the number of programs that share the heads."""
         return -(-self.groups // self.tile.groups)
 
     @property
@@ -79,7 +79,7 @@ class TpuCall:
         return self.causal or self.has_ids or self.has_order or self.has_window or has_padding
 
     def num_visible_tiles(self) -> int:
-        """Returns the number of tiles of scores computed per head; only causality is considered."""
+        """Estimates the number of tiles of scores computed per head. Ignores all masks except causality."""
         if not self.causal or self.has_prefix:
             return self.query_tiles * self.key_tiles
         if self.queries < self.keys:  # Devices have different parts of a row; half are visible on average.
@@ -89,7 +89,7 @@ class TpuCall:
 
 
 class ScoreTile:
-    """One tile of scores in a program: the indices of its row, heads, queries and keys, and their masks."""
+    """One tile of scores in a program: the indices of its row, heads, queries and keys, and its masks."""
 
     def __init__(self, call, numbers, row, program, query_tile, key_tile):
         self.call, self.numbers = call, numbers
@@ -102,11 +102,11 @@ class ScoreTile:
 
     @property
     def diagonal(self):
-        """Number of the tile's diagonal, by the distance of its queries from its keys, from 0."""
+        """Index of the tile's diagonal, from 0. Diagonals are ordered by query tile minus key tile."""
         return self.query_tile - self.key_tile + self.call.key_tiles - 1
 
     def of_row(self, number):
-        """Returns a scalar of this row."""
+        """Returns the scalar with index `number` among the scalars of this row."""
         call = self.call
         size = call.has_prefix + call.has_reverse
         size += 2 * (call.has_ids + call.has_order) * (call.query_tiles + call.key_tiles)
@@ -114,22 +114,26 @@ class ScoreTile:
 
     @property
     def prefix(self):
-        """Length of the row's prefix, keys that are visible to all queries."""
+        """Number of leading keys of the row that are visible to all queries."""
         return self.of_row(0)
 
     @property
     def reverse(self):
-        """Whether the row has the vectors of rows in reverse, 0 or 1."""
+        """1 if the text of the row runs backwards, otherwise 0."""
         return self.of_row(int(self.call.has_prefix)) if self.call.has_reverse else 0
 
     @property
     def window(self):
-        """Window as a distance; 0 becomes the largest integer."""
+        """Window of the layer. If the window is 0, which means no limit, the value is the largest integer."""
         window = self.numbers[WINDOW]
         return jnp.where(window == 0, jnp.iinfo(jnp.int32).max, window)
 
     def extremes(self, number):
-        """Returns the smallest and the largest of the queries' and of the keys' ids, or ranks: array `number`."""
+        """Returns four numbers: the minimum and maximum of the tile's queries, and the minimum and maximum of its keys.
+
+        Args:
+          number: 0 for the values of ids. For the values of ranks, 1 or, if there are no ids, 0.
+        """
         call, first = self.call, self.call.has_prefix + self.call.has_reverse
         first += 2 * number * (call.query_tiles + call.key_tiles)
         of_queries = [self.of_row(first + i * call.query_tiles + self.query_tile) for i in (0, 1)]
@@ -137,7 +141,7 @@ class ScoreTile:
         return *of_queries, *(self.of_row(first + i * call.key_tiles + self.key_tile) for i in (0, 1))
 
     def visibility(self):
-        """Returns whether some key may be visible to some query, and whether all are visible to all."""
+        """Returns a pair: whether a key may be visible to a query, and whether all keys are visible to all queries."""
         call, some, every = self.call, True, True
         if call.causal:
             some, every = self.first_key <= self.last_query, self.last_key <= self.first_query
@@ -160,15 +164,15 @@ class ScoreTile:
         return some, every
 
     def queries(self):
-        """Returns the positions of the queries, int32 [1, T]."""
+        """Returns the positions of the tile's queries, int32 [1, T]."""
         return self.first_query + jax.lax.broadcasted_iota(jnp.int32, (1, self.call.tile.queries), 1)
 
     def keys(self):
-        """Returns the positions of the keys, int32 [T, 1]."""
+        """Returns the positions of the tile's keys, int32 [T, 1]."""
         return self.first_key + jax.lax.broadcasted_iota(jnp.int32, (self.call.tile.keys, 1), 0)
 
     def visible(self, blocks):
-        """Returns the mask of visible keys, bool [keys, queries]."""
+        """Returns the mask of the tile, bool [keys, queries]: True for keys that are visible to a query."""
         call, queries, keys = self.call, self.queries(), self.keys()
         masks = []
         if call.causal:
@@ -184,7 +188,10 @@ class ScoreTile:
         return functools.reduce(jnp.logical_and, masks)
 
     def keep_mask(self, head):
-        """Returns the dropout mask of a head of this program, bool [keys, queries or 1]."""
+        """Returns the dropout mask of a head of this program, bool [keys, queries].
+
+        If all queries share a mask, it is bool [keys, 1].
+        """
         seed = self.numbers[SEED], self.numbers[SEED + 1]
         row = self.numbers[ROW] + self.row
         head = self.numbers[HEAD] + self.program * self.call.program_heads + head
@@ -198,12 +205,16 @@ class ScoreTile:
         return dropout.keeps(bits, self.call.rate)
 
     def lanes(self, head):
-        """Returns the slices of a head, and of the key head that serves it, within their blocks."""
+        """Returns two slices of the lanes of blocks: for a query head, and for the key head that serves it."""
         group, size = head // self.call.repeats, self.call.head_dim
         return slice(head * size, (head + 1) * size), slice(group * size, (group + 1) * size)
 
     def when_visible(self, function, skip):
-        """Calls `function(masked)` if some key is visible, or always without `skip`; `masked` if not all are."""
+        """Calls `function(masked)`. `masked` is False if all keys of the tile are visible to all of its queries.
+
+        Args:
+          skip: whether to skip the call if no key is visible.
+        """
         if not self.call.masked:
             function(False)
             return
@@ -213,14 +224,22 @@ class ScoreTile:
         pl.when(some)(functools.partial(function, True))
 
     def nearest_key_tile(self):
-        """Returns the visible tile of keys nearest to this one, so that skipped tiles are not fetched."""
+        """Returns the index of the tile of keys to fetch.
+
+        This is the index of this tile's keys or, if causality hides all of them, of the last visible tile of keys.
+        Tiles that causality hides are therefore not fetched.
+        """
         if not self.call.causal or self.call.has_prefix:
             return self.key_tile
         last = (self.last_query - self.numbers[KEY]) // self.call.tile.keys
         return jnp.clip(last, 0, self.key_tile)
 
     def nearest_query_tile(self):
-        """Returns the tile of queries nearest to this one to which its keys are visible."""
+        """Returns the index of the tile of queries to fetch.
+
+        This is the index of this tile's queries or, if causality hides all keys from them, of the first tile of queries
+        that attends to the keys.
+        """
         if not self.call.causal or self.call.has_prefix:
             return self.query_tile
         first = (self.first_key - self.numbers[QUERY]) // self.call.tile.queries

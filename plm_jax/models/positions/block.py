@@ -15,8 +15,8 @@ from plm_jax.models.positions.position import Position, Table
 class BlockPositions(Position):
     """GLM's learned positions: two trained tables [length + 1, embed], added to the embeddings (Du et al. 2022).
 
-    One is indexed by the position in the text, where all tokens of a blank have that of its mask; the other by the
-    position within the blank, from 1, 0 outside of blanks.
+    The first table is indexed by the position in the text; all tokens of a blank have the position of the blank's mask
+    token. The second table is indexed by the position within a blank, which counts from 1 and is 0 outside of blanks.
 
     Attributes:
       length: number of positions of each kind.

@@ -1,4 +1,4 @@
-"""Disentangled attention: scores of contents with distances, in both directions (He et al. 2021, arXiv:2006.03654)."""
+"""Disentangled attention: scores between contents and distances, in both directions (He et al. 2021)."""
 
 import math
 from dataclasses import dataclass
@@ -19,26 +19,28 @@ from plm_jax.models.positions.position import Position, SelfAttentionLayer, Tabl
 
 @dataclass(frozen=True)
 class Disentangled(Position):
-    """Disentangled attention: scores also depend on embeddings of distances, shared by all layers (He et al. 2021
-    §3.1). The defaults are DeBERTa-v2's.
+    """Disentangled attention: scores also depend on embeddings of distances, which all layers share.
 
-    A score is the sum of query · key and of the `terms`, divided by the square root of head_dim times the number of
-    summands. Both terms use the distance from the key to the query (microsoft/DeBERTa, disentangled_attention.py).
+    A score is the sum of query · key and the `terms`, divided by sqrt(head_dim · (1 + number of terms)). In both terms,
+    the distance is the position of the query minus the position of the key. The defaults are those of DeBERTa-v2.
+
+    Source: He et al. 2021 §3.1, arXiv:2006.03654; microsoft/DeBERTa, disentangled_attention.py.
 
     Attributes:
-      length: distance from which all distances in a direction share one vector.
-      buckets: number of rows of the table for each direction, an even number: half are for single distances, the other
-        half for ranges that grow logarithmically up to `length`; 0: a row for each distance.
-      terms: `c2p`: queries with projected distances; `p2c`: keys with projected distances.
-      shared: whether each layer uses its query and key projections for the distances, too. If not, each layer has its
-        own matrices for them, a bias for `p2c`, and with `key_bias` one for `c2p`.
-      key_bias: whether projections of distances for `c2p` have a bias, unless `shared`.
-      norm: whether the table is normalized.
-      epsilon: constant added to the variance in this norm.
-      input_positions: number of absolute positions whose embeddings are added to the tokens' (`position_biased_input`);
-        0: none.
-      num_tokens: row length in tokens that the model is designed for, if it has no absolute positions; longer rows are
-        accepted; 0: `length`.
+      length: distance from which all distances in the same direction share one vector.
+      buckets: number of rows of the table for each direction, an even number; half of the rows are for single
+        distances, the other half are for ranges of distances that grow logarithmically up to `length`; 0: one row for
+        each distance.
+      terms: terms that are added to query · key; `c2p`: query · projected distance; `p2c`: key · projected distance.
+      shared: whether each layer also applies its query and key projections to the distances. If not, each layer has
+        separate projections of the distances: for `p2c` with a bias, and for `c2p` with a bias if `key_bias` is set.
+      key_bias: whether the projection of distances for `c2p` has a bias; ignored if `shared` is set.
+      norm: whether a layer norm is applied to the table of distances.
+      epsilon: constant added to the variance in the norm of the table.
+      input_positions: number of absolute positions whose embeddings are added to the token embeddings
+        (`position_biased_input`); 0: no absolute positions.
+      num_tokens: number of tokens in a row that the model is designed for, if it has no absolute positions; longer rows
+        are accepted; 0: `length`.
     """
 
     kind: ClassVar[str] = "disentangled"
@@ -93,7 +95,7 @@ class Disentangled(Position):
 
     @override
     def embedding_tables(self, width, initializer):
-        """Returns `position_embedding` [input_positions, D] if absolute positions are added to the input."""
+        """Returns the table `position_embedding` [input_positions, D]; no table without absolute positions."""
         if not self.input_positions:
             return {}
         table = Table((self.input_positions, width), ("positions", "embed"), initializer.table())
@@ -107,7 +109,7 @@ class Disentangled(Position):
 
     @override
     def score_tables(self, width, heads, head_dim, initializer):
-        """Returns `relative_embedding` [2 · reach, D] and the scale and bias of its norm, both [D]."""
+        """Returns `relative_embedding` [2 · reach, D] and, if `norm` is set, the norm's scale and bias, both [D]."""
         tables = {"relative_embedding": Table((2 * self.reach, width), (None, "embed"), initializer.table())}
         if self.norm:
             tables["relative_norm_scale"] = Table((width,), ("embed",), nn.initializers.ones)
@@ -116,9 +118,9 @@ class Disentangled(Position):
 
     @override
     def layer_tables(self, width, heads, head_dim, initializer):
-        """Returns the projections of distances to keys and to queries, `distance_key` and `distance_query` [D, N · H].
+        """Returns the projections of distances: `distance_key` for `c2p`, `distance_query` for `p2c`, both [D, N · H].
 
-        Their biases [N · H] have the names `distance_key_bias` and `distance_query_bias`.
+        Their biases [N · H] are `distance_key_bias` and `distance_query_bias`. If `shared` is set, there are no tables.
         """
         tables, joined = {}, heads * head_dim
         for name in [] if self.shared else self._projections():
@@ -128,7 +130,7 @@ class Disentangled(Position):
         return tables
 
     def bucket_of_distance(self) -> list[int]:
-        """Returns the bucket of each distance from 0 to `length`.
+        """Returns a list whose entry d is the bucket of distance d, for d from 0 to `length`.
 
         Source: microsoft/DeBERTa, DeBERTa/deberta/da_utils.py.
         """
@@ -142,7 +144,7 @@ class Disentangled(Position):
         return [bucket(distance) for distance in range(self.length + 1)]
 
     def rows(self, distances: Integer[Array, "..."]) -> Integer[Array, "..."]:
-        """Returns the row of the table for each distance, position of the query minus that of the key."""
+        """Returns the index of the table's row for each distance (position of the query minus position of the key)."""
         buckets = jnp.asarray(self.bucket_of_distance())[jnp.minimum(jnp.abs(distances), self.length)]
         return jnp.clip(jnp.sign(distances) * buckets + self.reach, 0, 2 * self.reach - 1)
 
@@ -169,11 +171,14 @@ class Disentangled(Position):
         return query, RelativeScores(key_vectors=vectors.get("key"), query_vectors=vectors.get("query"))
 
     def _projections(self) -> list[str]:
-        """Returns the names of the projections of the distances, `key` for `c2p` and `query` for `p2c`."""
+        """Returns the names of the projections of distances: `key` for the term `c2p`, `query` for the term `p2c`."""
         return [name for term, name in (("c2p", "key"), ("p2c", "query")) if term in self.terms]
 
     def _vectors(self, layer: SelfAttentionLayer, heads: int) -> dict[str, Float[Array, "heads rows head_dim"]]:
-        """Returns the projected table of distances by the names of the projections; queries are scaled."""
+        """Returns a dict from the name of each projection to the projected table of distances.
+
+        The table `query` is multiplied by the scale of the scores.
+        """
         table = layer.shared_tables["relative_embedding"]
         if self.norm:
             table = jax.nn.standardize(table, epsilon=self.epsilon)

@@ -1,4 +1,4 @@
-"""Learned positions: a trained vector per position."""
+"""Learned positions: one trained vector for each position."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -20,7 +20,7 @@ class LearnedPositions(Position):
       init_std: standard deviation of the initial table.
       offset: row of the table for the first position; 2 in fairseq (Liu et al. 2019, Lewis et al. 2020).
       skips_padding: whether a bidirectional stack skips padding when it counts positions, as in fairseq (Liu et al.
-        2019) and as causal stacks always do; padding then uses row `offset` - 1, if `offset` is above 0.
+        2019). Padding then uses row `offset` - 1 or, if `offset` is 0, row 0. Causal stacks always skip padding.
     """
 
     kind: ClassVar[str] = "learned"

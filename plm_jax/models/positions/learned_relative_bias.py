@@ -12,11 +12,11 @@ from plm_jax.models.positions.relative_bias import RelativeBias
 
 @dataclass(frozen=True)
 class LearnedRelativeBias(LearnedPositions):
-    """Learned absolute positions, and also the bias of `RelativeBias` on attention scores (MPNet, Song et al. 2020).
+    """Learned absolute positions combined with the score bias of `RelativeBias` (MPNet, Song et al. 2020).
 
     Attributes:
       buckets: number of buckets that distances are divided into.
-      max_distance: distance from which all distances share a bucket.
+      max_distance: distance from which all distances in the same direction share a bucket.
     """
 
     kind: ClassVar[str] = "learned_relative_bias"
@@ -25,7 +25,7 @@ class LearnedRelativeBias(LearnedPositions):
 
     @property
     def relative(self) -> RelativeBias:
-        """Scheme of the biases."""
+        """Position scheme of the score bias."""
         return RelativeBias(self.buckets, self.max_distance)
 
     @override

@@ -33,21 +33,22 @@ class Table(NamedTuple):
     init: Callable
 
     def declare(self, module: nn.Module, name: str) -> jax.Array:
-        """Returns the table as a parameter of a module."""
+        """Declares the table as a parameter of a module, and returns the parameter."""
         return module.param(name, partitioned(self.init, self.axes), self.shape)
 
 
 @dataclass(frozen=True)
 class SelfAttentionLayer:
-    """A self-attention layer, as seen by `Position.layer_bias`.
+    """Data and functions of a self-attention layer, for `Position.layer_bias`.
 
     Attributes:
-      depth: number of the layer, from 0; an int or int32 [].
-      tables: those of `Position.layer_tables`, of this layer.
-      shared_tables: those of `Position.score_tables`, which all layers of the stack share.
-      project: applies the layer's own projection `query`, `key` or `value` to vectors: (name, [R, D]) → [N or G, R, H].
-      drop: applies dropout at the rate of the sub-layers to vectors [R, D].
-      scale: factor of the scores; queries are already multiplied by it.
+      depth: index of the layer, from 0; an int or int32 [].
+      tables: the layer's own tables, from `Position.layer_tables`.
+      shared_tables: the tables that all layers of the stack share, from `Position.score_tables`.
+      project: function (name, [R, D]) → [N or G, R, H] that applies the layer's projection `query`, `key` or `value` to
+        vectors.
+      drop: function that applies dropout to vectors [R, D], with the dropout rate of the sub-layers.
+      scale: factor of the scores; queries are already multiplied by this factor.
       query_positions: int32 [B or 1, Q].
       key_positions: int32 [B or 1, K].
       arrays: arrays that the model passes to the layer, as in `Context.arrays`.
@@ -65,19 +66,19 @@ class SelfAttentionLayer:
 
 
 class Position(Role):
-    """The base of position schemes: a frozen dataclass with the hooks that a scheme needs.
+    """The base class of position schemes: a frozen dataclass with the hooks that a scheme needs.
 
-    Hooks are pure functions of arrays, differentiated by JAX, and may be called for any tile of a text.
+    Hooks are pure functions of arrays. JAX differentiates them. They may be called for any part of a text.
 
     Attributes:
       limit: maximum number of positions; None for any number.
-      skips_padding: whether a bidirectional stack counts non-padding tokens only, like a causal one.
+      skips_padding: whether a bidirectional stack counts only non-padding tokens, as a causal stack does.
       uses_absolute_positions: whether outputs depend on absolute positions, not only on distances between tokens.
-      counts_blanks: whether a token has two positions, one in the text and one within its blank; in the text, all
-        tokens of a blank then have the position of its mask.
-      score_terms: number of products that are summed to a score; without `attention.score_scale`, scores are divided by
-        the square root of this number times head_dim.
-      supports_kv_heads: whether heads may share keys and values (`attention.kv_heads`).
+      counts_blanks: whether a token has two positions, one in the text and one within its blank. In the text, all
+        tokens of a blank then have the position of the blank's mask token.
+      score_terms: number of products whose sum is a score. Without `attention.score_scale`, scores are divided by
+        sqrt(score_terms · head_dim).
+      supports_kv_heads: whether several heads may share keys and values (`attention.kv_heads`).
     """
 
     limit: int | None = None
@@ -88,14 +89,17 @@ class Position(Role):
     supports_kv_heads: bool = True
 
     def check(self, head_dim: int) -> None:
-        """Raises `UserError` for a `head_dim` that the scheme does not support."""
+        """Raises a `UserError` if the scheme does not support `head_dim`."""
 
     def default_positions(self, length: int, mask: Shaped[Any, "batch length"] | None) -> Integer[Array, "rows length"]:
-        """Returns positions int32 [B or 1, L] for a bidirectional stack; `mask` [B, L] is 0 at padding."""
+        """Returns the positions of a bidirectional stack, int32 [B or 1, L]; `mask` [B, L] is 0 at padding."""
         return jnp.arange(length)[None]
 
     def embedding_tables(self, width: int, initializer: Initialization) -> dict[str, Table]:
-        """Returns the tables [rows, width] that `embed` reads, by parameter name; an encoder-decoder has them twice."""
+        """Returns the tables [rows, width] that `embed` reads, by parameter name.
+
+        In an encoder-decoder, the encoder and the decoder have separate copies of these tables.
+        """
         return {}
 
     def embed(
@@ -109,43 +113,44 @@ class Position(Role):
 
         Args:
           x: [B, L, D].
-          tables: those of `embedding_tables`.
+          tables: the tables of `embedding_tables`.
           positions: int32 [B or 1, L].
-          block_positions: int32 [B, L], positions within blanks from 1, 0 outside; None: 0 everywhere.
+          block_positions: int32 [B, L], positions within blanks, which count from 1; 0 outside of blanks. None: 0
+            everywhere.
         """
         return x
 
     def rotation(
         self, head_dim: int, positions: jax.Array, block_positions: jax.Array | None
     ) -> Callable[[jax.Array, Integer[Array, ""] | int], jax.Array] | None:
-        """Returns the rotation of queries or keys at these positions, or None if there is none.
+        """Returns a function that rotates queries or keys at these positions, or None if the scheme does not rotate.
 
-        The rotation is a function of queries or keys [B, N or G, L, H] and of the number of the layer, from 0.
+        Arguments of the function are queries or keys [B, N or G, L, H] and the index of the layer, from 0.
         """
         return None
 
     def score_tables(self, width: int, heads: int, head_dim: int, initializer: Initialization) -> dict[str, Table]:
-        """Returns the tables for biases of scores, which all layers of a stack share, by parameter name.
+        """Returns the tables for biases of scores, by parameter name. All layers of a stack share these tables.
 
-        `width` is the model's, D.
+        `width` is D, the width of the model.
         """
         return {}
 
     def distance_bias(
         self, tables: dict[str, Any], distances: Integer[Array, " distances"], heads: int, causal: bool
     ) -> Float[Array, "heads distances"] | None:
-        """Returns the bias of scores by the distance from query to key, before masks; computed once for all layers.
+        """Returns a bias of scores for each distance from query to key. The bias is added before masks are applied.
 
-        Flash kernels add it without expanding it to all scores.
+        Flash kernels add this bias without expanding it to all scores. This method is called once for all layers.
 
         Args:
-          tables: those of `score_tables`.
-          distances: int32 [R], position of the key minus that of the query, in any order.
+          tables: the tables of `score_tables`.
+          distances: int32 [R], position of the key minus position of the query; in any order.
           heads: N.
-          causal: whether queries attend to no later keys.
+          causal: whether each query attends only to keys up to its own position.
 
         Returns:
-          float32 [N, R], or None without a bias.
+          float32 [N, R], or None if there is no bias.
         """
         return None
 
@@ -157,16 +162,16 @@ class Position(Role):
         heads: int,
         causal: bool,
     ) -> jax.Array | None:
-        """Returns a bias that is added to attention scores before masking and may depend on more than distances.
+        """Returns a bias of scores that may depend on absolute positions. The bias is added before masks are applied.
 
-        Only the XLA kernel supports it. This method is called once for all layers.
+        Only the XLA kernel supports this bias. This method is called once for all layers.
 
         Args:
-          tables: those of `score_tables`.
-          query_positions: int32 [Q], positions in the row, or in the slots of a cache.
-          key_positions: int32 [K].
+          tables: the tables of `score_tables`.
+          query_positions: int32 [Q], positions of the queries in the row.
+          key_positions: int32 [K], positions of the keys in the row or, with a cache, of its slots.
           heads: N.
-          causal: whether queries attend to no later keys.
+          causal: whether each query attends only to keys up to its own position.
 
         Returns:
           float32 [1, N, Q, K], or None if there is no bias.
@@ -174,9 +179,9 @@ class Position(Role):
         return None
 
     def layer_tables(self, width: int, heads: int, head_dim: int, initializer: Initialization) -> dict[str, Table]:
-        """Returns the tables that each layer has of its own, by parameter name; arguments as `score_tables`.
+        """Returns the tables of a layer, by parameter name. Each layer has its own tables.
 
-        They are not sharded by heads.
+        The arguments are those of `score_tables`. These tables are not sharded by heads, even if an axis is "heads".
         """
         return {}
 
@@ -186,9 +191,10 @@ class Position(Role):
         query: Float[Array, "batch heads queries head_dim"],
         key: Float[Array, "batch groups keys head_dim"],
     ) -> Float[Array, "batch heads queries keys"] | None:
-        """Returns a bias of scores that depends on the layer and on its queries and keys, before masks.
+        """Returns a bias of scores that depends on the layer and on its queries and keys.
 
-        Only the XLA kernel supports it, unless the scheme also has `relative_scores`. Each layer calls this method.
+        The bias is added before masks are applied. Only the XLA kernel supports it, unless the scheme also defines
+        `relative_scores`. Each layer calls this method.
 
         Args:
           layer: the layer.
@@ -196,14 +202,14 @@ class Position(Role):
           key: rotated keys, [B, G, K, H].
 
         Returns:
-          float32 [B or 1, N, Q, K], or None without a bias.
+          float32 [B or 1, N, Q, K], or None if there is no bias.
         """
         return None
 
     def macs(self, queries: int, keys: int, width: int) -> int:
-        """Returns the multiply-accumulates of `layer_bias` for a row in a layer whose heads have this width together.
+        """Returns the number of multiply-accumulates of `layer_bias` for one row in one layer.
 
-        Products that the rows of a batch share are not counted.
+        Products that all rows of a batch share are not counted. `width` is the number of heads times head_dim.
         """
         return 0
 
@@ -215,18 +221,18 @@ class Position(Role):
     ) -> tuple[jax.Array, RelativeScores | None]:
         """Returns the terms of `layer_bias` in a form that flash kernels do not expand to all scores.
 
-        A scheme that defines this method also defines `layer_bias`. Flash kernels call it if queries and keys are
-        numbered from the same token, as in the stack of an encoder, or if `Context.contiguous` is set. Arguments as
-        `layer_bias`.
+        A scheme that defines this method also defines `layer_bias`, with the same arguments. Layers with a flash kernel
+        call this method instead of `layer_bias`. A layer has a flash kernel only if queries and keys are numbered from
+        the same token, as in the stack of an encoder, or if `Context.contiguous` is set.
 
         Returns:
-          The queries [B, N, Q, H], to which the scheme may add a bias, and the terms; None: no terms.
+          A pair: the queries [B, N, Q, H], to which the scheme may add a bias; and the terms, or None without terms.
         """
         return query, None
 
     @property
     def max_length(self) -> int | None:
-        """Number of tokens in a row that the scheme is designed for; None if unknown."""
+        """Row length in tokens that the scheme is designed for; None if unknown."""
         return getattr(self, "length", None)
 
     @property
@@ -235,8 +241,8 @@ class Position(Role):
         return type(self).layer_bias is not Position.layer_bias
 
     def expands_scores(self, in_order: bool) -> bool:
-        """Whether `layer_bias` must be expanded to all scores.
+        """Whether the scheme has a `layer_bias` that must be expanded to all scores.
 
-        This is so if the scheme has no `relative_scores`, or if the positions are not in order.
+        It must be expanded if the scheme does not define `relative_scores`, or if the positions are not in order.
         """
         return self.has_layer_bias and not (in_order and type(self).relative_scores is not Position.relative_scores)

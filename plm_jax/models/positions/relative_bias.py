@@ -16,11 +16,12 @@ from plm_jax.models.positions.position import Position, Table
 class RelativeBias(Position):
     """T5's relative positions: a trained bias [buckets, heads] per stack, added to scores (Raffel et al. 2020 §2.1).
 
-    Half of the buckets are single distances, the others are spaced logarithmically up to `max_distance`.
+    In each direction, half of the buckets are for single distances. The other half are for ranges of distances that
+    grow logarithmically up to `max_distance`.
 
     Attributes:
       buckets: number of buckets that distances are divided into.
-      max_distance: distance from which all distances share a bucket.
+      max_distance: distance from which all distances in the same direction share a bucket.
     """
 
     kind: ClassVar[str] = "relative_bias"
@@ -41,10 +42,13 @@ class RelativeBias(Position):
 
 
 def relative_buckets(distances, position: RelativeBias, causal: bool):
-    """Returns the bucket of each distance key - query, of any shape (Raffel et al. 2020 §2.1; google-research/t5x).
+    """Returns the bucket of each distance (position of the key minus position of the query).
 
-    In a bidirectional stack, the upper half of the buckets is for keys after the query; in a causal stack all are for
-    keys before it. In each direction, the first half are single distances, the others grow up to `max_distance`.
+    In a bidirectional stack, the upper half of the buckets is for keys after the query. In a causal stack, all buckets
+    are for keys up to the position of the query. In each direction, the first half of the buckets are for single
+    distances. The second half are for ranges of distances that grow logarithmically up to `max_distance`.
+
+    Source: Raffel et al. 2020 §2.1; google-research/t5x.
     """
     buckets = position.buckets if causal else position.buckets // 2
     first = 0 if causal else jnp.where(distances > 0, buckets, 0)

@@ -1,4 +1,4 @@
-"""XLNet's positions: scores with projected sinusoids of distances, and with the segments of query and key."""
+"""XLNet's positions: scores depend on projected sinusoids of distances, and on the segments of query and key."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -16,14 +16,15 @@ class RelativeSinusoids(Position):
     """Transformer-XL's relative positions: each layer projects sinusoids of distances, and adds trained biases to
     queries (Dai et al. 2019 §3.3).
 
-    The positions of a row's keys must differ by less than the number of keys. Dropout of the sinusoids is drawn in each
-    layer and for all rows together; zihangdai/xlnet draws it once for all layers, and for each row.
+    Within a row, the positions of any two keys must differ by less than the number of keys. Each layer draws one
+    dropout mask of the sinusoids for all rows. In zihangdai/xlnet, each row has a mask, which all layers share.
 
     Attributes:
-      clamp: distance from which all distances in a direction are treated alike (XLNet's `clamp_len`); None: there is no
-        such distance.
+      clamp: distance from which all distances in the same direction have the same vector (XLNet's `clamp_len`); None:
+        no such distance.
       segments: whether scores also depend on whether query and key have the same token type (Yang et al. 2019 §2.5).
-        Models pass the types as the arrays `query_segments` and `key_segments`; without them this part is left out.
+        Models pass the token types as the arrays `query_segments` and `key_segments`. Without these arrays, scores do
+        not depend on token types.
     """
 
     kind: ClassVar[str] = "relative_sinusoids"
@@ -33,7 +34,7 @@ class RelativeSinusoids(Position):
     segments: bool = True
 
     def reach(self, keys: int) -> int:
-        """Returns the largest distance with a vector of its own, given the number of keys."""
+        """Returns the largest distance that has its own vector, for a given number of keys."""
         return keys if self.clamp is None else min(self.clamp, keys)
 
     @override
@@ -42,9 +43,10 @@ class RelativeSinusoids(Position):
 
     @override
     def layer_tables(self, width, heads, head_dim, initializer):
-        """Returns the projection `distance` [D, N · H], and for each part of a score a bias [N, H] added to queries.
+        """Returns the projection `distance` [D, N · H], and `content_bias` and `distance_bias`, both [N, H].
 
-        With segments, also `segment` [2, N, H], the vectors of the same and of another segment.
+        With segments, also returns `segment_bias` [N, H] and `segment` [2, N, H], which contains the vector for keys in
+        the segment of the query, and the vector for keys in other segments.
         """
         init = initializer.matrix()
         bias = Table((heads, head_dim), (None, None), init)
@@ -110,7 +112,7 @@ def _vectors(layer, tables, reach):
 
 
 def _segment_scores(layer, tables, query):
-    """Returns the scores of keys in the segment of the query, and in others, float32 [B, N, Q, 2]."""
+    """Returns, for each query, the scores of keys in the same segment and in other segments, float32 [B, N, Q, 2]."""
     queries = query + tables["segment_bias"][:, None] * layer.scale
     return jnp.einsum("bnqh,snh->bnqs", queries, tables["segment"], preferred_element_type=jnp.float32)
 
@@ -118,7 +120,7 @@ def _segment_scores(layer, tables, query):
 def sinusoids(reach: int, width: int):
     """Returns the vectors of the distances from -reach to reach, float32 [2 · reach + 1, width].
 
-    The first half of a vector are sines, the second half are the cosines of the same angles.
+    The first half of each vector contains sines; the second half contains the cosines of the same angles.
     """
     frequencies = [10_000.0 ** (-i / width) for i in range(0, width, 2)]  # In double precision.
     angles = jnp.arange(-reach, reach + 1)[:, None] * jnp.array(frequencies, jnp.float32)

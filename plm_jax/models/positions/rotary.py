@@ -1,6 +1,6 @@
 """Rotary positions: queries and keys are rotated by angles proportional to their positions (Su et al. 2021).
 
-Scores then depend on the distance of query and key, not on their absolute positions.
+Scores then depend on the distance between query and key, not on their absolute positions.
 """
 
 import math
@@ -19,15 +19,14 @@ from plm_jax.models.positions.position import Position
 class RotaryScaling:
     """LLaMA 3.1's scaling of frequencies for longer texts (meta-llama/llama-models, llama3/model.py).
 
-    Between `low_frequency_factor` and `high_frequency_factor` rotations, the scale changes linearly. The defaults are
-    those of LLaMA 3.1.
+    A frequency is the number of rotations over `original_length` tokens. Low frequencies are divided by `factor`, and
+    high frequencies are unchanged. In between, the multiplier of the frequency changes linearly from 1 / `factor` to
+    1. The defaults are those of LLaMA 3.1.
 
     Attributes:
       factor: divisor of low frequencies.
-      low_frequency_factor: number of rotations over `original_length` tokens; frequencies with fewer rotations are
-        divided by `factor`.
-      high_frequency_factor: number of rotations over `original_length` tokens; frequencies with more rotations are
-        unchanged.
+      low_frequency_factor: frequency below which frequencies are low.
+      high_frequency_factor: frequency above which frequencies are high.
       original_length: number of tokens in a row of the original pretraining.
     """
 
@@ -55,17 +54,18 @@ class RotaryScaling:
 
 @dataclass(frozen=True)
 class Rotary(Position):
-    """Rotary positions: pairs of dimensions of queries and keys are rotated by the position (Su et al. 2021).
+    """Rotary positions: pairs of dimensions of queries and keys are rotated by an angle (Su et al. 2021).
+
+    The angle is proportional to the position.
 
     Attributes:
-      theta: base of the frequencies: with d rotated dimensions, pair i rotates by theta ** (-2i / d) radians per
-        position.
-      thetas: bases by layer, instead of `theta`: that of layer i, counted from 0, is thetas[i % len(thetas)]; 0: the
-        layer does not rotate. If empty, all layers have `theta`.
-      fraction: fraction of the dimensions of each head that are rotated, starting from the first; rounded down to an
-        even number.
-      interleaved: whether pairs are neighboring dimensions; if not, pair i consists of dimensions i and i + d / 2, as
-        in Hugging Face's LLaMA.
+      theta: base of the frequencies; pair i of d rotated dimensions rotates by theta ** (-2i / d) radians per position.
+      thetas: bases by layer, instead of `theta`; layer i, counted from 0, has the base thetas[i % len(thetas)]; a layer
+        with the base 0 does not rotate; empty: all layers have the base `theta`.
+      fraction: fraction of the dimensions of each head that are rotated, from the first dimension; the number of
+        rotated dimensions is rounded down to an even number.
+      interleaved: whether pairs consist of neighboring dimensions; if not, pair i consists of dimensions i and
+        i + d / 2, as in Hugging Face's LLaMA.
       scaling: scaling of the frequencies for longer texts; None: no scaling.
       length: number of tokens that the model is designed for; longer texts are accepted.
     """
@@ -92,7 +92,7 @@ class Rotary(Position):
         return int(head_dim * self.fraction / 2) * 2
 
     def frequencies(self, head_dim: int, layer: int = 0) -> list[float]:
-        """Returns the radians that each pair rotates per position in a layer."""
+        """Returns the frequency of each pair of dimensions in a layer, in radians per position."""
         rotated = self.rotated(head_dim)
         theta = self.thetas[layer % len(self.thetas)] if self.thetas else self.theta
         plain = [theta ** (-i / rotated) if theta else 0.0 for i in range(0, rotated, 2)]

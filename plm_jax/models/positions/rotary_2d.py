@@ -1,4 +1,4 @@
-"""ChatGLM-6B's positions: half of each head is rotated by the position in the text, half by that within a blank."""
+"""ChatGLM-6B's positions: rotations by the position in the text and by the position within a blank."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
@@ -14,9 +14,10 @@ from plm_jax.models.positions.rotary import Rotary
 
 @dataclass(frozen=True)
 class Rotary2D(Position):
-    """ChatGLM-6B's rotary positions: half of each head is rotated by the position in the text, half by that in a blank.
+    """ChatGLM-6B's rotary positions: the halves of each head are rotated by two different positions.
 
-    Each half is rotated like a `Rotary` of its size; both positions are those of `BlockPositions`.
+    The first half is rotated by the position in the text, the second half by the position within a blank; both are
+    defined as in `BlockPositions`. Each half is rotated as `Rotary` rotates a head of this size.
 
     Attributes:
       theta: base of the frequencies, as in `Rotary`.

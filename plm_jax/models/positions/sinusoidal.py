@@ -1,4 +1,4 @@
-"""Sinusoidal positions: a vector of sines and cosines per position."""
+"""Sinusoidal positions: a vector of sines and cosines for each position."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -21,10 +21,11 @@ class SinusoidalPositions(Position):
 
 
 def sinusoids(positions, width):
-    """Returns float32 [..., width] of positions [...]: sin(p / 10,000^(2i/width)) at index 2i, its cosine at 2i + 1.
+    """Returns sines and cosines of positions [...], float32 [..., width].
 
-    This is the order of Vaswani et al. 2017 §3.5; their code (tensorflow/tensor2tensor) puts all sines before all
-    cosines.
+    For position p, entry 2i is the sine of p / 10,000^(2i/width), and entry 2i + 1 is the cosine of the same angle.
+    This is the order of Vaswani et al. 2017 §3.5. The code of that paper (tensorflow/tensor2tensor) puts all sines
+    before all cosines.
     """
     index = jnp.arange(width)
     angles = positions[..., None] * 1e4 ** (-(index - index % 2) / width)

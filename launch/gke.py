@@ -1,15 +1,19 @@
-"""Runs a command on TPU slices of a Kubernetes cluster (GKE) as a JobSet, and shows the first worker's log to its end.
+"""Runs a command on TPU slices of a Kubernetes cluster (GKE) as a JobSet, and shows the first worker's log.
 
     python launch/gke.py --name=my-run --topology=v5p:4x4x4 --image=us-docker.pkg.dev/PROJECT/REPOSITORY/plm_jax -- \\
-        python -m plm_jax pretrain --config=configs/bert.py:large --workdir=gs://bucket/my-run
+        python -m plm_jax pretrain --config=bert:large --workdir=gs://bucket/my-run \\
+        --config.data.cache_dir=gs://bucket/bert
 
-The image is that of `launch/Dockerfile`. Each slice is a Job of the set with its own node pool, and each machine a pod.
-GKE sets their positions (TPU_WORKER_ID, MEGASCALE_SLICE_ID and so on), which jax reads. If a command ends with 75 (its
-step was saved after a signal) or a node is taken away, the set restarts at once. Exit status 2 ends the set; other
-failures restart it up to `--restarts` times. The job continues if this program ends: run it again with the same
-arguments to follow the job.
+Build the image from `launch/Dockerfile`. Each slice is a Job of the JobSet with its own node pool, and each machine of
+a slice runs a pod. JAX reads the position of a pod from variables that GKE sets (TPU_WORKER_ID, MEGASCALE_SLICE_ID and
+so on).
 
-Needs Python and a `kubectl` for the cluster, which needs JobSet 0.10 or newer; `--dry_run` prints the manifest.
+The JobSet restarts at once if a command exits with status 75 (it received a signal and saved its step) or a pod is
+evicted. Exit status 2 ends the JobSet. After other failures, the JobSet restarts up to `--restarts` times. If you stop
+this program, the job continues; run the program again with the same arguments to follow the job.
+
+Needs Python, a `kubectl` with access to the cluster, and JobSet 0.10 or newer in the cluster. `--dry_run` prints the
+manifest.
 """
 
 import argparse
@@ -277,18 +281,20 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
     """
     parser = jobs.Parser(__doc__, poll_seconds=10)
     parser.option("name", required=True, help="name of the JobSet")
-    parser.option("topology", required=True, help=f"GENERATION:SHAPE of a slice; {', '.join(ACCELERATORS)}")
-    parser.option("image", required=True, help="image of launch/Dockerfile in a registry")
-    parser.option("slices", type=int, default=1, help="number of slices (multislice)")
-    parser.option("namespace", default="default")
+    parser.option(
+        "topology", required=True, help=f"GENERATION:SHAPE of a slice, such as v5p:4x4x4; {', '.join(ACCELERATORS)}"
+    )
+    parser.option("image", required=True, help="image in a registry, built from launch/Dockerfile")
+    parser.option("slices", type=int, default=1, help="number of slices (default: 1)")
+    parser.option("namespace", default="default", help="Kubernetes namespace (default: default)")
     parser.tier("reservation", help="name of a reservation whose nodes are used")
-    parser.option("restarts", type=int, default=3, help="number of restarts after failures")
+    parser.option("restarts", type=int, default=3, help="maximum number of restarts after failures (default: 3)")
     arguments, command = parser.parse()
     # The limit of Kubernetes, minus what it adds to the names of pods.
     if not re.fullmatch(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?", arguments.name):
-        raise LaunchError(f"--name={arguments.name}: give at most 40 lower-case letters, digits and -, a letter first")
+        raise LaunchError(f"--name={arguments.name}: use at most 40 lower-case letters, digits and -, a letter first")
     if arguments.slices < 1 or arguments.restarts < 0:
-        raise LaunchError("--slices is at least 1, --restarts at least 0")
+        raise LaunchError("--slices must be at least 1 and --restarts at least 0")
     return arguments, command
 
 
@@ -305,16 +311,16 @@ def launch() -> int:
         say(f"{cluster.name} is running: following it")
     else:
         if state:
-            say(f"deleting what is left of a {cluster.name} that has ended")
+            say(f"deleting the previous JobSet {cluster.name}, which has ended")
             call(cluster.delete())
         call(cluster.kubectl("apply", "--filename=-"), text=yaml(job_set))
     try:
         status = follow(cluster, arguments.poll_seconds)
     except (KeyboardInterrupt, LaunchError):
-        hint = f"the same command goes on; to delete it: {shlex.join(cluster.delete())}"
-        say(f"{cluster.name} is left as it is, and its nodes cost money while it runs: {hint}")
+        hint = f"run the same command again to follow it, or delete it with: {shlex.join(cluster.delete())}"
+        say(f"{cluster.name} still exists, and its nodes cost money while it runs: {hint}")
         raise
-    say(f"{cluster.name} has ended; its nodes cost money until the cluster's autoscaler, or you, remove their pools")
+    say(f"{cluster.name} has ended; its nodes cost money until you or the cluster's autoscaler remove them")
     return status
 
 

@@ -35,7 +35,7 @@ def call(command: list[str], text: str | None = None) -> str:
     except FileNotFoundError as error:
         raise LaunchError(f"there is no program '{command[0]}' here: install it and put it on the PATH") from error
     if finished.returncode:
-        lines = finished.stderr.strip().splitlines() or ["it says nothing"]
+        lines = finished.stderr.strip().splitlines() or ["it printed no error"]
         reason = next((line for line in lines if line.startswith("ERROR")), lines[-1])
         words = " ".join(word for word in command[:5] if not word.startswith("-"))
         raise LaunchError(f"`{words}` failed with status {finished.returncode}: {reason}")
@@ -141,10 +141,14 @@ class Parser(argparse.ArgumentParser):
         self._tiers = self.add_mutually_exclusive_group()
         self.tier("spot", help="use capacity that may be preempted", action="store_true")
         self.option("service_account", help="service account of the workers")
-        self.option("compilation_cache", metavar="DIR", help="compiled programs (default: WORKDIR/compilation)")
-        self.option("poll_seconds", type=float, default=poll_seconds)
-        self.option("dry_run", help="print what would be done, run nothing", action="store_true")
-        self.add_argument("command", nargs=argparse.REMAINDER)
+        self.option(
+            "compilation_cache", metavar="DIR", help="folder of compiled programs (default: WORKDIR/compilation)"
+        )
+        self.option(
+            "poll_seconds", type=float, default=poll_seconds, help="time between queries (default: %(default)g)"
+        )
+        self.option("dry_run", help="print the commands or the manifest, and run nothing", action="store_true")
+        self.add_argument("command", nargs=argparse.REMAINDER, help="command to run, after --")
 
     def option(self, name: str, **settings: Any) -> None:
         """Adds a flag."""
@@ -163,7 +167,7 @@ class Parser(argparse.ArgumentParser):
         flags = self.parse_args()
         command = flags.command[1:] if flags.command[:1] == ["--"] else flags.command
         if not command:
-            raise LaunchError("there is no command: give it after --")
+            raise LaunchError("there is no command: pass it after --")
         return flags, with_cache(command, flags.compilation_cache)
 
 

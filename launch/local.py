@@ -2,10 +2,12 @@
 
     python launch/local.py --processes=2 [--devices=4] -- python -m plm_jax pretrain --config=… --workdir=…
 
-`--devices` gives each process this number of CPU devices. If a process fails, the others are stopped: they cannot
-continue alone, and no process can rejoin them. If a signal killed it (out of memory, for example), the whole job
-restarts, up to `--restarts` times per hour; if it ended with 75 (its step was saved after a signal), it restarts at
-once. `pretrain` resumes from its last checkpoint. Otherwise its exit status is that of this command.
+`--devices` gives each process this number of simulated CPU devices.
+
+If a process fails, the others are stopped, because they cannot continue without it. If a signal killed the process (for
+example when memory ran out), the whole job restarts, up to `--restarts` times per hour. If the process exited with
+status 75 (it received a signal and saved its step), the job restarts at once. `pretrain` then resumes from its last
+checkpoint. After any other failure, this program ends with the exit status of the failed process.
 """
 
 import argparse
@@ -99,10 +101,10 @@ def launch(command: list[str], processes: int, devices: int, restarts: int) -> i
     while True:
         status = run(command, processes, devices)
         if status == jobs.SAVED:
-            jobs.say("a signal ended it, its step is saved: starting the job again")
+            jobs.say("the job received a signal and saved its step: restarting it")
         elif status < 0 and allowed.take():
             name = signal.Signals(-status).name
-            jobs.say(f"a process died of {name}: starting the job again (it may be so {restarts} times an hour)")
+            jobs.say(f"{name} killed a process: restarting the job (at most {restarts} times per hour)")
         else:
             return status
 
@@ -110,12 +112,12 @@ def launch(command: list[str], processes: int, devices: int, restarts: int) -> i
 def main() -> None:
     """Parses the command line and runs the job."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--processes", type=int, required=True)
-    parser.add_argument("--devices", type=int, default=0, help="CPU devices a process; 0: leave as it is")
+    parser.add_argument("--processes", type=int, required=True, help="number of processes")
+    parser.add_argument("--devices", type=int, default=0, help="number of CPU devices per process; 0: do not change it")
     parser.add_argument(
-        "--restarts", type=int, default=3, help="how often in an hour a job that a signal killed starts again"
+        "--restarts", type=int, default=3, help="maximum number of restarts per hour after a signal killed a process"
     )
-    parser.add_argument("command", nargs=argparse.REMAINDER)
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="command to run, after --")
     arguments = parser.parse_args()
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
     if not command or arguments.processes < 1 or arguments.restarts < 0:

@@ -1,18 +1,19 @@
 """Runs a command on every worker of a Cloud TPU that it creates, and deletes the TPU at the end.
 
     python launch/tpu_vm.py --name=my-run --accelerator_type=v5litepod-64 --zone=us-west4-a --spot -- \\
-        python -m plm_jax pretrain --config=configs/bert.py:large --workdir=gs://bucket/my-run
+        python -m plm_jax pretrain --config=bert:large --workdir=gs://bucket/my-run \\
+        --config.data.cache_dir=gs://bucket/bert
 
-Requests a queued resource, waits for it, installs this project's commit and its pinned packages on every worker, starts
-the command there, and shows the first worker's log. A preempted TPU is created again, and the same command resumes from
-its last checkpoint. The job continues if this program ends: run it again with the same arguments to follow the job.
-With `--node_count` the command runs on several slices, `NAME-0` and so on.
+Requests a queued resource, waits for it, installs the current commit and its pinned packages on every worker, starts
+the command there, and shows the first worker's log. If the TPU is preempted, it is created again, and the command
+resumes from its last checkpoint. If you stop this program, the job continues; run the program again with the same
+arguments to follow the job. With `--node_count=N`, the command runs on N slices, named `NAME-0` to `NAME-(N-1)`.
 
-A command that ends with 75 (its step was saved after a signal) restarts at once; one that a signal killed restarts up
-to `--restarts` times per hour; one that ends with 2 or fails otherwise does not. A reserved TPU is kept if the command
-failed. The last line reports everything that is left and may cost money.
+A command that exits with status 75 (it received a signal and saved its step) restarts at once. A command that a signal
+killed restarts up to `--restarts` times per hour. After other failures, the command does not restart. A reserved TPU is
+kept if the command failed. At the end, the program reports what still exists and may cost money.
 
-Needs Python, git and a `gcloud` that is logged in; `--dry_run` prints the commands of a run without failures.
+Needs Python, git and a `gcloud` that is logged in. `--dry_run` prints the commands of a run without failures.
 """
 
 import argparse
@@ -186,10 +187,10 @@ class Job:
                 call(self.tpu.create())
             elif now == "FAILED":
                 raise LaunchError(
-                    f"the request for {self.tpu.name} failed: `gcloud … describe` says why, then delete it"
+                    f"the request for {self.tpu.name} failed: `gcloud … describe` prints the reason; then delete it"
                 )
             elif now in GONE:
-                say("the TPU was taken away: deleting what is left, and asking for another")
+                say("the TPU was preempted or its run time has ended: deleting it and requesting another one")
                 call(self.tpu.delete())
             elif now == "ACTIVE":
                 status = self._serve()
@@ -231,7 +232,7 @@ class Job:
         raise AssertionError("the last try has raised")
 
     def _install(self) -> None:
-        say("copying the commit and installing what it pins on every worker (minutes)")
+        say("installing the commit and its pinned packages on every worker (takes minutes)")
         with tempfile.TemporaryDirectory() as folder:
             bundle = str(pathlib.Path(folder, BUNDLE))
             call(bundle_command(bundle))
@@ -278,10 +279,10 @@ class Job:
         if jobs.MISTAKE in statuses:
             return jobs.MISTAKE
         if jobs.SAVED in statuses:
-            say("a signal ended it, its step is saved: starting it again")
+            say("the command received a signal and saved its step: restarting it")
             return None
         if ("lost" in states or any(status > 128 for status in statuses)) and self.restarts.take():
-            say(f"a signal ended it: starting it again (it may be so {self.restarts.number} times an hour)")
+            say(f"a signal killed the command: restarting it (at most {self.restarts.number} times per hour)")
             return None
         return max(statuses, default=1) or 1
 
@@ -311,40 +312,52 @@ def dry_run(tpu: Tpu, command: list[str]) -> None:
 
 
 def left(tpu: Tpu) -> str:
-    """Describes what is left when the launcher ends, and whether it costs money."""
+    """Reports whether the TPU still exists when the launcher ends, and whether it costs money."""
     try:
         now = state(tpu)
     except LaunchError:
-        now = "in a state that cannot be had"
+        now = None
     if now == MISSING:
-        return f"nothing is left of {tpu}, nothing costs money"
-    paid = "the reservation is paid for with or without it" if tpu.is_reserved else "what is there costs money"
-    return f"{tpu} is left as it is, {now}: {paid}; the same command goes on; to delete it: {shlex.join(tpu.delete())}"
+        return f"{tpu} does not exist anymore and costs nothing"
+    cost = "its reservation costs the same without it" if tpu.is_reserved else "it costs money until it is deleted"
+    hint = f"run the same command again to follow the job, or delete it with: {shlex.join(tpu.delete())}"
+    return f"{tpu} {f'still exists, state {now}' if now else 'may still exist'}: {cost}; {hint}"
 
 
 def parse() -> tuple[argparse.Namespace, list[str]]:
     """Returns the flags and the command."""
     parser = jobs.Parser(__doc__, poll_seconds=30)
-    parser.option("name", required=True, help="name of the queued resource and its node")
-    parser.option("accelerator_type", required=True, help=f"GENERATION-SIZE; {', '.join(RUNTIMES)}")
-    parser.option("zone", required=True)
-    parser.option("project", help="project (default: gcloud's)")
-    parser.option("node_count", type=int, default=1, help="number of slices (multislice)")
+    parser.option("name", required=True, help="name of the queued resource and its nodes")
+    parser.option(
+        "accelerator_type", required=True, help=f"GENERATION-SIZE, such as v5litepod-64; {', '.join(RUNTIMES)}"
+    )
+    parser.option("zone", required=True, help="Google Cloud zone, such as us-west4-a")
+    parser.option("project", help="Google Cloud project (default: gcloud's)")
+    parser.option("node_count", type=int, default=1, help="number of slices (default: 1)")
     parser.tier("reserved", help="use your reserved capacity", action="store_true")
     parser.tier("reservation", help="name of a reservation, or its path if it is in another project")
-    parser.tier("flex_start", metavar="DURATION", help="wait for capacity, for at most this time, such as 24h")
-    parser.option("labels", help="KEY=VALUE,… for bills")
-    parser.option("internal_ips", help="no external addresses; call it from inside the network", action="store_true")
-    parser.option("batch_size", type=int, default=64, help="number of workers to which SSH connects at once")
-    parser.option("restarts", type=int, default=3, help="number of restarts per hour after a signal killed the command")
-    parser.option("keep", help="keep the TPU at the end", action="store_true")
+    parser.tier("flex_start", metavar="DURATION", help="use flex-start capacity for at most this run time, such as 24h")
+    parser.option("labels", help="labels of the queued resource, for bills: KEY=VALUE,…")
+    parser.option(
+        "internal_ips", help="no external addresses; requires access to the internal network", action="store_true"
+    )
+    parser.option(
+        "batch_size", type=int, default=64, help="number of workers to which SSH connects at once (default: 64)"
+    )
+    parser.option(
+        "restarts",
+        type=int,
+        default=3,
+        help="maximum number of restarts per hour after a signal killed the command (default: 3)",
+    )
+    parser.option("keep", help="do not delete the TPU at the end", action="store_true")
     return parser.parse()
 
 
 def asked_for(arguments: argparse.Namespace) -> Tpu:
     """Returns the TPU of a command line."""
     if arguments.node_count < 1 or arguments.batch_size < 1:
-        raise LaunchError("--node_count and --batch_size are at least 1")
+        raise LaunchError("--node_count and --batch_size must be at least 1")
     tiers = {
         "--spot": arguments.spot,
         "--reserved": arguments.reserved,
@@ -378,7 +391,7 @@ def launch() -> int:
     if not shutil.which("gcloud"):
         raise LaunchError("there is no program 'gcloud' here: install the Google Cloud CLI, then `gcloud auth login`")
     if call(["git", "-C", str(ROOT), "status", "--porcelain"]):
-        say("note: the project has uncommitted changes: the workers get the last commit, without them")
+        say("warning: the workers get the last commit, without the uncommitted changes of this checkout")
     try:
         status = Job(tpu, command, arguments.poll_seconds, jobs.Restarts(arguments.restarts)).run()
         if not arguments.keep and not (status and tpu.is_reserved):

@@ -101,7 +101,7 @@ def test_a_job_runs_to_its_end_over_saved_steps_and_evictions(cluster):
     assert [launcher.stdout.readline() for _ in range(4)] == [f"life {life}\n" for life in range(1, 5)]
     launcher.send_signal(signal.SIGINT)
     _, err = launcher.communicate(timeout=60)
-    assert launcher.returncode == 130 and "my-run is left as it is" in err
+    assert launcher.returncode == 130 and "my-run still exists" in err
     assert "kubectl --namespace=default delete jobset my-run" in err and "cost money" in err
     # The others of slice 0 and slice 1 wait for ever in this play.
     (cluster / "bucket" / "go").touch()
@@ -132,7 +132,7 @@ def test_a_set_that_has_ended_makes_room(cluster):
     for _ in range(2):
         out, err = finish(start(cluster, job, "--slices=2"))
         assert out == "slice 0 worker 0\n", err
-    assert verbs(cluster) == ["apply", "logs", "delete", "apply", "logs"] and "deleting what is left" in err
+    assert verbs(cluster) == ["apply", "logs", "delete", "apply", "logs"] and "deleting the previous JobSet" in err
     assert sorted(path.name for path in (cluster / "bucket").iterdir()) == ["00", "01", "10", "11"]
 
 

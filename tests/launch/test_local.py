@@ -70,7 +70,9 @@ while not there.exists() or not there.read_text():
     time.sleep(0.01)
 sys.exit(3)
 """
-    assert launch(code, "--processes=2").returncode == 3
+    quick = "import local, sys; local.LEFT_SECONDS = 0.5; sys.argv[1:1] = ['--processes=2', '--']; local.main()"
+    command = [sys.executable, "-c", quick, sys.executable, "-c", code]
+    assert subprocess.run(command, cwd=LAUNCH.parent, timeout=60).returncode == 3
     assert not pathlib.Path("/proc", (tmp_path / "there").read_text()).exists()
 
 
@@ -83,7 +85,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     finished = launch(code, "--processes=1", "--restarts=2")
     assert finished.returncode == 128 + 9
     assert len(set(finished.stdout.splitlines())) == 3
-    assert finished.stderr.count("died of SIGKILL: starting the job again (it may be so 2 times an hour)") == 2
+    assert finished.stderr.count("SIGKILL killed a process: restarting the job (at most 2 times per hour)") == 2
 
 
 def test_a_job_whose_step_was_saved_starts_again_and_that_is_no_failure(tmp_path):
@@ -98,7 +100,7 @@ if number < 3:
     signal.pause()
 """
     finished = launch(code, "--processes=2", "--restarts=0")
-    assert finished.returncode == 0 and finished.stderr.count("its step is saved") == 3
+    assert finished.returncode == 0 and finished.stderr.count("saved its step") == 3
 
 
 def test_what_a_process_has_started_ends_with_it(tmp_path):
@@ -122,8 +124,8 @@ def test_a_program_that_is_not_there_is_named():
 
 # Audits need every process, and change nothing.
 STEPS = ("--config.train.steps=12", "--config.checkpoint.save_every=4", "--config.train.audits.every=5")
-MESH = {"data": 2, "fsdp": 4}
 FULL = bool(os.environ.get("PLM_JAX_FULL_TESTS"))
+DEVICES, MESH = (8, {"data": 2, "fsdp": 4}) if FULL else (2, {"data": 2, "fsdp": 1})
 
 
 def process_of(launcher: subprocess.Popen, number: int) -> int:
@@ -140,7 +142,7 @@ def process_of(launcher: subprocess.Popen, number: int) -> int:
 
 
 def start(tiny, processes: int, workdir: pathlib.Path, log) -> subprocess.Popen:
-    command = [sys.executable, str(LAUNCH), f"--processes={processes}", f"--devices={8 // processes}", "--"]
+    command = [sys.executable, str(LAUNCH), f"--processes={processes}", f"--devices={DEVICES // processes}", "--"]
     meshes = [f"--config.mesh.{axis}={size}" for axis, size in MESH.items()]
     command += resume.command(tiny, "dropout", workdir, *STEPS, *meshes)
     return subprocess.Popen(command, env=resume.environment(), stdout=log, stderr=log)
@@ -160,14 +162,14 @@ def test_a_job_survives_the_kill_of_one_process(processes, victim, tiny, verb, t
     mesh = json.loads((killed / "config.json").read_text())["mesh"]
     assert {axis: mesh[axis] for axis in MESH} == MESH
     printed = (tmp_path / "log").read_text()
-    assert printed.count("died of SIGKILL") == 1 and "resumed after step " in printed
+    assert printed.count("SIGKILL killed a process") == 1 and "resumed after step " in printed
     assert "auditing the devices: " in printed and "audit after" not in printed
 
     if FULL:
         assert start(tiny, processes, alone, subprocess.DEVNULL).wait() == 0
         assert resume.differences(killed, alone) == []
     else:
-        finished = verb("pretrain", f"--config={tiny}/tiny.py:dropout", f"--workdir={alone}", *STEPS)
+        finished = verb("pretrain", f"--config={tiny}/tiny.py:dropout", f"--workdir={alone}", STEPS[0])
         assert finished.status == 0, finished.err
     killed_rows, want = resume.rows(killed), resume.rows(alone)
     assert [row["step"] for row in killed_rows] == list(range(1, 13))
@@ -178,9 +180,9 @@ def test_a_job_survives_the_kill_of_one_process(processes, victim, tiny, verb, t
 
 
 def test_an_error_of_pretrain_is_passed_on(tiny, tmp_path):
-    command = [sys.executable, str(LAUNCH), "--processes=2", "--devices=1", "--", sys.executable, "-m"]
+    command = [sys.executable, str(LAUNCH), "--processes=1", "--devices=1", "--", sys.executable, "-m"]
     command += ["plm_jax", "pretrain", f"--config={tiny}/tiny.py", f"--workdir={tmp_path}/run", "--config.train.step=3"]
     finished = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert finished.returncode == 2
     lines = [line for line in finished.stderr.splitlines() if line.startswith("error: ")]
-    assert lines and all("did you mean 'steps'?" in line for line in lines)
+    assert len(lines) == 1 and "did you mean 'steps'?" in lines[0]

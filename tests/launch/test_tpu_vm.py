@@ -107,7 +107,7 @@ def test_a_stopped_launcher_follows_the_job_again(number, cloud):
     signal.signal(signal.SIGINT, before)
     assert launcher.stdout.readline() == "resumed after 0\n"
     launcher.send_signal(number)
-    assert "is left as it is" in finish(launcher, status=130)[1]
+    assert "still exists" in finish(launcher, status=130)[1]
     launcher = start(cloud)
     assert any("following it" in line for line in launcher.stderr)
     (cloud / "bucket" / "go").touch()
@@ -145,7 +145,7 @@ n=$(cat "$BUCKET/lives-$JAX_PROCESS_ID" 2> /dev/null || echo 0); echo $((n + 1))
 if [ "$n" -lt 2 ]; then sleep 0.3; [ "$JAX_PROCESS_ID" = 0 ] || exit 75; kill -ABRT $$; fi
 """
     out, err = finish(start(cloud, saved + JOB, "--restarts=0"))
-    assert err.count("its step is saved") == 2 and "exit statuses: 134 75" in err
+    assert err.count("saved its step") == 2 and "exit statuses: 134 75" in err
     assert out.splitlines()[-1] == "step 12" and order(cloud)[-1] == "delete"
 
 
@@ -160,7 +160,7 @@ def test_a_tpu_that_is_never_reached_is_left_and_reported(cloud):
     assert "delete" not in order(cloud)
     *_, left, error = err.splitlines()
     assert error.startswith("error: ") and "return code [255]" in error
-    assert "run (v5litepod-16, us-west4-a) is left as it is, ACTIVE: what is there costs money" in left
+    assert "run (v5litepod-16, us-west4-a) still exists, state ACTIVE: it costs money" in left
     assert "gcloud compute tpus queued-resources delete run --force --zone=us-west4-a" in left
 
 
@@ -168,7 +168,7 @@ def test_a_reserved_tpu_stays_where_its_job_failed(cloud):
     _, err = finish(start(cloud, "exit 3", tier="--reservation=mine", FAKE_FLAGS="--reservation=mine"), status=3)
     assert "delete" not in order(cloud)
     last = err.splitlines()[-1]
-    assert "is left as it is, ACTIVE: the reservation is paid for" in last and "queued-resources delete run" in last
+    assert "still exists, state ACTIVE: its reservation costs" in last and "queued-resources delete run" in last
     # What is mended runs on the same machines, and where it succeeds they go.
     _, err = finish(start(cloud, "true", tier="--reservation=mine", FAKE_FLAGS="--reservation=mine"))
     assert order(cloud)[-1] == "delete" and "deleting run" in err

@@ -1,8 +1,8 @@
-"""Dry plan of a cleaning run: its real stages and tasks, on invented results of estimated sizes.
+"""Estimates of a cleaning run. Makes the same tasks as the run, from estimated sizes instead of results of tasks.
 
-Nothing is read except the sizes of the inputs and the lists that the settings name, and nothing is written. The bytes
-are upper estimates: no rule removes anything. For each function of a task, there is an estimate of what it writes and
-of its memory, with the constants below.
+Nothing is read except the sizes of the inputs and the lists that the settings name, and nothing is written. Numbers of
+bytes are upper estimates, because no rule is assumed to remove anything. For each task function, `_WORK` contains a
+function that estimates its output and its memory from the constants below.
 """
 
 import array
@@ -54,10 +54,11 @@ class StageUsage(NamedTuple):
 
     Attributes:
       files: files that the tasks write.
-      slices: slices of files that the tasks read, each with a request if the files are in a bucket.
+      slices: slices of files that the tasks read. If the files are in a bucket, each slice costs one request.
       written: bytes that the tasks write.
-      memory: largest memory of a task.
-      temporary: largest temporary file of a task, on the disk of its worker.
+      memory: memory of the largest task, in bytes.
+      temporary: size of the largest temporary file of a task, in bytes. Temporary files are on the disks of the
+        workers.
     """
 
     stage: str
@@ -73,11 +74,11 @@ class JobUsage(NamedTuple):
     """Estimates of a run.
 
     Attributes:
-      text: bytes of text of the inputs.
-      rows: stages with tasks.
-      disk: largest size of the files between the stages and of the output, at any time.
-      memory: memory of the command.
-      core_seconds: time of all tasks on one core; None if it is unknown for these settings.
+      text: number of bytes of text in the inputs.
+      rows: estimates of each stage that has tasks.
+      disk: largest number of bytes that the output and the files between the stages need together at any time.
+      memory: memory of the command, in bytes.
+      core_seconds: time of all tasks on one core; None if the time is unknown for these settings.
     """
 
     text: int
@@ -88,12 +89,12 @@ class JobUsage(NamedTuple):
 
 
 class _Written(NamedTuple):
-    """Output of a task with parts.
+    """Output of a task, divided into parts.
 
     Attributes:
       size: bytes before compression.
       first: number of the first part.
-      num_parts: number of parts in the output; None: all.
+      num_parts: number of consecutive parts in the output; None: all parts of the division.
     """
 
     size: float
@@ -106,10 +107,10 @@ class _Work(NamedTuple):
     """Estimates of a task.
 
     Attributes:
-      slices: number of slices that it reads.
-      memory: bytes of memory, without those of a process.
-      written: outputs with parts, by field of the result.
-      files: sizes of other outputs.
+      slices: number of slices that the task reads.
+      memory: memory of the task in bytes, in addition to PROCESS_BYTES.
+      written: dict from a field of the task's result to the divided output that this field describes.
+      files: sizes of outputs that are not divided.
     """
 
     slices: int
@@ -126,7 +127,7 @@ def estimate(plan: stages.Plan) -> JobUsage:
 
 @contextlib.contextmanager
 def _without_collection() -> Iterator[None]:
-    """Context manager in which Python does not search millions of slices for cycles, which would take half the time."""
+    """Disables garbage collection in a context, because searching millions of slices would take half the time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -166,7 +167,7 @@ def _estimate(plan: stages.Plan) -> JobUsage:
 
 
 def _mark(stage: str, task: str, work: _Work) -> tasks.Mark:
-    """Returns the mark of a task. All parts of an output have the same size."""
+    """Returns the record of a complete task. Assumes that all parts of an output have the same size."""
     outputs, result = [], {}
     for field, (size, division, first, num_parts) in work.written.items():
         num_parts = division.num_parts if num_parts is None else num_parts
@@ -304,12 +305,12 @@ def _counts(rows: Sequence[StageUsage]) -> list[str]:
 
 
 def _assumptions() -> str:
-    endings = ", in ".join(f"{ending} {factor}" for ending, factor in stages.EXPANSION.items())
+    endings = ", ".join(f"{factor} in {ending} files" for ending, factor in stages.EXPANSION.items())
     lines = [
-        "No rule removes anything, so real runs write less after the first stage.",
-        f"Files have 1 byte of text per byte; those that end in {endings}.",
+        "Files are as large as if no rule removed anything; real runs write less after the first stage.",
+        f"Each byte of a file holds 1 byte of text ({endings}).",
         f"A page has {PAGE_BYTES:,} bytes, a line or sentence {LINE_BYTES}.",
-        f"{LOST:.0%} of the lines, spans or MinHash bands of a page are removed because another page keeps them.",
+        f"Lists of duplicates name {LOST:.0%} of the lines, spans or MinHash bands of a page.",
         f"Files between the stages are compressed to {_shares()}, the output to {OUTPUT:.0%}.",
         "All pages are in one language, and no record is quarantined.",
     ]
@@ -317,7 +318,7 @@ def _assumptions() -> str:
 
 
 def _shares() -> str:
-    """Describes the shares to which files between the stages are compressed."""
+    """Describes the assumed compression ratios of the files between the stages."""
     contents: dict[float, list[str]] = {}
     for field, share in COMPRESSED.items():
         contents.setdefault(share, []).append(_CONTENTS[field])

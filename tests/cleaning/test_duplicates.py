@@ -48,6 +48,12 @@ def test_lines_without_minimum_sentences():
     assert counts == {"line_elsewhere": 3, "nothing_new": 1}
 
 
+def test_only_blank_lines_are_nothing_new():
+    pages = by_key("a\nb", "a\n \nb")
+    texts, counts = deduplicate(duplicates.LineUnits(settings.DuplicateLinesConfig(min_sentences=0)), pages)
+    assert texts == {pages[0].url: "a\nb"} and counts == {"line_elsewhere": 2, "nothing_new": 1}
+
+
 A, B, C, D, E, F, G = (f"Sentence {letter} is here." for letter in "ABCDEFG")
 
 

@@ -487,7 +487,7 @@ def test_killed_driver_resumes_to_the_same_bytes(tmp_path):
 
     assert run(tmp_path / "whole", 0) == 0
     runs = 0
-    while run(tmp_path / "killed", 3) != 0:
+    while run(tmp_path / "killed", 8) != 0:
         runs += 1
     assert runs > 3 and bytes_of(tmp_path / "killed") == bytes_of(tmp_path / "whole")
     assert (tmp_path / "killed" / "report.json").read_bytes() == (tmp_path / "whole" / "report.json").read_bytes()

@@ -148,6 +148,12 @@ def test_thresholds_are_configurable():
     assert tallied(lax, Page("u", text)) == (Page("u", text), {})
 
 
+def test_blank_lines_are_no_sentences():
+    two = rules.LineFilter(settings.CleanLinesConfig(min_words=0, min_sentences=2, end_marks=()))
+    assert tallied(two, Page("u", "One sentence.\n\n \n")) == (None, {"few_sentences": 1})
+    assert tallied(two, Page("u", "One sentence.\n\nAnother one."))[0] == Page("u", "One sentence.\n\nAnother one.")
+
+
 @pytest.mark.parametrize(
     "text, number",
     [
